@@ -1,0 +1,188 @@
+"""The words that attacks and their callers share: surfaces, views, evidence, findings.
+
+``attacks`` knows arrays, tensors and callables and never imports the training stack, so it audits
+any federated system that can hand over a ``View``. What an attacker holds is in the ``View``; what
+only the evaluator holds is in ``Truth``. An attack never receives a ``Truth``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+MARKER = "privdd-attacks"  # lets privdd notice a foreign package of the same name
+Tensors = Mapping[str, Tensor]
+
+
+class Surface(StrEnum):
+    """The kind of a released artifact, as an attacker sees it."""
+
+    UPDATE = "update"
+    GRADIENT = "gradient"
+    SYNTHETIC_IMAGES = "synthetic_images"
+    SYNTHETIC_REPRESENTATIONS = "synthetic_representations"
+    FEATURES = "features"
+    LABELS = "labels"
+    STATISTICS = "statistics"
+    PROTOTYPES = "prototypes"
+    CONTROL_VARIATE = "control_variate"
+    COUNTS = "counts"
+    GLOBAL_MODEL = "global_model"
+    GLOBAL_IMAGES = "global_images"
+    SHARED_FEATURES = "shared_features"
+
+
+class Adversary(StrEnum):
+    """Who looks: see the README's threat models."""
+
+    SERVER = "server"
+    PEER = "peer"
+    PUBLIC = "public"
+    ANALYST = "analyst"
+
+
+class Family(StrEnum):
+    """What kind of harm a finding measures."""
+
+    MEMBERSHIP = "membership"
+    GUARANTEE = "guarantee"
+    GRADIENT_INVERSION = "gradient_inversion"
+    MODEL_INVERSION = "model_inversion"
+    RECONSTRUCTION = "reconstruction"
+    LABEL = "label"
+
+
+@dataclass(frozen=True)
+class Capture:
+    """One artifact as it passed by: its tensors and what the server had sent before it."""
+
+    round: int
+    client: int
+    name: str
+    value: Tensors
+    broadcast: Tensors = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Knowledge:
+    """What the adversary knows beside the artifact itself.
+
+    shape: (c, h, w) of a record in [0, 1]; classes: number of labels; public_x (m, c, h, w) and
+    public_y (m,): records of the same distribution that belong to no audited client; model: the
+    architecture whose parameters travel (in the victim's own mode), loaded with the broadcast;
+    maps: named callables, x (b, c, h, w) -> (b, ...), e.g. ``feature`` for FedFed's protected
+    features or ``projection`` for FedRD's; settings: plain numbers of the protocol (lr, momentum,
+    local_steps, batch_size, noise_std, ...).
+    """
+
+    shape: tuple[int, int, int]
+    classes: int
+    public_x: Tensor
+    public_y: Tensor
+    model: nn.Module | None = None
+    maps: Mapping[str, Callable[[Tensor], Tensor]] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Worlds:
+    """K replays of the victim: row 0 is the run that really happened.
+
+    signals: name -> (K, n), larger = more like a member; masks: (K, n) bool, True = in;
+    logits: optional (K, n, C) of a model that each world released or that its artifact trains;
+    blind: (n,) scores of an attack that never sees any artifact; labels: (n,).
+    """
+
+    signals: Mapping[str, Tensor]
+    masks: Tensor
+    blind: Tensor
+    labels: Tensor
+    logits: Tensor | None = None
+    public_logits: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if self.masks.ndim != 2 or self.masks.dtype != torch.bool:
+            raise ValueError(f"masks must be a (K, n) bool tensor, got {tuple(self.masks.shape)} {self.masks.dtype}")
+        for name, value in self.signals.items():
+            if value.shape != self.masks.shape:
+                raise ValueError(f"signal {name!r} has shape {tuple(value.shape)}, masks {tuple(self.masks.shape)}")
+            if not torch.isfinite(value).all():
+                raise ValueError(f"signal {name!r} holds NaN or infinity")
+
+
+@dataclass(frozen=True)
+class View:
+    """What one adversary holds about one surface (no truth inside)."""
+
+    surface: Surface
+    adversary: Adversary
+    captures: tuple[Capture, ...]
+    knowledge: Knowledge
+    worlds: Worlds | None = None
+
+
+@dataclass(frozen=True)
+class Truth:
+    """The evaluator's sealed half: the victim's records behind each capture.
+
+    x (n, c, h, w) and y (n,): the victim's training records; heldout_x: records of the same client
+    that it did not train on; counts: (classes,) true label counts; virtual: images that stand
+    between records and artifact (FedLGD), if any; batches: the records behind each capture where a
+    capture stems from one small batch.
+    """
+
+    x: Tensor
+    y: Tensor
+    heldout_x: Tensor
+    heldout_y: Tensor
+    counts: Tensor
+    virtual: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What an attack brings back, before anyone compares it with the truth."""
+
+    scores: Tensor | None = None
+    members: Tensor | None = None
+    images: Tensor | None = None
+    labels: Tensor | None = None
+    extra: Mapping[str, Tensor] = field(default_factory=dict)
+    notes: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One row of the report. Measures that do not apply are absent from ``measures``."""
+
+    surface: Surface
+    attack: str
+    family: Family
+    adversary: Adversary
+    measures: Mapping[str, Any]
+    figures: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def with_measures(self, **more: Any) -> Finding:
+        return replace(self, measures={**self.measures, **more})
+
+
+@runtime_checkable
+class Attack(Protocol):
+    """One attack: which surfaces it reads, and how it turns a view into a finding.
+
+    ``run`` sees the view only; ``judge`` belongs to the evaluator and compares with the truth.
+    """
+
+    name: str
+    family: Family
+    surfaces: frozenset[Surface]
+    adversaries: frozenset[Adversary]
+
+    def run(self, view: View, generator: torch.Generator) -> Evidence: ...
+
+    def judge(self, evidence: Evidence, view: View, truth: Truth) -> Finding: ...

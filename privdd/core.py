@@ -1,0 +1,164 @@
+"""The words of the training stack: random streams, records, artifacts, methods.
+
+State goes in and comes out; nothing here holds hidden state. That is what makes replay, resume and
+distribution simple.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from attacks.types import Surface
+
+Tensors = Mapping[str, Tensor]
+State = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Keys:
+    """A path of names under one seed: every random stream is addressed, never drawn in order.
+
+    ``keys.fold("round", 3, "client", 2, "batch")`` is the same stream whatever ran before it, so a
+    sweep over the noise multiplier sees the same batches, clients and noise directions.
+    """
+
+    seed: int
+    path: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed < 2**63:
+            raise ValueError(f"seed={self.seed!r}: an integer in [0, 2**63) is needed")
+
+    def fold(self, *names: str | int) -> Keys:
+        return replace(self, path=self.path + tuple(str(name) for name in names))
+
+    def integer(self) -> int:
+        """63 bits that depend on the seed and the whole path."""
+        text = "\x1f".join((str(self.seed), *self.path)).encode()
+        return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1
+
+    def torch(self, device: str | torch.device = "cpu") -> torch.Generator:
+        return torch.Generator(device=device).manual_seed(self.integer())
+
+    def numpy(self) -> np.random.Generator:
+        return np.random.Generator(np.random.PCG64(self.integer()))
+
+
+@dataclass(frozen=True)
+class Records:
+    """Private examples: x (n, c, h, w) float32 in [0, 1], y (n,) int64, ids (n,) int64 unique."""
+
+    x: Tensor
+    y: Tensor
+    ids: Tensor
+
+    def __post_init__(self) -> None:
+        if self.x.ndim != 4 or not len(self.x) == len(self.y) == len(self.ids):
+            raise ValueError(
+                f"records need x (n, c, h, w), y (n,), ids (n,); got {tuple(self.x.shape)}, "
+                f"{tuple(self.y.shape)}, {tuple(self.ids.shape)}"
+            )
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def take(self, index: Tensor | np.ndarray | Sequence[int]) -> Records:
+        """The records at ``index`` (integer positions or a bool mask)."""
+        at = torch.as_tensor(index, device=self.y.device)
+        return Records(self.x[at], self.y[at], self.ids[at])
+
+    def to(self, device: str | torch.device) -> Records:
+        return Records(self.x.to(device), self.y.to(device), self.ids.to(device))
+
+    @staticmethod
+    def concat(parts: Sequence[Records]) -> Records:
+        return Records(*(torch.cat([getattr(p, f) for p in parts]) for f in ("x", "y", "ids")))
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One client's data: train feeds its uploads, test its personal accuracy, heldout the audit."""
+
+    client: int
+    train: Records
+    test: Records
+    heldout: Records
+    classes: int
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return tuple(self.train.x.shape[1:])  # type: ignore[return-value]
+
+    def with_train(self, train: Records) -> Shard:
+        return replace(self, train=train)
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """One named value that a client hands to the channel.
+
+    value: flat mapping of tensors. private=True claims that the value depends on the client's data
+    only through outputs of ``ctx.mechanism``; the non-interference test holds every method to it.
+    """
+
+    value: Tensors
+    private: bool = False
+
+
+Upload = Mapping[str, Artifact]
+
+
+@dataclass(frozen=True)
+class Received:
+    """What the server holds of one client after one round. Only ``Channel.send`` makes these."""
+
+    client: int
+    round: int
+    values: Mapping[str, Tensors]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What everyone knows before training: record shape (c, h, w), classes, clients, rounds, device."""
+
+    shape: tuple[int, int, int]
+    classes: int
+    clients: int
+    device: str = "cpu"
+    class_list: tuple[int, ...] = field(default=())
+
+    def __post_init__(self) -> None:
+        if not self.class_list:
+            object.__setattr__(self, "class_list", tuple(range(self.classes)))
+
+
+@runtime_checkable
+class Method(Protocol):
+    """A federated method: hyper-parameters only; state in, state out.
+
+    uploads: name -> surface of everything a client may send; queries: name -> surface of what goes
+    through ``ctx.mechanism`` during local work; broadcasts: name -> surface of everything the server
+    sends; rounds: how many rounds the whole method takes (phases included).
+    """
+
+    uploads: Mapping[str, Surface]
+    queries: Mapping[str, Surface]
+    broadcasts: Mapping[str, Surface]
+    rounds: int
+
+    def init(self, problem: Problem, keys: Keys) -> State: ...
+
+    def broadcast(self, server: State) -> Mapping[str, Tensors]: ...
+
+    def local(self, broadcast: Mapping[str, Tensors], memory: State, shard: Shard, ctx: Any) -> tuple[Upload, State]: ...
+
+    def aggregate(self, server: State, inbox: Sequence[Received], keys: Keys) -> State: ...
+
+    def predict(self, server: State, memory: State | None, x: Tensor) -> Tensor: ...

@@ -1,0 +1,78 @@
+"""Where privacy noise comes from: a secret stream of the seed, or the operating system.
+
+Never torch's or numpy's global generator: siamese augmentation as published reseeds the global one
+from a clock, which makes "noise" that can be guessed by enumeration.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import numpy as np
+import torch
+from scipy.special import ndtri
+from torch import Tensor
+
+from privdd.core import Keys
+
+
+class Noise(Protocol):
+    """Standard draws; mechanisms scale them."""
+
+    def normal(self, shape: tuple[int, ...]) -> Tensor: ...
+
+    def laplace(self, shape: tuple[int, ...]) -> Tensor: ...
+
+    def uniform(self, shape: tuple[int, ...]) -> Tensor: ...
+
+
+def _laplace(u: Tensor) -> Tensor:
+    """Inverse distribution function of Laplace(0, 1) at u in (0, 1)."""
+    centred = u - 0.5
+    return -torch.sign(centred) * torch.log1p(-2 * centred.abs())
+
+
+@dataclass(frozen=True)
+class SeededNoise:
+    """Noise from one named stream of the seed: repeatable, for research runs."""
+
+    generator: torch.Generator
+
+    def normal(self, shape: tuple[int, ...]) -> Tensor:
+        return torch.randn(shape, generator=self.generator)
+
+    def uniform(self, shape: tuple[int, ...]) -> Tensor:
+        return torch.rand(shape, generator=self.generator, dtype=torch.float64).clamp_(2**-54, 1 - 2**-53)
+
+    def laplace(self, shape: tuple[int, ...]) -> Tensor:
+        return _laplace(self.uniform(shape)).float()
+
+
+@dataclass(frozen=True)
+class SystemNoise:
+    """Noise whose every bit is read from the operating system: not repeatable, for deployments."""
+
+    def uniform(self, shape: tuple[int, ...]) -> Tensor:
+        count = int(np.prod(shape, dtype=np.int64))
+        bits = np.frombuffer(os.urandom(8 * count), dtype=np.uint64) >> np.uint64(11)
+        return torch.from_numpy((bits.astype(np.float64) + 0.5) * 2.0**-53).reshape(shape)
+
+    def normal(self, shape: tuple[int, ...]) -> Tensor:
+        return torch.from_numpy(np.asarray(ndtri(self.uniform(shape).numpy()))).float().reshape(shape)
+
+    def laplace(self, shape: tuple[int, ...]) -> Tensor:
+        return _laplace(self.uniform(shape)).float()
+
+
+def noise_for(source: Literal["seed", "os"], keys: Keys) -> Noise:
+    """The noise of one client in one round.
+
+    Raises ValueError for a source other than ``seed`` and ``os``.
+    """
+    if source == "os":
+        return SystemNoise()
+    if source == "seed":
+        return SeededNoise(keys.fold("secret", "noise").torch())
+    raise ValueError(f"privacy.noise_source={source!r}: allowed are seed, os")
