@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import dp_accounting as dpa
 import torch
@@ -62,6 +62,7 @@ class ClientContext:
     mechanisms: Mapping[str, Mechanism] = field(default_factory=dict)
     queries: Mapping[str, Surface] = field(default_factory=dict)
     noise_source: str = "seed"
+    relation: str = "zero_out"
     transcript: Sequence[Tensors] | None = None
     rows: list[Row] = field(default_factory=list)
     outputs: list[Tensors] = field(default_factory=list)
@@ -110,7 +111,7 @@ class ClientContext:
         for at in range(len(self.rows) - 1, -1, -1):
             last = self.rows[at]
             if (last.name, last.partition, last.event, last.flags) == (row.name, row.partition, row.event, row.flags):
-                self.rows[at] = Row(**{**vars(last), "count": last.count + 1, "digest": row.digest})
+                self.rows[at] = replace(last, count=last.count + 1, digest=row.digest)
                 return True
         return False
 
@@ -179,12 +180,15 @@ class Channel:
         surface = self.uploads[name]
         if name in self.mechanisms:
             output = self.mechanisms[name](artifact.value, ctx.noise)
+            output = replace(output, flags={**output.flags, **artifact.flags})
             if ctx.exact is not None:
                 ctx.exact.append((name, output))
             return output.value, _row(ctx, name, surface, output, visible, records)
-        event = dpa.NoOpDpEvent() if artifact.private else dpa.NonPrivateDpEvent()
-        output = Output(artifact.value, event)
+        free = artifact.private or bool(artifact.public)
+        output = Output(artifact.value, dpa.NoOpDpEvent() if free else dpa.NonPrivateDpEvent())
         row = _row(ctx, name, surface, output, visible, records)
         if artifact.private:
-            return artifact.value, Row(**{**vars(row), "post_of": inner, "why": "post-processing of this client's mechanisms"})
-        return artifact.value, Row(**{**vars(row), "nonprivate_reason": NO_MECHANISM})
+            return artifact.value, replace(row, post_of=inner, why="post-processing of this client's mechanisms")
+        if artifact.public:
+            return artifact.value, replace(row, why=artifact.public)
+        return artifact.value, replace(row, nonprivate_reason=NO_MECHANISM)

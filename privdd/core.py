@@ -106,10 +106,19 @@ class Artifact:
 
     value: flat mapping of tensors. private=True claims that the value depends on the client's data
     only through outputs of ``ctx.mechanism``; the non-interference test holds every method to it.
+    public: why the value needs no protection (for example: labels under zero-out adjacency), empty if
+    it does. flags: side conditions of a mechanism's proof that only the method knows; a false one
+    makes the release non-private.
     """
 
     value: Tensors
     private: bool = False
+    public: str = ""
+    flags: Mapping[str, bool] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.private and self.public:
+            raise ValueError("an artifact is private=True or public, not both")
 
 
 Upload = Mapping[str, Artifact]

@@ -102,10 +102,10 @@ class RunFolder:
     path: Path
 
     def artifact(self, round: int, client: int) -> Path:
-        return self.path / "artifacts" / f"round_{round:04d}" / f"client_{client}.safetensors"
+        return self.path / "artifacts" / f"round_{round:03d}" / f"client_{client}.safetensors"
 
     def broadcast(self, round: int) -> Path:
-        return self.path / "artifacts" / f"round_{round:04d}" / "broadcast.safetensors"
+        return self.path / "artifacts" / f"round_{round:03d}" / "broadcast.safetensors"
 
     @property
     def checkpoint(self) -> Path:
