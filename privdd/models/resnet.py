@@ -1,0 +1,64 @@
+"""ResNet-18 with the CIFAR stem (He et al. 2016): 3x3 stride 1, no max-pool, stages of 2 basic blocks.
+
+norm=instance is the DC code's network (FedDM, FedLGD); norm=batch with input_norm is FedFed's.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from privdd.models.layers import Classifier, Shape, norm_layer
+from privdd.models.spec import ModelSpec
+
+
+class BasicBlock(nn.Module):
+    """Two 3x3 convolutions with a (projected where needed) shortcut."""
+
+    def __init__(self, inputs: int, filters: int, stride: int, spec: ModelSpec) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, filters, 3, stride=stride, padding=1, bias=False)
+        self.norm1 = norm_layer(spec.norm, filters, spec.groups)
+        self.conv2 = nn.Conv2d(filters, filters, 3, padding=1, bias=False)
+        self.norm2 = norm_layer(spec.norm, filters, spec.groups)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or inputs != filters:
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(inputs, filters, 1, stride=stride, bias=False), norm_layer(spec.norm, filters, spec.groups)
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = self.norm1(self.conv1(x)).relu()
+        return (self.norm2(self.conv2(inner)) + self.shortcut(x)).relu()
+
+
+class ResNet18(Classifier):
+    """features: (b, 8 * width), 512 at the paper's width.
+
+    The last grid is averaged over 4x4 cells (over all of it below 8x8, as at 28 and 32 pixels); where
+    more than one cell is left (96 pixels: 3x3) a Linear + ReLU neck brings 4608 to 512: FedLGD's head
+    for RETINA, whose activation the paper leaves open.
+    """
+
+    def __init__(self, spec: ModelSpec, shape: Shape, classes: int) -> None:
+        super().__init__()
+        width = spec.width or 64
+        self.input_norm = nn.BatchNorm2d(shape[0]) if spec.input_norm else nn.Identity()
+        self.stem = nn.Conv2d(shape[0], width, 3, padding=1, bias=False)
+        self.stem_norm = norm_layer(spec.norm, width, spec.groups)
+        blocks: list[nn.Module] = []
+        inputs = width
+        for stage in range(4):
+            filters = width << stage
+            blocks += [BasicBlock(inputs, filters, 1 if stage == 0 else 2, spec), BasicBlock(filters, filters, 1, spec)]
+            inputs = filters
+        self.body = nn.Sequential(*blocks)
+        self.cells = tuple(max(1, -(-side // 8) // 4) for side in shape[1:])
+        wide = inputs * self.cells[0] * self.cells[1]
+        self.neck = nn.Identity() if wide == inputs else nn.Sequential(nn.Linear(wide, inputs), nn.ReLU())
+        self.head = nn.Linear(inputs, classes)
+
+    def features(self, x: Tensor) -> Tensor:
+        grid = self.body(self.stem_norm(self.stem(self.input_norm(x))).relu())
+        pooled = F.adaptive_avg_pool2d(grid, self.cells)
+        return self.neck(pooled.flatten(1))
