@@ -1,0 +1,227 @@
+"""Federated averaging (McMahan et al. 2017, algorithm 1) and the hooks that its relatives override."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal, Self
+
+import torch
+from torch import Tensor, nn
+
+from attacks.types import Surface
+from privdd.channel import ClientContext
+from privdd.core import Artifact, Keys, Problem, Received, Records, Shard, State, Tensors, Upload
+from privdd.methods.averaging import average, shares
+from privdd.methods.local import Correction, Loss, Mix, local_sgd, outputs, split, step_count
+from privdd.methods.private import train_privately
+from privdd.models import ModelSpec, build, initial
+from privdd.models.build import skeleton
+from privdd.state import pack, unpack
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What local training ended with: parameters, buffers, steps taken, and where it started."""
+
+    start: Tensors
+    params: State
+    buffers: State
+    steps: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedAvg:
+    """Each client trains the global model on its records; the server averages the results.
+
+    rounds, local_epochs (fractions allowed), batch_size: lengths; lr, momentum, weight_decay: the
+    client's SGD, fresh each round; server_lr: step along the averaged change, 1 = plain average;
+    weighting: "records" uploads each client's record count and weighs by it, "uniform" does not.
+
+    Uploads parameters after training, or their change where ``update_is_delta`` (what client-level
+    privacy clips: a mechanism on "update" requires it, see ``with_client_privacy``). With a mechanism
+    for "dpsgd" training is DP-SGD, the upload counts as private and no record count leaves.
+    Where the broadcast holds "features" and "labels", every step adds a batch of them (FedFed).
+    """
+
+    model: ModelSpec
+    rounds: int
+    lr: float = 0.01
+    momentum: float = 0.9
+    weight_decay: float = 1e-5
+    batch_size: int = 64
+    local_epochs: float = 10
+    weighting: Literal["records", "uniform"] = "records"
+    server_lr: float = 1.0
+    update_is_delta: bool = False
+
+    uploads: ClassVar[Mapping[str, Surface]] = {
+        "update": Surface.UPDATE,
+        "buffers": Surface.STATISTICS,
+        "count": Surface.COUNTS,
+    }
+    queries: ClassVar[Mapping[str, Surface]] = {"dpsgd": Surface.GRADIENT}
+    broadcasts: ClassVar[Mapping[str, Surface]] = {"model": Surface.GLOBAL_MODEL, "buffers": Surface.GLOBAL_MODEL}
+    accuracy_kind: ClassVar[Literal["global", "personal"]] = "global"
+
+    def __post_init__(self) -> None:
+        for name in ("rounds", "batch_size"):
+            if not getattr(self, name) >= 1:
+                raise ValueError(f"{name}={getattr(self, name)!r}: at least 1")
+        for name in ("lr", "local_epochs", "server_lr"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name}={getattr(self, name)!r}: a number above 0")
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum={self.momentum!r}: a number in [0, 1)")
+        if not self.weight_decay >= 0:
+            raise ValueError(f"weight_decay={self.weight_decay!r}: a number from 0")
+        if self.weighting not in ("records", "uniform"):
+            raise ValueError(f"weighting={self.weighting!r}: allowed are records, uniform")
+
+    def with_client_privacy(self) -> Self:
+        """The same method as client-level privacy needs it: changes travel, record counts do not."""
+        return replace(self, update_is_delta=True, weighting="uniform")
+
+    # --- hooks of relatives -------------------------------------------------------------------
+
+    def loss(self, broadcast: Mapping[str, Tensors], memory: State, shard: Shard, ctx: ClientContext) -> Loss | None:
+        """The local loss; None is cross-entropy."""
+        return None
+
+    def correction(self, broadcast: Mapping[str, Tensors], memory: State) -> Correction | None:
+        """What is done to each gradient; None is nothing."""
+        return None
+
+    def outcome(
+        self, trained: Trained, broadcast: Mapping[str, Tensors], memory: State
+    ) -> tuple[dict[str, Tensors], State]:
+        """(further uploads, what the client remembers) after local training."""
+        return {}, memory
+
+    def pseudo_gradient(self, server: State, inbox: Sequence[Received]) -> State:
+        """Global model minus the average of the clients' models, in float64 (Reddi et al. 2021)."""
+        mean = average(inbox, "update")
+        if self.update_is_delta:
+            return {name: -change for name, change in mean.items()}
+        return {name: server[f"model/{name}"].double() - value for name, value in mean.items()}
+
+    def server_step(self, server: State, gradient: State) -> State:
+        """New server entries from the pseudo-gradient (float64): model -= server_lr * gradient."""
+        model = {n: server[f"model/{n}"].double() - self.server_lr * g for n, g in gradient.items()}
+        return pack("model", {n: value.to(server[f"model/{n}"]) for n, value in model.items()})
+
+    # --- the method protocol ------------------------------------------------------------------
+
+    def init(self, problem: Problem, keys: Keys) -> State:
+        state = initial(self.model, problem.shape, problem.classes, keys.fold("model").torch())
+        params, buffers = split(skeleton(self.model, problem.shape, problem.classes), state)
+        return {**pack("model", params), **pack("buffers", buffers)}
+
+    def broadcast(self, server: State) -> dict[str, Tensors]:
+        groups = {name: unpack(name, server) for name in self.broadcasts}
+        return {name: group for name, group in groups.items() if group}
+
+    def local(
+        self, broadcast: Mapping[str, Tensors], memory: State, shard: Shard, ctx: ClientContext
+    ) -> tuple[Upload, State]:
+        if ctx.protected("update") and not self.update_is_delta:
+            raise ValueError(
+                "update_is_delta=False: a mechanism on 'update' clips changes; set algo.update_is_delta=true"
+            )
+        private = ctx.protected("dpsgd")
+        trained = (self._train_privately if private else self._train)(broadcast, memory, shard, ctx)
+        values, memory = self.outcome(trained, broadcast, memory)
+        update = trained.params
+        if self.update_is_delta:
+            update = {name: value - trained.start[name] for name, value in update.items()}
+        values = {"update": update, **values}
+        if trained.buffers:
+            values["buffers"] = trained.buffers
+        if self.weighting == "records" and not private:
+            values["count"] = {"n": torch.tensor([float(len(shard.train))])}
+        return {name: Artifact(value, private=private) for name, value in values.items()}, memory
+
+    def aggregate(self, server: State, inbox: Sequence[Received], keys: Keys) -> State:
+        new = {**server, **self.server_step(server, self.pseudo_gradient(server, inbox))}
+        if all("buffers" in received.values for received in inbox):
+            buffers = average(inbox, "buffers", shares(inbox))
+            new |= pack("buffers", {name: value.to(server[f"buffers/{name}"]) for name, value in buffers.items()})
+        return new
+
+    def predict(self, server: State, memory: State | None, x: Tensor) -> Tensor:
+        """Logits (n, C) of the global model."""
+        state = {**unpack("model", server), **unpack("buffers", server)}
+        return outputs(skeleton(self.model, tuple(x.shape[1:]), len(state["head.weight"])), state, x)
+
+    # --- what an auditor needs ----------------------------------------------------------------
+
+    def classifier(self, problem: Problem) -> nn.Module:
+        """The architecture whose parameters travel."""
+        return build(self.model, problem.shape, problem.classes)
+
+    def model_state(self, name: str, value: Tensors, broadcast: Mapping[str, Tensors]) -> State | None:
+        """The classifier state that an upload implies, or None where it implies none."""
+        if name != "update":
+            return None
+        if self.update_is_delta:
+            value = {key: broadcast["model"][key] + change for key, change in value.items()}
+        return {**broadcast.get("buffers", {}), **value}
+
+    def settings(self, shard_size: int) -> dict[str, float]:
+        """The protocol's public numbers for a client of ``shard_size`` records."""
+        return {
+            "lr": self.lr,
+            "momentum": self.momentum,
+            "weight_decay": self.weight_decay,
+            "batch_size": self.batch_size,
+            "local_steps": step_count(shard_size, self.batch_size, self.local_epochs),
+            "update_is_delta": self.update_is_delta,
+        }
+
+    # --- training -----------------------------------------------------------------------------
+
+    def _train(self, broadcast: Mapping[str, Tensors], memory: State, shard: Shard, ctx: ClientContext) -> Trained:
+        model, start = skeleton(self.model, shard.shape, shard.classes), broadcast["model"]
+        state, steps = local_sgd(
+            model,
+            {**start, **broadcast.get("buffers", {})},
+            shard.train,
+            lr=self.lr,
+            momentum=self.momentum,
+            weight_decay=self.weight_decay,
+            batch_size=self.batch_size,
+            epochs=self.local_epochs,
+            generator=ctx.keys.fold("batch").torch(),
+            loss=self.loss(broadcast, memory, shard, ctx),
+            correct=self.correction(broadcast, memory),
+            extra=self._shared(broadcast, ctx),
+        )
+        return Trained(start, *split(model, state), steps)
+
+    def _train_privately(
+        self, broadcast: Mapping[str, Tensors], memory: State, shard: Shard, ctx: ClientContext
+    ) -> Trained:
+        if "dpsgd" not in self.queries:
+            raise ValueError(f"privacy=dpsgd: {type(self).__name__} has a loss that DP-SGD here cannot protect")
+        if "buffers" in broadcast:
+            raise ValueError("model.norm=batch: DP-SGD needs per-record gradients; use norm=instance, group or none")
+        model, start = build(self.model, shard.shape, shard.classes), broadcast["model"]
+        params, steps = train_privately(
+            model,
+            start,
+            shard.train,
+            lr=self.lr,
+            momentum=self.momentum,
+            weight_decay=self.weight_decay,
+            epochs=self.local_epochs,
+            ctx=ctx,
+            correct=self.correction(broadcast, memory),
+            extra=self._shared(broadcast, ctx),
+        )
+        return Trained(start, params, {}, steps)
+
+    def _shared(self, broadcast: Mapping[str, Tensors], ctx: ClientContext) -> Mix | None:
+        if "features" not in broadcast:
+            return None
+        x, y = broadcast["features"]["x"], broadcast["labels"]["y"]
+        return Mix(Records(x, y, torch.arange(len(y))), ctx.keys.fold("shared").torch(), self.batch_size)
