@@ -46,7 +46,8 @@ class SimpleCNN(Classifier):
         self.body = nn.Sequential(
             nn.Conv2d(shape[0], one, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(one, two, 5), nn.ReLU(), nn.MaxPool2d(2)
         )
-        self.neck = nn.Sequential(nn.Linear(two * height * breadth, three), nn.ReLU(), nn.Linear(three, four), nn.ReLU())
+        wide = two * height * breadth
+        self.neck = nn.Sequential(nn.Linear(wide, three), nn.ReLU(), nn.Linear(three, four), nn.ReLU())
         self.head = nn.Linear(four, classes)
 
     def features(self, x: Tensor) -> Tensor:

@@ -1,0 +1,88 @@
+"""A labelled image set, split into train and test, with what it truly is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from privdd.core import Keys, Records
+
+
+class DataNotFound(ValueError):
+    """The data set is neither on this machine nor could it be fetched; the message says what was tried."""
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """name: as asked for; note: one honest sentence on the source.
+
+    domain, test_domain: (n,) int64, the domain of each record (None: one domain); domains: their names.
+    """
+
+    train: Records
+    test: Records
+    classes: int
+    name: str
+    note: str
+    domains: tuple[str, ...] = ()
+    domain: Tensor | None = None
+    test_domain: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if not len(self.train) or not len(self.test):
+            raise ValueError(f"data.name={self.name!r}: train has {len(self.train)} and test {len(self.test)} records")
+        if self.train.x.shape[1:] != self.test.x.shape[1:]:
+            raise ValueError(f"data.name={self.name!r}: train and test images differ in shape")
+        for records in (self.train, self.test):
+            if not 0 <= int(records.y.min()) <= int(records.y.max()) < self.classes:
+                raise ValueError(f"data.name={self.name!r}: labels outside 0..{self.classes - 1}")
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return tuple(self.train.x.shape[1:])  # type: ignore[return-value]
+
+    def resized(self, size: int | None) -> Dataset:
+        """All images at size x size (bilinear, antialiased)."""
+        if size is None or self.shape[1:] == (size, size):
+            return self
+        return replace(self, train=_resize(self.train, size), test=_resize(self.test, size))
+
+    def limited(self, train: int | None, test: int | None, keys: Keys) -> Dataset:
+        """At most so many records of each split, drawn at random and kept in order."""
+        a, b = _draw(len(self.train), train, keys.fold("train")), _draw(len(self.test), test, keys.fold("test"))
+        return replace(
+            self,
+            train=self.train.take(a),
+            test=self.test.take(b),
+            domain=None if self.domain is None else self.domain[a],
+            test_domain=None if self.test_domain is None else self.test_domain[b],
+        )
+
+
+def dataset(name: str, note: str, classes: int, train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor]) -> Dataset:
+    """From (x (n, c, h, w) uint8 or float in [0, 1], y (n,)) pairs; ids number train first, then test."""
+    n, m = len(train[1]), len(test[1])
+    ids = torch.arange(n + m)
+    return Dataset(_records(*train, ids[:n]), _records(*test, ids[n:]), classes, name, note)
+
+
+def _records(x: Tensor, y: Tensor, ids: Tensor) -> Records:
+    x = x.float().div_(255) if x.dtype == torch.uint8 else x.float()
+    return Records(x.contiguous(), y.long(), ids)
+
+
+def _resize(records: Records, size: int) -> Records:
+    parts = [
+        F.interpolate(x, size=(size, size), mode="bilinear", antialias=True, align_corners=False).clamp_(0, 1)
+        for x in records.x.split(4096)
+    ]
+    return Records(torch.cat(parts), records.y, records.ids)
+
+
+def _draw(count: int, limit: int | None, keys: Keys) -> Tensor:
+    if limit is None or limit >= count:
+        return torch.arange(count)
+    return torch.randperm(count, generator=keys.torch())[:limit].sort().values

@@ -1,0 +1,140 @@
+"""Who holds which record: label partitions by the rules of NIID-Bench (Li et al., ICDE 2022).
+
+Each rule takes the labels (n,) and gives one sorted int64 index array per client; no record goes to
+two clients. ``rng`` is the only source of chance.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+Labels = NDArray[np.integer]
+Index = NDArray[np.int64]
+ATTEMPTS = 1000  # Dirichlet draws before an unreachable min_size is reported
+
+
+def iid(labels: Labels, clients: int, rng: np.random.Generator) -> list[Index]:
+    """A random permutation cut into ``clients`` parts whose sizes differ by at most one."""
+    labels = _checked(labels, clients)
+    return [np.sort(part) for part in np.array_split(rng.permutation(len(labels)), clients)]
+
+
+def dirichlet(labels: Labels, clients: int, alpha: float, rng: np.random.Generator, min_size: int = 10) -> list[Index]:
+    """Each class is cut by proportions from Dirichlet(alpha); every record is given out.
+
+    NIID-Bench's "noniid-labeldir" (FedDM, FedRD; FedFed with min_size = number of classes): a client
+    that already holds its even share n / clients gets nothing of the next class, and the whole draw is
+    repeated until every client has ``min_size`` records. Raises ValueError where that cannot be.
+    """
+    labels = _checked(labels, clients, min_size)
+    if not (alpha > 0 and np.isfinite(alpha)):
+        raise ValueError(f"partition.alpha={alpha}: a finite number > 0 is needed")
+    for _ in range(ATTEMPTS):
+        parts = _dirichlet_once(labels, clients, alpha, rng)
+        if min(map(len, parts)) >= min_size:
+            return [np.sort(part) for part in parts]
+    raise ValueError(
+        f"partition.min_size={min_size}: not reached in {ATTEMPTS} draws with {clients} clients and "
+        f"alpha={alpha}; lower it, raise alpha or take fewer clients"
+    )
+
+
+def classes_per_client(
+    labels: Labels, clients: int, classes: int, rng: np.random.Generator, min_size: int = 1
+) -> list[Index]:
+    """Client i holds class i mod C and ``classes`` - 1 others at random (NIID-Bench's "#C = k").
+
+    The holders of a class share its records evenly. Classes that nobody holds are left out, which
+    can happen only with fewer clients than classes. Raises ValueError where a client gets too few.
+    """
+    labels = _checked(labels, clients, min_size)
+    values = np.unique(labels)
+    if isinstance(classes, bool) or not isinstance(classes, int | np.integer) or not 1 <= classes <= len(values):
+        raise ValueError(
+            f"partition.classes={classes}: an integer from 1 to {len(values)}, the classes at hand, is needed"
+        )
+    held = [_held_classes(client, classes, len(values), rng) for client in range(clients)]
+    parts: list[list[Index]] = [[] for _ in range(clients)]
+    for at, value in enumerate(values):
+        holders = [client for client in range(clients) if at in held[client]]
+        if holders:
+            for client, piece in zip(holders, np.array_split(_shuffled(labels, value, rng), len(holders))):
+                parts[client].append(piece)
+    return _joined(parts, min_size)
+
+
+def subset(labels: Labels, clients: int, main: float, rng: np.random.Generator, min_size: int = 1) -> list[Index]:
+    """One dominant class for each client, a little of all others (FedFed's "Subset", after Lin et al.).
+
+    Client i's class is i mod C. The clients of a class share the fraction ``main`` of it in [0, 1],
+    everyone else shares the rest; a class that is nobody's is shared by all. Every record is given out.
+    """
+    labels = _checked(labels, clients, min_size)
+    if not 0 <= main <= 1:
+        raise ValueError(f"partition.main={main}: a fraction in [0, 1] is needed")
+    values = np.unique(labels)
+    parts: list[list[Index]] = [[] for _ in range(clients)]
+    for at, value in enumerate(values):
+        owners = np.arange(clients) % len(values) == at
+        share = _subset_shares(owners, main)
+        for client, piece in enumerate(_cut(_shuffled(labels, value, rng), share)):
+            parts[client].append(piece)
+    return _joined(parts, min_size)
+
+
+def _checked(labels: Labels, clients: int, min_size: int = 1) -> NDArray[np.int64]:
+    labels = np.asarray(labels)
+    if labels.ndim != 1 or (labels.size and not np.issubdtype(labels.dtype, np.integer)):
+        raise ValueError(f"labels: an integer array (n,) is needed, got {labels.dtype} {labels.shape}")
+    for field, value in (("clients", clients), ("min_size", min_size)):
+        if isinstance(value, bool) or not isinstance(value, int | np.integer) or not value >= 1:
+            raise ValueError(f"partition.{field}={value!r}: an integer >= 1 is needed")
+    if clients > len(labels):
+        raise ValueError(f"partition.clients={clients}: more clients than the {len(labels)} records")
+    if clients * min_size > len(labels):
+        raise ValueError(f"partition.min_size={min_size}: {clients} clients need more than the {len(labels)} records")
+    return labels.astype(np.int64)
+
+
+def _shuffled(labels: Labels, value: int, rng: np.random.Generator) -> Index:
+    return rng.permutation(np.flatnonzero(labels == value))
+
+
+def _cut(index: Index, shares: NDArray[np.float64]) -> list[Index]:
+    return np.split(index, (np.cumsum(shares)[:-1] * len(index)).astype(int))
+
+
+def _dirichlet_once(labels: Labels, clients: int, alpha: float, rng: np.random.Generator) -> list[Index]:
+    sizes = np.zeros(clients, dtype=np.int64)
+    parts: list[list[Index]] = [[] for _ in range(clients)]
+    for value in np.unique(labels):
+        index = _shuffled(labels, value, rng)
+        shares = rng.dirichlet(np.full(clients, alpha)) * (sizes < len(labels) / clients)
+        if not shares.sum() > 0:  # every client with a share is full, or the draw underflowed
+            shares = (sizes < len(labels) / clients).astype(np.float64)
+        for client, piece in enumerate(_cut(index, shares / shares.sum())):
+            parts[client].append(piece)
+            sizes[client] += len(piece)
+    return [np.concatenate(part) for part in parts]
+
+
+def _held_classes(client: int, count: int, classes: int, rng: np.random.Generator) -> set[int]:
+    first = client % classes
+    others = rng.permutation([c for c in range(classes) if c != first])[: count - 1]
+    return {first, *(int(c) for c in others)}
+
+
+def _subset_shares(owners: NDArray[np.bool_], main: float) -> NDArray[np.float64]:
+    count = int(owners.sum())
+    if count in (0, len(owners)):
+        return np.full(len(owners), 1 / len(owners))
+    return np.where(owners, main / count, (1 - main) / (len(owners) - count))
+
+
+def _joined(parts: list[list[Index]], min_size: int) -> list[Index]:
+    out = [np.sort(np.concatenate(part)) if part else np.empty(0, np.int64) for part in parts]
+    smallest = min(map(len, out))
+    if smallest < min_size:
+        raise ValueError(f"partition.min_size={min_size}: a client got {smallest}; take fewer clients or lower it")
+    return out
