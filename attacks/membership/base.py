@@ -1,0 +1,30 @@
+"""BASE (Lassila et al. 2025): the target's log-probability against the shadows' log-mean-exp."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def base(log_probs: Tensor, masks: Tensor, target: Tensor, *, temperature: float = 1.0, online: bool = True) -> Tensor:
+    """log p(y|x, target) - log mean_k p(y|x, shadow_k): score per record (n,), float64, larger = member.
+
+    log_probs (K, n) of the shadow worlds' true label (at most 0), masks (K, n) bool, target (n,).
+    Log-probabilities are divided by ``temperature`` first. Online takes all worlds; offline only the
+    OUT ones of each record (all, where a record has none). ValueError: bad shapes, NaN, temperature.
+    """
+    x, t = torch.as_tensor(log_probs).double(), torch.as_tensor(target).double()
+    mask = torch.as_tensor(masks)
+    if x.ndim != 2 or mask.dtype != torch.bool or mask.shape != x.shape or t.shape != x.shape[1:]:
+        raise ValueError(f"log_probs {tuple(x.shape)}, masks {tuple(mask.shape)}, target {tuple(t.shape)}")
+    if not temperature > 0:
+        raise ValueError(f"temperature={temperature}: a positive number is needed")
+    if x.isnan().any() or t.isnan().any() or x.max() > 1e-6 or t.max() > 1e-6:
+        raise ValueError("log_probs and target must be logarithms of probabilities (at most 0, no NaN)")
+    if online or bool(mask.all()):
+        return t / temperature - (x / temperature).logsumexp(0) + math.log(len(x))
+    keep = ~mask | mask.all(0)
+    kept = (x / temperature).masked_fill(~keep, -torch.inf)
+    return t / temperature - kept.logsumexp(0) + keep.sum(0).double().log()

@@ -1,0 +1,131 @@
+"""The likelihood-ratio attack (Carlini et al. 2022) and the conventions under which others print it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.special import log_ndtr
+
+Variance = Literal["per_record", "pooled", "auto", "uncentred", "uncentred_in"]
+PER_RECORD_FROM = 64  # worlds; below, per-record variances cost more than they tell (measured)
+FLOOR = 1e-30
+
+# The same attack under other tools' rules: lira(..., **CONVENTIONS[name]) gives their numbers.
+CONVENTIONS: Mapping[str, Mapping[str, Any]] = {
+    "paper": {"centre": "mean", "variance": "per_record", "offline_test": "logcdf"},
+    "carlini-script": {"centre": "median", "variance": "per_record", "offline_test": "logpdf"},
+    "carlini-script-fixed": {"centre": "median", "variance": "uncentred_in", "offline_test": "logpdf"},
+    "tf-privacy": {"centre": "median", "variance": "pooled"},
+    "leakpro-global": {"centre": "mean", "variance": "uncentred", "offline_test": "logcdf"},
+}
+
+
+@dataclass(frozen=True)
+class Side:
+    """Centre and standard deviation per record for the worlds on one side (n, q)."""
+
+    centre: Tensor
+    std: Tensor
+
+
+def lira(
+    signals: Tensor,
+    masks: Tensor,
+    target: Tensor,
+    *,
+    online: bool = True,
+    variance: Variance = "auto",
+    centre: Literal["mean", "median"] = "mean",
+    offline_test: Literal["logcdf", "logpdf"] = "logcdf",
+) -> Tensor:
+    """Log-likelihood ratio of membership per record (n,), float64, larger = member.
+
+    signals (K, n) or (K, n, q) for q queries a record: each shadow world's signal; masks (K, n) bool;
+    target (n,) or (n, q). Queries are scored one by one and their log-ratios averaged, as the
+    authors' script does. Offline takes OUT worlds only: log Phi((t - mu_out) / sigma_out), the
+    paper's one-sided test ("logpdf": the script's two-sided one, for reproduction).
+    variance: "per_record" is numpy's std of each record's worlds; "pooled" pools the residuals around
+    each record's own centre, IN and OUT apart; "auto" is per record from 64 worlds up, else pooled;
+    the uncentred ones serve CONVENTIONS. A record with no IN (or OUT) world takes the other side's
+    centre shifted by the median gap of the rest. Raises ValueError for bad shapes, NaN, or no world
+    on a side that is needed.
+    """
+    x, mask, t = _checked(signals, masks, target)
+    if variance == "auto":
+        variance = "per_record" if len(x) >= PER_RECORD_FROM else "pooled"
+    outside = _side(x, ~mask, variance, centre)
+    if not online:
+        _require(outside, "OUT")
+        z = (t - _filled(outside.centre)) / outside.std
+        score = log_ndtr(z) if offline_test == "logcdf" else -_logpdf(t, _filled(outside.centre), outside.std)
+        return score.mean(-1)
+    inside = _side(x, mask, variance, centre)
+    _require(inside, "IN")
+    _require(outside, "OUT")
+    if variance == "uncentred_in":
+        outside = Side(outside.centre, inside.std)
+    mu_in, mu_out = _bridge(inside.centre, outside.centre)
+    return (_logpdf(t, mu_in, inside.std) - _logpdf(t, mu_out, outside.std)).mean(-1)
+
+
+def _side(x: Tensor, mask: Tensor, variance: Variance, centre: str) -> Side:
+    """Centres are NaN for records without a world on this side."""
+    count = mask.sum(0)
+    kept = x.masked_fill(~mask, torch.nan)
+    middle = _nanmedian(kept) if centre == "median" else kept.nanmean(0)
+    if variance in ("uncentred", "uncentred_in"):
+        spread = (x[mask] - x[mask].mean()).square().mean().sqrt()
+        return Side(middle, spread.expand_as(middle) + FLOOR)
+    pooled = (kept - middle).square().flatten(0, 1).nanmean(0).sqrt()  # (q,)
+    if variance == "pooled":
+        return Side(middle, pooled.expand_as(middle) + FLOOR)
+    if variance != "per_record":
+        raise ValueError(f"variance={variance!r}: per_record, pooled or auto")
+    own = (kept - kept.nanmean(0)).square().nanmean(0).sqrt()
+    return Side(middle, torch.where(count >= 2, own, pooled) + FLOOR)
+
+
+def _nanmedian(kept: Tensor) -> Tensor:
+    """numpy's median (middle two averaged), NaN ignored; torch's own takes the lower one."""
+    return kept.nanquantile(0.5, dim=0)
+
+
+def _bridge(mu_in: Tensor, mu_out: Tensor) -> tuple[Tensor, Tensor]:
+    """Fill missing centres: the other side's, shifted by the median gap of the records that have both."""
+    gap = (mu_in - mu_out).nanmedian().nan_to_num(0.0)
+    filled_in = torch.where(mu_in.isnan(), mu_out + gap, mu_in)
+    return filled_in, torch.where(mu_out.isnan(), mu_in - gap, mu_out)
+
+
+def _filled(centre: Tensor) -> Tensor:
+    return torch.where(centre.isnan(), centre.nanmedian(), centre)
+
+
+def _require(side: Side, name: str) -> None:
+    if side.centre.isnan().all():
+        raise ValueError(f"no world has any record {name}: this test needs them")
+
+
+def _logpdf(t: Tensor, mu: Tensor, std: Tensor) -> Tensor:
+    return -((t - mu) / std).square() / 2 - std.log() - math.log(2 * math.pi) / 2
+
+
+def _checked(signals: Tensor, masks: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Everything as (K, n, q) float64, (K, n, q) bool and (n, q) float64."""
+    x, t = torch.as_tensor(signals).double(), torch.as_tensor(target).double()
+    mask = torch.as_tensor(masks)
+    if x.ndim not in (2, 3) or mask.dtype != torch.bool or mask.shape != x.shape[:2] or t.shape != x.shape[1:]:
+        raise ValueError(
+            f"signals {tuple(x.shape)}, masks {tuple(mask.shape)} {mask.dtype}, target {tuple(t.shape)}: "
+            "(K, n) or (K, n, q), (K, n) bool, (n,) or (n, q)"
+        )
+    if not (torch.isfinite(x).all() and torch.isfinite(t).all()):
+        raise ValueError("signals or target hold NaN or infinity")
+    if x.ndim == 2:
+        x, t = x.unsqueeze(-1), t.unsqueeze(-1)
+    return x, mask.unsqueeze(-1).expand_as(x), t

@@ -1,0 +1,174 @@
+"""ROC curves, exact with ties, and the intervals that belong beside them.
+
+Every curve has one vertex per distinct score, starts at (0, 0) and ends at (1, 1); nothing is
+interpolated, so a rate is one that a deterministic threshold attains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.stats import beta, t
+from torch import Tensor
+
+Clusters = Sequence[Any]  # label arrays (n,), one per way in which scores hang together
+
+
+@dataclass(frozen=True)
+class Roc:
+    """fpr, tpr (v,) float64, non-decreasing from 0 to 1; thresholds (v,) decreasing from infinity; auc in [0, 1].
+
+    Vertex i is the rule "score >= thresholds[i] means member".
+    """
+
+    fpr: Tensor
+    tpr: Tensor
+    thresholds: Tensor
+    auc: float
+
+
+def roc(scores: Any, member: Any) -> Roc:
+    """The exact ROC curve of ``scores`` (n,), larger = member, against ``member`` (n,) bool.
+
+    AUC is the Mann-Whitney statistic with ties counted one half, from integer counts. Raises
+    ValueError for NaN, for unequal lengths, and where members or non-members are missing.
+    """
+    values, inside = _checked(scores, member)
+    order = np.argsort(-values, kind="stable")
+    ordered = values[order]
+    last = np.append(ordered[1:] != ordered[:-1], True)
+    tp = np.cumsum(inside[order])[last]
+    fp = np.cumsum(~inside[order])[last]
+    tp, fp = np.insert(tp, 0, 0), np.insert(fp, 0, 0)
+    twice = int(np.sum(np.diff(fp) * (tp[1:] + tp[:-1])))
+    thresholds = np.insert(ordered[last], 0, np.inf)
+    area = twice / (2 * int(tp[-1]) * int(fp[-1]))
+    return Roc(torch.from_numpy(fp / fp[-1]), torch.from_numpy(tp / tp[-1]), torch.from_numpy(thresholds), area)
+
+
+def thin(curve: Roc, points: int = 200, lowest: float = 1e-4) -> tuple[Tensor, Tensor]:
+    """(fpr, tpr) with at most ``points`` + 2 vertices for a log-log figure, by step lookup.
+
+    Each kept point is a vertex of the curve (the last one at or below a log-spaced FPR), never an
+    interpolation between two.
+    """
+    if not points >= 2 or not 0 < lowest < 1:
+        raise ValueError(f"points={points}, lowest={lowest}: points >= 2 and 0 < lowest < 1 are needed")
+    grid = np.concatenate([[0.0], np.geomspace(lowest, 1.0, points)])
+    at = np.searchsorted(curve.fpr.numpy(), grid, side="right") - 1
+    keep = torch.from_numpy(np.unique(np.append(at, len(curve.fpr) - 1)))
+    return curve.fpr[keep], curve.tpr[keep]
+
+
+def tpr_at_fpr(
+    scores: Any, member: Any, fpr: float, confidence: float = 0.95, *, clusters: Clusters = ()
+) -> tuple[float, tuple[float, float], bool]:
+    """The largest true-positive rate at a false-positive rate of at most ``fpr`` (no interpolation).
+
+    Returns (tpr, (lo, hi), resolvable). The interval is Clopper and Pearson's (1934) on the members at
+    that threshold; it does not count the threshold's own randomness. With ``clusters`` it stands on
+    the effective sample size (Korn and Graubard 1998). Not resolvable: fewer than 1/fpr non-members.
+    """
+    if not 0 < fpr <= 1:
+        raise ValueError(f"fpr={fpr}: a rate in (0, 1] is needed")
+    values, inside = _checked(scores, member)
+    curve = roc(values, inside)
+    at = int(np.searchsorted(curve.fpr.numpy(), fpr + 1e-12, side="right")) - 1
+    rate = float(curve.tpr[at])
+    hit = (values[inside] >= float(curve.thresholds[at])) - rate
+    effect = _design_effect(hit, [np.asarray(c)[inside] for c in clusters], rate)
+    resolvable = int((~inside).sum()) * fpr >= 1 - 1e-9
+    return rate, binomial_interval(rate * len(hit) / effect, len(hit) / effect, confidence), resolvable
+
+
+def binomial_interval(successes: float, trials: float, confidence: float = 0.95) -> tuple[float, float]:
+    """Clopper and Pearson's two-sided interval for a rate; fractional counts allowed."""
+    if not 0 < confidence < 1 or not 0 <= successes <= trials * (1 + 1e-12) or not trials > 0:
+        raise ValueError(f"successes={successes}, trials={trials}, confidence={confidence}: not a binomial count")
+    half, failures = (1 - confidence) / 2, max(trials - successes, 0.0)
+    low = 0.0 if successes <= 0 else float(beta.ppf(half, successes, failures + 1))
+    high = 1.0 if failures <= 0 else float(beta.ppf(1 - half, successes + 1, failures))
+    return low, high
+
+
+def auc_interval(scores: Any, member: Any, confidence: float = 0.95, *, clusters: Clusters = ()) -> tuple[float, float]:
+    """An interval for the AUC from DeLong's (1988) structural components, cut to [0, 1].
+
+    ``clusters``: label arrays (n,), e.g. (record, world) of pooled leave-one-world-out scores. Scores
+    that share a label may then depend on each other: the variance is the largest of each way's
+    cluster sum and their two-way combination (Cameron, Gelbach and Miller 2011), with Student's t
+    at the smallest number of clusters less one. Without clusters scores must be independent.
+    Where one class wholly outranks the other the variance is zero; the limit is then exact,
+    (alpha/2)^(1/m) for m disjoint pairs.
+    """
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence={confidence}: a number in (0, 1) is needed")
+    values, inside = _checked(scores, member)
+    influence, area = _auc_influence(values, inside)
+    groups = [np.unique(np.asarray(c), return_inverse=True)[1] for c in clusters]
+    half = (1 - confidence) / 2
+    smallest = min([g.max() + 1 for g in groups] + [int(inside.sum()), int((~inside).sum())])
+    if area in (0.0, 1.0):
+        edge = half ** (1 / smallest)
+        return (float(edge), 1.0) if area == 1.0 else (0.0, float(1 - edge))
+    spread = float(np.sqrt(_variance(influence, groups, inside)))
+    reach = float(t.ppf(1 - half, max(smallest - 1, 1))) * spread
+    return max(0.0, area - reach), min(1.0, area + reach)
+
+
+def _auc_influence(values: np.ndarray, inside: np.ndarray) -> tuple[np.ndarray, float]:
+    """Each score's share of the AUC's error: centred placement values over the class size, (n,)."""
+    positive, negative = np.sort(values[inside]), np.sort(values[~inside])
+    below = (np.searchsorted(negative, values, "left") + np.searchsorted(negative, values, "right")) / 2
+    under = (np.searchsorted(positive, values, "left") + np.searchsorted(positive, values, "right")) / 2
+    placement = np.where(inside, below / len(negative), 1 - under / len(positive))
+    area = float(placement[inside].mean())
+    return (placement - area) / np.where(inside, len(positive), len(negative)), area
+
+
+def _variance(influence: np.ndarray, groups: Sequence[np.ndarray], inside: np.ndarray) -> float:
+    if not groups:
+        sizes = [int(inside.sum()), int((~inside).sum())]
+        sums = [float((influence[side] ** 2).sum()) for side in (inside, ~inside)]
+        return sum(s * n / max(n - 1, 1) for s, n in zip(sums, sizes))
+    return _clustered(influence, groups)
+
+
+def _clustered(influence: np.ndarray, groups: Sequence[np.ndarray]) -> float:
+    """Cluster-robust variance of the influences' sum: the largest of one-way and combined."""
+    ways = []
+    for group in groups:
+        count = int(group.max()) + 1
+        ways.append(float((np.bincount(group, influence) ** 2).sum()) * count / max(count - 1, 1))
+    alone = float((influence**2).sum())
+    return max(*ways, sum(ways) - (len(ways) - 1) * alone, alone)
+
+
+def _design_effect(residual: np.ndarray, clusters: Sequence[np.ndarray], rate: float) -> float:
+    """How many times the clustered variance of a rate exceeds the binomial one, at least 1."""
+    groups = [np.unique(c, return_inverse=True)[1] for c in clusters]
+    plain = len(residual) * rate * (1 - rate)
+    return max(1.0, _clustered(residual, groups) / plain) if groups and plain > 0 else 1.0
+
+
+def _checked(scores: Any, member: Any) -> tuple[np.ndarray, np.ndarray]:
+    values = _array(scores).astype(np.float64)
+    inside = _array(member)
+    if values.ndim != 1 or inside.shape != values.shape:
+        raise ValueError(f"scores {values.shape} and member {inside.shape} must be one-dimensional and equally long")
+    if not np.isin(inside, (0, 1)).all():
+        raise ValueError("member must hold booleans (or 0 and 1)")
+    if np.isnan(values).any():
+        raise ValueError("scores hold NaN")
+    inside = inside.astype(bool)
+    if inside.all() or not inside.any():
+        raise ValueError(f"both members and non-members are needed, got {int(inside.sum())} of {len(inside)} members")
+    return values, inside
+
+
+def _array(value: Any) -> np.ndarray:
+    return value.detach().cpu().numpy() if isinstance(value, Tensor) else np.asarray(value)

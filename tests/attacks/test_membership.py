@@ -1,0 +1,193 @@
+"""LiRA, RMIA, BASE and the signals against brute force and closed forms."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import norm
+from sklearn.metrics import roc_auc_score
+
+from attacks.membership import signals as sig
+from attacks.membership.base import base
+from attacks.membership.lira import CONVENTIONS, lira
+from attacks.membership.rmia import rmia
+from attacks.membership.threshold import average_loss_rule, loss_threshold
+
+
+def game(worlds=20, records=60, gap=1.0, seed=0):
+    rng = np.random.default_rng(seed)
+    masks = rng.random((worlds, records)) < 0.5
+    masks[:2], masks[2:4] = True, False  # at least two worlds on each side
+    hard = rng.normal(size=records) * 3
+    signals = hard + gap * masks + rng.normal(size=masks.shape) * (1 + 0.5 * masks)
+    truth = rng.random(records) < 0.5
+    target = hard + gap * truth + rng.normal(size=records)
+    return tuple(torch.from_numpy(a) for a in (signals, masks, target, truth))
+
+
+@pytest.mark.parametrize("centre", ["mean", "median"])
+@pytest.mark.parametrize("variance", ["per_record", "pooled"])
+@pytest.mark.parametrize("online", [True, False])
+def test_lira_is_the_loop_over_records(centre, variance, online):
+    signals, masks, target, _ = game()
+    s, m = signals.numpy(), masks.numpy()
+    middle = {"mean": np.mean, "median": np.median}[centre]
+    columns = {side: [s[m[:, j] == side, j] for j in range(s.shape[1])] for side in (True, False)}
+    pooled = {side: np.std(np.concatenate([c - middle(c) for c in columns[side]])) for side in columns}
+    if centre == "median":  # residuals around the median do not average to zero
+        pooled = {
+            side: np.sqrt(np.mean(np.concatenate([c - middle(c) for c in columns[side]]) ** 2)) for side in columns
+        }
+    expected = []
+    for j in range(s.shape[1]):
+        law = {}
+        for side in (True, False):
+            spread = np.std(columns[side][j]) if variance == "per_record" else pooled[side]
+            law[side] = norm(middle(columns[side][j]), spread)
+        ratio = law[True].logpdf(target[j]) - law[False].logpdf(target[j])
+        expected.append(ratio if online else law[False].logcdf(target[j]))
+    actual = lira(signals, masks, target, online=online, variance=variance, centre=centre)
+    np.testing.assert_allclose(actual, expected, rtol=1e-9, atol=1e-9)
+
+
+def test_automatic_variance_changes_at_64_worlds():
+    for worlds, same in ((63, "pooled"), (64, "per_record")):
+        signals, masks, target, _ = game(worlds)
+        assert torch.equal(lira(signals, masks, target), lira(signals, masks, target, variance=same))
+
+
+def test_lira_separates_better_than_a_global_threshold_and_offline_is_weaker():
+    areas = {"online": [], "offline": [], "global": []}
+    for seed in range(5):
+        signals, masks, target, truth = game(64, 400, gap=1.5, seed=seed)
+        areas["online"].append(roc_auc_score(truth, lira(signals, masks, target)))
+        areas["offline"].append(roc_auc_score(truth, lira(signals, masks, target, online=False)))
+        areas["global"].append(roc_auc_score(truth, loss_threshold(target)))
+    best = norm.cdf(1.5 / math.sqrt(2))  # closed form for known means and equal spreads
+    online, offline, plain = (np.mean(areas[k]) for k in ("online", "offline", "global"))
+    assert online == pytest.approx(best, abs=0.04) and online > offline - 0.01 and offline > plain + 0.1
+
+
+@pytest.mark.parametrize("attack", [lambda s, m, t: lira(s, m, t), lambda s, m, t: lira(s, m, t, online=False)])
+def test_permuting_records_permutes_scores(attack):
+    signals, masks, target, _ = game()
+    order = torch.from_numpy(np.random.default_rng(1).permutation(len(target)))
+    torch.testing.assert_close(
+        attack(signals[:, order], masks[:, order], target[order]), attack(signals, masks, target)[order]
+    )
+
+
+def test_several_queries_average_their_log_ratios():
+    signals, masks, target, _ = game()
+    other, _, aim, _ = game(seed=4)
+    both = lira(torch.stack([signals, other], -1), masks, torch.stack([target, aim], -1))
+    torch.testing.assert_close(both, (lira(signals, masks, target) + lira(other, masks, aim)) / 2)
+
+
+def test_the_script_convention_uses_the_in_spread_twice():
+    signals, masks, target, _ = game()
+    s, m, t = signals.numpy(), masks.numpy(), target.numpy()
+    spread = np.std(s[m])
+    for_record = [
+        norm.logpdf(t[j], np.median(s[m[:, j], j]), spread) - norm.logpdf(t[j], np.median(s[~m[:, j], j]), spread)
+        for j in range(len(t))
+    ]
+    np.testing.assert_allclose(lira(signals, masks, target, **CONVENTIONS["carlini-script-fixed"]), for_record)
+    for name in CONVENTIONS:
+        assert torch.isfinite(lira(signals, masks, target, **CONVENTIONS[name])).all()
+
+
+def test_records_without_an_in_world_borrow_the_gap_of_the_rest():
+    signals, masks, target, _ = game()
+    masks[:, 0] = False
+    score = lira(signals, masks, target, variance="pooled")
+    assert torch.isfinite(score).all()
+    with pytest.raises(ValueError, match="IN"):
+        lira(signals, torch.zeros_like(masks), target)
+
+
+def test_rmia_is_its_formula_and_z_only_quantises_it():
+    rng = np.random.default_rng(2)
+    probs, masks, target = rng.random((10, 30)), np.arange(10)[:, None] % 2 == np.arange(30) % 2, rng.random(30)
+    p, m, t = (torch.from_numpy(np.array(a)) for a in (probs, masks, target))
+    torch.testing.assert_close(rmia(p, m, t), t / p.mean(0))  # balanced worlds: the plain average
+    out = np.array([probs[~masks[:, j], j].mean() for j in range(30)])
+    np.testing.assert_allclose(rmia(p, m, t, online=False, a=0.3), target / ((1.3 * out + 0.7) / 2))
+    z, zt = rng.random((10, 25)), rng.random(25)
+    ratio, z_ratio = target / probs.mean(0), zt / ((1.3 * z.mean(0) + 0.7) / 2)
+    fraction = np.array([(r / z_ratio >= 1.0).mean() for r in ratio])
+    extra = {"z_probs": torch.from_numpy(z), "z_target": torch.from_numpy(zt)}
+    np.testing.assert_allclose(rmia(p, m, t, **extra, tie_break=False), fraction)
+    ordered = rmia(p, m, t, **extra)
+    np.testing.assert_array_equal(np.argsort(ordered), np.argsort(ratio))
+    assert ordered.min() >= 0 and ordered.max() < 1
+
+
+def test_base_is_log_mean_exp():
+    rng = np.random.default_rng(3)
+    probs, masks, target = rng.random((7, 12)), rng.random((7, 12)) < 0.5, rng.random(12)
+    p, m, t = (torch.from_numpy(a) for a in (np.log(probs), masks, np.log(target)))
+    np.testing.assert_allclose(base(p, m, t), np.log(target / probs.mean(0)))
+    np.testing.assert_allclose(base(p, m, t, temperature=2.0), np.log(target**0.5 / (probs**0.5).mean(0)))
+    out = [probs[~masks[:, j], j].mean() if (~masks[:, j]).any() else probs[:, j].mean() for j in range(12)]
+    np.testing.assert_allclose(base(p, m, t, online=False), np.log(target / np.array(out)))
+
+
+def test_logit_scaling_is_exact_where_probabilities_saturate():
+    logits = torch.tensor([[[300.0, 0.0, 2.2]], [[-150.0, 1.0, 0.0]]], dtype=torch.float64)
+    labels = torch.tensor([0])
+    expected = [300 - math.log(1 + math.exp(2.2)), -150 - math.log(math.e + 1)]
+    np.testing.assert_allclose(sig.logit_scaled(logits, labels)[:, 0], expected, rtol=1e-12)
+    mild = torch.randn(4, 6, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    labels = torch.arange(6) % 5
+    p = mild.softmax(-1).gather(-1, labels.expand(4, 6).unsqueeze(-1)).squeeze(-1)
+    torch.testing.assert_close(sig.logit_scaled(mild, labels), (p / (1 - p)).log())
+    torch.testing.assert_close(sig.negative_loss(mild, labels), p.log())
+
+
+def test_matched_filter_finds_the_record_behind_noise_and_shared_noise_is_no_protection():
+    g = torch.Generator().manual_seed(1)
+    clean = torch.randn(60, 40, generator=g, dtype=torch.float64)
+    member = torch.arange(60) < 30
+    own = clean[:30] + 2.0 * torch.randn(30, 40, generator=g, dtype=torch.float64)
+    shared = clean[:30] + 8.0 * torch.randn(1, 40, generator=g, dtype=torch.float64)
+    areas = [
+        roc_auc_score(member, sig.matched_filter(own, clean, 2.0)),
+        roc_auc_score(member, sig.matched_filter(shared, clean, 8.0)),
+        roc_auc_score(member, sig.matched_filter(shared, clean, 8.0, shared_noise=True)),
+    ]
+    assert areas[0] > 0.8 and areas[2] > 0.95 and areas[1] < areas[2] - 0.1
+
+
+def test_geometry_signals_are_their_definitions():
+    g = torch.Generator().manual_seed(2)
+    update, grads = torch.randn(3, 8, generator=g), torch.randn(5, 8, generator=g)
+    cosine = torch.nn.functional.cosine_similarity(update[:, None], -grads[None], dim=-1)
+    torch.testing.assert_close(sig.gradient_alignment(update, grads), cosine)
+    torch.testing.assert_close(sig.gradient_alignment(update, grads, cosine=False), -update @ grads.T)
+    records, pool = torch.rand(4, 1, 3, 3, generator=g), torch.rand(2, 6, 1, 3, 3, generator=g)
+    pairs = (records[None, :, None] - pool[:, None]).flatten(3).norm(dim=-1)
+    torch.testing.assert_close(sig.nearest_distance(records, pool), -pairs.min(-1).values)
+    means, labels = torch.randn(2, 3, 8, generator=g), torch.tensor([0, 2, 2, 1, 0])
+    expected = torch.stack([torch.cosine_similarity(m[labels], grads, dim=-1) for m in means])
+    torch.testing.assert_close(sig.embedding_alignment(means, grads, labels), expected)
+    std = torch.rand(2, 3, 8, generator=g) + 0.5
+    law = torch.distributions.Normal(means[:, labels], std[:, labels])
+    dense = law.log_prob(grads).sum(-1) + 4 * math.log(2 * math.pi)
+    torch.testing.assert_close(sig.class_statistics(means, std, grads, labels), dense)
+
+
+def test_yeom_rule_and_refusals():
+    assert average_loss_rule(torch.tensor([0.1, 0.5]), 0.2).tolist() == [True, False]
+    signals, masks, target, _ = game()
+    with pytest.raises(ValueError, match="NaN"):
+        lira(signals * float("nan"), masks, target)
+    with pytest.raises(ValueError, match="target"):
+        lira(signals, masks, target[:-1])
+    with pytest.raises(ValueError, match="at most 0"):
+        base(signals.abs(), masks, target)
+    with pytest.raises(ValueError, match="lie in"):
+        rmia(signals, masks, target)
+    with pytest.raises(ValueError, match="noise_std"):
+        sig.matched_filter(torch.zeros(2, 3), torch.zeros(2, 3), float("nan"))
