@@ -1,0 +1,160 @@
+"""Privacy events: dp-accounting's ``DpEvent`` to and from the ledger's JSON, and their normal form.
+
+A noise multiplier is noise scale over the change that adding or removing one record can cause (L2 for
+Gaussian, L1 for Laplace). Only events with a proof behind them have a JSON form: Poisson sampling has
+one, shuffling and fixed-size batches have none and are never written down as Poisson.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import dp_accounting as dpa
+
+
+class UnsupportedEvent(ValueError):
+    """An event, or an event under a relation, for which no sound accounting is known here."""
+
+
+@dataclass(frozen=True)
+class Tally:
+    """A composition reduced to what accounting needs; order is gone, equal events are merged.
+
+    private: False where anything is released without noise; squared_mu: sum of 1/z**2 over all
+    Gaussian releases (a composition of Gaussians is one Gaussian, Dong et al. 2019, Corollary 3.3);
+    poisson: ((q, z), count) sorted; laplace: (b, count) sorted.
+    """
+
+    private: bool = True
+    squared_mu: float = 0.0
+    poisson: tuple[tuple[tuple[float, float], int], ...] = ()
+    laplace: tuple[tuple[float, int], ...] = ()
+
+    @property
+    def empty(self) -> bool:
+        """Nothing that touches data was released."""
+        return self.private and self.squared_mu == 0 and not self.poisson and not self.laplace
+
+
+def _number(value: Any, what: str, low: float, high: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low < value <= high:
+        raise UnsupportedEvent(f"{what}={value!r}: a number in ({low}, {high}] is needed")
+    return float(value)
+
+
+def _count(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise UnsupportedEvent(f"count={value!r}: an integer >= 0 is needed")
+    return value
+
+
+MOST = 1.7e308  # the largest finite multiplier
+
+
+def to_form(event: dpa.DpEvent) -> dict[str, Any]:
+    """The JSON form of an event (design: ledger.json, E).
+
+    Raises UnsupportedEvent for any other kind of event and for numbers without meaning.
+    """
+    match event:
+        case dpa.NoOpDpEvent():
+            return {"type": "none"}
+        case dpa.NonPrivateDpEvent():
+            return {"type": "non_private"}
+        case dpa.GaussianDpEvent() | dpa.LaplaceDpEvent():
+            kind = "gaussian" if isinstance(event, dpa.GaussianDpEvent) else "laplace"
+            return {"type": kind, "noise_multiplier": _number(event.noise_multiplier, "noise_multiplier", 0, MOST)}
+        case dpa.PoissonSampledDpEvent():
+            q = _number(event.sampling_probability, "sampling_probability", 0, 1)
+            return {"type": "poisson", "probability": q, "event": to_form(event.event)}
+        case dpa.ComposedDpEvent():
+            return {"type": "compose", "events": [to_form(e) for e in event.events]}
+        case dpa.SelfComposedDpEvent():
+            return {"type": "repeat", "count": _count(event.count), "event": to_form(event.event)}
+    raise UnsupportedEvent(f"{type(event).__name__} has no accounting here: use Gaussian, Laplace or Poisson events")
+
+
+FIELDS = {
+    "none": set(),
+    "non_private": set(),
+    "gaussian": {"noise_multiplier"},
+    "laplace": {"noise_multiplier"},
+    "poisson": {"probability", "event"},
+    "compose": {"events"},
+    "repeat": {"count", "event"},
+}
+
+
+def from_form(form: Any) -> dpa.DpEvent:
+    """The event behind a JSON form. Raises UnsupportedEvent for unknown types, fields or numbers."""
+    kind = form.get("type") if isinstance(form, Mapping) else None
+    if not isinstance(kind, str) or kind not in FIELDS or set(form) != FIELDS[kind] | {"type"}:
+        raise UnsupportedEvent(f"event {form!r}: allowed are " + ", ".join(sorted(FIELDS)) + " with their own fields")
+    if kind in ("gaussian", "laplace"):
+        z = _number(form["noise_multiplier"], "noise_multiplier", 0, MOST)
+        return dpa.GaussianDpEvent(z) if kind == "gaussian" else dpa.LaplaceDpEvent(z)
+    if kind == "poisson":
+        return dpa.PoissonSampledDpEvent(_number(form["probability"], "probability", 0, 1), from_form(form["event"]))
+    if kind == "repeat":
+        return dpa.SelfComposedDpEvent(from_form(form["event"]), _count(form["count"]))
+    if kind == "compose":
+        if not isinstance(form["events"], list):
+            raise UnsupportedEvent(f"compose.events={form['events']!r}: a list is needed")
+        return dpa.ComposedDpEvent([from_form(e) for e in form["events"]])
+    return dpa.NoOpDpEvent() if kind == "none" else dpa.NonPrivateDpEvent()
+
+
+def tally(events: Iterable[tuple[dpa.DpEvent, int]]) -> Tally:
+    """The normal form of a composition of (event, how often).
+
+    Raises UnsupportedEvent as ``to_form`` does, and for Poisson sampling of anything but Gaussians.
+    """
+    leaves: Counter[tuple[Any, ...]] = Counter()
+    for event, times in events:
+        _collect(to_form(event), _count(times), leaves)
+    gaussian = math.fsum(n / (leaf[1] * leaf[1]) for leaf, n in sorted(leaves.items()) if leaf[0] == "gaussian")
+    return Tally(
+        private=("non_private",) not in leaves,
+        squared_mu=gaussian,
+        poisson=tuple(sorted(((k[1], k[2]), n) for k, n in leaves.items() if k[0] == "poisson")),
+        laplace=tuple(sorted((k[1], n) for k, n in leaves.items() if k[0] == "laplace")),
+    )
+
+
+def _collect(form: Mapping[str, Any], times: int, leaves: Counter[tuple[Any, ...]]) -> None:
+    kind = form["type"]
+    if times == 0 or kind == "none":
+        return
+    if kind == "non_private":
+        leaves[("non_private",)] += times
+    elif kind == "compose":
+        for part in form["events"]:
+            _collect(part, times, leaves)
+    elif kind == "repeat":
+        _collect(form["event"], times * form["count"], leaves)
+    elif kind == "poisson":
+        _collect_sampled(form["probability"], form["event"], times, leaves)
+    else:
+        leaves[(kind, form["noise_multiplier"])] += times
+
+
+def _collect_sampled(q: float, form: Mapping[str, Any], times: int, leaves: Counter[tuple[Any, ...]]) -> None:
+    """Gaussians on one sample are one Gaussian on it; PLD accountants refuse them unmerged."""
+    inner: Counter[tuple[Any, ...]] = Counter()
+    _collect(form, 1, inner)
+    if ("non_private",) in inner:
+        leaves[("non_private",)] += times
+    elif any(leaf[0] != "gaussian" for leaf in inner):
+        raise UnsupportedEvent("poisson: only Gaussian releases of one sample can be accounted")
+    elif q == 1:
+        for leaf, n in inner.items():
+            leaves[leaf] += times * n
+    elif len(inner) == 1 and sum(inner.values()) == 1:
+        leaves[("poisson", q, next(iter(inner))[1])] += times
+    elif inner:
+        mu = math.sqrt(math.fsum(n / (leaf[1] * leaf[1]) for leaf, n in sorted(inner.items())))
+        leaves[("poisson", q, 1 / mu)] += times

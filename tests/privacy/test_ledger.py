@@ -1,0 +1,190 @@
+"""The ledger against compositions written out by hand."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import dp_accounting as dpa
+import pytest
+from dp_accounting.pld import PLDAccountant
+
+from privdd.ledger import Ledger
+from privdd.privacy.accounting import epsilon
+from privdd.privacy.base import Row
+from privdd.privacy.events import from_form
+
+DELTA = 1e-5
+G = dpa.GaussianDpEvent
+
+
+def row(event: dpa.DpEvent, **changes: object) -> Row:
+    base = dict(round=0, client=0, name="q", surface="synthetic_images", visible_to=("server",), digest="d")
+    return Row(**{**base, "shape": {"x": (2, 3)}, "records": 10, "event": event, **changes})  # type: ignore[arg-type]
+
+
+def poisson(q: float, z: float) -> dpa.DpEvent:
+    return dpa.PoissonSampledDpEvent(q, G(z))
+
+
+def test_total_is_the_worst_cell_of_the_worst_client() -> None:
+    ledger = Ledger()
+    ledger.append([row(G(4.0)), row(G(2.0), partition="label:0"), row(G(3.0), partition="label:1", count=9)])
+    ledger.append([row(G(2.0), client=1)])
+    worst = math.sqrt(1 / 16 + 9 / 9)
+    assert ledger.epsilon(DELTA) == pytest.approx(dpa.get_epsilon_gaussian(1 / worst, DELTA), abs=1e-9)
+    assert ledger.epsilon(DELTA, client=1) == pytest.approx(dpa.get_epsilon_gaussian(2.0, DELTA), abs=1e-9)
+
+
+def test_thousands_of_rows_cost_one_composition() -> None:
+    ledger = Ledger()
+    for t in range(2000):
+        ledger.append([row(poisson(0.01, 1.0), round=t, partition=f"label:{t % 2}")])
+    alone = epsilon(dpa.SelfComposedDpEvent(poisson(0.01, 1.0), 1000), DELTA)
+    assert ledger.epsilon(DELTA) == alone == pytest.approx(1.8282, abs=2e-4)
+
+
+def test_post_processing_is_free_only_where_its_sources_are_protected() -> None:
+    ledger = Ledger()
+    ids = ledger.append([row(G(1.0), surface="counts"), row(dpa.NoOpDpEvent(), post_of=(0,))])
+    assert ids == (0, 1)
+    assert ledger.epsilon(DELTA, surfaces={"synthetic_images"}) == pytest.approx(4.3771781, abs=1e-6)
+    ledger.append([row(dpa.NonPrivateDpEvent(), surface="update"), row(dpa.NoOpDpEvent(), surface="labels", post_of=(0,))])
+    assert ledger.epsilon(DELTA, surfaces={"labels"}) == math.inf
+    assert ledger.epsilon(DELTA, surfaces={"synthetic_images"}) < math.inf
+    assert ledger.epsilon(DELTA) == math.inf
+
+
+def test_post_of_counts_from_the_first_row_of_each_append() -> None:
+    ledger = Ledger()
+    ledger.append([row(G(1.0)), row(dpa.NoOpDpEvent(), post_of=(0,))])
+    ledger.append([row(G(1.0)), row(dpa.NoOpDpEvent(), post_of=(0,))])
+    assert [r.post_of for r in ledger.releases] == [(), (0,), (), (2,)]
+    ledger.append([row(dpa.NoOpDpEvent(), client=-1, post_of=(0, 2))], absolute=True)
+    assert ledger.releases[-1].post_of == (0, 2)
+
+
+def test_server_rows_give_the_worst_client_behind_them() -> None:
+    ledger = Ledger()
+    a = ledger.append([row(G(5.0), surface="update")])
+    b = ledger.append([row(G(1.0), surface="update", client=1)])
+    ledger.append([row(dpa.NoOpDpEvent(), client=-1, surface="global_model", post_of=a + b)], absolute=True)
+    assert ledger.epsilon(DELTA, surfaces={"global_model"}) == pytest.approx(4.3771781, abs=1e-6)
+    assert ledger.epsilon(DELTA, surfaces={"global_model"}, client=0) == pytest.approx(0.7255218, abs=1e-6)
+
+
+def test_server_noise_touches_every_client() -> None:
+    ledger = Ledger()
+    ledger.append([row(G(1.0)), row(G(1.0), client=-1)])
+    assert ledger.epsilon(DELTA) == pytest.approx(dpa.get_epsilon_gaussian(1 / math.sqrt(2), DELTA))
+
+
+def test_nothing_that_touches_data_costs_nothing() -> None:
+    ledger = Ledger()
+    assert ledger.epsilon(DELTA) == 0
+    ledger.append([row(dpa.NoOpDpEvent())])
+    assert ledger.epsilon(DELTA) == 0
+
+
+def test_a_false_side_condition_makes_a_row_unprotected() -> None:
+    ledger = Ledger()
+    ledger.append([row(G(1.0), flags={"clipped": False})])
+    assert ledger.epsilon(DELTA) == math.inf
+    assert "clipped" in (ledger.releases[0].nonprivate_reason or "")
+
+
+def mixed() -> Ledger:
+    ledger = Ledger(relation="zero_out")
+    ledger.append([row(poisson(0.05, 1.5), partition="label:3", count=200, flags={"clipped": True}, clip_norm=1.0)])
+    ledger.append([row(G(4.0), sensitivity=2.5, why="a sum"), row(dpa.NoOpDpEvent(), post_of=(0,))])
+    ledger.append([row(dpa.ComposedDpEvent([dpa.LaplaceDpEvent(3.0), dpa.SelfComposedDpEvent(G(9.0), 2)]))])
+    return ledger
+
+
+def test_json_round_trip_is_exact() -> None:
+    ledger = mixed()
+    text = json.dumps(ledger.to_json(), allow_nan=False)
+    again = Ledger.from_json(text)
+    assert again.releases == ledger.releases
+    assert again.to_json() == json.loads(text)
+    assert again.epsilon(DELTA) == ledger.epsilon(DELTA)
+
+
+def test_json_is_enough_for_dp_accounting_alone() -> None:
+    releases = json.loads(json.dumps(mixed().to_json()))["releases"]
+    accountant = PLDAccountant(neighboring_relation=dpa.NeighboringRelation.REPLACE_SPECIAL)
+    for release in releases:
+        accountant.compose(from_form(release["event"]), release["count"])
+    assert mixed().epsilon(DELTA) == pytest.approx(accountant.get_epsilon(DELTA), abs=2e-3)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"schema": 2},
+        {"delta": math.nan},
+        {"delta": "1e-5"},
+        {"relation": "sideways"},
+        {"unit": "household"},
+        {"releases": {}},
+        {"extra": 1},
+    ],
+)
+def test_bad_files_are_refused_in_one_line(change: dict[str, object]) -> None:
+    with pytest.raises(ValueError) as refusal:
+        Ledger.from_json({**mixed().to_json(), **change})
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"id": 7},
+        {"count": 0},
+        {"count": 1.5},
+        {"noise_std": math.nan},
+        {"post_of": [5]},
+        {"flags": {"clipped": 1}},
+        {"event": {"type": "shuffle", "event": {"type": "gaussian", "noise_multiplier": 1.0}}},
+        {"event": {"type": "gaussian", "noise_multiplier": math.nan}},
+        {"sensitivity": {"value": 1.0}},
+        {"visible_to": "server"},
+    ],
+)
+def test_bad_releases_are_refused_in_one_line(change: dict[str, object]) -> None:
+    data = mixed().to_json()
+    data["releases"][0] |= change
+    with pytest.raises(ValueError) as refusal:
+        Ledger.from_json(data)
+    assert "\n" not in str(refusal.value)
+
+
+def test_units_and_relations_do_not_mix() -> None:
+    with pytest.raises(ValueError, match="unit"):
+        Ledger(unit="record").append([row(G(1.0), flags={"unit:client": True})])
+    with pytest.raises(ValueError, match="unit"):
+        Ledger(unit="client").append([row(G(1.0))])
+    with pytest.raises(ValueError, match="zero_out"):
+        Ledger(relation="add_remove").append([row(G(1.0), flags={"relation:zero_out": True})])
+    with pytest.raises(ValueError, match="relation"):
+        mixed().epsilon(DELTA, relation="replace")
+
+
+def test_append_keeps_all_rows_or_none() -> None:
+    ledger = Ledger()
+    with pytest.raises(ValueError):
+        ledger.append([row(G(1.0)), row(dpa.UnsupportedDpEvent())])
+    assert len(ledger) == 0
+
+
+def test_a_bound_that_is_not_known_is_infinite_and_says_so() -> None:
+    ledger = Ledger(relation="replace")
+    ledger.append([row(poisson(0.1, 2.0))])
+    with pytest.warns(UserWarning, match="pld"):
+        assert ledger.epsilon(DELTA, accountant="rdp") == math.inf
+    assert ledger.epsilon(DELTA) < math.inf
+
+
+def test_delta_above_one_over_the_records_is_warned_about() -> None:
+    with pytest.warns(UserWarning, match="1/20"):
+        Ledger(delta=0.1).append([row(G(1.0), records=20)])
