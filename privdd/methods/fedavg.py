@@ -13,7 +13,7 @@ from attacks.types import Surface
 from privdd.channel import ClientContext
 from privdd.core import Artifact, Keys, Problem, Received, Records, Shard, State, Tensors, Upload
 from privdd.methods.averaging import average, shares
-from privdd.methods.local import Correction, Loss, Mix, local_sgd, outputs, split, step_count
+from privdd.methods.local import Correction, Loss, Mix, local_sgd, outputs, placed, split, step_count
 from privdd.methods.private import train_privately
 from privdd.models import ModelSpec, build, initial
 from privdd.models.build import skeleton
@@ -21,8 +21,18 @@ from privdd.state import pack, unpack
 
 
 @dataclass(frozen=True)
+class Turn:
+    """One client's turn in one round: what it was sent, remembers and holds."""
+
+    broadcast: Mapping[str, Tensors]
+    memory: State
+    shard: Shard
+    ctx: ClientContext
+
+
+@dataclass(frozen=True)
 class Trained:
-    """What local training ended with: parameters, buffers, steps taken, and where it started."""
+    """What local training ended with, and the parameters that it began with."""
 
     start: Tensors
     params: State
@@ -38,9 +48,10 @@ class FedAvg:
     client's SGD, fresh each round; server_lr: step along the averaged change, 1 = plain average;
     weighting: "records" uploads each client's record count and weighs by it, "uniform" does not.
 
-    Uploads parameters after training, or their change where ``update_is_delta`` (what client-level
-    privacy clips: a mechanism on "update" requires it, see ``with_client_privacy``). With a mechanism
-    for "dpsgd" training is DP-SGD, the upload counts as private and no record count leaves.
+    Uploads parameters after training, or their change where ``update_is_delta``: a mechanism set on
+    "update" (client-level privacy) must clip changes, so such a run uses ``with_client_privacy()``.
+    With a mechanism for "dpsgd" training is DP-SGD, every upload is post-processing of it, and no
+    record count leaves; relatives whose loss DP-SGD cannot protect declare no such query.
     Where the broadcast holds "features" and "labels", every step adds a batch of them (FedFed).
     """
 
@@ -84,19 +95,29 @@ class FedAvg:
 
     # --- hooks of relatives -------------------------------------------------------------------
 
-    def loss(self, broadcast: Mapping[str, Tensors], memory: State, shard: Shard, ctx: ClientContext) -> Loss | None:
+    def start(self, turn: Turn) -> tuple[Tensors, Tensors]:
+        """(parameters, buffers) that local training begins with."""
+        return turn.broadcast["model"], turn.broadcast.get("buffers", {})
+
+    def loss(self, turn: Turn) -> Loss | None:
         """The local loss; None is cross-entropy."""
         return None
 
-    def correction(self, broadcast: Mapping[str, Tensors], memory: State) -> Correction | None:
+    def correction(self, turn: Turn) -> Correction | None:
         """What is done to each gradient; None is nothing."""
         return None
 
-    def outcome(
-        self, trained: Trained, broadcast: Mapping[str, Tensors], memory: State
-    ) -> tuple[dict[str, Tensors], State]:
-        """(further uploads, what the client remembers) after local training."""
-        return {}, memory
+    def outcome(self, turn: Turn, trained: Trained) -> tuple[dict[str, Tensors], State]:
+        """(what is sent, by name, what the client remembers) after local training."""
+        update: Tensors = trained.params
+        if self.update_is_delta:
+            update = {name: value - trained.start[name] for name, value in update.items()}
+        values: dict[str, Tensors] = {"update": update}
+        if trained.buffers:
+            values["buffers"] = trained.buffers
+        if self.weighting == "records" and not turn.ctx.protected("dpsgd"):
+            values["count"] = {"n": torch.tensor([float(len(turn.shard.train))])}
+        return values, turn.memory
 
     def pseudo_gradient(self, server: State, inbox: Sequence[Received]) -> State:
         """Global model minus the average of the clients' models, in float64 (Reddi et al. 2021)."""
@@ -124,22 +145,12 @@ class FedAvg:
     def local(
         self, broadcast: Mapping[str, Tensors], memory: State, shard: Shard, ctx: ClientContext
     ) -> tuple[Upload, State]:
-        if ctx.protected("update") and not self.update_is_delta:
-            raise ValueError(
-                "update_is_delta=False: a mechanism on 'update' clips changes; set algo.update_is_delta=true"
-            )
-        private = ctx.protected("dpsgd")
-        trained = (self._train_privately if private else self._train)(broadcast, memory, shard, ctx)
-        values, memory = self.outcome(trained, broadcast, memory)
-        update = trained.params
-        if self.update_is_delta:
-            update = {name: value - trained.start[name] for name, value in update.items()}
-        values = {"update": update, **values}
-        if trained.buffers:
-            values["buffers"] = trained.buffers
-        if self.weighting == "records" and not private:
-            values["count"] = {"n": torch.tensor([float(len(shard.train))])}
-        return {name: Artifact(value, private=private) for name, value in values.items()}, memory
+        device, private = ctx.problem.device, ctx.protected("dpsgd")
+        sent = {name: placed(value, device) for name, value in broadcast.items()}
+        turn = Turn(sent, placed(memory, device), shard.with_train(shard.train.to(device)), ctx)
+        trained = self._train_privately(turn) if private else self._train(turn)
+        values, memory = self.outcome(turn, trained)
+        return {name: Artifact(value, private=private) for name, value in values.items()}, placed(memory, "cpu")
 
     def aggregate(self, server: State, inbox: Sequence[Received], keys: Keys) -> State:
         new = {**server, **self.server_step(server, self.pseudo_gradient(server, inbox))}
@@ -180,48 +191,47 @@ class FedAvg:
 
     # --- training -----------------------------------------------------------------------------
 
-    def _train(self, broadcast: Mapping[str, Tensors], memory: State, shard: Shard, ctx: ClientContext) -> Trained:
-        model, start = skeleton(self.model, shard.shape, shard.classes), broadcast["model"]
+    def _train(self, turn: Turn) -> Trained:
+        model = skeleton(self.model, turn.shard.shape, turn.shard.classes)
+        params, buffers = self.start(turn)
         state, steps = local_sgd(
             model,
-            {**start, **broadcast.get("buffers", {})},
-            shard.train,
+            {**params, **buffers},
+            turn.shard.train,
             lr=self.lr,
             momentum=self.momentum,
             weight_decay=self.weight_decay,
             batch_size=self.batch_size,
             epochs=self.local_epochs,
-            generator=ctx.keys.fold("batch").torch(),
-            loss=self.loss(broadcast, memory, shard, ctx),
-            correct=self.correction(broadcast, memory),
-            extra=self._shared(broadcast, ctx),
+            generator=turn.ctx.keys.fold("batch").torch(),
+            loss=self.loss(turn),
+            correct=self.correction(turn),
+            extra=self._shared(turn),
         )
-        return Trained(start, *split(model, state), steps)
+        return Trained(params, *split(model, state), steps)
 
-    def _train_privately(
-        self, broadcast: Mapping[str, Tensors], memory: State, shard: Shard, ctx: ClientContext
-    ) -> Trained:
-        if "dpsgd" not in self.queries:
-            raise ValueError(f"privacy=dpsgd: {type(self).__name__} has a loss that DP-SGD here cannot protect")
-        if "buffers" in broadcast:
+    def _train_privately(self, turn: Turn) -> Trained:
+        params, buffers = self.start(turn)
+        if buffers:
             raise ValueError("model.norm=batch: DP-SGD needs per-record gradients; use norm=instance, group or none")
-        model, start = build(self.model, shard.shape, shard.classes), broadcast["model"]
-        params, steps = train_privately(
+        model = build(self.model, turn.shard.shape, turn.shard.classes)
+        trained, steps = train_privately(
             model,
-            start,
-            shard.train,
+            params,
+            turn.shard.train,
             lr=self.lr,
             momentum=self.momentum,
             weight_decay=self.weight_decay,
             epochs=self.local_epochs,
-            ctx=ctx,
-            correct=self.correction(broadcast, memory),
-            extra=self._shared(broadcast, ctx),
+            ctx=turn.ctx,
+            correct=self.correction(turn),
+            extra=self._shared(turn),
         )
-        return Trained(start, params, {}, steps)
+        return Trained(params, trained, {}, steps)
 
-    def _shared(self, broadcast: Mapping[str, Tensors], ctx: ClientContext) -> Mix | None:
-        if "features" not in broadcast:
+    def _shared(self, turn: Turn) -> Mix | None:
+        if "features" not in turn.broadcast:
             return None
-        x, y = broadcast["features"]["x"], broadcast["labels"]["y"]
-        return Mix(Records(x, y, torch.arange(len(y))), ctx.keys.fold("shared").torch(), self.batch_size)
+        x, y = turn.broadcast["features"]["x"], turn.broadcast["labels"]["y"]
+        records = Records(x, y, torch.arange(len(y)))
+        return Mix(records, turn.ctx.keys.fold("shared").torch(), self.batch_size)

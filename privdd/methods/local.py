@@ -6,6 +6,7 @@ import copy
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,8 +14,13 @@ from torch.nn import functional as F
 
 from privdd.core import Records, State, Tensors
 
-Loss = Callable[[nn.Module, Tensor, Tensor], Tensor]  # (network, x (b, c, h, w), y (b,)) -> scalar
+Loss = Callable[[Any, Tensor, Tensor], Tensor]  # (network, x (b, c, h, w), y (b,)) -> scalar
 Correction = Callable[[Tensors, Tensors], Tensors]  # (parameters, gradients) -> gradients
+
+
+def placed(tensors: Tensors, device: str | torch.device) -> State:
+    """The same tensors on ``device``."""
+    return {name: tensor.to(device) for name, tensor in tensors.items()}
 
 
 def cross_entropy(net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
@@ -44,7 +50,7 @@ class Replica:
     """
 
     def __init__(self, model: nn.Module, state: Tensors) -> None:
-        self.module = copy.deepcopy(model)
+        self.module: Any = copy.deepcopy(model)
         shapes = {name: p.shape for name, p in self.module.named_parameters()}
         buffers = dict(self.module.named_buffers())
         wanted = {*shapes, *(name for name, b in buffers.items() if b.is_floating_point())}
@@ -156,8 +162,8 @@ def _source(
 
 @torch.no_grad()
 def outputs(model: nn.Module, state: Tensors, x: Tensor, batch: int = 512) -> Tensor:
-    """Logits (n, C) of the model in evaluation mode, ``batch`` images at a time."""
-    replica = Replica(model, state)
+    """Logits (n, C) of the model in evaluation mode on x's device, ``batch`` images at a time."""
+    replica = Replica(model, placed(state, x.device))
     net = replica.module.eval()
     return torch.cat([net(part.to(replica.flat)) for part in x.split(batch)])
 

@@ -1,0 +1,48 @@
+"""FedAdam (Reddi et al., ICLR 2021, algorithm 2): Adam on the server, without bias correction."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from privdd.core import Keys, Problem, State
+from privdd.methods.fedavg import FedAvg
+from privdd.state import pack, unpack
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedAdam(FedAvg):
+    """m = b1 m + (1-b1) g, v = b2 v + (1-b2) g^2, w -= server_lr m / (sqrt(v) + tau).
+
+    g is the pseudo-gradient; beta1, beta2 in [0, 1); tau > 0 is the degree of adaptivity (large = less),
+    and v starts at tau^2, as the algorithm's initialisation asks.
+    """
+
+    server_lr: float = 0.1
+    beta1: float = 0.9
+    beta2: float = 0.99
+    tau: float = 1e-3
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("beta1", "beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)!r}: a number in [0, 1)")
+        if not self.tau > 0:
+            raise ValueError(f"tau={self.tau!r}: a number above 0")
+
+    def init(self, problem: Problem, keys: Keys) -> State:
+        state = super().init(problem, keys)
+        model = unpack("model", state)
+        first = {name: torch.zeros_like(t) for name, t in model.items()}
+        second = {name: torch.full_like(t, self.tau**2) for name, t in model.items()}
+        return {**state, **pack("first", first), **pack("second", second)}
+
+    def server_step(self, server: State, gradient: State) -> State:
+        first, second = unpack("first", server), unpack("second", server)
+        m = {n: self.beta1 * first[n].double() + (1 - self.beta1) * g for n, g in gradient.items()}
+        v = {n: self.beta2 * second[n].double() + (1 - self.beta2) * g * g for n, g in gradient.items()}
+        step = {n: m[n] / (v[n].sqrt() + self.tau) for n in gradient}
+        moments = {**pack("first", m), **pack("second", v)}
+        return {**super().server_step(server, step), **{n: t.to(server[n]) for n, t in moments.items()}}

@@ -1,0 +1,113 @@
+"""FedProto (Tan et al., AAAI 2022): clients share class prototypes only and keep their own models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from attacks.types import Surface
+from privdd.core import Keys, Problem, Received, Records, State, Tensors
+from privdd.methods.averaging import in_order
+from privdd.methods.fedavg import FedAvg, Trained, Turn
+from privdd.methods.local import Loss, Replica, placed, split
+from privdd.models import initial
+from privdd.models.build import skeleton
+from privdd.models.layers import Classifier
+from privdd.state import pack, unpack
+
+
+@torch.no_grad()
+def prototypes(model: nn.Module, state: Tensors, records: Records, classes: int, batch: int = 512) -> State:
+    """{"mean": (classes, d) mean features by class, 0 where empty; "count": (classes,)} in float32."""
+    net = Replica(model, state).module.eval()
+    z = torch.cat([net.features(x) for x in records.x.split(batch)])
+    member = F.one_hot(records.y, classes).to(z)
+    count = member.sum(0)
+    return {"mean": member.T @ z / count.clamp(min=1)[:, None], "count": count}
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedProto(FedAvg):
+    """weight >= 0: lambda of the distance between a record's features and its class's global prototype.
+
+    Every client starts from the same public initial model and keeps its own from then on; prediction is
+    the nearest global prototype (the paper's section 4.4), before the first round the model's own head.
+    """
+
+    weight: float = 1.0
+
+    uploads: ClassVar[Mapping[str, Surface]] = {"prototypes": Surface.PROTOTYPES}
+    queries: ClassVar[Mapping[str, Surface]] = {}
+    broadcasts: ClassVar[Mapping[str, Surface]] = {"prototypes": Surface.PROTOTYPES}
+    accuracy_kind: ClassVar[Literal["global", "personal"]] = "personal"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.weight >= 0:
+            raise ValueError(f"weight={self.weight!r}: a number from 0")
+
+    def init(self, problem: Problem, keys: Keys) -> State:
+        state = self._initial(problem.shape, problem.classes, keys.seed)
+        width = state["head.weight"].shape[1]
+        params, buffers = split(skeleton(self.model, problem.shape, problem.classes), state)
+        empty = {"mean": torch.zeros(problem.classes, width), "count": torch.zeros(problem.classes)}
+        return {**pack("model", params), **pack("buffers", buffers), **pack("prototypes", empty)}
+
+    def start(self, turn: Turn) -> tuple[Tensors, Tensors]:
+        kept = unpack("personal", turn.memory)
+        state = kept or self._initial(turn.shard.shape, turn.shard.classes, turn.ctx.keys.seed)
+        params, buffers = split(skeleton(self.model, turn.shard.shape, turn.shard.classes), state)
+        return placed(params, turn.ctx.problem.device), placed(buffers, turn.ctx.problem.device)
+
+    def loss(self, turn: Turn) -> Loss | None:
+        mean, known = turn.broadcast["prototypes"]["mean"], turn.broadcast["prototypes"]["count"] > 0
+
+        def pulled(net: Classifier, x: Tensor, y: Tensor) -> Tensor:
+            z = net.features(x)
+            distance = ((z - mean[y]) ** 2).mean(1) * known[y]
+            return F.cross_entropy(net.head(z), y) + self.weight * distance.mean()
+
+        return pulled
+
+    def outcome(self, turn: Turn, trained: Trained) -> tuple[dict[str, Tensors], State]:
+        state = {**trained.params, **trained.buffers}
+        model = skeleton(self.model, turn.shard.shape, turn.shard.classes)
+        own = prototypes(model, state, turn.shard.train, turn.shard.classes)
+        return {"prototypes": own}, {**turn.memory, **pack("personal", state)}
+
+    def aggregate(self, server: State, inbox: Sequence[Received], keys: Keys) -> State:
+        """Global prototype of a class: mean over the records of the clients that hold it (eq. 6)."""
+        sent = [received.values["prototypes"] for received in in_order(inbox)]
+        count = torch.stack([s["count"].double() for s in sent])
+        mean = (torch.stack([s["mean"].double() for s in sent]) * count[:, :, None]).sum(0)
+        total = count.sum(0)
+        seen, old = total > 0, server["prototypes/mean"]
+        fresh = (mean / total.clamp(min=1)[:, None]).to(old)
+        mean = torch.where(seen[:, None], fresh, old)
+        count = torch.where(seen, total.to(old), server["prototypes/count"])
+        return {**server, **pack("prototypes", {"mean": mean, "count": count})}
+
+    @torch.no_grad()
+    def predict(self, server: State, memory: State | None, x: Tensor) -> Tensor:
+        """Scores (n, C): minus the distance to each known prototype; without a memory, of the initial model."""
+        common = {**unpack("model", server), **unpack("buffers", server)}
+        state = unpack("personal", memory or {}) or common
+        model = skeleton(self.model, tuple(x.shape[1:]), len(state["head.weight"]))
+        net = Replica(model, placed(state, x.device)).module.eval()
+        z = torch.cat([net.features(part) for part in x.split(512)])
+        known = server["prototypes/count"].to(x.device) > 0
+        if not known.any():
+            return net.head(z)
+        return (-torch.cdist(z, server["prototypes/mean"].to(z))).masked_fill(~known, -torch.inf)
+
+    def model_state(self, name: str, value: Tensors, broadcast: Mapping[str, Tensors]) -> State | None:
+        """None: no model travels."""
+        return None
+
+    def _initial(self, shape: tuple[int, int, int], classes: int, seed: int) -> State:
+        return initial(self.model, shape, classes, Keys(seed).fold("public", "fedproto", "model").torch())

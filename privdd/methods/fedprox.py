@@ -1,0 +1,29 @@
+"""FedProx (Li et al., MLSys 2020, eq. 2): a proximal term holds clients near the global model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from privdd.core import State, Tensors
+from privdd.methods.fedavg import FedAvg, Turn
+from privdd.methods.local import Correction
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedProx(FedAvg):
+    """mu >= 0: weight of mu/2 ||w - w_global||^2; 0 is FedAvg."""
+
+    mu: float = 0.01
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.mu >= 0:
+            raise ValueError(f"mu={self.mu!r}: a number from 0")
+
+    def correction(self, turn: Turn) -> Correction | None:
+        centre = self.start(turn)[0]
+
+        def proximal(params: Tensors, grads: Tensors) -> State:
+            return {name: g + self.mu * (params[name] - centre[name]) for name, g in grads.items()}
+
+        return proximal

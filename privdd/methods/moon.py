@@ -1,0 +1,64 @@
+"""MOON (Li, He and Song, CVPR 2021): features are pulled to the global model's, off the client's last."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from attacks.types import Surface
+from privdd.core import State, Tensors
+from privdd.methods.fedavg import FedAvg, Trained, Turn
+from privdd.methods.local import Loss, Replica
+from privdd.models.build import skeleton
+from privdd.models.layers import Classifier
+from privdd.state import pack, unpack
+
+
+def contrast(z: Tensor, towards: Tensor, away: Tensor, temperature: float) -> Tensor:
+    """Model-contrastive loss (the paper's eq. 3) of features z (b, d): mean over the batch."""
+    cosines = torch.stack([F.cosine_similarity(z, towards), F.cosine_similarity(z, away)], dim=1)
+    return F.cross_entropy(cosines / temperature, torch.zeros(len(z), dtype=torch.int64, device=z.device))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moon(FedAvg):
+    """mu >= 0: weight of the contrastive term, 0 is FedAvg; temperature > 0.
+
+    Features are the penultimate ones (no projection head); the two reference networks run in
+    evaluation mode. A client remembers its last model and begins with the global one in its place.
+    """
+
+    mu: float = 5.0
+    temperature: float = 0.5
+
+    queries: ClassVar[Mapping[str, Surface]] = {}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.mu >= 0:
+            raise ValueError(f"mu={self.mu!r}: a number from 0")
+        if not self.temperature > 0:
+            raise ValueError(f"temperature={self.temperature!r}: a number above 0")
+
+    def loss(self, turn: Turn) -> Loss | None:
+        model = skeleton(self.model, turn.shard.shape, turn.shard.classes)
+        params, buffers = self.start(turn)
+        present = {**params, **buffers}
+        references = [Replica(model, s).module.eval() for s in (present, unpack("previous", turn.memory) or present)]
+
+        def moon(net: Classifier, x: Tensor, y: Tensor) -> Tensor:
+            z = net.features(x)
+            with torch.no_grad():
+                towards, away = (reference.features(x) for reference in references)
+            return F.cross_entropy(net.head(z), y) + self.mu * contrast(z, towards, away, self.temperature)
+
+        return moon
+
+    def outcome(self, turn: Turn, trained: Trained) -> tuple[dict[str, Tensors], State]:
+        values, memory = super().outcome(turn, trained)
+        return values, {**memory, **pack("previous", {**trained.params, **trained.buffers})}

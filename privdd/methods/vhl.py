@@ -1,0 +1,97 @@
+"""VHL (Tang et al., ICML 2022): pure-noise anchor images that every client classifies and aligns with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from attacks.types import Surface
+from privdd.core import Keys, Records
+from privdd.methods.fedavg import FedAvg, Turn
+from privdd.methods.local import Loss, batches
+from privdd.models.layers import Classifier
+
+STYLE = 64  # dimensions of the latent style (released code: style_dim)
+CENTRE_STD, STYLE_STD = 0.3, 0.1  # spread of the class centres, and around them (released code: sample_z_mean, _std)
+
+
+def anchors(shape: tuple[int, int, int], classes: int, per_class: int, keys: Keys) -> Records:
+    """Labelled noise images from an untrained convolutional generator (n, c, h, w) in [0, 1].
+
+    A class is a Gaussian in the style space; a linear map and random upsampling convolutions turn
+    styles into images. Everything stems from the public keys, so no record is involved and nothing is
+    sent: each party draws the same images.
+    """
+    generator = keys.torch()
+    draw = lambda *size: torch.randn(size, generator=generator)  # noqa: E731
+    y = torch.arange(classes).repeat_interleave(per_class)
+    style = (CENTRE_STD * draw(classes, STYLE))[y] + STYLE_STD * draw(len(y), STYLE)
+    z = F.leaky_relu(style @ draw(STYLE, 16 * 4 * 4) / CENTRE_STD / STYLE**0.5, 0.2).reshape(-1, 16, 4, 4)
+    while z.shape[-1] < max(shape[1:]):
+        z = F.interpolate(z, scale_factor=2, mode="bilinear")
+        z = F.leaky_relu(F.conv2d(z, draw(16, 16, 3, 3) / 12, padding=1), 0.2)
+        z = F.instance_norm(z + 0.1 * draw(1, 1, *z.shape[2:]))
+    image = F.conv2d(z, draw(shape[0], 16, 1, 1) / 4)
+    top, left = (image.shape[-2] - shape[1]) // 2, (image.shape[-1] - shape[2]) // 2
+    return Records(image[:, :, top : top + shape[1], left : left + shape[2]].sigmoid(), y, torch.arange(len(y)))
+
+
+def supervised_contrast(z: Tensor, y: Tensor, temperature: float) -> Tensor:
+    """Supervised contrastive loss of features z (b, d), labels y (b,) (Khosla et al. 2020, eq. 2).
+
+    Anchors without a partner of their class do not count; 0 where none has one.
+    """
+    z = F.normalize(z)
+    itself = torch.eye(len(z), dtype=torch.bool, device=z.device)
+    logits = (z @ z.T / temperature).masked_fill(itself, -torch.inf)
+    log_p = logits.log_softmax(1).masked_fill(itself, 0.0)
+    partner = (y[:, None] == y[None, :]) & ~itself
+    has = partner.any(1)
+    per_anchor = -(log_p * partner).sum(1) / partner.sum(1).clamp(min=1)
+    return (per_anchor * has).sum() / has.sum().clamp(min=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class VHL(FedAvg):
+    """Adds alpha CE(anchors) + align supervised_contrast(records and anchors) to every step.
+
+    alpha, align >= 0 (both 0 is FedAvg); temperature > 0; per_class: anchors of each class; each
+    step's anchor batch has batch_size images.
+    """
+
+    alpha: float = 1.0
+    align: float = 0.1
+    temperature: float = 0.07
+    per_class: int = 200
+
+    queries: ClassVar[Mapping[str, Surface]] = {}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("alpha", "align"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name}={getattr(self, name)!r}: a number from 0")
+        if not self.temperature > 0:
+            raise ValueError(f"temperature={self.temperature!r}: a number above 0")
+        if not self.per_class >= 1:
+            raise ValueError(f"per_class={self.per_class!r}: at least 1")
+
+    def loss(self, turn: Turn) -> Loss | None:
+        shard, keys = turn.shard, turn.ctx.keys
+        noise = anchors(shard.shape, shard.classes, self.per_class, Keys(keys.seed).fold("public", "vhl"))
+        indices = batches(len(noise), self.batch_size, keys.fold("anchors").torch(), noise.y.device)
+
+        def joint(net: Classifier, x: Tensor, y: Tensor) -> Tensor:
+            at = next(indices)
+            extra, labels = noise.x[at].to(x), noise.y[at].to(y)
+            z, z_extra = net.features(x), net.features(extra)
+            aligned = supervised_contrast(torch.cat([z, z_extra]), torch.cat([y, labels]), self.temperature)
+            virtual = F.cross_entropy(net.head(z_extra), labels)
+            return F.cross_entropy(net.head(z), y) + self.alpha * virtual + self.align * aligned
+
+        return joint
