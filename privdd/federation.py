@@ -76,6 +76,7 @@ class Snapshot:
     broadcast: Mapping[str, Tensors]
     memory: State
     sent: Mapping[str, Tensors] = field(default_factory=dict)
+    phase: str = ""
 
 
 @dataclass(frozen=True)
@@ -150,7 +151,7 @@ def step(
         memories[received.client] = memory
         uploaded[received.client] = size_of(received.values)
     server = plan.method.aggregate(progress.server, inbox, plan.keys.fold("round", t, "server"))
-    snapshots = _snapshots(progress.snapshots, plan.victim, t, broadcast, before, inbox)
+    snapshots = _snapshots(plan, progress.snapshots, t, broadcast, before, inbox)
     moved = replace(
         progress,
         round=t + 1,
@@ -214,23 +215,35 @@ def _server_row(
     )
 
 
+def phase_of(method: Method, round: int) -> str:
+    """Which part of a method a round belongs to; most methods have one part."""
+    phase = getattr(method, "phase", None)
+    return phase(round) if phase else "train"
+
+
+def remembers(method: Method, round: int, memory: State) -> bool:
+    """Whether a round's upload depends on what the client kept from earlier rounds."""
+    asked = getattr(method, "remembers", None)
+    return asked(round) if asked else bool(memory)
+
+
 def _snapshots(
+    plan: Plan,
     kept: Mapping[int, Snapshot],
-    victim: int,
     round: int,
     broadcast: Mapping[str, Tensors],
     memory: State,
     inbox: Sequence[Received],
 ) -> dict[int, Snapshot]:
-    """The victim's first and latest round for every set of names that it has sent."""
-    mine = [r for r in inbox if r.client == victim]
+    """The victim's first and latest round of every phase; all rounds where memory links them."""
+    mine = [r for r in inbox if r.client == plan.victim]
     if not mine:
         return dict(kept)
-    names = set(mine[0].values)
-    alike = sorted(t for t, s in kept.items() if set(s.sent) == names)
-    drop = set(alike[1:])
-    snapshot = Snapshot(round, broadcast, memory, mine[0].values)
-    return {**{t: s for t, s in kept.items() if t not in drop}, round: snapshot}
+    new = Snapshot(round, broadcast, memory, mine[0].values, phase_of(plan.method, round))
+    if remembers(plan.method, round, memory) or any(s.memory for s in kept.values()):
+        return {**kept, round: new}
+    alike = sorted(t for t, s in kept.items() if s.phase == new.phase and set(s.sent) == set(new.sent))
+    return {**{t: s for t, s in kept.items() if t not in alike[1:]}, round: new}
 
 
 def predict_in_batches(

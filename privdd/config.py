@@ -1,0 +1,211 @@
+"""Configs: where they lie, the resolvers they use, and one clear line for every mistake in them."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import math
+import re
+import sys
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+PRESETS = ("smoke", "default", "paper")
+GROUPS = ("algo", "attack", "base", "data", "engine", "experiment", "model", "partition", "preset", "privacy")
+
+
+class BadConfig(ValueError):
+    """A config that cannot be run; the message is one line for the user."""
+
+
+def config_dir() -> str:
+    """The folder of yaml files: packed in the wheel, or beside the package in a checkout."""
+    here = Path(__file__).resolve().parent
+    for folder in (here / "configs", here.parent / "configs"):
+        if (folder / "audit.yaml").is_file():
+            return str(folder)
+    raise BadConfig(f"no configs found in {here / 'configs'} or {here.parent / 'configs'}; is the installation complete?")
+
+
+def _by_preset(*values: Any, _root_: Any) -> Any:
+    if len(values) != len(PRESETS):
+        raise BadConfig(f"by_preset needs {len(PRESETS)} values ({', '.join(PRESETS)}), got {len(values)}")
+    name = OmegaConf.select(_root_, "preset.name")
+    if name not in PRESETS:
+        raise BadConfig(f"preset={name}: allowed are {', '.join(PRESETS)}")
+    return values[PRESETS.index(name)]
+
+
+def _fingerprint(parts: Iterable[str]) -> str:
+    return hashlib.blake2b("\n".join(sorted(parts)).encode(), digest_size=4).hexdigest()
+
+
+def _point(overrides: str) -> str:
+    """A folder name for one sweep point: readable, safe, unique."""
+    readable = re.sub(r"[^A-Za-z0-9_.=+-]+", "_", overrides)[:80].strip("_") or "point"
+    return f"{readable}-{_fingerprint(overrides.split(','))}"
+
+
+def _sweep_dir() -> str:
+    """Repeating a sweep, or adding values to it, goes to the same folder."""
+    keys = [a.split("=", 1)[0] if "," in a else a for a in sys.argv[1:] if "=" in a and not a.startswith("hydra")]
+    return f"outputs/sweeps/{_fingerprint(keys)}"
+
+
+def register_resolvers() -> None:
+    """Idempotent; called before anything is composed."""
+    OmegaConf.register_new_resolver("by_preset", _by_preset, replace=True)
+    OmegaConf.register_new_resolver("run_id", lambda: uuid.uuid4().hex[:6], replace=True, use_cache=True)
+    OmegaConf.register_new_resolver("point", _point, replace=True)
+    OmegaConf.register_new_resolver("sweep_dir", _sweep_dir, replace=True)
+
+
+def all_attacks(folders: Sequence[str]) -> list[str]:
+    """Every attack that a yaml exists for, the user's own folders included."""
+    return sorted({p.stem for folder in folders for p in (Path(folder) / "attack").glob("*.yaml")})
+
+
+def expand(argv: Sequence[str], command: str) -> list[str]:
+    """The arguments with ``attack=all`` (the default) spelled out, so that the config shows each one."""
+    args = [a for a in argv if a != "attack=all"]
+    if command == "audit" and not any(a.startswith("attack=") for a in args):
+        args.append(f"attack=[{','.join(all_attacks([config_dir(), *own_folders(argv)]))}]")
+    return args
+
+
+def own_folders(argv: Sequence[str]) -> list[str]:
+    """The user's own config folders: ``--config-dir DIR``."""
+    given = [a.split("=", 1)[1] for a in argv if a.startswith("--config-dir=")]
+    return given + [b for a, b in zip(argv, argv[1:]) if a in ("--config-dir", "-cd")]
+
+
+def composed(command: str, overrides: Sequence[str], folders: Sequence[str] = ()) -> DictConfig:
+    """The resolved-on-access config for plain overrides. Raises BadConfig with one line."""
+    register_resolvers()
+    GlobalHydra.instance().clear()
+    extra = [f"hydra.searchpath=[{','.join('file://' + str(Path(f).resolve()) for f in folders)}]"] if folders else []
+    try:
+        with initialize_config_dir(config_dir=config_dir(), version_base="1.3"):
+            return compose(config_name=command, overrides=[*overrides, *extra])
+    except (HydraException, OmegaConfBaseException) as error:
+        raise BadConfig(one_line(error)) from None
+
+
+def one_line(error: BaseException) -> str:
+    """The first informative sentence of a library's message."""
+    cause = error.__cause__ if isinstance(error, HydraException) and error.__cause__ else error
+    lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
+    shown = [line for line in lines if not line.startswith(("Set the environment", "See https", "full_key", "object_type"))]
+    return " ".join(shown)[:400] or type(error).__name__
+
+
+def check_overrides(command: str, argv: Sequence[str]) -> DictConfig:
+    """Compose what was typed (first value of each sweep) and refuse unknown keys with a suggestion."""
+    folders = own_folders(argv)
+    typed = [a for a in argv if "=" in a and not a.startswith(("-", "hydra"))]
+    for item in argv:
+        if item.startswith(("+", "~")):
+            raise BadConfig(f"{item}: adding or deleting keys is not supported; put new parts into yaml files (--config-dir)")
+        if "=" not in item and not item.startswith("-") and item not in folders:
+            raise BadConfig(f"{item}: an override has the form key=value")
+    parser = OverridesParser.create()
+    try:
+        parsed = parser.parse_overrides(typed)
+    except HydraException as error:
+        raise BadConfig(one_line(error)) from None
+    group = [o for o in parsed if o.key_or_group.split("@")[0] in GROUPS and "." not in o.key_or_group]
+    plain = [o for o in parsed if o not in group]
+    base = composed(command, [_first_value(o) for o in group], folders)
+    for override in plain:
+        _known(base, override.key_or_group)
+    return composed(command, [_first_value(o) for o in parsed], folders)
+
+
+def _first_value(override: Any) -> str:
+    if override.is_sweep_override():
+        return f"{override.key_or_group}={next(iter(override.sweep_string_iterator()))}"
+    return override.input_line
+
+
+def _known(config: DictConfig, key: str) -> None:
+    node: Any = config
+    for depth, part in enumerate(key.split(".")):
+        names = [str(k) for k in node] if OmegaConf.is_dict(node) else []
+        if part not in names:
+            where = ".".join(key.split(".")[:depth])
+            close = difflib.get_close_matches(part, names, 1)
+            hint = f"did you mean {'.'.join(filter(None, [where, close[0]]))}?" if close else f"known there: {', '.join(names) or 'nothing'}"
+            raise BadConfig(f"{key}: unknown key; {hint}")
+        node = OmegaConf.select(config, ".".join(key.split(".")[: depth + 1]), throw_on_missing=False)
+
+
+def check_types(config: DictConfig, defaults: DictConfig) -> None:
+    """Every changed value has the type of its default (an integer may stand for a float)."""
+    before, after = _leaves(defaults), _leaves(config)
+    for key, value in after.items():
+        default = before.get(key)
+        if key not in before or default is None or value is None or type(value) is type(default):
+            _finite(key, value)
+            continue
+        numeric = isinstance(default, int | float) and not isinstance(default, bool)
+        if numeric and isinstance(value, int | float) and not isinstance(value, bool):
+            _finite(key, value)
+            if isinstance(default, int) and isinstance(value, float) and not value.is_integer() and not _fractional(key):
+                raise BadConfig(f"{key}={value}: a whole number is needed (the default is {default})")
+            continue
+        if key == "audit.client" or key.startswith(("capture.", "attack.")):
+            continue
+        raise BadConfig(f"{key}={value!r}: a value like the default {default!r} ({_kind(default)}) is needed")
+
+
+def _fractional(key: str) -> bool:
+    """Whole-numbered by default, yet any number makes sense."""
+    return not re.search(r"(rounds|steps|size|clients|workers|threads|records|worlds|victims|seed|width|depth|epochs|ipc|limit|iterations|restarts)$", key)
+
+
+def _kind(value: Any) -> str:
+    return {bool: "true or false", int: "an integer", float: "a number", str: "text"}.get(type(value), type(value).__name__)
+
+
+def _finite(key: str, value: Any) -> None:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise BadConfig(f"{key}={value}: a finite number is needed")
+
+
+def _leaves(node: Any, prefix: str = "") -> dict[str, Any]:
+    plain = OmegaConf.to_container(node, resolve=True) if not prefix else node
+    if isinstance(plain, dict):
+        return {k: v for name, part in plain.items() for k, v in _walk(f"{prefix}{name}", part)}
+    return {}
+
+
+def _walk(key: str, value: Any) -> list[tuple[str, Any]]:
+    if isinstance(value, dict):
+        return [pair for name, part in value.items() for pair in _walk(f"{key}.{name}", part)]
+    return [(key, value)]
+
+
+def guarded(main: Callable[[], int]) -> int:
+    """Run a command; anything the user can cause ends in one line on stderr and status 1."""
+    from privdd.failures import explain
+
+    try:
+        return main()
+    except KeyboardInterrupt as stop:
+        print(f"\nprivdd: stopped{': ' + str(stop) if str(stop) else ''}", file=sys.stderr)
+        return 130
+    except Exception as error:
+        line = explain(error)
+        if line is None:
+            raise
+        print(f"privdd: error: {line}", file=sys.stderr)
+        return 1

@@ -1,0 +1,64 @@
+"""Where synthetic images start: real records, noise, or noise with each class's own statistics."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from privdd.core import Keys, Records
+from privdd.distill.cells import Cells
+from privdd.distill.class_stats import Statistics, channel_statistics
+from privdd.distill.sampling import first, priorities
+
+Init = Literal["real", "noise", "statistics"]
+
+
+def check_init(init: str) -> None:
+    """Raises ValueError for a start other than real, noise and statistics."""
+    if init not in get_args(Init):
+        raise ValueError(f"init={init!r}: allowed are {', '.join(get_args(Init))}")
+
+
+def noise_images(labels: Tensor, ipc: int, shape: tuple[int, int, int], keys: Keys) -> Tensor:
+    """N(0, 1) images (M, ipc, *shape): one stream per class, whatever other classes are there."""
+    drawn = [torch.randn((ipc, *shape), generator=keys.fold("noise", label).torch()) for label in labels.tolist()]
+    return torch.stack(drawn) if drawn else torch.zeros((0, ipc, *shape))
+
+
+def scaled_noise(noise: Tensor, statistics: Statistics) -> Tensor:
+    """Noise (M, ipc, c, h, w) with row m's channel mean and deviation (M, c)."""
+    mean, std = (values[:, None, :, None, None] for values in (statistics.mean, statistics.std))
+    return mean + std * noise
+
+
+def initial_images(
+    init: str, cells: Cells, ipc: int, shape: tuple[int, int, int], keys: Keys, *, total: int | None = None
+) -> Tensor:
+    """The first images (M, ipc, *shape) of every cell; a world starts as it would alone.
+
+    real: the cell's records of smallest priority, starting over where it has fewer than ``ipc``;
+    noise: N(0, 1), shared by the cells of a class; statistics: that noise with the channel means and
+    deviations of the cell's records (``total``: see ``channel_statistics``).
+    """
+    check_init(init)
+    if init == "real":
+        return _real(cells, ipc, shape, keys)
+    noise = noise_images(cells.labels, ipc, shape, keys)
+    if init == "noise" or not len(cells):
+        return noise
+    rows = [channel_statistics(cells.pool.x[g.at[present]], total) for g in cells.groups for present in g.present]
+    return scaled_noise(noise, Statistics(torch.stack([mean for mean, _ in rows]), torch.stack([std for _, std in rows])))
+
+
+def _real(cells: Cells, ipc: int, shape: tuple[int, int, int], keys: Keys) -> Tensor:
+    priority = priorities(cells.pool.ids, keys.fold("real"))
+    rows = [cells.pool.x[g.at[first(priority[g.at], g.present, ipc)]] for g in cells.groups]
+    return torch.cat(rows) if rows else torch.zeros((0, ipc, *shape))
+
+
+def short_classes(records: Records, classes: int, ipc: int) -> list[int]:
+    """Held classes with fewer records than ``ipc``: a real start repeats some of theirs."""
+    counts = torch.bincount(records.y.cpu(), minlength=classes)
+    return ((counts > 0) & (counts < ipc)).nonzero()[:, 0].tolist()

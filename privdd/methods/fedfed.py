@@ -1,0 +1,246 @@
+"""FedFed (Yang et al., NeurIPS 2023): share noised performance-sensitive features, then train on both.
+
+Phase A, ``distill_rounds`` rounds: clients train generator and classifier together, the server
+averages both (Algorithm 1). Release, one round: every client sends x_p = x - q(x) + noise of every
+record with its label; the union goes to all. Phase B: any model-averaging method, each step on a
+private batch and a shared batch (Eq. 10).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from attacks.types import Surface
+from privdd.channel import ClientContext
+from privdd.core import Artifact, Keys, Problem, Received, Records, Shard, State, Tensors, Upload
+from privdd.distill.split import FeatureSplit, SplitLoss, bounded, train_split
+from privdd.distill.split_dp import train_split_privately
+from privdd.methods.averaging import average, in_order
+from privdd.methods.fedavg import FedAvg
+from privdd.methods.local import split
+from privdd.models import ModelSpec, build, initial
+from privdd.state import pack, unpack
+
+LABELS_PUBLIC = "declared public: zero-out adjacency removes a record's image and keeps its label"
+CLASSIFIER = "classifier."
+
+
+@lru_cache(maxsize=8)
+def split_skeleton(generator: ModelSpec, classifier: ModelSpec, shape: tuple[int, int, int], classes: int) -> FeatureSplit:
+    """The module whose names the state uses; values come through functional_call."""
+    return FeatureSplit(build(generator, shape, classes), build(classifier, shape, classes))
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedFed:
+    """base: the method of phase B; generator: the VAE; loss: weights of phase A.
+
+    copies: noised copies of each record that are shared (paper 1, released code 2); the noise itself
+    belongs to the mechanism set for the upload "features". keep_moments: AdamW's moments stay on the
+    client between rounds (the released code). shared_only: phase B trains on shared
+    features alone, so that it is post-processing (the sound profile); shared_per_round: features drawn
+    per round and client then, a public constant.
+    """
+
+    base: FedAvg
+    generator: ModelSpec
+    loss: SplitLoss
+    distill_rounds: int = 15
+    distill_epochs: int = 1
+    distill_lr: float = 1e-3
+    distill_weight_decay: float = 1e-6
+    distill_batch: int = 64
+    keep_moments: bool = False
+    shared_only: bool = False
+    shared_per_round: int = 512
+
+    queries: ClassVar[Mapping[str, Surface]] = {"dpsgd": Surface.GRADIENT}
+    accuracy_kind: ClassVar[str] = "global"
+    visible_to: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "features": ("server", "peer"),
+        "labels": ("server", "peer"),
+    }
+    own_uploads: ClassVar[Mapping[str, Surface]] = {
+        "features": Surface.FEATURES,
+        "labels": Surface.LABELS,
+        "update": Surface.UPDATE,
+        "buffers": Surface.STATISTICS,
+        "count": Surface.COUNTS,
+    }
+    uploads: Mapping[str, Surface] = field(init=False)
+    broadcasts: Mapping[str, Surface] = field(init=False)
+
+    def __post_init__(self) -> None:
+        for name in ("distill_rounds", "distill_epochs", "distill_batch", "shared_per_round"):
+            if not getattr(self, name) >= 1:
+                raise ValueError(f"algo.{name}={getattr(self, name)!r}: at least 1")
+        for name in ("distill_lr",):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"algo.{name}={getattr(self, name)!r}: a number above 0")
+        if not isinstance(self.base, FedAvg):
+            raise ValueError(f"algo.base={type(self.base).__name__}: a model-averaging method is needed")
+        shared = {"features": Surface.SHARED_FEATURES, "labels": Surface.SHARED_FEATURES}
+        both = {"generator": Surface.GLOBAL_MODEL, "generator_buffers": Surface.GLOBAL_MODEL}
+        object.__setattr__(self, "uploads", {**self.base.uploads, **self.own_uploads})
+        object.__setattr__(self, "broadcasts", {**self.base.broadcasts, **both, **shared})
+
+    @property
+    def rounds(self) -> int:
+        return self.distill_rounds + 1 + self.base.rounds
+
+    def _split(self, shape: tuple[int, int, int], classes: int) -> FeatureSplit:
+        return split_skeleton(self.generator, self.base.model, shape, classes)
+
+    # --- server -------------------------------------------------------------------------------
+
+    def init(self, problem: Problem, keys: Keys) -> State:
+        generator = initial(self.generator, problem.shape, problem.classes, keys.fold("generator").torch())
+        classifier = initial(self.base.model, problem.shape, problem.classes, keys.fold("classifier").torch())
+        whole = {f"generator.{n}": t for n, t in generator.items()} | {CLASSIFIER + n: t for n, t in classifier.items()}
+        params, buffers = split(self._split(problem.shape, problem.classes), whole)
+        state = pack("generator", params) | pack("generator_buffers", buffers) | {"round": torch.zeros(1)}
+        return state | pack("base", self.base.init(problem, keys))
+
+    def broadcast(self, server: State) -> dict[str, Tensors]:
+        t = int(server["round"])
+        if t <= self.distill_rounds:
+            groups = {name: unpack(name, server) for name in ("generator", "generator_buffers")}
+            return {name: group for name, group in groups.items() if group}
+        shared = {"features": unpack("features", server), "labels": unpack("labels", server)}
+        return {**self.base.broadcast(unpack("base", server)), **shared}
+
+    def aggregate(self, server: State, inbox: Sequence[Received], keys: Keys) -> State:
+        t = int(server["round"])
+        new = {**server, "round": server["round"] + 1}
+        if t < self.distill_rounds:
+            for name, target in (("update", "generator"), ("buffers", "generator_buffers")):
+                if all(name in received.values for received in inbox):
+                    new |= pack(target, {n: v.float() for n, v in average(inbox, name).items()})
+        elif t == self.distill_rounds:
+            clients = in_order(inbox)
+            new["features/x"] = torch.cat([r.values["features"]["x"] for r in clients])
+            new["labels/y"] = torch.cat([r.values["labels"]["y"] for r in clients])
+        else:
+            new |= pack("base", self.base.aggregate(unpack("base", server), inbox, keys))
+        return new
+
+    def predict(self, server: State, memory: State | None, x: Tensor) -> Tensor:
+        """Logits: of the classifier that phase A trains until phase B begins, then of the global model."""
+        if int(server["round"]) > self.distill_rounds:
+            return self.base.predict(unpack("base", server), memory, x)
+        state = {**unpack("generator", server), **unpack("generator_buffers", server)}
+        inner = {n[len(CLASSIFIER) :]: t for n, t in state.items() if n.startswith(CLASSIFIER)}
+        model = self._split(tuple(x.shape[1:]), len(inner["head.weight"])).classifier.eval()  # type: ignore[arg-type]
+        return functional_call(model, inner, (x,))
+
+    # --- client -------------------------------------------------------------------------------
+
+    def local(
+        self, broadcast: Mapping[str, Tensors], memory: State, shard: Shard, ctx: ClientContext
+    ) -> tuple[Upload, State]:
+        if ctx.round < self.distill_rounds:
+            return self._distill(broadcast, memory, shard, ctx)
+        if ctx.round == self.distill_rounds:
+            return self._release(broadcast, shard, ctx), memory
+        upload, inner = self._train(broadcast, unpack("base", memory), shard, ctx)
+        return upload, pack("base", inner)
+
+    def _distill(
+        self, broadcast: Mapping[str, Tensors], memory: State, shard: Shard, ctx: ClientContext
+    ) -> tuple[Upload, State]:
+        model = self._split(shard.shape, shard.classes)
+        state = {**broadcast["generator"], **broadcast.get("generator_buffers", {})}
+        if ctx.protected("dpsgd"):
+            trained = train_split_privately(
+                model, state, shard.train, self.loss, lr=self.distill_lr, epochs=self.distill_epochs, ctx=ctx
+            )
+            return {"update": Artifact(trained, private=True)}, memory
+        new, moments = train_split(
+            model,
+            state,
+            unpack("adam", memory) if self.keep_moments else {},
+            shard.train,
+            self.loss,
+            lr=self.distill_lr,
+            weight_decay=self.distill_weight_decay,
+            batch_size=self.distill_batch,
+            epochs=self.distill_epochs,
+            generator=ctx.keys.fold("distill").torch(),
+        )
+        params, buffers = split(model, new)
+        upload = {"update": Artifact(params), "count": Artifact({"n": torch.tensor([float(len(shard.train))])})}
+        if buffers:
+            upload["buffers"] = Artifact(buffers)
+        return upload, pack("adam", moments) if self.keep_moments else {}
+
+    def _release(self, broadcast: Mapping[str, Tensors], shard: Shard, ctx: ClientContext) -> Upload:
+        """x_s of every record, in order; the channel's mechanism noises (and repeats) it."""
+        features = self.maps(broadcast, {}, ctx.problem)["feature"](shard.train.x)
+        copies = len(self.loss.stds)
+        zero_out = ctx.relation == "zero_out" and self.shared_only
+        public = LABELS_PUBLIC if zero_out else ""
+        return {
+            "features": Artifact({"x": features}, flags={"public_map": ctx.protected("dpsgd")}),
+            "labels": Artifact({"y": shard.train.y.repeat(copies)}, public=public),
+        }
+
+    def _train(
+        self, broadcast: Mapping[str, Tensors], memory: State, shard: Shard, ctx: ClientContext
+    ) -> tuple[Upload, State]:
+        if not self.shared_only:
+            return self.base.local(broadcast, memory, shard, ctx)
+        x, y = broadcast["features"]["x"], broadcast["labels"]["y"]
+        drawn = torch.randint(len(y), (self.shared_per_round,), generator=ctx.keys.fold("shared").torch())
+        public = shard.with_train(Records(x[drawn], y[drawn], drawn))
+        inner = {name: value for name, value in broadcast.items() if name not in ("features", "labels")}
+        upload, memory = self.base.local(inner, memory, public, replace(ctx, mechanisms={}))
+        return {n: Artifact(a.value, private=True) for n, a in upload.items() if n != "count"}, memory
+
+    # --- what an auditor needs ----------------------------------------------------------------
+
+    def classifier(self, problem: Problem) -> nn.Module:
+        """The architecture whose parameters travel in phase B (and inside phase A's)."""
+        return self.base.classifier(problem)
+
+    def model_state(self, name: str, value: Tensors, broadcast: Mapping[str, Tensors]) -> State | None:
+        """The classifier state that an upload implies, or None."""
+        if name == "update" and any(key.startswith(CLASSIFIER) for key in value):
+            whole = {**broadcast.get("generator_buffers", {}), **value}
+            return {key[len(CLASSIFIER) :]: t for key, t in whole.items() if key.startswith(CLASSIFIER)}
+        return self.base.model_state(name, value, broadcast)
+
+    def remembers(self, round: int) -> bool:
+        """Whether a round's upload reads what the client kept."""
+        return self.keep_moments and 0 < round < self.distill_rounds
+
+    def phase(self, round: int) -> str:
+        """Which part of the method a round belongs to."""
+        return "distill" if round < self.distill_rounds else "release" if round == self.distill_rounds else "train"
+
+    def settings(self, shard_size: int) -> dict[str, Any]:
+        return {**self.base.settings(shard_size), "copies": len(self.loss.stds), "noise_stds": self.loss.stds}
+
+    def maps(
+        self, broadcast: Mapping[str, Tensors], memory: State, problem: Problem
+    ) -> dict[str, Callable[[Tensor], Tensor]]:
+        """The feature map x -> x_s under the generator that the server sent (everyone knows it)."""
+        if "generator" not in broadcast:
+            return {}
+        state = {**broadcast["generator"], **broadcast.get("generator_buffers", {})}
+        inner = {n.removeprefix("generator."): t for n, t in state.items() if n.startswith("generator.")}
+        model = self._split(problem.shape, problem.classes).generator
+
+        def feature(x: Tensor) -> Tensor:
+            model.eval()
+            with torch.no_grad():
+                parts = [bounded(p - functional_call(model, inner, (p, None))[0], p, self.loss.rho) for p in x.split(256)]
+            return torch.cat(parts) if parts else x
+
+        return {"feature": feature}

@@ -1,0 +1,8 @@
+"""Mechanisms: randomised functions that return their value and their accounting together."""
+
+from privdd.privacy.mechanisms.aggregate_clip import AggregateClip
+from privdd.privacy.mechanisms.client_level import ClientLevel
+from privdd.privacy.mechanisms.clipped_sum import ClippedSum
+from privdd.privacy.mechanisms.gaussian_features import FeatureNoise
+
+__all__ = ["AggregateClip", "ClientLevel", "ClippedSum", "FeatureNoise"]

@@ -1,0 +1,53 @@
+"""FedDM's and FedRD's equation as printed: the batch mean is clipped, not its records.
+
+Kept for study. Clipping the mean bounds what the whole batch does, not what one record does: the mean
+may move from one end of the ball to the other, by 2C, while the noise is sigma C / |B|.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import dp_accounting as dpa
+import torch
+
+from privdd.core import Tensors
+from privdd.privacy.base import Output
+from privdd.privacy.clipping import clip_factors, positive
+from privdd.privacy.noise import Noise
+
+
+@dataclass(frozen=True)
+class AggregateClip:
+    """clip_C(mean of the contributions) + N(0, (sigma C / |B|)**2 I) (Huang et al. 2024, FedRD, eq. 7).
+
+    Accounted at its worst-case sensitivity 2C, that is kappa = 2|B| times what the papers' proof
+    assumes (effective noise multiplier sigma / (2|B|)), with |B| taken as public and no amplification
+    by sampling. ``privdd.privacy.claims`` holds what the papers state for it.
+    Input: tensors (|B|, ...), |B| >= 1 (a mean expanded to |B| equal rows costs no memory);
+    output: tensors (...).
+    """
+
+    noise_multiplier: float
+    clip_norm: float
+
+    def __post_init__(self) -> None:
+        positive(self.noise_multiplier, "noise_multiplier")
+        positive(self.clip_norm, "clip_norm")
+
+    def __call__(self, value: Tensors, noise: Noise) -> Output:
+        size = max(len(next(iter(value.values()))), 1)
+        mean = {name: tensor.sum(0) / size for name, tensor in value.items()}
+        norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(t) for t in mean.values()]))
+        factor = clip_factors(norm, self.clip_norm)
+        exact = {name: torch.nan_to_num(tensor) * factor for name, tensor in mean.items()}
+        std = self.noise_multiplier * self.clip_norm / size
+        return Output(
+            {name: total + std * noise.normal(tuple(total.shape)).to(total) for name, total in exact.items()},
+            dpa.GaussianDpEvent(self.noise_multiplier / (2 * size)),
+            clip_norm=float(self.clip_norm),
+            sensitivity=2 * self.clip_norm,
+            why=f"unsound as printed: the mean of {size} records is clipped; one record may move it by 2C, not C/|B|",
+            noise_std=std,
+            exact=exact,
+        )

@@ -1,0 +1,67 @@
+"""Progress with time left: a live bar on a terminal, plain heartbeat lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+HEARTBEAT = 15.0  # seconds between lines where there is no terminal
+
+
+def spell(seconds: float) -> str:
+    """5 -> "5 s", 75 -> "1 min 15 s", 4000 -> "1 h 06 min"."""
+    whole = max(0, int(seconds + 0.5))
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+@dataclass
+class Bar:
+    """One stage. ``advance`` may carry a short note (accuracy, residual)."""
+
+    label: str
+    total: int
+    out: TextIO
+    live: Progress | None = None
+    done: int = 0
+    began: float = field(default_factory=time.monotonic)
+    spoke: float = field(default_factory=time.monotonic)
+
+    def __post_init__(self) -> None:
+        self._task = self.live.add_task(self.label, total=self.total, note="") if self.live else None
+
+    def advance(self, note: str = "", by: int = 1) -> None:
+        self.done += by
+        if self.live is not None and self._task is not None:
+            self.live.update(self._task, advance=by, note=note)
+            return
+        now = time.monotonic()
+        if now - self.spoke >= HEARTBEAT or self.done >= self.total:
+            self.spoke = now
+            left = (now - self.began) / max(1, self.done) * max(0, self.total - self.done)
+            tail = f", {note}" if note else ""
+            ending = f"done in {spell(now - self.began)}" if self.done >= self.total else f"about {spell(left)} left"
+            print(f"{self.label}: {self.done}/{self.total}, {ending}{tail}", file=self.out, flush=True)
+
+
+@contextmanager
+def stage(label: str, total: int, out: TextIO | None = None) -> Iterator[Bar]:
+    """Progress of one stage on stderr (results go to stdout)."""
+    stream = out or sys.stderr
+    if not stream.isatty():
+        yield Bar(label, total, stream)
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"),
+               TimeElapsedColumn(), TimeRemainingColumn(), TextColumn("{task.fields[note]}"))
+    with Progress(*columns, console=Console(file=stream), transient=False) as live:
+        yield Bar(label, total, stream, live)

@@ -1,0 +1,146 @@
+"""Figures of what attacks reach and what a run costs: ROC, pictures, accuracy, bytes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from privdd.reporting.curves import Curve, psnr
+from privdd.reporting.style import GRID, INK, MUTED, PERCENT, canvas, colour, dash
+
+FLOOR = 1e-4
+
+
+@dataclass(frozen=True)
+class RocLine:
+    """One attack's curve with its name; blind is the same game without the artifact."""
+
+    label: str
+    curve: Curve
+    blind: Curve | None = None
+
+
+def roc(lines: Sequence[RocLine], width: float = 4.6) -> Figure:
+    """True against false positives on log-log axes (Carlini et al., 2022, section IV).
+
+    Steps, with a pointwise 95 % Clopper-Pearson band. The diagonal is guessing; the dotted mark is
+    one non-member, below which a rate cannot be seen.
+    """
+    with canvas(width, width + 0.25 * math.ceil((len(lines) + 2) / 2)) as (figure, axes):
+        floor = max(FLOOR, 10.0 ** math.floor(math.log10(min(1 / line.curve.outsiders for line in lines))))
+        floor = min(floor, 0.1)
+        axes.plot([floor, 1], [floor, 1], color=MUTED, lw=1, ls=(0, (4, 3)), label="guessing")
+        for index, line in enumerate(lines):
+            _draw_curve(axes, line, index, floor)
+        _draw_blind(axes, lines, floor)
+        _mark_one_outsider(axes, lines, floor)
+        axes.set(xscale="log", yscale="log", xlim=(floor, 1), ylim=(floor, 1), aspect="equal")
+        axes.set(xlabel="outsiders wrongly named", ylabel="members found")
+        axes.xaxis.set_major_formatter(PERCENT)
+        axes.yaxis.set_major_formatter(PERCENT)
+        figure.legend(loc="outside lower center", ncols=1 if len(lines) > 2 else 2, handlelength=2.6)
+    return figure
+
+
+def _steps(curve: Curve, floor: float) -> np.ndarray:
+    return np.maximum(curve.fpr, floor / 10)
+
+
+def _draw_curve(axes: Axes, line: RocLine, index: int, floor: float) -> None:
+    x = _steps(line.curve, floor)
+    low, high = (np.maximum(y, floor / 10) for y in (line.curve.lo, line.curve.hi))
+    axes.fill_between(x, low, high, step="post", color=colour(index), alpha=0.16, lw=0)
+    tpr = np.maximum(line.curve.tpr, floor / 10)
+    axes.step(x, tpr, where="post", color=colour(index), ls=dash(index), label=line.label, zorder=3)
+
+
+def _draw_blind(axes: Axes, lines: Sequence[RocLine], floor: float) -> None:
+    blind = [line.blind for line in lines if line.blind is not None]
+    for index, curve in enumerate(blind):
+        label = "control: never saw the artifact" if index == 0 else None
+        tpr = np.maximum(curve.tpr, floor / 10)
+        axes.step(_steps(curve, floor), tpr, where="post", color=MUTED, lw=1, label=label)
+
+
+def _mark_one_outsider(axes: Axes, lines: Sequence[RocLine], floor: float) -> None:
+    one = max(1 / line.curve.outsiders for line in lines)
+    if one > floor:
+        axes.axvline(one, color=MUTED, lw=0.9, ls=":")
+        text = f" 1 of {round(1 / one)} outsiders"
+        axes.text(one, floor * 1.15, text, color=MUTED, fontsize=8, rotation=90, ha="right", va="bottom")
+
+
+def accuracy(series: Mapping[str, Sequence[float]], width: float = 4.6) -> Figure:
+    """Test accuracy (0 to 1) after each round, one line per run."""
+    with canvas(width, 2.7) as (figure, axes):
+        for index, (label, values) in enumerate(series.items()):
+            rounds = np.arange(1, len(values) + 1)
+            marker = "o" if len(values) <= 12 else None
+            axes.plot(rounds, values, color=colour(index), ls=dash(index), marker=marker, ms=3.5, label=label)
+        axes.set(xlabel="round", ylabel="accuracy", ylim=(0, 1))
+        axes.yaxis.set_major_formatter(PERCENT)
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        if len(series) > 1:
+            figure.legend(loc="outside lower center", ncols=2 if len(series) <= 4 else 1, handlelength=2.6)
+    return figure
+
+
+def size(value: float) -> str:
+    """A number of bytes in decimal units: 1234567 as "1.23 MB"."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 999.5 or unit == "GB":
+            break
+        value /= 1000
+    return f"{value:.3g} {unit}"
+
+
+def bytes_bar(up: Mapping[str, float], width: float = 4.6) -> Figure:
+    """Bytes that one client uploads over the whole run, one bar per run."""
+    with canvas(width, 0.6 + 0.34 * len(up)) as (figure, axes):
+        names, values = list(up), list(up.values())
+        bars = axes.barh(names, values, color=[colour(i) for i in range(len(names))], height=0.62)
+        axes.bar_label(bars, [size(v) for v in values], padding=4, fontsize=8.5, color=INK)
+        axes.set(xlim=(0, 1.22 * max(*values, 1)), xticks=[])
+        axes.invert_yaxis()
+        axes.grid(False)
+        axes.spines[["bottom"]].set_visible(False)
+        axes.tick_params(axis="y", length=0, labelcolor=INK)
+    return figure
+
+
+def pictures(real: np.ndarray, reconstructed: np.ndarray, limit: int = 8) -> Figure:
+    """Real images (b, c, h, w) above their reconstructions, with the PSNR of each pair; best first."""
+    order = best_first(real, reconstructed)[:limit]
+    quality = psnr(real, reconstructed)
+    with canvas(0.85 * len(order) + 0.4, 2.3) as (figure, axes):
+        axes.remove()
+        cells = figure.subplots(2, len(order), squeeze=False)
+        for column, index in enumerate(order):
+            _picture(cells[0][column], real[index])
+            _picture(cells[1][column], reconstructed[index])
+            cells[1][column].set_xlabel(decibel(quality[index]), fontsize=8)
+        cells[0][0].set_ylabel("real")
+        cells[1][0].set_ylabel("rebuilt")
+    return figure
+
+
+def _picture(axes: Axes, image: np.ndarray) -> None:
+    pixels = np.clip(image, 0, 1).transpose(1, 2, 0)
+    axes.imshow(pixels if pixels.shape[2] == 3 else pixels[:, :, 0], cmap="gray", vmin=0, vmax=1, interpolation="none")
+    axes.set(xticks=[], yticks=[])
+    axes.grid(False)
+    axes.spines[:].set(visible=True, color=GRID)
+
+
+def best_first(real: np.ndarray, reconstructed: np.ndarray) -> np.ndarray:
+    """Positions sorted by falling PSNR."""
+    return np.argsort(-psnr(real, reconstructed), kind="stable")
+
+
+def decibel(value: float) -> str:
+    return "exact" if math.isinf(value) else f"{value:.1f} dB"

@@ -1,0 +1,100 @@
+"""Read and write ``findings.json``: one-line errors, atomic writes, no NaN, no ``null``."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+from pydantic import ValidationError
+
+from privdd.reporting.schema import SCHEMA, Findings
+from privdd.store import DamagedRun, write_bytes
+
+
+class FindingsError(DamagedRun):
+    """A run folder that cannot be read; the message is one line."""
+
+
+def _refuse_constant(token: str) -> NoReturn:
+    raise ValueError(f'{token} is not allowed (infinity is the string "inf")')
+
+
+def _finite_float(token: str) -> float:
+    value = float(token)
+    return value if math.isfinite(value) else _refuse_constant(token)
+
+
+def _refuse_null(value: Any, path: str = "") -> None:
+    if value is None:
+        raise ValueError(f"{path}: null is not allowed (a key that does not apply is left out)")
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in items:
+        _refuse_null(inner, f"{path}.{key}" if path else str(key))
+
+
+def first_error(error: ValidationError) -> str:
+    """One line for the first of pydantic's errors, with the number of the others."""
+    errors = error.errors(include_url=False, include_context=False)
+    where = ".".join(str(part) for part in errors[0]["loc"])
+    rest = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+    message = errors[0]["msg"].removeprefix("Value error, ")
+    return f"{where}: {message}{rest}" if where else f"{message}{rest}"
+
+
+def read_json(path: Path) -> Any:
+    """A json file in which every number is finite. Raises FindingsError with one line."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise FindingsError(f"{path}: no such file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise FindingsError(f"{path}: cannot be read ({error.__class__.__name__})") from None
+    try:
+        return json.loads(text, parse_constant=_refuse_constant, parse_float=_finite_float)
+    except (ValueError, RecursionError) as error:
+        raise FindingsError(f"{path}: damaged json ({str(error).splitlines()[0]})") from None
+
+
+def validate(data: Any, where: str = "findings") -> Findings:
+    """A checked value from plain data. Raises FindingsError with one line."""
+    if not isinstance(data, dict):
+        raise FindingsError(f"{where}: an object is needed, got {type(data).__name__}")
+    if data.get("schema") != SCHEMA:
+        raise FindingsError(f"{where}: schema {data.get('schema')!r}, this version reads schema {SCHEMA}")
+    try:
+        _refuse_null(data)
+        return Findings.model_validate(data)
+    except ValidationError as error:
+        raise FindingsError(f"{where}: {first_error(error)}") from None
+    except ValueError as error:
+        raise FindingsError(f"{where}: {error}") from None
+
+
+def load(path: Path | str) -> Findings:
+    """Read findings.json, or the one inside a run folder. Raises FindingsError with one line."""
+    path = Path(path)
+    path = path / "findings.json" if path.is_dir() else path
+    return validate(read_json(path), str(path))
+
+
+def dump(findings: Findings) -> str:
+    """The file's text: keys in the schema's order, absent keys left out, NaN refused."""
+    data = findings.model_dump(mode="json", by_alias=True, exclude_none=True)
+    return json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def write(findings: Findings | Mapping[str, Any], path: Path | str) -> Path:
+    """Check, then replace the file in one step, so that no reader ever sees half of it.
+
+    Raises FindingsError if a mapping does not follow the schema.
+    """
+    checked = findings if isinstance(findings, Findings) else validate(dict(findings), str(path))
+    try:
+        text = dump(checked)
+    except ValueError as error:
+        raise FindingsError(f"{path}: {error}") from None
+    write_bytes(Path(path), text.encode())
+    return Path(path)

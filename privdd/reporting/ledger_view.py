@@ -1,0 +1,83 @@
+"""The ledger in a few lines: releases of one kind put together, their mechanism in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from privdd.reporting.words import number
+
+VISIBLE = {"server": "the server", "peer": "the other clients", "public": "anyone", "analyst": "the analyst"}
+
+
+@dataclass
+class Group:
+    """Releases that share a name, a surface and a mechanism."""
+
+    name: str
+    surface: str
+    mechanism: str
+    sensitivity: str
+    visible_to: str
+    clients: set[Any] = field(default_factory=set)
+    rounds: set[Any] = field(default_factory=set)
+    releases: int = 0
+    reasons: set[str] = field(default_factory=set)
+
+
+def event_words(event: Any, depth: int = 0) -> str:
+    """A ledger event as a phrase; an event of an unknown type is named as such."""
+    if not isinstance(event, Mapping) or depth > 8:
+        return "unknown"
+    kind = event.get("type")
+    inner = lambda key="event": event_words(event.get(key), depth + 1)  # noqa: E731
+    if kind in ("gaussian", "laplace"):
+        return f"{kind.title()} noise, multiplier {_number(event.get('noise_multiplier'))}"
+    if kind == "poisson":
+        return f"{inner()}, records drawn with probability {_number(event.get('probability'))}"
+    if kind == "repeat":
+        return f"{inner()}, {event.get('count')} times"
+    if kind == "compose":
+        parts = event.get("events")
+        return " + ".join(event_words(e, depth + 1) for e in parts[:4]) if isinstance(parts, list) and parts else "nothing"
+    return {"none": "computed from protected values only", "non_private": "no protection"}.get(str(kind), f"unknown ({kind})")
+
+
+def _number(value: Any) -> str:
+    return number(float(value)) if isinstance(value, int | float) else str(value)
+
+
+def groups(ledger: Mapping[str, Any]) -> list[Group]:
+    """Releases by name, surface and mechanism, in the ledger's order; what is not a release is passed over."""
+    found: dict[tuple[str, ...], Group] = {}
+    releases = ledger.get("releases")
+    for release in releases if isinstance(releases, list) else []:
+        if isinstance(release, Mapping):
+            _add(found, release)
+    return list(found.values())
+
+
+def _add(found: dict[tuple[str, ...], Group], release: Mapping[str, Any]) -> None:
+    sensitivity, seen = release.get("sensitivity"), release.get("visible_to")
+    key = (
+        str(release.get("name", "?")),
+        str(release.get("surface", "?")),
+        event_words(release.get("event")),
+        _sensitivity(sensitivity),
+        ", ".join(VISIBLE.get(str(who), str(who)) for who in seen) if isinstance(seen, list) else "",
+    )
+    group = found.setdefault(key, Group(*key))
+    group.clients.add(str(release.get("client")))
+    group.rounds.add(str(release.get("round")))
+    count = release.get("count", 1)
+    group.releases += count if isinstance(count, int) else 1
+    if release.get("nonprivate_reason"):
+        group.reasons.add(str(release["nonprivate_reason"]))
+
+
+def _sensitivity(value: Any) -> str:
+    if not isinstance(value, Mapping) or value.get("value") is None:
+        return ""
+    why = f" ({value['why']})" if value.get("why") else ""
+    return f"{_number(value['value'])}{why}"

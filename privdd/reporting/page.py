@@ -1,0 +1,61 @@
+"""One run as one self-contained page: every figure inline, nothing loaded, no script."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from privdd.reporting import plots, summary
+from privdd.reporting.folder import RunRecord, read_run
+from privdd.reporting.ledger_view import groups
+from privdd.reporting.plots import Album, Plot
+from privdd.reporting.reproduce import recipe
+from privdd.reporting.style import save
+from privdd.store import write_bytes
+
+
+def render(record: RunRecord, figures: list[Plot], albums: list[Album]) -> str:
+    """The page's text. ``figures``: those of ``draw``, in any order."""
+    findings = record.findings
+    named = {plot.name: plot for plot in figures}
+    return (
+        plots.environment()
+        .get_template("report.html.jinja")
+        .render(
+            f=findings,
+            headline=summary.verdict(findings),
+            claim=summary.boldest(findings.privacy.claims),
+            measured=summary.measured(findings.findings),
+            member=summary.worst_membership(findings.findings),
+            picture=summary.best_pictures(findings.findings),
+            lines=summary.surface_lines(findings),
+            strip=named["epsilon"],
+            rocs=[plot for plot in figures if plot.name.startswith("roc-")],
+            accuracy=named.get("accuracy"),
+            albums=albums,
+            ledger=groups(record.ledger),
+            recipe=recipe(record),
+        )
+    )
+
+
+def draw(record: RunRecord) -> list[Plot]:
+    """Every figure that the run's evidence allows."""
+    accuracy = plots.accuracy([(record.findings.run.algo, record)])
+    return [plots.strip(record), *plots.rocs(record), *([accuracy] if accuracy else [])]
+
+
+def write_report(run_dir: Path | str) -> Path:
+    """``report.html`` and ``figures/*.svg|png`` inside a run folder; returns the page's path.
+
+    Raises FindingsError or DamagedRun (one line) on a folder that is no finished, undamaged run.
+    """
+    record = read_run(run_dir)
+    figures, albums = draw(record), plots.albums(record)
+    page = record.path / "report.html"
+    write_bytes(page, render(record, figures, albums).encode())
+    folder = record.path / "figures"
+    for plot in figures:
+        save(plot.figure, folder, plot.name)
+    for album in albums:
+        save(album.figure(), folder, plots.slug(f"pictures-{album.row.surface}-{album.row.attack}"))
+    return page

@@ -1,0 +1,184 @@
+"""From a run's findings and evidence to the figures that a page shows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+from matplotlib.figure import Figure
+
+from privdd.reporting import epsilon_figures, figures, summary, words
+from privdd.reporting.curves import curve, psnr
+from privdd.reporting.epsilon_figures import StripRow
+from privdd.reporting.figures import RocLine
+from privdd.reporting.folder import Evidence, RunRecord
+from privdd.reporting.schema import FindingRow
+from privdd.reporting.style import png_uri, themed, to_svg
+
+PAIRS = 8  # pictures shown of one attack
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A figure on its way to the page and to ``figures/``; alt says what it shows without seeing it."""
+
+    name: str
+    title: str
+    caption: str
+    alt: str
+    figure: Figure
+
+    @property
+    def svg(self) -> Markup:
+        """Safe as markup: matplotlib escapes the drawing's text, ``themed`` the label."""
+        return Markup(themed(to_svg(self.figure), self.name, self.alt))
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A real picture beside its reconstruction, both as data URIs."""
+
+    real: str
+    rebuilt: str
+    quality: str
+
+
+@dataclass(frozen=True)
+class Album:
+    """The pictures that one attack rebuilt, best first; median over all of them."""
+
+    owner: str
+    row: FindingRow
+    pairs: tuple[Pair, ...]
+    total: int
+    median: str
+    real: np.ndarray
+    rebuilt: np.ndarray
+
+    def figure(self) -> Figure:
+        return figures.pictures(self.real, self.rebuilt, PAIRS)
+
+
+def environment() -> Environment:
+    """Templates with escaping always on; an undefined name is an error."""
+    env = Environment(
+        loader=PackageLoader("privdd.reporting"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    env.filters |= {
+        "number": words.number,
+        "share": words.share,
+        "size": figures.size,
+        "one_in": words.one_in,
+        "decibel": figures.decibel,
+    }
+    env.globals |= {"words": words, "inf": math.inf}
+    return env
+
+
+def slug(text: str) -> str:
+    """Letters, digits and hyphens only: fit for an id and a file name."""
+    kept = "".join(c if c.isascii() and c.isalnum() else "-" for c in text).strip("-")
+    return kept[:60] or "x"
+
+
+def roc_line(label: str, evidence: Evidence) -> RocLine | None:
+    """The attack's curve with its blind control, or None where the evidence has no two-sided scores."""
+    if not evidence.has_curve or evidence.scores is None or evidence.members is None:
+        return None
+    lean = {"clusters": evidence.clusters}
+    blind = curve(evidence.blind, evidence.members, **lean) if evidence.blind is not None else None
+    return RocLine(label, curve(evidence.scores, evidence.members, **lean), blind)
+
+
+def strength(row: FindingRow) -> tuple[float, float]:
+    """Sorts membership findings: true-positive rate at the smallest resolvable rate, then AUC."""
+    found = summary.worst_membership([row])
+    return (found.at.tpr if found else 0.0, row.auc or 0.0)
+
+
+def rocs(record: RunRecord) -> list[Plot]:
+    """One panel for each surface with a membership attack: its strongest attack, band and control."""
+    rows = [row for row in record.findings.findings if row.family == "membership"]
+    best: dict[str, FindingRow] = {}
+    for row in sorted(rows, key=strength, reverse=True):
+        best.setdefault(row.surface, row)
+    plots = []
+    for surface, row in best.items():
+        line = roc_line(row.attack, record.evidence(row))
+        if line is not None:
+            plots.append(_roc_plot(words.SURFACE[surface][0], row, line))
+    return plots
+
+
+def _roc_plot(title: str, row: FindingRow, line: RocLine) -> Plot:
+    points = line.curve
+    caption = f"{row.attack}: AUC {words.share(points.auc)}, {points.members} members, {points.outsiders} outsiders."
+    alt = f"ROC curve on logarithmic axes for the {title.lower()}. {caption}"
+    return Plot(f"roc-{slug(row.surface)}", title, caption, alt, figures.roc([line], 4.2))
+
+
+def album(owner: str, record: RunRecord, row: FindingRow) -> Album | None:
+    """The best pairs of one attack's pictures, or None where it left none."""
+    evidence = record.evidence(row)
+    if evidence.real is None or evidence.reconstructed is None or not len(evidence.real):
+        return None
+    real, rebuilt = evidence.real, evidence.reconstructed
+    quality = psnr(real, rebuilt)
+    order = figures.best_first(real, rebuilt)[:PAIRS]
+    pairs = tuple(Pair(png_uri(real[i]), png_uri(rebuilt[i]), figures.decibel(float(quality[i]))) for i in order)
+    median = figures.decibel(float(np.median(quality)))
+    return Album(owner, row, pairs, len(real), median, real, rebuilt)
+
+
+def albums(record: RunRecord) -> list[Album]:
+    """Every attack's pictures, the highest PSNR first."""
+    rows = sorted(record.findings.findings, key=lambda row: -(row.psnr if row.psnr is not None else -math.inf))
+    found = (album(record.findings.run.algo, record, row) for row in rows if row.family in summary.PICTURE_FAMILIES)
+    return [one for one in found if one is not None]
+
+
+def strip_rows(record: RunRecord) -> list[StripRow]:
+    """The whole run first, then each surface."""
+    findings = record.findings
+    claim = summary.boldest(findings.privacy.claims)
+    whole = StripRow(
+        "whole run",
+        claim.epsilon if claim else None,
+        findings.privacy.epsilon.best,
+        summary.measured_epsilon(findings.findings),
+    )
+    lines = summary.surface_lines(findings)
+    return [whole, *(StripRow(s.title.lower(), _claimed(s), s.accounted, s.measured) for s in lines)]
+
+
+def _claimed(line: summary.SurfaceLine) -> float | None:
+    """A stated epsilon that only repeats the accounting is no claim of its own."""
+    return line.stated if line.stated is not None and line.stated != line.accounted else None
+
+
+def strip(record: RunRecord) -> Plot:
+    rows = strip_rows(record)
+    said = "; ".join(
+        f"{r.label}: claimed {words.number(r.claim)}, at most {words.number(r.accounted)}, "
+        f"at least {words.number(r.measured)}"
+        for r in rows
+    )
+    caption = "A measured arrow to the right of a claim, or of a proven bound, contradicts it."
+    return Plot("epsilon", "Claimed, proven, measured", caption, f"Epsilon: {said}.", epsilon_figures.strip(rows))
+
+
+def accuracy(runs: Iterable[tuple[str, RunRecord]]) -> Plot | None:
+    """Accuracy by round, one line per run that recorded it."""
+    series = {label: r.findings.utility.accuracy_by_round for label, r in runs if r.findings.utility.accuracy_by_round}
+    if not series:
+        return None
+    alt = "Accuracy by round. " + "; ".join(f"{k}: ends at {words.share(v[-1])}" for k, v in series.items())
+    return Plot("accuracy", "Accuracy by round", "On test records, after each round.", alt, figures.accuracy(series))

@@ -1,0 +1,197 @@
+"""Schema 1 of ``findings.json`` as pydantic models that refuse any key or value they do not know.
+
+Infinity is written as the string ``"inf"`` and is ``math.inf`` in memory; every other number is finite.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, WithJsonSchema, model_validator
+
+from attacks.types import Adversary, Family, Surface
+
+SCHEMA = 1
+Verdict = Literal["unprotected", "consistent", "contradiction"]
+Relation = Literal["add_remove", "zero_out", "replace"]
+
+
+def _to_float(value: Any) -> Any:
+    return math.inf if value == "inf" else value
+
+
+def _to_json(value: float) -> float | str:
+    return "inf" if math.isinf(value) else value
+
+
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Unit = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+Positive = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=0)]
+Epsilon = Annotated[
+    float,
+    BeforeValidator(_to_float),
+    Field(ge=0),
+    PlainSerializer(_to_json, return_type=float | str),
+    WithJsonSchema({"anyOf": [{"type": "number", "minimum": 0}, {"const": "inf"}]}),
+]
+Decibel = Annotated[
+    float,
+    BeforeValidator(_to_float),
+    Field(gt=-math.inf),
+    PlainSerializer(_to_json, return_type=float | str),
+    WithJsonSchema({"anyOf": [{"type": "number"}, {"const": "inf"}]}),
+]
+Interval = tuple[Finite, Finite]
+FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.\-]*\.safetensors$")]
+
+
+class Part(BaseModel):
+    """Immutable, and no key beyond those named."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Seconds(Part):
+    train: Positive
+    worlds: Positive
+    attacks: Positive
+    total: Positive
+
+
+class Run(Part):
+    algo: str
+    data: str
+    preset: str
+    seed: Count
+    version: str
+    clients: Count
+    rounds: Count
+    seconds: Seconds
+
+
+class Utility(Part):
+    """accuracy in [0, 1]; bytes are those of one client over the whole run."""
+
+    accuracy: Unit
+    accuracy_kind: Literal["global", "personal"]
+    accuracy_by_round: list[Unit] = Field(default_factory=list)
+    uploaded_bytes_per_client: Count = 0
+    downloaded_bytes_per_client: Count | None = None
+
+
+class EpsilonPair(Part):
+    """Upper bounds by the two accountants, at the run's delta."""
+
+    pld: Epsilon
+    rdp: Epsilon
+
+    @property
+    def best(self) -> float:
+        """Both are upper bounds, so the smaller one holds."""
+        return min(self.pld, self.rdp)
+
+
+class Claim(Part):
+    source: str
+    epsilon: Epsilon
+    sound: bool
+    why: str
+
+
+class Privacy(Part):
+    delta: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
+    unit: Literal["record", "client"]
+    relation: Relation
+    epsilon: EpsilonPair
+    claims: list[Claim]
+
+
+class SurfaceRow(Part):
+    surface: Surface
+    sender: Literal["client", "server"]
+    names: list[str]
+    rounds: Count
+    bytes: Count
+    mechanism: str
+    epsilon: EpsilonPair
+    audited: Literal[True] | Annotated[str, Field(pattern=r"^waived: .+")]
+    verdict: Verdict
+
+
+class TprAt(Part):
+    """resolvable: false where there are too few non-members to see this false-positive rate."""
+
+    tpr: Unit
+    ci: tuple[Unit, Unit]
+    resolvable: bool
+
+
+FprKey = Annotated[str, Field(pattern=r"^(0\.\d*[1-9]\d*|1e-\d+)$")]
+
+
+class FindingRow(Part):
+    surface: Surface
+    attack: str
+    family: Family
+    adversary: Adversary
+    auc: Unit | None = None
+    auc_ci: tuple[Unit, Unit] | None = None
+    tpr_at_fpr: dict[FprKey, TprAt] | None = None
+    blind_auc: Unit | None = None
+    epsilon_measured: Epsilon | None = None
+    epsilon_method: str | None = None
+    epsilon_validity: Literal["finite_sample", "gaussian_only"] | None = None
+    epsilon_stated: Epsilon | None = None
+    confidence: Unit | None = None
+    kappa: Positive | None = None
+    kappa_allowed: Positive | None = None
+    psnr: Decibel | None = None
+    ssim: Annotated[float, Field(ge=-1, le=1, allow_inf_nan=False)] | None = None
+    lpips: Positive | None = None
+    lpips_trunk: str | None = None
+    identified: Unit | None = None
+    identified_chance: Unit | None = None
+    label_accuracy: Unit | None = None
+    n: Count | None = None
+    worlds: Count | None = None
+    seconds: Positive | None = None
+    baselines: dict[str, Finite] | None = None
+    diagnostics: dict[str, Any] | None = None
+    signal: str | None = None
+    note: str | None = None
+    figure: FileName | None = None
+
+    @property
+    def evidence_name(self) -> str:
+        return self.figure or f"{self.surface}.{self.attack}.safetensors"
+
+
+class Findings(Part):
+    """The whole file. Raises pydantic's ValidationError on any key or value outside schema 1."""
+
+    schema_: Literal[1] = Field(alias="schema", default=1)
+    run: Run
+    utility: Utility
+    privacy: Privacy
+    surfaces: list[SurfaceRow]
+    findings: list[FindingRow]
+    verdict: Verdict
+
+    @model_validator(mode="after")
+    def _verdict_covers_surfaces(self) -> Findings:
+        worst = worst_verdict(row.verdict for row in self.surfaces)
+        if worst == "contradiction" and self.verdict != "contradiction":
+            raise ValueError(f"verdict={self.verdict!r}: a surface is in contradiction, so the run is")
+        return self
+
+
+def worst_verdict(verdicts: Iterable[str]) -> Verdict:
+    """The gravest of some verdicts: contradiction, then unprotected, then consistent."""
+    found = set(verdicts)
+    for grave in ("contradiction", "unprotected"):
+        if grave in found:
+            return grave  # type: ignore[return-value]
+    return "consistent"

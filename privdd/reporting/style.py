@@ -1,0 +1,139 @@
+"""One look for every figure: a colour-blind-safe palette, deterministic SVG, light and dark.
+
+Figures are drawn in the light palette. ``themed`` replaces each of its colours by a CSS variable, so
+that one drawing inside the page follows the reader's light or dark setting; ``save`` writes the plain
+SVG and PNG files, which stand alone on white.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
+from PIL import Image
+
+from privdd.store import write_bytes
+
+INK, MUTED, GRID, PAPER = "#1b2024", "#5b656e", "#d9dfe4", "#fffffe"
+# Okabe and Ito (2008), darkened where a colour falls short of 3:1 on white; order: most apart first.
+SERIES = ("#0072b1", "#d45e00", "#00805f", "#b0568c", "#8a6d00", "#2f9bd1", "#5f4bb6", "#6b6b6a")
+DASHES = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (6, 1.5, 1.2, 1.5)))
+CLAIM, ACCOUNTED, MEASURED = SERIES[4], SERIES[0], SERIES[1]
+VARIABLES = {INK: "ink", MUTED: "muted", GRID: "grid", PAPER: "paper"} | {c: f"s{i}" for i, c in enumerate(SERIES)}
+_RC = {
+    "svg.hashsalt": "privdd",
+    "svg.fonttype": "none",
+    "font.family": ["DejaVu Sans"],
+    "font.size": 9.5,
+    "axes.titlesize": 10,
+    "axes.edgecolor": MUTED,
+    "axes.labelcolor": INK,
+    "axes.linewidth": 0.8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": GRID,
+    "grid.linewidth": 0.7,
+    "text.color": INK,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "lines.linewidth": 1.8,
+    "legend.frameon": False,
+    "legend.fontsize": 8.5,
+    "figure.dpi": 100,
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
+}
+
+
+@contextmanager
+def canvas(width: float, height: float) -> Iterator[tuple[Figure, Axes]]:
+    """A figure of width x height inches and one axes, drawn in the project's style, never shown."""
+    with matplotlib.rc_context(_RC):
+        figure = Figure(figsize=(width, height), layout="constrained")
+        FigureCanvasAgg(figure)
+        yield figure, figure.add_subplot()
+
+
+def percent(value: float, _: object = None) -> str:
+    """0.001 as "0.1 %"."""
+    return f"{100 * value:.6g} %"
+
+
+PERCENT = FuncFormatter(percent)
+
+
+def colour(index: int) -> str:
+    return SERIES[index % len(SERIES)]
+
+
+def dash(index: int) -> str | tuple[int, tuple[float, ...]]:
+    """A line style of its own for series whose colour repeats or cannot be seen."""
+    return DASHES[index % len(DASHES)]
+
+
+def to_svg(figure: Figure) -> str:
+    """The same bytes for the same drawing: fixed salt, no date, no metadata."""
+    buffer = io.BytesIO()
+    with matplotlib.rc_context(_RC):
+        FigureCanvasSVG(figure).print_svg(buffer, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+    return buffer.getvalue().decode()
+
+
+def to_png(figure: Figure, dpi: int = 150) -> bytes:
+    buffer = io.BytesIO()
+    with matplotlib.rc_context(_RC):
+        FigureCanvasAgg(figure).print_figure(buffer, dpi=dpi, metadata={"Software": None})
+    return buffer.getvalue()
+
+
+def save(figure: Figure, folder: Path, name: str) -> None:
+    """``folder/name.svg`` and ``folder/name.png``, on white."""
+    figure.set_facecolor(PAPER)
+    write_bytes(folder / f"{name}.svg", to_svg(figure).encode())
+    write_bytes(folder / f"{name}.png", to_png(figure))
+
+
+def themed(svg: str, prefix: str, label: str) -> str:
+    """The drawing for use inside a page: ids made unique, colours as CSS variables, a spoken label."""
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{prefix}-", svg)
+    svg = re.sub(r"#[0-9a-f]{6}\b", lambda m: _variable(m.group()), svg)
+    view = re.search(r'viewBox="([^"]*)"', svg)
+    width = view.group(1).split()[2] if view else "400"
+    head = (
+        f'<svg class="plot" style="max-width:{float(width) * 1.34:.0f}px" role="img" aria-label="{_attribute(label)}"'
+    )
+    body = svg[svg.index(">") + 1 :]
+    return f'{head} viewBox="{view.group(1) if view else ""}">{body}'.strip()
+
+
+def _variable(hexadecimal: str) -> str:
+    name = VARIABLES.get(hexadecimal)
+    return f"var(--{name})" if name else hexadecimal
+
+
+def _attribute(text: str) -> str:
+    table = {"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#39;"}
+    return "".join(table.get(character, character) for character in text)
+
+
+def png_uri(image: np.ndarray) -> str:
+    """One picture (c, h, w) in [0, 1] as a data URI of a PNG file; c is 1 or 3."""
+    pixels = np.round(np.clip(np.nan_to_num(image), 0, 1) * 255).astype(np.uint8)
+    picture = Image.fromarray(pixels[0] if len(pixels) == 1 else pixels.transpose(1, 2, 0))
+    buffer = io.BytesIO()
+    picture.save(buffer, "PNG", optimize=True)
+    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()

@@ -1,0 +1,205 @@
+"""What the findings say, in the order of importance: the verdict's words, the worst numbers, the rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from privdd.reporting import words
+from privdd.reporting.schema import Claim, FindingRow, Findings, SurfaceRow, TprAt, Verdict
+from privdd.reporting.words import number, one_in, share
+
+PICTURE_FAMILIES = frozenset({"gradient_inversion", "model_inversion", "reconstruction"})
+
+
+@dataclass(frozen=True)
+class Membership:
+    """The strongest membership attack at the smallest false-positive rate that any attack can resolve."""
+
+    row: FindingRow
+    fpr: float
+    at: TprAt
+
+    @property
+    def beats_guessing(self) -> bool:
+        return self.at.ci[0] > self.fpr
+
+
+@dataclass(frozen=True)
+class SurfaceLine:
+    """One row of the table that a privacy officer reads; epsilons >= 0, infinite, or None for none."""
+
+    row: SurfaceRow
+    title: str
+    meaning: str
+    seen_by: str
+    stated: float | None
+    accounted: float
+    measured: float | None
+    worst: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Headline:
+    """The first words of the report."""
+
+    kind: Verdict
+    label: str
+    title: str
+    sentences: tuple[str, ...]
+
+
+def boldest(claims: Iterable[Claim]) -> Claim | None:
+    """The claim of the smallest epsilon."""
+    return min(claims, key=lambda claim: claim.epsilon, default=None)
+
+
+def measured(rows: Iterable[FindingRow]) -> FindingRow | None:
+    """The finding with the largest lower bound that needs no assumption on the scores' distribution."""
+    sound = [r for r in rows if r.epsilon_measured is not None and r.epsilon_validity != "gaussian_only"]
+    return max(sound, key=lambda r: r.epsilon_measured or 0.0, default=None)
+
+
+def measured_epsilon(rows: Iterable[FindingRow]) -> float | None:
+    best = measured(rows)
+    return best.epsilon_measured if best else None
+
+
+def worst_membership(rows: Iterable[FindingRow]) -> Membership | None:
+    """Among attacks that saw an artifact; rates that the sample is too small for are passed over."""
+    found = [
+        Membership(row, float(key), at)
+        for row in rows
+        if row.family == "membership" and row.tpr_at_fpr
+        for key, at in row.tpr_at_fpr.items()
+        if at.resolvable
+    ]
+    return min(found, key=lambda m: (m.fpr, -m.at.tpr), default=None)
+
+
+def best_pictures(rows: Iterable[FindingRow]) -> FindingRow | None:
+    """The reconstruction with the highest PSNR."""
+    found = [r for r in rows if r.family in PICTURE_FAMILIES and r.psnr is not None]
+    return max(found, key=lambda r: r.psnr or 0.0, default=None)
+
+
+def surface_lines(findings: Findings) -> list[SurfaceLine]:
+    """One line per released surface, gravest verdict first."""
+    gravity = ("contradiction", "unprotected", "consistent")
+    lines = [_surface_line(row, findings) for row in findings.surfaces]
+    return sorted(lines, key=lambda line: gravity.index(line.row.verdict))
+
+
+def _surface_line(row: SurfaceRow, findings: Findings) -> SurfaceLine:
+    mine = [f for f in findings.findings if f.surface == row.surface]
+    title, meaning = words.SURFACE[row.surface]
+    stated = min((f.epsilon_stated for f in mine if f.epsilon_stated is not None), default=None)
+    seen = "the server" if row.sender == "client" else "every client"
+    return SurfaceLine(
+        row, title, meaning, seen, stated, row.epsilon.best, measured_epsilon(mine), tuple(_worst_phrases(mine))
+    )
+
+
+def _worst_phrases(rows: list[FindingRow]) -> list[str]:
+    phrases = []
+    broken = [r for r in rows if r.kappa is not None and r.kappa_allowed is not None and r.kappa > r.kappa_allowed]
+    if broken:
+        worst = max(broken, key=lambda r: r.kappa or 0.0)
+        phrases.append(
+            f"one record moves it {number(worst.kappa)} times as far as assumed (limit {number(worst.kappa_allowed)})"
+        )
+    member, best = worst_membership(rows), best_pictures(rows)
+    if member:
+        phrases.append(
+            f"{member.row.attack}: finds {share(member.at.tpr)} of members, {one_in(member.fpr)} false alarms"
+        )
+    if best:
+        phrases.append(f"{best.attack}: rebuilds pictures at {number(best.psnr)} dB")
+    labels = [r.label_accuracy for r in rows if r.label_accuracy is not None]
+    if labels:
+        phrases.append(f"reads {share(max(labels))} of labels")
+    return phrases
+
+
+def verdict(findings: Findings) -> Headline:
+    """The verdict as a title and two or three sentences that stand on the numbers alone."""
+    title, first = {
+        "unprotected": _unprotected,
+        "consistent": _consistent,
+        "contradiction": _contradiction,
+    }[findings.verdict](findings)
+    sentences = (first, _membership_sentence(findings), _picture_sentence(findings))
+    kind = findings.verdict
+    return Headline(kind, words.VERDICT[kind], title, tuple(s for s in sentences if s))
+
+
+def _listed(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else ", ".join(names[:-1]) + " and " + names[-1]
+
+
+def _titles(findings: Findings, kind: Verdict) -> list[str]:
+    return [words.SURFACE[row.surface][0].lower() for row in findings.surfaces if row.verdict == kind]
+
+
+def _unprotected(findings: Findings) -> tuple[str, str]:
+    bare = _titles(findings, "unprotected")
+    what = f"The {_listed(bare)}" if bare else "What was sent"
+    verb = "carry" if len(bare) != 1 or bare[0].endswith("s") else "carries"
+    return (
+        f"Nothing limits what {findings.run.algo} reveals about a record.",
+        f"{what} {verb} no proven limit, so the run as a whole has ε = {number(findings.privacy.epsilon.best)}.",
+    )
+
+
+def _consistent(findings: Findings) -> tuple[str, str]:
+    privacy = findings.privacy
+    low = measured_epsilon(findings.findings)
+    tail = f"the strongest attack showed ε of at least {number(low)}" if low is not None else "no attack measured an ε"
+    return (
+        "The stated limit held against every attack tried.",
+        f"Everything sent is covered by ε = {number(privacy.epsilon.best)} at δ = {number(privacy.delta)}; {tail}. "
+        "That is no proof: the proof is the accounting.",
+    )
+
+
+def _contradiction(findings: Findings) -> tuple[str, str]:
+    broken = _listed(_titles(findings, "contradiction") or ["release"])
+    title = "The stated limit is false."
+    surfaces = {row.surface for row in findings.surfaces if row.verdict == "contradiction"}
+    rows = [r for r in findings.findings if r.surface in surfaces]
+    over = [r for r in rows if r.epsilon_measured is not None and r.epsilon_stated is not None]
+    over = [
+        r for r in over if (r.epsilon_measured or 0) > (r.epsilon_stated or 0) and r.epsilon_validity != "gaussian_only"
+    ]
+    if over:
+        worst = max(over, key=lambda r: r.epsilon_measured or 0.0)
+        return title, (
+            f"On the {broken}, ε ≤ {number(worst.epsilon_stated)} is stated, and {worst.attack} showed "
+            f"ε ≥ {number(worst.epsilon_measured)} at {share(worst.confidence or 0.95)} confidence."
+        )
+    phrases = [p for p in _worst_phrases(rows) if p.startswith("one record")]
+    return title, f"On the {broken}, {phrases[0] if phrases else 'an attack broke the stated limit'}."
+
+
+def _membership_sentence(findings: Findings) -> str:
+    worst = worst_membership(findings.findings)
+    if worst is None:
+        return "No membership attack had a sample large enough to resolve a low false-alarm rate."
+    where = words.SURFACE[worst.row.surface][0].lower()
+    who = words.ADVERSARY[worst.row.adversary][0]
+    if not worst.beats_guessing:
+        return f"No membership attack did reliably better than guessing at {one_in(worst.fpr)} false alarms."
+    return (
+        f"From the {where}, {who} picks out {share(worst.at.tpr)} of the training records "
+        f"while wrongly naming {one_in(worst.fpr)} outsiders."
+    )
+
+
+def _picture_sentence(findings: Findings) -> str:
+    best = best_pictures(findings.findings)
+    if best is None:
+        return ""
+    where = words.SURFACE[best.surface][0].lower()
+    base = next((v for k, v in (best.baselines or {}).items() if "psnr" in k), None)
+    tail = f", where a blind guess reaches {number(base)} dB" if base is not None else ""
+    return f"The best picture rebuilt from the {where} comes within {number(best.psnr)} dB PSNR of the original{tail}."

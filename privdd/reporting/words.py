@@ -1,0 +1,181 @@
+"""Plain words: how numbers are printed, what surfaces and verdicts are called, the glossary."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from privdd.reporting.schema import Verdict
+
+NONE = "–"
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """Three significant digits; infinity as its sign; a dash for nothing."""
+    if value is None:
+        return NONE
+    if math.isinf(value):
+        return "∞"
+    if value != 0 and (abs(value) >= 1e5 or abs(value) < 1e-3):
+        return f"{value:.1e}".replace("e-0", "e-").replace("e+0", "e")
+    return f"{value:.{digits}g}" if abs(value) < 1000 else f"{value:,.0f}".replace(",", " ")
+
+
+def share(value: float | None) -> str:
+    """A rate as percent: two significant digits below 10 %, one decimal at most above."""
+    if value is None:
+        return NONE
+    points = 100 * value
+    return f"{points:.2g} %" if points < 10 else f"{points:.3g} %"
+
+
+def one_in(rate: float) -> str:
+    """0.001 as "1 in 1 000"."""
+    return f"1 in {round(1 / rate):,}".replace(",", " ")
+
+
+VERDICT: Mapping[Verdict, str] = MappingProxyType(
+    {"unprotected": "Unprotected", "consistent": "Consistent", "contradiction": "Contradicted"}
+)
+VERDICT_MEANS: Mapping[Verdict, str] = MappingProxyType(
+    {
+        "unprotected": "nothing proves a limit on what this reveals about one record",
+        "consistent": "a limit is stated, and no attack here broke it; that is no proof of it",
+        "contradiction": "an attack proved more leakage than the stated limit allows",
+    }
+)
+SURFACE: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "update": ("Model update", "the weights a client sends back after training on its records"),
+        "gradient": ("Gradient", "the direction in which a client's records would move the model"),
+        "synthetic_images": ("Synthetic images", "pictures a client distilled from its records"),
+        "synthetic_representations": ("Synthetic representations", "distilled records in a projected space"),
+        "features": ("Shared features", "what a client cuts out of each record and sends, with or without noise"),
+        "labels": ("Labels", "the classes attached to what a client sends"),
+        "statistics": ("Statistics", "means and variances computed over a client's records"),
+        "prototypes": ("Prototypes", "one mean embedding for each class of a client"),
+        "control_variate": ("Control variate", "SCAFFOLD's running estimate of a client's gradient"),
+        "counts": ("Counts", "how many records a client holds, in all or by class"),
+        "global_model": ("Global model", "the model the server sends to everyone"),
+        "global_images": ("Global images", "synthetic pictures the server sends to everyone"),
+        "shared_features": ("Shared feature pool", "all clients' features, sent on to everyone"),
+    }
+)
+ADVERSARY: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "server": ("the server", "runs the protocol honestly, and looks at every upload of every client"),
+        "peer": ("another client", "takes part, and looks at whatever the server sends it"),
+        "public": ("anyone", "holds the final model only"),
+        "analyst": (
+            "the analyst",
+            "sees every noised value the proof covers; no real party, but the one that a guarantee is made against",
+        ),
+    }
+)
+FAMILY: Mapping[str, str] = MappingProxyType(
+    {
+        "membership": "Was this record used?",
+        "guarantee": "Does the stated limit hold?",
+        "gradient_inversion": "Rebuild pictures from an update",
+        "model_inversion": "Rebuild pictures from a model",
+        "reconstruction": "Rebuild pictures from what was sent",
+        "label": "Which classes does a client hold?",
+    }
+)
+RELATION: Mapping[str, str] = MappingProxyType(
+    {
+        "add_remove": "one record more or less",
+        "zero_out": "one record replaced by an empty one",
+        "replace": "one record exchanged for any other",
+    }
+)
+# term, the way that is worse for privacy, meaning
+GLOSSARY: tuple[tuple[str, str, str], ...] = (
+    (
+        "epsilon (ε)",
+        "higher leaks more",
+        "How much one record can change what an attacker sees. At ε = 1 any odds about one record can grow "
+        "about 2.7-fold, at ε = 8 about 3 000-fold; ∞ means that no limit is proven. It only means something together "
+        "with delta, the unit and the neighbouring relation printed beside it.",
+    ),
+    (
+        "delta (δ)",
+        "higher leaks more",
+        "The probability mass for which the ε-limit may fail. It should be far below "
+        "one divided by the number of records.",
+    ),
+    ("unit", "", "What ε protects: one record, or everything one client holds."),
+    (
+        "relation",
+        "",
+        "Which two data sets must look alike: with one record more or less, with one record emptied, "
+        "or with one exchanged. An ε for one relation is not an ε for another.",
+    ),
+    ("claimed", "", "What the paper's own formula gives for these settings, whether or not it follows."),
+    (
+        "accounted",
+        "",
+        "An upper bound that the accountant proves for what was really sent, by composition of "
+        "every release (PLD, with RDP beside it).",
+    ),
+    (
+        "measured",
+        "higher leaks more",
+        "A lower bound: at least this much leaked, shown by an attack at 95 % "
+        "confidence. A low value shows a weak attack, or too few trials, as much as a private release.",
+    ),
+    (
+        "AUC",
+        "higher leaks more",
+        "The chance that an attack ranks a random member above a random outsider. "
+        "50 % is guessing. An average, and it hides a few records that leak completely.",
+    ),
+    (
+        "TPR at FPR",
+        "higher leaks more",
+        "Of the true members, the share that an attack names while it wrongly names "
+        "no more than, say, 1 in 1 000 outsiders. With fewer than 1 000 outsiders that rate cannot be seen, and is "
+        "marked as too small a sample.",
+    ),
+    (
+        "blind control",
+        "50 % expected",
+        "The same game played without seeing the artifact. If it beats guessing, the "
+        "game itself is unfair and its other numbers do not count.",
+    ),
+    (
+        "PSNR",
+        "higher leaks more",
+        "Closeness of a rebuilt picture to the real one in decibels, pixel by pixel. "
+        "Read it against the baseline, such as guessing the average picture.",
+    ),
+    ("SSIM", "higher leaks more", "Similarity of structure, 1 for identical pictures."),
+    (
+        "LPIPS",
+        "lower leaks more",
+        "Perceived difference by a neural network, 0 for identical pictures. "
+        "Values of different networks do not compare.",
+    ),
+    (
+        "identified",
+        "higher leaks more",
+        "How often a rebuilt picture is closest to its own original among all candidates; to be read against chance.",
+    ),
+    (
+        "kappa (κ)",
+        "must not pass its limit",
+        "The largest change one record made before the noise, in units of what "
+        "the proof assumes. Above its limit, the noise was too small and the proof does not apply.",
+    ),
+)
+LIMITS: tuple[str, ...] = (
+    "“No attack found” is never evidence for a claim. Attacks give lower bounds; only a proof gives an upper one.",
+    "Choosing the best point of a sweep by looking at private data costs privacy beyond the ε of that point "
+    "(Liu and Talwar, 2019; Papernot and Steinke, 2022). The ε here counts one run, not how its settings were chosen.",
+    "The worst attack is picked out of several. Each interval is for one attack on its own, without correction "
+    "for the choice.",
+    "PyTorch's Gaussian sampler works in floating point and is not built for privacy: the proofs assume "
+    "real-valued noise (Mironov, 2012). Use a vetted sampler before relying on an ε in production.",
+    "The numbers hold for this data, this model and these settings. Another data set can leak more.",
+)

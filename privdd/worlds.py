@@ -1,0 +1,126 @@
+"""Worlds: replays of the audited client in which each audited record is in or out by a fair coin.
+
+World 0 is the run that really happened: its coins were drawn before training. Against the server
+only the audited client's own steps depend on the coins, because the server knows what it broadcast;
+so a world costs that client's steps from its first remembered round, not a federation.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from privdd.core import Keys, Records, Shard, State, Tensors
+from privdd.federation import Plan, Snapshot, remembers
+
+
+@dataclass(frozen=True)
+class Game:
+    """Which records of the audited client are audited, and every world's coins.
+
+    audited: (n,) positions in the client's whole training set; masks: (K, n) bool, row 0 real;
+    whole: the client's training records before any coin was thrown.
+    """
+
+    whole: Records
+    audited: Tensor
+    masks: Tensor
+
+    @property
+    def candidates(self) -> Records:
+        return self.whole.take(self.audited)
+
+    def kept(self, world: int) -> Tensor:
+        """(size of whole,) bool: what the client trains on in a world; the order of records stays."""
+        keep = torch.ones(len(self.whole), dtype=torch.bool)
+        keep[self.audited] = self.masks[world]
+        return keep
+
+    def shard(self, shard: Shard, world: int) -> Shard:
+        """The client in one world; records that are out join its held-out ones."""
+        keep = self.kept(world)
+        out = Records.concat([shard.heldout, self.whole.take(~keep)])
+        return replace(shard, train=self.whole.take(keep), heldout=out)
+
+
+def draw_game(shard: Shard, records: int, worlds: int, keys: Keys) -> Game:
+    """Audit ``records`` of the client's training records (all but a quarter at most) in K worlds.
+
+    The coins are secret, independent and fair. A world in which a client would be left with no
+    record keeps one that is not audited: at least one record is never audited.
+    """
+    size = len(shard.train)
+    if size < 4:
+        raise ValueError(f"audit.client={shard.client}: it holds {size} records, too few to audit (4 are needed)")
+    count = min(records, max(1, 3 * size // 4))
+    audited = torch.randperm(size, generator=keys.fold("audited").torch())[:count].sort().values
+    generator = keys.fold("secret", "coins").torch()
+    masks = torch.rand(worlds, count, generator=generator) < 0.5
+    return Game(shard.train, audited, masks)
+
+
+@dataclass(frozen=True)
+class Replay:
+    """One world of one audited round, self-contained so that any worker can run it."""
+
+    plan: Plan
+    chain: tuple[Snapshot, ...]  # the client's rounds from the first that matters to the audited one
+    shard: Shard
+    world: int
+
+    def run(self) -> Mapping[str, Tensors]:
+        """What the client would have sent in the last round of the chain."""
+        plan = replace(self.plan, keys=self.plan.keys.fold("world", self.world))
+        memory: State = {}
+        for snapshot in self.chain:
+            ctx = plan.context(snapshot.round, plan.victim)
+            upload, memory = plan.method.local(snapshot.broadcast, memory, self.shard, ctx)
+        received, _ = plan.channel.send(upload, ctx, len(self.shard.train))
+        return received.values
+
+
+def chain_to(plan: Plan, snapshots: Mapping[int, Snapshot], round: int) -> tuple[Snapshot, ...]:
+    """The rounds that a replay of ``round`` must pass through: only itself where nothing is remembered."""
+    target = snapshots[round]
+    if not remembers(plan.method, round, target.memory):
+        return (target,)
+    return tuple(snapshots[t] for t in sorted(snapshots) if t <= round)
+
+
+def fast_worlds(
+    plan: Plan, snapshot: Snapshot, shard: Shard, game: Game, worlds: Sequence[int]
+) -> list[Mapping[str, Tensors]] | None:
+    """All worlds in one pass where the method knows how (distribution matching), else None."""
+    local_worlds = getattr(plan.method, "local_worlds", None)
+    if local_worlds is None or not worlds:
+        return None
+    ctx = replace(plan, keys=plan.keys.fold("world", worlds[0])).context(snapshot.round, plan.victim)
+    fixed = torch.ones(len(game.whole), dtype=torch.bool)
+    fixed[game.audited] = False
+    base = shard.with_train(game.whole.take(fixed))
+    masks = game.masks[list(worlds)]
+    uploads = local_worlds(snapshot.broadcast, snapshot.memory, base, game.candidates, masks, ctx)
+    if uploads is None:
+        return None
+    sent = []
+    for world, upload in zip(worlds, uploads):
+        own = replace(plan, keys=plan.keys.fold("world", world)).context(snapshot.round, plan.victim)
+        sent.append(plan.channel.send(upload, own, 0)[0].values)
+    return sent
+
+
+def content_key(plan: Plan, chain: Sequence[Snapshot], game: Game, config: str) -> str:
+    """The folder name of cached worlds: same config, broadcasts and audited records, same worlds."""
+    from privdd.channel import digest
+
+    h = hashlib.blake2b(config.encode(), digest_size=8)
+    h.update(str(plan.keys.seed).encode() + digest({"ids": game.whole.ids, "audited": game.audited}).encode())
+    for snapshot in chain:
+        h.update(f"{snapshot.round}".encode())
+        for name in sorted(snapshot.broadcast):
+            h.update(digest(snapshot.broadcast[name]).encode())
+    return h.hexdigest()
