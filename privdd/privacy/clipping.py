@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -17,9 +19,14 @@ def positive(value: object, name: str) -> float:
     return float(value)
 
 
+def as_rows(tensor: Tensor) -> Tensor:
+    """(n, ...) -> (n, d), also for n = 0 and for one number a record."""
+    return tensor.reshape(len(tensor), math.prod(tensor.shape[1:]))
+
+
 def record_norms(contributions: Tensors, order: int = 2) -> Tensor:
     """Norm (L2, or L1 with order=1) of each record's concatenated contribution -> (n,)."""
-    parts = [torch.linalg.vector_norm(t.reshape(len(t), -1) if len(t) else t.new_zeros(0, 1), ord=order, dim=1) for t in contributions.values()]
+    parts = [torch.linalg.vector_norm(as_rows(tensor), ord=order, dim=1) for tensor in contributions.values()]
     return torch.linalg.vector_norm(torch.stack(parts), ord=order, dim=0)
 
 
@@ -36,7 +43,7 @@ def weighted_sum(contributions: Tensors, factors: Tensor) -> dict[str, Tensor]:
     sums = {}
     for name, tensor in contributions.items():
         rows, weights = (tensor, factors) if whole else (tensor[kept], factors[kept])
-        sums[name] = (weights.to(tensor.dtype) @ rows.flatten(1)).reshape(tensor.shape[1:])
+        sums[name] = (weights.to(tensor.dtype) @ as_rows(rows)).reshape(tensor.shape[1:])
     return sums
 
 

@@ -49,7 +49,8 @@ def test_post_processing_is_free_only_where_its_sources_are_protected() -> None:
     ids = ledger.append([row(G(1.0), surface="counts"), row(dpa.NoOpDpEvent(), post_of=(0,))])
     assert ids == (0, 1)
     assert ledger.epsilon(DELTA, surfaces={"synthetic_images"}) == pytest.approx(4.3771781, abs=1e-6)
-    ledger.append([row(dpa.NonPrivateDpEvent(), surface="update"), row(dpa.NoOpDpEvent(), surface="labels", post_of=(0,))])
+    derived = row(dpa.NoOpDpEvent(), surface="labels", post_of=(0,))
+    ledger.append([row(dpa.NonPrivateDpEvent(), surface="update"), derived])
     assert ledger.epsilon(DELTA, surfaces={"labels"}) == math.inf
     assert ledger.epsilon(DELTA, surfaces={"synthetic_images"}) < math.inf
     assert ledger.epsilon(DELTA) == math.inf

@@ -19,7 +19,7 @@ from privdd.privacy.noise import Noise
 
 @dataclass(frozen=True)
 class AggregateClip:
-    """clip_C(mean of the contributions) + N(0, (sigma C / |B|)**2 I) (Huang et al. 2024, FedRD, eq. 7).
+    """clip_C(mean of the contributions) + N(0, (sigma C / |B|)**2 I) (Zhang et al., FedRD, eq. 7).
 
     Accounted at its worst-case sensitivity 2C, that is kappa = 2|B| times what the papers' proof
     assumes (effective noise multiplier sigma / (2|B|)), with |B| taken as public and no amplification

@@ -29,7 +29,8 @@ class ClientLevel:
         positive(self.clip_norm, "clip_norm")
 
     def __call__(self, value: Tensors, noise: Noise) -> Output:
-        exact = clipped_sum({name: tensor.detach().reshape(1, *tensor.shape) for name, tensor in value.items()}, self.clip_norm)
+        whole = {name: tensor.detach().reshape(1, *tensor.shape) for name, tensor in value.items()}
+        exact = clipped_sum(whole, self.clip_norm)
         std = self.noise_multiplier * self.clip_norm
         return Output(
             {name: tensor + std * noise.normal(tuple(tensor.shape)).to(tensor) for name, tensor in exact.items()},
