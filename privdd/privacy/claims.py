@@ -95,7 +95,7 @@ def _matching(source: str, run: Matching, logarithm: float, note: str) -> Claim:
     value = noise + max(noise, spent)  # the second form where its condition T q**2 <= epsilon / 2 holds
     wrong = [note] if note else []
     if spent > noise:
-        wrong.append(f"its condition T q^2 <= epsilon/2 fails (T q^2 = {spent:.3g}); the paper states {2 * noise:.3g} all the same")
+        wrong.append(f"T q^2 <= epsilon/2 fails (T q^2 = {spent:.3g}), yet the paper states {2 * noise:.3g}")
     if not run.noise_init:
         wrong.append("the synthetic set starts from real images, the theorem needs noise")
     if run.clipping == "aggregate":

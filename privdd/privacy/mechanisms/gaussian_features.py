@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -20,10 +21,11 @@ from privdd.privacy.noise import Noise
 class FeatureNoise:
     """Clip each record to a norm, add noise to it, share it (``copies`` times, each with its own noise).
 
-    Exactly one of noise_std (a number, or one a copy), variance and noise_multiplier (of the clip
-    norm) sets the scale; for Laplace it is the scale b and the norm is L1. clip_norm=None and
-    broadcast_batch (one noise tensor for so many neighbouring records) are what the authors' code
-    does: neither has a guarantee, and the flags say so. Each record is released by itself, so the
+    The norm is clip_norm, or rho * sqrt(d) for d numbers a record: the most that the paper's bound
+    rho ||x|| can be for pixels in [0, 1]. Exactly one of noise_std (a number, or one a copy), variance
+    and noise_multiplier (of the norm) sets the scale; for Laplace it is the scale b and the norm is L1.
+    Neither clip_norm nor rho, and broadcast_batch (one noise tensor for so many neighbouring records),
+    are what the authors' code does: neither has a guarantee, and the flags say so. Each record is released by itself, so the
     count is public: the relation is zero_out, or replace.
     Input: tensors (n, ...); output: tensors (copies * n, ...), copy after copy.
     """
@@ -32,6 +34,7 @@ class FeatureNoise:
     noise_std: float | Sequence[float] | None = None
     variance: float | None = None
     noise_multiplier: float | None = None
+    rho: float | None = None
     copies: int = 1
     broadcast_batch: int | None = None
     distribution: Literal["gaussian", "laplace"] = "gaussian"
@@ -40,51 +43,57 @@ class FeatureNoise:
         given = [n for n in ("noise_std", "variance", "noise_multiplier") if getattr(self, n) is not None]
         if len(given) != 1:
             raise ValueError(f"noise: exactly one of noise_std, variance, noise_multiplier is needed, got {given}")
-        if self.clip_norm is not None:
-            positive(self.clip_norm, "clip_norm")
-        elif self.noise_multiplier is not None:
-            raise ValueError("noise_multiplier is noise over clip_norm: set clip_norm, or give noise_std or variance")
+        for name in ("clip_norm", "rho", "variance", "noise_multiplier"):
+            if getattr(self, name) is not None:
+                positive(getattr(self, name), name)
+        if self.clip_norm is not None and self.rho is not None:
+            raise ValueError(f"clip_norm={self.clip_norm!r}, rho={self.rho!r}: at most one of the two sets the norm")
+        if self.noise_multiplier is not None and self.clip_norm is None and self.rho is None:
+            raise ValueError("noise_multiplier is noise over the norm: set clip_norm or rho, or give noise_std or variance")
         if self.copies not in (1, 2):
             raise ValueError(f"copies={self.copies!r}: allowed are 1, 2")
         if self.broadcast_batch is not None and not self.broadcast_batch >= 1:
             raise ValueError(f"broadcast_batch={self.broadcast_batch!r}: an integer >= 1 or null is needed")
         if self.distribution not in ("gaussian", "laplace"):
             raise ValueError(f"distribution={self.distribution!r}: allowed are gaussian, laplace")
-        if len(self.stds) != self.copies:
+        if len(self.stds(1.0)) != self.copies:
             raise ValueError(f"noise_std={self.noise_std!r}: one number, or one for each of {self.copies} copies")
 
-    @property
-    def stds(self) -> tuple[float, ...]:
-        """The absolute noise scale of each copy."""
-        if self.noise_std is not None and not isinstance(self.noise_std, int | float):
-            return tuple(positive(float(std), "noise_std") for std in self.noise_std)
-        if self.noise_std is not None:
-            return (positive(self.noise_std, "noise_std"),) * self.copies
-        if self.variance is not None:
-            return (positive(self.variance, "variance") ** 0.5,) * self.copies
-        return (positive(self.noise_multiplier, "noise_multiplier") * (self.clip_norm or 0.0),) * self.copies
+    def norm(self, numbers: int) -> float | None:
+        """What a record of so many numbers is clipped to; None = not at all."""
+        return self.rho * math.sqrt(numbers) if self.rho is not None else self.clip_norm
 
-    @property
-    def event(self) -> dpa.DpEvent:
+    def stds(self, norm: float | None) -> tuple[float, ...]:
+        """The absolute noise scale of each copy."""
+        if self.noise_multiplier is not None:
+            return (self.noise_multiplier * (norm or math.nan),) * self.copies
+        if self.variance is not None:
+            return (math.sqrt(self.variance),) * self.copies
+        many = (self.noise_std,) * self.copies if isinstance(self.noise_std, int | float) else tuple(self.noise_std or ())
+        return tuple(positive(std, "noise_std") for std in many)
+
+    def event(self, norm: float | None) -> dpa.DpEvent:
         """All copies of one record together."""
-        if self.clip_norm is None or self.broadcast_batch is not None:
+        if norm is None or self.broadcast_batch is not None:
             return dpa.NonPrivateDpEvent()
         kind = dpa.GaussianDpEvent if self.distribution == "gaussian" else dpa.LaplaceDpEvent
-        parts = [kind(std / self.clip_norm) for std in self.stds]
+        parts = [kind(std / norm) for std in self.stds(norm)]
         return parts[0] if len(parts) == 1 else dpa.ComposedDpEvent(parts)
 
     def __call__(self, value: Tensors, noise: Noise) -> Output:
-        exact = value if self.clip_norm is None else self._clipped(value, self.clip_norm)
-        released = {name: torch.cat([self._noised(t, std, noise) for std in self.stds]) for name, t in exact.items()}
+        norm = self.norm(sum(math.prod(tensor.shape[1:]) for tensor in value.values()))
+        exact = value if norm is None else self._clipped(value, norm)
+        stds = self.stds(norm)
+        released = {name: torch.cat([self._noised(t, std, noise) for std in stds]) for name, t in exact.items()}
         return Output(
             released,
-            self.event,
-            clip_norm=self.clip_norm,
-            sensitivity=self.clip_norm,
-            why=f"each record alone, clipped to {self.clip_norm} and shared {self.copies} time(s)",
-            noise_std=self.stds[0],
+            self.event(norm),
+            clip_norm=norm,
+            sensitivity=norm,
+            why=f"each record alone, clipped to {norm} and shared {self.copies} time(s)",
+            noise_std=stds[0],
             flags={
-                "clipped": self.clip_norm is not None,
+                "clipped": norm is not None,
                 "noise_per_record": self.broadcast_batch is None,
                 "relation:zero_out": True,
             },
