@@ -25,8 +25,8 @@ class FeatureNoise:
     rho ||x|| can be for pixels in [0, 1]. Exactly one of noise_std (a number, or one a copy), variance
     and noise_multiplier (of the norm) sets the scale; for Laplace it is the scale b and the norm is L1.
     Neither clip_norm nor rho, and broadcast_batch (one noise tensor for so many neighbouring records),
-    are what the authors' code does: neither has a guarantee, and the flags say so. Each record is released by itself, so the
-    count is public: the relation is zero_out, or replace.
+    are what the authors' code does: neither has a guarantee, and the flags say so. Each record is
+    released by itself, so the count is public: the relation is zero_out, or replace.
     Input: tensors (n, ...); output: tensors (copies * n, ...), copy after copy.
     """
 
@@ -49,7 +49,7 @@ class FeatureNoise:
         if self.clip_norm is not None and self.rho is not None:
             raise ValueError(f"clip_norm={self.clip_norm!r}, rho={self.rho!r}: at most one of the two sets the norm")
         if self.noise_multiplier is not None and self.clip_norm is None and self.rho is None:
-            raise ValueError("noise_multiplier is noise over the norm: set clip_norm or rho, or give noise_std or variance")
+            raise ValueError("noise_multiplier is noise over the norm: set clip_norm or rho, or use noise_std")
         if self.copies not in (1, 2):
             raise ValueError(f"copies={self.copies!r}: allowed are 1, 2")
         if self.broadcast_batch is not None and not self.broadcast_batch >= 1:
@@ -69,7 +69,8 @@ class FeatureNoise:
             return (self.noise_multiplier * (norm or math.nan),) * self.copies
         if self.variance is not None:
             return (math.sqrt(self.variance),) * self.copies
-        many = (self.noise_std,) * self.copies if isinstance(self.noise_std, int | float) else tuple(self.noise_std or ())
+        one = isinstance(self.noise_std, int | float)
+        many = (self.noise_std,) * self.copies if one else tuple(self.noise_std or ())  # type: ignore[arg-type]
         return tuple(positive(std, "noise_std") for std in many)
 
     def event(self, norm: float | None) -> dpa.DpEvent:
