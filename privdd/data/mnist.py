@@ -81,12 +81,9 @@ def _download(name: str, into: Path, searched: list[Path]) -> None:
     try:
         fetched(FOLDERS[name][0], into)
     except (OSError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
         where = ", ".join(str(folder) for folder in searched)
         raise DataNotFound(
-            f"data.name={name!r}: no idx files in {where}; and the download failed ({_first_line(error)}). "
+            f"data.name={name!r}: no idx files in {where}; and the download failed ({reason}). "
             f"Set data.root to a folder that holds them"
         ) from error
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

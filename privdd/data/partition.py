@@ -51,9 +51,7 @@ def classes_per_client(
     labels = _checked(labels, clients, min_size)
     values = np.unique(labels)
     if isinstance(classes, bool) or not isinstance(classes, int | np.integer) or not 1 <= classes <= len(values):
-        raise ValueError(
-            f"partition.classes={classes}: an integer from 1 to {len(values)} (classes at hand)"
-        )
+        raise ValueError(f"partition.classes={classes}: an integer from 1 to {len(values)} (classes at hand)")
     held = [_held_classes(client, classes, len(values), rng) for client in range(clients)]
     parts: list[list[Index]] = [[] for _ in range(clients)]
     for at, value in enumerate(values):

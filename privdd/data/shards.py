@@ -11,6 +11,8 @@ from privdd.core import Keys, Records, Shard
 from privdd.data.allotment import Partition, check_heldout, check_test_fraction
 from privdd.data.dataset import Dataset
 
+ENOUGH = 50  # personal test records worth having
+
 
 def make_shards(
     data: Dataset,
@@ -56,7 +58,10 @@ def _heldout_count(count: int, heldout: float | int) -> int:
 
 
 def _matched_test(data: Dataset, at: Tensor, keys: Keys) -> Records:
-    """Common test records in the client's class proportions, and of its domain where there are domains."""
+    """Common test records in the client's class proportions, and of its domain where there are domains.
+
+    As many as the scarcest class allows; where that is under ENOUGH, scarce classes fall short instead.
+    """
     here = torch.arange(len(data.test))
     if data.domain is not None and data.test_domain is not None:
         here = here[data.test_domain == data.domain[at[0]]]
@@ -66,8 +71,8 @@ def _matched_test(data: Dataset, at: Tensor, keys: Keys) -> Records:
     shares = torch.where(held, counts, 0.0)
     if not held.any():
         return data.test.take(here[:0])
-    scale = (at_hand[held] / shares[held]).min()
-    wanted = (shares * scale).floor().long()
+    scale = max(float((at_hand[held] / shares[held]).min()), ENOUGH / float(shares.sum()))
+    wanted = torch.minimum((shares * scale).round(), at_hand).long()
     shuffled = here[torch.randperm(len(here), generator=keys.torch())]
     labels = data.test.y[shuffled]
     picked = [shuffled[labels == c][: int(wanted[c])] for c in range(data.classes)]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from privdd.core import Keys
 from privdd.data.custom import folder, npz
 from privdd.data.dataset import Dataset
 from privdd.data.digits import digits
+from privdd.data.domains import Limits, corrupted, digit_domains
 from privdd.data.mnist import idx_family
 from privdd.data.vision import FAMILIES, vision_family
 
@@ -18,7 +20,7 @@ SOURCES = {
     **{name: vision_family for name in FAMILIES},
     "npz": npz,
 }
-NAMES = (*SOURCES, "folder")
+NAMES = (*SOURCES, "folder", "digit_domains", "corrupted")
 
 
 def load(
@@ -28,26 +30,31 @@ def load(
     size: int | None = None,
     limit: int | None = None,
     test_limit: int | None = None,
+    source: str = "digits",
+    severity: int = 3,
+    corruptions: str | Sequence[str] = "all",
     keys: Keys,
 ) -> Dataset:
     """The data set ``name`` as images in [0, 1].
 
     root: folder (or npz file) to look in. size: side in pixels after resizing. limit: at most so many
-    training records, test_limit (limit where None) test records, drawn by ``keys``. Raises ValueError
+    training records, test_limit (limit where None) test records, drawn by ``keys``; of each domain for
+    digit_domains and corrupted. source, severity, corruptions: of ``corrupted`` only. Raises ValueError
     for an unknown name or bad number and DataNotFound (a ValueError) where the data cannot be had.
     """
     for field, value in (("size", size), ("limit", limit), ("test_limit", test_limit)):
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not value >= 1):
             raise ValueError(f"data.{field}={value!r}: an integer >= 1 or null is needed")
-    place = None if root is None else Path(root).expanduser()
-    data = _source(name, place, size, keys.fold("data", name))
-    test_limit = limit if test_limit is None else test_limit
-    return data.limited(limit, test_limit, keys.fold("data", name, "limit")).resized(size)
-
-
-def _source(name: str, root: Path | None, size: int | None, keys: Keys) -> Dataset:
-    if name == "folder":
-        return folder(name, root, keys, size)
-    if name not in SOURCES:
+    if name not in NAMES:
         raise ValueError(f"data.name={name!r}: one of {', '.join(NAMES)}")
-    return SOURCES[name](name, root, keys)
+    place = None if root is None else Path(root).expanduser()
+    limits = Limits(limit, limit if test_limit is None else test_limit)
+    here = keys.fold("data", name)
+    if name == "digit_domains":
+        return digit_domains(place, limits, here).resized(size)
+    if name == "corrupted":
+        if source in ("corrupted", "digit_domains"):
+            raise ValueError(f"data.source={source!r}: a data set of one domain is needed")
+        return corrupted(load(source, root=root, size=size, keys=keys), severity, corruptions, limits, here)
+    whole = folder(name, place, here, size) if name == "folder" else SOURCES[name](name, place, here)
+    return whole.limited(limits.train, limits.test, here.fold("limit")).resized(size)

@@ -35,24 +35,26 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any], int, str]] = {
 }
 
 
-def fetched(cls: str, root: Path, **arguments: Any) -> Any:
-    """The torchvision data set, from ``root`` when complete there, else downloaded into it."""
+def fetched(cls: str, root: Path, download: bool = True, **arguments: Any) -> Any:
+    """The torchvision data set, from ``root`` when complete there, else downloaded into it where allowed."""
     kind = getattr(torchvision("torchvision.datasets"), cls)
     try:
         return kind(str(root), download=False, **arguments)
-    except RuntimeError:
+    except (RuntimeError, FileNotFoundError):
+        if not download:
+            raise
         with _patience(TIMEOUT):
             return kind(str(root), download=True, **arguments)
 
 
-def vision_family(name: str, root: Path | None, keys: Keys) -> Dataset:
+def vision_family(name: str, root: Path | None, keys: Keys, download: bool = True) -> Dataset:
     """Raises DataNotFound with the folder searched and the reason why the download failed."""
     cls, train, test, classes, note = FAMILIES[name]
     folder = root or cache_folder()
     try:
-        parts = [_arrays(name, fetched(cls, folder, **arguments)) for arguments in (train, test)]
+        parts = [_arrays(name, fetched(cls, folder, download, **arguments)) for arguments in (train, test)]
     except (OSError, RuntimeError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise DataNotFound(
             f"data.name={name!r}: not in {folder}, and torchvision's download failed ({reason}). "
             f"Set data.root to the folder that holds torchvision's files"

@@ -1,0 +1,150 @@
+"""Data sets of several domains: digits from several sources, and one source under many corruptions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from privdd.core import Keys, Records
+from privdd.data.corruptions import corrupt, names_for
+from privdd.data.dataset import DataNotFound, Dataset, dataset
+from privdd.data.digits import digits
+from privdd.data.makers import SIDE, font_digits, on_photos, photos
+from privdd.data.mnist import idx_family
+from privdd.data.vision import vision_family
+
+Pair = tuple[Tensor, Tensor]
+MADE = (10000, 2000)  # font digits for training and test where no limit is set
+
+
+@dataclass(frozen=True)
+class Domain:
+    name: str
+    train: Pair
+    test: Pair
+
+
+@dataclass(frozen=True)
+class Limits:
+    """At most so many training and test records of each domain."""
+
+    train: int | None
+    test: int | None
+
+    def apply(self, data: Dataset, keys: Keys) -> tuple[Pair, Pair]:
+        cut = data.limited(self.train, self.test, keys)
+        return (cut.train.x, cut.train.y), (cut.test.x, cut.test.y)
+
+
+def digit_domains(root: Path | None, limits: Limits, keys: Keys) -> Dataset:
+    """Digits as (3, 28, 28), one domain for each source, under its honest name.
+
+    MNIST (every second record), scikit-learn digits, digits over photo patches (the other MNIST
+    records, so that no digit is in two domains), font digits; SVHN and USPS where torchvision finds
+    them in ``root`` (nothing is downloaded for these). Without MNIST the photo domain takes scikit-learn's
+    digits, half for each.
+    """
+    own = digits("digits", None, keys).resized(SIDE)
+    try:
+        mnist: Dataset | None = idx_family("mnist", root, keys)
+    except DataNotFound:
+        mnist = None
+    whole = mnist or own
+    plain, blended = _halves(whole)
+    label = "MNIST-M-like" if mnist else "scikit-learn digits over photos"
+    parts = [_domain("MNIST", plain, limits, keys)] if mnist else []
+    parts.append(_domain("scikit-learn digits", own if mnist else plain, limits, keys))
+    parts.append(_blended(_domain(label, blended, limits, keys), keys))
+    parts.append(_typeset(limits, keys))
+    parts += _at_hand(root, limits, keys)
+    sources = ", ".join(part.name for part in parts)
+    return _joined("digit_domains", f"digit domains {sources}; photos: {', '.join(photos()[0])}", 10, parts)
+
+
+def corrupted(source: Dataset, severity: int, corruptions: str | Sequence[str], limits: Limits, keys: Keys) -> Dataset:
+    """``source`` cut into equal parts, each under one corruption: no record is in two domains."""
+    names = names_for(source.shape[0], corruptions)
+    train, test = (
+        _dealt(len(split), len(names), keys.fold(at)) for at, split in enumerate((source.train, source.test))
+    )
+    parts = []
+    for at, name in enumerate(names):
+        here = keys.fold(name)
+        pairs = [
+            _corrupted_pair(name, split.take(index[at][:limit]), severity, here.fold(which))
+            for which, (split, index, limit) in enumerate(
+                ((source.train, train, limits.train), (source.test, test, limits.test))
+            )
+        ]
+        parts.append(Domain(name, pairs[0], pairs[1]))
+    note = f"{source.note}; under {len(names)} corruptions at severity {severity}, each record under one"
+    return _joined("corrupted", note, source.classes, parts)
+
+
+def _domain(name: str, data: Dataset, limits: Limits, keys: Keys) -> Domain:
+    train, test = limits.apply(data, keys.fold("domain", name))
+    return Domain(name, _coloured(train), _coloured(test))
+
+
+def _coloured(pair: Pair) -> Pair:
+    x, y = pair
+    return (x if x.shape[1] == 3 else x.expand(-1, 3, -1, -1).contiguous()), y
+
+
+def _blended(domain: Domain, keys: Keys) -> Domain:
+    rng = keys.fold("photos").numpy()
+    train, test = ((on_photos(x[:, :1], rng), y) for x, y in (domain.train, domain.test))
+    return Domain(domain.name, train, test)
+
+
+def _typeset(limits: Limits, keys: Keys) -> Domain:
+    rng = keys.fold("fonts").numpy()
+    counts = (limit if limit is not None else made for limit, made in zip((limits.train, limits.test), MADE))
+    train, test = (font_digits(count, rng) for count in counts)
+    return Domain("font digits", train, test)
+
+
+def _at_hand(root: Path | None, limits: Limits, keys: Keys) -> list[Domain]:
+    out = []
+    for name, label in (("svhn", "SVHN"), ("usps", "USPS")):
+        try:
+            data = vision_family(name, root, keys, download=False)
+        except DataNotFound:
+            continue
+        out.append(_domain(label, data.limited(limits.train, limits.test, keys.fold(name)).resized(SIDE), limits, keys))
+    return out
+
+
+def _halves(data: Dataset) -> tuple[Dataset, Dataset]:
+    def half(offset: int) -> Dataset:
+        cut = [records.take(torch.arange(offset, len(records), 2)) for records in (data.train, data.test)]
+        return Dataset(cut[0], cut[1], data.classes, data.name, data.note)
+
+    return half(0), half(1)
+
+
+def _dealt(count: int, parts: int, keys: Keys) -> tuple[Tensor, ...]:
+    return torch.randperm(count, generator=keys.torch()).tensor_split(parts)
+
+
+def _corrupted_pair(name: str, records: Records, severity: int, keys: Keys) -> Pair:
+    return corrupt(name, records.x, severity, keys.torch()), records.y
+
+
+def _joined(name: str, note: str, classes: int, parts: list[Domain]) -> Dataset:
+    """One data set whose records remember their domain; ids are new, over all domains."""
+    train, test = (
+        (torch.cat([pair[0] for pair in pairs]), torch.cat([pair[1] for pair in pairs]))
+        for pairs in ([p.train for p in parts], [p.test for p in parts])
+    )
+    flat = dataset(name, note, classes, train, test)
+    domain, test_domain = (
+        torch.cat([torch.full((len(pair[1]),), at) for at, pair in enumerate(pairs)])
+        for pairs in ([p.train for p in parts], [p.test for p in parts])
+    )
+    names = tuple(p.name for p in parts)
+    return Dataset(flat.train, flat.test, classes, name, note, names, domain, test_domain)
