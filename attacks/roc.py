@@ -99,9 +99,10 @@ def auc_interval(scores: Any, member: Any, confidence: float = 0.95, *, clusters
     """An interval for the AUC from DeLong's (1988) structural components, cut to [0, 1].
 
     ``clusters``: label arrays (n,), e.g. (record, world) of pooled leave-one-world-out scores. Scores
-    that share a label may then depend on each other: the variance is the largest of each way's
-    cluster sum and their two-way combination (Cameron, Gelbach and Miller 2011), with Student's t
-    at the smallest number of clusters less one. Without clusters scores must be independent.
+    that share a label may then depend on each other: the variance is the sum of each way's cluster
+    variance (Cameron, Gelbach and Miller 2011, without subtracting their overlap, which errs on the
+    wide side), with Student's t at the smallest number of clusters less one. Without clusters
+    scores must be independent.
     Where one class wholly outranks the other the variance is zero; the limit is then exact,
     (alpha/2)^(1/m) for m disjoint pairs.
     """
@@ -139,13 +140,12 @@ def _variance(influence: np.ndarray, groups: Sequence[np.ndarray], inside: np.nd
 
 
 def _clustered(influence: np.ndarray, groups: Sequence[np.ndarray]) -> float:
-    """Cluster-robust variance of the influences' sum: the largest of one-way and combined."""
-    ways = []
+    """Cluster-robust variance of the influences' sum: one term a way, never below independence."""
+    ways = 0.0
     for group in groups:
         count = int(group.max()) + 1
-        ways.append(float((np.bincount(group, influence) ** 2).sum()) * count / max(count - 1, 1))
-    alone = float((influence**2).sum())
-    return max(*ways, sum(ways) - (len(ways) - 1) * alone, alone)
+        ways += float((np.bincount(group, influence) ** 2).sum()) * count / max(count - 1, 1)
+    return max(ways, float((influence**2).sum()))
 
 
 def _design_effect(residual: np.ndarray, clusters: Sequence[np.ndarray], rate: float) -> float:
