@@ -71,8 +71,7 @@ def _mark_one_outsider(axes: Axes, lines: Sequence[RocLine], floor: float) -> No
     one = max(1 / line.curve.outsiders for line in lines)
     if one > floor:
         axes.axvline(one, color=MUTED, lw=0.9, ls=":")
-        text = f" 1 of {round(1 / one)} outsiders"
-        axes.text(one, floor * 1.15, text, color=MUTED, fontsize=8, rotation=90, ha="right", va="bottom")
+        axes.text(one, 1.08, f"1 of {round(1 / one)}", color=MUTED, fontsize=8, ha="center", va="bottom")
 
 
 def accuracy(series: Mapping[str, Sequence[float]], width: float = 4.6) -> Figure:
@@ -96,7 +95,7 @@ def size(value: float) -> str:
         if value < 999.5 or unit == "GB":
             break
         value /= 1000
-    return f"{value:.3g} {unit}"
+    return f"{value:.3g}\u00a0{unit}"
 
 
 def bytes_bar(up: Mapping[str, float], width: float = 4.6) -> Figure:
@@ -143,4 +142,4 @@ def best_first(real: np.ndarray, reconstructed: np.ndarray) -> np.ndarray:
 
 
 def decibel(value: float) -> str:
-    return "exact" if math.isinf(value) else f"{value:.1f} dB"
+    return "exact" if math.isinf(value) else f"{value:.1f}\u00a0dB"

@@ -8,6 +8,7 @@ from typing import Any
 
 from privdd.reporting.words import number
 
+PLAIN = {"none": "computed from protected values only", "non_private": "no protection"}
 VISIBLE = {"server": "the server", "peer": "the other clients", "public": "anyone", "analyst": "the analyst"}
 
 
@@ -31,17 +32,19 @@ def event_words(event: Any, depth: int = 0) -> str:
     if not isinstance(event, Mapping) or depth > 8:
         return "unknown"
     kind = event.get("type")
-    inner = lambda key="event": event_words(event.get(key), depth + 1)  # noqa: E731
     if kind in ("gaussian", "laplace"):
         return f"{kind.title()} noise, multiplier {_number(event.get('noise_multiplier'))}"
     if kind == "poisson":
-        return f"{inner()}, records drawn with probability {_number(event.get('probability'))}"
+        chance = _number(event.get("probability"))
+        return f"{event_words(event.get('event'), depth + 1)}, records drawn with probability {chance}"
     if kind == "repeat":
-        return f"{inner()}, {event.get('count')} times"
+        return f"{event_words(event.get('event'), depth + 1)}, {event.get('count')} times"
     if kind == "compose":
         parts = event.get("events")
-        return " + ".join(event_words(e, depth + 1) for e in parts[:4]) if isinstance(parts, list) and parts else "nothing"
-    return {"none": "computed from protected values only", "non_private": "no protection"}.get(str(kind), f"unknown ({kind})")
+        parts = parts if isinstance(parts, list) else []
+        more = f" and {len(parts) - 4} more" if len(parts) > 4 else ""
+        return " + ".join(event_words(part, depth + 1) for part in parts[:4]) + more
+    return PLAIN.get(str(kind), f"unknown ({kind})")
 
 
 def _number(value: Any) -> str:

@@ -57,5 +57,7 @@ def write_report(run_dir: Path | str) -> Path:
     for plot in figures:
         save(plot.figure, folder, plot.name)
     for album in albums:
-        save(album.figure(), folder, plots.slug(f"pictures-{album.row.surface}-{album.row.attack}"))
+        save(
+            album.figure(), folder, plots.slug(f"pictures-{album.row.surface}-{album.row.attack}-{album.row.adversary}")
+        )
     return page

@@ -75,6 +75,7 @@ def environment() -> Environment:
     env.filters |= {
         "number": words.number,
         "share": words.share,
+        "attack": words.attack,
         "size": figures.size,
         "one_in": words.one_in,
         "decibel": figures.decibel,
@@ -112,7 +113,7 @@ def rocs(record: RunRecord) -> list[Plot]:
         best.setdefault(row.surface, row)
     plots = []
     for surface, row in best.items():
-        line = roc_line(row.attack, record.evidence(row))
+        line = roc_line(words.attack(row.attack), record.evidence(row))
         if line is not None:
             plots.append(_roc_plot(words.SURFACE[surface][0], row, line))
     return plots
@@ -120,7 +121,7 @@ def rocs(record: RunRecord) -> list[Plot]:
 
 def _roc_plot(title: str, row: FindingRow, line: RocLine) -> Plot:
     points = line.curve
-    caption = f"{row.attack}: AUC {words.share(points.auc)}, {points.members} members, {points.outsiders} outsiders."
+    caption = f"{line.label}: AUC {words.share(points.auc)}, {points.members} members, {points.outsiders} outsiders."
     alt = f"ROC curve on logarithmic axes for the {title.lower()}. {caption}"
     return Plot(f"roc-{slug(row.surface)}", title, caption, alt, figures.roc([line], 4.2))
 

@@ -18,7 +18,6 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 from PIL import Image
@@ -35,7 +34,7 @@ _RC = {
     "svg.hashsalt": "privdd",
     "svg.fonttype": "none",
     "font.family": ["DejaVu Sans"],
-    "font.size": 9.5,
+    "font.size": 9,
     "axes.titlesize": 10,
     "axes.edgecolor": MUTED,
     "axes.labelcolor": INK,
@@ -50,7 +49,7 @@ _RC = {
     "ytick.color": MUTED,
     "lines.linewidth": 1.8,
     "legend.frameon": False,
-    "legend.fontsize": 8.5,
+    "legend.fontsize": 8.2,
     "figure.dpi": 100,
     "figure.facecolor": "none",
     "axes.facecolor": "none",
@@ -87,14 +86,15 @@ def to_svg(figure: Figure) -> str:
     """The same bytes for the same drawing: fixed salt, no date, no metadata."""
     buffer = io.BytesIO()
     with matplotlib.rc_context(_RC):
-        FigureCanvasSVG(figure).print_svg(buffer, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+        silent = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        figure.savefig(buffer, format="svg", bbox_inches="tight", pad_inches=0.04, metadata=silent)
     return buffer.getvalue().decode()
 
 
 def to_png(figure: Figure, dpi: int = 150) -> bytes:
     buffer = io.BytesIO()
     with matplotlib.rc_context(_RC):
-        FigureCanvasAgg(figure).print_figure(buffer, dpi=dpi, metadata={"Software": None})
+        figure.savefig(buffer, format="png", dpi=dpi, bbox_inches="tight", pad_inches=0.1, metadata={"Software": None})
     return buffer.getvalue()
 
 
@@ -113,9 +113,7 @@ def themed(svg: str, prefix: str, label: str) -> str:
     svg = re.sub(r"#[0-9a-f]{6}\b", lambda m: _variable(m.group()), svg)
     view = re.search(r'viewBox="([^"]*)"', svg)
     width = view.group(1).split()[2] if view else "400"
-    head = (
-        f'<svg class="plot" style="max-width:{float(width) * 1.34:.0f}px" role="img" aria-label="{_attribute(label)}"'
-    )
+    head = f'<svg class="plot" style="max-width:{float(width) * 1.5:.0f}px" role="img" aria-label="{_attribute(label)}"'
     body = svg[svg.index(">") + 1 :]
     return f'{head} viewBox="{view.group(1) if view else ""}">{body}'.strip()
 

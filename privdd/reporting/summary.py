@@ -111,10 +111,10 @@ def _worst_phrases(rows: list[FindingRow]) -> list[str]:
     member, best = worst_membership(rows), best_pictures(rows)
     if member:
         phrases.append(
-            f"{member.row.attack}: finds {share(member.at.tpr)} of members, {one_in(member.fpr)} false alarms"
+            f"{words.attack(member.row.attack)}: finds {share(member.at.tpr)} of members, {one_in(member.fpr)} false alarms"
         )
     if best:
-        phrases.append(f"{best.attack}: rebuilds pictures at {number(best.psnr)} dB")
+        phrases.append(f"{words.attack(best.attack)}: rebuilds pictures at {number(best.psnr)} dB")
     labels = [r.label_accuracy for r in rows if r.label_accuracy is not None]
     if labels:
         phrases.append(f"reads {share(max(labels))} of labels")
@@ -146,7 +146,7 @@ def _unprotected(findings: Findings) -> tuple[str, str]:
     what = f"The {_listed(bare)}" if bare else "What was sent"
     verb = "carry" if len(bare) != 1 or bare[0].endswith("s") else "carries"
     return (
-        f"Nothing limits what {findings.run.algo} reveals about a record.",
+        f"No proven limit on what {findings.run.algo} reveals about a record.",
         f"{what} {verb} no proven limit, so the run as a whole has ε = {number(findings.privacy.epsilon.best)}.",
     )
 
@@ -174,7 +174,7 @@ def _contradiction(findings: Findings) -> tuple[str, str]:
     if over:
         worst = max(over, key=lambda r: r.epsilon_measured or 0.0)
         return title, (
-            f"On the {broken}, ε ≤ {number(worst.epsilon_stated)} is stated, and {worst.attack} showed "
+            f"On the {broken}, ε ≤ {number(worst.epsilon_stated)} is stated, and {words.attack(worst.attack)} showed "
             f"ε ≥ {number(worst.epsilon_measured)} at {share(worst.confidence or 0.95)} confidence."
         )
     phrases = [p for p in _worst_phrases(rows) if p.startswith("one record")]
@@ -202,4 +202,4 @@ def _picture_sentence(findings: Findings) -> str:
     where = words.SURFACE[best.surface][0].lower()
     base = next((v for k, v in (best.baselines or {}).items() if "psnr" in k), None)
     tail = f", where a blind guess reaches {number(base)} dB" if base is not None else ""
-    return f"The best picture rebuilt from the {where} comes within {number(best.psnr)} dB PSNR of the original{tail}."
+    return f"The best picture rebuilt from the {where} reaches {number(best.psnr)} dB PSNR{tail}."

@@ -8,7 +8,8 @@ from types import MappingProxyType
 
 from privdd.reporting.schema import Verdict
 
-NONE = "–"
+NONE, NBSP = "–", "\u00a0"
+ACRONYMS = {"lira": "LiRA", "rmia": "RMIA", "base": "BASE", "dlg": "DLG", "idlg": "iDLG"}
 
 
 def number(value: float | None, digits: int = 3) -> str:
@@ -18,8 +19,8 @@ def number(value: float | None, digits: int = 3) -> str:
     if math.isinf(value):
         return "∞"
     if value != 0 and (abs(value) >= 1e5 or abs(value) < 1e-3):
-        return f"{value:.1e}".replace("e-0", "e-").replace("e+0", "e")
-    return f"{value:.{digits}g}" if abs(value) < 1000 else f"{value:,.0f}".replace(",", " ")
+        return f"{value:.1e}".replace(".0e", "e").replace("e-0", "e-").replace("e+0", "e")
+    return f"{value:.{digits}g}" if abs(value) < 1000 else f"{value:,.0f}".replace(",", NBSP)
 
 
 def share(value: float | None) -> str:
@@ -27,12 +28,17 @@ def share(value: float | None) -> str:
     if value is None:
         return NONE
     points = 100 * value
-    return f"{points:.2g} %" if points < 10 else f"{points:.3g} %"
+    return f"{points:.2g}{NBSP}%" if points < 10 else f"{points:.3g}{NBSP}%"
+
+
+def attack(name: str) -> str:
+    """An attack's name as it is written in text: "feature_inversion" as "feature inversion", "lira" as "LiRA"."""
+    return ACRONYMS.get(name, name.replace("_", " "))
 
 
 def one_in(rate: float) -> str:
     """0.001 as "1 in 1 000"."""
-    return f"1 in {round(1 / rate):,}".replace(",", " ")
+    return f"1 in {round(1 / rate):,}".replace(",", NBSP)
 
 
 VERDICT: Mapping[Verdict, str] = MappingProxyType(
@@ -51,7 +57,7 @@ SURFACE: Mapping[str, tuple[str, str]] = MappingProxyType(
         "gradient": ("Gradient", "the direction in which a client's records would move the model"),
         "synthetic_images": ("Synthetic images", "pictures a client distilled from its records"),
         "synthetic_representations": ("Synthetic representations", "distilled records in a projected space"),
-        "features": ("Shared features", "what a client cuts out of each record and sends, with or without noise"),
+        "features": ("Released features", "what a client cuts out of each record and sends, with or without noise"),
         "labels": ("Labels", "the classes attached to what a client sends"),
         "statistics": ("Statistics", "means and variances computed over a client's records"),
         "prototypes": ("Prototypes", "one mean embedding for each class of a client"),

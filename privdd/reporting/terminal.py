@@ -1,0 +1,60 @@
+"""The result as a table in the terminal: readable in a pipe, where no width is known."""
+
+from __future__ import annotations
+
+from typing import IO
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from privdd.reporting import summary, words
+from privdd.reporting.schema import Findings
+from privdd.reporting.words import number, share
+
+STYLE = {"unprotected": "yellow", "consistent": "green", "contradiction": "bold red"}
+PIPE_WIDTH = 132
+
+
+def print_summary(findings: Findings, file: IO[str], width: int | None = None) -> None:
+    """The verdict in words, three epsilons, and one row per surface.
+
+    width: columns; unset, that of the terminal, or 132 where ``file`` is none. Off a terminal nothing
+    but plain text is written.
+    """
+    tty = file.isatty()
+    console = Console(file=file, width=width or (None if tty else PIPE_WIDTH), no_color=not tty, highlight=False)
+    said = summary.verdict(findings)
+    console.print(Text(f"{said.label}: {said.title}", style=STYLE[said.kind]))
+    for sentence in said.sentences:
+        console.print(Text(sentence))
+    console.print(Text(_epsilons(findings)))
+    console.print(_table(findings))
+
+
+def _epsilons(findings: Findings) -> str:
+    privacy, claim = findings.privacy, summary.boldest(findings.privacy.claims)
+    return (
+        f"epsilon claimed {number(claim.epsilon if claim else None)}, "
+        f"accounted {number(privacy.epsilon.pld)} (PLD) / {number(privacy.epsilon.rdp)} (RDP), "
+        f"measured at least {number(summary.measured_epsilon(findings.findings))}; "
+        f"delta {number(privacy.delta)}, unit {privacy.unit}, {privacy.relation}; "
+        f"accuracy {share(findings.utility.accuracy)} ({findings.utility.accuracy_kind})"
+    )
+
+
+def _table(findings: Findings) -> Table:
+    table = Table(title=f"{findings.run.algo} on {findings.run.data}, seed {findings.run.seed}", title_justify="left")
+    for name in ("surface", "protection"):
+        table.add_column(name, overflow="fold")
+    for name in ("stated", "at most", "at least"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("worst attack", overflow="fold", ratio=1)
+    table.add_column("verdict", no_wrap=True)
+    for line in summary.surface_lines(findings):
+        worst = "; ".join(line.worst) or (line.row.audited if isinstance(line.row.audited, str) else words.NONE)
+        epsilons = (number(v) for v in (line.stated, line.accounted, line.measured))
+        cells = (line.row.surface, line.row.mechanism, *epsilons, worst)
+        verdict = Text(words.VERDICT[line.row.verdict].lower(), style=STYLE[line.row.verdict])
+        table.add_row(*(Text(str(cell)) for cell in cells), verdict)
+    return table
