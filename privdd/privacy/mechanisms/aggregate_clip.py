@@ -7,6 +7,7 @@ may move from one end of the ball to the other, by 2C, while the noise is sigma 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import dp_accounting as dpa
 import torch
@@ -30,6 +31,7 @@ class AggregateClip:
 
     noise_multiplier: float
     clip_norm: float
+    per_record: ClassVar[bool] = False  # it reads the mean only
 
     def __post_init__(self) -> None:
         positive(self.noise_multiplier, "noise_multiplier")

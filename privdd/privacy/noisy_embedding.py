@@ -1,0 +1,75 @@
+"""Noisy clipped mean embeddings: a few noised reads of the records, then any number of matching steps.
+
+Under add/remove one record changes one row (its class) of one release per map, by a vector of norm at
+most the clip norm: K full-batch maps over R rounds are sqrt(K R) / z-GDP, and everything computed from
+the targets afterwards is post-processing. This needs maps that are public (drawn from public coins or
+from earlier protected outputs), that treat each record alone (no batch norm in training mode), and a
+release for every class of a public list, present or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from privdd.channel import ClientContext
+from privdd.core import Records
+
+Map = Callable[[Tensor], Tensor]  # images (b, c, h, w) -> (b, p), each row a function of its image alone
+QUERY = "embedding"
+
+
+def noisy_embeddings(
+    maps: Sequence[Map],
+    records: Records,
+    class_list: Sequence[int],
+    ctx: ClientContext,
+    *,
+    centres: Sequence[Tensor] | None = None,
+    counts: Tensor | None = None,
+    chunk: int = 64,
+) -> list[Tensor]:
+    """Target mean embeddings of every class, one (C, p) tensor a map, through ``ctx.mechanism("embedding")``.
+
+    A map that puts logits behind its features has both clipped together. centres: a public point (p,)
+    or one a class (C, p) for each map, which embeddings are measured and clipped from (default 0), for
+    instance the mean embedding of the current synthetic images. The mechanism's normaliser N, a public
+    constant, divides the sums: target = centre + sum / N. counts: public or already protected class
+    sizes (C,); where given they divide instead (at least 1). With a sampling probability below 1 every
+    map sees its own Poisson sample. Raises ValueError for centres that do not match the maps.
+    """
+    if centres is not None and len(centres) != len(maps):
+        raise ValueError(f"centres: one for each of {len(maps)} maps is needed, got {len(centres)}")
+    scale = torch.ones(len(class_list), 1)
+    if counts is not None:
+        scale = ctx.mechanisms[QUERY].normaliser / counts.reshape(-1, 1).clamp_min(1.0)  # type: ignore[attr-defined]
+    targets = []
+    for at, embed in enumerate(maps):
+        batch = _sampled(records, ctx)
+        rows = _embed(embed, batch.x, chunk)
+        centre = torch.zeros(rows.shape[1:]) if centres is None else centres[at].detach()
+        centre = centre.to(rows).expand(len(class_list), rows.shape[1])
+        sums = [
+            ctx.mechanism(QUERY, {"embedding": rows[batch.y == label] - middle}, partition=f"label:{label}")[
+                "embedding"
+            ]
+            for label, middle in zip(class_list, centre)
+        ]
+        targets.append(centre + scale.to(centre) * torch.stack(sums).to(centre))
+    return targets
+
+
+def _sampled(records: Records, ctx: ClientContext) -> Records:
+    """This map's Poisson sample; all records at probability 1, without a copy."""
+    taken = ctx.sample(QUERY, len(records))
+    return records if bool(taken.all()) else records.take(taken.to(records.y.device))
+
+
+@torch.no_grad()
+def _embed(embed: Map, x: Tensor, chunk: int) -> Tensor:
+    """(n, p) without a graph; an empty sample still has its width."""
+    if len(x) == 0:
+        return embed(x.new_zeros(1, *x.shape[1:]))[:0]
+    return torch.cat([embed(part) for part in x.split(chunk)])
