@@ -1,0 +1,83 @@
+"""The exact inputs of a linear layer from its gradients (Phong et al. 2018; Geiping et al. 2020, sec. 3)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from attacks.inversion.result import Pixels, Reconstruction, check_request
+
+
+def linear_inputs(weight_grad: Tensor, bias_grad: Tensor) -> Tensor:
+    """Candidates for the layer's input, (rows, d), the most reliable first.
+
+    dL/dW[i] = dL/db[i] * x, so x = dW[i] / db[i] for every row with db[i] != 0. Rows come in
+    descending |db[i]|: the first is the best conditioned. One record: every row is that record
+    exactly. Several: a row is one record only where that record alone activates it, else a mixture.
+
+    weight_grad: (m, d); bias_grad: (m,). Raises ValueError where no row has a bias gradient.
+    """
+    if weight_grad.ndim != 2 or bias_grad.shape != weight_grad.shape[:1]:
+        shapes = tuple(weight_grad.shape), tuple(bias_grad.shape)
+        raise ValueError(f"weight_grad, bias_grad have shapes {shapes}: (m, d) and (m,) are needed")
+    order = bias_grad.abs().argsort(descending=True)
+    order = order[bias_grad[order] != 0]
+    if not len(order):
+        raise ValueError("bias_grad is zero everywhere: the layer carries no information about its input")
+    return (weight_grad[order].double() / bias_grad[order].double().unsqueeze(1)).to(weight_grad.dtype)
+
+
+def distinct(rows: Tensor, count: int, similarity: float = 0.999) -> Tensor:
+    """The first ``count`` rows that differ: cosine to each earlier pick below ``similarity``; fewer if there are fewer."""
+    picked: list[Tensor] = []
+    for row in rows:
+        if all(float(torch.cosine_similarity(row, other, dim=0)) < similarity for other in picked):
+            picked.append(row)
+        if len(picked) == count:
+            break
+    return torch.stack(picked)
+
+
+def biased_linears(model: nn.Module) -> list[nn.Linear]:
+    """The model's linear layers that have a bias, first to last."""
+    return [m for m in model.modules() if isinstance(m, nn.Linear) and m.bias is not None]
+
+
+def layer_inputs(model: nn.Module, gradients: Sequence[Tensor], layer: nn.Linear) -> Tensor:
+    """``linear_inputs`` of one layer of ``model``; gradients in the order of ``model.parameters()``."""
+    by_id = {id(p): g for p, g in zip(model.parameters(), gradients)}
+    return linear_inputs(by_id[id(layer.weight)], by_id[id(layer.bias)])
+
+
+def reconstruct(
+    model: nn.Module,
+    gradients: Sequence[Tensor],
+    shape: tuple[int, int, int, int],
+    *,
+    mean: float = 0.0,
+    std: float = 1.0,
+    invert: Callable[[Tensor], Tensor] | None = None,
+) -> Reconstruction:
+    """Images (b, c, h, w) from the first biased linear layer: exact where it reads the pixels.
+
+    invert: (b, d) layer inputs -> (b, c, h, w) images, the chain to feature inversion for a layer
+    that reads features. Without it the layer must have c*h*w inputs, else ValueError. Slots
+    beyond the distinct inputs found repeat the first one.
+    """
+    check_request(gradients, list(model.parameters()), shape)
+    layers = biased_linears(model)
+    if not layers:
+        raise ValueError("the model has no linear layer with a bias")
+    rows = distinct(layer_inputs(model, gradients, layers[0]), shape[0])
+    found = len(rows)
+    rows = torch.cat([rows, rows[:1].expand(shape[0] - found, -1)])
+    if invert is not None:
+        images = invert(rows)
+    elif rows.shape[1] == shape[1] * shape[2] * shape[3]:
+        images = Pixels(mean, std).to_image(rows.reshape(shape))
+    else:
+        raise ValueError(f"the first linear layer reads {rows.shape[1]} features, not pixels: pass invert=")
+    unknown = torch.full((shape[0],), -1, dtype=torch.int64)
+    return Reconstruction(images, unknown, 0.0, diagnostics={"distinct": float(found)})

@@ -1,0 +1,101 @@
+"""A small network that turns released features back into images, trained on public pairs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import skip_init
+
+
+def blank(layer: type[nn.Module], *sizes: int, **options: int) -> nn.Module:
+    """A layer whose weights are not drawn yet: the global random stream stays untouched."""
+    return skip_init(layer, *sizes, **options)  # type: ignore[arg-type]
+
+
+@torch.no_grad()
+def draw_weights(network: nn.Module, generator: torch.Generator) -> None:
+    """Kaiming-normal weights and zero biases for every linear and convolutional layer."""
+    for module in network.modules():
+        if isinstance(module, nn.Linear | nn.Conv2d | nn.ConvTranspose2d):
+            fan = module.weight[0].numel()
+            module.weight.copy_(torch.randn(module.weight.shape, generator=generator) * math.sqrt(2 / fan))
+            if module.bias is not None:
+                module.bias.zero_()
+
+
+class Decoder(nn.Module):
+    """(b, *feature shape) -> (b, c, h, w) in [0, 1].
+
+    Maps keep their place: they are resized to (h, w) between convolutions. Vectors pass a linear
+    layer to a quarter-size map first. Inputs are standardised by the training features' mean and
+    deviation.
+    """
+
+    def __init__(self, features: Tensor, shape: tuple[int, int, int], width: int) -> None:
+        super().__init__()
+        c, h, w = shape
+        self.size, self.low = (h, w), (math.ceil(h / 4), math.ceil(w / 4))
+        self.spatial = features.ndim == 4
+        flat = features.flatten(1).shape[1]
+        self.mean = features.mean(0, keepdim=True)
+        self.spread = features.std().clamp_min(1e-6)
+        channels = features.shape[1] if self.spatial else width
+        self.enter = nn.Identity() if self.spatial else blank(nn.Linear, flat, width * self.low[0] * self.low[1])
+        self.first = blank(nn.Conv2d, channels, width, 3, padding=1)
+        self.second = blank(nn.Conv2d, width, width, 3, padding=1)
+        self.third = blank(nn.Conv2d, width, width, 3, padding=1)
+        self.last = blank(nn.Conv2d, width, c, 3, padding=1)
+
+    def forward(self, features: Tensor) -> Tensor:
+        z = (features - self.mean) / self.spread
+        z = z if self.spatial else F.relu(self.enter(z.flatten(1))).unflatten(1, (-1, *self.low))
+        z = F.relu(self.first(z))
+        middle = [max(now, (now + end) // 2) for now, end in zip(z.shape[-2:], self.size)]
+        z = F.relu(self.second(F.interpolate(z, size=middle, mode="bilinear", align_corners=False)))
+        z = F.relu(self.third(F.interpolate(z, size=self.size, mode="bilinear", align_corners=False)))
+        return torch.sigmoid(self.last(z))
+
+
+@dataclass(frozen=True)
+class DecoderTraining:
+    """Adam on the squared error; lr halves at two thirds (He, Zhang, Lee 2019, sec. 4.2).
+
+    noise_std: deviation of fresh Gaussian noise added to the features at each step, so that the
+    decoder learns to invert noised releases; clamp: range that the released features were cut to.
+    """
+
+    steps: int = 300
+    batch: int = 64
+    width: int = 32
+    lr: float = 2e-3
+    noise_std: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch", "width"):
+            if not getattr(self, name) >= 1:
+                raise ValueError(f"{name}={getattr(self, name)}: a positive integer is needed")
+        if not self.lr > 0:
+            raise ValueError(f"lr={self.lr}: a positive number is needed")
+        if not self.noise_std >= 0:
+            raise ValueError(f"noise_std={self.noise_std}: a number >= 0 is needed")
+
+    def fit(self, features: Tensor, images: Tensor, generator: torch.Generator) -> Decoder:
+        """A decoder trained on pairs features (m, ...) and images (m, c, h, w) in [0, 1]."""
+        decoder = Decoder(features, (images.shape[1], images.shape[2], images.shape[3]), self.width).to(features.device)
+        draw_weights(decoder, generator)
+        optimiser = torch.optim.Adam(decoder.parameters(), lr=self.lr)
+        schedule = torch.optim.lr_scheduler.MultiStepLR(optimiser, [2 * self.steps // 3], 0.5)
+        for _ in range(self.steps):
+            rows = torch.randint(len(images), (min(self.batch, len(images)),), generator=generator).to(features.device)
+            given = features[rows]
+            if self.noise_std:
+                given = given + self.noise_std * torch.randn(given.shape, generator=generator).to(given)
+            optimiser.zero_grad()
+            F.mse_loss(decoder(given), images[rows]).backward()
+            optimiser.step()
+            schedule.step()
+        return decoder.eval().requires_grad_(False)

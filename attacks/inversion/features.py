@@ -1,0 +1,163 @@
+"""From shared features back to images, for four attackers who know less and less.
+
+The knowledge ladder is data: each rung names what the attacker holds, and ``FeatureInverter`` uses
+that and no more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from attacks.inversion.decoder import DecoderTraining
+from attacks.inversion.objectives import total_variation
+from attacks.inversion.result import Reconstruction
+
+FeatureMap = Callable[[Tensor], Tensor]
+
+
+class Rung(StrEnum):
+    """What the attacker knows about the map from images to features, most first."""
+
+    KNOWS_MAP = "knows_map"  # holds it: white-box optimisation from a decoder's guess
+    CAN_QUERY = "can_query"  # black box: a decoder trained on queried public images
+    SHADOW_MAP = "shadow_map"  # knows architecture and public data: a decoder of another map
+    NOTHING = "nothing"  # looks at the release as it is
+
+
+@dataclass(frozen=True)
+class WhiteBox:
+    """min over x in [0, 1] of sum_k |f_k(x) - z_k|^2 / numel + tv TV(x) (He, Zhang, Lee 2019, eq. 2).
+
+    Several maps f_k are several rounds of the same records.
+    """
+
+    iterations: int = 300
+    lr: float = 0.02
+    tv: float = 1e-3
+
+    def __post_init__(self) -> None:
+        if not self.iterations >= 1:
+            raise ValueError(f"iterations={self.iterations}: a positive integer is needed")
+        if not self.lr > 0:
+            raise ValueError(f"lr={self.lr}: a positive number is needed")
+        if not self.tv >= 0:
+            raise ValueError(f"tv={self.tv}: a number >= 0 is needed")
+
+    def residual(self, maps: Sequence[FeatureMap], released: Sequence[Tensor], images: Tensor) -> Tensor:
+        """(b,) squared feature error relative to the released features' variance, summed over the maps."""
+        gaps = [(f(images) - z).square().flatten(1).mean(1) / z.var().clamp_min(1e-12) for f, z in zip(maps, released)]
+        return torch.stack(gaps).sum(0)
+
+    def invert(self, maps: Sequence[FeatureMap], released: Sequence[Tensor], start: Tensor) -> tuple[Tensor, Tensor]:
+        """Best images (b, c, h, w) met from ``start`` and their residuals (b,)."""
+        images = start.detach().clone().clamp(0, 1).requires_grad_()
+        optimiser = torch.optim.Adam([images], lr=self.lr)
+        best, lowest = images.detach().clone(), torch.full((len(images),), torch.inf, device=images.device)
+        for step in range(self.iterations + 1):
+            residual = self.residual(maps, released, images)
+            better = residual.detach() < lowest
+            best[better], lowest[better] = images.detach()[better], residual.detach()[better]
+            if step == self.iterations:
+                break
+            optimiser.zero_grad()
+            (residual.sum() + self.tv * len(images) * total_variation(images)).backward(inputs=[images])
+            optimiser.step()
+            with torch.no_grad():
+                images.clamp_(0, 1)
+        return best, lowest
+
+
+@dataclass(frozen=True)
+class FeatureInverter:
+    """Images from features at one rung of the ladder."""
+
+    rung: Rung = Rung.KNOWS_MAP
+    decoder: DecoderTraining = field(default_factory=DecoderTraining)
+    whitebox: WhiteBox = field(default_factory=WhiteBox)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rung", Rung(self.rung))
+
+    def invert(
+        self,
+        released: Sequence[Tensor],
+        public: Tensor,
+        generator: torch.Generator,
+        *,
+        maps: Sequence[FeatureMap] = (),
+        shadows: Sequence[FeatureMap] = (),
+    ) -> Reconstruction:
+        """Images of the records behind ``released``: one tensor (b, ...) a round, rows in step.
+
+        public: (m, c, h, w) public images; maps: the rounds' true maps (rungs knows_map and
+        can_query); shadows: as many maps of the same architecture (rung shadow_map). Raises
+        ValueError where the rung's maps are missing.
+        """
+        needed = {Rung.SHADOW_MAP: shadows, Rung.NOTHING: released}.get(self.rung, maps)
+        if not released or len(needed) != len(released):
+            raise ValueError(f"rung={self.rung}: {len(released)} releases need as many maps, got {len(needed)}")
+        if self.rung is Rung.NOTHING:
+            images, residual = look(torch.stack(list(released)).mean(0), public), torch.zeros(len(released[0]))
+        else:
+            images = self._decode(released, needed, public, generator)
+            residual = torch.zeros(len(images))
+        if self.rung is Rung.KNOWS_MAP:
+            images, residual = self.whitebox.invert(maps, released, images)
+        return Reconstruction(images, torch.full((len(images),), -1), float(residual.mean()))
+
+    def _decode(
+        self, released: Sequence[Tensor], maps: Sequence[FeatureMap], public: Tensor, generator: torch.Generator
+    ) -> Tensor:
+        """Mean of the rounds' decoders: each sees the same records through another map."""
+        guesses = []
+        for f, z in zip(maps, released):
+            with torch.no_grad():
+                pairs = torch.cat([f(part) for part in public.split(256)])
+            guesses.append(self.decoder.fit(pairs, public, generator)(z))
+        return torch.stack(guesses).mean(0)
+
+
+def look(released: Tensor, public: Tensor) -> Tensor:
+    """The release shown as images: channels averaged, resized, each stretched to [0, 1].
+
+    A release without rows and columns shows nothing; the public mean image stands for it.
+    """
+    shape = public.shape[1:]
+    if released.ndim != 4:
+        return public.mean(0).expand(len(released), *shape).clone()
+    z = released if released.shape[1] == shape[0] else released.mean(1, keepdim=True)
+    z = F.interpolate(z, size=tuple(shape[1:]), mode="bilinear", align_corners=False)
+    low, high = (z.flatten(1).amin(1), z.flatten(1).amax(1))
+    z = (z - low.view(-1, 1, 1, 1)) / (high - low).clamp_min(1e-6).view(-1, 1, 1, 1)
+    return z.expand(-1, shape[0], -1, -1).clone()
+
+
+def remove_shared_noise(released: Tensor, batch: int, expected: Tensor) -> Tensor:
+    """Subtract noise that a whole batch shares; what stays is the batch mean's own deviation.
+
+    Where ``batch`` consecutive rows carry one and the same noise tensor, mean(batch) = noise +
+    mean(features), so released - mean(batch) + expected is the feature up to a sampling error of
+    deviation / sqrt(batch). released: (n, ...); expected: (...) mean feature of public images.
+    """
+    if not batch >= 2:
+        raise ValueError(f"batch={batch}: at least 2 rows must share a noise tensor")
+    return torch.cat([part - part.mean(0) + expected for part in released.split(batch)])
+
+
+def average_copies(released: Tensor, copies: int, interleaved: bool = False) -> Tensor:
+    """(copies * n, ...) -> (n, ...): several noised copies of a record averaged.
+
+    Copies follow each other as whole sets, or (interleaved) record by record.
+    """
+    if not copies >= 1 or len(released) % copies:
+        raise ValueError(f"copies={copies}: a positive divisor of {len(released)} rows is needed")
+    n = len(released) // copies
+    if interleaved:
+        return released.reshape(n, copies, *released.shape[1:]).mean(1)
+    return released.reshape(copies, n, *released.shape[1:]).mean(0)

@@ -1,0 +1,165 @@
+"""Gradient inversion: images whose gradient is the one that the victim sent.
+
+All attacks share one call. They see the model, the gradients and what is public; the truth never
+enters. ``score`` evaluates the objective at any images, so that an evaluator can check that it
+vanishes at the truth: where it does not, attacker and victim compute different things.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from attacks.inversion.labels import displacement, recover
+from attacks.inversion.lbfgs import DLG, IDLG
+from attacks.inversion.objectives import cosine
+from attacks.inversion.optimise import Matching, Progress, SignedAdam, Trace, descend, normal_like
+from attacks.inversion.result import Channelwise, Pixels, Reconstruction, check_request
+from attacks.inversion.seethrough import SeeThrough
+from attacks.inversion.victim import SINGLE_STEP, LocalSteps, Victim, update_to_gradients
+
+__all__ = [
+    "DLG", "IDLG", "InvertingGradients", "LocalSteps", "Reconstruction", "SeeThrough", "gradient_norm",
+    "update_to_gradients",
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class InvertingGradients:
+    """Cosine distance, total variation, signed Adam in a box (Geiping et al. 2020).
+
+    iterations: steps; tv: weight of total variation; restarts: starts from fresh noise, chosen by
+    the objective without total variation; lr: step in units of the model's inputs; signed: Adam on
+    the gradient's sign; patience: see SignedAdam (0 keeps the published schedule).
+    """
+
+    iterations: int = 1000
+    tv: float = 1e-3
+    restarts: int = 1
+    lr: float = 0.1
+    signed: bool = True
+    patience: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.restarts >= 1:
+            raise ValueError(f"restarts={self.restarts}: a positive integer is needed")
+        if not self.tv >= 0:
+            raise ValueError(f"tv={self.tv}: a number >= 0 is needed")
+        self._rule()
+
+    def _rule(self) -> SignedAdam:
+        return SignedAdam(self.iterations, self.lr, self.signed, patience=self.patience)
+
+    def reconstruct(
+        self,
+        model: nn.Module,
+        gradients: list[Tensor],
+        shape: tuple[int, int, int, int],
+        *,
+        labels: Tensor | None = None,
+        mean: Channelwise = 0.0,
+        std: Channelwise = 1.0,
+        generator: torch.Generator,
+        local: LocalSteps = SINGLE_STEP,
+        progress: Progress | None = None,
+    ) -> Reconstruction:
+        """Images (b, c, h, w) in [0, 1] whose gradient points where ``gradients`` does.
+
+        gradients: in the order of ``model.parameters()``; for a multi-step update
+        (theta_0 - theta_T) / lr with the steps in ``local``. labels: (b,), recovered from the last
+        linear layer when absent. The model takes (image - mean) / std, in the mode it is in.
+        """
+        observed = [[g] for g in gradients]
+        given = None if labels is None else labels[None]
+        return self.reconstruct_each(
+            model,
+            observed,
+            shape,
+            labels=given,
+            mean=mean,
+            std=std,
+            generator=generator,
+            local=local,
+            progress=progress,
+        )[0]
+
+    def reconstruct_each(
+        self,
+        model: nn.Module,
+        gradients: Sequence[Sequence[Tensor] | Tensor],
+        shape: tuple[int, int, int, int],
+        *,
+        labels: Tensor | None = None,
+        mean: Channelwise = 0.0,
+        std: Channelwise = 1.0,
+        generator: torch.Generator,
+        local: LocalSteps = SINGLE_STEP,
+        progress: Progress | None = None,
+    ) -> list[Reconstruction]:
+        """``reconstruct`` for k updates of one model at once: gradients[i] holds parameter i's k gradients.
+
+        labels: (k, b). Problems and restarts go through the model as one batch.
+        """
+        stacked = [torch.stack(list(g)).detach() for g in gradients]
+        pixels, k = Pixels(mean, std), len(stacked[0])
+        for i in range(k):
+            check_request([g[i] for g in stacked], list(model.parameters()), shape)
+        if labels is None:
+            rows = [guess_labels(model, [g[i] for g in stacked], shape, pixels, local, generator) for i in range(k)]
+            labels = torch.stack(rows)
+        labels = labels.to(stacked[0].device)
+        starts = torch.zeros((k * self.restarts, *shape), dtype=stacked[0].dtype, device=stacked[0].device)
+        starts = normal_like(starts, generator)
+        repeated = [g.repeat_interleave(self.restarts, 0) for g in stacked]
+        problem = Matching(Victim(model, local), cosine, repeated, labels.repeat_interleave(self.restarts, 0), self.tv)
+        trace = descend(problem, starts, self._rule(), pixels.box(starts), generator, progress)
+        return [
+            self._best(trace, labels[i], range(i * self.restarts, (i + 1) * self.restarts), pixels) for i in range(k)
+        ]
+
+    def _best(self, trace: Trace, labels: Tensor, rows: range, pixels: Pixels) -> Reconstruction:
+        row = min(rows, key=lambda r: float(trace.data[r]))
+        objective = float(trace.data[row])
+        return Reconstruction(
+            pixels.to_image(trace.images[row]), labels, objective, tuple(trace.history),
+            {"steps": float(trace.steps), "total": float(trace.total[row]), "restarts": float(len(rows))},
+        )  # fmt: skip
+
+    def score(
+        self,
+        model: nn.Module,
+        gradients: Sequence[Tensor],
+        images: Tensor,
+        labels: Tensor,
+        *,
+        mean: Channelwise = 0.0,
+        std: Channelwise = 1.0,
+        local: LocalSteps = SINGLE_STEP,
+    ) -> float:
+        """The data term at ``images`` (b, c, h, w) in [0, 1]; about 0 at the truth of a consistent set-up."""
+        inputs = Pixels(mean, std).to_input(images)
+        with torch.enable_grad():
+            candidate = Victim(model, local).gradients(inputs, labels)
+        return float(cosine([g.detach() for g in candidate], gradients)[0])
+
+
+def guess_labels(
+    model: nn.Module,
+    gradients: Sequence[Tensor],
+    shape: tuple[int, int, int, int],
+    pixels: Pixels,
+    local: LocalSteps,
+    generator: torch.Generator,
+) -> Tensor:
+    """Labels (b,) from the gradients alone; predicted probabilities come from noise images."""
+    noise = pixels.to_input(torch.rand((64, *shape[1:]), generator=generator, device=generator.device))
+    scale = displacement(local.steps, local.momentum)
+    return recover(model, [g / scale for g in gradients], shape[0], noise.to(gradients[0]))
+
+
+def gradient_norm(gradients: Sequence[Tensor]) -> float:
+    """The Euclidean norm of the whole list."""
+    return float(torch.stack([g.square().sum() for g in gradients]).sum().sqrt())

@@ -1,0 +1,128 @@
+"""Labels from the gradient of a classifier's last linear layer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from scipy.stats import binom
+from torch import Tensor, nn
+
+TINY = 1e-12
+
+
+@dataclass(frozen=True)
+class Head:
+    """The last linear layer's gradients: weight (C, d), bias (C,) or None."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+
+def head_of(model: nn.Module, gradients: Sequence[Tensor]) -> Head:
+    """The gradients of the model's last nn.Linear; raises ValueError where there is none."""
+    layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    if not layers:
+        raise ValueError("the model has no nn.Linear: pass labels=")
+    by_id = {id(p): g for p, g in zip(model.parameters(), gradients)}
+    return Head(by_id[id(layers[-1].weight)], None if layers[-1].bias is None else by_id[id(layers[-1].bias)])
+
+
+def idlg(weight: Tensor) -> int:
+    """The label of a single record: argmin_c sum_j dL/dW[c, j] (Zhao et al. 2020, eq. 5).
+
+    Exact where the layer's inputs are non-negative. weight: (C, d).
+    """
+    return int(weight.sum(1).argmin())
+
+
+def counts(bias: Tensor, batch: int, probabilities: Tensor) -> Tensor:
+    """Label counts (C,) int64 of a batch, summing to ``batch``.
+
+    The bias gradient is g_c = p_c - n_c / B with p the mean predicted probability, so
+    n_c = B (p_c - g_c); a negative g_c proves that class c is present. bias, probabilities: (C,).
+    """
+    least = (bias < -TINY).long()
+    while int(least.sum()) > batch:
+        least[bias.masked_fill(least == 0, -torch.inf).argmax()] = 0
+    wanted = (batch * (probabilities - bias)).clamp_min(0)
+    found = torch.maximum(wanted.floor().long(), least)
+    while int(found.sum()) != batch:
+        gap = wanted - found
+        if int(found.sum()) < batch:
+            found[gap.argmax()] += 1
+        else:
+            found[gap.masked_fill(found <= least, torch.inf).argmin()] -= 1
+    return found
+
+
+@torch.no_grad()
+def mean_probabilities(model: nn.Module, images: Tensor) -> Tensor:
+    """(C,) mean softmax over ``images`` (public ones, or noise), in evaluation mode."""
+    was = {name: module.training for name, module in model.named_modules()}
+    model.eval()
+    probabilities = model(images).softmax(1).mean(0)
+    for name, module in model.named_modules():
+        module.training = was[name]
+    return probabilities
+
+
+@torch.no_grad()
+def head_inputs(model: nn.Module, images: Tensor) -> Tensor:
+    """(d,) mean input of the last linear layer over ``images``."""
+    seen: list[Tensor] = []
+    layer = [module for module in model.modules() if isinstance(module, nn.Linear)][-1]
+    hook = layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].mean(0)))
+    try:
+        mean_probabilities(model, images)
+    finally:
+        hook.remove()
+    return seen[-1]
+
+
+def recover(model: nn.Module, gradients: Sequence[Tensor], batch: int, images: Tensor) -> Tensor:
+    """Labels (batch,) in ascending order: iDLG's rule for one record, counts for more.
+
+    images: public images or noise in the model's input range, from which p is estimated. A head
+    without bias is read through its mean input: g_c = <dW_c, f> / |f|^2.
+    """
+    head = head_of(model, gradients)
+    if batch == 1:
+        return torch.tensor([idlg(head.weight) if head.bias is None else int(head.bias.argmin())])
+    bias = head.bias
+    if bias is None:
+        inputs = head_inputs(model, images)
+        bias = head.weight @ inputs / inputs.square().sum().clamp_min(TINY)
+    found = counts(bias, batch, mean_probabilities(model, images).to(bias))
+    return torch.repeat_interleave(torch.arange(len(found)), found.cpu())
+
+
+def tally(labels: Tensor, classes: int) -> Tensor:
+    """(n,) -> (classes,) counts: what a release that carries labels gives away by itself."""
+    return torch.bincount(labels.long().flatten(), minlength=classes)
+
+
+def overlap(found: Tensor, true: Tensor) -> float:
+    """Share of the true multiset of labels that was found; both (C,) counts, scaled to one total."""
+    share = found.double() / found.sum().clamp_min(1)
+    return float(torch.minimum(share, true.double() / true.sum().clamp_min(1)).sum())
+
+
+def chance_overlap(true: Tensor) -> float:
+    """The expected ``overlap`` of uniformly guessed labels with ``true`` (C,) counts: exact."""
+    total, classes = int(true.sum()), len(true)
+    if not total >= 1:
+        raise ValueError("true sums to 0: at least one record is needed")
+    guess = torch.arange(total + 1)
+    weight = torch.as_tensor(binom.pmf(guess.numpy(), total, 1 / classes))
+    return float(sum((weight * guess.clamp_max(int(n))).sum() for n in true) / total)
+
+
+def displacement(steps: int, momentum: float) -> float:
+    """How far heavy-ball SGD moves along a constant unit gradient in ``steps`` steps of rate one."""
+    speed = moved = 0.0
+    for _ in range(steps):
+        speed = momentum * speed + 1
+        moved += speed
+    return moved

@@ -1,0 +1,207 @@
+"""Descent on images for many problems at once: restarts and records share one batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from attacks.inversion.objectives import Objective, total_variation
+from attacks.inversion.victim import Victim
+
+Progress = Callable[[int, float], None]
+
+
+class Slope(Protocol):
+    """images (r, b, c, h, w) -> data term (r,), whole objective (r,), gradient of the whole."""
+
+    def __call__(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]: ...
+
+
+@dataclass(frozen=True)
+class Matching:
+    """The gradient-matching problem: r problems that share one model.
+
+    observed: list of (r, *parameter shape); labels: (r, b) classes; tv: weight of total variation.
+    """
+
+    victim: Victim
+    objective: Objective
+    observed: list[Tensor]
+    labels: Tensor
+    tv: float = 0.0
+
+    def __call__(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        if len(images) > 1 and self.victim.batchable():
+            return torch.func.vmap(self._functional)(images, self.labels, self.observed)
+        rows = [self._plain(x, y, [t[r] for t in self.observed]) for r, (x, y) in enumerate(zip(images, self.labels))]
+        data, total, slope = (torch.stack(part) for part in zip(*rows))
+        return data, total, slope
+
+    def _plain(self, images: Tensor, labels: Tensor, observed: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        leaf = images.detach().requires_grad_()
+        gradients = self.victim.gradients(leaf, labels)
+        with torch.no_grad():
+            data, cotangents = self.objective(gradients, observed)
+        outputs, seeds = list(gradients), list(cotangents)
+        total = data
+        if self.tv:
+            smooth = total_variation(leaf)
+            outputs, seeds = [*outputs, smooth], [*seeds, torch.full_like(smooth, self.tv)]
+            total = data + self.tv * smooth.detach()
+        (slope,) = torch.autograd.grad(outputs, leaf, seeds)
+        return data, total, slope
+
+    def _functional(self, images: Tensor, labels: Tensor, observed: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        gradients, pull = torch.func.vjp(lambda x: self.victim.gradients(x, labels, functional=True), images)
+        data, cotangents = self.objective(gradients, observed)
+        (slope,) = pull(cotangents)
+        if not self.tv:
+            return data, data, slope
+        smooth_slope, smooth = torch.func.grad_and_value(total_variation)(images)
+        return data, data + self.tv * smooth, slope + self.tv * smooth_slope
+
+
+@dataclass(frozen=True)
+class SignedAdam:
+    """Adam on the gradient's sign, with a box and a step-wise learning rate (Geiping et al. 2020).
+
+    milestones: fractions of the iterations after which lr is divided by ten. patience: iterations
+    without an improvement of a thousandth before the next stage begins (0: never); in the last
+    stage the descent stops there. langevin: noise of this many lr added to each iterate.
+    """
+
+    iterations: int
+    lr: float
+    signed: bool = True
+    milestones: tuple[float, ...] = (3 / 8, 5 / 8, 7 / 8)
+    patience: int = 0
+    warmup: int = 0
+    langevin: float = 0.0
+    betas: tuple[float, float] = (0.9, 0.999)
+
+    def __post_init__(self) -> None:
+        if not self.iterations >= 1:
+            raise ValueError(f"iterations={self.iterations}: a positive integer is needed")
+        if not self.lr > 0:
+            raise ValueError(f"lr={self.lr}: a positive number is needed")
+        for name in ("patience", "warmup", "langevin"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name}={getattr(self, name)}: a number >= 0 is needed")
+
+    def rate(self, stage: int, step: int) -> float:
+        warm = min(1.0, (step + 1) / self.warmup) if self.warmup else 1.0
+        return self.lr * 0.1**stage * warm
+
+
+class Moments:
+    """Adam's two moments of r problems and the step they propose."""
+
+    def __init__(self, like: Tensor, rule: SignedAdam) -> None:
+        self.rule, self.first, self.second = rule, torch.zeros_like(like), torch.zeros_like(like)
+
+    def step(self, slope: Tensor, step: int, rate: float) -> Tensor:
+        g, (b1, b2) = slope.sign() if self.rule.signed else slope, self.rule.betas
+        self.first.lerp_(g, 1 - b1)
+        self.second.mul_(b2).addcmul_(g, g, value=1 - b2)
+        scale = (self.second / (1 - b2 ** (step + 1))).sqrt_().add_(1e-8)
+        return (self.first / scale).mul_(-rate / (1 - b1 ** (step + 1)))
+
+    def forget(self, lost: Tensor) -> None:
+        self.first[lost], self.second[lost] = 0, 0
+
+
+class Stages:
+    """Where the learning rate stands: a stage ends at its milestone or on a plateau."""
+
+    def __init__(self, rule: SignedAdam) -> None:
+        self.rule, self.stage, self.lowest, self.since = rule, 0, float("inf"), 0
+        self.cuts = [int(rule.iterations * part) for part in rule.milestones]
+
+    def finished(self, step: int, total: Tensor) -> bool:
+        """Move on where due; True when the last stage has reached a plateau."""
+        plateau = self._plateau(step, total)
+        last = self.stage == len(self.cuts)
+        if not last and (plateau or step >= self.cuts[self.stage]):
+            self.stage, self.since = self.stage + 1, 0
+        return plateau and last
+
+    def _plateau(self, step: int, total: Tensor, every: int = 10) -> bool:
+        if not self.rule.patience or step % every:
+            return False
+        now = float(total.sum())
+        self.lowest, self.since = (now, 0) if now < 0.999 * self.lowest else (self.lowest, self.since + every)
+        return self.since >= self.rule.patience
+
+
+@dataclass
+class Trace:
+    """The best iterate so far, kept with the value that it was scored at."""
+
+    images: Tensor
+    total: Tensor
+    data: Tensor
+    history: list[float] = field(default_factory=list)
+    steps: int = 0
+
+    @staticmethod
+    def start(images: Tensor) -> Trace:
+        infinite = torch.full((len(images),), torch.inf, dtype=images.dtype, device=images.device)
+        return Trace(images.clone(), infinite, infinite)
+
+    def keep(self, images: Tensor, data: Tensor, total: Tensor) -> None:
+        """Keep those of ``images`` whose ``total``, evaluated at these very images, is the lowest."""
+        better = total < self.total
+        self.images = torch.where(better.view(-1, *[1] * (images.ndim - 1)), images, self.images)
+        self.total = torch.where(better, total, self.total)
+        self.data = torch.where(better, data, self.data)
+
+    def note(self, step: int, progress: Progress | None) -> None:
+        self.history.append(float(self.total.min()))
+        if progress is not None:
+            progress(step, self.history[-1])
+
+
+def normal_like(images: Tensor, generator: torch.Generator) -> Tensor:
+    """Standard normal numbers of the shape of ``images``, drawn where the generator lives."""
+    return torch.randn(images.shape, generator=generator, device=generator.device).to(images)
+
+
+def descend(
+    slope: Slope,
+    start: Tensor,
+    rule: SignedAdam,
+    box: tuple[Tensor, Tensor],
+    generator: torch.Generator,
+    progress: Progress | None = None,
+    every: int = 50,
+) -> Trace:
+    """Minimise ``slope``'s objective from ``start`` (r, b, c, h, w) inside ``box``; keeps the best iterates.
+
+    A problem whose objective or gradient turns non-finite starts afresh from new noise.
+    """
+    images = start.clone().clamp(*box)
+    moments, stages, trace = Moments(images, rule), Stages(rule), Trace.start(images)
+    for step in range(rule.iterations):
+        data, total, gradient = slope(images)
+        trace.keep(images, data, total)
+        trace.steps = step + 1
+        if step % every == 0:
+            trace.note(step, progress)
+        lost = ~(torch.isfinite(total) & torch.isfinite(gradient.flatten(1)).all(1))
+        if lost.any():
+            images[lost] = normal_like(images, generator)[lost].clamp(*box)
+            moments.forget(lost)
+            continue
+        if stages.finished(step, trace.total):
+            break
+        rate = rule.rate(stages.stage, step)
+        images = images + moments.step(gradient, step, rate)
+        if rule.langevin:
+            images = images + rule.langevin * rate * normal_like(images, generator)
+        images = images.clamp(*box)
+    trace.keep(images, *slope(images)[:2])
+    return trace

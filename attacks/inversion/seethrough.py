@@ -1,0 +1,156 @@
+"""See through gradients: layer-wise matching with image, batch-norm and group priors (Yin et al. 2021)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from attacks.inversion.labels import recover
+from attacks.inversion.objectives import layerwise
+from attacks.inversion.optimise import Matching, Progress, SignedAdam, descend, normal_like
+from attacks.inversion.result import Channelwise, Pixels, Reconstruction, check_request
+from attacks.inversion.victim import SINGLE_STEP, LocalSteps, Victim
+
+Statistics = Mapping[str, tuple[Tensor, Tensor]]
+
+
+def running_statistics(model: nn.Module) -> dict[str, tuple[Tensor, Tensor]]:
+    """Layer name -> (mean, variance) as kept by the model's batch-norm layers."""
+    return {
+        name: (m.running_mean, m.running_var)
+        for name, m in model.named_modules()
+        if isinstance(m, _BatchNorm) and m.running_mean is not None and m.running_var is not None
+    }
+
+
+def batch_statistics(before: Tensor, after: Tensor, momentum: float) -> Tensor:
+    """The batch's own statistic from a running one before and after a single training step.
+
+    after = (1 - momentum) before + momentum batch. The variance so found is the unbiased one: times
+    (N - 1) / N with N = images * height * width for the biased one that a batch is normalised with.
+    """
+    if not 0 < momentum <= 1:
+        raise ValueError(f"momentum={momentum}: a number in (0, 1] is needed")
+    return (after - (1 - momentum) * before) / momentum
+
+
+def batchnorm_distance(victim: Victim, inputs: Tensor, statistics: Statistics) -> Tensor:
+    """sum over layers of |mean_l(x) - m_l| + |var_l(x) - v_l| (eq. 8), biased variance."""
+    distances: list[Tensor] = []
+
+    def note(target: tuple[Tensor, Tensor], seen: Tensor) -> None:
+        axes = [0, *range(2, seen.ndim)]
+        distances.append((seen.mean(axes) - target[0]).norm() + (seen.var(axes, unbiased=False) - target[1]).norm())
+
+    layers = dict(victim.model.named_modules())
+    hooks = [
+        layers[name].register_forward_pre_hook(lambda _, given, target=target: note(target, given[0]))
+        for name, target in statistics.items()
+    ]
+    try:
+        victim.loss(victim.parameters(), inputs, torch.zeros(len(inputs), dtype=torch.int64, device=inputs.device))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return torch.stack(distances).sum()
+
+
+@dataclass(frozen=True)
+class Priors:
+    """The matching problem plus the priors that a single forward pass or none can give."""
+
+    matching: Matching
+    l2: float
+    batchnorm: float
+    group: float
+    statistics: Statistics
+
+    def __call__(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        data, total, slope = self.matching(images)
+        leaf = images.detach().requires_grad_()
+        with torch.enable_grad():
+            prior = self.l2 * leaf.square().flatten(1).mean(1)
+            centre = images.mean(0, keepdim=True)
+            prior = prior + self.group * (leaf - centre).square().flatten(1).mean(1)
+            if self.batchnorm and self.statistics:
+                rows = [batchnorm_distance(self.matching.victim, x, self.statistics) for x in leaf]
+                prior = prior + self.batchnorm * torch.stack(rows)
+            (extra,) = torch.autograd.grad(prior.sum(), leaf)
+        return data, total + prior.detach(), slope + extra
+
+
+@dataclass(frozen=True)
+class SeeThrough:
+    """GradInversion: layer-wise norms, TV, L2, batch-norm statistics, agreement of several seeds.
+
+    seeds: problems solved together, pulled to their mean by ``group``; langevin: noise in units of
+    the learning rate. The published weights are for 224-pixel ImageNet; these are scaled for small
+    images and belong to the caller to tune.
+    """
+
+    iterations: int = 1000
+    tv: float = 1e-4
+    l2: float = 1e-6
+    batchnorm: float = 1e-2
+    group: float = 1e-2
+    seeds: int = 4
+    lr: float = 0.1
+    langevin: float = 0.01
+    warmup: int = 50
+
+    def __post_init__(self) -> None:
+        if not self.seeds >= 1:
+            raise ValueError(f"seeds={self.seeds}: a positive integer is needed")
+        for name in ("tv", "l2", "batchnorm", "group"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name}={getattr(self, name)}: a number >= 0 is needed")
+        self._rule()
+
+    def _rule(self) -> SignedAdam:
+        return SignedAdam(self.iterations, self.lr, signed=False, warmup=self.warmup, langevin=self.langevin)
+
+    def reconstruct(
+        self,
+        model: nn.Module,
+        gradients: list[Tensor],
+        shape: tuple[int, int, int, int],
+        *,
+        labels: Tensor | None = None,
+        mean: Channelwise = 0.0,
+        std: Channelwise = 1.0,
+        generator: torch.Generator,
+        local: LocalSteps = SINGLE_STEP,
+        progress: Progress | None = None,
+        statistics: Statistics | None = None,
+    ) -> Reconstruction:
+        """See InvertingGradients.reconstruct. statistics: (mean, variance) of the victim's batch at
+        each batch-norm layer; by default the running ones, used as a penalty only."""
+        check_request(gradients, list(model.parameters()), shape)
+        pixels, observed = Pixels(mean, std), [g.detach() for g in gradients]
+        if labels is None:
+            noise = torch.rand((64, *shape[1:]), generator=generator, device=generator.device)
+            labels = recover(model, observed, shape[0], pixels.to_input(noise).to(observed[0]))
+        starts = normal_like(observed[0].new_zeros((self.seeds, *shape)), generator)
+        repeated = [g.expand(self.seeds, *g.shape) for g in observed]
+        matching = Matching(Victim(model, local), layerwise, repeated, labels.expand(self.seeds, -1), self.tv)
+        known = running_statistics(model) if statistics is None else statistics
+        problem = Priors(matching, self.l2, self.batchnorm, self.group, known)
+        trace = descend(problem, starts, self._rule(), pixels.box(starts), generator, progress)
+        row = int(trace.data.argmin())
+        images = pixels.to_image(trace.images[row])
+        return Reconstruction(
+            images, labels, float(trace.data[row]), tuple(trace.history), {"steps": float(trace.steps)}
+        )
+
+    def score(
+        self, model: nn.Module, gradients: Sequence[Tensor], images: Tensor, labels: Tensor, *,
+        mean: Channelwise = 0.0, std: Channelwise = 1.0, local: LocalSteps = SINGLE_STEP,
+    ) -> float:  # fmt: skip
+        """The data term at ``images`` (b, c, h, w) in [0, 1]; about 0 at the truth."""
+        with torch.enable_grad():
+            candidate = Victim(model, local).gradients(Pixels(mean, std).to_input(images), labels)
+        return float(layerwise([g.detach() for g in candidate], gradients)[0])

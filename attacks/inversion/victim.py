@@ -1,0 +1,110 @@
+"""What the victim computed, as a function of unknown images: one gradient or several local steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+
+
+@dataclass(frozen=True)
+class LocalSteps:
+    """The client's local work: plain SGD, in the order of the images.
+
+    steps: SGD steps; lr: learning rate; momentum: heavy ball from zero; proximal: FedProx's mu;
+    batch_size: images a step (None: all of them). Step t uses images t*B ... t*B + B - 1, around
+    again when they run out.
+    """
+
+    steps: int = 1
+    lr: float = 1.0
+    momentum: float = 0.0
+    proximal: float = 0.0
+    batch_size: int | None = None
+
+    def __post_init__(self) -> None:
+        if not self.steps >= 1:
+            raise ValueError(f"steps={self.steps}: a positive integer is needed")
+        if not self.lr > 0:
+            raise ValueError(f"lr={self.lr}: a positive number is needed")
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum={self.momentum}: a number in [0, 1) is needed")
+        if not self.proximal >= 0:
+            raise ValueError(f"proximal={self.proximal}: a number >= 0 is needed")
+        if self.batch_size is not None and not self.batch_size >= 1:
+            raise ValueError(f"batch_size={self.batch_size}: a positive integer or null is needed")
+
+    def rows(self, step: int, records: int) -> slice | list[int]:
+        """Which images step ``step`` reads."""
+        size = records if self.batch_size is None else min(self.batch_size, records)
+        if size == records:
+            return slice(None)
+        return [(step * size + i) % records for i in range(size)]
+
+
+SINGLE_STEP = LocalSteps()
+
+
+@dataclass(frozen=True)
+class Victim:
+    """The victim's model (in its own mode, left untouched) and its local work."""
+
+    model: nn.Module
+    local: LocalSteps = SINGLE_STEP
+
+    def parameters(self) -> dict[str, Tensor]:
+        """Detached parameters by name, in the order of ``model.parameters()``."""
+        return {name: p.detach() for name, p in self.model.named_parameters()}
+
+    def batchable(self) -> bool:
+        """Whether vmap may run it: no layer that draws or keeps statistics in training mode."""
+        stateful = (_BatchNorm, _DropoutNd)
+        return not any(isinstance(m, stateful) and m.training for m in self.model.modules())
+
+    def loss(self, parameters: Mapping[str, Tensor], images: Tensor, labels: Tensor) -> Tensor:
+        """Mean cross-entropy; buffers are copies, so running statistics stay as they are."""
+        buffers = {name: b.clone() for name, b in self.model.named_buffers()}
+        return F.cross_entropy(functional_call(self.model, {**parameters, **buffers}, (images,)), labels)
+
+    def gradients(self, images: Tensor, labels: Tensor, *, functional: bool = False) -> list[Tensor]:
+        """(theta_0 - theta_T) / lr as a differentiable function of the images.
+
+        With one step this is the gradient itself. labels: (b,) classes or (b, C) probabilities.
+        functional: differentiate with torch.func, which nests inside vmap.
+        """
+        start = self.parameters()
+        here = start if functional else {name: p.requires_grad_() for name, p in start.items()}
+        speed: list[Tensor] = []
+        for step in range(self.local.steps):
+            rows = self.local.rows(step, len(images))
+            slope = self._slope(here, images[rows], labels[rows], functional)
+            slope = [g + self.local.proximal * (here[n] - start[n]) for g, n in zip(slope, here)] if step else slope
+            speed = [self.local.momentum * v + g for v, g in zip(speed, slope)] if step else slope
+            if self.local.steps > 1:
+                here = {name: p - self.local.lr * v for (name, p), v in zip(here.items(), speed)}
+        if self.local.steps == 1:
+            return speed
+        return [(start[name] - here[name]) / self.local.lr for name in start]
+
+    def _slope(self, at: Mapping[str, Tensor], images: Tensor, labels: Tensor, functional: bool) -> list[Tensor]:
+        if functional:
+            return list(torch.func.grad(self.loss)(dict(at), images, labels).values())
+        value = self.loss(at, images, labels)
+        return list(torch.autograd.grad(value, list(at.values()), create_graph=True))
+
+
+def update_to_gradients(before: Mapping[str, Tensor], after: Mapping[str, Tensor], lr: float) -> list[Tensor]:
+    """(theta_0 - theta_T) / lr in the order of ``before``: what ``reconstruct`` takes.
+
+    Raises ValueError when a name of ``before`` is missing from ``after``.
+    """
+    missing = [name for name in before if name not in after]
+    if missing:
+        raise ValueError(f"after lacks {missing}: the same names as before are needed")
+    return [(before[name] - after[name]) / lr for name in before]
