@@ -105,8 +105,8 @@ def _saturate(x: Tensor, level: int, g: Generator) -> Tensor:
 
 def _pixelate(x: Tensor, level: int, g: Generator) -> Tensor:
     scale = (0.95, 0.9, 0.85, 0.75, 0.65)[level]
-    small = [max(1, int(side * scale)) for side in x.shape[2:]]
-    return F.interpolate(F.adaptive_avg_pool2d(x, small), size=x.shape[2:], mode="nearest")
+    height, width = (max(1, int(side * scale)) for side in x.shape[2:])
+    return F.interpolate(F.adaptive_avg_pool2d(x, (height, width)), size=x.shape[2:], mode="nearest")
 
 
 CORRUPTIONS: dict[str, Corruption] = {

@@ -28,7 +28,7 @@ FONTS = (
 
 
 @lru_cache(maxsize=1)
-def photos() -> tuple[tuple[str, ...], tuple[NDArray[np.float32], ...]]:
+def photos() -> tuple[tuple[str, ...], tuple[NDArray[np.floating], ...]]:
     """Natural photos that installed packages ship: their names, and images (h, w, 3) in [0, 1].
 
     scikit-learn's china and flower; astronaut, coffee and chelsea too where scikit-image is installed.
@@ -76,7 +76,7 @@ def _font(name: str, size: int):  # type: ignore[no-untyped-def]  # Pillow's fon
     return ImageFont.truetype(f"{matplotlib.get_data_path()}/fonts/ttf/{name}", size)
 
 
-def _glyph(digit: int, rng: np.random.Generator) -> NDArray[np.float32]:
+def _glyph(digit: int, rng: np.random.Generator) -> NDArray[np.floating]:
     """One digit as a mask (28, 28) in [0, 1]."""
     from PIL import Image, ImageDraw
 

@@ -30,10 +30,11 @@ def dirichlet(labels: Labels, clients: int, alpha: float, rng: np.random.Generat
     labels = _checked(labels, clients, min_size)
     if not (alpha > 0 and np.isfinite(alpha)):
         raise ValueError(f"partition.alpha={alpha}: a finite number > 0 is needed")
+    values, counts = np.unique(labels, return_counts=True)
     for _ in range(ATTEMPTS):
-        parts = _dirichlet_once(labels, clients, alpha, rng)
-        if min(map(len, parts)) >= min_size:
-            return [np.sort(part) for part in parts]
+        given = _dirichlet_counts(counts, clients, alpha, rng)
+        if given.sum(0).min() >= min_size:
+            return _dealt(labels, values, given, rng)
     raise ValueError(
         f"partition.min_size={min_size}: not reached in {ATTEMPTS} draws with {clients} clients and "
         f"alpha={alpha}; lower it, raise alpha or take fewer clients"
@@ -103,18 +104,26 @@ def _cut(index: Index, shares: NDArray[np.float64]) -> list[Index]:
     return np.split(index, (np.cumsum(shares)[:-1] * len(index)).astype(int))
 
 
-def _dirichlet_once(labels: Labels, clients: int, alpha: float, rng: np.random.Generator) -> list[Index]:
+def _dirichlet_counts(
+    counts: NDArray[np.int64], clients: int, alpha: float, rng: np.random.Generator
+) -> NDArray[np.int64]:
+    """How many records of each class each client gets: (classes, clients)."""
     sizes = np.zeros(clients, dtype=np.int64)
-    parts: list[list[Index]] = [[] for _ in range(clients)]
-    for value in np.unique(labels):
-        index = _shuffled(labels, value, rng)
-        shares = rng.dirichlet(np.full(clients, alpha)) * (sizes < len(labels) / clients)
+    given = np.zeros((len(counts), clients), dtype=np.int64)
+    for at, count in enumerate(counts):
+        room = sizes < counts.sum() / clients
+        shares = rng.dirichlet(np.full(clients, alpha)) * room
         if not shares.sum() > 0:  # every client with a share is full, or the draw underflowed
-            shares = (sizes < len(labels) / clients).astype(np.float64)
-        for client, piece in enumerate(_cut(index, shares / shares.sum())):
-            parts[client].append(piece)
-            sizes[client] += len(piece)
-    return [np.concatenate(part) for part in parts]
+            shares = room.astype(np.float64)
+        ends = (np.cumsum(shares / shares.sum())[:-1] * count).astype(np.int64)
+        given[at] = np.diff(ends, prepend=0, append=count)
+        sizes += given[at]
+    return given
+
+
+def _dealt(labels: Labels, values: Labels, given: NDArray[np.int64], rng: np.random.Generator) -> list[Index]:
+    pieces = [np.split(_shuffled(labels, value, rng), np.cumsum(row)[:-1]) for value, row in zip(values, given)]
+    return [np.sort(np.concatenate(part)) for part in zip(*pieces)]
 
 
 def _held_classes(client: int, count: int, classes: int, rng: np.random.Generator) -> set[int]:

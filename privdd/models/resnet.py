@@ -53,7 +53,7 @@ class ResNet18(Classifier):
             blocks += [BasicBlock(inputs, filters, 1 if stage == 0 else 2, spec), BasicBlock(filters, filters, 1, spec)]
             inputs = filters
         self.body = nn.Sequential(*blocks)
-        self.cells = tuple(max(1, -(-side // 8) // 4) for side in shape[1:])
+        self.cells = max(1, -(-shape[1] // 8) // 4), max(1, -(-shape[2] // 8) // 4)
         wide = inputs * self.cells[0] * self.cells[1]
         self.neck = nn.Identity() if wide == inputs else nn.Sequential(nn.Linear(wide, inputs), nn.ReLU())
         self.head = nn.Linear(inputs, classes)

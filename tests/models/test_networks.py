@@ -1,0 +1,168 @@
+"""Networks: sizes against the papers, shapes, features, heads, and FedFed's generator."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.func import functional_call
+
+from privdd.models import ModelSpec, build, initial, projected_shape
+
+FEDFED = {"name": "resnet18", "norm": "batch", "input_norm": True}
+FEDRD = {"norm": "batch", "pooling": "max"}
+
+# What the papers state or their released code builds: (description, image, classes, parameters).
+SIZES = [
+    ({}, (3, 32, 32), 10, 320_010),
+    ({}, (1, 32, 32), 10, 317_706),
+    ({"pad_grey": True}, (1, 28, 28), 10, 317_706),
+    ({}, (3, 32, 32), 100, 504_420),
+    ({}, (1, 32, 32), 100, 502_116),
+    ({}, (3, 28, 28), 10, 311_050),
+    ({}, (3, 96, 96), 2, 336_386),
+    (FEDRD, (1, 28, 28), 10, 308_746),
+    (FEDRD, (1, 32, 32), 10, 317_706),
+    (FEDRD, (1, 32, 32), 100, 502_116),
+    ({"name": "resnet18"}, (3, 32, 32), 10, 11_173_962),
+    ({"name": "resnet18"}, (3, 28, 28), 10, 11_173_962),
+    ({"name": "resnet18"}, (3, 96, 96), 2, 13_529_666),
+    (FEDFED, (3, 32, 32), 10, 11_173_968),
+    (FEDFED, (3, 32, 32), 100, 11_220_138),
+    (FEDFED, (1, 32, 32), 10, 11_172_812),
+    ({"name": "vae"}, (3, 32, 32), 10, 12_648_774),
+    ({"name": "vae"}, (1, 32, 32), 10, 12_647_746),
+    ({"name": "projection"}, (3, 32, 32), 10, 1_392),
+    ({"name": "projection"}, (1, 28, 28), 10, 1_248),
+]
+
+CLASSIFIERS = [
+    {"name": "convnet", "width": 8},
+    {"name": "convnet", "width": 8, "norm": "group", "pooling": "max"},
+    {"name": "convnet", "width": 8, "norm": "batch", "pooling": "max"},
+    {"name": "convnet", "width": 8, "norm": "none", "depth": 2},
+    {"name": "resnet18", "width": 4},
+    {"name": "resnet18", "width": 4, "norm": "batch", "input_norm": True},
+    {"name": "smallcnn", "width": 8},
+    {"name": "smallcnn", "width": 8, "norm": "group"},
+    {"name": "lenet"},
+    {"name": "mlp", "width": 16},
+]
+
+
+def images(count: int, shape: tuple[int, int, int]) -> torch.Tensor:
+    return torch.rand(count, *shape, generator=torch.Generator().manual_seed(5))
+
+
+@pytest.mark.parametrize(("fields", "shape", "classes", "parameters"), SIZES)
+def test_parameter_counts_of_the_papers(fields, shape, classes, parameters):
+    model = build(ModelSpec(**fields), shape, classes)
+    assert sum(p.numel() for p in model.parameters()) == parameters
+
+
+def test_fedfed_classifier_has_the_buffers_of_the_released_code():
+    model = build(ModelSpec(**FEDFED), (3, 32, 32), 10)
+    floats = sum(b.numel() for b in model.buffers() if b.is_floating_point())
+    assert floats + sum(1 for b in model.buffers() if not b.is_floating_point()) == 9_627
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 8), (1, 28, 28), (3, 32, 32)])
+@pytest.mark.parametrize("fields", CLASSIFIERS, ids=lambda f: "-".join(map(str, f.values())))
+def test_forward_is_head_of_features(fields, shape):
+    spec = ModelSpec(**fields)
+    model = build(spec, shape, 7)
+    model.load_state_dict(initial(spec, shape, 7, torch.Generator().manual_seed(0)))
+    x = images(4, shape)
+    model.eval()
+    features = model.features(x)
+    assert features.shape == (4, model.head.in_features)
+    assert torch.equal(model(x), model.head(features))
+    assert model(x).shape == (4, 7) and torch.isfinite(model(x)).all()
+
+
+@pytest.mark.parametrize(("side", "width"), [(28, 1152), (32, 2048), (96, 18432), (8, 128)])
+def test_convnet_feature_sizes(side, width):
+    assert build(ModelSpec(), (3, side, side), 2).head.in_features == width
+
+
+def test_padded_grey_image_has_the_features_of_a_32_pixel_one():
+    assert build(ModelSpec(pad_grey=True), (1, 28, 28), 10).head.in_features == 2048
+
+
+@pytest.mark.parametrize(
+    ("shape", "out"), [((3, 32, 32), (1, 32, 32)), ((1, 28, 28), (1, 28, 28)), ((1, 8, 8), (1, 8, 8))]
+)
+def test_projection_keeps_the_size(shape, out):
+    spec = ModelSpec("projection")
+    state = initial(spec, shape, 10, torch.Generator().manual_seed(0))
+    y = functional_call(build(spec, shape, 10), state, (images(2, shape),))
+    assert projected_shape(spec, shape) == out
+    assert y.shape == (2, *out)
+
+
+@pytest.mark.parametrize("filters", [1, 4, 9, 25, 36])
+def test_projection_sizes_of_fedrd_table_iv(filters):
+    assert projected_shape(ModelSpec("projection", width=filters), (3, 32, 32))[1:] == (8 * filters**0.5,) * 2
+
+
+@pytest.mark.parametrize(
+    ("fields", "shape"),
+    [
+        ({}, (3, 32, 32)),
+        ({"width": 8, "latent": 16, "norm": "group"}, (1, 8, 8)),
+        ({"width": 8, "latent": 16}, (1, 28, 28)),
+    ],
+)
+def test_vae_output_and_its_dependence_on_noise(fields, shape):
+    spec = ModelSpec("vae", **fields)
+    model = build(spec, shape, 10).eval()
+    model.load_state_dict(initial(spec, shape, 10, torch.Generator().manual_seed(0)))
+    x = images(2, shape)
+    plain, mu, logvar = model(x)
+    noise = torch.randn(2, spec.latent, generator=torch.Generator().manual_seed(1))
+    noisy, mu_again, _ = model(x, noise)
+    assert plain.shape == x.shape and plain.min() >= 0 and plain.max() <= 1
+    assert mu.shape == logvar.shape == (2, spec.latent) and torch.equal(mu, mu_again)
+    assert torch.equal(plain, model.decode(mu)) and not torch.equal(plain, noisy)
+    assert torch.equal(noisy, model.decode(mu + (logvar / 2).exp() * noise))
+
+
+@pytest.mark.parametrize(
+    "fields", [{"name": "vae", "width": 8, "latent": 8, "norm": "group"}, {"name": "smallcnn", "norm": "group"}]
+)
+def test_group_norm_keeps_records_apart(fields):
+    """Per-record gradients need outputs that do not depend on the other records of the batch."""
+    spec, shape = ModelSpec(**fields), (1, 8, 8)
+    state = initial(spec, shape, 10, torch.Generator().manual_seed(0))
+    model, x = build(spec, shape, 10), images(6, shape)
+
+    def run(batch: torch.Tensor) -> torch.Tensor:
+        out = functional_call(model, state, (batch,))
+        return out[0] if isinstance(out, tuple) else out
+
+    torch.testing.assert_close(run(x)[:1], run(x[:1]))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"name": "convnett"}, "model.name='convnett'"),
+        ({"width": 0}, "model.width=0"),
+        ({"width": 2.5}, "model.width=2.5"),
+        ({"norm": "layer"}, "model.norm='layer'"),
+        ({"pooling": "sum"}, "model.pooling='sum'"),
+        ({"init": "zero"}, "model.init='zero'"),
+        ({"name": "projection", "width": 15}, "model.width=15"),
+    ],
+)
+def test_bad_descriptions_are_refused(fields, message):
+    with pytest.raises(ValueError, match=message):
+        ModelSpec(**fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "shape"),
+    [({"depth": 4}, (1, 8, 8)), ({"name": "simplecnn"}, (1, 8, 8)), ({"name": "vae"}, (1, 10, 10)), ({}, (8, 8))],
+)
+def test_images_that_do_not_fit_are_refused(fields, shape):
+    with pytest.raises(ValueError):
+        build(ModelSpec(**fields), shape, 10)
