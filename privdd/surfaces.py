@@ -103,12 +103,16 @@ class Lens:
 
     def signals(self, values: Mapping[str, Tensors]) -> Signals:
         """Every surface among ``values`` (one client's upload) gets at least one signal."""
+        with torch.no_grad():
+            return self._signals(values)
+
+    def _signals(self, values: Mapping[str, Tensors]) -> Signals:
         found: Signals = {}
         for name, value in values.items():
             surface = self.method.uploads[name]
             reader = READERS.get(surface, _total)
             for signal, scores in reader(self, name, value, values).items():
-                found[f"{surface}|{signal}"] = scores.detach().float()
+                found[f"{surface}|{signal}"] = scores.float()
         return found
 
 

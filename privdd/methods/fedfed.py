@@ -182,7 +182,8 @@ class FedFed:
 
     def _release(self, broadcast: Mapping[str, Tensors], shard: Shard, ctx: ClientContext) -> Upload:
         """x_s of every record, in order; the channel's mechanism noises (and repeats) it."""
-        features = self.maps(broadcast, {}, ctx.problem)["feature"](shard.train.x)
+        with torch.no_grad():
+            features = self.maps(broadcast, {}, ctx.problem)["feature"](shard.train.x)
         copies = len(self.loss.stds)
         zero_out = ctx.relation == "zero_out" and self.shared_only
         public = LABELS_PUBLIC if zero_out else ""
@@ -239,8 +240,7 @@ class FedFed:
 
         def feature(x: Tensor) -> Tensor:
             model.eval()
-            with torch.no_grad():
-                parts = [bounded(p - functional_call(model, inner, (p, None))[0], p, self.loss.rho) for p in x.split(256)]
+            parts = [bounded(p - functional_call(model, inner, (p, None))[0], p, self.loss.rho) for p in x.split(256)]
             return torch.cat(parts) if parts else x
 
         return {"feature": feature}

@@ -1,0 +1,156 @@
+"""The audit: worlds, views, attacks, guarantee tests, and the result that others read."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from attacks.types import Attack, Evidence, Family, Finding, Truth, View
+from privdd.assembly import Experiment, fingerprint
+from privdd.core import Shard
+from privdd.guarantees import guarantee_findings
+from privdd.progress import stage
+from privdd.replays import Stage, audited_rounds
+from privdd.store import RunFolder, write_tensors
+from privdd.training import Trainer
+from privdd.views import Scene, client_views, probe_view, server_views
+from privdd.worlds import Game, draw_game
+
+
+class AttackFailed(RuntimeError):
+    """An attack that applies to a surface broke; a report without it would look better than the truth."""
+
+
+@dataclass(frozen=True)
+class Audited:
+    """What an audit found, before it is written down."""
+
+    scene: Scene
+    findings: tuple[Finding, ...]
+    seconds: Mapping[str, float]
+
+
+def game_of(experiment: Experiment) -> Game:
+    """The audited records and all coins; the first row is what the run itself trains on."""
+    plan, audit = experiment.plan, experiment.config.audit
+    keys = plan.keys.fold("audit", plan.victim)
+    return draw_game(experiment.shards[plan.victim], int(audit.records), int(audit.worlds), keys)
+
+
+def audit(experiment: Experiment, attacks: Mapping[str, Attack], folder: RunFolder) -> Audited:
+    """Train (or go on), replay worlds, attack every surface. Raises AttackFailed where one breaks."""
+    clock = time.monotonic
+    began = clock()
+    plan, game = experiment.plan, game_of(experiment)
+    whole = experiment.shards[plan.victim]
+    shards = list(experiment.shards)
+    shards[plan.victim] = game.shard(whole, 0)
+    trainer = Trainer(plan, shards, experiment.test, experiment.engine, folder, experiment.ledger(), experiment.capture)
+    progress = trainer.run()
+    trained = clock()
+    scene = Scene(experiment, progress, game, shards[plan.victim])
+    stacked = _worlds(scene, whole, folder)
+    replayed = clock()
+    findings = tuple(_attack_all(scene, attacks, stacked, folder))
+    findings += tuple(guarantee_findings(scene))
+    seconds = {"train": trained - began, "worlds": replayed - trained, "attacks": clock() - replayed, "total": clock() - began}
+    return Audited(scene, findings, seconds)
+
+
+def _worlds(scene: Scene, whole: Shard, folder: RunFolder) -> dict[int, dict[str, Tensor]]:
+    """Signals by audited round."""
+    progress, game = scene.progress, scene.game
+    rounds = audited_rounds(progress.snapshots)
+    stacked = {}
+    with stage("replay worlds", len(rounds) * len(game.masks)) as bar:
+        for t in rounds:
+            one = Stage(
+                scene.plan, progress.snapshots, t, whole, game, scene.lens(t), folder,
+                scene.experiment.engine, fingerprint(scene.experiment.config),
+            )
+            stacked[t] = one.signals(bar)
+    return stacked
+
+
+def _jobs(scene: Scene, stacked: Mapping[int, Mapping[str, Tensor]]) -> Iterator[tuple[View, Truth, str]]:
+    """Every view with its truth and where it comes from."""
+    truth = scene.truth()
+    several = len({scene.progress.snapshots[t].phase for t in stacked}) > 1
+    for t, signals in stacked.items():
+        phase = scene.progress.snapshots[t].phase
+        for view in client_views(scene, t, signals):
+            yield view, truth, f"{phase} phase, round {t}" if several else f"round {t}"
+    final = scene.plan.method.broadcast(scene.progress.server)
+    merged = {key: value for signals in stacked.values() for key, value in signals.items()}
+    for view in server_views(scene, final, merged):
+        yield view, truth, "after the last round"
+    yield from _probes(scene)
+
+
+def _probes(scene: Scene) -> Iterator[tuple[View, Truth, str]]:
+    count = int(scene.experiment.config.audit.victims)
+    generator = scene.plan.keys.fold("audit", "probes").torch()
+    chosen = torch.randperm(len(scene.shard.train), generator=generator)[:count].tolist()
+    updates = [t for t, s in scene.progress.snapshots.items() if s.phase == "train"]
+    for t in sorted({min(updates), max(updates)} if updates else set()):
+        probe = probe_view(scene, t, chosen)
+        if probe is not None:
+            yield *probe, f"a client that holds one record, round {t}"
+
+
+def applies(attack: Attack, view: View) -> bool:
+    """Whether an attack reads this view: its surface, its adversary, and enough worlds."""
+    if view.surface not in attack.surfaces or view.adversary not in attack.adversaries:
+        return False
+    if attack.family == Family.MEMBERSHIP:
+        return view.worlds is not None and len(view.worlds.masks) >= getattr(attack, "least_worlds", 2)
+    if attack.family == Family.GRADIENT_INVERSION:
+        return view.worlds is None  # the real update of many records and steps is the probes' easier sibling
+    return view.worlds is not None
+
+
+def _attack_all(
+    scene: Scene, attacks: Mapping[str, Attack], stacked: Mapping[int, Mapping[str, Tensor]], folder: RunFolder
+) -> Iterator[Finding]:
+    jobs = [(v, truth, note, n, a) for v, truth, note in _jobs(scene, stacked) for n, a in attacks.items() if applies(a, v)]
+    used: dict[str, int] = {}
+    with stage("attack", len(jobs)) as bar:
+        for view, truth, note, name, attack in jobs:
+            generator = scene.plan.keys.fold("attack", name, view.surface, note).torch()
+            began = time.monotonic()
+            finding, evidence = _one(attack, view, truth, generator, name)
+            stem = f"{view.surface}.{name}"
+            used[stem] = used.get(stem, 0) + 1
+            file = f"{stem}{f'.{used[stem]}' if used[stem] > 1 else ''}.safetensors"
+            extra = {"note": "; ".join(filter(None, [note, finding.measures.get("note", "")])), "figure": file}
+            finding = finding.with_measures(seconds=time.monotonic() - began, **extra)
+            write_tensors(folder.path / "evidence" / file, _kept(finding, evidence, view))
+            yield replace(finding, attack=name)
+            bar.advance(f"{view.surface} {name}")
+
+
+def _kept(finding: Finding, evidence: Evidence, view: View) -> dict[str, Tensor]:
+    """What the report draws from: pictures, and exact scores with their coins (never a thinned curve)."""
+    kept = {name: tensor for name, tensor in finding.figures.items() if not name.startswith("roc_")}
+    if evidence.scores is not None and view.worlds is not None:
+        count = len(evidence.scores)
+        masks = view.worlds.masks[:count]
+        blind = view.worlds.blind.expand(masks.shape)
+        world, record = torch.meshgrid(torch.arange(count), torch.arange(masks.shape[1]), indexing="ij")
+        kept |= {"scores": evidence.scores.double().flatten(), "members": masks.flatten().to(torch.uint8)}
+        kept |= {"blind": blind.flatten(), "record": record.flatten(), "world": world.flatten()}
+    return kept
+
+
+def _one(
+    attack: Attack, view: View, truth: Truth, generator: torch.Generator, name: str
+) -> tuple[Finding, Evidence]:
+    try:
+        evidence: Evidence = attack.run(view, generator)
+        return attack.judge(evidence, view, truth), evidence
+    except Exception as error:
+        raise AttackFailed(f"attack {name} on {view.surface} ({view.adversary}) failed: {type(error).__name__}: {error}") from error

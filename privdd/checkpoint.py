@@ -1,0 +1,115 @@
+"""A run between two rounds, on disk: written so that a kill at any moment leaves the last whole one."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from privdd.core import State, Tensors
+from privdd.federation import Plan, Progress, Snapshot, phase_of
+from privdd.ledger import Ledger
+from privdd.state import pack, unpack
+from privdd.store import DamagedRun, RunFolder, read_json, read_tensors, write_json, write_tensors
+
+SCHEMA = 1
+
+
+def save(folder: RunFolder, progress: Progress) -> None:
+    """Write a new numbered state, then point ``checkpoint.json`` at it, then drop the older one."""
+    name = f"round_{progress.round:04d}"
+    place = folder.path / "state" / name
+    write_tensors(place / "server.safetensors", progress.server)
+    memories: dict[str, Tensor] = {}
+    for client, memory in progress.memories.items():
+        memories |= pack(str(client), memory)
+    write_tensors(place / "memories.safetensors", memories)
+    write_json(place / "ledger.json", progress.ledger.to_json())
+    for snapshot in progress.snapshots.values():
+        _save_snapshot(folder, snapshot)
+    write_json(folder.checkpoint, _head(name, progress))
+    for old in (folder.path / "state").glob("round_*"):
+        if old.name != name:
+            shutil.rmtree(old, ignore_errors=True)
+
+
+def _head(name: str, progress: Progress) -> dict[str, Any]:
+    by_round = [[{str(k): v for k, v in counts.items()} for counts in rounds] for rounds in (progress.uploaded, progress.downloaded)]
+    return {
+        "schema": SCHEMA,
+        "state": name,
+        "round": progress.round,
+        "accuracy": list(progress.accuracy),
+        "uploaded": by_round[0],
+        "downloaded": by_round[1],
+        "sent": dict(progress.sent),
+        "sent_ids": list(progress.sent_ids),
+        "inbox_ids": list(progress.inbox_ids),
+        "snapshots": sorted(progress.snapshots),
+    }
+
+
+def _save_snapshot(folder: RunFolder, snapshot: Snapshot) -> None:
+    place = folder.path / "state" / f"victim_{snapshot.round:04d}.safetensors"
+    if place.exists():
+        return
+    sent = flat(snapshot.sent)
+    write_tensors(place, {**pack("broadcast", flat(snapshot.broadcast)), **pack("memory", snapshot.memory), **pack("sent", sent)})
+
+
+def flat(values: Mapping[str, Tensors]) -> dict[str, Tensor]:
+    """{"update": {"w": t}} -> {"update/w": t}."""
+    return {key: t for name, value in values.items() for key, t in pack(name, value).items()}
+
+
+def nested(state: State) -> dict[str, dict[str, Tensor]]:
+    """The inverse of ``flat``."""
+    return {name: unpack(name, state) for name in dict.fromkeys(key.split("/", 1)[0] for key in state)}
+
+
+def load(folder: RunFolder, plan: Plan) -> Progress | None:
+    """The last whole state, or None where there is none yet. Raises DamagedRun, naming the file."""
+    if not folder.checkpoint.exists():
+        return None
+    head = read_json(folder.checkpoint)
+    if not isinstance(head, dict) or head.get("schema") != SCHEMA:
+        raise DamagedRun(f"{folder.checkpoint}: not a checkpoint of schema {SCHEMA}")
+    try:
+        place = folder.path / "state" / str(head["state"])
+        if place.parent != folder.path / "state":
+            raise DamagedRun(f"{folder.checkpoint}: state={head['state']!r} is not a plain folder name")
+        memories = read_tensors(place / "memories.safetensors")
+        return Progress(
+            round=int(head["round"]),
+            server=read_tensors(place / "server.safetensors"),
+            memories={int(k): unpack(k, memories) for k in {key.split("/", 1)[0] for key in memories}},
+            ledger=Ledger.from_json(read_json(place / "ledger.json")),
+            accuracy=tuple(float(a) for a in head["accuracy"]),
+            uploaded=_counts(head["uploaded"]),
+            downloaded=_counts(head["downloaded"]),
+            sent={str(k): str(v) for k, v in head["sent"].items()},
+            sent_ids=tuple(int(i) for i in head["sent_ids"]),
+            inbox_ids=tuple(int(i) for i in head["inbox_ids"]),
+            snapshots={int(t): _load_snapshot(folder, plan, int(t)) for t in head["snapshots"]},
+        )
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        if isinstance(error, DamagedRun):
+            raise
+        raise DamagedRun(f"{folder.checkpoint}: damaged ({str(error)[:100]})") from None
+
+
+def _counts(rounds: Any) -> tuple[dict[int, int], ...]:
+    return tuple({int(k): int(v) for k, v in counts.items()} for counts in rounds)
+
+
+def _load_snapshot(folder: RunFolder, plan: Plan, round: int) -> Snapshot:
+    whole = read_tensors(folder.path / "state" / f"victim_{round:04d}.safetensors")
+    return Snapshot(
+        round,
+        nested(unpack("broadcast", whole)),
+        unpack("memory", whole),
+        nested(unpack("sent", whole)),
+        phase_of(plan.method, round),
+    )

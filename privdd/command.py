@@ -1,0 +1,96 @@
+"""What ``privdd.audit`` and ``privdd.train`` share: argument checks, Hydra, resume, exit status."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import DictConfig
+
+from privdd.config import BadConfig, check_overrides, check_types, composed, config_dir, expand, guarded, own_folders, register_resolvers
+from privdd.failures import explain
+from privdd.runs import stored_config
+
+Run = Callable[[DictConfig, Path, Sequence[str]], int]
+HELP = ("--help", "-h", "--hydra-help", "--version", "--info", "--cfg", "--shell-completion", "-sc", "--package", "--resolve")
+
+
+def main(command: str, run: Run) -> int:
+    """The whole command: one-line errors, status 0, 1 or 2."""
+    return guarded(lambda: _main(command, run))
+
+
+def _main(command: str, run: Run) -> int:
+    register_resolvers()
+    argv = expand(sys.argv[1:], command)
+    if any(a.split("=")[0] in HELP for a in argv):
+        sys.argv = [sys.argv[0], *sys.argv[1:]]
+        _hydra(command, run, argv)
+        return 0
+    config = check_overrides(command, argv)
+    groups = [a for a in argv if "." not in a.split("=")[0] and a.split("=")[0].lstrip("+~") in config and _is_group(a)]
+    check_types(config, composed(command, groups, own_folders(argv)))
+    for word in ("resume", "run"):
+        if config.get(word) is not None:
+            return _stored(command, run, argv, Path(str(config[word])), word)
+    return _hydra(command, run, argv)
+
+
+def _is_group(argument: str) -> bool:
+    from privdd.config import GROUPS
+
+    return argument.split("=")[0].split("@")[0] in GROUPS and "," not in argument.split("=", 1)[1].strip("[]") or argument.startswith("attack=")
+
+
+def _stored(command: str, run: Run, argv: Sequence[str], path: Path, word: str) -> int:
+    """resume=DIR goes on as configured there; run=DIR attacks it again with the attacks asked for."""
+    config = stored_config(path)
+    other = [a for a in argv if a.split("=")[0] not in (word, "attack", "engine") and not a.startswith("audit.")]
+    if other:
+        raise BadConfig(f"{other[0]}: only attack=, audit.* and engine= can be changed together with {word}=")
+    if word == "run":
+        fresh = composed(command, [a for a in argv if a.split("=")[0] != word], own_folders(argv))
+        for key in ("attack", "engine"):
+            if any(a.startswith(f"{key}=") for a in sys.argv[1:]):
+                config[key] = fresh[key]
+    return run(config, path, sys.argv)
+
+
+def _hydra(command: str, run: Run, argv: Sequence[str]) -> int:
+    status: list[int] = []
+
+    def job(config: DictConfig) -> int:
+        node = HydraConfig.get()
+        path = Path(node.runtime.output_dir)
+        multirun = node.mode == RunMode.MULTIRUN
+        if multirun:
+            return _point(config, path, run)
+        status.append(guarded(lambda: run(config, path, sys.argv)))  # Hydra would print a traceback
+        return status[-1]
+
+    sys.argv = [sys.argv[0], *argv]
+    hydra.main(version_base="1.3", config_path=config_dir(), config_name=command)(job)()
+    return max(status, default=0)
+
+
+def _point(config: DictConfig, path: Path, run: Run) -> int:
+    """One point of a sweep: skipped when finished; a failing one is written down and does not stop the rest."""
+    if (path / "findings.json").is_file():
+        print(f"privdd: {path.name} is finished, skipped", file=sys.stderr)
+        return 0
+    try:
+        return run(config, path, sys.argv)
+    except Exception as error:
+        line = explain(error)
+        if line is None:
+            raise
+        path.mkdir(parents=True, exist_ok=True)
+        (path / "failed.txt").write_text(line + "\n", encoding="utf-8")
+        print(f"privdd: error: {path.name}: {line}", file=sys.stderr)
+        return 1
+
+

@@ -1,0 +1,107 @@
+"""One command's life: folder, config, training or audit, report, exit status."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from privdd.config import BadConfig
+from privdd.store import DamagedRun, RunFolder, write_bytes
+
+CONTRADICTION = 2
+
+
+def prepare(path: Path, config: DictConfig) -> RunFolder:
+    """The folder with its resolved config.yaml. Raises OSError where it cannot be written."""
+    folder = RunFolder(path)
+    write_bytes(path / "config.yaml", OmegaConf.to_yaml(config, resolve=True).encode())
+    return folder
+
+
+def stored_config(path: Path) -> DictConfig:
+    """config.yaml of a run folder. Raises DamagedRun where there is none or it is not one of ours."""
+    file = path / "config.yaml"
+    if not file.is_file():
+        raise DamagedRun(f"{path}: not a run folder (no config.yaml)")
+    try:
+        config = OmegaConf.load(file)
+        if not isinstance(config, DictConfig) or not {"algo", "data", "partition", "privacy"} <= set(config):
+            raise ValueError("keys are missing")
+    except Exception as error:  # yaml raises its own tree of errors
+        raise DamagedRun(f"{file}: not a config of privdd ({' '.join(str(error).split())[:100]})") from None
+    return config
+
+
+def run_audit(config: DictConfig, path: Path, argv: Sequence[str]) -> int:
+    """Audit into ``path`` -> exit status: 0 done, 2 contradiction."""
+    from privdd.assembly import assemble, attacks_of, check_coverage
+    from privdd.auditing import audit
+    from privdd.report import write_report
+    from privdd.reporting.terminal import print_summary
+    from privdd.results import write_run
+
+    attacks = attacks_of(config)
+    if not attacks:
+        raise BadConfig("attack=[]: at least one attack is needed")
+    experiment = assemble(config)
+    waived = {str(k): str(v) for k, v in config.audit.waive.items() if v is not None}
+    check_coverage(experiment.plan.method, attacks, waived)
+    folder = prepare(path, config)
+    say(experiment, path)
+    result = write_run(folder, audit(experiment, attacks, folder), argv)
+    page = write_report(path)
+    print_summary(result, sys.stdout)
+    print(f"\nreport: {page}\nresult: {folder.findings}")
+    return CONTRADICTION if result["verdict"] == "contradiction" else 0
+
+
+def run_training(config: DictConfig, path: Path, argv: Sequence[str]) -> int:
+    """Training alone: state, ledger, manifest, one line of figures."""
+    import time
+
+    from privdd.assembly import assemble
+    from privdd.results import both, manifest, per_client
+    from privdd.store import write_json
+    from privdd.training import Trainer
+
+    experiment = assemble(config)
+    folder = prepare(path, config)
+    say(experiment, path)
+    began = time.monotonic()
+    trainer = Trainer(
+        experiment.plan, experiment.shards, experiment.test, experiment.engine, folder, experiment.ledger(), experiment.capture
+    )
+    progress = trainer.run()
+    seconds = {"train": time.monotonic() - began}
+    write_json(folder.manifest, manifest(experiment, progress, seconds, argv))
+    epsilon = both(progress.ledger)
+    summary: dict[str, Any] = {
+        "accuracy": progress.accuracy[-1],
+        "epsilon": epsilon,
+        "delta": progress.ledger.delta,
+        "unit": progress.ledger.unit,
+        "relation": progress.ledger.relation,
+        "uploaded_bytes_per_client": per_client(progress.uploaded, experiment.plan.problem.clients),
+        "downloaded_bytes_per_client": per_client(progress.downloaded, experiment.plan.problem.clients),
+    }
+    write_json(path / "training.json", {"schema": 1, **summary, "accuracy_by_round": list(progress.accuracy)})
+    print(
+        f"accuracy {summary['accuracy']:.4f}, epsilon {epsilon['pld']:.4g} by PLD ({epsilon['rdp']:.4g} by RDP) at "
+        f"delta {progress.ledger.delta:g} per {progress.ledger.unit}, {progress.ledger.relation}; {path}"
+    )
+    return 0
+
+
+def say(experiment: Any, path: Path) -> None:
+    """What is about to happen, before the first bar."""
+    shards = experiment.shards
+    sizes = [len(s.train) for s in shards]
+    print(
+        f"privdd: {type(experiment.plan.method).__name__} on {experiment.dataset.name} ({experiment.dataset.note}), "
+        f"{len(shards)} clients of {min(sizes)} to {max(sizes)} records, audited client {experiment.plan.victim}; {path}",
+        file=sys.stderr,
+    )

@@ -1,0 +1,88 @@
+"""The training loop around the rounds: progress, accuracy, what is kept, checkpoints."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from privdd import checkpoint
+from privdd.core import Received, Records, Shard
+from privdd.engine import Engine
+from privdd.federation import Plan, Progress, accuracy, finish, start, step
+from privdd.ledger import Ledger
+from privdd.progress import stage
+from privdd.state import pack
+from privdd.store import RunFolder, write_json, write_tensors
+
+CHECKPOINT_EVERY = 5.0  # seconds; a run of short rounds must not spend its time on the disk
+
+
+@dataclass(frozen=True)
+class Capture:
+    """What of the sent artifacts is kept: each of surfaces, rounds, clients is "all" or a choice."""
+
+    surfaces: str | Sequence[str] = "all"
+    rounds: str | Sequence[int] = "all"
+    clients: str | Sequence[int] = "all"
+
+    def __post_init__(self) -> None:
+        for name, words in (("surfaces", ("all",)), ("rounds", ("all", "first_last")), ("clients", ("all", "victim"))):
+            value = getattr(self, name)
+            if isinstance(value, str) and value not in words:
+                raise ValueError(f"capture.{name}={value}: allowed are {', '.join(words)} or a list")
+
+    def wants(self, plan: Plan, round: int, received: Received) -> bool:
+        rounds = {"all": True, "first_last": round in (0, plan.method.rounds - 1)}
+        in_round = rounds[self.rounds] if isinstance(self.rounds, str) else round in self.rounds
+        clients = {"all": True, "victim": received.client == plan.victim}
+        of_client = clients[self.clients] if isinstance(self.clients, str) else received.client in self.clients
+        return in_round and of_client
+
+    def keep(self, folder: RunFolder, plan: Plan, inbox: Sequence[Received]) -> None:
+        for received in inbox:
+            if self.wants(plan, received.round, received):
+                chosen = {
+                    key: t
+                    for name, value in received.values.items()
+                    if self.surfaces == "all" or plan.method.uploads[name] in self.surfaces
+                    for key, t in pack(name, value).items()
+                }
+                if chosen:
+                    write_tensors(folder.artifact(received.round, received.client), chosen)
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """Everything that a run needs beside its state."""
+
+    plan: Plan
+    shards: Sequence[Shard]
+    test: Records
+    engine: Engine
+    folder: RunFolder
+    ledger: Ledger
+    capture: Capture = field(default_factory=Capture)
+
+    def run(self) -> Progress:
+        """All rounds, from the last whole checkpoint if there is one."""
+        progress = checkpoint.load(self.folder, self.plan) or start(self.plan, self.ledger)
+        total = self.plan.method.rounds
+        if progress.round >= total:
+            return progress
+        broadcast, saved = None, time.monotonic()
+        with stage("train", total - progress.round) as bar:
+            while progress.round < total:
+                progress, inbox, broadcast = step(self.plan, progress, self.shards, self.engine, broadcast)
+                value = accuracy(self.plan, progress, self.test, self.shards)
+                progress = replace(progress, accuracy=(*progress.accuracy, value))
+                self.capture.keep(self.folder, self.plan, inbox)
+                last = progress.round == total
+                if last:
+                    progress = finish(self.plan, progress)
+                if last or time.monotonic() - saved > CHECKPOINT_EVERY:
+                    checkpoint.save(self.folder, progress)
+                    saved = time.monotonic()
+                bar.advance(f"accuracy {value:.3f}")
+        write_json(self.folder.ledger, progress.ledger.to_json())
+        return progress

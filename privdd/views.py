@@ -1,0 +1,189 @@
+"""What each adversary holds about each surface of a finished run, and the evaluator's sealed truth."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attacks.types import Adversary, Capture, Knowledge, Surface, Truth, View, Worlds
+from privdd.assembly import Experiment
+from privdd.core import Records, Shard, Tensors
+from privdd.federation import Plan, Progress, Snapshot
+from privdd.replays import as_worlds, blind_scores
+from privdd.surfaces import Lens
+from privdd.worlds import Game
+
+PUBLIC = 500  # records of the test set that attackers may hold
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A finished run as the evaluator sees it."""
+
+    experiment: Experiment
+    progress: Progress
+    game: Game
+    shard: Shard  # the audited client as it really trained
+
+    @property
+    def plan(self) -> Plan:
+        return self.experiment.plan
+
+    @property
+    def public(self) -> Records:
+        """Records of the same distribution that belong to no client."""
+        return self.experiment.test.take(torch.arange(min(PUBLIC, len(self.experiment.test))))
+
+    def lens(self, round: int) -> Lens:
+        snapshot = self.progress.snapshots[round]
+        noise = feature_noise(self.plan)
+        return Lens(self.plan.method, self.plan.problem, snapshot, self.game.candidates, self.public, snapshot.memory, noise)
+
+    def truth(self) -> Truth:
+        train, out = self.shard.train, self.shard.heldout
+        counts = torch.bincount(train.y, minlength=self.shard.classes)
+        memory = self.progress.memories.get(self.plan.victim, {})
+        return Truth(train.x, train.y, out.x, out.y, counts, memory.get("virtual/x"))
+
+    def knowledge(self, round: int) -> Knowledge:
+        """The protocol, the architecture, public records; maps that the broadcast makes known."""
+        lens, method, problem = self.lens(round), self.plan.method, self.plan.problem
+        model = lens.model
+        if model is not None and lens.start is not None:
+            model.load_state_dict({k: v for k, v in lens.start.items()}, strict=False)
+        maps = getattr(method, "maps", lambda *_: {})(lens.snapshot.broadcast, lens.snapshot.memory, problem)
+        settings = {**getattr(method, "settings", lambda _: {})(len(self.shard.train)), **self._settings()}
+        return Knowledge(problem.shape, problem.classes, self.public.x, self.public.y, model, maps, settings)
+
+    def _settings(self) -> dict[str, Any]:
+        noise = feature_noise(self.plan)
+        delta = float(self.experiment.config.privacy.delta)
+        return {"delta": delta, **{f"noise_{k}" if k == "std" else k: v for k, v in noise.items()}}
+
+
+def feature_noise(plan: Plan) -> dict[str, Any]:
+    """The public constants of the feature mechanism: {} where there is none."""
+    mechanism = plan.mechanisms.get("features")
+    if mechanism is None:
+        return {}
+    stds = tuple(getattr(mechanism, "stds", ()) or (0.0,))
+    return {
+        "std": stds[0],
+        "noise_stds": stds,
+        "copies": int(getattr(mechanism, "copies", 1)),
+        "broadcast_batch": getattr(mechanism, "broadcast_batch", None),
+    }
+
+
+def client_views(scene: Scene, round: int, stacked: Mapping[str, Tensor]) -> Iterator[View]:
+    """One view for each surface that the audited client sent in ``round``, as the server holds it."""
+    snapshot = scene.progress.snapshots[round]
+    knowledge = scene.knowledge(round)
+    for surface in dict.fromkeys(scene.plan.method.uploads[name] for name in snapshot.sent):
+        worlds = as_worlds(stacked, str(surface), scene.game, scene.public)
+        captures = tuple(_captures(scene, snapshot, surface))
+        yield View(surface, Adversary.SERVER, captures, knowledge, worlds)
+
+
+def _captures(scene: Scene, snapshot: Snapshot, surface: Surface) -> Iterator[Capture]:
+    """The surface's artifacts; models as whole prefix-free states, images beside their labels."""
+    method, lens = scene.plan.method, scene.lens(snapshot.round)
+    for name, value in snapshot.sent.items():
+        if method.uploads[name] != surface:
+            continue
+        broadcast: Tensors = {}
+        if surface == Surface.UPDATE:
+            state = lens.state(name, value)
+            if state is not None and lens.start is not None:
+                value, broadcast = state, lens.start
+        elif "labels" in snapshot.sent and name != "labels":
+            value = {**value, **snapshot.sent["labels"]}
+        yield Capture(snapshot.round, scene.plan.victim, name, value, broadcast)
+
+
+def server_views(scene: Scene, final: Mapping[str, Tensors], stacked: Mapping[str, Tensor]) -> Iterator[View]:
+    """What the server sent at the end, as a peer and the public hold it: one real world, no replay."""
+    method = scene.plan.method
+    last = scene.progress.snapshots[max(scene.progress.snapshots)]
+    round = last.round
+    for surface in dict.fromkeys(method.broadcasts[name] for name in final):
+        values = {name: value for name, value in final.items() if method.broadcasts[name] == surface}
+        adversary = Adversary.PUBLIC if surface == Surface.GLOBAL_MODEL else Adversary.PEER
+        worlds = _server_worlds(scene, surface, values, stacked)
+        captures = tuple(Capture(method.rounds, -1, name, value, {}) for name, value in _flattened(scene, values))
+        knowledge = scene.knowledge(round)
+        if surface == Surface.GLOBAL_MODEL and knowledge.model is not None:
+            state = {k: t for name, value in _flattened(scene, values) for k, t in value.items()}
+            knowledge.model.load_state_dict(state, strict=False)
+        yield View(surface, adversary, captures, knowledge, worlds)
+
+
+def _flattened(scene: Scene, values: Mapping[str, Tensors]) -> list[tuple[str, Tensors]]:
+    labels = values.get("labels", {})
+    return [(n, {**v, **labels} if n in ("features", "images") else v) for n, v in values.items()]
+
+
+def _server_worlds(
+    scene: Scene, surface: Surface, values: Mapping[str, Tensors], stacked: Mapping[str, Tensor]
+) -> Worlds | None:
+    """Signals of the real run alone (K = 1); what all clients' features show comes with their worlds."""
+    if surface == Surface.SHARED_FEATURES and any(k.startswith("features|") for k in stacked):
+        return as_worlds(stacked, "features", scene.game, scene.public)
+    records, masks = scene.game.candidates, scene.game.masks[:1]
+    signals = {k: v[None] for k, v in _final_signals(scene, surface, values).items()}
+    if not signals:
+        return None
+    logits = signals.pop("logits", None)
+    return Worlds(signals, masks, blind_scores(records, scene.public), records.y, logits)
+
+
+def _final_signals(scene: Scene, surface: Surface, values: Mapping[str, Tensors]) -> dict[str, Tensor]:
+    from attacks.membership import signals as sig
+    from privdd.surfaces import READERS
+
+    records = scene.game.candidates
+    round = max(scene.progress.snapshots)
+    if surface == Surface.GLOBAL_MODEL:
+        with torch.no_grad():
+            logits = scene.plan.method.predict(scene.progress.server, scene.lens(round).memory, records.x)
+        return {"confidence": sig.logit_scaled(logits, records.y), "logits": logits}
+    own = {Surface.GLOBAL_IMAGES: Surface.SYNTHETIC_IMAGES, Surface.PROTOTYPES: Surface.PROTOTYPES}
+    reader = READERS.get(own.get(surface, surface))
+    lens, out = scene.lens(round), {}
+    for name, value in values.items():
+        if reader is not None and name != "labels":
+            out |= reader(lens, name, value, values)
+    return {k: v.float() for k, v in out.items()}
+
+
+def probe_view(scene: Scene, round: int, records: Sequence[int]) -> tuple[View, Truth] | None:
+    """The same step of a client that holds one record: the worst case for an update or gradient.
+
+    Each of ``records`` (positions in what the client trained on) is replayed alone, at the same
+    broadcast, by the client's own local step and through the same channel.
+    """
+    plan, snapshot = scene.plan, scene.progress.snapshots[round]
+    names = [n for n in snapshot.sent if plan.method.uploads[n] == Surface.UPDATE]
+    lens = scene.lens(round)
+    if not names or lens.start is None or not records:
+        return None
+    captures = []
+    for at in records:
+        alone = replace(scene.shard, train=scene.shard.train.take([at]))
+        ctx = replace(plan, keys=plan.keys.fold("probe", at)).context(round, plan.victim)
+        upload, _ = plan.method.local(snapshot.broadcast, {}, alone, ctx)
+        sent = plan.channel.send({n: upload[n] for n in names if n in upload}, ctx, 1)[0].values
+        state = lens.state(names[0], sent[names[0]])
+        if state is None:
+            return None
+        captures.append(Capture(round, plan.victim, names[0], state, lens.start))
+    chosen = scene.shard.train.take(list(records))
+    knowledge = scene.knowledge(round)
+    settings = {**knowledge.settings, **getattr(plan.method, "settings", lambda _: {})(1), "batch_records": 1}
+    view = View(Surface.UPDATE, Adversary.SERVER, tuple(captures), replace(knowledge, settings=settings))
+    counts = torch.bincount(chosen.y, minlength=scene.shard.classes)
+    return view, Truth(chosen.x, chosen.y, scene.shard.heldout.x, scene.shard.heldout.y, counts)
