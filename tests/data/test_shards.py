@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import chi2_contingency
 
 from privdd.core import Keys
 from privdd.data import Partition, make_shards
@@ -45,11 +46,15 @@ def test_no_record_is_in_two_places(heldout, fraction, clients, seed):
         assert torch.equal(shard.train.x, data.train.x[shard.train.ids])
 
 
-def test_heldout_follows_the_clients_own_distribution():
-    data = made(20000, 100)
-    for shard in make_shards(data, Partition(clients=5, alpha=0.3, heldout=0.5), Keys(0)):
-        a, b = (torch.bincount(r.y, minlength=5).double() / len(r) for r in (shard.train, shard.heldout))
-        assert float((a - b).abs().max()) < 0.05
+def test_heldout_follows_the_clients_own_distribution_and_no_other():
+    def p_value(one: torch.Tensor, two: torch.Tensor) -> float:
+        table = np.stack([np.bincount(y.numpy(), minlength=5) for y in (one, two)]) + 1
+        return float(chi2_contingency(table).pvalue)
+
+    shards = make_shards(made(20000, 100), Partition(clients=5, alpha=0.3, heldout=0.5), Keys(0))
+    own = [p_value(s.train.y, s.heldout.y) for s in shards]
+    others = [p_value(s.train.y, shards[s.client - 1].heldout.y) for s in shards]
+    assert min(own) > 1e-3 and max(others) < 1e-6
 
 
 def test_common_test_records_match_the_clients_classes():
