@@ -14,9 +14,10 @@ from privdd.channel import ClientContext
 from privdd.core import Artifact, Keys, Problem, Received, Records, Shard, State, Tensors, Upload
 from privdd.methods.averaging import average, shares
 from privdd.methods.local import Correction, Loss, Mix, local_sgd, outputs, placed, split, step_count
-from privdd.methods.private import train_privately
+from privdd.methods.private import private_steps, train_privately
 from privdd.models import ModelSpec, build, initial
 from privdd.models.build import skeleton
+from privdd.privacy.base import Mechanism
 from privdd.state import pack, unpack
 
 
@@ -163,6 +164,13 @@ class FedAvg:
         """Logits (n, C) of the global model."""
         state = {**unpack("model", server), **unpack("buffers", server)}
         return outputs(skeleton(self.model, tuple(x.shape[1:]), len(state["head.weight"])), state, x)
+
+    def spends(self, round: int, mechanisms: Mapping[str, Mechanism]) -> dict[str, int]:
+        """How often one client applies each mechanism in one round."""
+        counts = {name: 1 for name in mechanisms if name in self.uploads}
+        if "dpsgd" in mechanisms:
+            counts["dpsgd"] = private_steps(mechanisms["dpsgd"], self.local_epochs)
+        return counts
 
     # --- what an auditor needs ----------------------------------------------------------------
 

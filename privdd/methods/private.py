@@ -10,6 +10,12 @@ from torch.nn import functional as F
 from privdd.channel import ClientContext
 from privdd.core import Records, State, Tensors
 from privdd.methods.local import Correction, Mix, batches
+from privdd.privacy.base import Mechanism
+
+
+def private_steps(mechanism: Mechanism, epochs: float) -> int:
+    """DP-SGD steps in ``epochs`` expected passes: epochs / sampling probability, at least one."""
+    return max(1, round(epochs / float(getattr(mechanism, "sampling_probability", 1.0))))
 
 
 def train_privately(
@@ -33,8 +39,7 @@ def train_privately(
     """
     from privdd.privacy.dpsgd import dp_local_sgd  # Opacus is slow to import and few runs need it
 
-    probability = float(getattr(ctx.mechanisms["dpsgd"], "sampling_probability", 1.0))
-    steps = max(1, round(epochs / probability))
+    steps = private_steps(ctx.mechanisms["dpsgd"], epochs)
     if extra is not None:
         correct = _and_shared(model, extra, correct)
     trained = dp_local_sgd(

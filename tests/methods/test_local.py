@@ -55,8 +55,10 @@ def test_inputs_and_global_streams_are_left_alone():
     state = initial(SPEC, SHAPE, 10, Keys(1).torch())
     kept, before = {n: t.clone() for n, t in state.items()}, torch.get_rng_state()
     options = {"lr": 0.1, "batch_size": 16, "epochs": 0.5}
-    first, steps = local_sgd(build(SPEC, SHAPE, 10), state, digits(), generator=Keys(3).torch(), **options)
-    again, _ = local_sgd(build(SPEC, SHAPE, 10), state, digits(), generator=Keys(3).torch(), **options)
+    model = build(SPEC, SHAPE, 10)
+    first, steps = local_sgd(model, state, digits(), generator=Keys(3).torch(), **options)
+    again, _ = local_sgd(model, state, digits(), generator=Keys(3).torch(), **options)
+    assert model.training and all(p.isnan().all() for p in model.parameters())  # built without values, still without
     assert steps == round(0.5 * 113)
     assert torch.equal(torch.get_rng_state(), before)
     assert all(torch.equal(state[n], kept[n]) for n in state)
