@@ -61,10 +61,11 @@ def _draw_curve(axes: Axes, line: RocLine, index: int, floor: float) -> None:
 
 def _draw_blind(axes: Axes, lines: Sequence[RocLine], floor: float) -> None:
     blind = [line.blind for line in lines if line.blind is not None]
-    for index, curve in enumerate(blind):
-        label = "control: never saw the artifact" if index == 0 else None
-        tpr = np.maximum(curve.tpr, floor / 10)
-        axes.step(_steps(curve, floor), tpr, where="post", color=MUTED, lw=1, label=label)
+    if blind:
+        worst = max(blind, key=lambda curve: abs(curve.auc - 0.5))
+        label = "control: never saw the artifact" + (f" (furthest of {len(blind)})" if len(blind) > 1 else "")
+        tpr = np.maximum(worst.tpr, floor / 10)
+        axes.step(_steps(worst, floor), tpr, where="post", color=MUTED, lw=1, label=label)
 
 
 def _mark_one_outsider(axes: Axes, lines: Sequence[RocLine], floor: float) -> None:

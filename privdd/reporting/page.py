@@ -52,7 +52,7 @@ def write_report(run_dir: Path | str) -> Path:
     record = read_run(run_dir)
     figures, albums = draw(record), plots.albums(record)
     page = record.path / "report.html"
-    write_bytes(page, render(record, figures, albums).encode())
+    write_bytes(page, render(record, figures, albums).encode(errors="replace"))
     folder = record.path / "figures"
     for plot in figures:
         save(plot.figure, folder, plot.name)

@@ -44,7 +44,8 @@ Decibel = Annotated[
     PlainSerializer(_to_json, return_type=float | str),
     WithJsonSchema({"anyOf": [{"type": "number"}, {"const": "inf"}]}),
 ]
-Interval = tuple[Finite, Finite]
+# No control characters: these texts reach terminals, drawings and pages.
+Text = Annotated[str, Field(max_length=4000, pattern=r"^[^\x00-\x08\x0b-\x1f\x7f-\x9f]*$")]
 FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.\-]*\.safetensors$")]
 
 
@@ -62,11 +63,11 @@ class Seconds(Part):
 
 
 class Run(Part):
-    algo: str
-    data: str
-    preset: str
+    algo: Text
+    data: Text
+    preset: Text
     seed: Count
-    version: str
+    version: Text
     clients: Count
     rounds: Count
     seconds: Seconds
@@ -95,10 +96,10 @@ class EpsilonPair(Part):
 
 
 class Claim(Part):
-    source: str
+    source: Text
     epsilon: Epsilon
     sound: bool
-    why: str
+    why: Text
 
 
 class Privacy(Part):
@@ -112,10 +113,10 @@ class Privacy(Part):
 class SurfaceRow(Part):
     surface: Surface
     sender: Literal["client", "server"]
-    names: list[str]
+    names: list[Text]
     rounds: Count
     bytes: Count
-    mechanism: str
+    mechanism: Text
     epsilon: EpsilonPair
     audited: Literal[True] | Annotated[str, Field(pattern=r"^waived: .+")]
     verdict: Verdict
@@ -134,7 +135,7 @@ FprKey = Annotated[str, Field(pattern=r"^(0\.\d*[1-9]\d*|1e-\d+)$")]
 
 class FindingRow(Part):
     surface: Surface
-    attack: str
+    attack: Text
     family: Family
     adversary: Adversary
     auc: Unit | None = None
@@ -142,7 +143,7 @@ class FindingRow(Part):
     tpr_at_fpr: dict[FprKey, TprAt] | None = None
     blind_auc: Unit | None = None
     epsilon_measured: Epsilon | None = None
-    epsilon_method: str | None = None
+    epsilon_method: Text | None = None
     epsilon_validity: Literal["finite_sample", "gaussian_only"] | None = None
     epsilon_stated: Epsilon | None = None
     confidence: Unit | None = None
@@ -151,17 +152,17 @@ class FindingRow(Part):
     psnr: Decibel | None = None
     ssim: Annotated[float, Field(ge=-1, le=1, allow_inf_nan=False)] | None = None
     lpips: Positive | None = None
-    lpips_trunk: str | None = None
+    lpips_trunk: Text | None = None
     identified: Unit | None = None
     identified_chance: Unit | None = None
     label_accuracy: Unit | None = None
     n: Count | None = None
     worlds: Count | None = None
     seconds: Positive | None = None
-    baselines: dict[str, Finite] | None = None
+    baselines: dict[Text, Finite] | None = None
     diagnostics: dict[str, Any] | None = None
-    signal: str | None = None
-    note: str | None = None
+    signal: Text | None = None
+    note: Text | None = None
     figure: FileName | None = None
 
     @property

@@ -33,6 +33,7 @@ VARIABLES = {INK: "ink", MUTED: "muted", GRID: "grid", PAPER: "paper"} | {c: f"s
 _RC = {
     "svg.hashsalt": "privdd",
     "svg.fonttype": "none",
+    "text.parse_math": False,
     "font.family": ["DejaVu Sans"],
     "font.size": 9,
     "axes.titlesize": 10,

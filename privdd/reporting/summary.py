@@ -111,7 +111,8 @@ def _worst_phrases(rows: list[FindingRow]) -> list[str]:
     member, best = worst_membership(rows), best_pictures(rows)
     if member:
         phrases.append(
-            f"{words.attack(member.row.attack)}: finds {share(member.at.tpr)} of members, {one_in(member.fpr)} false alarms"
+            f"{words.attack(member.row.attack)}: finds {share(member.at.tpr)} of members, "
+            f"{one_in(member.fpr)} false alarms"
         )
     if best:
         phrases.append(f"{words.attack(best.attack)}: rebuilds pictures at {number(best.psnr)} dB")

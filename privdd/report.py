@@ -1,0 +1,45 @@
+"""``python -m privdd.report DIR [DIR ...] [--out DIR]``: the page of one run, or a comparison of several."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from privdd.reporting.comparison import write_comparison
+from privdd.reporting.findings import load
+from privdd.reporting.page import write_report
+from privdd.reporting.terminal import print_summary
+from privdd.store import DamagedRun
+
+__all__ = ["main", "write_comparison", "write_report"]
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
+        prog="privdd-report", description="Write the page of one finished run, or a comparison of several."
+    )
+    made.add_argument("runs", nargs="+", type=Path, metavar="DIR", help="a run folder (with findings.json)")
+    made.add_argument("--out", type=Path, metavar="DIR", help="where a comparison goes (default: ./comparison)")
+    return made
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit status 0, or 1 with one line on stderr where a folder is no finished, undamaged run."""
+    given = parser().parse_args(argv)
+    try:
+        if len(given.runs) == 1 and given.out is None:
+            page = write_report(given.runs[0])
+            print_summary(load(given.runs[0]), sys.stdout)
+        else:
+            page = write_comparison(given.runs, given.out or Path("comparison"))
+    except (DamagedRun, OSError) as error:
+        print(f"privdd-report: {error}", file=sys.stderr)
+        return 1
+    print(page)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,146 @@
+"""Several runs on one page, with the tables and figures as files beside it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from privdd.reporting import epsilon_figures, figures, plots, summary, tables, words
+from privdd.reporting.epsilon_figures import FrontierPoint
+from privdd.reporting.figures import RocLine
+from privdd.reporting.findings import FindingsError
+from privdd.reporting.folder import read_run
+from privdd.reporting.grouping import Setting, settings
+from privdd.reporting.plots import Album, Plot
+from privdd.reporting.style import save
+from privdd.store import write_bytes
+
+CURVES = 8  # one per colour
+
+
+def headline(made: Sequence[Setting]) -> str:
+    """The verdicts counted in words."""
+    counts = Counter(setting.verdict for setting in made)
+    said = {"contradiction": "contradicted", "unprotected": "unprotected", "consistent": "consistent"}
+    parts = [f"{counts[kind]} {word}" for kind, word in said.items() if counts[kind]]  # type: ignore[index]
+    return f"{len(made)} setting{'s' if len(made) > 1 else ''} compared: {', '.join(parts)}."
+
+
+def sentences(made: Sequence[Setting]) -> list[str]:
+    """Who leaks most and least, at the smallest false-positive rate that every setting can resolve."""
+    said = []
+    for key in ("0.001", "0.01", "0.1"):
+        found = [(at.tpr, s.label) for s in made if (at := s.tpr(key)) is not None]
+        if len(found) == len(made) > 1:
+            (low, least), (high, most) = min(found), max(found)
+            rate = words.one_in(float(key))
+            said.append(
+                f"At {rate} false alarms an attacker finds {words.share(high)} of the training records of "
+                f"{most}, and {words.share(low)} of those of {least}."
+            )
+            break
+    if len({(p.delta, p.unit, p.relation) for s in made for p in (r.findings.privacy for r in s.runs)}) > 1:
+        said.append("These runs do not share delta, unit and relation: their ε do not compare with each other.")
+    return said
+
+
+def roc_overlay(made: Sequence[Setting]) -> Plot | None:
+    """The strongest attack on each setting, at most eight of them, on common axes."""
+    lines: list[RocLine] = []
+    for setting in made:
+        found = setting.attack()
+        line = (
+            plots.roc_line(_named(setting, found[1].surface, found[1].attack), found[0].evidence(found[1]))
+            if found
+            else None
+        )
+        if line is not None:
+            lines.append(line)
+    if not lines:
+        return None
+    lines = sorted(lines, key=lambda line: -float(line.curve.tpr[1]))[:CURVES]
+    said = "; ".join(f"{line.label}: AUC {words.share(line.curve.auc)}" for line in lines)
+    caption = "For each setting its strongest attack, of the seed in the middle; bands are pointwise 95 % intervals."
+    return Plot("roc", "Membership, method by method", caption, f"ROC curves. {said}.", figures.roc(lines, 5.0))
+
+
+def _named(setting: Setting, surface: str, attack: str) -> str:
+    return f"{setting.label}: {words.SURFACE[surface][0].lower()}, {words.attack(attack)}"
+
+
+def frontier(made: Sequence[Setting]) -> Plot:
+    """Epsilon against accuracy."""
+    points = [FrontierPoint(s.method, s.epsilon, s.accuracies, s.measured, s.claim) for s in made]
+    said = "; ".join(f"{s.label}: epsilon {words.number(s.epsilon)}, accuracy {words.share(s.accuracy)}" for s in made)
+    caption = "Mean and range over seeds. Choosing the best point on private data costs privacy beyond its ε."
+    return Plot("frontier", "Epsilon against accuracy", caption, f"{said}.", epsilon_figures.frontier(points))
+
+
+def uploads(made: Sequence[Setting]) -> Plot:
+    sizes = {s.label: float(s.uploaded) for s in made}
+    said = "; ".join(f"{k}: {figures.size(v)}" for k, v in sizes.items())
+    return Plot("bytes", "Uploaded by each client", "Over the whole run.", said, figures.bytes_bar(sizes))
+
+
+def draw(made: Sequence[Setting]) -> list[Plot]:
+    """Every figure that these runs allow."""
+    accuracy = plots.accuracy((s.label, s.runs[0]) for s in made[:CURVES])
+    return [p for p in (roc_overlay(made), frontier(made), uploads(made), accuracy) if p is not None]
+
+
+def albums(made: Sequence[Setting]) -> list[Album]:
+    """For each setting, the pictures of its best reconstruction."""
+    found = []
+    for setting in made:
+        run = setting.runs[0]
+        row = summary.best_pictures(run.findings.findings)
+        one = plots.album(setting.label, run, row) if row else None
+        if one is not None:
+            found.append(one)
+    return found[:CURVES]
+
+
+def write_comparison(dirs: Sequence[Path | str], out: Path | str) -> Path:
+    """``out/comparison.html``, figures/, and frontier, leaks, findings as CSV and LaTeX; returns the page's path.
+
+    Raises FindingsError or DamagedRun (one line) on a folder that is no finished, undamaged run.
+    """
+    unique = {Path(path).resolve(): Path(path) for path in dirs}
+    if not unique:
+        raise FindingsError("nothing to compare: no run folder was given")
+    out = Path(out)
+    made = settings([read_run(path) for path in unique.values()])
+    drawn, pictures = draw(made), albums(made)
+    page = plots.environment().get_template("comparison.html.jinja")
+    text = page.render(
+        made=made,
+        title=headline(made),
+        sentences=sentences(made),
+        albums=pictures,
+        **_by_name(drawn),
+        verdict=_tone(made),
+    )
+    write_bytes(out / "comparison.html", text.encode(errors="replace"))
+    _write_tables(made, out)
+    for plot in drawn:
+        save(plot.figure, out / "figures", plot.name)
+    for index, album in enumerate(pictures):
+        save(album.figure(), out / "figures", f"pictures-{index + 1}-{plots.slug(album.owner)}")
+    return out / "comparison.html"
+
+
+def _tone(made: Sequence[Setting]) -> str:
+    return "contradiction" if any(s.verdict == "contradiction" for s in made) else "plain"
+
+
+def _by_name(drawn: Sequence[Plot]) -> dict[str, Plot | None]:
+    named: dict[str, Plot | None] = dict.fromkeys(("roc", "frontier", "bytes", "accuracy"))
+    return named | {plot.name: plot for plot in drawn}
+
+
+def _write_tables(made: Sequence[Setting], out: Path) -> None:
+    write_bytes(out / "findings.csv", tables.to_csv(tables.findings_table(made)).encode())
+    write_bytes(out / "frontier.csv", tables.to_csv(tables.frontier_table(made)).encode())
+    write_bytes(out / "leaks.csv", tables.to_csv(tables.leak_table(made)).encode())
+    write_bytes(out / "leaks.tex", tables.to_latex(tables.leak_table(made)).encode())

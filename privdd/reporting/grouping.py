@@ -1,0 +1,157 @@
+"""Several runs as settings: runs that differ by seed alone are one point of one method's curve."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import mean
+from typing import Any
+
+from privdd.reporting import summary
+from privdd.reporting.folder import RunRecord
+from privdd.reporting.schema import FindingRow, TprAt, Verdict, worst_verdict
+
+# What says where and how a run was computed, not what was computed.
+APART = frozenset(
+    {"seed", "engine", "hydra", "run", "resume", "out", "output", "output_dir", "run_id", "workers", "root"}
+)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One point: a method with its parameters, over its seeds. runs is sorted by seed and not empty."""
+
+    label: str
+    method: str
+    parameters: tuple[tuple[str, str], ...]
+    runs: tuple[RunRecord, ...]
+
+    @property
+    def verdict(self) -> Verdict:
+        return worst_verdict(run.findings.verdict for run in self.runs)
+
+    @property
+    def accuracies(self) -> tuple[float, ...]:
+        return tuple(run.findings.utility.accuracy for run in self.runs)
+
+    @property
+    def accuracy(self) -> float:
+        return mean(self.accuracies)
+
+    @property
+    def epsilon(self) -> float:
+        """The largest accounted epsilon of the seeds (one value, unless seeds changed the data's split)."""
+        return max(run.findings.privacy.epsilon.best for run in self.runs)
+
+    @property
+    def epsilon_rdp(self) -> float:
+        return max(run.findings.privacy.epsilon.rdp for run in self.runs)
+
+    @property
+    def claim(self) -> float | None:
+        claims = [summary.boldest(run.findings.privacy.claims) for run in self.runs]
+        return min((c.epsilon for c in claims if c is not None), default=None)
+
+    @property
+    def measured(self) -> float | None:
+        """The middle of the seeds' lower bounds: their largest would not hold at 95 %."""
+        return _middle([summary.measured_epsilon(run.findings.findings) for run in self.runs])
+
+    @property
+    def uploaded(self) -> int:
+        return max(run.findings.utility.uploaded_bytes_per_client for run in self.runs)
+
+    @property
+    def psnr(self) -> float | None:
+        best = [summary.best_pictures(run.findings.findings) for run in self.runs]
+        return _middle([row.psnr for row in best if row is not None])
+
+    def tpr(self, key: str) -> TprAt | None:
+        """The strongest attack's rate at that false-positive rate, of the run in the middle of the seeds."""
+        found = [at for at in (_strongest_at(run, key) for run in self.runs) if at is not None]
+        return sorted(found, key=lambda at: at.tpr)[(len(found) - 1) // 2] if found else None
+
+    def attack(self) -> tuple[RunRecord, FindingRow] | None:
+        """The strongest membership attack of the run in the middle of the seeds."""
+        found = [
+            (run, worst.row, worst) for run in self.runs if (worst := summary.worst_membership(run.findings.findings))
+        ]
+        if not found:
+            return None
+        run, row, _ = sorted(found, key=lambda f: (-f[2].fpr, f[2].at.tpr))[(len(found) - 1) // 2]
+        return run, row
+
+
+def _middle(values: Iterable[float | None]) -> float | None:
+    """The lower median of what is there."""
+    there = sorted(v for v in values if v is not None)
+    return there[(len(there) - 1) // 2] if there else None
+
+
+def _strongest_at(run: RunRecord, key: str) -> TprAt | None:
+    rows = [row for row in run.findings.findings if row.family == "membership" and row.tpr_at_fpr]
+    found = [row.tpr_at_fpr[key] for row in rows if row.tpr_at_fpr and key in row.tpr_at_fpr]
+    return max((at for at in found if at.resolvable), key=lambda at: at.tpr, default=None)
+
+
+def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Dotted names of a nested mapping to texts, leaving out where and how a run was computed."""
+    flat: dict[str, str] = {}
+    for key, value in config.items():
+        if str(key) in APART:
+            continue
+        if isinstance(value, Mapping):
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = str(value)
+    return flat
+
+
+def settings(runs: Sequence[RunRecord]) -> list[Setting]:
+    """Group runs by everything but the seed; sorted by method, then falling epsilon, then label."""
+    flats = [_identity(run) for run in runs]
+    grouped: dict[tuple[tuple[str, str], ...], list[RunRecord]] = {}
+    for run, flat in zip(runs, flats, strict=True):
+        grouped.setdefault(tuple(sorted(flat.items())), []).append(run)
+    made = [_setting(dict(key), members, [dict(k) for k in grouped]) for key, members in grouped.items()]
+    return sorted(_distinct(made), key=lambda s: (s.method, -s.epsilon, s.label))
+
+
+def _identity(run: RunRecord) -> dict[str, str]:
+    known = run.findings.run
+    return {"algo": known.algo, "data": known.data, "preset": known.preset} | {
+        f"config:{key}": value for key, value in flatten(run.config).items()
+    }
+
+
+def _setting(mine: Mapping[str, str], runs: list[RunRecord], everyone: Sequence[Mapping[str, str]]) -> Setting:
+    alike = [other for other in everyone if other["algo"] == mine["algo"]]
+    keys = [k for k in mine if k.startswith("config:") and len({other.get(k) for other in alike}) > 1]
+    parameters = tuple((k.removeprefix("config:").rsplit(".", 1)[-1], mine[k]) for k in sorted(keys))
+    wide = [k for k in ("data", "preset") if len({other[k] for other in everyone}) > 1]
+    method = " ".join([mine["algo"], *(mine[k] for k in wide), *(v for _, v in parameters if not _numeric(v))][:4])
+    numbers = [f"{name}={value}" for name, value in parameters if _numeric(value)]
+    label = " ".join([method, *numbers[:3]])
+    return Setting(
+        label, method, parameters, tuple(sorted(runs, key=lambda run: (run.findings.run.seed, str(run.path))))
+    )
+
+
+def _numeric(text: str) -> bool:
+    try:
+        return not math.isnan(float(text))
+    except ValueError:
+        return False
+
+
+def _distinct(made: list[Setting]) -> list[Setting]:
+    """Numbers behind labels that several settings share."""
+    counts: dict[str, int] = {}
+    result = []
+    for setting in made:
+        counts[setting.label] = counts.get(setting.label, 0) + 1
+        again = counts[setting.label]
+        label = setting.label if again == 1 else f"{setting.label} ({again})"
+        result.append(Setting(label, setting.method, setting.parameters, setting.runs))
+    return result

@@ -1,0 +1,138 @@
+"""Tables for other programs: CSV with plain numbers, LaTeX with booktabs."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Sequence
+from statistics import stdev
+from typing import Any
+
+from privdd.reporting.grouping import Setting
+from privdd.reporting.words import number, share
+
+Table = tuple[Sequence[str], Sequence[Sequence[Any]]]
+_TEX = {
+    "\\": r"\textbackslash{}",
+    "&": r"\&",
+    "%": r"\%",
+    "$": r"\$",
+    "#": r"\#",
+    "_": r"\_",
+    "{": r"\{",
+    "}": r"\}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "∞": r"$\infty$",
+    "–": "--",
+    "\u00a0": "~",
+    "ε": r"$\varepsilon$",
+}
+
+
+def to_csv(table: Table) -> str:
+    """Numbers with all their digits, infinity as "inf", nothing as an empty cell.
+
+    A text that a spreadsheet would take for a formula gets an apostrophe before it.
+    """
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(table[0])
+    writer.writerows([[_cell(value) for value in row] for row in table[1]])
+    return buffer.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, float):
+        return "inf" if math.isinf(value) else repr(value)
+    if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r"):
+        return "'" + value
+    return "" if value is None else value
+
+
+def to_latex(table: Table) -> str:
+    """A tabular of booktabs, texts to the left and numbers to the right; needs \\usepackage{booktabs}."""
+    header, rows = table
+    columns = "".join("r" if rows and _number_like(rows[0][i]) else "l" for i in range(len(header)))
+    lines = [" & ".join(escape(_show(cell)) for cell in row) + r" \\" for row in (header, *rows)]
+    body = [f"\\begin{{tabular}}{{{columns}}}", r"\toprule", lines[0], r"\midrule", *lines[1:], r"\bottomrule"]
+    return "\n".join([*body, r"\end{tabular}", ""])
+
+
+def _number_like(value: Any) -> bool:
+    return value is None or isinstance(value, int | float) or str(value)[:1].isdigit()
+
+
+def _show(value: Any) -> str:
+    return number(value) if value is None or isinstance(value, int | float) else str(value)
+
+
+def escape(text: str) -> str:
+    """Plain text as LaTeX shows it."""
+    return "".join(_TEX.get(character, character) for character in text)
+
+
+def frontier_table(settings: Sequence[Setting]) -> Table:
+    """One row per setting; nothing in it depends on where or when a run was computed."""
+    header = (
+        "method", "setting", "seeds", "epsilon_pld", "epsilon_rdp", "epsilon_claimed", "epsilon_measured",
+        "delta", "unit", "relation", "accuracy_mean", "accuracy_std", "accuracy_min", "accuracy_max",
+        "tpr_at_0.001", "tpr_at_0.01", "psnr", "uploaded_bytes_per_client", "verdict",
+    )  # fmt: skip
+    return header, [_frontier_row(setting) for setting in settings]
+
+
+def _frontier_row(s: Setting) -> list[Any]:
+    privacy, rates = s.runs[0].findings.privacy, [s.tpr(key) for key in ("0.001", "0.01")]
+    pld = max(run.findings.privacy.epsilon.pld for run in s.runs)
+    spread = stdev(s.accuracies) if len(s.accuracies) > 1 else None
+    return [
+        s.method, " ".join(f"{k}={v}" for k, v in s.parameters), len(s.runs), pld, s.epsilon_rdp, s.claim, s.measured,
+        privacy.delta, privacy.unit, privacy.relation, s.accuracy, spread, min(s.accuracies), max(s.accuracies),
+        *(at.tpr if at else None for at in rates), s.psnr, s.uploaded, s.verdict,
+    ]  # fmt: skip
+
+
+def leak_table(settings: Sequence[Setting]) -> Table:
+    """For reading: rates with intervals, epsilons, pictures, accuracy, bytes."""
+    header = (
+        "Setting",
+        "TPR at 0.1% FPR",
+        "TPR at 1% FPR",
+        "claimed",
+        "accounted",
+        "measured",
+        "PSNR",
+        "accuracy",
+        "bytes",
+    )
+    rows = []
+    for s in settings:
+        rates = [_rate(s, key) for key in ("0.001", "0.01")]
+        rows.append([s.label, *rates, s.claim, s.epsilon, s.measured, s.psnr, share(s.accuracy), s.uploaded])
+    return header, rows
+
+
+def _rate(setting: Setting, key: str) -> str:
+    at = setting.tpr(key)
+    return f"{share(at.tpr)} ({share(at.ci[0])} to {share(at.ci[1])})" if at else "–"
+
+
+def findings_table(settings: Sequence[Setting]) -> Table:
+    """Every finding of every run, one row each, for other programs."""
+    plain = (
+        "surface", "attack", "family", "adversary", "auc", "blind_auc", "epsilon_measured", "epsilon_stated",
+        "epsilon_validity", "kappa", "kappa_allowed", "psnr", "ssim", "lpips", "identified", "label_accuracy", "n",
+    )  # fmt: skip
+    keys = ("0.001", "0.01", "0.1")
+    header = ("setting", "seed", *plain, *(f"{part}_at_{key}" for key in keys for part in ("tpr", "lo", "hi")))
+    rows = []
+    for setting in settings:
+        for run in setting.runs:
+            for row in run.findings.findings:
+                found = [(row.tpr_at_fpr or {}).get(key) for key in keys]
+                rates = [v for at in found for v in ((at.tpr, *at.ci) if at and at.resolvable else (None,) * 3)]
+                cells = [str(v) if isinstance(v := getattr(row, name), str) else v for name in plain]
+                rows.append([setting.label, run.findings.run.seed, *cells, *rates])
+    return header, rows
