@@ -64,7 +64,7 @@ def initial(spec: ModelSpec, shape: Shape, classes: int, generator: torch.Genera
     """
     entries = layout(spec, tuple(shape), classes)  # type: ignore[arg-type]
     total = sum(e.shape.numel() for e in entries if e.bound is not None)
-    draw = torch.rand(total, generator=generator, device=generator.device).mul_(2).sub_(1)
+    draw = torch.empty(total, device=generator.device).uniform_(-1, 1, generator=generator)
     state, at = {}, 0
     for e in entries:
         if e.bound is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import struct
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -90,6 +91,31 @@ def test_missing_data_says_where_it_looked(tmp_path, monkeypatch, name):
     with pytest.raises(DataNotFound, match=f"data.name='{name}'.*no network.*data.root") as caught:
         load(name, root=tmp_path / "here", keys=Keys(0))
     assert str(tmp_path / "here") in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "stored", "shape"),
+    [
+        ("cifar10", (6, 32, 32, 3), (3, 32, 32)),
+        ("cifar100", (6, 32, 32, 3), (3, 32, 32)),
+        ("svhn", (6, 3, 32, 32), (3, 32, 32)),
+        ("usps", (6, 16, 16), (1, 16, 16)),
+        ("emnist", (6, 28, 28), (1, 28, 28)),
+    ],
+)
+def test_torchvision_layouts_become_channels_first(monkeypatch, name, stored, shape):
+    """Where channel and pixel went is read off one marked value."""
+    data = np.zeros(stored, np.uint8)
+    spot = {3: (2, 3, 5), 4: (2, 3, 5, 1) if stored[-1] == 3 else (2, 1, 3, 5)}[len(stored)]
+    data[spot] = 255
+    labels = [0, 1, 2, 3, 4, 5]
+    monkeypatch.setattr(
+        "privdd.data.vision.fetched", lambda *a, **k: SimpleNamespace(data=data, labels=labels, targets=labels)
+    )
+    found = load(name, keys=Keys(0))
+    row, column = (5, 3) if name == "emnist" else (3, 5)  # EMNIST's files hold images mirrored at the diagonal
+    assert found.shape == shape and found.train.y.tolist() == labels
+    assert found.train.x.nonzero().tolist() == [[2, shape[0] // 2, row, column]] and found.train.x.max() == 1
 
 
 def test_limits_and_size_are_keyed(tmp_path):
