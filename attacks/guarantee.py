@@ -1,0 +1,190 @@
+"""Tests of a stated guarantee, strongest first: sensitivity (T1), likelihood ratios (T2), attacks (T3).
+
+T1 needs no statistics: it compares a mechanism before its noise on neighbouring data with the same
+coins. T2 certifies "not (epsilon, delta)-DP" from likelihood ratios, with no ceiling by the number of
+runs. T3 classifies runs with and without a record. A search that finds nothing proves nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from scipy.special import betaincinv
+from sklearn.covariance import ledoit_wolf_shrinkage
+from torch import Tensor
+
+from attacks.canaries import Canaries
+from attacks.epsilon import Bound, best_threshold, from_scores
+
+Exact = Callable[[Tensor, Tensor], Tensor]
+SLACK = 1e-3  # of kappa: float32 clipping is off by up to 1e-6, no fault is this small
+MOVED = 1e-4  # of the contributions' size: batched kernels round differently with the batch size
+
+
+@dataclass(frozen=True)
+class Sensitivity:
+    """T1's result: the worst change in units of the proof's, by which canary, and who else moved.
+
+    kappa: largest change / sensitivity; allowed: 1 for add/remove, 2 for replace; others_moved:
+    largest change of the other records' own contributions over their largest entry (0 up to float
+    rounding where the proof holds, None untested).
+    """
+
+    kappa: float
+    allowed: float
+    canary: str
+    others_moved: float | None = None
+
+    @property
+    def violated(self) -> bool:
+        return self.kappa > self.allowed * (1 + SLACK) or (self.others_moved or 0.0) > MOVED
+
+
+def sensitivity(
+    exact: Exact,
+    x: Tensor,
+    y: Tensor,
+    canaries: Canaries,
+    unit: float,
+    *,
+    allowed: float = 1.0,
+    replace: int | None = None,
+    contributions: Exact | None = None,
+) -> Sensitivity:
+    """T1: the largest ||exact(D + canary) - exact(D)|| over ``canaries``, divided by ``unit``.
+
+    exact(records_x, records_y) -> Tensor: the mechanism's output before noise; the caller fixes every
+    coin (network, batch, augmentation). Either the record is added, or it takes the place of record
+    ``replace``. unit: the change that the proof allows one record, i.e. noise_std / noise multiplier.
+    contributions(x, y) -> (n, p), where the mechanism can show them: the rows of the other records
+    must not move, which catches batch statistics and data-dependent normalisers.
+    """
+    if not unit > 0 or not allowed > 0 or len(canaries) == 0:
+        raise ValueError(f"unit={unit}, allowed={allowed}, canaries={len(canaries)}: all must be positive")
+    base = exact(x, y)
+    worst, name, moved = -1.0, "", None
+    for image, label, title in zip(canaries.x, canaries.y, canaries.names):
+        near = neighbour(x, y, image, label, replace)
+        kappa = float((exact(*near) - base).norm()) / unit
+        if math.isnan(kappa):
+            raise ValueError(f"canary {title!r}: the mechanism returned NaN")
+        if kappa > worst:
+            worst, name = kappa, title
+        if contributions is not None:
+            moved = max(moved or 0.0, _others_moved(contributions, (x, y), near, replace))
+    return Sensitivity(worst, allowed, name, moved)
+
+
+def neighbour(x: Tensor, y: Tensor, image: Tensor, label: Tensor, replace: int | None) -> tuple[Tensor, Tensor]:
+    """D with one record appended, or with record ``replace`` exchanged."""
+    if replace is None:
+        return torch.cat([x, image.unsqueeze(0)]), torch.cat([y, label.reshape(1)])
+    if not 0 <= replace < len(y):
+        raise ValueError(f"replace={replace}: a position among {len(y)} records is needed")
+    other_x, other_y = x.clone(), y.clone()
+    other_x[replace], other_y[replace] = image, label
+    return other_x, other_y
+
+
+def _others_moved(
+    contributions: Exact, before: tuple[Tensor, Tensor], after: tuple[Tensor, Tensor], replace: int | None
+) -> float:
+    keep = torch.arange(len(before[1])) != (-1 if replace is None else replace)
+    old, new = contributions(*before)[keep], contributions(*after)[: len(before[1])][keep]
+    return float((old - new).abs().max() / old.abs().max().clamp_min(1e-12)) if old.numel() else 0.0
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """T2's result: not (epsilon, delta)-DP for every delta below ``delta_below``, at ``confidence``."""
+
+    epsilon: float
+    delta_below: float
+    confidence: float
+
+    def refutes(self, epsilon: float, delta: float) -> bool:
+        """Whether a claim of (epsilon, delta)-DP is contradicted."""
+        return self.epsilon > epsilon and delta < self.delta_below
+
+
+def likelihood_ratio_certificate(ratios: Tensor, *, k: int = 5, confidence: float = 0.95) -> Certificate:
+    """T2 from n independent draws of L = ln P(o)/Q(o), o drawn from P (natural logarithm).
+
+    delta(eps) = E_P[(1 - e^(eps - L))_+] >= P_P(L >= eps + ln 2) / 2, and with k fixed beforehand the
+    k-th largest draw L_(k) has P_P(L >= L_(k)) >= BetaInv(1 - confidence; k, n - k + 1) at the stated
+    confidence (order statistics). So the mechanism is not (L_(k) - ln 2, delta)-DP for any delta
+    below half of that. Run it on both orders of the pair at 1 - alpha/2 each.
+    """
+    values = torch.as_tensor(ratios).double()
+    if values.ndim != 1 or not 1 <= k <= len(values) or values.isnan().any():
+        raise ValueError(f"ratios {tuple(values.shape)}, k={k}: n >= k draws without NaN are needed")
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence={confidence}: a number in (0, 1) is needed")
+    share = float(betaincinv(k, len(values) - k + 1, 1 - confidence))
+    largest = float(values.topk(k).values[-1])
+    return Certificate(max(largest - math.log(2), 0.0), share / 2, confidence)
+
+
+def gaussian_log_ratio(outputs: Tensor, mean_p: Tensor, mean_q: Tensor, std: float | Tensor) -> Tensor:
+    """ln N(o; mean_p, std^2) / N(o; mean_q, std^2), summed over coordinates: outputs (n, d) -> (n,) float64."""
+    o, p, q = outputs.double(), mean_p.double(), mean_q.double()
+    scale = torch.as_tensor(std, dtype=torch.float64)
+    if not bool((scale > 0).all()):
+        raise ValueError("std: positive numbers are needed")
+    return (((o - q).square() - (o - p).square()) / (2 * scale.square())).sum(-1)
+
+
+def subsampled_log_ratio(ratios: Tensor, probability: float) -> Tensor:
+    """ln of (1 - q) Q + q P over Q, from per-release ratios ln P/Q (n, steps) -> their sum (n,).
+
+    For a record that joins each release by an independent coin of ``probability`` q in (0, 1].
+    """
+    if not 0 < probability <= 1:
+        raise ValueError(f"probability={probability}: a number in (0, 1] is needed")
+    stay = math.log1p(-probability) if probability < 1 else -math.inf
+    mixed = torch.logaddexp(ratios.double() + math.log(probability), torch.full_like(ratios.double(), stay))
+    return mixed.sum(-1)
+
+
+def attack_runs(
+    inside: Tensor, outside: Tensor, *, delta: float, generator: np.random.Generator, confidence: float = 0.95
+) -> Bound:
+    """T3: Clopper-Pearson from statistics (R, d) of independent runs with and without the record.
+
+    Of each side 40 % fit a linear discriminant (covariance shrunk after Ledoit and Wolf 2004), 10 %
+    choose the threshold, and the untouched half is judged, so the bound is finite-sample valid.
+    """
+    parts = [_shares(side, generator) for side in (inside, outside)]
+    direction = _discriminant(parts[0][0], parts[1][0])
+    choose, judge = (
+        (np.concatenate([p[i] @ direction for p in parts]), np.arange(sum(len(p[i]) for p in parts)) < len(parts[0][i]))
+        for i in (1, 2)
+    )
+    at = best_threshold(*choose, delta)
+    return from_scores(*judge, delta=delta, confidence=confidence, thresholds=[at])
+
+
+def _shares(side: Tensor, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    rows = torch.as_tensor(side).double().numpy()
+    if rows.ndim != 2 or len(rows) < 20 or not np.isfinite(rows).all():
+        raise ValueError(f"statistics {rows.shape}: (R, d) with R >= 20 and finite entries are needed")
+    order = generator.permutation(len(rows))
+    fit, choose = int(0.4 * len(rows)), int(0.5 * len(rows))
+    return rows[order[:fit]], rows[order[fit:choose]], rows[order[choose:]]
+
+
+def _discriminant(inside: np.ndarray, outside: np.ndarray) -> np.ndarray:
+    """Fisher's direction S^-1 (m1 - m0), solved in the span of the samples where d exceeds their number."""
+    gap = inside.mean(0) - outside.mean(0)
+    rows = np.concatenate([inside - inside.mean(0), outside - outside.mean(0)])
+    share = float(ledoit_wolf_shrinkage(rows, assume_centered=True))
+    ridge = share * max(float((rows**2).mean()), np.finfo(float).tiny) + np.finfo(float).tiny
+    scale = (1 - share) / len(rows)
+    if rows.shape[1] <= len(rows):
+        return np.linalg.lstsq(scale * rows.T @ rows + ridge * np.eye(rows.shape[1]), gap, rcond=None)[0]
+    inner = ridge * np.eye(len(rows)) + scale * rows @ rows.T  # Woodbury's identity
+    return (gap - scale * rows.T @ np.linalg.lstsq(inner, rows @ gap, rcond=None)[0]) / ridge
