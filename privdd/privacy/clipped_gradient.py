@@ -24,7 +24,7 @@ QUERY = "synthetic_gradient"
 
 def pull_back(images: Tensor, embed: Map) -> tuple[Tensor, Pull]:
     """Mean embedding (p,) of the synthetic images of one class, and v -> J^T v (the images' shape)."""
-    mean, pull = vjp(lambda s: embed(s).mean(0), images.detach())
+    mean, pull = vjp(lambda s: embed(s).mean(0), images.detach())  # type: ignore[misc]
     return mean.detach(), pull
 
 
@@ -37,16 +37,18 @@ def record_gradients(images: Tensor, embed: Map, x: Tensor, *, chunk: int = 16) 
     mean, pull = pull_back(images, embed)
     residuals = -2 * (_embed(embed, x) - mean)
     if chunk == 1:
-        parts = [pull(row)[0] for row in residuals]
-        return torch.stack(parts) if parts else images.new_zeros(0, *images.shape)
-    parts = [vmap(pull)(part)[0] for part in residuals.split(chunk)] if len(x) else []
+        parts = [pull(row)[0].detach().unsqueeze(0) for row in residuals]
+    else:
+        parts = [vmap(pull)(part)[0].detach() for part in residuals.split(chunk)] if len(x) else []
     return torch.cat(parts) if parts else images.new_zeros(0, *images.shape)
 
 
 def mean_gradient(images: Tensor, embed: Map, x: Tensor) -> Tensor:
     """The gradient of the matching loss by one pull-back: (m, c, h, w)."""
     mean, pull = pull_back(images, embed)
-    return pull(-2 * (_embed(embed, x).mean(0) - mean))[0] if len(x) else torch.zeros_like(images)
+    if len(x) == 0:
+        return torch.zeros_like(images)
+    return pull(-2 * (_embed(embed, x).mean(0) - mean))[0].detach()
 
 
 def release_gradients(

@@ -1,0 +1,90 @@
+"""Events in the ledger's JSON, and their normal form."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import dp_accounting as dpa
+import pytest
+
+from privdd.privacy.events import UnsupportedEvent, from_form, tally, to_form
+
+G = dpa.GaussianDpEvent
+EVENTS = [
+    G(1.5),
+    dpa.LaplaceDpEvent(2.0),
+    dpa.PoissonSampledDpEvent(0.1, G(3.0)),
+    dpa.SelfComposedDpEvent(dpa.PoissonSampledDpEvent(0.1, G(3.0)), 50),
+    dpa.ComposedDpEvent([G(4.0), dpa.SelfComposedDpEvent(dpa.SelfComposedDpEvent(G(2.0), 3), 5), dpa.NoOpDpEvent()]),
+    dpa.NoOpDpEvent(),
+    dpa.NonPrivateDpEvent(),
+]
+
+
+@pytest.mark.parametrize("event", EVENTS, ids=lambda e: type(e).__name__)
+def test_json_round_trip(event: dpa.DpEvent) -> None:
+    assert from_form(json.loads(json.dumps(to_form(event)))) == event
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        dpa.UnsupportedDpEvent(),
+        dpa.SampledWithoutReplacementDpEvent(512, 256, G(1.0)),
+        dpa.TruncatedSubsampledGaussianDpEvent(512, 0.25, 160, 2.0),
+        dpa.PoissonSampledDpEvent(0.1, dpa.SampledWithoutReplacementDpEvent(512, 256, G(1.0))),
+        G(0.0),
+        G(math.nan),
+        G(math.inf),
+        dpa.PoissonSampledDpEvent(1.5, G(1.0)),
+        dpa.SelfComposedDpEvent(G(1.0), -1),
+    ],
+    ids=repr,
+)
+def test_events_without_a_proof_are_refused(event: dpa.DpEvent) -> None:
+    with pytest.raises(UnsupportedEvent) as refusal:
+        to_form(event)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        None,
+        [],
+        {"type": "shuffle", "event": {"type": "gaussian", "noise_multiplier": 1.0}},
+        {"type": "gaussian"},
+        {"type": "gaussian", "noise_multiplier": 1.0, "batch": 3},
+        {"type": "gaussian", "noise_multiplier": "1"},
+        {"type": "gaussian", "noise_multiplier": True},
+        {"type": "repeat", "count": 2.0, "event": {"type": "none"}},
+        {"type": "compose", "events": {"type": "none"}},
+    ],
+    ids=repr,
+)
+def test_malformed_forms_are_refused(form: object) -> None:
+    with pytest.raises(UnsupportedEvent):
+        from_form(form)
+
+
+def test_normal_form_merges_gaussians_and_equal_samples() -> None:
+    total = tally([(EVENTS[4], 2), (EVENTS[2], 4), (EVENTS[3], 1)])
+    assert total.squared_mu == pytest.approx(2 * (1 / 16 + 15 / 4))
+    assert total.poisson == (((0.1, 3.0), 54),)
+
+
+def test_two_gaussians_on_one_sample_are_one() -> None:
+    pair = dpa.PoissonSampledDpEvent(0.2, dpa.ComposedDpEvent([G(3.0), G(4.0)]))
+    ((q, z), count), *rest = tally([(pair, 7)]).poisson
+    assert (q, count, rest) == (0.2, 7, []) and z == pytest.approx(1 / math.hypot(1 / 3, 1 / 4))
+
+
+def test_sampling_everybody_is_not_sampling() -> None:
+    assert tally([(dpa.PoissonSampledDpEvent(1.0, G(2.0)), 3)]) == tally([(G(2.0), 3)])
+
+
+def test_sampled_laplace_is_refused_and_sampled_leaks_stay_leaks() -> None:
+    with pytest.raises(UnsupportedEvent):
+        tally([(dpa.PoissonSampledDpEvent(0.1, dpa.LaplaceDpEvent(1.0)), 1)])
+    assert not tally([(dpa.PoissonSampledDpEvent(0.1, dpa.NonPrivateDpEvent()), 1)]).private

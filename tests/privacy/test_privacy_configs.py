@@ -1,0 +1,36 @@
+"""Every privacy group in yaml builds its mechanisms."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import hydra
+import pytest
+from omegaconf import OmegaConf
+
+from privdd.ledger import UNITS
+from privdd.privacy.accounting import NEIGHBOURS
+from privdd.privacy.base import Mechanism
+
+FOLDER = Path(__file__).parents[2] / "configs" / "privacy"
+KEYS = {"name", "mechanisms", "noise_multiplier", "clip_norm", "epsilon", "delta", "noise_source", "relation", "unit"}
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.yaml")), ids=lambda p: p.stem)
+def test_group_is_complete_and_builds(path: Path) -> None:
+    config = OmegaConf.create({"privacy": OmegaConf.load(path)})
+    group = config.privacy
+    assert set(group) >= KEYS and group.name == path.stem
+    assert group.relation in NEIGHBOURS and group.unit in UNITS and 0 < group.delta < 1
+    for mechanism in group.mechanisms.values():
+        assert isinstance(hydra.utils.instantiate(mechanism), Mechanism)
+
+
+@pytest.mark.parametrize(
+    "name", ["dpsgd", "noisy_embedding", "gaussian_features", "client", "aggregate_clip", "fedfed_dp"]
+)
+def test_the_noise_multiplier_reaches_every_mechanism(name: str) -> None:
+    config = OmegaConf.create({"privacy": OmegaConf.load(FOLDER / f"{name}.yaml")})
+    config.privacy.noise_multiplier = 7.25
+    built = [hydra.utils.instantiate(m) for m in config.privacy.mechanisms.values()]
+    assert built and all(m.noise_multiplier == 7.25 for m in built)
