@@ -73,6 +73,7 @@ class _Membership:
     family: ClassVar[Family] = Family.MEMBERSHIP
     surfaces: ClassVar[frozenset[Surface]] = frozenset(Surface)
     adversaries: ClassVar[frozenset[Adversary]] = frozenset(Adversary)
+    least_worlds: ClassVar[int] = 2  # one as target, one as shadow
 
     def __post_init__(self) -> None:
         if not 0 < self.confidence < 1:
@@ -164,6 +165,7 @@ class LossThreshold(_Membership):
     """Yeom et al. (2018): the raw signal, one threshold for all records."""
 
     name: ClassVar[str] = "loss_threshold"
+    least_worlds: ClassVar[int] = 1
 
     def score(self, view: View, name: str, seed: int) -> Tensor:
         worlds = _worlds(view)

@@ -6,9 +6,9 @@ calibrates a record, so it is a global test: a record that is easy by nature cou
 
 from __future__ import annotations
 
-import numpy as np
+import math
+
 import torch
-from sklearn.neighbors import KernelDensity
 from torch import Tensor
 
 
@@ -27,8 +27,8 @@ def density_ratio(inside: Tensor, outside: Tensor, query: Tensor, *, bandwidth: 
     live = spread > 0
     if not live.any():
         return torch.zeros(len(query), dtype=torch.float64)
-    a, b, q = ((v.double()[:, live] / spread[live]).numpy() for v in (inside, outside, query))
-    return torch.from_numpy(_log_density(a, q, bandwidth) - _log_density(b, q, bandwidth))
+    a, b, q = (v.double()[:, live] / spread[live] for v in (inside, outside, query))
+    return _log_density(a, q, bandwidth) - _log_density(b, q, bandwidth)
 
 
 def gradient_features(gradients: Tensor, components: int = 4) -> Tensor:
@@ -41,6 +41,10 @@ def gradient_features(gradients: Tensor, components: int = 4) -> Tensor:
     return torch.cat([norm, u[:, :components] * s[:components]], 1)
 
 
-def _log_density(points: np.ndarray, query: np.ndarray, bandwidth: float | None) -> np.ndarray:
-    width = bandwidth if bandwidth is not None else len(points) ** (-1 / (points.shape[1] + 4))
-    return KernelDensity(bandwidth=width).fit(points).score_samples(query)
+def _log_density(points: Tensor, query: Tensor, bandwidth: float | None) -> Tensor:
+    """Log of the Gaussian kernel density of ``points`` (a, d) at ``query`` (m, d), in blocks of queries."""
+    count, width = points.shape
+    h = bandwidth if bandwidth is not None else count ** (-1 / (width + 4))
+    level = math.log(count) + width * math.log(h * math.sqrt(2 * math.pi))
+    squares = (torch.cdist(block, points).square() for block in query.split(4096))
+    return torch.cat([(d / (-2 * h * h)).logsumexp(1) for d in squares]) - level

@@ -20,7 +20,9 @@ GUESS_SHARES = (0.1, 0.5, 1.0)  # fixed before any score is seen; they share alp
 def leave_one_out(score: Callable[[Tensor, Tensor, Tensor], Tensor], signals: Tensor, masks: Tensor) -> Tensor:
     """Each world once as the target, the others as its shadows: (K, n, ...) -> scores (K, n).
 
-    ``score(signals, masks, target)`` never sees the target's own mask row. ValueError below 2 worlds.
+    ``score(signals, masks, target)`` never sees the target's own mask row. Masks must be independent
+    coins: in a design with a fixed number of IN worlds per record the other rows give the target's
+    mask away, and scores that feel it are biased even on a null. ValueError below 2 worlds.
     """
     if len(signals) < 2:
         raise ValueError(f"worlds={len(signals)}: at least 2 are needed, one as target and one as shadow")
