@@ -12,13 +12,18 @@ from privdd.models.layers import Classifier, Shape, grid_after_halvings, norm_la
 from privdd.models.spec import ModelSpec
 
 
+def automatic_depth(shape: Shape) -> int:
+    """Three blocks as published, fewer where less than 2x2 would be left to normalise (8x8 images: two)."""
+    return max(1, min(3, min(shape[1:]).bit_length() - 2))
+
+
 class ConvNet(Classifier):
-    """features: (b, width * (h >> depth) * (w >> depth))."""
+    """features: (b, width * (h >> depth) * (w >> depth)); depth None is ``automatic_depth``."""
 
     def __init__(self, spec: ModelSpec, shape: Shape, classes: int) -> None:
         super().__init__()
         grey = spec.pad_grey and shape[0] == 1
-        width, depth = spec.width or 128, spec.depth or 3
+        width, depth = spec.width or 128, spec.depth or automatic_depth(shape)
         height, breadth = grid_after_halvings(shape, depth, extra=4 if grey else 0)
         layers: list[nn.Module] = []
         for block in range(depth):

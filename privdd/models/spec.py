@@ -12,7 +12,7 @@ INITS = ("default", "uniform_half")
 
 # What a field left at None means, by network; networks that lack a field ignore it.
 DEFAULTS: dict[str, dict[str, Any]] = {
-    "convnet": {"width": 128, "depth": 3, "norm": "instance", "pooling": "avg"},
+    "convnet": {"width": 128, "norm": "instance", "pooling": "avg"},
     "resnet18": {"width": 64, "norm": "instance"},
     "smallcnn": {"width": 32, "depth": 2, "norm": "none", "pooling": "max"},
     "simplecnn": {"width": 6},
@@ -30,7 +30,8 @@ class ModelSpec:
     name: convnet, resnet18, smallcnn, simplecnn, lenet, mlp (classifiers), vae (FedFed's generator),
         projection (FedRD's personal projection).
     width: filters (convnet: of each block; resnet18: of the first stage; mlp: units; projection: of
-        its second convolution, a square number). depth: blocks or hidden layers.
+        its second convolution, a square number). depth: blocks or hidden layers (convnet: None
+        = 3, fewer for images below 16x16).
     norm: instance | group | batch | none; groups: groups of the group norm (their greatest common
         divisor with the channels is used). pooling: avg | max.
     pad_grey: one-channel images get padding 3 in the first convolution, so 28x28 is treated as 32x32

@@ -79,9 +79,13 @@ def test_forward_is_head_of_features(fields, shape):
     assert model(x).shape == (4, 7) and torch.isfinite(model(x)).all()
 
 
-@pytest.mark.parametrize(("side", "width"), [(28, 1152), (32, 2048), (96, 18432), (8, 128)])
+@pytest.mark.parametrize(("side", "width"), [(28, 1152), (32, 2048), (96, 18432), (8, 512), (16, 512), (4, 512)])
 def test_convnet_feature_sizes(side, width):
     assert build(ModelSpec(), (3, side, side), 2).head.in_features == width
+
+
+def test_convnet_depth_can_be_forced():
+    assert build(ModelSpec(depth=3), (3, 8, 8), 2).head.in_features == 128
 
 
 def test_padded_grey_image_has_the_features_of_a_32_pixel_one():
