@@ -91,6 +91,20 @@ def test_events_are_noise_over_one_records_change() -> None:
     assert ClientLevel(1.5, 7.0)({"x": torch.rand(3)}, noise()).event == dpa.GaussianDpEvent(1.5)
 
 
+def test_events_can_be_planned_before_any_record_is_seen() -> None:
+    value = {"x": torch.rand(3, 1, 4, 4)}
+    for mechanism in (
+        ClippedSum(2.0, 1.0),
+        ClientLevel(2.0, 1.0),
+        FeatureNoise(clip_norm=2.0, noise_std=(1.0, 3.0), copies=2),
+        FeatureNoise(rho=0.1, noise_multiplier=2.0),
+        FeatureNoise(noise_std=1.0),
+    ):
+        assert mechanism.event == mechanism(value, noise()).event
+    with pytest.raises(ValueError, match="rho"):
+        _ = FeatureNoise(rho=0.1, variance=0.15).event
+
+
 def test_two_copies_cost_the_sum_of_their_precisions() -> None:
     mechanism = FeatureNoise(clip_norm=1.0, noise_std=(0.2, 0.25), copies=2)
     output = mechanism({"x": torch.rand(6, 1, 2, 2)}, noise())

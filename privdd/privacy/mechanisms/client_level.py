@@ -28,13 +28,17 @@ class ClientLevel:
         positive(self.noise_multiplier, "noise_multiplier")
         positive(self.clip_norm, "clip_norm")
 
+    @property
+    def event(self) -> dpa.DpEvent:
+        return dpa.GaussianDpEvent(float(self.noise_multiplier))
+
     def __call__(self, value: Tensors, noise: Noise) -> Output:
         whole = {name: tensor.detach().reshape(1, *tensor.shape) for name, tensor in value.items()}
         exact = clipped_sum(whole, self.clip_norm)
         std = self.noise_multiplier * self.clip_norm
         return Output(
             {name: tensor + std * noise.normal(tuple(tensor.shape)).to(tensor) for name, tensor in exact.items()},
-            dpa.GaussianDpEvent(float(self.noise_multiplier)),
+            self.event,
             clip_norm=float(self.clip_norm),
             sensitivity=float(self.clip_norm),
             why="the whole update of one client has norm at most clip_norm",

@@ -73,12 +73,20 @@ class FeatureNoise:
         many = (self.noise_std,) * self.copies if one else tuple(self.noise_std or ())  # type: ignore[arg-type]
         return tuple(positive(std, "noise_std") for std in many)
 
-    def event(self, norm: float | None) -> dpa.DpEvent:
-        """All copies of one record together."""
+    @property
+    def event(self) -> dpa.DpEvent:
+        """All copies of one record together. Raises ValueError where the size of a record decides it."""
+        if self.rho is not None and self.noise_multiplier is None:
+            raise ValueError(f"rho={self.rho!r}: noise over norm depends on the size of a record; set noise_multiplier")
+        return self.event_at(self.clip_norm or self.rho)
+
+    def event_at(self, norm: float | None) -> dpa.DpEvent:
+        """The event of records clipped to ``norm``."""
         if norm is None or self.broadcast_batch is not None:
             return dpa.NonPrivateDpEvent()
         kind = dpa.GaussianDpEvent if self.distribution == "gaussian" else dpa.LaplaceDpEvent
-        parts = [kind(std / norm) for std in self.stds(norm)]
+        ratios = [std / norm for std in self.stds(norm)]
+        parts = [kind(self.noise_multiplier if self.noise_multiplier is not None else ratio) for ratio in ratios]
         return parts[0] if len(parts) == 1 else dpa.ComposedDpEvent(parts)
 
     def __call__(self, value: Tensors, noise: Noise) -> Output:
@@ -88,7 +96,7 @@ class FeatureNoise:
         released = {name: torch.cat([self._noised(t, std, noise) for std in stds]) for name, t in exact.items()}
         return Output(
             released,
-            self.event(norm),
+            self.event_at(norm),
             clip_norm=norm,
             sensitivity=norm,
             why=f"each record alone, clipped to {norm} and shared {self.copies} time(s)",
