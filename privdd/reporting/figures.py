@@ -72,7 +72,7 @@ def _mark_one_outsider(axes: Axes, lines: Sequence[RocLine], floor: float) -> No
     one = max(1 / line.curve.outsiders for line in lines)
     if one > floor:
         axes.axvline(one, color=MUTED, lw=0.9, ls=":")
-        axes.text(one, 1.08, f"1 of {round(1 / one)}", color=MUTED, fontsize=8, ha="center", va="bottom")
+        axes.text(one, 1.08, f"one in {round(1 / one)}", color=MUTED, fontsize=8, ha="center", va="bottom")
 
 
 def accuracy(series: Mapping[str, Sequence[float]], width: float = 4.6) -> Figure:

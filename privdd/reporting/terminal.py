@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import IO
+from typing import IO, cast
 
 from rich.console import Console
 from rich.table import Table
@@ -14,6 +14,7 @@ from privdd.reporting.words import number, share
 
 STYLE = {"unprotected": "yellow", "consistent": "green", "contradiction": "bold red"}
 PIPE_WIDTH = 132
+SPELLED = str.maketrans({"ε": "epsilon", "δ": "delta", "∞": "inf", "≥": ">=", "≤": "<=", "–": "-", "\u00a0": " "})
 
 
 def print_summary(findings: Findings, file: IO[str], width: int | None = None) -> None:
@@ -22,7 +23,7 @@ def print_summary(findings: Findings, file: IO[str], width: int | None = None) -
     width: columns; unset, that of the terminal, or 132 where ``file`` is none. Off a terminal nothing
     but plain text is written.
     """
-    tty = file.isatty()
+    file, tty = _writable(file), file.isatty()
     console = Console(file=file, width=width or (None if tty else PIPE_WIDTH), no_color=not tty, highlight=False)
     said = summary.verdict(findings)
     console.print(Text(f"{said.label}: {said.title}", style=STYLE[said.kind]))
@@ -30,6 +31,31 @@ def print_summary(findings: Findings, file: IO[str], width: int | None = None) -
         console.print(Text(sentence))
     console.print(Text(_epsilons(findings)))
     console.print(_table(findings))
+
+
+class _Plain:
+    """A stream that spells out the signs which the stream below cannot encode."""
+
+    def __init__(self, below: IO[str]) -> None:
+        self.below, self.encoding = below, "ascii"
+
+    def write(self, text: str) -> int:
+        plain = text.translate(SPELLED)
+        return self.below.write(plain.encode("ascii", "backslashreplace").decode("ascii"))
+
+    def flush(self) -> None:
+        self.below.flush()
+
+    def isatty(self) -> bool:
+        return self.below.isatty()
+
+
+def _writable(file: IO[str]) -> IO[str]:
+    try:
+        "ε∞≥–\u00a0━".encode(getattr(file, "encoding", None) or "utf-8")
+    except (UnicodeEncodeError, LookupError):
+        return cast(IO[str], _Plain(file))
+    return file
 
 
 def _epsilons(findings: Findings) -> str:
