@@ -30,11 +30,11 @@ SURFACE_SIGNAL: dict[Surface, tuple[str, ...]] = {
     Surface.SYNTHETIC_IMAGES: ("confidence", "distance"),
     Surface.SYNTHETIC_REPRESENTATIONS: ("confidence", "distance"),
     Surface.FEATURES: ("matched_filter", "distance"),
-    Surface.LABELS: ("alignment", "distance"),
-    Surface.STATISTICS: ("class_statistics", "alignment", "distance"),
+    Surface.LABELS: ("count", "alignment"),
+    Surface.STATISTICS: ("density", "confidence", "alignment"),
     Surface.PROTOTYPES: ("alignment", "distance"),
     Surface.CONTROL_VARIATE: ("alignment", "distance"),
-    Surface.COUNTS: ("alignment", "distance"),
+    Surface.COUNTS: ("count", "alignment"),
     Surface.GLOBAL_MODEL: ("confidence", "alignment"),
     Surface.GLOBAL_IMAGES: ("confidence", "distance"),
     Surface.SHARED_FEATURES: ("matched_filter", "distance"),
@@ -61,7 +61,7 @@ class _Membership:
     """What all membership attacks share: the choice of signal, and the judgement.
 
     delta None: the run's own (knowledge.settings["delta"], else 1e-5). targets: how many worlds the
-    epsilon bound is taken over (Bonferroni).
+    epsilon bound is taken over (Bonferroni). least_worlds: fewer, and the attack cannot run.
     """
 
     signal: str = "auto"
@@ -87,6 +87,8 @@ class _Membership:
         """Scores (K, n), each world's from the other worlds only."""
         if view.worlds is None:
             raise ValueError(f"surface {view.surface.value}: the view carries no worlds")
+        if len(view.worlds.masks) < self.least_worlds:
+            raise ValueError(f"worlds={len(view.worlds.masks)}: {self.name} needs at least {self.least_worlds}")
         name = primary_signal(view.surface, view.worlds, self.signal)
         seed = int(torch.randint(2**31 - 1, (1,), generator=generator))
         scores = self.score(view, name, seed)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from attacks.epsilon import Bound, one_run_from_scores
-from attacks.roc import auc_interval, roc, thin, tpr_at_fpr
+from attacks.roc import Clusters, auc_interval, roc, thin, tpr_at_fpr
 from attacks.types import Worlds
 
 RATES = (0.001, 0.01, 0.1)
@@ -48,7 +48,9 @@ def measure(
     """
     member, flat = worlds.masks.flatten().numpy(), scores.double().flatten().numpy()
     count, records = worlds.masks.shape
-    clusters = (np.tile(np.arange(records), count), np.repeat(np.arange(count), records))
+    clusters: Clusters = (np.tile(np.arange(records), count), np.repeat(np.arange(count), records))
+    if count == 1:
+        clusters = ()  # one world: its records are all there is to compare
     curve = roc(flat, member)
     bound = audited_epsilon(scores, worlds.masks, delta, generator, confidence, targets)
     measures = {
@@ -94,6 +96,6 @@ def guess_counts(records: int, shares: Sequence[float] = GUESS_SHARES) -> list[t
     return [(side, side) for side in sides if 2 * side <= records]
 
 
-def _tpr(flat: np.ndarray, member: np.ndarray, rate: float, confidence: float, clusters: Any) -> dict[str, Any]:
+def _tpr(flat: np.ndarray, member: np.ndarray, rate: float, confidence: float, clusters: Clusters) -> dict[str, Any]:
     tpr, interval, resolvable = tpr_at_fpr(flat, member, rate, confidence, clusters=clusters)
     return {"tpr": tpr, "ci": list(interval), "resolvable": resolvable}

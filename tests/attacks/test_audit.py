@@ -144,11 +144,21 @@ def test_the_primary_signal_is_a_rule_not_a_search():
     both = replace(w, signals={"distance": w.signals["confidence"], "confidence": w.signals["confidence"]})
     assert primary_signal(Surface.SYNTHETIC_IMAGES, both) == "confidence"
     assert primary_signal(Surface.SYNTHETIC_IMAGES, both, "distance") == "distance"
-    assert primary_signal(Surface.COUNTS, w) == "confidence"
+    assert primary_signal(Surface.COUNTS, w) == "confidence"  # the only one present
     with pytest.raises(ValueError, match="signal='loss'"):
         primary_signal(Surface.UPDATE, w, "loss")
     with pytest.raises(ValueError, match="no worlds"):
         Lira().run(view(None), torch.Generator())
+
+
+def test_one_world_is_enough_for_a_threshold_and_too_few_for_shadows():
+    measures = audit(LossThreshold(), worlds(1, 200, gap=6.0)).measures
+    low, high = measures["auc_ci"]
+    assert low < measures["auc"] < high and high - low < 0.1 and measures["epsilon_measured"] > 0.5
+    for attack in ATTACKS:
+        if attack.least_worlds > 1:
+            with pytest.raises(ValueError, match="worlds=1"):
+                audit(attack, worlds(1, 40))
 
 
 def test_density_ratio_agrees_with_scipy():
