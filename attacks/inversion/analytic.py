@@ -30,7 +30,7 @@ def linear_inputs(weight_grad: Tensor, bias_grad: Tensor) -> Tensor:
 
 
 def distinct(rows: Tensor, count: int, similarity: float = 0.999) -> Tensor:
-    """The first ``count`` rows that differ: cosine to each earlier pick below ``similarity``; fewer if there are fewer."""
+    """At most ``count`` rows, each with a cosine below ``similarity`` to every earlier pick."""
     picked: list[Tensor] = []
     for row in rows:
         if all(float(torch.cosine_similarity(row, other, dim=0)) < similarity for other in picked):

@@ -99,8 +99,8 @@ class FeatureInverter:
         can_query); shadows: as many maps of the same architecture (rung shadow_map). Raises
         ValueError where the rung's maps are missing.
         """
-        needed = {Rung.SHADOW_MAP: shadows, Rung.NOTHING: released}.get(self.rung, maps)
-        if not released or len(needed) != len(released):
+        needed = shadows if self.rung is Rung.SHADOW_MAP else maps
+        if not released or (self.rung is not Rung.NOTHING and len(needed) != len(released)):
             raise ValueError(f"rung={self.rung}: {len(released)} releases need as many maps, got {len(needed)}")
         if self.rung is Rung.NOTHING:
             images, residual = look(torch.stack(list(released)).mean(0), public), torch.zeros(len(released[0]))

@@ -38,8 +38,7 @@ class Matching:
         if len(images) > 1 and self.victim.batchable():
             return torch.func.vmap(self._functional)(images, self.labels, self.observed)
         rows = [self._plain(x, y, [t[r] for t in self.observed]) for r, (x, y) in enumerate(zip(images, self.labels))]
-        data, total, slope = (torch.stack(part) for part in zip(*rows))
-        return data, total, slope
+        return tuple(torch.stack(part) for part in zip(*rows))  # type: ignore[return-value]
 
     def _plain(self, images: Tensor, labels: Tensor, observed: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         leaf = images.detach().requires_grad_()

@@ -17,14 +17,15 @@ from torch.nn.modules.dropout import _DropoutNd
 class LocalSteps:
     """The client's local work: plain SGD, in the order of the images.
 
-    steps: SGD steps; lr: learning rate; momentum: heavy ball from zero; proximal: FedProx's mu;
-    batch_size: images a step (None: all of them). Step t uses images t*B ... t*B + B - 1, around
-    again when they run out.
+    steps: SGD steps; lr: learning rate; momentum: heavy ball from zero; weight_decay: added to each
+    gradient, times the parameters; proximal: FedProx's mu; batch_size: images a step (None: all of
+    them). Step t uses images t*B ... t*B + B - 1, around again when they run out.
     """
 
     steps: int = 1
     lr: float = 1.0
     momentum: float = 0.0
+    weight_decay: float = 0.0
     proximal: float = 0.0
     batch_size: int | None = None
 
@@ -35,8 +36,9 @@ class LocalSteps:
             raise ValueError(f"lr={self.lr}: a positive number is needed")
         if not 0 <= self.momentum < 1:
             raise ValueError(f"momentum={self.momentum}: a number in [0, 1) is needed")
-        if not self.proximal >= 0:
-            raise ValueError(f"proximal={self.proximal}: a number >= 0 is needed")
+        for name in ("weight_decay", "proximal"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name}={getattr(self, name)}: a number >= 0 is needed")
         if self.batch_size is not None and not self.batch_size >= 1:
             raise ValueError(f"batch_size={self.batch_size}: a positive integer or null is needed")
 
@@ -84,13 +86,18 @@ class Victim:
         for step in range(self.local.steps):
             rows = self.local.rows(step, len(images))
             slope = self._slope(here, images[rows], labels[rows], functional)
-            slope = [g + self.local.proximal * (here[n] - start[n]) for g, n in zip(slope, here)] if step else slope
+            slope = [self._decayed(g, here[n], start[n]) for g, n in zip(slope, here)]
             speed = [self.local.momentum * v + g for v, g in zip(speed, slope)] if step else slope
             if self.local.steps > 1:
                 here = {name: p - self.local.lr * v for (name, p), v in zip(here.items(), speed)}
         if self.local.steps == 1:
             return speed
         return [(start[name] - here[name]) / self.local.lr for name in start]
+
+    def _decayed(self, slope: Tensor, here: Tensor, start: Tensor) -> Tensor:
+        if self.local.weight_decay:
+            slope = slope + self.local.weight_decay * here
+        return slope + self.local.proximal * (here - start) if self.local.proximal else slope
 
     def _slope(self, at: Mapping[str, Tensor], images: Tensor, labels: Tensor, functional: bool) -> list[Tensor]:
         if functional:

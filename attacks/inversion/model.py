@@ -1,0 +1,74 @@
+"""MI-FACE: one image per class that the shared model is sure of (Fredrikson, Jha, Ristenpart 2015)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from attacks.inversion.result import Channelwise, Pixels, Reconstruction
+
+
+@dataclass(frozen=True)
+class ModelInversion:
+    """Gradient descent on 1 - f_y(x) from a black image (algorithm 1, without auxiliary term).
+
+    iterations: alpha; patience: beta, stop where no cost of the last beta steps was higher;
+    confidence: gamma, stop once f_y(x) reaches it; lr: lambda.
+    """
+
+    iterations: int = 5000
+    patience: int = 100
+    confidence: float = 0.99
+    lr: float = 0.1
+
+    def __post_init__(self) -> None:
+        for name in ("iterations", "patience"):
+            if not getattr(self, name) >= 1:
+                raise ValueError(f"{name}={getattr(self, name)}: a positive integer is needed")
+        if not 0 < self.confidence <= 1:
+            raise ValueError(f"confidence={self.confidence}: a number in (0, 1] is needed")
+        if not self.lr > 0:
+            raise ValueError(f"lr={self.lr}: a positive number is needed")
+
+    def reconstruct(
+        self,
+        model: nn.Module,
+        labels: Tensor,
+        shape: tuple[int, int, int],
+        *,
+        mean: Channelwise = 0.0,
+        std: Channelwise = 1.0,
+    ) -> Reconstruction:
+        """One image (c, h, w) in [0, 1] for each of ``labels`` (b,); all descend in one batch.
+
+        The model must be in evaluation mode (its images then do not depend on each other), else
+        ValueError. objective: mean 1 - f_y.
+        """
+        if model.training:
+            raise ValueError("model.training=True: evaluation mode is needed")
+        pixels = Pixels(mean, std)
+        images = torch.zeros((len(labels), *shape), device=labels.device)
+        best, lowest = images.clone(), torch.full((len(labels),), torch.inf, device=labels.device)
+        window = torch.full((self.patience, len(labels)), torch.inf, device=labels.device)
+        active = torch.ones(len(labels), dtype=torch.bool, device=labels.device)
+        step = 0
+        while step < self.iterations and bool(active.any()):
+            cost, slope = self._cost(model, pixels, images, labels)
+            better = active & (cost < lowest)
+            best[better], lowest[better] = images[better], cost[better]
+            active &= (cost < window.amax(0)) & (cost > 1 - self.confidence)
+            window[step % self.patience] = cost
+            moved = (images - self.lr * slope).clamp(0, 1)
+            images = torch.where(active.view(-1, 1, 1, 1), moved, images)
+            step += 1
+        return Reconstruction(best, labels, float(lowest.mean()), diagnostics={"steps": float(step)})
+
+    @staticmethod
+    def _cost(model: nn.Module, pixels: Pixels, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        leaf = images.detach().requires_grad_()
+        with torch.enable_grad():
+            cost = 1 - model(pixels.to_input(leaf)).softmax(1).gather(1, labels.view(-1, 1)).flatten()
+            (slope,) = torch.autograd.grad(cost.sum(), leaf)
+        return cost.detach(), slope
