@@ -18,6 +18,8 @@ from privdd.engine import describe
 from privdd.federation import SERVER, Progress
 from privdd.ledger import Ledger, Release
 from privdd.privacy.claims import Claim
+from privdd.reporting.findings import validate, write
+from privdd.reporting.schema import Findings
 from privdd.store import RunFolder, jsonable, write_json
 
 CLAIMED_BY_MECHANISM = ("AggregateClip",)  # stated epsilon = the paper's claim, not the accounted one
@@ -184,13 +186,12 @@ def manifest(experiment: Experiment, progress: Progress, seconds: Mapping[str, f
     }
 
 
-def write_run(folder: RunFolder, audited: Audited, argv: Sequence[str]) -> dict[str, Any]:
+def write_run(folder: RunFolder, audited: Audited, argv: Sequence[str]) -> Findings:
     """findings.json last: a folder that holds it is a finished run."""
     result = findings_json(audited)
     scene = audited.scene
     write_json(folder.ledger, scene.progress.ledger.to_json())
     write_json(folder.manifest, manifest(scene.experiment, scene.progress, audited.seconds, argv))
-    from privdd.reporting import findings as checked
-
-    checked.write(result, folder.findings)
-    return result
+    checked = validate(result, str(folder.findings))
+    write(checked, folder.findings)
+    return checked

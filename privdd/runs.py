@@ -56,7 +56,7 @@ def run_audit(config: DictConfig, path: Path, argv: Sequence[str]) -> int:
     page = write_report(path)
     print_summary(result, sys.stdout)
     print(f"\nreport: {page}\nresult: {folder.findings}")
-    return CONTRADICTION if result["verdict"] == "contradiction" else 0
+    return CONTRADICTION if result.verdict == "contradiction" else 0
 
 
 def run_training(config: DictConfig, path: Path, argv: Sequence[str]) -> int:

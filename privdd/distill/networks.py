@@ -26,6 +26,11 @@ class _Embedding(nn.Module):
         return torch.cat([features, self.model.head(features)], 1) if self.logits else features  # type: ignore[operator]
 
 
+def _norm(tensors: Mapping[str, Tensor]) -> float:
+    """Euclidean norm over all tensors together."""
+    return float(torch.stack([t.square().sum(dtype=torch.float64) for t in tensors.values()]).sum().sqrt())
+
+
 def embedder(model: nn.Module, state: Mapping[str, Tensor], *, logits: bool = False) -> Embed:
     """x (b, c, h, w) -> (b, d) features of ``model`` at ``state``, or (b, d + C) with the logits."""
     view = _Embedding(model, logits)
@@ -44,15 +49,15 @@ def in_ball(state: Mapping[str, Tensor], names: Iterable[str], rho: float, gener
         raise ValueError(f"rho={rho}: a radius of at least 0 is needed")
     names = tuple(names)
     noise = {name: torch.randn(state[name].shape, generator=generator, device=generator.device) for name in names}
-    norm = torch.stack([n.square().sum(dtype=torch.float64) for n in noise.values()]).sum().sqrt()
-    moved = {name: state[name] + (noise[name] * float(rho / norm)).to(state[name]) for name in names}
+    norm = _norm(noise)
+    moved = {name: state[name] + (noise[name] * (rho / norm)).to(state[name]) for name in names}
     return {**state, **moved}
 
 
 def to_ball(state: Mapping[str, Tensor], centre: Mapping[str, Tensor], rho: float) -> State:
     """The nearest state whose distance to ``centre``, over all its tensors together, is at most rho."""
     gaps = {name: state[name] - centre[name] for name in centre}
-    norm = float(torch.stack([g.square().sum(dtype=torch.float64) for g in gaps.values()]).sum().sqrt())
+    norm = _norm(gaps)
     if norm <= rho:
         return dict(state)
     return {**state, **{name: centre[name] + gap * (rho / norm) for name, gap in gaps.items()}}
@@ -66,9 +71,16 @@ def ball(
     return lambda t: embedder(model, in_ball(state, names, rho, keys.fold(t).torch()), logits=logits)
 
 
-def fresh(model: nn.Module, initial: Callable[[torch.Generator], State], keys: Keys, *, logits: bool = False) -> Networks:
+def fresh(
+    model: nn.Module, initial: Callable[[torch.Generator], State], keys: Keys, *, logits: bool = False, device: object = "cpu"
+) -> Networks:
     """Newly initialised networks: ``initial`` gives a state from a generator; one draw per iteration."""
-    return lambda t: embedder(model, initial(keys.fold(t).torch()), logits=logits)
+
+    def network(t: int) -> Embed:
+        state = initial(keys.fold(t).torch())
+        return embedder(model, {name: tensor.to(device) for name, tensor in state.items()}, logits=logits)  # type: ignore[call-overload]
+
+    return network
 
 
 def fixed(model: nn.Module, state: Mapping[str, Tensor], *, logits: bool = False) -> Networks:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Mapping
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
-from privdd.core import Keys, Records
+from privdd.core import Keys, Records, State
 from privdd.distill.cells import Cells
 from privdd.distill.class_stats import Statistics, channel_statistics
 from privdd.distill.sampling import first, priorities
 
+LOG = logging.getLogger("privdd")
 Init = Literal["real", "noise", "statistics"]
 
 
@@ -58,7 +61,28 @@ def _real(cells: Cells, ipc: int, shape: tuple[int, int, int], keys: Keys) -> Te
     return torch.cat(rows) if rows else torch.zeros((0, ipc, *shape))
 
 
+def carried(fresh: Tensor, labels: Tensor, memory: Mapping[str, Tensor]) -> Tensor:
+    """``fresh`` images (M, ipc, ...) with those of classes that ``memory`` holds in their place."""
+    if "images/x" not in memory or not len(labels):
+        return fresh
+    known = dict(zip(memory["images/label"].tolist(), memory["images/x"].to(fresh)))
+    return torch.stack([known.get(label, new) for label, new in zip(labels.tolist(), fresh)])
+
+
+def remembered(images: Tensor, labels: Tensor) -> State:
+    """What a client keeps of its images (M, ipc, ...) and their classes (M,) for the next round."""
+    return {"images/x": images, "images/label": labels}
+
+
 def short_classes(records: Records, classes: int, ipc: int) -> list[int]:
     """Held classes with fewer records than ``ipc``: a real start repeats some of theirs."""
     counts = torch.bincount(records.y.cpu(), minlength=classes)
     return ((counts > 0) & (counts < ipc)).nonzero()[:, 0].tolist()
+
+
+def warn_short(records: Records, classes: int, ipc: int, client: int) -> None:
+    """Say which classes of a client cannot fill a real start, or that the client holds nothing."""
+    if not len(records):
+        LOG.warning("client %d holds no records: it sends an empty synthetic set", client)
+    elif short := short_classes(records, classes, ipc):
+        LOG.warning("client %d: classes %s hold fewer than ipc=%d records: a real start repeats them", client, short, ipc)

@@ -21,15 +21,22 @@ from attacks.types import Surface
 from privdd.channel import ClientContext
 from privdd.core import Artifact, Keys, Problem, Received, Records, Shard, State, Tensors, Upload
 from privdd.distill.split import FeatureSplit, SplitLoss, bounded, train_split
-from privdd.distill.split_dp import train_split_privately
+from privdd.distill.split_dp import split_steps, train_split_privately
 from privdd.methods.averaging import average, in_order
 from privdd.methods.fedavg import FedAvg
 from privdd.methods.local import split
 from privdd.models import ModelSpec, build, initial
+from privdd.privacy.claims import Claim, fedfed_3_3, fedfed_3_4
 from privdd.state import pack, unpack
 
+DELTA = 1e-5  # at which the paper's claims are evaluated
 LABELS_PUBLIC = "declared public: zero-out adjacency removes a record's image and keeps its label"
 CLASSIFIER = "classifier."
+
+
+def effective_std(stds: Sequence[float]) -> float:
+    """Several noised copies of one record are as good as one with this standard deviation."""
+    return sum(std**-2 for std in stds) ** -0.5
 
 
 @lru_cache(maxsize=8)
@@ -42,8 +49,9 @@ def split_skeleton(generator: ModelSpec, classifier: ModelSpec, shape: tuple[int
 class FedFed:
     """base: the method of phase B; generator: the VAE; loss: weights of phase A.
 
-    copies: noised copies of each record that are shared (paper 1, released code 2); the noise itself
-    belongs to the mechanism set for the upload "features". keep_moments: AdamW's moments stay on the
+    The noise on the released features, and how many copies, belong to the mechanism set for the upload
+    "features"; ``loss.stds`` holds the same standard deviations for phase A. private_lr,
+    private_momentum: of phase A by DP-SGD. keep_moments: AdamW's moments stay on the
     client between rounds (the released code). shared_only: phase B trains on shared
     features alone, so that it is post-processing (the sound profile); shared_per_round: features drawn
     per round and client then, a public constant.
@@ -57,6 +65,8 @@ class FedFed:
     distill_lr: float = 1e-3
     distill_weight_decay: float = 1e-6
     distill_batch: int = 64
+    private_lr: float = 0.1
+    private_momentum: float = 0.9
     keep_moments: bool = False
     shared_only: bool = False
     shared_per_round: int = 512
@@ -81,7 +91,7 @@ class FedFed:
         for name in ("distill_rounds", "distill_epochs", "distill_batch", "shared_per_round"):
             if not getattr(self, name) >= 1:
                 raise ValueError(f"algo.{name}={getattr(self, name)!r}: at least 1")
-        for name in ("distill_lr",):
+        for name in ("distill_lr", "private_lr"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"algo.{name}={getattr(self, name)!r}: a number above 0")
         if not isinstance(self.base, FedAvg):
@@ -159,7 +169,14 @@ class FedFed:
         state = {**broadcast["generator"], **broadcast.get("generator_buffers", {})}
         if ctx.protected("dpsgd"):
             trained = train_split_privately(
-                model, state, shard.train, self.loss, lr=self.distill_lr, epochs=self.distill_epochs, ctx=ctx
+                model,
+                state,
+                shard.train,
+                self.loss,
+                lr=self.private_lr,
+                momentum=self.private_momentum,
+                epochs=self.distill_epochs,
+                ctx=ctx,
             )
             return {"update": Artifact(trained, private=True)}, memory
         new, moments = train_split(
@@ -205,6 +222,31 @@ class FedFed:
         return {n: Artifact(a.value, private=True) for n, a in upload.items() if n != "count"}, memory
 
     # --- what an auditor needs ----------------------------------------------------------------
+
+    def spends(self, round: int, mechanisms: Mapping[str, Any]) -> dict[str, int]:
+        """Applications of each mechanism per client in one round, for calibration before training."""
+        if round < self.distill_rounds and "dpsgd" in mechanisms:
+            return {"dpsgd": split_steps(self.distill_epochs, mechanisms["dpsgd"].sampling_probability)}
+        if round == self.distill_rounds and "features" in mechanisms:
+            return {"features": 1}
+        if round > self.distill_rounds and not self.shared_only:
+            return self.base.spends(round, mechanisms)
+        return {}
+
+    def claims(self, plan: Any, shards: Sequence[Shard]) -> list[Claim]:
+        """Theorems 3.3 and 3.4 as printed, evaluated for this run's noise."""
+        mechanism = plan.mechanisms.get("features")
+        if mechanism is None:
+            return []
+        std = effective_std(mechanism.stds)
+        claim = fedfed_3_3(
+            variance=std**2,
+            rho=self.loss.rho or 1.0,
+            delta=DELTA,
+            clipped=getattr(mechanism, "clip_norm", None) is not None or self.loss.rho is not None,
+            noise_per_record=mechanism.broadcast_batch is None,
+        )
+        return [claim, fedfed_3_4(client=claim, clients=plan.problem.clients, delta_hat=DELTA)]
 
     def classifier(self, problem: Problem) -> nn.Module:
         """The architecture whose parameters travel in phase B (and inside phase A's)."""

@@ -124,9 +124,9 @@ def write_comparison(dirs: Sequence[Path | str], out: Path | str) -> Path:
     write_bytes(out / "comparison.html", text.encode(errors="replace"))
     _write_tables(made, out)
     for plot in drawn:
-        save(plot.figure, out / "figures", plot.name)
+        save(plot.figure, plot.drawing, out / "figures", plot.name)
     for index, album in enumerate(pictures):
-        save(album.figure(), out / "figures", f"pictures-{index + 1}-{plots.slug(album.owner)}")
+        album.save(out / "figures", f"pictures-{index + 1}-{plots.slug(album.owner)}")
     return out / "comparison.html"
 
 

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from privdd.reporting.curves import Curve, psnr
-from privdd.reporting.style import GRID, INK, MUTED, PERCENT, canvas, colour, dash
+from privdd.reporting.style import INK, MUTED, PERCENT, canvas, colour, dash
 
 FLOOR = 1e-4
 
@@ -117,24 +117,25 @@ def pictures(real: np.ndarray, reconstructed: np.ndarray, limit: int = 8) -> Fig
     """Real images (b, c, h, w) above their reconstructions, with the PSNR of each pair; best first."""
     order = best_first(real, reconstructed)[:limit]
     quality = psnr(real, reconstructed)
-    with canvas(0.85 * len(order) + 0.4, 2.3) as (figure, axes):
-        axes.remove()
-        cells = figure.subplots(2, len(order), squeeze=False)
+    tall = real.shape[2] / real.shape[3]
+    with canvas(0.8 * len(order) + 0.6, 1.6 * tall + 0.5) as (figure, axes):
         for column, index in enumerate(order):
-            _picture(cells[0][column], real[index])
-            _picture(cells[1][column], reconstructed[index])
-            cells[1][column].set_xlabel(decibel(quality[index]), fontsize=8)
-        cells[0][0].set_ylabel("real")
-        cells[1][0].set_ylabel("rebuilt")
+            _picture(axes, real[index], column, tall + 0.06)
+            _picture(axes, reconstructed[index], column, 0)
+            axes.text(column + 0.47, -0.06, decibel(quality[index]), ha="center", va="top", fontsize=8)
+        axes.set(xlim=(0, len(order)), ylim=(-0.2, 2 * tall + 0.06), aspect="equal", xticks=[])
+        axes.set_yticks([1.5 * tall + 0.06, 0.5 * tall], ["real", "rebuilt"])
+        axes.tick_params(length=0, labelcolor=INK)
+        axes.grid(False)
+        axes.spines[:].set_visible(False)
     return figure
 
 
-def _picture(axes: Axes, image: np.ndarray) -> None:
+def _picture(axes: Axes, image: np.ndarray, left: float, bottom: float) -> None:
     pixels = np.clip(image, 0, 1).transpose(1, 2, 0)
-    axes.imshow(pixels if pixels.shape[2] == 3 else pixels[:, :, 0], cmap="gray", vmin=0, vmax=1, interpolation="none")
-    axes.set(xticks=[], yticks=[])
-    axes.grid(False)
-    axes.spines[:].set(visible=True, color=GRID)
+    pixels = np.repeat(pixels, 3, axis=2) if pixels.shape[2] == 1 else pixels
+    place = (left, left + 0.94, bottom, bottom + 0.94 * image.shape[1] / image.shape[2])
+    axes.imshow(pixels, extent=place, interpolation="none")
 
 
 def best_first(real: np.ndarray, reconstructed: np.ndarray) -> np.ndarray:

@@ -55,9 +55,8 @@ def write_report(run_dir: Path | str) -> Path:
     write_bytes(page, render(record, figures, albums).encode(errors="replace"))
     folder = record.path / "figures"
     for plot in figures:
-        save(plot.figure, folder, plot.name)
+        save(plot.figure, plot.drawing, folder, plot.name)
     for album in albums:
-        save(
-            album.figure(), folder, plots.slug(f"pictures-{album.row.surface}-{album.row.attack}-{album.row.adversary}")
-        )
+        row = album.row
+        album.save(folder, plots.slug(f"pictures-{row.surface}-{row.attack}-{row.adversary}"))
     return page

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -17,7 +19,7 @@ from privdd.reporting.epsilon_figures import StripRow
 from privdd.reporting.figures import RocLine
 from privdd.reporting.folder import Evidence, RunRecord
 from privdd.reporting.schema import FindingRow
-from privdd.reporting.style import png_uri, themed, to_svg
+from privdd.reporting.style import png_uri, save, themed, to_svg
 
 PAIRS = 8  # pictures shown of one attack
 
@@ -32,10 +34,14 @@ class Plot:
     alt: str
     figure: Figure
 
+    @cached_property
+    def drawing(self) -> str:
+        return to_svg(self.figure)
+
     @property
     def svg(self) -> Markup:
         """Safe as markup: matplotlib escapes the drawing's text, ``themed`` the label."""
-        return Markup(themed(to_svg(self.figure), self.name, self.alt))
+        return Markup(themed(self.drawing, self.name, self.alt))
 
 
 @dataclass(frozen=True)
@@ -59,8 +65,9 @@ class Album:
     real: np.ndarray
     rebuilt: np.ndarray
 
-    def figure(self) -> Figure:
-        return figures.pictures(self.real, self.rebuilt, PAIRS)
+    def save(self, folder: Path, name: str) -> None:
+        figure = figures.pictures(self.real, self.rebuilt, PAIRS)
+        save(figure, to_svg(figure), folder, name)
 
 
 def environment() -> Environment:

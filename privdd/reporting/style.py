@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import io
 import re
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -85,24 +86,30 @@ def dash(index: int) -> str | tuple[int, tuple[float, ...]]:
 
 def to_svg(figure: Figure) -> str:
     """The same bytes for the same drawing: fixed salt, no date, no metadata."""
-    buffer = io.BytesIO()
-    with matplotlib.rc_context(_RC):
-        silent = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-        figure.savefig(buffer, format="svg", bbox_inches="tight", pad_inches=0.04, metadata=silent)
-    return buffer.getvalue().decode()
+    silent = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    return _render(figure, "svg", 0.04, silent).decode()
 
 
-def to_png(figure: Figure, dpi: int = 150) -> bytes:
+def to_png(figure: Figure) -> bytes:
+    return _render(figure, "png", 0.1, {"Software": None})
+
+
+def _render(figure: Figure, kind: str, pad: float, metadata: dict[str, None]) -> bytes:
     buffer = io.BytesIO()
-    with matplotlib.rc_context(_RC):
-        figure.savefig(buffer, format="png", dpi=dpi, bbox_inches="tight", pad_inches=0.1, metadata={"Software": None})
+    with matplotlib.rc_context(_RC), warnings.catch_warnings():
+        # A name in a script that the font lacks is drawn as boxes, and is whole in the page's own text.
+        warnings.filterwarnings("ignore", message="Glyph|constrained_layout not applied")
+        figure.savefig(buffer, format=kind, dpi=150, bbox_inches="tight", pad_inches=pad, metadata=metadata)
+    figure.set_layout_engine("none")  # placed once: a second rendering need not look for places again
     return buffer.getvalue()
 
 
-def save(figure: Figure, folder: Path, name: str) -> None:
-    """``folder/name.svg`` and ``folder/name.png``, on white."""
+def save(figure: Figure, svg: str, folder: Path, name: str) -> None:
+    """``folder/name.svg`` and ``folder/name.png``, on white. svg: what ``to_svg`` made of the figure."""
+    at = svg.index(">", svg.index("<svg")) + 1
+    white = f'<rect width="100%" height="100%" fill="{PAPER}"/>'
+    write_bytes(folder / f"{name}.svg", (svg[:at] + white + svg[at:]).encode())
     figure.set_facecolor(PAPER)
-    write_bytes(folder / f"{name}.svg", to_svg(figure).encode())
     write_bytes(folder / f"{name}.png", to_png(figure))
 
 

@@ -1,0 +1,196 @@
+"""FedDM: clients send distilled images, the server trains on their union.
+
+Xiong, Wang, Cheng, Yu and Hsieh, "FedDM: Iterative Distribution Matching for Communication-Efficient
+Federated Learning" (CVPR 2023), algorithm 1 and equations 8, 9 and 15.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from attacks.types import Surface
+from privdd.channel import ClientContext
+from privdd.core import Artifact, Keys, Problem, Received, Records, Shard, State, Tensors, Upload
+from privdd.distill.cells import Cells, one_world
+from privdd.distill.matching import Matching, Streams, match
+from privdd.distill.networks import Networks, ball, embedder, to_ball
+from privdd.distill.private import is_protected, match_embeddings, match_protected, public_views, refuse_batch_norm, spent
+from privdd.distill.synthetic import carried, check_init, initial_images, noise_images, remembered, warn_short
+from privdd.distill.worlds import uploads, world_cells
+from privdd.methods.local import outputs
+from privdd.methods.union import ServerTraining, inside_ball, train_on, union
+from privdd.models import ModelSpec, build, initial
+from privdd.models.build import skeleton
+from privdd.privacy.base import Mechanism
+from privdd.state import pack, unpack
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedDM:
+    """Images per class are matched in networks around the server's model, then pooled by the server.
+
+    model: must treat each image alone (no batch norm); ipc: images per class; start: real | noise |
+    statistics, what images start from each round (``init`` in a config); carry_over: go on from last
+    round's images instead; rho: radius of the ball around the server's model for client and server;
+    logits: match them beside the features; matching: the clients' steps; server: the server's
+    training; reads: noised reads of the records a round, where a mechanism is set for "embedding".
+
+    Without a mechanism a client sends the classes it holds: a class with fewer records than ``ipc``
+    starts from its records over again, a client without records sends an empty set. With one, all
+    classes of the public list are sent, and they start from noise.
+    """
+
+    model: ModelSpec
+    rounds: int
+    matching: Matching
+    server: ServerTraining
+    ipc: int = 10
+    start: Literal["real", "noise", "statistics"] = "real"
+    carry_over: bool = False
+    rho: float = 5.0
+    logits: bool = True
+    reads: int = 4
+
+    uploads: ClassVar[Mapping[str, Surface]] = {"images": Surface.SYNTHETIC_IMAGES, "labels": Surface.LABELS}
+    queries: ClassVar[Mapping[str, Surface]] = {
+        "embedding": Surface.PROTOTYPES,
+        "synthetic_gradient": Surface.GRADIENT,
+        "class_counts": Surface.COUNTS,
+    }
+    broadcasts: ClassVar[Mapping[str, Surface]] = {"model": Surface.GLOBAL_MODEL}
+    accuracy_kind: ClassVar[Literal["global", "personal"]] = "global"
+
+    def __post_init__(self) -> None:
+        for name in ("rounds", "ipc", "reads"):
+            if not getattr(self, name) >= 1:
+                raise ValueError(f"{name}={getattr(self, name)!r}: at least 1")
+        if not self.rho > 0:
+            raise ValueError(f"rho={self.rho!r}: a number above 0")
+        check_init(self.start)
+        if self.carry_over and self.start == "real":
+            raise ValueError("carry_over=True: not with init=real, which draws new records each round")
+        refuse_batch_norm(self.model.norm, "model")
+
+    @classmethod
+    def configured(cls, *, init: Literal["real", "noise", "statistics"] = "real", **settings: Any) -> FedDM:
+        """From a config, where ``start`` is called init (a method has that name here)."""
+        return cls(start=init, **settings)
+
+    # --- the method protocol ------------------------------------------------------------------
+
+    def init(self, problem: Problem, keys: Keys) -> State:
+        return pack("model", initial(self.model, problem.shape, problem.classes, keys.fold("model").torch()))
+
+    def broadcast(self, server: State) -> dict[str, Tensors]:
+        return {"model": unpack("model", server)}
+
+    def local(
+        self, broadcast: Mapping[str, Tensors], memory: State, shard: Shard, ctx: ClientContext
+    ) -> tuple[Upload, State]:
+        if is_protected(ctx):
+            return self._protected(broadcast, memory, shard, ctx)
+        if self.start == "real":
+            warn_short(shard.train, shard.classes, self.ipc, shard.client)
+        cells = one_world(shard.train, shard.classes)
+        images = self._distil(cells, broadcast, memory, shard, ctx)
+        return uploads(cells, images)[0], remembered(images, cells.labels) if self.carry_over else {}
+
+    def aggregate(self, server: State, inbox: Sequence[Received], keys: Keys) -> State:
+        """Train the model on the union, inside the ball around where it stood."""
+        before, pooled = unpack("model", server), union(inbox, "images")
+        model = skeleton(self.model, tuple(pooled.x.shape[1:]), len(before["head.weight"]))  # type: ignore[arg-type]
+        generator = keys.fold("batch").torch()
+        after = train_on(model, before, pooled, self.server, generator, inside_ball(before, self.rho))
+        return {**server, **pack("model", to_ball(after, before, self.rho))}
+
+    def predict(self, server: State, memory: State | None, x: Tensor) -> Tensor:
+        """Logits (n, C) of the global model."""
+        state = unpack("model", server)
+        return outputs(skeleton(self.model, tuple(x.shape[1:]), len(state["head.weight"])), state, x)  # type: ignore[arg-type]
+
+    def spends(self, round: int, mechanisms: Mapping[str, Mechanism]) -> dict[str, int]:
+        """How often one client applies each mechanism to one class in one round."""
+        return spent(mechanisms, self.reads, self.matching.iterations)
+
+    # --- what an auditor needs ----------------------------------------------------------------
+
+    def classifier(self, problem: Problem) -> nn.Module:
+        """The architecture that the server trains."""
+        return build(self.model, problem.shape, problem.classes)
+
+    def model_state(self, name: str, value: Tensors, broadcast: Mapping[str, Tensors]) -> State | None:
+        """The model as the server sent it for "update"; a synthetic set implies no model by itself."""
+        return dict(broadcast["model"]) if name == "update" else None
+
+    def settings(self, shard_size: int) -> dict[str, Any]:
+        """The protocol's public numbers."""
+        m = self.matching
+        return {"lr": m.lr, "momentum": m.momentum, "batch_size": m.batch, "local_steps": m.iterations, "ipc": self.ipc}
+
+    def maps(
+        self, broadcast: Mapping[str, Tensors], memory: State, problem: Problem
+    ) -> dict[str, Callable[[Tensor], Tensor]]:
+        """What is matched, at the centre of the ball: images -> features (and logits)."""
+        return {"embedding": embedder(self.classifier(problem), broadcast["model"], logits=self.logits)}
+
+    def remembers(self, round: int) -> bool:
+        """Whether a round's upload reads what the client kept."""
+        return self.carry_over and round > 0
+
+    def local_worlds(
+        self,
+        broadcast: Mapping[str, Tensors],
+        memory: State,
+        shard: Shard,
+        candidates: Records,
+        masks: Tensor,
+        ctx: ClientContext,
+    ) -> list[Upload] | None:
+        """The uploads of K worlds, masks (K, n) bool saying which candidates join ``shard.train``.
+
+        Equal to K calls of ``local`` with this ctx. None where noise or a memory differs by world.
+        """
+        if is_protected(ctx) or memory:
+            return None
+        cells = world_cells(shard.train, candidates, masks, shard.classes)
+        return uploads(cells, self._distil(cells, broadcast, memory, shard, ctx))
+
+    # --- distillation -------------------------------------------------------------------------
+
+    def _networks(self, broadcast: Mapping[str, Tensors], shard: Shard, ctx: ClientContext) -> Networks:
+        model, state = skeleton(self.model, shard.shape, shard.classes), broadcast["model"]
+        return ball(model, state, state, self.rho, ctx.public("networks"), logits=self.logits)
+
+    def _distil(
+        self, cells: Cells, broadcast: Mapping[str, Tensors], memory: State, shard: Shard, ctx: ClientContext
+    ) -> Tensor:
+        start = initial_images(self.start, cells, self.ipc, shard.shape, ctx.keys.fold("start"))
+        images = carried(start, cells.labels, memory)
+        streams = Streams(ctx.keys.fold("batch"), ctx.public("augment"))
+        return match(cells, images, self._networks(broadcast, shard, ctx), self.matching, streams)
+
+    def _protected(
+        self, broadcast: Mapping[str, Tensors], memory: State, shard: Shard, ctx: ClientContext
+    ) -> tuple[Upload, State]:
+        """Images of every class, from noise and what the mechanisms released."""
+        if self.start != "noise":
+            raise ValueError(f"init={self.start!r}: a guarantee needs init=noise, for any other start reads the records")
+        labels = torch.tensor(ctx.problem.class_list)
+        start = noise_images(labels, self.ipc, shard.shape, ctx.keys.fold("start")).to(broadcast["model"]["head.weight"])
+        images = carried(start, labels, memory)
+        networks, streams = self._networks(broadcast, shard, ctx), Streams(ctx.keys.fold("batch"), ctx.public("augment"))
+        if ctx.protected("embedding"):
+            views = public_views(networks, self.reads, shard.shape, self.matching, streams)
+            images = match_embeddings(images, views, shard.train, self.matching, ctx)
+        else:
+            images = match_protected(images, networks, shard.train, self.matching, streams, ctx)
+        upload = {
+            "images": Artifact({"x": images.flatten(0, 1)}, private=True),
+            "labels": Artifact({"y": labels.repeat_interleave(self.ipc)}, private=True),
+        }
+        return upload, remembered(images, labels) if self.carry_over else {}
