@@ -9,7 +9,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from privdd.core import Keys, Records, State
+from privdd.core import Keys, Records, Shard, State
 from privdd.distill.cells import Cells
 from privdd.distill.class_stats import Statistics, channel_statistics
 from privdd.distill.sampling import first, priorities
@@ -80,9 +80,13 @@ def short_classes(records: Records, classes: int, ipc: int) -> list[int]:
     return ((counts > 0) & (counts < ipc)).nonzero()[:, 0].tolist()
 
 
-def warn_short(records: Records, classes: int, ipc: int, client: int) -> None:
-    """Say which classes of a client cannot fill a real start, or that the client holds nothing."""
-    if not len(records):
-        LOG.warning("client %d holds no records: it sends an empty synthetic set", client)
-    elif short := short_classes(records, classes, ipc):
-        LOG.warning("client %d: classes %s hold fewer than ipc=%d records: a real start repeats them", client, short, ipc)
+def warn_short(shard: Shard, ipc: int, keys: Keys) -> None:
+    """Say which classes of a client cannot fill a real start, or that it holds nothing; replays keep quiet."""
+    if "world" in keys.path:
+        return
+    if not len(shard.train):
+        LOG.warning("client %d holds no records: it sends an empty synthetic set", shard.client)
+    elif short := short_classes(shard.train, shard.classes, ipc):
+        LOG.warning(
+            "client %d: classes %s hold fewer than ipc=%d records: a real start repeats them", shard.client, short, ipc
+        )

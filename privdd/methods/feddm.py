@@ -94,8 +94,8 @@ class FedDM:
     ) -> tuple[Upload, State]:
         if is_protected(ctx):
             return self._protected(broadcast, memory, shard, ctx)
-        if self.start == "real":
-            warn_short(shard.train, shard.classes, self.ipc, shard.client)
+        if self.start == "real" and ctx.round == 0:
+            warn_short(shard, self.ipc, ctx.keys)
         cells = one_world(shard.train, shard.classes)
         images = self._distil(cells, broadcast, memory, shard, ctx)
         return uploads(cells, images)[0], remembered(images, cells.labels) if self.carry_over else {}
