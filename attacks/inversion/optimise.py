@@ -60,7 +60,7 @@ class Matching:
         (slope,) = pull(cotangents)
         if not self.tv:
             return data, data, slope
-        smooth_slope, smooth = torch.func.grad_and_value(total_variation)(images)
+        smooth_slope, smooth = torch.func.grad_and_value(total_variation)(images)  # type: ignore[misc]
         return data, data + self.tv * smooth, slope + self.tv * smooth_slope
 
 
