@@ -162,12 +162,13 @@ def _features(lens: Lens, name: str, value: Tensors, values: Mapping[str, Tensor
         rows = _subtract_batch_mean(rows, int(batch), int(lens.noise.get("copies", 1)))
         clean = clean - maps["feature"](lens.public.x).flatten(1).mean(0)
         std = max(std / int(batch) ** 0.5, 1e-2)
-    out = torch.full((len(clean),), -1e6)
+    out = torch.full((len(clean),), torch.nan)
     for c in labels.unique():
         mine = lens.candidates.y == c
         if mine.any():
             out[mine] = sig.matched_filter(rows[labels == c], clean[mine], std)
-    return {"matched_filter": out}
+    absent = out.isnan()  # no row of the class was released: as unlike a member as anything seen
+    return {"matched_filter": out.masked_fill(absent, float(out[~absent].min()) if not absent.all() else 0.0)}
 
 
 def _subtract_batch_mean(rows: Tensor, batch: int, copies: int) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -56,7 +57,8 @@ class Scene:
         if model is not None and lens.start is not None:
             model.load_state_dict({k: v for k, v in lens.start.items()}, strict=False)
         maps = getattr(method, "maps", lambda *_: {})(lens.snapshot.broadcast, lens.snapshot.memory, problem)
-        settings = {**getattr(method, "settings", lambda _: {})(len(self.shard.train)), **self._settings()}
+        size = len(self.shard.train)
+        settings = {**getattr(method, "settings", lambda _: {})(size), **self._settings(), "batch_records": size}
         return Knowledge(problem.shape, problem.classes, self.public.x, self.public.y, model, maps, settings)
 
     def _settings(self) -> dict[str, Any]:
@@ -70,7 +72,7 @@ def feature_noise(plan: Plan) -> dict[str, Any]:
     mechanism = plan.mechanisms.get("features")
     if mechanism is None:
         return {}
-    stds = tuple(getattr(mechanism, "stds", ()) or (0.0,))
+    stds = mechanism.stds(mechanism.norm(math.prod(plan.problem.shape)))  # type: ignore[attr-defined]
     return {
         "std": stds[0],
         "noise_stds": stds,

@@ -8,6 +8,7 @@ private batch and a shared batch (Eq. 10).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -238,12 +239,13 @@ class FedFed:
         mechanism = plan.mechanisms.get("features")
         if mechanism is None:
             return []
-        std = effective_std(mechanism.stds)
+        norm = mechanism.norm(math.prod(plan.problem.shape))
+        std = effective_std(mechanism.stds(norm))
         claim = fedfed_3_3(
             variance=std**2,
             rho=self.loss.rho or 1.0,
             delta=DELTA,
-            clipped=getattr(mechanism, "clip_norm", None) is not None or self.loss.rho is not None,
+            clipped=norm is not None,
             noise_per_record=mechanism.broadcast_batch is None,
         )
         return [claim, fedfed_3_4(client=claim, clients=plan.problem.clients, delta_hat=DELTA)]

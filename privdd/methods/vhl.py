@@ -28,7 +28,10 @@ def anchors(shape: tuple[int, int, int], classes: int, per_class: int, keys: Key
     sent: each party draws the same images.
     """
     generator = keys.torch()
-    draw = lambda *size: torch.randn(size, generator=generator)  # noqa: E731
+
+    def draw(*size: int) -> Tensor:
+        return torch.randn(size, generator=generator)
+
     y = torch.arange(classes).repeat_interleave(per_class)
     style = (CENTRE_STD * draw(classes, STYLE))[y] + STYLE_STD * draw(len(y), STYLE)
     z = F.leaky_relu(style @ draw(STYLE, 16 * 4 * 4) / CENTRE_STD / STYLE**0.5, 0.2).reshape(-1, 16, 4, 4)

@@ -16,6 +16,7 @@ from privdd.store import write_bytes
 def render(record: RunRecord, figures: list[Plot], albums: list[Album]) -> str:
     """The page's text. ``figures``: those of ``draw``, in any order."""
     findings = record.findings
+    picture = summary.best_pictures(findings.findings)
     named = {plot.name: plot for plot in figures}
     return (
         plots.environment()
@@ -26,7 +27,9 @@ def render(record: RunRecord, figures: list[Plot], albums: list[Album]) -> str:
             claim=summary.boldest(findings.privacy.claims),
             measured=summary.measured(findings.findings),
             member=summary.worst_membership(findings.findings),
-            picture=summary.best_pictures(findings.findings),
+            picture=picture,
+            blind=summary.blind_psnr(picture) if picture else None,
+            blind_psnr=summary.blind_psnr,
             lines=summary.surface_lines(findings),
             strip=named["epsilon"],
             rocs=[plot for plot in figures if plot.name.startswith("roc-")],

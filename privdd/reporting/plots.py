@@ -62,6 +62,7 @@ class Album:
     pairs: tuple[Pair, ...]
     total: int
     median: str
+    blind: float | None
     real: np.ndarray
     rebuilt: np.ndarray
 
@@ -143,12 +144,12 @@ def album(owner: str, record: RunRecord, row: FindingRow) -> Album | None:
     order = figures.best_first(real, rebuilt)[:PAIRS]
     pairs = tuple(Pair(png_uri(real[i]), png_uri(rebuilt[i]), figures.decibel(float(quality[i]))) for i in order)
     median = figures.decibel(float(np.median(quality)))
-    return Album(owner, row, pairs, len(real), median, real, rebuilt)
+    return Album(owner, row, pairs, len(real), median, summary.blind_psnr(row), real, rebuilt)
 
 
 def albums(record: RunRecord) -> list[Album]:
-    """Every attack's pictures, the highest PSNR first."""
-    rows = sorted(record.findings.findings, key=lambda row: -(row.psnr if row.psnr is not None else -math.inf))
+    """Every attack's pictures, those furthest above a blind guess first."""
+    rows = sorted(record.findings.findings, key=summary.picture_gain, reverse=True)
     found = (album(record.findings.run.algo, record, row) for row in rows if row.family in summary.PICTURE_FAMILIES)
     return [one for one in found if one is not None]
 

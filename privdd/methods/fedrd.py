@@ -1,0 +1,237 @@
+"""FedRD: clients send distilled representations of a personal projection, the server trains on them.
+
+"Federated Learning via Representation Distillation" (FedRD), algorithm 1 and equations 2, 5 and 7.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional as F
+
+from attacks.types import Surface
+from privdd.channel import ClientContext
+from privdd.core import Keys, Problem, Received, Shard, State, Tensors, Upload
+from privdd.distill.matching import Matching
+from privdd.distill.networks import Networks, fresh
+from privdd.distill.private import is_protected, refuse_batch_norm, spent
+from privdd.distill.representations import distil_representations, protected_representations
+from privdd.distill.synthetic import check_init, warn_short
+from privdd.methods.adam import local_adam
+from privdd.methods.local import outputs, split
+from privdd.methods.union import ServerTraining, train_on, union
+from privdd.models import ModelSpec, build, initial, projected_shape
+from privdd.models.build import skeleton
+from privdd.privacy.base import Mechanism
+from privdd.state import pack, unpack
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedRD:
+    """A client trains its own projection through the frozen task model, then distils what it projects.
+
+    model: task model on projected images (1, h', w'), also the law of the networks to match in, which
+    are new at each step and, with batch norm, in train mode; projection: the personal map, kept and
+    trained on by the client over rounds; dpc: representations per class; start: real | noise |
+    statistics (``init`` in a config), in representation space; matching: the distillation, its
+    augmentation on real records only (equation 5); projection_lr, projection_epochs,
+    projection_batch: Adam on the projection; server: the server's training.
+
+    frozen_projection: a public projection that the server sends makes the representations, and the
+    client's own serves its predictions alone. A guarantee needs this: whoever trains a projection on
+    the records lets one record move all representations. reads: noised reads a round.
+
+    Clients without records, and classes with fewer records than dpc, are treated as in FedDM.
+    """
+
+    model: ModelSpec
+    rounds: int
+    matching: Matching
+    server: ServerTraining
+    projection: ModelSpec = ModelSpec(name="projection")
+    dpc: int = 10
+    start: Literal["real", "noise", "statistics"] = "real"
+    projection_lr: float = 0.01
+    projection_epochs: float = 10
+    projection_batch: int = 256
+    frozen_projection: bool = False
+    reads: int = 4
+
+    uploads: ClassVar[Mapping[str, Surface]] = {
+        "representations": Surface.SYNTHETIC_REPRESENTATIONS,
+        "labels": Surface.LABELS,
+    }
+    queries: ClassVar[Mapping[str, Surface]] = {
+        "embedding": Surface.PROTOTYPES,
+        "synthetic_gradient": Surface.GRADIENT,
+        "class_counts": Surface.COUNTS,
+    }
+    broadcasts: ClassVar[Mapping[str, Surface]] = {
+        "model": Surface.GLOBAL_MODEL,
+        "buffers": Surface.GLOBAL_MODEL,
+        "projection": Surface.GLOBAL_MODEL,
+    }
+    accuracy_kind: ClassVar[Literal["global", "personal"]] = "personal"
+
+    def __post_init__(self) -> None:
+        for name in ("rounds", "dpc", "projection_batch", "reads"):
+            if not getattr(self, name) >= 1:
+                raise ValueError(f"{name}={getattr(self, name)!r}: at least 1")
+        for name in ("projection_lr", "projection_epochs"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name}={getattr(self, name)!r}: a number above 0")
+        check_init(self.start)
+        if self.projection.name != "projection":
+            raise ValueError(f"projection.name={self.projection.name!r}: must be projection")
+
+    @classmethod
+    def configured(cls, *, init: Literal["real", "noise", "statistics"] = "real", **settings: Any) -> FedRD:
+        """From a config, where ``start`` is called init (a method has that name here)."""
+        return cls(start=init, **settings)
+
+    # --- the method protocol ------------------------------------------------------------------
+
+    def init(self, problem: Problem, keys: Keys) -> State:
+        shape = projected_shape(self.projection, problem.shape)
+        state = initial(self.model, shape, problem.classes, keys.fold("model").torch())
+        params, buffers = split(skeleton(self.model, shape, problem.classes), state)
+        server = pack("model", params) | pack("buffers", buffers)
+        if self.frozen_projection:
+            server |= pack("projection", self._new_projection(problem.shape, problem.classes, keys))
+        return server
+
+    def broadcast(self, server: State) -> dict[str, Tensors]:
+        groups = {name: unpack(name, server) for name in self.broadcasts}
+        return {name: group for name, group in groups.items() if group}
+
+    def local(
+        self, broadcast: Mapping[str, Tensors], memory: State, shard: Shard, ctx: ClientContext
+    ) -> tuple[Upload, State]:
+        own = self._train_projection(broadcast, memory, shard, ctx)
+        if self.start == "real" and ctx.round == 0:
+            warn_short(shard, self.dpc, ctx.keys)
+        return self._upload(broadcast, own, shard, ctx), pack("projection", own)
+
+    def aggregate(self, server: State, inbox: Sequence[Received], keys: Keys) -> State:
+        """Train the task model on the union of all representations."""
+        before = unpack("model", server) | unpack("buffers", server)
+        pooled = union(inbox, "representations")
+        model = skeleton(self.model, tuple(pooled.x.shape[1:]), len(before["head.weight"]))  # type: ignore[arg-type]
+        params, buffers = split(model, train_on(model, before, pooled, self.server, keys.fold("batch").torch()))
+        return {**server, **pack("model", params), **pack("buffers", buffers)}
+
+    def predict(self, server: State, memory: State | None, x: Tensor) -> Tensor:
+        """Logits (n, C) of the task model on a client's own projection.
+
+        Raises ValueError without the client's memory: there is no global model of images.
+        """
+        projection = unpack("projection", memory or {})
+        if not projection:
+            raise ValueError("memory={}: FedRD predicts with a client's own projection, which is in its memory")
+        state = unpack("model", server) | unpack("buffers", server)
+        classes = len(state["head.weight"])
+        with torch.no_grad():
+            z = self._projector(projection, tuple(x.shape[1:]), classes)(x)  # type: ignore[arg-type]
+        return outputs(skeleton(self.model, tuple(z.shape[1:]), classes), state, z)  # type: ignore[arg-type]
+
+    def spends(self, round: int, mechanisms: Mapping[str, Mechanism]) -> dict[str, int]:
+        """How often one client applies each mechanism to one class in one round."""
+        return spent(mechanisms, self.reads, self.matching.iterations)
+
+    # --- what an auditor needs ----------------------------------------------------------------
+
+    def classifier(self, problem: Problem) -> nn.Module:
+        """The task model, on projected images."""
+        return build(self.model, projected_shape(self.projection, problem.shape), problem.classes)
+
+    def model_state(self, name: str, value: Tensors, broadcast: Mapping[str, Tensors]) -> State | None:
+        """None: no upload implies a classifier of images."""
+        return None
+
+    def settings(self, shard_size: int) -> dict[str, Any]:
+        """The protocol's public numbers."""
+        m = self.matching
+        return {"lr": m.lr, "momentum": m.momentum, "batch_size": m.batch, "local_steps": m.iterations, "ipc": self.dpc}
+
+    def maps(
+        self, broadcast: Mapping[str, Tensors], memory: State, problem: Problem
+    ) -> dict[str, Callable[[Tensor], Tensor]]:
+        """The projection behind the representations: public where frozen, else the client's own if known."""
+        state = broadcast.get("projection") or unpack("projection", memory)
+        return {"projection": self._projector(state, problem.shape, problem.classes)} if state else {}
+
+    def remembers(self, round: int) -> bool:
+        """Whether a round's upload reads what the client kept."""
+        return round > 0 and not self.frozen_projection
+
+    # --- the projection -----------------------------------------------------------------------
+
+    def _new_projection(self, shape: tuple[int, int, int], classes: int, keys: Keys) -> State:
+        return initial(self.projection, shape, classes, keys.fold("projection").torch())
+
+    def _projector(self, state: Tensors, shape: tuple[int, int, int], classes: int) -> Callable[[Tensor], Tensor]:
+        model, fixed = skeleton(self.projection, shape, classes), {n: t.detach() for n, t in state.items()}
+        return lambda x: functional_call(model, fixed, (x,))
+
+    def _train_projection(
+        self, broadcast: Mapping[str, Tensors], memory: State, shard: Shard, ctx: ClientContext
+    ) -> State:
+        """Equation 2: cross-entropy through the frozen task model, from where the client left off."""
+        state: Tensors = unpack("projection", memory) or dict(broadcast.get("projection", {}))
+        state = state or self._new_projection(shard.shape, shard.classes, ctx.keys)
+        if not len(shard.train):
+            return dict(state)
+        task = self.classifier(ctx.problem).eval().requires_grad_(False)
+        frozen = {**broadcast["model"], **broadcast.get("buffers", {})}
+        return local_adam(
+            skeleton(self.projection, shard.shape, shard.classes),
+            state,
+            shard.train,
+            lr=self.projection_lr,
+            batch_size=self.projection_batch,
+            epochs=self.projection_epochs,
+            generator=ctx.keys.fold("projection", "batch").torch(),
+            loss=partial(_through, task, frozen),
+        )
+
+    # --- distillation -------------------------------------------------------------------------
+
+    def _networks(self, shape: tuple[int, int, int], classes: int, ctx: ClientContext, device: torch.device) -> Networks:
+        """New networks of the task model's kind, without its last layer."""
+        law = partial(initial, self.model, shape, classes)
+        return fresh(skeleton(self.model, shape, classes), law, ctx.public("networks"), device=device)
+
+    def _upload(self, broadcast: Mapping[str, Tensors], own: Tensors, shard: Shard, ctx: ClientContext) -> Upload:
+        shape = projected_shape(self.projection, shard.shape)
+        project = self._projector(broadcast.get("projection", own), shard.shape, shard.classes)
+        networks = self._networks(shape, shard.classes, ctx, broadcast["model"]["head.weight"].device)
+        settings = replace(self.matching, chunk=0) if self.model.norm == "batch" else self.matching
+        if not is_protected(ctx):
+            return distil_representations(
+                project, networks, shard, settings, ctx, dpc=self.dpc, start=self.start, shape=shape
+            )
+        self._check_guarantee()
+        return protected_representations(
+            project, networks, shard, settings, ctx, dpc=self.dpc, reads=self.reads, shape=shape
+        )
+
+    def _check_guarantee(self) -> None:
+        refuse_batch_norm(self.model.norm, "model")
+        if not self.frozen_projection:
+            raise ValueError(
+                "frozen_projection=False: a projection trained on the records lets one record move every "
+                "representation; set algo.frozen_projection=true"
+            )
+        if self.start != "noise":
+            raise ValueError(f"init={self.start!r}: a guarantee needs init=noise, for any other start reads the records")
+
+
+def _through(task: nn.Module, state: Tensors, net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    """Cross-entropy of the frozen task model on projected images."""
+    return F.cross_entropy(functional_call(task, state, (net(x),)), y)
