@@ -88,7 +88,7 @@ def pictures(folder: Path, surface: str, attack: str, noise: float, seed: int, f
         "lpips_trunk": "squeeze",
         "identified": 0.75,
         "identified_chance": 1 / 12,
-        "baselines": {"mean image psnr": ratio[1]},
+        "baselines": {"psnr_mean": ratio[1]},
         "n": 12,
         "seconds": 11.0,
     }

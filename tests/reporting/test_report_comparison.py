@@ -32,6 +32,11 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return [*made, write_run(root / "plain", algo="fedfed")]
 
 
+@pytest.fixture(scope="module")
+def compared(sweep: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_comparison(sweep, tmp_path_factory.mktemp("compared")).parent
+
+
 def rows(path: Path) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(path.read_text(encoding="utf-8"))))
 
@@ -42,9 +47,8 @@ def test_runs_that_differ_by_seed_are_one_setting(sweep: list[Path]) -> None:
     assert [s.label for s in made] == ["fedfed", "fedfed_dp noise_multiplier=0.5", "fedfed_dp noise_multiplier=2.0"]
 
 
-def test_frontier_csv_against_the_findings(sweep: list[Path], tmp_path: Path) -> None:
-    write_comparison(sweep, tmp_path)
-    found = {row["setting"]: row for row in rows(tmp_path / "frontier.csv")}
+def test_frontier_csv_against_the_findings(sweep: list[Path], compared: Path) -> None:
+    found = {row["setting"]: row for row in rows(compared / "frontier.csv")}
     for noise in NOISES:
         mine = [load(path) for path in sweep if path.name.startswith(f"{noise}-")]
         accuracies = [f.utility.accuracy for f in mine]
@@ -57,11 +61,10 @@ def test_frontier_csv_against_the_findings(sweep: list[Path], tmp_path: Path) ->
     assert found[""]["epsilon_pld"] == "inf" and found[""]["accuracy_std"] == ""
 
 
-def test_the_order_and_place_of_folders_change_nothing(sweep: list[Path], tmp_path: Path) -> None:
-    write_comparison(sweep, tmp_path / "a")
-    write_comparison([*reversed(sweep), sweep[0]], tmp_path / "b")
+def test_the_order_and_place_of_folders_change_nothing(sweep: list[Path], compared: Path, tmp_path: Path) -> None:
+    write_comparison([*reversed(sweep), sweep[0]], tmp_path)
     names = ("frontier.csv", "leaks.csv", "leaks.tex", "findings.csv", "figures/frontier.svg", "figures/roc.png")
-    assert all((tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes() for name in names)
+    assert all((compared / name).read_bytes() == (tmp_path / name).read_bytes() for name in names)
 
 
 def test_the_command_compares_and_refuses(

@@ -17,7 +17,10 @@ from safetensors.torch import save_file
 from privdd.report import main, write_comparison, write_report
 from privdd.reporting.findings import FindingsError
 
-HOSTILE = "</title><script>document.title='owned'</script>\"' onload=x() <img src=http://evil.test/a> $\\frac{ {{7*7}} 模型 \u202e"
+HOSTILE = (
+    "</title><script>document.title='owned'</script>\"' onload=x() "
+    "<img src=http://evil.test/a> $\\frac{ {{7*7}} 模型 \u202e"
+)
 KINDS = ("unprotected", "consistent", "contradiction")
 
 
@@ -66,7 +69,10 @@ def test_a_page_is_whole_small_and_loads_nothing(pages: dict[str, Path], name: s
 
 
 def test_the_checker_sees_what_it_must() -> None:
-    bad = '<html lang=en><body><p><b>x</p><img src="http://a/b.png" onload="x()"><svg></svg><script>1</script><a href="#no">y</a></body></html>'
+    bad = (
+        '<html lang=en><body><p><b>x</p><img src="http://a/b.png" onload="x()"><svg></svg>'
+        '<script>1</script><a href="#no">y</a></body></html>'
+    )
     text = " ".join(problems(bad))
     for word in (
         "</p> while",
@@ -195,8 +201,9 @@ def test_texts_and_curves_can_be_seen(pages: dict[str, Path], scheme: str) -> No
 
 
 FLAGS = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync", "--enable-logging=stderr", "--dump-dom",
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+    "--enable-logging=stderr", "--dump-dom",
 )  # fmt: skip
 
 
