@@ -2,7 +2,9 @@
 
 Per client and partition cell (``label:3``) the rows of that cell and the rows without a partition are
 composed; the worst cell is the client's total, the worst client the federation's (records of different
-clients are disjoint). Post-processing rows cost nothing by themselves: they point at what they came from.
+clients are disjoint). An exchange that changes a label touches two cells once each, which an exchange
+within the worst cell covers. Post-processing rows cost nothing by themselves: they point at what they
+came from.
 """
 
 from __future__ import annotations

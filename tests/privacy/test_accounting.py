@@ -118,6 +118,13 @@ def test_trap_poisson_under_replace() -> None:
         epsilon(event, DELTA, relation="replace", accountant="rdp")
 
 
+@pytest.mark.parametrize(("q", "z", "steps"), [(0.05, 2.0, 200), (0.5, 5.0, 100)])
+def test_exchange_within_a_class_covers_exchange_of_the_label(q: float, z: float, steps: int) -> None:
+    """A changed label adds to one class and removes from another: both cells once, at add/remove."""
+    twice = epsilon(dpa.ComposedDpEvent([poisson(q, z, steps), poisson(q, z, steps)]), DELTA)
+    assert epsilon(poisson(q, z, steps), DELTA, relation="replace") >= twice
+
+
 def test_zero_out_costs_what_add_remove_costs() -> None:
     event = dpa.ComposedDpEvent([poisson(0.05, 1.5, 200), G(4.0), dpa.LaplaceDpEvent(5.0)])
     for accountant in ("pld", "rdp"):

@@ -33,8 +33,8 @@ def by_hand(images: Tensor, x: Tensor) -> Tensor:
     return torch.stack(rows)
 
 
-@pytest.mark.parametrize("chunk", [1, 4, 64])
-def test_record_gradients_are_those_of_a_plain_graph(chunk: int) -> None:
+@pytest.mark.parametrize("chunk", [None, 1, 4, 64])
+def test_record_gradients_are_those_of_a_plain_graph(chunk: int | None) -> None:
     images, x = synthetic()[0], records(9).x
     assert torch.allclose(record_gradients(images, embed, x, chunk=chunk), by_hand(images, x), atol=1e-6)
 
@@ -87,6 +87,16 @@ def test_sensitivity_of_record_clipping_is_at_most_one() -> None:
     images = torch.full((CLASSES, 3, *SHAPE), 0.5)
     kappas = [moved(near_copies(), one(x), images, ClippedSum(1.0, CLIP)) / CLIP for x in crafted()]
     assert 0.9 < max(kappas) <= 1 + 1e-4
+
+
+def test_sensitivity_of_exchanging_a_record_is_at_most_two() -> None:
+    images, base = torch.full((CLASSES, 3, *SHAPE), 0.5), near_copies(16)
+    values = []
+    for x in crafted():
+        ctx = context({"synthetic_gradient": ClippedSum(1.0, CLIP)}, silent=True)
+        values.append(release_gradients(images, embed, Records.concat([base, one(x)]), range(CLASSES), ctx))
+    kappas = [float((a - b).norm()) / CLIP for a in values for b in values]
+    assert 1 < max(kappas) <= 2 + 1e-4
 
 
 def test_sensitivity_of_aggregate_clipping_exceeds_what_its_proof_assumes() -> None:

@@ -102,6 +102,20 @@ def test_sensitivity_of_adding_any_crafted_record_is_at_most_one() -> None:
     assert max(other for _, other in moves) == 0
 
 
+def test_sensitivity_of_exchanging_a_record_is_at_most_two() -> None:
+    """Within a class; an exchange that changes the label moves two rows by one each."""
+    base, whole = records(40), []
+    for x, label in [(x, label) for x in crafted(base) for label in (0, 3)]:
+        extra = Records(x[None], torch.tensor([label]), torch.tensor([10_000]))
+        _, ctx = release(Records.concat([base, extra]))
+        outputs = [output.exact["embedding"] for _, output in ctx.exact or []]  # type: ignore[index]
+        whole.append((label, torch.stack(outputs).unflatten(0, (2, CLASSES))))
+    for label, a in whole:
+        for other, b in whole:
+            move = float((a - b).flatten(2).norm(dim=2).square().sum(1).sqrt().max()) * N / CLIP
+            assert move <= (2 if label == other else 2**0.5) + 1e-4
+
+
 def test_the_falsifier_catches_batch_norm() -> None:
     base = records(40)
     own, other = (max(v) for v in zip(*(kappas(base, x, 0, norm="batch") for x in crafted(base)), strict=True))
