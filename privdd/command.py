@@ -8,12 +8,22 @@ from pathlib import Path
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from privdd.config import BadConfig, check_overrides, check_types, composed, config_dir, expand, guarded, own_folders, register_resolvers
-from privdd.failures import explain
+from privdd.config import (
+    BadConfig,
+    check_overrides,
+    check_types,
+    composed,
+    config_dir,
+    expand,
+    guarded,
+    name_run,
+    own_folders,
+    register_resolvers,
+)
 from privdd.runs import stored_config
+from privdd.sweeps import Sweep, asked, is_sweep, pinned
 
 Run = Callable[[DictConfig, Path, Sequence[str]], int]
 HELP = ("--help", "-h", "--hydra-help", "--version", "--info", "--cfg", "--shell-completion", "-sc", "--package", "--resolve")
@@ -62,35 +72,33 @@ def _stored(command: str, run: Run, argv: Sequence[str], path: Path, word: str) 
 
 def _hydra(command: str, run: Run, argv: Sequence[str]) -> int:
     status: list[int] = []
+    sweep = _sweep(command, argv) if is_sweep(argv) else None
 
     def job(config: DictConfig) -> int:
         node = HydraConfig.get()
         path = Path(node.runtime.output_dir)
-        multirun = node.mode == RunMode.MULTIRUN
-        if multirun:
-            return _point(config, path, run)
-        status.append(guarded(lambda: run(config, path, sys.argv)))  # Hydra would print a traceback
+        name_run(config, node.runtime.choices)
+        typed = ["python", "-m", f"privdd.{command}", *node.overrides.task]
+        if sweep is not None:
+            return sweep.point(path, lambda: run(config, path, typed))
+        status.append(guarded(lambda: run(config, path, typed)))  # Hydra would print a traceback
         return status[-1]
 
-    sys.argv = [sys.argv[0], *argv]
-    hydra.main(version_base="1.3", config_path=config_dir(), config_name=command)(job)()
-    return max(status, default=0)
+    sys.argv = [sys.argv[0], *(pinned(command, argv, sweep.folder) if sweep else argv)]
+    start = hydra.main(version_base="1.3", config_path=config_dir(), config_name=command)(job)
+    return _swept(sweep, start) if sweep else (start(), max(status, default=0))[1]
 
 
-def _point(config: DictConfig, path: Path, run: Run) -> int:
-    """One point of a sweep: skipped when finished; a failing one is written down and does not stop the rest."""
-    if (path / "findings.json").is_file():
-        print(f"privdd: {path.name} is finished, skipped", file=sys.stderr)
-        return 0
+def _sweep(command: str, argv: Sequence[str]) -> Sweep:
+    """In the folder typed as hydra.sweep.dir, else in one of its own under the configured one."""
+    typed = [a for a in argv if a.startswith("hydra.sweep.dir=")]
+    root = Path(str(composed(command, typed, own_folders(argv), hydra=True).hydra.sweep.dir))
+    return Sweep(command, root if typed else root / asked(command, argv).folder)
+
+
+def _swept(sweep: Sweep, start: Callable[[], object]) -> int:
     try:
-        return run(config, path, sys.argv)
-    except Exception as error:
-        line = explain(error)
-        if line is None:
-            raise
-        path.mkdir(parents=True, exist_ok=True)
-        (path / "failed.txt").write_text(line + "\n", encoding="utf-8")
-        print(f"privdd: error: {path.name}: {line}", file=sys.stderr)
-        return 1
-
-
+        start()
+    except SystemExit as stop:  # a launcher lost a worker: what finished is still compared
+        return sweep.finish() or int(bool(stop.code))
+    return sweep.finish()

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import difflib
-import hashlib
 import math
 import re
 import sys
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+
+from privdd.sweeps import point_name
 
 PRESETS = ("smoke", "default", "paper")
 GROUPS = ("algo", "attack", "base", "data", "engine", "experiment", "model", "partition", "preset", "privacy")
@@ -45,28 +46,14 @@ def _by_preset(*values: Any, _root_: Any) -> Any:
     return values[PRESETS.index(name)]
 
 
-def _fingerprint(parts: Iterable[str]) -> str:
-    return hashlib.blake2b("\n".join(sorted(parts)).encode(), digest_size=4).hexdigest()
-
-
-def _point(overrides: str) -> str:
-    """A folder name for one sweep point: readable, safe, unique."""
-    readable = re.sub(r"[^A-Za-z0-9_.=+-]+", "_", overrides)[:80].strip("_") or "point"
-    return f"{readable}-{_fingerprint(overrides.split(','))}"
-
-
-def _sweep_dir() -> str:
-    """Repeating a sweep, or adding values to it, goes to the same folder."""
-    keys = [a.split("=", 1)[0] if "," in a else a for a in sys.argv[1:] if "=" in a and not a.startswith("hydra")]
-    return f"outputs/sweeps/{_fingerprint(keys)}"
-
-
 def register_resolvers() -> None:
     """Idempotent; called before anything is composed."""
     OmegaConf.register_new_resolver("by_preset", _by_preset, replace=True)
     OmegaConf.register_new_resolver("run_id", lambda: uuid.uuid4().hex[:6], replace=True, use_cache=True)
-    OmegaConf.register_new_resolver("point", _point, replace=True)
-    OmegaConf.register_new_resolver("sweep_dir", _sweep_dir, replace=True)
+    OmegaConf.register_new_resolver("point", point_name, replace=True)
+
+
+register_resolvers()  # on import: a sweep's workers resolve configs before they call anything of ours
 
 
 def all_attacks(folders: Sequence[str]) -> list[str]:
@@ -88,16 +75,25 @@ def own_folders(argv: Sequence[str]) -> list[str]:
     return given + [b for a, b in zip(argv, argv[1:]) if a in ("--config-dir", "-cd")]
 
 
-def composed(command: str, overrides: Sequence[str], folders: Sequence[str] = ()) -> DictConfig:
-    """The resolved-on-access config for plain overrides. Raises BadConfig with one line."""
+def composed(command: str, overrides: Sequence[str], folders: Sequence[str] = (), *, hydra: bool = False) -> DictConfig:
+    """The resolved-on-access config for plain overrides; ``hydra``: with Hydra's own node.
+
+    Raises BadConfig with one line.
+    """
     register_resolvers()
     GlobalHydra.instance().clear()
     extra = [f"hydra.searchpath=[{','.join('file://' + str(Path(f).resolve()) for f in folders)}]"] if folders else []
     try:
         with initialize_config_dir(config_dir=config_dir(), version_base="1.3"):
-            return compose(config_name=command, overrides=[*overrides, *extra])
+            return compose(config_name=command, overrides=[*overrides, *extra], return_hydra_config=hydra)
     except (HydraException, OmegaConfBaseException) as error:
         raise BadConfig(one_line(error)) from None
+
+
+def name_run(config: DictConfig, choices: Mapping[str, Any]) -> None:
+    """``name`` becomes the chosen algo's file where none was given; it is stored with the run."""
+    if config.name is None:
+        config.name = str(choices["algo"])
 
 
 def one_line(error: BaseException) -> str:

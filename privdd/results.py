@@ -69,8 +69,8 @@ def _run(experiment: Experiment, progress: Progress, seconds: Mapping[str, float
 
 
 def algo_name(config: Any) -> str:
-    """The label of a run: ``name=`` if given, else the algo that was chosen."""
-    return str(config.get("name") or config.algo.get("_name_") or str(config.algo["_target_"]).rsplit(".", 1)[-1].lower())
+    """The label of a run: ``name``, which the commands fill in with the chosen algo's file; else its class."""
+    return str(config.get("name") or str(config.algo["_target_"]).rsplit(".", 1)[-1].lower())
 
 
 def per_client(counts: Sequence[Mapping[int, int]], clients: int) -> int:
