@@ -21,8 +21,8 @@ FASHION = Path("/usr/share/datasets/fashion-mnist")
 def pictures() -> tuple[Tensor, Tensor]:
     """(m, 1, 28, 28) in [0, 1] and (m,): Fashion-MNIST's test set where present, else enlarged digits."""
     if FASHION.is_dir():
-        x = np.frombuffer(gzip.open(FASHION / "t10k-images-idx3-ubyte.gz").read(), np.uint8, offset=16)
-        y = np.frombuffer(gzip.open(FASHION / "t10k-labels-idx1-ubyte.gz").read(), np.uint8, offset=8)
+        raw = [gzip.decompress((FASHION / f"t10k-{n}-ubyte.gz").read_bytes()) for n in ("images-idx3", "labels-idx1")]
+        x, y = (np.frombuffer(data, np.uint8, offset=offset) for data, offset in zip(raw, (16, 8)))
         return torch.tensor(x[: 2000 * 784]).view(-1, 1, 28, 28) / 255, torch.tensor(y[:2000]).long()
     x, y = digits()
     return F.interpolate(x, size=(28, 28), mode="bilinear", align_corners=False), y
