@@ -184,7 +184,16 @@ def _cells(rows: Iterable[Release], client: int | None) -> set[Tally]:
         for name in names:
             both = (None,) if name is None else (None, name)
             totals.add(tally(item for key in both for part in (cells, shared) for item in part.get(key, ())))
-    return totals
+    return _largest(totals)
+
+
+def _largest(totals: set[Tally]) -> set[Tally]:
+    """The totals that no other one covers: only they need the accountant."""
+    kept: set[Tally] = set()
+    for total in totals:
+        if not any(other.covers(total) for other in kept):
+            kept = {other for other in kept if not total.covers(other)} | {total}
+    return kept
 
 
 def _release_to_json(release: Release) -> dict[str, Any]:

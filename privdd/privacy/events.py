@@ -39,6 +39,18 @@ class Tally:
         """Nothing that touches data was released."""
         return self.private and self.squared_mu == 0 and not self.poisson and not self.laplace
 
+    def covers(self, other: Tally) -> bool:
+        """Whether this holds every release of ``other``, so that its epsilon is at least as large."""
+        if not self.private:
+            return True
+        sampled, laplace = dict(self.poisson), dict(self.laplace)
+        return (
+            other.private
+            and self.squared_mu >= other.squared_mu
+            and all(sampled.get(key, 0) >= n for key, n in other.poisson)
+            and all(laplace.get(scale, 0) >= n for scale, n in other.laplace)
+        )
+
 
 def _number(value: Any, what: str, low: float, high: float) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not low < value <= high:

@@ -88,3 +88,12 @@ def test_sampled_laplace_is_refused_and_sampled_leaks_stay_leaks() -> None:
     with pytest.raises(UnsupportedEvent):
         tally([(dpa.PoissonSampledDpEvent(0.1, dpa.LaplaceDpEvent(1.0)), 1)])
     assert not tally([(dpa.PoissonSampledDpEvent(0.1, dpa.NonPrivateDpEvent()), 1)]).private
+
+
+def test_a_total_covers_what_it_contains_and_nothing_else() -> None:
+    few, many = tally([(EVENTS[2], 4), (G(2.0), 1)]), tally([(EVENTS[3], 1), (G(2.0), 3)])
+    other = tally([(dpa.PoissonSampledDpEvent(0.1, G(2.0)), 1)])
+    leak = tally([(dpa.NonPrivateDpEvent(), 1)])
+    assert many.covers(few) and not few.covers(many)
+    assert not many.covers(other) and not other.covers(few)
+    assert leak.covers(many) and not many.covers(leak)
