@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from privdd.reporting.curves import Curve, psnr
 from privdd.reporting.style import INK, MUTED, PERCENT, canvas, colour, dash
@@ -84,7 +85,7 @@ def accuracy(series: Mapping[str, Sequence[float]], width: float = 4.6) -> Figur
             axes.plot(rounds, values, color=colour(index), ls=dash(index), marker=marker, ms=3.5, label=label)
         axes.set(xlabel="round", ylabel="accuracy", ylim=(0, 1))
         axes.yaxis.set_major_formatter(PERCENT)
-        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         if len(series) > 1:
             figure.legend(loc="outside lower center", ncols=2 if len(series) <= 4 else 1, handlelength=2.6)
     return figure

@@ -12,10 +12,9 @@ from privdd.reporting import summary
 from privdd.reporting.folder import RunRecord
 from privdd.reporting.schema import FindingRow, TprAt, Verdict, worst_verdict
 
-# What says where and how a run was computed, not what was computed.
-APART = frozenset(
-    {"seed", "engine", "hydra", "run", "resume", "out", "output", "output_dir", "run_id", "workers", "root"}
-)
+# What says where and how a run was computed, not what was computed: at the top, and at any depth.
+APART = frozenset({"engine", "hydra", "run", "resume", "device", "capture", "tracking", "name", "scores"})
+APART_ANYWHERE = frozenset({"seed", "root"})
 
 
 @dataclass(frozen=True)
@@ -99,7 +98,7 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     """Dotted names of a nested mapping to texts, leaving out where and how a run was computed."""
     flat: dict[str, str] = {}
     for key, value in config.items():
-        if str(key) in APART:
+        if str(key) in APART_ANYWHERE or (not prefix and str(key) in APART):
             continue
         if isinstance(value, Mapping):
             flat |= flatten(value, f"{prefix}{key}.")
@@ -130,7 +129,9 @@ def _setting(mine: Mapping[str, str], runs: list[RunRecord], everyone: Sequence[
     keys = [k for k in mine if k.startswith("config:") and len({other.get(k) for other in alike}) > 1]
     parameters = tuple((k.removeprefix("config:").rsplit(".", 1)[-1], mine[k]) for k in sorted(keys))
     wide = [k for k in ("data", "preset") if len({other[k] for other in everyone}) > 1]
-    method = " ".join([mine["algo"], *(mine[k] for k in wide), *(v for _, v in parameters if not _numeric(v))][:4])
+    method = " ".join(
+        [mine["algo"], *(mine[k] for k in wide), *(v.rsplit(".", 1)[-1] for _, v in parameters if not _numeric(v))][:4]
+    )
     numbers = [f"{name}={value}" for name, value in parameters if _numeric(value)]
     label = " ".join([method, *numbers[:3]])
     return Setting(

@@ -102,9 +102,9 @@ def roc_line(label: str, evidence: Evidence) -> RocLine | None:
     """The attack's curve with its blind control, or None where the evidence has no two-sided scores."""
     if not evidence.has_curve or evidence.scores is None or evidence.members is None:
         return None
-    lean = {"clusters": evidence.clusters}
-    blind = curve(evidence.blind, evidence.members, **lean) if evidence.blind is not None else None
-    return RocLine(label, curve(evidence.scores, evidence.members, **lean), blind)
+    alike = evidence.clusters
+    blind = curve(evidence.blind, evidence.members, clusters=alike) if evidence.blind is not None else None
+    return RocLine(label, curve(evidence.scores, evidence.members, clusters=alike), blind)
 
 
 def strength(row: FindingRow) -> tuple[float, float]:
@@ -180,7 +180,10 @@ def strip(record: RunRecord) -> Plot:
         f"at least {words.number(r.measured)}"
         for r in rows
     )
-    caption = "A measured arrow to the right of a claim, or of a proven bound, contradicts it."
+    caption = (
+        "A measured arrow to the right of a stated or proven bound contradicts it. A paper's claim, shown for the "
+        "whole run, may speak of only a part of what was sent."
+    )
     return Plot("epsilon", "Claimed, proven, measured", caption, f"Epsilon: {said}.", epsilon_figures.strip(rows))
 
 

@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -31,7 +32,7 @@ SERIES = ("#0072b1", "#d45e00", "#00805f", "#b0568c", "#8a6d00", "#2f9bd1", "#5f
 DASHES = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (6, 1.5, 1.2, 1.5)))
 CLAIM, ACCOUNTED, MEASURED = SERIES[4], SERIES[0], SERIES[1]
 VARIABLES = {INK: "ink", MUTED: "muted", GRID: "grid", PAPER: "paper"} | {c: f"s{i}" for i, c in enumerate(SERIES)}
-_RC = {
+_RC: dict[Any, Any] = {
     "svg.hashsalt": "privdd",
     "svg.fonttype": "none",
     "text.parse_math": False,

@@ -148,7 +148,7 @@ def verdict(findings: Findings) -> Headline:
         "consistent": _consistent,
         "contradiction": _contradiction,
     }[findings.verdict](findings)
-    sentences = (first, _membership_sentence(findings), _picture_sentence(findings))
+    sentences = (first, _claim_sentence(findings), _membership_sentence(findings), _picture_sentence(findings))
     kind = findings.verdict
     return Headline(kind, words.VERDICT[kind], title, tuple(s for s in sentences if s))
 
@@ -199,6 +199,19 @@ def _contradiction(findings: Findings) -> tuple[str, str]:
         )
     phrases = [p for p in _worst_phrases(rows) if p.startswith("one record")]
     return title, f"On the {broken}, {phrases[0] if phrases else 'an attack broke the stated limit'}."
+
+
+def _claim_sentence(findings: Findings) -> str:
+    claim, best = boldest(findings.privacy.claims), measured(findings.findings)
+    if findings.verdict == "contradiction" or claim is None or best is None:
+        return ""
+    if (best.epsilon_measured or 0.0) <= claim.epsilon:
+        return ""
+    where = words.SURFACE[best.surface][0].lower()
+    return (
+        f"The printed claim of ε = {number(claim.epsilon)} ({claim.source}) is less than the ε of at least "
+        f"{number(best.epsilon_measured)} that {words.attack(best.attack)} showed on the {where}."
+    )
 
 
 def _membership_sentence(findings: Findings) -> str:

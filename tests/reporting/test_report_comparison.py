@@ -117,3 +117,15 @@ def test_the_terminal_table_is_plain_in_a_pipe_and_survives_ascii(runs: dict[str
     assert "\x1b" not in wide.getvalue() and "No proven limit" in wide.getvalue() and "∞" in wide.getvalue()
     assert max(map(len, wide.getvalue().splitlines())) <= 132
     assert max(map(len, ascii_text.splitlines())) <= 130 and "epsilon <= 0.9 is stated" in ascii_text.replace("\n", " ")
+
+
+def test_where_a_run_was_computed_does_not_split_a_setting(tmp_path: Path) -> None:
+    for seed, engine in ((0, "serial"), (1, "ray")):
+        folder = write_run(tmp_path / engine, seed=seed)
+        with (folder / "config.yaml").open("a") as file:
+            file.write(f"engine: {{name: {engine}}}\ndata: {{root: /{engine}, size: 8}}\n")
+    assert len(settings([read_run(tmp_path / name) for name in ("serial", "ray")])) == 1
+    text = (tmp_path / "ray" / "config.yaml").read_text()
+    (tmp_path / "ray" / "config.yaml").write_text(text.replace("size: 8", "size: 9"))
+    labels = [s.label for s in settings([read_run(tmp_path / name) for name in ("serial", "ray")])]
+    assert labels == ["fedfed size=8", "fedfed size=9"]

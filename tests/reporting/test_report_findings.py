@@ -12,6 +12,7 @@ import pytest
 
 from privdd.reporting.findings import FindingsError, load, validate, write
 from privdd.reporting.schema import Findings
+from privdd.reporting.summary import best_pictures, measured, verdict, worst_membership
 
 
 @pytest.fixture
@@ -132,3 +133,33 @@ def test_allowed_extras_pass(data: dict[str, Any]) -> None:
 def test_the_json_schema_names_infinity() -> None:
     text = json.dumps(Findings.model_json_schema())
     assert '"const": "inf"' in text and '"additionalProperties": false' in text
+
+
+def changed(data: dict[str, Any], **measures: Any) -> Findings:
+    """The run with only its picture findings, each with these measures."""
+    kept = [row | measures for row in data["findings"] if "psnr" in row]
+    return validate(data | {"findings": kept})
+
+
+def test_a_picture_below_a_blind_guess_is_not_called_a_reconstruction(data: dict[str, Any]) -> None:
+    below = verdict(changed(data, psnr=9.0, baselines={"psnr_mean": 12.0, "ssim_mean": 99.0})).sentences
+    above = verdict(changed(data, psnr=15.0, baselines={"psnr_mean": 12.0, "psnr_black": 3.0})).sentences
+    assert any("No attack rebuilt pictures better than a blind guess" in s and "12 dB blind" in s for s in below)
+    assert any("reaches 15 dB PSNR, where a blind guess reaches 12 dB" in s for s in above)
+
+
+def test_the_best_picture_is_the_one_furthest_above_a_blind_guess(data: dict[str, Any]) -> None:
+    rows = changed(data).findings
+    easy = rows[0].model_copy(update={"psnr": 30.0, "baselines": {"psnr_mean": 29.0}})
+    real = rows[1].model_copy(update={"psnr": 20.0, "baselines": {"psnr_mean": 10.0}})
+    assert best_pictures([easy, real]) is real
+
+
+def test_bounds_that_assume_a_distribution_and_rates_too_small_to_see_make_no_headline(data: dict[str, Any]) -> None:
+    row = validate(data).findings[0]
+    assumed = row.model_copy(update={"epsilon_measured": 99.0, "epsilon_validity": "gaussian_only"})
+    assert measured([row, assumed]) is row and measured([assumed]) is None
+    rates = row.tpr_at_fpr or {}
+    hidden = {key: at.model_copy(update={"resolvable": key != "0.001"}) for key, at in rates.items()}
+    found = worst_membership([row.model_copy(update={"tpr_at_fpr": hidden})])
+    assert found is not None and found.fpr == 0.01

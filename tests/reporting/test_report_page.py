@@ -89,7 +89,7 @@ def test_the_checker_sees_what_it_must() -> None:
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
-        ("unprotected", ["No proven limit", "Unprotected", "∞", "no protection"]),
+        ("unprotected", ["No proven limit", "Unprotected", "∞", "no protection", "The printed claim of ε = 0.9"]),
         ("consistent", ["held against every attack", "That is no proof", "4.85"]),
         ("contradiction", ["The stated limit is false", "ε ≤ 0.9 is stated", "does not follow"]),
     ],
