@@ -16,6 +16,7 @@ from torch import Tensor
 
 from privdd.channel import ClientContext
 from privdd.core import Records
+from privdd.privacy.mechanisms import ClippedSum
 
 Map = Callable[[Tensor], Tensor]  # images (b, c, h, w) -> (b, p), each row a function of its image alone
 QUERY = "embedding"
@@ -35,16 +36,14 @@ def noisy_embeddings(
 
     A map that puts logits behind its features has both clipped together. centres: a public point (p,)
     or one a class (C, p) for each map, which embeddings are measured and clipped from (default 0), for
-    instance the mean embedding of the current synthetic images. The mechanism's normaliser N, a public
-    constant, divides the sums: target = centre + sum / N. counts: public or already protected class
-    sizes (C,); where given they divide instead (at least 1). With a sampling probability below 1 every
-    map sees its own Poisson sample. Raises ValueError for centres that do not match the maps.
+    instance the mean embedding of the current synthetic images. Without counts the mechanism's
+    normaliser, a public constant, divides the sums: target = centre + sum / N, shrunk or stretched for
+    classes of another size. counts: public or already protected class sizes (C,), see ``weights``.
+    With a sampling probability below 1 every map sees its own Poisson sample. Raises ValueError for
+    centres that do not match the maps.
     """
     if centres is not None and len(centres) != len(maps):
         raise ValueError(f"centres: one for each of {len(maps)} maps is needed, got {len(centres)}")
-    scale = torch.ones(len(class_list), 1)
-    if counts is not None:
-        scale = ctx.mechanisms[QUERY].normaliser / counts.reshape(-1, 1).clamp_min(1.0)  # type: ignore[attr-defined]
     targets = []
     for at, embed in enumerate(maps):
         batch = _sampled(records, ctx)
@@ -57,8 +56,24 @@ def noisy_embeddings(
             ]
             for label, middle in zip(class_list, centre)
         ]
-        targets.append(centre + scale.to(centre) * torch.stack(sums).to(centre))
+        moves = torch.stack(sums).to(centre)
+        if counts is not None:
+            moves *= weights(counts, ctx.mechanisms[QUERY], centre.shape[1], len(maps)).to(centre)  # type: ignore[arg-type]
+        targets.append(centre + moves)
     return targets
+
+
+def weights(counts: Tensor, mechanism: ClippedSum, width: int, reads: int) -> Tensor:
+    """What to multiply a released sum / N by to estimate a class's mean move from its centre, (C, 1).
+
+    A noised sum is n m + z C e with |m| about C and e standard normal in ``width`` dimensions; the
+    linear estimate of least squared error over ``reads`` such sums is the sum times
+    n / (n**2 + z**2 width / reads): nearly 1 / n where the class is large, nearly 0 (the target stays at
+    its public centre) where noise drowns it. n is the expected number of sampled records, at least 1.
+    """
+    expected = (counts.reshape(-1, 1) * mechanism.sampling_probability).clamp_min(1.0)
+    drowned = mechanism.noise_multiplier**2 * width / reads
+    return mechanism.normaliser * expected / (expected.square() + drowned)
 
 
 def _sampled(records: Records, ctx: ClientContext) -> Records:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from privdd.core import Records
 from privdd.privacy.mechanisms import ClippedSum
-from privdd.privacy.noisy_embedding import noisy_embeddings
+from privdd.privacy.noisy_embedding import noisy_embeddings, weights
 
 N = 10.0
 CLIP = 0.5
@@ -22,9 +22,16 @@ def embed(net: nn.Module, x: Tensor) -> Tensor:
 
 
 def release(
-    data: Records, *, clip: float = CLIP, silent: bool = True, q: float = 1.0, norm: str = "group", **kw: object
+    data: Records,
+    *,
+    clip: float = CLIP,
+    z: float = 2.0,
+    silent: bool = True,
+    q: float = 1.0,
+    norm: str = "group",
+    **kw: object,
 ):  # type: ignore[no-untyped-def]
-    ctx = context({"embedding": ClippedSum(2.0, clip, q, N)}, silent=silent)
+    ctx = context({"embedding": ClippedSum(z, clip, q, N)}, silent=silent)
     nets = [network(norm, seed=s) for s in (1, 2)]
     targets = noisy_embeddings([lambda x, n=n: embed(n, x) for n in nets], data, range(CLASSES), ctx, **kw)  # type: ignore[arg-type, misc]
     return targets, ctx
@@ -47,11 +54,23 @@ def test_targets_are_clipped_sums_around_the_centre() -> None:
 def test_counts_make_it_the_mean_where_nothing_is_clipped() -> None:
     data = records(30)
     counts = torch.bincount(data.y, minlength=CLASSES).float()
-    (target, _), _ = release(data, clip=1e4, counts=counts)
+    (target, _), _ = release(data, clip=1e4, z=1e-3, counts=counts)
     with torch.no_grad():
         rows = embed(network(seed=1), data.x)
     for label in range(CLASSES):
         assert torch.allclose(target[label], rows[data.y == label].mean(0), atol=1e-5)
+
+
+def test_counts_shrink_towards_the_centre_by_the_least_squared_error() -> None:
+    """Among all multiples of the noised sum, the returned one is best on average over noise."""
+    g = torch.Generator().manual_seed(0)
+    mechanism, width, n, reads = ClippedSum(6.0, CLIP, 1.0, N), 50, 20.0, 4
+    mean = torch.randn(width, generator=g)
+    mean *= CLIP / mean.norm()
+    sums = (n * mean + 6.0 * CLIP * torch.randn(4000, reads, width, generator=g).mean(1)) / N
+    best = float(weights(torch.tensor([n]), mechanism, width, reads))
+    errors = {f: float((f * best * sums - mean).square().sum(1).mean()) for f in (0.0, 0.8, 1.0, 1.25, N / n / best)}
+    assert min(errors, key=errors.__getitem__) == 1.0
 
 
 def test_every_class_is_released_whether_present_or_not() -> None:
