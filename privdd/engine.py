@@ -18,6 +18,16 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
+class LostWorkers(RuntimeError):
+    """A task's worker died every time it was tried."""
+
+    def __init__(self, times: int) -> None:
+        super().__init__(
+            f"the worker of a task died {times} times in a row (out of memory?); use fewer engine.workers, "
+            "or a smaller model or batch; finished work is kept"
+        )
+
+
 @contextlib.contextmanager
 def threads(count: int) -> Iterator[None]:
     """Torch's own threads, restored on the way out."""
@@ -29,7 +39,7 @@ def threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _pinned(fn: Callable[[T], R], item: T, count: int) -> R:
+def pinned(fn: Callable[[T], R], item: T, count: int) -> R:
     with threads(count):
         return fn(item)
 
@@ -65,7 +75,7 @@ class Engine:
         work: Sequence[T] = list(items)
         if self.kind == "serial" or len(work) < 2:
             for item in work:
-                yield _pinned(fn, item, self.threads)
+                yield pinned(fn, item, self.threads)
         elif self.kind == "processes":
             from privdd.engines.processes import process_map
 

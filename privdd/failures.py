@@ -18,6 +18,6 @@ def explain(error: BaseException) -> str | None:
         cause = error.__cause__
         inner = explain(cause) if cause is not None else None
         return inner or " ".join(str(error).split())[:400]
-    if name in {"AttackFailed", "MissingData", "UnsupportedEventError"}:
+    if name in {"AttackFailed", "LostWorkers", "MissingData", "UnsupportedEventError"}:
         return " ".join(str(error).split())
     return None

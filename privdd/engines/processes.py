@@ -8,22 +8,24 @@ from typing import Any
 from joblib import Parallel, delayed
 from joblib.externals.loky.process_executor import TerminatedWorkerError
 
+from privdd.engine import Engine, LostWorkers, pinned
 
-def process_map(engine: Any, fn: Callable[[Any], Any], work: Sequence[Any]) -> Iterator[Any]:
-    """Results in order; tasks after the last delivered one are resubmitted when a worker dies."""
-    from privdd.engine import _pinned
 
-    done = 0
-    for attempt in range(engine.retries + 1):
+def process_map(engine: Engine, fn: Callable[[Any], Any], work: Sequence[Any]) -> Iterator[Any]:
+    """Results in order; tasks after the last delivered one run again when a worker dies.
+
+    The pool outlives the call (loky keeps it), so that workers import torch once per run. Raises
+    LostWorkers where workers die ``engine.retries`` + 1 times without a result in between.
+    """
+    done = losses = 0
+    while done < len(work):
+        # batch_size=1: joblib would otherwise put short tasks on one worker
+        pool = Parallel(n_jobs=engine.size, backend="loky", batch_size=1, return_as="generator")
         try:
-            # batch_size=1: joblib would otherwise put short tasks on one worker
-            pool = Parallel(n_jobs=engine.size, backend="loky", batch_size=1, return_as="generator")
-            for result in pool(delayed(_pinned)(fn, item, engine.threads) for item in work[done:]):
-                done += 1
+            for result in pool(delayed(pinned)(fn, item, engine.threads) for item in work[done:]):
+                done, losses = done + 1, 0
                 yield result
-            return
-        except TerminatedWorkerError as error:
-            if attempt == engine.retries:
-                raise RuntimeError(
-                    f"a worker process died {attempt + 1} times (out of memory?); use fewer engine.workers"
-                ) from error
+        except TerminatedWorkerError:
+            losses += 1
+            if losses > engine.retries:
+                raise LostWorkers(losses) from None

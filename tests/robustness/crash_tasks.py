@@ -1,0 +1,45 @@
+"""Tasks that kill their own worker, importable by every worker."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from privdd.core import Keys
+
+
+@dataclass(frozen=True)
+class Deadly:
+    """Kills its worker ``times`` times (counted by marker files), then returns a draw of its own stream."""
+
+    index: int
+    marker: str
+    times: int = 0
+
+    def run(self) -> torch.Tensor:
+        for life in range(self.times):
+            mark = Path(f"{self.marker}.{self.index}.{life}")
+            if not mark.exists():
+                mark.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+        return torch.randn(8, generator=Keys(3).fold("task", self.index).torch())
+
+
+def run(task: Deadly) -> torch.Tensor:
+    return task.run()
+
+
+def refuse(task: Deadly) -> torch.Tensor:
+    raise ValueError(f"task {task.index}: refused")
+
+
+def thread_count(task: Deadly) -> int:
+    return torch.get_num_threads()
+
+
+def worker(task: Deadly) -> int:
+    return os.getpid()
