@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -12,13 +13,13 @@ from privdd.core import State, Tensors
 from privdd.federation import Plan, Progress, Snapshot, phase_of
 from privdd.ledger import Ledger
 from privdd.state import pack, unpack
-from privdd.store import DamagedRun, RunFolder, read_json, read_tensors, write_json, write_tensors
+from privdd.store import DamagedRun, RunFolder, read_json, read_tensors, safe_name, write_json, write_tensors
 
 SCHEMA = 1
 
 
 def save(folder: RunFolder, progress: Progress) -> None:
-    """Write a new numbered state, then point ``checkpoint.json`` at it, then drop the older one."""
+    """Write a new numbered state, then point ``checkpoint.json`` at it, then drop what it does not name."""
     name = f"round_{progress.round:04d}"
     place = folder.path / "state" / name
     write_tensors(place / "server.safetensors", progress.server)
@@ -30,9 +31,17 @@ def save(folder: RunFolder, progress: Progress) -> None:
     for snapshot in progress.snapshots.values():
         _save_snapshot(folder, snapshot)
     write_json(folder.checkpoint, _head(name, progress))
-    for old in (folder.path / "state").glob("round_*"):
+    _drop_unnamed(folder, name, progress.snapshots)
+
+
+def _drop_unnamed(folder: RunFolder, name: str, snapshots: Collection[int]) -> None:
+    """States that a checkpoint does not name: older ones, and what a killed ``save`` left behind."""
+    state = folder.path / "state"
+    for old in state.glob("round_*"):
         if old.name != name:
             shutil.rmtree(old, ignore_errors=True)
+    for old in {*state.glob("victim_*")} - {_snapshot_file(folder, t) for t in snapshots}:
+        old.unlink(missing_ok=True)
 
 
 def _head(name: str, progress: Progress) -> dict[str, Any]:
@@ -52,11 +61,15 @@ def _head(name: str, progress: Progress) -> dict[str, Any]:
 
 
 def _save_snapshot(folder: RunFolder, snapshot: Snapshot) -> None:
-    place = folder.path / "state" / f"victim_{snapshot.round:04d}.safetensors"
-    if place.exists():
+    place = _snapshot_file(folder, snapshot.round)
+    if place.exists():  # by an earlier checkpoint of this run: ``load`` drops any other
         return
     sent = flat(snapshot.sent)
     write_tensors(place, {**pack("broadcast", flat(snapshot.broadcast)), **pack("memory", snapshot.memory), **pack("sent", sent)})
+
+
+def _snapshot_file(folder: RunFolder, round: int) -> Path:
+    return folder.path / "state" / f"victim_{round:04d}.safetensors"
 
 
 def flat(values: Mapping[str, Tensors]) -> dict[str, Tensor]:
@@ -72,16 +85,15 @@ def nested(state: State) -> dict[str, dict[str, Tensor]]:
 def load(folder: RunFolder, plan: Plan) -> Progress | None:
     """The last whole state, or None where there is none yet. Raises DamagedRun, naming the file."""
     if not folder.checkpoint.exists():
+        _drop_unnamed(folder, "", ())
         return None
     head = read_json(folder.checkpoint)
     if not isinstance(head, dict) or head.get("schema") != SCHEMA:
         raise DamagedRun(f"{folder.checkpoint}: not a checkpoint of schema {SCHEMA}")
     try:
-        place = folder.path / "state" / str(head["state"])
-        if place.parent != folder.path / "state":
-            raise DamagedRun(f"{folder.checkpoint}: state={head['state']!r} is not a plain folder name")
+        place = folder.path / "state" / safe_name(str(head["state"]))
         memories = read_tensors(place / "memories.safetensors")
-        return Progress(
+        progress = Progress(
             round=int(head["round"]),
             server=read_tensors(place / "server.safetensors"),
             memories={int(k): unpack(k, memories) for k in {key.split("/", 1)[0] for key in memories}},
@@ -97,7 +109,9 @@ def load(folder: RunFolder, plan: Plan) -> Progress | None:
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         if isinstance(error, DamagedRun):
             raise
-        raise DamagedRun(f"{folder.checkpoint}: damaged ({str(error)[:100]})") from None
+        raise DamagedRun(f"{folder.checkpoint}: damaged ({' '.join(str(error).split())[:100]})") from None
+    _drop_unnamed(folder, place.name, progress.snapshots)
+    return progress
 
 
 def _counts(rounds: Any) -> tuple[dict[int, int], ...]:
@@ -105,7 +119,7 @@ def _counts(rounds: Any) -> tuple[dict[int, int], ...]:
 
 
 def _load_snapshot(folder: RunFolder, plan: Plan, round: int) -> Snapshot:
-    whole = read_tensors(folder.path / "state" / f"victim_{round:04d}.safetensors")
+    whole = read_tensors(_snapshot_file(folder, round))
     return Snapshot(
         round,
         nested(unpack("broadcast", whole)),

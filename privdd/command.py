@@ -8,7 +8,7 @@ from pathlib import Path
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from privdd.config import (
     BadConfig,
@@ -26,6 +26,12 @@ from privdd.runs import stored_config
 from privdd.sweeps import Sweep, asked, is_sweep, pinned
 
 Run = Callable[[DictConfig, Path, Sequence[str]], int]
+# What does not decide what was sent: a resumed run gives the result of an undisturbed one, and a stored
+# run attacked again keeps its own audited records.
+CHANGEABLE = {
+    "resume": ("engine",),
+    "run": ("attack", "engine", "audit.worlds", "audit.federations", "audit.victims", "audit.confidence", "audit.waive"),
+}
 HELP = ("--help", "-h", "--hydra-help", "--version", "--info", "--cfg", "--shell-completion", "-sc", "--package", "--resolve")
 
 
@@ -59,14 +65,14 @@ def _is_group(argument: str) -> bool:
 def _stored(command: str, run: Run, argv: Sequence[str], path: Path, word: str) -> int:
     """resume=DIR goes on as configured there; run=DIR attacks it again with the attacks asked for."""
     config = stored_config(path)
-    other = [a for a in argv if a.split("=")[0] not in (word, "attack", "engine") and not a.startswith("audit.")]
-    if other:
-        raise BadConfig(f"{other[0]}: only attack=, audit.* and engine= can be changed together with {word}=")
-    if word == "run":
-        fresh = composed(command, [a for a in argv if a.split("=")[0] != word], own_folders(argv))
-        for key in ("attack", "engine"):
-            if any(a.startswith(f"{key}=") for a in sys.argv[1:]):
-                config[key] = fresh[key]
+    typed = [a for a in sys.argv[1:] if "=" in a and not a.startswith((f"{word}=", "-"))]
+    for item in typed:
+        if not any(item.split("=")[0] == part or item.startswith(f"{part}.") for part in CHANGEABLE[word]):
+            raise BadConfig(f"{item}: together with {word}= only {', '.join(CHANGEABLE[word])} can be changed")
+    spelled = [a for a in argv if a.split("=")[0].split(".")[0] in CHANGEABLE[word] or a in typed and a != "attack=all"]
+    fresh = composed(command, [f"preset={config.preset.name}", *spelled], own_folders(argv))
+    for key in (item.split("=")[0].split("@")[0] for item in typed):
+        OmegaConf.update(config, key, OmegaConf.select(fresh, key), merge=False, force_add=True)
     return run(config, path, sys.argv)
 
 
@@ -99,6 +105,8 @@ def _sweep(command: str, argv: Sequence[str]) -> Sweep:
 def _swept(sweep: Sweep, start: Callable[[], object]) -> int:
     try:
         start()
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("repeat the same command: finished points are skipped, the others go on") from None
     except SystemExit as stop:  # a launcher lost a worker: what finished is still compared
         return sweep.finish() or int(bool(stop.code))
     return sweep.finish()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,37 @@ CONTRADICTION = 2
 
 
 def prepare(path: Path, config: DictConfig) -> RunFolder:
-    """The folder with its resolved config.yaml. Raises OSError where it cannot be written."""
+    """The folder with its resolved config.yaml.
+
+    Raises OSError where it cannot be written, BadConfig where it holds a run of another config: going
+    on from that run's checkpoint would mix the two.
+    """
     folder = RunFolder(path)
+    if folder.checkpoint.exists():
+        old, new = _decides(stored_config(path)), _decides(config)
+        changed = sorted(key for key in {*old, *new} if old.get(key) != new.get(key))
+        if changed:
+            raise BadConfig(f"{path}: holds a run of another config ({', '.join(changed)} differ); use another folder")
     write_bytes(path / "config.yaml", OmegaConf.to_yaml(config, resolve=True).encode())
     return folder
+
+
+def _decides(config: DictConfig) -> dict[str, Any]:
+    """The parts of a config that decide what is sent."""
+    from privdd.assembly import UNFINGERPRINTED, plain
+
+    parts = {str(k): v for k, v in plain(config).items() if k not in UNFINGERPRINTED}
+    audited = {f"audit.{k}": OmegaConf.select(config, f"audit.{k}") for k in ("client", "records")}
+    return parts | audited
+
+
+@contextmanager
+def resumable(command: str, path: Path) -> Iterator[None]:
+    """Ctrl-C says how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"resume with: python -m privdd.{command} resume={path}") from None
 
 
 def stored_config(path: Path) -> DictConfig:
@@ -52,8 +80,9 @@ def run_audit(config: DictConfig, path: Path, argv: Sequence[str]) -> int:
     check_coverage(experiment.plan.method, attacks, waived)
     folder = prepare(path, config)
     say(experiment, path)
-    result = write_run(folder, audit(experiment, attacks, folder), argv)
-    page = write_report(path)
+    with resumable("audit", path):
+        result = write_run(folder, audit(experiment, attacks, folder), argv)
+        page = write_report(path)
     print_summary(result, sys.stdout)
     print(f"\nreport: {page}\nresult: {folder.findings}")
     return CONTRADICTION if result.verdict == "contradiction" else 0
@@ -75,7 +104,8 @@ def run_training(config: DictConfig, path: Path, argv: Sequence[str]) -> int:
     trainer = Trainer(
         experiment.plan, experiment.shards, experiment.test, experiment.engine, folder, experiment.ledger(), experiment.capture
     )
-    progress = trainer.run()
+    with resumable("train", path):
+        progress = trainer.run()
     seconds = {"train": time.monotonic() - began}
     write_json(folder.manifest, manifest(experiment, progress, seconds, argv))
     epsilon = both(progress.ledger)

@@ -23,18 +23,29 @@ class DamagedRun(ValueError):
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Write beside the target, flush to disk, then rename: a reader sees the old file or the new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    """Write beside the target, flush to disk, then rename: a reader sees the old file or the new one.
+
+    Raises OSError, naming the file, where the disk is full or the folder cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        _write(handle, Path(temporary), path, data)
+    except OSError as error:
+        error.filename = str(path)  # else absent, or the temporary name
+        raise
+
+
+def _write(handle: int, temporary: Path, path: Path, data: bytes) -> None:
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
+        temporary.chmod(0o644)
+        temporary.replace(path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
 
 
@@ -73,19 +84,33 @@ def _refuse(text: str) -> float:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Contiguous copies on the CPU, as safetensors."""
+    """Contiguous copies on the CPU, as safetensors.
+
+    The names' order is kept beside them: sums and noise run over a state in its order, so a resumed
+    run gives the same bits only if the order comes back.
+    """
     plain = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
-    write_bytes(path, safetensors.torch.save(plain))
+    write_bytes(path, safetensors.torch.save(plain, {"order": json.dumps(list(plain))}))
 
 
 def read_tensors(path: Path) -> State:
     """Raises DamagedRun, naming the file, where it is missing or is not safetensors."""
     try:
-        return safetensors.torch.load(path.read_bytes())
+        data = path.read_bytes()
+        tensors = safetensors.torch.load(data)
+        order = _order(data)
+        return {name: tensors[name] for name in order} if set(order) == set(tensors) else tensors
     except FileNotFoundError:
         raise DamagedRun(f"{path}: no such file") from None
     except Exception as error:  # safetensors raises its own and built-in errors
         raise DamagedRun(f"{path}: not readable as safetensors ({str(error)[:120]})") from None
+
+
+def _order(data: bytes) -> list[str]:
+    """The names in the order in which they were written, empty in files of others."""
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    names = json.loads(header.get("__metadata__", {}).get("order", "[]"))
+    return names if isinstance(names, list) and all(isinstance(name, str) for name in names) else []
 
 
 def safe_name(name: str) -> str:

@@ -68,8 +68,12 @@ class Trainer:
         """All rounds, from the last whole checkpoint if there is one."""
         progress = checkpoint.load(self.folder, self.plan) or start(self.plan, self.ledger)
         total = self.plan.method.rounds
-        if progress.round >= total:
-            return progress
+        if progress.round < total:
+            progress = self._rounds(progress, total)
+        write_json(self.folder.ledger, progress.ledger.to_json())
+        return progress
+
+    def _rounds(self, progress: Progress, total: int) -> Progress:
         broadcast, saved = None, time.monotonic()
         with stage("train", total - progress.round) as bar:
             while progress.round < total:
@@ -84,5 +88,4 @@ class Trainer:
                     checkpoint.save(self.folder, progress)
                     saved = time.monotonic()
                 bar.advance(f"accuracy {value:.3f}")
-        write_json(self.folder.ledger, progress.ledger.to_json())
         return progress
