@@ -77,7 +77,8 @@ class Knowledge:
     architecture whose parameters travel (in the victim's own mode), loaded with the broadcast;
     maps: named callables, x (b, c, h, w) -> (b, ...), e.g. ``feature`` for FedFed's protected
     features or ``projection`` for FedRD's; settings: plain numbers of the protocol (lr, momentum,
-    local_steps, batch_size, noise_std, ...).
+    local_steps, batch_size, noise_std, ...); known: records that this adversary happens to hold, with
+    the row of the release that stems from each ("x" (k, c, h, w), "row" (k,)).
     """
 
     shape: tuple[int, int, int]
@@ -87,6 +88,7 @@ class Knowledge:
     model: nn.Module | None = None
     maps: Mapping[str, Callable[[Tensor], Tensor]] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
+    known: Tensors = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -132,8 +134,8 @@ class Truth:
 
     x (n, c, h, w) and y (n,): the victim's training records; heldout_x: records of the same client
     that it did not train on; counts: (classes,) true label counts; virtual: images that stand
-    between records and artifact (FedLGD), if any; batches: the records behind each capture where a
-    capture stems from one small batch.
+    between records and artifact (FedLGD), if any; rows: (n,) the row of a per-record release that
+    stems from each record, where there is one.
     """
 
     x: Tensor
@@ -142,6 +144,7 @@ class Truth:
     heldout_y: Tensor
     counts: Tensor
     virtual: Tensor | None = None
+    rows: Tensor | None = None
 
 
 @dataclass(frozen=True)

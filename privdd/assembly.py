@@ -85,6 +85,8 @@ def assemble(config: DictConfig) -> Experiment:
     victim = _victim(config, shards)
     problem = Problem(dataset.shape, dataset.classes, len(shards), str(config.device))
     mechanisms = _mechanisms(config, method)
+    if "update" in mechanisms and hasattr(method, "with_client_privacy"):
+        method = method.with_client_privacy()
     plan = Plan(
         keys, problem, method, mechanisms, str(config.privacy.noise_source), str(config.privacy.relation),
         float(config.participation), victim,

@@ -6,9 +6,11 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from attacks.membership.evaluate import audited_epsilon
 from attacks.types import Attack, Evidence, Family, Finding, Truth, View
 from privdd.assembly import Experiment, fingerprint
 from privdd.core import Shard
@@ -38,7 +40,7 @@ def game_of(experiment: Experiment) -> Game:
     """The audited records and all coins; the first row is what the run itself trains on."""
     plan, audit = experiment.plan, experiment.config.audit
     keys = plan.keys.fold("audit", plan.victim)
-    return draw_game(experiment.shards[plan.victim], int(audit.records), int(audit.worlds), keys)
+    return draw_game(experiment.shards[plan.victim], int(audit.records), int(audit.worlds), keys, plan.relation)
 
 
 def audit(experiment: Experiment, attacks: Mapping[str, Attack], folder: RunFolder) -> Audited:
@@ -118,6 +120,7 @@ def _attack_all(
 ) -> Iterator[Finding]:
     jobs = [(v, truth, note, n, a) for v, truth, note in _jobs(scene, stacked) for n, a in attacks.items() if applies(a, v)]
     used: dict[str, int] = {}
+    tests = sum(attack.family == Family.MEMBERSHIP for *_, attack in jobs)
     with stage("attack", len(jobs)) as bar:
         for view, truth, note, name, attack in jobs:
             generator = scene.plan.keys.fold("attack", name, view.surface, note).torch()
@@ -127,10 +130,22 @@ def _attack_all(
             used[stem] = used.get(stem, 0) + 1
             file = f"{stem}{f'.{used[stem]}' if used[stem] > 1 else ''}.safetensors"
             extra = {"note": "; ".join(filter(None, [note, finding.measures.get("note", "")])), "figure": file}
+            if evidence.scores is not None and view.worlds is not None:
+                extra["diagnostics"] = {**finding.measures.get("diagnostics", {}), **_decisive(evidence.scores, view, tests, generator)}
             finding = finding.with_measures(seconds=time.monotonic() - began, **extra)
             write_tensors(folder.path / "evidence" / file, _kept(finding, evidence, view))
             yield replace(finding, attack=name)
             bar.advance(f"{view.surface} {name}")
+
+
+def _decisive(scores: Tensor, view: View, tests: int, generator: torch.Generator) -> dict[str, float]:
+    """The bound that may decide a verdict: at 95 % over all membership tests of the run together."""
+    if view.worlds is None:
+        return {}
+    rng = np.random.default_rng(int(torch.randint(2**31 - 1, (1,), generator=generator)))
+    delta = float(view.knowledge.settings.get("delta", 1e-5))
+    bound = audited_epsilon(scores, view.worlds.masks[: len(scores)], delta, rng, confidence=1 - 0.05 / tests)
+    return {"epsilon_familywise": bound.value, "tests": tests}
 
 
 def _kept(finding: Finding, evidence: Evidence, view: View) -> dict[str, Tensor]:

@@ -84,13 +84,18 @@ class Records:
 
 @dataclass(frozen=True)
 class Shard:
-    """One client's data: train feeds its uploads, test its personal accuracy, heldout the audit."""
+    """One client's data: train feeds its uploads, test its personal accuracy, heldout the audit.
+
+    nulls: records that zero-out adjacency has replaced by nothing: black images that keep id and label.
+    They contribute zero to every query; a method that releases one row per record releases theirs too.
+    """
 
     client: int
     train: Records
     test: Records
     heldout: Records
     classes: int
+    nulls: Records | None = None
 
     @property
     def shape(self) -> tuple[int, int, int]:

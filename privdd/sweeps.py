@@ -20,7 +20,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from privdd.store import read_json, write_json
 
 MARK = "point.json"
-RESULTS = {"audit": "findings.json", "train": "training.json"}
+RESULTS = {"audit": ("findings.json", "report.html"), "train": ("training.json",)}
 
 
 def fingerprint(parts: Iterable[str]) -> str:
@@ -29,8 +29,8 @@ def fingerprint(parts: Iterable[str]) -> str:
 
 
 def readable(text: str, limit: int = 80) -> str:
-    """``text`` as part of a folder name: letters, digits and _.=+- only."""
-    return re.sub(r"[^A-Za-z0-9_.=+-]+", "_", text)[:limit].strip("_.")
+    """``text`` as part of a folder name: letters, digits and _.+- only, so that it can be typed as run=DIR."""
+    return re.sub(r"[^A-Za-z0-9_.+-]+", "_", text.replace("=", "-"))[:limit].strip("_.-")
 
 
 def point_name(overrides: str) -> str:
@@ -89,7 +89,7 @@ class Sweep:
     def point(self, path: Path, work: Callable[[], int]) -> int:
         """Run one point, or skip it where it is finished -> status; a failing point does not stop the others."""
         self._mark(path, None)
-        if (path / RESULTS[self.command]).is_file():
+        if all((path / name).is_file() for name in RESULTS[self.command]):
             print(f"privdd: {path.name} is finished, skipped", file=sys.stderr)
             status, line = stored_status(path), ""
         else:
@@ -137,5 +137,5 @@ def _attempt(work: Callable[[], int]) -> tuple[int, str]:
 
 def stored_status(path: Path) -> int:
     """The exit status that a finished run had: 2 where it found a contradiction."""
-    file = path / RESULTS["audit"]
+    file = path / "findings.json"
     return 2 if file.is_file() and read_json(file).get("verdict") == "contradiction" else 0

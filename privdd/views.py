@@ -48,7 +48,20 @@ class Scene:
         train, out = self.shard.train, self.shard.heldout
         counts = torch.bincount(train.y, minlength=self.shard.classes)
         memory = self.progress.memories.get(self.plan.victim, {})
-        return Truth(train.x, train.y, out.x, out.y, counts, memory.get("virtual/x"))
+        return Truth(train.x, train.y, out.x, out.y, counts, memory.get("virtual/x"), self._rows(train))
+
+    def _rows(self, records: Records) -> Tensor:
+        """Where each record's row stands in a release of one row per record (ordered by id)."""
+        nulls = self.shard.nulls
+        ids = self.shard.train.ids if nulls is None else torch.cat([self.shard.train.ids, nulls.ids])
+        return torch.searchsorted(ids.sort().values, records.ids)
+
+    def known(self, batch: int = 64) -> dict[str, Tensor]:
+        """One record of every release batch that an insider happens to hold."""
+        train = self.shard.train
+        rows = self._rows(train)
+        first = [int((rows // batch == b).nonzero()[0]) for b in (rows // batch).unique()]
+        return {"x": train.x[first], "row": rows[first]}
 
     def knowledge(self, round: int) -> Knowledge:
         """The protocol, the architecture, public records; maps that the broadcast makes known."""
@@ -59,7 +72,8 @@ class Scene:
         maps = getattr(method, "maps", lambda *_: {})(lens.snapshot.broadcast, lens.snapshot.memory, problem)
         size = len(self.shard.train)
         settings = {**getattr(method, "settings", lambda _: {})(size), **self._settings(), "batch_records": size}
-        return Knowledge(problem.shape, problem.classes, self.public.x, self.public.y, model, maps, settings)
+        known = self.known(int(settings.get("broadcast_batch") or 64))
+        return Knowledge(problem.shape, problem.classes, self.public.x, self.public.y, model, maps, settings, known)
 
     def _settings(self) -> dict[str, Any]:
         noise = feature_noise(self.plan)

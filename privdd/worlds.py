@@ -23,12 +23,14 @@ class Game:
     """Which records of the audited client are audited, and every world's coins.
 
     audited: (n,) positions in the client's whole training set; masks: (K, n) bool, row 0 real;
-    whole: the client's training records before any coin was thrown.
+    whole: the client's training records before any coin was thrown; relation: what "out" means, the
+    record gone (add_remove, replace) or zeroed out with its label kept.
     """
 
     whole: Records
     audited: Tensor
     masks: Tensor
+    relation: str = "add_remove"
 
     @property
     def candidates(self) -> Records:
@@ -43,11 +45,12 @@ class Game:
     def shard(self, shard: Shard, world: int) -> Shard:
         """The client in one world; records that are out join its held-out ones."""
         keep = self.kept(world)
-        out = Records.concat([shard.heldout, self.whole.take(~keep)])
-        return replace(shard, train=self.whole.take(keep), heldout=out)
+        gone = self.whole.take(~keep)
+        nulls = replace(gone, x=torch.zeros_like(gone.x)) if self.relation == "zero_out" else None
+        return replace(shard, train=self.whole.take(keep), heldout=Records.concat([shard.heldout, gone]), nulls=nulls)
 
 
-def draw_game(shard: Shard, records: int, worlds: int, keys: Keys) -> Game:
+def draw_game(shard: Shard, records: int, worlds: int, keys: Keys, relation: str = "add_remove") -> Game:
     """Audit ``records`` of the client's training records (all but a quarter at most) in K worlds.
 
     The coins are secret, independent and fair. A world in which a client would be left with no
@@ -60,7 +63,7 @@ def draw_game(shard: Shard, records: int, worlds: int, keys: Keys) -> Game:
     audited = torch.randperm(size, generator=keys.fold("audited").torch())[:count].sort().values
     generator = keys.fold("secret", "coins").torch()
     masks = torch.rand(worlds, count, generator=generator) < 0.5
-    return Game(shard.train, audited, masks)
+    return Game(shard.train, audited, masks, relation)
 
 
 @dataclass(frozen=True)

@@ -64,10 +64,12 @@ def protected_representations(
 ) -> Upload:
     """Representations of every class of the public list, from noise and what the mechanisms released.
 
-    project must be public: drawn without the records, or trained under a guarantee.
+    project must be public: drawn without the records, or trained under a guarantee. Representations
+    start as projected noise images, which has the scale of projected records where N(0, 1) may not.
     """
     labels = torch.tensor(ctx.problem.class_list)
-    first = noise_images(labels, dpc, shape, ctx.keys.fold("start")).to(shard.train.x)
+    noise = noise_images(labels, dpc, shard.shape, ctx.keys.fold("start")).to(shard.train.x)
+    first = embed_real(project, noise.flatten(0, 1).abs().clamp(max=1)).unflatten(0, noise.shape[:2])
     settings = replace(settings, augment_synthetic=False)
     if ctx.protected("embedding"):
         views = public_views(networks, reads, shard.shape, settings, streams_of(ctx), project)

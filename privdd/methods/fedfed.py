@@ -199,15 +199,21 @@ class FedFed:
         return upload, pack("adam", moments) if self.keep_moments else {}
 
     def _release(self, broadcast: Mapping[str, Tensors], shard: Shard, ctx: ClientContext) -> Upload:
-        """x_s of every record, in order; the channel's mechanism noises (and repeats) it."""
+        """x_s of every record, in order; the channel's mechanism noises (and repeats) it.
+
+        Zeroed-out records are released as zeros with their labels: that is what the relation means.
+        """
         with torch.no_grad():
             features = self.maps(broadcast, {}, ctx.problem)["feature"](shard.train.x)
-        copies = len(self.loss.stds)
-        zero_out = ctx.relation == "zero_out" and self.shared_only
-        public = LABELS_PUBLIC if zero_out else ""
+        y, ids = shard.train.y, shard.train.ids
+        if shard.nulls is not None:
+            features = torch.cat([features, torch.zeros_like(shard.nulls.x)])
+            y, ids = torch.cat([y, shard.nulls.y]), torch.cat([ids, shard.nulls.ids])
+        order = ids.argsort()
+        public = LABELS_PUBLIC if ctx.relation == "zero_out" and self.shared_only else ""
         return {
-            "features": Artifact({"x": features}, flags={"public_map": ctx.protected("dpsgd")}),
-            "labels": Artifact({"y": shard.train.y.repeat(copies)}, public=public),
+            "features": Artifact({"x": features[order]}, flags={"public_map": ctx.protected("dpsgd")}),
+            "labels": Artifact({"y": y[order].repeat(len(self.loss.stds))}, public=public),
         }
 
     def _train(
@@ -249,6 +255,12 @@ class FedFed:
             noise_per_record=mechanism.broadcast_batch is None,
         )
         return [claim, fedfed_3_4(client=claim, clients=plan.problem.clients, delta_hat=DELTA)]
+
+    def stated(self, plan: Any, shards: Sequence[Shard]) -> dict[str, float]:
+        """The paper's profiles promise Theorem 3.3 for their features; the sound one what is accounted."""
+        if self.shared_only or not (claims := self.claims(plan, shards)):
+            return {}
+        return {str(s): claims[0].epsilon for s in (Surface.FEATURES, Surface.SHARED_FEATURES)}
 
     def classifier(self, problem: Problem) -> nn.Module:
         """The architecture whose parameters travel in phase B (and inside phase A's)."""

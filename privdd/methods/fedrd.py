@@ -116,7 +116,10 @@ class FedRD:
         own = self._train_projection(broadcast, memory, shard, ctx)
         if self.start == "real" and ctx.round == 0:
             warn_short(shard, self.dpc, ctx.keys)
-        return self._upload(broadcast, own, shard, ctx), pack("projection", own)
+        memory = pack("projection", own)
+        if self.frozen_projection:  # the next task model will not know this projection
+            memory |= pack("task", {**broadcast["model"], **broadcast.get("buffers", {})})
+        return self._upload(broadcast, own, shard, ctx), memory
 
     def aggregate(self, server: State, inbox: Sequence[Received], keys: Keys) -> State:
         """Train the task model on the union of all representations."""
@@ -129,12 +132,13 @@ class FedRD:
     def predict(self, server: State, memory: State | None, x: Tensor) -> Tensor:
         """Logits (n, C) of the task model on a client's own projection.
 
-        Raises ValueError without the client's memory: there is no global model of images.
+        Where the shared projection is frozen, the task model is the one that the client's own was trained
+        through. Raises ValueError without the client's memory: there is no global model of images.
         """
         projection = unpack("projection", memory or {})
         if not projection:
             raise ValueError("memory={}: FedRD predicts with a client's own projection, which is in its memory")
-        state = unpack("model", server) | unpack("buffers", server)
+        state = unpack("task", memory or {}) or unpack("model", server) | unpack("buffers", server)
         classes = len(state["head.weight"])
         with torch.no_grad():
             z = self._projector(projection, tuple(x.shape[1:]), classes)(x)  # type: ignore[arg-type]

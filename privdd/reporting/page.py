@@ -60,6 +60,5 @@ def write_report(run_dir: Path | str) -> Path:
     for plot in figures:
         save(plot.figure, plot.drawing, folder, plot.name)
     for album in albums:
-        row = album.row
-        album.save(folder, plots.slug(f"pictures-{row.surface}-{row.attack}-{row.adversary}"))
+        album.save(folder, plots.slug(f"pictures-{album.row.evidence_name.removesuffix('.safetensors')}"))
     return page

@@ -107,10 +107,10 @@ def roc_line(label: str, evidence: Evidence) -> RocLine | None:
     return RocLine(label, curve(evidence.scores, evidence.members, clusters=alike), blind)
 
 
-def strength(row: FindingRow) -> tuple[float, float]:
-    """Sorts membership findings: true-positive rate at the smallest resolvable rate, then AUC."""
+def strength(row: FindingRow) -> tuple[float, float, float]:
+    """Sorts membership findings: smallest rate that can be seen, true-positive rate there, AUC."""
     found = summary.worst_membership([row])
-    return (found.at.tpr if found else 0.0, row.auc or 0.0)
+    return (-found.fpr, found.at.tpr, row.auc or 0.0) if found else (-2.0, 0.0, row.auc or 0.0)
 
 
 def rocs(record: RunRecord) -> list[Plot]:

@@ -95,10 +95,10 @@ def best_pictures(rows: Iterable[FindingRow]) -> FindingRow | None:
 
 
 def surface_lines(findings: Findings) -> list[SurfaceLine]:
-    """One line per released surface, gravest verdict first."""
+    """One line per released surface: gravest verdict first, then the largest measured epsilon."""
     gravity = ("contradiction", "unprotected", "consistent")
     lines = [_surface_line(row, findings) for row in findings.surfaces]
-    return sorted(lines, key=lambda line: gravity.index(line.row.verdict))
+    return sorted(lines, key=lambda line: (gravity.index(line.row.verdict), -(line.measured or 0.0)))
 
 
 def _surface_line(row: SurfaceRow, findings: Findings) -> SurfaceLine:
@@ -123,10 +123,7 @@ def _worst_phrases(rows: list[FindingRow]) -> list[str]:
         )
     member, best = worst_membership(rows), best_pictures(rows)
     if member:
-        phrases.append(
-            f"{words.attack(member.row.attack)}: finds {share(member.at.tpr)} of members, "
-            f"{one_in(member.fpr)} false alarms"
-        )
+        phrases.append(_member_phrase(member))
     if best:
         phrases.append(_picture_phrase(best))
     labels = [r.label_accuracy for r in rows if r.label_accuracy is not None]
@@ -138,7 +135,16 @@ def _worst_phrases(rows: list[FindingRow]) -> list[str]:
 def _picture_phrase(best: FindingRow) -> str:
     base = blind_psnr(best)
     tail = f" ({number(base)} dB blind)" if base is not None else ""
+    if base is not None and (best.psnr or 0.0) <= base:
+        return f"{words.attack(best.attack)}: no picture above a blind guess"
     return f"{words.attack(best.attack)}: rebuilds pictures at {number(best.psnr)} dB{tail}"
+
+
+def _member_phrase(member: Membership) -> str:
+    name = words.attack(member.row.attack)
+    if not member.beats_guessing:
+        return f"{name}: finds members no better than guessing"
+    return f"{name}: finds {share(member.at.tpr)} of members, {one_in(member.fpr)} false alarms"
 
 
 def verdict(findings: Findings) -> Headline:
@@ -240,4 +246,5 @@ def _picture_sentence(findings: Findings) -> str:
             f"({number(best.psnr)} dB from the {where}, {number(base)} dB blind)."
         )
     tail = f", where a blind guess reaches {number(base)} dB" if base is not None else ""
+    tail += f" ({best.note})" if best.note else ""
     return f"The best picture rebuilt from the {where} reaches {number(best.psnr)} dB PSNR{tail}."

@@ -1,0 +1,272 @@
+"""FedLGD: federated training on virtual data, distilled locally by clients and globally by the server.
+
+Huang et al., "Federated Learning on Virtual Heterogeneous Data with Local-Global Dataset Distillation"
+(TMLR 2024), algorithm 1 and equations 1 to 6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from attacks.types import Surface
+from privdd.channel import ClientContext
+from privdd.core import Artifact, Keys, Problem, Received, Records, Shard, State, Tensors, Upload
+from privdd.distill.cells import Cells, one_world
+from privdd.distill.class_stats import Statistics, class_statistics
+from privdd.distill.gradient_matching import match_gradient
+from privdd.distill.iterative import Virtual, distilled, protected_images, stages
+from privdd.distill.matching import Matching, Streams
+from privdd.distill.networks import Networks
+from privdd.distill.private import refuse_batch_norm
+from privdd.distill.synthetic import noise_images, remembered, scaled_noise
+from privdd.distill.worlds import labelled, world_cells
+from privdd.methods.averaging import average, in_order
+from privdd.methods.local import outputs
+from privdd.methods.virtual import as_records, train_virtual
+from privdd.models import ModelSpec, build, initial
+from privdd.models.build import skeleton
+from privdd.privacy.base import Mechanism
+from privdd.state import pack, unpack
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedLGD:
+    """Clients train on virtual images; the server distils its own from their averaged updates.
+
+    virtual: how clients distil and refine their images. In the selected rounds (every tau_step, tau
+    of them) clients refine and train with cross-entropy alone on their own images; the server then
+    matches the gradient of its images (global_ipc a class; global_iterations, global_lr,
+    global_momentum) to the clients'. In the others clients train on both sets with cross-entropy and
+    contrast times a supervised contrastive term of the given temperature.
+
+    target: "gradient", in selected rounds a client takes one full-batch step, so that its update is the
+    gradient of equation 5; "displacement", a whole epoch as in the released code. server_start: noise
+    (paper) or statistics (released code: the average of the clients' class statistics, which are sent
+    in round 0). always_mixed: both sets and both losses in all rounds, as released. stale: a client
+    that sat out the last round goes on from the model it trained last, as released; else it takes the
+    server's. lr, batch_size, local_epochs: plain SGD of the clients.
+
+    With a mechanism for "embedding" all images come from noised reads of the records, and everything
+    sent is computed from those. A client without records trains on the server's images where it may,
+    and else sends the model back as it came.
+    """
+
+    model: ModelSpec
+    rounds: int
+    virtual: Virtual
+    tau: int = 10
+    tau_step: int = 5
+    lr: float = 0.01
+    batch_size: int = 32
+    local_epochs: float = 1
+    contrast: float = 10.0
+    temperature: float = 0.07
+    global_ipc: int = 10
+    global_iterations: int = 500
+    global_lr: float = 1.0
+    global_momentum: float = 0.5
+    target: Literal["gradient", "displacement"] = "gradient"
+    server_start: Literal["noise", "statistics"] = "noise"
+    always_mixed: bool = False
+    refine_first: bool = True
+    stale: bool = False
+
+    uploads: ClassVar[Mapping[str, Surface]] = {"update": Surface.UPDATE, "class_statistics": Surface.STATISTICS}
+    queries: ClassVar[Mapping[str, Surface]] = {"embedding": Surface.PROTOTYPES, "class_counts": Surface.COUNTS}
+    broadcasts: ClassVar[Mapping[str, Surface]] = {
+        "model": Surface.GLOBAL_MODEL,
+        "images": Surface.GLOBAL_IMAGES,
+        "labels": Surface.LABELS,
+    }
+    accuracy_kind: ClassVar[Literal["global", "personal"]] = "global"
+
+    def __post_init__(self) -> None:
+        for name in ("rounds", "tau_step", "batch_size", "global_ipc"):
+            if not getattr(self, name) >= 1:
+                raise ValueError(f"{name}={getattr(self, name)!r}: at least 1")
+        for name in ("lr", "local_epochs", "temperature", "global_lr"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name}={getattr(self, name)!r}: a number above 0")
+        for name in ("tau", "contrast", "global_iterations"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name}={getattr(self, name)!r}: a number from 0")
+        if not 0 <= self.global_momentum < 1:
+            raise ValueError(f"global_momentum={self.global_momentum!r}: a number in [0, 1)")
+        if self.target not in ("gradient", "displacement"):
+            raise ValueError(f"target={self.target!r}: allowed are gradient, displacement")
+        if self.server_start not in ("noise", "statistics"):
+            raise ValueError(f"server_start={self.server_start!r}: allowed are noise, statistics")
+        refuse_batch_norm(self.model.norm, "model")
+
+    # --- rounds -------------------------------------------------------------------------------
+
+    def selected(self, round: int) -> bool:
+        """Whether a round is one of the tau local-global distillation rounds."""
+        return round % self.tau_step == 0 and round < self.tau * self.tau_step
+
+    def refines(self, round: int) -> bool:
+        """Whether clients refine their images: in selected rounds, as released one step later."""
+        if self.refine_first:
+            return self.selected(round)
+        return round > 0 and round % self.tau_step == 0 and round <= self.tau * self.tau_step
+
+    # --- server -------------------------------------------------------------------------------
+
+    def init(self, problem: Problem, keys: Keys) -> State:
+        model = initial(self.model, problem.shape, problem.classes, keys.fold("model").torch())
+        labels = torch.arange(problem.classes)
+        noise = noise_images(labels, self.global_ipc, problem.shape, keys.fold("images"))
+        server = {"images/x": noise.flatten(0, 1), "labels/y": labels.repeat_interleave(self.global_ipc)}
+        return pack("model", model) | server
+
+    def broadcast(self, server: State) -> dict[str, Tensors]:
+        return {name: unpack(name, server) for name in self.broadcasts}
+
+    def aggregate(self, server: State, inbox: Sequence[Received], keys: Keys) -> State:
+        """The plain average of the models; in selected rounds gradient matching at the old model."""
+        before, clients = unpack("model", server), in_order(inbox)
+        uniform = torch.full((len(clients),), 1 / len(clients), dtype=torch.float64)
+        mean = average(inbox, "update", uniform)
+        after = {name: value.to(before[name]) for name, value in mean.items()}
+        images = server["images/x"]
+        if self.server_start == "statistics" and all("class_statistics" in c.values for c in clients):
+            images = self._from_statistics(images, average(inbox, "class_statistics", uniform))
+        if self._server_matches(clients[0].round):
+            target = {name: before[name] - after[name] for name in after}
+            images = match_gradient(
+                build(self.model, tuple(images.shape[1:]), len(before["head.weight"]), images.device),  # type: ignore[arg-type]
+                before,
+                target,
+                images,
+                server["labels/y"],
+                iterations=self.global_iterations,
+                lr=self.global_lr,
+                momentum=self.global_momentum,
+            )
+        return {**server, **pack("model", after), "images/x": images}
+
+    def _server_matches(self, round: int) -> bool:
+        """Selected rounds; the released code adds one at the end."""
+        return self.selected(round) or self.refines(round)
+
+    def _from_statistics(self, noise: Tensor, mean: Tensors) -> Tensor:
+        statistics = Statistics(mean["mean"].float(), mean["std"].float())
+        return scaled_noise(noise.unflatten(0, (-1, self.global_ipc)), statistics).flatten(0, 1)
+
+    def predict(self, server: State, memory: State | None, x: Tensor) -> Tensor:
+        """Logits (n, C) of the global model."""
+        state = unpack("model", server)
+        return outputs(skeleton(self.model, tuple(x.shape[1:]), len(state["head.weight"])), state, x)  # type: ignore[arg-type]
+
+    # --- client -------------------------------------------------------------------------------
+
+    def local(
+        self, broadcast: Mapping[str, Tensors], memory: State, shard: Shard, ctx: ClientContext
+    ) -> tuple[Upload, State]:
+        if self._protected(ctx):
+            images, labels = protected_images(self.virtual, memory, self._steps(broadcast, memory, shard, ctx), shard, ctx)
+        else:
+            cells = one_world(shard.train, shard.classes)
+            images, labels = self._distil(cells, broadcast, memory, shard, ctx), cells.labels
+        own = as_records(images.flatten(0, 1), labels.repeat_interleave(self.virtual.ipc))
+        update = self._train(broadcast, memory, own, shard, ctx)
+        upload = {"update": Artifact(update, private=self._protected(ctx))}
+        if self.server_start == "statistics" and ctx.round == 0:
+            upload["class_statistics"] = Artifact(self._statistics(shard))
+        kept = remembered(images, labels)
+        if self.stale:
+            kept |= pack("trained", update) | {"trained_in": torch.tensor([ctx.round])}
+        return upload, kept
+
+    def _protected(self, ctx: ClientContext) -> bool:
+        if not ctx.protected("embedding"):
+            return False
+        if self.server_start != "noise":
+            raise ValueError("server_start=statistics: it sends class statistics as they are; a guarantee needs noise")
+        return True
+
+    def _steps(
+        self, broadcast: Mapping[str, Tensors], memory: State, shard: Shard, ctx: ClientContext
+    ) -> list[tuple[Matching, Networks, Streams, int]]:
+        first, refine = "images/x" not in memory, self.refines(ctx.round)
+        return stages(self.virtual, self.model, broadcast, shard, ctx, first=first, refine=refine)
+
+    def _distil(
+        self, cells: Cells, broadcast: Mapping[str, Tensors], memory: State, shard: Shard, ctx: ClientContext
+    ) -> Tensor:
+        return distilled(self.virtual, cells, memory, self._steps(broadcast, memory, shard, ctx), shard, ctx)
+
+    def _statistics(self, shard: Shard) -> Tensors:
+        found = class_statistics(shard.train, shard.classes, released=self.virtual.released_statistics)
+        return {"mean": found.mean, "std": found.std}
+
+    def _train(
+        self, broadcast: Mapping[str, Tensors], memory: State, own: Records, shard: Shard, ctx: ClientContext
+    ) -> State:
+        start: Tensors = broadcast["model"]
+        if self.stale and "trained_in" in memory and int(memory["trained_in"]) != ctx.round - 1:
+            start = unpack("trained", memory)
+        mixed = self.always_mixed or not self.selected(ctx.round)
+        return train_virtual(
+            skeleton(self.model, shard.shape, shard.classes),
+            start,
+            own,
+            as_records(broadcast["images"]["x"], broadcast["labels"]["y"]) if mixed else None,
+            lr=self.lr,
+            batch_size=self.batch_size,
+            epochs=self.local_epochs,
+            contrast=self.contrast,
+            temperature=self.temperature,
+            generator=ctx.keys.fold("train").torch(),
+            one_step=self.target == "gradient" and self.selected(ctx.round),
+        )
+
+    def spends(self, round: int, mechanisms: Mapping[str, Mechanism]) -> dict[str, int]:
+        """How often one client applies each mechanism to one class in one round (all clients in all rounds)."""
+        stages = [self.virtual.warmup_reads] * (round == 0) + [self.virtual.refine_reads] * self.refines(round)
+        counts = {"embedding": sum(stages), "class_counts": len(stages)}
+        return {name: count for name, count in counts.items() if name in mechanisms}
+
+    # --- what an auditor needs ----------------------------------------------------------------
+
+    def classifier(self, problem: Problem) -> nn.Module:
+        """The architecture whose parameters travel."""
+        return build(self.model, problem.shape, problem.classes)
+
+    def model_state(self, name: str, value: Tensors, broadcast: Mapping[str, Tensors]) -> State | None:
+        """The classifier state that an upload implies, or None where it implies none."""
+        return dict(value) if name == "update" else None
+
+    def settings(self, shard_size: int) -> dict[str, Any]:
+        """The protocol's public numbers; updates come from virtual images, not from records."""
+        return {"lr": self.lr, "momentum": 0.0, "batch_size": self.batch_size, "update_is_delta": False}
+
+    def remembers(self, round: int) -> bool:
+        """Whether a round's upload reads what the client kept: its virtual images."""
+        return round > 0
+
+    def local_worlds(
+        self,
+        broadcast: Mapping[str, Tensors],
+        memory: State,
+        shard: Shard,
+        candidates: Records,
+        masks: Tensor,
+        ctx: ClientContext,
+    ) -> list[Upload] | None:
+        """The first round's uploads of K worlds, masks (K, n) bool saying which candidates join ``shard.train``.
+
+        Equal to K calls of ``local`` with this ctx. None later on (each world has its own images by
+        then), under noise, and where statistics are sent or scaled by a world's number of records.
+        """
+        if self._protected(ctx) or memory or self.server_start == "statistics" or self.virtual.released_statistics:
+            return None
+        cells = world_cells(shard.train, candidates, masks, shard.classes)
+        images = self._distil(cells, broadcast, memory, shard, ctx)
+        sets = [as_records(*labelled(cells, images, world)) for world in range(len(masks))]
+        return [{"update": Artifact(self._train(broadcast, memory, own, shard, ctx))} for own in sets]
