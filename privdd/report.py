@@ -34,10 +34,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             print_summary(load(given.runs[0]), sys.stdout)
         else:
             page = write_comparison(given.runs, given.out or Path("comparison"))
+        print(page, flush=True)
     except (DamagedRun, OSError) as error:
         print(f"privdd-report: {error}", file=sys.stderr)
         return 1
-    print(page)
     return 0
 
 

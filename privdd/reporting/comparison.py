@@ -69,16 +69,21 @@ def _named(setting: Setting, surface: str, attack: str) -> str:
     return f"{setting.label}: {words.SURFACE[surface][0].lower()}, {words.attack(attack)}"
 
 
-def frontier(made: Sequence[Setting]) -> Plot:
-    """Epsilon against accuracy."""
+def frontier(made: Sequence[Setting]) -> Plot | None:
+    """Epsilon against accuracy, of the settings that trained a model."""
+    made = [s for s in made if s.accuracies]
+    if not made:
+        return None
     points = [FrontierPoint(s.method, s.epsilon, s.accuracies, s.measured, s.claim) for s in made]
     said = "; ".join(f"{s.label}: epsilon {words.number(s.epsilon)}, accuracy {words.share(s.accuracy)}" for s in made)
     caption = "Mean and range over seeds. Choosing the best point on private data costs privacy beyond its ε."
     return Plot("frontier", "Epsilon against accuracy", caption, f"{said}.", epsilon_figures.frontier(points))
 
 
-def uploads(made: Sequence[Setting]) -> Plot:
-    sizes = {s.label: float(s.uploaded) for s in made}
+def uploads(made: Sequence[Setting]) -> Plot | None:
+    sizes = {s.label: float(s.uploaded) for s in made if s.uploaded is not None}
+    if not sizes:
+        return None
     said = "; ".join(f"{k}: {figures.size(v)}" for k, v in sizes.items())
     return Plot("bytes", "Uploaded by each client", "Over the whole run.", said, figures.bytes_bar(sizes))
 

@@ -32,11 +32,12 @@ class Setting:
 
     @property
     def accuracies(self) -> tuple[float, ...]:
-        return tuple(run.findings.utility.accuracy for run in self.runs)
+        """Of the runs that trained a model: none where all brought scores from elsewhere."""
+        return tuple(utility.accuracy for run in self.runs if (utility := run.findings.utility))
 
     @property
-    def accuracy(self) -> float:
-        return mean(self.accuracies)
+    def accuracy(self) -> float | None:
+        return mean(self.accuracies) if self.accuracies else None
 
     @property
     def epsilon(self) -> float:
@@ -58,8 +59,9 @@ class Setting:
         return _middle([summary.measured_epsilon(run.findings.findings) for run in self.runs])
 
     @property
-    def uploaded(self) -> int:
-        return max(run.findings.utility.uploaded_bytes_per_client for run in self.runs)
+    def uploaded(self) -> int | None:
+        used = [run.findings.utility for run in self.runs]
+        return max((utility.uploaded_bytes_per_client for utility in used if utility), default=None)
 
     @property
     def psnr(self) -> float | None:

@@ -189,7 +189,8 @@ def strip(record: RunRecord) -> Plot:
 
 def accuracy(runs: Iterable[tuple[str, RunRecord]]) -> Plot | None:
     """Accuracy by round, one line per run that recorded it."""
-    series = {label: r.findings.utility.accuracy_by_round for label, r in runs if r.findings.utility.accuracy_by_round}
+    used = [(label, r.findings.utility) for label, r in runs]
+    series = {label: utility.accuracy_by_round for label, utility in used if utility and utility.accuracy_by_round}
     if not series:
         return None
     alt = "Accuracy by round. " + "; ".join(f"{k}: ends at {words.share(v[-1])}" for k, v in series.items())

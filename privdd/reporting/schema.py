@@ -171,11 +171,14 @@ class FindingRow(Part):
 
 
 class Findings(Part):
-    """The whole file. Raises pydantic's ValidationError on any key or value outside schema 1."""
+    """The whole file. Raises pydantic's ValidationError on any key or value outside schema 1.
+
+    utility is absent where nothing was trained: scores brought from elsewhere.
+    """
 
     schema_: Literal[1] = Field(alias="schema", default=1)
     run: Run
-    utility: Utility
+    utility: Utility | None = None
     privacy: Privacy
     surfaces: list[SurfaceRow]
     findings: list[FindingRow]

@@ -89,7 +89,7 @@ def _frontier_row(s: Setting) -> list[Any]:
     spread = stdev(s.accuracies) if len(s.accuracies) > 1 else None
     return [
         s.method, " ".join(f"{k}={v}" for k, v in s.parameters), len(s.runs), pld, s.epsilon_rdp, s.claim, s.measured,
-        privacy.delta, privacy.unit, privacy.relation, s.accuracy, spread, min(s.accuracies), max(s.accuracies),
+        privacy.delta, privacy.unit, privacy.relation, s.accuracy, spread, min(s.accuracies, default=None), max(s.accuracies, default=None),
         *(at.tpr if at else None for at in rates), s.psnr, s.uploaded, s.verdict,
     ]  # fmt: skip
 

@@ -59,13 +59,14 @@ def _writable(file: IO[str]) -> IO[str]:
 
 
 def _epsilons(findings: Findings) -> str:
-    privacy, claim = findings.privacy, summary.boldest(findings.privacy.claims)
+    privacy, utility = findings.privacy, findings.utility
+    claim = summary.boldest(privacy.claims)
     return (
         f"epsilon claimed {number(claim.epsilon if claim else None)}, "
         f"accounted {number(privacy.epsilon.pld)} (PLD) / {number(privacy.epsilon.rdp)} (RDP), "
         f"measured at least {number(summary.measured_epsilon(findings.findings))}; "
-        f"delta {number(privacy.delta)}, unit {privacy.unit}, {privacy.relation}; "
-        f"accuracy {share(findings.utility.accuracy)} ({findings.utility.accuracy_kind})"
+        f"delta {number(privacy.delta)}, unit {privacy.unit}, {privacy.relation}"
+        + (f"; accuracy {share(utility.accuracy)} ({utility.accuracy_kind})" if utility else "")
     )
 
 
