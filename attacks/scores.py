@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import zipfile
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -88,8 +89,25 @@ def audit_scores(
     if worlds.logits is not None:
         attacks.append(ShadowClassifier(**options))
     generator = torch.Generator().manual_seed(seed)
-    findings = [attack.judge(attack.run(view, generator), view, _NOBODY) for attack in attacks]
-    return [_honest(finding, arrays, arrays["masks"][0]) for finding in findings]
+    found = []
+    for attack in attacks:
+        evidence = attack.run(view, generator)
+        judged = attack.judge(evidence, view, _NOBODY)
+        finding = _with_scores(judged, evidence.scores, worlds.masks, arrays.get("blind"))
+        found.append(_honest(finding, arrays, arrays["masks"][0]))
+    return found
+
+
+def _with_scores(finding: Finding, scores: Tensor | None, masks: Tensor, blind: np.ndarray | None) -> Finding:
+    """The finding with its exact scores (m,), members (m,) and blind (m,), and which record and world each is of."""
+    if scores is None:
+        raise ValueError(f"{finding.attack}: brought back no scores")
+    taken = masks[: len(scores)]
+    world, record = torch.meshgrid(torch.arange(taken.shape[0]), torch.arange(taken.shape[1]), indexing="ij")
+    parts = {"scores": scores.double(), "members": taken.to(torch.uint8), "record": record, "world": world}
+    if blind is not None:
+        parts["blind"] = torch.from_numpy(blind.astype(np.float64)).expand(taken.shape)
+    return replace(finding, figures={**finding.figures, **{name: part.flatten() for name, part in parts.items()}})
 
 
 def _bare(arrays: Mapping[str, np.ndarray], surface: Surface, delta: float, confidence: float, seed: int) -> Finding:
@@ -115,8 +133,9 @@ def _bare(arrays: Mapping[str, np.ndarray], surface: Surface, delta: float, conf
         measures["blind_auc"] = roc(arrays["blind"], member).auc
     fpr, tpr_curve = thin(curve)
     figures: dict[str, Tensor] = {"roc_fpr": fpr, "roc_tpr": tpr_curve}
-    finding = Finding(surface, "scores", Family.MEMBERSHIP, Adversary.SERVER, measures, figures)
-    return _honest(finding, arrays, member)
+    bare = Finding(surface, "scores", Family.MEMBERSHIP, Adversary.SERVER, measures, figures)
+    rows = torch.from_numpy(scores)[None], torch.from_numpy(member)[None]
+    return _honest(_with_scores(bare, *rows, arrays.get("blind")), arrays, member)
 
 
 def _honest(finding: Finding, arrays: Mapping[str, np.ndarray], member: np.ndarray) -> Finding:

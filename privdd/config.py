@@ -92,7 +92,7 @@ def composed(command: str, overrides: Sequence[str], folders: Sequence[str] = ()
 
 def name_run(config: DictConfig, choices: Mapping[str, Any]) -> None:
     """``name`` becomes the chosen algo's file where none was given; it is stored with the run."""
-    if config.name is None:
+    if config.name is None and config.get("scores") is None:
         config.name = str(choices["algo"])
 
 

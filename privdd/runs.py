@@ -66,6 +66,10 @@ def stored_config(path: Path) -> DictConfig:
 
 def run_audit(config: DictConfig, path: Path, argv: Sequence[str]) -> int:
     """Audit into ``path`` -> exit status: 0 done, 2 contradiction."""
+    if config.scores is not None:
+        from privdd.brought import audit_brought
+
+        return audit_brought(config, path, argv)
     from privdd.assembly import assemble, attacks_of, check_coverage
     from privdd.auditing import audit
     from privdd.report import write_report
@@ -101,8 +105,9 @@ def run_training(config: DictConfig, path: Path, argv: Sequence[str]) -> int:
     folder = prepare(path, config)
     say(experiment, path)
     began = time.monotonic()
+    plan, ledger = experiment.plan, experiment.ledger()
     trainer = Trainer(
-        experiment.plan, experiment.shards, experiment.test, experiment.engine, folder, experiment.ledger(), experiment.capture
+        plan, experiment.shards, experiment.test, experiment.engine, folder, ledger, experiment.capture
     )
     with resumable("train", path):
         progress = trainer.run()

@@ -1,0 +1,150 @@
+"""A sweep's folders, statuses and its end, with any launcher, killed or not."""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from privdd.config import composed
+from privdd.store import read_json, write_json
+from privdd.sweeps import Sweep, asked, pinned, point_name
+
+ROOT = Path(__file__).parents[2]
+TINY = (
+    "preset=smoke", "partition.clients=2", "algo.rounds=1", "algo.local_epochs=1", "audit.worlds=3", "audit.records=12",
+    "attack=[lira]", "audit.waive.global_model=small",
+)  # fmt: skip
+
+
+def test_more_values_of_a_swept_key_are_the_same_question() -> None:
+    base = asked("audit", ["algo=fedfed_dp", "privacy.noise_multiplier=0.5,1", "seed=0,1", "-m", "preset=smoke"])
+    more = asked("audit", ["seed=range(0,5)", "preset=smoke", "algo=fedfed_dp", "privacy.noise_multiplier=4,1,2"])
+    assert base.folder == more.folder
+    assert base.folder.startswith("audit-algo-fedfed_dp-noise_multiplier-seed-")
+
+
+@pytest.mark.parametrize(
+    ("command", "argv"),
+    [
+        ("train", ["algo=fedavg", "seed=0,1"]),
+        ("audit", ["algo=fedprox", "seed=0,1"]),
+        ("audit", ["algo=fedavg", "seed=0"]),
+        ("audit", ["algo=fedavg", "seed=0,1", "attack=[lira,rmia]"]),
+    ],
+)
+def test_another_question_has_another_folder(command: str, argv: list[str]) -> None:
+    assert asked(command, argv).folder != asked("audit", ["algo=fedavg", "seed=0,1"]).folder
+
+
+def test_hydras_own_settings_do_not_change_the_folder() -> None:
+    plain = asked("audit", ["algo=fedavg,fedprox"])
+    assert asked("audit", ["algo=fedavg,fedprox", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]) == plain
+
+
+@pytest.mark.parametrize("text", ["data.path=../../etc,seed=0", "name='a b;$(x)'", "", "x=" + "é" * 300])
+def test_point_names_are_safe_and_can_be_typed_again(text: str) -> None:
+    name = point_name(text)
+    assert re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,99}", name)
+    assert composed("audit", [f"run=outputs/{name}"]).run == f"outputs/{name}"
+
+
+def test_point_names_keep_what_cutting_and_cleaning_would_merge() -> None:
+    assert point_name("privacy.noise_multiplier=0.5,seed=1").startswith("noise_multiplier-0.5_seed-1-")
+    alike = ("a=x/y", "a=x_y", "a=" + "z" * 90, "a=" + "z" * 91)
+    assert len({point_name(text) for text in alike}) == 4
+
+
+def test_pinned_arguments_name_the_folder_once() -> None:
+    argv = pinned("audit", ["-m", "hydra.sweep.dir=old", "algo=a,b", "seed=1"], Path("new"))
+    assert [a for a in argv if a.startswith("hydra.sweep.dir")] == ["hydra.sweep.dir='new'"]
+    assert "hydra.job.config.override_dirname.exclude_keys=['seed']" in argv
+
+
+def _finished(path: Path, verdict: str) -> None:
+    write_json(path / "findings.json", {"verdict": verdict})
+    (path / "report.html").write_text("")
+
+
+def test_statuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sweep = Sweep("train", tmp_path)  # its end writes no page
+    assert sweep.finish() == 1  # no point at all
+    assert sweep.point(tmp_path / "a", lambda: 0) == 0
+    assert sweep.finish() == 0
+
+    def fails() -> int:
+        raise ValueError("lr=-1: positive")
+
+    assert sweep.point(tmp_path / "b", fails) == 1
+    assert sweep.finish() == 1
+    assert "b failed: lr=-1: positive" in capsys.readouterr().err
+    assert sweep.point(tmp_path / "c", lambda: 2) == 2
+    assert sweep.finish() == 2
+    assert Sweep("train", tmp_path).points() == {}  # another start counts its own points only
+
+
+def test_a_finished_point_is_skipped_and_keeps_its_status(tmp_path: Path) -> None:
+    sweep = Sweep("audit", tmp_path)
+    _finished(tmp_path / "a", "contradiction")
+    _finished(tmp_path / "b", "unprotected")
+    assert [sweep.point(tmp_path / name, lambda: 1 / 0) for name in "ab"] == [2, 0]  # type: ignore[arg-type,return-value]
+    (tmp_path / "b" / "report.html").unlink()
+    assert sweep.point(tmp_path / "b", lambda: 0) == 0
+
+
+def test_a_point_cut_off_counts_as_failed(tmp_path: Path) -> None:
+    sweep = Sweep("audit", tmp_path)
+
+    def stopped() -> int:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        sweep.point(tmp_path / "a", stopped)
+    assert sweep.points() == {tmp_path / "a": 1}
+
+
+def _start(folder: Path, *more: str) -> subprocess.Popen[bytes]:
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    argv = [sys.executable, "-m", "privdd.audit", "-m", *TINY, *more]
+    return subprocess.Popen(
+        argv, cwd=folder, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+
+
+def _frontier(folder: Path) -> bytes:
+    (file,) = folder.glob("outputs/sweeps/*/frontier.csv")
+    return file.read_bytes()
+
+
+def test_killed_half_way_and_repeated_gives_the_same_csv(tmp_path: Path) -> None:
+    """The joblib launcher is killed after its first point; repeating the command ends where one go ends."""
+    cut, whole = tmp_path / "cut", tmp_path / "whole"
+    cut.mkdir(), whole.mkdir()
+    first = _start(cut, "algo=fedavg,fedprox", "seed=0", "hydra/launcher=joblib", "hydra.launcher.n_jobs=1")
+    deadline = time.monotonic() + 120
+    while not list(cut.glob("outputs/sweeps/*/*/report.html")) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    os.killpg(first.pid, signal.SIGKILL)
+    first.wait()
+    done = {p.parent: p.stat().st_mtime_ns for p in cut.glob("outputs/sweeps/*/*/findings.json")}
+    assert len(done) == 1
+    assert not list(cut.glob("outputs/sweeps/*/frontier.csv"))
+
+    again = _start(cut, "seed=0", "algo=fedprox,fedavg", "hydra/launcher=joblib", "hydra.launcher.n_jobs=1")
+    once = _start(whole, "algo=fedavg,fedprox", "seed=0")
+    assert (again.wait(), once.wait()) == (0, 0)
+    assert {p: (p / "findings.json").stat().st_mtime_ns for p in done} == done  # not computed again
+    assert _frontier(cut) == _frontier(whole)
+    (page,) = whole.glob("outputs/sweeps/*/comparison.html")
+    assert "costs privacy beyond" in page.read_text()
+    rows = list(csv.DictReader(_frontier(whole).decode().splitlines()))
+    assert [row["method"] for row in rows] == ["fedavg", "fedprox"]
+    names = {read_json(p)["run"]["algo"] for p in whole.glob("outputs/sweeps/*/*/findings.json")}
+    assert names == {"fedavg", "fedprox"}
