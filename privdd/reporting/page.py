@@ -26,6 +26,7 @@ def render(record: RunRecord, figures: list[Plot], albums: list[Album]) -> str:
             headline=summary.verdict(findings),
             claim=summary.boldest(findings.privacy.claims),
             measured=summary.measured(findings.findings),
+            measured_bound=summary.measured_epsilon(findings.findings),
             member=summary.worst_membership(findings.findings),
             picture=picture,
             blind=summary.blind_psnr(picture) if picture else None,

@@ -10,6 +10,7 @@ from privdd.reporting.schema import Claim, FindingRow, Findings, SurfaceRow, Tpr
 from privdd.reporting.words import number, one_in, share
 
 PICTURE_FAMILIES = frozenset({"gradient_inversion", "model_inversion", "reconstruction"})
+FEATURE_ATTACKS = frozenset({"known_neighbour"})  # their PSNR is of shared features, not of pictures
 
 
 @dataclass(frozen=True)
@@ -54,15 +55,21 @@ def boldest(claims: Iterable[Claim]) -> Claim | None:
     return min(claims, key=lambda claim: claim.epsilon, default=None)
 
 
+def bound(row: FindingRow) -> float:
+    """The row's lower bound on epsilon; at joint confidence where the run made several tests."""
+    joint = (row.diagnostics or {}).get("epsilon_familywise")
+    return float(joint) if isinstance(joint, int | float) else row.epsilon_measured or 0.0
+
+
 def measured(rows: Iterable[FindingRow]) -> FindingRow | None:
     """The finding with the largest lower bound that needs no assumption on the scores' distribution."""
     sound = [r for r in rows if r.epsilon_measured is not None and r.epsilon_validity != "gaussian_only"]
-    return max(sound, key=lambda r: r.epsilon_measured or 0.0, default=None)
+    return max(sound, key=bound, default=None)
 
 
 def measured_epsilon(rows: Iterable[FindingRow]) -> float | None:
     best = measured(rows)
-    return best.epsilon_measured if best else None
+    return bound(best) if best else None
 
 
 def worst_membership(rows: Iterable[FindingRow]) -> Membership | None:
@@ -90,7 +97,7 @@ def picture_gain(row: FindingRow) -> float:
 
 def best_pictures(rows: Iterable[FindingRow]) -> FindingRow | None:
     """The reconstruction furthest above a blind guess: an average picture alone can reach a high PSNR."""
-    found = [r for r in rows if r.family in PICTURE_FAMILIES and r.psnr is not None]
+    found = [r for r in rows if r.family in PICTURE_FAMILIES and r.psnr is not None and r.attack not in FEATURE_ATTACKS]
     return max(found, key=lambda r: (picture_gain(r), r.psnr or 0.0), default=None)
 
 
@@ -126,6 +133,7 @@ def _worst_phrases(rows: list[FindingRow]) -> list[str]:
         phrases.append(_member_phrase(member))
     if best:
         phrases.append(_picture_phrase(best))
+    phrases += [_feature_phrase(r) for r in rows if r.attack in FEATURE_ATTACKS and r.psnr is not None]
     labels = [r.label_accuracy for r in rows if r.label_accuracy is not None]
     if labels:
         phrases.append(f"reads {share(max(labels))} of labels")
@@ -138,6 +146,13 @@ def _picture_phrase(best: FindingRow) -> str:
     if base is not None and (best.psnr or 0.0) <= base:
         return f"{words.attack(best.attack)}: no picture above a blind guess"
     return f"{words.attack(best.attack)}: rebuilds pictures at {number(best.psnr)} dB{tail}"
+
+
+def _feature_phrase(row: FindingRow) -> str:
+    seen = (row.baselines or {}).get("psnr_as_released", 0.0)
+    if (row.psnr or 0.0) <= seen + 1:
+        return f"{words.attack(row.attack)}: removes no noise from the features"
+    return f"{words.attack(row.attack)}: recovers the features at {number(row.psnr)} dB ({number(seen)} dB as released)"
 
 
 def _member_phrase(member: Membership) -> str:
@@ -154,7 +169,8 @@ def verdict(findings: Findings) -> Headline:
         "consistent": _consistent,
         "contradiction": _contradiction,
     }[findings.verdict](findings)
-    sentences = (first, _claim_sentence(findings), _membership_sentence(findings), _picture_sentence(findings))
+    told = (_claim_sentence, _membership_sentence, _feature_sentence, _picture_sentence)
+    sentences = (first, *(tell(findings) for tell in told))
     kind = findings.verdict
     return Headline(kind, words.VERDICT[kind], title, tuple(s for s in sentences if s))
 
@@ -195,13 +211,13 @@ def _contradiction(findings: Findings) -> tuple[str, str]:
     rows = [r for r in findings.findings if r.surface in surfaces]
     over = [r for r in rows if r.epsilon_measured is not None and r.epsilon_stated is not None]
     over = [
-        r for r in over if (r.epsilon_measured or 0) > (r.epsilon_stated or 0) and r.epsilon_validity != "gaussian_only"
+        r for r in over if bound(r) > (r.epsilon_stated or 0) and r.epsilon_validity != "gaussian_only"
     ]
     if over:
-        worst = max(over, key=lambda r: r.epsilon_measured or 0.0)
+        worst = max(over, key=bound)
         return title, (
             f"On the {broken}, ε ≤ {number(worst.epsilon_stated)} is stated, and {words.attack(worst.attack)} showed "
-            f"ε ≥ {number(worst.epsilon_measured)} at {share(worst.confidence or 0.95)} confidence."
+            f"ε ≥ {number(bound(worst))} at {share(worst.confidence or 0.95)} confidence."
         )
     phrases = [p for p in _worst_phrases(rows) if p.startswith("one record")]
     return title, f"On the {broken}, {phrases[0] if phrases else 'an attack broke the stated limit'}."
@@ -211,12 +227,12 @@ def _claim_sentence(findings: Findings) -> str:
     claim, best = boldest(findings.privacy.claims), measured(findings.findings)
     if findings.verdict == "contradiction" or claim is None or best is None:
         return ""
-    if (best.epsilon_measured or 0.0) <= claim.epsilon:
+    if bound(best) <= claim.epsilon:
         return ""
     where = words.SURFACE[best.surface][0].lower()
     return (
         f"The printed claim of ε = {number(claim.epsilon)} ({claim.source}) is less than the ε of at least "
-        f"{number(best.epsilon_measured)} that {words.attack(best.attack)} showed on the {where}."
+        f"{number(bound(best))} that {words.attack(best.attack)} showed on the {where}."
     )
 
 
@@ -231,6 +247,17 @@ def _membership_sentence(findings: Findings) -> str:
     return (
         f"From the {where}, {who} picks out {share(worst.at.tpr)} of the training records "
         f"while wrongly naming {one_in(worst.fpr)} outsiders."
+    )
+
+
+def _feature_sentence(findings: Findings) -> str:
+    best = max((r for r in findings.findings if r.attack in FEATURE_ATTACKS), key=lambda r: r.psnr or 0.0, default=None)
+    seen = (best.baselines or {}).get("psnr_as_released", 0.0) if best else 0.0
+    if best is None or (best.psnr or 0.0) <= seen + 1:
+        return ""
+    return (
+        f"The noise is shared: who knows one record of a batch recovers the others' features at {number(best.psnr)} dB "
+        f"({number(seen)} dB as released)."
     )
 
 

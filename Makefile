@@ -1,0 +1,42 @@
+# Two commands: `make audit` installs everything and runs the main job, `make test` installs and tests.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+ARGS ?=
+
+.PHONY: audit smoke test lint types benchmarks clean help
+
+audit: $(VENV)/.runtime          ## install, then audit FedFed on real digits to a report
+	$(BIN)/python -m privdd.audit algo=fedfed $(ARGS)
+
+smoke: $(VENV)/.runtime          ## the same in under a minute
+	$(BIN)/python -m privdd.audit algo=fedfed preset=smoke $(ARGS)
+
+test: $(VENV)/.dev               ## install with the test tools, then run the fast suite
+	sh tools/test_extras.sh $(BIN)/python
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
+
+lint: $(VENV)/.dev               ## style
+	$(BIN)/ruff check . && $(BIN)/ruff format --check privdd attacks
+
+types: $(VENV)/.dev              ## static types
+	$(BIN)/mypy
+
+benchmarks: $(VENV)/.dev         ## every benchmark at its small size
+	for b in benchmarks/*.py; do echo "== $$b"; $(BIN)/python $$b || exit 1; done
+
+$(VENV)/.runtime: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e .
+	touch $@
+
+$(VENV)/.dev: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[dev]"
+	touch $@ $(VENV)/.runtime
+
+clean:                           ## remove the environment and build products
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache
+
+help:                            ## this list
+	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/:[^#]*## /\t/'
