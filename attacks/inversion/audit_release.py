@@ -104,7 +104,7 @@ class FeatureInversion:
         z, public = rows[picked].detach(), view.knowledge.public_x[: self.public]
         shadow = shadow_map(view, z, generator)
         found: dict[str, Tensor] = {}
-        for rung, maps in self._rungs(known, shadow, view):
+        for rung, maps in self._rungs(known, shadow):
             inverter = FeatureInverter(rung, self._decoder(view), self.whitebox)
             role = {"shadows": maps} if rung is Rung.SHADOW_MAP else {"maps": maps}
             found[str(rung)] = inverter.invert([z], public, generator, **role).images
@@ -114,18 +114,17 @@ class FeatureInversion:
         settings = view.knowledge.settings
         if view.surface not in (Surface.FEATURES, Surface.SHARED_FEATURES):
             return self.decoder
-        copies = int(settings.get("copies", 1)) if view.surface == Surface.FEATURES else 1
-        noise = 0.0 if settings.get("broadcast_batch") else float(settings.get("noise_std", 0.0))
-        return replace(self.decoder, noise_std=noise / copies**0.5)
+        stds = tuple(settings.get("noise_stds") or (settings.get("noise_std", 0.0),))
+        stds = () if settings.get("broadcast_batch") else tuple(float(std) for std in stds)
+        count = len(stds) if view.surface == Surface.FEATURES else 1  # shared features are one copy a row
+        return replace(self.decoder, noise_std=sum(std**2 for std in stds[:count]) ** 0.5 / count if count else 0.0)
 
     @staticmethod
-    def _rungs(known: FeatureMap | None, shadow: FeatureMap | None, view: View) -> list[tuple[Rung, list[FeatureMap]]]:
-        """From the most knowing down; the white-box rung only where noise does not drown the residual."""
+    def _rungs(known: FeatureMap | None, shadow: FeatureMap | None) -> list[tuple[Rung, list[FeatureMap]]]:
+        """From the most knowing down."""
         rungs: list[tuple[Rung, list[FeatureMap]]] = []
         if known is not None:
-            quiet = not view.knowledge.settings.get("noise_std")
-            rungs += [(Rung.KNOWS_MAP, [known])] if quiet else []
-            rungs += [(Rung.CAN_QUERY, [known])]
+            rungs += [(Rung.KNOWS_MAP, [known]), (Rung.CAN_QUERY, [known])]
         if shadow is not None:
             rungs += [(Rung.SHADOW_MAP, [shadow])]
         return [*rungs, (Rung.NOTHING, [])]

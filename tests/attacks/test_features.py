@@ -23,7 +23,7 @@ from attacks.inversion.generative import Critic, GenerativeInversion, WganGp
 from attacks.inversion.judge import Judge, success
 from attacks.inversion.model import ModelInversion
 
-QUICK = DecoderTraining(steps=200, width=16)
+QUICK = DecoderTraining(steps=150, width=12)
 
 
 def _map(seed: int, out: int = 1) -> nn.Module:
@@ -87,7 +87,7 @@ def test_a_decoder_told_of_the_noise_beats_one_that_is_not() -> None:
     x, public, _ = _data()
     noisy = x + 0.5 * torch.randn(x.shape, generator=rng(3))
     scores = [
-        float(psnr(DecoderTraining(300, width=16, noise_std=std).fit(public, public, rng())(noisy), x).mean())
+        float(psnr(DecoderTraining(150, width=12, noise_std=std).fit(public, public, rng())(noisy), x).mean())
         for std in (0.0, 0.5)
     ]
     assert scores[1] > scores[0] + 1

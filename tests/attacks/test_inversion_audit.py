@@ -21,6 +21,7 @@ from attacks.inversion.audit import (
     local_steps,
     reading,
 )
+from attacks.inversion.audit_roles import RoleInversion
 from attacks.inversion.compare import assign, compare
 from attacks.inversion.decoder import DecoderTraining
 from attacks.inversion.features import WhiteBox
@@ -32,8 +33,8 @@ from attacks.inversion.victim import LocalSteps
 from attacks.types import Adversary, Attack, Capture, Family, Knowledge, Surface, Truth, View
 
 SETTINGS = {"lr": 0.1, "momentum": 0.0, "local_steps": 1, "batch_size": 32, "batch_records": 1}
-SHALLOW = InvertingGradients(iterations=250, tv=1e-4)
-SMALL = FeatureInversion(limit=8, decoder=DecoderTraining(150, width=16), whitebox=WhiteBox(150, tv=1e-4))
+SHALLOW = InvertingGradients(iterations=200, tv=1e-4)
+SMALL = FeatureInversion(limit=8, decoder=DecoderTraining(100, width=12), whitebox=WhiteBox(120, tv=1e-4))
 ATTACKS: list[Any] = [GradientInversion(), AnalyticInversion(), LabelCounts(), SMALL, ModelInversion(), CopyDetection()]
 
 
@@ -245,3 +246,31 @@ def test_baselines_may_choose_their_records_as_the_attack_may() -> None:
     compared = compare(blank, view, truth)
     assert compared.measures["psnr"] == pytest.approx(compared.measures["baselines"]["psnr_black"])
     assert sorted(assign(truth.x[[5, 2]], truth.x).tolist()) == [2, 5]
+
+
+@pytest.mark.parametrize("adversary", [Adversary.SERVER, Adversary.PEER])
+def test_fedfeds_two_attackers_hold_different_priors(adversary: Adversary, monkeypatch: pytest.MonkeyPatch) -> None:
+    truth, seen = _truth(40), []
+    fit = WganGp.fit
+
+    def spy(self: WganGp, images: Tensor, rng: torch.Generator, auxiliary: Tensor | None = None) -> Any:
+        seen.append((images, auxiliary))
+        return fit(self, images, rng, auxiliary)
+
+    monkeypatch.setattr(WganGp, "fit", spy)
+    capture = Capture(0, 0, "features", {"x": truth.x / 2, "y": truth.y})
+    knowledge = replace(_knowledge(mlp(8, 16)), maps={"feature": lambda v: v / 2})
+    view = View(Surface.FEATURES, adversary, (capture,), knowledge)
+    attack = RoleInversion(WganGp(3, width=4, critic_steps=1), GenerativeInversion(5, starts=1), Judge(steps=150))
+    finding = attack.judge(attack.run(view, rng()), view, truth)
+    images, auxiliary = seen[0]
+    if adversary == Adversary.SERVER:
+        assert torch.equal(images, truth.x / 2) and auxiliary is None
+    else:
+        assert torch.equal(images, knowledge.public_x) and torch.equal(auxiliary, knowledge.public_x / 2)
+    assert finding.measures["n"] == len(truth.y.unique()) and finding.measures["diagnostics"]["role"] in (
+        "server",
+        "client",
+    )
+    mute = replace(view, captures=(Capture(0, 0, "features", {"x": truth.x}),))
+    assert "labels" in attack.judge(attack.run(mute, rng()), mute, truth).measures["note"]
