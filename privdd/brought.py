@@ -102,8 +102,8 @@ def _sent(surface: str) -> dict[str, Any]:
 def _run(config: DictConfig, seconds: float) -> dict[str, Any]:
     spent = {"train": 0.0, "worlds": 0.0, "attacks": seconds, "total": seconds}
     return {
-        "algo": str(config.name or "scores"), "data": Path(str(config.scores)).name, "preset": "none", "seed": int(config.seed),
-        "version": __version__, "clients": 0, "rounds": 0, "seconds": spent,
+        "algo": str(config.name or "scores"), "data": Path(str(config.scores)).name, "preset": "none",
+        "seed": int(config.seed), "version": __version__, "clients": 0, "rounds": 0, "seconds": spent,
     }  # fmt: skip
 
 

@@ -75,7 +75,9 @@ def run_audit(config: DictConfig, path: Path, argv: Sequence[str]) -> int:
     from privdd.report import write_report
     from privdd.reporting.terminal import print_summary
     from privdd.results import write_run
+    from privdd.tracking import check_tracking, scalars_of, track
 
+    check_tracking(config.tracking)
     attacks = attacks_of(config)
     if not attacks:
         raise BadConfig("attack=[]: at least one attack is needed")
@@ -87,6 +89,7 @@ def run_audit(config: DictConfig, path: Path, argv: Sequence[str]) -> int:
     with resumable("audit", path):
         result = write_run(folder, audit(experiment, attacks, folder), argv)
         page = write_report(path)
+    track(config.tracking, path, result.utility.accuracy_by_round if result.utility else (), scalars_of(result))
     print_summary(result, sys.stdout)
     print(f"\nreport: {page}\nresult: {folder.findings}")
     return CONTRADICTION if result.verdict == "contradiction" else 0
@@ -99,8 +102,10 @@ def run_training(config: DictConfig, path: Path, argv: Sequence[str]) -> int:
     from privdd.assembly import assemble
     from privdd.results import both, manifest, per_client
     from privdd.store import write_json
+    from privdd.tracking import check_tracking, track
     from privdd.training import Trainer
 
+    check_tracking(config.tracking)
     experiment = assemble(config)
     folder = prepare(path, config)
     say(experiment, path)
@@ -124,6 +129,7 @@ def run_training(config: DictConfig, path: Path, argv: Sequence[str]) -> int:
         "downloaded_bytes_per_client": per_client(progress.downloaded, experiment.plan.problem.clients),
     }
     write_json(path / "training.json", {"schema": 1, **summary, "accuracy_by_round": list(progress.accuracy)})
+    track(config.tracking, path, progress.accuracy, {f"epsilon/{name}": value for name, value in epsilon.items()})
     print(
         f"accuracy {summary['accuracy']:.4f}, epsilon {epsilon['pld']:.4g} by PLD ({epsilon['rdp']:.4g} by RDP) at "
         f"delta {progress.ledger.delta:g} per {progress.ledger.unit}, {progress.ledger.relation}; {path}"
