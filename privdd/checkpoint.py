@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,14 +45,13 @@ def _drop_unnamed(folder: RunFolder, name: str, snapshots: Collection[int]) -> N
 
 
 def _head(name: str, progress: Progress) -> dict[str, Any]:
-    by_round = [[{str(k): v for k, v in counts.items()} for counts in rounds] for rounds in (progress.uploaded, progress.downloaded)]
     return {
         "schema": SCHEMA,
         "state": name,
         "round": progress.round,
         "accuracy": list(progress.accuracy),
-        "uploaded": by_round[0],
-        "downloaded": by_round[1],
+        "uploaded": _text_keys(progress.uploaded),
+        "downloaded": _text_keys(progress.downloaded),
         "sent": dict(progress.sent),
         "sent_ids": list(progress.sent_ids),
         "inbox_ids": list(progress.inbox_ids),
@@ -60,12 +59,16 @@ def _head(name: str, progress: Progress) -> dict[str, Any]:
     }
 
 
+def _text_keys(rounds: Iterable[Mapping[int, int]]) -> list[dict[str, int]]:
+    return [{str(client): size for client, size in counts.items()} for counts in rounds]
+
+
 def _save_snapshot(folder: RunFolder, snapshot: Snapshot) -> None:
     place = _snapshot_file(folder, snapshot.round)
     if place.exists():  # by an earlier checkpoint of this run: ``load`` drops any other
         return
-    sent = flat(snapshot.sent)
-    write_tensors(place, {**pack("broadcast", flat(snapshot.broadcast)), **pack("memory", snapshot.memory), **pack("sent", sent)})
+    parts = {"broadcast": flat(snapshot.broadcast), "memory": snapshot.memory, "sent": flat(snapshot.sent)}
+    write_tensors(place, flat(parts))
 
 
 def _snapshot_file(folder: RunFolder, round: int) -> Path:

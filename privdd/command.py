@@ -30,7 +30,7 @@ Run = Callable[[DictConfig, Path, Sequence[str]], int]
 # run attacked again keeps its own audited records.
 CHANGEABLE = {
     "resume": ("engine",),
-    "run": ("attack", "engine", "audit.worlds", "audit.federations", "audit.victims", "audit.confidence", "audit.waive"),
+    "run": ("attack", "engine", *(f"audit.{k}" for k in ("worlds", "federations", "victims", "confidence", "waive"))),
 }
 HELP = ("--help", "-h", "--hydra-help", "--version", "--info", "--cfg", "--shell-completion", "-sc", "--package", "--resolve")
 
@@ -47,19 +47,25 @@ def _main(command: str, run: Run) -> int:
         sys.argv = [sys.argv[0], *sys.argv[1:]]
         _hydra(command, run, argv)
         return 0
-    config = check_overrides(command, argv)
-    groups = [a for a in argv if "." not in a.split("=")[0] and a.split("=")[0].lstrip("+~") in config and _is_group(a)]
-    check_types(config, composed(command, groups, own_folders(argv)))
+    config = checked(command, argv)
     for word in ("resume", "run"):
         if config.get(word) is not None:
             return _stored(command, run, argv, Path(str(config[word])), word)
     return _hydra(command, run, argv)
 
 
+def checked(command: str, argv: Sequence[str]) -> DictConfig:
+    """The config that was typed (first value of each sweep). Raises BadConfig with one line."""
+    config = check_overrides(command, argv)
+    groups = [a for a in argv if "." not in a.split("=")[0] and a.split("=")[0].lstrip("+~") in config and _is_group(a)]
+    check_types(config, composed(command, groups, own_folders(argv)))
+    return config
+
+
 def _is_group(argument: str) -> bool:
     from privdd.config import GROUPS
 
-    return argument.split("=")[0].split("@")[0] in GROUPS and "," not in argument.split("=", 1)[1].strip("[]") or argument.startswith("attack=")
+    return (argument.split("=")[0].split("@")[0] in GROUPS and "," not in argument.split("=", 1)[1].strip("[]")) or argument.startswith("attack=")
 
 
 def _stored(command: str, run: Run, argv: Sequence[str], path: Path, word: str) -> int:
@@ -69,7 +75,7 @@ def _stored(command: str, run: Run, argv: Sequence[str], path: Path, word: str) 
     for item in typed:
         if not any(item.split("=")[0] == part or item.startswith(f"{part}.") for part in CHANGEABLE[word]):
             raise BadConfig(f"{item}: together with {word}= only {', '.join(CHANGEABLE[word])} can be changed")
-    spelled = [a for a in argv if a.split("=")[0].split(".")[0] in CHANGEABLE[word] or a in typed and a != "attack=all"]
+    spelled = [a for a in argv if a in typed or (a.startswith("attack=") and word == "run")]
     fresh = composed(command, [f"preset={config.preset.name}", *spelled], own_folders(argv))
     for key in (item.split("=")[0].split("@")[0] for item in typed):
         OmegaConf.update(config, key, OmegaConf.select(fresh, key), merge=False, force_add=True)

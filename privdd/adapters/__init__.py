@@ -1,0 +1,1 @@
+"""Privdd on other federated learning systems; each needs an optional extra."""

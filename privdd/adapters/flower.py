@@ -1,0 +1,158 @@
+"""A real federation on Flower: any method's ``local`` in a ClientApp, its ``aggregate`` in a ServerApp.
+
+The client runs the channel, so mechanisms, noise and ledger rows are made where the data is; only what
+the channel lets out, and its ledger rows, travel. Client memory stays in Flower's client state. The
+server runs the same rounds as a simulation, with a ``GridEngine`` in the place of the task engine, and
+leaves a run folder that ``python -m privdd.audit run=DIR`` attacks. Needs the extra ``privdd[flower]``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
+
+from privdd.assembly import Experiment
+from privdd.auditing import game_of
+from privdd.checkpoint import flat, nested
+from privdd.core import Received, Shard, State, Tensors
+from privdd.federation import Plan, Progress, Task, client_step
+from privdd.ledger import Ledger
+from privdd.privacy.base import Row
+from privdd.store import RunFolder
+from privdd.training import Trainer
+
+Own = Callable[[Context], tuple[Plan, Ledger, Shard]]  # what one client knows: the plan, and its own data
+
+
+class FederationFailed(ValueError):
+    """A client is missing, answered with an error, or answered something else."""
+
+
+def _records(values: State, **words: str | int) -> RecordDict:
+    """Tensors and words as one message; the order of names travels with them."""
+    return RecordDict({
+        "tensors": ArrayRecord(values),
+        "words": ConfigRecord({**words, "order": json.dumps(list(values))}),
+    })
+
+
+def _tensors(content: RecordDict) -> State:
+    stored = content.array_records["tensors"].to_torch_state_dict()
+    return {name: stored[name] for name in json.loads(str(content.config_records["words"]["order"]))}
+
+
+def own_data(experiment: Experiment, client: int) -> Shard:
+    """The shard of one client, as an audited simulation would train on it (the victim after its coins)."""
+    shard = experiment.shards[client]
+    audited = "audit" in experiment.config and client == experiment.plan.victim
+    return game_of(experiment).shard(shard, 0) if audited else shard
+
+
+def client_app(own: Own) -> ClientApp:
+    """A ClientApp that answers ``query`` with its client number and ``train`` with one round's upload.
+
+    own: from Flower's context (its node_config names the client) to plan, an empty ledger and the shard.
+    """
+    app = ClientApp()
+
+    @app.query()
+    def who(message: Message, context: Context) -> Message:
+        return Message(_records({}, client=own(context)[2].client), reply_to=message)
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        plan, ledger, shard = own(context)
+        words = message.content.config_records["words"]
+        broadcast = nested(_tensors(message.content))
+        task = Task(plan, int(words["round"]), shard.client, broadcast, _remembered(context), shard)  # type: ignore[arg-type]
+        received, rows, memory = client_step(task)
+        _remember(context, memory)
+        ledger.append(rows)
+        sent = _records(
+            flat(received.values), client=shard.client, round=received.round,
+            rows=json.dumps(ledger.to_json()), remembers=int(bool(memory)),
+        )
+        return Message(sent, reply_to=message)
+
+    return app
+
+
+def _remembered(context: Context) -> State:
+    return _tensors(context.state) if "tensors" in context.state else {}
+
+
+def _remember(context: Context, memory: State) -> None:
+    for name, record in _records(memory).items():
+        context.state[name] = record
+
+
+@dataclass(frozen=True)
+class GridEngine:
+    """Runs a round's tasks on the clients of a Flower grid. timeout: seconds for one round."""
+
+    grid: Grid
+    nodes: Mapping[int, int]  # client -> Flower's node
+    timeout: float = 3600.0
+
+    def map(self, fn: Callable[..., Any], tasks: Iterable[Task]) -> Iterator[tuple[Received, list[Row], State]]:
+        """Results in the order of the tasks. Raises FederationFailed where a client does not answer."""
+        work = list(tasks)
+        asked = [
+            Message(_records(flat(t.broadcast), round=t.round), self.nodes[t.client], "train", group_id=str(t.round))
+            for t in work
+        ]
+        answers = dict(_answered(self.grid, asked, self.timeout))
+        for task in work:
+            if task.client not in answers:
+                raise FederationFailed(f"client {task.client} did not answer in round {task.round}; resume when it is back")
+            yield _step_result(task, answers[task.client])
+
+
+def _answered(grid: Grid, messages: Sequence[Message], timeout: float) -> Iterator[tuple[int, Message]]:
+    for reply in grid.send_and_receive(messages, timeout=timeout):
+        if reply.has_error():
+            raise FederationFailed(f"node {reply.metadata.src_node_id}: {' '.join(str(reply.error.reason).split())[:200]}")
+        yield int(reply.content.config_records["words"]["client"]), reply  # type: ignore[arg-type]
+
+
+def _step_result(task: Task, reply: Message) -> tuple[Received, list[Row], State]:
+    words = reply.content.config_records["words"]
+    if words["round"] != task.round:
+        raise FederationFailed(f"client {task.client} answered round {words['round']}, asked for {task.round}")
+    rows: list[Row] = list(Ledger.from_json(str(words["rows"])).releases)
+    # the server learns that a client remembers something (replays must then start at its first round),
+    # never what
+    memory = {"remembered": torch.ones(())} if words["remembers"] else {}
+    values: Mapping[str, Tensors] = nested(_tensors(reply.content))
+    return Received(task.client, task.round, values), rows, memory
+
+
+def find_clients(grid: Grid, clients: int, timeout: float = 60.0) -> dict[int, int]:
+    """client -> node, for all ``clients``. Raises FederationFailed where some are not there."""
+    asked = [Message(_records({}), node, "query") for node in grid.get_node_ids()]
+    nodes = {client: reply.metadata.src_node_id for client, reply in _answered(grid, asked, timeout)}
+    missing = sorted(set(range(clients)) - set(nodes))
+    if missing:
+        raise FederationFailed(f"clients {missing} of {clients} have no node; found {len(nodes)}")
+    return nodes
+
+
+def federate(experiment: Experiment, grid: Grid, folder: RunFolder, timeout: float = 3600.0) -> Progress:
+    """All rounds on real clients, from the last checkpoint in ``folder`` -> the state after the last.
+
+    Raises FederationFailed for a missing client and for methods whose accuracy needs clients' memory.
+    """
+    plan = experiment.plan
+    if getattr(plan.method, "accuracy_kind", "global") == "personal":
+        raise FederationFailed(f"{type(plan.method).__name__} predicts with each client's memory, which stays there")
+    engine = GridEngine(grid, find_clients(grid, plan.problem.clients), timeout)
+    ledger, capture = experiment.ledger(), experiment.capture
+    # the server never touches the shards: tasks are run where the data is
+    return Trainer(plan, experiment.shards, experiment.test, engine, folder, ledger, capture).run()  # type: ignore[arg-type]
