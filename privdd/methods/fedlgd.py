@@ -81,7 +81,7 @@ class FedLGD:
     broadcasts: ClassVar[Mapping[str, Surface]] = {
         "model": Surface.GLOBAL_MODEL,
         "images": Surface.GLOBAL_IMAGES,
-        "labels": Surface.LABELS,
+        "labels": Surface.GLOBAL_IMAGES,
     }
     accuracy_kind: ClassVar[Literal["global", "personal"]] = "global"
 
