@@ -3,6 +3,10 @@ and the PSNR of Inverting Gradients on four Fashion-MNIST test images.
 
     python benchmarks/inversion.py [--iterations 1000] [--width 64] [--data /usr/share/datasets/fashion-mnist]
 
+A single problem gains little over the plain loop (1.1 to 1.2 times at widths 16 and 64): convolution and
+pooling kernels take most of either loop, and reverse-over-reverse already is the cheapest order. Problems
+solved as one batch gain: 1.4 to 2 times the plain loop's rate.
+
 Times are CPU seconds of one thread, best of the rounds, taken in turns so that a busy machine hits all
 alike. Without the data set, enlarged digits stand in for it.
 """

@@ -55,7 +55,7 @@ class Matching:
         return data, total, slope
 
     def _functional(self, images: Tensor, labels: Tensor, observed: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        gradients, pull = torch.func.vjp(lambda x: self.victim.gradients(x, labels, functional=True), images)
+        gradients, pull = torch.func.vjp(lambda x: self.victim.gradients(x, labels, functional=True), images)[:2]
         data, cotangents = self.objective(gradients, observed)
         (slope,) = pull(cotangents)
         if not self.tv:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F
@@ -69,6 +70,16 @@ class Victim:
         stateful = (_BatchNorm, _DropoutNd)
         return not any(isinstance(m, stateful) and m.training for m in self.model.modules())
 
+    @cached_property
+    def _plain(self) -> bool:
+        """One bare step of a model whose own parameters can be differentiated and that keeps no buffers."""
+        bare = self.local.steps == 1 and not self.local.weight_decay
+        return (
+            bare
+            and not any(True for _ in self.model.buffers())
+            and all(p.requires_grad for p in self.model.parameters())
+        )
+
     def loss(self, parameters: Mapping[str, Tensor], images: Tensor, labels: Tensor) -> Tensor:
         """Mean cross-entropy; buffers are copies, so running statistics stay as they are."""
         buffers = {name: b.clone() for name, b in self.model.named_buffers()}
@@ -80,6 +91,9 @@ class Victim:
         With one step this is the gradient itself. labels: (b,) classes or (b, C) probabilities.
         functional: differentiate with torch.func, which nests inside vmap.
         """
+        if not functional and self._plain:
+            value = F.cross_entropy(self.model(images), labels)  # no swap of parameters: the cheapest road
+            return list(torch.autograd.grad(value, list(self.model.parameters()), create_graph=True))
         start = self.parameters()
         here = start if functional else {name: p.requires_grad_() for name, p in start.items()}
         speed: list[Tensor] = []
