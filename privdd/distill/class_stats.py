@@ -19,7 +19,9 @@ class Statistics:
 
     def __post_init__(self) -> None:
         if self.mean.ndim != 2 or self.mean.shape != self.std.shape:
-            raise ValueError(f"statistics need mean and std of one shape (C, c); got {self.mean.shape}, {self.std.shape}")
+            raise ValueError(
+                f"statistics need mean and std of one shape (C, c); got {self.mean.shape}, {self.std.shape}"
+            )
 
 
 def channel_statistics(x: Tensor, total: int | None = None) -> tuple[Tensor, Tensor]:

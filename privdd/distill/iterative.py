@@ -51,7 +51,14 @@ class Virtual:
 
 
 def stages(
-    virtual: Virtual, spec: ModelSpec, broadcast: Mapping[str, Tensors], shard: Shard, ctx: ClientContext, *, first: bool, refine: bool
+    virtual: Virtual,
+    spec: ModelSpec,
+    broadcast: Mapping[str, Tensors],
+    shard: Shard,
+    ctx: ClientContext,
+    *,
+    first: bool,
+    refine: bool,
 ) -> list[tuple[Matching, Networks, Streams, int]]:
     """What is done to a client's images this round: settings, networks, streams and noised reads of each."""
     model, state = skeleton(spec, shard.shape, shard.classes), broadcast["model"]

@@ -105,7 +105,13 @@ def descend(images: Tensor, velocity: Tensor, gradient: Tensor, settings: Matchi
 
 
 def match(
-    cells: Cells, images: Tensor, networks: Networks, settings: Matching, streams: Streams, *, real_map: Embed | None = None
+    cells: Cells,
+    images: Tensor,
+    networks: Networks,
+    settings: Matching,
+    streams: Streams,
+    *,
+    real_map: Embed | None = None,
 ) -> Tensor:
     """Learn the images of every cell: (M, ipc, c, h, w) -> the same shape.
 

@@ -72,7 +72,12 @@ def ball(
 
 
 def fresh(
-    model: nn.Module, initial: Callable[[torch.Generator], State], keys: Keys, *, logits: bool = False, device: object = "cpu"
+    model: nn.Module,
+    initial: Callable[[torch.Generator], State],
+    keys: Keys,
+    *,
+    logits: bool = False,
+    device: object = "cpu",
 ) -> Networks:
     """Newly initialised networks: ``initial`` gives a state from a generator; one draw per iteration."""
 

@@ -52,7 +52,9 @@ def initial_images(
     if init == "noise" or not len(cells):
         return noise
     rows = [channel_statistics(cells.pool.x[g.at[present]], total) for g in cells.groups for present in g.present]
-    return scaled_noise(noise, Statistics(torch.stack([mean for mean, _ in rows]), torch.stack([std for _, std in rows])))
+    return scaled_noise(
+        noise, Statistics(torch.stack([mean for mean, _ in rows]), torch.stack([std for _, std in rows]))
+    )
 
 
 def _real(cells: Cells, ipc: int, shape: tuple[int, int, int], keys: Keys) -> Tensor:

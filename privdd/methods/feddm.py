@@ -19,7 +19,14 @@ from privdd.core import Artifact, Keys, Problem, Received, Records, Shard, State
 from privdd.distill.cells import Cells, one_world
 from privdd.distill.matching import Matching, Streams, match
 from privdd.distill.networks import Networks, ball, embedder, to_ball
-from privdd.distill.private import is_protected, match_embeddings, match_protected, public_views, refuse_batch_norm, spent
+from privdd.distill.private import (
+    is_protected,
+    match_embeddings,
+    match_protected,
+    public_views,
+    refuse_batch_norm,
+    spent,
+)
 from privdd.distill.synthetic import carried, check_init, initial_images, noise_images, remembered, warn_short
 from privdd.distill.worlds import uploads, world_cells
 from privdd.methods.local import outputs
@@ -179,11 +186,18 @@ class FedDM:
     ) -> tuple[Upload, State]:
         """Images of every class, from noise and what the mechanisms released."""
         if self.start != "noise":
-            raise ValueError(f"init={self.start!r}: a guarantee needs init=noise, for any other start reads the records")
+            raise ValueError(
+                f"init={self.start!r}: a guarantee needs init=noise, for any other start reads the records"
+            )
         labels = torch.tensor(ctx.problem.class_list)
-        start = noise_images(labels, self.ipc, shard.shape, ctx.keys.fold("start")).to(broadcast["model"]["head.weight"])
+        start = noise_images(labels, self.ipc, shard.shape, ctx.keys.fold("start")).to(
+            broadcast["model"]["head.weight"]
+        )
         images = carried(start, labels, memory)
-        networks, streams = self._networks(broadcast, shard, ctx), Streams(ctx.keys.fold("batch"), ctx.public("augment"))
+        networks, streams = (
+            self._networks(broadcast, shard, ctx),
+            Streams(ctx.keys.fold("batch"), ctx.public("augment")),
+        )
         if ctx.protected("embedding"):
             views = public_views(networks, self.reads, shard.shape, self.matching, streams)
             images = match_embeddings(images, views, shard.train, self.matching, ctx)

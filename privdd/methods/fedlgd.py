@@ -169,7 +169,9 @@ class FedLGD:
         self, broadcast: Mapping[str, Tensors], memory: State, shard: Shard, ctx: ClientContext
     ) -> tuple[Upload, State]:
         if self._protected(ctx):
-            images, labels = protected_images(self.virtual, memory, self._steps(broadcast, memory, shard, ctx), shard, ctx)
+            images, labels = protected_images(
+                self.virtual, memory, self._steps(broadcast, memory, shard, ctx), shard, ctx
+            )
         else:
             cells = one_world(shard.train, shard.classes)
             images, labels = self._distil(cells, broadcast, memory, shard, ctx), cells.labels

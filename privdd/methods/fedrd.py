@@ -206,7 +206,9 @@ class FedRD:
 
     # --- distillation -------------------------------------------------------------------------
 
-    def _networks(self, shape: tuple[int, int, int], classes: int, ctx: ClientContext, device: torch.device) -> Networks:
+    def _networks(
+        self, shape: tuple[int, int, int], classes: int, ctx: ClientContext, device: torch.device
+    ) -> Networks:
         """New networks of the task model's kind, without its last layer."""
         law = partial(initial, self.model, shape, classes)
         return fresh(skeleton(self.model, shape, classes), law, ctx.public("networks"), device=device)
@@ -233,9 +235,11 @@ class FedRD:
                 "representation; set algo.frozen_projection=true"
             )
         if self.start != "noise":
-            raise ValueError(f"init={self.start!r}: a guarantee needs init=noise, for any other start reads the records")
+            raise ValueError(
+                f"init={self.start!r}: a guarantee needs init=noise, for any other start reads the records"
+            )
 
 
 def _through(task: nn.Module, state: Tensors, net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     """Cross-entropy of the frozen task model on projected images."""
-    return F.cross_entropy(functional_call(task, state, (net(x),)), y)
+    return F.cross_entropy(functional_call(task, dict(state), (net(x),)), y)

@@ -1,0 +1,80 @@
+"""Worlds of a FedDM client in one pass against separate replays: ratio of times, largest gap, peak memory.
+
+    python benchmarks/worlds.py            small: a few worlds and steps, under a minute
+    python benchmarks/worlds.py --full     64 worlds, width 32, 256 real images of 10 classes, ipc 10
+
+Times are of one thread. Separate replays are timed on ``--replays`` worlds and scaled to all of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import time
+from dataclasses import replace
+
+import torch
+
+from privdd.channel import ClientContext
+from privdd.core import Keys, Problem, Records, Shard
+from privdd.distill.matching import Matching
+from privdd.methods.feddm import FedDM
+from privdd.methods.union import ServerTraining
+from privdd.models import ModelSpec
+
+SHAPE, CLASSES = (1, 28, 28), 10
+
+
+def client(per_class: int, audited: int) -> tuple[Shard, Records]:
+    """Random images: the fixed records and the audited ones, over all classes."""
+    n = per_class * CLASSES
+    x = torch.rand((n, *SHAPE), generator=Keys(0).torch())
+    records = Records(x, torch.arange(n) % CLASSES, torch.arange(n))
+    empty = records.take(torch.arange(0))
+    return Shard(0, records.take(torch.arange(audited, n)), empty, empty, CLASSES), records.take(torch.arange(audited))
+
+
+def megabytes() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--full", action="store_true", help="64 worlds, width 32, batch 256, ipc 10")
+    parser.add_argument("--worlds", type=int)
+    parser.add_argument("--iterations", type=int, default=2)
+    parser.add_argument("--replays", type=int, default=2, help="separate replays to time")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    width, batch, ipc, worlds = (32, 256, 10, 64) if args.full else (16, 64, 10, 16)
+    worlds = args.worlds or worlds
+    matching = Matching(args.iterations, batch=batch)
+    method = FedDM(
+        model=ModelSpec(width=width), rounds=1, matching=matching, server=ServerTraining(), ipc=ipc, start="noise"
+    )
+    problem = Problem(SHAPE, CLASSES, 1)
+    shard, candidates = client(batch, min(400, batch * CLASSES // 2))
+    masks = torch.rand((worlds, len(candidates)), generator=Keys(1).torch()) < 0.5
+    sent = method.broadcast(method.init(problem, Keys(0)))
+
+    def context() -> ClientContext:
+        return ClientContext(0, 0, Keys(2), problem, queries=method.queries)
+
+    replace(method, matching=replace(matching, iterations=1)).local(sent, {}, shard, context())  # warm up
+    start, before = time.process_time(), megabytes()
+    together = method.local_worlds(sent, {}, shard, candidates, masks, context())
+    one_pass = time.process_time() - start
+    peak = megabytes()
+    gap, start = 0.0, time.process_time()
+    for world in range(args.replays):
+        alone = shard.with_train(Records.concat([shard.train, candidates.take(masks[world])]))
+        upload, _ = method.local(sent, {}, alone, context())
+        gap = max(gap, float((upload["images"].value["x"] - together[world]["images"].value["x"]).abs().max()))
+    separate = (time.process_time() - start) / args.replays * worlds
+    print(f"width {width}, batch {batch}, ipc {ipc}, {worlds} worlds, {args.iterations} iterations, 1 thread")
+    print(f"one pass {one_pass:.1f} s, separate replays {separate:.1f} s: {separate / one_pass:.1f} times faster")
+    print(f"largest difference of any pixel {gap:.1e}; peak memory {peak:.0f} MB (before the pass {before:.0f} MB)")
+
+
+if __name__ == "__main__":
+    main()

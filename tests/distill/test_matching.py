@@ -1,0 +1,188 @@
+"""Distribution matching, cells and worlds, networks and starts against plain loops."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from privdd.core import Keys, Records
+from privdd.distill.augment import COLOUR_STRATEGY, Transform, draw
+from privdd.distill.cells import one_world
+from privdd.distill.matching import Matching, Streams, match, matching_gradient, real_means
+from privdd.distill.networks import ball, embedder, fresh, in_ball, to_ball
+from privdd.distill.sampling import first, priorities, taken
+from privdd.distill.synthetic import initial_images
+from privdd.distill.worlds import labelled, world_cells
+from privdd.models import ModelSpec, build, initial
+
+torch.set_num_threads(1)
+SHAPE, CLASSES = (1, 8, 8), 6
+SPEC = ModelSpec(name="convnet", width=8, depth=2)
+MODEL = build(SPEC, SHAPE, CLASSES)
+STATE = initial(SPEC, SHAPE, CLASSES, Keys(3).torch())
+
+
+def records(count: int, seed: int = 0, classes: int = CLASSES, start: int = 0) -> Records:
+    g = Keys(seed).torch()
+    x, y = torch.rand((count, *SHAPE), generator=g), torch.randint(classes, (count,), generator=g)
+    return Records(x, y, start + 7 * torch.arange(count))
+
+
+def streams() -> Streams:
+    return Streams(Keys(0).fold("batch"), Keys(0).fold("augment"))
+
+
+def forward(x: Tensor, logits: bool) -> Tensor:
+    """Features (and logits) by the module itself, image by image."""
+    model = build(SPEC, SHAPE, CLASSES)
+    model.load_state_dict(STATE)
+    f = torch.cat([model.features(one) for one in x.split(1)])  # type: ignore[operator]
+    return torch.cat([f, model.head(f)], 1) if logits else f  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("logits", [False, True])
+@pytest.mark.parametrize("chunk", [0, 3, 64])
+def test_gradient_is_that_of_the_loss_written_out(logits: bool, chunk: int) -> None:
+    data = records(40)
+    cells = one_world(data, CLASSES)
+    embed = embedder(MODEL, STATE, logits=logits)
+    targets = real_means(cells, embed, Transform(), Matching(1, batch=1000, chunk=chunk), Keys(0))
+    images = torch.randn((len(cells), 3, *SHAPE), generator=Keys(5).torch())
+    x = images.clone().requires_grad_(True)
+    loss = torch.zeros(())
+    for cell, label in enumerate(cells.labels.tolist()):
+        real, own = forward(data.x[data.y == label], logits), forward(x[cell], logits)
+        f = slice(0, real.shape[1] - CLASSES) if logits else slice(None)
+        loss = loss + (real[:, f].mean(0) - own[:, f].mean(0)).square().sum()
+        if logits:
+            loss = loss + (real[:, -CLASSES:].mean(0) - own[:, -CLASSES:].mean(0)).square().sum()
+    expected = torch.autograd.grad(loss, x)[0]
+    assert torch.allclose(matching_gradient(images, targets, embed, chunk=chunk), expected, atol=1e-5, rtol=1e-4)
+
+
+def test_matching_is_sgd_with_momentum_on_the_same_network_and_batch_for_all_classes() -> None:
+    data, settings = records(40), Matching(4, batch=3, lr=0.7, momentum=0.5, augment=COLOUR_STRATEGY)
+    cells = one_world(data, CLASSES)
+    networks = ball(MODEL, STATE, STATE, 0.5, Keys(9), logits=True)
+    start = initial_images("noise", cells, 2, SHAPE, Keys(4))
+    got = match(cells, start, networks, settings, streams())
+    x = start.clone().requires_grad_(True)
+    sgd = torch.optim.SGD([x], lr=0.7, momentum=0.5)
+    for t in range(4):
+        transform, loss = draw(COLOUR_STRATEGY, SHAPE, streams().augment.fold(t).torch()), torch.zeros(())
+        priority = priorities(data.ids, streams().batch.fold(t))
+        for cell, label in enumerate(cells.labels.tolist()):
+            mine = (data.y == label).nonzero()[:, 0]
+            batch = mine[priority[mine].argsort()[:3]]
+            real, own = (networks(t)(transform(part)).mean(0) for part in (data.x[batch], x[cell]))
+            loss = loss + (real.detach() - own).square().sum()
+        sgd.zero_grad()
+        loss.backward()
+        sgd.step()
+    assert torch.allclose(got, x.detach(), atol=1e-4)
+
+
+@pytest.mark.parametrize("start", ["real", "noise", "statistics"])
+def test_worlds_in_one_pass_equal_separate_replays(start: str) -> None:
+    fixed, candidates = records(30, 1, start=10_000), records(40, 2)
+    masks = torch.rand((7, 40), generator=Keys(8).torch()) < 0.5
+    masks[3] = False  # a world of fixed records only
+    candidates = Records(candidates.x, torch.where(candidates.y == 5, 4, candidates.y), candidates.ids)
+    fixed = Records(fixed.x, torch.where(fixed.y >= 4, 0, fixed.y), fixed.ids)  # class 4 only by candidates
+    settings = Matching(4, batch=5, momentum=0.5, augment=COLOUR_STRATEGY)
+    networks = ball(MODEL, STATE, STATE, 1.0, Keys(9), logits=True)
+
+    def run(cells):  # type: ignore[no-untyped-def]
+        return match(cells, initial_images(start, cells, 3, SHAPE, Keys(4)), networks, settings, streams())
+
+    cells = world_cells(fixed, candidates, masks, CLASSES)
+    together = run(cells)
+    assert bool((cells.slot[3, 4:] == -1).all()) and bool((cells.slot[:, 5] == -1).all())
+    for world, mask in enumerate(masks):
+        alone = one_world(Records.concat([candidates.take(mask), fixed]), CLASSES)  # another order, too
+        (x, y), (own_x, own_y) = labelled(cells, together, world), labelled(alone, run(alone), 0)
+        assert torch.equal(y, own_y) and torch.allclose(x, own_x, atol=2e-5)
+
+
+def test_worlds_that_hold_the_same_records_share_a_cell() -> None:
+    fixed, candidates = records(30, 1, start=10_000), records(8, 2, classes=1)
+    masks = torch.rand((50, 8), generator=Keys(8).torch()) < 0.5
+    cells = world_cells(fixed, candidates, masks, CLASSES)
+    assert len(cells) == len(fixed.y.unique()) - 1 + len(masks.unique(dim=0))
+
+
+def test_masks_and_ids_are_checked() -> None:
+    data = records(5)
+    with pytest.raises(ValueError, match="ids"):
+        world_cells(data, data, torch.ones(2, 5, dtype=torch.bool), CLASSES)
+    with pytest.raises(ValueError, match="masks"):
+        world_cells(records(3, start=1000), data, torch.ones(2, 5), CLASSES)
+
+
+def test_batches_are_uniform_and_move_by_one_when_a_record_leaves() -> None:
+    ids, all_in = torch.arange(20), torch.ones(1, 20, dtype=torch.bool)
+    counts = torch.zeros(20)
+    for t in range(2000):
+        chosen = taken(priorities(ids, Keys(0).fold(t)), all_in, 5)
+        assert int(chosen.sum()) == 5
+        counts += chosen[0]
+    expected = 2000 * 5 / 20
+    assert float(((counts - expected).square() / (expected * 0.75)).sum()) < 45  # chi-square, 19 df: p ~ 1e-3
+    priority, without = priorities(ids, Keys(1)), all_in.clone()
+    without[0, int(priority.argmin())] = False
+    both = taken(priority, torch.cat([all_in, without]), 5)
+    assert int((both[0] ^ both[1]).sum()) == 2
+    assert first(priority, without[:, :], 25).shape == (1, 25)
+
+
+def test_ball_draw_has_norm_rho_over_all_parameters_and_no_direction() -> None:
+    draws = [in_ball(STATE, STATE, 5.0, Keys(0).fold(t).torch()) for t in range(40)]
+    gaps = torch.stack([torch.cat([(d[n] - STATE[n]).flatten() for n in STATE]) for d in draws])
+    assert torch.allclose(gaps.norm(dim=1), torch.full((40,), 5.0), atol=1e-4)
+    d = gaps.shape[1]
+    assert float(gaps.mean(0).norm()) < 5 * 1.2 / 40**0.5  # a mean of 40 independent directions
+    assert float(gaps.var()) == pytest.approx(25 / d, rel=0.05)
+    assert in_ball(STATE, ["head.bias"], 1.0, Keys(0).torch())["head.weight"] is STATE["head.weight"]
+
+
+def test_projection_on_the_ball() -> None:
+    far = {n: t + 1.0 for n, t in STATE.items()}
+    near = to_ball(far, STATE, 2.0)
+    gap = torch.cat([(near[n] - STATE[n]).flatten() for n in STATE])
+    assert float(gap.norm()) == pytest.approx(2.0, rel=1e-5) and float(gap.std()) < 1e-5
+    assert all(torch.equal(to_ball(near, STATE, 3.0)[n], near[n]) for n in STATE)
+
+
+def test_fresh_networks_differ_by_iteration_and_repeat_by_key() -> None:
+    def network(t: int) -> Tensor:
+        law = lambda g: initial(SPEC, SHAPE, CLASSES, g)  # noqa: E731
+        return fresh(MODEL, law, Keys(0))(t)(records(2).x)
+
+    assert torch.equal(network(0), network(0)) and not torch.allclose(network(0), network(1))
+
+
+def test_starts() -> None:
+    data = records(30)
+    cells = one_world(data, CLASSES)
+    real = initial_images("real", cells, 9, SHAPE, Keys(4))
+    for cell, label in enumerate(cells.labels.tolist()):
+        mine = data.x[data.y == label]
+        hits = (real[cell][:, None] == mine[None]).flatten(2).all(2)
+        assert bool(hits.any(1).all())
+        assert int(hits.any(0).sum()) == min(9, len(mine))  # no record twice before all were used once
+    many = initial_images("statistics", cells, 400, SHAPE, Keys(4))
+    for cell, label in enumerate(cells.labels.tolist()):
+        mine = data.x[data.y == label]
+        assert float(many[cell].mean()) == pytest.approx(float(mine.mean()), abs=0.01)
+        assert float(many[cell].std()) == pytest.approx(float(mine.std(correction=0)), rel=0.02)
+    with pytest.raises(ValueError, match="init"):
+        initial_images("zeros", cells, 1, SHAPE, Keys(4))
+
+
+@pytest.mark.parametrize(
+    "bad", [{"iterations": -1}, {"batch": 0}, {"lr": float("nan")}, {"momentum": 1.0}, {"augment": "x"}]
+)
+def test_settings_are_checked(bad: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=next(iter(bad))):
+        Matching(**{"iterations": 3, **bad})  # type: ignore[arg-type]

@@ -1,0 +1,200 @@
+"""FedLGD: its schedule, its gradients, worlds against replays, guarantees, and that it learns."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from distilling import (
+    COUNTED,
+    PROBLEM,
+    SOUND,
+    context,
+    matching,
+    releases_per_class,
+    replayed_uploads_are_equal,
+    without,
+)
+from torch.nn import functional as F
+from toy import SPEC, receive, shards
+
+from privdd.core import Keys, Records
+from privdd.distill.iterative import Virtual
+from privdd.methods.fedlgd import FedLGD
+from privdd.methods.local import evaluate
+from privdd.models import build
+from privdd.state import unpack
+
+VIRTUAL = Virtual(
+    warmup=matching(4, momentum=0.5), refine=matching(2, momentum=0.5), ipc=3, warmup_reads=2, refine_reads=1
+)
+SMALL = {
+    "model": SPEC,
+    "rounds": 4,
+    "virtual": VIRTUAL,
+    "tau": 2,
+    "tau_step": 2,
+    "lr": 0.1,
+    "contrast": 1.0,
+    "global_ipc": 2,
+    "global_iterations": 3,
+}
+RELEASED = {
+    "target": "displacement",
+    "server_start": "statistics",
+    "always_mixed": True,
+    "refine_first": False,
+    "stale": True,
+}
+
+
+def make(**more: object) -> FedLGD:
+    return FedLGD(**{**SMALL, **more})  # type: ignore[arg-type]
+
+
+def noise(method: FedLGD) -> FedLGD:
+    return replace(method, virtual=replace(method.virtual, start="noise"))
+
+
+def test_schedules_of_paper_and_code() -> None:
+    paper = make(rounds=100, tau=10, tau_step=5)
+    code = replace(paper, refine_first=False)
+    assert (
+        [t for t in range(100) if paper.selected(t)]
+        == list(range(0, 50, 5))
+        == [t for t in range(100) if paper.refines(t)]
+    )
+    assert [t for t in range(100) if code.refines(t)] == list(range(5, 51, 5))
+    assert [t for t in range(100) if code._server_matches(t)] == list(range(0, 51, 5))
+
+
+def test_in_a_selected_round_the_update_is_one_gradient_of_the_virtual_images() -> None:
+    method, shard = make(), shards([60])[0]
+    sent = method.broadcast(method.init(PROBLEM, Keys(0)))
+    upload, memory = method.local(sent, {}, shard, context(method))
+    model = build(SPEC, (1, 8, 8), 10)
+    model.load_state_dict(sent["model"])
+    x, y = memory["images/x"].flatten(0, 1), memory["images/label"].repeat_interleave(3)
+    F.cross_entropy(model(x), y).backward()
+    for name, parameter in model.named_parameters():
+        step = (sent["model"][name] - upload["update"].value[name]) / 0.1
+        assert torch.allclose(step, parameter.grad, atol=1e-4)  # type: ignore[arg-type]
+
+
+def test_other_rounds_keep_the_images_and_train_on_both_sets() -> None:
+    method, shard = make(), shards([60])[0]
+    server = method.init(PROBLEM, Keys(0))
+    sent = method.broadcast(server)
+    _, memory = method.local(sent, {}, shard, context(method))
+    upload, kept = method.local(sent, memory, shard, context(method, round=1))
+    assert torch.equal(kept["images/x"], memory["images/x"])
+    other = {**sent, "images": {"x": sent["images"]["x"] + 1}}
+    changed, _ = method.local(other, memory, shard, context(method, round=1))
+    assert not torch.equal(upload["update"].value["head.weight"], changed["update"].value["head.weight"])
+    _, refined = method.local(sent, memory, shard, context(method, round=2))
+    assert not torch.equal(refined["images/x"], memory["images/x"])
+
+
+def test_the_server_averages_uniformly_and_matches_in_selected_rounds_only() -> None:
+    method, clients = make(), shards([60, 20, 40])
+    server, memories = method.init(PROBLEM, Keys(0)), {}
+    for t, moves in ((0, True), (1, False)):
+        inbox = receive(method, server, memories, clients, t, 0)
+        new = method.aggregate(server, inbox, Keys(0))
+        mean = sum(r.values["update"]["head.weight"] for r in inbox) / 3
+        assert torch.allclose(new["model/head.weight"], mean, atol=1e-6)
+        assert torch.equal(new["images/x"], server["images/x"]) is not moves
+        server = new
+
+
+def test_released_profile_sends_statistics_once_and_starts_the_server_from_them() -> None:
+    method = make(**RELEASED, global_iterations=0)
+    method = replace(method, virtual=replace(VIRTUAL, released_statistics=True), global_ipc=50)
+    clients, memories = shards([60, 60]), {}
+    server = method.init(PROBLEM, Keys(0))
+    inbox = receive(method, server, memories, clients, 0, 0)
+    new = method.aggregate(server, inbox, Keys(0))
+    mean = sum(r.values["class_statistics"]["mean"] for r in inbox) / 2
+    share = torch.stack([(s.train.x * (s.train.y == 3)[:, None, None, None]).sum() / (60 * 64) for s in clients]).mean()
+    assert float(mean[3]) == pytest.approx(float(share), rel=1e-4)
+    images = new["images/x"].unflatten(0, (10, 50))
+    assert torch.allclose(images.mean((1, 2, 3, 4)), mean[:, 0], atol=0.03)
+    later = receive(method, new, memories, clients, 1, 0)
+    assert all(set(r.values) == {"update"} for r in later)
+
+
+def test_a_stale_client_goes_on_from_its_own_model() -> None:
+    sent_by = make(**RELEASED)
+    server = sent_by.init(PROBLEM, Keys(0))
+    sent, shard = sent_by.broadcast(server), shards([60])[0]
+    for method, differs in ((sent_by, True), (make(**{**RELEASED, "stale": False}), False)):
+        _, memory = method.local(sent, {}, shard, context(method))
+        other = {**memory, **{n: t + 0.1 for n, t in memory.items() if n.startswith("trained/")}}
+        a, b = (
+            method.local(sent, m, shard, context(method, round=3))[0]["update"].value["head.bias"]
+            for m in (memory, other)
+        )
+        assert torch.equal(a, b) is not differs
+
+
+def test_worlds_of_the_first_round_equal_calls_of_local() -> None:
+    method, shard = make(), shards([70])[0]
+    fixed, candidates = shard.train.take(range(45)), shard.train.take(range(45, 70))
+    masks = torch.rand((4, 25), generator=Keys(1).torch()) < 0.5
+    sent = method.broadcast(method.init(PROBLEM, Keys(0)))
+    got = method.local_worlds(sent, {}, shard.with_train(fixed), candidates, masks, context(method))
+    assert got is not None
+    for mask, upload in zip(masks, got):
+        alone = shard.with_train(Records.concat([fixed, candidates.take(mask)]))
+        expected, memory = method.local(sent, {}, alone, context(method))
+        gaps = [(upload["update"].value[n] - t).abs().max() for n, t in expected["update"].value.items()]
+        assert float(torch.stack(gaps).max()) < 1e-5
+    assert method.local_worlds(sent, memory, shard, candidates, masks, context(method, round=2)) is None
+
+
+@pytest.mark.parametrize("mechanisms", [SOUND, COUNTED], ids=["embedding", "counted"])
+def test_updates_read_the_records_through_mechanisms_alone(mechanisms: dict) -> None:  # type: ignore[type-arg]
+    replayed_uploads_are_equal(noise(make()), mechanisms, rounds=3)
+
+
+def test_planned_releases_are_those_that_happen() -> None:
+    method = noise(make())
+    assert releases_per_class(method, COUNTED) == method.spends(0, COUNTED) == {"embedding": 3, "class_counts": 2}
+    assert method.spends(1, COUNTED) == {"embedding": 0, "class_counts": 0}
+
+
+@pytest.mark.parametrize("method", [make(), make(**RELEASED)], ids=["start", "statistics"])
+def test_what_breaks_the_guarantee_is_refused(method: FedLGD) -> None:
+    with pytest.raises(ValueError, match="guarantee"):
+        method.local(
+            method.broadcast(method.init(PROBLEM, Keys(0))), {}, shards([40])[0], context(method, mechanisms=SOUND)
+        )
+
+
+def test_an_empty_client_sends_the_model_back_or_trains_on_the_servers_images() -> None:
+    method, shard = make(), without(shards([40])[0], 0)
+    sent = method.broadcast(method.init(PROBLEM, Keys(0)))
+    upload, memory = method.local(sent, {}, shard, context(method))
+    assert all(torch.equal(t, sent["model"][n]) for n, t in upload["update"].value.items())
+    upload, _ = method.local(sent, memory, shard, context(method, round=1))
+    assert not torch.equal(upload["update"].value["head.weight"], sent["model"]["head.weight"])
+
+
+@pytest.mark.parametrize(
+    "bad", [{"target": "x"}, {"server_start": "real"}, {"temperature": 0.0}, {"model": replace(SPEC, norm="batch")}]
+)
+def test_bad_settings_are_refused(bad: dict[str, object]) -> None:
+    with pytest.raises(ValueError):
+        make(**bad)
+
+
+@pytest.mark.parametrize("more", [{}, RELEASED], ids=["paper", "released"])
+def test_it_learns(more: dict[str, object]) -> None:
+    virtual = replace(VIRTUAL, warmup=matching(15, momentum=0.5), ipc=8)
+    method = make(virtual=virtual, local_epochs=3, lr=0.15, **more)
+    clients = shards([150, 150, 150])
+    server, memories = method.init(PROBLEM, Keys(0)), {}
+    for t in range(5):
+        server = method.aggregate(server, receive(method, server, memories, clients, t, 0), Keys(0).fold(t))
+    assert evaluate(build(SPEC, (1, 8, 8), 10), unpack("model", server), clients[0].test)[0] > 0.35

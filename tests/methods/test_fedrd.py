@@ -1,0 +1,170 @@
+"""FedRD: the projection stays at home, representations follow equation 5, the two-map design holds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from distilling import (
+    PROBLEM,
+    SOUND,
+    STEPWISE,
+    context,
+    matching,
+    releases_per_class,
+    replayed_uploads_are_equal,
+    server,
+    without,
+)
+from torch import Tensor
+from torch.func import functional_call
+from torch.nn import functional as F
+from toy import SPEC, digits, receive, shards
+
+from privdd.core import Keys
+from privdd.distill.augment import draw
+from privdd.methods.adam import local_adam
+from privdd.methods.fedrd import FedRD
+from privdd.models import ModelSpec, build, initial, projected_shape
+from privdd.state import unpack
+
+BATCH = replace(SPEC, norm="batch", pooling="max")
+INSTANCE = replace(SPEC, pooling="max")
+SMALL = {
+    "model": BATCH,
+    "rounds": 2,
+    "matching": matching(augment="color_crop_cutout_scale_rotate"),
+    "server": server(lr=0.01, optimiser="adam"),
+    "projection_batch": 32,
+    "projection_epochs": 2,
+}
+
+
+def make(**more: object) -> FedRD:
+    return FedRD(**{**SMALL, **more})  # type: ignore[arg-type]
+
+
+def sound(**more: object) -> FedRD:
+    return make(**{"model": INSTANCE, "start": "noise", "frozen_projection": True, "reads": 2, "dpc": 2, **more})
+
+
+def test_adam_is_that_of_pytorch() -> None:
+    spec, data = replace(SPEC, norm="none"), shards([50])[0].train
+    state = initial(spec, (1, 8, 8), 10, Keys(0).torch())
+    got = local_adam(
+        build(spec, (1, 8, 8), 10), state, data, lr=0.01, batch_size=50, epochs=4, generator=Keys(1).torch()
+    )
+    model = build(spec, (1, 8, 8), 10)
+    model.load_state_dict(state)
+    adam = torch.optim.Adam(model.parameters(), lr=0.01)
+    for _ in range(4):
+        adam.zero_grad()
+        F.cross_entropy(model(data.x), data.y).backward()
+        adam.step()
+    assert all(torch.allclose(got[n], p.detach(), atol=2e-4) for n, p in model.named_parameters())
+
+
+def test_real_start_without_steps_sends_projected_records_and_the_projection_stays() -> None:
+    method, shard = make(matching=matching(0), dpc=3), shards([60])[0]
+    upload, memory = method.local(method.broadcast(method.init(PROBLEM, Keys(0))), {}, shard, context(method))
+    assert set(upload) == {"representations", "labels"} and set(memory) == {
+        f"projection/body.{i}.{leaf}" for i in (0, 2) for leaf in ("weight", "bias")
+    }
+    project = method.maps({}, memory, PROBLEM)["projection"]
+    sent, own = upload["representations"].value["x"], project(shard.train.x)
+    assert sent.shape[1:] == projected_shape(method.projection, (1, 8, 8)) == (1, 8, 8)
+    for x, y in zip(sent, upload["labels"].value["y"]):
+        assert float((own[shard.train.y == y] - x).flatten(1).norm(dim=1).min()) < 1e-4
+
+
+def test_one_step_follows_equation_5() -> None:
+    method, shard = (
+        make(matching=matching(1, lr=0.5, augment="flip"), model=INSTANCE, dpc=2, start="noise"),
+        shards([60])[0],
+    )
+    ctx, sent = context(method), method.broadcast(method.init(PROBLEM, Keys(0)))
+    upload, memory = method.local(sent, {}, shard, ctx)
+    start, _ = replace(method, matching=matching(0)).local(sent, {}, shard, context(method))
+    transform = draw("flip", (1, 8, 8), ctx.public("augment", 0).torch())
+    state = initial(INSTANCE, (1, 8, 8), 10, ctx.public("networks", 0).torch())
+    model = build(INSTANCE, (1, 8, 8), 10)
+    model.load_state_dict(state)
+    project = method.maps({}, memory, PROBLEM)["projection"]
+    s = start["representations"].value["x"].clone().requires_grad_(True)
+    labels, loss = start["labels"].value["y"], torch.zeros(())
+    for c in labels.unique():
+        real: Tensor = model.features(project(transform(shard.train.x[shard.train.y == c]))).mean(0)  # type: ignore[operator]
+        loss = loss + (real.detach() - model.features(s[labels == c]).mean(0)).square().sum()  # type: ignore[operator]
+    expected = s - 0.5 * torch.autograd.grad(loss, s)[0]
+    assert torch.allclose(upload["representations"].value["x"], expected.detach(), atol=1e-5)
+
+
+def test_the_projection_is_trained_through_the_frozen_task_model_from_where_it_was() -> None:
+    method, shard = make(), shards([80])[0]
+    sent = method.broadcast(method.init(PROBLEM, Keys(0)))
+    kept = {n: {k: t.clone() for k, t in v.items()} for n, v in sent.items()}
+    task = method.classifier(PROBLEM).eval()
+
+    def loss(memory: dict[str, Tensor]) -> float:
+        x = method.maps({}, memory, PROBLEM)["projection"](shard.train.x)
+        return float(F.cross_entropy(functional_call(task, {**sent["model"], **sent["buffers"]}, (x,)), shard.train.y))
+
+    _, fresh = replace(method, projection_lr=1e-12).local(sent, {}, shard, context(method))
+    _, first = method.local(sent, {}, shard, context(method))
+    _, second = method.local(sent, first, shard, context(method, round=1))
+    assert loss(second) < loss(first) < loss(fresh)
+    assert all(torch.equal(sent[n][k], t) for n, v in kept.items() for k, t in v.items())
+
+
+@pytest.mark.parametrize("mechanisms", [SOUND, STEPWISE], ids=["embedding", "stepwise"])
+def test_the_personal_projection_never_feeds_a_protected_upload(mechanisms: dict) -> None:  # type: ignore[type-arg]
+    replayed_uploads_are_equal(sound(), mechanisms, rounds=2)
+
+
+def test_planned_releases_are_those_that_happen() -> None:
+    for mechanisms in (SOUND, STEPWISE):
+        assert releases_per_class(sound(), mechanisms) == sound().spends(0, mechanisms)
+
+
+@pytest.mark.parametrize(
+    ("more", "match"),
+    [({"frozen_projection": False}, "frozen"), ({"model": BATCH}, "norm=batch"), ({"start": "real"}, "init")],
+)
+def test_what_breaks_the_guarantee_is_refused(more: dict[str, object], match: str) -> None:
+    method = sound(**more)
+    with pytest.raises(ValueError, match=match):
+        method.local(
+            method.broadcast(method.init(PROBLEM, Keys(0))), {}, shards([40])[0], context(method, mechanisms=SOUND)
+        )
+
+
+def test_an_empty_client_sends_an_empty_set_and_nobody_predicts_without_a_projection() -> None:
+    method, shard = make(), shards([40])[0]
+    state = method.init(PROBLEM, Keys(0))
+    upload, _ = method.local(method.broadcast(state), {}, without(shard, 0), context(method))
+    assert upload["representations"].value["x"].shape == (0, 1, 8, 8)
+    with pytest.raises(ValueError, match="memory"):
+        method.predict(state, None, shard.test.x)
+
+
+def test_wrong_projection_is_refused() -> None:
+    with pytest.raises(ValueError, match="projection"):
+        make(projection=ModelSpec(name="mlp"))
+
+
+@pytest.mark.parametrize("private", [False, True])
+def test_it_learns(private: bool) -> None:
+    clients = shards([150, 150, 150])
+    fit = {"projection_epochs": 8}
+    method = make(matching=matching(10, augment="none"), **fit)
+    if private:
+        method = sound(matching=matching(30, lr=0.1), dpc=10, reads=4, **fit)
+    state, memories = method.init(PROBLEM, Keys(0)), {}
+    more = {"mechanisms": SOUND} if private else {}
+    for t in range(2):
+        state = method.aggregate(state, receive(method, state, memories, clients, t, 0, **more), Keys(0).fold(t))
+    test = digits().take(range(1200, 1500))
+    right = [(method.predict(state, m, test.x).argmax(1) == test.y).float().mean() for m in memories.values()]
+    assert float(torch.stack(right).mean()) > 0.5
+    assert bool(unpack("projection", state)) is private
