@@ -129,7 +129,8 @@ def _identity(run: RunRecord) -> dict[str, str]:
 def _setting(mine: Mapping[str, str], runs: list[RunRecord], everyone: Sequence[Mapping[str, str]]) -> Setting:
     alike = [other for other in everyone if other["algo"] == mine["algo"]]
     keys = [k for k in mine if k.startswith("config:") and len({other.get(k) for other in alike}) > 1]
-    parameters = tuple((k.removeprefix("config:").rsplit(".", 1)[-1], mine[k]) for k in sorted(keys))
+    named = ((k.removeprefix("config:").rsplit(".", 1)[-1], mine[k]) for k in sorted(keys))
+    parameters = tuple(dict.fromkeys(named))  # a value that several parts of the config take over counts once
     wide = [k for k in ("data", "preset") if len({other[k] for other in everyone}) > 1]
     method = " ".join(
         [mine["algo"], *(mine[k] for k in wide), *(v.rsplit(".", 1)[-1] for _, v in parameters if not _numeric(v))][:4]

@@ -1,0 +1,43 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: py:percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Membership ROC across methods
+# The same attack on two methods, on one pair of axes. As one command:
+# `python -m privdd.audit -m algo=fedavg,feddm,fedfed,fedlgd`.
+
+# %%
+import csv
+from pathlib import Path
+
+from IPython.display import SVG, Markdown
+
+from privdd.api import audit, compare
+
+SIZE = ("preset=smoke", "partition.clients=3", "audit.worlds=8", "audit.records=40", "attack=[lira]",
+        "audit.waive.global_model='needs replays of the whole federation'")
+METHODS = ("fedavg", "fedproto")
+found = {name: audit(*SIZE, f"algo={name}", "algo.rounds=2", out=f"runs/{name}") for name in METHODS}
+
+# %%
+page = compare([f"runs/{name}" for name in METHODS], "runs/comparison")
+SVG(filename=str(page.parent / "figures" / "roc.svg"))
+
+# %% [markdown]
+# Both axes are logarithmic, because what counts is the left end: how many members an attacker names while
+# hardly ever being wrong. Below one over the number of non-members nothing can be seen.
+
+# %%
+rows = list(csv.DictReader(Path("runs/comparison/leaks.csv").open()))
+head = list(rows[0])
+Markdown("\n".join([" | ".join(head), " | ".join("---" for _ in head), *(" | ".join(row.values()) for row in rows)]))
+
+# %%
+assert [row["Setting"] for row in rows] == list(METHODS)
