@@ -27,6 +27,7 @@ from privdd.distill.private import (
     refuse_batch_norm,
     spent,
 )
+from privdd.distill.steps import Steps, matching_claims, seen_maps
 from privdd.distill.synthetic import carried, check_init, initial_images, noise_images, remembered, warn_short
 from privdd.distill.worlds import uploads, world_cells
 from privdd.methods.local import outputs
@@ -34,6 +35,7 @@ from privdd.methods.union import ServerTraining, inside_ball, train_on, union
 from privdd.models import ModelSpec, build, initial
 from privdd.models.build import skeleton
 from privdd.privacy.base import Mechanism
+from privdd.privacy.claims import Claim, feddm_3_2
 from privdd.state import pack, unpack
 
 
@@ -148,6 +150,15 @@ class FedDM:
     def remembers(self, round: int) -> bool:
         """Whether a round's upload reads what the client kept."""
         return self.carry_over and round > 0
+
+    def claims(self, plan: Any, shards: Sequence[Shard]) -> list[Claim]:
+        """Theorem 3.2 as printed, where the matching gradients are noised."""
+        return matching_claims(feddm_3_2, plan, shards, self.matching, self.start == "noise")
+
+    def steps(self, broadcast: Mapping[str, Tensors], shard: Shard, ctx: ClientContext) -> Steps:
+        """What everyone knows of a round's noised steps."""
+        networks, streams = self._networks(broadcast, shard, ctx), Streams(ctx.keys.fold("batch"), ctx.public("augment"))
+        return Steps(seen_maps(networks, self.matching, streams, shard.shape), self.matching)
 
     def local_worlds(
         self,

@@ -22,6 +22,7 @@ from privdd.distill.matching import Matching
 from privdd.distill.networks import Networks, fresh
 from privdd.distill.private import is_protected, refuse_batch_norm, spent
 from privdd.distill.representations import distil_representations, protected_representations
+from privdd.distill.steps import Steps, clean_start, matching_claims
 from privdd.distill.synthetic import check_init, warn_short
 from privdd.methods.adam import local_adam
 from privdd.methods.local import outputs, split
@@ -29,6 +30,7 @@ from privdd.methods.union import ServerTraining, train_on, union
 from privdd.models import ModelSpec, build, initial, projected_shape
 from privdd.models.build import skeleton
 from privdd.privacy.base import Mechanism
+from privdd.privacy.claims import Claim, fedrd_1
 from privdd.state import pack, unpack
 
 
@@ -173,6 +175,21 @@ class FedRD:
     def remembers(self, round: int) -> bool:
         """Whether a round's upload reads what the client kept."""
         return round > 0 and not self.frozen_projection
+
+    def claims(self, plan: Any, shards: Sequence[Shard]) -> list[Claim]:
+        """Theorem 1 as printed, where the matching gradients are noised."""
+        return matching_claims(fedrd_1, plan, shards, self.matching, self.start == "noise")
+
+    def steps(self, broadcast: Mapping[str, Tensors], shard: Shard, ctx: ClientContext) -> Steps:
+        """What everyone knows of a round's noised steps; the projection is the public one."""
+        shape = projected_shape(self.projection, shard.shape)
+        networks = self._networks(shape, shard.classes, ctx, broadcast["model"]["head.weight"].device)
+        project = self._projector(broadcast["projection"], shard.shape, shard.classes)
+        return Steps(networks, self.matching, project, clean_start(project))
+
+    def released(self, broadcast: Mapping[str, Tensors], shard: Shard, ctx: ClientContext) -> Upload:
+        """What a client sends under a guarantee, without the training of its own projection."""
+        return self._upload(broadcast, broadcast["projection"], shard, ctx)
 
     # --- the projection -----------------------------------------------------------------------
 
