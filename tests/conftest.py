@@ -1,0 +1,82 @@
+"""What all tests share: one torch thread, a repeatable hypothesis profile, and small audits made once a session."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from contextlib import nullcontext, redirect_stdout
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import hypothesis
+import numpy as np
+import pytest
+import torch
+
+torch.set_num_threads(1)
+hypothesis.settings.register_profile("privdd", deadline=None, max_examples=25, derandomize=True, database=None)
+hypothesis.settings.load_profile("privdd")
+
+SMALL_AUDIT = [
+    "preset=smoke", "data=digits", "data.limit=200", "data.test_limit=80", "partition=iid", "partition.clients=3",
+    "audit.records=40", "audit.worlds=6", "audit.victims=1", "attack.gradient_inversion.method.iterations=5",
+    "attack=[lira,loss_threshold,label_counts,known_neighbour,gradient_inversion]",
+]  # fmt: skip
+FEDAVG = ["algo=fedavg", "algo.rounds=2", "algo.local_epochs=3"]
+FEDFED = ["algo.distill_rounds=2", "algo.base.rounds=1"]
+AUDITS = {
+    "fedavg": FEDAVG,
+    "fedavg_seed1": [*FEDAVG, "seed=1"],
+    "fedavg_dpsgd": [*FEDAVG, "privacy=dpsgd", "privacy.sampling_probability=0.5"],
+    "fedfed": ["algo=fedfed", *FEDFED],
+    "fedfed_released": ["algo=fedfed_released", *FEDFED],
+    "fedfed_dp": ["algo=fedfed_dp", *FEDFED, "privacy.sampling_probability=0.25"],
+}
+
+
+@dataclass(frozen=True)
+class SmallAudit:
+    """A finished run folder, its exit status, and the global random states around it."""
+
+    name: str
+    overrides: tuple[str, ...]
+    path: Path
+    status: int
+    printed: str
+    random_states: tuple[tuple[Any, ...], tuple[Any, ...]]
+
+
+def global_random_states() -> tuple[Any, ...]:
+    """Torch's, numpy's and Python's global generators, comparable with ==."""
+    kind, words, *rest = np.random.get_state()  # noqa: NPY002
+    return torch.get_rng_state().numpy().tobytes(), (kind, words.tobytes(), *rest), random.getstate()  # type: ignore[attr-defined]
+
+
+def small_audit(name: str, path: Path) -> SmallAudit:
+    """Run one of ``AUDITS`` into ``path``, in this process; only "fedfed" draws its page, the slow part."""
+    from privdd.config import composed
+    from privdd.runs import run_audit
+
+    overrides = [*SMALL_AUDIT, *AUDITS[name]]
+    config = composed("audit", [*overrides, f"name={name}"])
+    out, before = StringIO(), global_random_states()
+    drawing = nullcontext() if name == "fedfed" else patch("privdd.report.write_report", return_value=path / "report.html")
+    with redirect_stdout(out), drawing:
+        status = run_audit(config, path, ["python", "-m", "privdd.audit", *overrides])
+    return SmallAudit(name, tuple(overrides), path, status, out.getvalue(), (before, global_random_states()))
+
+
+@pytest.fixture(scope="session")
+def audited(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], SmallAudit]:
+    """name -> that small audit, run on first use, read by many tests and changed by none."""
+    root, made = tmp_path_factory.mktemp("audits"), {}
+
+    def get(name: str) -> SmallAudit:
+        if name not in made:
+            made[name] = small_audit(name, root / name)
+        return made[name]
+
+    return get

@@ -1,0 +1,75 @@
+"""Tiny federations on the embedded digits, by the name of their yaml in configs/algo."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import DictConfig, OmegaConf
+
+from privdd.assembly import Experiment, assemble
+from privdd.config import composed, config_dir
+from privdd.core import Received, Shard, State
+from privdd.engine import Engine
+from privdd.federation import Plan, Progress, Task, client_step, start, step
+
+ALGOS = sorted(path.stem for path in (Path(config_dir()) / "algo").glob("*.yaml"))
+Nested = torch.Tensor | Mapping[Any, Any]
+TINY = ["preset=smoke", "data=digits", "data.limit=150", "data.test_limit=40", "partition=iid", "partition.clients=3"]
+SHORT = {
+    "algo.rounds": 2,
+    "algo.distill_rounds": 1,
+    "algo.base.rounds": 1,
+    "algo.local_epochs": 1,
+    "algo.matching.iterations": 2,
+    "algo.server.epochs": 1,
+    "algo.virtual.warmup.iterations": 2,
+    "algo.virtual.refine.iterations": 2,
+    "algo.global_iterations": 2,
+    "algo.projection_epochs": 1,
+    "algo.per_class": 5,
+    "privacy.sampling_probability": 0.5,
+}
+
+
+def tiny_config(algo: str, *more: str, command: str = "train") -> DictConfig:
+    """The config of ``algo`` on 120 digits and three clients, with the fewest rounds and steps."""
+    config = composed(command, [f"algo={algo}", *TINY, *more])
+    typed = {item.split("=")[0] for item in more}
+    for key, value in SHORT.items():
+        if key not in typed and OmegaConf.select(config, key) is not None:
+            OmegaConf.update(config, key, value)
+    return config
+
+
+@lru_cache(maxsize=64)
+def tiny(algo: str, *more: str) -> Experiment:
+    return assemble(tiny_config(algo, *more))
+
+
+@lru_cache(maxsize=64)
+def trained(algo: str, *more: str) -> tuple[Progress, tuple[Received, ...], tuple[State, ...]]:
+    """(the state after all rounds, everything that was received, the server before each round)."""
+    experiment, inboxes, servers = tiny(algo, *more), [], []
+    progress = start(experiment.plan, experiment.ledger())
+    while progress.round < experiment.plan.method.rounds:
+        servers.append(progress.server)
+        progress, inbox, _ = step(experiment.plan, progress, experiment.shards, Engine())
+        inboxes.extend(inbox)
+    return progress, tuple(inboxes), tuple(servers)
+
+
+def turn(plan: Plan, progress: Progress, shard: Shard, round: int) -> Received:
+    """One client's round, through the channel."""
+    broadcast = plan.method.broadcast(progress.server)
+    return client_step(Task(plan, round, shard.client, broadcast, progress.memories.get(shard.client, {}), shard))[0]
+
+
+def equal(a: Nested, b: Nested) -> bool:
+    """Bit-identical nested mappings of tensors."""
+    if isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
+        return isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and a.dtype == b.dtype and torch.equal(a, b)
+    return a.keys() == b.keys() and all(equal(a[k], b[k]) for k in a)
