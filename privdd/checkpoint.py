@@ -27,10 +27,10 @@ def save(folder: RunFolder, progress: Progress) -> None:
     for client, memory in progress.memories.items():
         memories |= pack(str(client), memory)
     write_tensors(place / "memories.safetensors", memories)
-    write_json(place / "ledger.json", progress.ledger.to_json())
+    write_json(place / "ledger.json", progress.ledger.to_json(), compact=True)
     for snapshot in progress.snapshots.values():
         _save_snapshot(folder, snapshot)
-    write_json(folder.checkpoint, _head(name, progress))
+    write_json(folder.checkpoint, _head(name, progress), compact=True)
     _drop_unnamed(folder, name, progress.snapshots)
 
 

@@ -23,6 +23,26 @@ from privdd.sweeps import point_name
 PRESETS = ("smoke", "default", "paper")
 GROUPS = ("algo", "attack", "base", "data", "engine", "experiment", "model", "partition", "preset", "privacy")
 
+KINDS = {bool: "true or false", int: "an integer", float: "a number", str: "text"}
+# What a key whose default is null takes, by its last part.
+NULL_KINDS: dict[type, tuple[str, ...]] = {
+    str: ("root", "name", "run", "resume", "scores", "tracking", "address"),
+    int: ("size", "limit", "test_limit"),
+    float: ("epsilon", "noise_multiplier", "clip_norm", "rho", "delta"),
+}
+TINY = 1e-300
+RANGES = {  # of values that no object of their own checks
+    "audit.records": (1, math.inf, "at least 1 is needed"),
+    "audit.worlds": (1, math.inf, "at least 1 is needed (world 0 is the run itself)"),
+    "audit.federations": (0, math.inf, "0 or more is needed"),
+    "audit.victims": (1, math.inf, "at least 1 is needed"),
+    "audit.client": (0, math.inf, "auto, or a client's number from 0, is needed"),
+    "audit.confidence": (TINY, 1 - 1e-9, "a number in (0, 1) is needed"),
+    "privacy.delta": (TINY, 1 - 1e-9, "a number in (0, 1) is needed"),
+    "partition.clients": (1, 10**6, "from 1 to 1000000 clients are needed"),
+    "data.size": (1, 4096, "from 1 to 4096 pixels are needed"),
+}
+
 
 class BadConfig(ValueError):
     """A config that cannot be run; the message is one line for the user."""
@@ -145,22 +165,50 @@ def _known(config: DictConfig, key: str) -> None:
 
 
 def check_types(config: DictConfig, defaults: DictConfig) -> None:
-    """Every changed value has the type of its default (an integer may stand for a float)."""
+    """Every value has the type of its default (an integer may stand for a float) and lies in its range.
+
+    Raises BadConfig, naming key, value and what is allowed.
+    """
     before, after = _leaves(defaults), _leaves(config)
     for key, value in after.items():
-        default = before.get(key)
-        if key not in before or default is None or value is None or type(value) is type(default):
-            _finite(key, value)
-            continue
-        numeric = isinstance(default, int | float) and not isinstance(default, bool)
-        if numeric and isinstance(value, int | float) and not isinstance(value, bool):
-            _finite(key, value)
-            if isinstance(default, int) and isinstance(value, float) and not value.is_integer() and not _fractional(key):
-                raise BadConfig(f"{key}={value}: a whole number is needed (the default is {default})")
-            continue
-        if key == "audit.client" or key.startswith(("capture.", "attack.")):
-            continue
-        raise BadConfig(f"{key}={value!r}: a value like the default {default!r} ({_kind(default)}) is needed")
+        if key not in before:
+            _whole_leaf(key, before)
+        elif value is not None or not _may_be_null(key, before[key]):
+            _typed(key, value, before[key])
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            _in_range(key, value)
+
+
+def _whole_leaf(key: str, before: Mapping[str, Any]) -> None:
+    """A mapping typed where a single value belongs."""
+    for leaf, default in before.items():
+        if key.startswith(f"{leaf}."):
+            raise BadConfig(f"{leaf}={{...}}: a value like the default {default!r} ({_kind(default)}) is needed")
+
+
+def _may_be_null(key: str, default: Any) -> bool:
+    return default is None or key in {"data.limit", "data.test_limit"} or key.startswith(("model.", "attack."))
+
+
+def _typed(key: str, value: Any, default: Any) -> None:
+    kind = type(default) if default is not None else next((k for k, names in NULL_KINDS.items() if key.rsplit(".")[-1] in names), None)
+    kind = str if key.startswith("audit.waive.") else kind
+    if kind is None or type(value) is kind or key == "audit.client" or key.startswith(("capture.", "attack.")):
+        return
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if kind not in (int, float) or not number:
+        like = f"a value like the default {default!r}, that is," if default is not None else ""
+        raise BadConfig(f"{key}={value!r}: {like} {KINDS.get(kind, kind.__name__)} is needed".replace(":  ", ": "))
+    if kind is int and not float(value).is_integer() and math.isfinite(value) and not _fractional(key):
+        raise BadConfig(f"{key}={value}: a whole number is needed (the default is {default})")
+
+
+def _in_range(key: str, value: float) -> None:
+    if not math.isfinite(value) or abs(value) >= 2**63:
+        raise BadConfig(f"{key}={value:g}: a finite number below 2**63 is needed")
+    least, most, why = RANGES.get(key, (-math.inf, math.inf, ""))
+    if not least <= value <= most:
+        raise BadConfig(f"{key}={value}: {why}")
 
 
 def _fractional(key: str) -> bool:
@@ -169,12 +217,7 @@ def _fractional(key: str) -> bool:
 
 
 def _kind(value: Any) -> str:
-    return {bool: "true or false", int: "an integer", float: "a number", str: "text"}.get(type(value), type(value).__name__)
-
-
-def _finite(key: str, value: Any) -> None:
-    if isinstance(value, float) and not math.isfinite(value):
-        raise BadConfig(f"{key}={value}: a finite number is needed")
+    return KINDS.get(type(value), type(value).__name__)
 
 
 def _leaves(node: Any, prefix: str = "") -> dict[str, Any]:

@@ -66,6 +66,7 @@ class Ledger:
         self.unit = unit
         self.delta = delta
         self._releases: list[Release] = []
+        self._shared: dict[str, Any] = {}
 
     @property
     def releases(self) -> tuple[Release, ...]:
@@ -88,6 +89,8 @@ class Ledger:
         for at, row in enumerate(rows):
             values = {f.name: getattr(row, f.name) for f in fields(Row)}
             values["post_of"] = tuple(of + base for of in row.post_of)
+            for name in ("shape", "flags"):  # alike in most rows: kept once
+                values[name] = self._shared.setdefault(str(values[name]), values[name])
             kept.append(Release(**values, id=first + at))
             self._check(kept[-1])
         self._releases.extend(kept)

@@ -84,6 +84,7 @@ def run_audit(config: DictConfig, path: Path, argv: Sequence[str]) -> int:
     experiment = assemble(config)
     waived = {str(k): str(v) for k, v in config.audit.waive.items() if v is not None}
     check_coverage(experiment.plan.method, attacks, waived)
+    experiment.ledger()  # refuses a unit, relation or delta before anything is written
     folder = prepare(path, config)
     say(experiment, path)
     with resumable("audit", path):

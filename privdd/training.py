@@ -16,6 +16,7 @@ from privdd.state import pack
 from privdd.store import RunFolder, write_json, write_tensors
 
 CHECKPOINT_EVERY = 5.0  # seconds; a run of short rounds must not spend its time on the disk
+CHECKPOINT_SHARE = 0.05  # of the time at most: the ledger of a long run takes long to write
 
 
 @dataclass(frozen=True)
@@ -70,11 +71,11 @@ class Trainer:
         total = self.plan.method.rounds
         if progress.round < total:
             progress = self._rounds(progress, total)
-        write_json(self.folder.ledger, progress.ledger.to_json())
+        write_json(self.folder.ledger, progress.ledger.to_json(), compact=True)
         return progress
 
     def _rounds(self, progress: Progress, total: int) -> Progress:
-        broadcast, saved = None, time.monotonic()
+        broadcast, due = None, time.monotonic() + CHECKPOINT_EVERY
         with stage("train", total - progress.round) as bar:
             while progress.round < total:
                 progress, inbox, broadcast = step(self.plan, progress, self.shards, self.engine, broadcast)
@@ -84,8 +85,10 @@ class Trainer:
                 last = progress.round == total
                 if last:
                     progress = finish(self.plan, progress)
-                if last or time.monotonic() - saved > CHECKPOINT_EVERY:
+                began = time.monotonic()
+                if last or began >= due:
                     checkpoint.save(self.folder, progress)
-                    saved = time.monotonic()
+                    took = time.monotonic() - began
+                    due = time.monotonic() + (max(CHECKPOINT_EVERY, took / CHECKPOINT_SHARE) if CHECKPOINT_EVERY else 0.0)
                 bar.advance(f"accuracy {value:.3f}")
         return progress

@@ -1,0 +1,86 @@
+"""How rounds and memory behave with many small clients: a linear head on digits-sized arrays, FedAvg.
+
+    python benchmarks/scale.py [--clients 1000] [--rounds 100] [--records 20] [--participation 1.0]
+
+Prints rounds per second, the parts that are not training (ledger, checkpoints, captures: the run folder
+is written as an audit writes it), and resident memory after a tenth of the rounds and after all of them.
+The arrays are random: only time and memory are measured here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from privdd.assembly import assemble
+from privdd.config import composed
+from privdd.federation import Progress, start, step
+from privdd.store import RunFolder
+from privdd.training import Capture, Trainer
+
+
+def arrays(place: Path, clients: int, records: int) -> Path:
+    """An npz of 8x8 images in ten classes, enough for every client, and 500 test images."""
+    rng = np.random.default_rng(0)
+    count = clients * records
+    x, y = rng.random((count + 500, 8, 8), dtype=np.float32), rng.integers(0, 10, count + 500)
+    np.savez(place / "digits.npz", x=x[:count], y=y[:count], x_test=x[count:], y_test=y[count:])
+    return place / "digits.npz"
+
+
+def resident() -> float:
+    """MiB in use now."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--clients", type=int, default=1000)
+    parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--records", type=int, default=20)
+    parser.add_argument("--participation", type=float, default=1.0)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as name:
+        place = Path(name)
+        source = arrays(place, given.clients, given.records)
+        experiment = assemble(composed("train", [
+            "preset=smoke", "data=npz", f"data.root={source}", "data.limit=null", "data.test_limit=null",
+            "partition=iid", f"partition.clients={given.clients}", "partition.heldout=0", "model=mlp", "model.width=16",
+            "model.depth=1", "algo.local_epochs=1", f"algo.rounds={given.rounds}", f"participation={given.participation}",
+        ]))
+        rows = [f"{given.clients} clients of {given.records} records, participation {given.participation}"]
+        began, base = time.perf_counter(), resident()
+        progress: Progress = start(experiment.plan, experiment.ledger())
+        early, bare = base, 0.0
+        for t in range(max(1, given.rounds // 10)):
+            progress, _, _ = step(experiment.plan, progress, experiment.shards, experiment.engine)
+            bare = (time.perf_counter() - began) / (t + 1)
+        rows.append(f"one round in memory: {bare:.3f} s ({bare / max(1, len(progress.uploaded[-1])) * 1e3:.2f} ms a client)")
+        del progress
+        began, early = time.perf_counter(), resident()
+        capture = Capture(clients="victim")
+        trainer = Trainer(
+            experiment.plan, experiment.shards, experiment.test, experiment.engine, RunFolder(place / "run"),
+            experiment.ledger(), capture,
+        )
+        done = trainer.run()
+        seconds = time.perf_counter() - began
+        rows.append(f"{given.rounds} rounds as a run: {seconds:.1f} s, {given.rounds / seconds:.2f} rounds/s, "
+                    f"{seconds / given.rounds / bare:.2f} times the rounds in memory")
+        rows.append(f"ledger: {len(done.ledger)} releases, {(place / 'run' / 'ledger.json').stat().st_size / 2**20:.1f} MiB on disk")
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+        rows.append(f"memory: {base:.0f} MiB before, {early:.0f} after a tenth of the rounds, {resident():.0f} after all, peak {peak:.0f}")
+        print("\n".join(rows))
+
+
+if __name__ == "__main__":
+    main()
