@@ -1,0 +1,71 @@
+"""What the README shows runs: its commands are accepted, and its examples work, in at most fifteen lines."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from privdd.api import audit
+from privdd.command import checked
+from privdd.config import expand
+from privdd.report import parser
+
+README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", README, re.M | re.S)
+FILES = {m[1]: text for _, text in BLOCKS if (m := re.match(r"# (mine/\S+)\n", text))}
+TINY = (
+    "preset=smoke", "partition.clients=2", "algo.rounds=1", "algo.local_epochs=1", "audit.worlds=3", "audit.records=12",
+    "audit.waive.global_model=small",
+)  # fmt: skip
+
+
+def commands() -> list[str]:
+    inline = re.findall(r"`(python -m privdd\.[^`]+)`", README)
+    blocks = [line for kind, text in BLOCKS if kind == "sh" for line in text.splitlines()]
+    found = [line.split("python -m ", 1)[1] for line in (*inline, *blocks) if "python -m privdd" in line]
+    return [line.split("   #")[0].strip() for line in found]
+
+
+@pytest.fixture
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name, text in FILES.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path / "mine"))
+    return tmp_path / "mine"
+
+
+def test_there_are_examples_of_all_three() -> None:
+    assert {Path(name).parent.name for name in FILES} == {"mine", "algo", "privacy", "attack"}
+    assert {name.split(".")[1] for name in FILES} == {"py", "yaml"}
+
+
+@pytest.mark.parametrize("stem", sorted({Path(name).stem for name in FILES}))
+def test_an_example_has_at_most_fifteen_lines(stem: str) -> None:
+    text = "".join(text for name, text in FILES.items() if Path(name).stem == stem)
+    code = [line for line in text.splitlines() if line.strip() and not line.startswith("# mine/")]
+    assert len(code) <= 15
+
+
+@pytest.mark.parametrize("line", commands())
+def test_the_commands_are_accepted(line: str, mine: Path) -> None:
+    module, *argv = shlex.split(line)
+    if module == "privdd.report":
+        assert parser().parse_args(argv).runs
+        return
+    command = module.removeprefix("privdd.")
+    if "--cfg" in argv:
+        argv = argv[argv.index("--cfg") + 2 :]
+    assert checked(command, expand(argv, command)).algo
+
+
+def test_the_examples_run_together(mine: Path, tmp_path: Path) -> None:
+    found = audit(*TINY, "algo=signs", "privacy=layerwise", "attack=[rank]", config_dir=mine, out=tmp_path / "run")
+    assert found.run.algo == "signs" and found.privacy.unit == "client"
+    update = next(row for row in found.surfaces if row.surface == "update")
+    assert update.mechanism == "Layerwise" and 0 < update.epsilon.pld < float("inf")
+    assert {row.attack for row in found.findings if row.family == "membership"} == {"rank"}
