@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from attacks.membership.evaluate import audited_epsilon
-from attacks.types import Attack, Evidence, Family, Finding, Truth, View
+from attacks.types import Attack, Evidence, Family, Finding, Surface, Truth, View
 from privdd.assembly import Experiment, fingerprint
 from privdd.core import Shard
+from privdd.federations import replay_federations, server_signals
 from privdd.guarantees import guarantee_findings
 from privdd.progress import stage
 from privdd.replays import Stage, audited_rounds
@@ -55,11 +56,16 @@ def audit(experiment: Experiment, attacks: Mapping[str, Attack], folder: RunFold
     progress = trainer.run()
     trained = clock()
     scene = Scene(experiment, progress, game, shards[plan.victim])
-    stacked = _worlds(scene, whole, folder)
+    stacked, sent = _worlds(scene, whole, folder), _federations(scene, whole, folder)
     replayed = clock()
-    findings = tuple(_attack_all(scene, attacks, stacked, folder))
+    findings = tuple(_attack_all(scene, attacks, stacked, sent, folder))
     findings += tuple(guarantee_findings(scene))
-    seconds = {"train": trained - began, "worlds": replayed - trained, "attacks": clock() - replayed, "total": clock() - began}
+    seconds = {
+        "train": trained - began,
+        "worlds": replayed - trained,
+        "attacks": clock() - replayed,
+        "total": clock() - began,
+    }
     return Audited(scene, findings, seconds)
 
 
@@ -71,14 +77,39 @@ def _worlds(scene: Scene, whole: Shard, folder: RunFolder) -> dict[int, dict[str
     with stage("replay worlds", len(rounds) * len(game.masks)) as bar:
         for t in rounds:
             one = Stage(
-                scene.plan, progress.snapshots, t, whole, game, scene.lens(t), folder,
-                scene.experiment.engine, fingerprint(scene.experiment.config),
+                scene.plan,
+                progress.snapshots,
+                t,
+                whole,
+                game,
+                scene.lens(t),
+                folder,
+                scene.experiment.engine,
+                fingerprint(scene.experiment.config),
             )
             stacked[t] = one.signals(bar)
     return stacked
 
 
-def _jobs(scene: Scene, stacked: Mapping[int, Mapping[str, Tensor]]) -> Iterator[tuple[View, Truth, str]]:
+def _federations(scene: Scene, whole: Shard, folder: RunFolder) -> dict[str, Tensor]:
+    """Signals (K, n) of what the server sends at the end; K = 1 unless audit.federations asks for more."""
+    plan, experiment = scene.plan, scene.experiment
+    lens = scene.lens(max(scene.progress.snapshots))
+    final = plan.method.broadcast(scene.progress.server)
+    real = server_signals(plan, scene.progress.server, lens, final)
+    worlds = min(int(experiment.config.audit.federations), len(scene.game.masks))
+    if worlds < 2:
+        return {key: value[None] for key, value in real.items()}
+    with stage("replay federations", worlds) as bar:
+        return replay_federations(
+            plan, experiment.shards, whole, scene.game, lens, real, worlds, folder, experiment.engine,
+            fingerprint(experiment.config), bar,
+        )  # fmt: skip
+
+
+def _jobs(
+    scene: Scene, stacked: Mapping[int, Mapping[str, Tensor]], sent: Mapping[str, Tensor]
+) -> Iterator[tuple[View, Truth, str]]:
     """Every view with its truth and where it comes from."""
     truth = scene.truth()
     several = len({scene.progress.snapshots[t].phase for t in stacked}) > 1
@@ -87,10 +118,19 @@ def _jobs(scene: Scene, stacked: Mapping[int, Mapping[str, Tensor]]) -> Iterator
         for view in client_views(scene, t, signals):
             yield view, truth, f"{phase} phase, round {t}" if several else f"round {t}"
     final = scene.plan.method.broadcast(scene.progress.server)
-    merged = {key: value for signals in stacked.values() for key, value in signals.items()}
-    for view in server_views(scene, final, merged):
+    for view in server_views(scene, final, {**sent, **_pooled_features(stacked)}):
         yield view, truth, "after the last round"
     yield from _probes(scene)
+
+
+def _pooled_features(stacked: Mapping[int, Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """A peer sees the client's features among everybody's: the same rows, so the same matched filter."""
+    return {
+        key.replace("features|", f"{Surface.SHARED_FEATURES}|"): value
+        for signals in stacked.values()
+        for key, value in signals.items()
+        if key.startswith("features|")
+    }
 
 
 def _probes(scene: Scene) -> Iterator[tuple[View, Truth, str]]:
@@ -116,9 +156,14 @@ def applies(attack: Attack, view: View) -> bool:
 
 
 def _attack_all(
-    scene: Scene, attacks: Mapping[str, Attack], stacked: Mapping[int, Mapping[str, Tensor]], folder: RunFolder
+    scene: Scene,
+    attacks: Mapping[str, Attack],
+    stacked: Mapping[int, Mapping[str, Tensor]],
+    sent: Mapping[str, Tensor],
+    folder: RunFolder,
 ) -> Iterator[Finding]:
-    jobs = [(v, truth, note, n, a) for v, truth, note in _jobs(scene, stacked) for n, a in attacks.items() if applies(a, v)]
+    views = list(_jobs(scene, stacked, sent))
+    jobs = [(v, truth, note, n, a) for v, truth, note in views for n, a in attacks.items() if applies(a, v)]
     used: dict[str, int] = {}
     tests = sum(attack.family == Family.MEMBERSHIP for *_, attack in jobs)
     with stage("attack", len(jobs)) as bar:
@@ -131,7 +176,10 @@ def _attack_all(
             file = f"{stem}{f'.{used[stem]}' if used[stem] > 1 else ''}.safetensors"
             extra = {"note": "; ".join(filter(None, [note, finding.measures.get("note", "")])), "figure": file}
             if evidence.scores is not None and view.worlds is not None:
-                extra["diagnostics"] = {**finding.measures.get("diagnostics", {}), **_decisive(evidence.scores, view, tests, generator)}
+                extra["diagnostics"] = {
+                    **finding.measures.get("diagnostics", {}),
+                    **_decisive(evidence.scores, view, tests, generator),
+                }
             finding = finding.with_measures(seconds=time.monotonic() - began, **extra)
             write_tensors(folder.path / "evidence" / file, _kept(finding, evidence, view))
             yield replace(finding, attack=name)
@@ -161,11 +209,11 @@ def _kept(finding: Finding, evidence: Evidence, view: View) -> dict[str, Tensor]
     return kept
 
 
-def _one(
-    attack: Attack, view: View, truth: Truth, generator: torch.Generator, name: str
-) -> tuple[Finding, Evidence]:
+def _one(attack: Attack, view: View, truth: Truth, generator: torch.Generator, name: str) -> tuple[Finding, Evidence]:
     try:
         evidence: Evidence = attack.run(view, generator)
         return attack.judge(evidence, view, truth), evidence
     except Exception as error:
-        raise AttackFailed(f"attack {name} on {view.surface} ({view.adversary}) failed: {type(error).__name__}: {error}") from error
+        raise AttackFailed(
+            f"attack {name} on {view.surface} ({view.adversary}) failed: {type(error).__name__}: {error}"
+        ) from error

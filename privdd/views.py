@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attacks.types import Adversary, Capture, Knowledge, Surface, Truth, View, Worlds
+from attacks.types import Adversary, Capture, Knowledge, Surface, Truth, View
 from privdd.assembly import Experiment
 from privdd.core import Records, Shard, Tensors
 from privdd.federation import Plan, Progress, Snapshot
-from privdd.replays import as_worlds, blind_scores
+from privdd.replays import as_worlds
 from privdd.surfaces import Lens
 from privdd.worlds import Game
 
@@ -42,7 +42,9 @@ class Scene:
     def lens(self, round: int) -> Lens:
         snapshot = self.progress.snapshots[round]
         noise = feature_noise(self.plan)
-        return Lens(self.plan.method, self.plan.problem, snapshot, self.game.candidates, self.public, snapshot.memory, noise)
+        return Lens(
+            self.plan.method, self.plan.problem, snapshot, self.game.candidates, self.public, snapshot.memory, noise
+        )
 
     def truth(self) -> Truth:
         train, out = self.shard.train, self.shard.heldout
@@ -66,7 +68,7 @@ class Scene:
     def knowledge(self, round: int) -> Knowledge:
         """The protocol, the architecture, public records; maps that the broadcast makes known."""
         lens, method, problem = self.lens(round), self.plan.method, self.plan.problem
-        model = lens.model
+        model = lens.model if lens.start is not None else None  # an architecture whose values never travel
         if model is not None and lens.start is not None:
             model.load_state_dict({k: v for k, v in lens.start.items()}, strict=False)
         maps = getattr(method, "maps", lambda *_: {})(lens.snapshot.broadcast, lens.snapshot.memory, problem)
@@ -122,58 +124,28 @@ def _captures(scene: Scene, snapshot: Snapshot, surface: Surface) -> Iterator[Ca
 
 
 def server_views(scene: Scene, final: Mapping[str, Tensors], stacked: Mapping[str, Tensor]) -> Iterator[View]:
-    """What the server sent at the end, as a peer and the public hold it: one real world, no replay."""
+    """What the server sent at the end, as a peer and the public hold it.
+
+    stacked: signals (K, n) by "surface|signal"; K = 1, the real run alone, where no federation is replayed.
+    """
     method = scene.plan.method
-    last = scene.progress.snapshots[max(scene.progress.snapshots)]
-    round = last.round
+    round = max(scene.progress.snapshots)
     for surface in dict.fromkeys(method.broadcasts[name] for name in final):
         values = {name: value for name, value in final.items() if method.broadcasts[name] == surface}
         adversary = Adversary.PUBLIC if surface == Surface.GLOBAL_MODEL else Adversary.PEER
-        worlds = _server_worlds(scene, surface, values, stacked)
-        captures = tuple(Capture(method.rounds, -1, name, value, {}) for name, value in _flattened(scene, values))
+        known = any(key.startswith(f"{surface}|") for key in stacked)
+        worlds = as_worlds(stacked, str(surface), scene.game, scene.public) if known else None
+        captures = tuple(Capture(method.rounds, -1, name, value, {}) for name, value in _flattened(values))
         knowledge = scene.knowledge(round)
         if surface == Surface.GLOBAL_MODEL and knowledge.model is not None:
-            state = {k: t for name, value in _flattened(scene, values) for k, t in value.items()}
+            state = {k: t for _, value in _flattened(values) for k, t in value.items()}
             knowledge.model.load_state_dict(state, strict=False)
         yield View(surface, adversary, captures, knowledge, worlds)
 
 
-def _flattened(scene: Scene, values: Mapping[str, Tensors]) -> list[tuple[str, Tensors]]:
+def _flattened(values: Mapping[str, Tensors]) -> list[tuple[str, Tensors]]:
     labels = values.get("labels", {})
     return [(n, {**v, **labels} if n in ("features", "images") else v) for n, v in values.items()]
-
-
-def _server_worlds(
-    scene: Scene, surface: Surface, values: Mapping[str, Tensors], stacked: Mapping[str, Tensor]
-) -> Worlds | None:
-    """Signals of the real run alone (K = 1); what all clients' features show comes with their worlds."""
-    if surface == Surface.SHARED_FEATURES and any(k.startswith("features|") for k in stacked):
-        return as_worlds(stacked, "features", scene.game, scene.public)
-    records, masks = scene.game.candidates, scene.game.masks[:1]
-    signals = {k: v[None] for k, v in _final_signals(scene, surface, values).items()}
-    if not signals:
-        return None
-    logits = signals.pop("logits", None)
-    return Worlds(signals, masks, blind_scores(records, scene.public), records.y, logits)
-
-
-def _final_signals(scene: Scene, surface: Surface, values: Mapping[str, Tensors]) -> dict[str, Tensor]:
-    from attacks.membership import signals as sig
-    from privdd.surfaces import READERS
-
-    records = scene.game.candidates
-    round = max(scene.progress.snapshots)
-    if surface == Surface.GLOBAL_MODEL:
-        with torch.no_grad():
-            logits = scene.plan.method.predict(scene.progress.server, scene.lens(round).memory, records.x)
-        return {"confidence": sig.logit_scaled(logits, records.y), "logits": logits}
-    own = {Surface.GLOBAL_IMAGES: Surface.SYNTHETIC_IMAGES, Surface.PROTOTYPES: Surface.PROTOTYPES}
-    reader = READERS.get(own.get(surface, surface))
-    lens, out = scene.lens(round), {}
-    for name, value in values.items():
-        if reader is not None and name != "labels":
-            out |= reader(lens, name, value, values)
-    return {k: v.float() for k, v in out.items()}
 
 
 def probe_view(scene: Scene, round: int, records: Sequence[int]) -> tuple[View, Truth] | None:

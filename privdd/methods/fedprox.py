@@ -20,6 +20,9 @@ class FedProx(FedAvg):
         if not self.mu >= 0:
             raise ValueError(f"mu={self.mu!r}: a number from 0")
 
+    def settings(self, shard_size: int) -> dict[str, float]:
+        return {**super().settings(shard_size), "mu": self.mu}
+
     def correction(self, turn: Turn) -> Correction | None:
         centre = self.start(turn)[0]
 

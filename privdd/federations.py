@@ -1,0 +1,91 @@
+"""Worlds for those who see only what the server sends: the whole federation again, coins thrown anew."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from attacks.membership import signals as sig
+from attacks.types import Surface
+from privdd.core import Shard, State, Tensors
+from privdd.engine import Engine
+from privdd.federation import Plan, start, step
+from privdd.ledger import Ledger
+from privdd.progress import Bar
+from privdd.store import RunFolder, read_tensors, write_tensors
+from privdd.surfaces import READERS, Lens, Signals
+from privdd.worlds import Game, content_key
+
+SENT_AS = {Surface.GLOBAL_IMAGES: Surface.SYNTHETIC_IMAGES, Surface.SHARED_FEATURES: Surface.FEATURES}
+
+
+def server_signals(plan: Plan, server: State, lens: Lens, final: Mapping[str, Tensors]) -> Signals:
+    """ "surface|signal" -> (n,) of everything that the server sends at the end.
+
+    A model that needs a client's own part to predict is read with the audited client's: the most that
+    this adversary could hold.
+    """
+    found: Signals = {}
+    with torch.no_grad():
+        for name, value in final.items():
+            surface = plan.method.broadcasts[name]
+            if surface == Surface.GLOBAL_MODEL:
+                logits = plan.method.predict(server, lens.memory, lens.candidates.x)
+                signals = {"confidence": sig.logit_scaled(logits, lens.candidates.y), "logits": logits}
+            elif name == "labels":
+                continue
+            else:
+                signals = dict(READERS[SENT_AS.get(surface, surface)](lens, name, value, final))
+            found |= {f"{surface}|{signal}": scores.float() for signal, scores in signals.items()}
+    return found
+
+
+@dataclass(frozen=True)
+class Federation:
+    """One world: every round of every client, the audited one on its records of that world."""
+
+    plan: Plan
+    shards: Sequence[Shard]
+    lens: Lens
+    world: int
+
+    def run(self) -> Signals:
+        plan = replace(self.plan, keys=self.plan.keys.fold("world", self.world))
+        serial = Engine(threads=torch.get_num_threads())
+        progress, seen = start(self.plan, Ledger(self.plan.relation)), None  # type: ignore[arg-type]
+        for _ in range(plan.method.rounds):
+            progress, _, seen = step(plan, progress, self.shards, serial, seen)
+        final = plan.method.broadcast(progress.server)
+        return server_signals(plan, progress.server, self.lens, final)
+
+
+def run_federation(task: Federation) -> Signals:
+    return task.run()
+
+
+def replay_federations(
+    plan: Plan, shards: Sequence[Shard], whole: Shard, game: Game, lens: Lens, real: Signals,
+    worlds: int, folder: RunFolder, engine: Engine, config: str, bar: Bar,
+) -> dict[str, Tensor]:  # fmt: skip
+    """(K, n) signals of what the server sends; world 0 is ``real``, the others are replayed and kept."""
+    place = folder.path / "worlds" / f"federation-{content_key(plan, (lens.snapshot,), game, config)}"
+    found: dict[int, Signals] = {0: real}
+    for path in place.glob("world_*.safetensors"):
+        world = int(path.stem.split("_")[1])
+        if 0 < world < worlds:
+            found[world] = read_tensors(path)
+    missing = [w for w in range(1, worlds) if w not in found]
+    bar.advance(by=len(found))
+    tasks = []
+    for w in missing:
+        own = list(shards)
+        own[plan.victim] = game.shard(whole, w)
+        tasks.append(Federation(plan, own, lens, w))
+    for w, signals in zip(missing, engine.map(run_federation, tasks)):
+        write_tensors(place / f"world_{w:04d}.safetensors", signals)
+        found[w] = signals
+        bar.advance()
+    return {key: torch.stack([found[w][key] for w in sorted(found)]) for key in real}
