@@ -19,14 +19,15 @@ from privdd.store import RunFolder, read_tensors, write_tensors
 from privdd.surfaces import READERS, Lens, Signals
 from privdd.worlds import Game, content_key
 
-SENT_AS = {Surface.GLOBAL_IMAGES: Surface.SYNTHETIC_IMAGES, Surface.SHARED_FEATURES: Surface.FEATURES}
+SENT_AS = {Surface.GLOBAL_IMAGES: Surface.SYNTHETIC_IMAGES}
 
 
 def server_signals(plan: Plan, server: State, lens: Lens, final: Mapping[str, Tensors]) -> Signals:
     """ "surface|signal" -> (n,) of everything that the server sends at the end.
 
     A model that needs a client's own part to predict is read with the audited client's: the most that
-    this adversary could hold.
+    this adversary could hold. Shared features are left out: they are the clients' own rows, and their
+    map was sent before, so the signals of the round that released them serve.
     """
     found: Signals = {}
     with torch.no_grad():
@@ -35,7 +36,7 @@ def server_signals(plan: Plan, server: State, lens: Lens, final: Mapping[str, Te
             if surface == Surface.GLOBAL_MODEL:
                 logits = plan.method.predict(server, lens.memory, lens.candidates.x)
                 signals = {"confidence": sig.logit_scaled(logits, lens.candidates.y), "logits": logits}
-            elif name == "labels":
+            elif name == "labels" or surface == Surface.SHARED_FEATURES:
                 continue
             else:
                 signals = dict(READERS[SENT_AS.get(surface, surface)](lens, name, value, final))
