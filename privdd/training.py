@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from attacks.types import Surface
 from privdd import checkpoint
 from privdd.core import Received, Records, Shard
 from privdd.engine import Engine
@@ -28,10 +29,15 @@ class Capture:
     clients: str | Sequence[int] = "all"
 
     def __post_init__(self) -> None:
+        known = {str(surface) for surface in Surface}
         for name, words in (("surfaces", ("all",)), ("rounds", ("all", "first_last")), ("clients", ("all", "victim"))):
             value = getattr(self, name)
-            if isinstance(value, str) and value not in words:
-                raise ValueError(f"capture.{name}={value}: allowed are {', '.join(words)} or a list")
+            if isinstance(value, str) and value in words:
+                continue
+            items = value if isinstance(value, list | tuple) else [None]
+            if not all(v in known if name == "surfaces" else type(v) is int and v >= 0 for v in items):
+                what = f"surfaces ({', '.join(sorted(known))})" if name == "surfaces" else "whole numbers from 0"
+                raise ValueError(f"capture.{name}={value}: allowed are {', '.join(words)} or a list of {what}")
 
     def wants(self, plan: Plan, round: int, received: Received) -> bool:
         rounds = {"all": True, "first_last": round in (0, plan.method.rounds - 1)}
