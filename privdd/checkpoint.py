@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
@@ -16,12 +17,14 @@ from privdd.state import pack, unpack
 from privdd.store import DamagedRun, RunFolder, read_json, read_tensors, safe_name, write_json, write_tensors
 
 SCHEMA = 1
+PARTS = ("server.safetensors", "memories.safetensors", "ledger.json")
 
 
 def save(folder: RunFolder, progress: Progress) -> None:
     """Write a new numbered state, then point ``checkpoint.json`` at it, then drop what it does not name."""
     name = f"round_{progress.round:04d}"
     place = folder.path / "state" / name
+    before = _digests(folder)
     write_tensors(place / "server.safetensors", progress.server)
     memories: dict[str, Tensor] = {}
     for client, memory in progress.memories.items():
@@ -30,8 +33,30 @@ def save(folder: RunFolder, progress: Progress) -> None:
     write_json(place / "ledger.json", progress.ledger.to_json(), compact=True)
     for snapshot in progress.snapshots.values():
         _save_snapshot(folder, snapshot)
-    write_json(folder.checkpoint, _head(name, progress), compact=True)
+    files = [place / part for part in PARTS] + [_snapshot_file(folder, t) for t in progress.snapshots]
+    # a snapshot never changes once it is written, so its digest is carried on
+    digests = {str(f.relative_to(place.parent)): before.get(f.name) or _digest(f) for f in files}
+    write_json(folder.checkpoint, {**_head(name, progress), "digests": digests}, compact=True)
     _drop_unnamed(folder, name, progress.snapshots)
+
+
+def _digest(file: Path) -> str:
+    return hashlib.blake2b(file.read_bytes(), digest_size=16).hexdigest()
+
+
+def _digests(folder: RunFolder) -> dict[str, str]:
+    """File below ``state`` -> digest, as the last checkpoint wrote them."""
+    return dict(read_json(folder.checkpoint)["digests"]) if folder.checkpoint.exists() else {}
+
+
+def _verify(folder: RunFolder, digests: Mapping[str, str], state: str, rounds: Collection[int]) -> None:
+    """Raises DamagedRun for a file that is missing or is not what was written."""
+    files = [folder.path / "state" / state / part for part in PARTS] + [_snapshot_file(folder, t) for t in rounds]
+    for file in files:
+        if not file.is_file():
+            raise DamagedRun(f"{file}: no such file")
+        if digests.get(str(file.relative_to(folder.path / "state"))) != _digest(file):
+            raise DamagedRun(f"{file}: damaged (not what was written)")
 
 
 def _drop_unnamed(folder: RunFolder, name: str, snapshots: Collection[int]) -> None:
@@ -95,6 +120,7 @@ def load(folder: RunFolder, plan: Plan) -> Progress | None:
         raise DamagedRun(f"{folder.checkpoint}: not a checkpoint of schema {SCHEMA}")
     try:
         place = folder.path / "state" / safe_name(str(head["state"]))
+        _verify(folder, head["digests"], place.name, [int(t) for t in head["snapshots"]])
         memories = read_tensors(place / "memories.safetensors")
         progress = Progress(
             round=int(head["round"]),
