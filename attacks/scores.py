@@ -8,7 +8,6 @@ scores of a control that never saw a model; and ``labels`` (n,).
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -35,8 +34,9 @@ def load(path: str | Path) -> dict[str, np.ndarray]:
     try:
         with np.load(path, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
-    except (OSError, zipfile.BadZipFile, ValueError, TypeError, AttributeError) as error:
-        raise ValueError(f"scores={path}: not a readable .npz without pickled objects ({error})") from error
+    except Exception as error:  # a damaged zip raises EOFError, zlib.error, NotImplementedError and others
+        why = " ".join(str(error).split())[:120]
+        raise ValueError(f"scores={path}: not a readable .npz without pickled objects ({why})") from error
     unknown = sorted(set(arrays) - KNOWN)
     if unknown:
         raise ValueError(f"scores={path}: unknown arrays {unknown}; known are {sorted(KNOWN)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from attacks.types import Worlds
+from privdd.channel import shapes
 from privdd.core import Records, Shard
 from privdd.engine import Engine
 from privdd.federation import Plan, Snapshot
@@ -61,6 +63,7 @@ class Stage:
         found = self._cached(place)
         if 0 not in found:
             found[0] = self._keep(place, 0, self.lens.signals(self.snapshot.sent))
+        found = {w: one for w, one in found.items() if shapes(one) == shapes(found[0])}
         missing = [w for w in range(len(self.game.masks)) if w not in found]
         bar.advance(by=len(found))
         if missing and not self._one_pass(place, missing, found, bar):
@@ -82,18 +85,21 @@ class Stage:
         return True
 
     def _cached(self, place: Path) -> dict[int, Signals]:
+        """Worlds that an earlier start finished; a file that cannot be read is as good as absent."""
         found = {}
-        for path in sorted(place.glob("world_*.safetensors")):
-            world = int(path.stem.split("_")[1])
-            if world < len(self.game.masks):
-                found[world] = read_tensors(path)
+        for world in range(len(self.game.masks)):
+            with contextlib.suppress(DamagedRun):
+                found[world] = read_tensors(self._file(place, world))
         return found
+
+    def _file(self, place: Path, world: int) -> Path:
+        return place / f"world_{world:04d}.safetensors"
 
     def _keep(self, place: Path, world: int, signals: Signals) -> Signals:
         bad = sorted(key for key, value in signals.items() if not torch.isfinite(value).all())
         if bad:
             raise DamagedRun(f"world {world}: {', '.join(bad)} not finite; did training diverge? (lower the learning rate)")
-        write_tensors(place / f"world_{world:04d}.safetensors", signals)
+        write_tensors(self._file(place, world), signals)
         return signals
 
 

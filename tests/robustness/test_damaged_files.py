@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from attacks.scores import load as load_scores
 from privdd import checkpoint
 from privdd.assembly import Experiment, assemble
 from privdd.config import composed
@@ -75,9 +76,9 @@ def damaged(data: bytes, rng: random.Random, mark: Path) -> Iterator[bytes]:
         yield bytes(copy)
 
 
-def npz_bytes() -> bytes:
+def npz_bytes(**arrays: np.ndarray) -> bytes:
     buffer = io.BytesIO()
-    np.savez(buffer, x=np.zeros((9, 8, 8), np.uint8), y=np.arange(9))
+    np.savez(buffer, **arrays)
     return buffer.getvalue()
 
 
@@ -85,7 +86,8 @@ def readers(experiment: Experiment, run: Path, place: Path) -> dict[str, tuple[P
     """kind -> (the whole file to damage, the function that reads it)."""
     folder = RunFolder(run)
     (place / "findings.json").write_text(json.dumps(FINDINGS))
-    (place / "data.npz").write_bytes(npz_bytes())
+    (place / "data.npz").write_bytes(npz_bytes(x=np.zeros((9, 8, 8), np.uint8), y=np.arange(9)))
+    (place / "scores.npz").write_bytes(npz_bytes(scores=np.arange(9.0), member=np.arange(9) % 2 == 0))
     state = next((run / "state").glob("round_*"))
 
     def resume() -> object:
@@ -101,11 +103,12 @@ def readers(experiment: Experiment, run: Path, place: Path) -> dict[str, tuple[P
         "config": (run / "config.yaml", lambda: stored_config(run)),
         "findings": (place / "findings.json", lambda: load_findings(place / "findings.json")),
         "npz": (place / "data.npz", lambda: npz("npz", place / "data.npz", Keys(0))),
+        "scores": (place / "scores.npz", lambda: load_scores(place / "scores.npz")),
     }
 
 
 @pytest.mark.parametrize(
-    "kind", ["head", "server", "memories", "state ledger", "snapshot", "ledger", "config", "findings", "npz"]
+    "kind", ["head", "server", "memories", "state ledger", "snapshot", "ledger", "config", "findings", "npz", "scores"]
 )
 def test_damaged_files(kind: str, run: tuple[Experiment, Path], tmp_path: Path) -> None:
     experiment, whole = run

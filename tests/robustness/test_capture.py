@@ -1,0 +1,50 @@
+"""What is kept of the artifacts can be limited; the ledger is complete whatever is kept."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from privdd.config import composed
+from privdd.runs import run_training
+from privdd.store import read_tensors
+from privdd.training import Capture
+
+TINY = ["preset=smoke", "partition.clients=3", "data.limit=120", "model=mlp", "model.width=8", "algo.rounds=3", "algo.local_epochs=1"]
+
+
+def kept(path: Path) -> set[str]:
+    return {str(p.relative_to(path / "artifacts")) for p in (path / "artifacts").rglob("*.safetensors")}
+
+
+def train(path: Path, *capture: str) -> set[str]:
+    run_training(composed("train", [*TINY, *capture]), path, [])
+    return kept(path)
+
+
+def test_captures_by_round_client_and_surface(tmp_path: Path) -> None:
+    everything = train(tmp_path / "all")
+    assert len(everything) == 9
+    assert {p.split("/")[0] for p in train(tmp_path / "ends", "capture.rounds=first_last")} == {"round_000", "round_002"}
+    victims = {p.split("/")[1] for p in train(tmp_path / "victim", "capture.clients=victim")}
+    assert len(victims) == 1
+    assert train(tmp_path / "lists", "capture.rounds=[1]", "capture.clients=[0,2]") == {
+        "round_001/client_0.safetensors", "round_001/client_2.safetensors"
+    }
+    counts = train(tmp_path / "counts", "capture.surfaces=[counts]")
+    assert counts == everything
+    assert set(read_tensors(tmp_path / "counts" / "artifacts" / "round_000" / "client_0.safetensors")) == {"count/n"}
+    assert train(tmp_path / "nothing", "capture.clients=[]") == set()
+    ledgers = {(tmp_path / name / "ledger.json").read_text() for name in ("all", "ends", "victim", "lists", "counts", "nothing")}
+    assert len(ledgers) == 1 and len(json.loads(ledgers.pop())["releases"]) == 9 * 2 + 4
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"surfaces": "some"}, {"surfaces": ["update", "weights"]}, {"rounds": [-1]}, {"rounds": [True]}, {"clients": 3},
+              {"clients": ["victim"]}, {"rounds": None}, {"surfaces": True}]
+)
+def test_captures_are_checked(wrong: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=rf"^capture\.{next(iter(wrong))}=.*allowed are all"):
+        Capture(**wrong)  # type: ignore[arg-type]
