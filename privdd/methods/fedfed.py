@@ -169,15 +169,9 @@ class FedFed:
         model = self._split(shard.shape, shard.classes)
         state = {**broadcast["generator"], **broadcast.get("generator_buffers", {})}
         if ctx.protected("dpsgd"):
+            speed = {"lr": self.private_lr, "momentum": self.private_momentum}
             trained = train_split_privately(
-                model,
-                state,
-                shard.train,
-                self.loss,
-                lr=self.private_lr,
-                momentum=self.private_momentum,
-                epochs=self.distill_epochs,
-                ctx=ctx,
+                model, state, shard.train, self.loss, epochs=self.distill_epochs, ctx=ctx, **speed
             )
             return {"update": Artifact(trained, private=True)}, memory
         new, moments = train_split(

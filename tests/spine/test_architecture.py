@@ -1,0 +1,209 @@
+"""The shape of the code: imports run one way, files and functions stay small, forbidden calls stay out."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+FILES = sorted([*ROOT.glob("privdd/**/*.py"), *ROOT.glob("attacks/**/*.py")])
+
+# design.md, section 2, with the modules that it does not name. A file may import from its own layer and
+# from those above it in this list; the longest prefix decides.
+LAYERS: list[set[str]] = [
+    {"attacks"},
+    {"privdd", "privdd.compat", "privdd.core", "privdd.failures", "privdd.progress", "privdd.state"},
+    {"privdd.engine", "privdd.engines", "privdd.ledger", "privdd.privacy", "privdd.store"},
+    {"privdd.channel"},
+    {
+        "privdd.data", "privdd.distill", "privdd.methods", "privdd.models",
+        # queries on per-record contributions: they run inside local work and speak to its context
+        "privdd.privacy.class_queries", "privdd.privacy.clipped_gradient", "privdd.privacy.dpsgd",
+        "privdd.privacy.noisy_embedding",
+    },  # fmt: skip
+    {"privdd.federation", "privdd.worlds"},
+    {"privdd.checkpoint", "privdd.federations", "privdd.replays", "privdd.surfaces", "privdd.training"},
+    {"privdd.reporting"},
+    {"privdd.config", "privdd.sweeps"},
+    {"privdd.assembly", "privdd.tracking"},
+    {"privdd.auditing", "privdd.brought", "privdd.guarantees", "privdd.results", "privdd.views"},
+    {"privdd.report", "privdd.runs"},
+    {"privdd.api", "privdd.adapters", "privdd.audit", "privdd.command", "privdd.train"},
+]  # fmt: skip
+# reporting reads run folders only: it must not know how they came about
+REPORTING_MAY_IMPORT = ("attacks", "privdd.reporting", "privdd.store", "privdd")
+
+
+@lru_cache(maxsize=None)
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def module_name(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def imports(path: Path) -> Iterator[tuple[int, str]]:
+    """(line, module) of every import, lazy ones included; relative ones spelled out."""
+    package = module_name(path) if path.name == "__init__.py" else module_name(path).rpartition(".")[0]
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package.rsplit(".", node.level - 1)[0] if node.level else ""
+            whole = ".".join(filter(None, [base, node.module]))
+            yield node.lineno, whole
+            yield from ((node.lineno, f"{whole}.{alias.name}") for alias in node.names if is_module(f"{whole}.{alias.name}"))
+
+
+@lru_cache(maxsize=None)
+def is_module(name: str) -> bool:
+    place = ROOT.joinpath(*name.split("."))
+    return place.with_suffix(".py").is_file() or (place / "__init__.py").is_file()
+
+
+def layer(name: str) -> int | None:
+    """The layer of a module; the bare package only stands for itself."""
+    parts = name.split(".")
+    for end in range(len(parts), 0, -1):
+        prefix = ".".join(parts[:end])
+        for at, names in enumerate(LAYERS):
+            if prefix in names and (prefix != "privdd" or end == len(parts)):
+                return at
+    return None
+
+
+def ours(name: str) -> bool:
+    return name.split(".")[0] in ("privdd", "attacks")
+
+
+def test_every_file_has_a_layer():
+    assert [module_name(p) for p in FILES if layer(module_name(p)) is None] == []
+    assert len(FILES) > 100
+
+
+@pytest.mark.parametrize("path", FILES, ids=module_name)
+def test_imports_run_one_way(path):
+    own = layer(module_name(path))
+    wrong = [f"{path}:{line} imports {name}" for line, name in imports(path) if ours(name) and (layer(name) is None or layer(name) > own)]
+    assert wrong == []
+
+
+def test_attacks_never_import_the_training_stack():
+    found = [f"{p}:{line}" for p in FILES if module_name(p).startswith("attacks") for line, name in imports(p) if name.startswith("privdd")]
+    assert found == []
+
+
+def test_reporting_knows_run_folders_only():
+    for path in ROOT.glob("privdd/reporting/*.py"):
+        for line, name in imports(path):
+            ok = not ours(name) or name == "privdd" or name.startswith(REPORTING_MAY_IMPORT[:3])
+            assert ok, f"{path}:{line} imports {name}"
+
+
+def test_the_walk_sees_what_it_should(tmp_path):
+    """The checks above can fail: a lazy, a relative and a from-package import are all seen."""
+    found = {name for _, name in imports(ROOT / "privdd" / "runs.py")}
+    assert {"privdd.assembly", "privdd.auditing", "privdd.store"} <= found  # the first two are lazy
+    assert layer("privdd.core") < layer("privdd.channel") < layer("privdd.methods.fedavg") < layer("privdd.federation")
+    assert layer("privdd.privacy.noise") < layer("privdd.channel") < layer("privdd.privacy.dpsgd")
+    assert layer("privdd.unheard_of") is None
+
+
+@pytest.mark.parametrize("path", FILES, ids=module_name)
+def test_files_and_functions_stay_small(path):
+    """300 lines a file, 60 a function."""
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= 300
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            assert node.end_lineno - node.lineno < 60, f"{node.name}: {node.end_lineno - node.lineno + 1} lines"
+
+
+# --- forbidden calls ----------------------------------------------------------------------------
+
+DRAWS = {"rand", "randn", "randint", "randperm", "normal", "bernoulli", "multinomial", "poisson"}
+IN_PLACE = {"normal_", "uniform_", "bernoulli_", "random_", "exponential_", "cauchy_", "geometric_", "log_normal_"}
+LIKE = {"rand_like", "randn_like", "randint_like"}
+NUMPY = {"default_rng", "Generator", "PCG64", "SeedSequence", "BitGenerator"}  # what does not touch the global state
+EXCEPTIONS = {("attacks.lpips_weights", "pickle"): "a restricted unpickler that can build arrays only, for published weights"}
+
+
+def dotted(node: ast.expr) -> str:
+    """``a.b.c`` of a call's function, as far as it is names."""
+    if isinstance(node, ast.Attribute):
+        return f"{dotted(node.value)}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def swallows(node: ast.ExceptHandler) -> bool:
+    """``except Exception: pass`` and its kin."""
+    broad = node.type is None or dotted(node.type) in ("Exception", "BaseException")
+    return broad and all(isinstance(s, ast.Pass | ast.Continue) or isinstance(s, ast.Expr) and isinstance(s.value, ast.Constant) for s in node.body)
+
+
+def forbidden(module: ast.Module) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(module):
+        if isinstance(node, ast.Assert):
+            yield node.lineno, "assert"
+        elif isinstance(node, ast.ExceptHandler) and (swallows(node) or node.type is None):
+            yield node.lineno, "swallowed exception"
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            names = [a.name for a in node.names] if isinstance(node, ast.Import) else [node.module or ""]
+            yield from ((node.lineno, n) for n in names if n.split(".")[0] in ("pickle", "dill", "cloudpickle", "marshal", "shelve", "random"))
+        elif isinstance(node, ast.Call):
+            yield from ((node.lineno, what) for what in forbidden_call(node))
+
+
+def forbidden_call(node: ast.Call) -> Iterator[str]:
+    name = dotted(node.func)
+    head, _, last = name.rpartition(".")
+    given = {k.arg for k in node.keywords}
+    if name in ("eval", "exec", "compile", "__import__", "os.system", "torch.load", "torch.save"):
+        yield name
+    elif name in ("torch.manual_seed", "torch.seed", "torch.cuda.manual_seed", "torch.cuda.manual_seed_all", "torch.set_rng_state"):
+        yield name
+    elif head in ("np.random", "numpy.random") and (last not in NUMPY or last == "default_rng" and not node.args and not given):
+        yield name
+    elif head == "torch" and (last in LIKE or last in DRAWS and "generator" not in given):
+        yield f"{name} without generator"
+    elif last in IN_PLACE and "generator" not in given and isinstance(node.func, ast.Attribute):
+        yield f".{last} without generator"
+    elif head in ("nn.init", "torch.nn.init", "init") and last not in ("zeros_", "ones_", "constant_") and "generator" not in given:
+        yield f"{name} without generator"
+    elif last in ("Dropout", "Dropout2d") or name in ("F.dropout", "torch.dropout"):
+        yield name
+
+
+@pytest.mark.parametrize("path", FILES, ids=module_name)
+def test_nothing_forbidden(path):
+    found = [(line, what) for line, what in forbidden(tree(path)) if (module_name(path), what) not in EXCEPTIONS]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "assert x", "eval('1')", "import pickle", "from pickle import loads", "torch.load(p)", "torch.manual_seed(1)",
+        "np.random.seed(1)", "np.random.rand(3)", "np.random.default_rng()", "numpy.random.choice(3)", "import random",
+        "torch.rand(3)", "torch.randn_like(x)", "x.normal_()", "torch.randperm(3, device=d)", "nn.Dropout(0.5)",
+        "nn.init.kaiming_uniform_(w)", "try:\n    f()\nexcept Exception:\n    pass", "try:\n    f()\nexcept:\n    g()",
+    ],
+)  # fmt: skip
+def test_the_search_finds(source):
+    assert list(forbidden(ast.parse(source)))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "torch.rand(3, generator=g)", "np.random.default_rng(seed)", "x.uniform_(0, 1, generator=g)", "model.eval()",
+        "torch.Generator().manual_seed(3)", "try:\n    f()\nexcept Exception as e:\n    raise X from e", "re.compile('a')",
+        "safetensors.torch.load(data)",
+    ],
+)  # fmt: skip
+def test_the_search_lets_pass(source):
+    assert not list(forbidden(ast.parse(source)))

@@ -1,0 +1,77 @@
+"""Every yaml of every group composes in every preset, and what it describes can be built."""
+
+from __future__ import annotations
+
+from itertools import cycle, islice
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from attacks.types import Attack, Surface
+from privdd.assembly import attacks_of, build, plain
+from privdd.config import GROUPS, PRESETS, composed, config_dir, expand
+from privdd.core import Method
+from privdd.data.allotment import Partition
+from privdd.engine import Engine
+from privdd.models import ModelSpec
+from privdd.privacy.base import Mechanism
+from privdd.training import Capture
+
+FOLDER = Path(config_dir())
+
+
+def names(group: str) -> list[str]:
+    return sorted(path.stem for path in (FOLDER / group).glob("*.yaml"))
+
+
+def test_the_groups_are_the_folders():
+    assert {p.name for p in FOLDER.iterdir() if p.is_dir()} <= set(GROUPS)
+    assert names("preset") == sorted(PRESETS) and {p.stem for p in FOLDER.glob("*.yaml")} == {"audit", "base", "train"}
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_algo_builds(preset):
+    """Method and mechanisms of each algo's own yaml; a second pass over the other groups rides along."""
+    algos = names("algo")
+    beside = {g: list(islice(cycle(names(g)), len(algos))) for g in ("data", "partition", "engine")}
+    for at, algo in enumerate(algos):
+        others = [f"{group}={chosen[at]}" for group, chosen in beside.items()]
+        config = composed("train", [f"algo={algo}", f"preset={preset}", *others])
+        assert not OmegaConf.missing_keys(config)
+        method = build(config.algo)
+        assert isinstance(method, Method), algo
+        assert set(method.uploads.values()) <= set(Surface) and method.rounds >= 1
+        mechanisms = {n: build(m) for n, m in (config.privacy.mechanisms or {}).items()}
+        assert set(mechanisms) <= {*method.uploads, *method.queries}, algo
+        assert Partition(**plain(config.partition)).name == beside["partition"][at]
+        assert Engine(**plain(config.engine)).kind == beside["engine"][at] and Capture(**plain(config.capture)) == Capture()
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("name", names("model"))
+def test_every_model_builds(name, preset):
+    assert isinstance(build(composed("train", [f"model={name}", f"preset={preset}"]).model), ModelSpec)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("name", names("privacy"))
+def test_every_privacy_builds(name, preset):
+    config = composed("train", [f"privacy={name}", f"preset={preset}"])
+    for mechanism in (config.privacy.mechanisms or {}).values():
+        assert isinstance(build(mechanism), Mechanism)
+    assert config.privacy.name == name and 0 < config.privacy.delta < 1
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_attack_builds(preset):
+    attacks = attacks_of(composed("audit", expand([f"preset={preset}"], "audit")))
+    assert sorted(attacks) == names("attack")
+    for attack in attacks.values():
+        assert isinstance(attack, Attack) and attack.surfaces
+
+
+@pytest.mark.parametrize("name", names("experiment") or [pytest.param(None, marks=pytest.mark.skip(reason="no experiments yet"))])
+def test_every_experiment_composes(name):
+    config = composed("audit", [f"experiment={name}"])
+    assert isinstance(build(config.algo), Method)
