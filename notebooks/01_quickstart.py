@@ -18,7 +18,8 @@ from IPython.display import SVG
 
 from privdd.api import audit, load_run
 
-OVERRIDES = ("algo=fedavg", "preset=smoke", "audit.worlds=8", "attack=[lira,loss_threshold,model_inversion]")
+OVERRIDES = ("algo=fedavg", "preset=smoke", "partition.clients=3", "algo.rounds=2", "audit.worlds=6",
+             "attack=[lira,loss_threshold,model_inversion]")
 found = audit(*OVERRIDES, out="runs/quickstart")
 found.verdict
 

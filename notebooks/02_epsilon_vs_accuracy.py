@@ -19,7 +19,7 @@ import matplotlib.pyplot as plt
 
 from privdd.api import train
 
-SIZE = ("preset=smoke", "partition.clients=3", "algo.rounds=2", "algo.local_epochs=2")
+SIZE = ("preset=smoke", "partition.clients=2", "algo.rounds=2", "algo.local_epochs=1")
 NOISES = (0.5, 2.0, 8.0)
 runs = {z: train(*SIZE, "algo=fedavg", "privacy=dpsgd", f"privacy.noise_multiplier={z}", out=f"runs/z{z}") for z in NOISES}
 free = train(*SIZE, "algo=fedavg", out="runs/free")

@@ -21,10 +21,10 @@ from IPython.display import SVG, Markdown
 
 from privdd.api import audit, compare
 
-SIZE = ("preset=smoke", "partition.clients=3", "audit.worlds=8", "audit.records=40", "attack=[lira]",
+SIZE = ("preset=smoke", "partition.clients=2", "audit.worlds=6", "audit.records=40", "attack=[lira]",
         "audit.waive.global_model='needs replays of the whole federation'")
 METHODS = ("fedavg", "fedproto")
-found = {name: audit(*SIZE, f"algo={name}", "algo.rounds=2", out=f"runs/{name}") for name in METHODS}
+found = {name: audit(*SIZE, f"algo={name}", "algo.rounds=1", out=f"runs/{name}") for name in METHODS}
 
 # %%
 page = compare([f"runs/{name}" for name in METHODS], "runs/comparison")

@@ -44,7 +44,7 @@ class Signs(FedAvg):
 ''')
 sys.path.insert(0, "mine")
 
-SIZE = ("preset=smoke", "partition.clients=3", "algo.rounds=2", "audit.worlds=8", "attack=[lira]",
+SIZE = ("preset=smoke", "partition.clients=2", "algo.rounds=1", "audit.worlds=6", "attack=[lira]",
         "audit.waive.global_model='needs replays of the whole federation'")
 signs = audit(*SIZE, "algo=signs", config_dir="mine", out="runs/signs")
 signs.run.algo, signs.utility.accuracy, [(f.surface, round(f.auc, 3)) for f in signs.findings]
@@ -64,5 +64,5 @@ told = audit("scores=scores.npz", "scores_surface=synthetic_images", "privacy.ep
 told.verdict, [(f.attack, round(f.auc, 3), round(f.epsilon_measured, 2)) for f in told.findings]
 
 # %%
-assert signs.run.algo == "signs" and signs.utility.accuracy > 0.2
+assert signs.run.algo == "signs" and signs.utility.accuracy > 0.15
 assert told.verdict == "contradiction"
