@@ -45,12 +45,18 @@ def record_gradients(images: Tensor, embed: Map, x: Tensor, *, chunk: int | None
     return torch.cat(parts) if parts else images.new_zeros(0, *images.shape)
 
 
-def mean_gradient(images: Tensor, embed: Map, x: Tensor) -> Tensor:
-    """The gradient of the matching loss by one pull-back: (m, c, h, w)."""
-    mean, pull = pull_back(images, embed)
-    if len(x) == 0:
-        return torch.zeros_like(images)
-    return pull(-2 * (_embed(embed, x).mean(0) - mean))[0].detach()
+def mean_gradients(images: Tensor, embed: Map, batches: Sequence[Tensor]) -> Tensor:
+    """The gradient of every class's matching loss in one pass: images (C, m, c, h, w), a batch for each.
+
+    A class whose batch is empty has gradient zero.
+    """
+    leaf = images.detach().requires_grad_(True)
+    with torch.enable_grad():
+        means = embed(leaf.flatten(0, 1)).unflatten(0, images.shape[:2]).mean(1)
+    rows = _embed(embed, torch.cat(list(batches))).split([len(x) for x in batches])
+    targets = [part.mean(0) if len(part) else own.detach() for part, own in zip(rows, means)]
+    (gradient,) = torch.autograd.grad((means - torch.stack(targets)).square().sum(), leaf)
+    return gradient
 
 
 def release_gradients(
@@ -69,17 +75,18 @@ def release_gradients(
     gradient of a Poisson sample of the class. One that clips the batch mean, as the papers print it,
     gets that mean, of a fixed number ``batch`` of records drawn anew (None = all of the class).
     """
-    whole = not getattr(ctx.mechanisms[QUERY], "per_record", True)
-    released = []
-    for label, own in zip(class_list, images):
-        x = records.x[records.y == label]
-        if whole:
-            x = _fixed_batch(x, batch, label, ctx)
-            gradients = mean_gradient(own, embed, x).expand(max(len(x), 1), *own.shape)
-        else:
-            x = x[ctx.sample(QUERY, len(x)).to(x.device)]
-            gradients = record_gradients(own, embed, x, chunk=chunk)
-        released.append(ctx.mechanism(QUERY, {"gradient": gradients}, partition=f"label:{label}")["gradient"])
+    cells = [records.x[records.y == label] for label in class_list]
+    if getattr(ctx.mechanisms[QUERY], "per_record", True):
+        taken = (x[ctx.sample(QUERY, len(x)).to(x.device)] for x in cells)
+        rows = (record_gradients(own, embed, x, chunk=chunk) for own, x in zip(images, taken))
+    else:
+        drawn = [_fixed_batch(x, batch, label, ctx) for x, label in zip(cells, class_list)]
+        means = mean_gradients(images, embed, drawn)
+        rows = (mean.expand(max(len(x), 1), *mean.shape) for mean, x in zip(means, drawn))
+    released = [
+        ctx.mechanism(QUERY, {"gradient": gradients}, partition=f"label:{label}")["gradient"]
+        for label, gradients in zip(class_list, rows)
+    ]
     return torch.stack(released).to(images)
 
 

@@ -8,7 +8,7 @@ from privacy_helpers import CLASSES, SHAPE, context, network, records
 from torch import Tensor
 
 from privdd.core import Records
-from privdd.privacy.clipped_gradient import mean_gradient, record_gradients, release_gradients
+from privdd.privacy.clipped_gradient import mean_gradients, record_gradients, release_gradients
 from privdd.privacy.mechanisms import AggregateClip, ClippedSum
 
 NET = network(seed=1)
@@ -45,7 +45,7 @@ def test_their_mean_is_the_gradient_of_the_matching_loss() -> None:
     loss = (embed(x).mean(0).detach() - embed(leaf).mean(0)).square().sum()
     expected = torch.autograd.grad(loss, leaf)[0]
     assert torch.allclose(record_gradients(images, embed, x).mean(0), expected, atol=1e-6)
-    assert torch.allclose(mean_gradient(images, embed, x), expected, atol=1e-6)
+    assert torch.allclose(mean_gradients(images[None], embed, [x])[0], expected, atol=1e-6)
 
 
 def test_release_sums_clipped_gradients_of_each_class() -> None:
