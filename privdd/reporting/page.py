@@ -6,6 +6,7 @@ from pathlib import Path
 
 from privdd.reporting import plots, summary
 from privdd.reporting.folder import RunRecord, read_run
+from privdd.reporting.ladder import ladders
 from privdd.reporting.ledger_view import groups
 from privdd.reporting.plots import Album, Plot
 from privdd.reporting.reproduce import recipe
@@ -36,6 +37,7 @@ def render(record: RunRecord, figures: list[Plot], albums: list[Album]) -> str:
             rocs=[plot for plot in figures if plot.name.startswith("roc-")],
             accuracy=named.get("accuracy"),
             albums=albums,
+            ladders=ladders(findings),
             ledger=groups(record.ledger),
             recipe=recipe(record),
         )

@@ -1,0 +1,31 @@
+"""The knowledge ladder stands in the page, every rung beside the guess that never looked."""
+
+from __future__ import annotations
+
+from privdd.reporting.ladder import ladders
+from privdd.reporting.schema import FindingRow
+
+
+class _Findings:
+    def __init__(self, row: FindingRow) -> None:
+        self.findings = [row]
+
+
+def _row(**diagnostics: object) -> FindingRow:
+    return FindingRow(
+        surface="synthetic_representations", attack="feature_inversion", family="reconstruction", adversary="server",
+        psnr=14.0, baselines={"psnr_class_mean": 13.5, "ssim_class_mean": 0.37}, diagnostics=diagnostics,
+    )  # fmt: skip
+
+
+def test_rungs_in_order_then_the_guess_that_never_looked() -> None:
+    rungs = {"knows_map": {"psnr": 21.0, "ssim": 0.8}, "nothing": {"psnr": 9.0}}
+    (ladder,) = ladders(_Findings(_row(ladder=rungs)))  # type: ignore[arg-type]
+    assert [step.psnr for step in ladder.steps] == [21.0, 9.0, 13.5]
+    assert ladder.steps[1].ssim is None and ladder.steps[-1].ssim == 0.37
+    assert "never looks" in ladder.steps[-1].who
+
+
+def test_no_ladder_without_rungs_or_with_something_else_in_their_place() -> None:
+    assert not ladders(_Findings(_row()))  # type: ignore[arg-type]
+    assert not ladders(_Findings(_row(ladder="<script>")))  # type: ignore[arg-type]
