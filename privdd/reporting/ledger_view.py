@@ -9,6 +9,8 @@ from typing import Any
 from privdd.reporting.words import number
 
 PLAIN = {"none": "computed from protected values only", "non_private": "no protection"}
+EXPOSED = "computed from what was sent without protection"
+PUBLIC = "reads no record"
 VISIBLE = {"server": "the server", "peer": "the other clients", "public": "anyone", "analyst": "the analyst"}
 
 
@@ -55,18 +57,33 @@ def groups(ledger: Mapping[str, Any]) -> list[Group]:
     """Releases by name, surface and mechanism, in the ledger's order; what is not a release is passed over."""
     found: dict[tuple[str, ...], Group] = {}
     releases = ledger.get("releases")
+    exposed: set[Any] = set()  # ids of releases that unprotected values went into
     for release in releases if isinstance(releases, list) else []:
         if isinstance(release, Mapping):
-            _add(found, release)
+            _add(found, release, exposed)
     return list(found.values())
 
 
-def _add(found: dict[tuple[str, ...], Group], release: Mapping[str, Any]) -> None:
+def _mechanism(release: Mapping[str, Any], exposed: set[Any]) -> str:
+    """The event in words; a computed value is as protected as what it was computed from."""
+    event, origin = release.get("event"), release.get("post_of")
+    kind = event.get("type") if isinstance(event, Mapping) else None
+    parents = origin if isinstance(origin, list) else []
+    if kind == "non_private" or any(isinstance(p, int) and p in exposed for p in parents):
+        exposed.add(release.get("id"))
+    if kind != "none":
+        return event_words(event)
+    if not parents:
+        return PUBLIC
+    return EXPOSED if release.get("id") in exposed else event_words(event)
+
+
+def _add(found: dict[tuple[str, ...], Group], release: Mapping[str, Any], exposed: set[Any]) -> None:
     sensitivity, seen = release.get("sensitivity"), release.get("visible_to")
     key = (
         str(release.get("name", "?")),
         str(release.get("surface", "?")),
-        event_words(release.get("event")),
+        _mechanism(release, exposed),
         _sensitivity(sensitivity),
         ", ".join(VISIBLE.get(str(who), str(who)) for who in seen) if isinstance(seen, list) else "",
     )

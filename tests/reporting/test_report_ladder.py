@@ -29,3 +29,16 @@ def test_rungs_in_order_then_the_guess_that_never_looked() -> None:
 def test_no_ladder_without_rungs_or_with_something_else_in_their_place() -> None:
     assert not ladders(_Findings(_row()))  # type: ignore[arg-type]
     assert not ladders(_Findings(_row(ladder="<script>")))  # type: ignore[arg-type]
+
+
+def test_what_is_computed_from_unprotected_values_is_not_called_protected() -> None:
+    from privdd.reporting.ledger_view import EXPOSED, PUBLIC, groups
+
+    def release(id: int, kind: str, post_of: list[int]) -> dict[str, object]:
+        return {"id": id, "name": f"r{id}", "event": {"type": kind}, "post_of": post_of}
+
+    rows = [release(0, "none", []), release(1, "non_private", []), release(2, "none", [1]), release(3, "none", [2])]
+    rows += [{**release(4, "gaussian", []), "event": {"type": "gaussian", "noise_multiplier": 1.0}}, release(5, "none", [4])]
+    words = {group.name: group.mechanism for group in groups({"releases": rows})}
+    assert words["r0"] == PUBLIC and words["r2"] == words["r3"] == EXPOSED
+    assert words["r5"] == "computed from protected values only"
