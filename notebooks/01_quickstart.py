@@ -21,7 +21,7 @@ from privdd.api import audit, load_run
 OVERRIDES = ("algo=fedavg", "preset=smoke", "partition.clients=3", "algo.rounds=2", "audit.worlds=6",
              "attack=[lira,loss_threshold,model_inversion]")
 found = audit(*OVERRIDES, out="runs/quickstart")
-found.verdict
+print(found.verdict)
 
 # %% [markdown]
 # Every surface that somebody saw, with its protection and the proven upper bound on epsilon.

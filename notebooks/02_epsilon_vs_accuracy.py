@@ -30,7 +30,7 @@ figure, axes = plt.subplots(figsize=(5, 3.4))
 axes.plot([run["epsilon"]["pld"] for run in runs.values()], [run["accuracy"] for run in runs.values()], "o-", label="DP-SGD")
 axes.axhline(free["accuracy"], color="grey", ls="--", label="no protection (ε = ∞)")
 axes.set(xscale="log", xlabel="ε at δ = 1e-5, one record, add/remove (PLD)", ylabel="accuracy")
-axes.legend();
+legend = axes.legend()
 
 # %% [markdown]
 # All points share batches, clients and noise directions, because every random stream has an address of its

@@ -35,7 +35,7 @@ SVG(filename=str(page.parent / "figures" / "roc.svg"))
 # hardly ever being wrong. Below one over the number of non-members nothing can be seen.
 
 # %%
-rows = list(csv.DictReader(Path("runs/comparison/leaks.csv").open()))
+rows = list(csv.DictReader(Path("runs/comparison/leaks.csv").read_text().splitlines()))
 head = list(rows[0])
 Markdown("\n".join([" | ".join(head), " | ".join("---" for _ in head), *(" | ".join(row.values()) for row in rows)]))
 

@@ -94,7 +94,7 @@ def accounted(mechanism):
 
 
 bounds = {"as printed": accounted(printed), "each record clipped": accounted(sound)}
-bounds
+print(bounds)
 
 # %% [markdown]
 # The audit runs these tests on every release that states a finite epsilon:
