@@ -1,8 +1,8 @@
 """Simulated rounds beside a bare loop and beside Flower's simulation: 100 clients of 50 records, FedAvg.
 
-    python benchmarks/simulation.py [--clients 100] [--records 50] [--rounds 3] [--no-flower]
+    python benchmarks/simulation.py [--clients 100] [--records 50] [--rounds 3] [--model mlp] [--no-flower]
 
-The three do the same arithmetic on the same ConvNet of width 16 and 28x28 arrays. The bare loop is
+The three do the same arithmetic on the same network and 28x28 arrays. The bare loop is
 torch.optim.SGD and an average, and nothing else. Flower runs through its in-process simulation on Ray;
 its start is printed apart and its rounds are timed from the second on. Seconds are wall clock, taken in turn.
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
+from itertools import pairwise
 
 import torch
 from torch.nn import functional as F
@@ -23,7 +24,8 @@ from privdd.ledger import Ledger
 from privdd.methods.fedavg import FedAvg
 from privdd.models import ModelSpec, build, initial
 
-SPEC, SHAPE, CLASSES, LR, BATCH = ModelSpec("convnet", width=16), (1, 28, 28), 10, 0.05, 10
+SHAPE, CLASSES, LR, BATCH = (1, 28, 28), 10, 0.05, 10
+SPECS = {"mlp": ModelSpec("mlp", width=32, depth=1), "convnet": ModelSpec("convnet", width=16)}
 State = dict[str, torch.Tensor]
 
 
@@ -52,8 +54,8 @@ def bare_round(model: torch.nn.Module, state: State, shards: list[Shard]) -> Sta
     return {name: torch.stack([r[name] for r in results]).mean(0) for name in state}
 
 
-def bare(shards: list[Shard], rounds: int) -> list[float]:
-    model, state, seconds = build(SPEC, SHAPE, CLASSES), initial(SPEC, SHAPE, CLASSES, Keys(0).torch()), []
+def bare(spec: ModelSpec, shards: list[Shard], rounds: int) -> list[float]:
+    model, state, seconds = build(spec, SHAPE, CLASSES), initial(spec, SHAPE, CLASSES, Keys(0).torch()), []
     for _ in range(rounds):
         began = time.perf_counter()
         state = bare_round(model, state, shards)
@@ -61,8 +63,8 @@ def bare(shards: list[Shard], rounds: int) -> list[float]:
     return seconds
 
 
-def ours(shards: list[Shard], rounds: int, engine: Engine) -> list[float]:
-    method = FedAvg(model=SPEC, rounds=rounds, lr=LR, batch_size=BATCH, local_epochs=1)
+def ours(spec: ModelSpec, shards: list[Shard], rounds: int, engine: Engine) -> list[float]:
+    method = FedAvg(model=spec, rounds=rounds, lr=LR, batch_size=BATCH, local_epochs=1)
     plan = Plan(Keys(0), Problem(SHAPE, CLASSES, len(shards)), method)
     progress, seconds, seen = start(plan, Ledger("zero_out")), [], None
     for _ in range(rounds):
@@ -72,7 +74,7 @@ def ours(shards: list[Shard], rounds: int, engine: Engine) -> list[float]:
     return seconds
 
 
-def flower(clients: int, records: int, rounds: int) -> tuple[float, list[float]]:
+def flower(spec: ModelSpec, clients: int, records: int, rounds: int) -> tuple[float, list[float]]:
     """(seconds until the first round ended, seconds of each later round) of Flower's own simulation."""
     from flwr.app import ArrayRecord, Context, Message, RecordDict
     from flwr.clientapp import ClientApp
@@ -86,13 +88,14 @@ def flower(clients: int, records: int, rounds: int) -> tuple[float, list[float]]
         torch.set_num_threads(1)
         shard = shard_of(int(context.node_config["partition-id"]), records)
         state = message.content.array_records["model"].to_torch_state_dict()
-        after = train_bare(build(SPEC, SHAPE, CLASSES), dict(state), shard)
+        after = train_bare(build(spec, SHAPE, CLASSES), dict(state), shard)
         return Message(RecordDict({"model": ArrayRecord(after)}), reply_to=message)
 
     @server_app.main()
     def main(grid: Grid, context: Context) -> None:
-        state = initial(SPEC, SHAPE, CLASSES, Keys(0).torch())
-        nodes = list(grid.get_node_ids())
+        state = initial(spec, SHAPE, CLASSES, Keys(0).torch())
+        while len(nodes := list(grid.get_node_ids())) < clients:  # they register one by one
+            time.sleep(0.1)
         for _ in range(rounds):
             asked = [Message(RecordDict({"model": ArrayRecord(state)}), node, "train") for node in nodes]
             results = [r.content.array_records["model"].to_torch_state_dict() for r in grid.send_and_receive(asked)]
@@ -101,7 +104,7 @@ def flower(clients: int, records: int, rounds: int) -> tuple[float, list[float]]
 
     began = time.perf_counter()
     run_simulation(server_app, client_app, clients, backend_config={"client_resources": {"num_cpus": 1}})
-    return ends[0] - began, [b - a for a, b in zip(ends, ends[1:])]
+    return ends[0] - began, [b - a for a, b in pairwise(ends)]
 
 
 def main() -> None:
@@ -109,20 +112,22 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=100)
     parser.add_argument("--records", type=int, default=50)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--model", choices=sorted(SPECS), default="mlp")
     parser.add_argument("--no-flower", action="store_true")
     given = parser.parse_args()
     torch.set_num_threads(1)
     shards = [shard_of(k, given.records) for k in range(given.clients)]
-    bare(shards[:5], 1)
-    ours(shards[:5], 1, Engine())
-    pairs = [(bare(shards, 1)[0], ours(shards, 1, Engine())[0]) for _ in range(given.rounds)]
+    spec = SPECS[given.model]
+    bare(spec, shards[:5], 1)
+    ours(spec, shards[:5], 1, Engine())
+    pairs = [(bare(spec, shards, 1)[0], ours(spec, shards, 1, Engine())[0]) for _ in range(given.rounds)]
     loop, serial = (statistics.median(column) for column in zip(*pairs))
-    pool = ours(shards, given.rounds + 1, Engine("processes", workers=2))
+    pool = ours(spec, shards, given.rounds + 1, Engine("processes", workers=2))
     print(f"bare loop          {loop:.3f} s a round")
     print(f"privdd, serial     {serial:.3f} s, {serial / loop:.2f} times the bare loop")
     print(f"privdd, processes  {statistics.median(pool[1:]):.3f} s on 2 workers ({pool[0]:.1f} s the first)")
     if not given.no_flower:
-        first, later = flower(given.clients, given.records, given.rounds + 1)
+        first, later = flower(spec, given.clients, given.records, given.rounds + 1)
         theirs = statistics.median(later)
         print(f"Flower simulation  {theirs:.3f} s ({first:.1f} s until the first round ended)")
         print(f"privdd is {theirs / serial:.1f} times as fast serially, {theirs / statistics.median(pool[1:]):.1f} times with processes")

@@ -9,6 +9,7 @@ leaves a run folder that ``python -m privdd.audit run=DIR`` attacks. Needs the e
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -125,7 +126,7 @@ def _answered(grid: Grid, messages: Sequence[Message], timeout: float) -> Iterat
 def _step_result(task: Task, reply: Message) -> tuple[Received, list[Row], State]:
     words = reply.content.config_records["words"]
     if words["round"] != task.round:
-        raise FederationFailed(f"client {task.client} answered round {words['round']}, asked for {task.round}")
+        raise FederationFailed(f"client {task.client} answered round {int(words['round'])}, asked for {task.round}")
     rows: list[Row] = list(Ledger.from_json(str(words["rows"])).releases)
     # the server learns that a client remembers something (replays must then start at its first round),
     # never what
@@ -135,7 +136,10 @@ def _step_result(task: Task, reply: Message) -> tuple[Received, list[Row], State
 
 
 def find_clients(grid: Grid, clients: int, timeout: float = 60.0) -> dict[int, int]:
-    """client -> node, for all ``clients``. Raises FederationFailed where some are not there."""
+    """client -> node, once ``clients`` nodes are there. Raises FederationFailed where some stay away ``timeout`` s."""
+    deadline = time.monotonic() + timeout
+    while len(list(grid.get_node_ids())) < clients and time.monotonic() < deadline:
+        time.sleep(min(0.5, timeout / 10))
     asked = [Message(_records({}), node, "query") for node in grid.get_node_ids()]
     nodes = {client: reply.metadata.src_node_id for client, reply in _answered(grid, asked, timeout)}
     missing = sorted(set(range(clients)) - set(nodes))
@@ -144,15 +148,19 @@ def find_clients(grid: Grid, clients: int, timeout: float = 60.0) -> dict[int, i
     return nodes
 
 
-def federate(experiment: Experiment, grid: Grid, folder: RunFolder, timeout: float = 3600.0) -> Progress:
+def federate(
+    experiment: Experiment, grid: Grid, folder: RunFolder, timeout: float = 3600.0, patience: float = 60.0
+) -> Progress:
     """All rounds on real clients, from the last checkpoint in ``folder`` -> the state after the last.
+
+    timeout: seconds for one round; patience: seconds until all clients must have joined.
 
     Raises FederationFailed for a missing client and for methods whose accuracy needs clients' memory.
     """
     plan = experiment.plan
     if getattr(plan.method, "accuracy_kind", "global") == "personal":
         raise FederationFailed(f"{type(plan.method).__name__} predicts with each client's memory, which stays there")
-    engine = GridEngine(grid, find_clients(grid, plan.problem.clients), timeout)
+    engine = GridEngine(grid, find_clients(grid, plan.problem.clients, patience), timeout)
     ledger, capture = experiment.ledger(), experiment.capture
     # the server never touches the shards: tasks are run where the data is
     return Trainer(plan, experiment.shards, experiment.test, engine, folder, ledger, capture).run()  # type: ignore[arg-type]

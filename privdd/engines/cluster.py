@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import sys
@@ -56,16 +57,16 @@ def connect(engine: Engine) -> Any:
         raise ValueError("engine=ray: ray is not installed; install it with: pip install 'privdd[ray]'") from None
     if ray.is_initialized():
         return ray
-    quiet = {"log_to_driver": False, "logging_level": "ERROR", "include_dashboard": False}
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     try:
         if engine.address:
             _knock(engine.address)
-            ray.init(address=engine.address, log_to_driver=False, logging_level="ERROR")
+            ray.init(address=engine.address, **quiet)
         else:
             # workers import what this process can import; without address="local" Ray would attach to
             # whatever cluster was last started on this machine
             place = {"env_vars": {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}}
-            ray.init(address="local", num_cpus=engine.size, runtime_env=place, **quiet)
+            ray.init(address="local", num_cpus=engine.size, runtime_env=place, include_dashboard=False, **quiet)
     except Exception as error:  # Ray raises built-in errors, its own and gRPC's
         raise ValueError(f"engine.address={engine.address}: {' '.join(str(error).split())[:200]}") from None
     return ray

@@ -116,7 +116,7 @@ def test_a_missing_node_is_named(tmp_path: Path) -> None:
     grid = HandGrid(experiment)
     del grid.contexts[102]
     with pytest.raises(FederationFailed, match=r"clients \[2\] of 3 have no node"):
-        federate(experiment, grid, RunFolder(tmp_path))
+        federate(experiment, grid, RunFolder(tmp_path), patience=0.2)
 
 
 def test_personal_methods_are_refused(tmp_path: Path) -> None:

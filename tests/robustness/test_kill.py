@@ -65,9 +65,9 @@ def test_a_folder_of_another_run_is_refused(tmp_path: Path) -> None:
     settings = composed("train", TINY)
     assert run_training(settings, tmp_path, []) == 0
     assert prepare(tmp_path, composed("train", [*TINY, "engine=processes"]))  # does not decide what is sent
-    with pytest.raises(BadConfig, match="another config.*seed"):
+    with pytest.raises(BadConfig, match=r"another config.*seed"):
         prepare(tmp_path, composed("train", [*TINY, "seed=1"]))
-    with pytest.raises(BadConfig, match="another config.*algo"):
+    with pytest.raises(BadConfig, match=r"another config.*algo"):
         run_training(composed("train", [*TINY, "algo.lr=0.01"]), tmp_path, [])
 
 

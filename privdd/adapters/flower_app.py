@@ -1,0 +1,47 @@
+"""Ready-made Flower apps: ``privdd.adapters.flower_app:client`` and ``:server``.
+
+Both read one config.yaml of a run (``run_config["config"]``, the same on every machine); a client's
+number is ``partition-id`` in its node's config; the server writes the run folder ``run_config["folder"]``.
+A deployment whose data already lies at the clients builds its own with ``client_app(own)``.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from privdd.adapters.flower import client_app, federate, own_data
+from privdd.assembly import Experiment, assemble
+from privdd.core import Shard
+from privdd.federation import Plan
+from privdd.ledger import Ledger
+from privdd.runs import prepare, stored_config
+
+
+@lru_cache(maxsize=1)
+def experiment_of(folder: str) -> Experiment:
+    """The run that a folder's config.yaml describes, assembled once per process."""
+    experiment = assemble(stored_config(Path(folder)))
+    torch.set_num_threads(experiment.engine.threads)  # the same bits as the simulation
+    return experiment
+
+
+def own(context: Context) -> tuple[Plan, Ledger, Shard]:
+    """Plan, empty ledger and the node's own shard."""
+    experiment = experiment_of(str(context.run_config["config"]))
+    return experiment.plan, experiment.ledger(), own_data(experiment, int(context.node_config["partition-id"]))
+
+
+client = client_app(own)
+server = ServerApp()
+
+
+@server.main()
+def main(grid: Grid, context: Context) -> None:
+    experiment = experiment_of(str(context.run_config["config"]))
+    folder = prepare(Path(str(context.run_config["folder"])), experiment.config)
+    federate(experiment, grid, folder)
