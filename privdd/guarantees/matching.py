@@ -93,7 +93,7 @@ def search(
     shape = base.shape
     start = steps.start(torch.randn(ipc, *shape, generator=generator)).unsqueeze(0)
     embed = steps.maps(steps.settings.iterations - 1)
-    mean, pull = vjp(lambda s: embed(s).mean(0), start[0])
+    mean, pull = vjp(lambda s: embed(s).mean(0), start[0])  # type: ignore[misc]
     rows = vmap(pull)(torch.eye(len(mean)))[0].flatten(1).detach()
     centre = embed(steps.project(base.unsqueeze(0))).detach()
 
@@ -116,7 +116,8 @@ def transcripts(
     member = torch.arange(2 * runs) < runs
     for t in range(steps.settings.iterations):
         embed = steps.maps(t)
-        without, inside = law.exact(images, law.targets(embed, steps, base, guest.unsqueeze(0)), embed).unbind(1)
+        both = law.exact(images, law.targets(embed, steps, base, guest.unsqueeze(0)), embed)
+        without, inside = both[:, 0], both[:, 1]
         coin = member & (torch.rand(2 * runs, generator=generator) < law.probability)
         exact = torch.where(coin.reshape(-1, *(1,) * (images.ndim - 1)), inside, without)
         released = exact + law.std * torch.randn(images.shape, generator=generator)

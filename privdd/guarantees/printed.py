@@ -38,7 +38,7 @@ def printed_findings(subject: Subject, name: str) -> Iterator[Finding]:
     generator = subject.keys.fold("search").torch()
     ipc = getattr(plan.method, "ipc", getattr(plan.method, "dpc", 1))
     guests, found = search(steps, law, base, oddities(subject.shard, label, subject.keys), ipc, generator)
-    count, claim = within_theorem(plan, subject.shard, base, label, law.batch)
+    count, claim = within_theorem(plan, subject.shard, base, label, law, steps.settings.iterations, subject.delta)
     statement = Statement(subject, subject.surface(name), claim.epsilon, claim.source)
     kappa = along_the_method(plan, snapshot, subject, base, guests.x[0], label, law.batch)
     where = f"round {snapshot.round}, clip {law.mechanism.clip_norm:g}, batches of {law.batch}"
@@ -56,20 +56,20 @@ def _load(steps: int, law: Law) -> float:
     return steps * law.probability**2
 
 
-def within_theorem(plan: Plan, shard: Shard, base: Tensor, label: int, batch: int) -> tuple[int, Claim]:
-    """The fewest copies for which the paper's claim is what it is for ever more of them, and that claim."""
+def within_theorem(plan: Plan, shard: Shard, base: Tensor, label: int, law: Law, steps: int, delta: float) -> tuple[int, Claim]:
+    """How many copies meet the theorem's condition T q**2 <= epsilon / 2, and the claim for them.
 
-    def claim(count: int) -> Claim:
-        crafted = holding(shard, copies(base, label, count))
-        return min(plan.method.claims(plan, [crafted]), key=lambda c: c.epsilon)  # type: ignore[attr-defined]
+    epsilon / 2 is ln(1/delta) / sigma**2, or the same with log10 where a paper evaluates it so.
+    """
 
-    least = claim(10**7)
-    low, high = batch, 10**7
-    while high > low + 1:
-        middle = math.isqrt(low * high)
-        middle = min(max(middle, low + 1), high - 1)
-        low, high = (low, middle) if claim(middle).epsilon <= least.epsilon * (1 + 1e-9) else (middle, high)
-    return high, claim(high)
+    def at(logarithm: float) -> tuple[int, Claim]:
+        rate = math.sqrt(logarithm / steps) / law.mechanism.noise_multiplier
+        count = max(law.batch, math.ceil(law.batch / rate * (1 + 1e-9)))
+        claims = plan.method.claims(plan, [holding(shard, copies(base, label, count))])  # type: ignore[attr-defined]
+        return count, min(claims, key=lambda claim: claim.epsilon)
+
+    natural, decimal = at(math.log(1 / delta)), at(math.log10(1 / delta))
+    return natural if natural[1].epsilon <= decimal[1].epsilon * (1 + 1e-9) else decimal
 
 
 def along_the_method(

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from attacks.canaries import Canaries, join
-from attacks.types import Adversary, Finding
+from attacks.types import Finding
 from privdd.federation import Snapshot
 from privdd.guarantees.base_data import alone, common_label, oddities, own_records, spare_label
-from privdd.guarantees.matching import Transcripts
-from privdd.guarantees.runs import IMAGES, Stage, by_class, one_by_one, sampled_event
+from privdd.guarantees.runs import IMAGES, Stage, by_class, on_transcript, sampled_event
 from privdd.guarantees.sensitivity import Tally, examine
-from privdd.guarantees.subject import SYNTHETIC, Statement, Subject
+from privdd.guarantees.subject import Statement, Subject
 from privdd.privacy.accounting import epsilon
 
 PER_STEP = "synthetic_gradient"  # asked at every step and class by itself
@@ -53,17 +52,12 @@ def _of_query(
     kappa, worst = tally.worst(relation)
     searched = f"{where}, {len(guests)} crafted records; worst is {guests.names[worst]!r}{tally.faults()}"
     yield statement.sensitivity(kappa, 2.0 if relation == "replace" else 1.0, len(guests), searched)
-    stage = Stage(subject.few_images(), snapshot, subject.shard, name, guests.x[worst], int(guests.y[worst]), calls)
-    found, final = _transcripts(subject, stage, tally)
-    note = f"{where} of a client that holds {guests.names[worst]!r}, or nothing"
-    yield from statement.statistical(found, note, final=final, server=Adversary.SERVER)
-
-
-def _transcripts(subject: Subject, stage: Stage, tally: Tally) -> tuple[Transcripts, bool]:
-    """Runs side by side where classes are treated alone and images are sent; else one by one."""
-    keys, budget = subject.keys.fold("runs", stage.name), subject.budget
-    if None not in tally.calls and any(name in stage.plan.method.uploads for name in IMAGES):
-        runs = budget.slow_runs if stage.name == PER_STEP else budget.runs
-        return by_class(stage, runs, keys), True
-    final = subject.surface(stage.name) not in SYNTHETIC and None in tally.calls
-    return one_by_one(stage, budget.slow_runs, keys, final=final), final
+    stage = Stage(subject.few_images(), snapshot, subject.shard, name, guests.x[worst])
+    keys, budget = subject.keys.fold("runs", name), subject.budget
+    if None not in tally.calls and any(image in stage.plan.method.uploads for image in IMAGES):
+        runs = budget.slow_runs if name == PER_STEP else budget.runs
+        found, what = by_class(stage, runs, keys), guests.names[worst]
+    else:
+        found, what = on_transcript(mechanism, tally.kept, budget.slow_runs, keys), guests.names[tally.keeps]
+    note = f"{where} of a client that holds {what!r}, or nothing"
+    yield from statement.statistical(found, note, final=bool(found.final.shape[1]))

@@ -1,13 +1,14 @@
 """Runs of sound queries with and without one record, and the likelihood ratio of what they released.
 
 The client holds one crafted record or nothing: then the transcript hides only the record's own coins.
-Where a method treats classes alone, each class of a long public list is an independent run, so that
-all of them pass through the method's own code in one call; elsewhere runs follow each other.
+Where images are sent, each class of a long public list is an independent run, so that all of them pass
+through the method's own code in one call; elsewhere the mechanism runs on what one transcript asked.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import dp_accounting as dpa
@@ -15,28 +16,27 @@ import torch
 from torch import Tensor
 
 from attacks.guarantee import gaussian_log_ratio, subsampled_log_ratio
-from privdd.core import Keys, Shard, Upload
+from privdd.core import Keys, Shard, Tensors, Upload
 from privdd.federation import Plan, Snapshot
 from privdd.guarantees.base_data import copies, holding
 from privdd.guarantees.matching import Transcripts
-from privdd.guarantees.witness import Heard, Heeded, Witness, exact, flat, without, witness
+from privdd.guarantees.witness import Heeded, Witness, exact, flat, without, witness
 from privdd.privacy.base import Mechanism
 from privdd.privacy.mechanisms import FeatureNoise
+from privdd.privacy.noise import SeededNoise
 
 IMAGES = ("images", "representations")
 
 
 @dataclass(frozen=True)
 class Stage:
-    """Where a query is asked: the plan, one round of the audited client, the guest, releases a run."""
+    """Where a query is asked: the plan, one round of the audited client, and the guest (c, h, w)."""
 
     plan: Plan
     snapshot: Snapshot
     shard: Shard
     name: str
     guest: Tensor
-    label: int
-    calls: int
 
     @property
     def probability(self) -> float:
@@ -46,18 +46,17 @@ class Stage:
 
 @dataclass
 class Recorder:
-    """Adds up each run's log ratio, release by release; the run is the partition's label."""
+    """Adds up each run's log ratio, release by release; a run is a partition."""
 
     stage: Stage
     ratios: Tensor
-    run: int | None = None
-    seen: dict[str, int] = field(default_factory=dict)
 
     def __call__(self, mechanism: Mechanism, heeded: Heeded) -> None:
         if heeded.name != self.stage.name or not heeded.guests:
             return
-        at = self.run if self.run is not None else int(str(heeded.partition).removeprefix("label:"))
-        inside, outside = exact(mechanism, heeded.rows), exact(mechanism, without(heeded.rows, heeded.guests))
+        at = int(str(heeded.partition).removeprefix("label:"))
+        inside = exact(mechanism, heeded.rows)
+        outside = exact(mechanism, without(heeded.rows, heeded.guests))
         released = flat(heeded.released.value).unsqueeze(0)
         step = gaussian_log_ratio(released, flat(inside), flat(outside), heeded.released.noise_std)
         self.ratios[at] += subsampled_log_ratio(step.unsqueeze(1), self.stage.probability)[0]
@@ -98,32 +97,23 @@ def _released(stage: Stage, ctx: Witness, shard: Shard) -> Upload:
     return method.local(stage.snapshot.broadcast, {}, shard, ctx)[0]
 
 
-def one_by_one(stage: Stage, runs: int, keys: Keys, *, final: bool) -> Transcripts:
-    """Runs after each other; without ``final`` each ends with its last release, and final is (2R, 0)."""
-    ratios, last = torch.zeros(2 * runs, dtype=torch.float64), []
-    for run in range(2 * runs):
-        own = keys.fold("run", run)
-        coins = own.fold("coins").torch()
+def on_transcript(mechanism: Mechanism, rows: Sequence[Tensors], runs: int, keys: Keys) -> Transcripts:
+    """Releases of one record's contributions ``rows`` (1, ...), or of nothing, along one fixed transcript.
 
-        def inside(name: str, partition: str | None, member: bool = run < runs, g: torch.Generator = coins) -> bool:
-            return name != stage.name or (member and _heads(stage.probability, g))
-
-        ctx = witness(
-            stage.plan, stage.snapshot.round, own, [stage.label],
-            observe=Recorder(stage, ratios, run), inside=inside,
-            guests={None: 1, f"label:{stage.label}": 1}, limit=None if final else (stage.name, stage.calls),
-        )
-        shard = holding(stage.shard, copies(stage.guest, stage.label, 1))
-        last.append(_to_the_end(stage, ctx, shard))
-    return Transcripts(ratios, torch.stack(last))
-
-
-def _to_the_end(stage: Stage, ctx: Witness, shard: Shard) -> Tensor:
-    try:
-        upload, _ = stage.plan.method.local(stage.snapshot.broadcast, {}, shard, ctx)
-    except Heard:
-        return torch.zeros(0)
-    return flat(next(iter(upload.values())).value)
+    An analyst may choose every query, and the accountant's bound holds for any choice: here they are
+    those of one real transcript, whatever the releases say.
+    """
+    noise, coins = SeededNoise(keys.fold("noise").torch()), keys.fold("coins").torch()
+    q = float(getattr(mechanism, "sampling_probability", 1.0))
+    ratios = torch.zeros(2 * runs, dtype=torch.float64)
+    for row in rows:
+        present, absent = row, without(row, 1)
+        inside, outside = flat(exact(mechanism, present)), flat(exact(mechanism, absent))
+        for run in range(2 * runs):
+            output = mechanism(present if run < runs and _heads(q, coins) else absent, noise)
+            step = gaussian_log_ratio(flat(output.value).unsqueeze(0), inside, outside, output.noise_std)
+            ratios[run] += subsampled_log_ratio(step.unsqueeze(1), q)[0]
+    return Transcripts(ratios, torch.zeros(2 * runs, 0))
 
 
 def of_features(mechanism: FeatureNoise, features: Tensor, runs: int, noise: Any) -> Transcripts:

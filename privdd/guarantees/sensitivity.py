@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,12 +28,15 @@ from privdd.privacy.base import Mechanism, Output
 
 SURE = 1e-6  # chance that honest noise is called too small
 HELD = 4  # releases of one query whose other records are compared
+EVERY = 8  # of the later releases of a partition, every so many are searched
 
 
 @dataclass
 class Tally:
     """What T1 saw of one query. changes: guest -> largest change, in units; calls: releases by partition;
-    residual, numbers: the drawn noise in units of the stated one, summed squares and their count."""
+    residual, numbers: the drawn noise in units of the stated one, summed squares and their count;
+    others: the other records' own contributions in the first releases; kept: contributions of the
+    guest ``keeps``, release by release."""
 
     changes: dict[int, float] = field(default_factory=dict)
     calls: Counter[str | None] = field(default_factory=Counter)
@@ -42,6 +45,8 @@ class Tally:
     others: list[Tensor] = field(default_factory=list)
     moved: float = 0.0
     pairs: float = 0.0
+    keeps: int = 0
+    kept: list[Tensors] = field(default_factory=list)
 
     @property
     def shrink(self) -> float:
@@ -67,7 +72,7 @@ class Tally:
 def multiplier(output: Output) -> float:
     """The noise multiplier that an output's event states for one record in the batch."""
     event: Any = output.event
-    return float(getattr(getattr(event, "event", event), "noise_multiplier"))
+    return float(getattr(event, "event", event).noise_multiplier)
 
 
 def unit(output: Output) -> float:
@@ -89,6 +94,7 @@ class Examiner:
 
     guests: Canaries
     tallies: dict[str, Tally] = field(default_factory=dict)
+    keep: Mapping[str, int] = field(default_factory=dict)
 
     def __call__(self, mechanism: Mechanism, heeded: Heeded) -> None:
         tally = self.tallies.setdefault(heeded.name, Tally())
@@ -97,11 +103,14 @@ class Examiner:
         gap = (flat(heeded.released.value) - flat(base)) / heeded.released.noise_std
         tally.residual += float(gap.double().square().sum())
         tally.numbers += gap.numel()
-        changes = [
-            (flat(exact(mechanism, _with(heeded, i))) - flat(base)) / one for i in range(heeded.guests)
-        ]
-        for guest, change in zip(positions(self.guests, heeded.partition), changes):
-            tally.changes[guest] = max(tally.changes.get(guest, 0.0), float(change.norm()))
+        at = tally.calls[heeded.partition]
+        searched = heeded.guests if at <= HELD or at % EVERY == 0 else 0
+        changes = [(flat(exact(mechanism, _with(heeded, i))) - flat(base)) / one for i in range(searched)]
+        for i, guest in enumerate(positions(self.guests, heeded.partition)[: heeded.guests]):
+            if i < searched:
+                tally.changes[guest] = max(tally.changes.get(guest, 0.0), float(changes[i].norm()))
+            if self.keep.get(heeded.name) == guest:
+                tally.kept.append(_only(heeded, i))
         if len(changes) > 1:
             stacked = torch.stack(changes)
             tally.pairs = max(tally.pairs, float(torch.cdist(stacked, stacked).max()))
@@ -113,6 +122,12 @@ def _with(heeded: Heeded, guest: int) -> Tensors:
     """The base rows and one guest's."""
     base = {n: len(t) - heeded.guests for n, t in heeded.rows.items()}
     return {n: torch.cat([t[: base[n]], t[base[n] + guest : base[n] + guest + 1]]) for n, t in heeded.rows.items()}
+
+
+def _only(heeded: Heeded, guest: int) -> Tensors:
+    """One guest's row."""
+    at = {n: len(t) - heeded.guests + guest for n, t in heeded.rows.items()}
+    return {n: t[at[n] : at[n] + 1].clone() for n, t in heeded.rows.items()}
 
 
 def _singly(mechanism: Mechanism, rows: Tensors) -> Tensor:
@@ -127,23 +142,22 @@ def examine(
 ) -> dict[str, Tally]:
     """T1 on one round of the audited client: query -> tally.
 
-    Two runs share every coin and every release: guests as crafted, then others in their places.
+    Two runs share every coin and every release: their negatives first, then the guests as crafted.
     labels: the classes to release, those of base and guests.
     """
     memory: State = dict(snapshot.memory)
-    first, second = Examiner(guests), Examiner(guests)
-    forced: list[Tensors] = []
     strangers = Canaries(1 - guests.x, guests.y, guests.names)
-    for examiner, who, given in ((first, guests, None), (second, strangers, forced)):
-        own = _counts(guests)
-        ctx = witness(plan, snapshot.round, keys, labels, observe=examiner, guests=own, forced=given)
+    first, second = Examiner(guests), Examiner(guests)
+    forced: list[Tensors] | None = None
+    for examiner, who in ((first, strangers), (second, guests)):
+        ctx = witness(plan, snapshot.round, keys, labels, observe=examiner, guests=_counts(guests), forced=forced)
         plan.method.local(snapshot.broadcast, memory, holding(shard, with_guests(base, who)), ctx)
-        forced = forced or ctx.outputs
-    for name, tally in first.tallies.items():
-        tally.moved = moved(tally.others, second.tallies[name].others)
-        for guest, change in second.tallies[name].changes.items():
-            tally.changes[guest] = max(tally.changes[guest], change)
-    return first.tallies
+        forced = ctx.outputs
+        second.keep = {name: tally.worst("add_remove")[1] for name, tally in first.tallies.items() if tally.changes}
+    for name, tally in second.tallies.items():
+        tally.keeps = second.keep.get(name, 0)
+        tally.moved = moved(tally.others, first.tallies[name].others)
+    return second.tallies
 
 
 def _counts(guests: Canaries) -> dict[str | None, int]:

@@ -23,8 +23,8 @@ SILENT = "; no bound from what is finally sent is evidence for a claim"
 
 @dataclass(frozen=True)
 class Budget:
-    """runs: with and as many without the record, side by side; slow_runs: the same where runs follow
-    each other; images: synthetic images a class in those runs (no theorem names a number)."""
+    """runs: with and as many without the record, side by side; slow_runs: the same where releases are
+    made one by one; images: synthetic images a class in those runs (no theorem names a number)."""
 
     runs: int = 200
     slow_runs: int = 20
@@ -93,7 +93,7 @@ class Statement:
             "t1_sensitivity", Adversary.ANALYST, kappa=kappa, kappa_allowed=allowed, n=searched, note=text
         )
 
-    def statistical(self, found: Transcripts, note: str, *, final: bool, server: Adversary = Adversary.SERVER) -> Iterator[Finding]:
+    def statistical(self, found: Transcripts, note: str, *, final: bool) -> Iterator[Finding]:
         """T2, and T3 on the transcript and on what is finally sent."""
         confidence, delta = self.subject.confidence, self.subject.delta
         best = self._certificate(found)
@@ -103,7 +103,7 @@ class Statement:
             note=f"{note}; {self._verdict(best)}",
         )
         looks = [("t3_transcript", Adversary.ANALYST, found.ratios.unsqueeze(1))]
-        looks += [("t3_final", server, found.final)] if final else []
+        looks += [("t3_final", Adversary.SERVER, found.final)] if final else []
         for attack, adversary, rows in looks:
             rng = self.subject.keys.fold(attack, self.surface).numpy()
             bound = attack_runs(rows[: found.runs], rows[found.runs :], delta=delta, generator=rng, confidence=confidence)

@@ -21,10 +21,6 @@ from privdd.privacy.base import Mechanism, Output
 from privdd.privacy.noise import SeededNoise
 
 
-class Heard(Exception):
-    """Every release that was asked for has been made; what follows is post-processing."""
-
-
 @dataclass(frozen=True)
 class Silence:
     """Noise of size zero, for the case that did not happen: only its value before noise is wanted."""
@@ -53,15 +49,13 @@ Observer = Callable[[Mechanism, Heeded], None]
 class Witness(ClientContext):
     """observe: called after each release; inside: partition -> whether its guests take part (per release);
     guests: partition -> how many guests it has, None for a query over all records; forced: outputs that
-    are returned instead of those made; limit: raise Heard after so many releases of one query.
+    are returned instead of those made.
     """
 
     observe: Observer = lambda mechanism, heeded: None
     inside: Callable[[str, str | None], bool] = lambda name, partition: False
     guests: Mapping[str | None, int] = field(default_factory=dict)
     forced: Sequence[Tensors] | None = None
-    limit: tuple[str, int] | None = None
-    heard: int = 0
 
     def sample(self, name: str, count: int) -> Tensor:
         """Everyone: the coins of the guests are thrown in ``inside``, the others' are all heads."""
@@ -75,9 +69,6 @@ class Witness(ClientContext):
         self.observe(mechanism, Heeded(name, partition, contributions, guests, output))
         value = output.value if self.forced is None else self.forced[len(self.outputs)]
         self.outputs.append(value)
-        self.heard += self.limit is not None and name == self.limit[0]
-        if self.limit is not None and self.heard >= self.limit[1]:
-            raise Heard
         return value
 
 
