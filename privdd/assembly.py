@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from attacks.types import Attack
+from attacks.types import Adversary, Attack, Family, Surface
 from privdd.config import BadConfig
 from privdd.core import Keys, Method, Problem, Records, Shard
 from privdd.data.allotment import Partition
@@ -28,7 +28,7 @@ from privdd.privacy.accounting import calibrate
 from privdd.privacy.base import Mechanism
 from privdd.training import Capture
 
-UNFINGERPRINTED = ("attack", "audit", "engine", "capture", "run", "resume", "scores", "name", "tracking")
+UNFINGERPRINTED = ("attack", "audit", "engine", "capture", "run", "resume", "scores", "name", "tracking", "paper")
 
 
 @dataclass(frozen=True)
@@ -189,16 +189,42 @@ def attacks_of(config: DictConfig) -> dict[str, Attack]:
     return {str(name): build(node) for name, node in sorted((config.get("attack") or {}).items())}
 
 
-def check_coverage(method: Method, attacks: Mapping[str, Attack], waived: Mapping[str, str]) -> None:
-    """Every surface is attacked or waived in writing, before any training. Raises BadConfig."""
-    surfaces = {str(s) for s in (*method.uploads.values(), *method.broadcasts.values())}
-    covered = {str(s) for attack in attacks.values() for s in attack.surfaces}
+def reads(attack: Attack, surface: Surface, adversary: Adversary, worlds: int) -> bool:
+    """Whether an attack reads such a view: its surface, its adversary, and enough worlds (0 = none in it)."""
+    if surface not in attack.surfaces or adversary not in attack.adversaries:
+        return False
+    if attack.family == Family.MEMBERSHIP:
+        return worlds >= getattr(attack, "least_worlds", 2)
+    if attack.family == Family.GRADIENT_INVERSION:
+        return worlds == 0  # the real update of many records and steps is the probes' easier sibling
+    return worlds > 0
+
+
+def _views(method: Method, audit: DictConfig) -> Iterator[tuple[Surface, Adversary, int]]:
+    """Surface, adversary and number of worlds of every view that an audit of this method will have."""
+    worlds, federations = int(audit.worlds), min(int(audit.federations), int(audit.worlds))
+    for surface in method.uploads.values():
+        yield surface, Adversary.SERVER, worlds
+        if surface == Surface.UPDATE and int(audit.victims) > 0:
+            yield surface, Adversary.SERVER, 0
+    for surface in method.broadcasts.values():
+        adversary = Adversary.PUBLIC if surface == Surface.GLOBAL_MODEL else Adversary.PEER
+        yield surface, adversary, worlds if surface == Surface.SHARED_FEATURES else max(1, federations)
+
+
+def check_coverage(method: Method, attacks: Mapping[str, Attack], waived: Mapping[str, str], audit: DictConfig) -> None:
+    """Every surface is attacked or waived in writing, before any training. Raises BadConfig.
+
+    audit: how many worlds there will be, which decides what membership attacks can read.
+    """
     empty = sorted(s for s, reason in waived.items() if not str(reason).strip())
     if empty:
         raise BadConfig(f"audit.waive.{empty[0]}: a reason is needed")
+    surfaces = {str(s) for s in (*method.uploads.values(), *method.broadcasts.values())}
+    covered = {str(s) for s, who, n in _views(method, audit) if any(reads(a, s, who, n) for a in attacks.values())}
     missing = sorted(surfaces - covered - set(waived))
     if missing:
         raise BadConfig(
-            f"attack=[{','.join(attacks)}]: no attack for {', '.join(missing)}; add one, or waive it: "
-            f"audit.waive.{missing[0]}='reason'"
+            f"attack=[{','.join(attacks)}]: no attack for {', '.join(missing)} with audit.worlds={audit.worlds}, "
+            f"audit.federations={audit.federations}; add one, or waive it: audit.waive.{missing[0]}='reason'"
         )

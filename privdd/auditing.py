@@ -12,7 +12,7 @@ from torch import Tensor
 
 from attacks.membership.evaluate import audited_epsilon
 from attacks.types import Attack, Evidence, Family, Finding, Surface, Truth, View
-from privdd.assembly import Experiment, fingerprint
+from privdd.assembly import Experiment, fingerprint, reads
 from privdd.core import Shard
 from privdd.federations import replay_federations, server_signals
 from privdd.guarantees import guarantee_findings
@@ -145,14 +145,9 @@ def _probes(scene: Scene) -> Iterator[tuple[View, Truth, str]]:
 
 
 def applies(attack: Attack, view: View) -> bool:
-    """Whether an attack reads this view: its surface, its adversary, and enough worlds."""
-    if view.surface not in attack.surfaces or view.adversary not in attack.adversaries:
-        return False
-    if attack.family == Family.MEMBERSHIP:
-        return view.worlds is not None and len(view.worlds.masks) >= getattr(attack, "least_worlds", 2)
-    if attack.family == Family.GRADIENT_INVERSION:
-        return view.worlds is None  # the real update of many records and steps is the probes' easier sibling
-    return view.worlds is not None
+    """Whether an attack reads this view."""
+    worlds = 0 if view.worlds is None else len(view.worlds.masks)
+    return reads(attack, view.surface, view.adversary, worlds)
 
 
 def _attack_all(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import hydra
@@ -19,6 +21,7 @@ from privdd.config import (
     expand,
     guarded,
     name_run,
+    overrides_first,
     own_folders,
     register_resolvers,
 )
@@ -96,9 +99,27 @@ def _hydra(command: str, run: Run, argv: Sequence[str]) -> int:
         status.append(guarded(lambda: run(config, path, typed)))  # Hydra would print a traceback
         return status[-1]
 
-    sys.argv = [sys.argv[0], *(pinned(command, argv, sweep.folder) if sweep else argv)]
+    sys.argv = [sys.argv[0], *overrides_first(pinned(command, argv, sweep.folder) if sweep else argv)]
     start = hydra.main(version_base="1.3", config_path=config_dir(), config_name=command)(job)
-    return _swept(sweep, start) if sweep else (start(), max(status, default=0))[1]
+    if sweep is not None:
+        sweep.folder.mkdir(parents=True, exist_ok=True)
+        return _swept(sweep, start)
+    with _raising():
+        start()
+    return max(status, default=0)
+
+
+@contextmanager
+def _raising() -> Iterator[None]:
+    """Hydra raises what it cannot do (an unwritable folder) where it would print a traceback and exit."""
+    before = os.environ.get("HYDRA_FULL_ERROR")
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    try:
+        yield
+    finally:
+        os.environ.pop("HYDRA_FULL_ERROR")
+        if before is not None:
+            os.environ["HYDRA_FULL_ERROR"] = before
 
 
 def _sweep(command: str, argv: Sequence[str]) -> Sweep:

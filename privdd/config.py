@@ -86,7 +86,13 @@ def expand(argv: Sequence[str], command: str) -> list[str]:
     args = [a for a in argv if a != "attack=all"]
     if command == "audit" and not any(a.startswith("attack=") for a in args):
         args.append(f"attack=[{','.join(all_attacks([config_dir(), *own_folders(argv)]))}]")
-    return args
+    return overrides_first(args)
+
+
+def overrides_first(argv: Sequence[str]) -> list[str]:
+    """The same arguments, options last: argparse takes overrides in one piece only."""
+    typed = [a for a in argv if "=" in a and not a.startswith("-") and a not in own_folders(argv)]
+    return typed + [a for a in argv if a not in typed]
 
 
 def own_folders(argv: Sequence[str]) -> list[str]:
@@ -170,7 +176,7 @@ def check_types(config: DictConfig, defaults: DictConfig) -> None:
     Raises BadConfig, naming key, value and what is allowed.
     """
     before, after = _leaves(defaults), _leaves(config)
-    for key, value in after.items():
+    for key, value in sorted(after.items(), key=lambda pair: pair[0].count(".")):  # what was typed before what repeats it
         if key not in before:
             _whole_leaf(key, before)
         elif value is not None or not _may_be_null(key, before[key]):

@@ -83,7 +83,7 @@ def run_audit(config: DictConfig, path: Path, argv: Sequence[str]) -> int:
         raise BadConfig("attack=[]: at least one attack is needed")
     experiment = assemble(config)
     waived = {str(k): str(v) for k, v in config.audit.waive.items() if v is not None}
-    check_coverage(experiment.plan.method, attacks, waived)
+    check_coverage(experiment.plan.method, attacks, waived, config.audit)
     experiment.ledger()  # refuses a unit, relation or delta before anything is written
     folder = prepare(path, config)
     say(experiment, path)

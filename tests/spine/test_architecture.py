@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -24,7 +24,7 @@ LAYERS: list[set[str]] = [
         # queries on per-record contributions: they run inside local work and speak to its context
         "privdd.privacy.class_queries", "privdd.privacy.clipped_gradient", "privdd.privacy.dpsgd",
         "privdd.privacy.noisy_embedding",
-    },  # fmt: skip
+    },
     {"privdd.federation", "privdd.worlds"},
     {"privdd.checkpoint", "privdd.federations", "privdd.replays", "privdd.surfaces", "privdd.training"},
     {"privdd.reporting"},
@@ -33,12 +33,12 @@ LAYERS: list[set[str]] = [
     {"privdd.auditing", "privdd.brought", "privdd.guarantees", "privdd.results", "privdd.views"},
     {"privdd.report", "privdd.runs"},
     {"privdd.api", "privdd.adapters", "privdd.audit", "privdd.command", "privdd.train"},
-]  # fmt: skip
+]
 # reporting reads run folders only: it must not know how they came about
 REPORTING_MAY_IMPORT = ("attacks", "privdd.reporting", "privdd.store", "privdd")
 
 
-@lru_cache(maxsize=None)
+@cache
 def tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
@@ -60,7 +60,7 @@ def imports(path: Path) -> Iterator[tuple[int, str]]:
             yield from ((node.lineno, f"{whole}.{alias.name}") for alias in node.names if is_module(f"{whole}.{alias.name}"))
 
 
-@lru_cache(maxsize=None)
+@cache
 def is_module(name: str) -> bool:
     place = ROOT.joinpath(*name.split("."))
     return place.with_suffix(".py").is_file() or (place / "__init__.py").is_file()
@@ -125,6 +125,10 @@ def test_files_and_functions_stay_small(path):
 
 # --- forbidden calls ----------------------------------------------------------------------------
 
+NEVER = {
+    "eval", "exec", "compile", "__import__", "os.system", "torch.load", "torch.save", "torch.manual_seed", "torch.seed",
+    "torch.cuda.manual_seed", "torch.cuda.manual_seed_all", "torch.set_rng_state",
+}  # fmt: skip
 DRAWS = {"rand", "randn", "randint", "randperm", "normal", "bernoulli", "multinomial", "poisson"}
 IN_PLACE = {"normal_", "uniform_", "bernoulli_", "random_", "exponential_", "cauchy_", "geometric_", "log_normal_"}
 LIKE = {"rand_like", "randn_like", "randint_like"}
@@ -142,7 +146,7 @@ def dotted(node: ast.expr) -> str:
 def swallows(node: ast.ExceptHandler) -> bool:
     """``except Exception: pass`` and its kin."""
     broad = node.type is None or dotted(node.type) in ("Exception", "BaseException")
-    return broad and all(isinstance(s, ast.Pass | ast.Continue) or isinstance(s, ast.Expr) and isinstance(s.value, ast.Constant) for s in node.body)
+    return broad and all(isinstance(s, ast.Pass | ast.Continue) or (isinstance(s, ast.Expr) and isinstance(s.value, ast.Constant)) for s in node.body)
 
 
 def forbidden(module: ast.Module) -> Iterator[tuple[int, str]]:
@@ -162,13 +166,10 @@ def forbidden_call(node: ast.Call) -> Iterator[str]:
     name = dotted(node.func)
     head, _, last = name.rpartition(".")
     given = {k.arg for k in node.keywords}
-    if name in ("eval", "exec", "compile", "__import__", "os.system", "torch.load", "torch.save"):
+    unseeded = last == "default_rng" and not node.args and not given
+    if name in NEVER or (head in ("np.random", "numpy.random") and (last not in NUMPY or unseeded)):
         yield name
-    elif name in ("torch.manual_seed", "torch.seed", "torch.cuda.manual_seed", "torch.cuda.manual_seed_all", "torch.set_rng_state"):
-        yield name
-    elif head in ("np.random", "numpy.random") and (last not in NUMPY or last == "default_rng" and not node.args and not given):
-        yield name
-    elif head == "torch" and (last in LIKE or last in DRAWS and "generator" not in given):
+    elif head == "torch" and (last in LIKE or (last in DRAWS and "generator" not in given)):
         yield f"{name} without generator"
     elif last in IN_PLACE and "generator" not in given and isinstance(node.func, ast.Attribute):
         yield f".{last} without generator"

@@ -50,7 +50,7 @@ def test_rows_of_profiles_name_what_protects_them(algo):
 
 def test_undeclared_artifact_and_query_are_refused():
     channel = Channel(UPLOADS)
-    with pytest.raises(UndeclaredArtifact, match="'peek'.*count.*update"):
+    with pytest.raises(UndeclaredArtifact, match=r"'peek'.*count.*update"):
         channel.send({"peek": Artifact({"x": torch.ones(1)})}, context(), 1)
     ctx = context(mechanisms={"dpsgd": ClippedSum(1.0, 1.0)}, queries={})
     with pytest.raises(UndeclaredArtifact, match="'dpsgd'"):

@@ -69,7 +69,7 @@ def test_no_bound_and_black_images():
 def test_released_features_of_a_run_keep_the_bound():
     """End to end: noise removed by its known law, fedfed's features are x - q(x) within rho ||x||."""
     experiment = tiny("fedfed")
-    method, (progress, _, servers) = experiment.plan.method, trained("fedfed")
+    method, (*_, servers) = experiment.plan.method, trained("fedfed")
     x = experiment.shards[0].train.x
     feature = method.maps(method.broadcast(servers[method.distill_rounds]), {}, experiment.plan.problem)["feature"]
     with torch.no_grad():

@@ -217,9 +217,28 @@ def test_all_attacks_cover_every_method():
 
     from privdd.config import expand
 
-    attacks = attacks_of(composed("audit", expand(["algo=fedavg", "preset=smoke"], "audit")))
+    config = composed("audit", expand(["algo=fedavg", "preset=smoke"], "audit"))
+    attacks = attacks_of(config)
     for algo in ALGOS:
-        check_coverage(tiny(algo).plan.method, attacks, {})
+        check_coverage(tiny(algo).plan.method, attacks, {}, config.audit)
+
+
+def test_attacks_that_lack_worlds_do_not_cover():
+    """LiRA reads the global model only where federations are replayed; a single world gives it nothing."""
+    method = tiny("fedavg").plan.method
+
+    def uncovered(*more: str) -> str:
+        config = composed("audit", ["algo=fedavg", "preset=smoke", "attack=[lira]", *more])
+        try:
+            check_coverage(method, attacks_of(config), {}, config.audit)
+        except BadConfig as error:
+            return str(error)
+        return ""
+
+    assert "no attack for global_model with" in uncovered()
+    assert uncovered("audit.federations=4") == ""
+    assert "counts, global_model, statistics, update" in uncovered("audit.worlds=1", "audit.federations=4")
+    assert "no attack for" in uncovered("attack=[gradient_inversion]", "audit.victims=0")
 
 
 def test_an_attack_that_breaks_stops_the_audit(tmp_path, monkeypatch):
@@ -227,6 +246,6 @@ def test_an_attack_that_breaks_stops_the_audit(tmp_path, monkeypatch):
         raise ZeroDivisionError("no shadows")
 
     monkeypatch.setattr(Lira, "run", broken)
-    with pytest.raises(AttackFailed, match="attack lira on update .server. failed: ZeroDivisionError: no shadows"):
+    with pytest.raises(AttackFailed, match=r"attack lira on update \(server\) failed: ZeroDivisionError: no shadows"):
         run_audit(small_config("attack=[lira,loss_threshold]"), tmp_path, [])
     assert not (tmp_path / "findings.json").exists()
