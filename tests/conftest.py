@@ -23,7 +23,7 @@ hypothesis.settings.load_profile("privdd")
 SMALL_AUDIT = [
     "preset=smoke", "data=digits", "data.limit=200", "data.test_limit=80", "partition=iid", "partition.clients=3",
     "audit.records=40", "audit.worlds=6", "audit.victims=1",
-    "audit.guarantee.runs=20", "audit.guarantee.slow_runs=2", "attack.gradient_inversion.method.iterations=5",
+    "audit.guarantee.runs=20", "audit.guarantee.slow_runs=20", "audit.guarantee.images=1", "attack.gradient_inversion.method.iterations=5",
     "attack=[lira,loss_threshold,label_counts,known_neighbour,gradient_inversion]",
 ]  # fmt: skip
 FEDAVG = ["algo=fedavg", "algo.rounds=2", "algo.local_epochs=3"]
