@@ -36,6 +36,7 @@ def render(record: RunRecord, figures: list[Plot], albums: list[Album]) -> str:
             strip=named["epsilon"],
             rocs=[plot for plot in figures if plot.name.startswith("roc-")],
             accuracy=named.get("accuracy"),
+            utility_note=summary.utility_note(record.config),
             albums=albums,
             ladders=ladders(findings),
             ledger=groups(record.ledger),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from privdd.reporting import words
 from privdd.reporting.schema import Claim, FindingRow, Findings, SurfaceRow, TprAt, Verdict
@@ -184,6 +185,13 @@ def verdict(findings: Findings) -> Headline:
     sentences = (first, *(tell(findings) for tell in told))
     kind = findings.verdict
     return Headline(kind, words.VERDICT[kind], title, tuple(s for s in sentences if s))
+
+
+def utility_note(config: Mapping[str, Any]) -> str:
+    """What an accuracy owes to raw records: a sentence for a run whose synthetic sets start from real ones."""
+    algo = config.get("algo")
+    start = algo.get("init") if isinstance(algo, Mapping) else None
+    return words.REAL_START if start == "real" else ""
 
 
 def _listed(names: list[str]) -> str:

@@ -175,6 +175,11 @@ GLOSSARY: tuple[tuple[str, str, str], ...] = (
         "the proof assumes. Above its limit, the noise was too small and the proof does not apply.",
     ),
 )
+# Measured by benchmarks/accuracy.py --claim alpha: the real images alone, sent without a matching step.
+REAL_START = (
+    "The synthetic set starts from real records (init=real), and this accuracy is that of raw images sent: "
+    "the same records sent as they are, without any distillation, do as well at small budgets."
+)
 LIMITS: tuple[str, ...] = (
     "“No attack found” is never evidence for a claim. Attacks give lower bounds; only a proof gives an upper one.",
     "Choosing the best point of a sweep by looking at private data costs privacy beyond the ε of that point "

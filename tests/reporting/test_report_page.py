@@ -237,3 +237,10 @@ def test_the_browser_check_can_fail(pages: dict[str, Path], tmp_path: Path) -> N
     (tmp_path / "bad.html").write_text(text.replace("</main>", "<script>document.title='owned'</script></main>"))
     document, console = browse(tmp_path / "bad.html", tmp_path / "profile")
     assert console and "<title>owned" not in document
+
+
+def test_a_real_start_says_that_its_accuracy_is_that_of_raw_images(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    for start, told in (("real", True), ("noise", False)):
+        (folder / "config.yaml").write_text(f"algo: {{init: {start}}}\n")
+        assert ("that of raw images sent" in write_report(folder).read_text()) is told
