@@ -126,7 +126,7 @@ def _answered(grid: Grid, messages: Sequence[Message], timeout: float) -> Iterat
 def _step_result(task: Task, reply: Message) -> tuple[Received, list[Row], State]:
     words = reply.content.config_records["words"]
     if words["round"] != task.round:
-        raise FederationFailed(f"client {task.client} answered round {int(words['round'])}, asked for {task.round}")
+        raise FederationFailed(f"client {task.client} answered round {int(words['round'])}, asked for {task.round}")  # type: ignore[arg-type]
     rows: list[Row] = list(Ledger.from_json(str(words["rows"])).releases)
     # the server learns that a client remembers something (replays must then start at its first round),
     # never what
