@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -169,7 +170,7 @@ def _attack_all(
             stem = f"{view.surface}.{name}"
             used[stem] = used.get(stem, 0) + 1
             file = f"{stem}{f'.{used[stem]}' if used[stem] > 1 else ''}.safetensors"
-            extra = {"note": "; ".join(filter(None, [note, finding.measures.get("note", "")])), "figure": file}
+            extra: dict[str, Any] = {"note": "; ".join(filter(None, [note, finding.measures.get("note", "")])), "figure": file}
             if evidence.scores is not None and view.worlds is not None:
                 extra["diagnostics"] = {
                     **finding.measures.get("diagnostics", {}),

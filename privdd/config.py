@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 import math
 import re
 import sys
@@ -101,7 +102,7 @@ def overrides_first(argv: Sequence[str]) -> list[str]:
 def own_folders(argv: Sequence[str]) -> list[str]:
     """The user's own config folders: ``--config-dir DIR``."""
     given = [a.split("=", 1)[1] for a in argv if a.startswith("--config-dir=")]
-    return given + [b for a, b in zip(argv, argv[1:]) if a in ("--config-dir", "-cd")]
+    return given + [b for a, b in itertools.pairwise(argv) if a in ("--config-dir", "-cd")]
 
 
 def composed(command: str, overrides: Sequence[str], folders: Sequence[str] = (), *, hydra: bool = False) -> DictConfig:
@@ -232,7 +233,7 @@ def _kind(value: Any) -> str:
 def _leaves(node: Any, prefix: str = "") -> dict[str, Any]:
     plain = OmegaConf.to_container(node, resolve=True) if not prefix else node
     if isinstance(plain, dict):
-        return {k: v for name, part in plain.items() for k, v in _walk(f"{prefix}{name}", part)}
+        return {k: v for name, part in plain.items() for k, v in _walk(f"{prefix}{name!s}", part)}
     return {}
 
 

@@ -142,7 +142,9 @@ def step(
     progress, fresh = _record_broadcast(plan, progress, broadcast, seen or {})
     chosen = plan.participants(t)
     tasks = [Task(plan, t, k, broadcast, progress.memories.get(k, {}), shards[k]) for k in chosen]
-    ledger, inbox, memories, ids = progress.ledger, [], dict(progress.memories), []
+    ledger, memories = progress.ledger, dict(progress.memories)
+    inbox: list[Received] = []
+    ids: list[int] = []
     uploaded: dict[int, int] = {}
     before = progress.memories.get(plan.victim, {})
     for received, rows, memory in engine.map(client_step, tasks):

@@ -22,6 +22,7 @@ from privdd.reporting.findings import validate, write
 from privdd.reporting.schema import Findings
 from privdd.store import RunFolder, jsonable, write_json
 
+
 def claims_of(experiment: Experiment) -> list[Claim]:
     """The method's printed theorems, evaluated for this run."""
     hook = getattr(experiment.plan.method, "claims", None)
@@ -206,7 +207,7 @@ def write_run(folder: RunFolder, audited: Audited, argv: Sequence[str]) -> Findi
     """findings.json last: a folder that holds it is a finished run."""
     result = findings_json(audited)
     scene = audited.scene
-    write_json(folder.ledger, scene.progress.ledger.to_json())
+    write_json(folder.ledger, scene.progress.ledger.to_json(), compact=True)
     write_json(folder.manifest, manifest(scene.experiment, scene.progress, audited.seconds, argv))
     checked = validate(result, str(folder.findings))
     write(checked, folder.findings)

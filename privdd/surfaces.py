@@ -125,6 +125,12 @@ class _Features(nn.Module):
         return self.model.features(x)  # type: ignore[operator]
 
 
+def maps_of(method: Method, snapshot: Snapshot, memory: State, problem: Problem) -> dict[str, Callable[[Tensor], Tensor]]:
+    """The maps from records to what is shared that a method names, {} where it names none."""
+    hook = getattr(method, "maps", None)
+    return dict(hook(snapshot.broadcast, memory, problem)) if hook else {}
+
+
 Reader = Callable[[Lens, str, Tensors, Mapping[str, Tensors]], Mapping[str, Tensor]]
 
 
@@ -200,7 +206,7 @@ def _synthetic(lens: Lens, name: str, value: Tensors, values: Mapping[str, Tenso
 
 def _representations(lens: Lens, name: str, value: Tensors, values: Mapping[str, Tensors]) -> Mapping[str, Tensor]:
     """As for images, in the space of the projection; the attacker is granted the client's own map."""
-    maps = getattr(lens.method, "maps", lambda *_: {})(lens.snapshot.broadcast, lens.memory, lens.problem)
+    maps = maps_of(lens.method, lens.snapshot, lens.memory, lens.problem)
     project = maps.get("projection") or (lambda x: x)
     own, inside, y = project(lens.candidates.x).flatten(1), value["x"].flatten(1), values["labels"]["y"]
     centre = project(lens.public.x).flatten(1).mean(0) if own.shape[1] == inside.shape[1] else inside.mean(0)

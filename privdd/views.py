@@ -15,7 +15,7 @@ from privdd.assembly import Experiment
 from privdd.core import Records, Shard, Tensors
 from privdd.federation import Plan, Progress, Snapshot
 from privdd.replays import as_worlds
-from privdd.surfaces import Lens
+from privdd.surfaces import Lens, maps_of
 from privdd.worlds import Game
 
 PUBLIC = 500  # records of the test set that attackers may hold
@@ -71,7 +71,7 @@ class Scene:
         model = lens.model if lens.start is not None else None  # an architecture whose values never travel
         if model is not None and lens.start is not None:
             model.load_state_dict({k: v for k, v in lens.start.items()}, strict=False)
-        maps = getattr(method, "maps", lambda *_: {})(lens.snapshot.broadcast, lens.snapshot.memory, problem)
+        maps = maps_of(method, lens.snapshot, lens.snapshot.memory, problem)
         size = len(self.shard.train)
         settings = {**getattr(method, "settings", lambda _: {})(size), **self._settings(), "batch_records": size}
         known = self.known(int(settings.get("broadcast_batch") or 64))

@@ -44,7 +44,7 @@ def _ladder(row: FindingRow) -> Ladder | None:
     rungs = (row.diagnostics or {}).get("ladder")
     if not isinstance(rungs, dict) or not rungs:
         return None
-    steps = [_step(RUNGS.get(name, name), values) for name, values in rungs.items() if isinstance(values, dict)]
+    steps = [_step(str(RUNGS.get(name, name)), values) for name, values in rungs.items() if isinstance(values, dict)]
     free = {metric: (row.baselines or {}).get(f"{metric}_class_mean") for metric in METRICS}
     steps.append(Step("never looks: the mean public image of the class", *(free[m] for m in METRICS)))
     return Ladder(f"{words.SURFACE[row.surface][0]}, {words.attack(row.attack)}", tuple(steps))
