@@ -26,6 +26,7 @@ def quiet_logging():
     with pytest.MonkeyPatch.context() as patch:
         for module in ("hydra.core.utils", "hydra._internal.hydra"):
             patch.setattr(f"{module}.configure_log", lambda *_, **__: None)
+        patch.setattr("privdd.report.write_report", lambda path: path / "report.html")  # drawn elsewhere, and slow
         yield
 
 
