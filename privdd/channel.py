@@ -21,6 +21,7 @@ from privdd.core import Artifact, Keys, Problem, Received, Tensors, Upload
 from privdd.privacy.base import Mechanism, Output, Row
 from privdd.privacy.noise import Noise, noise_for
 
+POST_PROCESSING = "post-processing of this client's mechanisms and of what the server had sent"
 NO_MECHANISM = "no mechanism is set for this name"
 
 
@@ -188,7 +189,7 @@ class Channel:
         output = Output(artifact.value, dpa.NoOpDpEvent() if free else dpa.NonPrivateDpEvent())
         row = _row(ctx, name, surface, output, visible, records)
         if artifact.private:
-            return artifact.value, replace(row, post_of=inner, why="post-processing of this client's mechanisms")
+            return artifact.value, replace(row, post_of=inner, why=POST_PROCESSING)
         if artifact.public:
             return artifact.value, replace(row, why=artifact.public)
         return artifact.value, replace(row, nonprivate_reason=NO_MECHANISM)

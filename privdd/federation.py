@@ -11,7 +11,7 @@ import dp_accounting as dpa
 import torch
 from torch import Tensor
 
-from privdd.channel import Channel, ClientContext, digest, shapes
+from privdd.channel import POST_PROCESSING, Channel, ClientContext, digest, shapes
 from privdd.core import Keys, Method, Problem, Received, Records, Shard, State, Tensors
 from privdd.engine import Engine
 from privdd.ledger import Ledger
@@ -148,7 +148,7 @@ def step(
     uploaded: dict[int, int] = {}
     before = progress.memories.get(plan.victim, {})
     for received, rows, memory in engine.map(client_step, tasks):
-        ids.extend(ledger.append(rows))
+        ids.extend(ledger.append(rooted(rows, len(ledger), progress.sent_ids), absolute=True))
         inbox.append(received)
         memories[received.client] = memory
         uploaded[received.client] = size_of(received.values)
@@ -166,6 +166,12 @@ def step(
         snapshots=snapshots,
     )
     return moved, inbox, broadcast
+
+
+def rooted(rows: Sequence[Row], first: int, sent: tuple[int, ...]) -> list[Row]:
+    """Rows of one client with ledger ids in ``post_of``: post-processing also reads what was broadcast."""
+    own = [tuple(first + of for of in row.post_of) for row in rows]
+    return [replace(row, post_of=of + sent if row.why == POST_PROCESSING else of) for row, of in zip(rows, own)]
 
 
 def finish(plan: Plan, progress: Progress) -> Progress:

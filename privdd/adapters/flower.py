@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -127,7 +127,8 @@ def _step_result(task: Task, reply: Message) -> tuple[Received, list[Row], State
     words = reply.content.config_records["words"]
     if words["round"] != task.round:
         raise FederationFailed(f"client {task.client} answered round {int(words['round'])}, asked for {task.round}")  # type: ignore[arg-type]
-    rows: list[Row] = list(Ledger.from_json(str(words["rows"])).releases)
+    releases = Ledger.from_json(str(words["rows"])).releases
+    rows = [Row(**{f.name: getattr(release, f.name) for f in fields(Row)}) for release in releases]
     # the server learns that a client remembers something (replays must then start at its first round),
     # never what
     memory = {"remembered": torch.ones(())} if words["remembers"] else {}
