@@ -81,7 +81,7 @@ def _table(findings: Findings) -> Table:
     for line in summary.surface_lines(findings):
         worst = "; ".join(line.worst) or (line.row.audited if isinstance(line.row.audited, str) else words.NONE)
         epsilons = (number(v) for v in (line.stated, line.accounted, line.measured))
-        cells = (line.row.surface, line.row.mechanism, *epsilons, worst)
+        cells = (line.row.surface, words.mechanism(line.row.mechanism), *epsilons, worst)
         verdict = Text(words.VERDICT[line.row.verdict].lower(), style=STYLE[line.row.verdict])
         table.add_row(*(Text(str(cell)) for cell in cells), verdict)
     return table

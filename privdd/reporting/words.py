@@ -9,7 +9,17 @@ from types import MappingProxyType
 from privdd.reporting.schema import Verdict
 
 NONE, NBSP = "–", "\u00a0"
-ACRONYMS = {"lira": "LiRA", "rmia": "RMIA", "base": "BASE", "dlg": "DLG", "idlg": "iDLG"}
+ACRONYMS = {
+    "t1_sensitivity": "the sensitivity test (T1)",
+    "t2_likelihood_ratio": "the likelihood-ratio test (T2)",
+    "t3_transcript": "the transcript attack (T3)",
+    "t3_final": "the attack on the final artifact (T3)",
+    "lira": "LiRA",
+    "rmia": "RMIA",
+    "base": "BASE",
+    "dlg": "DLG",
+    "idlg": "iDLG",
+}
 
 
 def number(value: float | None, digits: int = 3) -> str:
@@ -34,6 +44,24 @@ def share(value: float | None) -> str:
 def attack(name: str) -> str:
     """An attack's name as it is written in text: "feature_inversion" as "feature inversion", "lira" as "LiRA"."""
     return ACRONYMS.get(name, name.replace("_", " "))
+
+
+MECHANISMS = MappingProxyType(
+    {
+        "FeatureNoise": "noise on each record's features",
+        "ClippedSum": "clipped, noised sums over records",
+        "AggregateClip": "a clipped, noised batch mean",
+        "ClientLevel": "clipped, noised whole updates",
+    }
+)
+
+
+def mechanism(text: str) -> str:
+    """Mechanisms in words, each once; names of a user's own stay as they are."""
+    head, _, names = text.rpartition("post-processing of ")
+    prefix = "post-processing of " if head or text.startswith("post-processing of ") else ""
+    said = dict.fromkeys(MECHANISMS.get(name, name) for name in (names if prefix else text).split(", "))
+    return prefix + ", ".join(said)
 
 
 def one_in(rate: float) -> str:
