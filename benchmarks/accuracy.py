@@ -3,6 +3,7 @@
     python benchmarks/accuracy.py --experiment feddm_table2_mnist [--column "alpha 0.01"] [--row algo=feddm ...]
                                   [--seconds 40] [--seeds 0 1 2] [key=value ...]
     python benchmarks/accuracy.py --claim alpha [--seconds 40] [--seeds 0 1 2] [key=value ...]
+    python benchmarks/accuracy.py            small: the claim with one seed and 8 CPU s a run
 
 A run stops at its configured rounds or at the first round that passes the budget (process CPU time of
 training alone, one thread; evaluation is not counted). ``key=value`` pairs are overrides for every run:
@@ -137,21 +138,24 @@ def table(name: str, columns: Sequence[str], rows: Sequence[str], seeds: Sequenc
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    what = parser.add_mutually_exclusive_group(required=True)
+    what = parser.add_mutually_exclusive_group()
     what.add_argument("--experiment", help="a file of configs/experiment, without its ending")
     what.add_argument("--claim", choices=["alpha"])
     parser.add_argument("--column", action="append", default=[])
     parser.add_argument("--row", action="append", default=[])
-    parser.add_argument("--seconds", type=float, default=40.0, help="CPU seconds of each run")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--seconds", type=float, help="CPU seconds of each run")
+    parser.add_argument("--seeds", type=int, nargs="+")
     parser.add_argument("overrides", nargs="*", help="key=value for every run")
     given = parser.parse_args()
+    chosen = given.claim or given.experiment
+    given.seconds = given.seconds or (40.0 if chosen else 8.0)
+    given.seeds = given.seeds or ([0, 1, 2] if chosen else [0])
     torch.set_num_threads(1)
     print(f"{hardware()}; seeds {given.seeds}, {given.seconds:g} CPU s a run; {' '.join(given.overrides)}", flush=True)
-    if given.claim:
-        claim_alpha(given.seeds, given.seconds, given.overrides)
-    else:
+    if given.experiment:
         table(given.experiment, given.column, given.row, given.seeds, given.seconds, given.overrides)
+    else:
+        claim_alpha(given.seeds, given.seconds, given.overrides)
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ COMMON = (
     "data=fashion_mnist", "preset=smoke", "data.limit=6000", "data.test_limit=2000", "partition.clients=3",
     "partition.heldout=0", "model.width=16",
 )
-FEDDM = ("algo=feddm_dp", "algo.rounds=2", "algo.reads=4")
+FEDDM = ("algo=feddm_dp", "algo.rounds=4", "algo.reads=2")
 FEDAVG = (
     "algo=fedavg", "privacy=dpsgd", "algo.rounds=5", "algo.local_epochs=1", "algo.lr=2", "algo.momentum=0",
     "algo.weight_decay=0", "privacy.expected_batch=200",
@@ -42,8 +42,8 @@ LEVERS = {
     "as compared": (),
     "clip norm 1": ("privacy.clip_norm=1",),
     "1 round, 8 reads": ("algo.rounds=1", "algo.reads=8"),
-    "4 rounds, 2 reads": ("algo.rounds=4", "algo.reads=2"),
-    "4 rounds, 4 reads": ("algo.rounds=4",),
+    "2 rounds, 4 reads": ("algo.rounds=2", "algo.reads=4"),
+    "4 rounds, 4 reads": ("algo.reads=4",),
     "features without logits": ("algo.logits=false",),
     "new noise each round": ("algo.carry_over=false",),
 }

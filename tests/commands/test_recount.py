@@ -35,7 +35,7 @@ def recounted(file: Path) -> float:
     for row in data["releases"]:
         cells[row["client"]][row["partition"]].append(dpa.SelfComposedDpEvent(event_of(row["event"]), row["count"]))
     totals = {}
-    for client, by_cell in cells.items():
+    for by_cell in cells.values():
         for cell in by_cell:
             events = by_cell[cell] + (by_cell[None] if cell is not None else [])
             counts: dict[dpa.DpEvent, int] = defaultdict(int)
