@@ -81,3 +81,9 @@ def audited(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], SmallAu
         return made[name]
 
     return get
+
+
+@pytest.fixture(scope="session")
+def run_small_audit() -> Callable[[str, Path], SmallAudit]:
+    """A fresh small audit into a folder of the test's own."""
+    return small_audit

@@ -160,12 +160,10 @@ def test_partition_cells_compose_in_parallel():
 # --- the same again -----------------------------------------------------------------------------
 
 
-def test_same_seed_same_findings_other_seed_others(audited, tmp_path):
+def test_same_seed_same_findings_other_seed_others(audited, run_small_audit, tmp_path):
     """Two runs of one config agree in every file but for seconds; another seed does not."""
-    from conftest import small_audit
-
     first = audited("fedavg")
-    again = small_audit("fedavg", tmp_path / "again")
+    again = run_small_audit("fedavg", tmp_path / "again")
     a, b = (timeless(read_json(run.path / "findings.json")) for run in (first, again))
     assert a == b
     assert read_json(first.path / "ledger.json") == read_json(again.path / "ledger.json")
