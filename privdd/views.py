@@ -12,7 +12,7 @@ from torch import Tensor
 
 from attacks.types import Adversary, Capture, Knowledge, Surface, Truth, View
 from privdd.assembly import Experiment
-from privdd.core import Records, Shard, Tensors
+from privdd.core import Records, Shard, State, Tensors
 from privdd.federation import Plan, Progress, Snapshot
 from privdd.replays import as_worlds
 from privdd.surfaces import Lens, maps_of
@@ -50,7 +50,7 @@ class Scene:
         train, out = self.shard.train, self.shard.heldout
         counts = torch.bincount(train.y, minlength=self.shard.classes)
         memory = self.progress.memories.get(self.plan.victim, {})
-        return Truth(train.x, train.y, out.x, out.y, counts, memory.get("virtual/x"), self._rows(train))
+        return Truth(train.x, train.y, out.x, out.y, counts, virtual_images(memory, self.plan), self._rows(train))
 
     def _rows(self, records: Records) -> Tensor:
         """Where each record's row stands in a release of one row per record (ordered by id)."""
@@ -81,6 +81,12 @@ class Scene:
         noise = feature_noise(self.plan)
         delta = float(self.experiment.config.privacy.delta)
         return {"delta": delta, **{f"noise_{k}" if k == "std" else k: v for k, v in noise.items()}}
+
+
+def virtual_images(memory: State, plan: Plan) -> Tensor | None:
+    """Images that a client keeps and trains on in place of its records (FedLGD): (m, c, h, w), or None."""
+    images = memory.get("images/x")
+    return None if images is None else images.detach().reshape(-1, *plan.problem.shape)
 
 
 def feature_noise(plan: Plan) -> dict[str, Any]:
@@ -159,11 +165,12 @@ def probe_view(scene: Scene, round: int, records: Sequence[int]) -> tuple[View, 
     lens = scene.lens(round)
     if not names or lens.start is None or not records:
         return None
-    captures = []
+    captures, virtual = [], []
     for at in records:
         alone = replace(scene.shard, train=scene.shard.train.take([at]))
         ctx = replace(plan, keys=plan.keys.fold("probe", at)).context(round, plan.victim)
-        upload, _ = plan.method.local(snapshot.broadcast, {}, alone, ctx)
+        upload, memory = plan.method.local(snapshot.broadcast, {}, alone, ctx)
+        virtual.append(virtual_images(memory, plan))
         sent = plan.channel.send({n: upload[n] for n in names if n in upload}, ctx, 1)[0].values
         state = lens.state(names[0], sent[names[0]])
         if state is None:
@@ -174,4 +181,5 @@ def probe_view(scene: Scene, round: int, records: Sequence[int]) -> tuple[View, 
     settings = {**knowledge.settings, **getattr(plan.method, "settings", lambda _: {})(1), "batch_records": 1}
     view = View(Surface.UPDATE, Adversary.SERVER, tuple(captures), replace(knowledge, settings=settings))
     counts = torch.bincount(chosen.y, minlength=scene.shard.classes)
-    return view, Truth(chosen.x, chosen.y, scene.shard.heldout.x, scene.shard.heldout.y, counts)
+    stand_ins = torch.cat([v for v in virtual if v is not None]) if any(v is not None for v in virtual) else None
+    return view, Truth(chosen.x, chosen.y, scene.shard.heldout.x, scene.shard.heldout.y, counts, stand_ins)
