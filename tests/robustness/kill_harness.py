@@ -61,7 +61,7 @@ def child(path: Path, config: DictConfig, killer: Killer | None = None) -> int:
         return pid
     status = 1
     try:
-        sys.stdout = sys.stderr = Path(f"{path}.log").open("a")
+        sys.stdout = sys.stderr = Path(f"{path}.log").open("a")  # noqa: SIM115  lives as long as the process
         if killer is not None:
             Path.replace = lambda a, b: killer(a, b)  # type: ignore[method-assign,assignment]
         status = audit(path, config)
