@@ -22,6 +22,9 @@ from privdd.reporting.findings import validate, write
 from privdd.reporting.schema import Findings
 from privdd.store import RunFolder, jsonable, write_json
 
+# A finding without any of these only says why its attack had nothing to read: it attacks nothing.
+MEASURED = {"auc", "psnr", "label_accuracy", "identified", "epsilon_measured"}
+
 
 def claims_of(experiment: Experiment) -> list[Claim]:
     """The method's printed theorems, evaluated for this run."""
@@ -125,7 +128,9 @@ def _surfaces(
             rows.setdefault((release.surface, sender), []).append(release)
     for (surface, sender), releases in rows.items():
         epsilon = both(progress.ledger, [surface])
-        attacked = any(str(f.surface) == surface and f.family != Family.GUARANTEE for f in findings)
+        attacked = any(
+            str(f.surface) == surface and f.family != Family.GUARANTEE and MEASURED & set(f.measures) for f in findings
+        )
         audited: bool | str = True if attacked else f"waived: {waived[surface]}" if surface in waived else False
         if audited is False:
             raise RuntimeError(f"surface {surface} was released and neither attacked nor waived")
@@ -150,12 +155,16 @@ def _bytes(progress: Progress, releases: Sequence[Release]) -> int:
 
 def _mechanism(experiment: Experiment, releases: Sequence[Release]) -> str:
     """The mechanisms behind a surface in words, "none" where nothing protects it."""
-    names = {type(experiment.plan.mechanisms[r.name]).__name__ for r in releases if r.name in experiment.plan.mechanisms}
+    names = {
+        type(experiment.plan.mechanisms[r.name]).__name__ for r in releases if r.name in experiment.plan.mechanisms
+    }
     if names:
         return ", ".join(sorted(names))
     if any(r.nonprivate_reason for r in releases):
         return "none"
-    inner = sorted(type(m).__name__ for n, m in experiment.plan.mechanisms.items() if n in experiment.plan.method.queries)
+    inner = sorted(
+        type(m).__name__ for n, m in experiment.plan.mechanisms.items() if n in experiment.plan.method.queries
+    )
     if releases[0].client == SERVER or any(r.post_of for r in releases):
         return f"post-processing of {', '.join(inner) or 'what clients sent'}"
     return "none needed: public"
@@ -181,11 +190,18 @@ def _finding(finding: Finding, stated: float | None) -> dict[str, Any]:
     measures = {k: v for k, v in finding.measures.items() if v is not None}
     if "epsilon_measured" in measures and stated is not None:
         measures.setdefault("epsilon_stated", stated)
-    head = {"surface": finding.surface, "attack": finding.attack, "family": finding.family, "adversary": finding.adversary}
+    head = {
+        "surface": finding.surface,
+        "attack": finding.attack,
+        "family": finding.family,
+        "adversary": finding.adversary,
+    }
     return {k: str(v) for k, v in head.items()} | measures
 
 
-def manifest(experiment: Experiment, progress: Progress, seconds: Mapping[str, float], argv: Sequence[str]) -> dict[str, Any]:
+def manifest(
+    experiment: Experiment, progress: Progress, seconds: Mapping[str, float], argv: Sequence[str]
+) -> dict[str, Any]:
     """Where, when and on what a run was made, and every client's bytes by round."""
     return {
         "schema": 1,
@@ -193,7 +209,12 @@ def manifest(experiment: Experiment, progress: Progress, seconds: Mapping[str, f
         "seed": experiment.plan.keys.seed,
         "config": fingerprint(experiment.config),
         "command": list(argv),
-        "machine": {"system": platform.system(), "processor": platform.machine(), "python": sys.version.split()[0], "torch": torch.__version__},
+        "machine": {
+            "system": platform.system(),
+            "processor": platform.machine(),
+            "python": sys.version.split()[0],
+            "torch": torch.__version__,
+        },
         "engine": describe(experiment.engine),
         "audited_client": experiment.plan.victim,
         "data_note": experiment.dataset.note,
