@@ -1,0 +1,156 @@
+"""Every method's audit at one preset, one after the other: seconds, memory, exit status, verdict.
+
+    python benchmarks/presets.py [--preset smoke|default] [--algos fedavg,feddm_dp] [--keep DIR] [override ...]
+
+Runs ``python -m privdd.audit algo=X preset=P`` in a folder of its own, dropped afterwards unless kept below
+DIR, and prints a Markdown table. Wall and CPU seconds are those of the whole process tree, peak memory is the largest sum of
+resident memory over it (sampled five times a second). A row above the preset's limit (smoke 60 s, default
+300 s of wall) or with an exit status of 1 is flagged, and the exit status is then 1. The ``longest`` stage and
+its seconds come from the run's own findings.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import torch
+from machine import hardware
+
+from privdd.store import DamagedRun, read_json
+
+LIMITS = {"smoke": 60.0, "default": 300.0}  # seconds on two cores
+ROOT = Path(__file__).resolve().parents[1]
+HEAD = "| method | wall s | CPU s | peak MiB | exit | verdict | longest stage | |"
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What one command took. wall, cpu: seconds; peak: MiB; stage: the longest part of the audit."""
+
+    algo: str
+    wall: float
+    cpu: float
+    peak: float
+    status: int
+    verdict: str
+    stage: str
+
+    def row(self, limit: float) -> str:
+        flags = [f"above {limit:.0f} s"] * (self.wall > limit) + ["failed"] * (self.status not in (0, 2))
+        return (
+            f"| {self.algo} | {self.wall:.1f} | {self.cpu:.1f} | {self.peak:.0f} | {self.status} | {self.verdict} "
+            f"| {self.stage} | {', '.join(flags)} |"
+        )
+
+    def fine(self, limit: float) -> bool:
+        return self.wall <= limit and self.status in (0, 2)
+
+
+def algorithms() -> list[str]:
+    """Every method that ships with the package, by its yaml."""
+    return sorted(file.stem for file in (ROOT / "configs" / "algo").glob("*.yaml"))
+
+
+def resident(pid: int) -> int:
+    """Bytes of a process and all below it; those that ended meanwhile count nothing."""
+    try:
+        family = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return 0
+    total = 0
+    for process in family:
+        try:
+            total += process.memory_info().rss
+        except psutil.NoSuchProcess:
+            continue
+    return total
+
+
+class Watch(threading.Thread):
+    """Samples the memory of a process tree until told to stop; ends the tree after ``timeout`` s."""
+
+    def __init__(self, pid: int, timeout: float) -> None:
+        super().__init__(daemon=True)
+        self.pid, self.peak, self.done, self.due = pid, 0, threading.Event(), time.monotonic() + timeout
+
+    def run(self) -> None:
+        while not self.done.wait(0.2):
+            self.peak = max(self.peak, resident(self.pid))
+            if time.monotonic() > self.due:
+                os.killpg(self.pid, 9)
+                return
+
+
+def measured(algo: str, preset: str, overrides: Sequence[str], timeout: float, keep: Path | None) -> Spent:
+    """One audit in a folder of its own, below ``keep`` where given."""
+    with tempfile.TemporaryDirectory() as name:
+        place = (keep / f"{preset}_{algo}").resolve() if keep else Path(name)
+        place.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, "-m", "privdd.audit", f"algo={algo}", f"preset={preset}", f"hydra.run.dir={place / 'run'}"]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+        with (place / "log").open("wb") as log:
+            began = time.monotonic()
+            process = subprocess.Popen(
+                [*command, *overrides], cwd=place, env=environment, stdout=log, stderr=log, start_new_session=True
+            )
+            watch = Watch(process.pid, timeout)
+            watch.start()
+            _, status, usage = os.wait4(process.pid, 0)  # with what its own children took
+            wall = time.monotonic() - began
+        watch.done.set()
+        code = process.returncode = os.waitstatus_to_exitcode(status)
+        if code not in (0, 2):
+            print((place / "log").read_text(errors="replace")[-800:], file=sys.stderr)
+        verdict, stage = result(place / "run" / "findings.json")
+        return Spent(algo, wall, usage.ru_utime + usage.ru_stime, watch.peak / 2**20, code, verdict, stage)
+
+
+def result(file: Path) -> tuple[str, str]:
+    """Verdict and longest stage of a finished run, dashes where there is none."""
+    try:
+        found = read_json(file)
+    except DamagedRun:
+        return "-", "-"
+    parts = {name: value for name, value in found["run"]["seconds"].items() if name != "total"}
+    longest = max(parts, key=lambda name: parts[name])
+    return found["verdict"], f"{longest} {parts[longest]:.0f} s"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--preset", choices=sorted(LIMITS), default="smoke")
+    parser.add_argument("--algos", default="", help="a,b,c (default: all)")
+    parser.add_argument("--timeout", type=float, default=1800.0, help="seconds for one method")
+    parser.add_argument("--keep", type=Path, help="a folder for the runs, which are dropped otherwise")
+    parser.add_argument("overrides", nargs="*")
+    given = parser.parse_args()
+    chosen = given.algos.split(",") if given.algos else algorithms()
+    unknown = sorted(set(chosen) - set(algorithms()))
+    if unknown:
+        parser.error(f"--algos {','.join(unknown)}: known are {', '.join(algorithms())}")
+    torch.set_num_threads(1)
+    limit, rows = LIMITS[given.preset], []
+    print(f"preset={given.preset}{''.join(f' {o}' for o in given.overrides)}, {hardware()}\n\n{HEAD}\n|---|---|---|---|---|---|---|---|", flush=True)
+    for algo in chosen:
+        rows.append(measured(algo, given.preset, given.overrides, given.timeout, given.keep))
+        print(rows[-1].row(limit), flush=True)
+    slow = [spent.algo for spent in rows if not spent.fine(limit)]
+    print(
+        f"| total of {len(rows)} | {sum(r.wall for r in rows):.1f} | {sum(r.cpu for r in rows):.1f} "
+        f"| {max(r.peak for r in rows):.0f} | | | | {len(slow)} flagged |"
+    )
+    sys.exit(1 if slow else 0)
+
+
+if __name__ == "__main__":
+    main()
