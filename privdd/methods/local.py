@@ -106,6 +106,17 @@ def split(model: nn.Module, state: Tensors) -> tuple[State, State]:
     return params, {name: t for name, t in state.items() if name not in names and t.is_floating_point()}
 
 
+def memory_order(model: nn.Module) -> torch.memory_format:
+    """How a batch should lie in memory: channels last for convolutions, whose step then takes .6 to .9 of the time.
+
+    Networks that normalise are slower that way and keep their channels first.
+    """
+    parts = list(model.modules())
+    normalises = any(isinstance(part, nn.GroupNorm | nn.BatchNorm2d) for part in parts)
+    convolves = any(isinstance(part, nn.Conv2d) for part in parts)
+    return torch.channels_last if convolves and not normalises else torch.contiguous_format
+
+
 def step_count(n: int, batch_size: int, epochs: float) -> int:
     """SGD steps in ``epochs`` (fractions allowed) passes over n records: at least one."""
     return max(1, round(epochs * math.ceil(n / batch_size)))
@@ -147,8 +158,9 @@ def local_sgd(
     total = steps if steps is not None else step_count(len(records), batch_size, epochs or 0.0)
     replica, loss = Replica(model, params), loss or cross_entropy
     net, flat, grad = replica.module.train(), replica.flat, replica.grad
-    own = _source(records, batch_size, generator, flat)
-    shared = _source(extra.records, extra.batch_size, extra.generator, flat) if extra else None
+    order = memory_order(model)
+    own = _source(records, batch_size, generator, flat, order)
+    shared = _source(extra.records, extra.batch_size, extra.generator, flat, order) if extra else None
     velocity = torch.zeros_like(flat) if momentum else None
     for _ in range(total):
         grad.zero_()
@@ -165,10 +177,10 @@ def local_sgd(
 
 
 def _source(
-    records: Records, batch_size: int, generator: torch.Generator, like: Tensor
+    records: Records, batch_size: int, generator: torch.Generator, like: Tensor, order: torch.memory_format
 ) -> Iterator[tuple[Tensor, Tensor]]:
     x, y = records.x.to(like), records.y.to(like.device)
-    return ((x[at], y[at]) for at in batches(len(y), batch_size, generator, like.device))
+    return ((x[at].to(memory_format=order), y[at]) for at in batches(len(y), batch_size, generator, like.device))
 
 
 @torch.no_grad()

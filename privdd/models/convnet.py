@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from privdd.models.layers import Classifier, Shape, grid_after_halvings, norm_layer, pool_layer
+from privdd.models.layers import Classifier, Shape, grid_after_halvings, norm_layer, pool_layer, rectified
 from privdd.models.spec import ModelSpec
 
 
@@ -31,8 +31,7 @@ class ConvNet(Classifier):
             layers += [
                 nn.Conv2d(shape[0] if block == 0 else width, width, 3, padding=padding),
                 norm_layer(spec.norm, width, spec.groups),
-                nn.ReLU(),
-                pool_layer(spec.pooling),
+                *rectified(pool_layer(spec.pooling)),
             ]
         self.body = nn.Sequential(*layers)
         self.head = nn.Linear(width * height * breadth, classes)

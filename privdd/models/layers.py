@@ -24,6 +24,11 @@ def pool_layer(kind: str | None, size: int = 2) -> nn.Module:
     return nn.MaxPool2d(size) if kind == "max" else nn.AvgPool2d(size)
 
 
+def rectified(pool: nn.Module) -> list[nn.Module]:
+    """ReLU and ``pool``, in the cheaper order: a maximum is the same bits before and after ReLU, a mean is not."""
+    return [pool, nn.ReLU()] if isinstance(pool, nn.MaxPool2d) else [nn.ReLU(), pool]
+
+
 class Classifier(nn.Module):
     """forward(x) = head(features(x)); subclasses give ``features`` (b, d) and ``head``."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from privdd.models.layers import Classifier, Shape, grid_after_halvings, norm_layer, pool_layer
+from privdd.models.layers import Classifier, Shape, grid_after_halvings, norm_layer, pool_layer, rectified
 from privdd.models.spec import ModelSpec
 
 
@@ -20,7 +20,7 @@ class SmallCNN(Classifier):
         for block in range(depth):
             filters = width << block
             layers += [nn.Conv2d(inputs, filters, 3, padding=1), norm_layer(spec.norm, filters, spec.groups)]
-            layers += [nn.ReLU(), pool_layer(spec.pooling)]
+            layers += rectified(pool_layer(spec.pooling))
             inputs = filters
         self.body = nn.Sequential(*layers)
         self.neck = nn.Linear(inputs * height * breadth, 4 * width)
@@ -44,7 +44,7 @@ class SimpleCNN(Classifier):
         if height < 1 or breadth < 1:
             raise ValueError(f"model.name='simplecnn': images of {shape[1]}x{shape[2]} are too small (16x16 at least)")
         self.body = nn.Sequential(
-            nn.Conv2d(shape[0], one, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(one, two, 5), nn.ReLU(), nn.MaxPool2d(2)
+            nn.Conv2d(shape[0], one, 5), nn.MaxPool2d(2), nn.ReLU(), nn.Conv2d(one, two, 5), nn.MaxPool2d(2), nn.ReLU()
         )
         wide = two * height * breadth
         self.neck = nn.Sequential(nn.Linear(wide, three), nn.ReLU(), nn.Linear(three, four), nn.ReLU())
