@@ -18,6 +18,7 @@ from privdd.core import Shard
 from privdd.federations import replay_federations, server_signals
 from privdd.guarantees import guarantee_findings
 from privdd.progress import stage
+from privdd.recall import recalled
 from privdd.replays import Stage, audited_rounds
 from privdd.store import RunFolder, write_tensors
 from privdd.training import Trainer
@@ -54,7 +55,7 @@ def audit(experiment: Experiment, attacks: Mapping[str, Attack], folder: RunFold
     shards = list(experiment.shards)
     shards[plan.victim] = game.shard(whole, 0)
     trainer = Trainer(plan, shards, experiment.test, experiment.engine, folder, experiment.ledger(), experiment.capture)
-    progress = trainer.run()
+    progress = recalled(plan, trainer.run(), shards[plan.victim])
     trained = clock()
     scene = Scene(experiment, progress, game, shards[plan.victim])
     stacked, sent = _worlds(scene, whole, folder), _federations(scene, whole, folder)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from attacks.types import Surface
@@ -61,7 +61,7 @@ class Capture:
 
 @dataclass(frozen=True)
 class Trainer:
-    """Everything that a run needs beside its state."""
+    """Everything that a run needs beside its state. measure: accuracy after a round, in [0, 1]."""
 
     plan: Plan
     shards: Sequence[Shard]
@@ -70,6 +70,7 @@ class Trainer:
     folder: RunFolder
     ledger: Ledger
     capture: Capture = field(default_factory=Capture)
+    measure: Callable[[Plan, Progress, Records, Sequence[Shard]], float] = accuracy
 
     def run(self) -> Progress:
         """All rounds, from the last whole checkpoint if there is one."""
@@ -85,7 +86,7 @@ class Trainer:
         with stage("train", total - progress.round) as bar:
             while progress.round < total:
                 progress, inbox, broadcast = step(self.plan, progress, self.shards, self.engine, broadcast)
-                value = accuracy(self.plan, progress, self.test, self.shards)
+                value = self.measure(self.plan, progress, self.test, self.shards)
                 progress = replace(progress, accuracy=(*progress.accuracy, value))
                 self.capture.keep(self.folder, self.plan, inbox)
                 last = progress.round == total

@@ -1,9 +1,11 @@
 """A real federation on Flower: any method's ``local`` in a ClientApp, its ``aggregate`` in a ServerApp.
 
 The client runs the channel, so mechanisms, noise and ledger rows are made where the data is; only what
-the channel lets out, and its ledger rows, travel. Client memory stays in Flower's client state. The
-server runs the same rounds as a simulation, with a ``GridEngine`` in the place of the task engine, and
-leaves a run folder that ``python -m privdd.audit run=DIR`` attacks. Needs the extra ``privdd[flower]``.
+the channel lets out, and its ledger rows, travel. Client memory stays in Flower's client state; a method
+whose accuracy is that of each client's own model is measured where that model is. The server runs the
+same rounds as a simulation, with a ``GridEngine`` in the place of the task engine, and leaves a run folder
+that ``python -m privdd.audit run=DIR`` attacks, where the audited client's records are at hand. Needs the
+extra ``privdd[flower]``.
 """
 
 from __future__ import annotations
@@ -14,7 +16,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
@@ -22,10 +23,11 @@ from flwr.serverapp import Grid
 from privdd.assembly import Experiment
 from privdd.auditing import game_of
 from privdd.checkpoint import flat, nested
-from privdd.core import Received, Shard, State, Tensors
-from privdd.federation import Plan, Progress, Task, client_step
+from privdd.core import Received, Records, Shard, State, Tensors
+from privdd.federation import Plan, Progress, Task, accuracy, client_step, predict_in_batches
 from privdd.ledger import Ledger
 from privdd.privacy.base import Row
+from privdd.recall import mark
 from privdd.store import RunFolder
 from privdd.training import Trainer
 
@@ -36,7 +38,7 @@ class FederationFailed(ValueError):
     """A client is missing, answered with an error, or answered something else."""
 
 
-def _records(values: State, **words: str | int) -> RecordDict:
+def _records(values: State, **words: str | int | float) -> RecordDict:
     """Tensors and words as one message; the order of names travels with them."""
     return RecordDict({
         "tensors": ArrayRecord(values),
@@ -56,10 +58,13 @@ def own_data(experiment: Experiment, client: int) -> Shard:
     return game_of(experiment).shard(shard, 0) if audited else shard
 
 
-def client_app(own: Own) -> ClientApp:
+def client_app(own: Own, *, tells_accuracy: bool = False) -> ClientApp:
     """A ClientApp that answers ``query`` with its client number and ``train`` with one round's upload.
 
     own: from Flower's context (its node_config names the client) to plan, an empty ledger and the shard.
+    tells_accuracy: answers ``evaluate`` with the accuracy of its own model on its own test split, which
+    personal methods need. That number leaves the client outside the channel: no ledger row covers it, so
+    it is for studies, and a guarantee holds for everything else.
     """
     app = ClientApp()
 
@@ -82,7 +87,23 @@ def client_app(own: Own) -> ClientApp:
         )
         return Message(sent, reply_to=message)
 
+    @app.evaluate()
+    def judge(message: Message, context: Context) -> Message:
+        plan, _, shard = own(context)
+        told = {}
+        if tells_accuracy:
+            told = _own_accuracy(plan, _tensors(message.content), _remembered(context), shard.test)
+        return Message(_records({}, client=shard.client, refuses=int(not tells_accuracy), **told), reply_to=message)
+
     return app
+
+
+def _own_accuracy(plan: Plan, broadcast: State, memory: State, test: Records) -> dict[str, float]:
+    """{"accuracy": 0..1} on the client's test split; empty where there is no model or no test record."""
+    if not memory or not len(test):
+        return {}
+    logits = predict_in_batches(lambda x: plan.method.predict(broadcast, memory, x), test.x)
+    return {"accuracy": float((logits.argmax(1) == test.y).float().mean())}
 
 
 def _remembered(context: Context) -> State:
@@ -115,6 +136,26 @@ class GridEngine:
                 raise FederationFailed(f"client {task.client} did not answer in round {task.round}; resume when it is back")
             yield _step_result(task, answers[task.client])
 
+    def accuracy(self, plan: Plan, progress: Progress, test: Records, shards: Sequence[Shard]) -> float:
+        """As a simulation has it; where each client predicts with its own memory, the mean of what they tell.
+
+        Asked are the clients that took part; they are sent what they would be sent next, and no more.
+        Raises FederationFailed where one does not answer or keeps its accuracy to itself.
+        """
+        if getattr(plan.method, "accuracy_kind", "global") == "global":
+            return accuracy(plan, progress, test, shards)
+        sent, group = flat(plan.method.broadcast(progress.server)), str(progress.round)
+        asked = [Message(_records(sent), self.nodes[k], "evaluate", group_id=group) for k in sorted(progress.memories)]
+        answers = {k: r.content.config_records["words"] for k, r in _answered(self.grid, asked, self.timeout)}
+        for client in sorted(progress.memories):
+            if client not in answers:
+                raise FederationFailed(f"client {client} did not tell its accuracy after round {progress.round - 1}; resume when it is back")
+            if answers[client]["refuses"]:
+                name = type(plan.method).__name__
+                raise FederationFailed(f"client {client}: {name} is measured at the clients, which takes client_app(own, tells_accuracy=True)")
+        values = [float(answers[k]["accuracy"]) for k in sorted(answers) if "accuracy" in answers[k]]  # type: ignore[arg-type]
+        return sum(values) / len(values) if values else 0.0
+
 
 def _answered(grid: Grid, messages: Sequence[Message], timeout: float) -> Iterator[tuple[int, Message]]:
     for reply in grid.send_and_receive(messages, timeout=timeout):
@@ -131,7 +172,7 @@ def _step_result(task: Task, reply: Message) -> tuple[Received, list[Row], State
     rows = [Row(**{f.name: getattr(release, f.name) for f in fields(Row)}) for release in releases]
     # the server learns that a client remembers something (replays must then start at its first round),
     # never what
-    memory = {"remembered": torch.ones(())} if words["remembers"] else {}
+    memory = mark() if words["remembers"] else {}
     values: Mapping[str, Tensors] = nested(_tensors(reply.content))
     return Received(task.client, task.round, values), rows, memory
 
@@ -156,12 +197,12 @@ def federate(
 
     timeout: seconds for one round; patience: seconds until all clients must have joined.
 
-    Raises FederationFailed for a missing client and for methods whose accuracy needs clients' memory.
+    Raises FederationFailed for a missing client, and for one that keeps to itself an accuracy that only it knows.
     """
     plan = experiment.plan
-    if getattr(plan.method, "accuracy_kind", "global") == "personal":
-        raise FederationFailed(f"{type(plan.method).__name__} predicts with each client's memory, which stays there")
     engine = GridEngine(grid, find_clients(grid, plan.problem.clients, patience), timeout)
     ledger, capture = experiment.ledger(), experiment.capture
     # the server never touches the shards: tasks are run where the data is
-    return Trainer(plan, experiment.shards, experiment.test, engine, folder, ledger, capture).run()  # type: ignore[arg-type]
+    return Trainer(  # type: ignore[arg-type]
+        plan, experiment.shards, experiment.test, engine, folder, ledger, capture, engine.accuracy  # type: ignore[arg-type]
+    ).run()

@@ -2,6 +2,7 @@
 
 Both read one config.yaml of a run (``run_config["config"]``, the same on every machine); a client's
 number is ``partition-id`` in its node's config; the server writes the run folder ``run_config["folder"]``.
+The data are the config's, cut into clients: a study, so clients tell their accuracy where a method needs it.
 A deployment whose data already lies at the clients builds its own with ``client_app(own)``.
 """
 
@@ -36,7 +37,7 @@ def own(context: Context) -> tuple[Plan, Ledger, Shard]:
     return experiment.plan, experiment.ledger(), own_data(experiment, int(context.node_config["partition-id"]))
 
 
-client = client_app(own)
+client = client_app(own, tells_accuracy=True)
 server = ServerApp()
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,12 +19,14 @@ from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
 from privdd.adapters.flower import FederationFailed, client_app, federate, own_data
-from privdd.assembly import Experiment, assemble
-from privdd.auditing import game_of
+from privdd.assembly import Experiment, assemble, attacks_of
+from privdd.auditing import audit, game_of
 from privdd.config import composed
 from privdd.core import Shard
 from privdd.federation import Plan, Progress
 from privdd.ledger import Ledger
+from privdd.results import findings_json
+from privdd.runs import prepare, stored_config
 from privdd.store import RunFolder
 from privdd.training import Trainer
 
@@ -33,14 +36,28 @@ METHODS = {
     "dpsgd": ["algo=fedavg", "privacy=dpsgd", "privacy.delta=1e-3"],
     "scaffold": ["algo=scaffold", "participation=0.67"],
 }
+AUDITED = {
+    "fedavg with batch norm": ["algo=fedavg", "model=smallcnn", "model.norm=batch"],
+    "dpsgd": METHODS["dpsgd"],
+    "scaffold": METHODS["scaffold"],  # control variates are remembered
+    "fedproto": ["algo=fedproto"],  # and so are models that never travel
+    "fedrd": ["algo=fedrd", "algo.matching.iterations=2", "algo.dpc=2"],
+    "fedlgd": ["algo=fedlgd"],
+}
+LIGHT = [
+    "attack=[lira,label_counts,copy_detection,feature_inversion]", "audit.records=16", "audit.worlds=4", "audit.victims=1",
+    "audit.guarantee.runs=20", "attack.feature_inversion.limit=2", "attack.feature_inversion.decoder.steps=5",
+    "attack.feature_inversion.whitebox.iterations=5",
+    *(f"audit.waive.{name}=beside_the_point" for name in ("global_model", "prototypes", "labels", "counts", "statistics")),
+]
 
 
 class HandGrid(Grid):
     """Delivers every message in this process; node ids are 100 + client."""
 
-    def __init__(self, experiment: Experiment, gone: int | None = None) -> None:
+    def __init__(self, experiment: Experiment, gone: int | None = None, tells_accuracy: bool = True) -> None:
         self.experiment, self.gone = experiment, gone
-        self.app = client_app(self.own)
+        self.app = client_app(self.own, tells_accuracy=tells_accuracy)
         clients = range(experiment.plan.problem.clients)
         self.contexts = {100 + k: Context(1, 100 + k, {"partition-id": k}, RecordDict(), {}) for k in clients}
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 0, 1
@@ -119,7 +136,29 @@ def test_a_missing_node_is_named(tmp_path: Path) -> None:
         federate(experiment, grid, RunFolder(tmp_path), patience=0.2)
 
 
-def test_personal_methods_are_refused(tmp_path: Path) -> None:
+def result(config: Any, folder: RunFolder) -> dict[str, Any]:
+    """findings.json of a run, without what a clock wrote."""
+    experiment = assemble(config)
+    found = findings_json(audit(experiment, attacks_of(config), folder))
+    del found["run"]["seconds"]
+    return {**found, "findings": [{k: v for k, v in row.items() if k != "seconds"} for row in found["findings"]]}
+
+
+@pytest.mark.parametrize("name", AUDITED)
+def test_an_audit_of_a_deployment_finds_what_the_simulated_one_finds(name: str, tmp_path: Path) -> None:
+    config = composed("audit", [*SMALL[:-2], *AUDITED[name], *_rounds(AUDITED[name]), *LIGHT])
+    expected = result(config, RunFolder(tmp_path / "simulated"))
+    experiment = assemble(config)
+    federate(experiment, HandGrid(experiment), prepare(tmp_path / "flower", experiment.config))
+    found = result(stored_config(tmp_path / "flower"), RunFolder(tmp_path / "flower"))
+    assert found == expected and len(found["findings"]) > 1 and found["utility"]["accuracy"] > 0
+
+
+def _rounds(overrides: list[str]) -> list[str]:
+    return ["algo.rounds=2"] if "algo=fedlgd" in overrides or "algo=fedrd" in overrides else ["algo.local_epochs=1", "algo.rounds=2"]
+
+
+def test_a_client_may_keep_its_accuracy_to_itself(tmp_path: Path) -> None:
     experiment = assemble(composed("audit", [*SMALL[:-2], "algo=fedproto", "algo.rounds=2"]))
-    with pytest.raises(FederationFailed, match="FedProto predicts with each client's memory"):
-        federate(experiment, HandGrid(experiment), RunFolder(tmp_path))
+    with pytest.raises(FederationFailed, match="client 0: FedProto is measured at the clients"):
+        federate(experiment, HandGrid(experiment, tells_accuracy=False), RunFolder(tmp_path))

@@ -26,7 +26,7 @@ LAYERS: list[set[str]] = [
         "privdd.privacy.noisy_embedding",
     },
     {"privdd.federation", "privdd.worlds"},
-    {"privdd.checkpoint", "privdd.federations", "privdd.replays", "privdd.surfaces", "privdd.training"},
+    {"privdd.checkpoint", "privdd.federations", "privdd.recall", "privdd.replays", "privdd.surfaces", "privdd.training"},
     {"privdd.reporting"},
     {"privdd.config", "privdd.sweeps"},
     {"privdd.assembly", "privdd.tracking"},

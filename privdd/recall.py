@@ -1,0 +1,42 @@
+"""What an audited client kept in a real federation, worked out again from its own data.
+
+A deployment's server learns that a client remembers something, never what. Whoever audits that client
+holds its records, and the run folder holds what the server had sent it: the same steps give the same memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from privdd.core import Shard, State
+from privdd.federation import Plan, Progress, Task, client_step
+
+MARK = "remembered"
+
+
+def mark() -> State:
+    """In the place of a memory that stays with its client."""
+    return {MARK: torch.ones(())}
+
+
+def marked(memory: State) -> bool:
+    """Whether a memory is kept elsewhere."""
+    return MARK in memory
+
+
+def recalled(plan: Plan, progress: Progress, shard: Shard) -> Progress:
+    """``progress`` with the audited client's memory before each of its kept rounds and after the last.
+
+    shard: what the client trained on. Unchanged where nothing is marked. A method whose clients remember
+    has all of the client's rounds kept, from the first.
+    """
+    if not marked(progress.memories.get(plan.victim, {})):
+        return progress
+    memory: State = {}
+    snapshots = dict(progress.snapshots)
+    for t in sorted(snapshots):
+        snapshots[t] = replace(snapshots[t], memory=memory)
+        memory = client_step(Task(plan, t, plan.victim, snapshots[t].broadcast, memory, shard))[2]
+    return replace(progress, snapshots=snapshots, memories={**progress.memories, plan.victim: memory})
