@@ -66,6 +66,11 @@ def draw_game(shard: Shard, records: int, worlds: int, keys: Keys, relation: str
     return Game(shard.train, audited, masks, relation)
 
 
+def world_plan(plan: Plan, world: int) -> Plan:
+    """The plan with a world's own streams."""
+    return replace(plan, keys=plan.keys.fold("world", world))
+
+
 @dataclass(frozen=True)
 class Replay:
     """One world of one audited round, self-contained so that any worker can run it."""
@@ -77,7 +82,7 @@ class Replay:
 
     def run(self) -> Mapping[str, Tensors]:
         """What the client would have sent in the last round of the chain."""
-        plan = replace(self.plan, keys=self.plan.keys.fold("world", self.world))
+        plan = world_plan(self.plan, self.world)
         memory: State = {}
         for snapshot in self.chain:
             ctx = plan.context(snapshot.round, plan.victim)
@@ -94,26 +99,37 @@ def chain_to(plan: Plan, snapshots: Mapping[int, Snapshot], round: int) -> tuple
     return tuple(snapshots[t] for t in sorted(snapshots) if t <= round)
 
 
+def chunks(worlds: int, size: int) -> list[range]:
+    """Worlds 1 to ``worlds`` - 1 in groups: world w is in group w // size, whichever are already there.
+
+    World 0 happened; the others of a group are computed together, and always all of them, so that what
+    they share (a pass's batches, the order of a sum) does not depend on where an audit was stopped.
+    """
+    groups = [range(max(1, at), min(at + size, worlds)) for at in range(0, worlds, size)]
+    return [group for group in groups if len(group)]
+
+
 def fast_worlds(
     plan: Plan, snapshot: Snapshot, shard: Shard, game: Game, worlds: Sequence[int]
 ) -> list[Mapping[str, Tensors]] | None:
-    """All worlds in one pass where the method knows how (distribution matching), else None."""
+    """All worlds in one pass where the method knows how (distribution matching), else None.
+
+    They share the first one's batches (each real record is embedded once); where images start is
+    each world's own.
+    """
     local_worlds = getattr(plan.method, "local_worlds", None)
     if local_worlds is None or not worlds:
         return None
-    ctx = replace(plan, keys=plan.keys.fold("world", worlds[0])).context(snapshot.round, plan.victim)
+    contexts = [world_plan(plan, world).context(snapshot.round, plan.victim) for world in worlds]
     fixed = torch.ones(len(game.whole), dtype=torch.bool)
     fixed[game.audited] = False
     base = shard.with_train(game.whole.take(fixed))
     masks = game.masks[list(worlds)]
-    uploads = local_worlds(snapshot.broadcast, snapshot.memory, base, game.candidates, masks, ctx)
+    own = [ctx.keys for ctx in contexts]
+    uploads = local_worlds(snapshot.broadcast, snapshot.memory, base, game.candidates, masks, contexts[0], own)
     if uploads is None:
         return None
-    sent = []
-    for world, upload in zip(worlds, uploads):
-        own = replace(plan, keys=plan.keys.fold("world", world)).context(snapshot.round, plan.victim)
-        sent.append(plan.channel.send(upload, own, 0)[0].values)
-    return sent
+    return [plan.channel.send(upload, ctx, 0)[0].values for ctx, upload in zip(contexts, uploads)]
 
 
 def content_key(plan: Plan, chain: Sequence[Snapshot], game: Game, config: str) -> str:

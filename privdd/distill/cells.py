@@ -43,6 +43,14 @@ class Cells:
         """The class of every cell, (M,)."""
         return torch.cat([torch.full((len(g.present),), g.label) for g in self.groups] or [torch.zeros(0)]).long()
 
+    @property
+    def worlds(self) -> Tensor:
+        """The first world that holds each cell, (M,)."""
+        world = torch.zeros(len(self), dtype=torch.long)
+        for k in reversed(range(len(self.slot))):
+            world[self.slot[k][self.slot[k] >= 0]] = k
+        return world
+
     def __len__(self) -> int:
         return sum(len(group.present) for group in self.groups)
 
@@ -69,15 +77,20 @@ def join(fixed: Records, candidates: Records, masks: Tensor) -> tuple[Records, T
     return pool, torch.cat([torch.ones(len(masks), len(fixed), dtype=torch.bool), masks.cpu()], 1)
 
 
-def cut(pool: Records, present: Tensor, classes: int) -> Cells:
-    """The cells of the worlds whose records are the rows of ``present`` (K, n) bool."""
+def cut(pool: Records, present: Tensor, classes: int, *, apart: bool = False) -> Cells:
+    """The cells of the worlds whose records are the rows of ``present`` (K, n) bool.
+
+    apart: no two worlds share a cell, for worlds that differ by more than their records.
+    """
     slot = torch.full((len(present), classes), -1, dtype=torch.long)
     groups: list[Cell] = []
     start = 0
     labels = pool.y.cpu()
     for label in labels.unique().tolist():
         at = (labels == label).nonzero()[:, 0]
-        rows, inverse = present[:, at].unique(dim=0, return_inverse=True)
+        rows, inverse = present[:, at], torch.arange(len(present))
+        if not apart:
+            rows, inverse = rows.unique(dim=0, return_inverse=True)
         held = rows.any(1)
         position = torch.where(held, held.cumsum(0) - 1 + start, torch.full_like(inverse[:1], -1))
         slot[:, label] = position[inverse]

@@ -6,7 +6,7 @@ matching in new random networks, each refinement matches in the current global f
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from privdd.channel import ClientContext
-from privdd.core import Shard, Tensors
+from privdd.core import Keys, Shard, Tensors
 from privdd.distill.cells import Cells
 from privdd.distill.matching import Matching, Streams, match
 from privdd.distill.networks import Networks, fixed, fresh
 from privdd.distill.private import match_embeddings, public_views
-from privdd.distill.synthetic import carried, check_init, initial_images, noise_images
+from privdd.distill.synthetic import carried, check_init, initial_images, noise_images, starts
 from privdd.models import ModelSpec, initial
 from privdd.models.build import skeleton
 
@@ -83,10 +83,11 @@ def distilled(
     steps: list[tuple[Matching, Networks, Streams, int]],
     shard: Shard,
     ctx: ClientContext,
+    own: Sequence[Keys] | None = None,
 ) -> Tensor:
-    """The images (M, ipc, c, h, w) of every cell after this round's ``steps``."""
+    """The images (M, ipc, c, h, w) of every cell after this round's ``steps``; ``own``: see ``starts``."""
     total = len(cells.pool) if virtual.released_statistics else None
-    images = initial_images(virtual.start, cells, virtual.ipc, shard.shape, ctx.keys.fold("start"), total=total)
+    images = initial_images(virtual.start, cells, virtual.ipc, shard.shape, starts(cells, ctx.keys, own), total=total)
     images = carried(images.to(shard.train.x), cells.labels, memory)
     for settings, networks, streams, _ in steps:
         images = match(cells, images, networks, settings, streams)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal, get_args
 
 import torch
@@ -24,10 +24,22 @@ def check_init(init: str) -> None:
         raise ValueError(f"init={init!r}: allowed are {', '.join(get_args(Init))}")
 
 
-def noise_images(labels: Tensor, ipc: int, shape: tuple[int, int, int], keys: Keys) -> Tensor:
-    """N(0, 1) images (M, ipc, *shape): one stream per class, whatever other classes are there."""
-    drawn = [torch.randn((ipc, *shape), generator=keys.fold("noise", label).torch()) for label in labels.tolist()]
+def noise_images(labels: Tensor, ipc: int, shape: tuple[int, int, int], keys: Keys | Sequence[Keys]) -> Tensor:
+    """N(0, 1) images (M, ipc, *shape): one stream per class, whatever other classes are there.
+
+    keys: of all M cells, or one for each.
+    """
+    streams = [keys] * len(labels) if isinstance(keys, Keys) else keys
+    drawn = [
+        torch.randn((ipc, *shape), generator=stream.fold("noise", label).torch())
+        for stream, label in zip(streams, labels.tolist(), strict=True)
+    ]
     return torch.stack(drawn) if drawn else torch.zeros((0, ipc, *shape))
+
+
+def starts(cells: Cells, keys: Keys, own: Sequence[Keys] | None) -> Keys | list[Keys]:
+    """The streams that images start from: one client's, or of each cell its world's in ``own`` (K,)."""
+    return keys.fold("start") if own is None else [own[k].fold("start") for k in cells.worlds.tolist()]
 
 
 def scaled_noise(noise: Tensor, statistics: Statistics) -> Tensor:
@@ -37,13 +49,20 @@ def scaled_noise(noise: Tensor, statistics: Statistics) -> Tensor:
 
 
 def initial_images(
-    init: str, cells: Cells, ipc: int, shape: tuple[int, int, int], keys: Keys, *, total: int | None = None
+    init: str,
+    cells: Cells,
+    ipc: int,
+    shape: tuple[int, int, int],
+    keys: Keys | Sequence[Keys],
+    *,
+    total: int | None = None,
 ) -> Tensor:
     """The first images (M, ipc, *shape) of every cell; a world starts as it would alone.
 
     real: the cell's records of smallest priority, starting over where it has fewer than ``ipc``;
     noise: N(0, 1), shared by the cells of a class; statistics: that noise with the channel means and
-    deviations of the cell's records (``total``: see ``channel_statistics``).
+    deviations of the cell's records (``total``: see ``channel_statistics``). keys: one for all cells,
+    or one for each.
     """
     check_init(init)
     if init == "real":
@@ -57,9 +76,17 @@ def initial_images(
     )
 
 
-def _real(cells: Cells, ipc: int, shape: tuple[int, int, int], keys: Keys) -> Tensor:
-    priority = priorities(cells.pool.ids, keys.fold("real"))
-    rows = [cells.pool.x[g.at[first(priority[g.at], g.present, ipc)]] for g in cells.groups]
+def _real(cells: Cells, ipc: int, shape: tuple[int, int, int], keys: Keys | Sequence[Keys]) -> Tensor:
+    if isinstance(keys, Keys):
+        priority = priorities(cells.pool.ids, keys.fold("real"))
+        rows = [cells.pool.x[g.at[first(priority[g.at], g.present, ipc)]] for g in cells.groups]
+    else:
+        held = [(g.at, present[None]) for g in cells.groups for present in g.present]
+        ids = cells.pool.ids
+        rows = [
+            cells.pool.x[at[first(priorities(ids[at], key.fold("real")), present, ipc)]]
+            for (at, present), key in zip(held, keys, strict=True)
+        ]
     return torch.cat(rows) if rows else torch.zeros((0, ipc, *shape))
 
 

@@ -1,7 +1,7 @@
 """All worlds in one pass: K replays of a client's distillation for little more than one.
 
-Worlds share the network draw, the transforms and each record's place in the batch draw. So a real
-record is embedded once per iteration for all worlds, a world's class mean is one row of
+Worlds share the network draw, the transforms and each record's place in the batch draw; where their
+images start is each world's own. So a real record is embedded once per iteration for all worlds, a world's class mean is one row of
 weights @ embeddings, and the synthetic sets go through the network together.
 """
 
@@ -13,12 +13,15 @@ from privdd.core import Artifact, Records, Upload
 from privdd.distill.cells import Cells, cut, join
 
 
-def world_cells(fixed: Records, candidates: Records, masks: Tensor, classes: int) -> Cells:
+def world_cells(
+    fixed: Records, candidates: Records, masks: Tensor, classes: int, *, apart: bool = False
+) -> Cells:
     """The cells of K worlds: fixed records in all of them, candidate i in world k where masks[k, i].
 
+    apart: worlds whose images start differently share no cell, not even with the same records.
     Raises ValueError for masks that are not bool (K, len(candidates)) or for a repeated id.
     """
-    return cut(*join(fixed, candidates, masks), classes)
+    return cut(*join(fixed, candidates, masks), classes, apart=apart)
 
 
 def labelled(cells: Cells, images: Tensor, world: int) -> tuple[Tensor, Tensor]:

@@ -28,7 +28,15 @@ from privdd.distill.private import (
     spent,
 )
 from privdd.distill.steps import Steps, matching_claims, seen_maps
-from privdd.distill.synthetic import carried, check_init, initial_images, noise_images, remembered, warn_short
+from privdd.distill.synthetic import (
+    carried,
+    check_init,
+    initial_images,
+    noise_images,
+    remembered,
+    starts,
+    warn_short,
+)
 from privdd.distill.worlds import uploads, world_cells
 from privdd.methods.local import outputs
 from privdd.methods.union import ServerTraining, inside_ball, train_on, union
@@ -168,15 +176,17 @@ class FedDM:
         candidates: Records,
         masks: Tensor,
         ctx: ClientContext,
+        own: Sequence[Keys] | None = None,
     ) -> list[Upload] | None:
         """The uploads of K worlds, masks (K, n) bool saying which candidates join ``shard.train``.
 
-        Equal to K calls of ``local`` with this ctx. None where noise or a memory differs by world.
+        Equal to K calls of ``local`` with this ctx, but for images that start from each world's ``own``
+        streams where given. None where noise or a memory differs by world.
         """
         if is_protected(ctx) or memory:
             return None
-        cells = world_cells(shard.train, candidates, masks, shard.classes)
-        return uploads(cells, self._distil(cells, broadcast, memory, shard, ctx))
+        cells = world_cells(shard.train, candidates, masks, shard.classes, apart=own is not None)
+        return uploads(cells, self._distil(cells, broadcast, memory, shard, ctx, own))
 
     # --- distillation -------------------------------------------------------------------------
 
@@ -185,9 +195,15 @@ class FedDM:
         return ball(model, state, state, self.rho, ctx.public("networks"), logits=self.logits)
 
     def _distil(
-        self, cells: Cells, broadcast: Mapping[str, Tensors], memory: State, shard: Shard, ctx: ClientContext
+        self,
+        cells: Cells,
+        broadcast: Mapping[str, Tensors],
+        memory: State,
+        shard: Shard,
+        ctx: ClientContext,
+        own: Sequence[Keys] | None = None,
     ) -> Tensor:
-        start = initial_images(self.start, cells, self.ipc, shard.shape, ctx.keys.fold("start"))
+        start = initial_images(self.start, cells, self.ipc, shard.shape, starts(cells, ctx.keys, own))
         images = carried(start, cells.labels, memory)
         streams = Streams(ctx.keys.fold("batch"), ctx.public("augment"))
         return match(cells, images, self._networks(broadcast, shard, ctx), self.matching, streams)

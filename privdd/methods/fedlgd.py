@@ -7,7 +7,7 @@ Huang et al., "Federated Learning on Virtual Heterogeneous Data with Local-Globa
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -199,9 +199,15 @@ class FedLGD:
         return stages(self.virtual, self.model, broadcast, shard, ctx, first=first, refine=refine)
 
     def _distil(
-        self, cells: Cells, broadcast: Mapping[str, Tensors], memory: State, shard: Shard, ctx: ClientContext
+        self,
+        cells: Cells,
+        broadcast: Mapping[str, Tensors],
+        memory: State,
+        shard: Shard,
+        ctx: ClientContext,
+        own: Sequence[Keys] | None = None,
     ) -> Tensor:
-        return distilled(self.virtual, cells, memory, self._steps(broadcast, memory, shard, ctx), shard, ctx)
+        return distilled(self.virtual, cells, memory, self._steps(broadcast, memory, shard, ctx), shard, ctx, own)
 
     def _statistics(self, shard: Shard) -> Tensors:
         found = class_statistics(shard.train, shard.classes, released=self.virtual.released_statistics)
@@ -260,15 +266,18 @@ class FedLGD:
         candidates: Records,
         masks: Tensor,
         ctx: ClientContext,
+        own: Sequence[Keys] | None = None,
     ) -> list[Upload] | None:
         """The first round's uploads of K worlds, masks (K, n) bool saying which candidates join ``shard.train``.
 
-        Equal to K calls of ``local`` with this ctx. None later on (each world has its own images by
-        then), under noise, and where statistics are sent or scaled by a world's number of records.
+        Equal to K calls of ``local`` with this ctx, but for what starts and trains by each world's ``own``
+        streams where given. None later on (each world has its own images by then), under noise, and
+        where statistics are sent or scaled by a world's number of records.
         """
         if self._protected(ctx) or memory or self.server_start == "statistics" or self.virtual.released_statistics:
             return None
-        cells = world_cells(shard.train, candidates, masks, shard.classes)
-        images = self._distil(cells, broadcast, memory, shard, ctx)
+        cells = world_cells(shard.train, candidates, masks, shard.classes, apart=own is not None)
+        images = self._distil(cells, broadcast, memory, shard, ctx, own)
         sets = [as_records(*labelled(cells, images, world)) for world in range(len(masks))]
-        return [{"update": Artifact(self._train(broadcast, memory, own, shard, ctx))} for own in sets]
+        contexts = [ctx if own is None else replace(ctx, keys=own[world]) for world in range(len(masks))]
+        return [{"update": Artifact(self._train(broadcast, memory, s, shard, c))} for s, c in zip(sets, contexts)]
