@@ -1,4 +1,4 @@
-"""Where independent work runs: one interface, joblib's backends underneath.
+"""Where independent work runs: one interface, joblib's processes or Ray underneath.
 
 Every task carries its own streams, so results do not depend on which worker ran it, or on how often
 a lost worker made it run again.
@@ -32,16 +32,14 @@ class LostWorkers(RuntimeError):
 def threads(count: int) -> Iterator[None]:
     """Torch's own threads, restored on the way out."""
     before = torch.get_num_threads()
+    if count == before:
+        yield
+        return
     torch.set_num_threads(count)
     try:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def pinned(fn: Callable[[T], R], item: T, count: int) -> R:
-    with threads(count):
-        return fn(item)
 
 
 @dataclass(frozen=True)
@@ -75,7 +73,9 @@ class Engine:
         work: Sequence[T] = list(items)
         if self.kind == "serial" or len(work) < 2:
             for item in work:
-                yield pinned(fn, item, self.threads)
+                with threads(self.threads):
+                    result = fn(item)
+                yield result
         elif self.kind == "processes":
             from privdd.engines.processes import process_map
 

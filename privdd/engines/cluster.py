@@ -1,51 +1,69 @@
-"""Tasks on a Ray cluster: one of this machine, or an existing one; lost workers are tried again."""
+"""Tasks on a Ray cluster: one of this machine, or an existing one."""
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import socket
 import sys
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
-from privdd.engine import Engine, LostWorkers, pinned
+import numpy as np
 
-IN_FLIGHT = 2  # tasks per worker that are under way or queued: workers never wait, memory stays bounded
+from privdd.engine import Engine
+from privdd.engines.chunks import Lost, spread
+from privdd.engines.payload import answer
 
 
 def ray_map(engine: Engine, fn: Callable[[Any], Any], work: Sequence[Any]) -> Iterator[Any]:
-    """Results in order; a task whose worker or node died runs again, up to ``engine.retries`` times.
+    """Results in order (see ``spread``).
 
-    A task's own exception is raised as it is. Raises ValueError where ray is not installed or the
-    cluster cannot be reached, LostWorkers where a task lost its worker too often.
+    Raises ValueError where ray is not installed or the cluster cannot be reached.
     """
-    ray = connect(engine)
-    # One processor a task and no retries of Ray's own: every loss is counted in one place, below.
-    submit = ray.remote(num_cpus=1, max_retries=0)(pinned).remote
-    window = IN_FLIGHT * (engine.workers or int(ray.cluster_resources().get("CPU", 1)))
-    waiting: deque[tuple[int, Any]] = deque()
-    for at, item in enumerate(work):
-        waiting.append((at, submit(fn, item, engine.threads)))
-        if len(waiting) >= window:
-            yield _result(ray, engine, submit, fn, work, *waiting.popleft())
-    while waiting:
-        yield _result(ray, engine, submit, fn, work, *waiting.popleft())
+    return spread(Cluster(connect(engine), engine.workers), engine, fn, work)
 
 
-def _result(
-    ray: Any, engine: Engine, submit: Callable[..., Any], fn: Any, work: Sequence[Any], at: int, handle: Any
-) -> Any:
-    gone = ray.exceptions
-    for _ in range(engine.retries + 1):
+def remote_answer(payload: np.ndarray) -> np.ndarray:
+    """``answer`` on arrays of bytes, which Ray keeps in shared memory and does not copy."""
+    return np.frombuffer(answer(payload), np.uint8)
+
+
+@functools.cache
+def _task(ray: Any) -> Any:
+    # One processor a message and no retries of Ray's own: losses are counted in one place.
+    return ray.remote(num_cpus=1, max_retries=0)(remote_answer)
+
+
+class Cluster:
+    """A connected Ray cluster; workers: how many processors of it are used, 0 = all."""
+
+    def __init__(self, ray: Any, workers: int) -> None:
+        processors = max(1, int(ray.cluster_resources().get("CPU", 1)))
+        self.ray, self.workers = ray, min(workers or processors, processors)
+        # Ray runs all that it has processors for, so a second message per worker must find none free.
+        self.in_flight = 2 * self.workers if self.workers == processors else self.workers
+        gone = ray.exceptions
+        self.losses = (gone.WorkerCrashedError, gone.NodeDiedError, gone.ObjectLostError, gone.OutOfMemoryError)
+
+    def send(self, payload: bytes) -> Any:
+        return _task(self.ray).remote(np.frombuffer(payload, np.uint8))
+
+    def wait(self, handles: Collection[Any]) -> Any:
+        return self.ray.wait(list(handles), num_returns=1)[0][0]
+
+    def receive(self, handle: Any) -> Any:
         try:
-            return ray.get(handle)
-        except gone.RayTaskError as error:
-            raise error.cause from None  # what the task raised, as every other engine raises it
-        except (gone.WorkerCrashedError, gone.NodeDiedError, gone.ObjectLostError, gone.OutOfMemoryError):
-            handle = submit(fn, work[at], engine.threads)
-    raise LostWorkers(engine.retries + 1)
+            return self.ray.get(handle)
+        except self.ray.exceptions.RayTaskError as error:
+            raise error.cause from None  # what failed before the task, such as an import
+        except self.losses:
+            raise Lost from None
+
+    def stop(self, handles: Collection[Any]) -> None:
+        for handle in handles:
+            self.ray.cancel(handle, force=True)
 
 
 def connect(engine: Engine) -> Any:

@@ -1,31 +1,55 @@
-"""Worker processes through joblib's loky, with lost workers tried again."""
+"""Worker processes of this machine, through joblib's loky; they outlive a call, warm."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
-from joblib import Parallel, delayed
-from joblib.externals.loky.process_executor import TerminatedWorkerError
+from joblib.externals.loky import get_reusable_executor
+from joblib.externals.loky.process_executor import ShutdownExecutorError
 
-from privdd.engine import Engine, LostWorkers, pinned
+from privdd.engine import Engine
+from privdd.engines.chunks import Lost, spread
+from privdd.engines.payload import answer
+
+IDLE = 300  # seconds until an idle worker ends and gives its memory back
+# of libraries beside torch, whose threads are set task by task
+SINGLE = {name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
 
 
 def process_map(engine: Engine, fn: Callable[[Any], Any], work: Sequence[Any]) -> Iterator[Any]:
-    """Results in order; tasks after the last delivered one run again when a worker dies.
+    """Results in order (see ``spread``). The pool outlives the call: workers import torch once per run."""
+    return spread(Processes(engine.size), engine, fn, work)
 
-    The pool outlives the call (loky keeps it), so that workers import torch once per run. Raises
-    LostWorkers where workers die ``engine.retries`` + 1 times without a result in between.
-    """
-    done = losses = 0
-    while done < len(work):
-        # batch_size=1: joblib would otherwise put short tasks on one worker
-        pool = Parallel(n_jobs=engine.size, backend="loky", batch_size=1, return_as="generator")
+
+class Processes:
+    """A pool of loky's; one lost worker breaks it, and the next message starts another."""
+
+    def __init__(self, workers: int) -> None:
+        self.workers, self.in_flight = workers, 2 * workers
+        self.executor = self._executor()
+
+    def _executor(self) -> Any:
+        return get_reusable_executor(self.workers, timeout=IDLE, env=SINGLE)
+
+    def send(self, payload: bytes) -> Future[bytes]:
         try:
-            for result in pool(delayed(pinned)(fn, item, engine.threads) for item in work[done:]):
-                done, losses = done + 1, 0
-                yield result
-        except TerminatedWorkerError:
-            losses += 1
-            if losses > engine.retries:
-                raise LostWorkers(losses) from None
+            return self.executor.submit(answer, payload)
+        except (BrokenProcessPool, ShutdownExecutorError):
+            self.executor = self._executor()
+            return self.executor.submit(answer, payload)
+
+    def wait(self, handles: Collection[Future[bytes]]) -> Future[bytes]:
+        return next(iter(wait(handles, return_when=FIRST_COMPLETED).done))
+
+    def receive(self, handle: Future[bytes]) -> bytes:
+        try:
+            return handle.result()
+        except (BrokenProcessPool, ShutdownExecutorError):
+            raise Lost from None
+
+    def stop(self, handles: Collection[Future[bytes]]) -> None:
+        if not all([handle.cancel() for handle in handles]):  # a long task would hold up the end of the program
+            self.executor.shutdown(kill_workers=True)

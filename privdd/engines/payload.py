@@ -1,0 +1,64 @@
+"""Tasks and results as bytes on their way between processes.
+
+Torch's own reduction sends every tensor through a file of its own or through ``torch.save``, which costs
+a small client more than its training. Here a tensor is its raw bytes beside type and shape.
+"""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from joblib.externals.loky.backend.reduction import dumps, loads
+from torch import Tensor
+
+from privdd.memory import keep_memory
+from privdd.engine import threads
+
+PROTOCOL = 5  # raw bytes are written without an escape
+
+
+def packed(value: Any) -> bytes:
+    """Any value; what occurs twice in it (a round's broadcast, its plan) is written once."""
+    return bytes(dumps(value, reducers={Tensor: _reduced}, protocol=PROTOCOL))
+
+
+def unpacked(payload: Any) -> Any:
+    """The value of ``packed``; only for what this program's own processes wrote."""
+    return loads(payload)
+
+
+def _reduced(tensor: Tensor) -> Any:
+    plain = tensor.device.type == "cpu" and tensor.layout == torch.strided and not tensor.requires_grad
+    if not plain or not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
+        return tensor.__reduce_ex__(PROTOCOL)  # gradients, devices and memory formats are torch's business
+    return _tensor, (tensor.reshape(-1).view(torch.uint8).numpy(), tensor.dtype, tuple(tensor.shape))
+
+
+def _tensor(data: np.ndarray, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+    # The copy lies where torch's allocator puts it: kernels may round otherwise on unaligned memory.
+    return torch.from_numpy(data).clone().view(dtype).reshape(shape)
+
+
+def call(fn: Callable[[Any], Any], items: Sequence[Any], count: int) -> bytes:
+    """What a worker is sent: the function, some items in order, torch threads for each."""
+    return packed((fn, items, count))
+
+
+def answer(payload: Any) -> bytes:
+    """In a worker: (results up to the first error, (error, its traceback) or None, seconds), packed."""
+    keep_memory()
+    fn, items, count = unpacked(payload)
+    results, error, began = [], None, time.perf_counter()
+    with threads(count):
+        for item in items:
+            try:
+                results.append(fn(item))
+            except Exception as caught:
+                error = caught, traceback.format_exc()
+                break
+    return packed((results, error, time.perf_counter() - began))
