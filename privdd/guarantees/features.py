@@ -35,7 +35,7 @@ def feature_findings(subject: Subject, name: str) -> Iterator[Finding]:
     if norm is None:
         return
     stated, source = _stated(subject, name, outputs[0])
-    statement = Statement(subject, subject.surface(name), stated, source)
+    statement = Statement(subject, subject.surface(name), stated, source, name)
     tally = _compared(mechanism, outputs[0], outputs[1], len(guests))
     relation = subject.plan.relation
     kappa, worst = tally.worst(relation)

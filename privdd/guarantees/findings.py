@@ -7,21 +7,22 @@ from collections.abc import Iterator
 from typing import Any
 
 from attacks.types import Finding
+from privdd.guarantees.clients import client_findings
 from privdd.guarantees.features import feature_findings
 from privdd.guarantees.printed import printed_findings
 from privdd.guarantees.queries import query_findings
 from privdd.guarantees.subject import Budget, Subject
-from privdd.privacy.mechanisms import AggregateClip, FeatureNoise
+from privdd.privacy.mechanisms import AggregateClip, ClientLevel, FeatureNoise
 
 
 def guarantee_findings(scene: Any) -> Iterator[Finding]:
     """T1, T2 and T3 for every mechanism of the run that states a finite epsilon.
 
-    scene: ``privdd.views.Scene``. Nothing is yielded for a run without mechanisms, or whose unit is a
-    client. Raises what a method raises on crafted records: a test that cannot run is no test passed.
+    scene: ``privdd.views.Scene``. Nothing is yielded for a run without mechanisms. Raises what a method
+    raises on crafted records: a test that cannot run is no test passed.
     """
     config = scene.experiment.config
-    if str(config.privacy.unit) != "record" or not scene.plan.mechanisms:
+    if not scene.plan.mechanisms:
         return
     subject = Subject(
         scene.plan,
@@ -40,8 +41,12 @@ def guarantee_findings(scene: Any) -> Iterator[Finding]:
 
 
 def all_findings(subject: Subject) -> Iterator[Finding]:
-    """Every mechanism of the plan by its kind."""
+    """Every mechanism of the plan by its kind; of a run whose unit is a client, those that protect one."""
     kinds = {name: type(mechanism) for name, mechanism in subject.plan.mechanisms.items()}
+    if subject.ledger.unit == "client":
+        for name in [n for n, kind in kinds.items() if issubclass(kind, ClientLevel)]:
+            yield from client_findings(subject, name)
+        return
     yield from query_findings(subject, [n for n, k in kinds.items() if n in subject.plan.method.queries and k is not AggregateClip])
     for name, kind in kinds.items():
         if kind is AggregateClip and hasattr(subject.plan.method, "steps"):

@@ -39,7 +39,7 @@ def printed_findings(subject: Subject, name: str) -> Iterator[Finding]:
     ipc = getattr(plan.method, "ipc", getattr(plan.method, "dpc", 1))
     guests, found = search(steps, law, base, oddities(subject.shard, label, subject.keys), ipc, generator)
     count, claim = within_theorem(plan, subject.shard, base, label, law, steps.settings.iterations, subject.delta)
-    statement = Statement(subject, subject.surface(name), claim.epsilon, claim.source)
+    statement = Statement(subject, subject.surface(name), claim.epsilon, claim.source, name)
     kappa = along_the_method(plan, snapshot, subject, base, guests.x[0], label, law.batch)
     where = f"round {snapshot.round}, clip {law.mechanism.clip_norm:g}, batches of {law.batch}"
     note = f"{where}, copies of one record, {len(guests)} crafted records; worst is {guests.names[0]!r}"

@@ -48,7 +48,7 @@ def _of_query(
     calls = max(tally.calls.values())
     stated = epsilon(sampled_event(mechanism, calls), subject.delta, relation=relation)  # type: ignore[arg-type]
     where = f"round {snapshot.round}, {calls} release(s) of {name!r}"
-    statement = Statement(subject, subject.surface(name), stated, f"accounted for {where}")
+    statement = Statement(subject, subject.surface(name), stated, f"accounted for {where}", name)
     kappa, worst = tally.worst(relation)
     searched = f"{where}, {len(guests)} crafted records; worst is {guests.names[worst]!r}{tally.faults()}"
     yield statement.sensitivity(kappa, 2.0 if relation == "replace" else 1.0, len(guests), searched)

@@ -74,21 +74,28 @@ class Subject:
 
 @dataclass(frozen=True)
 class Statement:
-    """What is held against a run: an epsilon, who states it, and where what is tested ends up."""
+    """What is held against a run: an epsilon, who states it, and where what is tested ends up.
+
+    name: the query or upload whose mechanism is tested, which tells apart findings on one surface;
+    unit: what is in or out, a record or a client.
+    """
 
     subject: Subject
     surface: Surface
     epsilon: float
     source: str
+    name: str
+    unit: str = "record"
 
     def finding(self, attack: str, adversary: Adversary, **measures: Any) -> Finding:
-        stated = {"epsilon_stated": self.epsilon, **measures}
+        tested = {"signal": self.name, "diagnostics": {"unit": self.unit}}
+        stated = {"epsilon_stated": self.epsilon, **tested, **measures}
         return Finding(self.surface, attack, Family.GUARANTEE, adversary, stated)
 
     def sensitivity(self, kappa: float, allowed: float, searched: int, note: str) -> Finding:
         """T1's row."""
         found = "more" if kappa > allowed * (1 + 1e-4) else "no more"
-        text = f"{note}: one record moves the value before noise by {kappa:.3g} units, {found} than {allowed:g}"
+        text = f"{note}: one {self.unit} moves the value before noise by {kappa:.3g} units, {found} than {allowed:g}"
         return self.finding(
             "t1_sensitivity", Adversary.ANALYST, kappa=kappa, kappa_allowed=allowed, n=searched, note=text
         )

@@ -102,7 +102,7 @@ def test_certificates_of_a_sound_query_never_exceed_its_epsilon():
     one = subject(feddm(), {"embedding": mechanism}, runs=20)
     for seed in range(40):
         runs = on_transcript(mechanism, rows, 60, Keys(seed))
-        findings = Statement(one, one.surface("embedding"), exact, "closed form").statistical(runs, "", final=False)
+        findings = Statement(one, one.surface("embedding"), exact, "closed form", "embedding").statistical(runs, "", final=False)
         found.append([f.measures["epsilon_measured"] for f in findings])
     worst = torch.tensor(found).max(0).values
     assert bool((worst <= exact).all()) and torch.tensor(found)[:, 0].median() > 0.3 * exact
