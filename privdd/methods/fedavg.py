@@ -75,6 +75,7 @@ class FedAvg:
     queries: ClassVar[Mapping[str, Surface]] = {"dpsgd": Surface.GRADIENT}
     broadcasts: ClassVar[Mapping[str, Surface]] = {"model": Surface.GLOBAL_MODEL, "buffers": Surface.GLOBAL_MODEL}
     accuracy_kind: ClassVar[Literal["global", "personal"]] = "global"
+    vectorised: ClassVar[bool] = True  # privdd.methods.together may train clients as one wide network
 
     def __post_init__(self) -> None:
         for name in ("rounds", "batch_size"):
@@ -105,7 +106,11 @@ class FedAvg:
         return None
 
     def correction(self, turn: Turn) -> Correction | None:
-        """What is done to each gradient; None is nothing."""
+        """What is done to each gradient; None is nothing.
+
+        Where ``vectorised``, it acts on each entry by itself: it is also asked for K clients at once, whose
+        parameters, gradients and memory then have a first axis over the clients.
+        """
         return None
 
     def outcome(self, turn: Turn, trained: Trained) -> tuple[dict[str, Tensors], State]:

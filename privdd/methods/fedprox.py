@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from privdd.core import State, Tensors
 from privdd.methods.fedavg import FedAvg, Turn
@@ -14,6 +15,7 @@ class FedProx(FedAvg):
     """mu >= 0: weight of mu/2 ||w - w_global||^2; 0 is FedAvg."""
 
     mu: float = 0.01
+    vectorised: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -30,6 +30,8 @@ class Scaffold(FedAvg):
     uploads: ClassVar[Mapping[str, Surface]] = {**FedAvg.uploads, "control": Surface.CONTROL_VARIATE}
     broadcasts: ClassVar[Mapping[str, Surface]] = {**FedAvg.broadcasts, "control": Surface.CONTROL_VARIATE}
 
+    vectorised: ClassVar[bool] = True
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.momentum != 0:
