@@ -25,8 +25,9 @@ from privdd.config import (
     own_folders,
     register_resolvers,
 )
+from privdd.memory import keep_memory
 from privdd.runs import stored_config
-from privdd.sweeps import Sweep, asked, is_sweep, pinned
+from privdd.sweeps import Sweep, asked, count_points, is_sweep, pinned
 
 Run = Callable[[DictConfig, Path, Sequence[str]], int]
 # What does not decide what was sent: a resumed run gives the result of an undisturbed one, and a stored
@@ -44,6 +45,7 @@ def main(command: str, run: Run) -> int:
 
 
 def _main(command: str, run: Run) -> int:
+    keep_memory()
     register_resolvers()
     argv = expand(sys.argv[1:], command)
     if any(a.split("=")[0] in HELP for a in argv):
@@ -126,7 +128,7 @@ def _sweep(command: str, argv: Sequence[str]) -> Sweep:
     """In the folder typed as hydra.sweep.dir, else in one of its own under the configured one."""
     typed = [a for a in argv if a.startswith("hydra.sweep.dir=")]
     root = Path(str(composed(command, typed, own_folders(argv), hydra=True).hydra.sweep.dir))
-    return Sweep(command, root if typed else root / asked(command, argv).folder)
+    return Sweep(command, root if typed else root / asked(command, argv).folder, total=count_points(argv))
 
 
 def _swept(sweep: Sweep, start: Callable[[], object]) -> int:
