@@ -7,8 +7,10 @@ to is therefore read from its folder and never from memory.
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 import sys
+import time
 import traceback
 import uuid
 from collections.abc import Callable, Iterable, Sequence
@@ -16,7 +18,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, ValueType
 
+from privdd.progress import spell
 from privdd.store import read_json, write_json
 
 MARK = "point.json"
@@ -56,10 +60,23 @@ class Asked:
         return f"{readable('-'.join(names))}-{mark}"
 
 
+def _parsed(argv: Sequence[str]) -> list[Override]:
+    typed = [a for a in argv if "=" in a and not a.startswith(("-", "hydra."))]
+    return [o for o in OverridesParser.create().parse_overrides(typed) if not o.key_or_group.startswith("hydra/")]
+
+
+def count_points(argv: Sequence[str]) -> int | None:
+    """How many points a command line spans; None where only Hydra knows (a glob, another sweeper)."""
+    swept = [o for o in _parsed(argv) if o.is_sweep_override()]
+    known = {ValueType.CHOICE_SWEEP, ValueType.SIMPLE_CHOICE_SWEEP, ValueType.RANGE_SWEEP}
+    if any("hydra/sweeper=" in a for a in argv) or not all(o.value_type in known for o in swept):
+        return None
+    return math.prod(sum(1 for _ in o.sweep_iterator()) for o in swept)
+
+
 def asked(command: str, argv: Sequence[str]) -> Asked:
     """Sorts the assignments of a command line into swept and fixed ones."""
-    typed = [a for a in argv if "=" in a and not a.startswith(("-", "hydra."))]
-    parsed = [o for o in OverridesParser.create().parse_overrides(typed) if not o.key_or_group.startswith("hydra/")]
+    parsed = _parsed(argv)
     swept = sorted(o.key_or_group for o in parsed if o.is_sweep_override())
     fixed = sorted((o.key_or_group, str(o.input_line)) for o in parsed if not o.is_sweep_override())
     return Asked(command, tuple(swept), tuple(fixed))
@@ -80,11 +97,14 @@ def pinned(command: str, argv: Sequence[str], folder: Path) -> list[str]:
 
 @dataclass(frozen=True)
 class Sweep:
-    """One start of a sweep. token: tells its points from those of earlier starts in the same folder."""
+    """One start of a sweep. token: tells its points from those of earlier starts in the same folder; total:
+    how many points there will be, None = not known; began: seconds since the epoch, for all its workers."""
 
     command: str
     folder: Path
     token: str = field(default_factory=lambda: uuid.uuid4().hex)
+    total: int | None = None
+    began: float = field(default_factory=time.time)
 
     def point(self, path: Path, work: Callable[[], int]) -> int:
         """Run one point, or skip it where it is finished -> status; a failing point does not stop the others."""
@@ -97,7 +117,16 @@ class Sweep:
         if line:
             print(f"privdd: error: {path.name}: {line}", file=sys.stderr)
         self._mark(path, status, line)
+        print(self.progress(), file=sys.stderr, flush=True)
         return status
+
+    def progress(self) -> str:
+        """How far the whole sweep is, whichever processes its points run in."""
+        marks = [read_json(file) for file in self.folder.glob(f"*/{MARK}")]
+        ended = [mark["status"] for mark in marks if mark.get("sweep") == self.token and mark["status"] is not None]
+        failed = f", {ended.count(1)} failed" if 1 in ended else ""
+        known = "" if self.total is None else f" of {self.total}"
+        return f"sweep: {len(ended)}{known} points{failed}, {spell(time.time() - self.began)} so far"
 
     def _mark(self, path: Path, status: int | None, error: str = "") -> None:
         write_json(path / MARK, {"sweep": self.token, "status": status, "error": error})
@@ -120,6 +149,12 @@ class Sweep:
             from privdd.reporting.comparison import write_comparison
 
             print(f"comparison: {write_comparison(done, self.folder)}\nfrontier: {self.folder / 'frontier.csv'}")
+        trained = [path for path in done if (path / "training.json").is_file()]
+        if trained and self.command == "train":
+            from privdd.reporting.trained import print_trained, write_trained
+
+            print_trained(trained, sys.stdout)
+            print(f"table: {write_trained(trained, self.folder)}")
         return 2 if 2 in found.values() else int(bool(failed) or not found)
 
 

@@ -103,7 +103,8 @@ def _optional_json(path: Path) -> Mapping[str, Any]:
     return data
 
 
-def _config(path: Path) -> Mapping[str, Any]:
+def read_config(path: Path) -> Mapping[str, Any]:
+    """A run's config.yaml, empty where there is none. Raises FindingsError if damaged."""
     if not path.is_file():
         return {}
     try:
@@ -124,6 +125,6 @@ def read_run(path: Path | str) -> RunRecord:
         path,
         load(path),
         _optional_json(path / "ledger.json"),
-        _config(path / "config.yaml"),
+        read_config(path / "config.yaml"),
         _optional_json(path / "manifest.json"),
     )

@@ -23,14 +23,19 @@ def print_summary(findings: Findings, file: IO[str], width: int | None = None) -
     width: columns; unset, that of the terminal, or 132 where ``file`` is none. Off a terminal nothing
     but plain text is written.
     """
-    file, tty = _writable(file), file.isatty()
-    console = Console(file=file, width=width or (None if tty else PIPE_WIDTH), no_color=not tty, highlight=False)
+    console = console_for(file, width)
     said = summary.verdict(findings)
     console.print(Text(f"{said.label}: {said.title}", style=STYLE[said.kind]))
     for sentence in said.sentences:
         console.print(Text(sentence))
     console.print(Text(_epsilons(findings)))
     console.print(_table(findings))
+
+
+def console_for(file: IO[str], width: int | None = None) -> Console:
+    """Writes to ``file`` as ``print_summary`` says."""
+    file, tty = _writable(file), file.isatty()
+    return Console(file=file, width=width or (None if tty else PIPE_WIDTH), no_color=not tty, highlight=False)
 
 
 class _Plain:

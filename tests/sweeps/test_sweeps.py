@@ -15,7 +15,7 @@ import pytest
 
 from privdd.config import composed
 from privdd.store import read_json, write_json
-from privdd.sweeps import Sweep, asked, pinned, point_name
+from privdd.sweeps import Sweep, asked, count_points, pinned, point_name
 
 ROOT = Path(__file__).parents[2]
 TINY = (
@@ -108,6 +108,53 @@ def test_a_point_cut_off_counts_as_failed(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         sweep.point(tmp_path / "a", stopped)
     assert sweep.points() == {tmp_path / "a": 1}
+
+
+@pytest.mark.parametrize(
+    ("argv", "count"),
+    [
+        (["-m", "algo=fedavg,feddm", "seed=range(0,5)", "data.limit=200"], 10),
+        (["-m", "privacy.noise_multiplier=choice(0.5,1,2)", "attack=[lira,rmia]"], 3),
+        (["-m", "seed=3"], 1),
+        (["-m", "algo=glob(fed*)"], None),
+        (["-m", "seed=0,1", "hydra/sweeper=optuna"], None),
+    ],
+)
+def test_points_are_counted_before_they_run(argv: list[str], count: int | None) -> None:
+    assert count_points(argv) == count
+
+
+def test_every_point_says_how_far_the_whole_sweep_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Sweep("train", tmp_path).point(tmp_path / "of_another_start", lambda: 0)
+    sweep = Sweep("train", tmp_path, total=3, began=time.time() - 75)
+    for name, work in (("a", lambda: 0), ("b", lambda: 1 // 0), ("c", lambda: 0)):
+        sweep.point(tmp_path / name, work)
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("sweep: ")]
+    assert lines[1:] == [f"sweep: {t}, 1 min 15 s so far" for t in ("1 of 3 points", "2 of 3 points, 1 failed", "3 of 3 points, 1 failed")]
+
+
+def test_trainings_end_in_a_table_over_seeds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sweep = Sweep("train", tmp_path)
+    for name, epsilon, seed, accuracy in (("a", 2.5, 0, 0.5), ("b", 2.5, 1, 0.7), ("c", "inf", 0, 0.8)):
+        sweep.point(tmp_path / name, lambda n=name, e=epsilon, s=seed, a=accuracy: _trained(tmp_path / n, e, s, a))  # type: ignore[misc]
+    assert sweep.finish() == 0
+    told = capsys.readouterr().out
+    assert "60 % (50 % to 70 %)" in told.replace("\u00a0", " ") and "training.csv" in told
+    rows = list(csv.DictReader((tmp_path / "training.csv").read_text().splitlines()))
+    found = [(r["seeds"], r["epsilon_pld"], float(r["accuracy_mean"]), r["unit"]) for r in rows]
+    assert found == [("2", "2.5", pytest.approx(0.6), "record"), ("1", "inf", 0.8, "record")]
+
+
+def _trained(path: Path, epsilon: float | str, seed: int, accuracy: float) -> int:
+    noise = None if epsilon == "inf" else 1.0
+    write_json(path / "config.yaml", {  # JSON is YAML
+        "name": "fedavg", "data": {"name": "digits"}, "preset": {"name": "smoke"}, "seed": seed, "privacy": {"noise": noise},
+    })
+    write_json(path / "training.json", {
+        "schema": 1, "accuracy": accuracy, "epsilon": {"pld": epsilon, "rdp": epsilon}, "delta": 1e-5, "unit": "record",
+        "relation": "zero_out", "uploaded_bytes_per_client": 10, "downloaded_bytes_per_client": 10, "accuracy_by_round": [accuracy],
+    })
+    return 0
 
 
 def _start(folder: Path, *more: str) -> subprocess.Popen[bytes]:
