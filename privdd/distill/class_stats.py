@@ -33,7 +33,7 @@ def channel_statistics(x: Tensor, total: int | None = None) -> tuple[Tensor, Ten
     pixels = max(len(x) if total is None else total, 1) * x.shape[2] * x.shape[3]
     mean = x.sum((0, 2, 3), dtype=torch.float64) / pixels
     square = x.square().sum((0, 2, 3), dtype=torch.float64) / pixels
-    return mean.float(), (square - mean.square()).clamp_min(0).sqrt().float()
+    return mean.to(x), (square - mean.square()).clamp_min(0).sqrt().to(x)
 
 
 def class_statistics(records: Records, classes: int, *, released: bool = False) -> Statistics:

@@ -133,7 +133,7 @@ class FedFed:
         if t < self.distill_rounds:
             for name, target in (("update", "generator"), ("buffers", "generator_buffers")):
                 if all(name in received.values for received in inbox):
-                    new |= pack(target, {n: v.float() for n, v in average(inbox, name).items()})
+                    new |= pack(target, {n: v.to(server[f"{target}/{n}"]) for n, v in average(inbox, name).items()})
         elif t == self.distill_rounds:
             clients = in_order(inbox)
             new["features/x"] = torch.cat([r.values["features"]["x"] for r in clients])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import ClassVar
 
 import torch
@@ -20,12 +21,13 @@ STYLE = 64  # dimensions of the latent style (released code: style_dim)
 CENTRE_STD, STYLE_STD = 0.3, 0.1  # spread of the class centres, and around them (released code: sample_z_mean, _std)
 
 
+@lru_cache(maxsize=1)  # every turn of every client needs the same images: drawing them costs more than a turn
 def anchors(shape: tuple[int, int, int], classes: int, per_class: int, keys: Keys) -> Records:
     """Labelled noise images from an untrained convolutional generator (n, c, h, w) in [0, 1].
 
     A class is a Gaussian in the style space; a linear map and random upsampling convolutions turn
     styles into images. Everything stems from the public keys, so no record is involved and nothing is
-    sent: each party draws the same images.
+    sent: each party draws the same images. Kept between calls: never change what it returns.
     """
     generator = keys.torch()
 
