@@ -2,13 +2,15 @@
 
     python benchmarks/flower_loopback.py [--rounds 2] [--timeout 400] [override ...]
 
-Every process is started and ended here, by its id. Prints seconds and whether ledger, model and artifacts
-are equal to those of the simulated run, and leaves nothing behind. Needs ``privdd[flower]``.
+Every process is started and ended here, by its id. Prints seconds and whether ledger, model, artifacts and
+findings of the audit are equal to those of the simulated run, and leaves nothing behind. The deployed folder
+is audited as a user would, by ``python -m privdd.audit run=DIR``. Needs ``privdd[flower]``.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import socket
 import subprocess
@@ -16,13 +18,10 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
-from privdd.adapters.flower import own_data
-from privdd.assembly import assemble
-from privdd.config import composed
-from privdd.runs import prepare
-from privdd.store import RunFolder, read_json, read_tensors, same_tensors
-from privdd.training import Trainer
+from privdd.runs import prepare, stored_config
+from privdd.store import read_json, read_tensors, same_tensors
 
 APP = """
 [project]
@@ -107,30 +106,52 @@ def deployed(place: Path, timeout: float) -> float:
             end(process)
 
 
+def audited(folder: Path, *arguments: str) -> None:
+    """An audit of, or into, a folder by its command. Raises RuntimeError where it fails."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    command = [sys.executable, "-m", "privdd.audit", *arguments]
+    ran = subprocess.run(command, env=environment, cwd=folder.parent, capture_output=True, text=True)
+    if ran.returncode not in (0, 2):
+        raise RuntimeError(f"the audit failed:\n{ran.stderr[-1500:]}")
+
+
+def found(folder: Path) -> Any:
+    """findings.json without what a clock wrote."""
+
+    def timeless(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {k: timeless(v) for k, v in value.items() if k != "seconds"}
+        return [timeless(v) for v in value] if isinstance(value, list) else value
+
+    return timeless(read_json(folder / "findings.json"))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--timeout", type=float, default=400.0)
     parser.add_argument("overrides", nargs="*")
     given = parser.parse_args()
-    config = composed("audit", [
-        "preset=smoke", "attack=[lira]", "partition.clients=2", "data.limit=200", "model=mlp", "algo.local_epochs=1",
-        f"algo.rounds={given.rounds}", *given.overrides,
-    ])
+    overrides = [
+        "preset=smoke", "partition.clients=2", "data.limit=200", "model=mlp", f"algo.rounds={given.rounds}", *given.overrides
+    ]
     with tempfile.TemporaryDirectory() as name:
         place = Path(name)
-        experiment = assemble(config)
-        prepare(place / "config", experiment.config)
-        shards = [own_data(experiment, k) for k in range(2)]
-        simulated = place / "simulated"
-        Trainer(experiment.plan, shards, experiment.test, experiment.engine, RunFolder(simulated), experiment.ledger()).run()
+        simulated, deployment = place / "simulated", place / "deployed"
+        audited(simulated, *overrides, f"hydra.run.dir={simulated}")
+        prepare(place / "config", stored_config(simulated))
         seconds = deployed(place, given.timeout)
-        files = sorted(p.relative_to(simulated) for p in simulated.rglob("*.safetensors"))
-        same = all(same_tensors(read_tensors(simulated / f), read_tensors(place / "deployed" / f)) for f in files)
-        equal = read_json(simulated / "ledger.json") == read_json(place / "deployed" / "ledger.json")
+        files = sorted(p.relative_to(simulated) for part in ("artifacts", "state") for p in (simulated / part).rglob("*.safetensors"))
+        files = [file for file in files if "memories" not in file.name and "victim" not in file.name]  # stay at the clients
+        same = all(same_tensors(read_tensors(simulated / f), read_tensors(deployment / f)) for f in files)
+        equal = read_json(simulated / "ledger.json") == read_json(deployment / "ledger.json")
+        audited(deployment, f"run={deployment}")
+        findings = found(deployment)
+        alike = json.dumps(findings, sort_keys=True) == json.dumps(found(simulated), sort_keys=True)
         print(f"{given.rounds} rounds on a SuperLink and two SuperNodes: {seconds:.0f} s")
-        print(f"ledger equal to the simulated run: {equal}; {len(files)} files of model, memory and artifacts equal: {same}")
-        sys.exit(0 if same and equal else 1)
+        print(f"ledger equal to the simulated run: {equal}; {len(files)} files of model and artifacts equal: {same}")
+        print(f"{len(findings['findings'])} findings of the audit equal to the simulated run's: {alike} ({findings['verdict']})")
+        sys.exit(0 if same and equal and alike else 1)
 
 
 if __name__ == "__main__":
