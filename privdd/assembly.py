@@ -24,6 +24,7 @@ from privdd.data.sources import load
 from privdd.engine import Engine
 from privdd.federation import Plan
 from privdd.ledger import Ledger
+from privdd.pace import check_training
 from privdd.privacy.accounting import calibrate
 from privdd.privacy.base import Mechanism
 from privdd.training import Capture
@@ -83,6 +84,7 @@ def assemble(config: DictConfig) -> Experiment:
     shards = make_shards(dataset, partition, keys.fold("public", "partition"))
     method: Method = build(config.algo)
     victim = _victim(config, shards)
+    check_training(str(OmegaConf.select(config, "audit.training", default="auto")))
     problem = Problem(dataset.shape, dataset.classes, len(shards), str(config.device))
     mechanisms = _mechanisms(config, method)
     if "update" in mechanisms and hasattr(method, "with_client_privacy"):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
+from omegaconf import OmegaConf
 from torch import Tensor
 
 from attacks.membership.evaluate import audited_epsilon
@@ -17,12 +18,13 @@ from privdd.assembly import Experiment, fingerprint, reads
 from privdd.core import Shard
 from privdd.federations import replay_federations, server_signals
 from privdd.guarantees import guarantee_findings
+from privdd.pace import Choice
 from privdd.progress import stage
 from privdd.recall import recalled
 from privdd.replays import Stage, audited_rounds
 from privdd.store import RunFolder, write_tensors
 from privdd.training import Trainer
-from privdd.views import Scene, client_views, probe_view, server_views
+from privdd.views import Scene, client_views, granted, probe_view, server_views
 from privdd.worlds import Game, draw_game
 
 
@@ -37,6 +39,7 @@ class Audited:
     scene: Scene
     findings: tuple[Finding, ...]
     seconds: Mapping[str, float]
+    training: Mapping[int, Choice] = field(default_factory=dict)  # by audited round: how its worlds were trained
 
 
 def game_of(experiment: Experiment) -> Game:
@@ -58,7 +61,8 @@ def audit(experiment: Experiment, attacks: Mapping[str, Attack], folder: RunFold
     progress = recalled(plan, trainer.run(), shards[plan.victim])
     trained = clock()
     scene = Scene(experiment, progress, game, shards[plan.victim])
-    stacked, sent = _worlds(scene, whole, folder), _federations(scene, whole, folder)
+    stages = _stages(scene, whole, folder)
+    stacked, sent = _worlds(stages), _federations(scene, whole, folder)
     replayed = clock()
     findings = tuple(_attack_all(scene, attacks, stacked, sent, folder))
     findings += tuple(guarantee_findings(scene))
@@ -68,29 +72,23 @@ def audit(experiment: Experiment, attacks: Mapping[str, Attack], folder: RunFold
         "attacks": clock() - replayed,
         "total": clock() - began,
     }
-    return Audited(scene, findings, seconds)
+    return Audited(scene, findings, seconds, {t: one.choice for t, one in stages.items()})
 
 
-def _worlds(scene: Scene, whole: Shard, folder: RunFolder) -> dict[int, dict[str, Tensor]]:
+def _stages(scene: Scene, whole: Shard, folder: RunFolder) -> dict[int, Stage]:
+    """The worlds of every audited round, before they are replayed."""
+    experiment, snapshots = scene.experiment, scene.progress.snapshots
+    config, training = fingerprint(experiment.config), OmegaConf.select(experiment.config, "audit.training", default="auto")
+    return {
+        t: Stage(scene.plan, snapshots, t, whole, scene.game, scene.lens(t), folder, experiment.engine, config, str(training))
+        for t in audited_rounds(snapshots)
+    }
+
+
+def _worlds(stages: Mapping[int, Stage]) -> dict[int, dict[str, Tensor]]:
     """Signals by audited round."""
-    progress, game = scene.progress, scene.game
-    rounds = audited_rounds(progress.snapshots)
-    stacked = {}
-    with stage("replay worlds", len(rounds) * len(game.masks)) as bar:
-        for t in rounds:
-            one = Stage(
-                scene.plan,
-                progress.snapshots,
-                t,
-                whole,
-                game,
-                scene.lens(t),
-                folder,
-                scene.experiment.engine,
-                fingerprint(scene.experiment.config),
-            )
-            stacked[t] = one.signals(bar)
-    return stacked
+    with stage("replay worlds", sum(len(one.game.masks) for one in stages.values())) as bar:
+        return {t: one.signals(bar) for t, one in stages.items()}
 
 
 def _federations(scene: Scene, whole: Shard, folder: RunFolder) -> dict[str, Tensor]:
@@ -171,7 +169,8 @@ def _attack_all(
             stem = f"{view.surface}.{name}"
             used[stem] = used.get(stem, 0) + 1
             file = f"{stem}{f'.{used[stem]}' if used[stem] > 1 else ''}.safetensors"
-            extra: dict[str, Any] = {"note": "; ".join(filter(None, [note, finding.measures.get("note", "")])), "figure": file}
+            said = [note, granted(scene.plan.method, view), finding.measures.get("note", "")]
+            extra: dict[str, Any] = {"note": "; ".join(filter(None, said)), "figure": file}
             if evidence.scores is not None and view.worlds is not None:
                 extra["diagnostics"] = {
                     **finding.measures.get("diagnostics", {}),

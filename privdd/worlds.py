@@ -16,6 +16,8 @@ from torch import Tensor
 
 from privdd.core import Keys, Records, Shard, State, Tensors
 from privdd.federation import Plan, Snapshot, remembers
+from privdd.methods.fedavg import Turn
+from privdd.methods.together import local_together, turns_of
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,37 @@ class Replay:
             upload, memory = plan.method.local(snapshot.broadcast, memory, self.shard, ctx)
         received, _ = plan.channel.send(upload, ctx, len(self.shard.train))
         return received.values
+
+
+def replay_together(
+    plan: Plan, chain: Sequence[Snapshot], shard: Shard, game: Game, worlds: Sequence[int]
+) -> list[Mapping[str, Tensors]]:
+    """What ``Replay`` gives for each of these worlds, up to rounding, from the training of one wide network.
+
+    Raises ValueError where the method has no such form.
+    """
+    plans, shards = [world_plan(plan, w) for w in worlds], [game.shard(shard, w) for w in worlds]
+    memories: list[State] = [{} for _ in worlds]
+    for snapshot in chain:
+        contexts = [own.context(snapshot.round, plan.victim) for own in plans]
+        done = local_together(plan.method, snapshot.broadcast, memories, shards, contexts)
+        if done is None:
+            raise ValueError(f"{type(plan.method).__name__}: round {snapshot.round} has no vectorised form")
+        memories = [memory for _, memory in done]
+    sent = [
+        plan.channel.send(upload, ctx, len(own.train))[0]
+        for (upload, _), ctx, own in zip(done, contexts, shards)
+    ]
+    return [received.values for received in sent]
+
+
+def turns_in(plan: Plan, chain: Sequence[Snapshot], shard: Shard, game: Game, worlds: Sequence[int]) -> list[Turn] | None:
+    """These worlds' turns of the chain's last round, without what they remember; None without a vectorised form."""
+    shards, last = [game.shard(shard, w) for w in worlds], chain[-1]
+    contexts = [world_plan(plan, w).context(last.round, plan.victim) for w in worlds]
+    if not worlds or any(turns_of(plan.method, s.broadcast, [{} for _ in worlds], shards, contexts) is None for s in chain):
+        return None
+    return turns_of(plan.method, last.broadcast, [{} for _ in worlds], shards, contexts)
 
 
 def chain_to(plan: Plan, snapshots: Mapping[int, Snapshot], round: int) -> tuple[Snapshot, ...]:

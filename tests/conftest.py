@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import tempfile
 from collections.abc import Callable
 from contextlib import nullcontext, redirect_stdout
 from dataclasses import dataclass
@@ -17,6 +19,8 @@ import pytest
 import torch
 
 torch.set_num_threads(1)
+CACHE = tempfile.TemporaryDirectory(prefix="privdd-cache-")  # what this machine remembers is not the tests' business
+os.environ["PRIVDD_CACHE"] = CACHE.name
 hypothesis.settings.register_profile("privdd", deadline=None, max_examples=25, derandomize=True, database=None)
 hypothesis.settings.load_profile("privdd")
 

@@ -172,7 +172,7 @@ def test_too_few_records_to_audit():
 def stage(made: Scene, folder: Path, game: Game | None = None, config: str = "config", t: int | None = None) -> Stage:
     t = max(made.progress.snapshots) if t is None else t
     whole = made.experiment.shards[made.plan.victim]
-    return Stage(made.plan, made.progress.snapshots, t, whole, game or made.game, made.lens(t), RunFolder(folder), Engine(), config)
+    return Stage(made.plan, made.progress.snapshots, t, whole, game or made.game, made.lens(t), RunFolder(folder), Engine(), config, "loop")
 
 
 def test_cached_worlds_are_reused_and_any_change_misses(tmp_path, monkeypatch):
