@@ -14,7 +14,7 @@ from privdd.core import State, Tensors
 from privdd.federation import Plan, Progress, Snapshot, phase_of
 from privdd.ledger import Ledger
 from privdd.state import pack, unpack
-from privdd.store import DamagedRun, RunFolder, read_json, read_tensors, safe_name, write_json, write_tensors
+from privdd.store import DamagedRun, RunFolder, read_json, read_tensors, safe_name, write_json, write_parts, write_tensors
 
 SCHEMA = 1
 PARTS = ("server.safetensors", "memories.safetensors", "ledger.json")
@@ -30,7 +30,7 @@ def save(folder: RunFolder, progress: Progress) -> None:
     for client, memory in progress.memories.items():
         memories |= pack(str(client), memory)
     write_tensors(place / "memories.safetensors", memories)
-    write_json(place / "ledger.json", progress.ledger.to_json(), compact=True)
+    write_ledger(place / "ledger.json", progress.ledger)
     for snapshot in progress.snapshots.values():
         _save_snapshot(folder, snapshot)
     files = [place / part for part in PARTS] + [_snapshot_file(folder, t) for t in progress.snapshots]
@@ -40,8 +40,14 @@ def save(folder: RunFolder, progress: Progress) -> None:
     _drop_unnamed(folder, name, progress.snapshots)
 
 
+def write_ledger(path: Path, ledger: Ledger) -> None:
+    """ledger.json, row by row."""
+    write_parts(path, (part.encode() for part in ledger.text()))
+
+
 def _digest(file: Path) -> str:
-    return hashlib.blake2b(file.read_bytes(), digest_size=16).hexdigest()
+    with file.open("rb") as data:
+        return hashlib.file_digest(data, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
 
 def _digests(folder: RunFolder) -> dict[str, str]:

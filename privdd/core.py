@@ -37,7 +37,7 @@ class Keys:
             raise ValueError(f"seed={self.seed!r}: an integer in [0, 2**63) is needed")
 
     def fold(self, *names: str | int) -> Keys:
-        return replace(self, path=self.path + tuple(str(name) for name in names))
+        return Keys(self.seed, self.path + tuple(str(name) for name in names))
 
     def integer(self) -> int:
         """63 bits that depend on the seed and the whole path."""

@@ -170,8 +170,8 @@ def step(
 
 def rooted(rows: Sequence[Row], first: int, sent: tuple[int, ...]) -> list[Row]:
     """Rows of one client with ledger ids in ``post_of``: post-processing also reads what was broadcast."""
-    own = [tuple(first + of for of in row.post_of) for row in rows]
-    return [replace(row, post_of=of + sent if row.why == POST_PROCESSING else of) for row, of in zip(rows, own)]
+    own = [tuple(first + of for of in row.post_of) + (sent if row.why == POST_PROCESSING else ()) for row in rows]
+    return [replace(row, post_of=of) if of != row.post_of else row for row, of in zip(rows, own)]
 
 
 def finish(plan: Plan, progress: Progress) -> Progress:

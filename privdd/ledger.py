@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import math
 import warnings
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -25,6 +25,7 @@ from privdd.privacy.events import Tally, UnsupportedEvent, from_form, tally, to_
 SCHEMA = 1
 SERVER = -1  # the client number of rows that the server writes
 UNITS = ("record", "client")
+ALIKE = ("shape", "flags", "name", "surface", "visible_to", "why", "nonprivate_reason")  # in most rows: kept once
 
 
 @dataclass(frozen=True)
@@ -89,8 +90,8 @@ class Ledger:
         for at, row in enumerate(rows):
             values = {f.name: getattr(row, f.name) for f in fields(Row)}
             values["post_of"] = tuple(of + base for of in row.post_of)
-            for name in ("shape", "flags"):  # alike in most rows: kept once
-                values[name] = self._shared.setdefault(str(values[name]), values[name])
+            for name in ALIKE:
+                values[name] = self._shared.setdefault(f"{name}{values[name]}", values[name])
             kept.append(Release(**values, id=first + at))
             self._check(kept[-1])
         self._releases.extend(kept)
@@ -151,6 +152,14 @@ class Ledger:
         """The content of ledger.json (plain lists, strings and finite numbers)."""
         head = {"schema": SCHEMA, "relation": self.relation, "unit": self.unit, "delta": self.delta}
         return {**head, "releases": [_release_to_json(release) for release in self._releases]}
+
+    def text(self) -> Iterator[str]:
+        """``to_json`` as JSON in parts, row by row: whole, it would take many times the ledger's memory."""
+        head = {"schema": SCHEMA, "relation": self.relation, "unit": self.unit, "delta": self.delta}
+        yield f'{json.dumps(head)[:-1]}, "releases": ['
+        for release in self._releases:
+            yield f"{', ' if release.id else ''}{json.dumps(_release_to_json(release), allow_nan=False)}"
+        yield "]}\n"
 
     @staticmethod
     def from_json(data: Mapping[str, Any] | str) -> Ledger:

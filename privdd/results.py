@@ -14,6 +14,7 @@ from attacks.types import Family, Finding
 from privdd import __version__
 from privdd.assembly import Experiment, fingerprint, plain
 from privdd.auditing import Audited
+from privdd.checkpoint import write_ledger
 from privdd.engine import describe
 from privdd.federation import SERVER, Progress
 from privdd.ledger import Ledger, Release
@@ -228,7 +229,7 @@ def write_run(folder: RunFolder, audited: Audited, argv: Sequence[str]) -> Findi
     """findings.json last: a folder that holds it is a finished run."""
     result = findings_json(audited)
     scene = audited.scene
-    write_json(folder.ledger, scene.progress.ledger.to_json(), compact=True)
+    write_ledger(folder.ledger, scene.progress.ledger)
     write_json(folder.manifest, manifest(scene.experiment, scene.progress, audited.seconds, argv))
     checked = validate(result, str(folder.findings))
     write(checked, folder.findings)

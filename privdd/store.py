@@ -6,7 +6,7 @@ import json
 import math
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,11 @@ class DamagedRun(ValueError):
 
 
 def write_bytes(path: Path, data: bytes) -> None:
+    """``write_parts`` of one part."""
+    write_parts(path, [data])
+
+
+def write_parts(path: Path, parts: Iterable[bytes]) -> None:
     """Write beside the target, flush to disk, then rename: a reader sees the old file or the new one.
 
     Raises OSError, naming the file, where the disk is full or the folder cannot be written.
@@ -30,16 +35,16 @@ def write_bytes(path: Path, data: bytes) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        _write(handle, Path(temporary), path, data)
+        _write(handle, Path(temporary), path, parts)
     except OSError as error:
         error.filename = str(path)  # else absent, or the temporary name
         raise
 
 
-def _write(handle: int, temporary: Path, path: Path, data: bytes) -> None:
+def _write(handle: int, temporary: Path, path: Path, parts: Iterable[bytes]) -> None:
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(data)
+            file.writelines(parts)
             file.flush()
             os.fsync(file.fileno())
         temporary.chmod(0o644)

@@ -14,7 +14,7 @@ from privdd.federation import Plan, Progress, accuracy, finish, start, step
 from privdd.ledger import Ledger
 from privdd.progress import stage
 from privdd.state import pack
-from privdd.store import RunFolder, write_json, write_tensors
+from privdd.store import RunFolder, write_tensors
 
 CHECKPOINT_EVERY = 5.0  # seconds; a run of short rounds must not spend its time on the disk
 CHECKPOINT_SHARE = 0.05  # of the time at most: the ledger of a long run takes long to write
@@ -78,7 +78,7 @@ class Trainer:
         total = self.plan.method.rounds
         if progress.round < total:
             progress = self._rounds(progress, total)
-        write_json(self.folder.ledger, progress.ledger.to_json(), compact=True)
+        checkpoint.write_ledger(self.folder.ledger, progress.ledger)
         return progress
 
     def _rounds(self, progress: Progress, total: int) -> Progress:

@@ -16,8 +16,8 @@ import torch
 from joblib.externals.loky.backend.reduction import dumps, loads
 from torch import Tensor
 
-from privdd.memory import keep_memory
 from privdd.engine import threads
+from privdd.memory import keep_memory
 
 PROTOCOL = 5  # raw bytes are written without an escape
 

@@ -16,7 +16,7 @@ FILES = sorted([*ROOT.glob("privdd/**/*.py"), *ROOT.glob("attacks/**/*.py")])
 # from those above it in this list; the longest prefix decides.
 LAYERS: list[set[str]] = [
     {"attacks"},
-    {"privdd", "privdd.compat", "privdd.core", "privdd.failures", "privdd.progress", "privdd.state"},
+    {"privdd", "privdd.compat", "privdd.core", "privdd.failures", "privdd.memory", "privdd.progress", "privdd.state"},
     {"privdd.engine", "privdd.engines", "privdd.ledger", "privdd.privacy", "privdd.store"},
     {"privdd.channel"},
     {
@@ -25,7 +25,7 @@ LAYERS: list[set[str]] = [
         "privdd.privacy.class_queries", "privdd.privacy.clipped_gradient", "privdd.privacy.dpsgd",
         "privdd.privacy.noisy_embedding",
     },
-    {"privdd.federation", "privdd.worlds"},
+    {"privdd.federation", "privdd.pace", "privdd.worlds"},
     {"privdd.checkpoint", "privdd.federations", "privdd.recall", "privdd.replays", "privdd.surfaces", "privdd.training"},
     {"privdd.reporting"},
     {"privdd.config", "privdd.sweeps"},
