@@ -12,13 +12,16 @@ from torch import Tensor
 
 from attacks.types import Adversary, Capture, Knowledge, Surface, Truth, View
 from privdd.assembly import Experiment
-from privdd.core import Records, Shard, State, Tensors
+from privdd.core import Method, Records, Shard, State, Tensors
 from privdd.federation import Plan, Progress, Snapshot
 from privdd.replays import as_worlds
+from privdd.store import same_tensors
 from privdd.surfaces import Lens, maps_of
 from privdd.worlds import Game
 
 PUBLIC = 500  # records of the test set that attackers may hold
+# What several rounds say together more than one, where the map did not change between them.
+THROUGH_A_MAP = (Surface.FEATURES, Surface.SYNTHETIC_REPRESENTATIONS, Surface.PROTOTYPES)
 
 
 @dataclass(frozen=True)
@@ -110,7 +113,25 @@ def client_views(scene: Scene, round: int, stacked: Mapping[str, Tensor]) -> Ite
     for surface in dict.fromkeys(scene.plan.method.uploads[name] for name in snapshot.sent):
         worlds = as_worlds(stacked, str(surface), scene.game, scene.public)
         captures = tuple(_captures(scene, snapshot, surface))
+        if surface in THROUGH_A_MAP:
+            captures += tuple(c for other in _through_the_same_map(scene, round) for c in _captures(scene, other, surface))
         yield View(surface, Adversary.SERVER, captures, knowledge, worlds)
+
+
+def _through_the_same_map(scene: Scene, round: int) -> Iterator[Snapshot]:
+    """The other kept rounds of a phase in which the attacker knows the same map, by what it does to public records."""
+
+    def images(at: Snapshot) -> dict[str, Tensor]:
+        maps = maps_of(scene.plan.method, at, at.memory, scene.plan.problem)
+        with torch.no_grad():
+            return {name: f(scene.public.x[:4]) for name, f in maps.items()}
+
+    snapshots = scene.progress.snapshots
+    own = images(snapshots[round])
+    for t in sorted(set(snapshots) - {round}, reverse=True) if own else ():
+        other = images(snapshots[t])
+        if snapshots[t].phase == snapshots[round].phase and same_tensors(own, other):
+            yield snapshots[t]
 
 
 def _captures(scene: Scene, snapshot: Snapshot, surface: Surface) -> Iterator[Capture]:
@@ -152,6 +173,19 @@ def server_views(scene: Scene, final: Mapping[str, Tensors], stacked: Mapping[st
 def _flattened(values: Mapping[str, Tensors]) -> list[tuple[str, Tensors]]:
     labels = values.get("labels", {})
     return [(n, {**v, **labels} if n in ("features", "images") else v) for n, v in values.items()]
+
+
+def granted(method: Method, view: View) -> str:
+    """What a view's reader is handed beyond its adversary's position, for the finding's note; "" if nothing."""
+    if view.surface == Surface.GLOBAL_MODEL and getattr(method, "accuracy_kind", "global") == "personal":
+        return (
+            "the adversary is granted the audited client's own part of the model (kept by the client, never sent), "
+            "without which the server's model predicts nothing"
+        )
+    own = "projection" in view.knowledge.maps and not getattr(method, "frozen_projection", False)
+    if view.surface == Surface.SYNTHETIC_REPRESENTATIONS and own:
+        return "the adversary is granted the audited client's own projection (kept by the client, never sent)"
+    return ""
 
 
 def probe_view(scene: Scene, round: int, records: Sequence[int]) -> tuple[View, Truth] | None:

@@ -83,9 +83,32 @@ def released(view: View, capture: Capture, known: FeatureMap | None) -> Tensor:
     return average_copies(rows, copies) if copies > 1 and len(rows) % copies == 0 else rows
 
 
+def joined(view: View, known: FeatureMap | None) -> tuple[Tensor, int]:
+    """(rows, captures behind them): the mean over all captures whose rows are in step with the first's.
+
+    A view's further captures are of the same client through the same map. Then the mean is all that a
+    squared error can use: sum_k |f(x) - z_k|^2 = K |f(x) - mean z|^2 and what does not depend on x.
+    """
+    first, *more = view.captures
+    rows = [released(view, first, known)]
+    for capture in more:
+        in_step = capture.name == first.name and all(_same(first.value.get(n), capture.value.get(n)) for n in ("y", "count"))
+        other = released(view, capture, known) if in_step else None
+        if other is not None and other.shape == rows[0].shape:
+            rows.append(other)
+    return torch.stack(rows).mean(0), len(rows)
+
+
+def _same(a: Tensor | None, b: Tensor | None) -> bool:
+    return a is b or (a is not None and b is not None and torch.equal(a, b))
+
+
 @dataclass(frozen=True)
 class FeatureInversion:
-    """Records from shared features, on every rung of the knowledge ladder that the view grants."""
+    """Records from shared features, on every rung of the knowledge ladder that the view grants.
+
+    Rounds in which the same rows went through the same map are joined before anything is inverted.
+    """
 
     limit: int = 16
     public: int = 500
@@ -99,25 +122,26 @@ class FeatureInversion:
     def run(self, view: View, generator: torch.Generator) -> Evidence:
         """images: the highest rung's; extra: every rung's images, by its name."""
         known = true_map(view)
-        rows = released(view, view.captures[0], known)
+        rows, captures = joined(view, known)
         picked = torch.randperm(len(rows), generator=generator)[: self.limit]
         z, public = rows[picked].detach(), view.knowledge.public_x[: self.public]
         shadow = shadow_map(view, z, generator)
         found: dict[str, Tensor] = {}
         for rung, maps in self._rungs(known, shadow):
-            inverter = FeatureInverter(rung, self._decoder(view), self.whitebox)
+            inverter = FeatureInverter(rung, self._decoder(view, captures), self.whitebox)
             role = {"shadows": maps} if rung is Rung.SHADOW_MAP else {"maps": maps}
             found[str(rung)] = inverter.invert([z], public, generator, **role).images
-        return Evidence(images=next(iter(found.values())), extra=found, notes={"rung": next(iter(found))})
+        return Evidence(images=next(iter(found.values())), extra=found, notes={"rung": next(iter(found)), "captures": captures})
 
-    def _decoder(self, view: View) -> DecoderTraining:
+    def _decoder(self, view: View, captures: int) -> DecoderTraining:
         settings = view.knowledge.settings
         if view.surface not in (Surface.FEATURES, Surface.SHARED_FEATURES):
             return self.decoder
         stds = tuple(settings.get("noise_stds") or (settings.get("noise_std", 0.0),))
         stds = () if settings.get("broadcast_batch") else tuple(float(std) for std in stds)
         count = len(stds) if view.surface == Surface.FEATURES else 1  # shared features are one copy a row
-        return replace(self.decoder, noise_std=sum(std**2 for std in stds[:count]) ** 0.5 / count if count else 0.0)
+        noise = sum(std**2 for std in stds[:count]) ** 0.5 / count if count else 0.0
+        return replace(self.decoder, noise_std=noise / captures**0.5)
 
     @staticmethod
     def _rungs(known: FeatureMap | None, shadow: FeatureMap | None) -> list[tuple[Rung, list[FeatureMap]]]:
@@ -138,7 +162,10 @@ class FeatureInversion:
         }
         best = max(compared, key=lambda rung: compared[rung].measures["psnr"])
         chosen, measures = compared[best], dict(compared[best].measures)
-        measures["diagnostics"] = {**measures["diagnostics"], "ladder": ladder, "rung": best}
+        captures = int(evidence.notes.get("captures", 1))
+        measures["diagnostics"] = {**measures["diagnostics"], "ladder": ladder, "rung": best, "captures": captures}
+        if captures > 1:
+            measures["note"] = f"{captures} rounds' releases joined"
         return Finding(view.surface, self.name, self.family, view.adversary, measures, chosen.figures)
 
 
