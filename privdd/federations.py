@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -10,12 +11,13 @@ from torch import Tensor
 
 from attacks.membership import signals as sig
 from attacks.types import Surface
+from privdd.channel import shapes
 from privdd.core import Shard, State, Tensors
 from privdd.engine import Engine
 from privdd.federation import Plan, start, step
 from privdd.ledger import Ledger
 from privdd.progress import Bar
-from privdd.store import RunFolder, read_tensors, write_tensors
+from privdd.store import DamagedRun, RunFolder, read_tensors, write_tensors
 from privdd.surfaces import READERS, Lens, Signals
 from privdd.worlds import Game, content_key
 
@@ -74,10 +76,11 @@ def replay_federations(
     """(K, n) signals of what the server sends; world 0 is ``real``, the others are replayed and kept."""
     place = folder.path / "worlds" / f"federation-{content_key(plan, (lens.snapshot,), game, config)}"
     found: dict[int, Signals] = {0: real}
-    for path in place.glob("world_*.safetensors"):
-        world = int(path.stem.split("_")[1])
-        if 0 < world < worlds:
-            found[world] = read_tensors(path)
+    for world in range(1, worlds):
+        with contextlib.suppress(DamagedRun):  # as good as absent
+            signals = read_tensors(place / f"world_{world:04d}.safetensors")
+            if shapes(signals) == shapes(real):
+                found[world] = signals
     missing = [w for w in range(1, worlds) if w not in found]
     bar.advance(by=len(found))
     tasks = []

@@ -6,6 +6,7 @@ import math
 import platform
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -230,7 +231,9 @@ def write_run(folder: RunFolder, audited: Audited, argv: Sequence[str]) -> Findi
     result = findings_json(audited)
     scene = audited.scene
     write_ledger(folder.ledger, scene.progress.ledger)
-    write_json(folder.manifest, manifest(scene.experiment, scene.progress, audited.seconds, argv))
+    about = manifest(scene.experiment, scene.progress, audited.seconds, argv)
+    worlds = [{"round": t, **asdict(choice)} for t, choice in audited.training.items()]
+    write_json(folder.manifest, about | {"worlds": worlds})
     checked = validate(result, str(folder.findings))
     write(checked, folder.findings)
     return checked
