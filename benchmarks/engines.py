@@ -1,0 +1,89 @@
+"""The engines in turn on the same worlds of a FedAvg client: serial, processes, Ray.
+
+    python benchmarks/engines.py [--worlds 16] [--workers 2] [--epochs 10] [--turns 3] [--data digits] [--no-ray]
+
+Each world retrains one client of two on its own half of the audited records, as an audit with separate
+replays does. Start-up (processes, the import of torch, the cluster) is printed apart; then the engines
+take turns, and the medians of wall-clock seconds are compared. The results must be the same bits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Sequence
+
+import torch
+from machine import hardware
+
+from privdd.assembly import assemble
+from privdd.auditing import game_of
+from privdd.config import composed
+from privdd.core import State
+from privdd.engine import Engine
+from privdd.federation import start, step
+from privdd.memory import keep_memory
+from privdd.worlds import Replay, chain_to
+
+
+def replays(data: str, worlds: int, epochs: int) -> list[Replay]:
+    """Worlds 1, 2, ... of the first round, the audited client's own round run before."""
+    experiment = assemble(composed("audit", [
+        "preset=default", "algo=fedavg", f"data={data}", "model=smallcnn", "partition=iid", "partition.clients=2", "algo.rounds=1",
+        f"algo.local_epochs={epochs}", f"audit.worlds={worlds + 1}",
+    ]))  # fmt: skip
+    plan, game = experiment.plan, game_of(experiment)
+    progress, _, _ = step(plan, start(plan, experiment.ledger()), experiment.shards, Engine())
+    chain, whole = chain_to(plan, progress.snapshots, 0), experiment.shards[plan.victim]
+    return [Replay(plan, chain, game.shard(whole, w), w) for w in range(1, worlds + 1)]
+
+
+def replayed(replay: Replay) -> State:
+    return dict(replay.run()["update"])
+
+
+def timed(engine: Engine, tasks: Sequence[Replay]) -> tuple[float, list[State]]:
+    began = time.perf_counter()
+    results = list(engine.map(replayed, tasks))
+    return time.perf_counter() - began, results
+
+
+def alike(mine: list[State], other: list[State]) -> bool:
+    return all(torch.equal(a[k], b[k]) for a, b in zip(mine, other, strict=True) for k in b)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--worlds", type=int, default=16)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--data", default="digits")
+    parser.add_argument("--no-ray", action="store_true")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    keep_memory()
+    print(hardware())
+    tasks = replays(given.data, given.worlds, given.epochs)
+    kinds = ("serial", "processes") if given.no_ray else ("serial", "processes", "ray")
+    engines = {kind: Engine(kind, workers=given.workers) for kind in kinds}
+    starts = {kind: timed(engine, tasks[:2])[0] for kind, engine in engines.items()}
+    seconds: dict[str, list[float]] = {kind: [] for kind in kinds}
+    results = {}
+    for _ in range(given.turns):
+        for kind, engine in engines.items():
+            took, results[kind] = timed(engine, tasks)
+            seconds[kind].append(took)
+    middle = {kind: statistics.median(values) for kind, values in seconds.items()}
+    print(f"{given.worlds} worlds of {len(tasks[0].shard.train)} records, {given.epochs} epochs, {given.workers} workers of 1 thread; "
+          f"the first two worlds with start-up: {', '.join(f'{kind} {s:.1f} s' for kind, s in starts.items())}")  # fmt: skip
+    for kind, value in middle.items():
+        same = "the same bits" if alike(results[kind], results["serial"]) else "OTHER BITS"
+        ratio = middle["serial"] / value if kind != "ray" else value / middle["processes"]
+        what = "times the time of processes" if kind == "ray" else "times as fast as serial"
+        print(f"{kind:<10} {value:6.2f} s, {ratio:.2f} {what}, {same}")
+
+
+if __name__ == "__main__":
+    main()
