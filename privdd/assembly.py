@@ -15,7 +15,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from attacks.types import Adversary, Attack, Family, Surface
-from privdd.config import BadConfig
+from privdd.config import BadConfig, all_attacks, composed, config_dir
 from privdd.core import Keys, Method, Problem, Records, Shard
 from privdd.data.allotment import Partition
 from privdd.data.dataset import Dataset
@@ -223,10 +223,31 @@ def check_coverage(method: Method, attacks: Mapping[str, Attack], waived: Mappin
     if empty:
         raise BadConfig(f"audit.waive.{empty[0]}: a reason is needed")
     surfaces = {str(s) for s in (*method.uploads.values(), *method.broadcasts.values())}
-    covered = {str(s) for s, who, n in _views(method, audit) if any(reads(a, s, who, n) for a in attacks.values())}
-    missing = sorted(surfaces - covered - set(waived))
+    missing = sorted(surfaces - _covered(method, attacks, audit) - set(waived))
     if missing:
+        more = _helpful(method, attacks, missing, audit)
+        adding = f"ask for attack=[{','.join([*attacks, *more])}], or " if more else ""
+        waiving = " ".join(f"audit.waive.{surface}='reason'" for surface in missing)
         raise BadConfig(
             f"attack=[{','.join(attacks)}]: no attack for {', '.join(missing)} with audit.worlds={audit.worlds}, "
-            f"audit.federations={audit.federations}; add one, or waive it: audit.waive.{missing[0]}='reason'"
+            f"audit.federations={audit.federations}; {adding}waive {'them' if len(missing) > 1 else 'it'}: {waiving}"
         )
+
+
+def _covered(method: Method, attacks: Mapping[str, Attack], audit: DictConfig) -> set[str]:
+    return {str(s) for s, who, n in _views(method, audit) if any(reads(a, s, who, n) for a in attacks.values())}
+
+
+def _helpful(method: Method, attacks: Mapping[str, Attack], missing: Sequence[str], audit: DictConfig) -> list[str]:
+    """A few of the shipped attacks that together read all of ``missing``; empty where none do."""
+    names = all_attacks([config_dir()])
+    known = attacks_of(composed("audit", [f"attack=[{','.join(names)}]"]))
+    reach = {name: _covered(method, {name: attack}, audit) for name, attack in known.items() if name not in attacks}
+    left, chosen = set(missing), []
+    while left and reach:
+        best = max(sorted(reach), key=lambda name: len(reach[name] & left))
+        if not reach[best] & left:
+            return []
+        chosen.append(best)
+        left -= reach.pop(best)
+    return chosen if not left else []

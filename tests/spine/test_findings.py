@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections import defaultdict
 from typing import Any
 
@@ -237,6 +238,24 @@ def test_attacks_that_lack_worlds_do_not_cover():
     assert uncovered("audit.federations=4") == ""
     assert "counts, global_model, statistics, update" in uncovered("audit.worlds=1", "audit.federations=4")
     assert "no attack for" in uncovered("attack=[gradient_inversion]", "audit.victims=0")
+
+
+@pytest.mark.parametrize("algo", ["fedavg", "scaffold", "fedfed", "fedrd"])
+def test_what_the_message_says_to_add_is_enough(algo):
+    """Both ways out of missing coverage can be copied from the one line."""
+    method = tiny(algo).plan.method
+    config = composed("audit", ["algo=fedavg", "preset=smoke", "attack=[analytic_inversion]"])
+    with pytest.raises(BadConfig) as error:
+        check_coverage(method, attacks_of(config), {}, config.audit)
+    (line,) = str(error.value).splitlines()
+    asked = re.search(r"ask for (attack=\[[a-z_,]+\])", line)
+    assert asked is not None
+    more = composed("audit", ["algo=fedavg", "preset=smoke", asked[1]])
+    check_coverage(method, attacks_of(more), {}, more.audit)
+    waived = re.findall(r"audit\.waive\.(\w+)='(reason)'", line)
+    check_coverage(method, attacks_of(config), dict(waived), config.audit)
+    with pytest.raises(BadConfig):
+        check_coverage(method, attacks_of(config), dict(waived[1:]), config.audit)
 
 
 def test_an_attack_that_breaks_stops_the_audit(tmp_path, monkeypatch):
