@@ -48,7 +48,10 @@ def server_signals(plan: Plan, server: State, lens: Lens, final: Mapping[str, Te
 
 @dataclass(frozen=True)
 class Federation:
-    """One world: every round of every client, the audited one on its records of that world."""
+    """One world: every round of every client, the audited one on its records of that world.
+
+    The public initial model is the run's own; all that clients and server draw later is the world's.
+    """
 
     plan: Plan
     shards: Sequence[Shard]
@@ -62,7 +65,8 @@ class Federation:
         for _ in range(plan.method.rounds):
             progress, _, seen = step(plan, progress, self.shards, serial, seen)
         final = plan.method.broadcast(progress.server)
-        return server_signals(plan, progress.server, self.lens, final)
+        own = replace(self.lens, memory=progress.memories.get(plan.victim, {}))
+        return server_signals(plan, progress.server, own, final)
 
 
 def run_federation(task: Federation) -> Signals:

@@ -19,6 +19,7 @@ from typing import Any, Literal, get_args
 import torch
 
 from privdd.methods.fedavg import FedAvg, Turn
+from privdd.methods.local import step_count
 from privdd.methods.together import train_alone, train_together
 from privdd.store import DamagedRun, read_json, write_json
 
@@ -26,6 +27,7 @@ Training = Literal["loop", "vectorised"]
 Asked = Literal["auto", "loop", "vectorised"]
 TOGETHER = 8  # worlds of one wide network: 16 are hardly faster, and more workers get one
 CLEAR = 1.3  # how much faster the wide network must be; less could turn over on a busy machine
+LEAST = 1000  # steps of single models in all: where there are fewer, the probe would cost more than it saves
 SECONDS, REPEATS, STEPS = 2.0, 5, 8  # of a probe: at most, and what it does where there is time
 
 
@@ -50,17 +52,20 @@ class Choice:
             raise ValueError(f"ratio={self.ratio!r}: a finite number above 0 is needed")
 
 
-def choose(asked: str, method: Any, turns: Sequence[Turn] | None, worlds: int, record: Path) -> Choice:
+def choose(asked: str, method: Any, turns: Sequence[Turn] | None, worlds: int, rounds: int, record: Path) -> Choice:
     """The way that ``worlds`` worlds of a method are trained, and kept in ``record`` where it was measured.
 
-    turns: of the first worlds that would train together, None where the method has no wide form.
-    Raises ValueError for an unknown way.
+    turns: of the first worlds that would train together, None where the method has no wide form; rounds:
+    how many each world trains. Raises ValueError for an unknown way.
     """
     check_training(asked)
     if turns is None:
         return Choice("loop", "the method, its network or this round has no vectorised form")
     if asked != "auto":
         return Choice("vectorised" if asked == "vectorised" else "loop", "as asked for")
+    each = step_count(len(turns[0].shard.train), method.batch_size, method.local_epochs)
+    if each * rounds * worlds < LEAST:
+        return Choice("loop", f"{each * rounds * worlds} steps in all, too few to measure for")
     kept = _read_choice(record)
     if kept is None:
         kept = decide(ratio_of(method, turns), worlds)

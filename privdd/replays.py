@@ -101,7 +101,7 @@ class Stage:
         turns = turns_in(self.plan, self.chain, self.shard, self.game, first)
         record = self.folder.path / "worlds" / f"{self._key(self.config)}.json"
         with threads(self.engine.threads):
-            return choose(self.training, self.plan.method, turns, count, record)
+            return choose(self.training, self.plan.method, turns, count, len(self.chain), record)
 
     def _key(self, config: str) -> str:
         return content_key(self.plan, self.chain, self.game, config)

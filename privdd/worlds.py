@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from privdd.core import Keys, Records, Shard, State, Tensors
+from privdd.core import Keys, Records, Shard, State, Tensors, Upload
 from privdd.federation import Plan, Snapshot, remembers
 from privdd.methods.fedavg import Turn
 from privdd.methods.together import local_together, turns_of
@@ -101,17 +101,14 @@ def replay_together(
     Raises ValueError where the method has no such form.
     """
     plans, shards = [world_plan(plan, w) for w in worlds], [game.shard(shard, w) for w in worlds]
-    memories: list[State] = [{} for _ in worlds]
+    done: list[tuple[Upload, State]] = [({}, {}) for _ in worlds]
     for snapshot in chain:
         contexts = [own.context(snapshot.round, plan.victim) for own in plans]
-        done = local_together(plan.method, snapshot.broadcast, memories, shards, contexts)
-        if done is None:
+        found = local_together(plan.method, snapshot.broadcast, [memory for _, memory in done], shards, contexts)
+        if found is None:
             raise ValueError(f"{type(plan.method).__name__}: round {snapshot.round} has no vectorised form")
-        memories = [memory for _, memory in done]
-    sent = [
-        plan.channel.send(upload, ctx, len(own.train))[0]
-        for (upload, _), ctx, own in zip(done, contexts, shards)
-    ]
+        done = found
+    sent = [plan.channel.send(upload, ctx, len(own.train))[0] for (upload, _), ctx, own in zip(done, contexts, shards)]
     return [received.values for received in sent]
 
 
