@@ -6,10 +6,13 @@ The bare loops (benchmarks/bare) do the same arithmetic with torch.optim and aut
 the stack adds streams, channel, digests, ledger and snapshots. They are timed in turns, in process CPU
 time on one thread, and the ratio of the medians is printed. Goal: at most 1.15.
 
-All draws are shared, so both end with the same numbers up to rounding. Two differences are printed: the
-largest of a number after the timed runs in float32, where Adam's first steps and max pooling blow
-rounding up, and the largest after a short run in float64 on ``CHECKED`` records, where they cannot hide
-an error. FedFed's rounds are two of feature split, the release, and two on both sets; matching takes
+FLOPs: those of the stack's convolutions and matrix products over the bare loop's, forward and backward,
+counted on the short run; 1 says that neither skips work. All draws are shared, so both end with the same
+numbers up to rounding. Two differences are printed: the largest after the timed runs in float32, where
+Adam's first steps and max pooling blow rounding up, and the largest after a short run in float64 on
+``CHECKED`` records, where rounding cannot hide an error.
+
+FedFed's rounds are two of feature split, the release, and two on both sets; matching takes
 ``iterations`` steps. Falls back to scikit-learn's digits where Fashion-MNIST cannot be found.
 """
 
@@ -20,7 +23,7 @@ import logging
 from dataclasses import replace
 
 import torch
-from bare.compare import KEYS, compare, exact_difference, split_among
+from bare.compare import KEYS, arithmetic, compare, exact_difference, split_among
 from bare.pairs import PAIRS, Size
 from machine import hardware
 
@@ -61,13 +64,15 @@ def main() -> None:
     brief, few = replace(size, iterations=1, epochs=1), split_among(records.take(range(CHECKED)), 2)
     print(hardware())
     print(f"{len(records)} records {shards[0].shape}, {args.clients} clients, {args.rounds} rounds, width {args.width}")
-    print("\n| method | bare CPU s | stack CPU s | ratio | difference, float32 | float64 |\n|---|---|---|---|---|---|")
+    print("\n| method | bare CPU s | stack CPU s | ratio | FLOPs | difference, float32 | float64 |")
+    print("|---|---|---|---|---|---|---|")
     ratios = {}
     for name in PAIRS if args.method == "all" else [args.method]:
         found = compare(PAIRS[name], size, shards, args.repeats)
         ratios[name] = found.ratio
         exact = exact_difference(PAIRS[name], brief, few)
-        row = f"{found.bare:.2f} | {found.stack:.2f} | {found.ratio:.3f} | {found.difference:.1e} | {exact:.1e}"
+        work = arithmetic(PAIRS[name], brief, few)
+        row = f"{found.bare:.2f} | {found.stack:.2f} | {found.ratio:.3f} | {work:.3f} | {found.difference:.1e} | {exact:.1e}"
         print(f"| {name} | {row} |", flush=True)
     over = [name for name, ratio in ratios.items() if ratio > GOAL]
     print(f"\nabove {GOAL}: {', '.join(over) or 'none'}")

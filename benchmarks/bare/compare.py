@@ -8,8 +8,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
 from bare.pairs import Pair, Size
 from privdd.core import Keys, Problem, Records, Shard, State
@@ -35,6 +38,31 @@ class Comparison:
     @property
     def ratio(self) -> float:
         return self.stack / self.bare
+
+
+class Arithmetic(TorchDispatchMode):
+    """Counts the floating-point operations of all convolutions and matrix products, backward passes included."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flops = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        count = flop_registry.get(func._overloadpacket)
+        self.flops += count(*args, **(kwargs or {}), out_val=out) if count else 0
+        return out
+
+
+def arithmetic(pair: Pair, size: Size, shards: Sequence[Shard]) -> float:
+    """Floating-point operations of the stack over those of the bare loop: 1 where neither skips or adds work."""
+    found = []
+    for run in (bare, through_stack):
+        anchors.cache_clear()  # VHL's, so that either draws them
+        with Arithmetic() as counted:
+            run(pair, size, shards)
+        found.append(counted.flops)
+    return found[1] / found[0]
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from privdd.core import Shard
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
-from bare.compare import bare, difference, double_precision, exact_difference, in_double, through_stack
+from bare.compare import arithmetic, bare, difference, double_precision, exact_difference, in_double, through_stack
 from bare.pairs import PAIRS, Size
 
 SIZE = Size(width=8, depth=2, iterations=3, batch=16, images=4, epochs=2, anchors=10)
@@ -45,6 +45,12 @@ def test_stack_ends_where_the_bare_loop_ends(name: str, clients: list[Shard]) ->
         value.dtype == torch.float64 for key, value in loop.items() if value.is_floating_point() and "count" not in key
     )
     assert difference(loop, stack) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_neither_skips_nor_adds_work(name: str, clients: list[Shard]) -> None:
+    """Convolutions and matrix products, backward passes included; 2 % is what weighted means by product cost."""
+    assert arithmetic(PAIRS[name], SIZE, clients) == pytest.approx(1.0, abs=0.02)
 
 
 CHANGES = {
