@@ -94,7 +94,8 @@ def _worlds(stages: Mapping[int, Stage]) -> dict[int, dict[str, Tensor]]:
 def _federations(scene: Scene, whole: Shard, folder: RunFolder) -> dict[str, Tensor]:
     """Signals (K, n) of what the server sends at the end; K = 1 unless audit.federations asks for more."""
     plan, experiment = scene.plan, scene.experiment
-    lens = scene.lens(max(scene.progress.snapshots))
+    kept = scene.progress.memories.get(plan.victim, {})  # after the last round, as in every replayed world
+    lens = replace(scene.lens(max(scene.progress.snapshots)), memory=kept)
     final = plan.method.broadcast(scene.progress.server)
     real = server_signals(plan, scene.progress.server, lens, final)
     worlds = min(int(experiment.config.audit.federations), len(scene.game.masks))
@@ -169,7 +170,7 @@ def _attack_all(
             stem = f"{view.surface}.{name}"
             used[stem] = used.get(stem, 0) + 1
             file = f"{stem}{f'.{used[stem]}' if used[stem] > 1 else ''}.safetensors"
-            said = [note, granted(scene.plan.method, view), finding.measures.get("note", "")]
+            said = [note, granted(scene.plan.method, view, attack.family), finding.measures.get("note", "")]
             extra: dict[str, Any] = {"note": "; ".join(filter(None, said)), "figure": file}
             if evidence.scores is not None and view.worlds is not None:
                 extra["diagnostics"] = {

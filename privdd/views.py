@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attacks.types import Adversary, Capture, Knowledge, Surface, Truth, View
+from attacks.types import Adversary, Capture, Family, Knowledge, Surface, Truth, View
 from privdd.assembly import Experiment
 from privdd.core import Method, Records, Shard, State, Tensors
 from privdd.federation import Plan, Progress, Snapshot
@@ -175,9 +175,10 @@ def _flattened(values: Mapping[str, Tensors]) -> list[tuple[str, Tensors]]:
     return [(n, {**v, **labels} if n in ("features", "images") else v) for n, v in values.items()]
 
 
-def granted(method: Method, view: View) -> str:
-    """What a view's reader is handed beyond its adversary's position, for the finding's note; "" if nothing."""
-    if view.surface == Surface.GLOBAL_MODEL and getattr(method, "accuracy_kind", "global") == "personal":
+def granted(method: Method, view: View, family: Family) -> str:
+    """What an attack is handed beyond its adversary's position, a sentence for the finding's note; "" if nothing."""
+    personal = getattr(method, "accuracy_kind", "global") == "personal"
+    if view.surface == Surface.GLOBAL_MODEL and personal and family == Family.MEMBERSHIP:
         return (
             "the adversary is granted the audited client's own part of the model (kept by the client, never sent), "
             "without which the server's model predicts nothing"
