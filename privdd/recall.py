@@ -11,7 +11,8 @@ from dataclasses import replace
 import torch
 
 from privdd.core import Shard, State
-from privdd.federation import Plan, Progress, Task, client_step
+from privdd.federation import Plan, Progress
+from privdd.worlds import memory_after
 
 MARK = "remembered"
 
@@ -38,5 +39,5 @@ def recalled(plan: Plan, progress: Progress, shard: Shard) -> Progress:
     snapshots = dict(progress.snapshots)
     for t in sorted(snapshots):
         snapshots[t] = replace(snapshots[t], memory=memory)
-        memory = client_step(Task(plan, t, plan.victim, snapshots[t].broadcast, memory, shard))[2]
+        memory = {name: value.detach() for name, value in memory_after(plan, snapshots[t], memory, shard).items()}
     return replace(progress, snapshots=snapshots, memories={**progress.memories, plan.victim: memory})

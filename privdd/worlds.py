@@ -73,6 +73,19 @@ def world_plan(plan: Plan, world: int) -> Plan:
     return replace(plan, keys=plan.keys.fold("world", world))
 
 
+def memory_after(plan: Plan, snapshot: Snapshot, memory: State, shard: Shard) -> State:
+    """What the audited client keeps after a round that it began with ``memory``.
+
+    A method whose ``recall`` gives just this is spared the work on an upload that nobody reads.
+    """
+    ctx = plan.context(snapshot.round, plan.victim)
+    recall = getattr(plan.method, "recall", None)
+    if recall is not None:
+        kept: State = recall(snapshot.broadcast, memory, shard, ctx)
+        return kept
+    return plan.method.local(snapshot.broadcast, memory, shard, ctx)[1]
+
+
 @dataclass(frozen=True)
 class Replay:
     """One world of one audited round, self-contained so that any worker can run it."""
@@ -86,9 +99,11 @@ class Replay:
         """What the client would have sent in the last round of the chain."""
         plan = world_plan(self.plan, self.world)
         memory: State = {}
-        for snapshot in self.chain:
-            ctx = plan.context(snapshot.round, plan.victim)
-            upload, memory = plan.method.local(snapshot.broadcast, memory, self.shard, ctx)
+        for snapshot in self.chain[:-1]:
+            memory = memory_after(plan, snapshot, memory, self.shard)
+        last = self.chain[-1]
+        ctx = plan.context(last.round, plan.victim)
+        upload, _ = plan.method.local(last.broadcast, memory, self.shard, ctx)
         received, _ = plan.channel.send(upload, ctx, len(self.shard.train))
         return received.values
 

@@ -118,10 +118,17 @@ class FedRD:
         own = self._train_projection(broadcast, memory, shard, ctx)
         if self.start == "real" and ctx.round == 0:
             warn_short(shard, self.dpc, ctx.keys)
+        return self._upload(broadcast, own, shard, ctx), self._kept(broadcast, own)
+
+    def recall(self, broadcast: Mapping[str, Tensors], memory: State, shard: Shard, ctx: ClientContext) -> State:
+        """What ``local`` would keep, without distilling what it would send: a fifth of its work."""
+        return self._kept(broadcast, self._train_projection(broadcast, memory, shard, ctx))
+
+    def _kept(self, broadcast: Mapping[str, Tensors], own: Tensors) -> State:
         memory = pack("projection", own)
         if self.frozen_projection:  # the next task model will not know this projection
             memory |= pack("task", {**broadcast["model"], **broadcast.get("buffers", {})})
-        return self._upload(broadcast, own, shard, ctx), memory
+        return memory
 
     def aggregate(self, server: State, inbox: Sequence[Received], keys: Keys) -> State:
         """Train the task model on the union of all representations."""
