@@ -16,6 +16,7 @@ from torch import Tensor
 from privdd.channel import ClientContext
 from privdd.core import Records
 from privdd.distill.augment import draw
+from privdd.distill.fitting import Fitting, fit
 from privdd.distill.matching import CHUNK, Matching, Streams, descend, embed_real, matching_gradient
 from privdd.distill.networks import Embed, Networks
 from privdd.privacy.class_queries import class_counts
@@ -90,6 +91,22 @@ def match_embeddings(images: Tensor, views: Views, records: Records, settings: M
         gradient = matching_gradient(images, targets[k], views.synthetic[k], chunk=settings.chunk)
         images, velocity = descend(images, velocity, gradient, settings)
     return images
+
+
+def fit_embeddings(
+    images: Tensor, view: Embed, records: Records, fitting: Fitting, ctx: ClientContext, *, least: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """(images of the kept classes (M, ipc, c, h, w), which of the public list are kept (C,) bool).
+
+    One noised read of the records in one public map; the rest is post-processing. A class whose noised count
+    is below ``least`` is left out: its target would be noise about the centre, and its images mislabelled.
+    """
+    classes = ctx.problem.class_list
+    counts = class_counts(records, classes, ctx) if ctx.protected("class_counts") else None
+    centre = class_means(images, view).mean(0)
+    (targets,) = noisy_embeddings([view], records, classes, ctx, centres=[centre], counts=counts)
+    kept = torch.ones(len(images), dtype=torch.bool) if counts is None else (counts >= least).cpu()
+    return fit(images[kept], targets.to(images)[kept], view, fitting), kept
 
 
 def match_protected(

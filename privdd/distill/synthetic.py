@@ -1,4 +1,4 @@
-"""Where synthetic images start: real records, noise, or noise with each class's own statistics."""
+"""Where synthetic images start: real records, noise, smooth noise, or noise with each class's own statistics."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal, get_args
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from privdd.core import Keys, Records, Shard, State
@@ -15,11 +16,13 @@ from privdd.distill.class_stats import Statistics, channel_statistics
 from privdd.distill.sampling import first, priorities
 
 LOG = logging.getLogger("privdd")
-Init = Literal["real", "noise", "statistics"]
+Init = Literal["real", "noise", "smooth", "statistics"]
+PUBLIC = ("noise", "smooth")  # starts that read no record
+BLOB, MIDDLE, SPREAD = 4, 0.35, 0.25  # of smooth noise: pixels between knots, mean and deviation at a knot
 
 
 def check_init(init: str) -> None:
-    """Raises ValueError for a start other than real, noise and statistics."""
+    """Raises ValueError for a start other than real, noise, smooth and statistics."""
     if init not in get_args(Init):
         raise ValueError(f"init={init!r}: allowed are {', '.join(get_args(Init))}")
 
@@ -42,6 +45,21 @@ def starts(cells: Cells, keys: Keys, own: Sequence[Keys] | None) -> Keys | list[
     return keys.fold("start") if own is None else [own[k].fold("start") for k in cells.worlds.tolist()]
 
 
+def smooth_images(labels: Tensor, ipc: int, shape: tuple[int, int, int], keys: Keys | Sequence[Keys]) -> Tensor:
+    """Noise of low frequency in [0, 1], (M, ipc, *shape), from the same streams: it has no grain to be undone."""
+    channels, height, width = shape
+    knots = noise_images(labels, ipc, (channels, -(-height // BLOB), -(-width // BLOB)), keys)
+    blown = F.interpolate(knots.flatten(0, 1), size=(height, width), mode="bicubic", align_corners=False)
+    return (MIDDLE + SPREAD * blown).clamp(0, 1).unflatten(0, knots.shape[:2])
+
+
+def public_start(
+    init: str, labels: Tensor, ipc: int, shape: tuple[int, int, int], keys: Keys | Sequence[Keys]
+) -> Tensor:
+    """Images (M, ipc, *shape) of a start that reads no record: noise or smooth."""
+    return (smooth_images if init == "smooth" else noise_images)(labels, ipc, shape, keys)
+
+
 def scaled_noise(noise: Tensor, statistics: Statistics) -> Tensor:
     """Noise (M, ipc, c, h, w) with row m's channel mean and deviation (M, c)."""
     mean, std = (values[:, None, :, None, None] for values in (statistics.mean, statistics.std))
@@ -60,15 +78,15 @@ def initial_images(
     """The first images (M, ipc, *shape) of every cell; a world starts as it would alone.
 
     real: the cell's records of smallest priority, starting over where it has fewer than ``ipc``;
-    noise: N(0, 1), shared by the cells of a class; statistics: that noise with the channel means and
-    deviations of the cell's records (``total``: see ``channel_statistics``). keys: one for all cells,
+    noise: N(0, 1), shared by the cells of a class; smooth: see ``smooth_images``; statistics: N(0, 1) with the
+    channel means and deviations of the cell's records (``total``: see ``channel_statistics``). keys: one for all cells,
     or one for each.
     """
     check_init(init)
     if init == "real":
         return _real(cells, ipc, shape, keys)
-    noise = noise_images(cells.labels, ipc, shape, keys)
-    if init == "noise" or not len(cells):
+    noise = public_start(init, cells.labels, ipc, shape, keys)
+    if init in PUBLIC or not len(cells):
         return noise
     rows = [channel_statistics(cells.pool.x[g.at[present]], total) for g in cells.groups for present in g.present]
     return scaled_noise(

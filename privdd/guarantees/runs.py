@@ -80,8 +80,17 @@ def by_class(stage: Stage, runs: int, keys: Keys) -> Transcripts:
     records = copies(stage.guest, 0, total)
     records.y.copy_(torch.arange(total))
     upload = _released(stage, ctx, holding(stage.shard, records))
-    name = next(n for n in IMAGES if n in upload)
-    return Transcripts(recorder.ratios, upload[name].value["x"].reshape(total, -1))
+    return Transcripts(recorder.ratios, _rows(upload, total))
+
+
+def _rows(upload: Upload, total: int) -> Tensor:
+    """What was sent of each class (total, D); zeros for a class that its noised count kept back."""
+    x = upload[next(n for n in IMAGES if n in upload)].value["x"]
+    sent = upload["labels"].value["y"].unique().cpu()
+    if len(sent) in (0, total):
+        return x.reshape(total, -1) if len(sent) else torch.zeros(total, 1)
+    rows = x.reshape(len(sent), -1)
+    return torch.zeros(total, rows.shape[1]).index_copy(0, sent, rows)
 
 
 def _heads(probability: float, coins: torch.Generator) -> bool:

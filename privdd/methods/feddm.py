@@ -17,9 +17,12 @@ from attacks.types import Surface
 from privdd.channel import ClientContext
 from privdd.core import Artifact, Keys, Problem, Received, Records, Shard, State, Tensors, Upload
 from privdd.distill.cells import Cells, one_world
+from privdd.distill.extractor import AlexNet
+from privdd.distill.fitting import Fitting
 from privdd.distill.matching import Matching, Streams, match
 from privdd.distill.networks import Networks, ball, embedder, to_ball
 from privdd.distill.private import (
+    fit_embeddings,
     is_protected,
     match_embeddings,
     match_protected,
@@ -29,10 +32,11 @@ from privdd.distill.private import (
 )
 from privdd.distill.steps import Steps, matching_claims, seen_maps
 from privdd.distill.synthetic import (
+    PUBLIC,
     carried,
     check_init,
     initial_images,
-    noise_images,
+    public_start,
     remembered,
     starts,
     warn_short,
@@ -51,11 +55,15 @@ from privdd.state import pack, unpack
 class FedDM:
     """Images per class are matched in networks around the server's model, then pooled by the server.
 
-    model: must treat each image alone (no batch norm); ipc: images per class; start: real | noise |
+    model: must treat each image alone (no batch norm); ipc: images per class; start: real | noise | smooth |
     statistics, what images start from each round (``init`` in a config); carry_over: go on from last
     round's images instead; rho: radius of the ball around the server's model for client and server;
     logits: match them beside the features; matching: the clients' steps; server: the server's
     training; reads: noised reads of the records a round, where a mechanism is set for "embedding".
+
+    extractor: a public pre-trained map to match in, instead of networks in the ball (pre-training that the
+    paper does not use). It never changes, so that one noised read a round is all it takes; fitting: how images
+    then follow what was read (None: as ``matching`` says); least: classes whose noised count is below are not sent.
 
     Without a mechanism a client sends the classes it holds: a class with fewer records than ``ipc``
     starts from its records over again, a client without records sends an empty set. With one, all
@@ -67,11 +75,14 @@ class FedDM:
     matching: Matching
     server: ServerTraining
     ipc: int = 10
-    start: Literal["real", "noise", "statistics"] = "real"
+    start: Literal["real", "noise", "smooth", "statistics"] = "real"
     carry_over: bool = False
     rho: float = 5.0
     logits: bool = True
     reads: int = 4
+    extractor: AlexNet | None = None
+    fitting: Fitting | None = None
+    least: float = 0.0
 
     uploads: ClassVar[Mapping[str, Surface]] = {"images": Surface.SYNTHETIC_IMAGES, "labels": Surface.LABELS}
     queries: ClassVar[Mapping[str, Surface]] = {
@@ -92,9 +103,15 @@ class FedDM:
         if self.carry_over and self.start == "real":
             raise ValueError("carry_over=True: not with init=real, which draws new records each round")
         refuse_batch_norm(self.model.norm, "model")
+        if self.extractor is not None and self.reads != 1:
+            raise ValueError(f"reads={self.reads}: 1 with an extractor, which shows the same at every read")
+        if self.fitting is not None and self.extractor is None:
+            raise ValueError("fitting: needs an extractor, for it follows one fixed map")
+        if not 0 <= self.least < float("inf") or (self.least and self.fitting is None):
+            raise ValueError(f"least={self.least!r}: a finite number from 0, above 0 with fitting only")
 
     @classmethod
-    def configured(cls, *, init: Literal["real", "noise", "statistics"] = "real", **settings: Any) -> FedDM:
+    def configured(cls, *, init: Literal["real", "noise", "smooth", "statistics"] = "real", **settings: Any) -> FedDM:
         """From a config, where ``start`` is called init (a method has that name here)."""
         return cls(start=init, **settings)
 
@@ -152,7 +169,9 @@ class FedDM:
     def maps(
         self, broadcast: Mapping[str, Tensors], memory: State, problem: Problem
     ) -> dict[str, Callable[[Tensor], Tensor]]:
-        """What is matched, at the centre of the ball: images -> features (and logits)."""
+        """What is matched: images -> features (and logits) at the centre of the ball, or the extractor's."""
+        if self.extractor is not None:
+            return {"embedding": self.extractor}
         return {"embedding": embedder(self.classifier(problem), broadcast["model"], logits=self.logits)}
 
     def remembers(self, round: int) -> bool:
@@ -191,6 +210,8 @@ class FedDM:
     # --- distillation -------------------------------------------------------------------------
 
     def _networks(self, broadcast: Mapping[str, Tensors], shard: Shard, ctx: ClientContext) -> Networks:
+        if (extractor := self.extractor) is not None:
+            return lambda t: extractor
         model, state = skeleton(self.model, shard.shape, shard.classes), broadcast["model"]
         return ball(model, state, state, self.rho, ctx.public("networks"), logits=self.logits)
 
@@ -212,12 +233,10 @@ class FedDM:
         self, broadcast: Mapping[str, Tensors], memory: State, shard: Shard, ctx: ClientContext
     ) -> tuple[Upload, State]:
         """Images of every class, from noise and what the mechanisms released."""
-        if self.start != "noise":
-            raise ValueError(
-                f"init={self.start!r}: a guarantee needs init=noise, for any other start reads the records"
-            )
+        if self.start not in PUBLIC:
+            raise ValueError(f"init={self.start!r}: a guarantee needs init=noise or smooth, others read the records")
         labels = torch.tensor(ctx.problem.class_list)
-        start = noise_images(labels, self.ipc, shard.shape, ctx.keys.fold("start")).to(
+        start = public_start(self.start, labels, self.ipc, shard.shape, ctx.keys.fold("start")).to(
             broadcast["model"]["head.weight"]
         )
         images = carried(start, labels, memory)
@@ -225,7 +244,10 @@ class FedDM:
             self._networks(broadcast, shard, ctx),
             Streams(ctx.keys.fold("batch"), ctx.public("augment")),
         )
-        if ctx.protected("embedding"):
+        if ctx.protected("embedding") and self.fitting is not None:
+            images, kept = fit_embeddings(images, networks(0), shard.train, self.fitting, ctx, least=self.least)
+            labels = labels[kept]
+        elif ctx.protected("embedding"):
             views = public_views(networks, self.reads, shard.shape, self.matching, streams)
             images = match_embeddings(images, views, shard.train, self.matching, ctx)
         else:

