@@ -1,27 +1,31 @@
 """How rounds and memory behave with many small clients: a linear head on digits-sized arrays, FedAvg.
 
-    python benchmarks/scale.py [--clients 1000] [--rounds 100] [--records 20] [--participation 1.0]
+    python benchmarks/scale.py [--clients 1000] [--rounds 100] [--records 20] [--participation 1.0] [--engine processes]
 
 Prints rounds per second, the parts that are not training (ledger, checkpoints, captures: the run folder
-is written as an audit writes it), and resident memory after a tenth of the rounds and after all of them.
+is written as an audit writes it), resident memory after a tenth of the rounds and after all of them, and
+what one round leaves behind: the rows of the ledger, which keeps every release, and little else.
 The arrays are random: only time and memory are measured here.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import resource
 import tempfile
 import time
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from privdd.assembly import assemble
+from privdd.assembly import Experiment, assemble
 from privdd.config import composed
 from privdd.federation import Progress, start, step
+from privdd.memory import keep_memory
 from privdd.store import RunFolder
 from privdd.training import Capture, Trainer
 
@@ -41,23 +45,39 @@ def resident() -> float:
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
+def left_behind(experiment: Experiment, progress: Progress) -> tuple[float, int]:
+    """(bytes that one more round leaves allocated, its releases)."""
+    tracemalloc.start()
+    sizes, counts = [], []
+    for _ in range(3):
+        progress, _, _ = step(experiment.plan, progress, experiment.shards, experiment.engine)
+        gc.collect()
+        sizes.append(tracemalloc.get_traced_memory()[0])
+        counts.append(len(progress.ledger))
+    tracemalloc.stop()
+    return float(sizes[2] - sizes[1]), counts[2] - counts[1]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--records", type=int, default=20)
     parser.add_argument("--participation", type=float, default=1.0)
+    parser.add_argument("--engine", choices=("serial", "processes", "ray"), default="serial")
     given = parser.parse_args()
     torch.set_num_threads(1)
+    keep_memory()
     with tempfile.TemporaryDirectory() as name:
         place = Path(name)
         source = arrays(place, given.clients, given.records)
         experiment = assemble(composed("train", [
             "preset=smoke", "data=npz", f"data.root={source}", "data.limit=null", "data.test_limit=null",
             "partition=iid", f"partition.clients={given.clients}", "partition.heldout=0", "model=mlp", "model.width=16",
-            "model.depth=1", "algo.local_epochs=1", f"algo.rounds={given.rounds}", f"participation={given.participation}",
+            "model.depth=1", "algo.local_epochs=1", f"engine={given.engine}", f"algo.rounds={given.rounds}", f"participation={given.participation}",
         ]))
-        rows = [f"{given.clients} clients of {given.records} records, participation {given.participation}"]
+        rows = [f"{given.clients} clients of {given.records} records, participation {given.participation}, engine {given.engine}"]
+        list(experiment.engine.map(str, range(8)))  # starts its workers
         began, base = time.perf_counter(), resident()
         progress: Progress = start(experiment.plan, experiment.ledger())
         early, bare = base, 0.0
@@ -77,6 +97,8 @@ def main() -> None:
         rows.append(f"{given.rounds} rounds as a run: {seconds:.1f} s, {given.rounds / seconds:.2f} rounds/s, "
                     f"{seconds / given.rounds / bare:.2f} times the rounds in memory")
         rows.append(f"ledger: {len(done.ledger)} releases, {(place / 'run' / 'ledger.json').stat().st_size / 2**20:.1f} MiB on disk")
+        left, releases = left_behind(experiment, done)
+        rows.append(f"a round leaves {left / 2**10:.0f} KiB behind for its {releases} releases, {left / releases:.0f} bytes each")
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
         rows.append(f"memory: {base:.0f} MiB before, {early:.0f} after a tenth of the rounds, {resident():.0f} after all, peak {peak:.0f}")
         print("\n".join(rows))
