@@ -20,6 +20,7 @@ from privdd.engine import threads
 from privdd.memory import keep_memory
 
 PROTOCOL = 5  # raw bytes are written without an escape
+SMALL = 2**14  # bytes
 
 
 def packed(value: Any) -> bytes:
@@ -36,12 +37,16 @@ def _reduced(tensor: Tensor) -> Any:
     plain = tensor.device.type == "cpu" and tensor.layout == torch.strided and not tensor.requires_grad
     if not plain or not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
         return tensor.__reduce_ex__(PROTOCOL)  # gradients, devices and memory formats are torch's business
-    return _tensor, (tensor.reshape(-1).view(torch.uint8).numpy(), tensor.dtype, tuple(tensor.shape))
+    data = tensor.reshape(-1).view(torch.uint8).numpy()
+    # an array is written without a copy, but costs more to describe than a few bytes to copy
+    return _tensor, (bytearray(data) if data.size < SMALL else data, tensor.dtype, tuple(tensor.shape))
 
 
-def _tensor(data: np.ndarray, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
-    # The copy lies where torch's allocator puts it: kernels may round otherwise on unaligned memory.
-    return torch.from_numpy(data).clone().view(dtype).reshape(shape)
+def _tensor(data: np.ndarray | bytearray, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+    if not len(data):
+        return torch.empty(shape, dtype=dtype)
+    # The clone lies where torch's allocator puts it: kernels may round otherwise on unaligned memory.
+    return torch.frombuffer(data, dtype=dtype).clone().reshape(shape)
 
 
 def call(fn: Callable[[Any], Any], items: Sequence[Any], count: int) -> bytes:
