@@ -13,6 +13,7 @@ from privdd.engine import Engine
 from privdd.federation import Plan, Progress, accuracy, finish, start, step
 from privdd.ledger import Ledger
 from privdd.progress import stage
+from privdd.recall import marked
 from privdd.state import pack
 from privdd.store import RunFolder, write_tensors
 
@@ -77,9 +78,23 @@ class Trainer:
         progress = checkpoint.load(self.folder, self.plan) or start(self.plan, self.ledger)
         total = self.plan.method.rounds
         if progress.round < total:
+            self._check_memories(progress)
             progress = self._rounds(progress, total)
         checkpoint.write_ledger(self.folder.ledger, progress.ledger)
         return progress
+
+    @property
+    def _clients_remember(self) -> bool:
+        """Whether memories stay with real clients, who can repeat their latest round but go back no further."""
+        return bool(getattr(self.engine, "clients_remember", False))
+
+    def _check_memories(self, progress: Progress) -> None:
+        away = [k for k, memory in progress.memories.items() if marked(memory)]
+        if away and not self._clients_remember:
+            raise ValueError(
+                f"{self.folder.path}: stopped after round {progress.round - 1} of a real federation, whose clients keep "
+                "their own memory; start the federation again with this folder, and audit it when it is done"
+            )
 
     def _rounds(self, progress: Progress, total: int) -> Progress:
         broadcast, due = None, time.monotonic() + CHECKPOINT_EVERY
@@ -93,7 +108,7 @@ class Trainer:
                 if last:
                     progress = finish(self.plan, progress)
                 began = time.monotonic()
-                if last or began >= due:
+                if last or began >= due or self._clients_remember:
                     checkpoint.save(self.folder, progress)
                     took = time.monotonic() - began
                     due = time.monotonic() + (max(CHECKPOINT_EVERY, took / CHECKPOINT_SHARE) if CHECKPOINT_EVERY else 0.0)

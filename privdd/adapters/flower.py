@@ -14,7 +14,7 @@ import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, ClassVar
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -46,9 +46,9 @@ def _records(values: State, **words: str | int | float) -> RecordDict:
     })
 
 
-def _tensors(content: RecordDict) -> State:
-    stored = content.array_records["tensors"].to_torch_state_dict()
-    return {name: stored[name] for name in json.loads(str(content.config_records["words"]["order"]))}
+def _tensors(content: RecordDict, part: str = "") -> State:
+    stored = content.array_records[f"{part}tensors"].to_torch_state_dict()
+    return {name: stored[name] for name in json.loads(str(content.config_records[f"{part}words"]["order"]))}
 
 
 def own_data(experiment: Experiment, client: int) -> Shard:
@@ -76,10 +76,10 @@ def client_app(own: Own, *, tells_accuracy: bool = False) -> ClientApp:
     def train(message: Message, context: Context) -> Message:
         plan, ledger, shard = own(context)
         words = message.content.config_records["words"]
-        broadcast = nested(_tensors(message.content))
-        task = Task(plan, int(words["round"]), shard.client, broadcast, _remembered(context), shard)  # type: ignore[arg-type]
-        received, rows, memory = client_step(task)
-        _remember(context, memory)
+        broadcast, round = nested(_tensors(message.content)), int(words["round"])  # type: ignore[arg-type]
+        before = _remembered(context, round)
+        received, rows, memory = client_step(Task(plan, round, shard.client, broadcast, before, shard))
+        _remember(context, round, before, memory)
         ledger.append(rows)
         sent = _records(
             flat(received.values), client=shard.client, round=received.round,
@@ -106,13 +106,26 @@ def _own_accuracy(plan: Plan, broadcast: State, memory: State, test: Records) ->
     return {"accuracy": float((logits.argmax(1) == test.y).float().mean())}
 
 
-def _remembered(context: Context) -> State:
-    return _tensors(context.state) if "tensors" in context.state else {}
+def _remembered(context: Context, before: int | None = None) -> State:
+    """What the client keeps; before: a round, which may be its latest one again, after a server that stopped.
+
+    Raises FederationFailed for an earlier round: its memory is gone.
+    """
+    latest = context.state.config_records.get("latest")
+    if latest is None:
+        return {}
+    if before is None or int(latest["round"]) < before:  # type: ignore[arg-type]
+        return _tensors(context.state)
+    if latest["round"] != before:
+        raise FederationFailed(f"a client that remembers round {int(latest['round'])} cannot repeat round {before}")  # type: ignore[arg-type]
+    return _tensors(context.state, "earlier ")
 
 
-def _remember(context: Context, memory: State) -> None:
-    for name, record in _records(memory).items():
-        context.state[name] = record
+def _remember(context: Context, round: int, before: State, after: State) -> None:
+    for part, memory in (("earlier ", before), ("", after)):
+        for name, record in _records(memory).items():
+            context.state[part + name] = record
+    context.state["latest"] = ConfigRecord({"round": round})
 
 
 @dataclass(frozen=True)
@@ -122,6 +135,7 @@ class GridEngine:
     grid: Grid
     nodes: Mapping[int, int]  # client -> Flower's node
     timeout: float = 3600.0
+    clients_remember: ClassVar[bool] = True  # only such an engine may go on from a checkpoint without memories
 
     def map(self, fn: Callable[..., Any], tasks: Iterable[Task]) -> Iterator[tuple[Received, list[Row], State]]:
         """Results in the order of the tasks. Raises FederationFailed where a client does not answer."""

@@ -14,7 +14,7 @@ import torch
 
 pytest.importorskip("flwr")
 
-from flwr.app import Context, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
@@ -156,6 +156,32 @@ def test_an_audit_of_a_deployment_finds_what_the_simulated_one_finds(name: str, 
 
 def _rounds(overrides: list[str]) -> list[str]:
     return ["algo.rounds=2"] if "algo=fedlgd" in overrides or "algo=fedrd" in overrides else ["algo.local_epochs=1", "algo.rounds=2"]
+
+
+def test_a_federation_that_stopped_goes_on_with_its_clients_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = composed("audit", [*SMALL[:-2], "algo=scaffold", "algo.local_epochs=1", "algo.rounds=3"])
+    whole, experiment = assemble(config), assemble(config)
+    expected = federate(whole, HandGrid(whole), RunFolder(tmp_path / "whole"))
+    folder, grid = RunFolder(tmp_path / "stopped"), HandGrid(experiment)
+    monkeypatch.setattr("privdd.training.CHECKPOINT_EVERY", 0.0)
+    answer = grid.send_and_receive
+
+    def until_round_2(messages: Iterable[Message], **more: Any) -> Iterable[Message]:
+        work = list(messages)
+        grid.gone = 1 if any(m.metadata.group_id == "2" for m in work) else None
+        return answer(work, **more)
+
+    monkeypatch.setattr(grid, "send_and_receive", until_round_2)
+    with pytest.raises(FederationFailed, match="client 1 did not answer in round 2"):
+        federate(experiment, grid, folder)
+    with pytest.raises(ValueError, match="stopped after round 1 of a real federation"):
+        simulated(experiment, folder)
+    monkeypatch.undo()
+    grid.gone = None
+    found = federate(experiment, grid, folder)
+    assert found.ledger.to_json() == expected.ledger.to_json() and found.accuracy == expected.accuracy
+    with pytest.raises(FederationFailed, match="remembers round 2 cannot repeat round 1"):
+        list(answer([Message(RecordDict({"words": ConfigRecord({"round": 1, "order": "[]"}), "tensors": ArrayRecord()}), 100, "train")]))
 
 
 def test_a_client_may_keep_its_accuracy_to_itself(tmp_path: Path) -> None:
