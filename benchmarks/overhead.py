@@ -61,7 +61,7 @@ def main() -> None:
     shards = split_among(records, args.clients)
     depth = 3 if min(records.x.shape[2:]) >= 16 else 2
     size = Size(width=args.width, depth=depth, rounds=args.rounds, iterations=args.iterations)
-    brief, few = replace(size, iterations=1, epochs=1), split_among(records.take(range(CHECKED)), 2)
+    brief, few = replace(size, iterations=1, epochs=1, anchors=10), split_among(records.take(range(CHECKED)), 2)
     print(hardware())
     print(f"{len(records)} records {shards[0].shape}, {args.clients} clients, {args.rounds} rounds, width {args.width}")
     print("\n| method | bare CPU s | stack CPU s | ratio | FLOPs | difference, float32 | float64 |")
