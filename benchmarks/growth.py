@@ -1,0 +1,172 @@
+"""How CPU seconds and peak memory grow with clients, records a client, worlds and image size: a table and a plot.
+
+    python benchmarks/growth.py [--full] [--plot growth.png]
+
+Clients, records and image size: one FedAvg round (one epoch, batches of 10) of a multi-layer perceptron,
+for image size of a ConvNet of width 16. Worlds: one round of one client, replayed one after the other
+(FedAvg) and in one pass (FedDM, 4 iterations). Random images in ten classes, one thread, every point in a
+process of its own; memory is the peak above what the process had before. The last column is the power of
+the size that the seconds grow with, from the smallest to the largest size: 1 is linear.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import multiprocessing
+import resource
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import torch
+from machine import hardware
+
+from privdd.channel import ClientContext
+from privdd.core import Keys, Problem, Records, Shard
+from privdd.distill.matching import Matching
+from privdd.engine import Engine
+from privdd.federation import Plan, start, step
+from privdd.ledger import Ledger
+from privdd.memory import keep_memory
+from privdd.methods.fedavg import FedAvg
+from privdd.methods.feddm import FedDM
+from privdd.methods.union import ServerTraining
+from privdd.models import ModelSpec
+from privdd.worlds import Game, Replay, chain_to
+
+CLASSES, TURNS = 10, 3
+MLP = ModelSpec("mlp", width=32, depth=1)
+
+
+def shard_of(client: int, records: int, size: int) -> Shard:
+    x = torch.rand((records, 1, size, size), generator=Keys(1).fold("client", client).torch())
+    train = Records(x, torch.arange(records) % CLASSES, torch.arange(records))
+    empty = train.take(torch.arange(0))
+    return Shard(client, train, empty, empty, CLASSES)
+
+
+def federation(clients: int, records: int, size: int, spec: ModelSpec = MLP) -> tuple[Plan, list[Shard]]:
+    method = FedAvg(model=spec, rounds=1, lr=0.05, batch_size=10, local_epochs=1)
+    return Plan(Keys(0), Problem((1, size, size), CLASSES, clients), method), [shard_of(k, records, size) for k in range(clients)]
+
+
+def rounds(clients: int = 10, records: int = 50, size: int = 28, spec: ModelSpec = MLP) -> Callable[[], object]:
+    plan, shards = federation(clients, records, size, spec)
+    return lambda: step(plan, start(plan, Ledger("zero_out")), shards, Engine())
+
+
+def replays(worlds: int) -> Callable[[], object]:
+    plan, shards = federation(1, 200, 28)
+    progress, _, _ = step(plan, start(plan, Ledger("zero_out")), shards, Engine())
+    masks = torch.rand((worlds, 100), generator=Keys(2).torch()) < 0.5
+    game = Game(shards[0].train, torch.arange(100), masks, "add_remove")
+    tasks = [Replay(plan, chain_to(plan, progress.snapshots, 0), game.shard(shards[0], w), w) for w in range(worlds)]
+    return lambda: [task.run() for task in tasks]
+
+
+def one_pass(worlds: int) -> Callable[[], object]:
+    method = FedDM(
+        model=ModelSpec(width=16), rounds=1, matching=Matching(4, batch=64), server=ServerTraining(epochs=1, batch_size=64), ipc=5, start="noise"
+    )
+    problem, shard = Problem((1, 28, 28), CLASSES, 1), shard_of(0, 640, 28)
+    sent = method.broadcast(method.init(problem, Keys(0)))
+    masks = torch.rand((worlds, 200), generator=Keys(2).torch()) < 0.5
+    fixed, candidates = shard.with_train(shard.train.take(torch.arange(200, 640))), shard.train.take(torch.arange(200))
+    return lambda: method.local_worlds(sent, {}, fixed, candidates, masks, ClientContext(0, 0, Keys(3), problem, queries=method.queries))
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One size that grows; make(size) prepares a call, full: the sizes of --full."""
+
+    name: str
+    make: Callable[[int], Callable[[], object]]
+    small: Sequence[int]
+    full: Sequence[int]
+
+
+AXES = (
+    Axis("clients", lambda n: rounds(clients=n), (10, 40, 160), (10, 40, 160, 640, 2560)),
+    Axis("records a client", lambda n: rounds(records=n), (25, 100, 400), (25, 100, 400, 1600, 6400)),
+    Axis("worlds, one by one", replays, (2, 8, 32), (2, 8, 32, 128, 512)),
+    Axis("worlds in one pass", one_pass, (2, 8, 32), (2, 8, 32, 64, 128)),
+    Axis("image side", lambda n: rounds(clients=2, size=n, spec=ModelSpec("convnet", width=16)), (8, 16, 32), (8, 16, 32, 64, 128)),
+)
+
+
+def peak() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def measure(axis: Axis, size: int, out: Connection) -> None:
+    """(CPU seconds of the fastest turn, MiB above the start) of one point, in a process of its own."""
+    before, work, seconds = peak(), axis.make(size), []
+    for _ in range(TURNS):
+        began = time.process_time()
+        work()
+        seconds.append(time.process_time() - began)
+    out.send((min(seconds), peak() - before))
+
+
+def point(axis: Axis, size: int) -> tuple[float, float]:
+    context = multiprocessing.get_context("fork")  # torch is imported once, and its threads are not running yet
+    mine, other = context.Pipe(duplex=False)
+    child = context.Process(target=measure, args=(axis, size, other))
+    child.start()
+    other.close()
+    found = mine.recv()
+    child.join()
+    return found
+
+
+def draw(path: Path, found: dict[str, list[tuple[int, float, float]]]) -> None:
+    """Seconds (logarithmic; dashed: linear growth) above, memory below, one column an axis."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(3 * len(found), 5), layout="constrained")
+    for column, (name, points) in enumerate(found.items()):
+        sizes, first = [n for n, _, _ in points], points[0]
+        for row, label in enumerate(("CPU seconds", "peak MiB above the start")):
+            panel = figure.add_subplot(2, len(found), 1 + column + row * len(found))
+            values = [p[1 + row] for p in points]
+            panel.semilogx(sizes, values, "o-", color="#1f5a94")
+            if row == 0:
+                panel.loglog(sizes, [first[1] * n / first[0] for n in sizes], "--", color="#888888", linewidth=1)
+                panel.set_yticks(values, [f"{v:.2g}" for v in values], minor=False)
+            else:
+                panel.set_ylim(0, 1.1 * max(values) + 1)
+            panel.set_xlabel(name)
+            panel.set_xticks(sizes, [str(n) for n in sizes], minor=False)
+            panel.minorticks_off()
+            if column == 0:
+                panel.set_ylabel(label)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--full", action="store_true", help="larger sizes, a few minutes")
+    parser.add_argument("--plot", type=Path, help="a PNG to write")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    keep_memory()
+    print(hardware())
+    print(f"{'what grows':<20} {'size':>6} {'CPU s':>9} {'MiB':>7}  power")
+    found: dict[str, list[tuple[int, float, float]]] = {}
+    for axis in AXES:
+        points = found[axis.name] = [(n, *point(axis, n)) for n in (axis.full if given.full else axis.small)]
+        power = math.log(points[-1][1] / points[0][1]) / math.log(points[-1][0] / points[0][0])
+        for at, (n, seconds, memory) in enumerate(points):
+            tail = f"  {power:.2f}" if at == len(points) - 1 else ""
+            print(f"{axis.name:<20} {n:>6} {seconds:>9.3f} {memory:>7.0f}{tail}", flush=True)
+    if given.plot:
+        draw(given.plot, found)
+        print(given.plot)
+
+
+if __name__ == "__main__":
+    main()
