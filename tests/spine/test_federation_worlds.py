@@ -121,11 +121,19 @@ def test_lost_and_damaged_worlds_are_replayed_and_the_others_are_not(
     assert {path.name: path.read_bytes() for path in place.iterdir()} == before
 
 
-def test_without_federations_the_model_has_one_world(
+def test_without_federations_the_model_has_one_world_and_wide_networks_serve_as_well(
     finished: tuple[Path, dict[str, Any]], audit: Callable[..., dict[str, Any]], tmp_path: Path
 ) -> None:
     more = [a for a in AUDIT if not a.startswith("audit.federations")]
-    found = audit(tmp_path, *more, f"hydra.run.dir={tmp_path}")
+    found = audit(tmp_path, *more, "audit.training=vectorised", f"hydra.run.dir={tmp_path}")
+    (row,) = json.loads((tmp_path / "manifest.json").read_text())["worlds"]
+    assert row["training"] == "vectorised"
     mine = [f for f in found["findings"] if f["surface"] == "global_model"]
     assert mine and all(f["worlds"] == 1 and f["attack"] != "lira" for f in mine)
     assert not list(tmp_path.glob("worlds/federation-*"))
+
+
+def test_the_manifest_says_how_worlds_were_trained(finished: tuple[Path, dict[str, Any]]) -> None:
+    folder, _ = finished
+    (row,) = json.loads((folder / "manifest.json").read_text())["worlds"]
+    assert row["round"] == 1 and row["training"] == "loop" and row["ratio"] is None and "too few" in row["why"]
