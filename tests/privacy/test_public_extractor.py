@@ -86,3 +86,25 @@ def test_the_budget_buys_one_read_of_each_class() -> None:
     assert plan.method.spends(0, plan.mechanisms) == {"embedding": 1, "class_counts": 1}
     _, ctx = released(plan, experiment.shards[0])
     assert {row.name: row.count for row in ctx.rows if row.partition in (None, "label:0")} == {"embedding": 1, "class_counts": 1}
+
+
+@pytest.mark.parametrize(
+    ("override", "named"),
+    [
+        ("algo.reads=2", "reads=2: 1 with an extractor"),
+        ("algo.extractor=null", "fitting: needs an extractor"),
+        ("algo.least=-1", "least=-1"),
+        ("algo.init=real", "init=noise or smooth"),
+    ],
+)
+def test_what_has_no_meaning_or_no_guarantee_is_refused(override: str, named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        experiment = federation(override)
+        released(experiment.plan, experiment.shards[0])
+
+
+def test_without_fitting_the_plain_matching_steps_follow_the_same_map() -> None:
+    experiment = federation("algo.fitting=null", "algo.matching.iterations=2")
+    upload, ctx = released(experiment.plan, experiment.shards[0])
+    assert len(upload["images"].value["x"]) == 20
+    assert {row.name: row.count for row in ctx.rows if row.partition in (None, "label:0")} == {"embedding": 1, "class_counts": 1}
