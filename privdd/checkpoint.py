@@ -14,7 +14,16 @@ from privdd.core import State, Tensors
 from privdd.federation import Plan, Progress, Snapshot, phase_of
 from privdd.ledger import Ledger
 from privdd.state import pack, unpack
-from privdd.store import DamagedRun, RunFolder, read_json, read_tensors, safe_name, write_json, write_parts, write_tensors
+from privdd.store import (
+    DamagedRun,
+    RunFolder,
+    read_json,
+    read_tensors,
+    safe_name,
+    write_json,
+    write_parts,
+    write_tensors,
+)
 
 SCHEMA = 1
 PARTS = ("server.safetensors", "memories.safetensors", "ledger.json")
