@@ -44,7 +44,7 @@ COMMON = (
     "partition.heldout=0", "model.width=16",
 )
 FEDDM = ("algo=feddm_dp", "algo.rounds=4", "algo.reads=2")
-PUBLIC = ("algo=feddm_public_dp", "algo.least=40")
+PUBLIC = ("algo=feddm_public_dp", "algo.least=40", "algo.fitting.steps=80")
 FEDAVG = (
     "algo=fedavg", "privacy=dpsgd", "algo.rounds=5", "algo.local_epochs=1", "algo.lr=2", "algo.momentum=0",
     "algo.weight_decay=0", "privacy.expected_batch=200",
@@ -61,6 +61,7 @@ LEVERS = {
 PUBLIC_LEVERS = {
     "as compared": (),
     "every class sent": ("algo.least=0",),
+    "20 steps": ("algo.fitting.steps=20",),
     "coarse pixels left out": ("algo.extractor.pixels=0",),
     "coarse pixels, weight 4": ("algo.extractor.weight=4",),
     "20 images a class": ("algo.ipc=20",),
