@@ -35,7 +35,7 @@ def digest(value: Tensors) -> str:
     for name in sorted(value):
         tensor = value[name].detach().cpu().contiguous()
         h.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
-        h.update(tensor.reshape(-1).view(torch.uint8).numpy())
+        h.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return h.hexdigest()
 
 
