@@ -6,7 +6,7 @@ from pathlib import Path
 
 import hydra
 import pytest
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from privdd.ledger import UNITS
 from privdd.privacy.accounting import NEIGHBOURS
@@ -16,9 +16,16 @@ FOLDER = Path(__file__).parents[2] / "configs" / "privacy"
 KEYS = {"name", "mechanisms", "noise_multiplier", "clip_norm", "epsilon", "delta", "noise_source", "relation", "unit"}
 
 
+def loaded(path: Path) -> DictConfig:
+    """The group under the defaults that it names; its own values win."""
+    own = OmegaConf.load(path)
+    parents = [name for name in own.pop("defaults", []) if name != "_self_"]
+    return OmegaConf.merge(*(loaded(FOLDER / f"{name}.yaml") for name in parents), own)
+
+
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.yaml")), ids=lambda p: p.stem)
 def test_group_is_complete_and_builds(path: Path) -> None:
-    config = OmegaConf.create({"privacy": OmegaConf.load(path)})
+    config = OmegaConf.create({"privacy": loaded(path)})
     group = config.privacy
     assert set(group) >= KEYS and group.name == path.stem
     assert group.relation in NEIGHBOURS and group.unit in UNITS and 0 < group.delta < 1
@@ -27,10 +34,10 @@ def test_group_is_complete_and_builds(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["dpsgd", "noisy_embedding", "gaussian_features", "client", "aggregate_clip", "fedfed_dp"]
+    "name", ["dpsgd", "noisy_embedding", "gaussian_features", "client", "aggregate_clip", "fedfed_dp", "public_embedding"]
 )
 def test_the_noise_multiplier_reaches_every_mechanism(name: str) -> None:
-    config = OmegaConf.create({"privacy": OmegaConf.load(FOLDER / f"{name}.yaml")})
+    config = OmegaConf.create({"privacy": loaded(FOLDER / f"{name}.yaml")})
     config.privacy.noise_multiplier = 7.25
     own = {k: m for k, m in config.privacy.mechanisms.items() if k != "class_counts"}  # noise of its own
     built = [hydra.utils.instantiate(m) for m in own.values()]

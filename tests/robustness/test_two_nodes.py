@@ -16,7 +16,10 @@ from privdd.engine import Engine
 pytestmark = pytest.mark.engine
 ROOT = Path(__file__).resolve().parents[2]
 QUICK = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 300, "health_check_failure_threshold": 3}
-TASKS = [Deadly(i, "") for i in range(10)]
+
+
+def tasks(folder: Path) -> list[Deadly]:
+    return [Deadly(i, str(folder / "met")) for i in range(10)]
 
 
 @pytest.fixture(scope="module")
@@ -43,20 +46,21 @@ def two_nodes() -> Iterator[object]:
 
 @pytest.fixture(scope="module")
 def expected() -> list[torch.Tensor]:
-    return [task.run() for task in TASKS]
+    return [task.run() for task in tasks(Path())]
 
 
-def test_both_nodes_work_and_give_the_bits_of_a_loop(two_nodes, expected) -> None:
+def test_both_nodes_work_and_give_the_bits_of_a_loop(two_nodes, expected, tmp_path) -> None:
     engine = Engine("ray", address=two_nodes.address)
-    found = list(engine.map(crash_tasks.placed, TASKS))
+    found = list(engine.map(crash_tasks.placed, tasks(tmp_path)))
     assert len({node for node, _ in found}) == 2
     assert all(torch.equal(mine, other) for (_, mine), other in zip(found, expected, strict=True))
 
 
-def test_a_node_that_dies_takes_no_result_with_it(two_nodes, expected) -> None:
+def test_a_node_that_dies_takes_no_result_with_it(two_nodes, expected, tmp_path) -> None:
     victim = next(iter(two_nodes.worker_nodes))
     found = []
-    for node, draw in Engine("ray", address=two_nodes.address).map(crash_tasks.placed, TASKS):
+    engine = Engine("ray", address=two_nodes.address)
+    for node, draw in engine.map(crash_tasks.placed, tasks(tmp_path)):
         found.append((node, draw))
         if node == victim.node_id and victim in two_nodes.worker_nodes:
             two_nodes.remove_node(victim, allow_graceful=False)
