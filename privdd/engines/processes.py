@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
-from joblib.externals.loky import get_reusable_executor
+from joblib.externals.loky import get_reusable_executor, process_executor
 from joblib.externals.loky.process_executor import ShutdownExecutorError
 
 from privdd.engine import Engine
@@ -17,6 +18,11 @@ from privdd.engines.payload import answer
 IDLE = 300  # seconds until an idle worker ends and gives its memory back
 # of libraries beside torch, whose threads are set task by task
 SINGLE = {name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
+
+
+def prepare() -> None:
+    """In a new worker: kept memory (see ``privdd.memory``) is no leak for which loky should replace it."""
+    process_executor._MAX_MEMORY_LEAK_SIZE = sys.maxsize
 
 
 def process_map(engine: Engine, fn: Callable[[Any], Any], work: Sequence[Any]) -> Iterator[Any]:
@@ -32,7 +38,7 @@ class Processes:
         self.executor = self._executor()
 
     def _executor(self) -> Any:
-        return get_reusable_executor(self.workers, timeout=IDLE, env=SINGLE)
+        return get_reusable_executor(self.workers, timeout=IDLE, env=SINGLE, initializer=prepare)
 
     def send(self, payload: bytes) -> Future[bytes]:
         try:

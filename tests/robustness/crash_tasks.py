@@ -56,3 +56,13 @@ def placed(task: Deadly) -> tuple[str, torch.Tensor]:
         time.sleep(0.05)
     time.sleep(0.1)
     return ray.get_runtime_context().get_node_id(), task.run()
+
+
+KEPT: list[torch.Tensor] = []
+
+
+def grow(task: Deadly) -> int:
+    """Keeps 100 MB more of memory, slowly enough for a check of memory between two tasks."""
+    KEPT.append(torch.ones(25_000_000))
+    time.sleep(0.4)
+    return os.getpid()

@@ -123,6 +123,12 @@ def test_the_pool_is_started_once(engine: Engine) -> None:
     assert later & first and len(first | later) <= 4  # 2 workers; Ray may have had others idle
 
 
+def test_a_worker_that_keeps_memory_is_not_replaced() -> None:
+    engine = Engine("processes", workers=2)
+    before = set(engine.map(crash_tasks.worker, [Deadly(i, "") for i in range(6)]))
+    assert set(engine.map(crash_tasks.grow, [Deadly(i, "") for i in range(12)])) <= before
+
+
 def test_ray_missing_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ValueError, match=r"^engine=ray: ray is not installed.*privdd\[ray\]"):
