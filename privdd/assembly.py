@@ -90,8 +90,14 @@ def assemble(config: DictConfig) -> Experiment:
     if "update" in mechanisms and hasattr(method, "with_client_privacy"):
         method = method.with_client_privacy()
     plan = Plan(
-        keys, problem, method, mechanisms, str(config.privacy.noise_source), str(config.privacy.relation),
-        float(config.participation), victim,
+        keys,
+        problem,
+        method,
+        mechanisms,
+        str(config.privacy.noise_source),
+        str(config.privacy.relation),
+        float(config.participation),
+        victim,
     )
     if config.privacy.epsilon is not None:
         plan = _calibrated(config, plan)
@@ -147,10 +153,14 @@ def _calibrated(config: DictConfig, plan: Plan) -> Plan:
     if not target > 0:
         raise BadConfig(f"privacy.epsilon={target}: a number above 0 is needed")
     if not plan.mechanisms:
-        raise BadConfig(f"privacy.epsilon={target}: privacy={config.privacy.name} sets no mechanism whose noise could be chosen")
+        raise BadConfig(
+            f"privacy.epsilon={target}: privacy={config.privacy.name} sets no mechanism whose noise could be chosen"
+        )
     spends = getattr(plan.method, "spends", None)
     if spends is None:
-        raise BadConfig(f"privacy.epsilon={target}: {type(plan.method).__name__} cannot plan its releases; set privacy.noise_multiplier")
+        raise BadConfig(
+            f"privacy.epsilon={target}: {type(plan.method).__name__} cannot plan its releases; set privacy.noise_multiplier"
+        )
 
     def total(z: float) -> dpa.DpEvent:
         return planned_event(replace(plan, mechanisms=_mechanisms(config, plan.method, z)))

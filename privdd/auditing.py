@@ -78,9 +78,14 @@ def audit(experiment: Experiment, attacks: Mapping[str, Attack], folder: RunFold
 def _stages(scene: Scene, whole: Shard, folder: RunFolder) -> dict[int, Stage]:
     """The worlds of every audited round, before they are replayed."""
     experiment, snapshots = scene.experiment, scene.progress.snapshots
-    config, training = fingerprint(experiment.config), OmegaConf.select(experiment.config, "audit.training", default="auto")
+    config, training = (
+        fingerprint(experiment.config),
+        OmegaConf.select(experiment.config, "audit.training", default="auto"),
+    )
     return {
-        t: Stage(scene.plan, snapshots, t, whole, scene.game, scene.lens(t), folder, experiment.engine, config, str(training))
+        t: Stage(
+            scene.plan, snapshots, t, whole, scene.game, scene.lens(t), folder, experiment.engine, config, str(training)
+        )
         for t in audited_rounds(snapshots)
     }
 

@@ -36,7 +36,18 @@ CHANGEABLE = {
     "resume": ("engine",),
     "run": ("attack", "engine", *(f"audit.{k}" for k in ("worlds", "federations", "victims", "confidence", "waive"))),
 }
-HELP = ("--help", "-h", "--hydra-help", "--version", "--info", "--cfg", "--shell-completion", "-sc", "--package", "--resolve")
+HELP = (
+    "--help",
+    "-h",
+    "--hydra-help",
+    "--version",
+    "--info",
+    "--cfg",
+    "--shell-completion",
+    "-sc",
+    "--package",
+    "--resolve",
+)
 
 
 def main(command: str, run: Run) -> int:
@@ -70,7 +81,9 @@ def checked(command: str, argv: Sequence[str]) -> DictConfig:
 def _is_group(argument: str) -> bool:
     from privdd.config import GROUPS
 
-    return (argument.split("=")[0].split("@")[0] in GROUPS and "," not in argument.split("=", 1)[1].strip("[]")) or argument.startswith("attack=")
+    return (
+        argument.split("=")[0].split("@")[0] in GROUPS and "," not in argument.split("=", 1)[1].strip("[]")
+    ) or argument.startswith("attack=")
 
 
 def _stored(command: str, run: Run, argv: Sequence[str], path: Path, word: str) -> int:

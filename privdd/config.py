@@ -58,7 +58,9 @@ def config_dir() -> str:
     for folder in (here / "configs", here.parent / "configs"):
         if (folder / "audit.yaml").is_file():
             return str(folder)
-    raise BadConfig(f"no configs found in {here / 'configs'} or {here.parent / 'configs'}; is the installation complete?")
+    raise BadConfig(
+        f"no configs found in {here / 'configs'} or {here.parent / 'configs'}; is the installation complete?"
+    )
 
 
 def _by_preset(*values: Any, _root_: Any) -> Any:
@@ -130,7 +132,9 @@ def one_line(error: BaseException) -> str:
     """The first informative sentence of a library's message."""
     cause = error.__cause__ if isinstance(error, HydraException) and error.__cause__ else error
     lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
-    shown = [line for line in lines if not line.startswith(("Set the environment", "See https", "full_key", "object_type"))]
+    shown = [
+        line for line in lines if not line.startswith(("Set the environment", "See https", "full_key", "object_type"))
+    ]
     return " ".join(shown)[:400] or type(error).__name__
 
 
@@ -140,7 +144,9 @@ def check_overrides(command: str, argv: Sequence[str]) -> DictConfig:
     typed = [a for a in argv if "=" in a and not a.startswith(("-", "hydra"))]
     for item in argv:
         if item.startswith(("+", "~")):
-            raise BadConfig(f"{item}: adding or deleting keys is not supported; put new parts into yaml files (--config-dir)")
+            raise BadConfig(
+                f"{item}: adding or deleting keys is not supported; put new parts into yaml files (--config-dir)"
+            )
         if "=" not in item and not item.startswith("-") and item not in folders:
             raise BadConfig(f"{item}: an override has the form key=value")
     parser = OverridesParser.create()
@@ -169,7 +175,11 @@ def _known(config: DictConfig, key: str) -> None:
         if part not in names:
             where = ".".join(key.split(".")[:depth])
             close = difflib.get_close_matches(part, names, 1)
-            hint = f"did you mean {'.'.join(filter(None, [where, close[0]]))}?" if close else f"known there: {', '.join(names) or 'nothing'}"
+            hint = (
+                f"did you mean {'.'.join(filter(None, [where, close[0]]))}?"
+                if close
+                else f"known there: {', '.join(names) or 'nothing'}"
+            )
             raise BadConfig(f"{key}: unknown key; {hint}")
         node = OmegaConf.select(config, ".".join(key.split(".")[: depth + 1]), throw_on_missing=False)
 
@@ -180,7 +190,9 @@ def check_types(config: DictConfig, defaults: DictConfig) -> None:
     Raises BadConfig, naming key, value and what is allowed.
     """
     before, after = _leaves(defaults), _leaves(config)
-    for key, value in sorted(after.items(), key=lambda pair: pair[0].count(".")):  # what was typed before what repeats it
+    for key, value in sorted(
+        after.items(), key=lambda pair: pair[0].count(".")
+    ):  # what was typed before what repeats it
         if key not in before:
             _whole_leaf(key, before)
         elif value is not None or not _may_be_null(key, before[key]):
@@ -201,7 +213,11 @@ def _may_be_null(key: str, default: Any) -> bool:
 
 
 def _typed(key: str, value: Any, default: Any) -> None:
-    kind = type(default) if default is not None else next((k for k, names in NULL_KINDS.items() if key.rsplit(".")[-1] in names), None)
+    kind = (
+        type(default)
+        if default is not None
+        else next((k for k, names in NULL_KINDS.items() if key.rsplit(".")[-1] in names), None)
+    )
     kind = str if key.startswith("audit.waive.") else kind
     if kind is None or type(value) is kind or key == "audit.client" or key.startswith(("capture.", "attack.")):
         return
@@ -223,7 +239,10 @@ def _in_range(key: str, value: float) -> None:
 
 def _fractional(key: str) -> bool:
     """Whole-numbered by default, yet any number makes sense."""
-    return not re.search(r"(rounds|steps|size|clients|workers|threads|records|worlds|victims|seed|width|depth|epochs|ipc|limit|iterations|restarts)$", key)
+    return not re.search(
+        r"(rounds|steps|size|clients|workers|threads|records|worlds|victims|seed|width|depth|epochs|ipc|limit|iterations|restarts)$",
+        key,
+    )
 
 
 def _kind(value: Any) -> str:

@@ -254,9 +254,7 @@ def _snapshots(
     return {**{t: s for t, s in kept.items() if t not in alike[1:]}, round: new}
 
 
-def predict_in_batches(
-    predict: Callable[[Tensor], Tensor], x: Tensor, batch: int = 500
-) -> Tensor:
+def predict_in_batches(predict: Callable[[Tensor], Tensor], x: Tensor, batch: int = 500) -> Tensor:
     with torch.no_grad():
         return torch.cat([predict(part) for part in x.split(batch)])
 
@@ -274,5 +272,3 @@ def accuracy(plan: Plan, progress: Progress, test: Records, shards: Sequence[Sha
             logits = predict_in_batches(lambda x, m=memory: method.predict(progress.server, m, x), shard.test.x)  # type: ignore[misc]
             values.append(float((logits.argmax(1) == shard.test.y).float().mean()))
     return sum(values) / len(values) if values else 0.0
-
-

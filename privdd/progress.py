@@ -61,7 +61,13 @@ def stage(label: str, total: int, out: TextIO | None = None) -> Iterator[Bar]:
     if not stream.isatty():
         yield Bar(label, total, stream)
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"),
-               TimeElapsedColumn(), TimeRemainingColumn(), TextColumn("{task.fields[note]}"))
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed}/{task.total}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}"),
+    )
     with Progress(*columns, console=Console(file=stream), transient=False) as live:
         yield Bar(label, total, stream, live)

@@ -107,7 +107,7 @@ class Stage:
         return content_key(self.plan, self.chain, self.game, config)
 
     def signals(self, bar: Bar) -> dict[str, Tensor]:
-        """"surface|signal" -> (K, n, ...); world 0 is read off what was really sent."""
+        """ "surface|signal" -> (K, n, ...); world 0 is read off what was really sent."""
         wide = self.choice.training == "vectorised"
         place = self.folder.path / "worlds" / self._key(f"{self.config} vectorised" if wide else self.config)
         real = self.lens.signals(self.snapshot.sent)
@@ -163,7 +163,9 @@ class Stage:
     def _keep(self, place: Path, world: int, signals: Signals) -> Signals:
         bad = sorted(key for key, value in signals.items() if not torch.isfinite(value).all())
         if bad:
-            raise DamagedRun(f"world {world}: {', '.join(bad)} not finite; did training diverge? (lower the learning rate)")
+            raise DamagedRun(
+                f"world {world}: {', '.join(bad)} not finite; did training diverge? (lower the learning rate)"
+            )
         write_tensors(self._file(place, world), signals)
         return signals
 

@@ -112,9 +112,7 @@ def run_training(config: DictConfig, path: Path, argv: Sequence[str]) -> int:
     say(experiment, path)
     began = time.monotonic()
     plan, ledger = experiment.plan, experiment.ledger()
-    trainer = Trainer(
-        plan, experiment.shards, experiment.test, experiment.engine, folder, ledger, experiment.capture
-    )
+    trainer = Trainer(plan, experiment.shards, experiment.test, experiment.engine, folder, ledger, experiment.capture)
     with resumable("train", path):
         progress = trainer.run()
     seconds = {"train": time.monotonic() - began}

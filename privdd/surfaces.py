@@ -125,7 +125,9 @@ class _Features(nn.Module):
         return self.model.features(x)  # type: ignore[operator]
 
 
-def maps_of(method: Method, snapshot: Snapshot, memory: State, problem: Problem) -> dict[str, Callable[[Tensor], Tensor]]:
+def maps_of(
+    method: Method, snapshot: Snapshot, memory: State, problem: Problem
+) -> dict[str, Callable[[Tensor], Tensor]]:
     """The maps from records to what is shared that a method names, {} where it names none."""
     hook = getattr(method, "maps", None)
     return dict(hook(snapshot.broadcast, memory, problem)) if hook else {}
@@ -140,7 +142,10 @@ def _update(lens: Lens, name: str, value: Tensors, values: Mapping[str, Tensors]
     if state is None:
         return _total(lens, name, value, values)
     logits = lens.logits(state, lens.candidates.x)
-    out = {"confidence": sig.logit_scaled(logits, lens.candidates.y), "loss": sig.negative_loss(logits, lens.candidates.y)}
+    out = {
+        "confidence": sig.logit_scaled(logits, lens.candidates.y),
+        "loss": sig.negative_loss(logits, lens.candidates.y),
+    }
     out["logits"] = logits
     if lens.gradients is not None and lens.start is not None and lens.model is not None:
         names = [n for n, _ in lens.model.named_parameters()]
@@ -199,7 +204,9 @@ def _synthetic(lens: Lens, name: str, value: Tensors, values: Mapping[str, Tenso
     return {
         "confidence": sig.logit_scaled(logits, records.y),
         "logits": logits,
-        "alignment": sig.embedding_alignment(_class_means(inside, y, lens.problem.classes), own, records.y, cosine=False),
+        "alignment": sig.embedding_alignment(
+            _class_means(inside, y, lens.problem.classes), own, records.y, cosine=False
+        ),
         "distance": sig.nearest_distance(records.x, x),
     }
 

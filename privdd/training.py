@@ -111,6 +111,8 @@ class Trainer:
                 if last or began >= due or self._clients_remember:
                     checkpoint.save(self.folder, progress)
                     took = time.monotonic() - began
-                    due = time.monotonic() + (max(CHECKPOINT_EVERY, took / CHECKPOINT_SHARE) if CHECKPOINT_EVERY else 0.0)
+                    due = time.monotonic() + (
+                        max(CHECKPOINT_EVERY, took / CHECKPOINT_SHARE) if CHECKPOINT_EVERY else 0.0
+                    )
                 bar.advance(f"accuracy {value:.3f}")
         return progress

@@ -114,7 +114,9 @@ def client_views(scene: Scene, round: int, stacked: Mapping[str, Tensor]) -> Ite
         worlds = as_worlds(stacked, str(surface), scene.game, scene.public)
         captures = tuple(_captures(scene, snapshot, surface))
         if surface in THROUGH_A_MAP:
-            captures += tuple(c for other in _through_the_same_map(scene, round) for c in _captures(scene, other, surface))
+            captures += tuple(
+                c for other in _through_the_same_map(scene, round) for c in _captures(scene, other, surface)
+            )
         yield View(surface, Adversary.SERVER, captures, knowledge, worlds)
 
 

@@ -127,11 +127,15 @@ def replay_together(
     return [received.values for received in sent]
 
 
-def turns_in(plan: Plan, chain: Sequence[Snapshot], shard: Shard, game: Game, worlds: Sequence[int]) -> list[Turn] | None:
+def turns_in(
+    plan: Plan, chain: Sequence[Snapshot], shard: Shard, game: Game, worlds: Sequence[int]
+) -> list[Turn] | None:
     """These worlds' turns of the chain's last round, without what they remember; None without a vectorised form."""
     shards, last = [game.shard(shard, w) for w in worlds], chain[-1]
     contexts = [world_plan(plan, w).context(last.round, plan.victim) for w in worlds]
-    if not worlds or any(turns_of(plan.method, s.broadcast, [{} for _ in worlds], shards, contexts) is None for s in chain):
+    if not worlds or any(
+        turns_of(plan.method, s.broadcast, [{} for _ in worlds], shards, contexts) is None for s in chain
+    ):
         return None
     return turns_of(plan.method, last.broadcast, [{} for _ in worlds], shards, contexts)
 

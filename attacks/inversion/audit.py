@@ -115,7 +115,9 @@ class GradientInversion:
         if truth.virtual is not None and len(truth.virtual) >= len(compared.rows):
             virtual = compare(_images(evidence), view, _virtual(truth))
             measures["diagnostics"]["psnr_to_virtual"] = virtual.measures["psnr"]
-            measures["note"] = f"{virtual.measures['psnr']:.1f} dB to the nearest of the images that stood in for the records"
+            measures["note"] = (
+                f"{virtual.measures['psnr']:.1f} dB to the nearest of the images that stood in for the records"
+            )
         return Finding(view.surface, self.name, self.family, Adversary.SERVER, measures, figures)
 
     def _diagnose(self, evidence: Evidence, view: View, truth: Truth) -> dict[str, Any]:

@@ -92,7 +92,9 @@ def joined(view: View, known: FeatureMap | None) -> tuple[Tensor, int]:
     first, *more = view.captures
     rows = [released(view, first, known)]
     for capture in more:
-        in_step = capture.name == first.name and all(_same(first.value.get(n), capture.value.get(n)) for n in ("y", "count"))
+        in_step = capture.name == first.name and all(
+            _same(first.value.get(n), capture.value.get(n)) for n in ("y", "count")
+        )
         other = released(view, capture, known) if in_step else None
         if other is not None and other.shape == rows[0].shape:
             rows.append(other)
@@ -131,7 +133,9 @@ class FeatureInversion:
             inverter = FeatureInverter(rung, self._decoder(view, captures), self.whitebox)
             role = {"shadows": maps} if rung is Rung.SHADOW_MAP else {"maps": maps}
             found[str(rung)] = inverter.invert([z], public, generator, **role).images
-        return Evidence(images=next(iter(found.values())), extra=found, notes={"rung": next(iter(found)), "captures": captures})
+        return Evidence(
+            images=next(iter(found.values())), extra=found, notes={"rung": next(iter(found)), "captures": captures}
+        )
 
     def _decoder(self, view: View, captures: int) -> DecoderTraining:
         settings = view.knowledge.settings

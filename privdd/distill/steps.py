@@ -57,8 +57,13 @@ def matching_claims(
     smallest = int(counts[counts > 0].min()) if bool((counts > 0).any()) else 1
     rate = mechanism.sampling_probability if by_record else min(1.0, settings.batch / smallest)
     run = MatchingRun(
-        float(mechanism.noise_multiplier), max(settings.iterations, 1), float(rate), DELTA, noise_init,
-        clipping="record" if by_record else "aggregate", poisson=by_record,
+        float(mechanism.noise_multiplier),
+        max(settings.iterations, 1),
+        float(rate),
+        DELTA,
+        noise_init,
+        clipping="record" if by_record else "aggregate",
+        poisson=by_record,
     )
     return [theorem(run)]
 

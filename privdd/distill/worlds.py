@@ -13,9 +13,7 @@ from privdd.core import Artifact, Records, Upload
 from privdd.distill.cells import Cells, cut, join
 
 
-def world_cells(
-    fixed: Records, candidates: Records, masks: Tensor, classes: int, *, apart: bool = False
-) -> Cells:
+def world_cells(fixed: Records, candidates: Records, masks: Tensor, classes: int, *, apart: bool = False) -> Cells:
     """The cells of K worlds: fixed records in all of them, candidate i in world k where masks[k, i].
 
     apart: worlds whose images start differently share no cell, not even with the same records.

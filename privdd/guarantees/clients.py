@@ -59,7 +59,9 @@ def crafted_updates(subject: Subject, snapshot: Snapshot, name: str) -> dict[str
     trained = {
         "the client": _trained(subject, snapshot, name, own),
         "all labels wrong": _trained(subject, snapshot, name, flipped),
-        "copies of a white record": _trained(subject, snapshot, name, replace(own.take(few), x=torch.ones_like(own.x[few]))),
+        "copies of a white record": _trained(
+            subject, snapshot, name, replace(own.take(few), x=torch.ones_like(own.x[few]))
+        ),
     }
     base = trained["the client"]
     first = next(iter(base))

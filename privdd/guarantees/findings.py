@@ -47,7 +47,9 @@ def all_findings(subject: Subject) -> Iterator[Finding]:
         for name in [n for n, kind in kinds.items() if issubclass(kind, ClientLevel)]:
             yield from client_findings(subject, name)
         return
-    yield from query_findings(subject, [n for n, k in kinds.items() if n in subject.plan.method.queries and k is not AggregateClip])
+    yield from query_findings(
+        subject, [n for n, k in kinds.items() if n in subject.plan.method.queries and k is not AggregateClip]
+    )
     for name, kind in kinds.items():
         if kind is AggregateClip and hasattr(subject.plan.method, "steps"):
             yield from printed_findings(subject, name)

@@ -46,7 +46,13 @@ def printed_findings(subject: Subject, name: str) -> Iterator[Finding]:
     yield statement.sensitivity(kappa, EXCHANGE, len(guests), f"{note} (searched: {float(found[0]):.3g})")
     inside = Law(law.mechanism, law.batch, min(1.0, law.batch / (count + 1)))
     runs = transcripts(
-        steps, inside, base, guests.x[0], subject.budget.runs, min(ipc, subject.budget.images), subject.keys.fold("runs").torch()
+        steps,
+        inside,
+        base,
+        guests.x[0],
+        subject.budget.runs,
+        min(ipc, subject.budget.images),
+        subject.keys.fold("runs").torch(),
     )
     given = f"{where}, {count} copies and {guests.names[0]!r} or not, T q^2 = {_load(steps.settings.iterations, inside):.2g}"
     yield from statement.statistical(runs, given, final=True)
@@ -56,7 +62,9 @@ def _load(steps: int, law: Law) -> float:
     return steps * law.probability**2
 
 
-def within_theorem(plan: Plan, shard: Shard, base: Tensor, label: int, law: Law, steps: int, delta: float) -> tuple[int, Claim]:
+def within_theorem(
+    plan: Plan, shard: Shard, base: Tensor, label: int, law: Law, steps: int, delta: float
+) -> tuple[int, Claim]:
     """How many copies meet the theorem's condition T q**2 <= epsilon / 2, and the claim for them.
 
     epsilon / 2 is ln(1/delta) / sigma**2, or the same with log10 where a paper evaluates it so.
@@ -95,5 +103,3 @@ def along_the_method(
         forced = forced or ctx.outputs
         runs.append(seen)
     return max(float((a - b).norm()) / u for a, b, u in zip(*runs, units))
-
-

@@ -41,9 +41,7 @@ def _examined(subject: Subject, snapshot: Snapshot, guests: Canaries) -> dict[st
     return examine(subject.plan, snapshot, subject.shard, base, guests, subject.keys.fold("t1", snapshot.round), labels)
 
 
-def _of_query(
-    subject: Subject, snapshot: Snapshot, name: str, tally: Tally, guests: Canaries
-) -> Iterator[Finding]:
+def _of_query(subject: Subject, snapshot: Snapshot, name: str, tally: Tally, guests: Canaries) -> Iterator[Finding]:
     mechanism, relation = subject.plan.mechanisms[name], subject.plan.relation
     calls = max(tally.calls.values())
     stated = epsilon(sampled_event(mechanism, calls), subject.delta, relation=relation)  # type: ignore[arg-type]

@@ -74,8 +74,13 @@ def by_class(stage: Stage, runs: int, keys: Keys) -> Transcripts:
         return int(partition.removeprefix("label:")) < runs and _heads(stage.probability, coins)
 
     ctx = witness(
-        plan, stage.snapshot.round, keys.fold("noise"), range(total),
-        observe=recorder, inside=inside, guests={f"label:{run}": 1 for run in range(total)},
+        plan,
+        stage.snapshot.round,
+        keys.fold("noise"),
+        range(total),
+        observe=recorder,
+        inside=inside,
+        guests={f"label:{run}": 1 for run in range(total)},
     )
     records = copies(stage.guest, 0, total)
     records.y.copy_(torch.arange(total))
@@ -144,4 +149,3 @@ def of_features(mechanism: FeatureNoise, features: Tensor, runs: int, noise: Any
 def sampled_event(mechanism: Any, calls: int) -> dpa.DpEvent:
     """What one record spends in so many releases."""
     return dpa.SelfComposedDpEvent(mechanism.event, calls)
-

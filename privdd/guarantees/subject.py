@@ -105,20 +105,32 @@ class Statement:
         confidence, delta = self.subject.confidence, self.subject.delta
         best = self._certificate(found)
         yield self.finding(
-            "t2_likelihood_ratio", Adversary.ANALYST, epsilon_measured=best, epsilon_method="likelihood_ratio",
-            epsilon_validity="finite_sample", confidence=confidence, n=2 * found.runs,
+            "t2_likelihood_ratio",
+            Adversary.ANALYST,
+            epsilon_measured=best,
+            epsilon_method="likelihood_ratio",
+            epsilon_validity="finite_sample",
+            confidence=confidence,
+            n=2 * found.runs,
             note=f"{note}; {self._verdict(best)}",
         )
         looks = [("t3_transcript", Adversary.ANALYST, found.ratios.unsqueeze(1))]
         looks += [("t3_final", Adversary.SERVER, found.final)] if final else []
         for attack, adversary, rows in looks:
             rng = self.subject.keys.fold(attack, self.surface).numpy()
-            bound = attack_runs(rows[: found.runs], rows[found.runs :], delta=delta, generator=rng, confidence=confidence)
+            bound = attack_runs(
+                rows[: found.runs], rows[found.runs :], delta=delta, generator=rng, confidence=confidence
+            )
             ceiling = math.log(found.runs / 2 / 3.7)
             text = f"{note}; a perfect attack on so many runs reaches {ceiling:.2g}; {self._verdict(bound.value)}"
             yield self.finding(
-                attack, adversary, epsilon_measured=bound.value, epsilon_method=bound.method,
-                epsilon_validity=bound.validity, confidence=confidence, n=2 * found.runs,
+                attack,
+                adversary,
+                epsilon_measured=bound.value,
+                epsilon_method=bound.method,
+                epsilon_validity=bound.validity,
+                confidence=confidence,
+                n=2 * found.runs,
                 note=text + (SILENT if attack == "t3_final" else ""),
             )
 

@@ -93,8 +93,6 @@ def witness(plan: Plan, round: int, keys: Keys, class_list: Sequence[int] | None
     problem = ctx.problem
     if class_list is not None:
         problem = replace(problem, class_list=tuple(class_list))
-    made = Witness(
-        round, plan.victim, ctx.keys, problem, ctx.mechanisms, ctx.queries, "seed", plan.relation, **more
-    )
+    made = Witness(round, plan.victim, ctx.keys, problem, ctx.mechanisms, ctx.queries, "seed", plan.relation, **more)
     made.noise = SeededNoise(keys.torch())
     return made

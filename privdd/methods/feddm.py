@@ -184,7 +184,10 @@ class FedDM:
 
     def steps(self, broadcast: Mapping[str, Tensors], shard: Shard, ctx: ClientContext) -> Steps:
         """What everyone knows of a round's noised steps."""
-        networks, streams = self._networks(broadcast, shard, ctx), Streams(ctx.keys.fold("batch"), ctx.public("augment"))
+        networks, streams = (
+            self._networks(broadcast, shard, ctx),
+            Streams(ctx.keys.fold("batch"), ctx.public("augment")),
+        )
         return Steps(seen_maps(networks, self.matching, streams, shard.shape), self.matching)
 
     def local_worlds(

@@ -41,7 +41,9 @@ def effective_std(stds: Sequence[float]) -> float:
 
 
 @lru_cache(maxsize=8)
-def split_skeleton(generator: ModelSpec, classifier: ModelSpec, shape: tuple[int, int, int], classes: int) -> FeatureSplit:
+def split_skeleton(
+    generator: ModelSpec, classifier: ModelSpec, shape: tuple[int, int, int], classes: int
+) -> FeatureSplit:
     """The module whose names the state uses; values come through functional_call."""
     return FeatureSplit(build(generator, shape, classes), build(classifier, shape, classes))
 

@@ -229,9 +229,7 @@ def _contradiction(findings: Findings) -> tuple[str, str]:
     surfaces = {row.surface for row in findings.surfaces if row.verdict == "contradiction"}
     rows = [r for r in findings.findings if r.surface in surfaces]
     over = [r for r in rows if r.epsilon_measured is not None and r.epsilon_stated is not None]
-    over = [
-        r for r in over if bound(r) > (r.epsilon_stated or 0) and r.epsilon_validity != "gaussian_only"
-    ]
+    over = [r for r in over if bound(r) > (r.epsilon_stated or 0) and r.epsilon_validity != "gaussian_only"]
     if over:
         worst = max(over, key=bound)
         return title, (

@@ -33,7 +33,15 @@ def read_training(path: Path) -> RunRecord:
         privacy = {name: result[name] for name in ("delta", "unit", "relation")}
         names = {name: str(config[name]["name"]) for name in ("data", "preset")}
         seconds = Seconds(train=0, worlds=0, attacks=0, total=0)
-        run = Run(algo=str(config["name"]), seed=int(config["seed"]), version="", clients=0, rounds=0, seconds=seconds, **names)
+        run = Run(
+            algo=str(config["name"]),
+            seed=int(config["seed"]),
+            version="",
+            clients=0,
+            rounds=0,
+            seconds=seconds,
+            **names,
+        )
         found = Findings(
             run=run, utility=_utility(result), surfaces=[], findings=[],
             privacy=Privacy(epsilon=EpsilonPair(**result["epsilon"]), claims=[], **privacy),
