@@ -28,11 +28,8 @@ Asked = Literal["auto", "loop", "vectorised"]
 TOGETHER = 8  # worlds of one wide network: 16 are hardly faster, and more workers get one
 CLEAR = 1.3  # how much faster the wide network must be; less could turn over on a busy machine
 LEAST = 1000  # steps of single models in all: where there are fewer, the probe would cost more than it saves
-SECONDS, REPEATS, STEPS = (
-    1.5,
-    5,
-    8,
-)  # of a probe, which ends within two seconds: its aim, and what it does where there is time
+SECONDS = 1.5  # of a probe: its aim, so that it ends within two
+REPEATS, STEPS = 5, 8  # of a probe where there is time
 
 
 def check_training(asked: str) -> None:
