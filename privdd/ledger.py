@@ -25,10 +25,11 @@ from privdd.privacy.events import Tally, UnsupportedEvent, from_form, tally, to_
 SCHEMA = 1
 SERVER = -1  # the client number of rows that the server writes
 UNITS = ("record", "client")
+FREE = (dpa.NoOpDpEvent, dpa.NonPrivateDpEvent)  # events without a mechanism behind them
 ALIKE = ("shape", "flags", "name", "surface", "visible_to", "why", "nonprivate_reason")  # in most rows: kept once
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Release(Row):
     """One numbered row (id = its position); ``post_of`` holds ids of earlier rows.
 
@@ -52,7 +53,7 @@ class Release(Row):
     @property
     def protected(self) -> bool:
         """A mechanism stands behind it: the row itself spends a finite epsilon."""
-        return not isinstance(self.event, dpa.NoOpDpEvent | dpa.NonPrivateDpEvent)
+        return not isinstance(self.event, FREE)
 
 
 class Ledger:
@@ -90,7 +91,8 @@ class Ledger:
         for at, row in enumerate(rows):
             values = {f.name: getattr(row, f.name) for f in fields(Row)}
             values["post_of"] = tuple(of + base for of in row.post_of)
-            for name in ALIKE:
+            alike = (*ALIKE, "event") if isinstance(row.event, FREE) else ALIKE
+            for name in alike:
                 values[name] = self._shared.setdefault(f"{name}{values[name]}", values[name])
             kept.append(Release(**values, id=first + at))
             self._check(kept[-1])

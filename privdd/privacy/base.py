@@ -39,7 +39,7 @@ class Mechanism(Protocol):
     def __call__(self, value: Tensors, noise: Noise) -> Output: ...
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Row:
     """One release before the ledger numbers it (see design: ledger.json)."""
 
