@@ -16,6 +16,7 @@ from attacks.membership.evaluate import audited_epsilon
 from attacks.types import Attack, Evidence, Family, Finding, Surface, Truth, View
 from privdd.assembly import Experiment, fingerprint, reads
 from privdd.core import Shard
+from privdd.engine import threads
 from privdd.federations import replay_federations, server_signals
 from privdd.guarantees import guarantee_findings
 from privdd.pace import Choice
@@ -58,7 +59,9 @@ def audit(experiment: Experiment, attacks: Mapping[str, Attack], folder: RunFold
     shards = list(experiment.shards)
     shards[plan.victim] = game.shard(whole, 0)
     trainer = Trainer(plan, shards, experiment.test, experiment.engine, folder, experiment.ledger(), experiment.capture)
-    progress = recalled(plan, trainer.run(), shards[plan.victim])
+    progress = trainer.run()
+    with threads(experiment.engine.threads):  # the bits that the client had
+        progress = recalled(plan, progress, shards[plan.victim])
     trained = clock()
     scene = Scene(experiment, progress, game, shards[plan.victim])
     stages = _stages(scene, whole, folder)

@@ -52,7 +52,8 @@ class Plan:
         count = max(1, round_half_up(self.fraction * self.problem.clients))
         if count == self.problem.clients:
             return list(range(count))
-        rng = self.keys.fold("public", round, "clients").numpy()
+        # by the seed alone: who takes part is public, and the same in every world
+        rng = Keys(self.keys.seed).fold("public", round, "clients").numpy()
         return sorted(int(k) for k in rng.choice(self.problem.clients, count, replace=False))
 
     def context(self, round: int, client: int, **more: Any) -> ClientContext:

@@ -8,6 +8,7 @@ second measurement cannot turn the first one over, and no engine changes the cho
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import math
 import os
 import time
@@ -69,16 +70,16 @@ def choose(asked: str, method: Any, turns: Sequence[Turn] | None, worlds: int, r
         return Choice("loop", f"{each * rounds * worlds} steps in all, too few to measure for")
     kept = _read_choice(record)
     if kept is None:
-        kept = decide(ratio_of(method, turns), worlds)
+        kept = decide(ratio_of(method, turns), worlds, turns[0].ctx.problem.device)
         write_json(record, asdict(kept))
     return kept
 
 
-def decide(ratio: float | None, worlds: int) -> Choice:
+def decide(ratio: float | None, worlds: int, device: str = "cpu") -> Choice:
     """Vectorised where clearly faster on all cores of the machine, which a few wide networks may not fill."""
     if ratio is None:
         return Choice("loop", "one step takes too long to measure, and such networks gain nothing")
-    lanes = max(1, (os.cpu_count() or 1) // torch.get_num_threads())
+    lanes = max(1, (os.cpu_count() or 1) // torch.get_num_threads()) if device == "cpu" else 1
     filled = min(lanes, math.ceil(worlds / TOGETHER)) / min(lanes, max(1, worlds))
     faster = ratio * filled >= CLEAR
     return Choice("vectorised" if faster else "loop", f"measured: {ratio * filled:.2f} times the loop's speed", ratio)
@@ -87,11 +88,12 @@ def decide(ratio: float | None, worlds: int) -> Choice:
 # --- what is remembered ---------------------------------------------------------------------------
 
 
-def cache_file() -> Path:
-    """$PRIVDD_CACHE, else privdd in $XDG_CACHE_HOME or ~/.cache: training.json there."""
+def cache_folder() -> Path | None:
+    """$PRIVDD_CACHE, else privdd in $XDG_CACHE_HOME or ~/.cache; None for a user without a home."""
     own, shared = os.environ.get("PRIVDD_CACHE"), os.environ.get("XDG_CACHE_HOME")
-    folder = Path(own) if own else Path(shared or Path.home() / ".cache") / "privdd"
-    return folder / "training.json"
+    with contextlib.suppress(RuntimeError):
+        return Path(own) if own else Path(shared or Path.home() / ".cache") / "privdd"
+    return None
 
 
 def key_of(method: FedAvg, turns: Sequence[Turn]) -> str:
@@ -108,25 +110,48 @@ def key_of(method: FedAvg, turns: Sequence[Turn]) -> str:
 
 def ratio_of(method: FedAvg, turns: Sequence[Turn]) -> float | None:
     """The remembered ratio of this machine, else a measured one, remembered where that is possible."""
-    file, key = cache_file(), key_of(method, turns)
-    if key in _known(file):
-        return _known(file)[key]
-    ratio = measure(method, turns)
-    known = _known(file)
-    if key in known:  # another run was quicker: its choice counts
-        return known[key]
-    with contextlib.suppress(OSError):
-        write_json(file, {**known, key: ratio})
+    key, folder = key_of(method, turns), cache_folder()
+    if folder is None:
+        return measure(method, turns)
+    file = file_of(folder, key)
+    known = _known(file, key)
+    if known is None:
+        mine: dict[str, Any] = {"key": key, "ratio": measure(method, turns)}
+        with contextlib.suppress(OSError):
+            _create(file, mine)
+        known = _known(file, key) or mine  # another run may have been quicker: its measurement counts
+    ratio: float | None = known["ratio"]
     return ratio
 
 
-def _known(file: Path) -> dict[str, float | None]:
-    """Ratios by key; a file that cannot be read, or a value that cannot be, is as good as absent."""
+def file_of(folder: Path, key: str) -> Path:
+    """Each measurement has its own file, so that runs side by side cannot undo each other's."""
+    return folder / f"training-{hashlib.blake2b(key.encode(), digest_size=8).hexdigest()}.json"
+
+
+def _create(file: Path, content: dict[str, Any]) -> None:
+    """Written whole or not at all, and only where no other run wrote a readable one before."""
+    own = file.with_name(f"{file.stem}-{os.getpid()}.json")
+    write_json(own, content)
+    try:
+        if file.exists() and _known(file, content["key"]) is None:
+            file.unlink()  # damaged
+        os.link(own, file)
+    except FileExistsError:
+        pass
+    finally:
+        own.unlink()
+
+
+def _known(file: Path, key: str) -> dict[str, Any] | None:
+    """What a file remembers of ``key``; one that cannot be read is as good as absent."""
     with contextlib.suppress(DamagedRun):
         content = read_json(file)
-        if isinstance(content, dict):
-            return {k: v for k, v in content.items() if v is None or (_number(v) and v > 0)}
-    return {}
+        if isinstance(content, dict) and content.get("key") == key and "ratio" in content:
+            ratio = content["ratio"]
+            if ratio is None or (_number(ratio) and ratio > 0):
+                return content
+    return None
 
 
 def _number(value: Any) -> bool:
@@ -147,25 +172,27 @@ def measure(method: FedAvg, turns: Sequence[Turn], seconds: float = SECONDS) -> 
 
     None where the steps of one round of both would take more than ``seconds``.
     """
-    began = time.perf_counter()
-    once = _timed(lambda: train_alone(method, turns[0], 1))  # the first call is the slowest
-    once = min(once, _timed(lambda: train_alone(method, turns[0], 1)))
+    began, device = time.perf_counter(), turns[0].ctx.problem.device
+    once = _timed(lambda: train_alone(method, turns[0], 1), device)  # the first call is the slowest
+    once = min(once, _timed(lambda: train_alone(method, turns[0], 1), device))
     if once * len(turns) > seconds / 4:
         return None
     steps = max(1, min(STEPS, int(seconds / 8 / (once * (1 + 2 * len(turns))))))
     alone, together = [], []
     for repeat in range(1 + REPEATS):
-        alone.append(_timed(lambda: train_alone(method, turns[0], steps)))
-        together.append(_timed(lambda: train_together(method, turns, steps)))
+        alone.append(_timed(lambda: train_alone(method, turns[0], steps), device))
+        together.append(_timed(lambda: train_together(method, turns, steps), device))
         spent = time.perf_counter() - began
         if spent + spent / (1 + repeat) > seconds:
             break
     return len(turns) * min(alone[1:] or alone) / min(together[1:] or together)
 
 
-def _timed(work: Callable[[], object]) -> float:
-    """Seconds of the processor where one thread works (others may use the machine), of the wall else."""
-    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+def _timed(work: Callable[[], object], device: str) -> float:
+    """Seconds of the processor where one thread of it works (others may use the machine), of the wall else."""
+    clock = time.process_time if device == "cpu" and torch.get_num_threads() == 1 else time.perf_counter
     began = clock()
     work()
+    if device.startswith("cuda"):
+        torch.cuda.synchronize()
     return max(clock() - began, 1e-9)

@@ -140,12 +140,16 @@ class Stage:
     def _one_pass(self, missing: Sequence[int]) -> Iterator[tuple[int, Signals]] | None:
         """The same where the method replays a whole group in one pass, else None."""
         groups = [group for group in chunks(len(self.game.masks), CHUNK) if set(group) & set(missing)]
-        sent = (fast_worlds(self.plan, self.snapshot, self.shard, self.game, group) for group in groups)
+        sent = map(self._passed, groups)
         first = next(sent)
         if first is None:
             return None
         done = itertools.chain([first], sent)
         return ((w, self.lens.signals(v)) for group, values in zip(groups, done) for w, v in zip(group, values or ()))
+
+    def _passed(self, group: Sequence[int]) -> list[Mapping[str, Mapping[str, Tensor]]] | None:
+        with threads(self.engine.threads):
+            return fast_worlds(self.plan, self.snapshot, self.shard, self.game, group)
 
     def _cached(self, place: Path, real: Signals) -> dict[int, Signals]:
         """Worlds that an earlier start finished; a file that is not one of these worlds is as good as absent."""

@@ -39,6 +39,10 @@ def findings_json(audited: Audited) -> dict[str, Any]:
     scene = audited.scene
     experiment, progress = scene.experiment, scene.progress
     stated = stated_epsilons(experiment, progress.ledger)
+    if progress.ledger.unit == "client" and progress.ledger.relation != "replace":
+        # A client in or out is promised; one record of a client who stays is a step through "out": guarantee
+        # findings carry their own limit, record-level bounds have none here.
+        stated = {}
     surfaces = list(_surfaces(experiment, progress, audited.findings, stated))
     return jsonable(
         {

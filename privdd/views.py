@@ -21,7 +21,7 @@ from privdd.worlds import Game
 
 PUBLIC = 500  # records of the test set that attackers may hold
 # What several rounds say together more than one, where the map did not change between them.
-THROUGH_A_MAP = (Surface.FEATURES, Surface.SYNTHETIC_REPRESENTATIONS, Surface.PROTOTYPES)
+THROUGH_A_MAP = (Surface.FEATURES, Surface.PROTOTYPES)
 
 
 @dataclass(frozen=True)

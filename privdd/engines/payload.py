@@ -54,6 +54,15 @@ def call(fn: Callable[[Any], Any], items: Sequence[Any], count: int) -> bytes:
     return packed((fn, items, count))
 
 
+def _portable(error: Exception) -> Exception:
+    """The error as it is where it can travel, else its words."""
+    try:
+        unpacked(packed(error))
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error
+
+
 def answer(payload: Any) -> bytes:
     """In a worker: (results up to the first error, (error, its traceback) or None, seconds), packed."""
     keep_memory()
@@ -64,6 +73,6 @@ def answer(payload: Any) -> bytes:
             try:
                 results.append(fn(item))
             except Exception as caught:
-                error = caught, traceback.format_exc()
+                error = _portable(caught), traceback.format_exc()
                 break
     return packed((results, error, time.perf_counter() - began))

@@ -26,6 +26,7 @@ from privdd.privacy.accounting import epsilon
 from privdd.privacy.base import Mechanism, Output
 from privdd.privacy.noise import SeededNoise
 
+NUMBERS = 10**9  # noise drawn for T2 and T3, half a minute's worth; slow_runs are made in any case
 HUGE = 1e6  # times the client's own update: beyond any clip norm
 
 
@@ -47,7 +48,9 @@ def client_findings(subject: Subject, name: str) -> Iterator[Finding]:
     yield statement.sensitivity(kappa, 2.0 if relation == "replace" else 1.0, len(crafted), searched)
     if not bool(torch.isfinite(flat(exact(mechanism, crafted[what]))).all()):
         return  # it has no likelihood, and kappa has told already
-    runs = of_updates(mechanism, crafted[what], calls, subject.budget.runs, subject.keys.fold("runs", name))
+    size = sum(t.numel() for t in crafted[what].values())
+    count = max(subject.budget.slow_runs, min(subject.budget.runs, NUMBERS // (2 * calls * size)))
+    runs = of_updates(mechanism, crafted[what], calls, count, subject.keys.fold("runs", name))
     yield from statement.statistical(runs, f"{calls} noised update(s): {what!r} each time, or zero", final=False)
 
 

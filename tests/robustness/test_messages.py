@@ -149,6 +149,25 @@ def test_results_before_an_error_come_first_and_its_traceback_with_it() -> None:
     assert pool.stopped == sorted(pool.held)
 
 
+class Pair(Exception):
+    """An error that pickle writes and cannot read."""
+
+    def __init__(self, first: str, second: str) -> None:
+        super().__init__(f"{first} and {second}")
+
+
+def fail_untransportably(item: int) -> int:
+    if item:
+        raise Pair("this", "that")
+    return item
+
+
+def test_an_error_that_cannot_travel_arrives_in_words() -> None:
+    results, error, _ = unpacked(answer(call(fail_untransportably, [0, 1], 1)))
+    assert results == [0] and isinstance(error[0], RuntimeError)
+    assert str(error[0]) == "Pair: this and that" and "fail_untransportably" in error[1]
+
+
 def test_a_reader_that_leaves_stops_what_is_under_way() -> None:
     pool = Fake(random.Random(0))
     results = spread(pool, Engine("processes"), square, range(40))

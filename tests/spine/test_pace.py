@@ -18,7 +18,7 @@ from privdd.assembly import assemble
 from privdd.config import composed
 from privdd.federation import Snapshot
 from privdd.methods.fedavg import Turn
-from privdd.pace import Choice, cache_file, check_training, choose, decide, key_of, measure, ratio_of
+from privdd.pace import Choice, cache_folder, check_training, choose, decide, file_of, key_of, measure, ratio_of
 from privdd.worlds import draw_game, turns_in
 
 Prepared = tuple[Any, list[Turn]]
@@ -27,7 +27,7 @@ Prepared = tuple[Any, list[Turn]]
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PRIVDD_CACHE", str(tmp_path / "cache"))
-    return cache_file()
+    return tmp_path / "cache"
 
 
 def prepared(*more: str, worlds: int = 9) -> Prepared:
@@ -67,7 +67,7 @@ def test_the_probe_is_short_and_says_what_a_stopwatch_says() -> None:
 
 def test_a_slow_network_is_not_measured_to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     method, turns = prepared()
-    monkeypatch.setattr(pace, "_timed", lambda work: 0.1)
+    monkeypatch.setattr(pace, "_timed", lambda work, device: 0.1)
     assert measure(method, turns) is None
     assert decide(None, 64).training == "loop"
 
@@ -95,7 +95,9 @@ def test_a_machine_measures_once(measured: Any, cache: Path, tmp_path: Path) -> 
     measured(0.1)  # a second measurement would say the opposite
     assert pick(prepared(), tmp_path / "b.json") == first
     method, turns = prepared()
-    assert list(json.loads(cache.read_text())) == [key_of(method, turns)]
+    (file,) = cache.iterdir()
+    assert file == file_of(cache, key_of(method, turns))
+    assert json.loads(file.read_text()) == {"key": key_of(method, turns), "ratio": 3.0}
 
 
 def test_other_networks_batches_and_numbers_of_worlds_are_measured_anew(measured: Any, tmp_path: Path) -> None:
@@ -112,23 +114,27 @@ def test_other_networks_batches_and_numbers_of_worlds_are_measured_anew(measured
 def test_a_run_keeps_its_choice_whatever_the_machine_says_later(measured: Any, cache: Path, tmp_path: Path) -> None:
     measured(3.0)
     first = pick(prepared(), tmp_path / "a.json")
-    cache.unlink()
+    for file in cache.iterdir():
+        file.unlink()
     calls = measured(0.1)
     assert pick(prepared(), tmp_path / "a.json") == first and calls == []
     assert pick(prepared(), tmp_path / "a.json", asked="loop").training == "loop"  # unless it is told otherwise
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"{", b"[1, 2]", b"null", b'{"KEY": "fast"}', b'{"KEY": -1}', b'{"KEY": true}', b'{"KEY": {}}', b"\xff\xfe"]
+    "content",
+    [b"", b"{", b"[1, 2]", b"null", b'{"key": "KEY"}', b"\xff\xfe", b'{"key": "another", "ratio": 0.1}']
+    + [b'{"key": "KEY", "ratio": %s}' % bad for bad in (b'"fast"', b"-1", b"true", b"{}")],
 )
-def test_a_damaged_cache_is_an_absent_one(content: bytes, measured: Any, cache: Path, tmp_path: Path) -> None:
+def test_a_damaged_memory_is_an_absent_one(content: bytes, measured: Any, cache: Path, tmp_path: Path) -> None:
     method, turns = prepared()
-    key = key_of(method, turns).encode()
-    cache.parent.mkdir(parents=True)
-    cache.write_bytes(content.replace(b"KEY", key))
+    key = key_of(method, turns)
+    cache.mkdir(parents=True)
+    file_of(cache, key).write_bytes(content.replace(b"KEY", key.encode()))
     calls = measured(3.0)
     assert pick((method, turns), tmp_path / "a.json").training == "vectorised" and calls == [8]
-    assert json.loads(cache.read_text()) == {key.decode(): 3.0}
+    assert json.loads(file_of(cache, key).read_text()) == {"key": key, "ratio": 3.0}
+    assert len(list(cache.iterdir())) == 1
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b'{"training": "magic", "why": "?"}', b'{"training": "loop", "why": "", "ratio": "x"}', b'{"why": ""}'])
@@ -146,14 +152,36 @@ def test_a_cache_that_cannot_be_written_is_no_obstacle(measured: Any, monkeypatc
     assert pick(prepared(), tmp_path / "a.json").training == "vectorised" and calls == [8]
 
 
-def test_what_others_remember_stays(measured: Any, cache: Path, tmp_path: Path) -> None:
-    cache.parent.mkdir(parents=True)
-    cache.write_text(json.dumps({"another": 1.5, "slow": None}))
+def test_the_quicker_of_two_runs_decides_for_both(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    method, turns = prepared()
+    file = file_of(cache, key_of(method, turns))
+
+    def slow(*_: object) -> float:  # while this run measures, another one is done
+        cache.mkdir(parents=True)
+        file.write_text(json.dumps({"key": key_of(method, turns), "ratio": 3.0}))
+        return 0.1
+
+    monkeypatch.setattr(pace, "measure", slow)
+    assert ratio_of(method, turns) == 3.0 and list(cache.iterdir()) == [file]
+
+
+def test_too_slow_to_measure_is_remembered_too(measured: Any, tmp_path: Path) -> None:
     measured(None)
     assert pick(prepared(), tmp_path / "a.json").training == "loop"
-    assert json.loads(cache.read_text()) == {"another": 1.5, "slow": None, key_of(*prepared()): None}
     calls = measured(9.0)
-    assert ratio_of(*prepared()) is None and calls == []  # "too slow to measure" is remembered, too
+    assert ratio_of(*prepared()) is None and calls == []
+
+
+def test_a_user_without_a_home_measures_each_time(measured: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("PRIVDD_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+
+    def nobody() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", nobody)
+    calls = measured(3.0)
+    assert cache_folder() is None and pick(prepared(), tmp_path / "a.json").training == "vectorised" and calls == [8]
 
 
 def test_small_audits_are_not_measured(cache: Path, tmp_path: Path) -> None:
@@ -164,12 +192,12 @@ def test_small_audits_are_not_measured(cache: Path, tmp_path: Path) -> None:
 
 def test_where_the_cache_lies(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PRIVDD_CACHE", str(tmp_path))
-    assert cache_file() == tmp_path / "training.json"
+    assert cache_folder() == tmp_path
     monkeypatch.delenv("PRIVDD_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
-    assert cache_file() == Path("/somewhere/privdd/training.json")
+    assert cache_folder() == Path("/somewhere/privdd")
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert cache_file() == Path.home() / ".cache" / "privdd" / "training.json"
+    assert cache_folder() == Path.home() / ".cache" / "privdd"
 
 
 def test_a_way_that_does_not_exist_is_one_line() -> None:
