@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from federations import tiny
 from hydra.core.global_hydra import GlobalHydra
 
 from attacks.membership.signals import logit_scaled
@@ -19,6 +20,7 @@ from privdd.auditing import game_of
 from privdd.core import State
 from privdd.runs import run_audit, stored_config
 from privdd.store import read_tensors
+from privdd.worlds import world_plan
 
 WORLDS = 5
 AUDIT = [
@@ -137,3 +139,24 @@ def test_the_manifest_says_how_worlds_were_trained(finished: tuple[Path, dict[st
     folder, _ = finished
     (row,) = json.loads((folder / "manifest.json").read_text())["worlds"]
     assert row["round"] == 1 and row["training"] == "loop" and row["ratio"] is None and "too few" in row["why"]
+
+
+def test_who_takes_part_is_public_and_the_same_in_every_world() -> None:
+    plan = tiny("fedrd", "participation=0.34").plan
+    drawn = [plan.participants(t) for t in range(20)]
+    assert len({tuple(k) for k in drawn}) > 1  # some rounds draw others
+    for world in (1, 2, 9):
+        assert [world_plan(plan, world).participants(t) for t in range(20)] == drawn
+
+
+def test_a_limit_for_whole_clients_does_not_judge_single_records(audit: Callable[..., dict[str, Any]]) -> None:
+    base = [a for a in AUDIT if not a.startswith(("algo=scaffold", "audit.federations", "audit.waive"))]
+    asked = ["algo=fedavg", "privacy=client", "audit.waive.global_model=elsewhere", "audit.guarantee.runs=40"]
+    limits = {}
+    for relation in ("zero_out", "replace"):
+        folder = Path.cwd() / f"clients-{relation}"
+        found = audit(folder, *base, *asked, f"privacy.relation={relation}", f"hydra.run.dir={folder}")
+        assert found["privacy"]["unit"] == "client"
+        kinds = {f["family"]: "epsilon_stated" in f for f in found["findings"] if "epsilon_measured" in f}
+        limits[relation] = kinds["membership"], kinds["guarantee"]
+    assert limits == {"zero_out": (False, True), "replace": (True, True)}
