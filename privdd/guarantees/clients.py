@@ -2,7 +2,7 @@
 
 T1 clips crafted updates and those of crafted clients, trained by the method's own local work; what is left
 must have norm at most C, across all tensors. T2 and T3 look at the noised updates of all of a client's
-rounds, against those of a client whose updates are zero.
+rounds, against those of a client whose updates are zero, or the opposite where clients are replaced.
 """
 
 from __future__ import annotations
@@ -50,8 +50,12 @@ def client_findings(subject: Subject, name: str) -> Iterator[Finding]:
         return  # it has no likelihood, and kappa has told already
     size = sum(t.numel() for t in crafted[what].values())
     count = max(subject.budget.slow_runs, min(subject.budget.runs, NUMBERS // (2 * calls * size)))
-    runs = of_updates(mechanism, crafted[what], calls, count, subject.keys.fold("runs", name))
-    yield from statement.statistical(runs, f"{calls} noised update(s): {what!r} each time, or zero", final=False)
+    opposite = relation == "replace"
+    pair = crafted[what], {n: -t if opposite else torch.zeros_like(t) for n, t in crafted[what].items()}
+    runs = of_updates(mechanism, *pair, calls, count, subject.keys.fold("runs", name))
+    yield from statement.statistical(
+        runs, f"{calls} noised update(s): {what!r} each time, or {'its opposite' if opposite else 'zero'}", final=False
+    )
 
 
 def crafted_updates(subject: Subject, snapshot: Snapshot, name: str) -> dict[str, Tensors]:
@@ -113,14 +117,13 @@ def _sent(subject: Subject, snapshot: Snapshot, name: str, number: int, update: 
     return (ctx.exact or [])[0][1]
 
 
-def of_updates(mechanism: Mechanism, update: Tensors, calls: int, runs: int, keys: Keys) -> Transcripts:
-    """R runs of so many noised updates of one client, and R of a client whose updates are zero."""
+def of_updates(mechanism: Mechanism, update: Tensors, other: Tensors, calls: int, runs: int, keys: Keys) -> Transcripts:
+    """R runs of so many noised updates of one client, and R of a client who sends the other one each time."""
     noise = SeededNoise(keys.fold("noise").torch())
-    nothing = {n: torch.zeros_like(t) for n, t in update.items()}
-    inside, outside = flat(exact(mechanism, update)), flat(exact(mechanism, nothing))
+    inside, outside = flat(exact(mechanism, update)), flat(exact(mechanism, other))
     ratios: Tensor = torch.zeros(2 * runs, dtype=torch.float64)
     for run in range(2 * runs):
         for _ in range(calls):
-            output = mechanism(update if run < runs else nothing, noise)
+            output = mechanism(update if run < runs else other, noise)
             ratios[run] += gaussian_log_ratio(flat(output.value).unsqueeze(0), inside, outside, output.noise_std)[0]
     return Transcripts(ratios, torch.zeros(2 * runs, 0))

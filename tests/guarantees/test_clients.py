@@ -13,6 +13,7 @@ from attacks.epsilon import gaussian_epsilon
 from attacks.types import Finding
 from privdd.core import Keys, Tensors
 from privdd.federation import Snapshot
+from privdd.guarantees import clients
 from privdd.guarantees.clients import of_updates
 from privdd.guarantees.findings import all_findings
 from privdd.guarantees.subject import Subject
@@ -101,11 +102,24 @@ def test_what_is_stated_counts_every_round() -> None:
         assert stated["epsilon_stated"] == pytest.approx(gaussian_epsilon(rounds**0.5 / 2, DELTA), rel=1e-2)
 
 
-def test_log_ratios_follow_the_closed_form() -> None:
-    """T updates at the clip norm: ln P/Q ~ N(+-mu^2/2, mu^2) with mu = sqrt(T) / z."""
+def test_large_updates_are_noised_fewer_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts: list[int] = []
+    real = clients.of_updates
+    monkeypatch.setattr(clients, "of_updates", lambda *a: counts.append(a[4]) or real(*a))
+    one = of_client(ClientLevel(1.0, 0.5), runs=60)
+    list(all_findings(one))
+    monkeypatch.setattr(clients, "NUMBERS", 10)
+    list(all_findings(one))
+    assert counts == [60, one.budget.slow_runs] and one.budget.slow_runs < 60
+
+
+@pytest.mark.parametrize("factor", [0.0, -1.0])
+def test_log_ratios_follow_the_closed_form(factor: float) -> None:
+    """T updates at the clip norm: ln P/Q ~ N(+-mu^2/2, mu^2) with mu = sqrt(T) / z, twice that for opposites."""
     update = {"a": torch.full((3, 2), 7.0), "b": torch.full((5,), -9.0)}
-    runs = of_updates(ClientLevel(1.5, 0.3), update, 4, 400, Keys(0))
-    mu2 = 4 / 1.5**2
+    other = {name: factor * t for name, t in update.items()}
+    runs = of_updates(ClientLevel(1.5, 0.3), update, other, 4, 400, Keys(0))
+    mu2 = 4 / 1.5**2 * (1 - factor) ** 2
     for ratios, sign in ((runs.ratios[:400], 1), (runs.ratios[400:], -1)):
         assert float(ratios.mean()) == pytest.approx(sign * mu2 / 2, abs=4 * (mu2 / 400) ** 0.5)
         assert float(ratios.var()) == pytest.approx(mu2, rel=0.35)
