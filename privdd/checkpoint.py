@@ -140,7 +140,7 @@ def load(folder: RunFolder, plan: Plan) -> Progress | None:
         progress = Progress(
             round=int(head["round"]),
             server=read_tensors(place / "server.safetensors"),
-            memories={int(k): unpack(k, memories) for k in {key.split("/", 1)[0] for key in memories}},
+            memories={int(k): unpack(k, memories) for k in dict.fromkeys(key.split("/", 1)[0] for key in memories)},
             ledger=Ledger.from_json(read_json(place / "ledger.json")),
             accuracy=tuple(float(a) for a in head["accuracy"]),
             uploaded=_counts(head["uploaded"]),

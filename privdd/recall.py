@@ -31,10 +31,17 @@ def recalled(plan: Plan, progress: Progress, shard: Shard) -> Progress:
     """``progress`` with the audited client's memory before each of its kept rounds and after the last.
 
     shard: what the client trained on. Unchanged where nothing is marked. A method whose clients remember
-    has all of the client's rounds kept, from the first.
+    has all of the client's rounds kept, from the first. Raises ValueError where local work drew noise of the
+    operating system: another draw of it gives another memory.
     """
     if not marked(progress.memories.get(plan.victim, {})):
         return progress
+    drawn = sorted(set(plan.mechanisms) & set(plan.method.queries))  # others act on what is sent, after local work
+    if drawn and plan.noise_source == "os":
+        raise ValueError(
+            f"privacy.noise_source=os: what client {plan.victim} remembers depends on noise of {', '.join(drawn)} that "
+            "cannot be drawn again; allowed is seed where a deployment with client memory is audited"
+        )
     memory: State = {}
     snapshots = dict(progress.snapshots)
     for t in sorted(snapshots):

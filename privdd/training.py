@@ -77,7 +77,7 @@ class Trainer:
         """All rounds, from the last whole checkpoint if there is one."""
         progress = checkpoint.load(self.folder, self.plan) or start(self.plan, self.ledger)
         total = self.plan.method.rounds
-        if progress.round < total:
+        if len(progress.accuracy) < total:
             self._check_memories(progress)
             progress = self._rounds(progress, total)
         checkpoint.write_ledger(self.folder.ledger, progress.ledger)
@@ -98,15 +98,19 @@ class Trainer:
 
     def _rounds(self, progress: Progress, total: int) -> Progress:
         broadcast, due = None, time.monotonic() + CHECKPOINT_EVERY
+        if len(progress.accuracy) < progress.round:  # real clients were away when they were asked for it
+            progress = self._measured(progress)
+            checkpoint.save(self.folder, progress)
         with stage("train", total - progress.round) as bar:
             while progress.round < total:
                 progress, inbox, broadcast = step(self.plan, progress, self.shards, self.engine, broadcast)
-                value = self.measure(self.plan, progress, self.test, self.shards)
-                progress = replace(progress, accuracy=(*progress.accuracy, value))
                 self.capture.keep(self.folder, self.plan, inbox)
                 last = progress.round == total
                 if last:
                     progress = finish(self.plan, progress)
+                if self._clients_remember:  # a round of real clients is kept before anything else can fail
+                    checkpoint.save(self.folder, progress)
+                progress = self._measured(progress)
                 began = time.monotonic()
                 if last or began >= due or self._clients_remember:
                     checkpoint.save(self.folder, progress)
@@ -114,5 +118,9 @@ class Trainer:
                     due = time.monotonic() + (
                         max(CHECKPOINT_EVERY, took / CHECKPOINT_SHARE) if CHECKPOINT_EVERY else 0.0
                     )
-                bar.advance(f"accuracy {value:.3f}")
+                bar.advance(f"accuracy {progress.accuracy[-1]:.3f}")
         return progress
+
+    def _measured(self, progress: Progress) -> Progress:
+        value = self.measure(self.plan, progress, self.test, self.shards)
+        return replace(progress, accuracy=(*progress.accuracy, value))

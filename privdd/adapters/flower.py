@@ -1,7 +1,9 @@
 """A real federation on Flower: any method's ``local`` in a ClientApp, its ``aggregate`` in a ServerApp.
 
 The client runs the channel, so mechanisms, noise and ledger rows are made where the data is; only what
-the channel lets out, and its ledger rows, travel. Client memory stays in Flower's client state; a method
+the channel lets out, and its ledger rows, travel. Client memory stays in Flower's client state, beside the
+latest reply: asked for that round again, a client sends the same reply, never another draw of its noise.
+Flower keeps that state for one series of runs, so a federation goes on in the series that it began in. A method
 whose accuracy is that of each client's own model is measured where that model is. The server runs the
 same rounds as a simulation, with a ``GridEngine`` in the place of the task engine, and leaves a run folder
 that ``python -m privdd.audit run=DIR`` attacks, where the audited client's records are at hand. Needs the
@@ -22,6 +24,7 @@ from flwr.serverapp import Grid
 
 from privdd.assembly import Experiment
 from privdd.auditing import game_of
+from privdd.channel import digest
 from privdd.checkpoint import flat, nested
 from privdd.core import Received, Records, Shard, State, Tensors
 from privdd.federation import Plan, Progress, Task, accuracy, client_step, predict_in_batches
@@ -77,19 +80,21 @@ def client_app(own: Own, *, tells_accuracy: bool = False) -> ClientApp:
     @app.train()
     def train(message: Message, context: Context) -> Message:
         plan, ledger, shard = own(context)
-        words = message.content.config_records["words"]
-        broadcast, round = nested(_tensors(message.content)), int(words["round"])  # type: ignore[arg-type]
-        before = _remembered(context, round)
-        received, rows, memory = client_step(Task(plan, round, shard.client, broadcast, before, shard))
-        _remember(context, round, before, memory)
-        ledger.append(rows)
-        sent = _records(
-            flat(received.values),
-            client=shard.client,
-            round=received.round,
-            rows=json.dumps(ledger.to_json()),
-            remembers=int(bool(memory)),
-        )
+        words, tensors = message.content.config_records["words"], _tensors(message.content)
+        round, asked = int(words["round"]), digest(tensors)  # type: ignore[arg-type]
+        sent = _sent_before(context, shard.client, round, asked)
+        if sent is None:
+            memory = _remembered(context, shard.client, bool(words["remembers"]))
+            received, rows, memory = client_step(Task(plan, round, shard.client, nested(tensors), memory, shard))
+            ledger.append(rows)
+            sent = _records(
+                flat(received.values),
+                client=shard.client,
+                round=received.round,
+                rows=json.dumps(ledger.to_json()),
+                remembers=int(bool(memory)),
+            )
+            _remember(context, memory, sent, round=round, asked=asked)
         return Message(sent, reply_to=message)
 
     @app.evaluate()
@@ -97,7 +102,8 @@ def client_app(own: Own, *, tells_accuracy: bool = False) -> ClientApp:
         plan, _, shard = own(context)
         told = {}
         if tells_accuracy:
-            told = _own_accuracy(plan, _tensors(message.content), _remembered(context), shard.test)
+            memory = _remembered(context, shard.client, bool(message.content.config_records["words"]["remembers"]))
+            told = _own_accuracy(plan, _tensors(message.content), memory, shard.test)
         return Message(_records({}, client=shard.client, refuses=int(not tells_accuracy), **told), reply_to=message)
 
     return app
@@ -111,26 +117,38 @@ def _own_accuracy(plan: Plan, broadcast: State, memory: State, test: Records) ->
     return {"accuracy": float((logits.argmax(1) == test.y).float().mean())}
 
 
-def _remembered(context: Context, before: int | None = None) -> State:
-    """What the client keeps; before: a round, which may be its latest one again, after a server that stopped.
+def _sent_before(context: Context, client: int, round: int, asked: str) -> RecordDict | None:
+    """The reply of the latest round where that round is asked for again, after a server that stopped.
 
-    Raises FederationFailed for an earlier round: its memory is gone.
+    Sent twice it tells nothing new; worked out again it would release noise that no ledger counts.
+    asked: digest of the broadcast. Raises FederationFailed for an earlier round, and for another broadcast.
     """
     latest = context.state.config_records.get("latest")
-    if latest is None:
-        return {}
-    if before is None or int(latest["round"]) < before:  # type: ignore[arg-type]
-        return _tensors(context.state)
-    if latest["round"] != before:
-        raise FederationFailed(f"a client that remembers round {int(latest['round'])} cannot repeat round {before}")  # type: ignore[arg-type]
-    return _tensors(context.state, "earlier ")
+    if latest is None or int(latest["round"]) < round:  # type: ignore[arg-type]
+        return None
+    if latest["round"] != round:
+        at = int(latest["round"])  # type: ignore[arg-type]
+        raise FederationFailed(f"client {client} remembers round {at} and cannot repeat round {round}")
+    if latest["asked"] != asked:
+        raise FederationFailed(f"client {client} answered round {round} already, to another broadcast")
+    return RecordDict({part: context.state[f"reply {part}"] for part in ("tensors", "words")})
 
 
-def _remember(context: Context, round: int, before: State, after: State) -> None:
-    for part, memory in (("earlier ", before), ("", after)):
-        for name, record in _records(memory).items():
-            context.state[part + name] = record
-    context.state["latest"] = ConfigRecord({"round": round})
+def _remembered(context: Context, client: int, expected: bool) -> State:
+    """What the client keeps. Raises FederationFailed where the server knows of a memory and there is none."""
+    memory = _tensors(context.state) if "tensors" in context.state else {}
+    if expected and not memory:
+        raise FederationFailed(f"client {client} has lost its memory of earlier rounds; go on in the same run series")
+    return memory
+
+
+def _remember(context: Context, memory: State, sent: RecordDict, **latest: int | str) -> None:
+    """Keep the memory and the latest reply, in the place of the one before."""
+    for name, record in _records(memory).items():
+        context.state[name] = record
+    for name, record in sent.items():
+        context.state[f"reply {name}"] = record
+    context.state["latest"] = ConfigRecord({**latest})
 
 
 @dataclass(frozen=True)
@@ -145,10 +163,7 @@ class GridEngine:
     def map(self, fn: Callable[..., Any], tasks: Iterable[Task]) -> Iterator[tuple[Received, list[Row], State]]:
         """Results in the order of the tasks. Raises FederationFailed where a client does not answer."""
         work = list(tasks)
-        asked = [
-            Message(_records(flat(t.broadcast), round=t.round), self.nodes[t.client], "train", group_id=str(t.round))
-            for t in work
-        ]
+        asked = [Message(_asked(t), self.nodes[t.client], "train", group_id=str(t.round)) for t in work]
         answers = dict(_answered(self.grid, asked, self.timeout))
         for task in work:
             if task.client not in answers:
@@ -166,7 +181,10 @@ class GridEngine:
         if getattr(plan.method, "accuracy_kind", "global") == "global":
             return accuracy(plan, progress, test, shards)
         sent, group = flat(plan.method.broadcast(progress.server)), str(progress.round)
-        asked = [Message(_records(sent), self.nodes[k], "evaluate", group_id=group) for k in sorted(progress.memories)]
+        asked = [
+            Message(_records(sent, remembers=1), self.nodes[k], "evaluate", group_id=group)
+            for k in sorted(progress.memories)
+        ]
         answers = {k: r.content.config_records["words"] for k, r in _answered(self.grid, asked, self.timeout)}
         for client in sorted(progress.memories):
             if client not in answers:
@@ -189,6 +207,11 @@ def _answered(grid: Grid, messages: Sequence[Message], timeout: float) -> Iterat
                 f"node {reply.metadata.src_node_id}: {' '.join(str(reply.error.reason).split())[:200]}"
             )
         yield int(reply.content.config_records["words"]["client"]), reply  # type: ignore[arg-type]
+
+
+def _asked(task: Task) -> RecordDict:
+    """The broadcast, the round, and whether the server knows that the client has a memory of earlier rounds."""
+    return _records(flat(task.broadcast), round=task.round, remembers=int(bool(task.memory)))
 
 
 def _step_result(task: Task, reply: Message) -> tuple[Received, list[Row], State]:

@@ -5,7 +5,9 @@ A grid in this process passes the messages on by hand, serialised as Flower seri
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +23,13 @@ from flwr.supercore.task_identity import TaskIdentity
 from privdd.adapters.flower import FederationFailed, client_app, federate, own_data
 from privdd.assembly import Experiment, assemble, attacks_of
 from privdd.auditing import audit, game_of
+from privdd.channel import digest
+from privdd.checkpoint import nested
 from privdd.config import composed
 from privdd.core import Shard
 from privdd.federation import Plan, Progress
 from privdd.ledger import Ledger
+from privdd.recall import recalled
 from privdd.results import findings_json
 from privdd.runs import prepare, stored_config
 from privdd.store import RunFolder
@@ -52,14 +57,25 @@ LIGHT = [
 ]
 
 
-class HandGrid(Grid):
-    """Delivers every message in this process; node ids are 100 + client."""
+def fresh(client: int) -> Context:
+    """A client's state in a new series of runs."""
+    return Context(1, 100 + client, {"partition-id": client}, RecordDict(), {})
 
-    def __init__(self, experiment: Experiment, gone: int | None = None, tells_accuracy: bool = True) -> None:
-        self.experiment, self.gone = experiment, gone
+
+class HandGrid(Grid):
+    """Delivers every message in this process; node ids are 100 + client.
+
+    gone: a client that does not answer ``away``, a kind of message and, if it has one, its group.
+    log: every answer to train and evaluate, as (kind, client, group, its record of arrays).
+    """
+
+    def __init__(
+        self, experiment: Experiment, gone: int | None = None, tells_accuracy: bool = True, away: tuple[str, ...] = ("train",)
+    ) -> None:
+        self.experiment, self.gone, self.away = experiment, gone, away
+        self.log: list[tuple[str, int, str, dict[str, torch.Tensor]]] = []
         self.app = client_app(self.own, tells_accuracy=tells_accuracy)
-        clients = range(experiment.plan.problem.clients)
-        self.contexts = {100 + k: Context(1, 100 + k, {"partition-id": k}, RecordDict(), {}) for k in clients}
+        self.contexts = {100 + k: fresh(k) for k in range(experiment.plan.problem.clients)}
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 0, 1
 
     def own(self, context: Context) -> tuple[Plan, Ledger, Shard]:
@@ -69,11 +85,13 @@ class HandGrid(Grid):
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         replies = []
         for message in messages:
-            node = message.metadata.dst_node_id
-            if node - 100 != self.gone or message.metadata.message_type != "train":
+            node, meta = message.metadata.dst_node_id, message.metadata
+            asked = (meta.message_type, meta.group_id)
+            if node - 100 != self.gone or asked[: len(self.away)] != self.away:
                 reply = self.app(message, self.contexts[node])
                 reply.metadata._src_node_id = node
                 replies.append(reply)
+                self.log.append((asked[0], node - 100, asked[1], reply.content.array_records["tensors"].to_torch_state_dict()))
         return reversed(replies)  # answers arrive in any order
 
     def get_node_ids(self) -> Iterable[int]:
@@ -164,14 +182,7 @@ def test_a_federation_that_stopped_goes_on_with_its_clients_only(tmp_path: Path,
     expected = federate(whole, HandGrid(whole), RunFolder(tmp_path / "whole"))
     folder, grid = RunFolder(tmp_path / "stopped"), HandGrid(experiment)
     monkeypatch.setattr("privdd.training.CHECKPOINT_EVERY", 0.0)
-    answer = grid.send_and_receive
-
-    def until_round_2(messages: Iterable[Message], **more: Any) -> Iterable[Message]:
-        work = list(messages)
-        grid.gone = 1 if any(m.metadata.group_id == "2" for m in work) else None
-        return answer(work, **more)
-
-    monkeypatch.setattr(grid, "send_and_receive", until_round_2)
+    grid.gone, grid.away = 1, ("train", "2")
     with pytest.raises(FederationFailed, match="client 1 did not answer in round 2"):
         federate(experiment, grid, folder)
     with pytest.raises(ValueError, match="stopped after round 1 of a real federation"):
@@ -180,11 +191,84 @@ def test_a_federation_that_stopped_goes_on_with_its_clients_only(tmp_path: Path,
     grid.gone = None
     found = federate(experiment, grid, folder)
     assert found.ledger.to_json() == expected.ledger.to_json() and found.accuracy == expected.accuracy
-    with pytest.raises(FederationFailed, match="remembers round 2 cannot repeat round 1"):
-        list(answer([Message(RecordDict({"words": ConfigRecord({"round": 1, "order": "[]"}), "tensors": ArrayRecord()}), 100, "train")]))
+    with pytest.raises(FederationFailed, match="client 0 remembers round 2 and cannot repeat round 1"):
+        list(grid.send_and_receive([Message(RecordDict({"words": ConfigRecord({"round": 1, "order": "[]"}), "tensors": ArrayRecord()}), 100, "train")]))
 
 
 def test_a_client_may_keep_its_accuracy_to_itself(tmp_path: Path) -> None:
     experiment = assemble(composed("audit", [*SMALL[:-2], "algo=fedproto", "algo.rounds=2"]))
     with pytest.raises(FederationFailed, match="client 0: FedProto is measured at the clients"):
         federate(experiment, HandGrid(experiment, tells_accuracy=False), RunFolder(tmp_path))
+
+
+@pytest.mark.parametrize("algo", ["fedavg", "scaffold"])
+def test_a_repeated_round_sends_the_same_noise_again(algo: str, tmp_path: Path) -> None:
+    """Whatever left a client is in the ledger: noise of the operating system is never drawn twice for one round."""
+    experiment = assemble(composed("audit", [*SMALL, *METHODS["dpsgd"], f"algo={algo}", "privacy.noise_source=os"]))
+    grid = HandGrid(experiment, gone=1, away=("train", "1"))
+    with pytest.raises(FederationFailed, match="client 1 did not answer in round 1"):
+        federate(experiment, grid, RunFolder(tmp_path))
+    grid.gone = None
+    found = federate(experiment, grid, RunFolder(tmp_path))
+    answers = [(k, group, nested(sent)) for kind, k, group, sent in grid.log if kind == "train"]
+    assert Counter((k, group) for k, group, _ in answers)[0, "1"] == 2  # the round was indeed asked for again
+    left = {(k, int(group), name, digest(value)) for k, group, sent in answers for name, value in sent.items()}
+    booked = {(r.client, r.round, r.name, r.digest) for r in found.ledger.releases if "server" in r.visible_to}
+    assert left == booked and len({mark for *_, mark in left}) >= 6
+    kept = {"tensors", "words", "reply tensors", "reply words", "latest"}  # of one round, however many there were
+    assert all(set(context.state) == kept for context in grid.contexts.values())
+
+
+def test_a_round_is_answered_for_one_broadcast_only(tmp_path: Path) -> None:
+    experiment = assemble(composed("audit", SMALL))
+    grid = HandGrid(experiment)
+    federate(experiment, grid, RunFolder(tmp_path))
+    other = RecordDict({"words": ConfigRecord({"round": 1, "order": "[]", "remembers": 0}), "tensors": ArrayRecord()})
+    with pytest.raises(FederationFailed, match="client 0 answered round 1 already, to another broadcast"):
+        list(grid.send_and_receive([Message(other, 100, "train")]))
+
+
+@pytest.mark.parametrize("group", ["1", "2"])
+def test_a_client_away_when_accuracy_is_asked_for_repeats_no_round(group: str, tmp_path: Path) -> None:
+    config = composed("audit", [*SMALL[:-2], "algo=fedproto", "algo.local_epochs=1", "algo.rounds=2"])
+    whole, experiment = assemble(config), assemble(config)
+    expected = federate(whole, HandGrid(whole), RunFolder(tmp_path / "whole"))
+    folder, grid = RunFolder(tmp_path / "stopped"), HandGrid(experiment, gone=1, away=("evaluate", group))
+    for _ in range(2):
+        with pytest.raises(FederationFailed, match=f"client 1 did not tell its accuracy after round {int(group) - 1}"):
+            federate(experiment, grid, folder)
+    with pytest.raises(ValueError, match=f"stopped after round {int(group) - 1} of a real federation"):
+        simulated(experiment, folder)
+    grid.gone = None
+    found = federate(experiment, grid, folder)
+    assert found.accuracy == expected.accuracy and found.ledger.to_json() == expected.ledger.to_json()
+    trained = Counter((k, round) for kind, k, round, _ in grid.log if kind == "train")
+    assert len(trained) == 6 and set(trained.values()) == {1}
+    undisturbed = RunFolder(tmp_path / "whole")
+    assert folder.ledger.read_bytes() == undisturbed.ledger.read_bytes()
+    assert folder.checkpoint.read_bytes() == undisturbed.checkpoint.read_bytes()
+
+
+@pytest.mark.parametrize(("algo", "away"), [("scaffold", ("train", "1")), ("fedproto", ("evaluate", "1"))])
+def test_a_client_that_lost_its_memory_says_so(algo: str, away: tuple[str, str], tmp_path: Path) -> None:
+    experiment = assemble(composed("audit", [*SMALL[:-2], f"algo={algo}", "algo.local_epochs=1", "algo.rounds=2"]))
+    grid = HandGrid(experiment, gone=1, away=away)
+    with pytest.raises(FederationFailed, match="client 1 did not"):
+        federate(experiment, grid, RunFolder(tmp_path))
+    grid.gone, grid.contexts[101] = None, fresh(1)
+    with pytest.raises(FederationFailed, match="client 1 has lost its memory of earlier rounds"):
+        federate(experiment, grid, RunFolder(tmp_path))
+
+
+def test_a_memory_made_with_noise_of_the_operating_system_is_not_invented(tmp_path: Path) -> None:
+    config = composed("audit", [*SMALL, "algo=scaffold", *METHODS["dpsgd"][1:], "privacy.noise_source=os"])
+    experiment = assemble(config)
+    plan = experiment.plan
+    found = federate(experiment, HandGrid(experiment), RunFolder(tmp_path))
+    with pytest.raises(ValueError, match=r"privacy\.noise_source=os: .* dpsgd .*allowed is seed"):
+        audit(experiment, attacks_of(config), RunFolder(tmp_path))
+    # noise on what is sent does not reach the memory, whose steps then are the same with either source
+    shard, outward = experiment.shards[plan.victim], {"update": plan.mechanisms["dpsgd"]}
+    one, other = (recalled(replace(plan, mechanisms=outward, noise_source=s), found, shard) for s in ("os", "seed"))
+    memory, same = one.memories[plan.victim], other.memories[plan.victim]
+    assert memory and memory.keys() == same.keys() and all(torch.equal(memory[k], same[k]) for k in same)
