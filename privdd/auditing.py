@@ -12,6 +12,7 @@ import torch
 from omegaconf import OmegaConf
 from torch import Tensor
 
+from attacks.inversion.nothing import nothing_sent
 from attacks.membership.evaluate import audited_epsilon
 from attacks.types import Attack, Evidence, Family, Finding, Surface, Truth, View
 from privdd.assembly import Experiment, fingerprint, reads
@@ -215,6 +216,8 @@ def _kept(finding: Finding, evidence: Evidence, view: View) -> dict[str, Tensor]
 
 
 def _one(attack: Attack, view: View, truth: Truth, generator: torch.Generator, name: str) -> tuple[Finding, Evidence]:
+    if (finding := nothing_sent(attack, view)) is not None:
+        return finding, Evidence()
     try:
         evidence: Evidence = attack.run(view, generator)
         return attack.judge(evidence, view, truth), evidence

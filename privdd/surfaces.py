@@ -16,9 +16,9 @@ from attacks.membership import signals as sig
 from attacks.types import Surface
 from privdd.core import Method, Problem, Records, State, Tensors
 from privdd.federation import Snapshot
+from privdd.readout import class_means, nearest, readout
 
 Signals = dict[str, Tensor]  # "surface|signal" -> (n,)
-RIDGE = 1e-2  # of the linear readout that stands for "a model trained on the shared synthetic set"
 
 
 @dataclass(frozen=True)
@@ -96,8 +96,20 @@ class Lens:
             return x.flatten(1)
         features = _Features(self.model)
         state = {f"model.{k}": t for k, t in self.start.items()}
-        with torch.no_grad():
-            return torch.cat([functional_call(features, state, (part,)) for part in x.split(512)])
+        return _seen(lambda part: functional_call(features, state, (part,)), x)
+
+    @cached_property
+    def mapped(self) -> tuple[Tensor, Tensor]:
+        """In the public map: the centre (d,) of public records, and the audited records (n, d) seen from it."""
+        if self.public_map is None:
+            raise ValueError("this method names no public map")
+        centre = _seen(self.public_map, self.public.x).mean(0)
+        return centre, _seen(self.public_map, self.candidates.x) - centre
+
+    @cached_property
+    def public_map(self) -> Callable[[Tensor], Tensor] | None:
+        """The public map, the same in all rounds, in which synthetic images carry what they carry; None without."""
+        return maps_of(self.method, self.snapshot, self.memory, self.problem).get("public")
 
     # --- signals ------------------------------------------------------------------------------
 
@@ -114,6 +126,14 @@ class Lens:
             for signal, scores in reader(self, name, value, values).items():
                 found[f"{surface}|{signal}"] = scores.float()
         return found
+
+
+def _seen(see: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """(b, d) of images (b, c, h, w), none of them included: not every layer takes an empty batch."""
+    with torch.no_grad():
+        if not len(x):
+            return see(x.new_zeros(1, *x.shape[1:]))[:0]
+        return torch.cat([see(part) for part in x.split(512)])
 
 
 class _Features(nn.Module):
@@ -195,20 +215,30 @@ def _labels(lens: Lens, name: str, value: Tensors, values: Mapping[str, Tensors]
 
 
 def _synthetic(lens: Lens, name: str, value: Tensors, values: Mapping[str, Tensors]) -> Mapping[str, Tensor]:
-    """A model trained on the synthetic set, alignment of class means, distance to the nearest image."""
+    """A model trained on the synthetic set, alignment of class means, distance to the nearest image.
+
+    Images that were matched in a public map are compared there as well: in the classifier they may say nothing.
+    """
     x, y = value["x"], values["labels"]["y"]
     records = lens.candidates
     centre = lens.embed(lens.public.x).mean(0)
     inside, own = lens.embed(x) - centre, lens.embed(records.x) - centre
-    logits = _readout(inside, y, own, lens.problem.classes)
-    return {
+    logits = readout(inside, y, own, lens.problem.classes)
+    found = {
         "confidence": sig.logit_scaled(logits, records.y),
         "logits": logits,
-        "alignment": sig.embedding_alignment(
-            _class_means(inside, y, lens.problem.classes), own, records.y, cosine=False
-        ),
-        "distance": sig.nearest_distance(records.x, x),
+        "alignment": _aligned(lens, inside, y, own),
+        "distance": nearest(records.x, x, records.x[0].numel() ** 0.5),  # from black to white
     }
+    if lens.public_map is not None:
+        middle, mapped = lens.mapped
+        found["embedding_alignment"] = _aligned(lens, _seen(lens.public_map, x) - middle, y, mapped)
+    return found
+
+
+def _aligned(lens: Lens, inside: Tensor, labels: Tensor, own: Tensor) -> Tensor:
+    means = class_means(inside, labels, lens.problem.classes)
+    return sig.embedding_alignment(means, own, lens.candidates.y, cosine=False)
 
 
 def _representations(lens: Lens, name: str, value: Tensors, values: Mapping[str, Tensors]) -> Mapping[str, Tensor]:
@@ -217,10 +247,10 @@ def _representations(lens: Lens, name: str, value: Tensors, values: Mapping[str,
     project = maps.get("projection") or (lambda x: x)
     own, inside, y = project(lens.candidates.x).flatten(1), value["x"].flatten(1), values["labels"]["y"]
     centre = project(lens.public.x).flatten(1).mean(0) if own.shape[1] == inside.shape[1] else inside.mean(0)
-    means = _class_means(inside - centre, y, lens.problem.classes)
+    farthest = 2 * float(own.norm(dim=1).max())  # no bound is known, but the records' own ball
     return {
-        "alignment": sig.embedding_alignment(means, own - centre, lens.candidates.y, cosine=False),
-        "distance": sig.nearest_distance(own, inside),
+        "alignment": _aligned(lens, inside - centre, y, own - centre),
+        "distance": nearest(own, inside, farthest),
     }
 
 
@@ -250,20 +280,6 @@ def _total(lens: Lens, name: str, value: Tensors, values: Mapping[str, Tensors])
     """The sum of all numbers sent, the same for every record: for counts, that is the count."""
     total = torch.stack([t.float().sum() for t in value.values()]).sum()
     return {"count": total.expand(len(lens.candidates)).clone()}
-
-
-def _class_means(embeddings: Tensor, labels: Tensor, classes: int) -> Tensor:
-    """(C, d); zero for a class without examples."""
-    one_hot = F.one_hot(labels.long(), classes).float()
-    return (one_hot.T @ embeddings) / one_hot.sum(0).clamp_min(1)[:, None]
-
-
-def _readout(inside: Tensor, labels: Tensor, own: Tensor, classes: int) -> Tensor:
-    """Ridge regression on one-hot labels, in closed form: (n, C) logits for ``own``."""
-    scale = inside.square().sum(1).mean().clamp_min(1e-12)
-    kernel = inside @ inside.T / scale + RIDGE * len(inside) ** 0.5 * torch.eye(len(inside))
-    targets = F.one_hot(labels.long(), classes).float() - 1 / classes
-    return 10 * (own @ inside.T / scale) @ torch.linalg.solve(kernel, targets)
 
 
 READERS: Mapping[Surface, Reader] = {

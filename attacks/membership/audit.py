@@ -23,11 +23,12 @@ from attacks.membership.signals import logit_scaled
 from attacks.membership.threshold import loss_threshold
 from attacks.types import Adversary, Evidence, Family, Finding, Surface, Truth, View, Worlds
 
-# The signals of each surface in order of preference; the first one present is the primary.
+# The signals of each surface in order of preference; the first one present is the primary. Synthetic images have an
+# "embedding_alignment" only where they were matched in a public map, which is then where they carry information.
 SURFACE_SIGNAL: dict[Surface, tuple[str, ...]] = {
     Surface.UPDATE: ("confidence", "alignment"),
     Surface.GRADIENT: ("alignment", "confidence"),
-    Surface.SYNTHETIC_IMAGES: ("confidence", "distance"),
+    Surface.SYNTHETIC_IMAGES: ("embedding_alignment", "confidence", "distance"),
     Surface.SYNTHETIC_REPRESENTATIONS: ("confidence", "distance"),
     Surface.FEATURES: ("matched_filter", "distance"),
     Surface.LABELS: ("count", "alignment"),
@@ -36,7 +37,7 @@ SURFACE_SIGNAL: dict[Surface, tuple[str, ...]] = {
     Surface.CONTROL_VARIATE: ("alignment", "distance"),
     Surface.COUNTS: ("count", "alignment"),
     Surface.GLOBAL_MODEL: ("confidence", "alignment"),
-    Surface.GLOBAL_IMAGES: ("confidence", "distance"),
+    Surface.GLOBAL_IMAGES: ("embedding_alignment", "confidence", "distance"),
     Surface.SHARED_FEATURES: ("matched_filter", "distance"),
 }
 

@@ -37,6 +37,20 @@ def refuse_batch_norm(norm: str | None, where: str) -> None:
         raise ValueError(f"{where}.norm=batch: with it one record changes all embeddings; use instance, group or none")
 
 
+def refuse_ignored(fitting: Fitting | None, least: float, ctx: ClientContext) -> None:
+    """Raises ValueError for settings that only mechanisms give a meaning, where this run sets none for them."""
+    if fitting is not None and not ctx.protected("embedding"):
+        raise ValueError(
+            f"fitting={fitting!r}: follows noised reads, so privacy must set a mechanism for 'embedding' "
+            "(privacy=public_embedding); set fitting=null for plain matching in the same map"
+        )
+    if least and not ctx.protected("class_counts"):
+        raise ValueError(
+            f"least={least!r}: compares noised counts, so privacy must set a mechanism for 'class_counts'; "
+            "set least=0 to send every class"
+        )
+
+
 @dataclass(frozen=True)
 class Views:
     """The public maps of one run: how a record and how a synthetic image is seen in each."""

@@ -28,6 +28,7 @@ from privdd.distill.private import (
     match_protected,
     public_views,
     refuse_batch_norm,
+    refuse_ignored,
     spent,
 )
 from privdd.distill.steps import Steps, matching_claims, seen_maps
@@ -63,7 +64,8 @@ class FedDM:
 
     extractor: a public pre-trained map to match in, instead of networks in the ball (pre-training that the
     paper does not use). It never changes, so that one noised read a round is all it takes; fitting: how images
-    then follow what was read (None: as ``matching`` says); least: classes whose noised count is below are not sent.
+    then follow what was read (None: as ``matching`` says), with a mechanism for "embedding" only; least: classes
+    whose noised count is below are not sent, with one for "class_counts" only.
 
     Without a mechanism a client sends the classes it holds: a class with fewer records than ``ipc``
     starts from its records over again, a client without records sends an empty set. With one, all
@@ -126,6 +128,7 @@ class FedDM:
     def local(
         self, broadcast: Mapping[str, Tensors], memory: State, shard: Shard, ctx: ClientContext
     ) -> tuple[Upload, State]:
+        refuse_ignored(self.fitting, self.least, ctx)
         if is_protected(ctx):
             return self._protected(broadcast, memory, shard, ctx)
         if self.start == "real" and ctx.round == 0:
@@ -169,9 +172,9 @@ class FedDM:
     def maps(
         self, broadcast: Mapping[str, Tensors], memory: State, problem: Problem
     ) -> dict[str, Callable[[Tensor], Tensor]]:
-        """What is matched: images -> features (and logits) at the centre of the ball, or the extractor's."""
+        """What is matched: images -> features (and logits) at the centre of the ball, or the extractor's (public)."""
         if self.extractor is not None:
-            return {"embedding": self.extractor}
+            return {"embedding": self.extractor, "public": self.extractor}
         return {"embedding": embedder(self.classifier(problem), broadcast["model"], logits=self.logits)}
 
     def remembers(self, round: int) -> bool:
@@ -180,7 +183,7 @@ class FedDM:
 
     def claims(self, plan: Any, shards: Sequence[Shard]) -> list[Claim]:
         """Theorem 3.2 as printed, where the matching gradients are noised."""
-        return matching_claims(feddm_3_2, plan, shards, self.matching, self.start == "noise")
+        return matching_claims(feddm_3_2, plan, shards, self.matching, self.start in PUBLIC)
 
     def steps(self, broadcast: Mapping[str, Tensors], shard: Shard, ctx: ClientContext) -> Steps:
         """What everyone knows of a round's noised steps."""
