@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from attacks.membership import signals as sig
+from attacks.membership.readout import class_means, nearest, readout
 from attacks.types import Surface
 from privdd.core import Method, Problem, Records, State, Tensors
 from privdd.federation import Snapshot
-from privdd.readout import class_means, nearest, readout
 
 Signals = dict[str, Tensor]  # "surface|signal" -> (n,)
 
