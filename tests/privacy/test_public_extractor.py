@@ -103,6 +103,37 @@ def test_what_has_no_meaning_or_no_guarantee_is_refused(override: str, named: st
         released(experiment.plan, experiment.shards[0])
 
 
+@pytest.mark.parametrize(
+    ("overrides", "named"),
+    [
+        (("privacy=none",), "fitting=.*'embedding'"),
+        (("privacy=none", "algo.fitting.steps=3"), "fitting=.*steps=3.*fitting=null"),
+        (("algo.least=40", "~privacy.mechanisms.class_counts"), "least=40.*'class_counts'"),
+    ],
+)
+def test_settings_that_would_be_ignored_are_refused(overrides: tuple[str, ...], named: str) -> None:
+    experiment = federation(*overrides)
+    with pytest.raises(ValueError, match=named) as refused:
+        released(experiment.plan, experiment.shards[0])
+    assert "\n" not in str(refused.value)
+
+
+def test_the_same_settings_run_where_nothing_is_ignored() -> None:
+    """No guarantee and nothing fitted, and no noised counts where every class is sent."""
+    for overrides in (("privacy=none", "algo.fitting=null"), ("~privacy.mechanisms.class_counts",)):
+        experiment = federation(*overrides)
+        upload, _ = released(experiment.plan, experiment.shards[0])
+        assert len(upload["images"].value["x"])
+
+
+@pytest.mark.parametrize(("init", "noise"), [("noise", True), ("smooth", True), ("real", False)])
+def test_every_public_start_is_a_start_from_noise_for_theorem_3_2(init: str, noise: bool) -> None:
+    overrides = ["algo=feddm", *TINY[1:6], "privacy=clipped_gradient", f"algo.init={init}"]
+    experiment = assemble(composed("train", overrides))
+    (claim,) = experiment.plan.method.claims(experiment.plan, experiment.shards)  # type: ignore[attr-defined]
+    assert ("starts from real images" in claim.why) is not noise
+
+
 def test_without_fitting_the_plain_matching_steps_follow_the_same_map() -> None:
     experiment = federation("algo.fitting=null", "algo.matching.iterations=2")
     upload, ctx = released(experiment.plan, experiment.shards[0])
