@@ -20,7 +20,8 @@ from privdd.surfaces import Lens, maps_of
 from privdd.worlds import Game
 
 PUBLIC = 500  # records of the test set that attackers may hold
-# What several rounds say together more than one, where the map did not change between them.
+# What several rounds may say together: the same rows, where the map did not change between rounds. Synthetic
+# representations start anew each round, so their rows are not the same ones.
 THROUGH_A_MAP = (Surface.FEATURES, Surface.PROTOTYPES)
 
 
