@@ -146,7 +146,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, help="CPU seconds of each run")
     parser.add_argument("--seeds", type=int, nargs="+")
     parser.add_argument("overrides", nargs="*", help="key=value for every run")
-    given = parser.parse_args()
+    given = parser.parse_intermixed_args()  # key=value before or after the options
     chosen = given.claim or given.experiment
     given.seconds = given.seconds or (40.0 if chosen else 8.0)
     given.seeds = given.seeds or ([0, 1, 2] if chosen else [0])
