@@ -19,9 +19,14 @@ from scipy.stats import binomtest
 from torch import Tensor
 
 from attacks.epsilon import one_run_from_scores
-from attacks.membership.audit import Base, GradientDensity, Lira, LossThreshold, Rmia, ShadowClassifier
-from attacks.membership.evaluate import RATES, guess_counts
+from attacks.membership.attack import RATES, guess_counts
+from attacks.membership.base import Base
+from attacks.membership.density import GradientDensity
+from attacks.membership.lira import Lira
+from attacks.membership.rmia import Rmia
+from attacks.membership.shadow_classifier import ShadowClassifier
 from attacks.membership.signals import logit_scaled
+from attacks.membership.threshold import LossThreshold
 from attacks.roc import auc_interval, roc, thin, tpr_at_fpr
 from attacks.types import Adversary, Family, Finding, Knowledge, Surface, Truth, View, Worlds
 

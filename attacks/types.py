@@ -189,3 +189,9 @@ class Attack(Protocol):
     def run(self, view: View, generator: torch.Generator) -> Evidence: ...
 
     def judge(self, evidence: Evidence, view: View, truth: Truth) -> Finding: ...
+
+
+UPDATES = frozenset({Surface.UPDATE, Surface.GRADIENT})
+SERVER = frozenset({Adversary.SERVER})
+IMAGES = frozenset({Surface.SYNTHETIC_IMAGES, Surface.GLOBAL_IMAGES})
+ANY = frozenset({Adversary.SERVER, Adversary.PEER, Adversary.PUBLIC})

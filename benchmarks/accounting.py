@@ -16,9 +16,9 @@ import dp_accounting as dpa
 from dp_accounting.pld import PLDAccountant
 from opacus.accountants import PRVAccountant, RDPAccountant
 
-from privdd.ledger import Ledger
 from privdd.privacy.accounting import calibrate, epsilon
-from privdd.privacy.base import Row
+from privdd.privacy.ledger import Ledger
+from privdd.privacy.mechanism import Row
 
 POINTS = [
     (0.001, 1.0, 10_000),

@@ -27,9 +27,10 @@ import torch
 from machine import hardware
 from omegaconf import OmegaConf
 
-from privdd.assembly import Experiment, assemble
-from privdd.config import check_overrides
-from privdd.federation import Progress, accuracy, predict_in_batches, start, step
+from privdd.cli.assemble import assemble
+from privdd.cli.validation import check_overrides
+from privdd.federated.experiment import Experiment
+from privdd.federated.simulation import Progress, accuracy, predict_in_batches, start, step
 
 # Few steps and many rounds: what a small CPU budget favours.
 SMALL = ("preset=smoke", "partition.clients=10", "model.width=32", "data.limit=10000", "data.test_limit=2000")

@@ -20,15 +20,16 @@ import torch
 from torch import Tensor
 
 from attacks.types import Surface
-from privdd.channel import ClientContext
-from privdd.core import Keys, Problem, Records
-from privdd.distill.cells import one_world
-from privdd.distill.matching import Matching, Streams, descend, match, matching_gradient
-from privdd.distill.networks import fresh
+from privdd.core.keys import Keys
+from privdd.core.types import Problem, Records
+from privdd.distillation.class_subsets import one_world
+from privdd.distillation.clipped_gradient import release_gradients
+from privdd.distillation.distribution_matching import Matching, Streams, descend, match, matching_gradient
+from privdd.distillation.networks import fresh
+from privdd.distillation.noisy_embedding import noisy_embeddings
+from privdd.federated.channel import ClientContext
 from privdd.models import ModelSpec, build, initial
-from privdd.privacy.clipped_gradient import release_gradients
 from privdd.privacy.mechanisms import AggregateClip, ClippedSum
-from privdd.privacy.noisy_embedding import noisy_embeddings
 
 KEYS, SHAPE = Keys(0), (1, 28, 28)
 FEW = 2  # steps of the slow variants that are really taken

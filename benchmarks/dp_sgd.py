@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from privdd.core import Keys
+from privdd.core.keys import Keys
 from privdd.models import ModelSpec, build, initial
 from privdd.privacy.clipping import clipped_sum
-from privdd.privacy.dpsgd import cross_entropy_of, record_gradients
+from privdd.training.dp_sgd import cross_entropy_of, record_gradients
 
 SHAPE, CLASSES = (1, 28, 28), 10
 SPECS = (ModelSpec("smallcnn", width=32), ModelSpec("convnet", width=32))

@@ -31,11 +31,12 @@ from accuracy import Curve, run, shown
 from machine import hardware
 
 from attacks.lpips_weights import pretrained
-from privdd.assembly import assemble
-from privdd.config import check_overrides, overrides_first
-from privdd.core import Keys
-from privdd.distill.networks import embedder
-from privdd.distill.synthetic import smooth_images
+from privdd.cli.assemble import assemble
+from privdd.cli.config import overrides_first
+from privdd.cli.validation import check_overrides
+from privdd.core.keys import Keys
+from privdd.distillation.initial_images import smooth_images
+from privdd.distillation.networks import embedder
 from privdd.models import initial
 from privdd.models.build import skeleton
 

@@ -17,14 +17,14 @@ from collections.abc import Sequence
 import torch
 from machine import hardware
 
-from privdd.assembly import assemble
-from privdd.auditing import game_of
-from privdd.config import composed
-from privdd.core import State
-from privdd.engine import Engine
-from privdd.federation import start, step
-from privdd.memory import keep_memory
-from privdd.worlds import Replay, chain_to
+from privdd.auditing.pipeline import game_of
+from privdd.auditing.replay import Replay, chain_to
+from privdd.cli.assemble import assemble
+from privdd.cli.config import composed
+from privdd.core.types import State
+from privdd.federated.simulation import start, step
+from privdd.runtime.allocator import keep_memory
+from privdd.runtime.engine import Engine
 
 
 def replays(data: str, worlds: int, epochs: int) -> list[Replay]:

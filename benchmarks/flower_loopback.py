@@ -20,8 +20,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from privdd.runs import prepare, stored_config
-from privdd.store import read_json, read_tensors, same_tensors
+from privdd.cli.runs import prepare, stored_config
+from privdd.runtime.run_folder import read_json, read_tensors, same_tensors
 
 APP = """
 [project]

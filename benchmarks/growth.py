@@ -24,18 +24,20 @@ from pathlib import Path
 import torch
 from machine import hardware
 
-from privdd.channel import ClientContext
-from privdd.core import Keys, Problem, Records, Shard
-from privdd.distill.matching import Matching
-from privdd.engine import Engine
-from privdd.federation import Plan, start, step
-from privdd.ledger import Ledger
-from privdd.memory import keep_memory
+from privdd.auditing.game import Game
+from privdd.auditing.replay import Replay, chain_to
+from privdd.core.keys import Keys
+from privdd.core.types import Problem, Records, Shard
+from privdd.distillation.distribution_matching import Matching
+from privdd.federated.channel import ClientContext
+from privdd.federated.simulation import Plan, start, step
 from privdd.methods.fedavg import FedAvg
 from privdd.methods.feddm import FedDM
-from privdd.methods.union import ServerTraining
 from privdd.models import ModelSpec
-from privdd.worlds import Game, Replay, chain_to
+from privdd.privacy.ledger import Ledger
+from privdd.runtime.allocator import keep_memory
+from privdd.runtime.engine import Engine
+from privdd.training.server import ServerTraining
 
 CLASSES, TURNS = 10, 3
 MLP = ModelSpec("mlp", width=32, depth=1)

@@ -27,7 +27,7 @@ from bare.compare import KEYS, arithmetic, compare, exact_difference, split_amon
 from bare.pairs import PAIRS, Size
 from machine import hardware
 
-from privdd.core import Records
+from privdd.core.types import Records
 from privdd.data.sources import load
 
 GOAL = 1.15

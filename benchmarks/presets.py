@@ -26,7 +26,7 @@ import psutil
 import torch
 from machine import hardware
 
-from privdd.store import DamagedRun, read_json
+from privdd.runtime.run_folder import DamagedRun, read_json
 
 LIMITS = {"smoke": 60.0, "default": 300.0}  # seconds on two cores
 ROOT = Path(__file__).resolve().parents[1]

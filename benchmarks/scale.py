@@ -22,12 +22,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from privdd.assembly import Experiment, assemble
-from privdd.config import composed
-from privdd.federation import Progress, start, step
-from privdd.memory import keep_memory
-from privdd.store import RunFolder
-from privdd.training import Capture, Trainer
+from privdd.cli.assemble import assemble
+from privdd.cli.config import composed
+from privdd.federated.capture import Capture
+from privdd.federated.experiment import Experiment
+from privdd.federated.simulation import Progress, start, step
+from privdd.federated.trainer import Trainer
+from privdd.runtime.allocator import keep_memory
+from privdd.runtime.run_folder import RunFolder
 
 
 def arrays(place: Path, clients: int, records: int) -> Path:

@@ -23,14 +23,16 @@ from sklearn.datasets import load_digits
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-from privdd.channel import ClientContext
-from privdd.core import Keys, Problem, Records, Shard
-from privdd.engine import Engine, threads
-from privdd.memory import keep_memory
+from privdd.auditing.autotune import CLEAR, TOGETHER, decide, measure
+from privdd.core.keys import Keys
+from privdd.core.types import Problem, Records, Shard
+from privdd.federated.channel import ClientContext
+from privdd.methods.batched import local_together, turns_of
 from privdd.methods.fedavg import FedAvg
-from privdd.methods.together import local_together, turns_of
 from privdd.models import ModelSpec, build
-from privdd.pace import CLEAR, TOGETHER, decide, measure
+from privdd.runtime.allocator import keep_memory
+from privdd.runtime.engine import Engine
+from privdd.runtime.workers import threads
 
 
 @dataclass(frozen=True)

@@ -18,13 +18,14 @@ from itertools import pairwise
 import torch
 from torch.nn import functional as F
 
-from privdd.core import Keys, Problem, Records, Shard
-from privdd.engine import Engine
-from privdd.federation import Plan, start, step
-from privdd.ledger import Ledger
-from privdd.memory import keep_memory
+from privdd.core.keys import Keys
+from privdd.core.types import Problem, Records, Shard
+from privdd.federated.simulation import Plan, start, step
 from privdd.methods.fedavg import FedAvg
 from privdd.models import ModelSpec, build, initial
+from privdd.privacy.ledger import Ledger
+from privdd.runtime.allocator import keep_memory
+from privdd.runtime.engine import Engine
 
 SHAPE, CLASSES, LR, BATCH = (1, 28, 28), 10, 0.05, 10
 SPECS = {"mlp": ModelSpec("mlp", width=32, depth=1), "convnet": ModelSpec("convnet", width=16)}

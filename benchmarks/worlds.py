@@ -20,15 +20,16 @@ import torch
 from machine import hardware
 from shadows import shadows
 
-from privdd.channel import ClientContext
-from privdd.core import Keys, Problem, Records, Shard
-from privdd.distill.matching import Matching
-from privdd.engine import Engine
-from privdd.federation import Plan, start, step
-from privdd.ledger import Ledger
+from privdd.core.keys import Keys
+from privdd.core.types import Problem, Records, Shard
+from privdd.distillation.distribution_matching import Matching
+from privdd.federated.channel import ClientContext
+from privdd.federated.simulation import Plan, start, step
 from privdd.methods.feddm import FedDM
-from privdd.methods.union import ServerTraining
 from privdd.models import ModelSpec
+from privdd.privacy.ledger import Ledger
+from privdd.runtime.engine import Engine
+from privdd.training.server import ServerTraining
 
 SHAPE, CLASSES = (1, 28, 28), 10
 

@@ -22,9 +22,9 @@ import torch
 
 from attacks.canaries import out_of_distribution
 from attacks.guarantee import gaussian_log_ratio, likelihood_ratio_certificate, sensitivity, subsampled_log_ratio
-from privdd.core import Keys
+from privdd.core.keys import Keys
 from privdd.privacy.accounting import epsilon
-from privdd.privacy.claims import Matching, feddm_3_2
+from privdd.privacy.claims import MatchingRun, feddm_3_2
 from privdd.privacy.mechanisms import AggregateClip, ClippedSum
 from privdd.privacy.noise import SeededNoise
 
@@ -67,7 +67,7 @@ found = {
 
 # %%
 RATE = BATCH / 20_000  # 20 000 records of a class, more than any CIFAR-10 client has: the theorem's best case
-claim = feddm_3_2(Matching(SIGMA, STEPS, RATE, DELTA, noise_init=True))
+claim = feddm_3_2(MatchingRun(SIGMA, STEPS, RATE, DELTA, noise_init=True))
 
 
 def certificate(kappa):

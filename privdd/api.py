@@ -15,14 +15,14 @@ from typing import Any
 
 from omegaconf import DictConfig, open_dict
 
-from privdd.command import checked
-from privdd.config import composed, expand, name_run, own_folders
+from privdd.cli.config import composed, expand, name_run, own_folders
+from privdd.cli.main import checked
+from privdd.cli.runs import run_audit, run_training
 from privdd.reporting.comparison import write_comparison as compare
 from privdd.reporting.folder import RunRecord
 from privdd.reporting.folder import read_run as load_run
 from privdd.reporting.schema import Findings
-from privdd.runs import run_audit, run_training
-from privdd.store import read_json
+from privdd.runtime.run_folder import read_json
 
 __all__ = ["Findings", "RunRecord", "audit", "compare", "config_of", "load_run", "train"]
 

@@ -7,8 +7,8 @@ import sys
 
 def main() -> None:
     """Exit status: 0 done (whatever the leak), 2 a stated guarantee is contradicted, 1 error."""
-    from privdd.command import main as run
-    from privdd.runs import run_audit
+    from privdd.cli.main import main as run
+    from privdd.cli.runs import run_audit
 
     sys.exit(run("audit", run_audit))
 

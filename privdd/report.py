@@ -11,7 +11,7 @@ from privdd.reporting.comparison import write_comparison
 from privdd.reporting.findings import load
 from privdd.reporting.page import write_report
 from privdd.reporting.terminal import print_summary
-from privdd.store import DamagedRun
+from privdd.runtime.run_folder import DamagedRun
 
 __all__ = ["main", "write_comparison", "write_report"]
 

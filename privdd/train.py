@@ -7,8 +7,8 @@ import sys
 
 def main() -> None:
     """Exit status: 0 done, 1 error."""
-    from privdd.command import main as run
-    from privdd.runs import run_training
+    from privdd.cli.main import main as run
+    from privdd.cli.runs import run_training
 
     sys.exit(run("train", run_training))
 

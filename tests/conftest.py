@@ -62,13 +62,13 @@ def global_random_states() -> tuple[Any, ...]:
 
 def small_audit(name: str, path: Path) -> SmallAudit:
     """Run one of ``AUDITS`` into ``path``, in this process; only "fedfed" draws its page, the slow part."""
-    from privdd.config import composed
-    from privdd.runs import run_audit
+    from privdd.cli.config import composed
+    from privdd.cli.runs import run_audit
 
     overrides = [*SMALL_AUDIT, *AUDITS[name]]
     config = composed("audit", [*overrides, f"name={name}"])
     out, before = StringIO(), global_random_states()
-    drawing = nullcontext() if name == "fedfed" else patch("privdd.report.write_report", return_value=path / "report.html")
+    drawing = nullcontext() if name == "fedfed" else patch("privdd.reporting.page.write_report", return_value=path / "report.html")
     with redirect_stdout(out), drawing:
         status = run_audit(config, path, ["python", "-m", "privdd.audit", *overrides])
     return SmallAudit(name, tuple(overrides), path, status, out.getvalue(), (before, global_random_states()))

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
+from attacks.inversion import analytic
+from attacks.inversion.compare import _images, compare
+from attacks.inversion.features import WhiteBox
 from attacks.inversion.result import Pixels, Reconstruction, check_request
+from attacks.inversion.victim import observed, victim_model
+from attacks.types import SERVER, UPDATES, Adversary, Evidence, Family, Finding, Truth, View
 
 
 def linear_inputs(weight_grad: Tensor, bias_grad: Tensor) -> Tensor:
@@ -81,3 +88,43 @@ def reconstruct(
         raise ValueError(f"the first linear layer reads {rows.shape[1]} features, not pixels: pass invert=")
     unknown = torch.full((shape[0],), -1, dtype=torch.int64)
     return Reconstruction(images, unknown, 0.0, diagnostics={"distinct": float(found)})
+
+
+@dataclass(frozen=True)
+class AnalyticInversion:
+    """The exact input of the first biased linear layer; features are inverted in turn, with the map known."""
+
+    whitebox: WhiteBox = field(default_factory=lambda: WhiteBox(iterations=500, tv=1e-3))
+    captures: int = 8
+    name: str = "analytic_inversion"
+    family = Family.GRADIENT_INVERSION
+    surfaces = UPDATES
+    adversaries = SERVER
+
+    def run(self, view: View, generator: torch.Generator) -> Evidence:
+        """images (captures * records, c, h, w); where no layer has a bias, the public mean and a note."""
+        images, records = [], int(view.knowledge.settings.get("batch_records", 1))
+        shape = (records, *view.knowledge.shape)
+        pixels = shape[1] * shape[2] * shape[3]
+        for capture in view.captures[: self.captures]:
+            model = victim_model(view, capture)
+            gradients, layers = observed(view, capture, model), analytic.biased_linears(model)
+            chained = bool(layers) and layers[0].in_features != pixels
+            if not layers or (chained and not hasattr(model, "features")):
+                images.append(view.knowledge.public_x.mean(0).expand(shape))
+                continue
+            invert = (lambda z, m=model: self._chain(m, z, view)) if chained else None
+            try:
+                images.append(analytic.reconstruct(model, gradients, shape, invert=invert).images)
+            except ValueError:  # no bias gradient at all: the layer says nothing about its input
+                images.append(view.knowledge.public_x.mean(0).expand(shape))
+        return Evidence(images=torch.cat(images), notes={"records": records})
+
+    def _chain(self, model: nn.Module, features: Tensor, view: View) -> Tensor:
+        start = view.knowledge.public_x.mean(0).expand(len(features), *view.knowledge.shape)
+        frozen = copy.deepcopy(model).requires_grad_(False)
+        return self.whitebox.invert([frozen.features], [features], start)[0]  # type: ignore[list-item]
+
+    def judge(self, evidence: Evidence, view: View, truth: Truth) -> Finding:
+        compared = compare(_images(evidence), view, truth)
+        return Finding(view.surface, self.name, self.family, Adversary.SERVER, compared.measures, compared.figures)

@@ -12,7 +12,7 @@ from torch import Tensor
 from attacks.baselines import guesses, identify
 from attacks.images import bootstrap, lpips, match, psnr, ssim
 from attacks.lpips_weights import pretrained
-from attacks.types import Truth, View
+from attacks.types import Attack, Evidence, Family, Finding, Truth, View
 
 SEED = 20  # of the evaluator's own draws: bootstrap rows, random same-class records
 FIRST = ("class_mean", "mean", "black", "random_same_class")
@@ -77,3 +77,24 @@ def _baselines(rows: Tensor, view: View, truth: Truth, generator: torch.Generato
         chosen = truth.x[assign(free[name].to(truth.x), truth.x)]
         out |= {f"{metric}_{name}": float(v.mean()) for metric, v in qualities(free[name], chosen).items()}
     return out
+
+
+def _images(evidence: Evidence) -> Tensor:
+    if evidence.images is None:
+        raise ValueError("evidence.images is None: reconstructions are needed")
+    return evidence.images
+
+
+ROWS = ("x", "mean")  # where captures keep images, features, representations, prototypes
+
+
+def nothing_sent(attack: Attack, view: View) -> Finding | None:
+    """The finding of an attack on rows where no capture holds any, else None.
+
+    Membership attacks are never excused: that nothing was sent may itself tell members from others.
+    """
+    rows = [len(capture.value[name]) for capture in view.captures for name in ROWS if name in capture.value]
+    if attack.family == Family.MEMBERSHIP or not rows or any(rows):
+        return None
+    note = "nothing to attack: the client sent an empty set"
+    return Finding(view.surface, attack.name, attack.family, view.adversary, {"n": 0, "note": note})

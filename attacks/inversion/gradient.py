@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from attacks.inversion.labels import displacement, recover
+from attacks.inversion.labels import guess_labels
 from attacks.inversion.lbfgs import DLG, IDLG
 from attacks.inversion.objectives import cosine
 from attacks.inversion.optimise import Matching, Progress, SignedAdam, Trace, descend, normal_like
@@ -144,20 +144,6 @@ class InvertingGradients:
         with torch.enable_grad():
             candidate = Victim(model, local).gradients(inputs, labels)
         return float(cosine([g.detach() for g in candidate], gradients)[0])
-
-
-def guess_labels(
-    model: nn.Module,
-    gradients: Sequence[Tensor],
-    shape: tuple[int, int, int, int],
-    pixels: Pixels,
-    local: LocalSteps,
-    generator: torch.Generator,
-) -> Tensor:
-    """Labels (b,) from the gradients alone; predicted probabilities come from noise images."""
-    noise = pixels.to_input(torch.rand((64, *shape[1:]), generator=generator, device=generator.device))
-    scale = displacement(local.steps, local.momentum)
-    return recover(model, [g / scale for g in gradients], shape[0], noise.to(gradients[0]))
 
 
 def gradient_norm(gradients: Sequence[Tensor]) -> float:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from scipy.stats import binom
 from torch import Tensor, nn
+
+from attacks.inversion import labels
+from attacks.inversion.result import Pixels
+from attacks.inversion.victim import LocalSteps, local_steps, observed, victim_model
+from attacks.types import SERVER, Adversary, Capture, Evidence, Family, Finding, Surface, Truth, View
 
 TINY = 1e-12
 
@@ -126,3 +133,72 @@ def displacement(steps: int, momentum: float) -> float:
         speed = momentum * speed + 1
         moved += speed
     return moved
+
+
+@dataclass(frozen=True)
+class LabelCounts:
+    """How many records of each class the client holds: from an update's last layer, or simply read off."""
+
+    name: str = "label_counts"
+    family = Family.LABEL
+    surfaces = frozenset({Surface.UPDATE, Surface.GRADIENT, Surface.LABELS, Surface.COUNTS})
+    adversaries = SERVER
+
+    def run(self, view: View, generator: torch.Generator) -> Evidence:
+        """extra: counts (C,), summing to the number of records behind the artifact as far as it is known."""
+        capture = view.captures[0]
+        if view.surface == Surface.LABELS:
+            return Evidence(extra={"counts": labels.tally(capture.value["y"], view.knowledge.classes)})
+        if view.surface == Surface.COUNTS:
+            return Evidence(extra={"sizes": torch.cat([v.flatten().double() for v in capture.value.values()])})
+        return Evidence(extra={"counts": self._from_update(view, capture, generator)})
+
+    def _from_update(self, view: View, capture: Capture, generator: torch.Generator) -> Tensor:
+        model, settings = victim_model(view, capture), view.knowledge.settings
+        local, public = local_steps(settings), view.knowledge.public_x
+        scale = labels.displacement(local.steps, local.momentum)
+        gradients = [g / scale for g in observed(view, capture, model)]
+        records = int(settings.get("batch_records", local.steps * (local.batch_size or 1)))
+        head = labels.head_of(model, gradients)
+        if records == 1 or head.bias is None:
+            found = guess_labels(model, gradients, (records, *view.knowledge.shape), Pixels(), LocalSteps(), generator)
+            return labels.tally(found, view.knowledge.classes)
+        return labels.counts(head.bias, records, self._probabilities(model, capture, public))
+
+    @staticmethod
+    def _probabilities(model: nn.Module, capture: Capture, public: Tensor) -> Tensor:
+        """Mean predicted probabilities on public records, half-way between the broadcast and the update."""
+        before = labels.mean_probabilities(model, public)
+        if not capture.broadcast:
+            return before
+        after = copy.deepcopy(model)
+        after.load_state_dict({**after.state_dict(), **{k: v for k, v in capture.value.items()}}, strict=False)
+        return (before + labels.mean_probabilities(after, public)) / 2
+
+    def judge(self, evidence: Evidence, view: View, truth: Truth) -> Finding:
+        measures: dict[str, Any] = {"n": int(truth.counts.sum())}
+        if "counts" in evidence.extra:
+            found, true = evidence.extra["counts"].cpu(), truth.counts.cpu()
+            if len(view.captures) > 1:  # each capture has its own records; the first one was read
+                true = labels.tally(truth.y[:1], len(true))
+            measures["label_accuracy"] = labels.overlap(found, true)
+            measures["baselines"] = {"label_accuracy_chance": labels.chance_overlap(true)}
+            measures["diagnostics"] = {"counts": found.tolist(), "true_counts": true.tolist()}
+        else:
+            sizes = evidence.extra["sizes"].tolist()
+            measures["diagnostics"] = {"sent": sizes, "records": int(truth.counts.sum())}
+        return Finding(view.surface, self.name, self.family, Adversary.SERVER, measures)
+
+
+def guess_labels(
+    model: nn.Module,
+    gradients: Sequence[Tensor],
+    shape: tuple[int, int, int, int],
+    pixels: Pixels,
+    local: LocalSteps,
+    generator: torch.Generator,
+) -> Tensor:
+    """Labels (b,) from the gradients alone; predicted probabilities come from noise images."""
+    noise = pixels.to_input(torch.rand((64, *shape[1:]), generator=generator, device=generator.device))
+    scale = displacement(local.steps, local.momentum)
+    return recover(model, [g / scale for g in gradients], shape[0], noise.to(gradients[0]))

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from scipy.stats import beta
 from torch import Tensor
 
 from attacks.images import negative_mse
+from attacks.inversion.compare import fit_to, qualities
+from attacks.inversion.features import look
+from attacks.types import ANY, IMAGES, Evidence, Family, Finding, Truth, View
 
 
 @dataclass(frozen=True)
@@ -57,3 +62,50 @@ def copy_report(
     closer = (wins + ties / 2) / len(synthetic)
     interval = proportion_interval(wins, len(synthetic) - ties, confidence)
     return CopyReport(near, far, inside[at], closer, interval, len(synthetic) - ties)
+
+
+@dataclass(frozen=True)
+class CopyDetection:
+    """Whether synthetic images lie nearer to the client's records than to equals that it never saw."""
+
+    limit: int = 200
+    name: str = "copy_detection"
+    family = Family.RECONSTRUCTION
+    surfaces = IMAGES
+    adversaries = ANY
+
+    def run(self, view: View, generator: torch.Generator) -> Evidence:
+        """images: the released ones; the attacker does nothing but look."""
+        x = view.captures[0].value["x"].detach()
+        picked = torch.randperm(len(x), generator=generator)[: self.limit]
+        shown = x[picked] if fit_to(x, view.knowledge.shape) else look(x[picked], view.knowledge.public_x)
+        return Evidence(images=shown.clamp(0, 1))
+
+    def judge(self, evidence: Evidence, view: View, truth: Truth) -> Finding:
+        """psnr, ssim, lpips: to the nearest member; baselines: to the nearest of as many held-out records."""
+        images = evidence.images if evidence.images is not None else truth.x[:0]
+        report = copy_report(images, truth.x, truth.heldout_x, torch.Generator().manual_seed(0))
+        nearest = truth.x[report.nearest]
+        measures: dict[str, Any] = {k: float(v.mean()) for k, v in qualities(images, nearest).items()}
+        measures |= {"n": len(images), "identified": report.closer, "identified_chance": 0.5}
+        measures["baselines"] = self._baselines(report.heldout)
+        measures["diagnostics"] = self._diagnostics(report.member, report.heldout, report.interval, report.compared)
+        measures["note"] = "identified: share of released images nearer to a member than to any held-out record"
+        figures = {"real": nearest, "reconstructed": images}
+        return Finding(view.surface, self.name, self.family, view.adversary, measures, figures)
+
+    @staticmethod
+    def _baselines(heldout: Tensor) -> dict[str, float]:
+        return {"psnr_nearest_heldout": float((-10 * heldout.clamp_min(1e-20).log10()).mean())}
+
+    @staticmethod
+    def _diagnostics(
+        member: Tensor, heldout: Tensor, interval: tuple[float, float], compared: int
+    ) -> Mapping[str, Any]:
+        return {
+            "closer_interval": list(interval),
+            "compared": compared,
+            "copies": int((member < 1e-4).sum()),
+            "distance_member": float(member.mean()),
+            "distance_heldout": float(heldout.mean()),
+        }

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +14,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
+
+from attacks.types import Capture, Surface, View
 
 
 @dataclass(frozen=True)
@@ -129,3 +133,39 @@ def update_to_gradients(before: Mapping[str, Tensor], after: Mapping[str, Tensor
     if missing:
         raise ValueError(f"after lacks {missing}: the same names as before are needed")
     return [(before[name] - after[name]) / lr for name in before]
+
+
+def local_steps(settings: Mapping[str, Any]) -> LocalSteps:
+    """The client's local work as the protocol states it."""
+    batch = settings.get("batch_size")
+    return LocalSteps(
+        steps=max(1, int(settings.get("local_steps", 1))),
+        lr=float(settings.get("lr", 1.0)),
+        momentum=float(settings.get("momentum", 0.0)),
+        weight_decay=float(settings.get("weight_decay", 0.0)),
+        proximal=float(settings.get("mu", 0.0)),
+        batch_size=None if batch is None else int(batch),
+    )
+
+
+def victim_model(view: View, capture: Capture) -> nn.Module:
+    """A copy of the known architecture at the broadcast parameters, in the mode that the client trained in."""
+    if view.knowledge.model is None:
+        raise ValueError(f"surface={view.surface}: the attack needs knowledge.model")
+    model = copy.deepcopy(view.knowledge.model)
+    if capture.broadcast:
+        known = model.state_dict()
+        model.load_state_dict({**known, **{k: v for k, v in capture.broadcast.items() if k in known}})
+    return model.train(bool(view.knowledge.settings.get("training", True)))
+
+
+def observed(view: View, capture: Capture, model: nn.Module) -> list[Tensor]:
+    """(theta_0 - theta_T) / lr in the model's order, from parameters, changes or gradients."""
+    names = [name for name, _ in model.named_parameters()]
+    value, lr = capture.value, local_steps(view.knowledge.settings).lr
+    if view.surface == Surface.GRADIENT:
+        return [value[name].detach() for name in names]
+    if not capture.broadcast:
+        return [-value[name].detach() / lr for name in names]
+    before = {name: capture.broadcast[name].detach() for name in names}
+    return update_to_gradients(before, {name: value[name].detach() for name in names}, lr)

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+
+from attacks.membership.attack import _Membership, _worlds, leave_one_out, log_odds
+from attacks.types import View
 
 
 def base(log_probs: Tensor, masks: Tensor, target: Tensor, *, temperature: float = 1.0, online: bool = True) -> Tensor:
@@ -28,3 +33,18 @@ def base(log_probs: Tensor, masks: Tensor, target: Tensor, *, temperature: float
     keep = ~mask | mask.all(0)
     kept = (x / temperature).masked_fill(~keep, -torch.inf)
     return t / temperature - kept.logsumexp(0) + keep.sum(0).double().log()
+
+
+@dataclass(frozen=True)
+class Base(_Membership):
+    """Lassila et al. (2025): cheap, and the best choice below 16 worlds."""
+
+    temperature: float = 2.0
+    online: bool = True
+    name: ClassVar[str] = "base"
+
+    def score(self, view: View, name: str, seed: int) -> Tensor:
+        worlds = _worlds(view)
+        options: dict[str, Any] = {"temperature": self.temperature, "online": self.online}
+        logp = torch.nn.functional.logsigmoid(log_odds(worlds, name))
+        return leave_one_out(lambda s, m, t: base(s, m, t, **options), logp, worlds.masks)

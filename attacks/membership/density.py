@@ -7,9 +7,16 @@ calibrates a record, so it is a global test: a record that is easy by nature cou
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from typing import ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from attacks.membership.attack import _Membership, _worlds
+from attacks.membership.shadow_classifier import _cross_fit
+from attacks.types import View
 
 
 def density_ratio(inside: Tensor, outside: Tensor, query: Tensor, *, bandwidth: float | None = None) -> Tensor:
@@ -48,3 +55,28 @@ def _log_density(points: Tensor, query: Tensor, bandwidth: float | None) -> Tens
     level = math.log(count) + width * math.log(h * math.sqrt(2 * math.pi))
     squares = (torch.cdist(block, points).square() for block in query.split(4096))
     return torch.cat([(d / (-2 * h * h)).logsumexp(1) for d in squares]) - level
+
+
+@dataclass(frozen=True)
+class GradientDensity(_Membership):
+    """FedLGD's kernel-density attack on the signal (its gradient signals, where the worlds carry them)."""
+
+    folds: int = 4
+    limit: int = 1000
+    name: ClassVar[str] = "gradient_density"
+
+    def score(self, view: View, name: str, seed: int) -> Tensor:
+        worlds = _worlds(view)
+        names = sorted(s for s in worlds.signals if s.startswith("gradient")) if self.signal == "auto" else []
+        features = torch.stack([worlds.signals[s].double() for s in names or [name]], -1)
+        rng = np.random.default_rng(seed)
+
+        def fit(shadows: Tensor, masks: Tensor, target: Tensor) -> Tensor:
+            inside, outside = (_sample(shadows[side], self.limit, rng) for side in (masks, ~masks))
+            return density_ratio(inside, outside, target.flatten(0, 1)).reshape(target.shape[:2])
+
+        return _cross_fit(fit, features, worlds.masks, self.folds)
+
+
+def _sample(rows: Tensor, limit: int, rng: np.random.Generator) -> Tensor:
+    return rows[torch.from_numpy(rng.permutation(len(rows))[:limit])]

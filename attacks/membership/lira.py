@@ -5,15 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 from torch.special import log_ndtr
 
+from attacks.membership.attack import _Membership, _worlds, leave_one_out
+from attacks.types import View
+
 Variance = Literal["per_record", "pooled", "auto", "uncentred", "uncentred_in"]
 PER_RECORD_FROM = 64  # worlds; below, per-record variances cost more than they tell (measured)
 FLOOR = 1e-30
+
 
 # The same attack under other tools' rules: lira(..., **CONVENTIONS[name]) gives their numbers.
 CONVENTIONS: Mapping[str, Mapping[str, Any]] = {
@@ -129,3 +133,18 @@ def _checked(signals: Tensor, masks: Tensor, target: Tensor) -> tuple[Tensor, Te
     if x.ndim == 2:
         x, t = x.unsqueeze(-1), t.unsqueeze(-1)
     return x, mask.unsqueeze(-1).expand_as(x), t
+
+
+@dataclass(frozen=True)
+class Lira(_Membership):
+    """Carlini et al. (2022); see ``attacks.membership.lira``."""
+
+    online: bool = True
+    variance: Literal["per_record", "pooled", "auto"] = "auto"
+    centre: Literal["mean", "median"] = "mean"
+    name: ClassVar[str] = "lira"
+
+    def score(self, view: View, name: str, seed: int) -> Tensor:
+        options: dict[str, Any] = {"online": self.online, "variance": self.variance, "centre": self.centre}
+        worlds = _worlds(view)
+        return leave_one_out(lambda s, m, t: lira(s, m, t, **options), worlds.signals[name], worlds.masks)

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
 import torch
 from torch import Tensor
+
+from attacks.membership.attack import _Membership, _worlds, log_odds
+from attacks.membership.signals import logit_scaled
+from attacks.types import View
 
 TINY = 1e-300
 
@@ -68,3 +75,32 @@ def _check(p: Tensor, mask: Tensor, t: Tensor, gamma: float, a: float) -> None:
         raise ValueError("probs and target must lie in [0, 1]")
     if not gamma > 0 or not 0 <= a <= 1:
         raise ValueError(f"gamma={gamma}, a={a}: gamma > 0 and 0 <= a <= 1 are needed")
+
+
+@dataclass(frozen=True)
+class Rmia(_Membership):
+    """Zarifzadeh et al. (2024) on the probabilities that the signal stands for; z where public logits exist."""
+
+    gamma: float = 1.0
+    a: float = 0.3
+    online: bool = True
+    name: ClassVar[str] = "rmia"
+
+    def score(self, view: View, name: str, seed: int) -> Tensor:
+        worlds, public = _worlds(view), _public_probs(view, name)
+        probs = log_odds(worlds, name).sigmoid()
+        rows, scores = torch.arange(len(probs)), []
+        for k in range(len(probs)):
+            z, z_target = (None, None) if public is None else (public[rows != k], public[k])
+            options: dict[str, Any] = {"gamma": self.gamma, "a": self.a, "online": self.online}
+            shadows, masks = probs[rows != k], worlds.masks[rows != k]
+            scores.append(rmia(shadows, masks, probs[k], z_probs=z, z_target=z_target, **options))
+        return torch.stack(scores)
+
+
+def _public_probs(view: View, name: str) -> Tensor | None:
+    """True-label probabilities (K, m) of population records, where the worlds carry them."""
+    logits, labels = _worlds(view).public_logits, view.knowledge.public_y
+    if name != "confidence" or logits is None or logits.shape[-2] != len(labels):
+        return None
+    return logit_scaled(logits.double(), labels).sigmoid()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from typing import Literal
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -13,6 +14,9 @@ from sklearn.neural_network import MLPClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor
+
+from attacks.membership.attack import _Membership, _worlds
+from attacks.types import View
 
 Kind = Literal["mlp", "logistic"]
 
@@ -68,3 +72,35 @@ def _estimator(kind: Kind, seed: int, iterations: int, rows: int) -> MLPClassifi
         batch = min(200, rows)
         return MLPClassifier((32,), max_iter=iterations, batch_size=batch, learning_rate_init=3e-3, random_state=seed)
     raise ValueError(f"kind={kind!r}: mlp or logistic")
+
+
+@dataclass(frozen=True)
+class ShadowClassifier(_Membership):
+    """Shokri et al. (2017), FedFed's attack: top-k outputs where worlds carry logits, else the signal alone."""
+
+    k: int = 3
+    kind: Kind = "mlp"
+    folds: int = 4
+    name: ClassVar[str] = "shadow_classifier"
+
+    def score(self, view: View, name: str, seed: int) -> Tensor:
+        worlds = _worlds(view)
+        features = worlds.signals[name].double().unsqueeze(-1)
+        if worlds.logits is not None:
+            features = top_k(worlds.logits, worlds.labels, self.k)
+        return _cross_fit(
+            lambda f, m, t: shadow_classifier(f, m, t, worlds.labels, kind=self.kind, seed=seed),
+            features, worlds.masks, self.folds,
+        )  # fmt: skip
+
+
+def _cross_fit(fit: Any, features: Tensor, masks: Tensor, folds: int) -> Tensor:
+    """Scores (K, n): each fold of worlds is scored by what the other folds taught."""
+    count = len(features)
+    if count < 2 or not folds >= 2:
+        raise ValueError(f"worlds={count}, folds={folds}: at least 2 of each are needed")
+    fold = torch.arange(count) % min(folds, count)
+    scores = torch.empty(masks.shape, dtype=torch.float64)
+    for f in range(min(folds, count)):
+        scores[fold == f] = fit(features[fold != f], masks[fold != f], features[fold == f])
+    return scores

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import ClassVar
+
 import torch
 from torch import Tensor
+
+from attacks.membership.attack import _Membership, _worlds
+from attacks.types import View
 
 
 def loss_threshold(signal: Tensor) -> Tensor:
@@ -19,3 +25,15 @@ def average_loss_rule(loss: Tensor, training_loss: float) -> Tensor:
     if not training_loss >= 0:
         raise ValueError(f"training_loss={training_loss}: a number of at least 0 is needed")
     return torch.as_tensor(loss) <= training_loss
+
+
+@dataclass(frozen=True)
+class LossThreshold(_Membership):
+    """Yeom et al. (2018): the raw signal, one threshold for all records."""
+
+    name: ClassVar[str] = "loss_threshold"
+    least_worlds: ClassVar[int] = 1
+
+    def score(self, view: View, name: str, seed: int) -> Tensor:
+        worlds = _worlds(view)
+        return torch.stack([loss_threshold(row) for row in worlds.signals[name]])

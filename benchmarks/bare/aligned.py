@@ -12,7 +12,8 @@ from torch.nn import functional as F
 
 from bare.averaging import sgd, start
 from bare.parts import by_records, client, fresh, merged, network, supervised_contrast, under, values, weighted
-from privdd.core import Keys, Shard, State
+from privdd.core.keys import Keys
+from privdd.core.types import Shard, State
 from privdd.methods.vhl import anchors
 
 

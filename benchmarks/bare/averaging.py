@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bare.parts import by_records, client, fresh, merged, network, under, values, weighted
-from privdd.core import Keys, Shard, State
+from privdd.core.keys import Keys
+from privdd.core.types import Shard, State
 
 Loss = Callable[[Any, Tensor, Tensor], Tensor]
 Hook = Callable[[nn.Module], None]

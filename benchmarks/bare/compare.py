@@ -15,14 +15,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from bare.pairs import Pair, Size
-from privdd.core import Keys, Problem, Records, Shard, State
-from privdd.engine import Engine
-from privdd.federation import Plan, start, step
-from privdd.ledger import Ledger
+from privdd.core.keys import Keys
+from privdd.core.types import Problem, Records, Shard, State
+from privdd.federated.simulation import Plan, start, step
 from privdd.methods.fedfed import split_skeleton
 from privdd.methods.vhl import anchors
 from privdd.models.build import skeleton
 from privdd.models.init import layout
+from privdd.privacy.ledger import Ledger
+from privdd.runtime.engine import Engine
 
 KEYS = Keys(0)
 

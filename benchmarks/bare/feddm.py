@@ -11,7 +11,8 @@ from torch.nn import functional as F
 
 from bare.matching import Embed, distil, labels, real_start
 from bare.parts import client, fresh, network, under, values
-from privdd.core import Keys, Shard, State
+from privdd.core.keys import Keys
+from privdd.core.types import Shard, State
 
 
 def feddm(m: Any, shards: Sequence[Shard], keys: Keys) -> State:

@@ -13,7 +13,8 @@ from torch.nn import functional as F
 from bare.aligned import endless
 from bare.averaging import sgd, start
 from bare.parts import by_records, client, fresh, network, under, values, weighted
-from privdd.core import Keys, Shard, State
+from privdd.core.keys import Keys
+from privdd.core.types import Shard, State
 
 VARIANCE, RHO = 0.15, 0.1  # of the released noise; of the norm that a record is clipped to
 

@@ -11,7 +11,8 @@ from torch.nn import functional as F
 
 from bare.matching import Embed, classes_of, distil, labels
 from bare.parts import client, fresh, network, supervised_contrast, under, values, weighted
-from privdd.core import Keys, Shard, State
+from privdd.core.keys import Keys
+from privdd.core.types import Shard, State
 
 
 def noise(held: Sequence[int], ipc: int, shape: Sequence[int], keys: Keys) -> Tensor:

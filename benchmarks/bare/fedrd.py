@@ -12,7 +12,8 @@ from torch.nn import functional as F
 
 from bare.matching import Embed, distil, labels, real_start
 from bare.parts import client, fresh, merged, network, under, values
-from privdd.core import Keys, Shard, State
+from privdd.core.keys import Keys
+from privdd.core.types import Shard, State
 from privdd.models import projected_shape
 
 

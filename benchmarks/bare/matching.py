@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from privdd.core import Keys, Records
-from privdd.distill.augment import draw
-from privdd.distill.sampling import priorities
+from privdd.core.keys import Keys
+from privdd.core.types import Records
+from privdd.distillation.augmentation import draw
+from privdd.distillation.sampling import priorities
 
 Embed = Callable[[Tensor], Tensor]
 

@@ -12,10 +12,11 @@ from bare.feddm import feddm
 from bare.fedfed import RHO, VARIANCE, fedfed
 from bare.fedlgd import fedlgd
 from bare.fedrd import fedrd
-from privdd.core import Keys, Shard, State
-from privdd.distill.iterative import Virtual
-from privdd.distill.matching import Matching
-from privdd.distill.split import SplitLoss
+from privdd.core.keys import Keys
+from privdd.core.types import Shard, State
+from privdd.distillation.distribution_matching import Matching
+from privdd.distillation.feature_split import SplitLoss
+from privdd.distillation.virtual_images import Virtual
 from privdd.methods.fedadam import FedAdam
 from privdd.methods.fedavg import FedAvg
 from privdd.methods.fedavgm import FedAvgM
@@ -28,11 +29,11 @@ from privdd.methods.fedprox import FedProx
 from privdd.methods.fedrd import FedRD
 from privdd.methods.moon import Moon
 from privdd.methods.scaffold import Scaffold
-from privdd.methods.union import ServerTraining
 from privdd.methods.vhl import VHL
 from privdd.models import ModelSpec
-from privdd.privacy.base import Mechanism
+from privdd.privacy.mechanism import Mechanism
 from privdd.privacy.mechanisms import FeatureNoise
+from privdd.training.server import ServerTraining
 
 AUGMENT = "color_crop_cutout_scale_rotate"
 

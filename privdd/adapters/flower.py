@@ -22,17 +22,16 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
-from privdd.assembly import Experiment
-from privdd.auditing import game_of
-from privdd.channel import digest
-from privdd.checkpoint import flat, nested
-from privdd.core import Received, Records, Shard, State, Tensors
-from privdd.federation import Plan, Progress, Task, accuracy, client_step, predict_in_batches
-from privdd.ledger import Ledger
-from privdd.privacy.base import Row
-from privdd.recall import mark
-from privdd.store import RunFolder
-from privdd.training import Trainer
+from privdd.auditing.pipeline import game_of
+from privdd.core.state import flat, mark, nested
+from privdd.core.types import Received, Records, Shard, State, Tensors
+from privdd.federated.channel import digest
+from privdd.federated.experiment import Experiment
+from privdd.federated.simulation import Plan, Progress, Task, accuracy, client_step, predict_in_batches
+from privdd.federated.trainer import Trainer
+from privdd.privacy.ledger import Ledger
+from privdd.privacy.mechanism import Row
+from privdd.runtime.run_folder import RunFolder
 
 Own = Callable[[Context], tuple[Plan, Ledger, Shard]]  # what one client knows: the plan, and its own data
 

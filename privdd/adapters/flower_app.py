@@ -16,11 +16,12 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from privdd.adapters.flower import client_app, federate, own_data
-from privdd.assembly import Experiment, assemble
-from privdd.core import Shard
-from privdd.federation import Plan
-from privdd.ledger import Ledger
-from privdd.runs import prepare, stored_config
+from privdd.cli.assemble import assemble
+from privdd.cli.runs import prepare, stored_config
+from privdd.core.types import Shard
+from privdd.federated.experiment import Experiment
+from privdd.federated.simulation import Plan
+from privdd.privacy.ledger import Ledger
 
 
 @lru_cache(maxsize=1)

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from privdd.core import Keys
+from privdd.core.keys import Keys
 from privdd.data.dataset import DataNotFound, Dataset, dataset
 
 TEST_FRACTION = 0.2  # where the source has no test split of its own

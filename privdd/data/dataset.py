@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from privdd.core import Keys, Records
+from privdd.core.keys import Keys
+from privdd.core.types import Records
 
 
 class DataNotFound(ValueError):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from privdd.core import Keys
+from privdd.core.keys import Keys
 from privdd.data.dataset import Dataset, dataset
 
 NOTE = "scikit-learn's digits: 1797 handwritten digits (the test part of UCI optdigits) at 8x8, every fifth for test"

@@ -9,11 +9,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from privdd.core import Keys, Records
+from privdd.core.keys import Keys
+from privdd.core.types import Records
 from privdd.data.corruptions import corrupt, names_for
 from privdd.data.dataset import DataNotFound, Dataset, dataset
 from privdd.data.digits import digits
-from privdd.data.makers import SIDE, font_digits, on_photos, photos
+from privdd.data.made_digits import SIDE, font_digits, on_photos, photos
 from privdd.data.mnist import idx_family
 from privdd.data.vision import vision_family
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import os
+import gzip
+import math
 from pathlib import Path
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from privdd.core import Keys
+from privdd.core.keys import Keys
 from privdd.data.dataset import DataNotFound, Dataset, dataset
-from privdd.data.idx import read_idx
+from privdd.data.download import cache_folder, fetched
 
 SYSTEM = Path("/usr/share/datasets")
 FOLDERS = {"mnist": ("MNIST", "mnist"), "fashion_mnist": ("FashionMNIST", "fashion-mnist")}
@@ -19,11 +22,6 @@ NOTES = {
     "fashion_mnist": "Fashion-MNIST: 60000 training and 10000 test images of clothing, 28x28 grey",
 }
 SPLITS = ("train", "t10k")
-
-
-def cache_folder() -> Path:
-    """Where downloads go when data.root is not set: $PRIVDD_DATA, else ~/.cache/privdd."""
-    return Path(os.environ.get("PRIVDD_DATA") or Path.home() / ".cache" / "privdd")
 
 
 def candidates(name: str, root: Path | None) -> list[Path]:
@@ -76,8 +74,6 @@ def _split(folder: Path, split: str) -> tuple[Tensor, Tensor]:
 
 
 def _download(name: str, into: Path, searched: list[Path]) -> None:
-    from privdd.data.vision import fetched
-
     try:
         fetched(FOLDERS[name][0], into)
     except (OSError, RuntimeError) as error:
@@ -87,3 +83,22 @@ def _download(name: str, into: Path, searched: list[Path]) -> None:
             f"data.name={name!r}: no idx files in {where}; and the download failed ({reason}). "
             f"Set data.root to a folder that holds them"
         ) from error
+
+
+UNSIGNED_BYTES = 0x08
+
+
+def read_idx(path: Path) -> NDArray[np.uint8]:
+    """The uint8 array of a plain or gzipped idx file. Raises ValueError where the file is damaged."""
+    try:
+        raw = path.read_bytes()
+        data = gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
+    except (EOFError, OSError) as error:
+        raise ValueError(f"{path}: not readable ({error})") from error
+    if len(data) < 4 or data[:2] != b"\x00\x00" or data[2] != UNSIGNED_BYTES:
+        raise ValueError(f"{path}: not an idx file of unsigned bytes")
+    start = 4 + 4 * data[3]
+    shape = tuple(int(side) for side in np.frombuffer(data[4:start], dtype=">u4"))
+    if len(shape) != data[3] or len(data) != start + math.prod(shape):
+        raise ValueError(f"{path}: damaged, {len(data) - start} bytes of data for shape {shape}")
+    return np.frombuffer(data, dtype=np.uint8, offset=start).reshape(shape)

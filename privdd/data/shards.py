@@ -7,9 +7,10 @@ import math
 import torch
 from torch import Tensor
 
-from privdd.core import Keys, Records, Shard
-from privdd.data.allotment import Partition, check_heldout, check_test_fraction
+from privdd.core.keys import Keys
+from privdd.core.types import Records, Shard
 from privdd.data.dataset import Dataset
+from privdd.data.partition import Partition, check_heldout, check_test_fraction
 
 ENOUGH = 50  # personal test records worth having
 

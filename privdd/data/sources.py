@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from privdd.core import Keys
+from privdd.core.keys import Keys
 from privdd.data.custom import folder, npz
 from privdd.data.dataset import Dataset
 from privdd.data.digits import digits

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from privdd.compat import torchvision
-from privdd.core import Keys
+from privdd.core.keys import Keys
 from privdd.data.dataset import DataNotFound, Dataset, dataset
-from privdd.data.mnist import cache_folder
-
-TIMEOUT = 20.0  # seconds that a silent server may hold a download up
+from privdd.data.download import cache_folder, fetched
 
 # name: class in torchvision.datasets, arguments of train and test, classes, note
 FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any], int, str]] = {
@@ -33,18 +27,6 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any], int, str]] = {
         "EMNIST balanced: 112800 + 18800 letters and digits, 28x28 grey",
     ),
 }
-
-
-def fetched(cls: str, root: Path, download: bool = True, **arguments: Any) -> Any:
-    """The torchvision data set, from ``root`` when complete there, else downloaded into it where allowed."""
-    kind = getattr(torchvision("torchvision.datasets"), cls)
-    try:
-        return kind(str(root), download=False, **arguments)
-    except (RuntimeError, FileNotFoundError):
-        if not download:
-            raise
-        with _patience(TIMEOUT):
-            return kind(str(root), download=True, **arguments)
 
 
 def vision_family(name: str, root: Path | None, keys: Keys, download: bool = True) -> Dataset:
@@ -70,13 +52,3 @@ def _arrays(name: str, source: Any) -> tuple[Tensor, Tensor]:
     if x.ndim == 3:
         return x.unsqueeze(1), y
     return (x if name == "svhn" else x.permute(0, 3, 1, 2)), y
-
-
-@contextmanager
-def _patience(seconds: float) -> Iterator[None]:
-    before = socket.getdefaulttimeout()
-    socket.setdefaulttimeout(seconds)
-    try:
-        yield
-    finally:
-        socket.setdefaulttimeout(before)

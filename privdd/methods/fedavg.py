@@ -10,15 +10,16 @@ import torch
 from torch import Tensor, nn
 
 from attacks.types import Surface
-from privdd.channel import ClientContext
-from privdd.core import Artifact, Keys, Problem, Received, Records, Shard, State, Tensors, Upload
-from privdd.methods.averaging import average, shares
-from privdd.methods.local import Correction, Loss, Mix, local_sgd, outputs, placed, split, step_count
-from privdd.methods.private import private_steps, train_privately
+from privdd.core.keys import Keys
+from privdd.core.state import pack, unpack
+from privdd.core.types import Artifact, Problem, Received, Records, Shard, State, Tensors, Upload
+from privdd.federated.aggregation import average, shares
+from privdd.federated.channel import ClientContext
 from privdd.models import ModelSpec, build, initial
 from privdd.models.build import skeleton
-from privdd.privacy.base import Mechanism
-from privdd.state import pack, unpack
+from privdd.privacy.mechanism import Mechanism
+from privdd.training.dp_sgd import private_steps, train_privately
+from privdd.training.local import Correction, Loss, Mix, local_sgd, outputs, placed, split, step_count
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ class FedAvg:
     queries: ClassVar[Mapping[str, Surface]] = {"dpsgd": Surface.GRADIENT}
     broadcasts: ClassVar[Mapping[str, Surface]] = {"model": Surface.GLOBAL_MODEL, "buffers": Surface.GLOBAL_MODEL}
     accuracy_kind: ClassVar[Literal["global", "personal"]] = "global"
-    vectorised: ClassVar[bool] = True  # privdd.methods.together may train clients as one wide network
+    vectorised: ClassVar[bool] = True  # privdd.methods.batched may train clients as one wide network
 
     def __post_init__(self) -> None:
         for name in ("rounds", "batch_size"):

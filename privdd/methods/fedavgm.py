@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 import torch
 
-from privdd.core import Keys, Problem, State
+from privdd.core.keys import Keys
+from privdd.core.state import pack, unpack
+from privdd.core.types import Problem, State
 from privdd.methods.fedavg import FedAvg
-from privdd.state import pack, unpack
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,25 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from attacks.types import Surface
-from privdd.channel import ClientContext
-from privdd.core import Artifact, Keys, Problem, Received, Records, Shard, State, Tensors, Upload
-from privdd.distill.cells import Cells, one_world
-from privdd.distill.extractor import AlexNet
-from privdd.distill.fitting import Fitting
-from privdd.distill.matching import Matching, Streams, match
-from privdd.distill.networks import Networks, ball, embedder, to_ball
-from privdd.distill.private import (
-    fit_embeddings,
-    is_protected,
-    match_embeddings,
-    match_protected,
-    public_views,
-    refuse_batch_norm,
-    refuse_ignored,
-    spent,
-)
-from privdd.distill.steps import Steps, matching_claims, seen_maps
-from privdd.distill.synthetic import (
+from privdd.core.keys import Keys
+from privdd.core.state import pack, unpack
+from privdd.core.types import Artifact, Problem, Received, Records, Shard, State, Tensors, Upload
+from privdd.distillation.class_subsets import Cells, one_world, uploads, world_cells
+from privdd.distillation.distribution_matching import Matching, Streams, match
+from privdd.distillation.fitting import Fitting
+from privdd.distillation.initial_images import (
     PUBLIC,
     carried,
     check_init,
@@ -42,14 +30,27 @@ from privdd.distill.synthetic import (
     starts,
     warn_short,
 )
-from privdd.distill.worlds import uploads, world_cells
-from privdd.methods.local import outputs
-from privdd.methods.union import ServerTraining, inside_ball, train_on, union
+from privdd.distillation.networks import Networks, ball, embedder, to_ball
+from privdd.distillation.private_matching import (
+    Steps,
+    fit_embeddings,
+    is_protected,
+    match_embeddings,
+    match_protected,
+    public_views,
+    refuse_batch_norm,
+    refuse_ignored,
+    seen_maps,
+    spent,
+)
+from privdd.distillation.public_features import AlexNet
+from privdd.federated.channel import ClientContext
 from privdd.models import ModelSpec, build, initial
 from privdd.models.build import skeleton
-from privdd.privacy.base import Mechanism
-from privdd.privacy.claims import Claim, feddm_3_2
-from privdd.state import pack, unpack
+from privdd.privacy.claims import Claim, feddm_3_2, matching_claims
+from privdd.privacy.mechanism import Mechanism
+from privdd.training.local import outputs
+from privdd.training.server import ServerTraining, inside_ball, train_on, union
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,7 +184,9 @@ class FedDM:
 
     def claims(self, plan: Any, shards: Sequence[Shard]) -> list[Claim]:
         """Theorem 3.2 as printed, where the matching gradients are noised."""
-        return matching_claims(feddm_3_2, plan, shards, self.matching, self.start in PUBLIC)
+        return matching_claims(
+            feddm_3_2, plan, shards, self.matching.iterations, self.matching.batch, self.start in PUBLIC
+        )
 
     def steps(self, broadcast: Mapping[str, Tensors], shard: Shard, ctx: ClientContext) -> Steps:
         """What everyone knows of a round's noised steps."""

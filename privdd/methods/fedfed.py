@@ -19,25 +19,27 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from attacks.types import Surface
-from privdd.channel import ClientContext
-from privdd.core import Artifact, Keys, Problem, Received, Records, Shard, State, Tensors, Upload
-from privdd.distill.split import FeatureSplit, SplitLoss, bounded, train_split
-from privdd.distill.split_dp import split_steps, train_split_privately
-from privdd.methods.averaging import average, in_order
+from privdd.core.keys import Keys
+from privdd.core.state import pack, unpack
+from privdd.core.types import Artifact, Problem, Received, Records, Shard, State, Tensors, Upload
+from privdd.distillation.feature_split import (
+    FeatureSplit,
+    SplitLoss,
+    bounded,
+    split_steps,
+    train_split,
+    train_split_privately,
+)
+from privdd.federated.aggregation import average, in_order
+from privdd.federated.channel import ClientContext
 from privdd.methods.fedavg import FedAvg
-from privdd.methods.local import split
 from privdd.models import ModelSpec, build, initial
-from privdd.privacy.claims import Claim, fedfed_3_3, fedfed_3_4
-from privdd.state import pack, unpack
+from privdd.privacy.claims import Claim, effective_std, fedfed_3_3, fedfed_3_4
+from privdd.training.local import split
 
 DELTA = 1e-5  # at which the paper's claims are evaluated
 LABELS_PUBLIC = "declared public: zero-out adjacency removes a record's image and keeps its label"
 CLASSIFIER = "classifier."
-
-
-def effective_std(stds: Sequence[float]) -> float:
-    """Several noised copies of one record are as good as one with this standard deviation."""
-    return sum(std**-2 for std in stds) ** -0.5
 
 
 @lru_cache(maxsize=8)

@@ -14,24 +14,23 @@ import torch
 from torch import Tensor, nn
 
 from attacks.types import Surface
-from privdd.channel import ClientContext
-from privdd.core import Artifact, Keys, Problem, Received, Records, Shard, State, Tensors, Upload
-from privdd.distill.cells import Cells, one_world
-from privdd.distill.class_stats import Statistics, class_statistics
-from privdd.distill.gradient_matching import match_gradient
-from privdd.distill.iterative import Virtual, distilled, protected_images, stages
-from privdd.distill.matching import Matching, Streams
-from privdd.distill.networks import Networks
-from privdd.distill.private import refuse_batch_norm
-from privdd.distill.synthetic import noise_images, remembered, scaled_noise
-from privdd.distill.worlds import labelled, world_cells
-from privdd.methods.averaging import average, in_order
-from privdd.methods.local import outputs
-from privdd.methods.virtual import as_records, train_virtual
+from privdd.core.keys import Keys
+from privdd.core.state import pack, unpack
+from privdd.core.types import Artifact, Problem, Received, Records, Shard, State, Tensors, Upload
+from privdd.distillation.class_subsets import Cells, labelled, one_world, world_cells
+from privdd.distillation.distribution_matching import Matching, Streams
+from privdd.distillation.gradient_matching import match_gradient
+from privdd.distillation.initial_images import Statistics, class_statistics, noise_images, remembered, scaled_noise
+from privdd.distillation.networks import Networks
+from privdd.distillation.private_matching import refuse_batch_norm
+from privdd.distillation.virtual_images import Virtual, distilled, protected_images, stages
+from privdd.federated.aggregation import average, in_order
+from privdd.federated.channel import ClientContext
 from privdd.models import ModelSpec, build, initial
 from privdd.models.build import skeleton
-from privdd.privacy.base import Mechanism
-from privdd.state import pack, unpack
+from privdd.privacy.mechanism import Mechanism
+from privdd.training.contrastive import as_records, train_virtual
+from privdd.training.local import outputs
 
 
 @dataclass(frozen=True, kw_only=True)

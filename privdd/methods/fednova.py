@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from attacks.types import Surface
-from privdd.core import Received, State, Tensors
-from privdd.methods.averaging import average, in_order, shares
+from privdd.core.types import Received, State, Tensors
+from privdd.federated.aggregation import average, in_order, shares
 from privdd.methods.fedavg import FedAvg, Trained, Turn
 
 

@@ -11,14 +11,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from attacks.types import Surface
-from privdd.core import Keys, Problem, Received, Records, State, Tensors
-from privdd.methods.averaging import in_order
+from privdd.core.keys import Keys
+from privdd.core.state import pack, unpack
+from privdd.core.types import Problem, Received, Records, State, Tensors
+from privdd.federated.aggregation import in_order
 from privdd.methods.fedavg import FedAvg, Trained, Turn
-from privdd.methods.local import Loss, Replica, placed, split
 from privdd.models import initial
 from privdd.models.build import skeleton
 from privdd.models.layers import Classifier
-from privdd.state import pack, unpack
+from privdd.training.local import Loss, Replica, placed, split
 
 
 @torch.no_grad()

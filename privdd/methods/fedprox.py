@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from privdd.core import State, Tensors
+from privdd.core.types import State, Tensors
 from privdd.methods.fedavg import FedAvg, Turn
-from privdd.methods.local import Correction
+from privdd.training.local import Correction
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,22 +16,21 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from attacks.types import Surface
-from privdd.channel import ClientContext
-from privdd.core import Keys, Problem, Received, Shard, State, Tensors, Upload
-from privdd.distill.matching import Matching
-from privdd.distill.networks import Networks, fresh
-from privdd.distill.private import is_protected, refuse_batch_norm, spent
-from privdd.distill.representations import distil_representations, protected_representations
-from privdd.distill.steps import Steps, clean_start, matching_claims
-from privdd.distill.synthetic import check_init, warn_short
-from privdd.methods.adam import local_adam
-from privdd.methods.local import outputs, split
-from privdd.methods.union import ServerTraining, train_on, union
+from privdd.core.keys import Keys
+from privdd.core.state import pack, unpack
+from privdd.core.types import Problem, Received, Shard, State, Tensors, Upload
+from privdd.distillation.distribution_matching import Matching
+from privdd.distillation.initial_images import check_init, warn_short
+from privdd.distillation.networks import Networks, fresh
+from privdd.distillation.private_matching import Steps, clean_start, is_protected, refuse_batch_norm, spent
+from privdd.distillation.representations import distil_representations, protected_representations
+from privdd.federated.channel import ClientContext
 from privdd.models import ModelSpec, build, initial, projected_shape
 from privdd.models.build import skeleton
-from privdd.privacy.base import Mechanism
-from privdd.privacy.claims import Claim, fedrd_1
-from privdd.state import pack, unpack
+from privdd.privacy.claims import Claim, fedrd_1, matching_claims
+from privdd.privacy.mechanism import Mechanism
+from privdd.training.local import local_adam, outputs, split
+from privdd.training.server import ServerTraining, train_on, union
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,7 +184,9 @@ class FedRD:
 
     def claims(self, plan: Any, shards: Sequence[Shard]) -> list[Claim]:
         """Theorem 1 as printed, where the matching gradients are noised."""
-        return matching_claims(fedrd_1, plan, shards, self.matching, self.start == "noise")
+        return matching_claims(
+            fedrd_1, plan, shards, self.matching.iterations, self.matching.batch, self.start == "noise"
+        )
 
     def steps(self, broadcast: Mapping[str, Tensors], shard: Shard, ctx: ClientContext) -> Steps:
         """What everyone knows of a round's noised steps; the projection is the public one."""

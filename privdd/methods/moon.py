@@ -11,12 +11,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from attacks.types import Surface
-from privdd.core import State, Tensors
+from privdd.core.state import pack, unpack
+from privdd.core.types import State, Tensors
 from privdd.methods.fedavg import FedAvg, Trained, Turn
-from privdd.methods.local import Loss, Replica
 from privdd.models.build import skeleton
 from privdd.models.layers import Classifier
-from privdd.state import pack, unpack
+from privdd.training.local import Loss, Replica
 
 
 def contrast(z: Tensor, towards: Tensor, away: Tensor, temperature: float) -> Tensor:

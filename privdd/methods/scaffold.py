@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from attacks.types import Surface
-from privdd.core import Keys, Problem, Received, State, Tensors
-from privdd.methods.averaging import average
+from privdd.core.keys import Keys
+from privdd.core.state import pack, unpack
+from privdd.core.types import Problem, Received, State, Tensors
+from privdd.federated.aggregation import average
 from privdd.methods.fedavg import FedAvg, Trained, Turn
-from privdd.methods.local import Correction
-from privdd.state import pack, unpack
+from privdd.training.local import Correction
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,10 +12,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from attacks.types import Surface
-from privdd.core import Keys, Records
+from privdd.core.keys import Keys
+from privdd.core.types import Records
 from privdd.methods.fedavg import FedAvg, Turn
-from privdd.methods.local import Loss, batches
 from privdd.models.layers import Classifier
+from privdd.training.local import Loss, batches
 
 STYLE = 64  # dimensions of the latent style (released code: style_dim)
 CENTRE_STD, STYLE_STD = 0.3, 0.1  # spread of the class centres, and around them (released code: sample_z_mean, _std)

@@ -7,11 +7,14 @@ for the run at hand, ``why`` gives the reason. Claims never enter the accounting
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import dp_accounting as dpa
+import torch
 
+from privdd.core.types import Shard
 from privdd.privacy.accounting import check_delta
 from privdd.privacy.accounting import epsilon as accounted
 from privdd.privacy.clipping import positive
@@ -39,7 +42,7 @@ class Claim:
 
 
 @dataclass(frozen=True)
-class Matching:
+class MatchingRun:
     """The run as the matching theorems see it.
 
     noise_multiplier: sigma (None: no noise); steps: T per round; sampling_rate: q = |B| / n_c of the
@@ -69,7 +72,7 @@ class Matching:
             raise ValueError(f"clipping={self.clipping!r}: allowed are record, aggregate, none")
 
 
-def feddm_3_2(run: Matching) -> Claim:
+def feddm_3_2(run: MatchingRun) -> Claim:
     """Xiong et al. 2023 (FedDM), Theorem 3.2, per round.
 
     sigma >= sqrt(log(delta) / (T q**2 - epsilon)), or sigma >= sqrt(2 log(1/delta) / epsilon) if
@@ -78,7 +81,7 @@ def feddm_3_2(run: Matching) -> Claim:
     return _matching("Xiong 2023, Theorem 3.2", run, math.log(1 / run.delta), "")
 
 
-def fedrd_1(run: Matching) -> Claim:
+def fedrd_1(run: MatchingRun) -> Claim:
     """Zhang et al. (FedRD), Theorem 1, per round: FedDM's formula, evaluated as in their Table II.
 
     Their epsilons 10, 1.11 and 0.4 for sigma 1, 3 and 5 are 2 log10(1/delta) / sigma**2: the proof's
@@ -88,7 +91,7 @@ def fedrd_1(run: Matching) -> Claim:
     return _matching("FedRD, Theorem 1", run, math.log10(1 / run.delta), note)
 
 
-def _matching(source: str, run: Matching, logarithm: float, note: str) -> Claim:
+def _matching(source: str, run: MatchingRun, logarithm: float, note: str) -> Claim:
     if run.noise_multiplier is None or run.clipping == "none":
         return Claim(source, math.inf, True, "no clipping with noise takes place: the theorem states nothing")
     spent, noise = run.steps * run.sampling_rate**2, logarithm / run.noise_multiplier**2
@@ -110,9 +113,14 @@ def _matching(source: str, run: Matching, logarithm: float, note: str) -> Claim:
     return Claim(source, value, not wrong, "per round; " + ("; ".join(wrong) or f"the accountant gives {ideal:.4g}"))
 
 
-def _ideal(run: Matching, z: float) -> dpa.DpEvent:
+def _ideal(run: MatchingRun, z: float) -> dpa.DpEvent:
     """The mechanism that the proof has in mind: DP-SGD with per-record clipping and Poisson batches."""
     return dpa.SelfComposedDpEvent(dpa.PoissonSampledDpEvent(run.sampling_rate, dpa.GaussianDpEvent(z)), run.steps)
+
+
+def effective_std(stds: Sequence[float]) -> float:
+    """Several noised copies of one record are as good as one with this standard deviation."""
+    return sum(std**-2 for std in stds) ** -0.5
 
 
 def fedfed_3_3(
@@ -155,3 +163,35 @@ def kairouz(epsilon: float, k: int, delta_hat: float) -> float:
     first = drift + epsilon * math.sqrt(2 * k * math.log(math.e + math.sqrt(k) * epsilon / delta_hat))
     second = drift + epsilon * math.sqrt(2 * k * math.log(1 / delta_hat))
     return min(k * epsilon, first, second)
+
+
+DELTA = 1e-5  # at which the papers evaluate their theorems
+QUERY = "synthetic_gradient"
+
+
+def matching_claims(
+    theorem: Callable[[MatchingRun], Claim],
+    plan: Any,
+    shards: Sequence[Shard],
+    iterations: int,
+    batch: int,
+    noise_init: bool,
+) -> list[Claim]:
+    """The paper's theorem for a run whose matching gradients are noised; nothing for any other run."""
+    mechanism = plan.mechanisms.get(QUERY)
+    if mechanism is None:
+        return []
+    by_record = bool(getattr(mechanism, "per_record", True))
+    counts = torch.cat([torch.bincount(shard.train.y, minlength=1) for shard in shards])
+    smallest = int(counts[counts > 0].min()) if bool((counts > 0).any()) else 1
+    rate = mechanism.sampling_probability if by_record else min(1.0, batch / smallest)
+    run = MatchingRun(
+        float(mechanism.noise_multiplier),
+        max(iterations, 1),
+        float(rate),
+        DELTA,
+        noise_init,
+        clipping="record" if by_record else "aggregate",
+        poisson=by_record,
+    )
+    return [theorem(run)]

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from privdd.core import Tensors
+from privdd.core.types import Tensors
 
 SAFE = 1 - 1e-6  # float32 rounding must not carry a clipped row past its bound
 

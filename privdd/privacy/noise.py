@@ -15,7 +15,7 @@ import torch
 from scipy.special import ndtri
 from torch import Tensor
 
-from privdd.core import Keys
+from privdd.core.keys import Keys
 
 
 class Noise(Protocol):

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 from pydantic import ValidationError
 
 from privdd.reporting.schema import SCHEMA, Findings
-from privdd.store import DamagedRun, write_bytes
+from privdd.runtime.run_folder import DamagedRun, write_bytes
 
 
 class FindingsError(DamagedRun):

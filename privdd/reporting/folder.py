@@ -16,7 +16,7 @@ import yaml
 
 from privdd.reporting.findings import FindingsError, load, read_json
 from privdd.reporting.schema import FindingRow, Findings
-from privdd.store import read_tensors, safe_name
+from privdd.runtime.run_folder import read_tensors, safe_name
 
 LIMIT = 256 * 2**20  # bytes of one evidence file that a page is willing to read
 

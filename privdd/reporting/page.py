@@ -11,7 +11,7 @@ from privdd.reporting.ledger_view import groups
 from privdd.reporting.plots import Album, Plot
 from privdd.reporting.reproduce import recipe
 from privdd.reporting.style import save
-from privdd.store import write_bytes
+from privdd.runtime.run_folder import write_bytes
 
 
 def render(record: RunRecord, figures: list[Plot], albums: list[Album]) -> str:

@@ -11,9 +11,13 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 from scipy.stats import binom, gaussian_kde, norm
 
-from attacks.membership.audit import Base, GradientDensity, Lira, LossThreshold, Rmia, ShadowClassifier, primary_signal
-from attacks.membership.density import density_ratio, gradient_features
-from attacks.membership.evaluate import audited_epsilon, guess_counts, measure
+from attacks.membership.attack import audited_epsilon, guess_counts, measure, primary_signal
+from attacks.membership.base import Base
+from attacks.membership.density import GradientDensity, density_ratio, gradient_features
+from attacks.membership.lira import Lira
+from attacks.membership.rmia import Rmia
+from attacks.membership.shadow_classifier import ShadowClassifier
+from attacks.membership.threshold import LossThreshold
 from attacks.types import Adversary, Attack, Knowledge, Surface, Truth, View, Worlds
 
 ATTACKS = [Lira(), Rmia(), Base(), LossThreshold(), ShadowClassifier(), GradientDensity()]

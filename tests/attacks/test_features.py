@@ -11,14 +11,7 @@ from torch import Tensor, nn
 
 from attacks.images import psnr, ssim
 from attacks.inversion.decoder import DecoderTraining
-from attacks.inversion.features import (
-    FeatureInverter,
-    Rung,
-    WhiteBox,
-    average_copies,
-    look,
-    remove_shared_noise,
-)
+from attacks.inversion.features import FeatureInverter, Rung, WhiteBox, average_copies, look, remove_shared_noise
 from attacks.inversion.generative import Critic, GenerativeInversion, WganGp
 from attacks.inversion.judge import Judge, success
 from attacks.inversion.model import ModelInversion

@@ -11,25 +11,21 @@ import torch
 from pictures import convnet, digits, mlp, rng, sent
 from torch import Tensor, nn
 
-from attacks.inversion.audit import (
-    AnalyticInversion,
-    CopyDetection,
-    FeatureInversion,
-    GradientInversion,
-    LabelCounts,
-    ModelInversion,
-    local_steps,
-    reading,
-)
-from attacks.inversion.audit_roles import RoleInversion
+from attacks.inversion.analytic import AnalyticInversion
 from attacks.inversion.compare import assign, compare
 from attacks.inversion.decoder import DecoderTraining
+from attacks.inversion.feature_attack import FeatureInversion
 from attacks.inversion.features import WhiteBox
 from attacks.inversion.generative import GenerativeInversion, WganGp
 from attacks.inversion.gradient import InvertingGradients, SeeThrough
+from attacks.inversion.gradient_attack import GradientInversion, reading
 from attacks.inversion.judge import Judge
+from attacks.inversion.labels import LabelCounts
 from attacks.inversion.model import ModelInversion as MiFace
-from attacks.inversion.victim import LocalSteps
+from attacks.inversion.model_attack import ModelInversion
+from attacks.inversion.role_attack import RoleInversion
+from attacks.inversion.synthetic import CopyDetection
+from attacks.inversion.victim import LocalSteps, local_steps
 from attacks.types import Adversary, Attack, Capture, Family, Knowledge, Surface, Truth, View
 
 SETTINGS = {"lr": 0.1, "momentum": 0.0, "local_steps": 1, "batch_size": 32, "batch_records": 1}

@@ -9,8 +9,8 @@ import torch
 from pictures import digits, rng
 from torch import Tensor
 
-from attacks.inversion.audit_release import FeatureInversion, joined
 from attacks.inversion.decoder import DecoderTraining
+from attacks.inversion.feature_attack import FeatureInversion, joined
 from attacks.inversion.features import WhiteBox
 from attacks.types import Adversary, Capture, Knowledge, Surface, Truth, View
 

@@ -13,7 +13,7 @@ from pictures import pictures, rng
 
 from attacks import images, lpips_weights
 from attacks.lpips_weights import LpipsUnavailable, Trunk, pretrained, random_trunk, read_arrays, read_flax
-from privdd.compat import torchvision
+from privdd.data.torchvision_compat import torchvision
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:torchvision.*")
 

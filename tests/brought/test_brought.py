@@ -10,8 +10,8 @@ import pytest
 from omegaconf import DictConfig
 from sklearn.metrics import roc_auc_score
 
-from privdd.brought import audit_brought
-from privdd.config import composed
+from privdd.cli.config import composed
+from privdd.cli.external_scores import audit_brought
 from privdd.reporting.comparison import write_comparison
 from privdd.reporting.findings import load
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from privdd.compat import torchvision
+from privdd.data.torchvision_compat import torchvision
 
 # A build whose compiled operators do not load, as a CUDA build beside CPU torch: the library is refused.
 WITHOUT_OPERATORS = """
@@ -22,7 +22,7 @@ try:
     import torchvision
 except RuntimeError as error:
     print("plain import fails:", "torchvision::" in str(error))
-from privdd.compat import torchvision as load
+from privdd.data.torchvision_compat import torchvision as load
 sets, transforms = load("torchvision.datasets"), load("torchvision.transforms")
 print("through the shim:", sets.CIFAR10.__name__, transforms.Resize.__name__)
 """

@@ -11,7 +11,7 @@ import pytest
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
-from privdd.config import PRESETS, config_dir, register_resolvers
+from privdd.cli.config import PRESETS, config_dir, register_resolvers
 from privdd.data import Partition, load
 from privdd.models import ModelSpec, build
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from privdd.core import Keys
+from privdd.core.keys import Keys
 from privdd.data import Partition, load, make_shards
 from privdd.data.corruptions import CORRUPTIONS, corrupt, names_for
-from privdd.data.makers import font_digits, on_photos
+from privdd.data.made_digits import font_digits, on_photos
 
 
 def photo(count: int = 4, channels: int = 3, side: int = 24) -> torch.Tensor:

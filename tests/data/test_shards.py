@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chi2_contingency
 
-from privdd.core import Keys
+from privdd.core.keys import Keys
 from privdd.data import Partition, make_shards
 from privdd.data.dataset import Dataset, dataset
 

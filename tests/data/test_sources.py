@@ -12,11 +12,10 @@ import pytest
 import torch
 from PIL import Image
 
-from privdd.compat import torchvision
-from privdd.core import Keys
+from privdd.core.keys import Keys
 from privdd.data import DataNotFound, load
-from privdd.data.idx import read_idx
-from privdd.data.mnist import SYSTEM
+from privdd.data.mnist import SYSTEM, read_idx
+from privdd.data.torchvision_compat import torchvision
 
 FASHION = SYSTEM / "fashion-mnist"
 fashion = pytest.mark.skipif(not FASHION.is_dir(), reason="Fashion-MNIST is not in the system's dataset folder")
@@ -86,7 +85,8 @@ def test_missing_data_says_where_it_looked(tmp_path, monkeypatch, name):
     def refused(*args: object, **kwargs: object) -> object:
         raise OSError("no network")
 
-    monkeypatch.setattr("privdd.data.vision.fetched", refused)
+    for module in ("mnist", "vision"):
+        monkeypatch.setattr(f"privdd.data.{module}.fetched", refused)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(DataNotFound, match=f"data.name='{name}'.*no network.*data.root") as caught:
         load(name, root=tmp_path / "here", keys=Keys(0))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from privdd.core import Keys
-from privdd.distill.augment import COLOUR_STRATEGY, DIGIT_STRATEGY, Transform, draw, operations
+from privdd.core.keys import Keys
+from privdd.distillation.augmentation import COLOUR_STRATEGY, DIGIT_STRATEGY, Transform, draw, operations
 
 SHAPE = (3, 8, 8)
 

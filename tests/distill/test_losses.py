@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from privdd.core import Keys, Records
-from privdd.distill.class_stats import class_statistics
-from privdd.distill.contrastive import supervised_contrastive
-from privdd.distill.gradient_matching import gradient_distance, match_gradient
+from privdd.core.keys import Keys
+from privdd.core.types import Records
+from privdd.distillation.gradient_matching import gradient_distance, match_gradient
+from privdd.distillation.initial_images import class_statistics
 from privdd.models import ModelSpec, build, initial
+from privdd.training.contrastive import supervised_contrastive
 
 torch.set_num_threads(1)
 SHAPE, CLASSES = (1, 8, 8), 4

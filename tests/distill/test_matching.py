@@ -6,14 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from privdd.core import Keys, Records
-from privdd.distill.augment import COLOUR_STRATEGY, Transform, draw
-from privdd.distill.cells import one_world
-from privdd.distill.matching import Matching, Streams, match, matching_gradient, real_means
-from privdd.distill.networks import ball, embedder, fresh, in_ball, to_ball
-from privdd.distill.sampling import first, priorities, taken
-from privdd.distill.synthetic import initial_images
-from privdd.distill.worlds import labelled, world_cells
+from privdd.core.keys import Keys
+from privdd.core.types import Records
+from privdd.distillation.augmentation import COLOUR_STRATEGY, Transform, draw
+from privdd.distillation.class_subsets import labelled, one_world, world_cells
+from privdd.distillation.distribution_matching import Matching, Streams, match, matching_gradient, real_means
+from privdd.distillation.initial_images import initial_images
+from privdd.distillation.networks import ball, embedder, fresh, in_ball, to_ball
+from privdd.distillation.sampling import first, priorities, taken
 from privdd.models import ModelSpec, build, initial
 
 torch.set_num_threads(1)

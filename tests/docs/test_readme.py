@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from privdd.api import audit
-from privdd.command import checked
-from privdd.config import expand
+from privdd.cli.config import expand
+from privdd.cli.main import checked
 from privdd.report import parser
 
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")

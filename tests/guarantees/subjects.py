@@ -9,17 +9,18 @@ import torch
 from torch import Tensor
 
 from attacks.types import Surface
-from privdd.core import Artifact, Keys, Problem, Records, Shard
-from privdd.distill.matching import Matching
-from privdd.federation import Plan, Snapshot
-from privdd.guarantees.subject import Budget, Subject
-from privdd.ledger import Ledger
+from privdd.auditing.guarantees.statement import Budget, Subject
+from privdd.core.keys import Keys
+from privdd.core.types import Artifact, Problem, Records, Shard
+from privdd.distillation.distribution_matching import Matching
+from privdd.federated.simulation import Plan, Snapshot
 from privdd.methods.fedavg import FedAvg
 from privdd.methods.feddm import FedDM
-from privdd.methods.union import ServerTraining
 from privdd.models import ModelSpec
-from privdd.privacy.base import Output
+from privdd.privacy.ledger import Ledger
+from privdd.privacy.mechanism import Output
 from privdd.privacy.mechanisms import ClippedSum
+from privdd.training.server import ServerTraining
 
 SHAPE, CLASSES = (1, 8, 8), 3
 DELTA = 1e-5

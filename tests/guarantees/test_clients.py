@@ -11,16 +11,17 @@ from subjects import DELTA, client, fedavg, subject
 
 from attacks.epsilon import gaussian_epsilon
 from attacks.types import Finding
-from privdd.core import Keys, Tensors
-from privdd.federation import Snapshot
-from privdd.guarantees import clients
-from privdd.guarantees.clients import of_updates
-from privdd.guarantees.findings import all_findings
-from privdd.guarantees.subject import Subject
-from privdd.ledger import Ledger
-from privdd.privacy.base import Output
+from privdd.auditing.findings import verdict
+from privdd.auditing.guarantees import client_level as clients
+from privdd.auditing.guarantees.client_level import of_updates
+from privdd.auditing.guarantees.statement import Subject
+from privdd.auditing.guarantees.tiers import all_findings
+from privdd.core.keys import Keys
+from privdd.core.types import Tensors
+from privdd.federated.simulation import Snapshot
+from privdd.privacy.ledger import Ledger
+from privdd.privacy.mechanism import Output
 from privdd.privacy.mechanisms import ClientLevel
-from privdd.results import verdict
 
 FINITE = {"pld": 1.0, "rdp": 1.0}
 

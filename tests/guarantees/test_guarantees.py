@@ -9,18 +9,18 @@ import torch
 from subjects import CLASSES, DELTA, SHAPE, Averaging, Coupled, Loose, Quiet, fedavg, feddm, subject
 
 from attacks.epsilon import gaussian_epsilon
-from privdd.core import Keys
-from privdd.guarantees.base_data import copies
-from privdd.guarantees.findings import all_findings
-from privdd.guarantees.matching import Law, transcripts
-from privdd.guarantees.printed import within_theorem
-from privdd.guarantees.queries import guests_of
-from privdd.guarantees.runs import Stage, by_class, of_features, on_transcript
-from privdd.guarantees.witness import Silence
-from privdd.privacy.clipped_gradient import mean_gradients
+from privdd.auditing.findings import verdict
+from privdd.auditing.guarantees.aggregate_clip_theorem import within_theorem
+from privdd.auditing.guarantees.crafted_records import copies
+from privdd.auditing.guarantees.matching_transcripts import Law, transcripts
+from privdd.auditing.guarantees.queries import guests_of
+from privdd.auditing.guarantees.recording_context import Silence
+from privdd.auditing.guarantees.tiers import all_findings
+from privdd.auditing.guarantees.transcripts import Stage, by_class, of_features, on_transcript
+from privdd.core.keys import Keys
+from privdd.distillation.clipped_gradient import mean_gradients
 from privdd.privacy.mechanisms import AggregateClip, ClippedSum, FeatureNoise
 from privdd.privacy.noise import SeededNoise
-from privdd.results import verdict
 
 FINITE = {"pld": 1.0, "rdp": 1.0}
 SOUND = {
@@ -97,7 +97,7 @@ def test_certificates_of_a_sound_query_never_exceed_its_epsilon():
     """40 audits of one Gaussian release, both orders, against the closed form."""
     mechanism, rows = ClippedSum(0.5, 1.0), [{"g": torch.full((1, 4), 9.0)}]
     exact, found = gaussian_epsilon(2.0, DELTA), []
-    from privdd.guarantees.subject import Statement
+    from privdd.auditing.guarantees.statement import Statement
 
     one = subject(feddm(), {"embedding": mechanism}, runs=20)
     for seed in range(40):

@@ -7,12 +7,14 @@ from collections.abc import Mapping
 import torch
 from toy import SPEC, shards
 
-from privdd.channel import ClientContext
-from privdd.core import Keys, Method, Problem, Records, Shard, State, Tensors
-from privdd.distill.matching import Matching
-from privdd.methods.union import ServerTraining
-from privdd.privacy.base import Mechanism
+from privdd.core.keys import Keys
+from privdd.core.types import Problem, Records, Shard, State, Tensors
+from privdd.distillation.distribution_matching import Matching
+from privdd.federated.channel import ClientContext
+from privdd.federated.method import Method
+from privdd.privacy.mechanism import Mechanism
 from privdd.privacy.mechanisms import AggregateClip, ClippedSum
+from privdd.training.server import ServerTraining
 
 PROBLEM = Problem((1, 8, 8), 10, 3)
 SOUND: Mapping[str, Mechanism] = {"embedding": ClippedSum(1.0, 2.0, 1.0, 12.0)}

@@ -15,7 +15,7 @@ import pytest
 import torch
 from toy import shards
 
-from privdd.core import Shard
+from privdd.core.types import Shard
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 

@@ -22,11 +22,12 @@ from distilling import (
 )
 from toy import SPEC, digits, receive, shards
 
-from privdd.core import Keys, Records, Shard
+from privdd.core.keys import Keys
+from privdd.core.state import unpack
+from privdd.core.types import Records, Shard
 from privdd.methods.feddm import FedDM
-from privdd.methods.local import evaluate, local_sgd
 from privdd.models import build
-from privdd.state import unpack
+from privdd.training.local import evaluate, local_sgd
 
 SMALL = {"model": SPEC, "rounds": 2, "matching": matching(), "server": server(), "rho": 2.5}
 

@@ -19,12 +19,13 @@ from distilling import (
 from torch.nn import functional as F
 from toy import SPEC, receive, shards
 
-from privdd.core import Keys, Records
-from privdd.distill.iterative import Virtual
+from privdd.core.keys import Keys
+from privdd.core.state import unpack
+from privdd.core.types import Records
+from privdd.distillation.virtual_images import Virtual
 from privdd.methods.fedlgd import FedLGD
-from privdd.methods.local import evaluate
 from privdd.models import build
-from privdd.state import unpack
+from privdd.training.local import evaluate
 
 VIRTUAL = Virtual(
     warmup=matching(4, momentum=0.5), refine=matching(2, momentum=0.5), ipc=3, warmup_reads=2, refine_reads=1

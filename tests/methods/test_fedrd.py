@@ -22,12 +22,12 @@ from torch.func import functional_call
 from torch.nn import functional as F
 from toy import SPEC, digits, receive, shards
 
-from privdd.core import Keys
-from privdd.distill.augment import draw
-from privdd.methods.adam import local_adam
+from privdd.core.keys import Keys
+from privdd.core.state import unpack
+from privdd.distillation.augmentation import draw
 from privdd.methods.fedrd import FedRD
 from privdd.models import ModelSpec, build, initial, projected_shape
-from privdd.state import unpack
+from privdd.training.local import local_adam
 
 BATCH = replace(SPEC, norm="batch", pooling="max")
 INSTANCE = replace(SPEC, pooling="max")

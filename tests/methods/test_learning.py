@@ -4,9 +4,10 @@ import pytest
 import torch
 from toy import METHODS, digits, federate, make, shards
 
-from privdd.channel import ClientContext
-from privdd.core import Keys, Problem
-from privdd.state import unpack
+from privdd.core.keys import Keys
+from privdd.core.state import unpack
+from privdd.core.types import Problem
+from privdd.federated.channel import ClientContext
 
 SIZES = (300, 350, 400)
 OPTIONS = {

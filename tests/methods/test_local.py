@@ -5,9 +5,10 @@ import torch
 from torch.nn import functional as F
 from toy import BATCH_NORM, SPEC, digits
 
-from privdd.core import Keys, Records
-from privdd.methods.local import Mix, evaluate, local_sgd, split
+from privdd.core.keys import Keys
+from privdd.core.types import Records
 from privdd.models import build, initial
+from privdd.training.local import Mix, evaluate, local_sgd, split
 
 SHAPE = (1, 8, 8)
 

@@ -6,8 +6,9 @@ import pytest
 import torch
 from toy import METHODS, SPEC, digits, federate, make, receive, shards
 
-from privdd.core import Keys, Problem, Received
-from privdd.methods.averaging import average, shares
+from privdd.core.keys import Keys
+from privdd.core.types import Problem, Received
+from privdd.federated.aggregation import average, shares
 from privdd.methods.fedavg import FedAvg
 from privdd.methods.fednova import step_mass
 from privdd.methods.fedproto import FedProto, prototypes

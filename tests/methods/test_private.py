@@ -4,8 +4,9 @@ import pytest
 import torch
 from toy import BATCH_NORM, METHODS, digits, make, shards
 
-from privdd.channel import Channel, ClientContext
-from privdd.core import Keys, Problem
+from privdd.core.keys import Keys
+from privdd.core.types import Problem
+from privdd.federated.channel import Channel, ClientContext
 from privdd.methods.fedavg import FedAvg
 from privdd.privacy.mechanisms import ClippedSum
 

@@ -7,18 +7,19 @@ import torch
 from torch.nn import functional as F
 from toy import BATCH_NORM, METHODS, federate, make, model_of, receive, shards
 
-from privdd.core import Keys, Problem
+from privdd.core.keys import Keys
+from privdd.core.types import Problem
 from privdd.methods.fedadam import FedAdam
 from privdd.methods.fedavg import FedAvg
 from privdd.methods.fedavgm import FedAvgM
 from privdd.methods.fednova import FedNova
 from privdd.methods.fedproto import FedProto
 from privdd.methods.fedprox import FedProx
-from privdd.methods.local import local_sgd
 from privdd.methods.moon import Moon
 from privdd.methods.scaffold import Scaffold
 from privdd.methods.vhl import VHL
 from privdd.models import build, initial
+from privdd.training.local import local_sgd
 
 UNEQUAL = (40, 97, 150)
 

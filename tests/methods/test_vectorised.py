@@ -9,22 +9,23 @@ import torch
 from torch.nn import functional as F
 from toy import BATCH_NORM, SPEC, digits, make, shards
 
-from privdd.channel import ClientContext
-from privdd.core import Keys, Problem, Records, Shard, State
+from privdd.core.keys import Keys
+from privdd.core.types import Problem, Records, Shard, State
+from privdd.federated.channel import ClientContext
+from privdd.methods.batched import alike, local_together
 from privdd.methods.fedadam import FedAdam
 from privdd.methods.fedavg import FedAvg
 from privdd.methods.fedavgm import FedAvgM
 from privdd.methods.fednova import FedNova
 from privdd.methods.fedproto import FedProto
 from privdd.methods.fedprox import FedProx
-from privdd.methods.local import local_sgd
 from privdd.methods.moon import Moon
 from privdd.methods.scaffold import Scaffold
-from privdd.methods.together import alike, local_together
-from privdd.methods.vectorised import pooled, vectorised_sgd, vectorises
 from privdd.methods.vhl import VHL
 from privdd.models import ModelSpec, build, initial
 from privdd.models.build import skeleton
+from privdd.training.ensemble import pooled, vectorised_sgd, vectorises
+from privdd.training.local import local_sgd
 
 MLP, CNN = ModelSpec("mlp", width=16), ModelSpec("smallcnn", width=8)
 HEAVY = {"momentum": 0.9, "weight_decay": 1e-2, "local_epochs": 2.5, "batch_size": 16}

@@ -7,8 +7,9 @@ import torch
 from sklearn.datasets import load_digits
 from torch import Tensor
 
-from privdd.channel import Channel, ClientContext
-from privdd.core import Keys, Problem, Received, Records, Shard, State
+from privdd.core.keys import Keys
+from privdd.core.types import Problem, Received, Records, Shard, State
+from privdd.federated.channel import Channel, ClientContext
 from privdd.methods.fedadam import FedAdam
 from privdd.methods.fedavg import FedAvg
 from privdd.methods.fedavgm import FedAvgM

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from privdd.core import Keys
+from privdd.core.keys import Keys
 from privdd.models import ModelSpec, build, initial
 from privdd.models.layers import pool_layer, rectified
 

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from attacks.types import Surface
-from privdd.channel import ClientContext
-from privdd.core import Keys, Problem, Records
-from privdd.privacy.base import Mechanism
+from privdd.core.keys import Keys
+from privdd.core.types import Problem, Records
+from privdd.federated.channel import ClientContext
+from privdd.privacy.mechanism import Mechanism
 
 SHAPE = (1, 6, 6)
 CLASSES = 4

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from privdd.privacy.claims import Matching, feddm_3_2, fedfed_3_3, fedfed_3_4, fedrd_1, kairouz
+from privdd.privacy.claims import MatchingRun, feddm_3_2, fedfed_3_3, fedfed_3_4, fedrd_1, kairouz
 
-RUN = Matching(noise_multiplier=5.0, steps=1000, sampling_rate=0.01, delta=1e-5, noise_init=True)
+RUN = MatchingRun(noise_multiplier=5.0, steps=1000, sampling_rate=0.01, delta=1e-5, noise_init=True)
 GOOD = replace(RUN, clipping="record", poisson=True)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from privacy_helpers import CLASSES, context, records
 
-from privdd.privacy.class_queries import class_counts, class_statistics
+from privdd.distillation.noisy_embedding import class_counts, class_statistics
 from privdd.privacy.mechanisms import ClippedSum
 
 

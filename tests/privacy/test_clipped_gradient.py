@@ -7,8 +7,8 @@ import torch
 from privacy_helpers import CLASSES, SHAPE, context, network, records
 from torch import Tensor
 
-from privdd.core import Records
-from privdd.privacy.clipped_gradient import mean_gradients, record_gradients, release_gradients
+from privdd.core.types import Records
+from privdd.distillation.clipped_gradient import mean_gradients, record_gradients, release_gradients
 from privdd.privacy.mechanisms import AggregateClip, ClippedSum
 
 NET = network(seed=1)

@@ -9,9 +9,9 @@ from privacy_helpers import CLASSES, context, network, records
 from torch import nn
 from torch.nn import functional as F
 
-from privdd.core import State
-from privdd.privacy.dpsgd import check_model, cross_entropy_of, dp_local_sgd, record_gradients
+from privdd.core.types import State
 from privdd.privacy.mechanisms import ClippedSum
+from privdd.training.dp_sgd import check_model, cross_entropy_of, dp_local_sgd, record_gradients
 
 
 def start(net: nn.Module) -> State:

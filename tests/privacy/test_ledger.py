@@ -9,10 +9,10 @@ import dp_accounting as dpa
 import pytest
 from dp_accounting.pld import PLDAccountant
 
-from privdd.ledger import Ledger
 from privdd.privacy.accounting import epsilon
-from privdd.privacy.base import Row
 from privdd.privacy.events import from_form
+from privdd.privacy.ledger import Ledger
+from privdd.privacy.mechanism import Row
 
 DELTA = 1e-5
 G = dpa.GaussianDpEvent

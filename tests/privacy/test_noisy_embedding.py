@@ -7,9 +7,9 @@ import torch
 from privacy_helpers import CLASSES, SHAPE, context, network, records
 from torch import Tensor, nn
 
-from privdd.core import Records
+from privdd.core.types import Records
+from privdd.distillation.noisy_embedding import noisy_embeddings, weights
 from privdd.privacy.mechanisms import ClippedSum
-from privdd.privacy.noisy_embedding import noisy_embeddings, weights
 
 N = 10.0
 CLIP = 0.5

@@ -8,9 +8,9 @@ import hydra
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from privdd.ledger import UNITS
 from privdd.privacy.accounting import NEIGHBOURS
-from privdd.privacy.base import Mechanism
+from privdd.privacy.ledger import UNITS
+from privdd.privacy.mechanism import Mechanism
 
 FOLDER = Path(__file__).parents[2] / "configs" / "privacy"
 KEYS = {"name", "mechanisms", "noise_multiplier", "clip_norm", "epsilon", "delta", "noise_source", "relation", "unit"}

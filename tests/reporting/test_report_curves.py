@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from scipy.stats import norm
 from sklearn.metrics import roc_auc_score, roc_curve
 
-from privdd.core import Keys
+from privdd.core.keys import Keys
 from privdd.reporting.curves import curve, psnr
 from privdd.reporting.figures import RocLine, roc
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from privdd.core import Keys
+from privdd.core.keys import Keys
 
 
 @dataclass(frozen=True)

@@ -22,9 +22,9 @@ from pathlib import Path
 import torch
 from omegaconf import DictConfig
 
-from privdd import training
-from privdd.config import composed
-from privdd.runs import run_audit, stored_config
+from privdd.cli.config import composed
+from privdd.cli.runs import run_audit, stored_config
+from privdd.federated import trainer as training
 
 OVERRIDES = [
     "algo=scaffold", "preset=smoke", "partition.clients=3", "data.limit=200", "model=mlp", "algo.rounds=3",

@@ -14,11 +14,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from privdd import config as configs
-from privdd.assembly import assemble, attacks_of
-from privdd.command import checked
-from privdd.config import BadConfig, check_types, composed
-from privdd.failures import explain
+from privdd.cli import validation as configs
+from privdd.cli.assemble import assemble, attacks_of
+from privdd.cli.config import composed
+from privdd.cli.errors import explain
+from privdd.cli.main import checked
+from privdd.cli.validation import check_types
+from privdd.core.errors import BadConfig
 
 BASE = ["preset=smoke", "attack=[lira]", "model=mlp", "partition.clients=3"]
 RUNS = settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))

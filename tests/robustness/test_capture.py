@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from privdd.config import composed
-from privdd.runs import run_training
-from privdd.store import read_tensors
-from privdd.training import Capture
+from privdd.cli.config import composed
+from privdd.cli.runs import run_training
+from privdd.federated.capture import Capture
+from privdd.runtime.run_folder import read_tensors
 
 TINY = ["preset=smoke", "partition.clients=3", "data.limit=120", "model=mlp", "model.width=8", "algo.rounds=3", "algo.local_epochs=1"]
 

@@ -15,16 +15,17 @@ import pytest
 import torch
 
 from attacks.scores import load as load_scores
-from privdd import checkpoint
-from privdd.assembly import Experiment, assemble
-from privdd.config import composed
-from privdd.core import Keys
+from privdd.cli.assemble import assemble
+from privdd.cli.config import composed
+from privdd.cli.errors import explain
+from privdd.cli.runs import run_training, stored_config
+from privdd.core.keys import Keys
 from privdd.data.custom import npz
-from privdd.failures import explain
-from privdd.ledger import Ledger
+from privdd.federated import checkpoint
+from privdd.federated.experiment import Experiment
+from privdd.privacy.ledger import Ledger
 from privdd.reporting.findings import load as load_findings
-from privdd.runs import run_training, stored_config
-from privdd.store import DamagedRun, RunFolder, read_json, read_tensors, safe_name, write_tensors
+from privdd.runtime.run_folder import DamagedRun, RunFolder, read_json, read_tensors, safe_name, write_tensors
 
 TINY = ["preset=smoke", "partition.clients=3", "data.limit=120", "model=mlp", "model.width=8", "algo.rounds=2",
         "algo.local_epochs=1", "algo=scaffold"]

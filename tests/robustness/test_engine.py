@@ -10,15 +10,16 @@ import pytest
 import torch
 from crash_tasks import Deadly
 
-from privdd.assembly import assemble
-from privdd.auditing import game_of
-from privdd.config import composed
-from privdd.core import State
-from privdd.engine import Engine, LostWorkers
-from privdd.failures import explain
-from privdd.federation import Plan, Progress, start, step
-from privdd.ledger import Ledger
-from privdd.worlds import Replay, chain_to
+from privdd.auditing.pipeline import game_of
+from privdd.auditing.replay import Replay, chain_to
+from privdd.cli.assemble import assemble
+from privdd.cli.config import composed
+from privdd.cli.errors import explain
+from privdd.core.types import State
+from privdd.federated.simulation import Plan, Progress, start, step
+from privdd.privacy.ledger import Ledger
+from privdd.runtime.engine import Engine
+from privdd.runtime.workers import LostWorkers
 
 OTHERS = [
     pytest.param(Engine("processes", workers=2), id="processes"),
@@ -31,7 +32,7 @@ SMALL = ["preset=smoke", "partition.clients=3", "algo.rounds=2", "algo.local_epo
 def cluster() -> Iterator[None]:
     yield
     if "ray" in sys.modules:
-        from privdd.engines.cluster import disconnect
+        from privdd.runtime.ray import disconnect
 
         disconnect()
 
@@ -138,7 +139,7 @@ def test_ray_missing_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.engine
 def test_an_address_without_a_cluster_is_one_line() -> None:
     pytest.importorskip("ray")
-    from privdd.engines.cluster import disconnect
+    from privdd.runtime.ray import disconnect
 
     disconnect()
     with pytest.raises(ValueError, match=r"^engine\.address=127\.0\.0\.1:1: ") as caught:

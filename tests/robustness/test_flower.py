@@ -21,19 +21,20 @@ from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
 from privdd.adapters.flower import FederationFailed, client_app, federate, own_data
-from privdd.assembly import Experiment, assemble, attacks_of
-from privdd.auditing import audit, game_of
-from privdd.channel import digest
-from privdd.checkpoint import nested
-from privdd.config import composed
-from privdd.core import Shard
-from privdd.federation import Plan, Progress
-from privdd.ledger import Ledger
-from privdd.recall import recalled
-from privdd.results import findings_json
-from privdd.runs import prepare, stored_config
-from privdd.store import RunFolder
-from privdd.training import Trainer
+from privdd.auditing.findings import findings_json
+from privdd.auditing.pipeline import audit, game_of
+from privdd.auditing.replay import recalled
+from privdd.cli.assemble import assemble, attacks_of
+from privdd.cli.config import composed
+from privdd.cli.runs import prepare, stored_config
+from privdd.core.state import nested
+from privdd.core.types import Shard
+from privdd.federated.channel import digest
+from privdd.federated.experiment import Experiment
+from privdd.federated.simulation import Plan, Progress
+from privdd.federated.trainer import Trainer
+from privdd.privacy.ledger import Ledger
+from privdd.runtime.run_folder import RunFolder
 
 SMALL = ["preset=smoke", "partition.clients=3", "data.limit=200", "model=mlp", "algo.local_epochs=1", "algo.rounds=2"]
 METHODS = {
@@ -181,7 +182,7 @@ def test_a_federation_that_stopped_goes_on_with_its_clients_only(tmp_path: Path,
     whole, experiment = assemble(config), assemble(config)
     expected = federate(whole, HandGrid(whole), RunFolder(tmp_path / "whole"))
     folder, grid = RunFolder(tmp_path / "stopped"), HandGrid(experiment)
-    monkeypatch.setattr("privdd.training.CHECKPOINT_EVERY", 0.0)
+    monkeypatch.setattr("privdd.federated.trainer.CHECKPOINT_EVERY", 0.0)
     grid.gone, grid.away = 1, ("train", "2")
     with pytest.raises(FederationFailed, match="client 1 did not answer in round 2"):
         federate(experiment, grid, folder)

@@ -14,11 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from privdd import config, store
-from privdd.config import BadConfig, composed
-from privdd.failures import explain
-from privdd.runs import prepare, run_training, stored_config
-from privdd.store import DamagedRun
+from privdd.cli import config
+from privdd.cli.config import composed
+from privdd.cli.errors import explain
+from privdd.cli.runs import prepare, run_training, stored_config
+from privdd.core.errors import BadConfig
+from privdd.runtime import run_folder as store
+from privdd.runtime.run_folder import DamagedRun
 
 HERE = Path(__file__).parent
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(HERE.parents[1]), *sys.path])}
@@ -75,7 +77,7 @@ def test_a_finished_training_is_not_trained_again(tmp_path: Path, monkeypatch: p
     run_training(composed("train", TINY), tmp_path, [])
     before = json.loads((tmp_path / "training.json").read_text())
     (tmp_path / "ledger.json").unlink()
-    monkeypatch.setattr("privdd.training.step", None)  # a round would fail
+    monkeypatch.setattr("privdd.federated.trainer.step", None)  # a round would fail
     run_training(stored_config(tmp_path), tmp_path, [])
     assert json.loads((tmp_path / "training.json").read_text()) == before
     assert (tmp_path / "ledger.json").is_file()
@@ -86,7 +88,7 @@ def test_a_full_disk_is_one_line_and_keeps_what_was_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], moment: int
 ) -> None:
     """The moment-th file does not fit; everything before it stays, and the run goes on once there is room."""
-    monkeypatch.setattr("privdd.training.CHECKPOINT_EVERY", 0.0)
+    monkeypatch.setattr("privdd.federated.trainer.CHECKPOINT_EVERY", 0.0)
     whole, starved = tmp_path / "whole", tmp_path / "starved"
     run_training(composed("train", TINY), whole, [])
     real, count = os.fsync, 0
@@ -126,7 +128,7 @@ def test_a_real_full_disk(tmp_path: Path) -> None:
 
 def test_an_unwritable_folder_is_one_line_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
-    monkeypatch.setattr("privdd.training.step", None)
+    monkeypatch.setattr("privdd.federated.trainer.step", None)
     for place in (tmp_path / "file" / "run", Path("/proc/run")):
         with pytest.raises(OSError) as caught:
             run_training(composed("train", TINY), place, [])

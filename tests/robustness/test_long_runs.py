@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import dp_accounting as dpa
 
-from privdd.checkpoint import write_ledger
-from privdd.ledger import Ledger
-from privdd.privacy.base import Row
-from privdd.store import jsonable
+from privdd.federated.checkpoint import write_ledger
+from privdd.privacy.ledger import Ledger
+from privdd.privacy.mechanism import Row
+from privdd.runtime.run_folder import jsonable
 
 FREE = Row(0, 3, "update", "update", ("server",), {"w": (3, 2), "b": ()}, "ab" * 16, 7, dpa.NonPrivateDpEvent(), nonprivate_reason="no \"mechanism\" ü")
 NOISY = Row(

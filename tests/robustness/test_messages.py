@@ -18,10 +18,11 @@ from crash_tasks import Deadly
 from hypothesis import given
 from hypothesis import strategies as st
 
-from privdd import memory
-from privdd.engine import Engine, LostWorkers
-from privdd.engines.chunks import SLICE, InWorker, Lost, chunk_size, spread
-from privdd.engines.payload import answer, call, packed, unpacked
+from privdd.runtime import allocator as memory
+from privdd.runtime.chunks import SLICE, InWorker, Lost, chunk_size, spread
+from privdd.runtime.engine import Engine
+from privdd.runtime.payload import answer, call, packed, unpacked
+from privdd.runtime.workers import LostWorkers
 
 GRID = torch.arange(24.0).reshape(2, 3, 2, 2)
 TENSORS = {
@@ -107,7 +108,7 @@ class Fake:
 @given(st.integers(0, 60), st.sampled_from([1e-4, 0.03, 5.0]), st.sampled_from([0.0, 0.3]), st.integers(0, 10**6))
 def test_any_order_and_any_loss_give_the_results_of_a_loop(count: int, seconds: float, lossy: float, seed: int) -> None:
     pool = Fake(random.Random(seed), seconds, lossy)
-    found = list(spread(pool, Engine("processes", retries=50), square, range(count)))
+    found = list(spread(pool, square, range(count), retries=50))
     assert found == [k * k for k in range(count)] and pool.held == {} and pool.stopped == []
     if not lossy:
         assert sum(pool.sizes) == count
@@ -127,7 +128,7 @@ def test_small_tasks_travel_together_and_long_ones_alone() -> None:
     messages = {}
     for seconds in (0.001, 1.0):
         pool = Fake(random.Random(0), seconds)
-        list(spread(pool, Engine("processes"), square, range(100)))
+        list(spread(pool, square, range(100)))
         messages[seconds] = len(pool.sizes)
     assert messages[0.001] <= 30 and messages[1.0] == 100
 
@@ -135,14 +136,14 @@ def test_small_tasks_travel_together_and_long_ones_alone() -> None:
 def test_a_message_that_is_always_lost_ends_after_the_retries() -> None:
     pool = Fake(random.Random(0), lossy=1.0, in_flight=1)
     with pytest.raises(LostWorkers, match="died 3 times"):
-        list(spread(pool, Engine("processes", retries=2), square, range(9)))
+        list(spread(pool, square, range(9), retries=2))
     assert len(pool.sizes) == 3
 
 
 def test_results_before_an_error_come_first_and_its_traceback_with_it() -> None:
     pool, found = Fake(random.Random(0)), []
     with pytest.raises(KeyError, match="seven") as caught:
-        for value in spread(pool, Engine("processes"), halt_at_7, range(40)):
+        for value in spread(pool, halt_at_7, range(40)):
             found.append(value)
     assert found == list(range(7))
     assert isinstance(caught.value.__cause__, InWorker) and "halt_at_7" in str(caught.value.__cause__)
@@ -170,7 +171,7 @@ def test_an_error_that_cannot_travel_arrives_in_words() -> None:
 
 def test_a_reader_that_leaves_stops_what_is_under_way() -> None:
     pool = Fake(random.Random(0))
-    results = spread(pool, Engine("processes"), square, range(40))
+    results = spread(pool, square, range(40))
     next(results)
     results.close()
     assert pool.stopped == sorted(pool.held) and pool.stopped
@@ -190,7 +191,7 @@ def test_threads_are_set_for_the_tasks_and_put_back() -> None:
 
 FAULTS = """
 import ctypes, json, resource, torch
-from privdd.memory import MAP, keep_memory
+from privdd.runtime.allocator import MAP, keep_memory
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     for _ in range(20):

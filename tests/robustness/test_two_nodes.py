@@ -11,7 +11,7 @@ import pytest
 import torch
 from crash_tasks import Deadly
 
-from privdd.engine import Engine
+from privdd.runtime.engine import Engine
 
 pytestmark = pytest.mark.engine
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,7 +28,7 @@ def two_nodes() -> Iterator[object]:
     pytest.importorskip("ray")
     from ray.cluster_utils import Cluster
 
-    from privdd.engines.cluster import disconnect
+    from privdd.runtime.ray import disconnect
 
     disconnect()
     with pytest.MonkeyPatch.context() as patch:  # nodes hand their environment on to their workers

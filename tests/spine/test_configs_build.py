@@ -10,14 +10,15 @@ from omegaconf import OmegaConf
 
 from attacks.lpips_weights import pretrained
 from attacks.types import Attack, Surface
-from privdd.assembly import attacks_of, build, plain
-from privdd.config import GROUPS, PRESETS, composed, config_dir, expand
-from privdd.core import Method
-from privdd.data.allotment import Partition
-from privdd.engine import Engine
+from privdd.cli.assemble import attacks_of, build
+from privdd.cli.config import GROUPS, PRESETS, composed, config_dir, expand
+from privdd.data.partition import Partition
+from privdd.federated.capture import Capture
+from privdd.federated.experiment import plain
+from privdd.federated.method import Method
 from privdd.models import ModelSpec
-from privdd.privacy.base import Mechanism
-from privdd.training import Capture
+from privdd.privacy.mechanism import Mechanism
+from privdd.runtime.engine import Engine
 
 FOLDER = Path(config_dir())
 

@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from privdd.assembly import build, fingerprint
-from privdd.command import checked
-from privdd.config import BadConfig, composed, config_dir
-from privdd.core import Method
+from privdd.cli.assemble import build
+from privdd.cli.config import composed, config_dir
+from privdd.cli.main import checked
+from privdd.core.errors import BadConfig
+from privdd.federated.experiment import fingerprint
+from privdd.federated.method import Method
 
 EXPERIMENTS = sorted(path.stem for path in (Path(config_dir()) / "experiment").glob("*.yaml"))
 

@@ -14,13 +14,14 @@ from federations import tiny
 from hydra.core.global_hydra import GlobalHydra
 
 from attacks.membership.signals import logit_scaled
-from privdd import command, federations
-from privdd.assembly import assemble
-from privdd.auditing import game_of
-from privdd.core import State
-from privdd.runs import run_audit, stored_config
-from privdd.store import read_tensors
-from privdd.worlds import world_plan
+from privdd.auditing import shadow_federations as federations
+from privdd.auditing.pipeline import game_of
+from privdd.auditing.replay import world_plan
+from privdd.cli import main as command
+from privdd.cli.assemble import assemble
+from privdd.cli.runs import run_audit, stored_config
+from privdd.core.types import State
+from privdd.runtime.run_folder import read_tensors
 
 WORLDS = 5
 AUDIT = [
@@ -36,7 +37,7 @@ def audit(tmp_path_factory: pytest.TempPathFactory) -> Any:
     with pytest.MonkeyPatch.context() as patch:
         for module in ("hydra.core.utils", "hydra._internal.hydra"):
             patch.setattr(f"{module}.configure_log", lambda *_, **__: None)
-        patch.setattr("privdd.report.write_report", lambda path: path / "report.html")  # drawn elsewhere, and slow
+        patch.setattr("privdd.reporting.page.write_report", lambda path: path / "report.html")  # drawn elsewhere, and slow
         patch.chdir(tmp_path_factory.mktemp("federations"))
 
         def call(folder: Path, *arguments: str) -> dict[str, Any]:

@@ -17,13 +17,13 @@ from torch.func import functional_call
 from attacks.inversion.neighbour import KnownNeighbour
 from attacks.roc import roc
 from attacks.types import Adversary, Capture, Knowledge, Surface, Truth, View
-from privdd.core import Keys
-from privdd.distill.split import FeatureSplit, SplitLoss, bounded, draw_noise, train_split
-from privdd.federation import Snapshot
+from privdd.auditing.signals import Lens
+from privdd.core.keys import Keys
+from privdd.distillation.feature_split import FeatureSplit, SplitLoss, bounded, draw_noise, train_split
+from privdd.federated.simulation import Snapshot
 from privdd.models import ModelSpec, build, initial
 from privdd.privacy.mechanisms import FeatureNoise
 from privdd.privacy.noise import noise_for
-from privdd.surfaces import Lens
 
 SHAPE = (1, 8, 8)
 GENERATOR, CLASSIFIER = ModelSpec(name="vae", width=8, latent=16, norm="group"), ModelSpec(name="convnet", width=8, depth=2)
@@ -217,7 +217,7 @@ def test_matched_filter_finds_members_on_noised_features(model, batch):
     method = tiny("fedfed").plan.method
     x, public = images(160, 1), images(200, 2)
     y, member = torch.arange(160) % 10, torch.arange(160) % 2 == 0
-    from privdd.core import Problem, Records
+    from privdd.core.types import Problem, Records
 
     problem = Problem(SHAPE, 10, 1)
     state = {f"generator.{k}": v for k, v in initial(method.generator, SHAPE, 10, Keys(0).torch()).items()}

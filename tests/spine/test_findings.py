@@ -14,16 +14,18 @@ from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 from federations import tiny, tiny_config, trained
 
-from attacks.membership.audit import Lira
-from privdd import auditing
-from privdd.assembly import attacks_of, check_coverage
-from privdd.auditing import AttackFailed
-from privdd.config import BadConfig, composed
-from privdd.ledger import Ledger
+from attacks.membership.lira import Lira
+from privdd.auditing import pipeline as auditing
+from privdd.auditing.coverage import check_coverage
+from privdd.auditing.findings import both
+from privdd.auditing.pipeline import AttackFailed
+from privdd.cli.assemble import attacks_of, shipped_attacks
+from privdd.cli.config import composed
+from privdd.cli.runs import run_audit
+from privdd.core.errors import BadConfig
+from privdd.privacy.ledger import Ledger
 from privdd.reporting.findings import load
-from privdd.results import both
-from privdd.runs import run_audit
-from privdd.store import read_json, read_tensors
+from privdd.runtime.run_folder import read_json, read_tensors
 
 NAMES = ["fedavg", "fedfed", "fedfed_released", "fedfed_dp", "fedavg_dpsgd"]
 
@@ -201,7 +203,7 @@ def test_a_surface_without_attack_stops_before_training(tmp_path, monkeypatch):
 def test_waivers_need_reasons_and_are_reported(tmp_path, monkeypatch):
     waivers = [f"audit.waive.{s}='only the update matters here'" for s in ("counts", "statistics", "global_model")]
     config = small_config("attack=[gradient_inversion]", "attack.gradient_inversion.method.iterations=2", *waivers)
-    monkeypatch.setattr("privdd.report.write_report", lambda path: path)
+    monkeypatch.setattr("privdd.reporting.page.write_report", lambda path: path)
     assert run_audit(config, tmp_path, []) == 0
     rows = {r["surface"]: r["audited"] for r in read_json(tmp_path / "findings.json")["surfaces"]}
     assert rows == {"update": True, "counts": "waived: only the update matters here", "global_model": "waived: only the update matters here"}
@@ -214,12 +216,12 @@ def test_all_attacks_cover_every_method():
     """attack=all, the default, leaves no surface of any yaml open."""
     from federations import ALGOS
 
-    from privdd.config import expand
+    from privdd.cli.config import expand
 
     config = composed("audit", expand(["algo=fedavg", "preset=smoke"], "audit"))
     attacks = attacks_of(config)
     for algo in ALGOS:
-        check_coverage(tiny(algo).plan.method, attacks, {}, config.audit)
+        check_coverage(tiny(algo).plan.method, attacks, {}, config.audit, shipped_attacks)
 
 
 def test_attacks_that_lack_worlds_do_not_cover():
@@ -229,7 +231,7 @@ def test_attacks_that_lack_worlds_do_not_cover():
     def uncovered(*more: str) -> str:
         config = composed("audit", ["algo=fedavg", "preset=smoke", "attack=[lira]", *more])
         try:
-            check_coverage(method, attacks_of(config), {}, config.audit)
+            check_coverage(method, attacks_of(config), {}, config.audit, shipped_attacks)
         except BadConfig as error:
             return str(error)
         return ""
@@ -246,7 +248,7 @@ def test_what_the_message_says_to_add_is_enough(algo):
     method = tiny(algo).plan.method
     config = composed("audit", ["algo=fedavg", "preset=smoke", "attack=[analytic_inversion]"])
     with pytest.raises(BadConfig) as error:
-        check_coverage(method, attacks_of(config), {}, config.audit)
+        check_coverage(method, attacks_of(config), {}, config.audit, shipped_attacks)
     (line,) = str(error.value).splitlines()
     asked = re.search(r"ask for (attack=\[[a-z_,]+\])", line)
     assert asked is not None

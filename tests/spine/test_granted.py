@@ -10,9 +10,9 @@ import torch
 from federations import tiny_config
 
 from attacks.types import Adversary, Evidence, Family, Finding, Surface, Truth, View
-from privdd.assembly import assemble
-from privdd.auditing import audit
-from privdd.store import RunFolder
+from privdd.auditing.pipeline import audit
+from privdd.cli.assemble import assemble
+from privdd.runtime.run_folder import RunFolder
 
 OWN = "the adversary is granted the audited client's own"
 

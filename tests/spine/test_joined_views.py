@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from attacks.types import Surface
-from privdd import views as views_module
-from privdd.assembly import assemble
-from privdd.auditing import game_of
-from privdd.config import composed
-from privdd.replays import audited_rounds
-from privdd.store import RunFolder
-from privdd.training import Trainer
-from privdd.views import Scene, client_views
+from privdd.auditing import views as views_module
+from privdd.auditing.pipeline import game_of
+from privdd.auditing.shadows import audited_rounds
+from privdd.auditing.views import Scene, client_views
+from privdd.cli.assemble import assemble
+from privdd.cli.config import composed
+from privdd.federated.trainer import Trainer
+from privdd.runtime.run_folder import RunFolder
 
 SMALL = [
     "preset=smoke", "partition.clients=2", "data.limit=120", "audit.records=8", "audit.worlds=2", "algo.rounds=3",

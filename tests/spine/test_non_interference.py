@@ -13,10 +13,10 @@ import pytest
 import torch
 from federations import ALGOS, equal, tiny
 
-from privdd.core import Artifact, Records, Shard
-from privdd.federation import Plan, Task, client_step
+from privdd.core.types import Artifact, Records, Shard
+from privdd.federated.simulation import Plan, Task, client_step
 from privdd.methods.fedavg import FedAvg
-from privdd.methods.private import private_steps
+from privdd.training.dp_sgd import private_steps
 
 DPSGD = [a for a in ALGOS if not a.startswith(("fedfed", "feddm", "fedrd", "fedlgd"))]
 CASES = {

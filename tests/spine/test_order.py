@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Iterator
 import pytest
 from federations import ALGOS, equal, tiny, trained
 
-from privdd.engine import Engine
-from privdd.federation import start, step
+from privdd.federated.simulation import start, step
+from privdd.runtime.engine import Engine
 
 
 class Backwards(Engine):

@@ -13,13 +13,24 @@ from typing import Any
 import pytest
 from federations import tiny
 
-from privdd import pace
-from privdd.assembly import assemble
-from privdd.config import composed
-from privdd.federation import Snapshot
+from privdd.auditing import autotune as pace
+from privdd.auditing.autotune import (
+    Choice,
+    cache_folder,
+    check_training,
+    choose,
+    decide,
+    file_of,
+    key_of,
+    measure,
+    ratio_of,
+)
+from privdd.auditing.game import draw_game
+from privdd.auditing.replay import turns_in
+from privdd.cli.assemble import assemble
+from privdd.cli.config import composed
+from privdd.federated.simulation import Snapshot
 from privdd.methods.fedavg import Turn
-from privdd.pace import Choice, cache_folder, check_training, choose, decide, file_of, key_of, measure, ratio_of
-from privdd.worlds import draw_game, turns_in
 
 Prepared = tuple[Any, list[Turn]]
 

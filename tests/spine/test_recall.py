@@ -9,9 +9,9 @@ import pytest
 import torch
 from federations import tiny, trained
 
+from privdd.auditing.replay import Replay, chain_to, recalled
+from privdd.core.state import mark
 from privdd.methods.fedrd import FedRD
-from privdd.recall import mark, recalled
-from privdd.worlds import Replay, chain_to
 
 
 def same(a: Any, b: Any) -> bool:

@@ -11,14 +11,15 @@ import pytest
 import torch
 from federations import equal, tiny
 
-from privdd import replays
-from privdd.engine import Engine
-from privdd.federation import Progress, start, step
-from privdd.progress import Bar
-from privdd.replays import Stage
-from privdd.store import RunFolder, read_tensors, write_tensors
-from privdd.views import Scene
-from privdd.worlds import Replay, chain_to, chunks, draw_game, fast_worlds, replay_together, turns_in
+from privdd.auditing import shadows as replays
+from privdd.auditing.game import draw_game
+from privdd.auditing.replay import Replay, chain_to, chunks, fast_worlds, replay_together, turns_in
+from privdd.auditing.shadows import Stage
+from privdd.auditing.views import Scene
+from privdd.federated.simulation import Progress, start, step
+from privdd.runtime.engine import Engine
+from privdd.runtime.progress import Bar
+from privdd.runtime.run_folder import RunFolder, read_tensors, write_tensors
 
 WORLDS = 12
 ALGOS = {

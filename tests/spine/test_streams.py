@@ -12,11 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from privdd.channel import ClientContext
-from privdd.core import Keys, Problem
-from privdd.privacy import dpsgd
+from privdd.core.keys import Keys
+from privdd.core.types import Problem
+from privdd.federated.channel import ClientContext
 from privdd.privacy.mechanisms import ClippedSum, FeatureNoise
 from privdd.privacy.noise import SeededNoise, SystemNoise, noise_for
+from privdd.training import dp_sgd as dpsgd
 
 names = st.lists(st.one_of(st.text(max_size=5), st.integers(0, 99)), max_size=4)
 

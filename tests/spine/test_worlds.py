@@ -12,18 +12,20 @@ import torch
 from federations import equal, tiny
 from scipy import stats
 
-from privdd import replays
-from privdd.assembly import fingerprint
-from privdd.auditing import game_of
-from privdd.config import composed
-from privdd.core import Keys, State
-from privdd.engine import Engine
-from privdd.federation import Progress, start, step
-from privdd.progress import Bar
-from privdd.replays import Stage
-from privdd.store import RunFolder
-from privdd.views import Scene
-from privdd.worlds import Game, Replay, chain_to, content_key, draw_game
+from privdd.auditing import shadows as replays
+from privdd.auditing.game import Game, draw_game
+from privdd.auditing.pipeline import game_of
+from privdd.auditing.replay import Replay, chain_to, content_key
+from privdd.auditing.shadows import Stage
+from privdd.auditing.views import Scene
+from privdd.cli.config import composed
+from privdd.core.keys import Keys
+from privdd.core.types import State
+from privdd.federated.experiment import fingerprint
+from privdd.federated.simulation import Progress, start, step
+from privdd.runtime.engine import Engine
+from privdd.runtime.progress import Bar
+from privdd.runtime.run_folder import RunFolder
 
 PHASES = {
     "fedavg": [],
@@ -55,9 +57,9 @@ def test_row_0_is_what_the_run_trained_on(audited, name):
     """From disk: the masks' first row, the manifest's client, and the number of records in its ledger rows."""
     import json
 
-    from privdd.assembly import assemble
-    from privdd.runs import stored_config
-    from privdd.store import read_json, read_tensors
+    from privdd.cli.assemble import assemble
+    from privdd.cli.runs import stored_config
+    from privdd.runtime.run_folder import read_json, read_tensors
 
     path = audited(name).path
     experiment = assemble(stored_config(path))

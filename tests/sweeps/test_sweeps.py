@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from privdd.config import composed
-from privdd.store import read_json, write_json
-from privdd.sweeps import Sweep, asked, count_points, pinned, point_name
+from privdd.cli.config import composed
+from privdd.cli.sweeps import Sweep, asked, count_points, pinned, point_name
+from privdd.runtime.run_folder import read_json, write_json
 
 ROOT = Path(__file__).parents[2]
 TINY = (

@@ -12,9 +12,9 @@ from typing import ClassVar
 import dp_accounting as dpa
 import torch
 
-from privdd.core import Tensors
-from privdd.privacy.base import Output
+from privdd.core.types import Tensors
 from privdd.privacy.clipping import clip_factors, positive
+from privdd.privacy.mechanism import Output
 from privdd.privacy.noise import Noise
 
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import dp_accounting as dpa
 
-from privdd.core import Tensors
-from privdd.privacy.base import Output
+from privdd.core.types import Tensors
 from privdd.privacy.clipping import clipped_sum, positive
+from privdd.privacy.mechanism import Output
 from privdd.privacy.noise import Noise
 
 

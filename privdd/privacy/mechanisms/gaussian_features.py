@@ -11,9 +11,9 @@ import dp_accounting as dpa
 import torch
 from torch import Tensor
 
-from privdd.core import Tensors
-from privdd.privacy.base import Output
+from privdd.core.types import Tensors
 from privdd.privacy.clipping import clip_factors, positive, record_norms
+from privdd.privacy.mechanism import Output
 from privdd.privacy.noise import Noise
 
 

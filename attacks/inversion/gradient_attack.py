@@ -1,0 +1,117 @@
+"""Attacks on updates and gradients as rows of the report; the others are in ``audit_release``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from attacks.inversion.compare import _images, compare
+from attacks.inversion.gradient import DLG, IDLG, InvertingGradients, SeeThrough, gradient_norm
+from attacks.inversion.victim import local_steps, observed, victim_model
+from attacks.types import SERVER, UPDATES, Adversary, Capture, Evidence, Family, Finding, Truth, View
+
+Method = InvertingGradients | DLG | IDLG | SeeThrough
+
+
+@dataclass(frozen=True)
+class GradientInversion:
+    """Records from one client's update or gradient; captures of one model are solved as one batch."""
+
+    method: Method = field(default_factory=InvertingGradients)
+    captures: int = 8
+    name: str = "gradient_inversion"
+    family = Family.GRADIENT_INVERSION
+    surfaces = UPDATES
+    adversaries = SERVER
+
+    def run(self, view: View, generator: torch.Generator) -> Evidence:
+        """images (captures * records, c, h, w), labels, extra objective / norm per capture."""
+        captures = view.captures[: self.captures]
+        model, local = victim_model(view, captures[0]), local_steps(view.knowledge.settings)
+        gradients = [observed(view, capture, model) for capture in captures]
+        records = int(view.knowledge.settings.get("batch_records", 1))
+        shape = (records, *view.knowledge.shape)
+        if isinstance(self.method, InvertingGradients) and _one_model(captures):
+            stacked = [torch.stack(part) for part in zip(*gradients)]
+            results = self.method.reconstruct_each(model, stacked, shape, generator=generator, local=local)
+        else:
+            results = [
+                self.method.reconstruct(victim_model(view, c), g, shape, generator=generator, local=local)
+                for c, g in zip(captures, gradients)
+            ]
+        return Evidence(
+            images=torch.cat([r.images for r in results]),
+            labels=torch.cat([r.labels for r in results]),
+            extra={
+                "objective": torch.tensor([r.objective for r in results]),
+                "norm": torch.tensor([gradient_norm(g) for g in gradients]),
+            },
+            notes={"method": type(self.method).__name__, "records": records},
+        )
+
+    def judge(self, evidence: Evidence, view: View, truth: Truth) -> Finding:
+        compared = compare(_images(evidence), view, truth)
+        measures = dict(compared.measures)
+        if evidence.labels is not None:
+            right = evidence.labels[: len(compared.rows)].cpu() == truth.y[compared.rows].cpu()
+            measures["label_accuracy"] = float(right.double().mean())
+        diagnostics = {**measures["diagnostics"], **self._diagnose(evidence, view, truth)}
+        measures["diagnostics"] = {**diagnostics, "method": type(self.method).__name__}
+        if view.knowledge.model is not None:
+            measures["diagnostics"]["norm_layers"] = _norm_layers(view.knowledge.model)
+        figures = dict(compared.figures)
+        if truth.virtual is not None and len(truth.virtual) >= len(compared.rows):
+            virtual = compare(_images(evidence), view, _virtual(truth))
+            measures["diagnostics"]["psnr_to_virtual"] = virtual.measures["psnr"]
+            measures["note"] = (
+                f"{virtual.measures['psnr']:.1f} dB to the nearest of the images that stood in for the records"
+            )
+        return Finding(view.surface, self.name, self.family, Adversary.SERVER, measures, figures)
+
+    def _diagnose(self, evidence: Evidence, view: View, truth: Truth) -> dict[str, Any]:
+        """Objective where the attack ended and at the truth: 'failed' or 'the set-up is not the victim's'?"""
+        found, records = evidence.extra["objective"], int(evidence.notes["records"])
+        out: dict[str, Any] = {"objective": found.tolist(), "gradient_norm": evidence.extra["norm"].tolist()}
+        captures = view.captures[: len(found)]
+        if len(truth.x) < records * len(captures):
+            return out
+        at_truth = []
+        for i, capture in enumerate(captures):
+            model, rows = victim_model(view, capture), slice(i * records, (i + 1) * records)
+            gradients, local = observed(view, capture, model), local_steps(view.knowledge.settings)
+            at_truth.append(self.method.score(model, gradients, truth.x[rows], truth.y[rows], local=local))
+        out["objective_at_truth"] = at_truth
+        out["reading"] = reading(float(found.mean()), float(torch.tensor(at_truth).mean()))
+        return out
+
+
+def reading(found: float, at_truth: float, tolerance: float = 1e-3) -> str:
+    """What the two objectives say about a poor reconstruction (both on the method's own scale)."""
+    if at_truth > max(tolerance, found):
+        return "the update is not what the stated computation gives on the records: noise, or another protocol"
+    if found > at_truth + tolerance:
+        return "the search stopped above the truth's objective: a better attack may see more"
+    return "the objective is met: what is missing in the images is not in the update"
+
+
+def _one_model(captures: Sequence[Capture]) -> bool:
+    first = captures[0].broadcast
+    return all(c.broadcast.keys() == first.keys() for c in captures) and all(
+        torch.equal(value, c.broadcast[name]) for c in captures[1:] for name, value in first.items()
+    )
+
+
+def _virtual(truth: Truth) -> Truth:
+    """The truth with the virtual images that stood in for the records."""
+    images = truth.virtual if truth.virtual is not None else truth.x
+    labels = torch.zeros(len(images), dtype=truth.y.dtype)
+    return Truth(images, labels, truth.heldout_x, truth.heldout_y, truth.counts)
+
+
+def _norm_layers(model: nn.Module) -> str:
+    kinds = sorted({type(m).__name__ for m in model.modules() if "Norm" in type(m).__name__})
+    return ", ".join(kinds) or "none"

@@ -1,0 +1,77 @@
+"""Attacks on features, models and synthetic sets as rows of the report."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attacks.baselines import class_means
+from attacks.images import psnr
+from attacks.inversion.compare import qualities
+from attacks.inversion.generative import GenerativeInversion, WganGp
+from attacks.inversion.judge import Judge, success
+from attacks.inversion.model import ModelInversion as MiFace
+from attacks.types import ANY, Evidence, Family, Finding, Surface, Truth, View
+
+
+@dataclass(frozen=True)
+class ModelInversion:
+    """One image per class from a shared model, with and without a GAN prior on public records."""
+
+    miface: MiFace = field(default_factory=lambda: MiFace(iterations=1000))
+    prior: WganGp | None = field(default_factory=WganGp)
+    search: GenerativeInversion = field(default_factory=lambda: GenerativeInversion(iterations=200, starts=2))
+    referee: Judge = field(default_factory=Judge)
+    name: str = "model_inversion"
+    family = Family.MODEL_INVERSION
+    surfaces = frozenset({Surface.GLOBAL_MODEL})
+    adversaries = ANY
+
+    def run(self, view: View, generator: torch.Generator) -> Evidence:
+        """images (C, c, h, w): one a class by MI-FACE; extra: by each method, by name."""
+        knowledge = view.knowledge
+        labels = torch.arange(knowledge.classes)
+        if knowledge.model is None:
+            return Evidence(labels=labels, notes={"skipped": "the artifact carries no classifier"})
+        model = copy.deepcopy(knowledge.model).eval().requires_grad_(False)
+        found = {"mi_face": self.miface.reconstruct(model, labels, knowledge.shape).images}
+        if self.prior is not None:
+            prior = self.prior.fit(knowledge.public_x, generator)
+            found["gmi"] = self.search.reconstruct(model, prior, labels, generator).images
+        best = found.get("gmi", found["mi_face"])
+        return Evidence(images=best, labels=labels, extra=found)
+
+    def judge(self, evidence: Evidence, view: View, truth: Truth) -> Finding:
+        """label_accuracy: share of images that an independent classifier puts in their class."""
+        if evidence.images is None or evidence.labels is None:
+            note = {"note": str(evidence.notes.get("skipped", ""))}
+            return Finding(view.surface, self.name, self.family, view.adversary, note)
+        generator, knowledge, labels = torch.Generator().manual_seed(0), view.knowledge, evidence.labels
+        referee = self.referee.fit(knowledge.public_x, knowledge.public_y, knowledge.classes, generator)
+        held = [int(c) for c in labels if bool((truth.y == c).any())]
+        member_means = class_means(truth.x, truth.y, knowledge.classes)[held]
+        table: dict[str, dict[str, float]] = {}
+        for name, images in evidence.extra.items():
+            scores = {k: float(v.mean()) for k, v in qualities(images[held], member_means).items()}
+            table[name] = {**scores, "judged": success(referee, images[held], labels[held])}
+        best = max(table, key=lambda name: (table[name]["judged"], table[name]["psnr"]))
+        measures: dict[str, Any] = {k: v for k, v in table[best].items() if k != "judged"}
+        measures |= {"label_accuracy": table[best]["judged"], "n": len(held)}
+        measures["baselines"] = self._baselines(view, referee, labels[held], member_means)
+        judge_accuracy = success(referee, truth.heldout_x, truth.heldout_y) if len(truth.heldout_x) else None
+        measures["diagnostics"] = {"methods": table, "method": best, "judge_accuracy": judge_accuracy}
+        measures["note"] = "against the mean image of each class of the client"
+        figures = {"real": member_means, "reconstructed": evidence.extra[best][held]}
+        return Finding(view.surface, self.name, self.family, view.adversary, measures, figures)
+
+    @staticmethod
+    def _baselines(view: View, referee: nn.Module, labels: Tensor, means: Tensor) -> dict[str, float]:
+        knowledge = view.knowledge
+        public = class_means(knowledge.public_x, knowledge.public_y, knowledge.classes)[labels]
+        free = {"class_mean": public, "mean": knowledge.public_x.mean(0).expand_as(public), "black": public * 0}
+        out = {f"psnr_{name}": float(psnr(images, means).mean()) for name, images in free.items()}
+        return out | {f"label_accuracy_{name}": success(referee, images, labels) for name, images in free.items()}

@@ -1,0 +1,84 @@
+"""Before anything is trained: does some attack read every surface, or does a written reason waive it?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from omegaconf import DictConfig
+
+from attacks.types import Adversary, Attack, Family, Surface
+from privdd.core.errors import BadConfig
+from privdd.federated.method import Method
+
+
+def reads(attack: Attack, surface: Surface, adversary: Adversary, worlds: int) -> bool:
+    """Whether an attack reads such a view: its surface, its adversary, and enough worlds (0 = none in it)."""
+    if surface not in attack.surfaces or adversary not in attack.adversaries:
+        return False
+    if attack.family == Family.MEMBERSHIP:
+        return worlds >= getattr(attack, "least_worlds", 2)
+    if attack.family == Family.GRADIENT_INVERSION:
+        return worlds == 0  # the real update of many records and steps is the probes' easier sibling
+    return worlds > 0
+
+
+def _views(method: Method, audit: DictConfig) -> Iterator[tuple[Surface, Adversary, int]]:
+    """Surface, adversary and number of worlds of every view that an audit of this method will have."""
+    worlds, federations = int(audit.worlds), min(int(audit.federations), int(audit.worlds))
+    for surface in method.uploads.values():
+        yield surface, Adversary.SERVER, worlds
+        if surface == Surface.UPDATE and int(audit.victims) > 0:
+            yield surface, Adversary.SERVER, 0
+    for surface in method.broadcasts.values():
+        adversary = Adversary.PUBLIC if surface == Surface.GLOBAL_MODEL else Adversary.PEER
+        yield surface, adversary, worlds if surface == Surface.SHARED_FEATURES else max(1, federations)
+
+
+def check_coverage(
+    method: Method,
+    attacks: Mapping[str, Attack],
+    waived: Mapping[str, str],
+    audit: DictConfig,
+    shipped: Callable[[], Mapping[str, Attack]] = dict,
+) -> None:
+    """Every surface is attacked or waived in writing, before any training. Raises BadConfig.
+
+    audit: how many worlds there will be, which decides what membership attacks can read; shipped: attacks
+    that the message may suggest.
+    """
+    empty = sorted(s for s, reason in waived.items() if not str(reason).strip())
+    if empty:
+        raise BadConfig(f"audit.waive.{empty[0]}: a reason is needed")
+    surfaces = {str(s) for s in (*method.uploads.values(), *method.broadcasts.values())}
+    missing = sorted(surfaces - _covered(method, attacks, audit) - set(waived))
+    if missing:
+        more = _helpful(method, attacks, shipped(), missing, audit)
+        adding = f"ask for attack=[{','.join([*attacks, *more])}], or " if more else ""
+        waiving = " ".join(f"audit.waive.{surface}='reason'" for surface in missing)
+        raise BadConfig(
+            f"attack=[{','.join(attacks)}]: no attack for {', '.join(missing)} with audit.worlds={audit.worlds}, "
+            f"audit.federations={audit.federations}; {adding}waive {'them' if len(missing) > 1 else 'it'}: {waiving}"
+        )
+
+
+def _covered(method: Method, attacks: Mapping[str, Attack], audit: DictConfig) -> set[str]:
+    return {str(s) for s, who, n in _views(method, audit) if any(reads(a, s, who, n) for a in attacks.values())}
+
+
+def _helpful(
+    method: Method,
+    attacks: Mapping[str, Attack],
+    known: Mapping[str, Attack],
+    missing: Sequence[str],
+    audit: DictConfig,
+) -> list[str]:
+    """A few of the known attacks that together cover all of ``missing``; empty where none do."""
+    reach = {name: _covered(method, {name: attack}, audit) for name, attack in known.items() if name not in attacks}
+    left, chosen = set(missing), []
+    while left and reach:
+        best = max(sorted(reach), key=lambda name: len(reach[name] & left))
+        if not reach[best] & left:
+            return []
+        chosen.append(best)
+        left -= reach.pop(best)
+    return chosen if not left else []

@@ -1,0 +1,243 @@
+"""``findings.json``: what the audit found, beside what is claimed and what is proven."""
+
+from __future__ import annotations
+
+import math
+import platform
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from attacks.types import Family, Finding
+from privdd import __version__
+from privdd.auditing.pipeline import Audited
+from privdd.federated.checkpoint import write_ledger
+from privdd.federated.experiment import Experiment, fingerprint, plain
+from privdd.federated.simulation import SERVER, Progress
+from privdd.privacy.claims import Claim
+from privdd.privacy.ledger import Ledger, Release
+from privdd.reporting.findings import validate, write
+from privdd.reporting.schema import Findings
+from privdd.runtime.engine import describe
+from privdd.runtime.run_folder import RunFolder, jsonable, write_json
+
+# A finding without any of these only says why its attack had nothing to read: it attacks nothing.
+MEASURED = {"auc", "psnr", "label_accuracy", "identified", "epsilon_measured"}
+
+
+def claims_of(experiment: Experiment) -> list[Claim]:
+    """The method's printed theorems, evaluated for this run."""
+    hook = getattr(experiment.plan.method, "claims", None)
+    return list(hook(experiment.plan, experiment.shards)) if hook else []
+
+
+def findings_json(audited: Audited) -> dict[str, Any]:
+    """The whole result as plain data of schema 1 (design, section 7)."""
+    scene = audited.scene
+    experiment, progress = scene.experiment, scene.progress
+    stated = stated_epsilons(experiment, progress.ledger)
+    if progress.ledger.unit == "client" and progress.ledger.relation != "replace":
+        # A client in or out is promised; one record of a client who stays is a step through "out": guarantee
+        # findings carry their own limit, record-level bounds have none here.
+        stated = {}
+    surfaces = list(_surfaces(experiment, progress, audited.findings, stated))
+    return jsonable(
+        {
+            "schema": 1,
+            "run": _run(experiment, progress, audited.seconds),
+            "utility": _utility(experiment, progress),
+            "privacy": _privacy(experiment, progress.ledger),
+            "surfaces": surfaces,
+            "findings": [_finding(f, stated.get(str(f.surface))) for f in audited.findings],
+            "verdict": worst(row["verdict"] for row in surfaces),
+        }
+    )
+
+
+def worst(verdicts: Iterable[str]) -> str:
+    found = set(verdicts)
+    return next((v for v in ("contradiction", "unprotected") if v in found), "consistent")
+
+
+def _run(experiment: Experiment, progress: Progress, seconds: Mapping[str, float]) -> dict[str, Any]:
+    config = experiment.config
+    return {
+        "algo": algo_name(config),
+        "data": str(config.data.name),
+        "preset": str(config.preset.name),
+        "seed": experiment.plan.keys.seed,
+        "version": __version__,
+        "clients": experiment.plan.problem.clients,
+        "rounds": experiment.plan.method.rounds,
+        "seconds": {name: round(float(seconds.get(name, 0.0)), 3) for name in ("train", "worlds", "attacks", "total")},
+    }
+
+
+def algo_name(config: Any) -> str:
+    """The label of a run: ``name``, which the commands fill in with the chosen algo's file; else its class."""
+    return str(config.get("name") or str(config.algo["_target_"]).rsplit(".", 1)[-1].lower())
+
+
+def per_client(counts: Sequence[Mapping[int, int]], clients: int) -> int:
+    """Bytes of one client over the whole run, averaged over clients."""
+    return round(sum(sum(c.values()) for c in counts) / clients)
+
+
+def _utility(experiment: Experiment, progress: Progress) -> dict[str, Any]:
+    clients = experiment.plan.problem.clients
+    return {
+        "accuracy": progress.accuracy[-1],
+        "accuracy_kind": getattr(experiment.plan.method, "accuracy_kind", "global"),
+        "accuracy_by_round": list(progress.accuracy),
+        "uploaded_bytes_per_client": per_client(progress.uploaded, clients),
+        "downloaded_bytes_per_client": per_client(progress.downloaded, clients),
+    }
+
+
+def both(ledger: Ledger, surfaces: Sequence[str] | None = None) -> dict[str, float]:
+    """PLD first, RDP beside it."""
+    return {a: ledger.epsilon(surfaces=surfaces, accountant=a) for a in ("pld", "rdp")}  # type: ignore[arg-type]
+
+
+def _privacy(experiment: Experiment, ledger: Ledger) -> dict[str, Any]:
+    return {
+        "delta": ledger.delta,
+        "unit": ledger.unit,
+        "relation": ledger.relation,
+        "epsilon": both(ledger),
+        "claims": [claim.to_json() for claim in claims_of(experiment)],
+    }
+
+
+def stated_epsilons(experiment: Experiment, ledger: Ledger) -> dict[str, float]:
+    """What each surface promises: the paper's claim where its mechanism runs as printed, else what is accounted.
+
+    Surfaces that promise nothing (infinite) are left out.
+    """
+    promised = {s: min(both(ledger, [s]).values()) for s in dict.fromkeys(r.surface for r in ledger.releases)}
+    hook = getattr(experiment.plan.method, "stated", None)
+    promised |= dict(hook(experiment.plan, experiment.shards)) if hook else {}
+    return {s: e for s, e in promised.items() if math.isfinite(e)}
+
+
+def _surfaces(
+    experiment: Experiment, progress: Progress, findings: Sequence[Finding], stated: Mapping[str, float]
+) -> Iterable[dict[str, Any]]:
+    waived = {k: v for k, v in (plain(experiment.config.audit.waive) or {}).items() if v}
+    rows: dict[tuple[str, str], list[Release]] = {}
+    for release in progress.ledger.releases:
+        if release.visible_to != ("analyst",):
+            sender = "server" if release.client == SERVER else "client"
+            rows.setdefault((release.surface, sender), []).append(release)
+    for (surface, sender), releases in rows.items():
+        epsilon = both(progress.ledger, [surface])
+        attacked = any(
+            str(f.surface) == surface and f.family != Family.GUARANTEE and MEASURED & set(f.measures) for f in findings
+        )
+        audited: bool | str = True if attacked else f"waived: {waived[surface]}" if surface in waived else False
+        if audited is False:
+            raise RuntimeError(f"surface {surface} was released and neither attacked nor waived")
+        yield {
+            "surface": surface,
+            "sender": sender,
+            "names": list(dict.fromkeys(r.name for r in releases)),
+            "rounds": len({r.round for r in releases}),
+            "bytes": _bytes(progress, releases),
+            "mechanism": _mechanism(experiment, releases),
+            "epsilon": epsilon,
+            "audited": audited,
+            "verdict": verdict(epsilon, stated.get(surface), [f for f in findings if str(f.surface) == surface]),
+        }
+
+
+def _bytes(progress: Progress, releases: Sequence[Release]) -> int:
+    """All tensors of these releases, four bytes a number (eight for labels)."""
+    size = {"labels": 8}
+    return sum(size.get(r.name, 4) * math.prod(shape) for r in releases for shape in r.shape.values())
+
+
+def _mechanism(experiment: Experiment, releases: Sequence[Release]) -> str:
+    """The mechanisms behind a surface in words, "none" where nothing protects it."""
+    names = {
+        type(experiment.plan.mechanisms[r.name]).__name__ for r in releases if r.name in experiment.plan.mechanisms
+    }
+    if names:
+        return ", ".join(sorted(names))
+    if any(r.nonprivate_reason for r in releases):
+        return "none"
+    inner = sorted(
+        type(m).__name__ for n, m in experiment.plan.mechanisms.items() if n in experiment.plan.method.queries
+    )
+    if releases[0].client == SERVER or any(r.post_of for r in releases):
+        return f"post-processing of {', '.join(inner) or 'what clients sent'}"
+    return "none needed: public"
+
+
+def verdict(epsilon: Mapping[str, float], stated: float | None, findings: Sequence[Finding]) -> str:
+    """contradiction: a finite-sample bound above what is stated, or a kappa above what is allowed.
+
+    Membership bounds decide at 95 % over all tests of the run together, not each for itself.
+    """
+    for finding in findings:
+        m = finding.measures
+        promised = m.get("epsilon_stated", stated)
+        bound = m.get("diagnostics", {}).get("epsilon_familywise", m.get("epsilon_measured", 0.0))
+        if promised is not None and m.get("epsilon_validity") == "finite_sample" and float(bound) > float(promised):
+            return "contradiction"
+        if "kappa" in m and float(m["kappa"]) > float(m["kappa_allowed"]) * (1 + 1e-4):
+            return "contradiction"
+    return "unprotected" if math.isinf(min(epsilon.values())) else "consistent"
+
+
+def _finding(finding: Finding, stated: float | None) -> dict[str, Any]:
+    measures = {k: v for k, v in finding.measures.items() if v is not None}
+    if "epsilon_measured" in measures and stated is not None:
+        measures.setdefault("epsilon_stated", stated)
+    head = {
+        "surface": finding.surface,
+        "attack": finding.attack,
+        "family": finding.family,
+        "adversary": finding.adversary,
+    }
+    return {k: str(v) for k, v in head.items()} | measures
+
+
+def manifest(
+    experiment: Experiment, progress: Progress, seconds: Mapping[str, float], argv: Sequence[str]
+) -> dict[str, Any]:
+    """Where, when and on what a run was made, and every client's bytes by round."""
+    return {
+        "schema": 1,
+        "version": __version__,
+        "seed": experiment.plan.keys.seed,
+        "config": fingerprint(experiment.config),
+        "command": list(argv),
+        "machine": {
+            "system": platform.system(),
+            "processor": platform.machine(),
+            "python": sys.version.split()[0],
+            "torch": torch.__version__,
+        },
+        "engine": describe(experiment.engine),
+        "audited_client": experiment.plan.victim,
+        "data_note": experiment.dataset.note,
+        "seconds": dict(seconds),
+        "uploaded_bytes": [{str(k): v for k, v in r.items()} for r in progress.uploaded],
+        "downloaded_bytes": [{str(k): v for k, v in r.items()} for r in progress.downloaded],
+    }
+
+
+def write_run(folder: RunFolder, audited: Audited, argv: Sequence[str]) -> Findings:
+    """findings.json last: a folder that holds it is a finished run."""
+    result = findings_json(audited)
+    scene = audited.scene
+    write_ledger(folder.ledger, scene.progress.ledger)
+    about = manifest(scene.experiment, scene.progress, audited.seconds, argv)
+    worlds = [{"round": t, **asdict(choice)} for t, choice in audited.training.items()]
+    write_json(folder.manifest, about | {"worlds": worlds})
+    checked = validate(result, str(folder.findings))
+    write(checked, folder.findings)
+    return checked

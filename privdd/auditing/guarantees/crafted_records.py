@@ -1,0 +1,62 @@
+"""What guarantee tests feed a mechanism: the client's own records, or copies of one, and crafted guests."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from attacks.canaries import Canaries, join, mislabelled, out_of_distribution
+from privdd.core.keys import Keys
+from privdd.core.types import Records, Shard
+
+BASE = 12  # of the client's own records that stand beside the guests
+
+
+def own_records(shard: Shard, keys: Keys, spare: int) -> Records:
+    """A few of the client's records, none with the label ``spare``."""
+    at = (shard.train.y != spare).nonzero()[:, 0]
+    order = torch.randperm(len(at), generator=keys.fold("base").torch())
+    return shard.train.take(at[order[:BASE]])
+
+
+def common_label(shard: Shard) -> int:
+    """The class that the client holds most of."""
+    return int(torch.bincount(shard.train.y, minlength=shard.classes).argmax())
+
+
+def spare_label(shard: Shard) -> int:
+    """The class that the client holds least of: its guest is alone in it."""
+    return int(torch.bincount(shard.train.y, minlength=shard.classes).argmin())
+
+
+def oddities(shard: Shard, label: int, keys: Keys) -> Canaries:
+    """White, black, stripes and noise with ``label``, and mislabelled records of the client."""
+    generator = keys.fold("oddities").torch()
+    odd = out_of_distribution(shard.shape, label, generator)
+    few = shard.train.take(torch.randperm(len(shard.train), generator=generator)[:3])
+    wrong = mislabelled(few.x, few.y, shard.classes, generator)
+    return join(odd, wrong)
+
+
+def alone(shard: Shard, keys: Keys) -> Canaries:
+    """One white record in the class that has no other."""
+    odd = out_of_distribution(shard.shape, spare_label(shard), keys.fold("alone").torch())
+    return Canaries(odd.x[:1], odd.y[:1], ("alone in its class",))
+
+
+def with_guests(base: Records, guests: Canaries) -> Records:
+    """``base`` and then the guests, with ids above all others."""
+    start = int(base.ids.max()) + 1 if len(base) else 0
+    ids = torch.arange(start, start + len(guests))
+    return Records.concat([base, Records(guests.x.to(base.x), guests.y, ids)])
+
+
+def holding(shard: Shard, records: Records) -> Shard:
+    """The same client with other records and nothing zeroed out."""
+    return replace(shard, train=records, nulls=None)
+
+
+def copies(x: torch.Tensor, label: int, count: int) -> Records:
+    """``count`` copies of one image (c, h, w)."""
+    return Records(x.expand(count, *x.shape), torch.full((count,), label), torch.arange(count))

@@ -1,0 +1,97 @@
+"""Features that are noised record by record: the map's own rows, then the mechanism on one record or none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from attacks.canaries import Canaries
+from attacks.types import Finding
+from privdd.auditing.guarantees.crafted_records import own_records, spare_label, with_guests
+from privdd.auditing.guarantees.queries import guests_of
+from privdd.auditing.guarantees.sensitivity import Tally, moved
+from privdd.auditing.guarantees.statement import Statement, Subject
+from privdd.auditing.guarantees.transcripts import of_features
+from privdd.core.types import Records
+from privdd.federated.simulation import Snapshot
+from privdd.privacy.accounting import epsilon
+from privdd.privacy.mechanism import Output
+from privdd.privacy.mechanisms import FeatureNoise
+from privdd.privacy.noise import SeededNoise
+
+
+def feature_findings(subject: Subject, name: str) -> Iterator[Finding]:
+    """T1, T2 and T3 of ``FeatureNoise`` set for the upload ``name``; nothing where no bound is stated."""
+    mechanism, snapshots = subject.plan.mechanisms[name], subject.snapshots
+    sending = [t for t in sorted(snapshots) if name in snapshots[t].sent]
+    if not isinstance(mechanism, FeatureNoise) or not sending or mechanism.broadcast_batch is not None:
+        return
+    snapshot, guests = snapshots[sending[-1]], guests_of(subject)
+    outputs = [_sent(subject, snapshot, name, guests, present) for present in (True, False)]
+    norm = outputs[0].clip_norm
+    if norm is None:
+        return
+    stated, source = _stated(subject, name, outputs[0])
+    statement = Statement(subject, subject.surface(name), stated, source, name)
+    tally = _compared(mechanism, outputs[0], outputs[1], len(guests))
+    relation = subject.plan.relation
+    kappa, worst = tally.worst(relation)
+    where = f"round {snapshot.round}, {mechanism.copies} copy or copies of each record"
+    searched = f"{where}, {len(guests)} crafted records; worst is {guests.names[worst]!r}{tally.faults()}"
+    yield statement.sensitivity(kappa, 2.0 if relation == "replace" else 1.0, len(guests), searched)
+    row = _rows(outputs[0])[len(_rows(outputs[0])) - len(guests) + worst]
+    noise = SeededNoise(subject.keys.fold("runs", name).torch())
+    runs = of_features(mechanism, row, subject.budget.runs, noise)
+    yield from statement.statistical(runs, f"{where}: {guests.names[worst]!r}, or nothing", final=True)
+
+
+def _rows(output: Output) -> Tensor:
+    return (output.exact or {})["x"]
+
+
+def _stated(subject: Subject, name: str, output: Output) -> tuple[float, str]:
+    """The accountant's epsilon where the ledger counts it, else the paper's claim."""
+    if subject.spends(name):
+        relation = subject.plan.relation
+        return epsilon(output.event, subject.delta, relation=relation), "accounted"  # type: ignore[arg-type]
+    claim = min(subject.plan.method.claims(subject.plan, [subject.shard]), key=lambda c: c.epsilon)  # type: ignore[attr-defined]
+    return claim.epsilon, claim.source
+
+
+def _sent(subject: Subject, snapshot: Snapshot, name: str, guests: Canaries, present: bool) -> Output:
+    """What the channel noises: guests as they are, or zeroed out under the same ids and labels."""
+    plan = subject.plan
+    base = own_records(subject.shard, subject.keys, spare_label(subject.shard))
+    whole = with_guests(base, guests)
+    nulls = None
+    if not present:
+        gone = whole.take(torch.arange(len(base), len(whole)))
+        whole, nulls = base, Records(torch.zeros_like(gone.x), gone.y, gone.ids)
+    shard = replace(subject.shard, train=whole, nulls=nulls)
+    keys = replace(plan, keys=subject.keys.fold("t1", name))
+    ctx = keys.context(snapshot.round, plan.victim, exact=[])
+    upload, _ = plan.method.local(snapshot.broadcast, dict(snapshot.memory), shard, ctx)
+    plan.channel.send({name: upload[name]}, ctx, len(whole))
+    return next(output for key, output in ctx.exact or [] if key == name)
+
+
+def _compared(mechanism: FeatureNoise, inside: Output, outside: Output, guests: int) -> Tally:
+    """Row by row: what the guests' features are, and whether another record's moved."""
+    order = 2 if mechanism.distribution == "gaussian" else 1
+    norm = float(inside.clip_norm or 1.0)
+    rows, zeroed = (_rows(output).flatten(1) for output in (inside, outside))
+    changes = (rows - zeroed).norm(p=order, dim=1) / norm
+    tally = Tally()
+    tally.changes = {j: float(value) for j, value in enumerate(changes[len(rows) - guests :])}
+    tally.moved = moved([rows[:-guests] / norm], [zeroed[:-guests] / norm])
+    last = rows[len(rows) - guests :]
+    tally.pairs = float(torch.cdist(last, last, p=order).max()) / norm
+    copied = inside.value["x"].reshape(mechanism.copies, *rows.shape)
+    for copy, std in zip(copied, mechanism.stds(inside.clip_norm)):
+        scale = std if mechanism.distribution == "gaussian" else std * 2**0.5
+        tally.residual += float(((copy - rows) / scale).double().square().sum())
+        tally.numbers += rows.numel()
+    return tally

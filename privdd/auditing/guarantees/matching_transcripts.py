@@ -1,0 +1,127 @@
+"""Many runs at once of matching steps whose batch mean is clipped, as the papers print it.
+
+The client holds copies of one record, and in one world a guest beside them. Batches are drawn without
+replacement, so in each step the guest is in the batch by a coin of probability |B| / (copies + 1), and
+that coin is all that the transcript hides: its likelihood ratio is exact.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.func import vjp, vmap
+
+from attacks.canaries import Canaries, crafted, join
+from attacks.guarantee import gaussian_log_ratio, subsampled_log_ratio
+from privdd.distillation.distribution_matching import descend
+from privdd.distillation.networks import Embed
+from privdd.distillation.private_matching import Steps
+from privdd.privacy.clipping import clip_factors
+from privdd.privacy.mechanisms import AggregateClip
+
+CELLS = 128  # runs whose graph is alive at a time
+
+
+@dataclass(frozen=True)
+class Transcripts:
+    """ratios: ln P(o)/Q(o) of each run, (2R,), the first R with the guest; final: the last images (2R, D)."""
+
+    ratios: Tensor
+    final: Tensor
+
+    @property
+    def runs(self) -> int:
+        return len(self.ratios) // 2
+
+
+@dataclass(frozen=True)
+class Law:
+    """The noised step: its mechanism, the batch |B|, and the chance that the guest is in it."""
+
+    mechanism: AggregateClip
+    batch: int
+    probability: float
+
+    @property
+    def std(self) -> float:
+        return self.mechanism.noise_multiplier * self.mechanism.clip_norm / self.batch
+
+    @property
+    def unit(self) -> float:
+        """What the papers' proof allows one record: C / |B|."""
+        return self.mechanism.clip_norm / self.batch
+
+    def targets(self, embed: Embed, steps: Steps, base: Tensor, guests: Tensor) -> Tensor:
+        """Mean embeddings (1 + g, p) of a batch of copies, and of one with a guest in the place of a copy."""
+        with torch.no_grad():
+            rows = embed(steps.project(torch.cat([base.unsqueeze(0), guests])))
+        return torch.cat([rows[:1], ((self.batch - 1) * rows[:1] + rows[1:]) / self.batch])
+
+    def exact(self, images: Tensor, targets: Tensor, embed: Embed) -> Tensor:
+        """Clipped gradients (M, g, ipc, ...) of images (M, ipc, ...) towards each of the targets (g, p)."""
+        parts = []
+        for part in images.split(CELLS):
+            leaf = part.detach().requires_grad_(True)
+            means = embed(leaf.flatten(0, 1)).unflatten(0, part.shape[:2]).mean(1)
+            slopes = [2 * (means.detach() - target) for target in targets]
+            last = len(slopes) - 1
+            rows = [torch.autograd.grad(means, leaf, v, retain_graph=i < last)[0] for i, v in enumerate(slopes)]
+            parts.append(torch.stack(rows, 1))
+        whole = torch.cat(parts)
+        factors = clip_factors(whole.flatten(2).norm(dim=2), self.mechanism.clip_norm)
+        return whole * factors.reshape(*factors.shape, *(1,) * (whole.ndim - 2))
+
+
+def kappas(steps: Steps, law: Law, base: Tensor, guests: Tensor, images: Tensor, noise: torch.Generator) -> Tensor:
+    """Largest change that each guest (g, c, h, w) makes along one run without it, in units: (g,)."""
+    images, velocity, worst = images.clone(), torch.zeros_like(images), torch.zeros(len(guests))
+    for t in range(steps.settings.iterations):
+        embed = steps.maps(t)
+        both = law.exact(images, law.targets(embed, steps, base, guests), embed)[0]
+        worst = torch.maximum(worst, (both[1:] - both[:1]).flatten(1).norm(dim=1) / law.unit)
+        released = both[:1] + law.std * torch.randn(images.shape, generator=noise)
+        images, velocity = descend(images, velocity, released, steps.settings)
+    return worst
+
+
+def search(
+    steps: Steps, law: Law, base: Tensor, odd: Canaries, ipc: int, generator: torch.Generator
+) -> tuple[Canaries, Tensor]:
+    """Odd guests and ones that follow the mechanism's own gradient, best first, with each one's kappa."""
+    shape = base.shape
+    start = steps.start(torch.randn(ipc, *shape, generator=generator)).unsqueeze(0)
+    embed = steps.maps(steps.settings.iterations - 1)
+    mean, pull = vjp(lambda s: embed(s).mean(0), start[0])  # type: ignore[misc]
+    rows = vmap(pull)(torch.eye(len(mean)))[0].flatten(1).detach()
+    centre = embed(steps.project(base.unsqueeze(0))).detach()
+
+    def gradient(x: Tensor, y: Tensor) -> Tensor:
+        return 2 * (embed(steps.project(x)) - centre) @ rows
+
+    guests = join(odd, crafted(gradient, odd, steps=30))
+    found = kappas(steps, law, base, guests.x, start, generator)
+    order = found.argsort(descending=True)
+    return Canaries(guests.x[order], guests.y[order], tuple(guests.names[i] for i in order)), found[order]
+
+
+def transcripts(
+    steps: Steps, law: Law, base: Tensor, guest: Tensor, runs: int, ipc: int, generator: torch.Generator
+) -> Transcripts:
+    """``runs`` independent runs with the guest and as many without, side by side."""
+    noise = torch.randn(2 * runs * ipc, *base.shape, generator=generator)
+    images = torch.cat([steps.start(part) for part in noise.split(512)]).unflatten(0, (2 * runs, ipc))
+    velocity, ratios = torch.zeros_like(images), torch.zeros(2 * runs, dtype=torch.float64)
+    member = torch.arange(2 * runs) < runs
+    for t in range(steps.settings.iterations):
+        embed = steps.maps(t)
+        both = law.exact(images, law.targets(embed, steps, base, guest.unsqueeze(0)), embed)
+        without, inside = both[:, 0], both[:, 1]
+        coin = member & (torch.rand(2 * runs, generator=generator) < law.probability)
+        exact = torch.where(coin.reshape(-1, *(1,) * (images.ndim - 1)), inside, without)
+        released = exact + law.std * torch.randn(images.shape, generator=generator)
+        step = gaussian_log_ratio(released.flatten(1), inside.flatten(1), without.flatten(1), law.std)
+        ratios += subsampled_log_ratio(step.unsqueeze(1), law.probability)
+        images, velocity = descend(images, velocity, released, steps.settings)
+    return Transcripts(ratios, images.flatten(1))

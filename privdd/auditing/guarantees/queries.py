@@ -1,0 +1,61 @@
+"""Sound queries: T1 along the method's own rounds, T2 and T3 on a client of one crafted record."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from attacks.canaries import Canaries, join
+from attacks.types import Finding
+from privdd.auditing.guarantees.crafted_records import alone, common_label, oddities, own_records, spare_label
+from privdd.auditing.guarantees.sensitivity import Tally, examine
+from privdd.auditing.guarantees.statement import Statement, Subject
+from privdd.auditing.guarantees.transcripts import IMAGES, Stage, by_class, on_transcript, sampled_event
+from privdd.federated.simulation import Snapshot
+from privdd.privacy.accounting import epsilon
+
+PER_STEP = "synthetic_gradient"  # asked at every step and class by itself
+
+
+def query_findings(subject: Subject, names: Sequence[str]) -> Iterator[Finding]:
+    """T1, T2 and T3 of the queries ``names`` that the ledger accounts for."""
+    left = [name for name in names if subject.spends(name)]
+    guests = guests_of(subject)
+    for round in sorted(subject.snapshots, reverse=True):
+        if not left:
+            return
+        tallies = _examined(subject, subject.snapshots[round], guests)
+        for name in [n for n in left if n in tallies and tallies[n].changes]:
+            left.remove(name)
+            yield from _of_query(subject, subject.snapshots[round], name, tallies[name], guests)
+
+
+def guests_of(subject: Subject) -> Canaries:
+    """Odd ones in the client's commonest class, mislabelled ones, and one alone in its class."""
+    label = common_label(subject.shard)
+    return join(oddities(subject.shard, label, subject.keys), alone(subject.shard, subject.keys))
+
+
+def _examined(subject: Subject, snapshot: Snapshot, guests: Canaries) -> dict[str, Tally]:
+    base = own_records(subject.shard, subject.keys, spare_label(subject.shard))
+    labels = sorted({*guests.y.tolist(), *base.y.tolist()})
+    return examine(subject.plan, snapshot, subject.shard, base, guests, subject.keys.fold("t1", snapshot.round), labels)
+
+
+def _of_query(subject: Subject, snapshot: Snapshot, name: str, tally: Tally, guests: Canaries) -> Iterator[Finding]:
+    mechanism, relation = subject.plan.mechanisms[name], subject.plan.relation
+    calls = max(tally.calls.values())
+    stated = epsilon(sampled_event(mechanism, calls), subject.delta, relation=relation)  # type: ignore[arg-type]
+    where = f"round {snapshot.round}, {calls} release(s) of {name!r}"
+    statement = Statement(subject, subject.surface(name), stated, f"accounted for {where}", name)
+    kappa, worst = tally.worst(relation)
+    searched = f"{where}, {len(guests)} crafted records; worst is {guests.names[worst]!r}{tally.faults()}"
+    yield statement.sensitivity(kappa, 2.0 if relation == "replace" else 1.0, len(guests), searched)
+    stage = Stage(subject.few_images(), snapshot, subject.shard, name, guests.x[worst])
+    keys, budget = subject.keys.fold("runs", name), subject.budget
+    if None not in tally.calls and any(image in stage.plan.method.uploads for image in IMAGES):
+        runs = budget.slow_runs if name == PER_STEP else budget.runs
+        found, what = by_class(stage, runs, keys), guests.names[worst]
+    else:
+        found, what = on_transcript(mechanism, tally.kept, budget.slow_runs, keys), guests.names[tally.keeps]
+    note = f"{where} of a client that holds {what!r}, or nothing"
+    yield from statement.statistical(found, note, final=bool(found.final.shape[1]))

@@ -1,0 +1,172 @@
+"""T1: one run of the method's own code with crafted guests at the door, every release checked for kappa.
+
+kappa is the change before noise in units of noise / noise multiplier: what the stated multiplier
+allows one record. It also counts what the other records' contributions move when the guests change,
+which is zero wherever the proof holds (a batch norm, a map trained on the records, or a normaliser
+that reads them shows up here), and holds the noise that was really drawn against the one stated.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from scipy.special import chdtri
+from torch import Tensor
+
+from attacks.canaries import Canaries
+from attacks.guarantee import MOVED
+from privdd.auditing.guarantees.crafted_records import holding, with_guests
+from privdd.auditing.guarantees.recording_context import Heeded, exact, flat, without, witness
+from privdd.core.keys import Keys
+from privdd.core.types import Records, Shard, State, Tensors
+from privdd.federated.simulation import Plan, Snapshot
+from privdd.privacy.mechanism import Mechanism, Output
+
+SURE = 1e-6  # chance that honest noise is called too small
+HELD = 4  # releases of one query whose other records are compared
+EVERY = 8  # of the later releases of a partition, every so many are searched
+
+
+@dataclass
+class Tally:
+    """What T1 saw of one query. changes: guest -> largest change, in units; calls: releases by partition;
+    residual, numbers: the drawn noise in units of the stated one, summed squares and their count;
+    others: the other records' own contributions in the first releases; kept: contributions of the
+    guest ``keeps``, release by release."""
+
+    changes: dict[int, float] = field(default_factory=dict)
+    calls: Counter[str | None] = field(default_factory=Counter)
+    residual: float = 0.0
+    numbers: int = 0
+    others: list[Tensor] = field(default_factory=list)
+    moved: float = 0.0
+    pairs: float = 0.0
+    keeps: int = 0
+    kept: list[Tensors] = field(default_factory=list)
+
+    @property
+    def shrink(self) -> float:
+        """Drawn over stated noise where it is surely smaller, else 1."""
+        if not self.numbers:
+            return 1.0
+        ceiling = math.sqrt(self.residual / float(chdtri(self.numbers, 1 - SURE)))
+        return min(1.0, max(ceiling, 1e-12))
+
+    def faults(self) -> str:
+        """What is wrong beside one record's own change, in words."""
+        told = [f"other records' contributions move by {self.moved:.3g} units"] if self.moved else []
+        told += [f"the drawn noise is {self.shrink:.3g} times the stated one"] if self.shrink < 1 else []
+        return "".join(f"; {text}" for text in told)
+
+    def worst(self, relation: str) -> tuple[float, int]:
+        """(kappa, guest): pairs of guests are exchanged under replace."""
+        guest = max(self.changes, key=lambda j: self.changes[j])
+        size = max(self.pairs, self.changes[guest]) if relation == "replace" else self.changes[guest]
+        return (size + self.moved) / self.shrink, guest
+
+
+def multiplier(output: Output) -> float:
+    """The noise multiplier that an output's event states for one record in the batch."""
+    event: Any = output.event
+    return float(getattr(event, "event", event).noise_multiplier)
+
+
+def unit(output: Output) -> float:
+    """The change before noise that the stated multiplier allows one record."""
+    return output.noise_std / multiplier(output)
+
+
+def positions(guests: Canaries, partition: str | None) -> list[int]:
+    """Which guests are in a partition, in order."""
+    if partition is None:
+        return list(range(len(guests)))
+    label = int(partition.removeprefix("label:"))
+    return [j for j, y in enumerate(guests.y.tolist()) if y == label]
+
+
+@dataclass
+class Examiner:
+    """Fills one ``Tally`` a query while the method runs."""
+
+    guests: Canaries
+    tallies: dict[str, Tally] = field(default_factory=dict)
+    keep: Mapping[str, int] = field(default_factory=dict)
+
+    def __call__(self, mechanism: Mechanism, heeded: Heeded) -> None:
+        tally = self.tallies.setdefault(heeded.name, Tally())
+        tally.calls[heeded.partition] += 1
+        one, base = unit(heeded.released), heeded.released.exact or {}
+        gap = (flat(heeded.released.value) - flat(base)) / heeded.released.noise_std
+        tally.residual += float(gap.double().square().sum())
+        tally.numbers += gap.numel()
+        at = tally.calls[heeded.partition]
+        searched = heeded.guests if at <= HELD or at % EVERY == 0 else 0
+        changes = [(flat(exact(mechanism, _with(heeded, i))) - flat(base)) / one for i in range(searched)]
+        for i, guest in enumerate(positions(self.guests, heeded.partition)[: heeded.guests]):
+            if i < searched:
+                tally.changes[guest] = max(tally.changes.get(guest, 0.0), float(changes[i].norm()))
+            if self.keep.get(heeded.name) == guest:
+                tally.kept.append(_only(heeded, i))
+        if len(changes) > 1:
+            stacked = torch.stack(changes)
+            tally.pairs = max(tally.pairs, float(torch.cdist(stacked, stacked).max()))
+        if sum(tally.calls.values()) <= HELD:
+            tally.others.append(_singly(mechanism, without(heeded.rows, heeded.guests)) / one)
+
+
+def _with(heeded: Heeded, guest: int) -> Tensors:
+    """The base rows and one guest's."""
+    base = {n: len(t) - heeded.guests for n, t in heeded.rows.items()}
+    return {n: torch.cat([t[: base[n]], t[base[n] + guest : base[n] + guest + 1]]) for n, t in heeded.rows.items()}
+
+
+def _only(heeded: Heeded, guest: int) -> Tensors:
+    """One guest's row."""
+    at = {n: len(t) - heeded.guests + guest for n, t in heeded.rows.items()}
+    return {n: t[at[n] : at[n] + 1].clone() for n, t in heeded.rows.items()}
+
+
+def _singly(mechanism: Mechanism, rows: Tensors) -> Tensor:
+    """What each record alone would contribute, (n, p), clipped as the mechanism does."""
+    count = len(next(iter(rows.values())))
+    each = [flat(exact(mechanism, {n: t[i : i + 1] for n, t in rows.items()})) for i in range(count)]
+    return torch.stack(each) if each else torch.zeros(0, 1)
+
+
+def examine(
+    plan: Plan, snapshot: Snapshot, shard: Shard, base: Records, guests: Canaries, keys: Keys, labels: Sequence[int]
+) -> dict[str, Tally]:
+    """T1 on one round of the audited client: query -> tally.
+
+    Two runs share every coin and every release: their negatives first, then the guests as crafted.
+    labels: the classes to release, those of base and guests.
+    """
+    memory: State = dict(snapshot.memory)
+    strangers = Canaries(1 - guests.x, guests.y, guests.names)
+    first, second = Examiner(guests), Examiner(guests)
+    forced: list[Tensors] | None = None
+    for examiner, who in ((first, strangers), (second, guests)):
+        ctx = witness(plan, snapshot.round, keys, labels, observe=examiner, guests=_counts(guests), forced=forced)
+        plan.method.local(snapshot.broadcast, memory, holding(shard, with_guests(base, who)), ctx)
+        forced = ctx.outputs
+        second.keep = {name: tally.worst("add_remove")[1] for name, tally in first.tallies.items() if tally.changes}
+    for name, tally in second.tallies.items():
+        tally.keeps = second.keep.get(name, 0)
+        tally.moved = moved(tally.others, first.tallies[name].others)
+    return second.tallies
+
+
+def _counts(guests: Canaries) -> dict[str | None, int]:
+    counts = Counter(guests.y.tolist())
+    return {None: len(guests), **{f"label:{label}": count for label, count in counts.items()}}
+
+
+def moved(before: list[Tensor], after: list[Tensor]) -> float:
+    """Summed change of the other records' contributions, in units; 0 up to float rounding."""
+    worst = max((float((a - b).norm(dim=1).sum()) for a, b in zip(before, after)), default=0.0)
+    return worst if worst > MOVED * max((len(a) for a in before), default=1) else 0.0

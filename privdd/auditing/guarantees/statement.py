@@ -1,0 +1,147 @@
+"""What guarantee tests know of a run, and how their results become findings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor
+
+from attacks.guarantee import Certificate, attack_runs, likelihood_ratio_certificate
+from attacks.types import Adversary, Family, Finding, Surface
+from privdd.auditing.guarantees.matching_transcripts import Transcripts
+from privdd.core.keys import Keys
+from privdd.core.types import Shard
+from privdd.federated.simulation import Plan, Snapshot
+from privdd.privacy.ledger import Ledger
+
+SYNTHETIC = (Surface.SYNTHETIC_IMAGES, Surface.SYNTHETIC_REPRESENTATIONS)
+LARGEST = 5  # the k of T2's order statistic, fixed beforehand
+SILENT = "; no bound from what is finally sent is evidence for a claim"
+
+
+@dataclass(frozen=True)
+class Budget:
+    """runs: with and as many without the record, side by side; slow_runs: the same where releases are
+    made one by one; images: synthetic images a class in those runs (no theorem names a number)."""
+
+    runs: int = 200
+    slow_runs: int = 20
+    images: int = 2
+
+    def __post_init__(self) -> None:
+        for name, least in (("runs", 20), ("slow_runs", 20), ("images", 1)):
+            if not getattr(self, name) >= least:
+                raise ValueError(f"audit.guarantee.{name}={getattr(self, name)}: at least {least} is needed")
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A finished run: the audited client as it trained, where it stood in its rounds, what it spent."""
+
+    plan: Plan
+    shard: Shard
+    snapshots: Mapping[int, Snapshot]
+    ledger: Ledger
+    delta: float
+    confidence: float
+    budget: Budget
+    keys: Keys
+
+    def spends(self, name: str) -> bool:
+        """Whether the audited client's releases of this name have a finite epsilon in the ledger."""
+        rows = [r for r in self.ledger.releases if r.name == name and r.client == self.plan.victim]
+        return bool(rows) and all(row.protected for row in rows)
+
+    def surface(self, name: str) -> Surface:
+        """What the audited client sends that a mechanism's outputs go into."""
+        uploads = self.plan.method.uploads
+        if name in uploads:
+            return uploads[name]
+        made = [s for s in uploads.values() if s in SYNTHETIC]
+        return made[0] if made and name != "dpsgd" else Surface.UPDATE
+
+    def few_images(self) -> Plan:
+        """The plan with as few synthetic images a class as the budget says."""
+        method: Any = self.plan.method
+        for field in ("ipc", "dpc"):
+            if hasattr(method, field):
+                fewer = {field: min(getattr(method, field), self.budget.images)}
+                return replace(self.plan, method=replace(method, **fewer))
+        return self.plan
+
+
+@dataclass(frozen=True)
+class Statement:
+    """What is held against a run: an epsilon, who states it, and where what is tested ends up.
+
+    name: the query or upload whose mechanism is tested, which tells apart findings on one surface;
+    unit: what is in or out, a record or a client.
+    """
+
+    subject: Subject
+    surface: Surface
+    epsilon: float
+    source: str
+    name: str
+    unit: str = "record"
+
+    def finding(self, attack: str, adversary: Adversary, **measures: Any) -> Finding:
+        tested = {"signal": self.name, "diagnostics": {"unit": self.unit}}
+        stated = {"epsilon_stated": self.epsilon, **tested, **measures}
+        return Finding(self.surface, attack, Family.GUARANTEE, adversary, stated)
+
+    def sensitivity(self, kappa: float, allowed: float, searched: int, note: str) -> Finding:
+        """T1's row."""
+        found = "more" if kappa > allowed * (1 + 1e-4) else "no more"
+        text = f"{note}: one {self.unit} moves the value before noise by {kappa:.3g} units, {found} than {allowed:g}"
+        return self.finding(
+            "t1_sensitivity", Adversary.ANALYST, kappa=kappa, kappa_allowed=allowed, n=searched, note=text
+        )
+
+    def statistical(self, found: Transcripts, note: str, *, final: bool) -> Iterator[Finding]:
+        """T2, and T3 on the transcript and on what is finally sent."""
+        confidence, delta = self.subject.confidence, self.subject.delta
+        best = self._certificate(found)
+        yield self.finding(
+            "t2_likelihood_ratio",
+            Adversary.ANALYST,
+            epsilon_measured=best,
+            epsilon_method="likelihood_ratio",
+            epsilon_validity="finite_sample",
+            confidence=confidence,
+            n=2 * found.runs,
+            note=f"{note}; {self._verdict(best)}",
+        )
+        looks = [("t3_transcript", Adversary.ANALYST, found.ratios.unsqueeze(1))]
+        looks += [("t3_final", Adversary.SERVER, found.final)] if final else []
+        for attack, adversary, rows in looks:
+            rng = self.subject.keys.fold(attack, self.surface).numpy()
+            bound = attack_runs(
+                rows[: found.runs], rows[found.runs :], delta=delta, generator=rng, confidence=confidence
+            )
+            ceiling = math.log(found.runs / 2 / 3.7)
+            text = f"{note}; a perfect attack on so many runs reaches {ceiling:.2g}; {self._verdict(bound.value)}"
+            yield self.finding(
+                attack,
+                adversary,
+                epsilon_measured=bound.value,
+                epsilon_method=bound.method,
+                epsilon_validity=bound.validity,
+                confidence=confidence,
+                n=2 * found.runs,
+                note=text + (SILENT if attack == "t3_final" else ""),
+            )
+
+    def _certificate(self, found: Transcripts) -> float:
+        """Both orders of the pair, each at half of the error."""
+        each = 1 - (1 - self.subject.confidence) / 2
+        orders: tuple[Tensor, Tensor] = (found.ratios[: found.runs], -found.ratios[found.runs :])
+        made: list[Certificate] = [likelihood_ratio_certificate(r, k=LARGEST, confidence=each) for r in orders]
+        return max((c.epsilon for c in made if self.subject.delta < c.delta_below), default=0.0)
+
+    def _verdict(self, value: float) -> str:
+        beyond = "contradicts" if value > self.epsilon else "does not contradict"
+        return f"not ({value:.3g}, {self.subject.delta:g})-DP, which {beyond} {self.epsilon:.3g} ({self.source})"

@@ -1,0 +1,152 @@
+"""Runs of sound queries with and without one record, and the likelihood ratio of what they released.
+
+The client holds one crafted record or nothing: then the transcript hides only the record's own coins.
+Where images are sent, each class of a long public list is an independent run, so that all of them pass
+through the method's own code in one call; elsewhere the mechanism runs on what one transcript asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import dp_accounting as dpa
+import torch
+from torch import Tensor
+
+from attacks.guarantee import gaussian_log_ratio, subsampled_log_ratio
+from privdd.auditing.guarantees.crafted_records import copies, holding
+from privdd.auditing.guarantees.matching_transcripts import Transcripts
+from privdd.auditing.guarantees.recording_context import Heeded, Witness, exact, flat, without, witness
+from privdd.core.keys import Keys
+from privdd.core.types import Shard, Tensors, Upload
+from privdd.federated.simulation import Plan, Snapshot
+from privdd.privacy.mechanism import Mechanism
+from privdd.privacy.mechanisms import FeatureNoise
+from privdd.privacy.noise import SeededNoise
+
+IMAGES = ("images", "representations")
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Where a query is asked: the plan, one round of the audited client, and the guest (c, h, w)."""
+
+    plan: Plan
+    snapshot: Snapshot
+    shard: Shard
+    name: str
+    guest: Tensor
+
+    @property
+    def probability(self) -> float:
+        """The chance that a record takes part in one release."""
+        return float(getattr(self.plan.mechanisms[self.name], "sampling_probability", 1.0))
+
+
+@dataclass
+class Recorder:
+    """Adds up each run's log ratio, release by release; a run is a partition."""
+
+    stage: Stage
+    ratios: Tensor
+
+    def __call__(self, mechanism: Mechanism, heeded: Heeded) -> None:
+        if heeded.name != self.stage.name or not heeded.guests:
+            return
+        at = int(str(heeded.partition).removeprefix("label:"))
+        inside = exact(mechanism, heeded.rows)
+        outside = exact(mechanism, without(heeded.rows, heeded.guests))
+        released = flat(heeded.released.value).unsqueeze(0)
+        step = gaussian_log_ratio(released, flat(inside), flat(outside), heeded.released.noise_std)
+        self.ratios[at] += subsampled_log_ratio(step.unsqueeze(1), self.stage.probability)[0]
+
+
+def by_class(stage: Stage, runs: int, keys: Keys) -> Transcripts:
+    """Runs side by side, one a class: the method's own release of 2R classes, R with the guest in them."""
+    plan, total = stage.plan, 2 * runs
+    recorder = Recorder(stage, torch.zeros(total, dtype=torch.float64))
+    coins = keys.fold("coins").torch()
+
+    def inside(name: str, partition: str | None) -> bool:
+        if name != stage.name or partition is None:
+            return True
+        return int(partition.removeprefix("label:")) < runs and _heads(stage.probability, coins)
+
+    ctx = witness(
+        plan,
+        stage.snapshot.round,
+        keys.fold("noise"),
+        range(total),
+        observe=recorder,
+        inside=inside,
+        guests={f"label:{run}": 1 for run in range(total)},
+    )
+    records = copies(stage.guest, 0, total)
+    records.y.copy_(torch.arange(total))
+    upload = _released(stage, ctx, holding(stage.shard, records))
+    return Transcripts(recorder.ratios, _rows(upload, total))
+
+
+def _rows(upload: Upload, total: int) -> Tensor:
+    """What was sent of each class (total, D); zeros for a class that its noised count kept back."""
+    x = upload[next(n for n in IMAGES if n in upload)].value["x"]
+    sent = upload["labels"].value["y"].unique().cpu()
+    if len(sent) in (0, total):
+        return x.reshape(total, -1) if len(sent) else torch.zeros(total, 1)
+    rows = x.reshape(len(sent), -1)
+    return torch.zeros(total, rows.shape[1]).index_copy(0, sent, rows)
+
+
+def _heads(probability: float, coins: torch.Generator) -> bool:
+    return probability >= 1 or bool(torch.rand((), generator=coins) < probability)
+
+
+def _released(stage: Stage, ctx: Witness, shard: Shard) -> Upload:
+    """The upload of a method that has nothing but its release to do, else of its whole local work."""
+    method: Any = stage.plan.method
+    if hasattr(method, "released"):
+        upload: Upload = method.released(stage.snapshot.broadcast, shard, ctx)
+        return upload
+    return method.local(stage.snapshot.broadcast, {}, shard, ctx)[0]
+
+
+def on_transcript(mechanism: Mechanism, rows: Sequence[Tensors], runs: int, keys: Keys) -> Transcripts:
+    """Releases of one record's contributions ``rows`` (1, ...), or of nothing, along one fixed transcript.
+
+    An analyst may choose every query, and the accountant's bound holds for any choice: here they are
+    those of one real transcript, whatever the releases say.
+    """
+    noise, coins = SeededNoise(keys.fold("noise").torch()), keys.fold("coins").torch()
+    q = float(getattr(mechanism, "sampling_probability", 1.0))
+    ratios = torch.zeros(2 * runs, dtype=torch.float64)
+    for row in rows:
+        present, absent = row, without(row, 1)
+        inside, outside = flat(exact(mechanism, present)), flat(exact(mechanism, absent))
+        for run in range(2 * runs):
+            output = mechanism(present if run < runs and _heads(q, coins) else absent, noise)
+            step = gaussian_log_ratio(flat(output.value).unsqueeze(0), inside, outside, output.noise_std)
+            ratios[run] += subsampled_log_ratio(step.unsqueeze(1), q)[0]
+    return Transcripts(ratios, torch.zeros(2 * runs, 0))
+
+
+def of_features(mechanism: FeatureNoise, features: Tensor, runs: int, noise: Any) -> Transcripts:
+    """Records released one by one: R times the guest's features (c, h, w), R times zeros."""
+    member = torch.arange(2 * runs) < runs
+    rows = features.unsqueeze(0) * member.reshape(-1, *(1,) * features.ndim)
+    output = mechanism({"x": rows}, noise)
+    inside = (output.exact or {})["x"][0].flatten()
+    copied = output.value["x"].reshape(mechanism.copies, 2 * runs, -1)
+    ratios = torch.zeros(2 * runs, dtype=torch.float64)
+    for copy, std in zip(copied, mechanism.stds(output.clip_norm)):
+        if mechanism.distribution == "gaussian":
+            ratios += gaussian_log_ratio(copy, inside, torch.zeros_like(inside), std)
+        else:
+            ratios += ((copy.abs() - (copy - inside).abs()).double() / std).sum(1)
+    return Transcripts(ratios, copied.transpose(0, 1).reshape(2 * runs, -1))
+
+
+def sampled_event(mechanism: Any, calls: int) -> dpa.DpEvent:
+    """What one record spends in so many releases."""
+    return dpa.SelfComposedDpEvent(mechanism.event, calls)

@@ -1,0 +1,228 @@
+"""The audit: worlds, views, attacks, guarantee tests, and the result that others read."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from omegaconf import OmegaConf
+from torch import Tensor
+
+from attacks.inversion.compare import nothing_sent
+from attacks.membership.attack import audited_epsilon
+from attacks.types import Attack, Evidence, Family, Finding, Surface, Truth, View
+from privdd.auditing.autotune import Choice
+from privdd.auditing.coverage import reads
+from privdd.auditing.game import Game, draw_game
+from privdd.auditing.guarantees import guarantee_findings
+from privdd.auditing.replay import recalled
+from privdd.auditing.shadow_federations import replay_federations, server_signals
+from privdd.auditing.shadows import Stage, audited_rounds
+from privdd.auditing.views import Scene, client_views, granted, probe_view, server_views
+from privdd.core.types import Shard
+from privdd.federated.experiment import Experiment, fingerprint
+from privdd.federated.trainer import Trainer
+from privdd.runtime.progress import stage
+from privdd.runtime.run_folder import RunFolder, write_tensors
+from privdd.runtime.workers import threads
+
+
+class AttackFailed(RuntimeError):
+    """An attack that applies to a surface broke; a report without it would look better than the truth."""
+
+
+@dataclass(frozen=True)
+class Audited:
+    """What an audit found, before it is written down."""
+
+    scene: Scene
+    findings: tuple[Finding, ...]
+    seconds: Mapping[str, float]
+    training: Mapping[int, Choice] = field(default_factory=dict)  # by audited round: how its worlds were trained
+
+
+def game_of(experiment: Experiment) -> Game:
+    """The audited records and all coins; the first row is what the run itself trains on."""
+    plan, audit = experiment.plan, experiment.config.audit
+    keys = plan.keys.fold("audit", plan.victim)
+    return draw_game(experiment.shards[plan.victim], int(audit.records), int(audit.worlds), keys, plan.relation)
+
+
+def audit(experiment: Experiment, attacks: Mapping[str, Attack], folder: RunFolder) -> Audited:
+    """Train (or go on), replay worlds, attack every surface. Raises AttackFailed where one breaks."""
+    clock = time.monotonic
+    began = clock()
+    plan, game = experiment.plan, game_of(experiment)
+    whole = experiment.shards[plan.victim]
+    shards = list(experiment.shards)
+    shards[plan.victim] = game.shard(whole, 0)
+    trainer = Trainer(plan, shards, experiment.test, experiment.engine, folder, experiment.ledger(), experiment.capture)
+    progress = trainer.run()
+    with threads(experiment.engine.threads):  # the bits that the client had
+        progress = recalled(plan, progress, shards[plan.victim])
+    trained = clock()
+    scene = Scene(experiment, progress, game, shards[plan.victim])
+    stages = _stages(scene, whole, folder)
+    stacked, sent = _worlds(stages), _federations(scene, whole, folder)
+    replayed = clock()
+    findings = tuple(_attack_all(scene, attacks, stacked, sent, folder))
+    findings += tuple(guarantee_findings(scene))
+    seconds = {
+        "train": trained - began,
+        "worlds": replayed - trained,
+        "attacks": clock() - replayed,
+        "total": clock() - began,
+    }
+    return Audited(scene, findings, seconds, {t: one.choice for t, one in stages.items()})
+
+
+def _stages(scene: Scene, whole: Shard, folder: RunFolder) -> dict[int, Stage]:
+    """The worlds of every audited round, before they are replayed."""
+    experiment, snapshots = scene.experiment, scene.progress.snapshots
+    config, training = (
+        fingerprint(experiment.config),
+        OmegaConf.select(experiment.config, "audit.training", default="auto"),
+    )
+    return {
+        t: Stage(
+            scene.plan, snapshots, t, whole, scene.game, scene.lens(t), folder, experiment.engine, config, str(training)
+        )
+        for t in audited_rounds(snapshots)
+    }
+
+
+def _worlds(stages: Mapping[int, Stage]) -> dict[int, dict[str, Tensor]]:
+    """Signals by audited round."""
+    with stage("replay worlds", sum(len(one.game.masks) for one in stages.values())) as bar:
+        return {t: one.signals(bar) for t, one in stages.items()}
+
+
+def _federations(scene: Scene, whole: Shard, folder: RunFolder) -> dict[str, Tensor]:
+    """Signals (K, n) of what the server sends at the end; K = 1 unless audit.federations asks for more."""
+    plan, experiment = scene.plan, scene.experiment
+    kept = scene.progress.memories.get(plan.victim, {})  # after the last round, as in every replayed world
+    lens = replace(scene.lens(max(scene.progress.snapshots)), memory=kept)
+    final = plan.method.broadcast(scene.progress.server)
+    real = server_signals(plan, scene.progress.server, lens, final)
+    worlds = min(int(experiment.config.audit.federations), len(scene.game.masks))
+    if worlds < 2:
+        return {key: value[None] for key, value in real.items()}
+    with stage("replay federations", worlds) as bar:
+        return replay_federations(
+            plan, experiment.shards, whole, scene.game, lens, real, worlds, folder, experiment.engine,
+            fingerprint(experiment.config), bar,
+        )  # fmt: skip
+
+
+def _jobs(
+    scene: Scene, stacked: Mapping[int, Mapping[str, Tensor]], sent: Mapping[str, Tensor]
+) -> Iterator[tuple[View, Truth, str]]:
+    """Every view with its truth and where it comes from."""
+    truth = scene.truth()
+    several = len({scene.progress.snapshots[t].phase for t in stacked}) > 1
+    for t, signals in stacked.items():
+        phase = scene.progress.snapshots[t].phase
+        for view in client_views(scene, t, signals):
+            yield view, truth, f"{phase} phase, round {t}" if several else f"round {t}"
+    final = scene.plan.method.broadcast(scene.progress.server)
+    for view in server_views(scene, final, {**sent, **_pooled_features(stacked)}):
+        yield view, truth, "after the last round"
+    yield from _probes(scene)
+
+
+def _pooled_features(stacked: Mapping[int, Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """A peer sees the client's features among everybody's: the same rows, so the same matched filter."""
+    return {
+        key.replace("features|", f"{Surface.SHARED_FEATURES}|"): value
+        for signals in stacked.values()
+        for key, value in signals.items()
+        if key.startswith("features|")
+    }
+
+
+def _probes(scene: Scene) -> Iterator[tuple[View, Truth, str]]:
+    count = int(scene.experiment.config.audit.victims)
+    generator = scene.plan.keys.fold("audit", "probes").torch()
+    chosen = torch.randperm(len(scene.shard.train), generator=generator)[:count].tolist()
+    updates = [t for t, s in scene.progress.snapshots.items() if s.phase == "train"]
+    for t in sorted({min(updates), max(updates)} if updates else set()):
+        probe = probe_view(scene, t, chosen)
+        if probe is not None:
+            yield *probe, f"a client that holds one record, round {t}"
+
+
+def applies(attack: Attack, view: View) -> bool:
+    """Whether an attack reads this view."""
+    worlds = 0 if view.worlds is None else len(view.worlds.masks)
+    return reads(attack, view.surface, view.adversary, worlds)
+
+
+def _attack_all(
+    scene: Scene,
+    attacks: Mapping[str, Attack],
+    stacked: Mapping[int, Mapping[str, Tensor]],
+    sent: Mapping[str, Tensor],
+    folder: RunFolder,
+) -> Iterator[Finding]:
+    views = list(_jobs(scene, stacked, sent))
+    jobs = [(v, truth, note, n, a) for v, truth, note in views for n, a in attacks.items() if applies(a, v)]
+    used: dict[str, int] = {}
+    tests = sum(attack.family == Family.MEMBERSHIP for *_, attack in jobs)
+    with stage("attack", len(jobs)) as bar:
+        for view, truth, note, name, attack in jobs:
+            generator = scene.plan.keys.fold("attack", name, view.surface, note).torch()
+            began = time.monotonic()
+            finding, evidence = _one(attack, view, truth, generator, name)
+            stem = f"{view.surface}.{name}"
+            used[stem] = used.get(stem, 0) + 1
+            file = f"{stem}{f'.{used[stem]}' if used[stem] > 1 else ''}.safetensors"
+            said = [note, granted(scene.plan.method, view, attack.family), finding.measures.get("note", "")]
+            extra: dict[str, Any] = {"note": "; ".join(filter(None, said)), "figure": file}
+            if evidence.scores is not None and view.worlds is not None:
+                extra["diagnostics"] = {
+                    **finding.measures.get("diagnostics", {}),
+                    **_decisive(evidence.scores, view, tests, generator),
+                }
+            finding = finding.with_measures(seconds=time.monotonic() - began, **extra)
+            write_tensors(folder.path / "evidence" / file, _kept(finding, evidence, view))
+            yield replace(finding, attack=name)
+            bar.advance(f"{view.surface} {name}")
+
+
+def _decisive(scores: Tensor, view: View, tests: int, generator: torch.Generator) -> dict[str, float]:
+    """The bound that may decide a verdict: at 95 % over all membership tests of the run together."""
+    if view.worlds is None:
+        return {}
+    rng = np.random.default_rng(int(torch.randint(2**31 - 1, (1,), generator=generator)))
+    delta = float(view.knowledge.settings.get("delta", 1e-5))
+    bound = audited_epsilon(scores, view.worlds.masks[: len(scores)], delta, rng, confidence=1 - 0.05 / tests)
+    return {"epsilon_familywise": bound.value, "tests": tests}
+
+
+def _kept(finding: Finding, evidence: Evidence, view: View) -> dict[str, Tensor]:
+    """What the report draws from: pictures, and exact scores with their coins (never a thinned curve)."""
+    kept = {name: tensor for name, tensor in finding.figures.items() if not name.startswith("roc_")}
+    if evidence.scores is not None and view.worlds is not None:
+        count = len(evidence.scores)
+        masks = view.worlds.masks[:count]
+        blind = view.worlds.blind.expand(masks.shape)
+        world, record = torch.meshgrid(torch.arange(count), torch.arange(masks.shape[1]), indexing="ij")
+        kept |= {"scores": evidence.scores.double().flatten(), "members": masks.flatten().to(torch.uint8)}
+        kept |= {"blind": blind.flatten(), "record": record.flatten(), "world": world.flatten()}
+    return kept
+
+
+def _one(attack: Attack, view: View, truth: Truth, generator: torch.Generator, name: str) -> tuple[Finding, Evidence]:
+    if (finding := nothing_sent(attack, view)) is not None:
+        return finding, Evidence()
+    try:
+        evidence: Evidence = attack.run(view, generator)
+        return attack.judge(evidence, view, truth), evidence
+    except Exception as error:
+        raise AttackFailed(
+            f"attack {name} on {view.surface} ({view.adversary}) failed: {type(error).__name__}: {error}"
+        ) from error

@@ -1,0 +1,100 @@
+"""Worlds for those who see only what the server sends: the whole federation again, coins thrown anew."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from attacks.membership import signals as sig
+from attacks.types import Surface
+from privdd.auditing.game import Game
+from privdd.auditing.replay import content_key
+from privdd.auditing.signals import READERS, Lens, Signals
+from privdd.core.types import Shard, State, Tensors
+from privdd.federated.channel import shapes
+from privdd.federated.simulation import Plan, start, step
+from privdd.privacy.ledger import Ledger
+from privdd.runtime.engine import Engine
+from privdd.runtime.progress import Bar
+from privdd.runtime.run_folder import DamagedRun, RunFolder, read_tensors, write_tensors
+
+SENT_AS = {Surface.GLOBAL_IMAGES: Surface.SYNTHETIC_IMAGES}
+
+
+def server_signals(plan: Plan, server: State, lens: Lens, final: Mapping[str, Tensors]) -> Signals:
+    """ "surface|signal" -> (n,) of everything that the server sends at the end.
+
+    A model that needs a client's own part to predict is read with the audited client's: the most that
+    this adversary could hold. Shared features are left out: they are the clients' own rows, and their
+    map was sent before, so the signals of the round that released them serve.
+    """
+    found: Signals = {}
+    with torch.no_grad():
+        for name, value in final.items():
+            surface = plan.method.broadcasts[name]
+            if surface == Surface.GLOBAL_MODEL:
+                logits = plan.method.predict(server, lens.memory, lens.candidates.x)
+                signals = {"confidence": sig.logit_scaled(logits, lens.candidates.y), "logits": logits}
+            elif name == "labels" or surface == Surface.SHARED_FEATURES:
+                continue
+            else:
+                signals = dict(READERS[SENT_AS.get(surface, surface)](lens, name, value, final))
+            found |= {f"{surface}|{signal}": scores.float() for signal, scores in signals.items()}
+    return found
+
+
+@dataclass(frozen=True)
+class Federation:
+    """One world: every round of every client, the audited one on its records of that world.
+
+    The public initial model is the run's own; all that clients and server draw later is the world's.
+    """
+
+    plan: Plan
+    shards: Sequence[Shard]
+    lens: Lens
+    world: int
+
+    def run(self) -> Signals:
+        plan = replace(self.plan, keys=self.plan.keys.fold("world", self.world))
+        serial = Engine(threads=torch.get_num_threads())
+        progress, seen = start(self.plan, Ledger(self.plan.relation)), None  # type: ignore[arg-type]
+        for _ in range(plan.method.rounds):
+            progress, _, seen = step(plan, progress, self.shards, serial, seen)
+        final = plan.method.broadcast(progress.server)
+        own = replace(self.lens, memory=progress.memories.get(plan.victim, {}))
+        return server_signals(plan, progress.server, own, final)
+
+
+def run_federation(task: Federation) -> Signals:
+    return task.run()
+
+
+def replay_federations(
+    plan: Plan, shards: Sequence[Shard], whole: Shard, game: Game, lens: Lens, real: Signals,
+    worlds: int, folder: RunFolder, engine: Engine, config: str, bar: Bar,
+) -> dict[str, Tensor]:  # fmt: skip
+    """(K, n) signals of what the server sends; world 0 is ``real``, the others are replayed and kept."""
+    place = folder.path / "worlds" / f"federation-{content_key(plan, (lens.snapshot,), game, config)}"
+    found: dict[int, Signals] = {0: real}
+    for world in range(1, worlds):
+        with contextlib.suppress(DamagedRun):  # as good as absent
+            signals = read_tensors(place / f"world_{world:04d}.safetensors")
+            if shapes(signals) == shapes(real):
+                found[world] = signals
+    missing = [w for w in range(1, worlds) if w not in found]
+    bar.advance(by=len(found))
+    tasks = []
+    for w in missing:
+        own = list(shards)
+        own[plan.victim] = game.shard(whole, w)
+        tasks.append(Federation(plan, own, lens, w))
+    for w, signals in zip(missing, engine.map(run_federation, tasks)):
+        write_tensors(place / f"world_{w:04d}.safetensors", signals)
+        found[w] = signals
+        bar.advance()
+    return {key: torch.stack([found[w][key] for w in sorted(found)]) for key in real}

@@ -1,0 +1,242 @@
+"""What each adversary holds about each surface of a finished run, and the evaluator's sealed truth."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attacks.types import Adversary, Capture, Family, Knowledge, Surface, Truth, View, Worlds
+from privdd.auditing.game import Game
+from privdd.auditing.signals import Lens, maps_of
+from privdd.core.types import Records, Shard, State, Tensors
+from privdd.federated.experiment import Experiment
+from privdd.federated.method import Method
+from privdd.federated.simulation import Plan, Progress, Snapshot
+from privdd.runtime.run_folder import same_tensors
+
+PUBLIC = 500  # records of the test set that attackers may hold
+
+
+# What several rounds may say together: the same rows, where the map did not change between rounds. Synthetic
+# representations start anew each round, so their rows are not the same ones.
+THROUGH_A_MAP = (Surface.FEATURES, Surface.PROTOTYPES)
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A finished run as the evaluator sees it."""
+
+    experiment: Experiment
+    progress: Progress
+    game: Game
+    shard: Shard  # the audited client as it really trained
+
+    @property
+    def plan(self) -> Plan:
+        return self.experiment.plan
+
+    @property
+    def public(self) -> Records:
+        """Records of the same distribution that belong to no client."""
+        return self.experiment.test.take(torch.arange(min(PUBLIC, len(self.experiment.test))))
+
+    def lens(self, round: int) -> Lens:
+        snapshot = self.progress.snapshots[round]
+        noise = feature_noise(self.plan)
+        return Lens(
+            self.plan.method, self.plan.problem, snapshot, self.game.candidates, self.public, snapshot.memory, noise
+        )
+
+    def truth(self) -> Truth:
+        train, out = self.shard.train, self.shard.heldout
+        counts = torch.bincount(train.y, minlength=self.shard.classes)
+        memory = self.progress.memories.get(self.plan.victim, {})
+        return Truth(train.x, train.y, out.x, out.y, counts, virtual_images(memory, self.plan), self._rows(train))
+
+    def _rows(self, records: Records) -> Tensor:
+        """Where each record's row stands in a release of one row per record (ordered by id)."""
+        nulls = self.shard.nulls
+        ids = self.shard.train.ids if nulls is None else torch.cat([self.shard.train.ids, nulls.ids])
+        return torch.searchsorted(ids.sort().values, records.ids)
+
+    def known(self, batch: int = 64) -> dict[str, Tensor]:
+        """One record of every release batch that an insider happens to hold."""
+        train = self.shard.train
+        rows = self._rows(train)
+        first = [int((rows // batch == b).nonzero()[0]) for b in (rows // batch).unique()]
+        return {"x": train.x[first], "row": rows[first]}
+
+    def knowledge(self, round: int) -> Knowledge:
+        """The protocol, the architecture, public records; maps that the broadcast makes known."""
+        lens, method, problem = self.lens(round), self.plan.method, self.plan.problem
+        model = lens.model if lens.start is not None else None  # an architecture whose values never travel
+        if model is not None and lens.start is not None:
+            model.load_state_dict({k: v for k, v in lens.start.items()}, strict=False)
+        maps = maps_of(method, lens.snapshot, lens.snapshot.memory, problem)
+        size = len(self.shard.train)
+        settings = {**getattr(method, "settings", lambda _: {})(size), **self._settings(), "batch_records": size}
+        known = self.known(int(settings.get("broadcast_batch") or 64))
+        return Knowledge(problem.shape, problem.classes, self.public.x, self.public.y, model, maps, settings, known)
+
+    def _settings(self) -> dict[str, Any]:
+        noise = feature_noise(self.plan)
+        delta = float(self.experiment.config.privacy.delta)
+        return {"delta": delta, **{f"noise_{k}" if k == "std" else k: v for k, v in noise.items()}}
+
+
+def virtual_images(memory: State, plan: Plan) -> Tensor | None:
+    """Images that a client keeps and trains on in place of its records (FedLGD): (m, c, h, w), or None."""
+    images = memory.get("images/x")
+    return None if images is None else images.detach().reshape(-1, *plan.problem.shape)
+
+
+def feature_noise(plan: Plan) -> dict[str, Any]:
+    """The public constants of the feature mechanism: {} where there is none."""
+    mechanism = plan.mechanisms.get("features")
+    if mechanism is None:
+        return {}
+    stds = mechanism.stds(mechanism.norm(math.prod(plan.problem.shape)))  # type: ignore[attr-defined]
+    return {
+        "std": stds[0],
+        "noise_stds": stds,
+        "copies": int(getattr(mechanism, "copies", 1)),
+        "broadcast_batch": getattr(mechanism, "broadcast_batch", None),
+    }
+
+
+def client_views(scene: Scene, round: int, stacked: Mapping[str, Tensor]) -> Iterator[View]:
+    """One view for each surface that the audited client sent in ``round``, as the server holds it."""
+    snapshot = scene.progress.snapshots[round]
+    knowledge = scene.knowledge(round)
+    for surface in dict.fromkeys(scene.plan.method.uploads[name] for name in snapshot.sent):
+        worlds = as_worlds(stacked, str(surface), scene.game, scene.public)
+        captures = tuple(_captures(scene, snapshot, surface))
+        if surface in THROUGH_A_MAP:
+            captures += tuple(
+                c for other in _through_the_same_map(scene, round) for c in _captures(scene, other, surface)
+            )
+        yield View(surface, Adversary.SERVER, captures, knowledge, worlds)
+
+
+def _through_the_same_map(scene: Scene, round: int) -> Iterator[Snapshot]:
+    """The other kept rounds of a phase in which the attacker knows the same map, by what it does to public records."""
+
+    def images(at: Snapshot) -> dict[str, Tensor]:
+        maps = maps_of(scene.plan.method, at, at.memory, scene.plan.problem)
+        with torch.no_grad():
+            return {name: f(scene.public.x[:4]) for name, f in maps.items()}
+
+    snapshots = scene.progress.snapshots
+    own = images(snapshots[round])
+    for t in sorted(set(snapshots) - {round}, reverse=True) if own else ():
+        other = images(snapshots[t])
+        if snapshots[t].phase == snapshots[round].phase and same_tensors(own, other):
+            yield snapshots[t]
+
+
+def _captures(scene: Scene, snapshot: Snapshot, surface: Surface) -> Iterator[Capture]:
+    """The surface's artifacts; models as whole prefix-free states, images beside their labels."""
+    method, lens = scene.plan.method, scene.lens(snapshot.round)
+    for name, value in snapshot.sent.items():
+        if method.uploads[name] != surface:
+            continue
+        broadcast: Tensors = {}
+        if surface == Surface.UPDATE:
+            state = lens.state(name, value)
+            if state is not None and lens.start is not None:
+                value, broadcast = state, lens.start
+        elif "labels" in snapshot.sent and name != "labels":
+            value = {**value, **snapshot.sent["labels"]}
+        yield Capture(snapshot.round, scene.plan.victim, name, value, broadcast)
+
+
+def server_views(scene: Scene, final: Mapping[str, Tensors], stacked: Mapping[str, Tensor]) -> Iterator[View]:
+    """What the server sent at the end, as a peer and the public hold it.
+
+    stacked: signals (K, n) by "surface|signal"; K = 1, the real run alone, where no federation is replayed.
+    """
+    method = scene.plan.method
+    round = max(scene.progress.snapshots)
+    for surface in dict.fromkeys(method.broadcasts[name] for name in final):
+        values = {name: value for name, value in final.items() if method.broadcasts[name] == surface}
+        adversary = Adversary.PUBLIC if surface == Surface.GLOBAL_MODEL else Adversary.PEER
+        known = any(key.startswith(f"{surface}|") for key in stacked)
+        worlds = as_worlds(stacked, str(surface), scene.game, scene.public) if known else None
+        captures = tuple(Capture(method.rounds, -1, name, value, {}) for name, value in _flattened(values))
+        knowledge = scene.knowledge(round)
+        if surface == Surface.GLOBAL_MODEL and knowledge.model is not None:
+            state = {k: t for _, value in _flattened(values) for k, t in value.items()}
+            knowledge.model.load_state_dict(state, strict=False)
+        yield View(surface, adversary, captures, knowledge, worlds)
+
+
+def _flattened(values: Mapping[str, Tensors]) -> list[tuple[str, Tensors]]:
+    labels = values.get("labels", {})
+    return [(n, {**v, **labels} if n in ("features", "images") else v) for n, v in values.items()]
+
+
+def granted(method: Method, view: View, family: Family) -> str:
+    """What an attack is handed beyond its adversary's position, a sentence for the finding's note; "" if nothing."""
+    personal = getattr(method, "accuracy_kind", "global") == "personal"
+    if view.surface == Surface.GLOBAL_MODEL and personal and family == Family.MEMBERSHIP:
+        return (
+            "the adversary is granted the audited client's own part of the model (kept by the client, never sent), "
+            "without which the server's model predicts nothing"
+        )
+    own = "projection" in view.knowledge.maps and not getattr(method, "frozen_projection", False)
+    if view.surface == Surface.SYNTHETIC_REPRESENTATIONS and own:
+        return "the adversary is granted the audited client's own projection (kept by the client, never sent)"
+    return ""
+
+
+def probe_view(scene: Scene, round: int, records: Sequence[int]) -> tuple[View, Truth] | None:
+    """The same step of a client that holds one record: the worst case for an update or gradient.
+
+    Each of ``records`` (positions in what the client trained on) is replayed alone, at the same
+    broadcast, by the client's own local step and through the same channel.
+    """
+    plan, snapshot = scene.plan, scene.progress.snapshots[round]
+    names = [n for n in snapshot.sent if plan.method.uploads[n] == Surface.UPDATE]
+    lens = scene.lens(round)
+    if not names or lens.start is None or not records:
+        return None
+    captures, virtual = [], []
+    for at in records:
+        alone = replace(scene.shard, train=scene.shard.train.take([at]))
+        ctx = replace(plan, keys=plan.keys.fold("probe", at)).context(round, plan.victim)
+        upload, memory = plan.method.local(snapshot.broadcast, {}, alone, ctx)
+        virtual.append(virtual_images(memory, plan))
+        sent = plan.channel.send({n: upload[n] for n in names if n in upload}, ctx, 1)[0].values
+        state = lens.state(names[0], sent[names[0]])
+        if state is None:
+            return None
+        captures.append(Capture(round, plan.victim, names[0], state, lens.start))
+    chosen = scene.shard.train.take(list(records))
+    knowledge = scene.knowledge(round)
+    settings = {**knowledge.settings, **getattr(plan.method, "settings", lambda _: {})(1), "batch_records": 1}
+    view = View(Surface.UPDATE, Adversary.SERVER, tuple(captures), replace(knowledge, settings=settings))
+    counts = torch.bincount(chosen.y, minlength=scene.shard.classes)
+    stand_ins = torch.cat([v for v in virtual if v is not None]) if any(v is not None for v in virtual) else None
+    return view, Truth(chosen.x, chosen.y, scene.shard.heldout.x, scene.shard.heldout.y, counts, stand_ins)
+
+
+def as_worlds(stacked: Mapping[str, Tensor], surface: str, game: Game, public: Records) -> Worlds:
+    """The (K, n) signals of one surface, with its coins and a control that never sees the artifact."""
+    mine = {key.split("|", 1)[1]: value for key, value in stacked.items() if key.split("|", 1)[0] == surface}
+    logits = mine.pop("logits", None)
+    candidates = game.candidates
+    count = len(next(iter(mine.values())))
+    return Worlds(mine, game.masks[:count], blind_scores(candidates, public), candidates.y, logits)
+
+
+def blind_scores(candidates: Records, public: Records) -> Tensor:
+    """(n,) how typical each record is of its class, by public records alone: must sit at AUC 0.5."""
+    means = {int(c): public.x[public.y == c].mean(0) for c in public.y.unique()}
+    overall = public.x.mean(0)
+    gaps = [(x - means.get(int(c), overall)).norm() for x, c in zip(candidates.x, candidates.y)]
+    return -torch.stack(gaps)

@@ -1,0 +1,174 @@
+"""From a composed config to the objects of a run; everything that can be refused is refused here."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import dp_accounting as dpa
+from hydra.errors import InstantiationException
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+
+from attacks.types import Attack
+from privdd.auditing.autotune import check_training
+from privdd.cli.config import all_attacks, composed, config_dir
+from privdd.core.errors import BadConfig
+from privdd.core.keys import Keys
+from privdd.core.types import Problem, Shard
+from privdd.data.dataset import Dataset
+from privdd.data.partition import Partition
+from privdd.data.shards import make_shards
+from privdd.data.sources import load
+from privdd.federated.capture import Capture
+from privdd.federated.experiment import Experiment, plain
+from privdd.federated.method import Method
+from privdd.federated.simulation import Plan
+from privdd.privacy.accounting import calibrate
+from privdd.privacy.mechanism import Mechanism
+from privdd.runtime.engine import Engine
+
+
+def build(node: Any) -> Any:
+    """``_target_`` configs to objects. Raises the constructor's own ValueError, or BadConfig."""
+    try:
+        return instantiate(node, _convert_="all")
+    except InstantiationException as error:
+        cause = error.__cause__
+        if isinstance(cause, ValueError):
+            raise cause from None
+        raise BadConfig(" ".join(str(cause or error).split())[:300]) from None
+
+
+def assemble(config: DictConfig) -> Experiment:
+    """Raises ValueError (one line each) for anything that cannot run."""
+    if str(config.device) != "cpu":
+        _check_device(str(config.device))
+    keys = Keys(_whole("seed", config.seed))
+    partition = Partition(**plain(config.partition))
+    dataset = _load(plain(config.data), keys)
+    shards = make_shards(dataset, partition, keys.fold("public", "partition"))
+    method: Method = build(config.algo)
+    victim = _victim(config, shards)
+    check_training(str(OmegaConf.select(config, "audit.training", default="auto")))
+    problem = Problem(dataset.shape, dataset.classes, len(shards), str(config.device))
+    mechanisms = _mechanisms(config, method)
+    if "update" in mechanisms and hasattr(method, "with_client_privacy"):
+        method = method.with_client_privacy()
+    plan = Plan(
+        keys,
+        problem,
+        method,
+        mechanisms,
+        str(config.privacy.noise_source),
+        str(config.privacy.relation),
+        float(config.participation),
+        victim,
+    )
+    if config.privacy.epsilon is not None:
+        plan = _calibrated(config, plan)
+    _check_privacy(config, shards, victim)
+    engine = Engine(**plain(config.engine))
+    return Experiment(config, plan, dataset, shards, engine, Capture(**plain(config.capture)))
+
+
+def _whole(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise BadConfig(f"{name}={value!r}: a whole number is needed")
+    return value
+
+
+def _check_device(device: str) -> None:
+    import torch
+
+    if device != "cuda" or not torch.cuda.is_available():
+        raise BadConfig(f"device={device}: allowed are cpu, and cuda where a GPU is present")
+
+
+def _load(data: Mapping[str, Any], keys: Keys) -> Dataset:
+    return load(keys=keys.fold("public"), **data)
+
+
+def _victim(config: DictConfig, shards: Sequence[Shard]) -> int:
+    client = OmegaConf.select(config, "audit.client")
+    if client in (None, "auto"):
+        return max(range(len(shards)), key=lambda k: len(shards[k].train))
+    return _whole("audit.client", client)
+
+
+def _mechanisms(config: DictConfig, method: Method, noise_multiplier: float | None = None) -> dict[str, Mechanism]:
+    node = config.privacy
+    if noise_multiplier is not None:
+        node = OmegaConf.merge(config, {"privacy": {"noise_multiplier": noise_multiplier}}).privacy
+    made = {str(name): build(part) for name, part in (node.mechanisms or {}).items()}
+    for name in made:
+        if name not in method.uploads and name not in method.queries:
+            known = sorted({*method.uploads, *method.queries})
+            raise BadConfig(
+                f"privacy={config.privacy.name}: its mechanism {name!r} has no place in {type(method).__name__}, "
+                f"whose uploads and queries are {', '.join(known)}"
+            )
+    return made
+
+
+def _calibrated(config: DictConfig, plan: Plan) -> Plan:
+    """The noise multiplier for privacy.epsilon, from the plan of releases alone."""
+    from dataclasses import replace
+
+    target = float(config.privacy.epsilon)
+    if not target > 0:
+        raise BadConfig(f"privacy.epsilon={target}: a number above 0 is needed")
+    if not plan.mechanisms:
+        raise BadConfig(
+            f"privacy.epsilon={target}: privacy={config.privacy.name} sets no mechanism whose noise could be chosen"
+        )
+    spends = getattr(plan.method, "spends", None)
+    if spends is None:
+        raise BadConfig(
+            f"privacy.epsilon={target}: {type(plan.method).__name__} cannot plan its releases; set privacy.noise_multiplier"
+        )
+
+    def total(z: float) -> dpa.DpEvent:
+        return planned_event(replace(plan, mechanisms=_mechanisms(config, plan.method, z)))
+
+    z = calibrate(total, target, float(config.privacy.delta), relation=str(config.privacy.relation))  # type: ignore[arg-type]
+    config.privacy.noise_multiplier = float(z)
+    return replace(plan, mechanisms=_mechanisms(config, plan.method, float(z)))
+
+
+def planned_event(plan: Plan) -> dpa.DpEvent:
+    """What the busiest client will have spent at the end, per partition cell."""
+    spends = plan.method.spends  # type: ignore[attr-defined]
+    taken = [plan.participants(t) for t in range(plan.method.rounds)]
+    busiest: dict[str, int] = {}
+    for client in range(plan.problem.clients):
+        counts: dict[str, int] = {}
+        for t, chosen in enumerate(taken):
+            if client in chosen:
+                for name, count in spends(t, plan.mechanisms).items():
+                    counts[name] = counts.get(name, 0) + count
+        if sum(counts.values()) > sum(busiest.values()):
+            busiest = counts
+    events = [dpa.SelfComposedDpEvent(plan.mechanisms[n].event, c) for n, c in busiest.items() if n in plan.mechanisms]  # type: ignore[attr-defined]
+    return dpa.ComposedDpEvent(events)
+
+
+def _check_privacy(config: DictConfig, shards: Sequence[Shard], victim: int) -> None:
+    privacy = config.privacy
+    if str(privacy.noise_source) not in ("seed", "os"):
+        raise BadConfig(f"privacy.noise_source={privacy.noise_source}: allowed are seed, os")
+    records = max(len(s.train) for s in shards)
+    if str(privacy.unit) == "record" and privacy.mechanisms and float(privacy.delta) * records > 1:
+        warnings.warn(f"privacy.delta={privacy.delta} is above 1/{records}, one over a client's records", stacklevel=2)
+
+
+def shipped_attacks() -> dict[str, Attack]:
+    """Every attack that comes with privdd, at its defaults."""
+    names = all_attacks([config_dir()])
+    return attacks_of(composed("audit", [f"attack=[{','.join(names)}]"]))
+
+
+def attacks_of(config: DictConfig) -> dict[str, Attack]:
+    """name -> attack, in a fixed order."""
+    return {str(name): build(node) for name, node in sorted((config.get("attack") or {}).items())}

@@ -1,0 +1,125 @@
+"""Configs: where they lie, the resolvers they use, and one clear line for every mistake in them."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from privdd.cli.sweeps import point_name
+from privdd.core.errors import BadConfig
+
+PRESETS = ("smoke", "default", "paper")
+GROUPS = ("algo", "attack", "base", "data", "engine", "experiment", "model", "partition", "preset", "privacy")
+
+
+def config_dir() -> str:
+    """The folder of yaml files: packed in the wheel, or beside the package in a checkout."""
+    here = Path(__file__).resolve().parents[1]
+    for folder in (here / "configs", here.parent / "configs"):
+        if (folder / "audit.yaml").is_file():
+            return str(folder)
+    raise BadConfig(
+        f"no configs found in {here / 'configs'} or {here.parent / 'configs'}; is the installation complete?"
+    )
+
+
+def _by_preset(*values: Any, _root_: Any) -> Any:
+    if len(values) != len(PRESETS):
+        raise BadConfig(f"by_preset needs {len(PRESETS)} values ({', '.join(PRESETS)}), got {len(values)}")
+    name = OmegaConf.select(_root_, "preset.name")
+    if name not in PRESETS:
+        raise BadConfig(f"preset={name}: allowed are {', '.join(PRESETS)}")
+    return values[PRESETS.index(name)]
+
+
+def register_resolvers() -> None:
+    """Idempotent; called before anything is composed."""
+    OmegaConf.register_new_resolver("by_preset", _by_preset, replace=True)
+    OmegaConf.register_new_resolver("run_id", lambda: uuid.uuid4().hex[:6], replace=True, use_cache=True)
+    OmegaConf.register_new_resolver("point", point_name, replace=True)
+
+
+register_resolvers()  # on import: a sweep's workers resolve configs before they call anything of ours
+
+
+def all_attacks(folders: Sequence[str]) -> list[str]:
+    """Every attack that a yaml exists for, the user's own folders included."""
+    return sorted({p.stem for folder in folders for p in (Path(folder) / "attack").glob("*.yaml")})
+
+
+def expand(argv: Sequence[str], command: str) -> list[str]:
+    """The arguments with ``attack=all`` (the default) spelled out, so that the config shows each one."""
+    args = [a for a in argv if a != "attack=all"]
+    if command == "audit" and not any(a.startswith("attack=") for a in args):
+        args.append(f"attack=[{','.join(all_attacks([config_dir(), *own_folders(argv)]))}]")
+    return overrides_first(args)
+
+
+def overrides_first(argv: Sequence[str]) -> list[str]:
+    """The same arguments, options last: argparse takes overrides in one piece only."""
+    typed = [a for a in argv if "=" in a and not a.startswith("-") and a not in own_folders(argv)]
+    return typed + [a for a in argv if a not in typed]
+
+
+def own_folders(argv: Sequence[str]) -> list[str]:
+    """The user's own config folders: ``--config-dir DIR``."""
+    given = [a.split("=", 1)[1] for a in argv if a.startswith("--config-dir=")]
+    return given + [b for a, b in itertools.pairwise(argv) if a in ("--config-dir", "-cd")]
+
+
+def composed(command: str, overrides: Sequence[str], folders: Sequence[str] = (), *, hydra: bool = False) -> DictConfig:
+    """The resolved-on-access config for plain overrides; ``hydra``: with Hydra's own node.
+
+    Raises BadConfig with one line.
+    """
+    register_resolvers()
+    GlobalHydra.instance().clear()
+    extra = [f"hydra.searchpath=[{','.join('file://' + str(Path(f).resolve()) for f in folders)}]"] if folders else []
+    try:
+        with initialize_config_dir(config_dir=config_dir(), version_base="1.3"):
+            return compose(config_name=command, overrides=[*overrides, *extra], return_hydra_config=hydra)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise BadConfig(one_line(error)) from None
+
+
+def name_run(config: DictConfig, choices: Mapping[str, Any]) -> None:
+    """``name`` becomes the chosen algo's file where none was given; it is stored with the run."""
+    if config.name is None and config.get("scores") is None:
+        config.name = str(choices["algo"])
+
+
+def one_line(error: BaseException) -> str:
+    """The first informative sentence of a library's message."""
+    cause = error.__cause__ if isinstance(error, HydraException) and error.__cause__ else error
+    lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
+    shown = [
+        line for line in lines if not line.startswith(("Set the environment", "See https", "full_key", "object_type"))
+    ]
+    return " ".join(shown)[:400] or type(error).__name__
+
+
+def guarded(main: Callable[[], int]) -> int:
+    """Run a command; anything the user can cause ends in one line on stderr and status 1."""
+    from privdd.cli.errors import explain
+
+    try:
+        return main()
+    except KeyboardInterrupt as stop:
+        print(f"\nprivdd: stopped{': ' + str(stop) if str(stop) else ''}", file=sys.stderr)
+        return 130
+    except Exception as error:
+        line = explain(error)
+        if line is None:
+            raise
+        print(f"privdd: error: {line}", file=sys.stderr)
+        return 1

@@ -1,0 +1,119 @@
+"""Scores brought from elsewhere: the same page and the same ``findings.json``, without any training."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+from attacks.scores import audit_scores
+from attacks.types import Finding, Surface
+from privdd import __version__
+from privdd.core.errors import BadConfig
+from privdd.reporting.findings import validate, write
+from privdd.reporting.page import write_report
+from privdd.reporting.terminal import print_summary
+from privdd.runtime.run_folder import RunFolder, jsonable, write_json, write_tensors
+
+STATED = "stated by whoever brought the scores"
+
+
+def audit_brought(config: DictConfig, path: Path, argv: Sequence[str]) -> int:
+    """``scores=FILE`` into ``path`` -> 0, or 2 where a bound is above the epsilon stated as ``privacy.epsilon``.
+
+    Raises ValueError, one line, for a file that cannot be read as such scores.
+    """
+    began = time.monotonic()
+    stated, findings = _stated(config), _findings(config)
+    folder = RunFolder(path)
+    for finding in findings:
+        kept = {name: value for name, value in finding.figures.items() if not name.startswith("roc_")}
+        write_tensors(folder.evidence(str(finding.surface), finding.attack), kept)
+    result = validate(jsonable(_result(config, stated, findings, time.monotonic() - began)), str(folder.findings))
+    write_json(folder.manifest, {"schema": 1, "version": __version__, "seed": int(config.seed), "command": list(argv)})
+    write(result, folder.findings)
+    page = write_report(path)
+    print_summary(result, sys.stdout)
+    print(f"\nreport: {page}\nresult: {folder.findings}")
+    return 2 if result.verdict == "contradiction" else 0
+
+
+def _findings(config: DictConfig) -> list[Finding]:
+    """Each with the bound that it would have if all of them shared the confidence: that one decides."""
+    confidence = float(config.audit.confidence)
+    delta, seed = float(config.privacy.delta), int(config.seed)
+    given: dict[str, Any] = {"surface": _surface(config), "delta": delta, "seed": seed}
+    found = audit_scores(str(config.scores), confidence=confidence, **given)
+    shared = audit_scores(str(config.scores), confidence=1 - (1 - confidence) / len(found), **given)
+    return [_decisive(one, strict.measures.get("epsilon_measured")) for one, strict in zip(found, shared, strict=True)]
+
+
+def _decisive(finding: Finding, bound: float | None) -> Finding:
+    if bound is None:
+        return finding
+    return finding.with_measures(diagnostics={**finding.measures.get("diagnostics", {}), "epsilon_familywise": bound})
+
+
+def _surface(config: DictConfig) -> Surface:
+    try:
+        return Surface(str(config.scores_surface))
+    except ValueError:
+        known = ", ".join(Surface)
+        raise BadConfig(f"scores_surface={config.scores_surface}: allowed are {known}") from None
+
+
+def _stated(config: DictConfig) -> float | None:
+    if config.privacy.epsilon is None:
+        return None
+    value = float(config.privacy.epsilon)
+    if not value > 0:
+        raise BadConfig(f"privacy.epsilon={value}: a number above 0 is needed")
+    return value
+
+
+def _result(config: DictConfig, stated: float | None, findings: Sequence[Finding], seconds: float) -> dict[str, Any]:
+    unknown = {"pld": math.inf, "rdp": math.inf}
+    rows = [_row(finding, stated) for finding in findings]
+    verdict = "contradiction" if any(_above(finding, stated) for finding in findings) else "unprotected"
+    why = "nothing here shows how it was derived; only attacks were run"
+    claims = [] if stated is None else [{"source": STATED, "epsilon": stated, "sound": False, "why": why}]
+    game = {"delta": float(config.privacy.delta), "unit": "record", "relation": "add_remove"}
+    return {
+        "schema": 1,
+        "run": _run(config, seconds),
+        "privacy": {**game, "epsilon": unknown, "claims": claims},
+        "surfaces": [{**_sent(rows[0]["surface"]), "epsilon": unknown, "verdict": verdict}],
+        "findings": rows,
+        "verdict": verdict,
+    }
+
+
+def _sent(surface: str) -> dict[str, Any]:
+    sender = "server" if surface in ("global_model", "global_images", "shared_features") else "client"
+    unknown = {"rounds": 0, "bytes": 0, "mechanism": "unknown"}
+    return {"surface": surface, "sender": sender, "names": ["scores"], "audited": True, **unknown}
+
+
+def _run(config: DictConfig, seconds: float) -> dict[str, Any]:
+    spent = {"train": 0.0, "worlds": 0.0, "attacks": seconds, "total": seconds}
+    return {
+        "algo": str(config.name or "scores"), "data": Path(str(config.scores)).name, "preset": "none",
+        "seed": int(config.seed), "version": __version__, "clients": 0, "rounds": 0, "seconds": spent,
+    }  # fmt: skip
+
+
+def _row(finding: Finding, stated: float | None) -> Mapping[str, Any]:
+    head = {name: getattr(finding, name) for name in ("surface", "attack", "family", "adversary")}
+    measures = {name: value for name, value in finding.measures.items() if value is not None}
+    known = {} if stated is None or "epsilon_measured" not in measures else {"epsilon_stated": stated}
+    return {name: str(value) for name, value in head.items()} | measures | known
+
+
+def _above(finding: Finding, stated: float | None) -> bool:
+    bound = finding.measures.get("diagnostics", {}).get("epsilon_familywise")
+    return stated is not None and bound is not None and float(bound) > stated

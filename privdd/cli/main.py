@@ -1,0 +1,153 @@
+"""What ``privdd.audit`` and ``privdd.train`` share: argument checks, Hydra, resume, exit status."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf
+
+from privdd.cli.config import (
+    composed,
+    config_dir,
+    expand,
+    guarded,
+    name_run,
+    overrides_first,
+    own_folders,
+    register_resolvers,
+)
+from privdd.cli.runs import stored_config
+from privdd.cli.sweeps import Sweep, asked, count_points, is_sweep, pinned
+from privdd.cli.validation import check_overrides, check_types
+from privdd.core.errors import BadConfig
+from privdd.runtime.allocator import keep_memory
+
+Run = Callable[[DictConfig, Path, Sequence[str]], int]
+# What does not decide what was sent: a resumed run gives the result of an undisturbed one, and a stored
+# run attacked again keeps its own audited records.
+CHANGEABLE = {
+    "resume": ("engine",),
+    "run": ("attack", "engine", *(f"audit.{k}" for k in ("worlds", "federations", "victims", "confidence", "waive"))),
+}
+HELP = (
+    "--help",
+    "-h",
+    "--hydra-help",
+    "--version",
+    "--info",
+    "--cfg",
+    "--shell-completion",
+    "-sc",
+    "--package",
+    "--resolve",
+)
+
+
+def main(command: str, run: Run) -> int:
+    """The whole command: one-line errors, status 0, 1 or 2."""
+    return guarded(lambda: _main(command, run))
+
+
+def _main(command: str, run: Run) -> int:
+    keep_memory()
+    register_resolvers()
+    argv = expand(sys.argv[1:], command)
+    if any(a.split("=")[0] in HELP for a in argv):
+        sys.argv = [sys.argv[0], *sys.argv[1:]]
+        _hydra(command, run, argv)
+        return 0
+    config = checked(command, argv)
+    for word in ("resume", "run"):
+        if config.get(word) is not None:
+            return _stored(command, run, argv, Path(str(config[word])), word)
+    return _hydra(command, run, argv)
+
+
+def checked(command: str, argv: Sequence[str]) -> DictConfig:
+    """The config that was typed (first value of each sweep). Raises BadConfig with one line."""
+    config = check_overrides(command, argv)
+    groups = [a for a in argv if "." not in a.split("=")[0] and a.split("=")[0].lstrip("+~") in config and _is_group(a)]
+    check_types(config, composed(command, groups, own_folders(argv)))
+    return config
+
+
+def _is_group(argument: str) -> bool:
+    from privdd.cli.config import GROUPS
+
+    return (
+        argument.split("=")[0].split("@")[0] in GROUPS and "," not in argument.split("=", 1)[1].strip("[]")
+    ) or argument.startswith("attack=")
+
+
+def _stored(command: str, run: Run, argv: Sequence[str], path: Path, word: str) -> int:
+    """resume=DIR goes on as configured there; run=DIR attacks it again with the attacks asked for."""
+    config = stored_config(path)
+    typed = [a for a in sys.argv[1:] if "=" in a and not a.startswith((f"{word}=", "-"))]
+    for item in typed:
+        if not any(item.split("=")[0] == part or item.startswith(f"{part}.") for part in CHANGEABLE[word]):
+            raise BadConfig(f"{item}: together with {word}= only {', '.join(CHANGEABLE[word])} can be changed")
+    spelled = [a for a in argv if a in typed or (a.startswith("attack=") and word == "run")]
+    fresh = composed(command, [f"preset={config.preset.name}", *spelled], own_folders(argv))
+    for key in (item.split("=")[0].split("@")[0] for item in typed):
+        OmegaConf.update(config, key, OmegaConf.select(fresh, key), merge=False, force_add=True)
+    return run(config, path, sys.argv)
+
+
+def _hydra(command: str, run: Run, argv: Sequence[str]) -> int:
+    status: list[int] = []
+    sweep = _sweep(command, argv) if is_sweep(argv) else None
+
+    def job(config: DictConfig) -> int:
+        node = HydraConfig.get()
+        path = Path(node.runtime.output_dir)
+        name_run(config, node.runtime.choices)
+        typed = ["python", "-m", f"privdd.{command}", *node.overrides.task]
+        if sweep is not None:
+            return sweep.point(path, lambda: run(config, path, typed))
+        status.append(guarded(lambda: run(config, path, typed)))  # Hydra would print a traceback
+        return status[-1]
+
+    sys.argv = [sys.argv[0], *overrides_first(pinned(command, argv, sweep.folder) if sweep else argv)]
+    start = hydra.main(version_base="1.3", config_path=config_dir(), config_name=command)(job)
+    if sweep is not None:
+        sweep.folder.mkdir(parents=True, exist_ok=True)
+        return _swept(sweep, start)
+    with _raising():
+        start()
+    return max(status, default=0)
+
+
+@contextmanager
+def _raising() -> Iterator[None]:
+    """Hydra raises what it cannot do (an unwritable folder) where it would print a traceback and exit."""
+    before = os.environ.get("HYDRA_FULL_ERROR")
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    try:
+        yield
+    finally:
+        os.environ.pop("HYDRA_FULL_ERROR")
+        if before is not None:
+            os.environ["HYDRA_FULL_ERROR"] = before
+
+
+def _sweep(command: str, argv: Sequence[str]) -> Sweep:
+    """In the folder typed as hydra.sweep.dir, else in one of its own under the configured one."""
+    typed = [a for a in argv if a.startswith("hydra.sweep.dir=")]
+    root = Path(str(composed(command, typed, own_folders(argv), hydra=True).hydra.sweep.dir))
+    return Sweep(command, root if typed else root / asked(command, argv).folder, total=count_points(argv))
+
+
+def _swept(sweep: Sweep, start: Callable[[], object]) -> int:
+    try:
+        start()
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("repeat the same command: finished points are skipped, the others go on") from None
+    except SystemExit as stop:  # a launcher lost a worker: what finished is still compared
+        return sweep.finish() or int(bool(stop.code))
+    return sweep.finish()

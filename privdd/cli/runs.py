@@ -1,0 +1,148 @@
+"""One command's life: folder, config, training or audit, report, exit status."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from privdd.core.errors import BadConfig
+from privdd.runtime.run_folder import DamagedRun, RunFolder, write_bytes
+
+CONTRADICTION = 2
+
+
+def prepare(path: Path, config: DictConfig) -> RunFolder:
+    """The folder with its resolved config.yaml.
+
+    Raises OSError where it cannot be written, BadConfig where it holds a run of another config: going
+    on from that run's checkpoint would mix the two.
+    """
+    folder = RunFolder(path)
+    if folder.checkpoint.exists():
+        old, new = _decides(stored_config(path)), _decides(config)
+        changed = sorted(key for key in {*old, *new} if old.get(key) != new.get(key))
+        if changed:
+            raise BadConfig(f"{path}: holds a run of another config ({', '.join(changed)} differ); use another folder")
+    write_bytes(path / "config.yaml", OmegaConf.to_yaml(config, resolve=True).encode())
+    return folder
+
+
+def _decides(config: DictConfig) -> dict[str, Any]:
+    """The parts of a config that decide what is sent."""
+    from privdd.federated.experiment import UNFINGERPRINTED, plain
+
+    parts = {str(k): v for k, v in plain(config).items() if k not in UNFINGERPRINTED}
+    audited = {f"audit.{k}": OmegaConf.select(config, f"audit.{k}") for k in ("client", "records")}
+    return parts | audited
+
+
+@contextmanager
+def resumable(command: str, path: Path) -> Iterator[None]:
+    """Ctrl-C says how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"resume with: python -m privdd.{command} resume={path}") from None
+
+
+def stored_config(path: Path) -> DictConfig:
+    """config.yaml of a run folder. Raises DamagedRun where there is none or it is not one of ours."""
+    file = path / "config.yaml"
+    if not file.is_file():
+        raise DamagedRun(f"{path}: not a run folder (no config.yaml)")
+    try:
+        config = OmegaConf.load(file)
+        if not isinstance(config, DictConfig) or not {"algo", "data", "partition", "privacy"} <= set(config):
+            raise ValueError("keys are missing")
+    except Exception as error:  # yaml raises its own tree of errors
+        raise DamagedRun(f"{file}: not a config of privdd ({' '.join(str(error).split())[:100]})") from None
+    return config
+
+
+def run_audit(config: DictConfig, path: Path, argv: Sequence[str]) -> int:
+    """Audit into ``path`` -> exit status: 0 done, 2 contradiction."""
+    if config.scores is not None:
+        from privdd.cli.external_scores import audit_brought
+
+        return audit_brought(config, path, argv)
+    from privdd.auditing.coverage import check_coverage
+    from privdd.auditing.findings import write_run
+    from privdd.auditing.pipeline import audit
+    from privdd.cli.assemble import assemble, attacks_of, shipped_attacks
+    from privdd.cli.tracking import check_tracking, scalars_of, track
+    from privdd.reporting.page import write_report
+    from privdd.reporting.terminal import print_summary
+
+    check_tracking(config.tracking)
+    attacks = attacks_of(config)
+    if not attacks:
+        raise BadConfig("attack=[]: at least one attack is needed")
+    experiment = assemble(config)
+    waived = {str(k): str(v) for k, v in config.audit.waive.items() if v is not None}
+    check_coverage(experiment.plan.method, attacks, waived, config.audit, shipped_attacks)
+    experiment.ledger()  # refuses a unit, relation or delta before anything is written
+    folder = prepare(path, config)
+    say(experiment, path)
+    with resumable("audit", path):
+        result = write_run(folder, audit(experiment, attacks, folder), argv)
+        page = write_report(path)
+    track(config.tracking, path, result.utility.accuracy_by_round if result.utility else (), scalars_of(result))
+    print_summary(result, sys.stdout)
+    print(f"\nreport: {page}\nresult: {folder.findings}")
+    return CONTRADICTION if result.verdict == "contradiction" else 0
+
+
+def run_training(config: DictConfig, path: Path, argv: Sequence[str]) -> int:
+    """Training alone: state, ledger, manifest, one line of figures."""
+    import time
+
+    from privdd.auditing.findings import both, manifest, per_client
+    from privdd.cli.assemble import assemble
+    from privdd.cli.tracking import check_tracking, track
+    from privdd.federated.trainer import Trainer
+    from privdd.runtime.run_folder import write_json
+
+    check_tracking(config.tracking)
+    experiment = assemble(config)
+    folder = prepare(path, config)
+    say(experiment, path)
+    began = time.monotonic()
+    plan, ledger = experiment.plan, experiment.ledger()
+    trainer = Trainer(plan, experiment.shards, experiment.test, experiment.engine, folder, ledger, experiment.capture)
+    with resumable("train", path):
+        progress = trainer.run()
+    seconds = {"train": time.monotonic() - began}
+    write_json(folder.manifest, manifest(experiment, progress, seconds, argv))
+    epsilon = both(progress.ledger)
+    summary: dict[str, Any] = {
+        "accuracy": progress.accuracy[-1],
+        "epsilon": epsilon,
+        "delta": progress.ledger.delta,
+        "unit": progress.ledger.unit,
+        "relation": progress.ledger.relation,
+        "uploaded_bytes_per_client": per_client(progress.uploaded, experiment.plan.problem.clients),
+        "downloaded_bytes_per_client": per_client(progress.downloaded, experiment.plan.problem.clients),
+    }
+    write_json(path / "training.json", {"schema": 1, **summary, "accuracy_by_round": list(progress.accuracy)})
+    track(config.tracking, path, progress.accuracy, {f"epsilon/{name}": value for name, value in epsilon.items()})
+    print(
+        f"accuracy {summary['accuracy']:.4f}, epsilon {epsilon['pld']:.4g} by PLD ({epsilon['rdp']:.4g} by RDP) at "
+        f"delta {progress.ledger.delta:g} per {progress.ledger.unit}, {progress.ledger.relation}; {path}"
+    )
+    return 0
+
+
+def say(experiment: Any, path: Path) -> None:
+    """What is about to happen, before the first bar."""
+    shards = experiment.shards
+    sizes = [len(s.train) for s in shards]
+    print(
+        f"privdd: {type(experiment.plan.method).__name__} on {experiment.dataset.name} ({experiment.dataset.note}), "
+        f"{len(shards)} clients of {min(sizes)} to {max(sizes)} records, audited client {experiment.plan.victim}; {path}",
+        file=sys.stderr,
+    )

@@ -1,0 +1,176 @@
+"""Sweeps: one folder for one question, points that survive a kill, and one comparison at the end.
+
+Hydra's launchers run the points in this process, in others, or on other machines; what a point came
+to is therefore read from its folder and never from memory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+import sys
+import time
+import traceback
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, ValueType
+
+from privdd.runtime.progress import spell
+from privdd.runtime.run_folder import read_json, write_json
+
+MARK = "point.json"
+RESULTS = {"audit": ("findings.json", "report.html"), "train": ("training.json",)}
+
+
+def fingerprint(parts: Iterable[str]) -> str:
+    """Eight hexadecimal digits that do not depend on the order of ``parts``."""
+    return hashlib.blake2b("\n".join(sorted(parts)).encode(), digest_size=4).hexdigest()
+
+
+def readable(text: str, limit: int = 80) -> str:
+    """``text`` as part of a folder name: letters, digits and _.+- only, so that it can be typed as run=DIR."""
+    return re.sub(r"[^A-Za-z0-9_.+-]+", "_", text.replace("=", "-"))[:limit].strip("_.-")
+
+
+def point_name(overrides: str) -> str:
+    """A folder name for one point from its comma-joined overrides: readable, safe, unique in its sweep."""
+    short = re.sub(r"(^|,)[^=,]*[./@]([^=,./@]+=)", r"\1\2", overrides)
+    return f"{readable(short) or 'point'}-{fingerprint([overrides])}"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What was typed, apart from Hydra's own settings: swept keys, and every other assignment."""
+
+    command: str
+    swept: tuple[str, ...]
+    fixed: tuple[tuple[str, str], ...]  # key, the whole assignment
+
+    @property
+    def folder(self) -> str:
+        """The same for the same question; more values of a swept key are the same question."""
+        names = [self.command, *(text for key, text in self.fixed if key == "algo")]
+        names += sorted(key.rsplit(".", 1)[-1] for key in self.swept)
+        mark = fingerprint([self.command, *(f"{key}=*" for key in self.swept), *(text for _, text in self.fixed)])
+        return f"{readable('-'.join(names))}-{mark}"
+
+
+def _parsed(argv: Sequence[str]) -> list[Override]:
+    typed = [a for a in argv if "=" in a and not a.startswith(("-", "hydra."))]
+    return [o for o in OverridesParser.create().parse_overrides(typed) if not o.key_or_group.startswith("hydra/")]
+
+
+def count_points(argv: Sequence[str]) -> int | None:
+    """How many points a command line spans; None where only Hydra knows (a glob, another sweeper)."""
+    swept = [o for o in _parsed(argv) if o.is_sweep_override()]
+    known = {ValueType.CHOICE_SWEEP, ValueType.SIMPLE_CHOICE_SWEEP, ValueType.RANGE_SWEEP}
+    if any("hydra/sweeper=" in a for a in argv) or not all(o.value_type in known for o in swept):
+        return None
+    return math.prod(sum(1 for _ in o.sweep_iterator()) for o in swept)
+
+
+def asked(command: str, argv: Sequence[str]) -> Asked:
+    """Sorts the assignments of a command line into swept and fixed ones."""
+    parsed = _parsed(argv)
+    swept = sorted(o.key_or_group for o in parsed if o.is_sweep_override())
+    fixed = sorted((o.key_or_group, str(o.input_line)) for o in parsed if not o.is_sweep_override())
+    return Asked(command, tuple(swept), tuple(fixed))
+
+
+def is_sweep(argv: Sequence[str]) -> bool:
+    """Whether Hydra will run several points."""
+    return any(a in ("-m", "--multirun") or a.startswith("hydra.mode=MULTIRUN") for a in argv)
+
+
+def pinned(command: str, argv: Sequence[str], folder: Path) -> list[str]:
+    """The arguments with the sweep's folder written out, so that every worker has the same; points are
+    named by what varies."""
+    keys = ",".join(f"'{key}'" for key, _ in asked(command, argv).fixed)
+    kept = [a for a in argv if not a.startswith("hydra.sweep.dir=")]
+    return [*kept, f"hydra.sweep.dir='{folder}'", f"hydra.job.config.override_dirname.exclude_keys=[{keys}]"]
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """One start of a sweep. token: tells its points from those of earlier starts in the same folder; total:
+    how many points there will be, None = not known; began: seconds since the epoch, for all its workers."""
+
+    command: str
+    folder: Path
+    token: str = field(default_factory=lambda: uuid.uuid4().hex)
+    total: int | None = None
+    began: float = field(default_factory=time.time)
+
+    def point(self, path: Path, work: Callable[[], int]) -> int:
+        """Run one point, or skip it where it is finished -> status; a failing point does not stop the others."""
+        self._mark(path, None)
+        if all((path / name).is_file() for name in RESULTS[self.command]):
+            print(f"privdd: {path.name} is finished, skipped", file=sys.stderr)
+            status, line = stored_status(path), ""
+        else:
+            status, line = _attempt(work)
+        if line:
+            print(f"privdd: error: {path.name}: {line}", file=sys.stderr)
+        self._mark(path, status, line)
+        print(self.progress(), file=sys.stderr, flush=True)
+        return status
+
+    def progress(self) -> str:
+        """How far the whole sweep is, whichever processes its points run in."""
+        marks = [read_json(file) for file in self.folder.glob(f"*/{MARK}")]
+        ended = [mark["status"] for mark in marks if mark.get("sweep") == self.token and mark["status"] is not None]
+        failed = f", {ended.count(1)} failed" if 1 in ended else ""
+        known = "" if self.total is None else f" of {self.total}"
+        return f"sweep: {len(ended)}{known} points{failed}, {spell(time.time() - self.began)} so far"
+
+    def _mark(self, path: Path, status: int | None, error: str = "") -> None:
+        write_json(path / MARK, {"sweep": self.token, "status": status, "error": error})
+
+    def points(self) -> dict[Path, int]:
+        """Folder -> status of every point that this start reached; one that was cut off counts as failed."""
+        marks = {file.parent: read_json(file) for file in sorted(self.folder.glob(f"*/{MARK}"))}
+        mine = {path: mark for path, mark in marks.items() if mark.get("sweep") == self.token}
+        return {path: 1 if mark["status"] is None else int(mark["status"]) for path, mark in mine.items()}
+
+    def finish(self) -> int:
+        """Write the comparison of all finished points -> 2 after a contradiction, 1 after a failure, else 0."""
+        found = self.points()
+        done = [path for path, status in found.items() if status != 1]
+        failed = [path for path, status in found.items() if status == 1]
+        print(f"\nsweep: {len(done)} of {len(found)} points finished in {self.folder}")
+        for path in failed:
+            print(f"privdd: error: {path.name} failed: {read_json(path / MARK)['error'] or 'cut off'}", file=sys.stderr)
+        if done and self.command == "audit":
+            from privdd.reporting.comparison import write_comparison
+
+            print(f"comparison: {write_comparison(done, self.folder)}\nfrontier: {self.folder / 'frontier.csv'}")
+        trained = [path for path in done if (path / "training.json").is_file()]
+        if trained and self.command == "train":
+            from privdd.reporting.trained import print_trained, write_trained
+
+            print_trained(trained, sys.stdout)
+            print(f"table: {write_trained(trained, self.folder)}")
+        return 2 if 2 in found.values() else int(bool(failed) or not found)
+
+
+def _attempt(work: Callable[[], int]) -> tuple[int, str]:
+    from privdd.cli.errors import explain
+
+    try:
+        return work(), ""
+    except Exception as error:
+        line = explain(error)
+        if line is None:
+            traceback.print_exc()
+        return 1, line or f"{type(error).__name__}: {error}"
+
+
+def stored_status(path: Path) -> int:
+    """The exit status that a finished run had: 2 where it found a contradiction."""
+    file = path / "findings.json"
+    return 2 if file.is_file() and read_json(file).get("verdict") == "contradiction" else 0

@@ -1,0 +1,7 @@
+"""Errors that are the user's to mend."""
+
+from __future__ import annotations
+
+
+class BadConfig(ValueError):
+    """A config that cannot be run; the message is one line for the user."""

@@ -1,0 +1,119 @@
+"""The words of the training stack: random streams, records, artifacts, methods.
+
+State goes in and comes out; nothing here holds hidden state. That is what makes replay, resume and
+distribution simple.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Tensors = Mapping[str, Tensor]
+State = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Records:
+    """Private examples: x (n, c, h, w) float32 in [0, 1], y (n,) int64, ids (n,) int64 unique."""
+
+    x: Tensor
+    y: Tensor
+    ids: Tensor
+
+    def __post_init__(self) -> None:
+        if self.x.ndim != 4 or not len(self.x) == len(self.y) == len(self.ids):
+            raise ValueError(
+                f"records need x (n, c, h, w), y (n,), ids (n,); got {tuple(self.x.shape)}, "
+                f"{tuple(self.y.shape)}, {tuple(self.ids.shape)}"
+            )
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def take(self, index: Tensor | np.ndarray | Sequence[int]) -> Records:
+        """The records at ``index`` (integer positions or a bool mask)."""
+        at = torch.as_tensor(index, device=self.y.device)
+        return Records(self.x[at], self.y[at], self.ids[at])
+
+    def to(self, device: str | torch.device) -> Records:
+        return Records(self.x.to(device), self.y.to(device), self.ids.to(device))
+
+    @staticmethod
+    def concat(parts: Sequence[Records]) -> Records:
+        return Records(*(torch.cat([getattr(p, f) for p in parts]) for f in ("x", "y", "ids")))
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One client's data: train feeds its uploads, test its personal accuracy, heldout the audit.
+
+    nulls: records that zero-out adjacency has replaced by nothing: black images that keep id and label.
+    They contribute zero to every query; a method that releases one row per record releases theirs too.
+    """
+
+    client: int
+    train: Records
+    test: Records
+    heldout: Records
+    classes: int
+    nulls: Records | None = None
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return tuple(self.train.x.shape[1:])  # type: ignore[return-value]
+
+    def with_train(self, train: Records) -> Shard:
+        return replace(self, train=train)
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """One named value that a client hands to the channel.
+
+    value: flat mapping of tensors. private=True claims that the value depends on the client's data
+    only through outputs of ``ctx.mechanism``; the non-interference test holds every method to it.
+    public: why the value needs no protection (for example: labels under zero-out adjacency), empty if
+    it does. flags: side conditions of a mechanism's proof that only the method knows; a false one
+    makes the release non-private.
+    """
+
+    value: Tensors
+    private: bool = False
+    public: str = ""
+    flags: Mapping[str, bool] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.private and self.public:
+            raise ValueError("an artifact is private=True or public, not both")
+
+
+Upload = Mapping[str, Artifact]
+
+
+@dataclass(frozen=True)
+class Received:
+    """What the server holds of one client after one round. Only ``Channel.send`` makes these."""
+
+    client: int
+    round: int
+    values: Mapping[str, Tensors]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What everyone knows before training: record shape (c, h, w), classes, clients, rounds, device."""
+
+    shape: tuple[int, int, int]
+    classes: int
+    clients: int
+    device: str = "cpu"
+    class_list: tuple[int, ...] = field(default=())
+
+    def __post_init__(self) -> None:
+        if not self.class_list:
+            object.__setattr__(self, "class_list", tuple(range(self.classes)))

@@ -1,0 +1,120 @@
+"""Worlds cut into cells: the synthetic images of one class, learned from one subset of its records.
+
+Distribution matching treats each class alone, so worlds that hold the same records of a class share
+that class's images: K worlds over n records need no more cells than there are distinct subsets.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from privdd.core.types import Artifact, Records, Upload
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One class and the subsets of its records that some world holds.
+
+    at: positions (n_c,) in the pool; present: (m, n_c) bool, each row with at least one record.
+    """
+
+    label: int
+    at: Tensor
+    present: Tensor
+
+
+@dataclass(frozen=True)
+class Cells:
+    """All cells of K worlds over one pool of records.
+
+    slot: (K, C) position of the world's cell in the concatenation of ``groups``, -1 where the world
+    holds no record of the class.
+    """
+
+    pool: Records
+    groups: tuple[Cell, ...]
+    slot: Tensor
+
+    @property
+    def labels(self) -> Tensor:
+        """The class of every cell, (M,)."""
+        return torch.cat([torch.full((len(g.present),), g.label) for g in self.groups] or [torch.zeros(0)]).long()
+
+    @property
+    def worlds(self) -> Tensor:
+        """The first world that holds each cell, (M,)."""
+        world = torch.zeros(len(self), dtype=torch.long)
+        for k in reversed(range(len(self.slot))):
+            world[self.slot[k][self.slot[k] >= 0]] = k
+        return world
+
+    def __len__(self) -> int:
+        return sum(len(group.present) for group in self.groups)
+
+    def map(self, x: Tensor) -> Cells:
+        """The same cells over other images of the same records (a projection's, for instance)."""
+        return replace(self, pool=Records(x, self.pool.y, self.pool.ids))
+
+
+def one_world(records: Records, classes: int) -> Cells:
+    """The cells of a single world that holds every record."""
+    return cut(records, torch.ones(1, len(records), dtype=torch.bool), classes)
+
+
+def join(fixed: Records, candidates: Records, masks: Tensor) -> tuple[Records, Tensor]:
+    """The pool of ``fixed`` records and candidates, and who is present: masks (K, n) -> (K, N) bool.
+
+    Raises ValueError for masks of another shape or for an id that appears twice.
+    """
+    if masks.ndim != 2 or masks.dtype != torch.bool or masks.shape[1] != len(candidates):
+        raise ValueError(f"masks={tuple(masks.shape)} {masks.dtype}: a bool (K, {len(candidates)}) is needed")
+    pool = Records.concat([fixed, candidates])
+    if len(pool.ids.unique()) != len(pool):
+        raise ValueError("candidates: their ids must differ from each other and from the fixed records'")
+    return pool, torch.cat([torch.ones(len(masks), len(fixed), dtype=torch.bool), masks.cpu()], 1)
+
+
+def cut(pool: Records, present: Tensor, classes: int, *, apart: bool = False) -> Cells:
+    """The cells of the worlds whose records are the rows of ``present`` (K, n) bool.
+
+    apart: no two worlds share a cell, for worlds that differ by more than their records.
+    """
+    slot = torch.full((len(present), classes), -1, dtype=torch.long)
+    groups: list[Cell] = []
+    start = 0
+    labels = pool.y.cpu()
+    for label in labels.unique().tolist():
+        at = (labels == label).nonzero()[:, 0]
+        rows, inverse = present[:, at], torch.arange(len(present))
+        if not apart:
+            rows, inverse = rows.unique(dim=0, return_inverse=True)
+        held = rows.any(1)
+        position = torch.where(held, held.cumsum(0) - 1 + start, torch.full_like(inverse[:1], -1))
+        slot[:, label] = position[inverse]
+        groups.append(Cell(label, at, rows[held]))
+        start += int(held.sum())
+    return Cells(pool, tuple(groups), slot)
+
+
+def world_cells(fixed: Records, candidates: Records, masks: Tensor, classes: int, *, apart: bool = False) -> Cells:
+    """The cells of K worlds: fixed records in all of them, candidate i in world k where masks[k, i].
+
+    apart: worlds whose images start differently share no cell, not even with the same records.
+    Raises ValueError for masks that are not bool (K, len(candidates)) or for a repeated id.
+    """
+    return cut(*join(fixed, candidates, masks), classes, apart=apart)
+
+
+def labelled(cells: Cells, images: Tensor, world: int) -> tuple[Tensor, Tensor]:
+    """One world's set: images (m, c, h, w) by class and labels (m,), from the cells' (M, ipc, c, h, w)."""
+    held = cells.slot[world][cells.slot[world] >= 0]
+    return images[held].flatten(0, 1), cells.labels[held].repeat_interleave(images.shape[1])
+
+
+def uploads(cells: Cells, images: Tensor, name: str = "images") -> list[Upload]:
+    """What each world's client would send: its images under ``name`` and their labels."""
+    sets = [labelled(cells, images, world) for world in range(len(cells.slot))]
+    return [{name: Artifact({"x": x}), "labels": Artifact({"y": y})} for x, y in sets]

@@ -1,0 +1,105 @@
+"""DP-SGD on synthetic data: every record's own gradient with respect to the synthetic images, clipped.
+
+For the matching loss ||mean_i h(x_i) - mean_j h(s_j)||**2 of one class the gradient is a mean over
+records of g_i = -2 J^T (h(x_i) - mean_j h(s_j)), J the Jacobian of the synthetic mean embedding: each
+g_i reads one record, so clipping it bounds what that record does. A reference: it costs a pull-back
+per record, where ``noisy_embedding`` costs none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from torch.func import vjp, vmap
+
+from privdd.core.types import Records
+from privdd.federated.channel import ClientContext
+
+Map = Callable[[Tensor], Tensor]  # images (b, c, h, w) -> (b, p), each row a function of its image alone
+Pull = Callable[[Tensor], tuple[Tensor, ...]]
+QUERY = "synthetic_gradient"
+
+
+def pull_back(images: Tensor, embed: Map) -> tuple[Tensor, Pull]:
+    """Mean embedding (p,) of the synthetic images of one class, and v -> J^T v (the images' shape)."""
+    mean, pull = vjp(lambda s: embed(s).mean(0), images.detach())  # type: ignore[misc]
+    return mean.detach(), pull
+
+
+def record_gradients(images: Tensor, embed: Map, x: Tensor, *, chunk: int | None = None) -> Tensor:
+    """Every record's exact gradient g_i: images (m, c, h, w), x (n, c, h, w) -> (n, m, c, h, w).
+
+    The graph holds the synthetic images only; ``chunk`` records are pulled back at a time (default: 1, a
+    loop, on a CPU, where it is fastest; 32 elsewhere). The mean over records is the gradient of the
+    matching loss.
+    """
+    chunk = chunk or (1 if images.device.type == "cpu" else 32)
+    mean, pull = pull_back(images, embed)
+    residuals = -2 * (_embed(embed, x) - mean)
+    if chunk == 1:
+        parts = [pull(row)[0].detach().unsqueeze(0) for row in residuals]
+    else:
+        parts = [vmap(pull)(part)[0].detach() for part in residuals.split(chunk)] if len(x) else []
+    return torch.cat(parts) if parts else images.new_zeros(0, *images.shape)
+
+
+def mean_gradients(images: Tensor, embed: Map, batches: Sequence[Tensor]) -> Tensor:
+    """The gradient of every class's matching loss in one pass: images (C, m, c, h, w), a batch for each.
+
+    A class whose batch is empty has gradient zero.
+    """
+    leaf = images.detach().requires_grad_(True)
+    with torch.enable_grad():
+        means = embed(leaf.flatten(0, 1)).unflatten(0, images.shape[:2]).mean(1)
+    rows = _embed(embed, torch.cat(list(batches))).split([len(x) for x in batches])
+    targets = [part.mean(0) if len(part) else own.detach() for part, own in zip(rows, means)]
+    (gradient,) = torch.autograd.grad((means - torch.stack(targets)).square().sum(), leaf)
+    return gradient
+
+
+def release_gradients(
+    images: Tensor,
+    embed: Map,
+    records: Records,
+    class_list: Sequence[int],
+    ctx: ClientContext,
+    *,
+    batch: int | None = None,
+    chunk: int | None = None,
+) -> Tensor:
+    """Protected matching gradient of every class's images, through ``ctx.mechanism("synthetic_gradient")``.
+
+    images (C, m, c, h, w) -> (C, m, c, h, w). A mechanism that clips records gets every record's
+    gradient of a Poisson sample of the class. One that clips the batch mean, as the papers print it,
+    gets that mean, of a fixed number ``batch`` of records drawn anew (None = all of the class).
+    """
+    cells = [records.x[records.y == label] for label in class_list]
+    if getattr(ctx.mechanisms[QUERY], "per_record", True):
+        taken = (x[ctx.sample(QUERY, len(x)).to(x.device)] for x in cells)
+        rows = (record_gradients(own, embed, x, chunk=chunk) for own, x in zip(images, taken))
+    else:
+        drawn = [_fixed_batch(x, batch, label, ctx) for x, label in zip(cells, class_list)]
+        means = mean_gradients(images, embed, drawn)
+        rows = (mean.expand(max(len(x), 1), *mean.shape) for mean, x in zip(means, drawn))
+    released = [
+        ctx.mechanism(QUERY, {"gradient": gradients}, partition=f"label:{label}")["gradient"]
+        for label, gradients in zip(class_list, rows)
+    ]
+    return torch.stack(released).to(images)
+
+
+def _fixed_batch(x: Tensor, batch: int | None, label: int, ctx: ClientContext) -> Tensor:
+    if batch is None or len(x) <= batch:
+        return x
+    step = len(ctx.outputs)
+    order = torch.randperm(len(x), generator=ctx.keys.fold("batch", QUERY, label, step).torch())
+    return x[order[:batch].to(x.device)]
+
+
+@torch.no_grad()
+def _embed(embed: Map, x: Tensor, chunk: int = 64) -> Tensor:
+    if len(x) == 0:
+        return embed(x.new_zeros(1, *x.shape[1:]))[:0]
+    return torch.cat([embed(part) for part in x.split(chunk)])

@@ -1,0 +1,131 @@
+"""Distribution matching: synthetic images whose mean embeddings follow those of the real records.
+
+Zhao and Bilen, "Dataset Condensation with Distribution Matching" (WACV 2023). Per iteration one
+network is drawn for all classes, real records are embedded without a graph, and the loss is
+sum over classes of ||mean embedding of real - mean embedding of synthetic||^2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from privdd.core.keys import Keys
+from privdd.distillation.augmentation import Transform, draw, operations
+from privdd.distillation.class_subsets import Cells
+from privdd.distillation.networks import Embed, Networks
+from privdd.distillation.sampling import priorities, taken
+
+CHUNK = 64  # images per forward pass: larger batches leave the cache
+Step = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Matching:
+    """Settings of one matching run.
+
+    iterations: steps on the images; batch: real records per class and step; lr, momentum: SGD on
+    the images; augment: a siamese strategy or "none"; augment_synthetic: False transforms the real
+    records only (FedRD); chunk: images per forward pass, 0 = all at once (batch norm needs that).
+    """
+
+    iterations: int
+    batch: int = 256
+    lr: float = 1.0
+    momentum: float = 0.0
+    augment: str = "none"
+    augment_synthetic: bool = True
+    chunk: int = CHUNK
+
+    def __post_init__(self) -> None:
+        for name, low in (("iterations", 0), ("batch", 1), ("chunk", 0)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or not value >= low:
+                raise ValueError(f"{name}={value!r}: an integer of at least {low} is needed")
+        if not self.lr > 0:
+            raise ValueError(f"lr={self.lr}: must be above 0")
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum={self.momentum}: must lie in [0, 1)")
+        operations(self.augment)
+
+
+@dataclass(frozen=True)
+class Streams:
+    """Random streams of one run: real batches (secret) and transforms (public)."""
+
+    batch: Keys
+    augment: Keys
+
+
+def embed_real(embed: Embed, x: Tensor, chunk: int = CHUNK) -> Tensor:
+    """Embeddings (n, p) of real images without a graph, ``chunk`` at a time (0 = all at once)."""
+    with torch.no_grad():
+        return torch.cat([embed(part) for part in x.split(chunk or max(len(x), 1))])
+
+
+def matching_gradient(images: Tensor, targets: Tensor, embed: Embed, *, chunk: int = CHUNK) -> Tensor:
+    """Gradient of sum_m ||targets_m - mean_j embed(images_mj)||^2 with respect to the images.
+
+    images (M, ipc, c, h, w), targets (M, p) -> (M, ipc, c, h, w). Cells go through the network in
+    groups of about ``chunk`` images: only one group's graph is alive at a time.
+    """
+    size = max(1, chunk // images.shape[1]) if chunk else max(len(images), 1)
+    parts = []
+    for part, target in zip(images.split(size), targets.split(size)):
+        part = part.detach().requires_grad_(True)
+        means = embed(part.flatten(0, 1)).unflatten(0, part.shape[:2]).mean(1)
+        parts.append(torch.autograd.grad((target - means).square().sum(), part)[0])
+    return torch.cat(parts)
+
+
+def real_means(
+    cells: Cells, embed: Embed, transform: Transform, settings: Matching, keys: Keys, real_map: Embed | None = None
+) -> Tensor:
+    """Mean embedding of one batch of every cell, (M, p): each record is embedded once for all cells.
+
+    real_map: what stands between a record and the network (FedRD's projection), after ``transform``.
+    """
+    priority = priorities(cells.pool.ids, keys)
+    chosen = [taken(priority[g.at], g.present, settings.batch) for g in cells.groups]
+    used = [rows.any(0) for rows in chosen]
+    x = transform(cells.pool.x[torch.cat([g.at[u] for g, u in zip(cells.groups, used)]).to(cells.pool.x.device)])
+    whole: Embed = embed if real_map is None else lambda part: embed(real_map(part))
+    embeddings = embed_real(whole, x, settings.chunk).split([int(u.sum()) for u in used])
+    weights = [rows[:, u].to(e) for rows, u, e in zip(chosen, used, embeddings)]
+    return torch.cat([w @ e / w.sum(1, keepdim=True) for w, e in zip(weights, embeddings)])
+
+
+def descend(images: Tensor, velocity: Tensor, gradient: Tensor, settings: Matching) -> tuple[Tensor, Tensor]:
+    """One step of SGD with momentum: (images, velocity)."""
+    velocity = settings.momentum * velocity + gradient
+    return images - settings.lr * velocity, velocity
+
+
+def match(
+    cells: Cells,
+    images: Tensor,
+    networks: Networks,
+    settings: Matching,
+    streams: Streams,
+    *,
+    real_map: Embed | None = None,
+) -> Tensor:
+    """Learn the images of every cell: (M, ipc, c, h, w) -> the same shape.
+
+    Works on one world or on many (``cells``) alike: the cost of the real records is paid once.
+    """
+    velocity = torch.zeros_like(images)
+    for t in range(settings.iterations if len(cells) else 0):
+        embed = networks(t)
+        transform = draw(settings.augment, tuple(images.shape[2:]), streams.augment.fold(t).torch())  # type: ignore[arg-type]
+        targets = real_means(cells, embed, transform, settings, streams.batch.fold(t), real_map)
+        gradient = matching_gradient(images, targets, _siamese(embed, transform, settings), chunk=settings.chunk)
+        images, velocity = descend(images, velocity, gradient, settings)
+    return images
+
+
+def _siamese(embed: Embed, transform: Transform, settings: Matching) -> Embed:
+    return (lambda x: embed(transform(x))) if settings.augment_synthetic else embed

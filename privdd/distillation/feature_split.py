@@ -1,0 +1,173 @@
+"""FedFed's feature split (Yang et al. 2023, Eqs. 8-9): x = q(x) + x_s, and only x_s is to be shared.
+
+A generator q keeps what depicts the image, a classifier must still predict the label from the rest
+x_s = x - q(x), noised as it will be shared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from privdd.core.state import pack, unpack
+from privdd.core.types import Records, State, Tensors
+from privdd.federated.channel import ClientContext
+from privdd.training.dp_sgd import QUERY, dp_local_sgd
+
+
+@dataclass(frozen=True)
+class SplitLoss:
+    """Weights of the joint loss (released code: re 5 x 10, ce 2, kl 0.005, x_ce 0.4).
+
+    stds: standard deviations of the noise under which the classifier must read x_s, one per copy.
+    rho: bound on ||x_s|| / ||x|| (section 3.3), None for no bound (the released code has none).
+    """
+
+    reconstruction: float = 50.0
+    feature_ce: float = 2.0
+    kl: float = 0.005
+    image_ce: float = 0.4
+    stds: tuple[float, ...] = (0.3872983346,)
+    rho: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("reconstruction", "feature_ce", "kl", "image_ce"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"algo.loss.{name}={getattr(self, name)}: a number of at least 0 is needed")
+        if self.rho is not None and not 0 < self.rho <= 1:
+            raise ValueError(f"algo.loss.rho={self.rho}: null or a number in (0, 1] is needed")
+        if not self.stds or any(not s >= 0 for s in self.stds):
+            raise ValueError(f"algo.loss.stds={self.stds}: numbers of at least 0 are needed, one per copy")
+
+
+def bounded(features: Tensor, x: Tensor, rho: float | None) -> Tensor:
+    """Scale each x_s (b, c, h, w) down to ||x_s|| <= rho ||x|| where it is larger."""
+    if rho is None:
+        return features
+    limit = rho * x.flatten(1).norm(dim=1)
+    norm = features.flatten(1).norm(dim=1).clamp_min(1e-12)
+    return features * (limit / norm).clamp(max=1.0)[:, None, None, None]
+
+
+class FeatureSplit(nn.Module):
+    """generator: (x, noise) -> (q, mu, logvar); classifier: images -> logits."""
+
+    def __init__(self, generator: nn.Module, classifier: nn.Module) -> None:
+        super().__init__()
+        self.generator = generator
+        self.classifier = classifier
+
+    def features(self, x: Tensor, rho: float | None = None) -> Tensor:
+        """x (b, c, h, w) in [0, 1] -> x_s in [-1, 1], by the generator's mean code."""
+        return bounded(x - self.generator(x, None)[0], x, rho)
+
+    def forward(self, x: Tensor, y: Tensor, noise: Mapping[str, Tensor], loss: SplitLoss) -> Tensor:
+        """The joint loss of a batch. noise: ``latent`` (b, z) and ``copy_i`` (b, c, h, w), standard normal."""
+        q, mu, logvar = self.generator(x, noise["latent"])
+        shared = bounded(x - q, x, loss.rho)
+        copies = [shared + std * noise[f"copy_{i}"] for i, std in enumerate(loss.stds)]
+        logits = self.classifier(torch.cat([*copies, x]))
+        parts = logits.split(len(x))
+        feature_ce = sum((F.cross_entropy(p, y) for p in parts[:-1]), logits.new_zeros(()))
+        kl = -0.5 * (1 + logvar - mu.square() - logvar.exp()).sum(1).mean() / (3 * mu.shape[1])
+        return (
+            loss.reconstruction * F.mse_loss(q, x)
+            + loss.feature_ce * feature_ce
+            + loss.kl * kl
+            + loss.image_ce * F.cross_entropy(parts[-1], y)
+        )
+
+
+def draw_noise(x: Tensor, latent: int, copies: int, generator: torch.Generator) -> dict[str, Tensor]:
+    """The standard normal draws of one batch."""
+    noise = {"latent": torch.randn(len(x), latent, generator=generator)}
+    return noise | {f"copy_{i}": torch.randn(x.shape, generator=generator) for i in range(copies)}
+
+
+def train_split(
+    model: FeatureSplit,
+    state: State,
+    optimiser: State,
+    records: Records,
+    loss: SplitLoss,
+    *,
+    lr: float,
+    weight_decay: float,
+    batch_size: int,
+    epochs: int,
+    generator: torch.Generator,
+) -> tuple[State, State]:
+    """AdamW epochs from ``state``; the moments live on in ``optimiser`` (the released code keeps them).
+
+    Returns (new state, new optimiser state); neither input is changed.
+    """
+    current = {name: t.clone() for name, t in state.items()}
+    learned = {n: current[n].requires_grad_(True) for n, _ in model.named_parameters()}
+    adam = torch.optim.AdamW(learned.values(), lr=lr, weight_decay=weight_decay)
+    _load_moments(adam, learned, optimiser)
+    model.train()
+    latent = int(getattr(model.generator, "latent"))  # noqa: B009  (typed as Module attribute otherwise)
+    for _ in range(epochs):
+        for index in torch.randperm(len(records), generator=generator).split(batch_size):
+            x, y = records.x[index], records.y[index]
+            noise = draw_noise(x, latent, len(loss.stds), generator)
+            adam.zero_grad()
+            functional_call(model, current, (x, y, noise, loss)).backward()
+            adam.step()
+    return {n: t.detach() for n, t in current.items()}, _moments(adam, learned)
+
+
+def _load_moments(adam: torch.optim.AdamW, learned: Mapping[str, Tensor], saved: State) -> None:
+    for name, parameter in learned.items():
+        parts = unpack(name, saved)
+        if parts:
+            adam.state[parameter] = {key: value.clone() for key, value in parts.items()}
+
+
+def _moments(adam: torch.optim.AdamW, learned: Mapping[str, Tensor]) -> State:
+    moments: State = {}
+    for name, parameter in learned.items():
+        moments |= pack(name, {k: torch.as_tensor(v) for k, v in adam.state[parameter].items()})
+    return moments
+
+
+def split_steps(epochs: int, sampling_probability: float) -> int:
+    """Steps that draw each record ``epochs`` times on average: a public constant."""
+    return max(1, round(epochs / sampling_probability))
+
+
+def train_split_privately(
+    model: FeatureSplit,
+    state: State,
+    records: Records,
+    loss: SplitLoss,
+    *,
+    lr: float,
+    momentum: float,
+    epochs: int,
+    ctx: ClientContext,
+) -> State:
+    """The joint loss, each record's gradient clipped over generator and classifier together."""
+    shape, copies = records.x.shape[1:], len(loss.stds)
+    latent = int(model.generator.latent)  # type: ignore[arg-type]
+    generator = ctx.keys.fold("split-noise").torch()
+
+    def draws(count: int) -> tuple[Tensor, ...]:
+        noise = draw_noise(torch.empty(count, *shape), latent, copies, generator)
+        return tuple(noise[name] for name in sorted(noise))
+
+    names = sorted(["latent", *(f"copy_{i}" for i in range(copies))])
+
+    def one(params: Tensors, x: Tensor, y: Tensor, *noise: Tensor) -> Tensor:
+        return functional_call(model, dict(params), (x, y, dict(zip(names, noise)), loss))
+
+    model.train()
+    steps = split_steps(epochs, float(getattr(ctx.mechanisms[QUERY], "sampling_probability", 1.0)))
+    return dp_local_sgd(
+        model, state, records, lr=lr, momentum=momentum, weight_decay=0.0, steps=steps, ctx=ctx, loss=one, draws=draws
+    )

@@ -1,0 +1,73 @@
+"""Images whose mean embeddings follow targets that are already released: any number of steps, for free.
+
+Where the targets have a guarantee, all of this is post-processing. Unlike ``matching``, no record is at hand:
+one public map, one target a class, Adam (Kingma and Ba, ICLR 2015) with a cosine schedule, pixels in [0, 1].
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from privdd.distillation.distribution_matching import CHUNK
+from privdd.distillation.networks import Embed
+
+BETAS, TINY = (0.9, 0.99), 1e-8
+
+
+@dataclass(frozen=True)
+class Fitting:
+    """steps: of Adam; lr: largest step of a pixel, reached at the start and falling to 0; smoothness: weight
+    of the total variation (mean over images of the summed differences of neighbouring pixels)."""
+
+    steps: int = 100
+    lr: float = 0.06
+    smoothness: float = 0.0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.steps, bool) or not isinstance(self.steps, int) or not self.steps >= 1:
+            raise ValueError(f"fitting.steps={self.steps!r}: an integer of at least 1 is needed")
+        if not 0 < self.lr < float("inf"):
+            raise ValueError(f"fitting.lr={self.lr!r}: a finite number above 0 is needed")
+        if not 0 <= self.smoothness < float("inf"):
+            raise ValueError(f"fitting.smoothness={self.smoothness!r}: a finite number from 0 is needed")
+
+
+def variation(images: Tensor) -> Tensor:
+    """Total variation of every image: (b, c, h, w) -> (b,)."""
+    down, right = images[..., 1:, :] - images[..., :-1, :], images[..., 1:] - images[..., :-1]
+    return down.abs().sum((1, 2, 3)) + right.abs().sum((1, 2, 3))
+
+
+def _slope(images: Tensor, targets: Tensor, embed: Embed, smoothness: float) -> Tensor:
+    """Gradient of sum_m ||targets_m - mean_j embed(images_mj)||^2 + smoothness mean_j variation(images_mj)."""
+    leaf = images.detach().requires_grad_(True)
+    flat = leaf.flatten(0, 1)
+    loss = (embed(flat).unflatten(0, leaf.shape[:2]).mean(1) - targets).square().sum()
+    if smoothness:
+        loss = loss + smoothness * variation(flat).sum() / leaf.shape[1]
+    return torch.autograd.grad(loss, leaf)[0]
+
+
+def fit(images: Tensor, targets: Tensor, embed: Embed, settings: Fitting, *, chunk: int = CHUNK) -> Tensor:
+    """Images (M, ipc, c, h, w) in [0, 1] whose mean embeddings approach targets (M, p); classes are independent."""
+    if not len(images):
+        return images
+    size = max(1, chunk // images.shape[1])
+    return torch.cat([_fit(x, t, embed, settings) for x, t in zip(images.split(size), targets.split(size))])
+
+
+def _fit(images: Tensor, targets: Tensor, embed: Embed, settings: Fitting) -> Tensor:
+    mean, square = torch.zeros_like(images), torch.zeros_like(images)
+    (slow, slower), images = BETAS, images.clamp(0, 1)
+    for t in range(1, settings.steps + 1):
+        slope = _slope(images, targets, embed, settings.smoothness)
+        mean = slow * mean + (1 - slow) * slope
+        square = slower * square + (1 - slower) * slope.square()
+        lr = settings.lr * (1 + math.cos(math.pi * (t - 1) / settings.steps)) / 2
+        move = (mean / (1 - slow**t)) / ((square / (1 - slower**t)).sqrt() + TINY)
+        images = (images - lr * move).clamp(0, 1)
+    return images

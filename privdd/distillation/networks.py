@@ -1,0 +1,95 @@
+"""Random networks to match in: fresh draws, or draws from a ball around the server's model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from privdd.core.keys import Keys
+from privdd.core.types import State
+
+Embed = Callable[[Tensor], Tensor]  # images (b, c, h, w) -> (b, p)
+Networks = Callable[[int], Embed]  # iteration -> the network of that iteration
+
+
+class _Embedding(nn.Module):
+    """A classifier seen as its penultimate features, with its logits behind them if wanted."""
+
+    def __init__(self, model: nn.Module, logits: bool) -> None:
+        super().__init__()
+        self.model, self.logits = model, logits
+
+    def forward(self, x: Tensor) -> Tensor:
+        features = self.model.features(x)  # type: ignore[operator]
+        return torch.cat([features, self.model.head(features)], 1) if self.logits else features  # type: ignore[operator]
+
+
+def _norm(tensors: Mapping[str, Tensor]) -> float:
+    """Euclidean norm over all tensors together."""
+    return float(torch.stack([t.square().sum(dtype=torch.float64) for t in tensors.values()]).sum().sqrt())
+
+
+def embedder(model: nn.Module, state: Mapping[str, Tensor], *, logits: bool = False) -> Embed:
+    """x (b, c, h, w) -> (b, d) features of ``model`` at ``state``, or (b, d + C) with the logits."""
+    view = _Embedding(model, logits)
+    named = {f"model.{name}": tensor.detach() for name, tensor in state.items()}
+    return lambda x: functional_call(view, named, (x,))
+
+
+def in_ball(state: Mapping[str, Tensor], names: Iterable[str], rho: float, generator: torch.Generator) -> State:
+    """w + rho u with u uniform on the sphere over all parameters ``names`` together; buffers stay.
+
+    Xiong et al. 2023 (FedDM) draw N(w, I) truncated at radius rho = 5; in 3e5 dimensions such a draw
+    has norm about 566, so the truncation always acts and this is its law. Raises ValueError for a
+    negative radius.
+    """
+    if not rho >= 0:
+        raise ValueError(f"rho={rho}: a radius of at least 0 is needed")
+    names = tuple(names)
+    noise = {name: torch.randn(state[name].shape, generator=generator, device=generator.device) for name in names}
+    norm = _norm(noise)
+    moved = {name: state[name] + (noise[name] * (rho / norm)).to(state[name]) for name in names}
+    return {**state, **moved}
+
+
+def to_ball(state: Mapping[str, Tensor], centre: Mapping[str, Tensor], rho: float) -> State:
+    """The nearest state whose distance to ``centre``, over all its tensors together, is at most rho."""
+    gaps = {name: state[name] - centre[name] for name in centre}
+    norm = _norm(gaps)
+    if norm <= rho:
+        return dict(state)
+    return {**state, **{name: centre[name] + gap * (rho / norm) for name, gap in gaps.items()}}
+
+
+def ball(
+    model: nn.Module, state: Mapping[str, Tensor], names: Iterable[str], rho: float, keys: Keys, *, logits: bool
+) -> Networks:
+    """Networks around the server's model: one draw per iteration, the same for all classes."""
+    names = tuple(names)
+    return lambda t: embedder(model, in_ball(state, names, rho, keys.fold(t).torch()), logits=logits)
+
+
+def fresh(
+    model: nn.Module,
+    initial: Callable[[torch.Generator], State],
+    keys: Keys,
+    *,
+    logits: bool = False,
+    device: object = "cpu",
+) -> Networks:
+    """Newly initialised networks: ``initial`` gives a state from a generator; one draw per iteration."""
+
+    def network(t: int) -> Embed:
+        state = initial(keys.fold(t).torch())
+        return embedder(model, {name: tensor.to(device) for name, tensor in state.items()}, logits=logits)  # type: ignore[call-overload]
+
+    return network
+
+
+def fixed(model: nn.Module, state: Mapping[str, Tensor], *, logits: bool = False) -> Networks:
+    """The same network at every iteration (FedLGD's iterative matching)."""
+    embed = embedder(model, state, logits=logits)
+    return lambda t: embed

@@ -1,0 +1,91 @@
+"""Representation distillation (FedRD, equation 5): matching in the space of a projection."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from privdd.core.types import Artifact, Records, Shard, Upload
+from privdd.distillation.class_subsets import one_world, uploads
+from privdd.distillation.distribution_matching import Matching, Streams, embed_real, match
+from privdd.distillation.initial_images import initial_images, noise_images
+from privdd.distillation.networks import Networks
+from privdd.distillation.private_matching import match_embeddings, match_protected, public_views
+from privdd.federated.channel import ClientContext
+
+Shape = tuple[int, int, int]
+NAME = "representations"
+
+
+def streams_of(ctx: ClientContext) -> Streams:
+    """One round's streams: the client's own batches, everyone's transforms."""
+    return Streams(ctx.keys.fold("batch"), ctx.public("augment"))
+
+
+def distil_representations(
+    project: Callable[[Tensor], Tensor],
+    networks: Networks,
+    shard: Shard,
+    settings: Matching,
+    ctx: ClientContext,
+    *,
+    dpc: int,
+    start: str,
+    shape: Shape,
+) -> Upload:
+    """Representations (m, *shape) of the classes that the client holds, with their labels.
+
+    project: the client's map (b, c, h, w) -> (b, *shape); real records are transformed, projected and
+    embedded, representations are embedded as they are. start: in the space of the projection.
+    """
+    cells = one_world(shard.train, shard.classes)
+    if not len(cells):
+        return uploads(cells, torch.zeros(0, dpc, *shape), NAME)[0]
+    projected = cells.map(embed_real(project, shard.train.x))
+    first = initial_images(start, projected, dpc, shape, ctx.keys.fold("start")).to(shard.train.x)
+    settings = replace(settings, augment_synthetic=False)
+    return uploads(cells, match(cells, first, networks, settings, streams_of(ctx), real_map=project), NAME)[0]
+
+
+def protected_representations(
+    project: Callable[[Tensor], Tensor],
+    networks: Networks,
+    shard: Shard,
+    settings: Matching,
+    ctx: ClientContext,
+    *,
+    dpc: int,
+    reads: int,
+    shape: Shape,
+) -> Upload:
+    """Representations of every class of the public list, from noise and what the mechanisms released.
+
+    project must be public: drawn without the records, or trained under a guarantee. Representations
+    start as projected noise images, which has the scale of projected records where N(0, 1) may not.
+    """
+    labels = torch.tensor(ctx.problem.class_list)
+    noise = noise_images(labels, dpc, shard.shape, ctx.keys.fold("start")).to(shard.train.x)
+    first = embed_real(project, noise.flatten(0, 1).abs().clamp(max=1)).unflatten(0, noise.shape[:2])
+    settings = replace(settings, augment_synthetic=False)
+    if ctx.protected("embedding"):
+        views = public_views(networks, reads, shard.shape, settings, streams_of(ctx), project)
+        images = match_embeddings(first, views, shard.train, settings, ctx)
+    else:
+        images = match_protected(
+            first, networks, _projected(shard.train, project), replace(settings, augment="none"), streams_of(ctx), ctx
+        )
+    return {
+        NAME: Artifact({"x": images.flatten(0, 1)}, private=True),
+        "labels": Artifact({"y": labels.repeat_interleave(dpc)}, private=True),
+    }
+
+
+def _projected(records: Records, project: Callable[[Tensor], Tensor]) -> Records:
+    """The records as their representations (an empty client is shown one black image for the shape)."""
+    if len(records):
+        return Records(embed_real(project, records.x), records.y, records.ids)
+    with torch.no_grad():
+        return Records(project(records.x.new_zeros(1, *records.x.shape[1:]))[:0], records.y, records.ids)

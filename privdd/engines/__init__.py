@@ -1,1 +1,0 @@
-"""Backends of privdd.engine."""

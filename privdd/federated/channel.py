@@ -1,0 +1,196 @@
+"""The only road from a client to the server.
+
+``Channel.send`` is the sole producer of what ``aggregate`` receives: it refuses undeclared names,
+applies the mechanism set for a name, writes the ledger row, detaches, clones and digests. Value and
+row cannot part. Noise spent inside local work goes through ``ClientContext.mechanism``, which writes
+its own rows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import dp_accounting as dpa
+import torch
+from torch import Tensor
+
+from attacks.types import Surface
+from privdd.core.keys import Keys
+from privdd.core.types import Artifact, Problem, Received, Tensors, Upload
+from privdd.privacy.mechanism import Mechanism, Output, Row
+from privdd.privacy.noise import Noise, noise_for
+
+POST_PROCESSING = "post-processing of this client's mechanisms and of what the server had sent"
+NO_MECHANISM = "no mechanism is set for this name"
+
+
+class UndeclaredArtifact(ValueError):
+    """A method tried to send something that it never declared."""
+
+
+def digest(value: Tensors) -> str:
+    """A hash of names, types, shapes and bytes (of tensors, not of files)."""
+    h = hashlib.blake2b(digest_size=16)
+    for name in sorted(value):
+        tensor = value[name].detach().cpu().contiguous()
+        h.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
+        h.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return h.hexdigest()
+
+
+def shapes(value: Tensors) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in value.items()}
+
+
+def sealed(value: Tensors) -> dict[str, Tensor]:
+    """Copies that share no memory and no graph with the client."""
+    return {name: tensor.detach().cpu().clone().contiguous() for name, tensor in value.items()}
+
+
+@dataclass
+class ClientContext:
+    """What one client holds during one round beside its data: streams, mechanisms, its own rows.
+
+    transcript, when given, replays recorded mechanism outputs instead of computing them: the
+    non-interference test feeds one client's outputs to another client's data.
+    """
+
+    round: int
+    client: int
+    keys: Keys
+    problem: Problem
+    mechanisms: Mapping[str, Mechanism] = field(default_factory=dict)
+    queries: Mapping[str, Surface] = field(default_factory=dict)
+    noise_source: str = "seed"
+    relation: str = "zero_out"
+    transcript: Sequence[Tensors] | None = None
+    rows: list[Row] = field(default_factory=list)
+    outputs: list[Tensors] = field(default_factory=list)
+    exact: list[tuple[str, Output]] | None = None  # filled for the guarantee tests when a list
+
+    def __post_init__(self) -> None:
+        self.noise: Noise = noise_for(self.noise_source, self.keys)  # type: ignore[arg-type]
+
+    def public(self, *names: str | int) -> Keys:
+        """A public stream that every client of this round shares (network draws, augmentation)."""
+        return Keys(self.keys.seed).fold("public", self.round, *names)
+
+    def protected(self, name: str) -> bool:
+        """Whether a mechanism is set for this query."""
+        return name in self.mechanisms
+
+    def sample(self, name: str, count: int) -> Tensor:
+        """Poisson sample of ``count`` records with the mechanism's own probability -> (count,) bool."""
+        q = float(getattr(self.mechanisms[name], "sampling_probability", 1.0))
+        return self.noise.uniform((count,)) < q if q < 1 else torch.ones(count, dtype=torch.bool)
+
+    def mechanism(self, name: str, contributions: Tensors, *, partition: str | None = None) -> Tensors:
+        """Release a query on per-record contributions through the mechanism set for ``name``.
+
+        contributions: tensors whose first axis runs over the records that take part. Raises
+        UndeclaredArtifact for a name outside ``queries`` and KeyError where no mechanism is set.
+        """
+        if name not in self.queries:
+            raise UndeclaredArtifact(f"query {name!r} is not declared; declared are {sorted(self.queries)}")
+        if self.transcript is not None:
+            value = self.transcript[len(self.outputs)]
+            self.outputs.append(value)
+            return value
+        output = self.mechanisms[name](contributions, self.noise)
+        if self.exact is not None:
+            self.exact.append((name, output))
+        records = max((len(t) for t in contributions.values()), default=0)
+        row = _row(self, name, self.queries[name], output, ("analyst",), records, partition)
+        if not self._merged(row):
+            self.rows.append(row)
+        self.outputs.append(output.value)
+        return output.value
+
+    def _merged(self, row: Row) -> bool:
+        """Fold a repeated application into the last row of the same query (count grows)."""
+        for at in range(len(self.rows) - 1, -1, -1):
+            last = self.rows[at]
+            if (last.name, last.partition, last.event, last.flags) == (row.name, row.partition, row.event, row.flags):
+                self.rows[at] = replace(last, count=last.count + 1, digest=row.digest)
+                return True
+        return False
+
+
+def _row(
+    ctx: ClientContext,
+    name: str,
+    surface: Surface,
+    output: Output,
+    visible_to: tuple[str, ...],
+    records: int,
+    partition: str | None = None,
+) -> Row:
+    broken = sorted(flag for flag, holds in output.flags.items() if not holds)
+    return Row(
+        round=ctx.round,
+        client=ctx.client,
+        name=name,
+        surface=str(surface),
+        visible_to=visible_to,
+        shape=shapes(output.value),
+        digest=digest(output.value),
+        records=records,
+        event=dpa.NonPrivateDpEvent() if broken else output.event,
+        partition=partition,
+        clip_norm=output.clip_norm,
+        sensitivity=output.sensitivity,
+        why=output.why,
+        noise_std=output.noise_std,
+        flags=output.flags,
+        nonprivate_reason=f"side conditions fail: {', '.join(broken)}" if broken else None,
+    )
+
+
+@dataclass(frozen=True)
+class Channel:
+    """uploads: declared name -> surface; mechanisms: name -> mechanism applied on the way out.
+
+    visible_to: name -> who sees the artifact as it travels (default: the server).
+    """
+
+    uploads: Mapping[str, Surface]
+    mechanisms: Mapping[str, Mechanism] = field(default_factory=dict)
+    visible_to: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def send(self, upload: Upload, ctx: ClientContext, records: int) -> tuple[Received, list[Row]]:
+        """Pass one client's upload on: (what the server receives, the ledger rows in order).
+
+        Rows of mechanisms spent inside local work come first; ``post_of`` counts from the first row.
+        """
+        rows = list(ctx.rows)
+        values: dict[str, Tensors] = {}
+        inner = tuple(range(len(rows)))
+        for name, artifact in upload.items():
+            if name not in self.uploads:
+                raise UndeclaredArtifact(f"upload {name!r} is not declared; declared are {sorted(self.uploads)}")
+            value, row = self._release(name, artifact, ctx, records, inner)
+            values[name] = sealed(value)
+            rows.append(row)
+        return Received(ctx.client, ctx.round, values), rows
+
+    def _release(
+        self, name: str, artifact: Artifact, ctx: ClientContext, records: int, inner: tuple[int, ...]
+    ) -> tuple[Tensors, Row]:
+        visible = self.visible_to.get(name, ("server",))
+        surface = self.uploads[name]
+        if name in self.mechanisms:
+            output = self.mechanisms[name](artifact.value, ctx.noise)
+            output = replace(output, flags={**output.flags, **artifact.flags})
+            if ctx.exact is not None:
+                ctx.exact.append((name, output))
+            return output.value, _row(ctx, name, surface, output, visible, records)
+        free = artifact.private or bool(artifact.public)
+        output = Output(artifact.value, dpa.NoOpDpEvent() if free else dpa.NonPrivateDpEvent())
+        row = _row(ctx, name, surface, output, visible, records)
+        if artifact.private:
+            return artifact.value, replace(row, post_of=inner, why=POST_PROCESSING)
+        if artifact.public:
+            return artifact.value, replace(row, why=artifact.public)
+        return artifact.value, replace(row, nonprivate_reason=NO_MECHANISM)

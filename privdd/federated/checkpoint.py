@@ -1,0 +1,162 @@
+"""A run between two rounds, on disk: written so that a kill at any moment leaves the last whole one."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from privdd.core.state import flat, nested, pack, unpack
+from privdd.federated.simulation import Plan, Progress, Snapshot, phase_of
+from privdd.privacy.ledger import Ledger
+from privdd.runtime.run_folder import (
+    DamagedRun,
+    RunFolder,
+    read_json,
+    read_tensors,
+    safe_name,
+    write_json,
+    write_parts,
+    write_tensors,
+)
+
+SCHEMA = 1
+PARTS = ("server.safetensors", "memories.safetensors", "ledger.json")
+
+
+def save(folder: RunFolder, progress: Progress) -> None:
+    """Write a new numbered state, then point ``checkpoint.json`` at it, then drop what it does not name."""
+    name = f"round_{progress.round:04d}"
+    place = folder.path / "state" / name
+    before = _digests(folder)
+    write_tensors(place / "server.safetensors", progress.server)
+    memories: dict[str, Tensor] = {}
+    for client, memory in progress.memories.items():
+        memories |= pack(str(client), memory)
+    write_tensors(place / "memories.safetensors", memories)
+    write_ledger(place / "ledger.json", progress.ledger)
+    for snapshot in progress.snapshots.values():
+        _save_snapshot(folder, snapshot)
+    files = [place / part for part in PARTS] + [_snapshot_file(folder, t) for t in progress.snapshots]
+    # a snapshot never changes once it is written, so its digest is carried on
+    digests = {str(f.relative_to(place.parent)): before.get(f.name) or _digest(f) for f in files}
+    write_json(folder.checkpoint, {**_head(name, progress), "digests": digests}, compact=True)
+    _drop_unnamed(folder, name, progress.snapshots)
+
+
+def write_ledger(path: Path, ledger: Ledger) -> None:
+    """ledger.json, row by row."""
+    write_parts(path, (part.encode() for part in ledger.text()))
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as data:
+        return hashlib.file_digest(data, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+
+
+def _digests(folder: RunFolder) -> dict[str, str]:
+    """File below ``state`` -> digest, as the last checkpoint wrote them."""
+    return dict(read_json(folder.checkpoint)["digests"]) if folder.checkpoint.exists() else {}
+
+
+def _verify(folder: RunFolder, digests: Mapping[str, str], state: str, rounds: Collection[int]) -> None:
+    """Raises DamagedRun for a file that is missing or is not what was written."""
+    files = [folder.path / "state" / state / part for part in PARTS] + [_snapshot_file(folder, t) for t in rounds]
+    for file in files:
+        if not file.is_file():
+            raise DamagedRun(f"{file}: no such file")
+        if digests.get(str(file.relative_to(folder.path / "state"))) != _digest(file):
+            raise DamagedRun(f"{file}: damaged (not what was written)")
+
+
+def _drop_unnamed(folder: RunFolder, name: str, snapshots: Collection[int]) -> None:
+    """States that a checkpoint does not name: older ones, and what a killed ``save`` left behind."""
+    state = folder.path / "state"
+    for old in state.glob("round_*"):
+        if old.name != name:
+            shutil.rmtree(old, ignore_errors=True)
+    for old in {*state.glob("victim_*")} - {_snapshot_file(folder, t) for t in snapshots}:
+        old.unlink(missing_ok=True)
+
+
+def _head(name: str, progress: Progress) -> dict[str, Any]:
+    return {
+        "schema": SCHEMA,
+        "state": name,
+        "round": progress.round,
+        "accuracy": list(progress.accuracy),
+        "uploaded": _text_keys(progress.uploaded),
+        "downloaded": _text_keys(progress.downloaded),
+        "sent": dict(progress.sent),
+        "sent_ids": list(progress.sent_ids),
+        "inbox_ids": list(progress.inbox_ids),
+        "snapshots": sorted(progress.snapshots),
+    }
+
+
+def _text_keys(rounds: Iterable[Mapping[int, int]]) -> list[dict[str, int]]:
+    return [{str(client): size for client, size in counts.items()} for counts in rounds]
+
+
+def _save_snapshot(folder: RunFolder, snapshot: Snapshot) -> None:
+    place = _snapshot_file(folder, snapshot.round)
+    if place.exists():  # by an earlier checkpoint of this run: ``load`` drops any other
+        return
+    parts = {"broadcast": flat(snapshot.broadcast), "memory": snapshot.memory, "sent": flat(snapshot.sent)}
+    write_tensors(place, flat(parts))
+
+
+def _snapshot_file(folder: RunFolder, round: int) -> Path:
+    return folder.path / "state" / f"victim_{round:04d}.safetensors"
+
+
+def load(folder: RunFolder, plan: Plan) -> Progress | None:
+    """The last whole state, or None where there is none yet. Raises DamagedRun, naming the file."""
+    if not folder.checkpoint.exists():
+        _drop_unnamed(folder, "", ())
+        return None
+    head = read_json(folder.checkpoint)
+    if not isinstance(head, dict) or head.get("schema") != SCHEMA:
+        raise DamagedRun(f"{folder.checkpoint}: not a checkpoint of schema {SCHEMA}")
+    try:
+        place = folder.path / "state" / safe_name(str(head["state"]))
+        _verify(folder, head["digests"], place.name, [int(t) for t in head["snapshots"]])
+        memories = read_tensors(place / "memories.safetensors")
+        progress = Progress(
+            round=int(head["round"]),
+            server=read_tensors(place / "server.safetensors"),
+            memories={int(k): unpack(k, memories) for k in dict.fromkeys(key.split("/", 1)[0] for key in memories)},
+            ledger=Ledger.from_json(read_json(place / "ledger.json")),
+            accuracy=tuple(float(a) for a in head["accuracy"]),
+            uploaded=_counts(head["uploaded"]),
+            downloaded=_counts(head["downloaded"]),
+            sent={str(k): str(v) for k, v in head["sent"].items()},
+            sent_ids=tuple(int(i) for i in head["sent_ids"]),
+            inbox_ids=tuple(int(i) for i in head["inbox_ids"]),
+            snapshots={int(t): _load_snapshot(folder, plan, int(t)) for t in head["snapshots"]},
+        )
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        if isinstance(error, DamagedRun):
+            raise
+        raise DamagedRun(f"{folder.checkpoint}: damaged ({' '.join(str(error).split())[:100]})") from None
+    _drop_unnamed(folder, place.name, progress.snapshots)
+    return progress
+
+
+def _counts(rounds: Any) -> tuple[dict[int, int], ...]:
+    return tuple({int(k): int(v) for k, v in counts.items()} for counts in rounds)
+
+
+def _load_snapshot(folder: RunFolder, plan: Plan, round: int) -> Snapshot:
+    whole = read_tensors(_snapshot_file(folder, round))
+    return Snapshot(
+        round,
+        nested(unpack("broadcast", whole)),
+        unpack("memory", whole),
+        nested(unpack("sent", whole)),
+        phase_of(plan.method, round),
+    )

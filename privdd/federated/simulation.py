@@ -1,0 +1,277 @@
+"""Rounds: the only caller of a method's ``local`` and ``aggregate``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import dp_accounting as dpa
+import torch
+from torch import Tensor
+
+from privdd.core.keys import Keys
+from privdd.core.types import Problem, Received, Records, Shard, State, Tensors
+from privdd.federated.channel import POST_PROCESSING, Channel, ClientContext, digest, shapes
+from privdd.federated.method import Method
+from privdd.privacy.ledger import Ledger
+from privdd.privacy.mechanism import Mechanism, Row
+from privdd.runtime.engine import Engine
+
+SERVER = -1  # the "client" of rows that the server sends
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a federation runs: who takes part, which noise, which client is audited.
+
+    fraction: share of clients drawn each round (at least one); victim: the audited client.
+    """
+
+    keys: Keys
+    problem: Problem
+    method: Method
+    mechanisms: Mapping[str, Mechanism] = field(default_factory=dict)
+    noise_source: str = "seed"
+    relation: str = "zero_out"
+    fraction: float = 1.0
+    victim: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.fraction <= 1:
+            raise ValueError(f"participation={self.fraction}: a share in (0, 1] is needed")
+        if not 0 <= self.victim < self.problem.clients:
+            raise ValueError(f"audit.client={self.victim}: must be in [0, {self.problem.clients})")
+
+    @property
+    def channel(self) -> Channel:
+        outward = {name: m for name, m in self.mechanisms.items() if name in self.method.uploads}
+        return Channel(self.method.uploads, outward, getattr(self.method, "visible_to", {}))
+
+    def participants(self, round: int) -> list[int]:
+        """Public, seeded client sampling without replacement, in increasing order."""
+        count = max(1, round_half_up(self.fraction * self.problem.clients))
+        if count == self.problem.clients:
+            return list(range(count))
+        # by the seed alone: who takes part is public, and the same in every world
+        rng = Keys(self.keys.seed).fold("public", round, "clients").numpy()
+        return sorted(int(k) for k in rng.choice(self.problem.clients, count, replace=False))
+
+    def context(self, round: int, client: int, **more: Any) -> ClientContext:
+        """What client ``client`` holds in ``round``."""
+        inner = {name: m for name, m in self.mechanisms.items() if name in self.method.queries}
+        keys = self.keys.fold("round", round, "client", client)
+        return ClientContext(
+            round, client, keys, self.problem, inner, self.method.queries, self.noise_source, self.relation, **more
+        )
+
+
+def round_half_up(value: float) -> int:
+    return math.floor(value + 0.5)
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Where one client stood before a round: enough to replay its step."""
+
+    round: int
+    broadcast: Mapping[str, Tensors]
+    memory: State
+    sent: Mapping[str, Tensors] = field(default_factory=dict)
+    phase: str = ""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """The whole state of a run between two rounds; ``checkpoint`` writes it, ``resume`` reads it."""
+
+    round: int
+    server: State
+    memories: Mapping[int, State]
+    ledger: Ledger
+    accuracy: tuple[float, ...] = ()
+    uploaded: tuple[Mapping[int, int], ...] = ()  # by round: client -> bytes
+    downloaded: tuple[Mapping[int, int], ...] = ()
+    sent: Mapping[str, str] = field(default_factory=dict)  # broadcast name -> digest the clients hold
+    sent_ids: tuple[int, ...] = ()  # ledger ids of the server's latest rows
+    inbox_ids: tuple[int, ...] = ()
+    snapshots: Mapping[int, Snapshot] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Task:
+    """One client's round, self-contained so that any worker can run it."""
+
+    plan: Plan
+    round: int
+    client: int
+    broadcast: Mapping[str, Tensors]
+    memory: State
+    shard: Shard
+
+
+def client_step(task: Task) -> tuple[Received, list[Row], State]:
+    """Local work and the channel, in one pure call."""
+    ctx = task.plan.context(task.round, task.client)
+    upload, memory = task.plan.method.local(task.broadcast, task.memory, task.shard, ctx)
+    received, rows = task.plan.channel.send(upload, ctx, len(task.shard.train))
+    return received, rows, {name: t.detach() for name, t in memory.items()}
+
+
+def size_of(value: Mapping[str, Tensors]) -> int:
+    """Bytes of all tensors of an upload or broadcast."""
+    return sum(t.numel() * t.element_size() for tensors in value.values() for t in tensors.values())
+
+
+def start(plan: Plan, ledger: Ledger) -> Progress:
+    """Before the first round."""
+    return Progress(0, plan.method.init(plan.problem, plan.keys.fold("public", "init")), {}, ledger)
+
+
+def step(
+    plan: Plan,
+    progress: Progress,
+    shards: Sequence[Shard],
+    engine: Engine,
+    seen: Mapping[str, Tensors] | None = None,
+) -> tuple[Progress, list[Received], Mapping[str, Tensors]]:
+    """One round: (new progress, what the server received in client order, what it had broadcast).
+
+    seen: the broadcast of the round before, so that tensors which did not change are not hashed again.
+    """
+    t = progress.round
+    broadcast = plan.method.broadcast(progress.server)
+    progress, fresh = _record_broadcast(plan, progress, broadcast, seen or {})
+    chosen = plan.participants(t)
+    tasks = [Task(plan, t, k, broadcast, progress.memories.get(k, {}), shards[k]) for k in chosen]
+    ledger, memories = progress.ledger, dict(progress.memories)
+    inbox: list[Received] = []
+    ids: list[int] = []
+    uploaded: dict[int, int] = {}
+    before = progress.memories.get(plan.victim, {})
+    for received, rows, memory in engine.map(client_step, tasks):
+        ids.extend(ledger.append(rooted(rows, len(ledger), progress.sent_ids), absolute=True))
+        inbox.append(received)
+        memories[received.client] = memory
+        uploaded[received.client] = size_of(received.values)
+    server = plan.method.aggregate(progress.server, inbox, plan.keys.fold("round", t, "server"))
+    snapshots = _snapshots(plan, progress.snapshots, t, broadcast, before, inbox)
+    moved = replace(
+        progress,
+        round=t + 1,
+        server={name: tensor.detach() for name, tensor in server.items()},
+        memories={k: m for k, m in memories.items() if m},
+        ledger=ledger,
+        uploaded=(*progress.uploaded, uploaded),
+        downloaded=(*progress.downloaded, dict.fromkeys(chosen, fresh)),
+        inbox_ids=tuple(ids),
+        snapshots=snapshots,
+    )
+    return moved, inbox, broadcast
+
+
+def rooted(rows: Sequence[Row], first: int, sent: tuple[int, ...]) -> list[Row]:
+    """Rows of one client with ledger ids in ``post_of``: post-processing also reads what was broadcast."""
+    own = [tuple(first + of for of in row.post_of) + (sent if row.why == POST_PROCESSING else ()) for row in rows]
+    return [replace(row, post_of=of) if of != row.post_of else row for row, of in zip(rows, own)]
+
+
+def finish(plan: Plan, progress: Progress) -> Progress:
+    """After the last round the server publishes what it holds: adversary ``public`` sees it."""
+    final = plan.method.broadcast(progress.server)
+    return _record_broadcast(plan, progress, final, {}, ("peer", "public"))[0]
+
+
+def _record_broadcast(
+    plan: Plan,
+    progress: Progress,
+    broadcast: Mapping[str, Tensors],
+    seen: Mapping[str, Tensors],
+    visible_to: tuple[str, ...] = ("peer",),
+) -> tuple[Progress, int]:
+    """Ledger rows for what the server sends anew; clients keep what they were sent before."""
+    undeclared = sorted(set(broadcast) - set(plan.method.broadcasts))
+    if undeclared:
+        raise ValueError(f"broadcast of undeclared {undeclared}; declared are {sorted(plan.method.broadcasts)}")
+    rows, digests, fresh = [], dict(progress.sent), 0
+    origin = tuple(sorted({*progress.sent_ids, *progress.inbox_ids}))
+    for name, value in broadcast.items():
+        same = name in seen and seen[name].keys() == value.keys() and all(seen[name][k] is v for k, v in value.items())
+        mark = digests[name] if same else digest(value)
+        if digests.get(name) == mark:
+            continue
+        digests[name] = mark
+        fresh += size_of({name: value})
+        rows.append(_server_row(plan, progress.round, name, value, mark, origin, visible_to))
+    ids = progress.ledger.append(rows, absolute=True)
+    return replace(progress, sent=digests, sent_ids=tuple(ids) or progress.sent_ids), fresh
+
+
+def _server_row(
+    plan: Plan, round: int, name: str, value: Tensors, mark: str, origin: tuple[int, ...], visible_to: tuple[str, ...]
+) -> Row:
+    return Row(
+        round=round,
+        client=SERVER,
+        name=name,
+        surface=str(plan.method.broadcasts[name]),
+        visible_to=visible_to,
+        shape=shapes(value),
+        digest=mark,
+        records=0,
+        event=dpa.NoOpDpEvent(),
+        why="computed by the server from what it had received" if origin else "public initial state",
+        post_of=origin,
+    )
+
+
+def phase_of(method: Method, round: int) -> str:
+    """Which part of a method a round belongs to; most methods have one part."""
+    phase = getattr(method, "phase", None)
+    return phase(round) if phase else "train"
+
+
+def remembers(method: Method, round: int, memory: State) -> bool:
+    """Whether a round's upload depends on what the client kept from earlier rounds."""
+    asked = getattr(method, "remembers", None)
+    return asked(round) if asked else bool(memory)
+
+
+def _snapshots(
+    plan: Plan,
+    kept: Mapping[int, Snapshot],
+    round: int,
+    broadcast: Mapping[str, Tensors],
+    memory: State,
+    inbox: Sequence[Received],
+) -> dict[int, Snapshot]:
+    """The victim's first and latest round of every phase; all rounds where memory links them."""
+    mine = [r for r in inbox if r.client == plan.victim]
+    if not mine:
+        return dict(kept)
+    new = Snapshot(round, broadcast, memory, mine[0].values, phase_of(plan.method, round))
+    if remembers(plan.method, round, memory) or any(s.memory for s in kept.values()):
+        return {**kept, round: new}
+    alike = sorted(t for t, s in kept.items() if s.phase == new.phase and set(s.sent) == set(new.sent))
+    return {**{t: s for t, s in kept.items() if t not in alike[1:]}, round: new}
+
+
+def predict_in_batches(predict: Callable[[Tensor], Tensor], x: Tensor, batch: int = 500) -> Tensor:
+    with torch.no_grad():
+        return torch.cat([predict(part) for part in x.split(batch)])
+
+
+def accuracy(plan: Plan, progress: Progress, test: Records, shards: Sequence[Shard]) -> float:
+    """Global: on the test set; personal: mean over clients of their own test split, with their memory."""
+    method = plan.method
+    if getattr(method, "accuracy_kind", "global") == "global":
+        logits = predict_in_batches(lambda x: method.predict(progress.server, None, x), test.x)
+        return float((logits.argmax(1) == test.y).float().mean())
+    values = []
+    for k, shard in enumerate(shards):
+        memory = progress.memories.get(k)
+        if memory and len(shard.test):
+            logits = predict_in_batches(lambda x, m=memory: method.predict(progress.server, m, x), shard.test.x)  # type: ignore[misc]
+            values.append(float((logits.argmax(1) == shard.test.y).float().mean()))
+    return sum(values) / len(values) if values else 0.0

@@ -1,0 +1,288 @@
+"""The ledger: every release of a run, append-only, and the epsilons that follow from it.
+
+Per client and partition cell (``label:3``) the rows of that cell and the rows without a partition are
+composed; the worst cell is the client's total, the worst client the federation's (records of different
+clients are disjoint). An exchange that changes a label touches two cells once each, which an exchange
+within the worst cell covers. Post-processing rows cost nothing by themselves: they point at what they
+came from.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import warnings
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import dp_accounting as dpa
+
+from privdd.privacy.accounting import Accountant, Relation, check_delta, check_relation, epsilon_of
+from privdd.privacy.events import Tally, UnsupportedEvent, from_form, tally, to_form
+from privdd.privacy.mechanism import Row
+
+SCHEMA = 1
+SERVER = -1  # the client number of rows that the server writes
+UNITS = ("record", "client")
+FREE = (dpa.NoOpDpEvent, dpa.NonPrivateDpEvent)  # events without a mechanism behind them
+ALIKE = ("shape", "flags", "name", "surface", "visible_to", "why", "nonprivate_reason")  # in most rows: kept once
+
+
+@dataclass(frozen=True, slots=True)
+class Release(Row):
+    """One numbered row (id = its position); ``post_of`` holds ids of earlier rows.
+
+    flags: the side conditions of the proof; one false flag makes the release non-private. A flag
+    ``unit:client`` or ``relation:zero_out`` names what the proof holds for.
+    """
+
+    id: int = -1
+
+    def __post_init__(self) -> None:
+        if self.id < 0 or any(not 0 <= of < self.id for of in self.post_of):
+            raise ValueError(f"release id={self.id}, post_of={self.post_of}: ids of earlier releases are needed")
+        if self.count < 1:
+            raise ValueError(f"release {self.id}: count={self.count}: an integer >= 1 is needed")
+        to_form(self.event)
+        broken = sorted(name for name, holds in self.flags.items() if not holds)
+        if broken and not isinstance(self.event, dpa.NonPrivateDpEvent):
+            object.__setattr__(self, "event", dpa.NonPrivateDpEvent())
+            object.__setattr__(self, "nonprivate_reason", f"side conditions fail: {', '.join(broken)}")
+
+    @property
+    def protected(self) -> bool:
+        """A mechanism stands behind it: the row itself spends a finite epsilon."""
+        return not isinstance(self.event, FREE)
+
+
+class Ledger:
+    """Append-only; one neighbouring relation, one unit and one delta for all of it."""
+
+    def __init__(self, relation: Relation = "add_remove", unit: str = "record", delta: float = 1e-5) -> None:
+        check_relation(relation)
+        check_delta(delta)
+        if unit not in UNITS:
+            raise ValueError(f"unit={unit!r}: allowed are {', '.join(UNITS)}")
+        self.relation: Relation = relation
+        self.unit = unit
+        self.delta = delta
+        self._releases: list[Release] = []
+        self._shared: dict[str, Any] = {}
+
+    @property
+    def releases(self) -> tuple[Release, ...]:
+        return tuple(self._releases)
+
+    def __len__(self) -> int:
+        return len(self._releases)
+
+    def append(self, rows: Sequence[Row], *, absolute: bool = False) -> tuple[int, ...]:
+        """Number the rows and keep them -> their ids.
+
+        ``post_of`` counts from the first of these rows (what ``Channel.send`` writes) or, with
+        ``absolute=True``, names ids of the ledger (what the server derives from many clients). All
+        rows are kept or none. Raises ValueError for rows of another unit or relation,
+        UnsupportedEvent for events that cannot be accounted.
+        """
+        first = len(self._releases)
+        base = 0 if absolute else first
+        kept = []
+        for at, row in enumerate(rows):
+            values = {f.name: getattr(row, f.name) for f in fields(Row)}
+            values["post_of"] = tuple(of + base for of in row.post_of)
+            alike = (*ALIKE, "event") if isinstance(row.event, FREE) else ALIKE
+            for name in alike:
+                values[name] = self._shared.setdefault(f"{name}{values[name]}", values[name])
+            kept.append(Release(**values, id=first + at))
+            self._check(kept[-1])
+        self._releases.extend(kept)
+        return tuple(release.id for release in kept)
+
+    def _check(self, release: Release) -> None:
+        if not release.protected:
+            return
+        unit = "client" if release.flags.get("unit:client") else "record"
+        if unit != self.unit:
+            raise ValueError(f"{release.name}: its mechanism protects a {unit}, this ledger's unit is a {self.unit}")
+        if release.flags.get("relation:zero_out") and self.relation == "add_remove":
+            raise ValueError(f"{release.name}: its count is public: privacy.relation=zero_out or replace is needed")
+        if self.unit == "record" and self.delta * release.records > 1:
+            warnings.warn(f"delta={self.delta} is above 1/{release.records}, one over the records", stacklevel=4)
+
+    def _closure(self, surfaces: Collection[str]) -> list[Release]:
+        """Rows of these surfaces and all that they were computed from, in order."""
+        wanted = {str(surface) for surface in surfaces}
+        keep: set[int] = set()
+        for release in reversed(self._releases):
+            if release.surface in wanted or release.id in keep:
+                keep.add(release.id)
+                keep.update(release.post_of)
+        return [self._releases[at] for at in sorted(keep)]
+
+    def epsilon(
+        self,
+        delta: float | None = None,
+        *,
+        surfaces: Collection[str] | None = None,
+        client: int | None = None,
+        accountant: Accountant = "pld",
+        relation: Relation | None = None,
+    ) -> float:
+        """Epsilon of one client's data, or of the worst client's, at ``delta`` (default: the ledger's).
+
+        surfaces: only what these surfaces let out (and what they were computed from). Infinite where
+        any of it is unprotected, or where this accountant has no bound under this relation (a warning
+        says why). Raises ValueError for a relation other than the ledger's: add/remove and zero-out
+        rows are accounted alike, but a proof for one is not a proof for the other.
+        """
+        if relation not in (None, self.relation):
+            raise ValueError(f"relation={relation!r}: this ledger was written for {self.relation!r}")
+        delta = self.delta if delta is None else delta
+        rows = self.releases if surfaces is None else self._closure(surfaces)
+        worst = 0.0
+        for total in _cells(rows, client):
+            try:
+                value = epsilon_of(total, delta, relation=self.relation, accountant=accountant)
+            except UnsupportedEvent as problem:
+                warnings.warn(f"epsilon is reported as infinite: {problem}", stacklevel=2)
+                value = math.inf
+            worst = max(worst, value)
+        return worst
+
+    def to_json(self) -> dict[str, Any]:
+        """The content of ledger.json (plain lists, strings and finite numbers)."""
+        head = {"schema": SCHEMA, "relation": self.relation, "unit": self.unit, "delta": self.delta}
+        return {**head, "releases": [_release_to_json(release) for release in self._releases]}
+
+    def text(self) -> Iterator[str]:
+        """``to_json`` as JSON in parts, row by row: whole, it would take many times the ledger's memory."""
+        head = {"schema": SCHEMA, "relation": self.relation, "unit": self.unit, "delta": self.delta}
+        yield f'{json.dumps(head)[:-1]}, "releases": ['
+        for release in self._releases:
+            yield f"{', ' if release.id else ''}{json.dumps(_release_to_json(release), allow_nan=False)}"
+        yield "]}\n"
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any] | str) -> Ledger:
+        """Read ``to_json``'s content or its text. Raises ValueError with one line that names what is wrong."""
+        if isinstance(data, str):
+            data = json.loads(data)
+        if not isinstance(data, Mapping) or data.get("schema") != SCHEMA or isinstance(data["schema"], bool):
+            found = data.get("schema") if isinstance(data, Mapping) else type(data).__name__
+            raise ValueError(f"ledger.schema={found!r}: this version reads schema {SCHEMA}")
+        _keys(data, {"schema", "relation", "unit", "delta", "releases"}, "ledger")
+        releases = _typed(data, "releases", list, "ledger")
+        ledger = Ledger(
+            _typed(data, "relation", str, "ledger"), _typed(data, "unit", str, "ledger"), _real(data, "delta", "ledger")
+        )
+        for at, item in enumerate(releases):
+            if not isinstance(item, Mapping) or item.get("id") != at:
+                raise ValueError(f"ledger.releases[{at}]: an object with id {at} is needed")
+            ledger.append([_row_from_json(item)], absolute=True)
+        return ledger
+
+
+def _cells(rows: Iterable[Release], client: int | None) -> set[Tally]:
+    """The distinct compositions of all (client, partition cell); the server's own rows touch everyone."""
+    own: dict[int, dict[str | None, list[tuple[dpa.DpEvent, int]]]] = {}
+    shared: dict[str | None, list[tuple[dpa.DpEvent, int]]] = {}
+    for row in rows:
+        if row.client != SERVER and client not in (None, row.client):
+            continue
+        cells = shared if row.client == SERVER else own.setdefault(row.client, {})
+        cells.setdefault(row.partition, []).append((row.event, row.count))
+    totals = set()
+    for cells in own.values() or [{}]:
+        names = {*cells, *shared} - {None} or {None}
+        for name in names:
+            both = (None,) if name is None else (None, name)
+            totals.add(tally(item for key in both for part in (cells, shared) for item in part.get(key, ())))
+    return _largest(totals)
+
+
+def _largest(totals: set[Tally]) -> set[Tally]:
+    """The totals that no other one covers: only they need the accountant."""
+    kept: set[Tally] = set()
+    for total in totals:
+        if not any(other.covers(total) for other in kept):
+            kept = {other for other in kept if not total.covers(other)} | {total}
+    return kept
+
+
+def _release_to_json(release: Release) -> dict[str, Any]:
+    return {
+        "id": release.id,
+        "round": release.round,
+        "client": release.client,
+        "name": release.name,
+        "surface": str(release.surface),
+        "visible_to": list(release.visible_to),
+        "shape": {name: list(shape) for name, shape in release.shape.items()},
+        "digest": release.digest,
+        "records": release.records,
+        "partition": release.partition,
+        "clip_norm": release.clip_norm,
+        "sensitivity": {"value": release.sensitivity, "why": release.why},
+        "noise_std": release.noise_std,
+        "event": to_form(release.event),
+        "count": release.count,
+        "flags": dict(release.flags),
+        "post_of": list(release.post_of),
+        "nonprivate_reason": release.nonprivate_reason,
+    }
+
+
+KEYS = {f.name for f in fields(Release)} - {"why"}
+
+
+def _row_from_json(item: Mapping[str, Any]) -> Row:
+    where = f"release {item['id']}"
+    _keys(item, KEYS, where)
+    sensitivity = _typed(item, "sensitivity", dict, where)
+    _keys(sensitivity, {"value", "why"}, f"{where}.sensitivity")
+    whole = {name: _typed(item, name, int, where) for name in ("round", "client", "records", "count")}
+    text = {name: _typed(item, name, str, where) for name in ("name", "surface", "digest")}
+    shape = _typed(item, "shape", dict, where)
+    flags = _typed(item, "flags", dict, where)
+    _each(list(flags.values()), bool, f"{where}.flags")
+    return Row(
+        **whole,
+        **text,
+        visible_to=tuple(_each(item["visible_to"], str, f"{where}.visible_to")),
+        shape={key: tuple(_each(dims, int, f"{where}.shape.{key}")) for key, dims in shape.items()},
+        event=from_form(item["event"]),
+        partition=None if item["partition"] is None else _typed(item, "partition", str, where),
+        clip_norm=None if item["clip_norm"] is None else _real(item, "clip_norm", where),
+        sensitivity=None if sensitivity["value"] is None else _real(sensitivity, "value", where),
+        why=_typed(sensitivity, "why", str, where),
+        noise_std=_real(item, "noise_std", where),
+        flags=dict(flags),
+        post_of=tuple(_each(item["post_of"], int, f"{where}.post_of")),
+        nonprivate_reason=None if item["nonprivate_reason"] is None else _typed(item, "nonprivate_reason", str, where),
+    )
+
+
+def _keys(data: Mapping[str, Any], wanted: set[str], where: str) -> None:
+    if set(data) != wanted:
+        raise ValueError(f"{where}: missing {sorted(wanted - set(data))}, unknown {sorted(set(data) - wanted)}")
+
+
+def _typed(data: Mapping[str, Any], key: str, kind: type, where: str) -> Any:
+    return _each([data[key]], kind, f"{where}.{key}")[0]
+
+
+def _each(values: Any, kind: type, where: str) -> list[Any]:
+    if not isinstance(values, list):
+        raise ValueError(f"{where}={values!r}: a list is needed")
+    for value in values:
+        if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
+            raise ValueError(f"{where}={value!r}: a {kind.__name__} is needed")
+    return values
+
+
+def _real(data: Mapping[str, Any], key: str, where: str) -> float:
+    value = data[key]
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"{where}.{key}={value!r}: a finite number is needed")
+    return float(value)

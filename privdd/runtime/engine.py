@@ -1,0 +1,68 @@
+"""Where independent work runs: one interface, joblib's processes or Ray underneath.
+
+Every task carries its own streams, so results do not depend on which worker ran it, or on how often
+a lost worker made it run again.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from privdd.runtime.workers import threads
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class Engine:
+    """kind: serial | processes | ray; workers: 0 = one per core; threads: torch threads per task.
+
+    Same seed and same ``threads`` give the same bits on every kind. retries: how often a task whose
+    worker died is tried again.
+    """
+
+    kind: str = "serial"
+    workers: int = 0
+    threads: int = 1
+    address: str | None = None
+    retries: int = 2
+
+    def __post_init__(self) -> None:
+        if self.kind not in {"serial", "processes", "ray"}:
+            raise ValueError(f"engine.kind={self.kind!r}: allowed are serial, processes, ray")
+        for name, least in (("workers", 0), ("threads", 1), ("retries", 0)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ValueError(f"engine.{name}={value!r}: an integer of at least {least} is needed")
+
+    @property
+    def size(self) -> int:
+        return 1 if self.kind == "serial" else self.workers or os.cpu_count() or 1
+
+    def map(self, fn: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
+        """fn over items, results in the order of the items as they become available."""
+        work: Sequence[T] = list(items)
+        if self.kind == "serial" or len(work) < 2:
+            for item in work:
+                with threads(self.threads):
+                    result = fn(item)
+                yield result
+        elif self.kind == "processes":
+            from privdd.runtime.processes import process_map
+
+            yield from process_map(fn, work, workers=self.size, threads=self.threads, retries=self.retries)
+        else:
+            from privdd.runtime.ray import ray_map
+
+            yield from ray_map(
+                fn, work, workers=self.workers, threads=self.threads, retries=self.retries, address=self.address
+            )
+
+
+def describe(engine: Engine) -> dict[str, Any]:
+    """For the manifest."""
+    return {"kind": engine.kind, "workers": engine.size, "threads": engine.threads}

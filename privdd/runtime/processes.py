@@ -1,0 +1,62 @@
+"""Worker processes of this machine, through joblib's loky; they outlive a call, warm."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any
+
+from joblib.externals.loky import get_reusable_executor, process_executor
+from joblib.externals.loky.process_executor import ShutdownExecutorError
+
+from privdd.runtime.chunks import Lost, spread
+from privdd.runtime.payload import answer
+
+IDLE = 300  # seconds until an idle worker ends and gives its memory back
+# of libraries beside torch, whose threads are set task by task
+SINGLE = {name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
+
+
+def prepare() -> None:
+    """In a new worker: kept memory (see ``privdd.runtime.allocator``) is no leak for which loky should replace it."""
+    process_executor._MAX_MEMORY_LEAK_SIZE = sys.maxsize
+
+
+def process_map(
+    fn: Callable[[Any], Any], work: Sequence[Any], *, workers: int, threads: int, retries: int
+) -> Iterator[Any]:
+    """Results in order (see ``spread``). The pool outlives the call: workers import torch once per run."""
+    return spread(Processes(workers), fn, work, threads=threads, retries=retries)
+
+
+class Processes:
+    """A pool of loky's; one lost worker breaks it, and the next message starts another."""
+
+    def __init__(self, workers: int) -> None:
+        self.workers, self.in_flight = workers, 2 * workers
+        self.executor = self._executor()
+
+    def _executor(self) -> Any:
+        return get_reusable_executor(self.workers, timeout=IDLE, env=SINGLE, initializer=prepare)
+
+    def send(self, payload: bytes) -> Future[bytes]:
+        try:
+            return self.executor.submit(answer, payload)
+        except (BrokenProcessPool, ShutdownExecutorError):
+            self.executor = self._executor()
+            return self.executor.submit(answer, payload)
+
+    def wait(self, handles: Collection[Future[bytes]]) -> Future[bytes]:
+        return next(iter(wait(handles, return_when=FIRST_COMPLETED).done))
+
+    def receive(self, handle: Future[bytes]) -> bytes:
+        try:
+            return handle.result()
+        except (BrokenProcessPool, ShutdownExecutorError):
+            raise Lost from None
+
+    def stop(self, handles: Collection[Future[bytes]]) -> None:
+        if not all([handle.cancel() for handle in handles]):  # a long task would hold up the end of the program
+            self.executor.shutdown(kill_workers=True)

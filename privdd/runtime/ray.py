@@ -1,0 +1,111 @@
+"""Tasks on a Ray cluster: one of this machine, or an existing one."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import socket
+import sys
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from privdd.runtime.chunks import Lost, spread
+from privdd.runtime.payload import answer
+
+
+def ray_map(
+    fn: Callable[[Any], Any], work: Sequence[Any], *, workers: int, threads: int, retries: int, address: str | None
+) -> Iterator[Any]:
+    """Results in order (see ``spread``).
+
+    Raises ValueError where ray is not installed or the cluster cannot be reached.
+    """
+    return spread(Cluster(connect(address, workers), workers), fn, work, threads=threads, retries=retries)
+
+
+def remote_answer(payload: np.ndarray) -> np.ndarray:
+    """``answer`` on arrays of bytes, which Ray keeps in shared memory and does not copy."""
+    return np.frombuffer(answer(payload), np.uint8)
+
+
+@functools.cache
+def _task(ray: Any) -> Any:
+    # One processor a message and no retries of Ray's own: losses are counted in one place.
+    return ray.remote(num_cpus=1, max_retries=0)(remote_answer)
+
+
+class Cluster:
+    """A connected Ray cluster; workers: how many processors of it are used, 0 = all."""
+
+    def __init__(self, ray: Any, workers: int) -> None:
+        processors = max(1, int(ray.cluster_resources().get("CPU", 1)))
+        self.ray, self.workers = ray, min(workers or processors, processors)
+        # Ray runs all that it has processors for, so a second message per worker must find none free.
+        self.in_flight = 2 * self.workers if self.workers == processors else self.workers
+        gone = ray.exceptions
+        self.losses = (gone.WorkerCrashedError, gone.NodeDiedError, gone.ObjectLostError, gone.OutOfMemoryError)
+
+    def send(self, payload: bytes) -> Any:
+        return _task(self.ray).remote(np.frombuffer(payload, np.uint8))
+
+    def wait(self, handles: Collection[Any]) -> Any:
+        return self.ray.wait(list(handles), num_returns=1)[0][0]
+
+    def receive(self, handle: Any) -> Any:
+        try:
+            return self.ray.get(handle)
+        except self.ray.exceptions.RayTaskError as error:
+            raise error.cause from None  # what failed before the task, such as an import
+        except self.losses:
+            raise Lost from None
+
+    def stop(self, handles: Collection[Any]) -> None:
+        for handle in handles:
+            self.ray.cancel(handle, force=True)
+
+
+def connect(address: str | None, workers: int) -> Any:
+    """The ray module, connected once per process: later calls use the same cluster."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        import ray
+    except ImportError:
+        raise ValueError("engine=ray: ray is not installed; install it with: pip install 'privdd[ray]'") from None
+    if ray.is_initialized():
+        return ray
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    try:
+        if address:
+            _knock(address)
+            ray.init(address=address, **quiet)
+        else:
+            # workers import what this process can import; without address="local" Ray would attach to
+            # whatever cluster was last started on this machine
+            place = {"env_vars": {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}}
+            ray.init(
+                address="local",
+                num_cpus=workers or os.cpu_count() or 1,
+                runtime_env=place,
+                include_dashboard=False,
+                **quiet,
+            )
+    except Exception as error:  # Ray raises built-in errors, its own and gRPC's
+        raise ValueError(f"engine.address={address}: {' '.join(str(error).split())[:200]}") from None
+    return ray
+
+
+def _knock(address: str) -> None:
+    """Raises OSError where nothing listens: Ray itself would retry for minutes."""
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host, int(port)), timeout=10).close()
+
+
+def disconnect() -> None:
+    """Leave the cluster; a cluster that ``connect`` started ends with it."""
+    import ray
+
+    ray.shutdown()

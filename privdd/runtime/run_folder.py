@@ -1,0 +1,168 @@
+"""The run folder: safetensors and JSON, written atomically, read with suspicion."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from privdd.core.types import State
+
+
+class DamagedRun(ValueError):
+    """A run folder or file that cannot be what it says it is."""
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """``write_parts`` of one part."""
+    write_parts(path, [data])
+
+
+def write_parts(path: Path, parts: Iterable[bytes]) -> None:
+    """Write beside the target, flush to disk, then rename: a reader sees the old file or the new one.
+
+    Raises OSError, naming the file, where the disk is full or the folder cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        _write(handle, Path(temporary), path, parts)
+    except OSError as error:
+        error.filename = str(path)  # else absent, or the temporary name
+        raise
+
+
+def _write(handle: int, temporary: Path, path: Path, parts: Iterable[bytes]) -> None:
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.writelines(parts)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.chmod(0o644)
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def jsonable(value: Any) -> Any:
+    """Plain JSON data: infinities become "inf", NaN is refused, tensors and tuples become lists."""
+    if value is None or type(value) in (str, int, bool):  # most of a ledger
+        return value
+    if isinstance(value, Mapping):
+        return {str(k): jsonable(v) for k, v in value.items()}
+    if isinstance(value, Tensor):
+        return jsonable(value.tolist())
+    if isinstance(value, list | tuple | set | frozenset):
+        return [jsonable(v) for v in value]
+    if isinstance(value, bool | int | str) or value is None:
+        return str(value) if isinstance(value, str) else value
+    number = float(value)
+    if math.isnan(number):
+        raise ValueError("NaN cannot be written to JSON")
+    return ("inf" if number > 0 else "-inf") if math.isinf(number) else number
+
+
+def write_json(path: Path, value: Any, *, compact: bool = False) -> None:
+    """Indented for people; ``compact`` is ten times faster, for what grows with rounds and clients."""
+    write_bytes(path, (json.dumps(jsonable(value), indent=None if compact else 1, allow_nan=False) + "\n").encode())
+
+
+def read_json(path: Path) -> Any:
+    """Raises DamagedRun, naming the file, where it is missing, truncated or not JSON."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse)
+    except FileNotFoundError:
+        raise DamagedRun(f"{path}: no such file") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise DamagedRun(f"{path}: not readable as JSON ({str(error)[:120]})") from None
+
+
+def _refuse(text: str) -> float:
+    raise ValueError(f"{text} is not allowed")
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Contiguous copies on the CPU, as safetensors.
+
+    The names' order is kept beside them: sums and noise run over a state in its order, so a resumed
+    run gives the same bits only if the order comes back.
+    """
+    plain = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
+    write_bytes(path, safetensors.torch.save(plain, {"order": json.dumps(list(plain))}))
+
+
+def read_tensors(path: Path) -> State:
+    """Raises DamagedRun, naming the file, where it is missing or is not safetensors."""
+    try:
+        data = path.read_bytes()
+        tensors = safetensors.torch.load(data)
+        order = _order(data)
+        return {name: tensors[name] for name in order} if set(order) == set(tensors) else tensors
+    except FileNotFoundError:
+        raise DamagedRun(f"{path}: no such file") from None
+    except Exception as error:  # safetensors raises its own and built-in errors
+        raise DamagedRun(f"{path}: not readable as safetensors ({str(error)[:120]})") from None
+
+
+def _order(data: bytes) -> list[str]:
+    """The names in the order in which they were written, empty in files of others."""
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    names = json.loads(header.get("__metadata__", {}).get("order", "[]"))
+    return names if isinstance(names, list) and all(isinstance(name, str) for name in names) else []
+
+
+def safe_name(name: str) -> str:
+    """A name that stays inside its folder."""
+    if not name or name in {".", ".."} or any(c in name for c in "/\\\0"):
+        raise DamagedRun(f"{name!r} is not a plain file name")
+    return name
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """One run on disk."""
+
+    path: Path
+
+    def artifact(self, round: int, client: int) -> Path:
+        return self.path / "artifacts" / f"round_{round:03d}" / f"client_{client}.safetensors"
+
+    def broadcast(self, round: int) -> Path:
+        return self.path / "artifacts" / f"round_{round:03d}" / "broadcast.safetensors"
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.path / "state" / "checkpoint.json"
+
+    def world(self, name: str) -> Path:
+        return self.path / "worlds" / f"{safe_name(name)}.safetensors"
+
+    def evidence(self, surface: str, attack: str) -> Path:
+        return self.path / "evidence" / f"{safe_name(surface)}.{safe_name(attack)}.safetensors"
+
+    @property
+    def findings(self) -> Path:
+        return self.path / "findings.json"
+
+    @property
+    def ledger(self) -> Path:
+        return self.path / "ledger.json"
+
+    @property
+    def manifest(self) -> Path:
+        return self.path / "manifest.json"
+
+
+def same_tensors(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
+    """Equal names and bit-equal values."""
+    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)

@@ -1,0 +1,76 @@
+"""Training a classifier on virtual images: a client's own, and the server's beside them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from privdd.core.types import Records, State, Tensors
+from privdd.training.local import Loss, local_sgd
+
+
+def as_records(x: Tensor, y: Tensor) -> Records:
+    """Images (m, c, h, w) and labels (m,) as records with ids of their own."""
+    return Records(x, y, torch.arange(len(y), device=y.device))
+
+
+def contrasted(shared: Records, weight: float, temperature: float) -> Loss:
+    """Equation 2: cross-entropy of a batch + weight * supervised contrast of batch and all of ``shared``."""
+
+    def loss(net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        features = net.features(x)  # type: ignore[operator]
+        anchors = net.features(shared.x)  # type: ignore[operator]
+        tie = supervised_contrastive(torch.cat([features, anchors]), torch.cat([y, shared.y]), temperature)
+        return F.cross_entropy(net.head(features), y) + weight * tie  # type: ignore[operator]
+
+    return loss
+
+
+def train_virtual(
+    model: nn.Module,
+    params: Tensors,
+    own: Records,
+    shared: Records | None,
+    *,
+    lr: float,
+    batch_size: int,
+    epochs: float,
+    contrast: float,
+    temperature: float,
+    generator: torch.Generator,
+    one_step: bool = False,
+) -> State:
+    """Plain SGD on ``own``, or on both sets with the contrastive term where ``shared`` is given.
+
+    one_step: a single step on the whole set, so that (before - after) / lr is its gradient. Without
+    any record the parameters come back as they are.
+    """
+    records = own if shared is None else Records(*(torch.cat([a, b]) for a, b in _pairs(own, shared)))
+    if not len(records):
+        return dict(params)
+    length = {"steps": 1, "batch_size": len(records)} if one_step else {"epochs": epochs, "batch_size": batch_size}
+    loss = contrasted(shared, contrast, temperature) if shared is not None else None
+    return local_sgd(model, params, records, lr=lr, generator=generator, loss=loss, **length)[0]  # type: ignore[arg-type]
+
+
+def _pairs(own: Records, shared: Records) -> list[tuple[Tensor, Tensor]]:
+    return [(own.x, shared.x.to(own.x)), (own.y, shared.y), (own.ids, shared.ids + len(own))]
+
+
+def supervised_contrastive(features: Tensor, labels: Tensor, temperature: float = 0.07) -> Tensor:
+    """Khosla et al. 2020, equation 2, mean over anchors; features (b, d), labels (b,) -> scalar.
+
+    Features are normalised to length 1. An anchor without another example of its class counts
+    nothing; with no such pair at all the loss is 0.
+    """
+    z = F.normalize(features, dim=1)
+    logits = z @ z.T / temperature
+    itself = torch.eye(len(z), dtype=torch.bool, device=z.device)
+    log_p = logits - torch.logsumexp(logits.masked_fill(itself, -torch.inf), 1, keepdim=True)
+    positive = (labels[:, None] == labels[None, :]) & ~itself
+    pairs = positive.sum(1)
+    anchors = pairs > 0
+    if not bool(anchors.any()):
+        return features.sum() * 0
+    return -((log_p * positive).sum(1)[anchors] / pairs[anchors]).mean()

@@ -1,0 +1,84 @@
+"""What the server of a distilling method does: pool the synthetic sets and train on them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from privdd.core.types import Received, Records, State, Tensors
+from privdd.federated.aggregation import in_order
+from privdd.training.local import Loss, cross_entropy, local_adam, local_sgd
+
+
+@dataclass(frozen=True)
+class ServerTraining:
+    """Length and optimiser of the server's training; momentum and weight_decay apply to sgd only."""
+
+    epochs: float = 500
+    batch_size: int = 256
+    lr: float = 0.01
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    optimiser: Literal["sgd", "adam"] = "sgd"
+
+    def __post_init__(self) -> None:
+        if self.optimiser not in ("sgd", "adam"):
+            raise ValueError(f"server.optimiser={self.optimiser!r}: allowed are sgd, adam")
+        for name in ("epochs", "batch_size", "lr"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"server.{name}={getattr(self, name)!r}: a number above 0")
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"server.momentum={self.momentum!r}: a number in [0, 1)")
+        if not self.weight_decay >= 0:
+            raise ValueError(f"server.weight_decay={self.weight_decay!r}: a number from 0")
+
+
+def union(inbox: Sequence[Received], name: str) -> Records:
+    """All synthetic examples under ``name`` with their labels, in the order of the clients.
+
+    FedDM's weights n_k^S / n (equation 9) are those of the plain union.
+    """
+    clients = in_order(inbox)
+    x = torch.cat([received.values[name]["x"] for received in clients])
+    y = torch.cat([received.values["labels"]["y"] for received in clients])
+    return Records(x, y, torch.arange(len(y)))
+
+
+def train_on(
+    model: nn.Module,
+    params: Tensors,
+    records: Records,
+    training: ServerTraining,
+    generator: torch.Generator,
+    loss: Loss | None = None,
+) -> State:
+    """The state after training ``params`` on ``records``; unchanged where there are none."""
+    if not len(records):
+        return dict(params)
+    common = {"lr": training.lr, "batch_size": training.batch_size, "epochs": training.epochs, "generator": generator}
+    if training.optimiser == "adam":
+        return local_adam(model, params, records, loss=loss, **common)  # type: ignore[arg-type]
+    more = {"momentum": training.momentum, "weight_decay": training.weight_decay}
+    return local_sgd(model, params, records, loss=loss, **common, **more)[0]  # type: ignore[arg-type]
+
+
+def inside_ball(centre: Tensors, rho: float) -> Loss:
+    """Cross-entropy at the nearest point of the ball around ``centre``: projected SGD (FedDM, 4.5).
+
+    The parameters are moved there before each step; the caller projects once more after the last.
+    """
+
+    def loss(net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        with torch.no_grad():
+            pairs = [(parameter, centre[name].to(parameter)) for name, parameter in net.named_parameters()]
+            norm = torch.stack([(p - c).square().sum() for p, c in pairs]).sum().sqrt()
+            if float(norm) > rho:
+                for parameter, origin in pairs:
+                    parameter.lerp_(origin, 1 - rho / float(norm))
+        return cross_entropy(net, x, y)
+
+    return loss
