@@ -7,13 +7,16 @@ only the evaluator holds is in ``Truth``. An attack never receives a ``Truth``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+
+from attacks.contract import check_names, declared
 
 MARKER = "privdd-attacks"  # lets privdd notice a foreign package of the same name
 Tensors = Mapping[str, Tensor]
@@ -174,21 +177,49 @@ class Finding:
         return replace(self, measures={**self.measures, **more})
 
 
-@runtime_checkable
-class Attack(Protocol):
+class Attack(ABC):
     """One attack: which surfaces it reads, and how it turns a view into a finding.
 
-    ``run`` sees the view only; ``judge`` belongs to the evaluator and compares with the truth.
+    ``run`` sees the view only; ``judge`` belongs to the evaluator and compares with the truth. Subclasses
+    are usually frozen dataclasses whose fields are their settings. least_worlds: fewer shadow models and
+    target together (K of ``Worlds``), and a membership attack cannot run.
     """
 
-    name: str
-    family: Family
-    surfaces: frozenset[Surface]
-    adversaries: frozenset[Adversary]
+    if TYPE_CHECKING:  # class variables or fields, as it suits the attack
 
-    def run(self, view: View, generator: torch.Generator) -> Evidence: ...
+        @property
+        def name(self) -> str: ...
+        @property
+        def family(self) -> Family: ...
+        @property
+        def surfaces(self) -> frozenset[Surface]: ...
+        @property
+        def adversaries(self) -> frozenset[Adversary]: ...
+    else:
+        name: str
+        family: Family
+        surfaces: frozenset[Surface]
+        adversaries: frozenset[Adversary]
 
-    def judge(self, evidence: Evidence, view: View, truth: Truth) -> Finding: ...
+    least_worlds: ClassVar[int] = 1
+
+    def __init_subclass__(cls, hooks: Sequence[str] = (), **more: Any) -> None:
+        super().__init_subclass__(**more)
+        cls._hooks = cls._hooks | frozenset(hooks)
+        check_names(cls, "attack", cls._hooks)
+
+    _hooks: ClassVar[frozenset[str]] = frozenset()
+
+    @abstractmethod
+    def run(self, view: View, generator: torch.Generator) -> Evidence:
+        """What the attacker makes of what it holds; all randomness from ``generator``."""
+
+    @abstractmethod
+    def judge(self, evidence: Evidence, view: View, truth: Truth) -> Finding:
+        """The evidence compared with the truth, as a row of the report."""
+
+
+Attack._hooks = declared(Attack)
 
 
 UPDATES = frozenset({Surface.UPDATE, Surface.GRADIENT})

@@ -14,7 +14,7 @@ from attacks.inversion.compare import _images, compare
 from attacks.inversion.features import WhiteBox
 from attacks.inversion.result import Pixels, Reconstruction, check_request
 from attacks.inversion.victim import observed, victim_model
-from attacks.types import SERVER, UPDATES, Adversary, Evidence, Family, Finding, Truth, View
+from attacks.types import SERVER, UPDATES, Adversary, Attack, Evidence, Family, Finding, Truth, View
 
 
 def linear_inputs(weight_grad: Tensor, bias_grad: Tensor) -> Tensor:
@@ -91,7 +91,7 @@ def reconstruct(
 
 
 @dataclass(frozen=True)
-class AnalyticInversion:
+class AnalyticInversion(Attack):
     """The exact input of the first biased linear layer; features are inverted in turn, with the map known."""
 
     whitebox: WhiteBox = field(default_factory=lambda: WhiteBox(iterations=500, tv=1e-3))

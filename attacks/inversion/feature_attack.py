@@ -18,7 +18,7 @@ from attacks.inversion.features import (
     average_copies,
     remove_shared_noise,
 )
-from attacks.types import ANY, Capture, Evidence, Family, Finding, Surface, Truth, View
+from attacks.types import ANY, Attack, Capture, Evidence, Family, Finding, Surface, Truth, View
 
 MAP_NAMES = {
     Surface.FEATURES: "feature",
@@ -95,7 +95,7 @@ def _same(a: Tensor | None, b: Tensor | None) -> bool:
 
 
 @dataclass(frozen=True)
-class FeatureInversion:
+class FeatureInversion(Attack):
     """Records from shared features, on every rung of the knowledge ladder that the view grants.
 
     Rounds in which the same rows went through the same map are joined before anything is inverted.

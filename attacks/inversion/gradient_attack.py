@@ -12,13 +12,13 @@ from torch import nn
 from attacks.inversion.compare import _images, compare
 from attacks.inversion.gradient import DLG, IDLG, InvertingGradients, SeeThrough, gradient_norm
 from attacks.inversion.victim import local_steps, observed, victim_model
-from attacks.types import SERVER, UPDATES, Adversary, Capture, Evidence, Family, Finding, Truth, View
+from attacks.types import SERVER, UPDATES, Adversary, Attack, Capture, Evidence, Family, Finding, Truth, View
 
 Method = InvertingGradients | DLG | IDLG | SeeThrough
 
 
 @dataclass(frozen=True)
-class GradientInversion:
+class GradientInversion(Attack):
     """Records from one client's update or gradient; captures of one model are solved as one batch."""
 
     method: Method = field(default_factory=InvertingGradients)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from attacks.inversion import labels
 from attacks.inversion.result import Pixels
 from attacks.inversion.victim import LocalSteps, local_steps, observed, victim_model
-from attacks.types import SERVER, Adversary, Capture, Evidence, Family, Finding, Surface, Truth, View
+from attacks.types import SERVER, Adversary, Attack, Capture, Evidence, Family, Finding, Surface, Truth, View
 
 TINY = 1e-12
 
@@ -136,7 +136,7 @@ def displacement(steps: int, momentum: float) -> float:
 
 
 @dataclass(frozen=True)
-class LabelCounts:
+class LabelCounts(Attack):
     """How many records of each class the client holds: from an update's last layer, or simply read off."""
 
     name: str = "label_counts"

@@ -15,11 +15,11 @@ from attacks.inversion.compare import qualities
 from attacks.inversion.generative import GenerativeInversion, WganGp
 from attacks.inversion.judge import Judge, success
 from attacks.inversion.model import ModelInversion as MiFace
-from attacks.types import ANY, Evidence, Family, Finding, Surface, Truth, View
+from attacks.types import ANY, Attack, Evidence, Family, Finding, Surface, Truth, View
 
 
 @dataclass(frozen=True)
-class ModelInversion:
+class ModelInversion(Attack):
     """One image per class from a shared model, with and without a GAN prior on public records."""
 
     miface: MiFace = field(default_factory=lambda: MiFace(iterations=1000))

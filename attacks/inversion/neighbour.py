@@ -10,11 +10,11 @@ from torch import Tensor
 
 from attacks.images import psnr
 from attacks.inversion.features import average_copies
-from attacks.types import Adversary, Evidence, Family, Finding, Surface, Truth, View
+from attacks.types import Adversary, Attack, Evidence, Family, Finding, Surface, Truth, View
 
 
 @dataclass(frozen=True)
-class KnownNeighbour:
+class KnownNeighbour(Attack):
     """Recover the features x_s of a release whose attacker holds one record of each noise batch.
 
     Where one noise tensor serves a batch (settings["broadcast_batch"]), noise = released row - feature

@@ -16,7 +16,7 @@ from attacks.inversion.feature_attack import true_map
 from attacks.inversion.features import FeatureMap
 from attacks.inversion.generative import GenerativeInversion, Prior, Role, WganGp
 from attacks.inversion.judge import Judge, success
-from attacks.types import Adversary, Evidence, Family, Finding, Surface, Truth, View
+from attacks.types import Adversary, Attack, Evidence, Family, Finding, Surface, Truth, View
 
 
 def role_of(view: View) -> Role:
@@ -25,7 +25,7 @@ def role_of(view: View) -> Role:
 
 
 @dataclass(frozen=True)
-class RoleInversion:
+class RoleInversion(Attack):
     """GMI against the shared classifier with the prior that the attacker's role allows.
 
     server: the prior is trained on the features themselves. client: it is trained on the attacker's

@@ -13,7 +13,7 @@ from torch import Tensor
 from attacks.images import negative_mse
 from attacks.inversion.compare import fit_to, qualities
 from attacks.inversion.features import look
-from attacks.types import ANY, IMAGES, Evidence, Family, Finding, Truth, View
+from attacks.types import ANY, IMAGES, Attack, Evidence, Family, Finding, Truth, View
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def copy_report(
 
 
 @dataclass(frozen=True)
-class CopyDetection:
+class CopyDetection(Attack):
     """Whether synthetic images lie nearer to the client's records than to equals that it never saw."""
 
     limit: int = 200

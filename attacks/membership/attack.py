@@ -16,7 +16,7 @@ from torch import Tensor
 
 from attacks.epsilon import Bound, one_run_from_scores
 from attacks.roc import Clusters, auc_interval, roc, thin, tpr_at_fpr
-from attacks.types import Adversary, Evidence, Family, Finding, Surface, Truth, View, Worlds
+from attacks.types import Adversary, Attack, Evidence, Family, Finding, Surface, Truth, View, Worlds
 
 # The signals of each surface in order of preference; the first one present is the primary. Synthetic images have an
 # "embedding_alignment" only where they were matched in a public map, which is then where they carry information.
@@ -53,7 +53,7 @@ def primary_signal(surface: Surface, worlds: Worlds, choice: str = "auto") -> st
 
 
 @dataclass(frozen=True)
-class _Membership:
+class MembershipAttack(Attack, hooks=("score",)):
     """What all membership attacks share: the choice of signal, and the judgement.
 
     delta None: the run's own (knowledge.settings["delta"], else 1e-5). targets: how many worlds the

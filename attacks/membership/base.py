@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from attacks.membership.attack import _Membership, _worlds, leave_one_out, log_odds
+from attacks.membership.attack import MembershipAttack, _worlds, leave_one_out, log_odds
 from attacks.types import View
 
 
@@ -36,7 +36,7 @@ def base(log_probs: Tensor, masks: Tensor, target: Tensor, *, temperature: float
 
 
 @dataclass(frozen=True)
-class Base(_Membership):
+class Base(MembershipAttack):
     """Lassila et al. (2025): cheap, and the best choice below 16 worlds."""
 
     temperature: float = 2.0

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attacks.membership.attack import _Membership, _worlds
+from attacks.membership.attack import MembershipAttack, _worlds
 from attacks.membership.shadow_classifier import _cross_fit
 from attacks.types import View
 
@@ -58,7 +58,7 @@ def _log_density(points: Tensor, query: Tensor, bandwidth: float | None) -> Tens
 
 
 @dataclass(frozen=True)
-class GradientDensity(_Membership):
+class GradientDensity(MembershipAttack):
     """FedLGD's kernel-density attack on the signal (its gradient signals, where the worlds carry them)."""
 
     folds: int = 4

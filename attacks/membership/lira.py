@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.special import log_ndtr
 
-from attacks.membership.attack import _Membership, _worlds, leave_one_out
+from attacks.membership.attack import MembershipAttack, _worlds, leave_one_out
 from attacks.types import View
 
 Variance = Literal["per_record", "pooled", "auto", "uncentred", "uncentred_in"]
@@ -136,7 +136,7 @@ def _checked(signals: Tensor, masks: Tensor, target: Tensor) -> tuple[Tensor, Te
 
 
 @dataclass(frozen=True)
-class Lira(_Membership):
+class Lira(MembershipAttack):
     """Carlini et al. (2022); see ``attacks.membership.lira``."""
 
     online: bool = True

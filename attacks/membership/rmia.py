@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from attacks.membership.attack import _Membership, _worlds, log_odds
+from attacks.membership.attack import MembershipAttack, _worlds, log_odds
 from attacks.membership.signals import logit_scaled
 from attacks.types import View
 
@@ -78,7 +78,7 @@ def _check(p: Tensor, mask: Tensor, t: Tensor, gamma: float, a: float) -> None:
 
 
 @dataclass(frozen=True)
-class Rmia(_Membership):
+class Rmia(MembershipAttack):
     """Zarifzadeh et al. (2024) on the probabilities that the signal stands for; z where public logits exist."""
 
     gamma: float = 1.0

@@ -15,7 +15,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
-from attacks.membership.attack import _Membership, _worlds
+from attacks.membership.attack import MembershipAttack, _worlds
 from attacks.types import View
 
 Kind = Literal["mlp", "logistic"]
@@ -75,7 +75,7 @@ def _estimator(kind: Kind, seed: int, iterations: int, rows: int) -> MLPClassifi
 
 
 @dataclass(frozen=True)
-class ShadowClassifier(_Membership):
+class ShadowClassifier(MembershipAttack):
     """Shokri et al. (2017), FedFed's attack: top-k outputs where worlds carry logits, else the signal alone."""
 
     k: int = 3

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from attacks.membership.attack import _Membership, _worlds
+from attacks.membership.attack import MembershipAttack, _worlds
 from attacks.types import View
 
 
@@ -28,7 +28,7 @@ def average_loss_rule(loss: Tensor, training_loss: float) -> Tensor:
 
 
 @dataclass(frozen=True)
-class LossThreshold(_Membership):
+class LossThreshold(MembershipAttack):
     """Yeom et al. (2018): the raw signal, one threshold for all records."""
 
     name: ClassVar[str] = "loss_threshold"

@@ -177,7 +177,7 @@ class GridEngine:
         Asked are the clients that took part; they are sent what they would be sent next, and no more.
         Raises FederationFailed where one does not answer or keeps its accuracy to itself.
         """
-        if getattr(plan.method, "accuracy_kind", "global") == "global":
+        if plan.method.accuracy_kind == "global":
             return accuracy(plan, progress, test, shards)
         sent, group = flat(plan.method.broadcast(progress.server)), str(progress.round)
         asked = [

@@ -12,25 +12,25 @@ import hashlib
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
 
-from privdd.methods.batched import train_alone, train_together
-from privdd.methods.fedavg import FedAvg, Turn
+from privdd.core.types import Problem
+from privdd.federated.method import Method
 from privdd.runtime.run_folder import DamagedRun, read_json, write_json
-from privdd.training.local import step_count
 
 Training = Literal["loop", "vectorised"]
 Asked = Literal["auto", "loop", "vectorised"]
-TOGETHER = 8  # worlds of one wide network: 16 are hardly faster, and more workers get one
 CLEAR = 1.3  # how much faster the wide network must be; less could turn over on a busy machine
 LEAST = 1000  # steps of single models in all: where there are fewer, the probe would cost more than it saves
 SECONDS = 1.5  # of a probe: its aim, so that it ends within two
-REPEATS, STEPS = 5, 8  # of a probe where there is time
+REPEATS = 5  # of a probe where there is time
+LONGEST = 0.05  # seconds of one step, above which many networks at once gain nothing
+NO_FORM = "the method, its network or this round has no batched form"
 
 
 def check_training(asked: str) -> None:
@@ -54,33 +54,63 @@ class Choice:
             raise ValueError(f"ratio={self.ratio!r}: a finite number above 0 is needed")
 
 
-def choose(asked: str, method: Any, turns: Sequence[Turn] | None, worlds: int, rounds: int, record: Path) -> Choice:
-    """The way that ``worlds`` worlds of a method are trained, and kept in ``record`` where it was measured.
+@dataclass(frozen=True)
+class Trial:
+    """Two ways to replay worlds, ready to be timed.
 
-    turns: of the first worlds that would train together, None where the method has no wide form; rounds:
-    how many each world trains. Raises ValueError for an unknown way.
+    alone: one world by itself; first: the first group at once, None where the method has no such form,
+    its result kept; again: the same, worked out anew; group: worlds in it; worlds: all that are to be
+    replayed; steps: training steps of one world, None if unknown; key: what their speed depends on;
+    always: batching saves work, so nothing is measured.
+    """
+
+    alone: Callable[[], object]
+    first: Callable[[], object]
+    again: Callable[[], object]
+    group: int
+    worlds: int
+    steps: int | None
+    key: str
+    device: str = "cpu"
+    always: bool = False
+
+
+def choose(asked: str, trial: Trial, record: Path) -> Choice:
+    """The way that worlds are replayed; what was measured or tried is kept in ``record``.
+
+    Raises ValueError for an unknown way.
     """
     check_training(asked)
-    if turns is None:
-        return Choice("loop", "the method, its network or this round has no vectorised form")
-    if asked != "auto":
-        return Choice("vectorised" if asked == "vectorised" else "loop", "as asked for")
-    each = step_count(len(turns[0].shard.train), method.batch_size, method.local_epochs)
-    if each * rounds * worlds < LEAST:
-        return Choice("loop", f"{each * rounds * worlds} steps in all, too few to measure for")
-    kept = _read_choice(record)
+    if asked == "loop" or not trial.group:
+        return Choice("loop", "as asked for" if trial.group else "nothing to replay")
+    few = not trial.always and trial.steps is not None and trial.steps * trial.worlds < LEAST
+    if asked == "auto" and few:
+        return Choice("loop", f"{(trial.steps or 0) * trial.worlds} steps in all, too few to measure for")
+    kept = _read_choice(record) if asked == "auto" or trial.always else None
     if kept is None:
-        kept = decide(ratio_of(method, turns), worlds, turns[0].ctx.problem.device)
+        kept = _tried(asked, trial)
         write_json(record, asdict(kept))
     return kept
 
 
-def decide(ratio: float | None, worlds: int, device: str = "cpu") -> Choice:
+def _tried(asked: str, trial: Trial) -> Choice:
+    if trial.always or asked == "vectorised":
+        if trial.first() is None:
+            return Choice("loop", NO_FORM)
+        return Choice("vectorised", "worlds share their work" if trial.always else "as asked for")
+    ratio = ratio_of(trial)
+    choice = decide(ratio, trial.worlds, trial.group, trial.device)
+    if choice.training == "vectorised" and trial.first() is None:  # measured where the method has the form
+        return Choice("loop", NO_FORM)
+    return choice
+
+
+def decide(ratio: float | None, worlds: int, group: int, device: str = "cpu") -> Choice:
     """Vectorised where clearly faster on all cores of the machine, which a few wide networks may not fill."""
     if ratio is None:
-        return Choice("loop", "one step takes too long to measure, and such networks gain nothing")
+        return Choice("loop", "one by one: batched rounds do not exist here, or take too long to measure")
     lanes = max(1, (os.cpu_count() or 1) // torch.get_num_threads()) if device == "cpu" else 1
-    filled = min(lanes, math.ceil(worlds / TOGETHER)) / min(lanes, max(1, worlds))
+    filled = min(lanes, math.ceil(worlds / group)) / min(lanes, max(1, worlds))
     faster = ratio * filled >= CLEAR
     return Choice("vectorised" if faster else "loop", f"measured: {ratio * filled:.2f} times the loop's speed", ratio)
 
@@ -96,30 +126,29 @@ def cache_folder() -> Path | None:
     return None
 
 
-def key_of(method: FedAvg, turns: Sequence[Turn]) -> str:
+def key_of(method: Method, problem: Problem, settings: Mapping[str, Any], records: int, group: int) -> str:
     """Everything that the speed of both ways depends on."""
-    first = turns[0]
     parts = [
-        f"torch {torch.__version__}", first.ctx.problem.device, f"{torch.get_num_threads()} threads",
-        f"{os.cpu_count()} cores", type(method).__name__, repr(method.model), f"shape {first.shard.shape}",
-        f"{first.shard.classes} classes", f"batch {min(method.batch_size, max(len(t.shard.train) for t in turns))}",
-        f"momentum {bool(method.momentum)}", f"{len(turns)} worlds",
+        f"torch {torch.__version__}", problem.device, f"{torch.get_num_threads()} threads", f"{os.cpu_count()} cores",
+        type(method).__name__, " ".join(repr(method.classifier(problem)).split()), f"shape {problem.shape}",
+        f"batch {min(int(settings.get('batch_size', records)), records)}",
+        f"momentum {bool(settings.get('momentum'))}", f"{group} worlds",
     ]  # fmt: skip
     return " | ".join(parts)
 
 
-def ratio_of(method: FedAvg, turns: Sequence[Turn]) -> float | None:
+def ratio_of(trial: Trial) -> float | None:
     """The remembered ratio of this machine, else a measured one, remembered where that is possible."""
-    key, folder = key_of(method, turns), cache_folder()
+    folder = cache_folder()
     if folder is None:
-        return measure(method, turns)
-    file = file_of(folder, key)
-    known = _known(file, key)
+        return measure(trial)
+    file = file_of(folder, trial.key)
+    known = _known(file, trial.key)
     if known is None:
-        mine: dict[str, Any] = {"key": key, "ratio": measure(method, turns)}
+        mine: dict[str, Any] = {"key": trial.key, "ratio": measure(trial)}
         with contextlib.suppress(OSError):
             _create(file, mine)
-        known = _known(file, key) or mine  # another run may have been quicker: its measurement counts
+        known = _known(file, trial.key) or mine  # another run may have been quicker: its measurement counts
     ratio: float | None = known["ratio"]
     return ratio
 
@@ -167,25 +196,26 @@ def _read_choice(record: Path) -> Choice | None:
 # --- the probe ------------------------------------------------------------------------------------
 
 
-def measure(method: FedAvg, turns: Sequence[Turn], seconds: float = SECONDS) -> float | None:
-    """Time of the loop over time of the wide network, per step of one model; in turns, the best of each.
+def measure(trial: Trial, seconds: float = SECONDS) -> float | None:
+    """Time of the loop over time of the batched replay, per world; in turns, the best of each.
 
-    None where the steps of one round of both would take more than ``seconds``.
+    None where one step alone takes so long that nothing is gained, or where there is no batched form.
     """
-    began, device = time.perf_counter(), turns[0].ctx.problem.device
-    once = _timed(lambda: train_alone(method, turns[0], 1), device)  # the first call is the slowest
-    once = min(once, _timed(lambda: train_alone(method, turns[0], 1), device))
-    if once * len(turns) > seconds / 4:
+    began = time.perf_counter()
+    alone = [_timed(trial.alone, trial.device)]
+    if trial.steps and alone[0] / trial.steps > LONGEST:
         return None
-    steps = max(1, min(STEPS, int(seconds / 8 / (once * (1 + 2 * len(turns))))))
-    alone, together = [], []
-    for repeat in range(1 + REPEATS):
-        alone.append(_timed(lambda: train_alone(method, turns[0], steps), device))
-        together.append(_timed(lambda: train_together(method, turns, steps), device))
+    results: list[object] = []
+    together = [_timed(lambda: results.append(trial.first()), trial.device)]
+    if results == [None]:
+        return None
+    for _ in range(REPEATS):
         spent = time.perf_counter() - began
-        if spent + spent / (1 + repeat) > seconds:
+        if spent + alone[-1] + together[-1] > seconds:
             break
-    return len(turns) * min(alone[1:] or alone) / min(together[1:] or together)
+        alone.append(_timed(trial.alone, trial.device))
+        together.append(_timed(trial.again, trial.device))
+    return trial.group * min(alone) / min(together)
 
 
 def _timed(work: Callable[[], object], device: str) -> float:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from omegaconf import DictConfig
 
 from attacks.types import Adversary, Attack, Family, Surface
+from privdd.auditing.readers import missing_hooks
 from privdd.core.errors import BadConfig
 from privdd.federated.method import Method
 
@@ -16,7 +17,7 @@ def reads(attack: Attack, surface: Surface, adversary: Adversary, worlds: int) -
     if surface not in attack.surfaces or adversary not in attack.adversaries:
         return False
     if attack.family == Family.MEMBERSHIP:
-        return worlds >= getattr(attack, "least_worlds", 2)
+        return worlds >= attack.least_worlds
     if attack.family == Family.GRADIENT_INVERSION:
         return worlds == 0  # the real update of many records and steps is the probes' easier sibling
     return worlds > 0
@@ -46,6 +47,13 @@ def check_coverage(
     audit: how many worlds there will be, which decides what membership attacks can read; shipped: attacks
     that the message may suggest.
     """
+    for name, surface in method.uploads.items():
+        hooks = "" if str(surface) in waived else missing_hooks(method, surface)
+        if hooks:
+            raise BadConfig(
+                f"algo: {type(method).__name__} sends {name!r} (surface {surface}), in which no attack can look for a "
+                f"record: it must define {hooks} (see privdd.api.Method), or waive it: audit.waive.{surface}='reason'"
+            )
     empty = sorted(s for s, reason in waived.items() if not str(reason).strip())
     if empty:
         raise BadConfig(f"audit.waive.{empty[0]}: a reason is needed")

@@ -30,8 +30,7 @@ MEASURED = {"auc", "psnr", "label_accuracy", "identified", "epsilon_measured"}
 
 def claims_of(experiment: Experiment) -> list[Claim]:
     """The method's printed theorems, evaluated for this run."""
-    hook = getattr(experiment.plan.method, "claims", None)
-    return list(hook(experiment.plan, experiment.shards)) if hook else []
+    return experiment.plan.method.claims(experiment.plan, experiment.shards)
 
 
 def findings_json(audited: Audited) -> dict[str, Any]:
@@ -90,7 +89,7 @@ def _utility(experiment: Experiment, progress: Progress) -> dict[str, Any]:
     clients = experiment.plan.problem.clients
     return {
         "accuracy": progress.accuracy[-1],
-        "accuracy_kind": getattr(experiment.plan.method, "accuracy_kind", "global"),
+        "accuracy_kind": experiment.plan.method.accuracy_kind,
         "accuracy_by_round": list(progress.accuracy),
         "uploaded_bytes_per_client": per_client(progress.uploaded, clients),
         "downloaded_bytes_per_client": per_client(progress.downloaded, clients),
@@ -118,8 +117,7 @@ def stated_epsilons(experiment: Experiment, ledger: Ledger) -> dict[str, float]:
     Surfaces that promise nothing (infinite) are left out.
     """
     promised = {s: min(both(ledger, [s]).values()) for s in dict.fromkeys(r.surface for r in ledger.releases)}
-    hook = getattr(experiment.plan.method, "stated", None)
-    promised |= dict(hook(experiment.plan, experiment.shards)) if hook else {}
+    promised |= experiment.plan.method.stated(experiment.plan, experiment.shards)
     return {s: e for s, e in promised.items() if math.isfinite(e)}
 
 

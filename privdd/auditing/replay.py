@@ -11,14 +11,11 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import torch
-
 from privdd.auditing.game import Game
 from privdd.core.state import marked
 from privdd.core.types import Shard, State, Tensors, Upload
-from privdd.federated.simulation import Plan, Progress, Snapshot, remembers
-from privdd.methods.batched import local_together, turns_of
-from privdd.methods.fedavg import Turn
+from privdd.federated.channel import digest
+from privdd.federated.simulation import Plan, Progress, Snapshot
 
 
 def world_plan(plan: Plan, world: int) -> Plan:
@@ -31,72 +28,61 @@ def memory_after(plan: Plan, snapshot: Snapshot, memory: State, shard: Shard) ->
 
     A method whose ``recall`` gives just this is spared the work on an upload that nobody reads.
     """
-    ctx = plan.context(snapshot.round, plan.victim)
-    recall = getattr(plan.method, "recall", None)
-    if recall is not None:
-        kept: State = recall(snapshot.broadcast, memory, shard, ctx)
-        return kept
-    return plan.method.local(snapshot.broadcast, memory, shard, ctx)[1]
+    return plan.method.recall(snapshot.broadcast, memory, shard, plan.context(snapshot.round, plan.victim))
 
 
 @dataclass(frozen=True)
 class Replay:
-    """One world of one audited round, self-contained so that any worker can run it."""
+    """Some worlds of one audited round, self-contained so that any worker can run them.
+
+    chain: the client's rounds from the first that matters to the audited one; shard: the client before
+    any coin was flipped; batched: all worlds at once by the method's ``local_batched``, else one by one.
+    """
 
     plan: Plan
-    chain: tuple[Snapshot, ...]  # the client's rounds from the first that matters to the audited one
+    chain: tuple[Snapshot, ...]
     shard: Shard
-    world: int
+    game: Game
+    worlds: Sequence[int]
+    batched: bool = False
 
-    def run(self) -> Mapping[str, Tensors]:
-        """What the client would have sent in the last round of the chain."""
-        plan = world_plan(self.plan, self.world)
+    def run(self) -> list[Mapping[str, Tensors]] | None:
+        """What the client would have sent in the last round of the chain, by world.
+
+        None where ``batched`` and the method cannot do one of the rounds so.
+        """
+        plans = [world_plan(self.plan, world) for world in self.worlds]
+        shards = [self.game.shard(self.shard, world) for world in self.worlds]
+        uploads = self._batched(plans, shards) if self.batched else [self._one(p, s) for p, s in zip(plans, shards)]
+        if uploads is None:
+            return None
+        last, victim = self.chain[-1].round, self.plan.victim
+        sent = [p.channel.send(u, p.context(last, victim), len(s.train)) for p, u, s in zip(plans, uploads, shards)]
+        return [received.values for received, _ in sent]
+
+    def _one(self, plan: Plan, shard: Shard) -> Upload:
         memory: State = {}
         for snapshot in self.chain[:-1]:
-            memory = memory_after(plan, snapshot, memory, self.shard)
+            memory = memory_after(plan, snapshot, memory, shard)
         last = self.chain[-1]
-        ctx = plan.context(last.round, plan.victim)
-        upload, _ = plan.method.local(last.broadcast, memory, self.shard, ctx)
-        received, _ = plan.channel.send(upload, ctx, len(self.shard.train))
-        return received.values
+        return plan.method.local(last.broadcast, memory, shard, plan.context(last.round, plan.victim))[0]
 
-
-def replay_together(
-    plan: Plan, chain: Sequence[Snapshot], shard: Shard, game: Game, worlds: Sequence[int]
-) -> list[Mapping[str, Tensors]]:
-    """What ``Replay`` gives for each of these worlds, up to rounding, from the training of one wide network.
-
-    Raises ValueError where the method has no such form.
-    """
-    plans, shards = [world_plan(plan, w) for w in worlds], [game.shard(shard, w) for w in worlds]
-    done: list[tuple[Upload, State]] = [({}, {}) for _ in worlds]
-    for snapshot in chain:
-        contexts = [own.context(snapshot.round, plan.victim) for own in plans]
-        found = local_together(plan.method, snapshot.broadcast, [memory for _, memory in done], shards, contexts)
-        if found is None:
-            raise ValueError(f"{type(plan.method).__name__}: round {snapshot.round} has no vectorised form")
-        done = found
-    sent = [plan.channel.send(upload, ctx, len(own.train))[0] for (upload, _), ctx, own in zip(done, contexts, shards)]
-    return [received.values for received in sent]
-
-
-def turns_in(
-    plan: Plan, chain: Sequence[Snapshot], shard: Shard, game: Game, worlds: Sequence[int]
-) -> list[Turn] | None:
-    """These worlds' turns of the chain's last round, without what they remember; None without a vectorised form."""
-    shards, last = [game.shard(shard, w) for w in worlds], chain[-1]
-    contexts = [world_plan(plan, w).context(last.round, plan.victim) for w in worlds]
-    if not worlds or any(
-        turns_of(plan.method, s.broadcast, [{} for _ in worlds], shards, contexts) is None for s in chain
-    ):
-        return None
-    return turns_of(plan.method, last.broadcast, [{} for _ in worlds], shards, contexts)
+    def _batched(self, plans: Sequence[Plan], shards: Sequence[Shard]) -> list[Upload] | None:
+        done: list[tuple[Upload, State]] = [({}, {}) for _ in plans]
+        for snapshot in self.chain:
+            contexts = [plan.context(snapshot.round, plan.victim) for plan in plans]
+            memories = [memory for _, memory in done]
+            found = self.plan.method.local_batched(snapshot.broadcast, memories, shards, contexts)
+            if found is None:
+                return None
+            done = list(found)
+        return [upload for upload, _ in done]
 
 
 def chain_to(plan: Plan, snapshots: Mapping[int, Snapshot], round: int) -> tuple[Snapshot, ...]:
     """The rounds that a replay of ``round`` must pass through: only itself where nothing is remembered."""
     target = snapshots[round]
-    if not remembers(plan.method, round, target.memory):
+    if not plan.method.remembers(round, target.memory):
         return (target,)
     return tuple(snapshots[t] for t in sorted(snapshots) if t <= round)
 
@@ -111,33 +97,8 @@ def chunks(worlds: int, size: int) -> list[range]:
     return [group for group in groups if len(group)]
 
 
-def fast_worlds(
-    plan: Plan, snapshot: Snapshot, shard: Shard, game: Game, worlds: Sequence[int]
-) -> list[Mapping[str, Tensors]] | None:
-    """All worlds in one pass where the method knows how (distribution matching), else None.
-
-    They share the first one's batches (each real record is embedded once); where images start is
-    each world's own.
-    """
-    local_worlds = getattr(plan.method, "local_worlds", None)
-    if local_worlds is None or not worlds:
-        return None
-    contexts = [world_plan(plan, world).context(snapshot.round, plan.victim) for world in worlds]
-    fixed = torch.ones(len(game.whole), dtype=torch.bool)
-    fixed[game.audited] = False
-    base = shard.with_train(game.whole.take(fixed))
-    masks = game.masks[list(worlds)]
-    own = [ctx.keys for ctx in contexts]
-    uploads = local_worlds(snapshot.broadcast, snapshot.memory, base, game.candidates, masks, contexts[0], own)
-    if uploads is None:
-        return None
-    return [plan.channel.send(upload, ctx, 0)[0].values for ctx, upload in zip(contexts, uploads)]
-
-
 def content_key(plan: Plan, chain: Sequence[Snapshot], game: Game, config: str) -> str:
     """The folder name of cached worlds: same config, broadcasts and audited records, same worlds."""
-    from privdd.federated.channel import digest
-
     h = hashlib.blake2b(config.encode(), digest_size=8)
     h.update(str(plan.keys.seed).encode() + digest({"ids": game.whole.ids, "audited": game.audited}).encode())
     for snapshot in chain:

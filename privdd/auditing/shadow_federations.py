@@ -12,8 +12,9 @@ from torch import Tensor
 from attacks.membership import signals as sig
 from attacks.types import Surface
 from privdd.auditing.game import Game
+from privdd.auditing.readers import READERS, Signals
 from privdd.auditing.replay import content_key
-from privdd.auditing.signals import READERS, Lens, Signals
+from privdd.auditing.signals import Lens
 from privdd.core.types import Shard, State, Tensors
 from privdd.federated.channel import shapes
 from privdd.federated.simulation import Plan, start, step

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,10 +11,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from privdd.auditing.autotune import TOGETHER, Choice, choose
+from privdd.auditing.autotune import Choice, Trial, choose, key_of
 from privdd.auditing.game import Game
-from privdd.auditing.replay import Replay, chain_to, chunks, content_key, fast_worlds, replay_together, turns_in
-from privdd.auditing.signals import Lens, Signals
+from privdd.auditing.readers import Signals, read_signals
+from privdd.auditing.replay import Replay, chain_to, chunks, content_key
+from privdd.auditing.signals import Lens
 from privdd.core.types import Shard
 from privdd.federated.channel import shapes
 from privdd.federated.simulation import Plan, Snapshot
@@ -24,41 +24,20 @@ from privdd.runtime.progress import Bar
 from privdd.runtime.run_folder import DamagedRun, RunFolder, read_tensors, write_tensors
 from privdd.runtime.workers import threads
 
-CHUNK = 16  # worlds per pass where the method replays all of them at once
-
 
 @dataclass(frozen=True)
-class WorldTask:
-    """One world: replay, then read its signals (the artifacts themselves are not kept)."""
+class ReplayTask:
+    """Worlds replayed and read; the artifacts themselves are not kept."""
 
     replay: Replay
     lens: Lens
 
-    def run(self) -> Signals:
-        return self.lens.signals(self.replay.run())
+    def run(self) -> list[Signals] | None:
+        sent = self.replay.run()
+        return None if sent is None else [read_signals(self.lens, values) for values in sent]
 
 
-def run_task(task: WorldTask) -> Signals:
-    return task.run()
-
-
-@dataclass(frozen=True)
-class ChunkTask:
-    """Some worlds trained as one wide network, then read."""
-
-    plan: Plan
-    chain: tuple[Snapshot, ...]
-    shard: Shard
-    game: Game
-    worlds: range
-    lens: Lens
-
-    def run(self) -> list[Signals]:
-        sent = replay_together(self.plan, self.chain, self.shard, self.game, self.worlds)
-        return [self.lens.signals(values) for values in sent]
-
-
-def run_chunk(task: ChunkTask) -> list[Signals]:
+def run_task(task: ReplayTask) -> list[Signals] | None:
     return task.run()
 
 
@@ -69,7 +48,7 @@ class Stage:
     plan: Plan
     snapshots: Mapping[int, Snapshot]
     round: int
-    shard: Shard  # the client before any coin was thrown
+    shard: Shard  # the client before any coin was flipped
     game: Game
     lens: Lens
     folder: RunFolder
@@ -86,62 +65,77 @@ class Stage:
         return chain_to(self.plan, self.snapshots, self.round)
 
     @cached_property
+    def groups(self) -> list[range]:
+        """The worlds that are replayed at once where they are."""
+        return chunks(len(self.game.masks), self.plan.method.per_pass)
+
+    @cached_property
     def choice(self) -> Choice:
-        """How the worlds are trained; what was measured stands in the run folder, so that a resumed run keeps it."""
-        count = len(self.game.masks) - 1
-        first = range(1, 1 + min(TOGETHER, count))
-        turns = turns_in(self.plan, self.chain, self.shard, self.game, first)
+        """How the worlds are replayed; it stands in the run folder, so that a resumed run keeps it."""
         record = self.folder.path / "worlds" / f"{self._key(self.config)}.json"
         with threads(self.engine.threads):
-            return choose(self.training, self.plan.method, turns, count, len(self.chain), record)
+            return choose(self.training, self._trial(), record)
+
+    def _trial(self) -> Trial:
+        """One world against a group, for whoever chooses between them."""
+        plan, group = self.plan, self.groups[0] if self.groups else range(0)
+        settings = plan.method.settings(len(self.shard.train))
+        steps = settings.get("local_steps")
+        return Trial(
+            alone=self.task(group[:1], batched=False).run,
+            first=lambda: self.first_group,
+            again=self.task(group, batched=True).run,
+            group=len(group),
+            worlds=len(self.game.masks) - 1,
+            steps=None if steps is None else int(steps) * len(self.chain),
+            key=key_of(plan.method, plan.problem, settings, len(self.shard.train), len(group)),
+            device=plan.problem.device,
+            always=plan.method.shares_work,
+        )
+
+    @cached_property
+    def first_group(self) -> list[Signals] | None:
+        """The first group's signals from one batched replay; None where the method has no such form."""
+        with threads(self.engine.threads):
+            return self.task(self.groups[0], batched=True).run() if self.groups else None
+
+    def task(self, worlds: Sequence[int], *, batched: bool) -> ReplayTask:
+        return ReplayTask(Replay(self.plan, self.chain, self.shard, self.game, worlds, batched), self.lens)
 
     def _key(self, config: str) -> str:
         return content_key(self.plan, self.chain, self.game, config)
 
     def signals(self, bar: Bar) -> dict[str, Tensor]:
         """ "surface|signal" -> (K, n, ...); world 0 is read off what was really sent."""
-        wide = self.choice.training == "vectorised"
-        place = self.folder.path / "worlds" / self._key(f"{self.config} vectorised" if wide else self.config)
-        real = self.lens.signals(self.snapshot.sent)
+        batched = self.choice.training == "vectorised"
+        # where batching is the method's only way, its worlds lie where a loop's would
+        apart = batched and not self.plan.method.shares_work
+        place = self.folder.path / "worlds" / self._key(f"{self.config} vectorised" if apart else self.config)
+        real = read_signals(self.lens, self.snapshot.sent)
         found = self._cached(place, real)
         if 0 not in found:
             self._keep(place, 0, real)
         found[0] = real
         bar.advance(by=len(found))
         missing = [w for w in range(len(self.game.masks)) if w not in found]
-        for world, signals in self._replayed(missing, wide) if missing else ():
-            if world not in found:  # a chunk is replayed whole, to the same bits
+        for world, signals in self._replayed(missing, batched):
+            if world not in found:  # a group is replayed whole, to the same bits
                 found[world] = self._keep(place, world, signals)
                 bar.advance()
         return {key: torch.stack([found[w][key] for w in sorted(found)]) for key in real}
 
-    def _replayed(self, missing: Sequence[int], wide: bool) -> Iterator[tuple[int, Signals]]:
+    def _replayed(self, missing: Sequence[int], batched: bool) -> Iterator[tuple[int, Signals]]:
         """(world, signals) of the missing worlds, and of others that are replayed with them."""
-        passes = self._one_pass(missing)
-        if passes is not None:
-            yield from passes
-        elif wide:
-            groups = [group for group in chunks(len(self.game.masks), TOGETHER) if set(group) & set(missing)]
-            tasks = [ChunkTask(self.plan, self.chain, self.shard, self.game, group, self.lens) for group in groups]
-            for group, done in zip(groups, self.engine.map(run_chunk, tasks)):
-                yield from zip(group, done)
-        else:
-            replays = [Replay(self.plan, self.chain, self.game.shard(self.shard, w), w) for w in missing]
-            yield from zip(missing, self.engine.map(run_task, [WorldTask(one, self.lens) for one in replays]))
-
-    def _one_pass(self, missing: Sequence[int]) -> Iterator[tuple[int, Signals]] | None:
-        """The same where the method replays a whole group in one pass, else None."""
-        groups = [group for group in chunks(len(self.game.masks), CHUNK) if set(group) & set(missing)]
-        sent = map(self._passed, groups)
-        first = next(sent)
-        if first is None:
-            return None
-        done = itertools.chain([first], sent)
-        return ((w, self.lens.signals(v)) for group, values in zip(groups, done) for w, v in zip(group, values or ()))
-
-    def _passed(self, group: Sequence[int]) -> list[Mapping[str, Mapping[str, Tensor]]] | None:
-        with threads(self.engine.threads):
-            return fast_worlds(self.plan, self.snapshot, self.shard, self.game, group)
+        groups: list[Sequence[int]] = [[w] for w in missing]
+        if batched:
+            groups = [group for group in self.groups if set(group) & set(missing)]
+            if groups and groups[0] == self.groups[0] and self.first_group is not None:
+                yield from zip(groups.pop(0), self.first_group)
+        tasks = [self.task(group, batched=batched) for group in groups]
+        for group, done in zip(groups, self.engine.map(run_task, tasks)):
+            if done is None:
+                raise ValueError(f"{type(self.plan.method).__name__}: local_batched did some worlds and not others")
+            yield from zip(group, done)
 
     def _cached(self, place: Path, real: Signals) -> dict[int, Signals]:
         """Worlds that an earlier start finished; a file that is not one of these worlds is as good as absent."""

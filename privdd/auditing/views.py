@@ -13,7 +13,7 @@ from torch import Tensor
 from attacks.types import Adversary, Capture, Family, Knowledge, Surface, Truth, View, Worlds
 from privdd.auditing.game import Game
 from privdd.auditing.signals import Lens, maps_of
-from privdd.core.types import Records, Shard, State, Tensors
+from privdd.core.types import Records, Shard, Tensors
 from privdd.federated.experiment import Experiment
 from privdd.federated.method import Method
 from privdd.federated.simulation import Plan, Progress, Snapshot
@@ -47,16 +47,24 @@ class Scene:
 
     def lens(self, round: int) -> Lens:
         snapshot = self.progress.snapshots[round]
-        noise = feature_noise(self.plan)
-        return Lens(
-            self.plan.method, self.plan.problem, snapshot, self.game.candidates, self.public, snapshot.memory, noise
-        )
+        waived = frozenset(str(k) for k, reason in self.experiment.config.audit.waive.items() if reason)
+        plan, candidates = self.plan, self.game.candidates
+        noise = feature_noise(plan)
+        return Lens(plan.method, plan.problem, snapshot, candidates, self.public, snapshot.memory, waived, noise)
 
     def truth(self) -> Truth:
         train, out = self.shard.train, self.shard.heldout
         counts = torch.bincount(train.y, minlength=self.shard.classes)
         memory = self.progress.memories.get(self.plan.victim, {})
-        return Truth(train.x, train.y, out.x, out.y, counts, virtual_images(memory, self.plan), self._rows(train))
+        return Truth(
+            train.x,
+            train.y,
+            out.x,
+            out.y,
+            counts,
+            self.plan.method.stand_ins(memory, self.plan.problem),
+            self._rows(train),
+        )
 
     def _rows(self, records: Records) -> Tensor:
         """Where each record's row stands in a release of one row per record (ordered by id)."""
@@ -79,7 +87,7 @@ class Scene:
             model.load_state_dict({k: v for k, v in lens.start.items()}, strict=False)
         maps = maps_of(method, lens.snapshot, lens.snapshot.memory, problem)
         size = len(self.shard.train)
-        settings = {**getattr(method, "settings", lambda _: {})(size), **self._settings(), "batch_records": size}
+        settings = {**method.settings(size), **self._settings(), "batch_records": size}
         known = self.known(int(settings.get("broadcast_batch") or 64))
         return Knowledge(problem.shape, problem.classes, self.public.x, self.public.y, model, maps, settings, known)
 
@@ -89,24 +97,10 @@ class Scene:
         return {"delta": delta, **{f"noise_{k}" if k == "std" else k: v for k, v in noise.items()}}
 
 
-def virtual_images(memory: State, plan: Plan) -> Tensor | None:
-    """Images that a client keeps and trains on in place of its records (FedLGD): (m, c, h, w), or None."""
-    images = memory.get("images/x")
-    return None if images is None else images.detach().reshape(-1, *plan.problem.shape)
-
-
 def feature_noise(plan: Plan) -> dict[str, Any]:
-    """The public constants of the feature mechanism: {} where there is none."""
-    mechanism = plan.mechanisms.get("features")
-    if mechanism is None:
-        return {}
-    stds = mechanism.stds(mechanism.norm(math.prod(plan.problem.shape)))  # type: ignore[attr-defined]
-    return {
-        "std": stds[0],
-        "noise_stds": stds,
-        "copies": int(getattr(mechanism, "copies", 1)),
-        "broadcast_batch": getattr(mechanism, "broadcast_batch", None),
-    }
+    """The public constants of the mechanism on released features: {} where there is none."""
+    released = [m for name, m in plan.mechanisms.items() if plan.method.uploads.get(name) == Surface.FEATURES]
+    return dict(released[0].public_constants(math.prod(plan.problem.shape))) if released else {}
 
 
 def client_views(scene: Scene, round: int, stacked: Mapping[str, Tensor]) -> Iterator[View]:
@@ -114,7 +108,8 @@ def client_views(scene: Scene, round: int, stacked: Mapping[str, Tensor]) -> Ite
     snapshot = scene.progress.snapshots[round]
     knowledge = scene.knowledge(round)
     for surface in dict.fromkeys(scene.plan.method.uploads[name] for name in snapshot.sent):
-        worlds = as_worlds(stacked, str(surface), scene.game, scene.public)
+        read = any(key.startswith(f"{surface}|") for key in stacked)  # not where it is waived and unreadable
+        worlds = as_worlds(stacked, str(surface), scene.game, scene.public) if read else None
         captures = tuple(_captures(scene, snapshot, surface))
         if surface in THROUGH_A_MAP:
             captures += tuple(
@@ -182,16 +177,13 @@ def _flattened(values: Mapping[str, Tensors]) -> list[tuple[str, Tensors]]:
 
 def granted(method: Method, view: View, family: Family) -> str:
     """What an attack is handed beyond its adversary's position, a sentence for the finding's note; "" if nothing."""
-    personal = getattr(method, "accuracy_kind", "global") == "personal"
+    personal = method.accuracy_kind == "personal"
     if view.surface == Surface.GLOBAL_MODEL and personal and family == Family.MEMBERSHIP:
         return (
             "the adversary is granted the audited client's own part of the model (kept by the client, never sent), "
             "without which the server's model predicts nothing"
         )
-    own = "projection" in view.knowledge.maps and not getattr(method, "frozen_projection", False)
-    if view.surface == Surface.SYNTHETIC_REPRESENTATIONS and own:
-        return "the adversary is granted the audited client's own projection (kept by the client, never sent)"
-    return ""
+    return method.grants(view.surface)
 
 
 def probe_view(scene: Scene, round: int, records: Sequence[int]) -> tuple[View, Truth] | None:
@@ -210,7 +202,7 @@ def probe_view(scene: Scene, round: int, records: Sequence[int]) -> tuple[View, 
         alone = replace(scene.shard, train=scene.shard.train.take([at]))
         ctx = replace(plan, keys=plan.keys.fold("probe", at)).context(round, plan.victim)
         upload, memory = plan.method.local(snapshot.broadcast, {}, alone, ctx)
-        virtual.append(virtual_images(memory, plan))
+        virtual.append(plan.method.stand_ins(memory, plan.problem))
         sent = plan.channel.send({n: upload[n] for n in names if n in upload}, ctx, 1)[0].values
         state = lens.state(names[0], sent[names[0]])
         if state is None:
@@ -218,7 +210,7 @@ def probe_view(scene: Scene, round: int, records: Sequence[int]) -> tuple[View, 
         captures.append(Capture(round, plan.victim, names[0], state, lens.start))
     chosen = scene.shard.train.take(list(records))
     knowledge = scene.knowledge(round)
-    settings = {**knowledge.settings, **getattr(plan.method, "settings", lambda _: {})(1), "batch_records": 1}
+    settings = {**knowledge.settings, **plan.method.settings(1), "batch_records": 1}
     view = View(Surface.UPDATE, Adversary.SERVER, tuple(captures), replace(knowledge, settings=settings))
     counts = torch.bincount(chosen.y, minlength=scene.shard.classes)
     stand_ins = torch.cat([v for v in virtual if v is not None]) if any(v is not None for v in virtual) else None

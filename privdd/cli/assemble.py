@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import dp_accounting as dpa
 from hydra.errors import InstantiationException
@@ -29,6 +29,8 @@ from privdd.privacy.accounting import calibrate
 from privdd.privacy.mechanism import Mechanism
 from privdd.runtime.engine import Engine
 
+Role = TypeVar("Role", Method, Mechanism, Attack)
+
 
 def build(node: Any) -> Any:
     """``_target_`` configs to objects. Raises the constructor's own ValueError, or BadConfig."""
@@ -49,13 +51,13 @@ def assemble(config: DictConfig) -> Experiment:
     partition = Partition(**plain(config.partition))
     dataset = _load(plain(config.data), keys)
     shards = make_shards(dataset, partition, keys.fold("public", "partition"))
-    method: Method = build(config.algo)
+    method = _of_role(build(config.algo), Method, "algo")  # type: ignore[type-abstract]
     victim = _victim(config, shards)
     check_training(str(OmegaConf.select(config, "audit.training", default="auto")))
     problem = Problem(dataset.shape, dataset.classes, len(shards), str(config.device))
     mechanisms = _mechanisms(config, method)
-    if "update" in mechanisms and hasattr(method, "with_client_privacy"):
-        method = method.with_client_privacy()
+    if "update" in mechanisms:
+        method = method.client_private()
     plan = Plan(
         keys,
         problem,
@@ -71,6 +73,15 @@ def assemble(config: DictConfig) -> Experiment:
     _check_privacy(config, shards, victim)
     engine = Engine(**plain(config.engine))
     return Experiment(config, plan, dataset, shards, engine, Capture(**plain(config.capture)))
+
+
+def _of_role(made: Any, role: type[Role], key: str) -> Role:
+    """What was built, where its class has declared that role. Raises BadConfig."""
+    if not isinstance(made, role):
+        raise BadConfig(
+            f"{key}: {type(made).__name__} is no {role.__name__}: it must inherit from privdd.api.{role.__name__}"
+        )
+    return made
 
 
 def _whole(name: str, value: Any) -> int:
@@ -101,7 +112,10 @@ def _mechanisms(config: DictConfig, method: Method, noise_multiplier: float | No
     node = config.privacy
     if noise_multiplier is not None:
         node = OmegaConf.merge(config, {"privacy": {"noise_multiplier": noise_multiplier}}).privacy
-    made = {str(name): build(part) for name, part in (node.mechanisms or {}).items()}
+    made = {
+        str(name): _of_role(build(part), Mechanism, f"privacy.mechanisms.{name}")  # type: ignore[type-abstract]
+        for name, part in (node.mechanisms or {}).items()
+    }
     for name in made:
         if name not in method.uploads and name not in method.queries:
             known = sorted({*method.uploads, *method.queries})
@@ -123,8 +137,7 @@ def _calibrated(config: DictConfig, plan: Plan) -> Plan:
         raise BadConfig(
             f"privacy.epsilon={target}: privacy={config.privacy.name} sets no mechanism whose noise could be chosen"
         )
-    spends = getattr(plan.method, "spends", None)
-    if spends is None:
+    if plan.method.spends(0, plan.mechanisms) is None:
         raise BadConfig(
             f"privacy.epsilon={target}: {type(plan.method).__name__} cannot plan its releases; set privacy.noise_multiplier"
         )
@@ -139,18 +152,18 @@ def _calibrated(config: DictConfig, plan: Plan) -> Plan:
 
 def planned_event(plan: Plan) -> dpa.DpEvent:
     """What the busiest client will have spent at the end, per partition cell."""
-    spends = plan.method.spends  # type: ignore[attr-defined]
+    spends = plan.method.spends
     taken = [plan.participants(t) for t in range(plan.method.rounds)]
     busiest: dict[str, int] = {}
     for client in range(plan.problem.clients):
         counts: dict[str, int] = {}
         for t, chosen in enumerate(taken):
             if client in chosen:
-                for name, count in spends(t, plan.mechanisms).items():
+                for name, count in (spends(t, plan.mechanisms) or {}).items():
                     counts[name] = counts.get(name, 0) + count
         if sum(counts.values()) > sum(busiest.values()):
             busiest = counts
-    events = [dpa.SelfComposedDpEvent(plan.mechanisms[n].event, c) for n, c in busiest.items() if n in plan.mechanisms]  # type: ignore[attr-defined]
+    events = [dpa.SelfComposedDpEvent(plan.mechanisms[n].event, c) for n, c in busiest.items() if n in plan.mechanisms]
     return dpa.ComposedDpEvent(events)
 
 
@@ -171,4 +184,5 @@ def shipped_attacks() -> dict[str, Attack]:
 
 def attacks_of(config: DictConfig) -> dict[str, Attack]:
     """name -> attack, in a fixed order."""
-    return {str(name): build(node) for name, node in sorted((config.get("attack") or {}).items())}
+    nodes = sorted((config.get("attack") or {}).items())
+    return {str(name): _of_role(build(node), Attack, f"attack.{name}") for name, node in nodes}  # type: ignore[type-abstract]

@@ -6,12 +6,14 @@ that class's images: K worlds over n records need no more cells than there are d
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from privdd.core.types import Artifact, Records, Upload
+from privdd.core.types import Artifact, Records, Shard, Upload
+from privdd.training.ensemble import pooled
 
 
 @dataclass(frozen=True)
@@ -64,19 +66,6 @@ def one_world(records: Records, classes: int) -> Cells:
     return cut(records, torch.ones(1, len(records), dtype=torch.bool), classes)
 
 
-def join(fixed: Records, candidates: Records, masks: Tensor) -> tuple[Records, Tensor]:
-    """The pool of ``fixed`` records and candidates, and who is present: masks (K, n) -> (K, N) bool.
-
-    Raises ValueError for masks of another shape or for an id that appears twice.
-    """
-    if masks.ndim != 2 or masks.dtype != torch.bool or masks.shape[1] != len(candidates):
-        raise ValueError(f"masks={tuple(masks.shape)} {masks.dtype}: a bool (K, {len(candidates)}) is needed")
-    pool = Records.concat([fixed, candidates])
-    if len(pool.ids.unique()) != len(pool):
-        raise ValueError("candidates: their ids must differ from each other and from the fixed records'")
-    return pool, torch.cat([torch.ones(len(masks), len(fixed), dtype=torch.bool), masks.cpu()], 1)
-
-
 def cut(pool: Records, present: Tensor, classes: int, *, apart: bool = False) -> Cells:
     """The cells of the worlds whose records are the rows of ``present`` (K, n) bool.
 
@@ -99,13 +88,20 @@ def cut(pool: Records, present: Tensor, classes: int, *, apart: bool = False) ->
     return Cells(pool, tuple(groups), slot)
 
 
-def world_cells(fixed: Records, candidates: Records, masks: Tensor, classes: int, *, apart: bool = False) -> Cells:
-    """The cells of K worlds: fixed records in all of them, candidate i in world k where masks[k, i].
+def batched_cells(shards: Sequence[Shard]) -> Cells:
+    """The cells of K worlds of one client, from the records that each holds; no two worlds share a cell.
 
-    apart: worlds whose images start differently share no cell, not even with the same records.
-    Raises ValueError for masks that are not bool (K, len(candidates)) or for a repeated id.
+    The pool is what all worlds hold, then the rest, each in the order of ids. Raises ValueError where a
+    record's id appears twice in a shard.
     """
-    return cut(*join(fixed, candidates, masks), classes, apart=apart)
+    held = [set(shard.train.ids.tolist()) for shard in shards]
+    if any(len(ids) != len(shard.train) for ids, shard in zip(held, shards)):
+        raise ValueError("records: their ids must differ from each other")
+    common = set.intersection(*held)
+    pool, _ = pooled([shard.train for shard in shards])
+    pool = pool.take(sorted(range(len(pool)), key=lambda i: (int(pool.ids[i]) not in common, int(pool.ids[i]))))
+    present = torch.tensor([[identity in ids for identity in pool.ids.tolist()] for ids in held], dtype=torch.bool)
+    return cut(pool, present.reshape(len(shards), len(pool)), shards[0].classes, apart=True)
 
 
 def labelled(cells: Cells, images: Tensor, world: int) -> tuple[Tensor, Tensor]:

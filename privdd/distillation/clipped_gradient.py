@@ -76,7 +76,7 @@ def release_gradients(
     gets that mean, of a fixed number ``batch`` of records drawn anew (None = all of the class).
     """
     cells = [records.x[records.y == label] for label in class_list]
-    if getattr(ctx.mechanisms[QUERY], "per_record", True):
+    if ctx.mechanisms[QUERY].per_record:
         taken = (x[ctx.sample(QUERY, len(x)).to(x.device)] for x in cells)
         rows = (record_gradients(own, embed, x, chunk=chunk) for own, x in zip(images, taken))
     else:

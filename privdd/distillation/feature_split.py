@@ -6,8 +6,9 @@ x_s = x - q(x), noised as it will be shared.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +18,20 @@ from torch.func import functional_call
 from privdd.core.state import pack, unpack
 from privdd.core.types import Records, State, Tensors
 from privdd.federated.channel import ClientContext
+from privdd.models import ModelSpec, build
 from privdd.training.dp_sgd import QUERY, dp_local_sgd
+
+CLASSIFIER, GENERATOR = "classifier.", "generator."
+
+
+def sent_networks(broadcast: Mapping[str, Tensors]) -> State:
+    """Parameters and buffers of phase A's two networks as the server sent them."""
+    return {**broadcast["generator"], **broadcast.get("generator_buffers", {})}
+
+
+def inner_state(prefix: str, state: Tensors) -> State:
+    """The entries of one network of a split, by its own names."""
+    return {name[len(prefix) :]: t for name, t in state.items() if name.startswith(prefix)}
 
 
 @dataclass(frozen=True)
@@ -81,6 +95,25 @@ class FeatureSplit(nn.Module):
             + loss.kl * kl
             + loss.image_ce * F.cross_entropy(parts[-1], y)
         )
+
+
+@lru_cache(maxsize=8)
+def split_skeleton(
+    generator: ModelSpec, classifier: ModelSpec, shape: tuple[int, int, int], classes: int
+) -> FeatureSplit:
+    """The module whose names the state uses; values come through functional_call."""
+    return FeatureSplit(build(generator, shape, classes), build(classifier, shape, classes))
+
+
+def feature_map(generator: nn.Module, state: Tensors, rho: float | None) -> Callable[[Tensor], Tensor]:
+    """x (n, c, h, w) -> x_s, the part of x that ``generator`` with parameters ``state`` does not reproduce."""
+
+    def feature(x: Tensor) -> Tensor:
+        generator.eval()
+        parts = [bounded(p - functional_call(generator, dict(state), (p, None))[0], p, rho) for p in x.split(256)]
+        return torch.cat(parts) if parts else x
+
+    return feature
 
 
 def draw_noise(x: Tensor, latent: int, copies: int, generator: torch.Generator) -> dict[str, Tensor]:
@@ -167,7 +200,7 @@ def train_split_privately(
         return functional_call(model, dict(params), (x, y, dict(zip(names, noise)), loss))
 
     model.train()
-    steps = split_steps(epochs, float(getattr(ctx.mechanisms[QUERY], "sampling_probability", 1.0)))
+    steps = split_steps(epochs, ctx.mechanisms[QUERY].sampling_probability)
     return dp_local_sgd(
         model, state, records, lr=lr, momentum=momentum, weight_decay=0.0, steps=steps, ctx=ctx, loss=one, draws=draws
     )

@@ -122,6 +122,12 @@ def remembered(images: Tensor, labels: Tensor) -> State:
     return {"images/x": images, "images/label": labels}
 
 
+def kept(cells: Cells, images: Tensor, world: int) -> State:
+    """What each world's client would remember of its images."""
+    held = cells.slot[world][cells.slot[world] >= 0]
+    return remembered(images[held], cells.labels[held])
+
+
 def short_classes(records: Records, classes: int, ipc: int) -> list[int]:
     """Held classes with fewer records than ``ipc``: a real start repeats some of theirs."""
     counts = torch.bincount(records.y.cpu(), minlength=classes)

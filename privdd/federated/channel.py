@@ -83,7 +83,7 @@ class ClientContext:
 
     def sample(self, name: str, count: int) -> Tensor:
         """Poisson sample of ``count`` records with the mechanism's own probability -> (count,) bool."""
-        q = float(getattr(self.mechanisms[name], "sampling_probability", 1.0))
+        q = float(self.mechanisms[name].sampling_probability)
         return self.noise.uniform((count,)) < q if q < 1 else torch.ones(count, dtype=torch.bool)
 
     def mechanism(self, name: str, contributions: Tensors, *, partition: str | None = None) -> Tensors:

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from privdd.core.state import flat, nested, pack, unpack
-from privdd.federated.simulation import Plan, Progress, Snapshot, phase_of
+from privdd.federated.simulation import Plan, Progress, Snapshot
 from privdd.privacy.ledger import Ledger
 from privdd.runtime.run_folder import (
     DamagedRun,
@@ -158,5 +158,5 @@ def _load_snapshot(folder: RunFolder, plan: Plan, round: int) -> Snapshot:
         nested(unpack("broadcast", whole)),
         unpack("memory", whole),
         nested(unpack("sent", whole)),
-        phase_of(plan.method, round),
+        plan.method.phase(round),
     )

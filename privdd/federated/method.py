@@ -1,39 +1,203 @@
-"""The contract of a federated method."""
+"""The contract of a federated method: what it must define, and every hook that it may define.
+
+A method holds hyper-parameters only: state goes in and comes out. What no hook says, the audit cannot
+see; so every hook is declared here once, with its default, and an unknown name is refused.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from torch import Tensor
+from torch import Tensor, nn
 
+from attacks.contract import check_names, declared
 from attacks.types import Surface
 from privdd.core.keys import Keys
+from privdd.core.state import unpack
 from privdd.core.types import Problem, Received, Shard, State, Tensors, Upload
+from privdd.privacy.claims import Claim
+from privdd.privacy.mechanism import Mechanism
+
+Broadcast = Mapping[str, Tensors]
+Images = Callable[[Tensor], Tensor]  # (b, c, h, w) -> (b, ...)
 
 
-@runtime_checkable
-class Method(Protocol):
-    """A federated method: hyper-parameters only; state in, state out.
+class Method(ABC):
+    """A federated method. Subclasses are usually frozen dataclasses whose fields are their settings.
 
-    uploads: name -> surface of everything a client may send; queries: name -> surface of what goes
-    through ``ctx.mechanism`` during local work; broadcasts: name -> surface of everything the server
-    sends; rounds: how many rounds the whole method takes (phases included).
+    uploads: name -> surface of everything a client may send; broadcasts: name -> surface of everything
+    the server sends; rounds: how many rounds the whole method takes, phases included. A family of
+    methods may add hooks of its own: ``class FedAvg(Method, hooks=("loss",))``.
     """
 
-    uploads: Mapping[str, Surface]
-    queries: Mapping[str, Surface]
-    broadcasts: Mapping[str, Surface]
-    rounds: int
+    if TYPE_CHECKING:  # a class variable, a field or a property, as it suits the method
 
-    def init(self, problem: Problem, keys: Keys) -> State: ...
+        @property
+        def uploads(self) -> Mapping[str, Surface]: ...
+        @property
+        def broadcasts(self) -> Mapping[str, Surface]: ...
+        @property
+        def rounds(self) -> int: ...
+    else:
+        uploads: Mapping[str, Surface]
+        broadcasts: Mapping[str, Surface]
+        rounds: int
 
-    def broadcast(self, server: State) -> Mapping[str, Tensors]: ...
+    def __init_subclass__(cls, hooks: Sequence[str] = (), **more: Any) -> None:
+        super().__init_subclass__(**more)
+        cls._hooks = cls._hooks | frozenset(hooks)
+        check_names(cls, "method", cls._hooks)
+        if all(getattr(cls, name) is not getattr(Method, name) for name in REQUIRED):
+            _check_declared(cls)
 
-    def local(
-        self, broadcast: Mapping[str, Tensors], memory: State, shard: Shard, ctx: Any
-    ) -> tuple[Upload, State]: ...
+    _hooks: ClassVar[frozenset[str]] = frozenset()
 
-    def aggregate(self, server: State, inbox: Sequence[Received], keys: Keys) -> State: ...
+    # --- required ----------------------------------------------------------------------------------
 
-    def predict(self, server: State, memory: State | None, x: Tensor) -> Tensor: ...
+    @abstractmethod
+    def init(self, problem: Problem, keys: Keys) -> State:
+        """The server's state before the first round, from public ``keys`` alone."""
+
+    @abstractmethod
+    def local(self, broadcast: Broadcast, memory: State, shard: Shard, ctx: Any) -> tuple[Upload, State]:
+        """One client's round: (what it hands to the channel, what it remembers).
+
+        ctx: ``privdd.federated.channel.ClientContext``, which has the client's random streams and mechanisms.
+        """
+
+    @abstractmethod
+    def aggregate(self, server: State, inbox: Sequence[Received], keys: Keys) -> State:
+        """The server's state after a round."""
+
+    @abstractmethod
+    def predict(self, server: State, memory: State | None, x: Tensor) -> Tensor:
+        """Logits (n, C) of images (n, c, h, w); memory: a client's own, None for the global model."""
+
+    def broadcast(self, server: State) -> Broadcast:
+        """What the server sends: the entries of its state below each declared name, where there are any."""
+        groups = {name: unpack(name, server) for name in self.broadcasts}
+        return {name: group for name, group in groups.items() if group}
+
+    # --- privacy -----------------------------------------------------------------------------------
+
+    queries: ClassVar[Mapping[str, Surface]] = {}  # what goes through ``ctx.mechanism`` in local work: name -> surface
+    visible_to: ClassVar[Mapping[str, tuple[str, ...]]] = {}  # upload -> adversaries; without an entry, the server
+
+    def spends(self, round: int, mechanisms: Mapping[str, Mechanism]) -> Mapping[str, int] | None:
+        """How often one client applies each mechanism in a round; None = unknown, so noise cannot be calibrated."""
+        return None
+
+    def claims(self, plan: Any, shards: Sequence[Shard]) -> list[Claim]:
+        """The method's printed theorems, evaluated for this run."""
+        return []
+
+    def stated(self, plan: Any, shards: Sequence[Shard]) -> Mapping[str, float]:
+        """surface -> epsilon that the paper promises, where that is not what the ledger adds up."""
+        return {}
+
+    def released(self, broadcast: Broadcast, shard: Shard, ctx: Any) -> Upload:
+        """What ``local`` sends under a guarantee, spared of work that nothing sent depends on."""
+        return self.local(broadcast, {}, shard, ctx)[0]
+
+    def steps(self, broadcast: Broadcast, shard: Shard, ctx: Any) -> Any:
+        """What everyone knows of a round's noised matching steps (``Steps``), None where there are none."""
+        return None
+
+    def client_private(self) -> Method:
+        """The same method as client-level privacy needs it: what a mechanism clips is a change, no count travels."""
+        return self
+
+    # --- state -------------------------------------------------------------------------------------
+
+    accuracy_kind: ClassVar[Literal["global", "personal"]] = "global"  # personal: each client's own model is measured
+
+    def remembers(self, round: int, memory: State) -> bool:
+        """Whether the upload of ``round`` depends on what the client kept, ``memory``, from earlier rounds."""
+        return bool(memory)
+
+    def recall(self, broadcast: Broadcast, memory: State, shard: Shard, ctx: Any) -> State:
+        """What ``local`` would keep, spared of work on an upload that nobody reads."""
+        return self.local(broadcast, memory, shard, ctx)[1]
+
+    def phase(self, round: int) -> str:
+        """Which part of the method a round belongs to; updates of the phase "train" are inverted."""
+        return "train"
+
+    # --- audit -------------------------------------------------------------------------------------
+
+    def classifier(self, problem: Problem) -> nn.Module | None:
+        """The architecture of the classifier whose parameters travel."""
+        return None
+
+    def sent_state(self, broadcast: Broadcast) -> State | None:
+        """The classifier's parameters and buffers as the server sent them, None where it sent none."""
+        return None
+
+    def model_state(self, name: str, value: Tensors, broadcast: Broadcast) -> State | None:
+        """The classifier's parameters and buffers that the upload ``name`` implies, None where it implies none."""
+        return None
+
+    def record_loss(
+        self, name: str, value: Tensors, broadcast: Broadcast, problem: Problem
+    ) -> Callable[[Tensor, Tensor], Tensor] | None:
+        """For an upload that implies no classifier: (x (n, c, h, w), y (n,)) -> loss (n,), smaller for members."""
+        return None
+
+    def maps(self, broadcast: Broadcast, memory: State, problem: Problem) -> Mapping[str, Images]:
+        """Maps from records to what is shared, by role: "feature", "embedding", "projection", "public"."""
+        return {}
+
+    def settings(self, shard_size: int) -> Mapping[str, Any]:
+        """The protocol's public numbers for a client of so many records: lr, batch_size, local_steps, ..."""
+        return {}
+
+    def stand_ins(self, memory: State, problem: Problem) -> Tensor | None:
+        """Images (m, c, h, w) that a client trains on in place of its records, None where it uses the records."""
+        return None
+
+    def grants(self, surface: Surface) -> str:
+        """What attacks on a surface are handed beyond what the protocol shows, as a sentence; "" = nothing."""
+        return ""
+
+    def images_per_class(self) -> int:
+        """Synthetic examples a class in one upload."""
+        return 1
+
+    def with_images_per_class(self, count: int) -> Self:
+        """The same method with ``count`` synthetic examples a class, where that is a setting."""
+        return self
+
+    # --- speed -------------------------------------------------------------------------------------
+
+    per_pass: ClassVar[int] = 8  # client rounds in one call of ``local_batched``
+    shares_work: ClassVar[bool] = False  # K rounds at once cost little more than one: always batched, without measuring
+
+    def local_batched(
+        self, broadcast: Broadcast, memories: Sequence[State], shards: Sequence[Shard], contexts: Sequence[Any]
+    ) -> Sequence[tuple[Upload, State]] | None:
+        """K calls of ``local`` at once (up to rounding), or None where this round has no such form.
+
+        The shards are of one client and differ by which records they hold; the broadcast is the same. A
+        method whose rounds share their random draws may take those of the first context for all.
+        """
+        return None
+
+
+REQUIRED = ("init", "local", "aggregate", "predict")
+Method._hooks = declared(Method)
+
+
+def _check_declared(cls: type) -> None:
+    """Raises TypeError where a complete method leaves out what it sends or how long it takes."""
+    bases = cls.__mro__[: cls.__mro__.index(Method)]
+    known = {name for base in bases for name in (*vars(base), *vars(base).get("__annotations__", {}))}
+    missing = [name for name in ("uploads", "broadcasts", "rounds") if name not in known]
+    if missing:
+        raise TypeError(f"{cls.__name__}: declares no {', '.join(missing)}, which every method must")
+
+
+def defines(method: Method, hook: str) -> bool:
+    """Whether a method gives a hook a meaning of its own."""
+    return vars(Method).get(hook) is not getattr(type(method), hook)

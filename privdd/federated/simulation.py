@@ -47,7 +47,7 @@ class Plan:
     @property
     def channel(self) -> Channel:
         outward = {name: m for name, m in self.mechanisms.items() if name in self.method.uploads}
-        return Channel(self.method.uploads, outward, getattr(self.method, "visible_to", {}))
+        return Channel(self.method.uploads, outward, self.method.visible_to)
 
     def participants(self, round: int) -> list[int]:
         """Public, seeded client sampling without replacement, in increasing order."""
@@ -226,18 +226,6 @@ def _server_row(
     )
 
 
-def phase_of(method: Method, round: int) -> str:
-    """Which part of a method a round belongs to; most methods have one part."""
-    phase = getattr(method, "phase", None)
-    return phase(round) if phase else "train"
-
-
-def remembers(method: Method, round: int, memory: State) -> bool:
-    """Whether a round's upload depends on what the client kept from earlier rounds."""
-    asked = getattr(method, "remembers", None)
-    return asked(round) if asked else bool(memory)
-
-
 def _snapshots(
     plan: Plan,
     kept: Mapping[int, Snapshot],
@@ -250,8 +238,8 @@ def _snapshots(
     mine = [r for r in inbox if r.client == plan.victim]
     if not mine:
         return dict(kept)
-    new = Snapshot(round, broadcast, memory, mine[0].values, phase_of(plan.method, round))
-    if remembers(plan.method, round, memory) or any(s.memory for s in kept.values()):
+    new = Snapshot(round, broadcast, memory, mine[0].values, plan.method.phase(round))
+    if plan.method.remembers(round, memory) or any(s.memory for s in kept.values()):
         return {**kept, round: new}
     alike = sorted(t for t, s in kept.items() if s.phase == new.phase and set(s.sent) == set(new.sent))
     return {**{t: s for t, s in kept.items() if t not in alike[1:]}, round: new}
@@ -265,7 +253,7 @@ def predict_in_batches(predict: Callable[[Tensor], Tensor], x: Tensor, batch: in
 def accuracy(plan: Plan, progress: Progress, test: Records, shards: Sequence[Shard]) -> float:
     """Global: on the test set; personal: mean over clients of their own test split, with their memory."""
     method = plan.method
-    if getattr(method, "accuracy_kind", "global") == "global":
+    if method.accuracy_kind == "global":
         logits = predict_in_batches(lambda x: method.predict(progress.server, None, x), test.x)
         return float((logits.argmax(1) == test.y).float().mean())
     values = []

@@ -46,7 +46,7 @@ class Trainer:
     @property
     def _clients_remember(self) -> bool:
         """Whether memories stay with real clients, who can repeat their latest round but go back no further."""
-        return bool(getattr(self.engine, "clients_remember", False))
+        return self.engine.clients_remember
 
     def _check_memories(self, progress: Progress) -> None:
         away = [k for k, memory in progress.memories.items() if marked(memory)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -15,35 +15,23 @@ from privdd.core.state import pack, unpack
 from privdd.core.types import Artifact, Problem, Received, Records, Shard, State, Tensors, Upload
 from privdd.federated.aggregation import average, shares
 from privdd.federated.channel import ClientContext
+from privdd.federated.method import Method
 from privdd.models import ModelSpec, build, initial
 from privdd.models.build import skeleton
 from privdd.privacy.mechanism import Mechanism
+from privdd.training.client_round import ClientRound, Trained
 from privdd.training.dp_sgd import private_steps, train_privately
+from privdd.training.ensemble import vectorised_sgd, vectorises
 from privdd.training.local import Correction, Loss, Mix, local_sgd, outputs, placed, split, step_count
 
-
-@dataclass(frozen=True)
-class Turn:
-    """One client's turn in one round: what it was sent, remembers and holds."""
-
-    broadcast: Mapping[str, Tensors]
-    memory: State
-    shard: Shard
-    ctx: ClientContext
-
-
-@dataclass(frozen=True)
-class Trained:
-    """What local training ended with, and the parameters that it began with."""
-
-    start: Tensors
-    params: State
-    buffers: State
-    steps: int
+TRAINING = ("start", "loss", "correction", "local", "_train", "_shared")  # what decides how a client trains
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedAvg:
+class FedAvg(
+    Method,
+    hooks=("start", "loss", "correction", "outcome", "pseudo_gradient", "server_step"),
+):
     """Each client trains the global model on its records; the server averages the results.
 
     rounds, local_epochs (fractions allowed), batch_size: lengths; lr, momentum, weight_decay: the
@@ -51,7 +39,7 @@ class FedAvg:
     weighting: "records" uploads each client's record count and weighs by it, "uniform" does not.
 
     Uploads parameters after training, or their change where ``update_is_delta``: a mechanism set on
-    "update" (client-level privacy) must clip changes, so such a run uses ``with_client_privacy()``.
+    "update" (client-level privacy) must clip changes, so such a run uses ``client_private()``.
     With a mechanism for "dpsgd" training is DP-SGD, every upload is post-processing of it, and no
     record count leaves; relatives whose loss DP-SGD cannot protect declare no such query.
     Where the broadcast holds "features" and "labels", every step adds a batch of them (FedFed).
@@ -75,8 +63,6 @@ class FedAvg:
     }
     queries: ClassVar[Mapping[str, Surface]] = {"dpsgd": Surface.GRADIENT}
     broadcasts: ClassVar[Mapping[str, Surface]] = {"model": Surface.GLOBAL_MODEL, "buffers": Surface.GLOBAL_MODEL}
-    accuracy_kind: ClassVar[Literal["global", "personal"]] = "global"
-    vectorised: ClassVar[bool] = True  # privdd.methods.batched may train clients as one wide network
 
     def __post_init__(self) -> None:
         for name in ("rounds", "batch_size"):
@@ -92,21 +78,29 @@ class FedAvg:
         if self.weighting not in ("records", "uniform"):
             raise ValueError(f"weighting={self.weighting!r}: allowed are records, uniform")
 
-    def with_client_privacy(self) -> Self:
+    def __init_subclass__(cls, **more: Any) -> None:
+        """A relative that changes how clients train is trained one by one, unless it says how many train at once."""
+        super().__init_subclass__(**more)
+        nearest = next(base for base in cls.__mro__[1:] if issubclass(base, FedAvg))
+        changed = any(getattr(cls, name) is not getattr(nearest, name) for name in TRAINING)
+        if changed and "local_batched" not in vars(cls):
+            cls.local_batched = Method.local_batched  # type: ignore[method-assign]
+
+    def client_private(self) -> Self:
         """The same method as client-level privacy needs it: changes travel, record counts do not."""
         return replace(self, update_is_delta=True, weighting="uniform")
 
     # --- hooks of relatives -------------------------------------------------------------------
 
-    def start(self, turn: Turn) -> tuple[Tensors, Tensors]:
+    def start(self, turn: ClientRound) -> tuple[Tensors, Tensors]:
         """(parameters, buffers) that local training begins with."""
         return turn.broadcast["model"], turn.broadcast.get("buffers", {})
 
-    def loss(self, turn: Turn) -> Loss | None:
+    def loss(self, turn: ClientRound) -> Loss | None:
         """The local loss; None is cross-entropy."""
         return None
 
-    def correction(self, turn: Turn) -> Correction | None:
+    def correction(self, turn: ClientRound) -> Correction | None:
         """What is done to each gradient; None is nothing.
 
         Where ``vectorised``, it acts on each entry by itself: it is also asked for K clients at once, whose
@@ -114,7 +108,7 @@ class FedAvg:
         """
         return None
 
-    def outcome(self, turn: Turn, trained: Trained) -> tuple[dict[str, Tensors], State]:
+    def outcome(self, turn: ClientRound, trained: Trained) -> tuple[dict[str, Tensors], State]:
         """(what is sent, by name, what the client remembers) after local training."""
         update: Tensors = trained.params
         if self.update_is_delta:
@@ -145,19 +139,36 @@ class FedAvg:
         params, buffers = split(skeleton(self.model, problem.shape, problem.classes), state)
         return {**pack("model", params), **pack("buffers", buffers)}
 
-    def broadcast(self, server: State) -> dict[str, Tensors]:
-        groups = {name: unpack(name, server) for name in self.broadcasts}
-        return {name: group for name, group in groups.items() if group}
-
     def local(
         self, broadcast: Mapping[str, Tensors], memory: State, shard: Shard, ctx: ClientContext
     ) -> tuple[Upload, State]:
         device, private = ctx.problem.device, ctx.protected("dpsgd")
         sent = {name: placed(value, device) for name, value in broadcast.items()}
-        turn = Turn(sent, placed(memory, device), shard.with_train(shard.train.to(device)), ctx)
+        turn = ClientRound(sent, placed(memory, device), shard.with_train(shard.train.to(device)), ctx)
         trained = self._train_privately(turn) if private else self._train(turn)
         values, memory = self.outcome(turn, trained)
         return {name: Artifact(value, private=private) for name, value in values.items()}, placed(memory, "cpu")
+
+    def local_batched(
+        self,
+        broadcast: Mapping[str, Tensors],
+        memories: Sequence[State],
+        shards: Sequence[Shard],
+        contexts: Sequence[ClientContext],
+    ) -> Sequence[tuple[Upload, State]] | None:
+        """As one wide network, each client with its own batches; None for layers without such a form.
+
+        None too under DP-SGD and where records are mixed with shared features.
+        """
+        model = skeleton(self.model, shards[0].shape, shards[0].classes)
+        if "features" in broadcast or any(ctx.protected("dpsgd") for ctx in contexts) or not vectorises(model):
+            return None
+        device = contexts[0].problem.device
+        sent = {name: placed(value, device) for name, value in broadcast.items()}
+        held = [shard.with_train(shard.train.to(device)) for shard in shards]
+        turns = [ClientRound(sent, placed(m, device), shard, ctx) for m, shard, ctx in zip(memories, held, contexts)]
+        done = [self.outcome(turn, trained) for turn, trained in zip(turns, self._train_batched(turns))]
+        return [({name: Artifact(v) for name, v in values.items()}, placed(kept, "cpu")) for values, kept in done]
 
     def aggregate(self, server: State, inbox: Sequence[Received], keys: Keys) -> State:
         new = {**server, **self.server_step(server, self.pseudo_gradient(server, inbox))}
@@ -184,8 +195,14 @@ class FedAvg:
         """The architecture whose parameters travel."""
         return build(self.model, problem.shape, problem.classes)
 
+    def sent_state(self, broadcast: Mapping[str, Tensors]) -> State | None:
+        """The global model, with its buffers where there are any."""
+        return {**broadcast.get("buffers", {}), **broadcast["model"]} if "model" in broadcast else None
+
     def model_state(self, name: str, value: Tensors, broadcast: Mapping[str, Tensors]) -> State | None:
         """The classifier state that an upload implies, or None where it implies none."""
+        if name == "buffers":
+            return {**broadcast["model"], **value}
         if name != "update":
             return None
         if self.update_is_delta:
@@ -205,7 +222,7 @@ class FedAvg:
 
     # --- training -----------------------------------------------------------------------------
 
-    def _train(self, turn: Turn) -> Trained:
+    def _train(self, turn: ClientRound) -> Trained:
         model = skeleton(self.model, turn.shard.shape, turn.shard.classes)
         params, buffers = self.start(turn)
         state, steps = local_sgd(
@@ -224,7 +241,26 @@ class FedAvg:
         )
         return Trained(params, *split(model, state), steps)
 
-    def _train_privately(self, turn: Turn) -> Trained:
+    def _train_batched(self, turns: Sequence[ClientRound]) -> list[Trained]:
+        """Each turn for as long as it would train alone."""
+        first, memories = turns[0], [turn.memory for turn in turns]
+        model, start = skeleton(self.model, first.shard.shape, first.shard.classes), self.start(first)[0]
+        stacked = {name: torch.stack([memory[name] for memory in memories]) for name in memories[0]}
+        done = vectorised_sgd(
+            model,
+            start,
+            [turn.shard.train for turn in turns],
+            lr=self.lr,
+            momentum=self.momentum,
+            weight_decay=self.weight_decay,
+            batch_size=self.batch_size,
+            epochs=self.local_epochs,
+            generators=[turn.ctx.keys.fold("batch").torch() for turn in turns],
+            correct=self.correction(replace(first, memory=stacked)),
+        )
+        return [Trained(start, params, {}, taken) for params, taken in done]
+
+    def _train_privately(self, turn: ClientRound) -> Trained:
         params, buffers = self.start(turn)
         if buffers:
             raise ValueError("model.norm=batch: DP-SGD needs per-record gradients; use norm=instance, group or none")
@@ -243,7 +279,7 @@ class FedAvg:
         )
         return Trained(params, trained, {}, steps)
 
-    def _shared(self, turn: Turn) -> Mix | None:
+    def _shared(self, turn: ClientRound) -> Mix | None:
         if "features" not in turn.broadcast:
             return None
         x, y = turn.broadcast["features"]["x"], turn.broadcast["labels"]["y"]

@@ -7,7 +7,7 @@ Federated Learning" (CVPR 2023), algorithm 1 and equations 8, 9 and 15.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from attacks.types import Surface
 from privdd.core.keys import Keys
 from privdd.core.state import pack, unpack
-from privdd.core.types import Artifact, Problem, Received, Records, Shard, State, Tensors, Upload
-from privdd.distillation.class_subsets import Cells, one_world, uploads, world_cells
+from privdd.core.types import Artifact, Problem, Received, Shard, State, Tensors, Upload
+from privdd.distillation.class_subsets import Cells, batched_cells, one_world, uploads
 from privdd.distillation.distribution_matching import Matching, Streams, match
 from privdd.distillation.fitting import Fitting
 from privdd.distillation.initial_images import (
@@ -25,6 +25,7 @@ from privdd.distillation.initial_images import (
     carried,
     check_init,
     initial_images,
+    kept,
     public_start,
     remembered,
     starts,
@@ -45,6 +46,7 @@ from privdd.distillation.private_matching import (
 )
 from privdd.distillation.public_features import AlexNet
 from privdd.federated.channel import ClientContext
+from privdd.federated.method import Method
 from privdd.models import ModelSpec, build, initial
 from privdd.models.build import skeleton
 from privdd.privacy.claims import Claim, feddm_3_2, matching_claims
@@ -54,7 +56,7 @@ from privdd.training.server import ServerTraining, inside_ball, train_on, union
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedDM:
+class FedDM(Method):
     """Images per class are matched in networks around the server's model, then pooled by the server.
 
     model: must treat each image alone (no batch norm); ipc: images per class; start: real | noise | smooth |
@@ -94,7 +96,9 @@ class FedDM:
         "class_counts": Surface.COUNTS,
     }
     broadcasts: ClassVar[Mapping[str, Surface]] = {"model": Surface.GLOBAL_MODEL}
-    accuracy_kind: ClassVar[Literal["global", "personal"]] = "global"
+
+    per_pass: ClassVar[int] = 16
+    shares_work: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         for name in ("rounds", "ipc", "reads"):
@@ -122,9 +126,6 @@ class FedDM:
 
     def init(self, problem: Problem, keys: Keys) -> State:
         return pack("model", initial(self.model, problem.shape, problem.classes, keys.fold("model").torch()))
-
-    def broadcast(self, server: State) -> dict[str, Tensors]:
-        return {"model": unpack("model", server)}
 
     def local(
         self, broadcast: Mapping[str, Tensors], memory: State, shard: Shard, ctx: ClientContext
@@ -161,9 +162,15 @@ class FedDM:
         """The architecture that the server trains."""
         return build(self.model, problem.shape, problem.classes)
 
-    def model_state(self, name: str, value: Tensors, broadcast: Mapping[str, Tensors]) -> State | None:
-        """The model as the server sent it for "update"; a synthetic set implies no model by itself."""
-        return dict(broadcast["model"]) if name == "update" else None
+    def sent_state(self, broadcast: Mapping[str, Tensors]) -> State | None:
+        """The model as the server sent it; a synthetic set implies no model by itself."""
+        return dict(broadcast["model"])
+
+    def images_per_class(self) -> int:
+        return self.ipc
+
+    def with_images_per_class(self, count: int) -> FedDM:
+        return replace(self, ipc=count)
 
     def settings(self, shard_size: int) -> dict[str, Any]:
         """The protocol's public numbers."""
@@ -178,7 +185,7 @@ class FedDM:
             return {"embedding": self.extractor, "public": self.extractor}
         return {"embedding": embedder(self.classifier(problem), broadcast["model"], logits=self.logits)}
 
-    def remembers(self, round: int) -> bool:
+    def remembers(self, round: int, memory: State) -> bool:
         """Whether a round's upload reads what the client kept."""
         return self.carry_over and round > 0
 
@@ -196,25 +203,23 @@ class FedDM:
         )
         return Steps(seen_maps(networks, self.matching, streams, shard.shape), self.matching)
 
-    def local_worlds(
+    def local_batched(
         self,
         broadcast: Mapping[str, Tensors],
-        memory: State,
-        shard: Shard,
-        candidates: Records,
-        masks: Tensor,
-        ctx: ClientContext,
-        own: Sequence[Keys] | None = None,
-    ) -> list[Upload] | None:
-        """The uploads of K worlds, masks (K, n) bool saying which candidates join ``shard.train``.
+        memories: Sequence[State],
+        shards: Sequence[Shard],
+        contexts: Sequence[ClientContext],
+    ) -> Sequence[tuple[Upload, State]] | None:
+        """The rounds share the first one's batches, so each real record is embedded once for all of them.
 
-        Equal to K calls of ``local`` with this ctx, but for images that start from each world's ``own``
-        streams where given. None where noise or a memory differs by world.
+        Where images start is each context's own. None under noise, or where something is remembered.
         """
-        if is_protected(ctx) or memory:
+        if is_protected(contexts[0]) or any(memories):
             return None
-        cells = world_cells(shard.train, candidates, masks, shard.classes, apart=own is not None)
-        return uploads(cells, self._distil(cells, broadcast, memory, shard, ctx, own))
+        cells, own = batched_cells(shards), [ctx.keys for ctx in contexts]
+        images = self._distil(cells, broadcast, {}, shards[0], contexts[0], own)
+        states = [kept(cells, images, world) if self.carry_over else {} for world in range(len(shards))]
+        return list(zip(uploads(cells, images), states))
 
     # --- distillation -------------------------------------------------------------------------
 

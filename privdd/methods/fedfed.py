@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from typing import Any, ClassVar
 
 import torch
@@ -23,35 +22,32 @@ from privdd.core.keys import Keys
 from privdd.core.state import pack, unpack
 from privdd.core.types import Artifact, Problem, Received, Records, Shard, State, Tensors, Upload
 from privdd.distillation.feature_split import (
+    CLASSIFIER,
+    GENERATOR,
     FeatureSplit,
     SplitLoss,
-    bounded,
+    feature_map,
+    inner_state,
+    sent_networks,
+    split_skeleton,
     split_steps,
     train_split,
     train_split_privately,
-)
+)  # fmt: skip
 from privdd.federated.aggregation import average, in_order
 from privdd.federated.channel import ClientContext
+from privdd.federated.method import Method
 from privdd.methods.fedavg import FedAvg
-from privdd.models import ModelSpec, build, initial
+from privdd.models import ModelSpec, initial
 from privdd.privacy.claims import Claim, effective_std, fedfed_3_3, fedfed_3_4
 from privdd.training.local import split
 
 DELTA = 1e-5  # at which the paper's claims are evaluated
 LABELS_PUBLIC = "declared public: zero-out adjacency removes a record's image and keeps its label"
-CLASSIFIER = "classifier."
-
-
-@lru_cache(maxsize=8)
-def split_skeleton(
-    generator: ModelSpec, classifier: ModelSpec, shape: tuple[int, int, int], classes: int
-) -> FeatureSplit:
-    """The module whose names the state uses; values come through functional_call."""
-    return FeatureSplit(build(generator, shape, classes), build(classifier, shape, classes))
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedFed:
+class FedFed(Method):
     """base: the method of phase B; generator: the VAE; loss: weights of phase A.
 
     The noise on the released features, and how many copies, belong to the mechanism set for the upload
@@ -77,12 +73,11 @@ class FedFed:
     shared_per_round: int = 512
 
     queries: ClassVar[Mapping[str, Surface]] = {"dpsgd": Surface.GRADIENT}
-    accuracy_kind: ClassVar[str] = "global"
     visible_to: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "features": ("server", "peer"),
         "labels": ("server", "peer"),
     }
-    own_uploads: ClassVar[Mapping[str, Surface]] = {
+    _own_uploads: ClassVar[Mapping[str, Surface]] = {
         "features": Surface.FEATURES,
         "labels": Surface.LABELS,
         "update": Surface.UPDATE,
@@ -103,7 +98,7 @@ class FedFed:
             raise ValueError(f"algo.base={type(self.base).__name__}: a model-averaging method is needed")
         shared = {"features": Surface.SHARED_FEATURES, "labels": Surface.SHARED_FEATURES}
         both = {"generator": Surface.GLOBAL_MODEL, "generator_buffers": Surface.GLOBAL_MODEL}
-        object.__setattr__(self, "uploads", {**self.base.uploads, **self.own_uploads})
+        object.__setattr__(self, "uploads", {**self.base.uploads, **self._own_uploads})
         object.__setattr__(self, "broadcasts", {**self.base.broadcasts, **both, **shared})
 
     @property
@@ -118,7 +113,7 @@ class FedFed:
     def init(self, problem: Problem, keys: Keys) -> State:
         generator = initial(self.generator, problem.shape, problem.classes, keys.fold("generator").torch())
         classifier = initial(self.base.model, problem.shape, problem.classes, keys.fold("classifier").torch())
-        whole = {f"generator.{n}": t for n, t in generator.items()} | {CLASSIFIER + n: t for n, t in classifier.items()}
+        whole = {GENERATOR + n: t for n, t in generator.items()} | {CLASSIFIER + n: t for n, t in classifier.items()}
         params, buffers = split(self._split(problem.shape, problem.classes), whole)
         state = pack("generator", params) | pack("generator_buffers", buffers) | {"round": torch.zeros(1)}
         return state | pack("base", self.base.init(problem, keys))
@@ -151,7 +146,7 @@ class FedFed:
         if int(server["round"]) > self.distill_rounds:
             return self.base.predict(unpack("base", server), memory, x)
         state = {**unpack("generator", server), **unpack("generator_buffers", server)}
-        inner = {n[len(CLASSIFIER) :]: t for n, t in state.items() if n.startswith(CLASSIFIER)}
+        inner = inner_state(CLASSIFIER, state)
         model = self._split(tuple(x.shape[1:]), len(inner["head.weight"])).classifier.eval()  # type: ignore[arg-type]
         return functional_call(model, inner, (x,))
 
@@ -171,7 +166,7 @@ class FedFed:
         self, broadcast: Mapping[str, Tensors], memory: State, shard: Shard, ctx: ClientContext
     ) -> tuple[Upload, State]:
         model = self._split(shard.shape, shard.classes)
-        state = {**broadcast["generator"], **broadcast.get("generator_buffers", {})}
+        state = sent_networks(broadcast)
         if ctx.protected("dpsgd"):
             speed = {"lr": self.private_lr, "momentum": self.private_momentum}
             trained = train_split_privately(
@@ -266,12 +261,29 @@ class FedFed:
 
     def model_state(self, name: str, value: Tensors, broadcast: Mapping[str, Tensors]) -> State | None:
         """The classifier state that an upload implies, or None."""
-        if name == "update" and any(key.startswith(CLASSIFIER) for key in value):
-            whole = {**broadcast.get("generator_buffers", {}), **value}
-            return {key[len(CLASSIFIER) :]: t for key, t in whole.items() if key.startswith(CLASSIFIER)}
+        if "generator" in broadcast:
+            return (
+                inner_state(CLASSIFIER, {**sent_networks(broadcast), **value})
+                if inner_state(CLASSIFIER, value)
+                else None
+            )
         return self.base.model_state(name, value, broadcast)
 
-    def remembers(self, round: int) -> bool:
+    def sent_state(self, broadcast: Mapping[str, Tensors]) -> State | None:
+        """The classifier of phase A, the global model afterwards."""
+        if "generator" in broadcast:
+            return inner_state(CLASSIFIER, sent_networks(broadcast))
+        return self.base.sent_state(broadcast)
+
+    def record_loss(
+        self, name: str, value: Tensors, broadcast: Mapping[str, Tensors], problem: Problem
+    ) -> Callable[[Tensor, Tensor], Tensor] | None:
+        """How far a record is from its reconstruction: buffers of phase A may be the generator's alone."""
+        inner = inner_state(GENERATOR, {**sent_networks(broadcast), **value})
+        model = self._split(problem.shape, problem.classes).generator.eval()
+        return lambda x, y: (functional_call(model, inner, (x, None))[0] - x).square().flatten(1).mean(1)
+
+    def remembers(self, round: int, memory: State) -> bool:
         """Whether a round's upload reads what the client kept."""
         return self.keep_moments and 0 < round < self.distill_rounds
 
@@ -288,13 +300,5 @@ class FedFed:
         """The feature map x -> x_s under the generator that the server sent (everyone knows it)."""
         if "generator" not in broadcast:
             return {}
-        state = {**broadcast["generator"], **broadcast.get("generator_buffers", {})}
-        inner = {n.removeprefix("generator."): t for n, t in state.items() if n.startswith("generator.")}
-        model = self._split(problem.shape, problem.classes).generator
-
-        def feature(x: Tensor) -> Tensor:
-            model.eval()
-            parts = [bounded(p - functional_call(model, inner, (p, None))[0], p, self.loss.rho) for p in x.split(256)]
-            return torch.cat(parts) if parts else x
-
-        return {"feature": feature}
+        inner = inner_state(GENERATOR, sent_networks(broadcast))
+        return {"feature": feature_map(self._split(problem.shape, problem.classes).generator, inner, self.loss.rho)}

@@ -7,7 +7,7 @@ Huang et al., "Federated Learning on Virtual Heterogeneous Data with Local-Globa
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -17,15 +17,23 @@ from attacks.types import Surface
 from privdd.core.keys import Keys
 from privdd.core.state import pack, unpack
 from privdd.core.types import Artifact, Problem, Received, Records, Shard, State, Tensors, Upload
-from privdd.distillation.class_subsets import Cells, labelled, one_world, world_cells
+from privdd.distillation.class_subsets import Cells, batched_cells, labelled, one_world
 from privdd.distillation.distribution_matching import Matching, Streams
 from privdd.distillation.gradient_matching import match_gradient
-from privdd.distillation.initial_images import Statistics, class_statistics, noise_images, remembered, scaled_noise
+from privdd.distillation.initial_images import (
+    Statistics,
+    class_statistics,
+    kept,
+    noise_images,
+    remembered,
+    scaled_noise,
+)
 from privdd.distillation.networks import Networks
 from privdd.distillation.private_matching import refuse_batch_norm
 from privdd.distillation.virtual_images import Virtual, distilled, protected_images, stages
 from privdd.federated.aggregation import average, in_order
 from privdd.federated.channel import ClientContext
+from privdd.federated.method import Method
 from privdd.models import ModelSpec, build, initial
 from privdd.models.build import skeleton
 from privdd.privacy.mechanism import Mechanism
@@ -34,7 +42,7 @@ from privdd.training.local import outputs
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedLGD:
+class FedLGD(Method):
     """Clients train on virtual images; the server distils its own from their averaged updates.
 
     virtual: how clients distil and refine their images. In the selected rounds (every tau_step, tau
@@ -82,7 +90,9 @@ class FedLGD:
         "images": Surface.GLOBAL_IMAGES,
         "labels": Surface.GLOBAL_IMAGES,
     }
-    accuracy_kind: ClassVar[Literal["global", "personal"]] = "global"
+
+    per_pass: ClassVar[int] = 16
+    shares_work: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         for name in ("rounds", "tau_step", "batch_size", "global_ipc"):
@@ -122,9 +132,6 @@ class FedLGD:
         noise = noise_images(labels, self.global_ipc, problem.shape, keys.fold("images"))
         server = {"images/x": noise.flatten(0, 1), "labels/y": labels.repeat_interleave(self.global_ipc)}
         return pack("model", model) | server
-
-    def broadcast(self, server: State) -> dict[str, Tensors]:
-        return {name: unpack(name, server) for name in self.broadcasts}
 
     def aggregate(self, server: State, inbox: Sequence[Received], keys: Keys) -> State:
         """The plain average of the models; in selected rounds gradient matching at the old model."""
@@ -179,10 +186,11 @@ class FedLGD:
         upload = {"update": Artifact(update, private=self._protected(ctx))}
         if self.server_start == "statistics" and ctx.round == 0:
             upload["class_statistics"] = Artifact(self._statistics(shard))
-        kept = remembered(images, labels)
-        if self.stale:
-            kept |= pack("trained", update) | {"trained_in": torch.tensor([ctx.round])}
-        return upload, kept
+        return upload, remembered(images, labels) | self._stale(update, ctx)
+
+    def _stale(self, update: State, ctx: ClientContext) -> State:
+        """The model trained last, and when, where a client goes on from it."""
+        return pack("trained", update) | {"trained_in": torch.tensor([ctx.round])} if self.stale else {}
 
     def _protected(self, ctx: ClientContext) -> bool:
         if not ctx.protected("embedding"):
@@ -245,6 +253,15 @@ class FedLGD:
         """The architecture whose parameters travel."""
         return build(self.model, problem.shape, problem.classes)
 
+    def sent_state(self, broadcast: Mapping[str, Tensors]) -> State | None:
+        """The global model."""
+        return dict(broadcast["model"])
+
+    def stand_ins(self, memory: State, problem: Problem) -> Tensor | None:
+        """The client's virtual images, once it has some."""
+        images = memory.get("images/x")
+        return None if images is None else images.detach().reshape(-1, *problem.shape)
+
     def model_state(self, name: str, value: Tensors, broadcast: Mapping[str, Tensors]) -> State | None:
         """The classifier state that an upload implies, or None where it implies none."""
         return dict(value) if name == "update" else None
@@ -253,30 +270,31 @@ class FedLGD:
         """The protocol's public numbers; updates come from virtual images, not from records."""
         return {"lr": self.lr, "momentum": 0.0, "batch_size": self.batch_size, "update_is_delta": False}
 
-    def remembers(self, round: int) -> bool:
+    def remembers(self, round: int, memory: State) -> bool:
         """Whether a round's upload reads what the client kept: its virtual images."""
         return round > 0
 
-    def local_worlds(
+    def local_batched(
         self,
         broadcast: Mapping[str, Tensors],
-        memory: State,
-        shard: Shard,
-        candidates: Records,
-        masks: Tensor,
-        ctx: ClientContext,
-        own: Sequence[Keys] | None = None,
-    ) -> list[Upload] | None:
-        """The first round's uploads of K worlds, masks (K, n) bool saying which candidates join ``shard.train``.
+        memories: Sequence[State],
+        shards: Sequence[Shard],
+        contexts: Sequence[ClientContext],
+    ) -> Sequence[tuple[Upload, State]] | None:
+        """First rounds at once: they share the first one's batches, but for where images start and how they train.
 
-        Equal to K calls of ``local`` with this ctx, but for what starts and trains by each world's ``own``
-        streams where given. None later on (each world has its own images by then), under noise, and
-        where statistics are sent or scaled by a world's number of records.
+        None later on (each client has its own images by then), under noise, and where statistics are sent or
+        scaled by a client's number of records.
         """
-        if self._protected(ctx) or memory or self.server_start == "statistics" or self.virtual.released_statistics:
+        if self._protected(contexts[0]) or any(memories):
             return None
-        cells = world_cells(shard.train, candidates, masks, shard.classes, apart=own is not None)
-        images = self._distil(cells, broadcast, memory, shard, ctx, own)
-        sets = [as_records(*labelled(cells, images, world)) for world in range(len(masks))]
-        contexts = [ctx if own is None else replace(ctx, keys=own[world]) for world in range(len(masks))]
-        return [{"update": Artifact(self._train(broadcast, memory, s, shard, c))} for s, c in zip(sets, contexts)]
+        if self.server_start == "statistics" or self.virtual.released_statistics:
+            return None
+        cells, own = batched_cells(shards), [ctx.keys for ctx in contexts]
+        images = self._distil(cells, broadcast, {}, shards[0], contexts[0], own)
+        done = []
+        for world, (shard, ctx) in enumerate(zip(shards, contexts)):
+            update = self._train(broadcast, {}, as_records(*labelled(cells, images, world)), shard, ctx)
+            state = kept(cells, images, world) | self._stale(update, ctx)
+            done.append(({"update": Artifact(update)}, state))
+        return done

@@ -12,7 +12,8 @@ from torch import Tensor
 from attacks.types import Surface
 from privdd.core.types import Received, State, Tensors
 from privdd.federated.aggregation import average, in_order, shares
-from privdd.methods.fedavg import FedAvg, Trained, Turn
+from privdd.methods.fedavg import FedAvg
+from privdd.training.client_round import ClientRound, Trained
 
 
 def step_mass(steps: Tensor, momentum: float) -> Tensor:
@@ -30,7 +31,7 @@ class FedNova(FedAvg):
 
     uploads: ClassVar[Mapping[str, Surface]] = {**FedAvg.uploads, "steps": Surface.COUNTS}
 
-    def outcome(self, turn: Turn, trained: Trained) -> tuple[dict[str, Tensors], State]:
+    def outcome(self, turn: ClientRound, trained: Trained) -> tuple[dict[str, Tensors], State]:
         values, memory = super().outcome(turn, trained)
         return {**values, "steps": {"n": torch.tensor([float(trained.steps)])}}, memory
 

@@ -15,10 +15,11 @@ from privdd.core.keys import Keys
 from privdd.core.state import pack, unpack
 from privdd.core.types import Problem, Received, Records, State, Tensors
 from privdd.federated.aggregation import in_order
-from privdd.methods.fedavg import FedAvg, Trained, Turn
+from privdd.methods.fedavg import FedAvg
 from privdd.models import initial
 from privdd.models.build import skeleton
 from privdd.models.layers import Classifier
+from privdd.training.client_round import ClientRound, Trained
 from privdd.training.local import Loss, Replica, placed, split
 
 
@@ -59,13 +60,13 @@ class FedProto(FedAvg):
         empty = {"mean": torch.zeros(problem.classes, width), "count": torch.zeros(problem.classes)}
         return {**pack("model", params), **pack("buffers", buffers), **pack("prototypes", empty)}
 
-    def start(self, turn: Turn) -> tuple[Tensors, Tensors]:
+    def start(self, turn: ClientRound) -> tuple[Tensors, Tensors]:
         kept = unpack("personal", turn.memory)
         state = kept or self._initial(turn.shard.shape, turn.shard.classes, turn.ctx.keys.seed)
         params, buffers = split(skeleton(self.model, turn.shard.shape, turn.shard.classes), state)
         return placed(params, turn.ctx.problem.device), placed(buffers, turn.ctx.problem.device)
 
-    def loss(self, turn: Turn) -> Loss | None:
+    def loss(self, turn: ClientRound) -> Loss | None:
         mean, known = turn.broadcast["prototypes"]["mean"], turn.broadcast["prototypes"]["count"] > 0
 
         def pulled(net: Classifier, x: Tensor, y: Tensor) -> Tensor:
@@ -75,7 +76,7 @@ class FedProto(FedAvg):
 
         return pulled
 
-    def outcome(self, turn: Turn, trained: Trained) -> tuple[dict[str, Tensors], State]:
+    def outcome(self, turn: ClientRound, trained: Trained) -> tuple[dict[str, Tensors], State]:
         state = {**trained.params, **trained.buffers}
         model = skeleton(self.model, turn.shard.shape, turn.shard.classes)
         own = prototypes(model, state, turn.shard.train, turn.shard.classes)
@@ -105,10 +106,6 @@ class FedProto(FedAvg):
         if not known.any():
             return net.head(z)
         return (-torch.cdist(z, server["prototypes/mean"].to(z))).masked_fill(~known, -torch.inf)
-
-    def model_state(self, name: str, value: Tensors, broadcast: Mapping[str, Tensors]) -> State | None:
-        """None: no model travels."""
-        return None
 
     def _initial(self, shape: tuple[int, int, int], classes: int, seed: int) -> State:
         return initial(self.model, shape, classes, Keys(seed).fold("public", "fedproto", "model").torch())

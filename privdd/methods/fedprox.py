@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from privdd.core.types import State, Tensors
-from privdd.methods.fedavg import FedAvg, Turn
+from privdd.methods.fedavg import FedAvg
+from privdd.training.client_round import ClientRound
 from privdd.training.local import Correction
 
 
@@ -15,7 +15,7 @@ class FedProx(FedAvg):
     """mu >= 0: weight of mu/2 ||w - w_global||^2; 0 is FedAvg."""
 
     mu: float = 0.01
-    vectorised: ClassVar[bool] = True
+    local_batched = FedAvg.local_batched  # its correction acts on each entry by itself
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -25,7 +25,7 @@ class FedProx(FedAvg):
     def settings(self, shard_size: int) -> dict[str, float]:
         return {**super().settings(shard_size), "mu": self.mu}
 
-    def correction(self, turn: Turn) -> Correction | None:
+    def correction(self, turn: ClientRound) -> Correction | None:
         centre = self.start(turn)[0]
 
         def proximal(params: Tensors, grads: Tensors) -> State:

@@ -25,6 +25,7 @@ from privdd.distillation.networks import Networks, fresh
 from privdd.distillation.private_matching import Steps, clean_start, is_protected, refuse_batch_norm, spent
 from privdd.distillation.representations import distil_representations, protected_representations
 from privdd.federated.channel import ClientContext
+from privdd.federated.method import Method
 from privdd.models import ModelSpec, build, initial, projected_shape
 from privdd.models.build import skeleton
 from privdd.privacy.claims import Claim, fedrd_1, matching_claims
@@ -34,7 +35,7 @@ from privdd.training.server import ServerTraining, train_on, union
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedRD:
+class FedRD(Method):
     """A client trains its own projection through the frozen task model, then distils what it projects.
 
     model: task model on projected images (1, h', w'), also the law of the networks to match in, which
@@ -107,10 +108,6 @@ class FedRD:
             server |= pack("projection", self._new_projection(problem.shape, problem.classes, keys))
         return server
 
-    def broadcast(self, server: State) -> dict[str, Tensors]:
-        groups = {name: unpack(name, server) for name in self.broadcasts}
-        return {name: group for name, group in groups.items() if group}
-
     def local(
         self, broadcast: Mapping[str, Tensors], memory: State, shard: Shard, ctx: ClientContext
     ) -> tuple[Upload, State]:
@@ -162,10 +159,6 @@ class FedRD:
         """The task model, on projected images."""
         return build(self.model, projected_shape(self.projection, problem.shape), problem.classes)
 
-    def model_state(self, name: str, value: Tensors, broadcast: Mapping[str, Tensors]) -> State | None:
-        """None: no upload implies a classifier of images."""
-        return None
-
     def settings(self, shard_size: int) -> dict[str, Any]:
         """The protocol's public numbers."""
         m = self.matching
@@ -178,7 +171,18 @@ class FedRD:
         state = broadcast.get("projection") or unpack("projection", memory)
         return {"projection": self._projector(state, problem.shape, problem.classes)} if state else {}
 
-    def remembers(self, round: int) -> bool:
+    def grants(self, surface: Surface) -> str:
+        if surface != Surface.SYNTHETIC_REPRESENTATIONS or self.frozen_projection:
+            return ""
+        return "the adversary is granted the audited client's own projection (kept by the client, never sent)"
+
+    def images_per_class(self) -> int:
+        return self.dpc
+
+    def with_images_per_class(self, count: int) -> FedRD:
+        return replace(self, dpc=count)
+
+    def remembers(self, round: int, memory: State) -> bool:
         """Whether a round's upload reads what the client kept."""
         return round > 0 and not self.frozen_projection
 

@@ -13,9 +13,10 @@ from torch.nn import functional as F
 from attacks.types import Surface
 from privdd.core.state import pack, unpack
 from privdd.core.types import State, Tensors
-from privdd.methods.fedavg import FedAvg, Trained, Turn
+from privdd.methods.fedavg import FedAvg
 from privdd.models.build import skeleton
 from privdd.models.layers import Classifier
+from privdd.training.client_round import ClientRound, Trained
 from privdd.training.local import Loss, Replica
 
 
@@ -45,7 +46,7 @@ class Moon(FedAvg):
         if not self.temperature > 0:
             raise ValueError(f"temperature={self.temperature!r}: a number above 0")
 
-    def loss(self, turn: Turn) -> Loss | None:
+    def loss(self, turn: ClientRound) -> Loss | None:
         model = skeleton(self.model, turn.shard.shape, turn.shard.classes)
         params, buffers = self.start(turn)
         present = {**params, **buffers}
@@ -59,6 +60,6 @@ class Moon(FedAvg):
 
         return moon
 
-    def outcome(self, turn: Turn, trained: Trained) -> tuple[dict[str, Tensors], State]:
+    def outcome(self, turn: ClientRound, trained: Trained) -> tuple[dict[str, Tensors], State]:
         values, memory = super().outcome(turn, trained)
         return values, {**memory, **pack("previous", {**trained.params, **trained.buffers})}

@@ -14,7 +14,8 @@ from privdd.core.keys import Keys
 from privdd.core.state import pack, unpack
 from privdd.core.types import Problem, Received, State, Tensors
 from privdd.federated.aggregation import average
-from privdd.methods.fedavg import FedAvg, Trained, Turn
+from privdd.methods.fedavg import FedAvg
+from privdd.training.client_round import ClientRound, Trained
 from privdd.training.local import Correction
 
 
@@ -31,7 +32,7 @@ class Scaffold(FedAvg):
     uploads: ClassVar[Mapping[str, Surface]] = {**FedAvg.uploads, "control": Surface.CONTROL_VARIATE}
     broadcasts: ClassVar[Mapping[str, Surface]] = {**FedAvg.broadcasts, "control": Surface.CONTROL_VARIATE}
 
-    vectorised: ClassVar[bool] = True
+    local_batched = FedAvg.local_batched  # its correction acts on each entry by itself
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -43,7 +44,7 @@ class Scaffold(FedAvg):
         zeros = {name: torch.zeros_like(value) for name, value in unpack("model", state).items()}
         return {**state, **pack("control", zeros), "clients": torch.tensor([float(problem.clients)])}
 
-    def correction(self, turn: Turn) -> Correction | None:
+    def correction(self, turn: ClientRound) -> Correction | None:
         common, own = turn.broadcast["control"], self._own(turn)
         shift = {name: c - own[name] for name, c in common.items()}
 
@@ -52,7 +53,7 @@ class Scaffold(FedAvg):
 
         return controlled
 
-    def outcome(self, turn: Turn, trained: Trained) -> tuple[dict[str, Tensors], State]:
+    def outcome(self, turn: ClientRound, trained: Trained) -> tuple[dict[str, Tensors], State]:
         values, memory = super().outcome(turn, trained)
         common, own = turn.broadcast["control"], self._own(turn)
         scale = trained.steps * self.lr
@@ -70,6 +71,6 @@ class Scaffold(FedAvg):
             new[f"control/{name}"] = (old.double() + share * change).to(old)
         return new
 
-    def _own(self, turn: Turn) -> Tensors:
+    def _own(self, turn: ClientRound) -> Tensors:
         zeros = {name: torch.zeros_like(c) for name, c in turn.broadcast["control"].items()}
         return unpack("control", turn.memory) or zeros

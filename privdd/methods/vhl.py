@@ -14,8 +14,9 @@ from torch.nn import functional as F
 from attacks.types import Surface
 from privdd.core.keys import Keys
 from privdd.core.types import Records
-from privdd.methods.fedavg import FedAvg, Turn
+from privdd.methods.fedavg import FedAvg
 from privdd.models.layers import Classifier
+from privdd.training.client_round import ClientRound
 from privdd.training.local import Loss, batches
 
 STYLE = 64  # dimensions of the latent style (released code: style_dim)
@@ -87,7 +88,7 @@ class VHL(FedAvg):
         if not self.per_class >= 1:
             raise ValueError(f"per_class={self.per_class!r}: at least 1")
 
-    def loss(self, turn: Turn) -> Loss | None:
+    def loss(self, turn: ClientRound) -> Loss | None:
         shard, keys = turn.shard, turn.ctx.keys
         noise = anchors(shard.shape, shard.classes, self.per_class, Keys(keys.seed).fold("public", "vhl"))
         indices = batches(len(noise), self.batch_size, keys.fold("anchors").torch(), noise.y.device)

@@ -181,7 +181,7 @@ def matching_claims(
     mechanism = plan.mechanisms.get(QUERY)
     if mechanism is None:
         return []
-    by_record = bool(getattr(mechanism, "per_record", True))
+    by_record = mechanism.per_record
     counts = torch.cat([torch.bincount(shard.train.y, minlength=1) for shard in shards])
     smallest = int(counts[counts > 0].min()) if bool((counts > 0).any()) else 1
     rate = mechanism.sampling_probability if by_record else min(1.0, batch / smallest)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import dp_accounting as dpa
 from torch import Tensor
 
+from attacks.contract import check_names, declared
 from privdd.core.types import Tensors
 from privdd.privacy.noise import Noise
 
@@ -32,11 +34,52 @@ class Output:
     exact: Tensors | None = None  # before noise: for the sensitivity falsifier only, never stored
 
 
-@runtime_checkable
-class Mechanism(Protocol):
-    """``value`` holds per-record contributions; ``noise`` is the only source of randomness."""
+class Mechanism(ABC):
+    """A randomised function of per-record contributions. Subclasses are usually frozen dataclasses.
 
-    def __call__(self, value: Tensors, noise: Noise) -> Output: ...
+    sampling_probability: the chance with which each record takes part in one release (Poisson sampling by
+    ``ctx.sample``), in (0, 1]; per_record: whether it reads each record's contribution, or only their mean.
+    Its own settings are fields; helpers start with an underscore, or are named by ``hooks=``.
+    """
+
+    if TYPE_CHECKING:  # class variables or fields, as it suits the mechanism
+
+        @property
+        def sampling_probability(self) -> float: ...
+        @property
+        def per_record(self) -> bool: ...
+    else:
+        sampling_probability: float = 1.0
+        per_record: bool = True
+
+    def __init_subclass__(cls, hooks: Sequence[str] = (), **more: Any) -> None:
+        super().__init_subclass__(**more)
+        cls._hooks = cls._hooks | frozenset(hooks)
+        check_names(cls, "mechanism", cls._hooks)
+
+    _hooks: ClassVar[frozenset[str]] = frozenset()
+
+    @abstractmethod
+    def __call__(self, value: Tensors, noise: Noise) -> Output:
+        """What may leave, with its accounting; ``noise`` is the only source of randomness."""
+
+    @property
+    def event(self) -> dpa.DpEvent:
+        """One application's event, known before any data is seen: noise is calibrated by it.
+
+        Raises ValueError where there is none, so that privacy.epsilon cannot choose the noise.
+        """
+        raise ValueError(
+            f"privacy.epsilon: {type(self).__name__} says what a release costs only once it is made (it declares no "
+            "event); set privacy.noise_multiplier"
+        )
+
+    def public_constants(self, numbers: int) -> Mapping[str, Any]:
+        """What everyone knows of the noise on a record of so many numbers: "std", "noise_stds", "copies", ..."""
+        return {}
+
+
+Mechanism._hooks = declared(Mechanism)
 
 
 @dataclass(frozen=True, slots=True)

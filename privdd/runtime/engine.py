@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from privdd.runtime.workers import threads
 
@@ -24,6 +24,8 @@ class Engine:
     Same seed and same ``threads`` give the same bits on every kind. retries: how often a task whose
     worker died is tried again.
     """
+
+    clients_remember: ClassVar[bool] = False  # memories travel with the tasks (real clients keep theirs)
 
     kind: str = "serial"
     workers: int = 0

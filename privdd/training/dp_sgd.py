@@ -108,7 +108,7 @@ def _descend(
 
 def private_steps(mechanism: Mechanism, epochs: float) -> int:
     """DP-SGD steps in ``epochs`` expected passes: epochs / sampling probability, at least one."""
-    return max(1, round(epochs / float(getattr(mechanism, "sampling_probability", 1.0))))
+    return max(1, round(epochs / float(mechanism.sampling_probability)))
 
 
 def train_privately(

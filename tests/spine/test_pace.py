@@ -30,9 +30,9 @@ from privdd.auditing.replay import turns_in
 from privdd.cli.assemble import assemble
 from privdd.cli.config import composed
 from privdd.federated.simulation import Snapshot
-from privdd.methods.fedavg import Turn
+from privdd.training.client_round import ClientRound
 
-Prepared = tuple[Any, list[Turn]]
+Prepared = tuple[Any, list[ClientRound]]
 
 
 @pytest.fixture(autouse=True)

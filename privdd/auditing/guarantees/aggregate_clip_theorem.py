@@ -36,7 +36,7 @@ def printed_findings(subject: Subject, name: str) -> Iterator[Finding]:
     base = own.x[own.y == label][0]
     law = Law(mechanism, steps.settings.batch, 1.0)  # type: ignore[arg-type]
     generator = subject.keys.fold("search").torch()
-    ipc = getattr(plan.method, "ipc", getattr(plan.method, "dpc", 1))
+    ipc = plan.method.images_per_class()
     guests, found = search(steps, law, base, oddities(subject.shard, label, subject.keys), ipc, generator)
     count, claim = within_theorem(plan, subject.shard, base, label, law, steps.settings.iterations, subject.delta)
     statement = Statement(subject, subject.surface(name), claim.epsilon, claim.source, name)

@@ -64,7 +64,7 @@ class Witness(ClientContext):
 
     def mechanism(self, name: str, contributions: Tensors, *, partition: str | None = None) -> Tensors:
         mechanism = self.mechanisms[name]
-        guests = self.guests.get(partition, 0) if getattr(mechanism, "per_record", True) else 0
+        guests = self.guests.get(partition, 0) if mechanism.per_record else 0
         taking = contributions if self.inside(name, partition) else without(contributions, guests)
         output = mechanism(taking, self.noise)
         self.observe(mechanism, Heeded(name, partition, contributions, guests, output))

@@ -65,12 +65,10 @@ class Subject:
 
     def few_images(self) -> Plan:
         """The plan with as few synthetic images a class as the budget says."""
-        method: Any = self.plan.method
-        for field in ("ipc", "dpc"):
-            if hasattr(method, field):
-                fewer = {field: min(getattr(method, field), self.budget.images)}
-                return replace(self.plan, method=replace(method, **fewer))
-        return self.plan
+        method = self.plan.method
+        return replace(
+            self.plan, method=method.with_images_per_class(min(method.images_per_class(), self.budget.images))
+        )
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from privdd.auditing.guarantees.client_level import client_findings
 from privdd.auditing.guarantees.feature_noise import feature_findings
 from privdd.auditing.guarantees.queries import query_findings
 from privdd.auditing.guarantees.statement import Budget, Subject
+from privdd.federated.method import defines
 from privdd.privacy.mechanisms import AggregateClip, ClientLevel, FeatureNoise
 
 
@@ -51,7 +52,7 @@ def all_findings(subject: Subject) -> Iterator[Finding]:
         subject, [n for n, k in kinds.items() if n in subject.plan.method.queries and k is not AggregateClip]
     )
     for name, kind in kinds.items():
-        if kind is AggregateClip and hasattr(subject.plan.method, "steps"):
+        if kind is AggregateClip and defines(subject.plan.method, "steps"):
             yield from printed_findings(subject, name)
         elif kind is FeatureNoise:
             yield from feature_findings(subject, name)

@@ -42,7 +42,7 @@ class Stage:
     @property
     def probability(self) -> float:
         """The chance that a record takes part in one release."""
-        return float(getattr(self.plan.mechanisms[self.name], "sampling_probability", 1.0))
+        return float(self.plan.mechanisms[self.name].sampling_probability)
 
 
 @dataclass
@@ -105,11 +105,7 @@ def _heads(probability: float, coins: torch.Generator) -> bool:
 
 def _released(stage: Stage, ctx: Witness, shard: Shard) -> Upload:
     """The upload of a method that has nothing but its release to do, else of its whole local work."""
-    method: Any = stage.plan.method
-    if hasattr(method, "released"):
-        upload: Upload = method.released(stage.snapshot.broadcast, shard, ctx)
-        return upload
-    return method.local(stage.snapshot.broadcast, {}, shard, ctx)[0]
+    return stage.plan.method.released(stage.snapshot.broadcast, shard, ctx)
 
 
 def on_transcript(mechanism: Mechanism, rows: Sequence[Tensors], runs: int, keys: Keys) -> Transcripts:
@@ -119,7 +115,7 @@ def on_transcript(mechanism: Mechanism, rows: Sequence[Tensors], runs: int, keys
     those of one real transcript, whatever the releases say.
     """
     noise, coins = SeededNoise(keys.fold("noise").torch()), keys.fold("coins").torch()
-    q = float(getattr(mechanism, "sampling_probability", 1.0))
+    q = float(mechanism.sampling_probability)
     ratios = torch.zeros(2 * runs, dtype=torch.float64)
     for row in rows:
         present, absent = row, without(row, 1)

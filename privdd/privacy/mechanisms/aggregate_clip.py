@@ -14,12 +14,12 @@ import torch
 
 from privdd.core.types import Tensors
 from privdd.privacy.clipping import clip_factors, positive
-from privdd.privacy.mechanism import Output
+from privdd.privacy.mechanism import Mechanism, Output
 from privdd.privacy.noise import Noise
 
 
 @dataclass(frozen=True)
-class AggregateClip:
+class AggregateClip(Mechanism):
     """clip_C(mean of the contributions) + N(0, (sigma C / |B|)**2 I) (Zhang et al., FedRD, eq. 7).
 
     Accounted at its worst-case sensitivity 2C, that is kappa = 2|B| times what the papers' proof

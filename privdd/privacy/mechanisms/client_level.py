@@ -8,12 +8,12 @@ import dp_accounting as dpa
 
 from privdd.core.types import Tensors
 from privdd.privacy.clipping import clipped_sum, positive
-from privdd.privacy.mechanism import Output
+from privdd.privacy.mechanism import Mechanism, Output
 from privdd.privacy.noise import Noise
 
 
 @dataclass(frozen=True)
-class ClientLevel:
+class ClientLevel(Mechanism):
     """clip_C(update) + N(0, (z C)**2 I), noised by the client itself: no trusted server is assumed.
 
     The unit is a client; the neighbour is the client whose update is zero. The norm spans all tensors.

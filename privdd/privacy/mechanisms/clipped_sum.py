@@ -8,12 +8,12 @@ import dp_accounting as dpa
 
 from privdd.core.types import Tensors
 from privdd.privacy.clipping import clipped_sum, positive
-from privdd.privacy.mechanism import Output
+from privdd.privacy.mechanism import Mechanism, Output
 from privdd.privacy.noise import Noise
 
 
 @dataclass(frozen=True)
-class ClippedSum:
+class ClippedSum(Mechanism, hooks=("noise_std",)):
     """(sum over records of clip_C(contribution) + N(0, (z C)**2 I)) / normaliser.
 
     Serves DP-SGD ("dpsgd"; Abadi et al. 2016), noisy mean embeddings ("embedding"), per-record

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import dp_accounting as dpa
 import torch
@@ -13,12 +13,12 @@ from torch import Tensor
 
 from privdd.core.types import Tensors
 from privdd.privacy.clipping import clip_factors, positive, record_norms
-from privdd.privacy.mechanism import Output
+from privdd.privacy.mechanism import Mechanism, Output
 from privdd.privacy.noise import Noise
 
 
 @dataclass(frozen=True)
-class FeatureNoise:
+class FeatureNoise(Mechanism, hooks=("norm", "stds", "event_at")):
     """Clip each record to a norm, add noise to it, share it (``copies`` times, each with its own noise).
 
     The norm is clip_norm, or rho * sqrt(d) for d numbers a record: the most that the paper's bound
@@ -72,6 +72,10 @@ class FeatureNoise:
         one = isinstance(self.noise_std, int | float)
         many = (self.noise_std,) * self.copies if one else tuple(self.noise_std or ())  # type: ignore[arg-type]
         return tuple(positive(std, "noise_std") for std in many)
+
+    def public_constants(self, numbers: int) -> Mapping[str, Any]:
+        stds = self.stds(self.norm(numbers))
+        return {"std": stds[0], "noise_stds": stds, "copies": self.copies, "broadcast_batch": self.broadcast_batch}
 
     @property
     def event(self) -> dpa.DpEvent:

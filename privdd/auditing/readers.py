@@ -1,0 +1,212 @@
+"""From what one client sent to membership signals: a reader for every surface, by what depends on a record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from attacks.membership import signals as sig
+from attacks.membership.readout import class_means, nearest, readout
+from attacks.types import Surface
+from privdd.auditing.signals import Lens, embedded, maps_of
+from privdd.core.types import Tensors
+from privdd.federated.method import Method, defines
+
+Signals = dict[str, Tensor]  # "surface|signal" -> (n,)
+
+
+class NoReader(ValueError):
+    """What a method sends cannot be read: an audit that went on would find nothing there, whatever it leaks."""
+
+    def __init__(self, method: Method, name: str, hooks: str) -> None:
+        super().__init__(
+            f"{type(method).__name__} sends {name!r}, in which no attack can look for a record: it must define {hooks}"
+        )
+
+
+Reader = Callable[[Lens, str, Tensors, Mapping[str, Tensors]], Mapping[str, Tensor]]
+
+
+def _update(lens: Lens, name: str, value: Tensors, values: Mapping[str, Tensors]) -> Mapping[str, Tensor]:
+    """Confidence of the uploaded model, and alignment of the change with each record's gradient."""
+    state = lens.state(name, value)
+    if state is None:
+        return _record_loss(lens, name, value)
+    logits = lens.logits(state, lens.candidates.x)
+    out = {
+        "confidence": sig.logit_scaled(logits, lens.candidates.y),
+        "loss": sig.negative_loss(logits, lens.candidates.y),
+    }
+    out["logits"] = logits
+    if lens.gradients is not None and lens.start is not None and lens.model is not None:
+        names = [n for n, _ in lens.model.named_parameters()]
+        change = torch.cat([(state[n] - lens.start[n]).flatten() for n in names])
+        out["alignment"] = sig.gradient_alignment(change, lens.gradients)
+    return out
+
+
+def _control(lens: Lens, name: str, value: Tensors, values: Mapping[str, Tensors]) -> Mapping[str, Tensor]:
+    """A control variate is a mean gradient, as is a gradient itself: a member's own points along it."""
+    if lens.gradients is None or lens.model is None:
+        raise NoReader(lens.method, name, "classifier and sent_state")
+    vector = torch.cat([value[n].flatten() for n, _ in lens.model.named_parameters() if n in value])
+    return {"alignment": sig.alignment(vector, lens.gradients)}
+
+
+def _features(lens: Lens, name: str, value: Tensors, values: Mapping[str, Tensors]) -> Mapping[str, Tensor]:
+    """Matched filter: is some released row this record's own feature plus noise? Labels travel along."""
+    maps = lens.method.maps(lens.snapshot.broadcast, lens.memory, lens.problem)  # type: ignore[attr-defined]
+    clean = maps["feature"](lens.candidates.x).flatten(1)
+    rows, labels = value["x"].flatten(1), values["labels"]["y"]
+    std = float(lens.noise.get("std") or 1e-3)
+    batch = lens.noise.get("broadcast_batch")
+    if batch:
+        rows = _subtract_batch_mean(rows, int(batch), int(lens.noise.get("copies", 1)))
+        clean = clean - maps["feature"](lens.public.x).flatten(1).mean(0)
+        std = max(std / int(batch) ** 0.5, 1e-2)
+    out = torch.full((len(clean),), torch.nan)
+    for c in labels.unique():
+        mine = lens.candidates.y == c
+        if mine.any():
+            out[mine] = sig.matched_filter(rows[labels == c], clean[mine], std)
+    absent = out.isnan()  # no row of the class was released: as unlike a member as anything seen
+    return {"matched_filter": out.masked_fill(absent, float(out[~absent].min()) if not absent.all() else 0.0)}
+
+
+def _subtract_batch_mean(rows: Tensor, batch: int, copies: int) -> Tensor:
+    """One noise image per release batch cancels in differences: centre each batch by its own mean."""
+    parts = [part - part.mean(0) for copy in rows.chunk(copies) for part in copy.split(batch)]
+    return torch.cat(parts)
+
+
+def _labels(lens: Lens, name: str, value: Tensors, values: Mapping[str, Tensors]) -> Mapping[str, Tensor]:
+    """How many released labels a record's class has: one more when the record is in."""
+    counts = torch.bincount(value["y"].long(), minlength=lens.problem.classes).float()
+    return {"count": counts[lens.candidates.y]}
+
+
+def _synthetic(lens: Lens, name: str, value: Tensors, values: Mapping[str, Tensors]) -> Mapping[str, Tensor]:
+    """A model trained on the synthetic set, alignment of class means, distance to the nearest image.
+
+    Images that were matched in a public map are compared there as well: in the classifier they may say nothing.
+    """
+    x, y = value["x"], values["labels"]["y"]
+    records = lens.candidates
+    centre = lens.embed(lens.public.x).mean(0)
+    inside, own = lens.embed(x) - centre, lens.embed(records.x) - centre
+    logits = readout(inside, y, own, lens.problem.classes)
+    found = {
+        "confidence": sig.logit_scaled(logits, records.y),
+        "logits": logits,
+        "alignment": _aligned(lens, inside, y, own),
+        "distance": nearest(records.x, x, records.x[0].numel() ** 0.5),  # from black to white
+    }
+    if lens.public_map is not None:
+        middle, mapped = lens.mapped
+        found["embedding_alignment"] = _aligned(lens, embedded(lens.public_map, x) - middle, y, mapped)
+    return found
+
+
+def _aligned(lens: Lens, inside: Tensor, labels: Tensor, own: Tensor) -> Tensor:
+    means = class_means(inside, labels, lens.problem.classes)
+    return sig.embedding_alignment(means, own, lens.candidates.y, cosine=False)
+
+
+def _representations(lens: Lens, name: str, value: Tensors, values: Mapping[str, Tensors]) -> Mapping[str, Tensor]:
+    """As for images, in the space of the projection; the attacker is granted the client's own map."""
+    maps = maps_of(lens.method, lens.snapshot, lens.memory, lens.problem)
+    project = maps.get("projection") or (lambda x: x)
+    own, inside, y = project(lens.candidates.x).flatten(1), value["x"].flatten(1), values["labels"]["y"]
+    centre = project(lens.public.x).flatten(1).mean(0) if own.shape[1] == inside.shape[1] else inside.mean(0)
+    farthest = 2 * float(own.norm(dim=1).max())  # no bound is known, but the records' own ball
+    return {
+        "alignment": _aligned(lens, inside - centre, y, own - centre),
+        "distance": nearest(own, inside, farthest),
+    }
+
+
+def _prototypes(lens: Lens, name: str, value: Tensors, values: Mapping[str, Tensors]) -> Mapping[str, Tensor]:
+    y, own = lens.candidates.y, lens.embed(lens.candidates.x)
+    found = {"row": value["mean"].flatten(1).norm(dim=1)[y]}
+    if "count" in value:
+        found["count"] = value["count"][y]
+    if own.shape[1] != value["mean"].shape[1]:
+        return found
+    centre = lens.embed(lens.public.x).mean(0)
+    found["alignment"] = sig.embedding_alignment(value["mean"] - centre, own - centre, y, cosine=False)
+    return found
+
+
+def _statistics(lens: Lens, name: str, value: Tensors, values: Mapping[str, Tensors]) -> Mapping[str, Tensor]:
+    """Class statistics by their own density; batch-norm buffers through the model that they complete."""
+    if {"mean", "std"} <= set(value):
+        per_channel = lens.candidates.x.mean((2, 3))
+        return {"density": sig.class_statistics(value["mean"], value["std"], per_channel, lens.candidates.y)}
+    state = lens.state(name, value)
+    if state is None:
+        return _record_loss(lens, name, value)
+    return {"confidence": sig.logit_scaled(lens.logits(state, lens.candidates.x), lens.candidates.y)}
+
+
+def _record_loss(lens: Lens, name: str, value: Tensors) -> Mapping[str, Tensor]:
+    """By the method's own loss, where an upload implies no classifier."""
+    loss = lens.method.record_loss(name, value, lens.snapshot.broadcast, lens.problem)
+    if loss is None:
+        raise NoReader(lens.method, name, "classifier, sent_state and model_state, or record_loss")
+    return {"loss": -loss(lens.candidates.x, lens.candidates.y)}
+
+
+def _total(lens: Lens, name: str, value: Tensors, values: Mapping[str, Tensors]) -> Mapping[str, Tensor]:
+    """Of counts alone: the sum of all numbers sent, the same for every record."""
+    total = torch.stack([t.float().sum() for t in value.values()]).sum()
+    return {"count": total.expand(len(lens.candidates)).clone()}
+
+
+NEEDED: Mapping[
+    Surface, tuple[tuple[str, ...], ...]
+] = {  # hooks without which a reader sees no record: one set of these
+    Surface.UPDATE: (("classifier", "sent_state", "model_state"), ("record_loss",)),
+    Surface.GRADIENT: (("classifier", "sent_state"),),
+    Surface.CONTROL_VARIATE: (("classifier", "sent_state"),),
+    Surface.FEATURES: (("maps",),),
+}
+
+
+def missing_hooks(method: Method, surface: Surface) -> str:
+    """The hooks that a method must define before its uploads of a surface can be read, "" where they can."""
+    if surface not in READERS:
+        return f"another surface than {surface}, which only a server sends"
+    absent = [[hook for hook in hooks if not defines(method, hook)] for hooks in NEEDED.get(surface, ())]
+    return "" if not all(absent) else ", or ".join(" and ".join(hooks) for hooks in absent)
+
+
+READERS: Mapping[Surface, Reader] = {
+    Surface.UPDATE: _update,
+    Surface.GRADIENT: _control,
+    Surface.CONTROL_VARIATE: _control,
+    Surface.FEATURES: _features,
+    Surface.LABELS: _labels,
+    Surface.SYNTHETIC_IMAGES: _synthetic,
+    Surface.SYNTHETIC_REPRESENTATIONS: _representations,
+    Surface.PROTOTYPES: _prototypes,
+    Surface.STATISTICS: _statistics,
+    Surface.COUNTS: _total,
+}
+
+
+def read_signals(lens: Lens, values: Mapping[str, Tensors]) -> Signals:
+    """Every surface among ``values`` (one client's upload) gets at least one signal, unless waived and unreadable.
+
+    Raises NoReader where no signal could depend on the record.
+    """
+    found: Signals = {}
+    with torch.no_grad():
+        for name, value in values.items():
+            surface = lens.method.uploads[name]
+            if str(surface) in lens.waived and missing_hooks(lens.method, surface):
+                continue
+            for signal, scores in READERS[surface](lens, name, value, values).items():
+                found[f"{surface}|{signal}"] = scores.float()
+    return found
