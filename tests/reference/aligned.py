@@ -12,19 +12,10 @@ from torch.nn import functional as F
 
 from privdd.core.keys import Keys
 from privdd.core.types import Shard, State
-from privdd.methods.vhl import anchors
 from tests.reference.averaging import sgd, start
-from tests.reference.parts import (
-    by_records,
-    client,
-    fresh,
-    merged,
-    network,
-    supervised_contrast,
-    under,
-    values,
-    weighted,
-)
+from tests.reference.draws import anchors
+from tests.reference.networks import fresh, network
+from tests.reference.parts import by_records, client, merged, supervised_contrast, under, values, weighted
 
 
 def moon(m: Any, shards: Sequence[Shard], keys: Keys) -> State:
@@ -63,7 +54,7 @@ def endless(n: int, batch: int, generator: torch.Generator) -> Iterator[Tensor]:
 def vhl(m: Any, shards: Sequence[Shard], keys: Keys) -> State:
     """Each step also classifies noise images, and aligns records with them."""
     model, state = start(m, shards, keys)
-    noise = anchors(shards[0].shape, shards[0].classes, m.per_class, keys.fold("public", "vhl"))
+    noise, of_class = anchors(shards[0].shape, shards[0].classes, m.per_class, keys.fold("public", "vhl"))
     for t in range(m.rounds):
         sent = []
         for shard in shards:
@@ -71,9 +62,9 @@ def vhl(m: Any, shards: Sequence[Shard], keys: Keys) -> State:
 
             def loss(net: Any, x: Tensor, y: Tensor, drawn: Iterator[Tensor] = drawn) -> Tensor:
                 at = next(drawn)
-                z, z_noise = net.features(x), net.features(noise.x[at])
-                tie = supervised_contrast(torch.cat([z, z_noise]), torch.cat([y, noise.y[at]]), m.temperature)
-                virtual = F.cross_entropy(net.head(z_noise), noise.y[at])
+                z, z_noise = net.features(x), net.features(noise[at])
+                tie = supervised_contrast(torch.cat([z, z_noise]), torch.cat([y, of_class[at]]), m.temperature)
+                virtual = F.cross_entropy(net.head(z_noise), of_class[at])
                 return F.cross_entropy(net.head(z), y) + m.alpha * virtual + m.align * tie
 
             model.load_state_dict(state)

@@ -11,7 +11,8 @@ from torch.nn import functional as F
 
 from privdd.core.keys import Keys
 from privdd.core.types import Shard, State
-from tests.reference.parts import by_records, client, fresh, merged, network, under, values, weighted
+from tests.reference.networks import fresh, network
+from tests.reference.parts import by_records, client, merged, under, values, weighted
 
 Loss = Callable[[Any, Tensor, Tensor], Tensor]
 Hook = Callable[[nn.Module], None]

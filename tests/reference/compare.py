@@ -1,4 +1,4 @@
-"""A method through the stack and by its bare loop, from the same draws: cost and end state."""
+"""A method through the stack and by its reference loop, from the same draws: cost and end state."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Arithmetic(TorchDispatchMode):
 
 
 def arithmetic(pair: Pair, size: Size, shards: Sequence[Shard]) -> float:
-    """Floating-point operations of the stack over those of the bare loop: 1 where neither skips or adds work."""
+    """Floating-point operations of the stack over those of the reference loop: 1 where neither skips or adds work."""
     found = []
     for run in (bare, through_stack):
         anchors.cache_clear()  # VHL's, so that either draws them
@@ -113,7 +113,7 @@ def through_stack(pair: Pair, size: Size, shards: Sequence[Shard]) -> State:
 
 
 def bare(pair: Pair, size: Size, shards: Sequence[Shard]) -> State:
-    """What the bare loop ends with, under the stack's names."""
+    """What the reference loop ends with, under the stack's names."""
     return pair.loop(pair.make(size), shards, KEYS)
 
 

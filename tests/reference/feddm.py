@@ -12,7 +12,8 @@ from torch.nn import functional as F
 from privdd.core.keys import Keys
 from privdd.core.types import Shard, State
 from tests.reference.matching import Embed, distil, labels, real_start
-from tests.reference.parts import client, fresh, network, under, values
+from tests.reference.networks import fresh, network
+from tests.reference.parts import client, under, values
 
 
 def feddm(m: Any, shards: Sequence[Shard], keys: Keys) -> State:

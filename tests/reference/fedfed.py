@@ -14,7 +14,8 @@ from privdd.core.keys import Keys
 from privdd.core.types import Shard, State
 from tests.reference.aligned import endless
 from tests.reference.averaging import sgd, start
-from tests.reference.parts import by_records, client, fresh, network, under, values, weighted
+from tests.reference.networks import fresh, network
+from tests.reference.parts import by_records, client, under, values, weighted
 
 VARIANCE, RHO = 0.15, 0.1  # of the released noise; of the norm that a record is clipped to
 

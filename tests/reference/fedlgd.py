@@ -12,7 +12,8 @@ from torch.nn import functional as F
 from privdd.core.keys import Keys
 from privdd.core.types import Shard, State
 from tests.reference.matching import Embed, classes_of, distil, labels
-from tests.reference.parts import client, fresh, network, supervised_contrast, under, values, weighted
+from tests.reference.networks import fresh, network
+from tests.reference.parts import client, supervised_contrast, under, values, weighted
 
 
 def noise(held: Sequence[int], ipc: int, shape: Sequence[int], keys: Keys) -> Tensor:

