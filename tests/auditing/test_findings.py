@@ -23,7 +23,7 @@ from privdd.cli.config import composed
 from privdd.cli.runs import run_audit
 from privdd.core.errors import BadConfig
 from privdd.privacy.ledger import Ledger
-from privdd.reporting.findings import load
+from privdd.reporting.findings_file import load
 from privdd.runtime.run_folder import read_json, read_tensors
 from tests.federations import tiny, tiny_config, trained
 

@@ -13,7 +13,7 @@ from sklearn.metrics import roc_auc_score
 from privdd.cli.config import composed
 from privdd.cli.external_scores import audit_brought
 from privdd.reporting.comparison import write_comparison
-from privdd.reporting.findings import load
+from privdd.reporting.findings_file import load
 
 
 def arrays(gap: float, worlds: int = 8, records: int = 120) -> dict[str, np.ndarray]:

@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 from privdd.cli import validation as configs
 from privdd.cli.assemble import assemble, attacks_of
 from privdd.cli.config import composed
-from privdd.cli.errors import explain
+from privdd.cli.failures import explain
 from privdd.cli.main import checked
 from privdd.cli.validation import check_types
 from privdd.core.errors import BadConfig

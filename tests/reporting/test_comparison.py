@@ -11,7 +11,7 @@ import pytest
 
 from privdd.report import main, write_comparison
 from privdd.reporting.epsilon_figures import EpsilonAxis, FrontierPoint, StripRow, frontier, strip
-from privdd.reporting.findings import load
+from privdd.reporting.findings_file import load
 from privdd.reporting.folder import read_run
 from privdd.reporting.grouping import settings
 from privdd.reporting.tables import escape, to_csv

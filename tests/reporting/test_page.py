@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 from privdd.report import main, write_comparison, write_report
-from privdd.reporting.findings import FindingsError
+from privdd.reporting.findings_file import FindingsError
 from tests.reporting.checker import problems
 from tests.reporting.fixture import write_run
 

@@ -12,7 +12,7 @@ from privdd.auditing.pipeline import game_of
 from privdd.auditing.replay import Replay, chain_to
 from privdd.cli.assemble import assemble
 from privdd.cli.config import composed
-from privdd.cli.errors import explain
+from privdd.cli.failures import explain
 from privdd.core.types import State
 from privdd.federated.simulation import Plan, Progress, start, step
 from privdd.privacy.ledger import Ledger

@@ -17,14 +17,14 @@ import torch
 from attacks.scores import load as load_scores
 from privdd.cli.assemble import assemble
 from privdd.cli.config import composed
-from privdd.cli.errors import explain
+from privdd.cli.failures import explain
 from privdd.cli.runs import run_training, stored_config
 from privdd.core.keys import Keys
 from privdd.data.custom import npz
 from privdd.federated import checkpoint
 from privdd.federated.experiment import Experiment
 from privdd.privacy.ledger import Ledger
-from privdd.reporting.findings import load as load_findings
+from privdd.reporting.findings_file import load as load_findings
 from privdd.runtime.run_folder import DamagedRun, RunFolder, read_json, read_tensors, safe_name, write_tensors
 
 TINY = ["preset=smoke", "partition.clients=3", "data.limit=120", "model=mlp", "model.width=8", "algo.rounds=2",

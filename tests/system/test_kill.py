@@ -16,7 +16,7 @@ import pytest
 
 from privdd.cli import config
 from privdd.cli.config import composed
-from privdd.cli.errors import explain
+from privdd.cli.failures import explain
 from privdd.cli.runs import prepare, run_training, stored_config
 from privdd.core.errors import BadConfig
 from privdd.runtime import run_folder as store

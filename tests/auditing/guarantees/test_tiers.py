@@ -15,7 +15,7 @@ from privdd.auditing.guarantees.matching_transcripts import Law, transcripts
 from privdd.auditing.guarantees.queries import guests_of
 from privdd.auditing.guarantees.recording_context import Silence
 from privdd.auditing.guarantees.tiers import all_findings
-from privdd.auditing.guarantees.transcripts import Stage, by_class, of_features, on_transcript
+from privdd.auditing.guarantees.transcripts import QueryStage, by_class, of_features, on_transcript
 from privdd.core.keys import Keys
 from privdd.distillation.clipped_gradient import mean_gradients
 from privdd.privacy.mechanisms import AggregateClip, ClippedSum, FeatureNoise
@@ -123,7 +123,7 @@ def test_log_ratios_of_runs_by_class_follow_the_closed_form():
     """A record that fills the clip norm in K reads: ln P/Q ~ N(+-mu^2/2, mu^2) with mu = sqrt(K) / sigma."""
     one = subject(feddm(), {"embedding": ClippedSum(1.5, 0.1, 1.0, 10.0)})
     guests = guests_of(one)
-    runs = by_class(Stage(one.plan, one.snapshots[0], one.shard, "embedding", guests.x[0]), 200, Keys(3))
+    runs = by_class(QueryStage(one.plan, one.snapshots[0], one.shard, "embedding", guests.x[0]), 200, Keys(3))
     mu2 = 3 / 1.5**2
     for ratios, sign in ((runs.ratios[:200], 1), (runs.ratios[200:], -1)):
         assert float(ratios.mean()) == pytest.approx(sign * mu2 / 2, abs=4 * math.sqrt(mu2 / 200))

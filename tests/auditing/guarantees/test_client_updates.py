@@ -11,8 +11,8 @@ import torch
 from attacks.epsilon import gaussian_epsilon
 from attacks.types import Finding
 from privdd.auditing.findings import verdict
-from privdd.auditing.guarantees import client_level as clients
-from privdd.auditing.guarantees.client_level import of_updates
+from privdd.auditing.guarantees import client_updates as clients
+from privdd.auditing.guarantees.client_updates import of_updates
 from privdd.auditing.guarantees.statement import Subject
 from privdd.auditing.guarantees.tiers import all_findings
 from privdd.core.keys import Keys

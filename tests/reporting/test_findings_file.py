@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from privdd.reporting.findings import FindingsError, load, validate, write
+from privdd.reporting.findings_file import FindingsError, load, validate, write
 from privdd.reporting.schema import Findings
 from privdd.reporting.summary import best_pictures, measured, verdict, worst_membership
 

@@ -17,7 +17,7 @@ from attacks.guarantee import gaussian_log_ratio
 from attacks.types import Finding
 from privdd.auditing.guarantees.matching_transcripts import Transcripts
 from privdd.auditing.guarantees.recording_context import exact, flat
-from privdd.auditing.guarantees.sensitivity import Tally, unit
+from privdd.auditing.guarantees.sensitivity import QueryTally, unit
 from privdd.auditing.guarantees.statement import Statement, Subject
 from privdd.auditing.guarantees.transcripts import sampled_event
 from privdd.core.keys import Keys
@@ -94,13 +94,13 @@ def _trained(subject: Subject, snapshot: Snapshot, name: str, records: Records) 
     return {n: t.detach() for n, t in upload[name].value.items()}
 
 
-def compared(subject: Subject, snapshot: Snapshot, name: str, crafted: Mapping[str, Tensors]) -> Tally:
+def compared(subject: Subject, snapshot: Snapshot, name: str, crafted: Mapping[str, Tensors]) -> QueryTally:
     """Each crafted update through the channel, against zero in its place: changes in units, and the drawn noise."""
     outputs = [_sent(subject, snapshot, name, number, update) for number, update in enumerate(crafted.values())]
     nothing = {n: torch.zeros_like(t) for n, t in next(iter(crafted.values())).items()}
     zero = flat(exact(subject.plan.mechanisms[name], nothing))
     changes = torch.stack([(flat(o.exact or {}) - zero) / unit(o) for o in outputs]).nan_to_num(nan=HUGE)
-    tally = Tally()
+    tally = QueryTally()
     tally.changes = dict(enumerate(changes.norm(dim=1).tolist()))
     tally.pairs = float(torch.cdist(changes, changes).max())
     for output in outputs:
