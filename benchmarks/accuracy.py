@@ -24,9 +24,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from machine import hardware
 from omegaconf import OmegaConf
 
+from benchmarks.machine import hardware
 from privdd.cli.assemble import assemble
 from privdd.cli.validation import check_overrides
 from privdd.federated.experiment import Experiment

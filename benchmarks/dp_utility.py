@@ -28,9 +28,9 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from accuracy import Curve, run, shown
-from machine import hardware
 
 from attacks.lpips_weights import pretrained
+from benchmarks.machine import hardware
 from privdd.cli.assemble import assemble
 from privdd.cli.config import overrides_first
 from privdd.cli.validation import check_overrides

@@ -15,8 +15,8 @@ import time
 from collections.abc import Sequence
 
 import torch
-from machine import hardware
 
+from benchmarks.machine import hardware
 from privdd.auditing.pipeline import game_of
 from privdd.auditing.replay import Replay, chain_to
 from privdd.cli.assemble import assemble

@@ -22,8 +22,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import torch
-from machine import hardware
 
+from benchmarks.machine import hardware
 from privdd.auditing.game import Game
 from privdd.auditing.replay import Replay, chain_to
 from privdd.core.keys import Keys

@@ -23,12 +23,12 @@ import logging
 from dataclasses import replace
 
 import torch
-from bare.compare import KEYS, arithmetic, compare, exact_difference, split_among
-from bare.pairs import PAIRS, Size
-from machine import hardware
 
+from benchmarks.machine import hardware
 from privdd.core.types import Records
 from privdd.data.sources import load
+from tests.reference.compare import KEYS, arithmetic, compare, exact_difference, split_among
+from tests.reference.pairs import PAIRS, Size
 
 GOAL = 1.15
 CHECKED = 80

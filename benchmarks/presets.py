@@ -24,8 +24,8 @@ from pathlib import Path
 
 import psutil
 import torch
-from machine import hardware
 
+from benchmarks.machine import hardware
 from privdd.runtime.run_folder import DamagedRun, read_json
 
 LIMITS = {"smoke": 60.0, "default": 300.0}  # seconds on two cores

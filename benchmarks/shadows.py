@@ -18,11 +18,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from machine import hardware
 from sklearn.datasets import load_digits
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
+from benchmarks.machine import hardware
 from privdd.auditing.autotune import CLEAR, TOGETHER, decide, measure
 from privdd.core.keys import Keys
 from privdd.core.types import Problem, Records, Shard

@@ -17,9 +17,9 @@ import time
 from dataclasses import replace
 
 import torch
-from machine import hardware
 from shadows import shadows
 
+from benchmarks.machine import hardware
 from privdd.core.keys import Keys
 from privdd.core.types import Problem, Records, Shard
 from privdd.distillation.distribution_matching import Matching

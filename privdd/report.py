@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from privdd.reporting.comparison import write_comparison
-from privdd.reporting.findings import load
+from privdd.reporting.findings_file import load
 from privdd.reporting.page import write_report
 from privdd.reporting.terminal import print_summary
 from privdd.runtime.run_folder import DamagedRun

@@ -19,7 +19,7 @@ from privdd.federated.experiment import Experiment, fingerprint, plain
 from privdd.federated.simulation import SERVER, Progress
 from privdd.privacy.claims import Claim
 from privdd.privacy.ledger import Ledger, Release
-from privdd.reporting.findings import validate, write
+from privdd.reporting.findings_file import validate, write
 from privdd.reporting.schema import Findings
 from privdd.runtime.engine import describe
 from privdd.runtime.run_folder import RunFolder, jsonable, write_json

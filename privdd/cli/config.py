@@ -110,7 +110,7 @@ def one_line(error: BaseException) -> str:
 
 def guarded(main: Callable[[], int]) -> int:
     """Run a command; anything the user can cause ends in one line on stderr and status 1."""
-    from privdd.cli.errors import explain
+    from privdd.cli.failures import explain
 
     try:
         return main()

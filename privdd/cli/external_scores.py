@@ -15,7 +15,7 @@ from attacks.scores import audit_scores
 from attacks.types import Finding, Surface
 from privdd import __version__
 from privdd.core.errors import BadConfig
-from privdd.reporting.findings import validate, write
+from privdd.reporting.findings_file import validate, write
 from privdd.reporting.page import write_report
 from privdd.reporting.terminal import print_summary
 from privdd.runtime.run_folder import RunFolder, jsonable, write_json, write_tensors

@@ -159,7 +159,7 @@ class Sweep:
 
 
 def _attempt(work: Callable[[], int]) -> tuple[int, str]:
-    from privdd.cli.errors import explain
+    from privdd.cli.failures import explain
 
     try:
         return work(), ""

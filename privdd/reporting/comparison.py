@@ -9,7 +9,7 @@ from pathlib import Path
 from privdd.reporting import epsilon_figures, figures, plots, summary, tables, words
 from privdd.reporting.epsilon_figures import FrontierPoint
 from privdd.reporting.figures import RocLine
-from privdd.reporting.findings import FindingsError
+from privdd.reporting.findings_file import FindingsError
 from privdd.reporting.folder import read_run
 from privdd.reporting.grouping import Setting, settings
 from privdd.reporting.plots import Album, Plot

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from privdd.reporting.findings import FindingsError, load, read_json
+from privdd.reporting.findings_file import FindingsError, load, read_json
 from privdd.reporting.schema import FindingRow, Findings
 from privdd.runtime.run_folder import read_tensors, safe_name
 

@@ -95,7 +95,7 @@ class EpsilonPair(Part):
         return min(self.pld, self.rdp)
 
 
-class Claim(Part):
+class ClaimRow(Part):
     source: Text
     epsilon: Epsilon
     sound: bool
@@ -107,7 +107,7 @@ class Privacy(Part):
     unit: Literal["record", "client"]
     relation: Relation
     epsilon: EpsilonPair
-    claims: list[Claim]
+    claims: list[ClaimRow]
 
 
 class SurfaceRow(Part):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from privdd.reporting import words
-from privdd.reporting.schema import Claim, FindingRow, Findings, SurfaceRow, TprAt, Verdict
+from privdd.reporting.schema import ClaimRow, FindingRow, Findings, SurfaceRow, TprAt, Verdict
 from privdd.reporting.words import number, one_in, share
 
 PICTURE_FAMILIES = frozenset({"gradient_inversion", "model_inversion", "reconstruction"})
@@ -51,7 +51,7 @@ class Headline:
     sentences: tuple[str, ...]
 
 
-def boldest(claims: Iterable[Claim]) -> Claim | None:
+def boldest(claims: Iterable[ClaimRow]) -> ClaimRow | None:
     """The claim of the smallest epsilon."""
     return min(claims, key=lambda claim: claim.epsilon, default=None)
 

@@ -10,7 +10,7 @@ from typing import IO, Any
 from rich.table import Table as Drawn
 from rich.text import Text
 
-from privdd.reporting.findings import FindingsError
+from privdd.reporting.findings_file import FindingsError
 from privdd.reporting.folder import RunRecord, read_config
 from privdd.reporting.grouping import Setting, settings
 from privdd.reporting.schema import EpsilonPair, Findings, Privacy, Run, Seconds, Utility

@@ -8,13 +8,13 @@ import math
 import numpy as np
 import pytest
 import torch
-from pictures import pictures, rng
 from scipy.stats import binom
 from skimage.metrics import peak_signal_noise_ratio, structural_similarity
 
 from attacks import images
 from attacks.baselines import class_means, guesses, identify
 from attacks.inversion.synthetic import copy_report, proportion_interval
+from tests.attacks.pictures import pictures, rng
 
 
 def _noisy(x: torch.Tensor, sigma: float, seed: int = 0) -> torch.Tensor:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-from toy import SPEC, shards
 
 from privdd.core.keys import Keys
 from privdd.core.types import Problem, Records, Shard, State, Tensors
@@ -15,6 +14,7 @@ from privdd.federated.method import Method
 from privdd.privacy.mechanism import Mechanism
 from privdd.privacy.mechanisms import AggregateClip, ClippedSum
 from privdd.training.server import ServerTraining
+from tests.methods.toy import SPEC, shards
 
 PROBLEM = Problem((1, 8, 8), 10, 3)
 SOUND: Mapping[str, Mechanism] = {"embedding": ClippedSum(1.0, 2.0, 1.0, 12.0)}

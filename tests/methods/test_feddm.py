@@ -7,7 +7,14 @@ from dataclasses import replace
 
 import pytest
 import torch
-from distilling import (
+
+from privdd.core.keys import Keys
+from privdd.core.state import unpack
+from privdd.core.types import Records, Shard
+from privdd.methods.feddm import FedDM
+from privdd.models import build
+from privdd.training.local import evaluate, local_sgd
+from tests.methods.distilling import (
     COUNTED,
     PRINTED,
     PROBLEM,
@@ -20,14 +27,7 @@ from distilling import (
     server,
     without,
 )
-from toy import SPEC, digits, receive, shards
-
-from privdd.core.keys import Keys
-from privdd.core.state import unpack
-from privdd.core.types import Records, Shard
-from privdd.methods.feddm import FedDM
-from privdd.models import build
-from privdd.training.local import evaluate, local_sgd
+from tests.methods.toy import SPEC, digits, receive, shards
 
 SMALL = {"model": SPEC, "rounds": 2, "matching": matching(), "server": server(), "rho": 2.5}
 

@@ -6,7 +6,16 @@ from dataclasses import replace
 
 import pytest
 import torch
-from distilling import (
+from torch.nn import functional as F
+
+from privdd.core.keys import Keys
+from privdd.core.state import unpack
+from privdd.core.types import Records
+from privdd.distillation.virtual_images import Virtual
+from privdd.methods.fedlgd import FedLGD
+from privdd.models import build
+from privdd.training.local import evaluate
+from tests.methods.distilling import (
     COUNTED,
     PROBLEM,
     SOUND,
@@ -16,16 +25,7 @@ from distilling import (
     replayed_uploads_are_equal,
     without,
 )
-from torch.nn import functional as F
-from toy import SPEC, receive, shards
-
-from privdd.core.keys import Keys
-from privdd.core.state import unpack
-from privdd.core.types import Records
-from privdd.distillation.virtual_images import Virtual
-from privdd.methods.fedlgd import FedLGD
-from privdd.models import build
-from privdd.training.local import evaluate
+from tests.methods.toy import SPEC, receive, shards
 
 VIRTUAL = Virtual(
     warmup=matching(4, momentum=0.5), refine=matching(2, momentum=0.5), ipc=3, warmup_reads=2, refine_reads=1

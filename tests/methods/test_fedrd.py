@@ -6,7 +6,17 @@ from dataclasses import replace
 
 import pytest
 import torch
-from distilling import (
+from torch import Tensor
+from torch.func import functional_call
+from torch.nn import functional as F
+
+from privdd.core.keys import Keys
+from privdd.core.state import unpack
+from privdd.distillation.augmentation import draw
+from privdd.methods.fedrd import FedRD
+from privdd.models import ModelSpec, build, initial, projected_shape
+from privdd.training.local import local_adam
+from tests.methods.distilling import (
     PROBLEM,
     SOUND,
     STEPWISE,
@@ -17,17 +27,7 @@ from distilling import (
     server,
     without,
 )
-from torch import Tensor
-from torch.func import functional_call
-from torch.nn import functional as F
-from toy import SPEC, digits, receive, shards
-
-from privdd.core.keys import Keys
-from privdd.core.state import unpack
-from privdd.distillation.augmentation import draw
-from privdd.methods.fedrd import FedRD
-from privdd.models import ModelSpec, build, initial, projected_shape
-from privdd.training.local import local_adam
+from tests.methods.toy import SPEC, digits, receive, shards
 
 BATCH = replace(SPEC, norm="batch", pooling="max")
 INSTANCE = replace(SPEC, pooling="max")

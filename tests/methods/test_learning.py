@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from toy import METHODS, digits, federate, make, shards
 
 from privdd.core.keys import Keys
 from privdd.core.state import unpack
 from privdd.core.types import Problem
 from privdd.federated.channel import ClientContext
+from tests.methods.toy import METHODS, digits, federate, make, shards
 
 SIZES = (300, 350, 400)
 OPTIONS = {

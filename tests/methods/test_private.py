@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from toy import BATCH_NORM, METHODS, digits, make, shards
 
 from privdd.core.keys import Keys
 from privdd.core.types import Problem
 from privdd.federated.channel import Channel, ClientContext
 from privdd.methods.fedavg import FedAvg
 from privdd.privacy.mechanisms import ClippedSum
+from tests.methods.toy import BATCH_NORM, METHODS, digits, make, shards
 
 PRIVATE = [name for name, kind in METHODS.items() if "dpsgd" in kind.queries]
 PROBLEM = Problem((1, 8, 8), 10, 1)

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 import pytest
 import torch
 from torch.nn import functional as F
-from toy import BATCH_NORM, METHODS, federate, make, model_of, receive, shards
 
 from privdd.core.keys import Keys
 from privdd.core.types import Problem
@@ -20,6 +19,7 @@ from privdd.methods.scaffold import Scaffold
 from privdd.methods.vhl import VHL
 from privdd.models import build, initial
 from privdd.training.local import local_sgd
+from tests.methods.toy import BATCH_NORM, METHODS, federate, make, model_of, receive, shards
 
 UNEQUAL = (40, 97, 150)
 

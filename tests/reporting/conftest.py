@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from fixture import write_run
+
+from tests.reporting.fixture import write_run
 
 torch.set_num_threads(1)
 

@@ -19,7 +19,7 @@ from sklearn.datasets import load_digits
 from attacks.epsilon import clopper_pearson
 from attacks.roc import auc_interval, roc, tpr_at_fpr
 from privdd.core.keys import Keys
-from privdd.reporting.findings import write
+from privdd.reporting.findings_file import write
 
 DELTA = 1e-5
 BIG = {"update": 2_400_000, "features": 310_000, "synthetic_images": 120_000, "labels": 2_400}

@@ -12,7 +12,7 @@ from attacks.canaries import Canaries
 from attacks.types import Finding
 from privdd.auditing.guarantees.crafted_records import own_records, spare_label, with_guests
 from privdd.auditing.guarantees.queries import guests_of
-from privdd.auditing.guarantees.sensitivity import Tally, moved
+from privdd.auditing.guarantees.sensitivity import QueryTally, moved
 from privdd.auditing.guarantees.statement import Statement, Subject
 from privdd.auditing.guarantees.transcripts import of_features
 from privdd.core.types import Records
@@ -78,13 +78,13 @@ def _sent(subject: Subject, snapshot: Snapshot, name: str, guests: Canaries, pre
     return next(output for key, output in ctx.exact or [] if key == name)
 
 
-def _compared(mechanism: FeatureNoise, inside: Output, outside: Output, guests: int) -> Tally:
+def _compared(mechanism: FeatureNoise, inside: Output, outside: Output, guests: int) -> QueryTally:
     """Row by row: what the guests' features are, and whether another record's moved."""
     order = 2 if mechanism.distribution == "gaussian" else 1
     norm = float(inside.clip_norm or 1.0)
     rows, zeroed = (_rows(output).flatten(1) for output in (inside, outside))
     changes = (rows - zeroed).norm(p=order, dim=1) / norm
-    tally = Tally()
+    tally = QueryTally()
     tally.changes = {j: float(value) for j, value in enumerate(changes[len(rows) - guests :])}
     tally.moved = moved([rows[:-guests] / norm], [zeroed[:-guests] / norm])
     last = rows[len(rows) - guests :]

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from attacks.canaries import Canaries, join
 from attacks.types import Finding
 from privdd.auditing.guarantees.crafted_records import alone, common_label, oddities, own_records, spare_label
-from privdd.auditing.guarantees.sensitivity import Tally, examine
+from privdd.auditing.guarantees.sensitivity import QueryTally, examine
 from privdd.auditing.guarantees.statement import Statement, Subject
-from privdd.auditing.guarantees.transcripts import IMAGES, Stage, by_class, on_transcript, sampled_event
+from privdd.auditing.guarantees.transcripts import IMAGES, QueryStage, by_class, on_transcript, sampled_event
 from privdd.federated.simulation import Snapshot
 from privdd.privacy.accounting import epsilon
 
@@ -35,13 +35,15 @@ def guests_of(subject: Subject) -> Canaries:
     return join(oddities(subject.shard, label, subject.keys), alone(subject.shard, subject.keys))
 
 
-def _examined(subject: Subject, snapshot: Snapshot, guests: Canaries) -> dict[str, Tally]:
+def _examined(subject: Subject, snapshot: Snapshot, guests: Canaries) -> dict[str, QueryTally]:
     base = own_records(subject.shard, subject.keys, spare_label(subject.shard))
     labels = sorted({*guests.y.tolist(), *base.y.tolist()})
     return examine(subject.plan, snapshot, subject.shard, base, guests, subject.keys.fold("t1", snapshot.round), labels)
 
 
-def _of_query(subject: Subject, snapshot: Snapshot, name: str, tally: Tally, guests: Canaries) -> Iterator[Finding]:
+def _of_query(
+    subject: Subject, snapshot: Snapshot, name: str, tally: QueryTally, guests: Canaries
+) -> Iterator[Finding]:
     mechanism, relation = subject.plan.mechanisms[name], subject.plan.relation
     calls = max(tally.calls.values())
     stated = epsilon(sampled_event(mechanism, calls), subject.delta, relation=relation)  # type: ignore[arg-type]
@@ -50,7 +52,7 @@ def _of_query(subject: Subject, snapshot: Snapshot, name: str, tally: Tally, gue
     kappa, worst = tally.worst(relation)
     searched = f"{where}, {len(guests)} crafted records; worst is {guests.names[worst]!r}{tally.faults()}"
     yield statement.sensitivity(kappa, 2.0 if relation == "replace" else 1.0, len(guests), searched)
-    stage = Stage(subject.few_images(), snapshot, subject.shard, name, guests.x[worst])
+    stage = QueryStage(subject.few_images(), snapshot, subject.shard, name, guests.x[worst])
     keys, budget = subject.keys.fold("runs", name), subject.budget
     if None not in tally.calls and any(image in stage.plan.method.uploads for image in IMAGES):
         runs = budget.slow_runs if name == PER_STEP else budget.runs

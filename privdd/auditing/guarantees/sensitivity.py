@@ -33,7 +33,7 @@ EVERY = 8  # of the later releases of a partition, every so many are searched
 
 
 @dataclass
-class Tally:
+class QueryTally:
     """What T1 saw of one query. changes: guest -> largest change, in units; calls: releases by partition;
     residual, numbers: the drawn noise in units of the stated one, summed squares and their count;
     others: the other records' own contributions in the first releases; kept: contributions of the
@@ -91,14 +91,14 @@ def positions(guests: Canaries, partition: str | None) -> list[int]:
 
 @dataclass
 class Examiner:
-    """Fills one ``Tally`` a query while the method runs."""
+    """Fills one ``QueryTally`` a query while the method runs."""
 
     guests: Canaries
-    tallies: dict[str, Tally] = field(default_factory=dict)
+    tallies: dict[str, QueryTally] = field(default_factory=dict)
     keep: Mapping[str, int] = field(default_factory=dict)
 
     def __call__(self, mechanism: Mechanism, heeded: Heeded) -> None:
-        tally = self.tallies.setdefault(heeded.name, Tally())
+        tally = self.tallies.setdefault(heeded.name, QueryTally())
         tally.calls[heeded.partition] += 1
         one, base = unit(heeded.released), heeded.released.exact or {}
         gap = (flat(heeded.released.value) - flat(base)) / heeded.released.noise_std
@@ -140,7 +140,7 @@ def _singly(mechanism: Mechanism, rows: Tensors) -> Tensor:
 
 def examine(
     plan: Plan, snapshot: Snapshot, shard: Shard, base: Records, guests: Canaries, keys: Keys, labels: Sequence[int]
-) -> dict[str, Tally]:
+) -> dict[str, QueryTally]:
     """T1 on one round of the audited client: query -> tally.
 
     Two runs share every coin and every release: their negatives first, then the guests as crafted.

@@ -8,7 +8,7 @@ from typing import Any
 
 from attacks.types import Finding
 from privdd.auditing.guarantees.aggregate_clip_theorem import printed_findings
-from privdd.auditing.guarantees.client_level import client_findings
+from privdd.auditing.guarantees.client_updates import client_findings
 from privdd.auditing.guarantees.feature_noise import feature_findings
 from privdd.auditing.guarantees.queries import query_findings
 from privdd.auditing.guarantees.statement import Budget, Subject

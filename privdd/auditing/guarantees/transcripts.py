@@ -30,7 +30,7 @@ IMAGES = ("images", "representations")
 
 
 @dataclass(frozen=True)
-class Stage:
+class QueryStage:
     """Where a query is asked: the plan, one round of the audited client, and the guest (c, h, w)."""
 
     plan: Plan
@@ -49,7 +49,7 @@ class Stage:
 class Recorder:
     """Adds up each run's log ratio, release by release; a run is a partition."""
 
-    stage: Stage
+    stage: QueryStage
     ratios: Tensor
 
     def __call__(self, mechanism: Mechanism, heeded: Heeded) -> None:
@@ -63,7 +63,7 @@ class Recorder:
         self.ratios[at] += subsampled_log_ratio(step.unsqueeze(1), self.stage.probability)[0]
 
 
-def by_class(stage: Stage, runs: int, keys: Keys) -> Transcripts:
+def by_class(stage: QueryStage, runs: int, keys: Keys) -> Transcripts:
     """Runs side by side, one a class: the method's own release of 2R classes, R with the guest in them."""
     plan, total = stage.plan, 2 * runs
     recorder = Recorder(stage, torch.zeros(total, dtype=torch.float64))
@@ -103,7 +103,7 @@ def _heads(probability: float, coins: torch.Generator) -> bool:
     return probability >= 1 or bool(torch.rand((), generator=coins) < probability)
 
 
-def _released(stage: Stage, ctx: Witness, shard: Shard) -> Upload:
+def _released(stage: QueryStage, ctx: Witness, shard: Shard) -> Upload:
     """The upload of a method that has nothing but its release to do, else of its whole local work."""
     return stage.plan.method.released(stage.snapshot.broadcast, shard, ctx)
 

@@ -1,0 +1,76 @@
+"""Several rounds of the same rows through the same map are read as one: the mean, and less noise."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attacks.inversion.decoder import DecoderTraining
+from attacks.inversion.feature_attack import FeatureInversion, joined
+from attacks.inversion.features import WhiteBox
+from attacks.types import Adversary, Capture, Knowledge, Surface, Truth, View
+from tests.attacks.pictures import digits, rng
+
+SMALL = FeatureInversion(limit=8, decoder=DecoderTraining(50, width=8), whitebox=WhiteBox(80, tv=1e-4))
+MIX = torch.linalg.qr(torch.randn(64, 64, generator=rng(5))).Q
+
+
+def through(x: Tensor) -> Tensor:
+    """A map that loses nothing: the noise alone decides."""
+    return (x.flatten(1) @ MIX).reshape(-1, 1, 8, 8)
+
+
+def view_of(noised: list[Tensor], y: list[Tensor], std: float) -> View:
+    x, labels = digits()
+    knowledge = Knowledge((1, 8, 8), 10, x[300:800], labels[300:800], maps={"feature": through}, settings={"noise_std": std})
+    captures = tuple(Capture(t, 0, "features", {"x": z, "y": own}) for t, (z, own) in enumerate(zip(noised, y)))
+    return View(Surface.FEATURES, Adversary.SERVER, captures, knowledge)
+
+
+def test_joined_rounds_show_more_than_one_and_the_finding_says_how_many() -> None:
+    x, y = digits()
+    truth = Truth(x[:8], y[:8], x[100:199], y[100:199], torch.bincount(y[:8], minlength=10))
+    noised = [through(x[:8]) + 0.6 * torch.randn((8, 1, 8, 8), generator=rng(t)) for t in range(9)]
+    found: dict[int, Any] = {}
+    for count in (1, 9):
+        view = view_of(noised[:count], [y[:8]] * count, 0.6)
+        found[count] = SMALL.judge(SMALL.run(view, rng()), view, truth).measures
+    ladder = {count: found[count]["diagnostics"]["ladder"]["knows_map"]["psnr"] for count in found}
+    assert ladder[9] > ladder[1] + 4  # a third of the noise is 9.5 dB, less what the prior had taken off already
+    assert found[9]["diagnostics"]["captures"] == 9 and found[9]["note"] == "9 rounds' releases joined"
+    assert found[1]["diagnostics"]["captures"] == 1 and "note" not in found[1]
+
+
+def test_rows_that_are_not_in_step_stay_apart() -> None:
+    x, y = digits()
+    first, other = through(x[:8]), through(x[8:16])
+    for captures, expected in (
+        ([(first, y[:8]), (other, y[:8])], 2),
+        ([(first, y[:8]), (other, y[8:16])], 1),  # other labels
+        ([(first, y[:8]), (other[:5], y[:5]), (other, y[:8])], 2),  # other rows, then the same again
+    ):
+        view = view_of([z for z, _ in captures], [own for _, own in captures], 0.0)
+        rows, count = joined(view, through)
+        assert count == expected
+        torch.testing.assert_close(rows, (first + other) / 2 if expected == 2 else first)
+
+
+def test_the_mean_is_all_that_a_squared_error_can_use() -> None:
+    """Gradients of sum_k |f(x) - z_k|^2 / K and of |f(x) - mean z|^2 are the same."""
+    x, _ = digits()
+    noised = [through(x[:4]) + 0.3 * torch.randn((4, 1, 8, 8), generator=rng(t)) for t in range(3)]
+    image = torch.rand((4, 1, 8, 8), generator=rng(9)).requires_grad_()
+    each = sum(((through(image) - z) ** 2).sum() for z in noised) / 3
+    mean = ((through(image) - torch.stack(noised).mean(0)) ** 2).sum()
+    (a,), (b,) = torch.autograd.grad(each, image), torch.autograd.grad(mean, image)
+    torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
+
+
+def test_the_labels_beside_shared_features_are_no_release_of_rows() -> None:
+    x, y = digits()
+    view = view_of([through(x[:8])], [y[:8]], 0.0)
+    more = Capture(0, 0, "labels", {"y": y[:8]})
+    assert joined(replace(view, surface=Surface.SHARED_FEATURES, captures=(*view.captures, more)), None)[1] == 1

@@ -1,0 +1,266 @@
+"""Attacks that must work, attacks that must fail, and derivatives against autograd."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from attacks.baselines import guesses
+from attacks.images import match, psnr
+from attacks.inversion import analytic, objectives
+from attacks.inversion.gradient import DLG, IDLG, InvertingGradients, LocalSteps, SeeThrough
+from attacks.inversion.optimise import Matching, SignedAdam, Trace, descend
+from attacks.inversion.seethrough import batch_statistics, batchnorm_distance, running_statistics
+from attacks.inversion.victim import Victim, update_to_gradients
+from tests.attacks.pictures import convnet, digits, drawn, lenet, mlp, pictures, rng, sent
+
+ALL = [
+    InvertingGradients(iterations=5),
+    DLG(iterations=1, attempts=1),
+    IDLG(iterations=1, attempts=1),
+    SeeThrough(iterations=5, seeds=2),
+]
+ONE = (1, 1, 28, 28)
+
+
+@pytest.mark.parametrize("objective", [objectives.cosine, objectives.squared, objectives.layerwise])
+def test_cotangents_are_the_derivative_of_the_value(objective: objectives.Objective) -> None:
+    g = [torch.randn(s, generator=rng(1), dtype=torch.float64).requires_grad_() for s in ((3, 4), (5,))]
+    t = [torch.randn(s, generator=rng(2), dtype=torch.float64) for s in ((3, 4), (5,))]
+    value, cotangents = objective(g, t)
+    for found, expected in zip(cotangents, torch.autograd.grad(value, g)):
+        assert torch.allclose(found, expected, atol=1e-12)
+
+
+def test_cosine_spans_the_whole_concatenation() -> None:
+    g, t = ([torch.randn(s, generator=rng(k)) for s in ((3, 4), (5,))] for k in (1, 2))
+    flat = [torch.cat([p.flatten() for p in part]) for part in (g, t)]
+    assert float(objectives.cosine(g, t)[0]) == pytest.approx(1 - float(F.cosine_similarity(*flat, dim=0)), abs=1e-6)
+
+
+@pytest.mark.parametrize("problems", [1, 3])
+def test_slope_equals_plain_autograd_alone_and_batched(problems: int) -> None:
+    model, (x, y) = convnet(4), pictures()
+    observed = [sent(model, x[i : i + 2], y[i : i + 2]) for i in range(problems)]
+    stacked = [torch.stack(part) for part in zip(*observed)]
+    labels = torch.stack([y[i : i + 2] for i in range(problems)])
+    start = torch.rand((problems, 2, 1, 28, 28), generator=rng())
+    data, total, slope = Matching(Victim(model), objectives.cosine, stacked, labels, 0.01)(start)
+    for r in range(problems):
+        leaf = start[r].clone().requires_grad_()
+        g = torch.autograd.grad(F.cross_entropy(model(leaf), labels[r]), list(model.parameters()), create_graph=True)
+        a, b = (torch.cat([p.flatten() for p in part]) for part in (g, observed[r]))
+        cost = 1 - a @ b / (a.norm() * b.norm())
+        whole = cost + 0.01 * objectives.total_variation(leaf)
+        assert float(data[r]) == pytest.approx(float(cost), abs=1e-5)
+        assert float(total[r]) == pytest.approx(float(whole), abs=1e-5)
+        expected = torch.autograd.grad(whole, leaf)[0]
+        assert torch.allclose(slope[r], expected, atol=1e-4 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("attack", [DLG(iterations=60, tolerance=2e-7), IDLG(iterations=60, tolerance=2e-7)])
+def test_dlg_and_idlg_exceed_60_db_on_the_sigmoid_lenet(attack: DLG) -> None:
+    model, (x, y) = lenet(), pictures()
+    result = attack.reconstruct(model, sent(model, x[1:2], y[1:2]), ONE, generator=rng(1))
+    assert float(psnr(result.images, x[1:2])) > 60
+    assert result.labels.tolist() == y[1:2].tolist()
+
+
+def test_analytic_attack_exceeds_100_db_on_an_mlp() -> None:
+    model, (x, y) = mlp(), pictures()
+    result = analytic.reconstruct(model, sent(model, x[:1], y[:1]), ONE)
+    assert float(psnr(result.images, x[:1])) > 100
+
+
+def test_inverting_gradients_finds_the_record_and_noise_hides_it() -> None:
+    model, (x, y) = convnet(16, side=8, depth=1), digits()
+    gradients, attack = sent(model, x[:1], y[:1]), InvertingGradients(iterations=300, tv=1e-4)
+    works = attack.reconstruct(model, gradients, (1, 1, 8, 8), generator=rng(1))
+    noise = [torch.randn(g.shape, generator=rng(9)) * g.norm() / math.sqrt(g.numel()) for g in gradients]
+    fails = attack.reconstruct(model, noise, (1, 1, 8, 8), labels=y[:1], generator=rng(1))
+    free = max(float(psnr(g, x[:1])) for g in guesses(y[:1], x[100:], y[100:], rng()).values())
+    assert float(psnr(works.images, x[:1])) > 25 > free
+    assert float(psnr(fails.images, x[:1])) < free + 1
+    assert fails.objective > 0.3 > 0.01 > works.objective
+
+
+def test_large_dp_noise_drops_to_the_baseline() -> None:
+    model, (x, y) = convnet(16, side=8, depth=1), digits()
+    clean = sent(model, x[:1], y[:1])
+    norm = float(torch.cat([g.flatten() for g in clean]).norm())
+    noisy = [g / norm + torch.randn(g.shape, generator=rng(k)) for k, g in enumerate(clean)]  # clip 1, sigma 1
+    result = InvertingGradients(iterations=150).reconstruct(model, noisy, (1, 1, 8, 8), labels=y[:1], generator=rng())
+    free = float(psnr(guesses(y[:1], x[100:], y[100:], rng())["class_mean"], x[:1]))
+    assert float(psnr(result.images, x[:1])) < free + 1
+
+
+def test_a_batch_of_four_is_matched() -> None:
+    (x, y), model = digits(), convnet(32, side=8, depth=1)
+    x, y = x[[0, 1, 2, 3]], y[[0, 1, 2, 3]]
+    attack = InvertingGradients(iterations=500, tv=1e-4)
+    result = attack.reconstruct(model, sent(model, x, y), (4, 1, 8, 8), labels=y[[2, 0, 3, 1]], generator=rng())
+    order = match(result.images, x)
+    assert float(psnr(result.images[order], x).mean()) > 20
+    assert result.labels[order].tolist() == y.tolist()
+
+
+@pytest.mark.parametrize("attack", ALL)
+@pytest.mark.parametrize(
+    "local", [LocalSteps(), LocalSteps(3, 0.1, momentum=0.5, weight_decay=0.01, proximal=0.1, batch_size=2)]
+)
+def test_objective_vanishes_at_the_truth_and_nowhere_near_it(attack: InvertingGradients, local: LocalSteps) -> None:
+    model, (x, y) = convnet(8, norm=nn.BatchNorm2d).train(), pictures()
+    gradients = sent(model, x[:4], y[:4], local)
+    scale = attack.score(model, gradients, torch.zeros_like(x[:4]), y[:4], local=local)
+    assert abs(attack.score(model, gradients, x[:4], y[:4], local=local)) < 1e-5 * max(scale, 1)
+    assert scale > 1e-2
+
+
+def test_several_local_steps_equal_the_optimiser() -> None:
+    model, (x, y) = convnet(4), pictures()
+    local = LocalSteps(5, 0.1, momentum=0.9, weight_decay=0.01, proximal=0.3, batch_size=2)
+    found = sent(model, x[:4], y[:4], local)
+    twin = copy.deepcopy(model)
+    before = {n: p.detach().clone() for n, p in twin.named_parameters()}
+    optimiser = torch.optim.SGD(twin.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
+    for step in range(5):
+        rows = [2 * step % 4, (2 * step + 1) % 4]
+        optimiser.zero_grad()
+        pull = sum((p - before[n]).square().sum() for n, p in twin.named_parameters())
+        (F.cross_entropy(twin(x[rows]), y[rows]) + 0.15 * pull).backward()
+        optimiser.step()
+    expected = update_to_gradients(before, {n: p.detach() for n, p in twin.named_parameters()}, 0.1)
+    for a, b in zip(found, expected):
+        assert torch.allclose(a, b, atol=1e-4 * float(b.abs().max()))
+    with pytest.raises(ValueError, match="lacks"):
+        update_to_gradients(before, {}, 0.1)
+
+
+def test_unrolled_updates_are_inverted() -> None:
+    model, (x, y), local = convnet(16, side=8, depth=1), digits(), LocalSteps(3, 0.05)
+    gradients = sent(model, x[:1], y[:1], local)
+    attack = InvertingGradients(iterations=250, tv=1e-4)
+    result = attack.reconstruct(model, gradients, (1, 1, 8, 8), generator=rng(1), local=local)
+    assert float(psnr(result.images, x[:1])) > 20
+
+
+@pytest.mark.parametrize("attack", ALL)
+def test_model_and_global_streams_stay_as_they_were(attack: InvertingGradients) -> None:
+    model, (x, y) = convnet(4, norm=nn.BatchNorm2d).train(), pictures()
+    gradients = sent(model, x[:2], y[:2])
+    before, stream = copy.deepcopy(model.state_dict()), torch.random.get_rng_state()
+    kept = [g.clone() for g in gradients]
+    attack.reconstruct(model, gradients, (2, 1, 28, 28), labels=y[:2], generator=rng())
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert model.training and all(p.grad is None for p in model.parameters())
+    assert torch.equal(stream, torch.random.get_rng_state())
+    assert all(torch.equal(a, b) for a, b in zip(gradients, kept))
+
+
+@pytest.mark.parametrize("attack", ALL)
+def test_no_attack_can_be_handed_the_truth(attack: InvertingGradients) -> None:
+    names = set(inspect.signature(attack.reconstruct).parameters)
+    assert names <= {
+        "model", "gradients", "shape", "labels", "mean", "std", "generator", "local", "progress", "statistics"
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("attack", ALL)
+def test_colour_any_size_and_normalised_inputs(attack: InvertingGradients) -> None:
+    model = convnet(4, channels=3, side=18, depth=1)
+    x = torch.rand((2, 3, 18, 18), generator=rng())
+    gradients = sent(model, (x - 0.5) / 0.25, torch.tensor([1, 2]))
+    result = attack.reconstruct(model, gradients, (2, 3, 18, 18), mean=[0.5] * 3, std=[0.25] * 3, generator=rng())
+    assert result.images.shape == x.shape and 0 <= float(result.images.min()) <= float(result.images.max()) <= 1
+    assert result.labels.shape == (2,)
+    same = attack.reconstruct(model, gradients, (2, 3, 18, 18), mean=[0.5] * 3, std=[0.25] * 3, generator=rng())
+    assert torch.equal(same.images, result.images)
+
+
+def test_restarts_are_chosen_by_the_objective_and_never_hurt_it() -> None:
+    model, (x, y) = convnet(8, side=8, depth=1), digits()
+    gradients = sent(model, x[:1], y[:1])
+    many = InvertingGradients(iterations=40, restarts=4, tv=0.0)
+    found = many.reconstruct(model, gradients, (1, 1, 8, 8), labels=y[:1], generator=rng())
+    scored = many.score(model, gradients, found.images, y[:1])
+    assert scored == pytest.approx(found.objective, abs=1e-5)  # the kept iterate is the one that was scored
+    starts = torch.randn((4, 1, 1, 8, 8), generator=rng())
+    lone = []
+    for start in starts:
+        problem = Matching(Victim(model), objectives.cosine, [g[None] for g in gradients], y[None, :1])
+        lone.append(
+            float(
+                descend(problem, start[None], SignedAdam(40, 0.1), (torch.tensor(0.0), torch.tensor(1.0)), rng()).data
+            )
+        )
+    assert found.objective == pytest.approx(min(lone), abs=2e-3)
+
+
+def test_best_iterate_is_kept_with_its_own_value() -> None:
+    trace = Trace.start(torch.zeros(2, 1, 1, 2, 2))
+    trace.keep(torch.full((2, 1, 1, 2, 2), 1.0), torch.tensor([3.0, 3.0]), torch.tensor([3.0, 3.0]))
+    trace.keep(torch.full((2, 1, 1, 2, 2), 2.0), torch.tensor([1.0, 9.0]), torch.tensor([1.0, torch.nan]))
+    assert trace.images[:, 0, 0, 0, 0].tolist() == [2.0, 1.0] and trace.total.tolist() == [1.0, 3.0]
+
+
+def test_non_finite_problems_start_afresh_and_plateaus_end_the_descent() -> None:
+    calls = []
+
+    def slope(images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        calls.append(images.clone())
+        value = images.flatten(1).square().sum(1)
+        if len(calls) == 3:
+            value = torch.stack([value[0], torch.tensor(torch.nan)])
+        return value, value, 2 * images
+
+    box = (torch.tensor(-1.0), torch.tensor(1.0))
+    start = torch.full((2, 1, 1, 2, 2), 0.9)
+    trace = descend(slope, start, SignedAdam(5000, 0.1, patience=50), box, rng())
+    assert not torch.equal(calls[3][1], calls[2][1]) and torch.equal(calls[3][0], calls[2][0])
+    assert trace.steps < 1000 and float(trace.total.max()) < 1e-3
+
+
+def test_batchnorm_prior_is_zero_at_the_batch_that_made_it() -> None:
+    model, x = convnet(4, norm=nn.BatchNorm2d).train(), pictures()[0][:6]
+    before = {n: (m.clone(), v.clone()) for n, (m, v) in running_statistics(model).items()}
+    twin = copy.deepcopy(model)
+    twin(x)
+    statistics = {}
+    for (name, (mean, var)), side in zip(running_statistics(twin).items(), (28, 14, 7)):
+        count = 6 * side * side
+        found = batch_statistics(before[name][0], mean, 0.1), batch_statistics(before[name][1], var, 0.1)
+        statistics[name] = found[0], found[1] * (count - 1) / count
+    assert float(batchnorm_distance(Victim(model), x, statistics)) < 1e-4
+    assert float(batchnorm_distance(Victim(model), x.flip(1) * 0.5, statistics)) > 1e-2
+
+
+def test_see_through_learns_something_and_improves_its_objective() -> None:
+    model, (x, y) = convnet(16, side=8, depth=1), digits()
+    attack = SeeThrough(iterations=200, seeds=2, group=1e-3)
+    result = attack.reconstruct(model, sent(model, x[:1], y[:1]), (1, 1, 8, 8), generator=rng())
+    assert result.history[-1] < 0.5 * result.history[0]
+    assert float(psnr(result.images, x[:1])) > 15
+
+
+def test_bad_requests_say_what_is_needed() -> None:
+    model, (x, y) = mlp(), pictures()
+    gradients = sent(model, x[:1], y[:1])
+    attack = InvertingGradients(iterations=1)
+    with pytest.raises(ValueError, match="those of model"):
+        attack.reconstruct(model, gradients[::-1], ONE, generator=rng())
+    with pytest.raises(ValueError, match="NaN"):
+        attack.reconstruct(model, [g * math.nan for g in gradients], ONE, generator=rng())
+    with pytest.raises(ValueError, match="std="):
+        attack.reconstruct(model, gradients, ONE, std=0.0, generator=rng())
+    for bad in ({"iterations": 0}, {"tv": math.nan}, {"restarts": 0}, {"lr": -1.0}):
+        with pytest.raises(ValueError):
+            InvertingGradients(**bad)
+    headless = drawn(nn.Sequential(nn.Conv2d(1, 10, 28), nn.Flatten()))
+    with pytest.raises(ValueError, match="pass labels="):
+        attack.reconstruct(headless, sent(headless, x[:1], y[:1]), ONE, generator=rng())

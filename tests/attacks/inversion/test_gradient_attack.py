@@ -1,0 +1,272 @@
+"""The attacks as rows of the report: they read only the view, and what they report tells success from failure."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from attacks.inversion.analytic import AnalyticInversion
+from attacks.inversion.compare import assign, compare
+from attacks.inversion.decoder import DecoderTraining
+from attacks.inversion.feature_attack import FeatureInversion
+from attacks.inversion.features import WhiteBox
+from attacks.inversion.generative import GenerativeInversion, WganGp
+from attacks.inversion.gradient import InvertingGradients, SeeThrough
+from attacks.inversion.gradient_attack import GradientInversion, reading
+from attacks.inversion.judge import Judge
+from attacks.inversion.labels import LabelCounts
+from attacks.inversion.model import ModelInversion as MiFace
+from attacks.inversion.model_attack import ModelInversion
+from attacks.inversion.role_attack import RoleInversion
+from attacks.inversion.synthetic import CopyDetection
+from attacks.inversion.victim import LocalSteps, local_steps
+from attacks.types import Adversary, Attack, Capture, Family, Knowledge, Surface, Truth, View
+from tests.attacks.pictures import convnet, digits, mlp, rng, sent
+
+SETTINGS = {"lr": 0.1, "momentum": 0.0, "local_steps": 1, "batch_size": 32, "batch_records": 1}
+SHALLOW = InvertingGradients(iterations=200, tv=1e-4)
+SMALL = FeatureInversion(limit=8, decoder=DecoderTraining(100, width=12), whitebox=WhiteBox(120, tv=1e-4))
+ATTACKS: list[Any] = [GradientInversion(), AnalyticInversion(), LabelCounts(), SMALL, ModelInversion(), CopyDetection()]
+
+
+def _truth(n: int = 3) -> Truth:
+    x, y = digits()
+    return Truth(x[:n], y[:n], x[100:199], y[100:199], torch.bincount(y[:n], minlength=10))
+
+
+def _knowledge(model: nn.Module | None = None, **settings: Any) -> Knowledge:
+    x, y = digits()
+    return Knowledge((1, 8, 8), 10, x[300:1300], y[300:1300], model, settings={**SETTINGS, **settings})
+
+
+def _updates(
+    model: nn.Module, truth: Truth, local: LocalSteps, noise: float = 0.0, each: int = 1
+) -> tuple[Capture, ...]:
+    start = {n: p.detach().clone() for n, p in model.named_parameters()}
+    out = []
+    for i in range(0, len(truth.x), each):
+        moved = sent(copy.deepcopy(model).train(), truth.x[i : i + each], truth.y[i : i + each], local)
+        after = {n: p - local.lr * g for (n, p), g in zip(start.items(), moved)}
+        after = {n: p + noise * torch.randn(p.shape, generator=rng(i)) for n, p in after.items()}
+        out.append(Capture(0, 0, "update", after, start))
+    return tuple(out)
+
+
+def _view(surface: Surface, captures: tuple[Capture, ...], knowledge: Knowledge) -> View:
+    return View(surface, Adversary.SERVER, captures, knowledge)
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_each_is_an_attack_and_declares_what_it_reads(attack: Attack) -> None:
+    assert isinstance(attack, Attack) and attack.surfaces and attack.adversaries
+    assert "truth" not in {f.name for f in fields(attack)}  # type: ignore[arg-type]
+    assert set(type(attack).run.__annotations__) == {"view", "generator", "return"}
+
+
+def test_updates_of_single_records_are_inverted_as_one_batch() -> None:
+    truth, model = _truth(), convnet(16, side=8, depth=1)
+    view = _view(Surface.UPDATE, _updates(model, truth, LocalSteps(1, 0.1)), _knowledge(model))
+    attack = GradientInversion(SHALLOW)
+    evidence = attack.run(view, rng(1))
+    found = attack.judge(evidence, view, truth).measures
+    assert evidence.images is not None and evidence.images.shape == (3, 1, 8, 8)
+    assert found["psnr"] > 25 > found["baselines"]["psnr_class_mean"] + 5
+    assert found["identified"] == 1.0 and found["identified_chance"] == pytest.approx(3 / 102)
+    assert found["label_accuracy"] == 1.0 and found["n"] == 3
+    assert max(found["diagnostics"]["objective_at_truth"]) < 1e-4
+    assert found["diagnostics"]["rows"] == [0, 1, 2]
+
+
+def test_a_noised_update_is_told_apart_from_a_failed_search() -> None:
+    truth, model = _truth(1), convnet(16, side=8, depth=1)
+    attack = GradientInversion(replace(SHALLOW, iterations=60))
+    noised = _view(Surface.UPDATE, _updates(model, truth, LocalSteps(1, 0.1), noise=1.0), _knowledge(model))
+    found = attack.judge(attack.run(noised, rng()), noised, truth).measures
+    assert found["psnr"] < found["baselines"]["psnr_class_mean"] + 1
+    assert "not what the stated computation gives" in found["diagnostics"]["reading"]
+    short = GradientInversion(replace(SHALLOW, iterations=2))
+    clean = _view(Surface.UPDATE, _updates(model, truth, LocalSteps(1, 0.1)), _knowledge(model))
+    assert "search stopped" in short.judge(short.run(clean, rng()), clean, truth).measures["diagnostics"]["reading"]
+    assert "objective is met" in reading(1e-4, 0.0)
+
+
+def test_the_victims_mode_and_protocol_are_replayed() -> None:
+    """Batch norm in training mode, four records, three momentum steps: the objective still vanishes at the truth."""
+    truth, model = _truth(4), convnet(8, side=8, depth=2, norm=nn.BatchNorm2d).eval()
+    local = LocalSteps(3, 0.1, momentum=0.9, weight_decay=0.01, batch_size=2)
+    knowledge = _knowledge(model, momentum=0.9, weight_decay=0.01, local_steps=3, batch_size=2, batch_records=4)
+    assert local_steps(knowledge.settings) == local
+    view = _view(Surface.UPDATE, _updates(model, truth, local, each=4), knowledge)
+    for method in (InvertingGradients(iterations=3), SeeThrough(iterations=3, seeds=2)):
+        attack = GradientInversion(method)
+        found = attack.judge(attack.run(view, rng()), view, truth).measures["diagnostics"]
+        assert found["objective_at_truth"][0] < 1e-2 < found["objective"][0]
+        assert found["norm_layers"] == "BatchNorm2d"
+    wrong = replace(view, knowledge=replace(knowledge, settings={**knowledge.settings, "training": False}))
+    found = attack.judge(attack.run(wrong, rng()), wrong, truth).measures["diagnostics"]
+    assert found["objective_at_truth"][0] > 0.05
+
+
+def test_gradients_and_deltas_mean_the_same_as_parameters() -> None:
+    truth, model = _truth(1), mlp(8, 16)
+    capture = _updates(model, truth, LocalSteps(1, 0.1))[0]
+    gradient = {n: (capture.broadcast[n] - capture.value[n]) / 0.1 for n in capture.value}
+    delta = {n: capture.value[n] - capture.broadcast[n] for n in capture.value}
+    views = [
+        _view(Surface.UPDATE, (capture,), _knowledge(model)),
+        _view(Surface.GRADIENT, (Capture(0, 0, "gradient", gradient),), _knowledge(model)),
+        _view(Surface.UPDATE, (Capture(0, 0, "update", delta),), _knowledge(model)),
+    ]
+    attack = AnalyticInversion()
+    for view in views:
+        assert attack.judge(attack.run(view, rng()), view, truth).measures["psnr"] > 80
+
+
+def test_the_analytic_attack_chains_through_a_models_features() -> None:
+    class Classifier(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            whole = convnet(16, side=8, depth=1)
+            self.body, self.head = whole[:-1], whole[-1]
+
+        def features(self, x: Tensor) -> Tensor:
+            return self.body(x)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.features(x))
+
+    truth, model = _truth(2), Classifier()
+    view = _view(Surface.UPDATE, _updates(model, truth, LocalSteps(1, 0.1)), _knowledge(model))
+    attack = AnalyticInversion(WhiteBox(300, tv=1e-4))
+    assert attack.judge(attack.run(view, rng()), view, truth).measures["psnr"] > 25
+
+
+@pytest.mark.parametrize("surface", [Surface.UPDATE, Surface.LABELS, Surface.COUNTS])
+def test_label_counts_from_an_update_or_read_off(surface: Surface) -> None:
+    truth, model = _truth(32), mlp(8, 32)
+    value = {Surface.LABELS: {"y": truth.y}, Surface.COUNTS: {"n": torch.tensor([32.0])}}.get(surface)
+    captures = (Capture(0, 0, "c", value),) if value else _updates(model, truth, LocalSteps(1, 0.1), each=32)
+    view, attack = _view(surface, captures, _knowledge(model, batch_records=32)), LabelCounts()
+    found = attack.judge(attack.run(view, rng()), view, truth).measures
+    if surface == Surface.COUNTS:
+        assert found["diagnostics"] == {"sent": [32.0], "records": 32}
+    else:
+        assert found["label_accuracy"] >= 0.9 > found["baselines"]["label_accuracy_chance"]
+
+
+def test_features_are_inverted_on_the_rungs_that_the_view_grants() -> None:
+    truth = _truth(8)
+    f = convnet(4, side=8, depth=1)[:2].requires_grad_(False)
+    capture = Capture(0, 0, "features", {"x": f(truth.x).detach(), "y": truth.y})
+    granted = replace(_knowledge(), maps={"feature": f})
+    view = _view(Surface.FEATURES, (capture,), granted)
+    found = SMALL.judge(SMALL.run(view, rng()), view, truth).measures
+    assert set(found["diagnostics"]["ladder"]) == {"knows_map", "can_query", "shadow_map", "nothing"}
+    assert found["diagnostics"]["rung"] == "knows_map" and found["psnr"] > 25 and found["identified"] == 1
+    blind = _view(Surface.FEATURES, (capture,), _knowledge())
+    hidden = SMALL.judge(SMALL.run(blind, rng()), blind, truth).measures
+    assert set(hidden["diagnostics"]["ladder"]) == {"shadow_map", "nothing"} and hidden["psnr"] < found["psnr"] - 8
+
+
+def test_noise_that_a_release_batch_shares_is_undone_and_independent_noise_is_not() -> None:
+    x, y = digits()
+    truth = Truth(x[:128], y[:128], x[200:299], y[200:299], torch.bincount(y[:128], minlength=10))
+    settings = {"noise_std": 2.0, "copies": 2}
+    shared = [x[:128] + 2 * torch.randn((2, 1, 8, 8), generator=rng(k)).repeat_interleave(64, 0) for k in range(2)]
+    alone = [x[:128] + 2 * torch.randn((128, 1, 8, 8), generator=rng(k)) for k in range(2)]
+    scores = {}
+    for name, copies, batch in (("shared", shared, 64), ("alone", alone, None)):
+        knowledge = replace(_knowledge(**settings, broadcast_batch=batch), maps={"feature": lambda v: v})
+        view = _view(Surface.FEATURES, (Capture(0, 0, "features", {"x": torch.cat(copies)}),), knowledge)
+        scores[name] = SMALL.judge(SMALL.run(view, rng()), view, truth).measures
+    assert scores["shared"]["psnr"] > scores["alone"]["psnr"] + 5
+    assert scores["shared"]["identified"] > 0.8 > scores["alone"]["identified"]
+
+
+def test_prototypes_are_inverted_through_the_models_features() -> None:
+    truth = _truth(10)
+    model = nn.Module()
+    model.features = nn.Sequential(nn.Flatten(), mlp(8, 48)[1])
+    means = model.features(truth.x).detach()
+    view = _view(
+        Surface.PROTOTYPES,
+        (Capture(0, 0, "prototypes", {"mean": means, "count": torch.tensor([1.0] * 9 + [0.0])}),),
+        _knowledge(model),
+    )
+    evidence = SMALL.run(view, rng())
+    assert evidence.images is not None and len(evidence.images) == 8
+    assert SMALL.judge(evidence, view, truth).measures["psnr"] > 15
+
+
+def test_model_inversion_is_judged_by_another_classifier_beside_trivial_images() -> None:
+    truth, model = _truth(60), mlp(8, 32)
+    attack = ModelInversion(
+        MiFace(iterations=200), WganGp(steps=5, width=4, critic_steps=1), GenerativeInversion(iterations=10, starts=1),
+        Judge(steps=200),
+    )  # fmt: skip
+    view = _view(Surface.GLOBAL_MODEL, (), _knowledge(model))
+    found = attack.judge(attack.run(view, rng()), view, truth).measures
+    assert set(found["diagnostics"]["methods"]) == {"mi_face", "gmi"}
+    assert found["diagnostics"]["judge_accuracy"] > 0.8
+    assert (
+        found["baselines"]["label_accuracy_class_mean"] > 0.8 > found["label_accuracy"]
+    )  # an untrained model knows no class
+    empty = _view(Surface.GLOBAL_MODEL, (), _knowledge())
+    assert "no classifier" in attack.judge(attack.run(empty, rng()), empty, truth).measures["note"]
+
+
+@pytest.mark.parametrize("copied", [True, False])
+def test_copy_detection(copied: bool) -> None:
+    x, y = (part[torch.randperm(1797, generator=rng(3))] for part in digits())  # the file is sorted by writer
+    truth = Truth(x[:300], y[:300], x[300:600], y[300:600], torch.bincount(y[:300], minlength=10))
+    shown = x[:60] if copied else x[600:660]
+    view = _view(Surface.SYNTHETIC_IMAGES, (Capture(0, 0, "images", {"x": shown}),), _knowledge())
+    found = CopyDetection().judge(CopyDetection().run(view, rng()), view, truth)
+    low, high = found.measures["diagnostics"]["closer_interval"]
+    assert found.family == Family.RECONSTRUCTION and found.figures["real"].shape == shown.shape
+    if copied:
+        assert found.measures["identified"] == 1 and found.measures["diagnostics"]["copies"] > 20
+    else:
+        assert low <= 0.5 <= high and found.measures["diagnostics"]["copies"] == 0
+
+
+def test_baselines_may_choose_their_records_as_the_attack_may() -> None:
+    truth = _truth(20)
+    view = _view(Surface.UPDATE, (), _knowledge())
+    blank = torch.zeros((2, 1, 8, 8))
+    compared = compare(blank, view, truth)
+    assert compared.measures["psnr"] == pytest.approx(compared.measures["baselines"]["psnr_black"])
+    assert sorted(assign(truth.x[[5, 2]], truth.x).tolist()) == [2, 5]
+
+
+@pytest.mark.parametrize("adversary", [Adversary.SERVER, Adversary.PEER])
+def test_fedfeds_two_attackers_hold_different_priors(adversary: Adversary, monkeypatch: pytest.MonkeyPatch) -> None:
+    truth, seen = _truth(40), []
+    fit = WganGp.fit
+
+    def spy(self: WganGp, images: Tensor, rng: torch.Generator, auxiliary: Tensor | None = None) -> Any:
+        seen.append((images, auxiliary))
+        return fit(self, images, rng, auxiliary)
+
+    monkeypatch.setattr(WganGp, "fit", spy)
+    capture = Capture(0, 0, "features", {"x": truth.x / 2, "y": truth.y})
+    knowledge = replace(_knowledge(mlp(8, 16)), maps={"feature": lambda v: v / 2})
+    view = View(Surface.FEATURES, adversary, (capture,), knowledge)
+    attack = RoleInversion(WganGp(3, width=4, critic_steps=1), GenerativeInversion(5, starts=1), Judge(steps=150))
+    finding = attack.judge(attack.run(view, rng()), view, truth)
+    images, auxiliary = seen[0]
+    if adversary == Adversary.SERVER:
+        assert torch.equal(images, truth.x / 2) and auxiliary is None
+    else:
+        assert torch.equal(images, knowledge.public_x) and torch.equal(auxiliary, knowledge.public_x / 2)
+    assert finding.measures["n"] == len(truth.y.unique()) and finding.measures["diagnostics"]["role"] in (
+        "server",
+        "client",
+    )
+    mute = replace(view, captures=(Capture(0, 0, "features", {"x": truth.x}),))
+    assert "labels" in attack.judge(attack.run(mute, rng()), mute, truth).measures["note"]

@@ -1,0 +1,129 @@
+"""Labels and layer inputs that gradients give away exactly, and where they do not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from attacks.images import match, psnr
+from attacks.inversion import analytic, labels
+from attacks.inversion.features import WhiteBox
+from tests.attacks.pictures import convnet, digits, drawn, mlp, pictures, rng, sent
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_idlg_names_the_label_of_every_single_record(bias: bool) -> None:
+    x, y = pictures()
+    model = drawn(nn.Sequential(nn.Flatten(), nn.Linear(784, 32), nn.ReLU(), nn.Linear(32, 10, bias=bias)))
+    for i in range(20):
+        found = labels.recover(model, sent(model, x[i : i + 1], y[i : i + 1]), 1, x[100:200])
+        assert found.tolist() == y[i : i + 1].tolist()
+
+
+@pytest.mark.parametrize("batch", [4, 16, 64])
+def test_counts_of_an_untrained_model_beat_chance_by_far(batch: int) -> None:
+    (x, y), model = pictures(), convnet(16)
+    scores, chances = [], []
+    for start in range(0, 5 * batch, batch):
+        rows = slice(start, start + batch)
+        found = labels.recover(
+            model, sent(model, x[rows], y[rows]), batch, torch.rand((64, 1, 28, 28), generator=rng())
+        )
+        true = labels.tally(y[rows], 10)
+        scores.append(labels.overlap(labels.tally(found, 10), true))
+        chances.append(labels.chance_overlap(true))
+        assert len(found) == batch
+    assert sum(scores) / 5 > 0.95 > sum(chances) / 5
+
+
+def test_counts_are_exact_when_the_probabilities_are() -> None:
+    true = torch.tensor([3, 0, 5, 0, 8])
+    p = torch.softmax(torch.randn(5, generator=rng()), 0)
+    assert labels.counts(p - true / 16, 16, p).tolist() == true.tolist()
+    wrong = torch.softmax(torch.randn(5, generator=rng(1)), 0)
+    found = labels.counts(p - true / 16, 16, wrong)
+    assert int(found.sum()) == 16 and bool((found[(p - true / 16) < 0] >= 1).all())
+
+
+def test_chance_overlap_equals_simulation() -> None:
+    true = torch.tensor([5, 0, 1, 2])
+    guesses = torch.randint(4, (20000, 8), generator=rng())
+    simulated = sum(labels.overlap(labels.tally(g, 4), true) for g in guesses) / len(guesses)
+    assert labels.chance_overlap(true) == pytest.approx(simulated, abs=0.005)
+    with pytest.raises(ValueError, match="at least one record"):
+        labels.chance_overlap(torch.zeros(3))
+
+
+def test_displacement_is_the_mass_of_heavy_ball_steps() -> None:
+    rho, steps = 0.9, 7
+    closed = (steps - rho * (1 - rho**steps) / (1 - rho)) / (1 - rho)
+    assert labels.displacement(steps, rho) == pytest.approx(closed)
+    assert labels.displacement(5, 0.0) == 5
+
+
+def test_probing_leaves_the_model_in_its_mode() -> None:
+    model = convnet(4, norm=nn.BatchNorm2d).train()
+    kept = {k: v.clone() for k, v in model.state_dict().items()}
+    labels.mean_probabilities(model, pictures()[0][:8])
+    assert all(m.training for m in model.modules())
+    assert all(torch.equal(v, kept[k]) for k, v in model.state_dict().items())
+
+
+def test_every_row_is_the_input_of_a_single_record() -> None:
+    x = torch.randn(12, generator=rng(), dtype=torch.float64)
+    slope = torch.randn(6, generator=rng(1), dtype=torch.float64)
+    slope[2] = 0
+    rows = analytic.linear_inputs(slope[:, None] * x, slope)
+    assert rows.shape == (5, 12) and torch.allclose(rows, x.expand(5, -1))
+    with pytest.raises(ValueError, match="zero everywhere"):
+        analytic.linear_inputs(torch.zeros(3, 4), torch.zeros(3))
+    with pytest.raises(ValueError, match=r"\(m, d\)"):
+        analytic.linear_inputs(torch.zeros(3, 4), torch.zeros(4))
+
+
+def test_rows_come_best_conditioned_first() -> None:
+    slope = torch.tensor([1e-7, 0.5, -2.0])
+    x = torch.ones(4)
+    gradient = slope[:, None] * x + 1e-6 * torch.randn(3, 4, generator=rng())
+    rows = analytic.linear_inputs(gradient, slope)
+    assert float((rows[0] - 1).abs().max()) < 1e-5 < float((rows[2] - 1).abs().max())
+
+
+def test_neurons_that_one_record_alone_activates_give_it_away_from_a_batch() -> None:
+    """A layer of thresholds on brightness (Fowl et al. 2022): each band's difference isolates one record."""
+    x, y = pictures()
+    order = x[:40].flatten(1).mean(1).argsort()[[0, 20, 39]]
+    x, y = x[order], y[order]
+    model = drawn(nn.Sequential(nn.Flatten(), nn.Linear(784, 3), nn.ReLU(), nn.Linear(3, 10)))
+    bright = x.flatten(1).mean(1)
+    layer = model[1]
+    with torch.no_grad():
+        layer.weight.fill_(1 / 784)
+        layer.bias.copy_(-torch.cat([bright[:1] - 0.01, (bright[:-1] + bright[1:]) / 2]))
+    gradients = sent(model, x, y)
+    weight, bias = gradients[0], gradients[1]
+    alone = analytic.linear_inputs(weight[2:], bias[2:])  # only the brightest record passes the top threshold
+    assert float(psnr(alone.view(1, 1, 28, 28), x[2:])) > 80
+
+
+def test_a_conv_net_gives_its_features_which_are_inverted_in_turn() -> None:
+    (x, y), model, shape = digits(), convnet(16, side=8, depth=1), (1, 1, 8, 8)
+    gradients = sent(model, x[:1], y[:1])
+    features = model[:-1].requires_grad_(False)
+    found = analytic.layer_inputs(model, gradients, model[-1])[:1]
+    assert torch.allclose(found, features(x[:1]), atol=1e-4)
+    with pytest.raises(ValueError, match="pass invert="):
+        analytic.reconstruct(model, gradients, shape)
+    start, box = torch.full(shape, 0.5), WhiteBox(iterations=300, tv=1e-4)
+    result = analytic.reconstruct(model, gradients, shape, invert=lambda z: box.invert([features], [z], start)[0])
+    assert float(psnr(result.images, x[:1])) > 30 > float(psnr(x[100:].mean(0, keepdim=True), x[:1])) + 5
+
+
+def test_distinct_inputs_of_a_batch_are_told_apart() -> None:
+    x, y = pictures()
+    picked = analytic.distinct(torch.cat([x[:3], 2 * x[:3]]).flatten(1), 5)
+    assert len(picked) == 3
+    assert match(picked.view(3, 1, 28, 28), x[:3]).tolist() == [0, 1, 2]
+    repeated = analytic.reconstruct(mlp(), sent(mlp(), x[:1], y[:1]), (3, 1, 28, 28))
+    assert repeated.diagnostics["distinct"] == 1 and torch.equal(repeated.images[0], repeated.images[2])

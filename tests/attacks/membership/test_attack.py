@@ -1,0 +1,203 @@
+"""Whole membership audits: null, power, independence of the target's own mask, and the config files."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
+from scipy.stats import binom, gaussian_kde, norm
+
+from attacks.membership.attack import audited_epsilon, guess_counts, measure, primary_signal
+from attacks.membership.base import Base
+from attacks.membership.density import GradientDensity, density_ratio, gradient_features
+from attacks.membership.lira import Lira
+from attacks.membership.rmia import Rmia
+from attacks.membership.shadow_classifier import ShadowClassifier
+from attacks.membership.threshold import LossThreshold
+from attacks.types import Adversary, Attack, Knowledge, Surface, Truth, View, Worlds
+
+ATTACKS = [Lira(), Rmia(), Base(), LossThreshold(), ShadowClassifier(), GradientDensity()]
+CONFIGS = Path(__file__).parents[3] / "configs" / "attack"
+
+
+def worlds(count=16, records=80, gap=0.0, seed=0, logits=False):
+    rng = np.random.default_rng(seed)
+    masks = rng.random((count, records)) < 0.5
+    hard = 2 * rng.normal(size=records)
+    signal = hard + gap * masks + rng.normal(size=masks.shape) + rng.normal(size=(count, 1))
+    labels = torch.arange(records) % 3
+    found = None
+    if logits:
+        found = torch.from_numpy(rng.normal(size=(count, records, 3)))
+        found[:, torch.arange(records), labels] += torch.from_numpy(gap * masks)
+    kwargs = {"masks": torch.from_numpy(masks), "blind": torch.from_numpy(rng.normal(size=records)), "labels": labels}
+    return Worlds({"confidence": torch.from_numpy(signal)}, logits=found, **kwargs)
+
+
+def view(w, surface=Surface.UPDATE, **settings):
+    knowledge = Knowledge((1, 2, 2), 3, torch.zeros(4, 1, 2, 2), torch.arange(4) % 3, settings=settings)
+    return View(surface, Adversary.SERVER, (), knowledge, w)
+
+
+def truth():
+    x, y = torch.zeros(2, 1, 2, 2), torch.zeros(2, dtype=torch.long)
+    return Truth(x, y, x, y, torch.tensor([2, 0, 0]))
+
+
+def audit(attack, w):
+    seen = view(w)
+    return attack.judge(attack.run(seen, torch.Generator().manual_seed(5)), seen, truth())
+
+
+@pytest.mark.parametrize("attack", ATTACKS, ids=lambda a: a.name)
+def test_a_leak_is_found_and_every_measure_is_there(attack):
+    assert isinstance(attack, Attack)
+    finding = audit(attack, worlds(24, 120, gap=2.5, logits=True))
+    low, high = finding.measures["auc_ci"]
+    assert 0.6 < low <= finding.measures["auc"] <= high <= 1
+    assert set(finding.measures) == {
+        "auc", "auc_ci", "tpr_at_fpr", "blind_auc", "epsilon_measured", "epsilon_method", "epsilon_validity",
+        "confidence", "n", "worlds",
+    }  # fmt: skip
+    assert (finding.measures["n"], finding.measures["worlds"]) == (120, 24)
+    assert abs(finding.measures["blind_auc"] - 0.5) < 0.06
+    assert finding.figures["roc_fpr"].shape == finding.figures["roc_tpr"].shape
+
+
+@pytest.mark.parametrize("attack", ATTACKS, ids=lambda a: a.name)
+def test_the_targets_own_mask_does_not_reach_its_scores(attack):
+    w = worlds(6, 40, gap=2.0, logits=True)
+    masks = w.masks.clone()
+    masks[0] = ~masks[0]
+    scores = [attack.run(view(v), torch.Generator().manual_seed(5)).scores for v in (w, replace(w, masks=masks))]
+    assert torch.equal(scores[0][0], scores[1][0])
+
+
+def test_null_over_200_seeds_claims_nothing_beyond_its_level():
+    above, covered = 0, 0
+    for seed in range(200):
+        measures = audit(Lira(), worlds(12, 60, seed=seed)).measures
+        above += measures["epsilon_measured"] > 0
+        covered += measures["auc_ci"][0] <= 0.5 <= measures["auc_ci"][1]
+    assert above <= 10 and covered >= 190
+
+
+@pytest.mark.parametrize("attack", [Rmia(), Base(), LossThreshold(), GradientDensity(limit=200)], ids=lambda a: a.name)
+def test_null_of_the_other_attacks(attack):
+    found = [audit(attack, worlds(8, 40, seed=seed)).measures for seed in range(40)]
+    above = sum(m["epsilon_measured"] > 0 for m in found)
+    covered = sum(m["auc_ci"][0] <= 0.5 <= m["auc_ci"][1] for m in found)
+    assert binom.sf(above - 1, 40, 0.05) > 1e-3 and binom.cdf(covered, 40, 0.95) > 1e-3
+
+
+def test_interval_covers_the_mean_area_although_worlds_share_noise():
+    found = [audit(Lira(), worlds(16, 60, gap=1.0, seed=seed)).measures for seed in range(60)]
+    centre = np.mean([m["auc"] for m in found])
+    covered = sum(m["auc_ci"][0] <= centre <= m["auc_ci"][1] for m in found)
+    assert 0.52 < centre < 0.7 and binom.cdf(covered, 60, 0.95) > 1e-3
+
+
+def test_epsilon_stays_below_a_randomised_response_and_grows_with_the_targets_signal():
+    rng, values = np.random.default_rng(3), []
+    for _ in range(40):
+        masks = torch.from_numpy(rng.random((4, 400)) < 0.5)
+        told = torch.from_numpy(rng.random((4, 400)) < math.e / (1 + math.e))
+        scores = torch.where(told, masks, ~masks).double()
+        values.append([audited_epsilon(scores, masks, 1e-6, rng, targets=t).value for t in (1, 4)])
+    above = (np.array(values) > 1.0).sum(0)
+    assert (binom.sf(above - 1, 40, 0.05) > 1e-3).all()
+    assert np.mean(values) > 0.4
+
+
+def test_epsilon_uses_the_runs_delta_and_only_the_first_row():
+    w = worlds(8, 100, gap=6.0)
+    scores = w.masks.double()
+    finding = LossThreshold().judge(
+        LossThreshold().run(view(replace(w, signals={"confidence": scores}), delta=1e-2), torch.Generator()),
+        view(replace(w, signals={"confidence": scores}), delta=1e-2),
+        truth(),
+    )
+    small = audited_epsilon(scores, w.masks, 1e-6, np.random.default_rng(0)).value
+    assert finding.measures["epsilon_measured"] < small
+    scores[1:] = 0.0
+    assert audited_epsilon(scores, w.masks, 1e-6, np.random.default_rng(0)).value == small
+
+
+def test_area_of_known_gaussians_is_reached_with_many_worlds():
+    w = worlds(96, 100, gap=2.0, seed=4)
+    signal = w.signals["confidence"] - w.signals["confidence"].mean(1, keepdim=True)
+    measures, _ = measure(
+        Lira().run(view(replace(w, signals={"confidence": signal})), torch.Generator()).scores,
+        w, delta=1e-5, generator=np.random.default_rng(0),
+    )  # fmt: skip
+    low, high = measures["auc_ci"]
+    assert low - 0.03 < norm.cdf(2 / math.sqrt(2)) < high + 0.03
+
+
+def test_guesses_are_settled_by_the_number_of_records_alone():
+    assert guess_counts(100) == [(5, 5), (25, 25), (50, 50)]
+    assert guess_counts(3) == [(1, 1)]
+
+
+def test_the_primary_signal_is_a_rule_not_a_search():
+    w = worlds(4, 10)
+    both = replace(w, signals={"distance": w.signals["confidence"], "confidence": w.signals["confidence"]})
+    assert primary_signal(Surface.SYNTHETIC_IMAGES, both) == "confidence"
+    assert primary_signal(Surface.SYNTHETIC_IMAGES, both, "distance") == "distance"
+    assert primary_signal(Surface.COUNTS, w) == "confidence"  # the only one present
+    with pytest.raises(ValueError, match="signal='loss'"):
+        primary_signal(Surface.UPDATE, w, "loss")
+    with pytest.raises(ValueError, match="no worlds"):
+        Lira().run(view(None), torch.Generator())
+
+
+def test_one_world_is_enough_for_a_threshold_and_too_few_for_shadows():
+    measures = audit(LossThreshold(), worlds(1, 200, gap=6.0)).measures
+    low, high = measures["auc_ci"]
+    assert low < measures["auc"] < high and high - low < 0.1 and measures["epsilon_measured"] > 0.5
+    for attack in ATTACKS:
+        if attack.least_worlds > 1:
+            with pytest.raises(ValueError, match="worlds=1"):
+                audit(attack, worlds(1, 40))
+
+
+def test_density_ratio_agrees_with_scipy():
+    rng = np.random.default_rng(0)
+    a, b, q = rng.normal(size=(80, 1)), rng.normal(1, 2, size=(60, 1)), rng.normal(size=(20, 1))
+    spread = np.concatenate([a, b]).std(ddof=1)
+    logs = []
+    for points in (a, b):
+        scaled = points[:, 0] / spread
+        kde = gaussian_kde(scaled, bw_method=len(points) ** -0.2 / scaled.std(ddof=1))
+        logs.append(kde.logpdf(q[:, 0] / spread))
+    actual = density_ratio(*(torch.from_numpy(v) for v in (a, b, q)))
+    np.testing.assert_allclose(actual, logs[0] - logs[1], rtol=1e-6, atol=1e-8)
+    assert density_ratio(torch.ones(5, 2), torch.ones(5, 2), torch.ones(3, 2)).tolist() == [0, 0, 0]
+
+
+def test_gradient_features_are_norm_and_principal_scores():
+    g = torch.randn(12, 30, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    features = gradient_features(g, 3)
+    torch.testing.assert_close(features[:, 0].exp(), g.norm(dim=1))
+    covariance = features[:, 1:].T @ features[:, 1:]
+    assert torch.allclose(covariance, covariance.diag().diag(), atol=1e-9)
+    torch.testing.assert_close(
+        covariance.diag(), torch.linalg.eigvalsh((g - g.mean(0)).T @ (g - g.mean(0))).flip(0)[:3]
+    )
+
+
+@pytest.mark.parametrize("attack", ATTACKS, ids=lambda a: a.name)
+def test_config_files_build_the_defaults(attack):
+    config = OmegaConf.load(CONFIGS / f"{attack.name}.yaml")
+    assert list(config) == [attack.name]
+    assert instantiate(config[attack.name]) == attack
+
+
+@pytest.mark.parametrize("options", [{"confidence": float("nan")}, {"delta": 1.0}, {"targets": 0}])
+def test_bad_options_are_refused(options):
+    with pytest.raises(ValueError, match=next(iter(options))):
+        Lira(**options)

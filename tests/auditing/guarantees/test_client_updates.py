@@ -1,0 +1,133 @@
+"""Client-level guarantees: a sound mechanism stays within its bound, each fault is caught."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+
+from attacks.epsilon import gaussian_epsilon
+from attacks.types import Finding
+from privdd.auditing.findings import verdict
+from privdd.auditing.guarantees import client_updates as clients
+from privdd.auditing.guarantees.client_updates import of_updates
+from privdd.auditing.guarantees.statement import Subject
+from privdd.auditing.guarantees.tiers import all_findings
+from privdd.core.keys import Keys
+from privdd.core.types import Tensors
+from privdd.federated.simulation import Snapshot
+from privdd.privacy.ledger import Ledger
+from privdd.privacy.mechanism import Output
+from privdd.privacy.mechanisms import ClientLevel
+from tests.auditing.guarantees.subjects import DELTA, client, fedavg, subject
+
+FINITE = {"pld": 1.0, "rdp": 1.0}
+
+
+@dataclass(frozen=True)
+class Quiet(ClientLevel):
+    """A mutant: a third of the noise that it states."""
+
+    def __call__(self, value: Tensors, noise: Any) -> Output:
+        honest = super().__call__(value, noise)
+        exact = honest.exact or {}
+        return replace(honest, value={n: exact[n] + (t - exact[n]) / 3 for n, t in honest.value.items()})
+
+
+@dataclass(frozen=True)
+class Loose(ClientLevel):
+    """A mutant: it clips at twice the norm that its noise is meant for."""
+
+    def __call__(self, value: Tensors, noise: Any) -> Output:
+        return replace(super().__call__(value, noise), exact=ClientLevel(1.0, 2 * self.clip_norm)(value, noise).exact)
+
+
+@dataclass(frozen=True)
+class Piecewise(ClientLevel):
+    """A mutant: it clips each tensor by itself."""
+
+    def __call__(self, value: Tensors, noise: Any) -> Output:
+        exact = {n: (ClientLevel(1.0, self.clip_norm)({n: t}, noise).exact or {})[n] for n, t in value.items()}
+        std = self.noise_multiplier * self.clip_norm
+        noised = {n: t + std * noise.normal(tuple(t.shape)) for n, t in exact.items()}
+        return replace(super().__call__(value, noise), exact=exact, value=noised)
+
+
+@dataclass(frozen=True)
+class Blind(ClientLevel):
+    """A mutant: what is not a number passes."""
+
+    def __call__(self, value: Tensors, noise: Any) -> Output:
+        honest = super().__call__(value, noise)
+        bad = {n: torch.where(t.isnan(), t, 0.0) for n, t in value.items()}
+        return replace(honest, exact={n: t + bad[n] for n, t in (honest.exact or {}).items()})
+
+
+def of_client(mechanism: ClientLevel, *, rounds: int = 1, relation: str = "zero_out", runs: int = 60) -> Subject:
+    """A client that sent its noised update so many times."""
+    one = subject(fedavg().with_client_privacy(), {}, relation=relation, runs=runs)
+    one = replace(one, plan=replace(one.plan, mechanisms={"update": mechanism}))
+    ledger = Ledger(relation, "client", DELTA)  # type: ignore[arg-type]
+    snapshots = {}
+    for t in range(rounds):
+        ctx, before = one.plan.context(t, 0), one.snapshots[0].broadcast
+        upload, _ = one.plan.method.local(before, {}, client(0), ctx)
+        received, rows = one.plan.channel.send(upload, ctx, 30)
+        ledger.append(rows)
+        snapshots[t] = Snapshot(t, before, {}, received.values)
+    return replace(one, ledger=ledger, snapshots=snapshots)
+
+
+def by_name(found: list[Finding]) -> dict[str, Any]:
+    return {f.attack: f.measures for f in found}
+
+
+@pytest.mark.parametrize(("relation", "allowed"), [("zero_out", 1.0), ("add_remove", 1.0), ("replace", 2.0)])
+def test_a_sound_update_reaches_its_bound_and_not_beyond(relation: str, allowed: float) -> None:
+    found = list(all_findings(of_client(ClientLevel(1.0, 0.5), rounds=3, relation=relation)))
+    rows = by_name(found)
+    assert list(rows) == ["t1_sensitivity", "t2_likelihood_ratio", "t3_transcript"]
+    assert 0.999 * allowed < rows["t1_sensitivity"]["kappa"] <= allowed * (1 + 1e-4)
+    assert rows["t1_sensitivity"]["kappa_allowed"] == allowed
+    assert all(0 < r["epsilon_measured"] <= r["epsilon_stated"] for n, r in rows.items() if n.startswith("t2"))
+    assert all(r["diagnostics"] == {"unit": "client"} and r["signal"] == "update" for r in rows.values())
+    assert "one client moves" in rows["t1_sensitivity"]["note"]
+    assert verdict(FINITE, None, found) == "consistent"
+
+
+def test_what_is_stated_counts_every_round() -> None:
+    for rounds in (1, 4):
+        stated = by_name(list(all_findings(of_client(ClientLevel(2.0, 0.5), rounds=rounds))))["t2_likelihood_ratio"]
+        assert stated["epsilon_stated"] == pytest.approx(gaussian_epsilon(rounds**0.5 / 2, DELTA), rel=1e-2)
+
+
+def test_large_updates_are_noised_fewer_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts: list[int] = []
+    real = clients.of_updates
+    monkeypatch.setattr(clients, "of_updates", lambda *a: counts.append(a[4]) or real(*a))
+    one = of_client(ClientLevel(1.0, 0.5), runs=60)
+    list(all_findings(one))
+    monkeypatch.setattr(clients, "NUMBERS", 10)
+    list(all_findings(one))
+    assert counts == [60, one.budget.slow_runs] and one.budget.slow_runs < 60
+
+
+@pytest.mark.parametrize("factor", [0.0, -1.0])
+def test_log_ratios_follow_the_closed_form(factor: float) -> None:
+    """T updates at the clip norm: ln P/Q ~ N(+-mu^2/2, mu^2) with mu = sqrt(T) / z, twice that for opposites."""
+    update = {"a": torch.full((3, 2), 7.0), "b": torch.full((5,), -9.0)}
+    other = {name: factor * t for name, t in update.items()}
+    runs = of_updates(ClientLevel(1.5, 0.3), update, other, 4, 400, Keys(0))
+    mu2 = 4 / 1.5**2 * (1 - factor) ** 2
+    for ratios, sign in ((runs.ratios[:400], 1), (runs.ratios[400:], -1)):
+        assert float(ratios.mean()) == pytest.approx(sign * mu2 / 2, abs=4 * (mu2 / 400) ** 0.5)
+        assert float(ratios.var()) == pytest.approx(mu2, rel=0.35)
+
+
+@pytest.mark.parametrize(("mutant", "least"), [(Quiet, 2.5), (Loose, 1.9), (Piecewise, 1.5), (Blind, 100.0)])
+def test_a_fault_is_a_contradiction(mutant: type[ClientLevel], least: float) -> None:
+    found = list(all_findings(of_client(mutant(4.0, 0.1), runs=20)))
+    assert found[0].measures["kappa"] > least
+    assert verdict(FINITE, None, found) == "contradiction"

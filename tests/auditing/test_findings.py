@@ -1,0 +1,269 @@
+"""findings.json and ledger.json of real small audits, against what others must be able to recompute."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import defaultdict
+from typing import Any
+
+import dp_accounting as dpa
+import pytest
+from dp_accounting.pld import PLDAccountant
+from dp_accounting.rdp import RdpAccountant
+
+from attacks.membership.lira import Lira
+from privdd.auditing import pipeline as auditing
+from privdd.auditing.coverage import check_coverage
+from privdd.auditing.findings import both
+from privdd.auditing.pipeline import AttackFailed
+from privdd.cli.assemble import attacks_of, shipped_attacks
+from privdd.cli.config import composed
+from privdd.cli.runs import run_audit
+from privdd.core.errors import BadConfig
+from privdd.privacy.ledger import Ledger
+from privdd.reporting.findings_file import load
+from privdd.runtime.run_folder import read_json, read_tensors
+from tests.federations import tiny, tiny_config, trained
+
+NAMES = ["fedavg", "fedfed", "fedfed_released", "fedfed_dp", "fedavg_dpsgd"]
+
+
+def timeless(value: Any) -> Any:
+    """Plain data without any key called seconds."""
+    if isinstance(value, dict):
+        return {k: timeless(v) for k, v in value.items() if k != "seconds"}
+    return [timeless(v) for v in value] if isinstance(value, list) else value
+
+
+# --- the file itself --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_schema_and_exit_status(audited, name):
+    """The reader accepts it; status 0 or 2 as the verdict says; numbers are finite or the string "inf"."""
+    run = audited(name)
+    found = load(run.path)
+    raw = (run.path / "findings.json").read_text()
+    assert run.status == (2 if found.verdict == "contradiction" else 0)
+    assert "NaN" not in raw and "Infinity" not in raw
+    data = json.loads(raw)
+    assert data["schema"] == 1 and data["run"]["algo"] == name and data["run"]["clients"] == 3
+    assert len(data["utility"]["accuracy_by_round"]) == data["run"]["rounds"]
+    assert data["utility"]["accuracy"] == data["utility"]["accuracy_by_round"][-1]
+    assert str(run.path / "findings.json") in run.printed
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_surface_of_the_ledger_is_a_row_and_attacked(audited, name):
+    """Surfaces that the server, peers or the public see; each attacked by someone; bytes as sent."""
+    path = audited(name).path
+    data, ledger = read_json(path / "findings.json"), read_json(path / "ledger.json")
+    seen = {(r["surface"], "server" if r["client"] < 0 else "client") for r in ledger["releases"] if r["visible_to"] != ["analyst"]}
+    assert {(s["surface"], s["sender"]) for s in data["surfaces"]} == seen
+    attacked = {f["surface"] for f in data["findings"] if f["family"] != "guarantee"}
+    for row in data["surfaces"]:
+        assert row["audited"] is True and row["surface"] in attacked
+    for finding in data["findings"]:
+        if finding["family"] == "membership":
+            assert {"auc", "auc_ci", "blind_auc", "epsilon_measured", "epsilon_validity", "n", "worlds"} <= set(finding)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_bytes_are_those_of_the_artifacts(audited, name):
+    """Uploaded bytes by client against the files that were captured."""
+    path = audited(name).path
+    files = list((path / "artifacts").rglob("client_*.safetensors"))
+    total = sum(t.numel() * t.element_size() for file in files for t in read_tensors(file).values())
+    data = read_json(path / "findings.json")
+    assert data["utility"]["uploaded_bytes_per_client"] == round(total / 3)
+    assert sum(r["bytes"] for r in data["surfaces"] if r["sender"] == "client") == total
+
+
+def test_epsilons_say_what_is_protected(audited):
+    """fedavg and fedfed: infinite; fedfed_dp and DP-SGD: finite everywhere; fedfed's claim beside it."""
+    for name in ("fedavg", "fedfed", "fedfed_released"):
+        data = read_json(audited(name).path / "findings.json")
+        assert data["privacy"]["epsilon"] == {"pld": "inf", "rdp": "inf"}
+        update = next(s for s in data["surfaces"] if s["surface"] == "update")
+        assert update["mechanism"] == "none" and update["verdict"] == "unprotected"
+    for name in ("fedfed_dp", "fedavg_dpsgd"):
+        data = read_json(audited(name).path / "findings.json")
+        values = [data["privacy"]["epsilon"], *(s["epsilon"] for s in data["surfaces"])]
+        assert all(isinstance(v, float | int) and 0 <= v < math.inf for pair in values for v in pair.values())
+        assert data["privacy"]["epsilon"]["pld"] > 0
+    claims = read_json(audited("fedfed").path / "findings.json")["privacy"]["claims"]
+    assert claims and all({"source", "epsilon", "sound", "why"} == set(claim) for claim in claims)
+    assert not any(claim["sound"] for claim in claims)
+
+
+# --- epsilon from ledger.json with dp-accounting alone ------------------------------------------
+
+
+def event_of(form: dict[str, Any]) -> dpa.DpEvent:
+    """The documented JSON form, read by hand."""
+    kind = form["type"]
+    if kind == "gaussian":
+        return dpa.GaussianDpEvent(form["noise_multiplier"])
+    if kind == "laplace":
+        return dpa.LaplaceDpEvent(form["noise_multiplier"])
+    if kind == "poisson":
+        return dpa.PoissonSampledDpEvent(form["probability"], event_of(form["event"]))
+    if kind == "compose":
+        return dpa.ComposedDpEvent([event_of(e) for e in form["events"]])
+    if kind == "repeat":
+        return dpa.SelfComposedDpEvent(event_of(form["event"]), form["count"])
+    return {"none": dpa.NoOpDpEvent(), "non_private": dpa.NonPrivateDpEvent()}[kind]
+
+
+def recomputed(data: dict[str, Any], accountant: Any) -> float:
+    """The worst client's worst cell, composed release by release, as the design prescribes."""
+    add_remove = dpa.NeighboringRelation.ADD_OR_REMOVE_ONE
+    assert data["relation"] in ("add_remove", "zero_out")
+    cells: dict[int, dict[str | None, list[dpa.DpEvent]]] = defaultdict(lambda: defaultdict(list))
+    for release in data["releases"]:
+        if release["client"] >= 0:
+            event = dpa.SelfComposedDpEvent(event_of(release["event"]), release["count"])
+            cells[release["client"]][release["partition"]].append(event)
+    worst = 0.0
+    for mine in cells.values():
+        for cell in {*mine, None}:
+            events = mine[None] if cell is None else [*mine[None], *mine[cell]]
+            worst = max(worst, accountant(add_remove).compose(dpa.ComposedDpEvent(events)).get_epsilon(data["delta"]))
+    return worst
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_total_epsilon_follows_from_the_ledger_alone(audited, name):
+    path = audited(name).path
+    stated = read_json(path / "findings.json")["privacy"]["epsilon"]
+    ledger = read_json(path / "ledger.json")
+    if "inf" in stated.values():
+        assert any(r["event"]["type"] == "non_private" for r in ledger["releases"])
+        assert recomputed(ledger, lambda n: RdpAccountant(neighboring_relation=n)) == math.inf
+        return
+    rdp = recomputed(ledger, lambda n: RdpAccountant(neighboring_relation=n))
+    assert stated["rdp"] == pytest.approx(rdp, rel=2e-2)
+    pld = recomputed(ledger, lambda n: PLDAccountant(neighboring_relation=n, value_discretization_interval=1e-3))
+    assert stated["pld"] == pytest.approx(pld, rel=2e-2) and pld < rdp
+
+
+def test_partition_cells_compose_in_parallel():
+    """feddm_dp's reads are by label: the worst cell counts, not the sum over labels."""
+    ledger = trained("feddm_dp", "privacy.sampling_probability=1.0")[0].ledger.to_json()
+    cells = {r["partition"] for r in ledger["releases"] if r["client"] >= 0}
+    assert len(cells - {None}) == 10
+    rdp = recomputed(ledger, lambda n: RdpAccountant(neighboring_relation=n))
+    flat = {**ledger, "releases": [{**r, "partition": None} for r in ledger["releases"]]}
+    assert both(Ledger.from_json(ledger))["rdp"] == pytest.approx(rdp, rel=2e-2)
+    assert recomputed(flat, lambda n: RdpAccountant(neighboring_relation=n)) > 1.5 * rdp
+
+
+# --- the same again -----------------------------------------------------------------------------
+
+
+def test_same_seed_same_findings_other_seed_others(audited, run_small_audit, tmp_path):
+    """Two runs of one config agree in every file but for seconds; another seed does not."""
+    first = audited("fedavg")
+    again = run_small_audit("fedavg", tmp_path / "again")
+    a, b = (timeless(read_json(run.path / "findings.json")) for run in (first, again))
+    assert a == b
+    assert read_json(first.path / "ledger.json") == read_json(again.path / "ledger.json")
+    for folder in ("artifacts", "worlds", "evidence"):
+        files = sorted((first.path / folder).rglob("*.safetensors"))
+        assert files
+        for file in files:
+            assert file.read_bytes() == (again.path / file.relative_to(first.path)).read_bytes(), file.name
+    other = timeless(read_json(audited("fedavg_seed1").path / "findings.json"))
+    assert other["findings"] != a["findings"]
+
+
+# --- coverage: attacked, or waived in writing ---------------------------------------------------
+
+
+def small_config(*more: str):
+    config = tiny_config("fedavg", "audit.records=10", "audit.worlds=3", "audit.victims=1", *more, command="audit")
+    config.name = "fedavg"
+    return config
+
+
+def test_a_surface_without_attack_stops_before_training(tmp_path, monkeypatch):
+    def never(*_: object) -> None:
+        raise AssertionError("training began")
+
+    monkeypatch.setattr(auditing, "Trainer", never)
+    with pytest.raises(BadConfig, match=r"no attack for counts, global_model, statistics.*audit\.waive\.counts='reason'"):
+        run_audit(small_config("attack=[gradient_inversion]"), tmp_path / "run", [])
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(BadConfig, match="at least one attack"):
+        run_audit(small_config("attack=[]"), tmp_path / "run", [])
+
+
+def test_waivers_need_reasons_and_are_reported(tmp_path, monkeypatch):
+    waivers = [f"audit.waive.{s}='only the update matters here'" for s in ("counts", "statistics", "global_model")]
+    config = small_config("attack=[gradient_inversion]", "attack.gradient_inversion.method.iterations=2", *waivers)
+    monkeypatch.setattr("privdd.reporting.page.write_report", lambda path: path)
+    assert run_audit(config, tmp_path, []) == 0
+    rows = {r["surface"]: r["audited"] for r in read_json(tmp_path / "findings.json")["surfaces"]}
+    assert rows == {"update": True, "counts": "waived: only the update matters here", "global_model": "waived: only the update matters here"}
+    for empty in ("''", "' '"):
+        with pytest.raises(BadConfig, match=r"audit\.waive\.counts: a reason is needed"):
+            run_audit(small_config("attack=[gradient_inversion]", *waivers[1:], f"audit.waive.counts={empty}"), tmp_path / "x", [])
+
+
+def test_all_attacks_cover_every_method():
+    """attack=all, the default, leaves no surface of any yaml open."""
+    from privdd.cli.config import expand
+    from tests.federations import ALGOS
+
+    config = composed("audit", expand(["algo=fedavg", "preset=smoke"], "audit"))
+    attacks = attacks_of(config)
+    for algo in ALGOS:
+        check_coverage(tiny(algo).plan.method, attacks, {}, config.audit, shipped_attacks)
+
+
+def test_attacks_that_lack_worlds_do_not_cover():
+    """LiRA reads the global model only where federations are replayed; a single world gives it nothing."""
+    method = tiny("fedavg").plan.method
+
+    def uncovered(*more: str) -> str:
+        config = composed("audit", ["algo=fedavg", "preset=smoke", "attack=[lira]", *more])
+        try:
+            check_coverage(method, attacks_of(config), {}, config.audit, shipped_attacks)
+        except BadConfig as error:
+            return str(error)
+        return ""
+
+    assert "no attack for global_model with" in uncovered()
+    assert uncovered("audit.federations=4") == ""
+    assert "counts, global_model, statistics, update" in uncovered("audit.worlds=1", "audit.federations=4")
+    assert "no attack for" in uncovered("attack=[gradient_inversion]", "audit.victims=0")
+
+
+@pytest.mark.parametrize("algo", ["fedavg", "scaffold", "fedfed", "fedrd"])
+def test_what_the_message_says_to_add_is_enough(algo):
+    """Both ways out of missing coverage can be copied from the one line."""
+    method = tiny(algo).plan.method
+    config = composed("audit", ["algo=fedavg", "preset=smoke", "attack=[analytic_inversion]"])
+    with pytest.raises(BadConfig) as error:
+        check_coverage(method, attacks_of(config), {}, config.audit, shipped_attacks)
+    (line,) = str(error.value).splitlines()
+    asked = re.search(r"ask for (attack=\[[a-z_,]+\])", line)
+    assert asked is not None
+    more = composed("audit", ["algo=fedavg", "preset=smoke", asked[1]])
+    check_coverage(method, attacks_of(more), {}, more.audit)
+    waived = re.findall(r"audit\.waive\.(\w+)='(reason)'", line)
+    check_coverage(method, attacks_of(config), dict(waived), config.audit)
+    with pytest.raises(BadConfig):
+        check_coverage(method, attacks_of(config), dict(waived[1:]), config.audit)
+
+
+def test_an_attack_that_breaks_stops_the_audit(tmp_path, monkeypatch):
+    def broken(self, view, generator):
+        raise ZeroDivisionError("no shadows")
+
+    monkeypatch.setattr(Lira, "run", broken)
+    with pytest.raises(AttackFailed, match=r"attack lira on update \(server\) failed: ZeroDivisionError: no shadows"):
+        run_audit(small_config("attack=[lira,loss_threshold]"), tmp_path, [])
+    assert not (tmp_path / "findings.json").exists()

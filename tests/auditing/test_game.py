@@ -1,0 +1,246 @@
+"""Worlds: the real one is row 0, coins are fair and independent, replays are the client's own computation."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+from io import StringIO
+from pathlib import Path
+
+import pytest
+import torch
+from scipy import stats
+
+from privdd.auditing import shadows as replays
+from privdd.auditing.game import Game, draw_game
+from privdd.auditing.pipeline import game_of
+from privdd.auditing.replay import Replay, chain_to, content_key
+from privdd.auditing.shadows import Stage
+from privdd.auditing.views import Scene
+from privdd.cli.config import composed
+from privdd.core.keys import Keys
+from privdd.core.types import State
+from privdd.federated.experiment import fingerprint
+from privdd.federated.simulation import Progress, start, step
+from privdd.runtime.engine import Engine
+from privdd.runtime.progress import Bar
+from privdd.runtime.run_folder import RunFolder
+from tests.federations import equal, tiny
+
+PHASES = {
+    "fedavg": [],
+    "fedfed": ["algo.distill_rounds=2"],
+    "fedfed_released": ["algo.distill_rounds=2"],
+    "fedfed_dp": [],
+    "scaffold": [],
+    "feddm": [],
+}
+
+
+
+
+@lru_cache
+def scene(algo: str) -> Scene:
+    """A finished run of the federation whose victim plays world 0."""
+    experiment = tiny(algo, *PHASES[algo])
+    shards, victim = list(experiment.shards), experiment.plan.victim
+    game = draw_game(shards[victim], 20, 5, experiment.plan.keys.fold("audit", victim), experiment.plan.relation)
+    shards[victim] = game.shard(shards[victim], 0)
+    progress: Progress = start(experiment.plan, experiment.ledger())
+    while progress.round < experiment.plan.method.rounds:
+        progress, _, _ = step(experiment.plan, progress, shards, Engine())
+    return Scene(experiment, progress, game, shards[victim])
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedfed", "fedfed_dp"])
+def test_row_0_is_what_the_run_trained_on(audited, name):
+    """From disk: the masks' first row, the manifest's client, and the number of records in its ledger rows."""
+    import json
+
+    from privdd.cli.assemble import assemble
+    from privdd.cli.runs import stored_config
+    from privdd.runtime.run_folder import read_json, read_tensors
+
+    path = audited(name).path
+    experiment = assemble(stored_config(path))
+    game, victim = game_of(experiment), read_json(path / "manifest.json")["audited_client"]
+    real = game.shard(experiment.shards[victim], 0)
+    inside = torch.isin(game.candidates.ids, real.train.ids)
+    assert torch.equal(inside, game.masks[0]) and 0 < inside.sum() < len(inside)
+    rows = [r for r in json.loads((path / "ledger.json").read_text())["releases"] if r["client"] == victim and r["visible_to"] != ["analyst"]]
+    assert {r["records"] for r in rows} == {len(real.train)}
+    sent = read_tensors(path / "artifacts" / "round_000" / f"client_{victim}.safetensors")
+    if "count/n" in sent:
+        assert int(sent["count/n"]) == len(real.train)
+    kept = read_tensors(next((path / "evidence").glob("*.lira.safetensors")))
+    row0 = kept["members"][kept["world"] == 0]
+    assert torch.equal(row0.bool(), game.masks[0])
+
+
+@pytest.mark.parametrize("algo", PHASES)
+def test_world_0_replayed_with_the_runs_own_keys_is_the_run(algo):
+    """Bit for bit, in every phase that was captured."""
+    made = scene(algo)
+    plan, snapshots = made.plan, made.progress.snapshots
+    phases = set()
+    for t, snapshot in snapshots.items():
+        memory: State = {}
+        for link in chain_to(plan, snapshots, t):
+            ctx = plan.context(link.round, plan.victim)
+            upload, memory = plan.method.local(link.broadcast, memory, made.shard, ctx)
+        received, _ = plan.channel.send(upload, ctx, len(made.shard.train))
+        assert equal(received.values, snapshot.sent), f"round {t}"
+        phases.add(snapshot.phase)
+    assert phases == ({"distill", "release", "train"} if algo.startswith("fedfed") else {"train"})
+
+
+def test_replays_use_other_noise_and_other_batches_in_each_world():
+    """Same records, other world: other coins of the client; same world twice: the same bits."""
+    made = scene("fedfed")
+    release = made.plan.method.distill_rounds
+    chain = chain_to(made.plan, made.progress.snapshots, release)
+    one, again, two = (Replay(made.plan, chain, made.shard, w).run() for w in (1, 1, 2))
+    assert equal(one, again)
+    a, b, real = (v["features"]["x"] for v in (one, two, made.progress.snapshots[release].sent))
+    std = 0.3872983346207417
+    for x, y in ((a, b), (a, real), (b, real)):
+        gap = ((x - y) / (std * 2**0.5)).flatten().double().numpy()
+        assert stats.kstest(gap, "norm").pvalue > 1e-6  # the clean features agree, the noise is independent
+
+
+def test_remembered_methods_replay_the_chain():
+    """SCAFFOLD's client keeps a control variate: a replay of the last round needs the rounds before it."""
+    made = scene("scaffold")
+    snapshots = made.progress.snapshots
+    last = max(snapshots)
+    assert [s.round for s in chain_to(made.plan, snapshots, last)] == list(range(last + 1))
+    short = Replay(made.plan, (snapshots[last],), made.shard, 1).run()
+    whole = Replay(made.plan, chain_to(made.plan, snapshots, last), made.shard, 1).run()
+    assert not equal(short, whole)
+    forgetful = scene("fedavg")
+    assert len(chain_to(forgetful.plan, forgetful.progress.snapshots, max(forgetful.progress.snapshots))) == 1
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_coins_are_fair_and_independent(seed):
+    shard = tiny("fedavg").shards[0]
+    game = draw_game(shard, 30, 400, Keys(seed).fold("audit"))
+    heads = game.masks.sum().item()
+    assert stats.binomtest(heads, game.masks.numel()).pvalue > 1e-4
+    for axis in (0, 1):  # variance of row and column sums, as independent coins have it
+        sums = game.masks.double().sum(axis)
+        count = game.masks.shape[axis]
+        z = (sums - count / 2) / (count / 4) ** 0.5
+        assert stats.kstest(z.numpy(), "norm").pvalue > 1e-6
+    agree = (game.masks[:, None] == game.masks[None]).double().mean(2)[*torch.triu_indices(400, 400, 1)]
+    assert abs(agree.mean() - 0.5) < 0.01
+    pairs = (game.masks[:, :-1] == game.masks[:, 1:]).sum().item()
+    assert stats.binomtest(pairs, game.masks[:, 1:].numel()).pvalue > 1e-4
+
+
+def test_more_worlds_keep_the_first_ones():
+    """Cached worlds of a smaller audit stay valid when more are asked for."""
+    shard = tiny("fedavg").shards[0]
+    few, many = (draw_game(shard, 20, worlds, Keys(1)) for worlds in (5, 64))
+    assert torch.equal(few.masks, many.masks[:5]) and torch.equal(few.audited, many.audited)
+
+
+@pytest.mark.parametrize("relation", ["add_remove", "zero_out"])
+def test_a_world_partitions_the_clients_records(relation):
+    """In or out, nothing lost: every id is in train or in heldout; who is not audited always stays."""
+    shard = tiny("fedavg").shards[0]
+    game = draw_game(shard, 1000, 6, Keys(1), relation)
+    assert 1 <= len(shard.train) - len(game.audited) <= len(shard.train) // 4 + 1
+    for world in range(6):
+        mine = game.shard(shard, world)
+        assert sorted([*mine.train.ids.tolist(), *mine.heldout.ids.tolist()]) == sorted([*shard.train.ids.tolist(), *shard.heldout.ids.tolist()])
+        never = game.whole.take(~torch.isin(torch.arange(len(game.whole)), game.audited))
+        assert torch.isin(never.ids, mine.train.ids).all()
+        out = game.candidates.ids[~game.masks[world]]
+        assert not torch.isin(out, mine.train.ids).any() and torch.isin(out, mine.heldout.ids).all()
+        if relation == "zero_out":
+            assert mine.nulls is not None and torch.equal(mine.nulls.ids.sort().values, out.sort().values)
+            assert (mine.nulls.x == 0).all()
+        else:
+            assert mine.nulls is None
+
+
+def test_too_few_records_to_audit():
+    shard = tiny("fedavg").shards[0]
+    with pytest.raises(ValueError, match="too few to audit"):
+        draw_game(shard.with_train(shard.train.take([0, 1, 2])), 2, 2, Keys(0))
+
+
+def stage(made: Scene, folder: Path, game: Game | None = None, config: str = "config", t: int | None = None) -> Stage:
+    t = max(made.progress.snapshots) if t is None else t
+    whole = made.experiment.shards[made.plan.victim]
+    return Stage(made.plan, made.progress.snapshots, t, whole, game or made.game, made.lens(t), RunFolder(folder), Engine(), config, "loop")
+
+
+def test_cached_worlds_are_reused_and_any_change_misses(tmp_path, monkeypatch):
+    """Counts the replays that really run."""
+    made, ran = scene("fedavg"), []
+    real = replays.run_task
+
+    def counting(task):
+        ran.append(task.replay.world)
+        return real(task)
+
+    monkeypatch.setattr(replays, "run_task", counting)
+
+    def signals(**more):
+        ran.clear()
+        return stage(made, tmp_path, **more).signals(Bar("worlds", 5, StringIO()))
+
+    first = signals()
+    assert ran == [1, 2, 3, 4]
+    assert equal(signals(), first) and ran == []
+    next(tmp_path.glob("worlds/*/world_0003.safetensors")).unlink()
+    assert equal(signals(), first) and ran == [3]
+    victim = made.experiment.shards[made.plan.victim]
+    more = draw_game(victim, 20, 7, made.plan.keys.fold("audit", made.plan.victim))
+    assert torch.equal(signals(game=more)["update|confidence"][:5], first["update|confidence"]) and ran == [5, 6]
+    signals(config="another")
+    assert ran == [1, 2, 3, 4]
+    signals(t=0)  # another round has another broadcast
+    assert ran == [1, 2, 3, 4]
+
+
+def test_content_key_reads_config_broadcast_and_records():
+    made = scene("fedavg")
+    chain = chain_to(made.plan, made.progress.snapshots, max(made.progress.snapshots))
+    base = content_key(made.plan, chain, made.game, "c")
+    assert base == content_key(made.plan, chain, made.game, "c")
+    (last,) = chain
+    nudged = {n: {k: t + 1e-7 for k, t in v.items()} for n, v in last.broadcast.items()}
+    others = [
+        content_key(made.plan, chain, made.game, "d"),
+        content_key(made.plan, [replace(last, broadcast=nudged)], made.game, "c"),
+        content_key(made.plan, [replace(last, round=99)], made.game, "c"),
+        content_key(made.plan, chain, replace(made.game, audited=made.game.audited[1:], masks=made.game.masks[:, 1:]), "c"),
+        content_key(replace(made.plan, keys=Keys(9)), chain, made.game, "c"),
+    ]
+    assert len({base, *others}) == 6
+
+
+def test_fingerprint_reads_what_is_sent_and_nothing_else():
+    base = composed("audit", ["algo=fedavg", "preset=smoke"])
+    same = composed("audit", ["algo=fedavg", "preset=smoke", "audit.worlds=99", "engine=processes", "name=x", "attack=[lira]"])
+    assert fingerprint(base) == fingerprint(same)
+    for change in ("seed=1", "algo.lr=0.5", "data.limit=99", "privacy=dpsgd", "partition.alpha=9", "participation=0.5", "model=mlp"):
+        assert fingerprint(composed("audit", ["algo=fedavg", "preset=smoke", change])) != fingerprint(base), change
+
+
+def test_fast_worlds_equal_the_slow_loop_with_the_same_coins():
+    """All worlds of distribution matching in one pass against ``local`` of each world."""
+    made = scene("feddm")
+    plan, game = made.plan, made.game
+    snapshot = made.progress.snapshots[0]
+    whole = made.experiment.shards[plan.victim]
+    fixed = ~torch.isin(torch.arange(len(game.whole)), game.audited)
+    base = whole.with_train(game.whole.take(fixed))
+    fast = plan.method.local_worlds(snapshot.broadcast, snapshot.memory, base, game.candidates, game.masks, plan.context(0, plan.victim))
+    for world in range(len(game.masks)):
+        slow, _ = plan.method.local(snapshot.broadcast, {}, game.shard(whole, world), plan.context(0, plan.victim))
+        assert torch.equal(fast[world]["labels"].value["y"], slow["labels"].value["y"])
+        assert torch.allclose(fast[world]["images"].value["x"], slow["images"].value["x"], atol=1e-5)

@@ -1,0 +1,163 @@
+"""Whole federations replayed for those who see only what the server sends, through the audit command."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hydra.core.global_hydra import GlobalHydra
+
+from attacks.membership.signals import logit_scaled
+from privdd.auditing import shadow_federations as federations
+from privdd.auditing.pipeline import game_of
+from privdd.auditing.replay import world_plan
+from privdd.cli import main as command
+from privdd.cli.assemble import assemble
+from privdd.cli.runs import run_audit, stored_config
+from privdd.core.types import State
+from privdd.runtime.run_folder import read_tensors
+from tests.federations import tiny
+
+WORLDS = 5
+AUDIT = [
+    "algo=scaffold", "model=mlp", "preset=smoke", "data.limit=150", "data.test_limit=40", "partition=iid", "partition.clients=3",
+    "algo.rounds=2", "algo.local_epochs=2", "audit.records=20", f"audit.worlds={WORLDS}", f"audit.federations={WORLDS}",
+    "audit.victims=1", "attack=[lira,loss_threshold,label_counts]", "audit.waive.control_variate=elsewhere",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def audit(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """audit(folder, more...) -> findings.json of ``python -m privdd.audit`` into that folder, status 0."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in ("hydra.core.utils", "hydra._internal.hydra"):
+            patch.setattr(f"{module}.configure_log", lambda *_, **__: None)
+        patch.setattr("privdd.reporting.page.write_report", lambda path: path / "report.html")  # drawn elsewhere, and slow
+        patch.chdir(tmp_path_factory.mktemp("federations"))
+
+        def call(folder: Path, *arguments: str) -> dict[str, Any]:
+            patch.setattr(sys, "argv", ["privdd-audit", *arguments])
+            GlobalHydra.instance().clear()
+            assert command.main("audit", run_audit) == 0
+            return json.loads((folder / "findings.json").read_text())
+
+        yield call
+
+
+@pytest.fixture(scope="module")
+def finished(audit: Callable[..., dict[str, Any]]) -> tuple[Path, dict[str, Any]]:
+    folder = Path.cwd() / "run"
+    return folder, audit(folder, *AUDIT, f"hydra.run.dir={folder}")
+
+
+def timeless(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: timeless(v) for k, v in value.items() if k != "seconds"}
+    return [timeless(v) for v in value] if isinstance(value, list) else value
+
+
+def test_what_the_server_sends_is_attacked_over_all_worlds(finished: tuple[Path, dict[str, Any]]) -> None:
+    folder, found = finished
+    lira = {(f["surface"], f["adversary"]): f for f in found["findings"] if f["attack"] == "lira"}
+    model = lira[("global_model", "public")]
+    assert model["worlds"] == WORLDS and model["n"] == 20
+    assert 0 <= model["auc_ci"][0] <= model["auc"] <= model["auc_ci"][1] <= 1
+    assert next(s for s in found["surfaces"] if s["surface"] == "global_model")["audited"] is True
+    kept = read_tensors(folder / "evidence" / "global_model.lira.safetensors")
+    experiment = assemble(stored_config(folder))
+    assert torch.equal(kept["members"].bool().view(WORLDS, -1), game_of(experiment).masks)
+
+
+def test_each_world_is_the_federation_without_its_absent_records(finished: tuple[Path, dict[str, Any]]) -> None:
+    """World 3 by hand: a loop over rounds and clients, nothing of the stack's own."""
+    folder, _ = finished
+    experiment = assemble(stored_config(folder))
+    plan, game, victim = experiment.plan, game_of(experiment), experiment.plan.victim
+    shards = list(experiment.shards)
+    gone = set(game.candidates.ids[~game.masks[3]].tolist())
+    whole = shards[victim].train
+    shards[victim] = shards[victim].with_train(whole.take(torch.tensor([i not in gone for i in whole.ids.tolist()])))
+    server = plan.method.init(plan.problem, plan.keys.fold("public", "init"))
+    memories: dict[int, State] = {}
+    keys = plan.keys.fold("world", 3)
+    for t in range(2):
+        sent, inbox = plan.method.broadcast(server), []
+        for client, shard in enumerate(shards):
+            ctx = plan.context(t, client)
+            ctx.keys = keys.fold("round", t, "client", client)
+            upload, memories[client] = plan.method.local(sent, memories.get(client, {}), shard, ctx)
+            inbox.append(plan.channel.send(upload, ctx, len(shard.train))[0])
+        server = plan.method.aggregate(server, inbox, keys.fold("round", t, "server"))
+    logits = plan.method.predict(server, None, game.candidates.x)
+    (file,) = folder.glob("worlds/federation-*/world_0003.safetensors")
+    kept = read_tensors(file)
+    assert torch.equal(kept["global_model|logits"], logits)
+    assert torch.equal(kept["global_model|confidence"], logit_scaled(logits, game.candidates.y).float())
+    others = [read_tensors(p)["global_model|logits"] for p in file.parent.glob("world_*") if p != file]
+    assert len(others) == WORLDS - 2 and not any(torch.equal(logits, other) for other in others)
+
+
+def test_lost_and_damaged_worlds_are_replayed_and_the_others_are_not(
+    finished: tuple[Path, dict[str, Any]], audit: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, found = finished
+    (place,) = folder.glob("worlds/federation-*")
+    before = {path.name: path.read_bytes() for path in place.iterdir()}
+    assert sorted(before) == [f"world_{w:04d}.safetensors" for w in range(1, WORLDS)]
+    (place / "world_0002.safetensors").unlink()
+    (place / "world_0004.safetensors").write_bytes(b"not tensors")
+    ran, real = [], federations.run_federation
+
+    def counted(task: Any) -> Any:
+        ran.append(task.world)
+        return real(task)
+
+    monkeypatch.setattr(federations, "run_federation", counted)
+    again = audit(folder, f"resume={folder}")
+    assert ran == [2, 4]
+    assert timeless(again) == timeless(found)
+    assert {path.name: path.read_bytes() for path in place.iterdir()} == before
+
+
+def test_without_federations_the_model_has_one_world_and_wide_networks_serve_as_well(
+    finished: tuple[Path, dict[str, Any]], audit: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
+    more = [a for a in AUDIT if not a.startswith("audit.federations")]
+    found = audit(tmp_path, *more, "audit.training=vectorised", f"hydra.run.dir={tmp_path}")
+    (row,) = json.loads((tmp_path / "manifest.json").read_text())["worlds"]
+    assert row["training"] == "vectorised"
+    mine = [f for f in found["findings"] if f["surface"] == "global_model"]
+    assert mine and all(f["worlds"] == 1 and f["attack"] != "lira" for f in mine)
+    assert not list(tmp_path.glob("worlds/federation-*"))
+
+
+def test_the_manifest_says_how_worlds_were_trained(finished: tuple[Path, dict[str, Any]]) -> None:
+    folder, _ = finished
+    (row,) = json.loads((folder / "manifest.json").read_text())["worlds"]
+    assert row["round"] == 1 and row["training"] == "loop" and row["ratio"] is None and "too few" in row["why"]
+
+
+def test_who_takes_part_is_public_and_the_same_in_every_world() -> None:
+    plan = tiny("fedrd", "participation=0.34").plan
+    drawn = [plan.participants(t) for t in range(20)]
+    assert len({tuple(k) for k in drawn}) > 1  # some rounds draw others
+    for world in (1, 2, 9):
+        assert [world_plan(plan, world).participants(t) for t in range(20)] == drawn
+
+
+def test_a_limit_for_whole_clients_does_not_judge_single_records(audit: Callable[..., dict[str, Any]]) -> None:
+    base = [a for a in AUDIT if not a.startswith(("algo=scaffold", "audit.federations", "audit.waive"))]
+    asked = ["algo=fedavg", "privacy=client", "audit.waive.global_model=elsewhere", "audit.guarantee.runs=40"]
+    limits = {}
+    for relation in ("zero_out", "replace"):
+        folder = Path.cwd() / f"clients-{relation}"
+        found = audit(folder, *base, *asked, f"privacy.relation={relation}", f"hydra.run.dir={folder}")
+        assert found["privacy"]["unit"] == "client"
+        kinds = {f["family"]: "epsilon_stated" in f for f in found["findings"] if "epsilon_measured" in f}
+        limits[relation] = kinds["membership"], kinds["guarantee"]
+    assert limits == {"zero_out": (False, True), "replace": (True, True)}

@@ -1,0 +1,262 @@
+"""FedFed's feature split against its formulas, and what the released code's shared noise gives away."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.func import functional_call
+
+from attacks.inversion.neighbour import KnownNeighbour
+from attacks.roc import roc
+from attacks.types import Adversary, Capture, Knowledge, Surface, Truth, View
+from privdd.auditing.signals import Lens
+from privdd.core.keys import Keys
+from privdd.distillation.feature_split import FeatureSplit, SplitLoss, bounded, draw_noise, train_split
+from privdd.federated.simulation import Snapshot
+from privdd.models import ModelSpec, build, initial
+from privdd.privacy.mechanisms import FeatureNoise
+from privdd.privacy.noise import noise_for
+from tests.federations import equal, tiny, trained
+
+SHAPE = (1, 8, 8)
+GENERATOR, CLASSIFIER = ModelSpec(name="vae", width=8, latent=16, norm="group"), ModelSpec(name="convnet", width=8, depth=2)
+
+
+@pytest.fixture(scope="module")
+def model() -> FeatureSplit:
+    parts = []
+    for i, spec in enumerate((GENERATOR, CLASSIFIER)):
+        part = build(spec, SHAPE, 10)
+        part.load_state_dict(initial(spec, SHAPE, 10, Keys(i).torch()))
+        parts.append(part)
+    return FeatureSplit(*parts).eval()
+
+
+def images(count: int, seed: int = 0) -> torch.Tensor:
+    return torch.rand(count, *SHAPE, generator=Keys(seed).fold("images").torch())
+
+
+# --- the bound ----------------------------------------------------------------------------------
+
+
+@given(st.integers(0, 999), st.floats(0.01, 1.0), st.floats(1e-3, 10.0))
+def test_rho_bound_holds(seed, rho, scale):
+    """||x_s|| <= rho ||x||; smaller features stay as they are; the direction never changes."""
+    x = images(6, seed)
+    features = scale * torch.randn(x.shape, generator=Keys(seed).fold("f").torch())
+    out = bounded(features, x, rho)
+    limit, before, after = (t.double().flatten(1).norm(dim=1) for t in (rho * x, features, out))
+    assert (after <= limit * (1 + 1e-5)).all()
+    small = before <= limit * (1 - 1e-5)
+    assert torch.equal(out[small], features[small])
+    assert torch.allclose(after[~small], torch.minimum(limit, before)[~small], rtol=1e-4)
+    assert (F.cosine_similarity(out.flatten(1), features.flatten(1)) > 1 - 1e-5).all()
+
+
+def test_no_bound_and_black_images():
+    x = images(3)
+    assert bounded(x, x, None) is x
+    assert not bounded(x, torch.zeros_like(x), 0.5).any() and not bounded(torch.zeros_like(x), x, 0.5).any()
+
+
+def test_released_features_of_a_run_keep_the_bound():
+    """End to end: noise removed by its known law, fedfed's features are x - q(x) within rho ||x||."""
+    experiment = tiny("fedfed")
+    method, (*_, servers) = experiment.plan.method, trained("fedfed")
+    x = experiment.shards[0].train.x
+    feature = method.maps(method.broadcast(servers[method.distill_rounds]), {}, experiment.plan.problem)["feature"]
+    with torch.no_grad():
+        norms = feature(x).flatten(1).norm(dim=1) / x.flatten(1).norm(dim=1)
+    assert method.loss.rho == 0.1 and (norms <= 0.1 * (1 + 1e-5)).all() and (norms > 0.05).any()
+
+
+# --- the loss -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rho", [None, 0.3])
+@pytest.mark.parametrize("stds", [(0.4,), (0.15, 0.25)])
+def test_loss_is_the_formula(model, rho, stds):
+    """Against a record-by-record computation with numpy-like loops."""
+    loss = SplitLoss(7.0, 2.0, 0.5, 0.3, stds, rho)
+    x, y = images(5), torch.tensor([1, 4, 4, 0, 9])
+    noise = draw_noise(x, 16, len(stds), Keys(3).torch())
+    with torch.no_grad():
+        got = model(x, y, noise, loss).item()
+        q, mu, logvar = model.generator(x, noise["latent"])
+        total = 0.0
+        for i in range(5):
+            xs = x[i] - q[i]
+            if rho is not None and xs.norm() > rho * x[i].norm():
+                xs = xs * rho * x[i].norm() / xs.norm()
+            total += 7.0 * ((q[i] - x[i]) ** 2).sum().item() / 64
+            for c, std in enumerate(stds):
+                logits = model.classifier((xs + std * noise[f"copy_{c}"][i])[None])[0]
+                total -= 2.0 * logits.log_softmax(0)[y[i]].item()
+            total -= 0.3 * model.classifier(x[i : i + 1])[0].log_softmax(0)[y[i]].item()
+            kl = 0.5 * (mu[i] ** 2 + logvar[i].exp() - 1 - logvar[i]).sum().item()  # KL(N(mu, var) || N(0, 1))
+            total += 0.5 * kl / (3 * 16)
+    assert got == pytest.approx(total / 5, rel=1e-5)
+
+
+@pytest.mark.parametrize("bad", [{"kl": -1}, {"rho": 0}, {"rho": 1.5}, {"stds": ()}, {"stds": (float("nan"),)}, {"image_ce": float("nan")}])
+def test_loss_refuses_nonsense(bad):
+    with pytest.raises(ValueError, match=rf"algo\.loss\.{next(iter(bad))}"):
+        SplitLoss(**bad)
+
+
+def test_training_is_adamw(model):
+    """Two epochs of ``train_split`` against a loop over torch.optim on a deep copy; inputs untouched."""
+    import copy
+
+    records = replace(tiny("fedavg").shards[0].train)
+    loss, state = SplitLoss(stds=(0.2,)), {k: v.clone() for k, v in model.state_dict().items()}
+    kept = {k: v.clone() for k, v in state.items()}
+    settings = {"lr": 1e-3, "weight_decay": 1e-2, "batch_size": 16}
+    got, moments = train_split(model, state, {}, records, loss, epochs=1, generator=Keys(1).torch(), **settings)
+    got, _ = train_split(model, got, moments, records, loss, epochs=1, generator=Keys(2).torch(), **settings)
+    plain = copy.deepcopy(model).train()
+    adam = torch.optim.AdamW(plain.parameters(), lr=1e-3, weight_decay=1e-2)
+    for seed in (1, 2):
+        generator = Keys(seed).torch()
+        for at in torch.randperm(len(records), generator=generator).split(16):
+            adam.zero_grad()
+            plain(records.x[at], records.y[at], draw_noise(records.x[at], 16, 1, generator), loss).backward()
+            adam.step()
+    for name, value in plain.state_dict().items():
+        assert torch.allclose(got[name], value, atol=1e-6), name
+    assert equal(state, kept)
+    model.eval()
+
+
+# --- the release --------------------------------------------------------------------------------
+
+
+def test_released_profile_shares_one_noise_image_per_batch_in_two_copies():
+    """From a run's own upload: the features' noise is constant within 64 rows, and copies come in order."""
+    experiment = tiny("fedfed_released", "partition.clients=1", "partition.heldout=1", "data.limit=180")
+    plan, method = experiment.plan, experiment.plan.method
+    shard, t = experiment.shards[0], experiment.plan.method.distill_rounds
+    server = method.init(plan.problem, plan.keys.fold("public", "init")) | {"round": torch.tensor([float(t)])}
+    sent, ctx = method.broadcast(server), plan.context(t, 0)
+    values = plan.channel.send(method.local(sent, {}, shard, ctx)[0], ctx, len(shard.train))[0].values
+    order = shard.train.ids.argsort()
+    with torch.no_grad():
+        clean = method.maps(sent, {}, plan.problem)["feature"](shard.train.x)[order]
+    n = len(clean)
+    assert n > 128 and values["features"]["x"].shape == (2 * n, 1, 8, 8)
+    assert torch.equal(values["labels"]["y"], shard.train.y[order].repeat(2))
+    for copy, std in enumerate((0.15, 0.25)):
+        noise = values["features"]["x"][copy * n : (copy + 1) * n] - clean
+        for start in range(0, n, 64):
+            part = noise[start : start + 64]
+            assert (part - part[0]).abs().max() < 1e-5
+        heads = noise[::64]
+        assert (heads[0] - heads[1]).abs().max() > 0.05
+        assert 0.75 * std < heads.std() < 1.3 * std
+
+
+def release(mechanism: FeatureNoise, model: FeatureSplit, count: int = 150, known: int = 3) -> tuple[View, Truth]:
+    """Features of ``count`` images under a mechanism, as an insider who holds one record a batch sees them."""
+    x = images(count, 5)
+
+    def feature(z: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            return model.features(z) / 4
+
+    out = mechanism({"x": feature(x)}, noise_for("seed", Keys(9))).value
+    rows = torch.arange(count)
+    at = torch.tensor([7, 64 + 60, 128 + 1])[:known]
+    settings = {"copies": mechanism.copies, "broadcast_batch": mechanism.broadcast_batch, "noise_std": 0.15}
+    knowledge = Knowledge(SHAPE, 10, x[:2], rows[:2], maps={"feature": feature}, settings=settings, known={"x": x[at], "row": at})
+    view = View(Surface.FEATURES, Adversary.SERVER, (Capture(0, 0, "features", out),), knowledge)
+    empty = torch.zeros(0, *SHAPE)
+    return view, Truth(x, rows % 10, empty, rows[:0], torch.zeros(10), rows=rows)
+
+
+def test_a_known_neighbour_cancels_shared_noise_and_only_that(model):
+    """Above 100 dB where a batch shares its noise; at the same sigma, independent noise gives nothing away."""
+    stds, attack = (0.15, 0.25), KnownNeighbour()
+    psnr = {}
+    for batch in (64, None):
+        view, truth = release(FeatureNoise(noise_std=stds, copies=2, broadcast_batch=batch), model)
+        finding = attack.judge(attack.run(view, Keys(0).torch()), view, truth)
+        psnr[batch] = finding.measures["psnr"]
+        assert finding.measures["n"] == 150 - 3
+        if batch is None:
+            assert finding.measures["psnr"] == pytest.approx(finding.measures["baselines"]["psnr_as_released"])
+    assert psnr[64] > 100 and psnr[None] < 40
+
+
+def test_a_batch_without_a_known_record_stays_noisy(model):
+    view, truth = release(FeatureNoise(noise_std=0.15, broadcast_batch=64), model, known=2)
+    found = KnownNeighbour().run(view, Keys(0).torch()).images
+    with torch.no_grad():
+        error = (found - view.knowledge.maps["feature"](truth.x)).flatten(1).norm(dim=1)
+    assert error[:128].max() < 1e-4 and error[128:].min() > 0.1
+
+
+def test_audits_show_the_difference(audited):
+    """The same comparison in findings.json of whole runs."""
+    psnr = {}
+    for name in ("fedfed", "fedfed_released"):
+        findings = json.loads((audited(name).path / "findings.json").read_text())["findings"]
+        psnr[name] = next(f["psnr"] for f in findings if f["attack"] == "known_neighbour")
+    assert psnr["fedfed_released"] > 100 and psnr["fedfed"] < 60
+
+
+@pytest.mark.parametrize("batch", [None, 64])
+def test_matched_filter_finds_members_on_noised_features(model, batch):
+    """AUC over members and non-members, on independent and on shared noise; a release of others tells nothing."""
+    method = tiny("fedfed").plan.method
+    x, public = images(160, 1), images(200, 2)
+    y, member = torch.arange(160) % 10, torch.arange(160) % 2 == 0
+    from privdd.core.types import Problem, Records
+
+    problem = Problem(SHAPE, 10, 1)
+    state = {f"generator.{k}": v for k, v in initial(method.generator, SHAPE, 10, Keys(0).torch()).items()}
+    snapshot = Snapshot(1, {"generator": state}, {})
+    feature = method.maps(snapshot.broadcast, {}, problem)["feature"]
+    with torch.no_grad():
+        norm = feature(x).flatten(1).norm(dim=1).mean().item()
+    std = norm / 8 if batch else norm / 4
+    mechanism = FeatureNoise(noise_std=std, broadcast_batch=batch)
+    noise = {"std": std, "broadcast_batch": batch, "copies": 1}
+    lens = Lens(method, problem, snapshot, Records(x, y, torch.arange(160)), Records(public, torch.arange(200) % 10, torch.arange(200)), {}, noise)
+
+    def auc(kept: torch.Tensor) -> float:
+        with torch.no_grad():
+            value = mechanism({"x": feature(x[kept])}, noise_for("seed", Keys(4))).value
+        scores = lens.signals({"features": value, "labels": {"y": y[kept]}})["features|matched_filter"]
+        return roc(scores.numpy(), member.numpy()).auc
+
+    assert auc(member) > 0.9 and auc(~member) < 0.1
+    assert 0.3 < auc(torch.arange(160) % 4 < 2) < 0.7  # half of each
+
+
+def test_phase_a_classifier_predicts_until_phase_b_begins():
+    method, (_, _, servers) = tiny("fedfed").plan.method, trained("fedfed")
+    x = images(4)
+    early, late = servers[0], trained("fedfed")[0].server
+    inner = {k.removeprefix("generator/classifier."): v for k, v in early.items() if k.startswith("generator/classifier.")}
+    skeleton: nn.Module = method.classifier(tiny("fedfed").plan.problem).eval()
+    with torch.no_grad():
+        assert torch.allclose(method.predict(early, None, x), functional_call(skeleton, inner, (x,)))
+        base = {k.removeprefix("base/"): v for k, v in late.items() if k.startswith("base/")}
+        assert torch.allclose(method.predict(late, None, x), method.base.predict(base, None, x))
+
+
+def test_sound_profile_trains_on_shared_features_alone():
+    """Phase B of fedfed_dp does not change when the client's records do; fedfed's does."""
+    for algo, same in (("fedfed_dp", True), ("fedfed", False)):
+        experiment, (_, _, servers) = tiny(algo), trained(algo)
+        plan, t = experiment.plan, experiment.plan.method.distill_rounds + 1
+        sent = plan.method.broadcast(servers[t])
+        mine, other = (plan.method.local(sent, {}, experiment.shards[k], plan.context(t, 0))[0] for k in (0, 1))
+        assert equal(mine["update"].value, other["update"].value) is same

@@ -1,0 +1,131 @@
+"""Several runs: grouping over seeds, the frontier's numbers, tables that other programs read."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from privdd.report import main, write_comparison
+from privdd.reporting.epsilon_figures import EpsilonAxis, FrontierPoint, StripRow, frontier, strip
+from privdd.reporting.findings_file import load
+from privdd.reporting.folder import read_run
+from privdd.reporting.grouping import settings
+from privdd.reporting.tables import escape, to_csv
+from privdd.reporting.terminal import print_summary
+from tests.reporting.fixture import write_run
+
+NOISES, SEEDS = (0.5, 2.0), (0, 1, 2)
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    root = tmp_path_factory.mktemp("sweep")
+    made = [
+        write_run(root / f"{noise}-{seed}", algo="fedfed_dp", kind="consistent", noise=noise, seed=seed)
+        for noise in NOISES
+        for seed in SEEDS
+    ]
+    return [*made, write_run(root / "plain", algo="fedfed")]
+
+
+@pytest.fixture(scope="module")
+def compared(sweep: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_comparison(sweep, tmp_path_factory.mktemp("compared")).parent
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(path.read_text(encoding="utf-8"))))
+
+
+def test_runs_that_differ_by_seed_are_one_setting(sweep: list[Path]) -> None:
+    made = settings([read_run(path) for path in sweep])
+    assert [(s.method, len(s.runs)) for s in made] == [("fedfed", 1), ("fedfed_dp", 3), ("fedfed_dp", 3)]
+    assert [s.label for s in made] == ["fedfed", "fedfed_dp noise_multiplier=0.5", "fedfed_dp noise_multiplier=2.0"]
+
+
+def test_frontier_csv_against_the_findings(sweep: list[Path], compared: Path) -> None:
+    found = {row["setting"]: row for row in rows(compared / "frontier.csv")}
+    for noise in NOISES:
+        mine = [load(path) for path in sweep if path.name.startswith(f"{noise}-")]
+        accuracies = [f.utility.accuracy for f in mine]
+        bounds = sorted(max(r.epsilon_measured or 0 for r in f.findings) for f in mine)
+        row = found[f"noise_multiplier={noise}"]
+        assert float(row["accuracy_mean"]) == pytest.approx(np.mean(accuracies))
+        assert float(row["accuracy_std"]) == pytest.approx(np.std(accuracies, ddof=1))
+        assert float(row["epsilon_measured"]) == bounds[1] and float(row["epsilon_pld"]) == mine[0].privacy.epsilon.pld
+        assert row["seeds"] == "3"
+    assert found[""]["epsilon_pld"] == "inf" and found[""]["accuracy_std"] == ""
+
+
+def test_the_order_and_place_of_folders_change_nothing(sweep: list[Path], compared: Path, tmp_path: Path) -> None:
+    write_comparison([*reversed(sweep), sweep[0]], tmp_path)
+    names = ("frontier.csv", "leaks.csv", "leaks.tex", "findings.csv", "figures/frontier.svg", "figures/roc.png")
+    assert all((compared / name).read_bytes() == (tmp_path / name).read_bytes() for name in names)
+
+
+def test_the_command_compares_and_refuses(
+    sweep: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(sweep[0]), str(sweep[-1]), "--out", str(tmp_path / "out")]) == 0
+    assert capsys.readouterr().out.strip() == str(tmp_path / "out" / "comparison.html")
+    (tmp_path / "file").write_text("")
+    assert main([str(sweep[0]), str(sweep[-1]), "--out", str(tmp_path / "file" / "x")]) == 1
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_epsilon_axis_orders_and_keeps_infinity_apart() -> None:
+    axis = EpsilonAxis([0.03, 2.0, 45.0, None, np.inf])
+    places = [axis.at(v) for v in (0.0, 0.03, 2.0, 45.0, np.inf)]
+    assert places == sorted(places) and len(set(places)) == 5
+    assert axis.at(10.0) - axis.at(1.0) == pytest.approx(1) and axis.at(np.inf) > axis.at(10.0**axis.high)
+
+
+def test_the_strip_draws_a_contradiction_and_only_that() -> None:
+    def joined(row: StripRow) -> int:
+        return sum(line.get_linewidth() == 2.2 for line in strip([row]).axes[0].lines)
+
+    assert joined(StripRow("a", 1.0, 5.0, 3.0)) == 1 and joined(StripRow("a", 4.0, 5.0, 3.0)) == 0
+    assert joined(StripRow("a", 1.0, 2.0, 3.0)) == 2 and joined(StripRow("a", None, np.inf, 3.0)) == 0
+
+
+def test_the_frontier_stands_at_the_mean_with_the_range() -> None:
+    points = [FrontierPoint("m", 1.0, (0.5, 0.7), 0.2, 0.4), FrontierPoint("m", 10.0, (0.8, 0.9))]
+    figure = frontier(points)
+    line = figure.axes[0].containers[0].lines[0]
+    assert np.allclose(line.get_xydata(), [[0, 0.6], [1, 0.85]])
+    segments = figure.axes[0].containers[0].lines[2][0].get_segments()
+    assert np.allclose([s[:, 1] for s in segments], [[0.5, 0.7], [0.8, 0.9]])
+
+
+def test_tables_defuse_formulas_and_tex() -> None:
+    assert to_csv((["a"], [["=cmd()"], [float("inf")], [None], [0.1]])) == "a\n'=cmd()\ninf\n\n0.1\n".replace(
+        "\n\n", '\n""\n'
+    )
+    assert escape("50% of a_b & {c} \\d") == r"50\% of a\_b \& \{c\} \textbackslash{}d"
+
+
+def test_the_terminal_table_is_plain_in_a_pipe_and_survives_ascii(runs: dict[str, Path]) -> None:
+    wide, narrow = io.StringIO(), io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    print_summary(load(runs["unprotected"]), wide)
+    print_summary(load(runs["contradiction"]), narrow, width=100)
+    narrow.flush()
+    ascii_text = narrow.buffer.getvalue().decode("ascii")
+    assert "\x1b" not in wide.getvalue() and "No proven limit" in wide.getvalue() and "∞" in wide.getvalue()
+    assert max(map(len, wide.getvalue().splitlines())) <= 132
+    assert max(map(len, ascii_text.splitlines())) <= 130 and "epsilon <= 0.9 is stated" in ascii_text.replace("\n", " ")
+
+
+def test_where_a_run_was_computed_does_not_split_a_setting(tmp_path: Path) -> None:
+    for seed, engine in ((0, "serial"), (1, "ray")):
+        folder = write_run(tmp_path / engine, seed=seed)
+        with (folder / "config.yaml").open("a") as file:
+            file.write(f"engine: {{name: {engine}}}\ndata: {{root: /{engine}, size: 8}}\n")
+    assert len(settings([read_run(tmp_path / name) for name in ("serial", "ray")])) == 1
+    text = (tmp_path / "ray" / "config.yaml").read_text()
+    (tmp_path / "ray" / "config.yaml").write_text(text.replace("size: 8", "size: 9"))
+    labels = [s.label for s in settings([read_run(tmp_path / name) for name in ("serial", "ray")])]
+    assert labels == ["fedfed size=8", "fedfed size=9"]

@@ -1,0 +1,246 @@
+"""The pages: whole, closed, escaped, labelled, the same bytes each time, and clean in a browser."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from privdd.report import main, write_comparison, write_report
+from privdd.reporting.findings_file import FindingsError
+from tests.reporting.checker import problems
+from tests.reporting.fixture import write_run
+
+HOSTILE = (
+    "</title><script>document.title='owned'</script>\"' onload=x() "
+    "<img src=http://evil.test/a> $\\frac{ {{7*7}} 模型 \u202e"
+)
+KINDS = ("unprotected", "consistent", "contradiction")
+
+
+@pytest.fixture(scope="module")
+def pages(runs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    made = {kind: write_report(path) for kind, path in runs.items()}
+    return made | {"comparison": write_comparison(list(runs.values()), tmp_path_factory.mktemp("out"))}
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run in which every text that a user or a method could set attacks the page."""
+    folder = write_run(
+        tmp_path_factory.mktemp("hostile") / "<b>'run\"", algo=HOSTILE, data=HOSTILE, preset=HOSTILE, version=HOSTILE
+    )
+    data = json.loads((folder / "findings.json").read_text())
+    for row in data["surfaces"]:
+        row |= {"mechanism": HOSTILE, "names": [HOSTILE]}
+    data["surfaces"][-1]["audited"] = "waived: " + HOSTILE
+    for row in data["findings"]:
+        row |= {
+            "figure": f"{row['surface']}.{row['attack']}.safetensors",
+            "attack": HOSTILE,
+            "note": HOSTILE,
+            "signal": HOSTILE,
+        }
+        row |= {"baselines": {HOSTILE: 1.0}} if "baselines" in row else {}
+    data["privacy"]["claims"] = [{"source": HOSTILE, "epsilon": 1.0, "sound": False, "why": HOSTILE}]
+    (folder / "findings.json").write_text(json.dumps(data))
+    ledger = json.loads((folder / "ledger.json").read_text())
+    for release in ledger["releases"]:
+        release |= {"name": HOSTILE, "visible_to": [HOSTILE], "nonprivate_reason": HOSTILE, "event": {"type": HOSTILE}}
+    (folder / "ledger.json").write_text(json.dumps(ledger))
+    (folder / "manifest.json").write_text(
+        json.dumps({"command": HOSTILE, "machine": {HOSTILE: HOSTILE}, "digests": {HOSTILE: "\ud800"}})
+    )
+    return folder
+
+
+@pytest.mark.parametrize("name", [*KINDS, "comparison"])
+def test_a_page_is_whole_small_and_loads_nothing(pages: dict[str, Path], name: str) -> None:
+    text = pages[name].read_text(encoding="utf-8")
+    assert problems(text) == []
+    assert len(text) < 1_000_000 and "default-src 'none'" in text
+    assert "var(--s0)" in text and "prefers-color-scheme: dark" in text and "@media print" in text
+
+
+def test_the_checker_sees_what_it_must() -> None:
+    bad = (
+        '<html lang=en><body><p><b>x</p><img src="http://a/b.png" onload="x()"><svg></svg>'
+        '<script>1</script><a href="#no">y</a></body></html>'
+    )
+    text = " ".join(problems(bad))
+    for word in (
+        "</p> while",
+        "leaves the page",
+        "onload",
+        "without alt",
+        "without a label",
+        "<script>",
+        "#no is nowhere",
+    ):
+        assert word in text
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("unprotected", ["No proven limit", "Unprotected", "∞", "no protection", "The printed claim of ε = 0.9"]),
+        ("consistent", ["held against every attack", "That is no proof", "4.85"]),
+        ("contradiction", ["The stated limit is false", "ε ≤ 0.9 is stated", "does not follow"]),
+    ],
+)
+def test_the_verdict_comes_first_in_words(pages: dict[str, Path], kind: str, words: list[str]) -> None:
+    text = pages[kind].read_text(encoding="utf-8")
+    assert all(word in text for word in words)
+    assert text.index("<h1>") < text.index("<h2") < text.index("<table")
+
+
+def test_the_page_shows_the_numbers_of_the_findings(pages: dict[str, Path], runs: dict[str, Path]) -> None:
+    data = json.loads((runs["unprotected"] / "findings.json").read_text())
+    text = pages["unprotected"].read_text(encoding="utf-8")
+    worst = max(r["tpr_at_fpr"]["0.001"]["tpr"] for r in data["findings"] if r["family"] == "membership")
+    assert f'<div class="big">{100 * worst:.2g}\u00a0%</div>' in text
+    assert f"{max(r.get('psnr', 0) for r in data['findings']):.1f}\u00a0dB" in text
+    assert text.count("<img ") == 2 * 8 * 2  # two attacks, eight pairs each
+    assert "python -m privdd.audit algo=fedfed seed=0" in text
+
+
+def test_hostile_texts_are_shown_and_do_nothing(hostile: Path, tmp_path: Path) -> None:
+    one = write_report(hostile).read_text(encoding="utf-8")
+    several = write_comparison([hostile], tmp_path / "out").read_text(encoding="utf-8")
+    for text in (one, several):
+        assert problems(text) == []
+        assert "<script" not in text and "&lt;script&gt;" in text
+        assert "{{7*7}}" in text.replace(" ", "") and "模型" in text
+    drawings = list((hostile / "figures").glob("*.svg")) + list((tmp_path / "out" / "figures").glob("*.svg"))
+    assert len(drawings) >= 8 and not any("<script" in path.read_text(encoding="utf-8") for path in drawings)
+
+
+def test_the_same_run_gives_the_same_bytes(tmp_path: Path) -> None:
+    def files(name: str) -> dict[str, bytes]:
+        page = write_report(write_run(tmp_path / name))
+        return {path.name: path.read_bytes() for path in [page, *(tmp_path / name / "figures").iterdir()]}
+
+    first, second = files("a"), files("b")
+    assert first == second and {"epsilon.svg", "epsilon.png", "roc-features.svg", "accuracy.png"} <= first.keys()
+
+
+def test_what_was_not_recorded_is_left_out(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    for name in ("ledger.json", "config.yaml", "manifest.json", "evidence"):
+        path = folder / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    text = write_report(folder).read_text(encoding="utf-8")
+    assert problems(text) == [] and "This folder holds no ledger" in text and "did not record its command" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("ledger.json", b"{"),
+        ("manifest.json", b"[]"),
+        ("config.yaml", b"a: [\x00"),
+        ("evidence/features.lira.safetensors", b"junk"),
+    ],
+)
+def test_damage_is_one_line_and_status_1(
+    tmp_path: Path, name: str, content: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_run(tmp_path / "run")
+    (folder / name).write_bytes(content)
+    assert main([str(folder)]) == 1
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and Path(name).name in said
+
+
+def test_evidence_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    path = folder / "evidence" / "features.lira.safetensors"
+    for bad in ({"scores": torch.zeros(4), "members": torch.ones(3)}, {"scores": torch.tensor([float("nan")])},
+                {"real": torch.zeros(2, 1, 4, 4), "reconstructed": torch.zeros(2, 1, 4, 5)}):  # fmt: skip
+        save_file(bad, path)
+        with pytest.raises(FindingsError, match="lira"):
+            write_report(folder)
+
+
+def test_folders_that_are_no_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(tmp_path / "nowhere")]) == 1 and main([str(tmp_path)]) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2 and "no such folder" in lines[0] and "no findings.json" in lines[1]
+
+
+def luminance(colour: str) -> float:
+    channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(a: str, b: str) -> float:
+    high, low = sorted((luminance(a), luminance(b)), reverse=True)
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_texts_and_curves_can_be_seen(pages: dict[str, Path], scheme: str) -> None:
+    """WCAG 2.1 AA: 4.5 to 1 for text, 3 to 1 for what a figure is read by."""
+    text = pages["unprotected"].read_text(encoding="utf-8")
+    blocks = re.findall(r":root \{(.*?)\}", text, re.DOTALL)
+    colours = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", blocks[0 if scheme == "light" else 1]))
+    grounds = [colours[g] for g in ("paper", "page", "soft")]
+    for ink in ("ink", "muted", "s0", "s4", "s1"):
+        floor = 4.5 if ink in ("ink", "muted") else 3.0
+        assert all(contrast(colours[ink], ground) >= floor for ground in grounds), ink
+    for tone in ("bad", "warn", "good"):
+        assert contrast(colours[tone], colours[f"{tone}-bg"]) >= 4.5
+    assert all(contrast(colours[f"s{i}"], colours["paper"]) >= 3 for i in range(8))
+
+
+FLAGS = (
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+    "--enable-logging=stderr", "--dump-dom",
+)  # fmt: skip
+
+
+def browse(page: Path, profile: Path) -> tuple[str, list[str]]:
+    """The document as the browser holds it, and its console lines."""
+    browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if browser is None:
+        pytest.skip("no Chromium on this machine")
+    command = [browser, *FLAGS, f"--user-data-dir={profile}", page.resolve().as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=True)
+    return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("name", ["unprotected", "comparison"])
+def test_a_browser_opens_it_without_a_word(pages: dict[str, Path], name: str, tmp_path: Path) -> None:
+    document, console = browse(pages[name], tmp_path)
+    assert console == [] and "What each number means" in document
+
+
+@pytest.mark.browser
+def test_a_browser_runs_nothing_of_a_hostile_run(hostile: Path, tmp_path: Path) -> None:
+    document, console = browse(write_report(hostile), tmp_path)
+    assert console == [] and "<title>owned" not in document and "<title>Unprotected" in document
+
+
+@pytest.mark.browser
+def test_the_browser_check_can_fail(pages: dict[str, Path], tmp_path: Path) -> None:
+    """A script smuggled in is refused by the page's own policy, and the console says so."""
+    text = pages["unprotected"].read_text(encoding="utf-8")
+    (tmp_path / "bad.html").write_text(text.replace("</main>", "<script>document.title='owned'</script></main>"))
+    document, console = browse(tmp_path / "bad.html", tmp_path / "profile")
+    assert console and "<title>owned" not in document
+
+
+def test_a_real_start_says_that_its_accuracy_is_that_of_raw_images(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    for start, told in (("real", True), ("noise", False)):
+        (folder / "config.yaml").write_text(f"algo: {{init: {start}}}\n")
+        assert ("that of raw images sent" in write_report(folder).read_text()) is told

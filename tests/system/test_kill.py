@@ -1,0 +1,145 @@
+"""A run that was killed, stopped or starved of disk goes on to the result of an undisturbed one."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from privdd.cli import config
+from privdd.cli.config import composed
+from privdd.cli.failures import explain
+from privdd.cli.runs import prepare, run_training, stored_config
+from privdd.core.errors import BadConfig
+from privdd.runtime import run_folder as store
+from privdd.runtime.run_folder import DamagedRun
+
+HERE = Path(__file__).parent
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(HERE.parents[1]), *sys.path])}
+TINY = ["preset=smoke", "partition.clients=3", "data.limit=150", "model=mlp", "algo.rounds=3", "algo.local_epochs=1"]
+
+
+def test_killed_audits_resume_to_the_same_result(tmp_path: Path) -> None:
+    """PRIVDD_KILLS=10 kills ten times; the seed is new each time and shown on failure."""
+    kills, seed = int(os.environ.get("PRIVDD_KILLS", "2")), random.SystemRandom().randrange(10**6)
+    command = [sys.executable, str(HERE / "kill_harness.py"), str(tmp_path), str(kills), str(seed)]
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=30 * (kills + 4))
+    assert done.returncode == 0, done.stderr
+    seen = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(seen) == kills
+    assert any(one["killed"] for one in seen), f"seed {seed}: no kill struck in time: {seen}"
+    assert all(one["same"] for one in seen), f"seed {seed}: {seen}"
+
+
+def command_line(*arguments: str, folder: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "privdd.train", *arguments]
+    return subprocess.Popen(
+        command, cwd=folder, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+
+
+def test_ctrl_c_says_how_to_resume_and_resume_finishes(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    long = [*TINY, "algo.rounds=100000", f"hydra.run.dir={run}"]
+    process = command_line(*long, folder=tmp_path)
+    deadline = time.monotonic() + 120
+    while not (run / "artifacts" / "round_002").is_dir() and time.monotonic() < deadline and process.poll() is None:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert f"resume with: python -m privdd.train resume={run}" in err and "Traceback" not in err
+    again = command_line(f"resume={run}", "algo.rounds=3", folder=tmp_path)
+    _, err = again.communicate(timeout=120)
+    assert again.returncode == 1 and err.count("privdd: error:") == 1 and "only engine can be changed" in err
+
+
+def test_a_folder_of_another_run_is_refused(tmp_path: Path) -> None:
+    settings = composed("train", TINY)
+    assert run_training(settings, tmp_path, []) == 0
+    assert prepare(tmp_path, composed("train", [*TINY, "engine=processes"]))  # does not decide what is sent
+    with pytest.raises(BadConfig, match=r"another config.*seed"):
+        prepare(tmp_path, composed("train", [*TINY, "seed=1"]))
+    with pytest.raises(BadConfig, match=r"another config.*algo"):
+        run_training(composed("train", [*TINY, "algo.lr=0.01"]), tmp_path, [])
+
+
+def test_a_finished_training_is_not_trained_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_training(composed("train", TINY), tmp_path, [])
+    before = json.loads((tmp_path / "training.json").read_text())
+    (tmp_path / "ledger.json").unlink()
+    monkeypatch.setattr("privdd.federated.trainer.step", None)  # a round would fail
+    run_training(stored_config(tmp_path), tmp_path, [])
+    assert json.loads((tmp_path / "training.json").read_text()) == before
+    assert (tmp_path / "ledger.json").is_file()
+
+
+@pytest.mark.parametrize("moment", [1, 4, 9, 14])
+def test_a_full_disk_is_one_line_and_keeps_what_was_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], moment: int
+) -> None:
+    """The moment-th file does not fit; everything before it stays, and the run goes on once there is room."""
+    monkeypatch.setattr("privdd.federated.trainer.CHECKPOINT_EVERY", 0.0)
+    whole, starved = tmp_path / "whole", tmp_path / "starved"
+    run_training(composed("train", TINY), whole, [])
+    real, count = os.fsync, 0
+
+    def full(handle: int) -> None:
+        nonlocal count
+        count += 1
+        if count >= moment:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(handle)
+
+    monkeypatch.setattr(store.os, "fsync", full)
+    capsys.readouterr()
+    assert config.guarded(lambda: run_training(composed("train", TINY), starved, [])) == 1
+    error = [line for line in capsys.readouterr().err.splitlines() if line.startswith("privdd: error")]
+    assert len(error) == 1 and "no space left" in error[0] and str(starved) in error[0]
+    kept = [p for p in starved.rglob("*") if p.is_file()]
+    assert len(kept) >= min(moment, 5) - 1 and not [p for p in kept if p.name.startswith(".")]
+    monkeypatch.setattr(store.os, "fsync", real)
+    run_training(composed("train", TINY), starved, [])
+    assert (starved / "ledger.json").read_bytes() == (whole / "ledger.json").read_bytes()
+
+
+def test_a_real_full_disk(tmp_path: Path) -> None:
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(tmp_path)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("mounting is not allowed here")
+    try:
+        with pytest.raises(OSError) as caught:
+            run_training(composed("train", TINY), tmp_path / "run", [])
+        line = explain(caught.value)
+        assert line and "no space left" in line and "\n" not in line
+        assert (tmp_path / "run" / "config.yaml").is_file()
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)
+
+
+def test_an_unwritable_folder_is_one_line_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr("privdd.federated.trainer.step", None)
+    for place in (tmp_path / "file" / "run", Path("/proc/run")):
+        with pytest.raises(OSError) as caught:
+            run_training(composed("train", TINY), place, [])
+        line = explain(caught.value)
+        assert line and str(place) in line and "\n" not in line
+
+
+def test_resume_of_what_is_no_run_is_one_line(tmp_path: Path) -> None:
+    for place in (tmp_path / "nowhere", tmp_path):
+        with pytest.raises(DamagedRun, match="not a run folder"):
+            stored_config(place)
+    (tmp_path / "config.yaml").write_text("a: [1")
+    with pytest.raises(DamagedRun, match="not a config of privdd"):
+        stored_config(tmp_path)

@@ -1,0 +1,214 @@
+"""The shape of the code: imports run one way, files and functions stay small, forbidden calls stay out."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+FILES = sorted([*ROOT.glob("privdd/**/*.py"), *ROOT.glob("attacks/**/*.py")])
+
+MAY_IMPORT: dict[str, set[str]] = {  # a package may import itself and these, nothing else
+    "attacks": set(),
+    "core": {"attacks"},
+    "models": set(),
+    "runtime": {"core"},
+    "privacy": {"core"},
+    "data": {"core"},
+    "federated": {"core", "runtime", "privacy", "data", "attacks"},
+    "training": {"core", "federated", "privacy", "models"},
+    "distillation": {"core", "federated", "privacy", "models", "training", "attacks"},
+    "methods": {"core", "federated", "privacy", "models", "training", "distillation", "attacks"},
+    "reporting": {"runtime", "attacks"},  # run folders only: it must not know how they came about
+    "auditing": {
+        "core", "runtime", "privacy", "data", "federated", "training", "distillation", "methods", "reporting", "attacks",
+    },
+}  # fmt: skip
+MAY_IMPORT["cli"] = {*MAY_IMPORT}
+MAY_IMPORT["adapters"] = {*MAY_IMPORT, "cli"}
+DOORS = {"__init__", "api", "audit", "report", "train"}  # the only modules at the top of privdd; they may import all
+
+
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def module_name(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def imports(path: Path) -> Iterator[tuple[int, str]]:
+    """(line, module) of every import, lazy ones included; relative ones spelled out."""
+    package = module_name(path) if path.name == "__init__.py" else module_name(path).rpartition(".")[0]
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package.rsplit(".", node.level - 1)[0] if node.level else ""
+            whole = ".".join(filter(None, [base, node.module]))
+            yield node.lineno, whole
+            yield from ((node.lineno, f"{whole}.{alias.name}") for alias in node.names if is_module(f"{whole}.{alias.name}"))
+
+
+@cache
+def is_module(name: str) -> bool:
+    place = ROOT.joinpath(*name.split("."))
+    return place.with_suffix(".py").is_file() or (place / "__init__.py").is_file()
+
+
+def package(name: str) -> str:
+    """The package of a module of ours: "attacks", the second part of privdd.a.b, "" for privdd's own top."""
+    first, *rest = name.split(".")
+    if first == "attacks":
+        return first
+    return rest[0] if rest and rest[0] not in DOORS else ""
+
+
+def ours(name: str) -> bool:
+    return name.split(".")[0] in ("privdd", "attacks")
+
+
+def wrong_imports(name: str, found: Iterable[tuple[int, str]]) -> list[str]:
+    own = package(name)
+    if not own:
+        return []
+    allowed = MAY_IMPORT[own] | {own}
+    return [f"{name}:{line} imports {other}" for line, other in found if ours(other) and other != "privdd" and package(other) not in allowed]
+
+
+def test_every_file_has_a_package():
+    assert [n for n in map(module_name, FILES) if package(n) not in {*MAY_IMPORT, ""}] == []
+    assert {p.stem for p in ROOT.glob("privdd/*.py")} == DOORS
+    assert len(FILES) > 100
+
+
+@pytest.mark.parametrize("path", FILES, ids=module_name)
+def test_imports_follow_the_table(path):
+    assert wrong_imports(module_name(path), imports(path)) == []
+
+
+def test_the_table_has_no_circle():
+    order: list[str] = []
+    while len(order) < len(MAY_IMPORT):
+        free = [p for p, others in MAY_IMPORT.items() if p not in order and others <= {*order}]
+        assert free, f"a circle among {sorted(set(MAY_IMPORT) - set(order))}"
+        order += free
+
+
+def test_modules_do_not_import_each_other_in_a_circle():
+    needs = {module_name(p): {n for _, n in imports(p) if ours(n) and n != module_name(p)} for p in FILES}
+    while free := [name for name, others in needs.items() if not others & needs.keys()]:
+        for name in free:
+            del needs[name]
+    assert sorted(needs) == []
+
+
+def test_the_walk_sees_what_it_should():
+    """The checks above can fail: a lazy, a relative and a from-package import are all seen."""
+    found = {name for _, name in imports(ROOT / "privdd" / "cli" / "runs.py")}
+    assert {"privdd.cli.assemble", "privdd.auditing.pipeline", "privdd.runtime.run_folder"} <= found  # two are lazy
+    assert wrong_imports("privdd.privacy.noise", [(1, "privdd.federated.channel")])
+    assert wrong_imports("attacks.roc", [(1, "privdd.core.types")])
+    assert wrong_imports("privdd.models.build", [(1, "privdd.api")])
+    assert not wrong_imports("privdd.federated.channel", [(1, "privdd.privacy.noise"), (2, "torch")])
+
+
+@pytest.mark.parametrize("path", FILES, ids=module_name)
+def test_files_and_functions_stay_small(path):
+    """300 lines a file, 60 a function."""
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= 300
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            assert node.end_lineno - node.lineno < 60, f"{node.name}: {node.end_lineno - node.lineno + 1} lines"
+
+
+# --- forbidden calls ----------------------------------------------------------------------------
+
+NEVER = {
+    "eval", "exec", "compile", "__import__", "os.system", "torch.load", "torch.save", "torch.manual_seed", "torch.seed",
+    "torch.cuda.manual_seed", "torch.cuda.manual_seed_all", "torch.set_rng_state",
+}  # fmt: skip
+DRAWS = {"rand", "randn", "randint", "randperm", "normal", "bernoulli", "multinomial", "poisson"}
+IN_PLACE = {"normal_", "uniform_", "bernoulli_", "random_", "exponential_", "cauchy_", "geometric_", "log_normal_"}
+LIKE = {"rand_like", "randn_like", "randint_like"}
+NUMPY = {"default_rng", "Generator", "PCG64", "SeedSequence", "BitGenerator"}  # what does not touch the global state
+EXCEPTIONS = {("attacks.lpips_weights", "pickle"): "a restricted unpickler that can build arrays only, for published weights"}
+
+
+def dotted(node: ast.expr) -> str:
+    """``a.b.c`` of a call's function, as far as it is names."""
+    if isinstance(node, ast.Attribute):
+        return f"{dotted(node.value)}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def swallows(node: ast.ExceptHandler) -> bool:
+    """``except Exception: pass`` and its kin."""
+    broad = node.type is None or dotted(node.type) in ("Exception", "BaseException")
+    return broad and all(isinstance(s, ast.Pass | ast.Continue) or (isinstance(s, ast.Expr) and isinstance(s.value, ast.Constant)) for s in node.body)
+
+
+def forbidden(module: ast.Module) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(module):
+        if isinstance(node, ast.Assert):
+            yield node.lineno, "assert"
+        elif isinstance(node, ast.ExceptHandler) and (swallows(node) or node.type is None):
+            yield node.lineno, "swallowed exception"
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            names = [a.name for a in node.names] if isinstance(node, ast.Import) else [node.module or ""]
+            yield from ((node.lineno, n) for n in names if n.split(".")[0] in ("pickle", "dill", "cloudpickle", "marshal", "shelve", "random"))
+        elif isinstance(node, ast.Call):
+            yield from ((node.lineno, what) for what in forbidden_call(node))
+
+
+def forbidden_call(node: ast.Call) -> Iterator[str]:
+    name = dotted(node.func)
+    head, _, last = name.rpartition(".")
+    given = {k.arg for k in node.keywords}
+    unseeded = last == "default_rng" and not node.args and not given
+    if name in NEVER or (head in ("np.random", "numpy.random") and (last not in NUMPY or unseeded)):
+        yield name
+    elif head == "torch" and (last in LIKE or (last in DRAWS and "generator" not in given)):
+        yield f"{name} without generator"
+    elif last in IN_PLACE and "generator" not in given and isinstance(node.func, ast.Attribute):
+        yield f".{last} without generator"
+    elif head in ("nn.init", "torch.nn.init", "init") and last not in ("zeros_", "ones_", "constant_") and "generator" not in given:
+        yield f"{name} without generator"
+    elif last in ("Dropout", "Dropout2d") or name in ("F.dropout", "torch.dropout"):
+        yield name
+
+
+@pytest.mark.parametrize("path", FILES, ids=module_name)
+def test_nothing_forbidden(path):
+    found = [(line, what) for line, what in forbidden(tree(path)) if (module_name(path), what) not in EXCEPTIONS]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "assert x", "eval('1')", "import pickle", "from pickle import loads", "torch.load(p)", "torch.manual_seed(1)",
+        "np.random.seed(1)", "np.random.rand(3)", "np.random.default_rng()", "numpy.random.choice(3)", "import random",
+        "torch.rand(3)", "torch.randn_like(x)", "x.normal_()", "torch.randperm(3, device=d)", "nn.Dropout(0.5)",
+        "nn.init.kaiming_uniform_(w)", "try:\n    f()\nexcept Exception:\n    pass", "try:\n    f()\nexcept:\n    g()",
+    ],
+)  # fmt: skip
+def test_the_search_finds(source):
+    assert list(forbidden(ast.parse(source)))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "torch.rand(3, generator=g)", "np.random.default_rng(seed)", "x.uniform_(0, 1, generator=g)", "model.eval()",
+        "torch.Generator().manual_seed(3)", "try:\n    f()\nexcept Exception as e:\n    raise X from e", "re.compile('a')",
+        "safetensors.torch.load(data)",
+    ],
+)  # fmt: skip
+def test_the_search_lets_pass(source):
+    assert not list(forbidden(ast.parse(source)))
