@@ -65,7 +65,8 @@ def replays(worlds: int) -> Callable[[], object]:
     progress, _, _ = step(plan, start(plan, Ledger("zero_out")), shards, Engine())
     masks = torch.rand((worlds, 100), generator=Keys(2).torch()) < 0.5
     game = Game(shards[0].train, torch.arange(100), masks, "add_remove")
-    tasks = [Replay(plan, chain_to(plan, progress.snapshots, 0), game.shard(shards[0], w), w) for w in range(worlds)]
+    chain = chain_to(plan, progress.snapshots, 0)
+    tasks = [Replay(plan, chain, shards[0], game, [w]) for w in range(worlds)]
     return lambda: [task.run() for task in tasks]
 
 
@@ -76,8 +77,10 @@ def one_pass(worlds: int) -> Callable[[], object]:
     problem, shard = Problem((1, 28, 28), CLASSES, 1), shard_of(0, 640, 28)
     sent = method.broadcast(method.init(problem, Keys(0)))
     masks = torch.rand((worlds, 200), generator=Keys(2).torch()) < 0.5
-    fixed, candidates = shard.with_train(shard.train.take(torch.arange(200, 640))), shard.train.take(torch.arange(200))
-    return lambda: method.local_worlds(sent, {}, fixed, candidates, masks, ClientContext(0, 0, Keys(3), problem, queries=method.queries))
+    rest = torch.ones(worlds, 440, dtype=torch.bool)
+    clients = [shard.with_train(shard.train.take(mask)) for mask in torch.cat([masks, rest], 1)]
+    contexts = [ClientContext(0, 0, Keys(3), problem, queries=method.queries) for _ in clients]
+    return lambda: method.local_batched(sent, [{}] * worlds, clients, contexts)
 
 
 @dataclass(frozen=True)

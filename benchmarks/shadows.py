@@ -23,11 +23,10 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks.machine import hardware
-from privdd.auditing.autotune import CLEAR, TOGETHER, decide, measure
+from privdd.auditing.autotune import CLEAR, Trial, decide, measure
 from privdd.core.keys import Keys
 from privdd.core.types import Problem, Records, Shard
 from privdd.federated.channel import ClientContext
-from privdd.methods.batched import local_together, turns_of
 from privdd.methods.fedavg import FedAvg
 from privdd.models import ModelSpec, build
 from privdd.runtime.allocator import keep_memory
@@ -53,6 +52,8 @@ class Case:
             batch_size=self.batch, local_epochs=self.epochs, weighting="uniform",
         )  # fmt: skip
 
+
+TOGETHER = FedAvg.worlds_per_pass  # models of one wide network
 
 CASES = {
     "28x28": Case("(a) small CNN, width 32, 28x28", ModelSpec("smallcnn", width=32), (1, 28, 28), 400, 64, 2),
@@ -92,7 +93,7 @@ def one_by_one(task: Shadows) -> float:
 def side_by_side(task: Shadows) -> float:
     """The same as one wide network."""
     shards, contexts = [task.shard(w) for w in task.worlds], [task.context(w) for w in task.worlds]
-    done = local_together(task.case.method, {"model": task.start}, [{} for _ in shards], shards, contexts)
+    done = task.case.method.local_batched({"model": task.start}, [{} for _ in shards], shards, contexts)
     return float(sum(upload["update"].value["head.bias"][0] for upload, _ in done or ()))
 
 
@@ -153,14 +154,14 @@ def ways(workers: int) -> dict[str, Way]:
 def auto(whole: Shadows, count: int) -> str:
     """What ``audit.training=auto`` would choose, and by what ratio (no cache is read or written)."""
     keep_memory()
-    first = parts(whole, TOGETHER)[0]
-    turns = turns_of(
-        whole.case.method, {"model": whole.start}, [{} for _ in first.worlds],
-        [first.shard(w) for w in first.worlds], [first.context(w) for w in first.worlds],
-    )  # fmt: skip
+    one, group = parts(whole, 1)[0], parts(whole, TOGETHER)[0]
+    steps = int(whole.case.method.settings(whole.case.records // 2)["local_steps"])
+    trial = Trial(
+        lambda: one_by_one(one), lambda: side_by_side(group), lambda: side_by_side(group), len(group.worlds), count, steps, ""
+    )
     began = time.perf_counter()
-    ratio = measure(whole.case.method, turns or ())
-    took, choice = time.perf_counter() - began, decide(ratio, count)
+    ratio = measure(trial)
+    took, choice = time.perf_counter() - began, decide(ratio, count, TOGETHER)
     said = "not measured" if ratio is None else f"{ratio:.2f} times the loop on one thread, {CLEAR} are needed"
     return f"auto takes: {choice.training} ({said}; probe {took:.1f} s)"
 

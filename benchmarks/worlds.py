@@ -17,9 +17,9 @@ import time
 from dataclasses import replace
 
 import torch
-from shadows import shadows
 
 from benchmarks.machine import hardware
+from benchmarks.shadows import shadows
 from privdd.core.keys import Keys
 from privdd.core.types import Problem, Records, Shard
 from privdd.distillation.distribution_matching import Matching
@@ -84,13 +84,13 @@ def main() -> None:
 
     replace(method, matching=replace(matching, iterations=1)).local(sent, {}, shard, context())  # warm up
     start, before = time.process_time(), megabytes()
-    together = method.local_worlds(sent, {}, shard, candidates, masks, context())
+    clients = [shard.with_train(Records.concat([shard.train, candidates.take(mask)])) for mask in masks]
+    together = [upload for upload, _ in method.local_batched(sent, [{}] * worlds, clients, [context()] * worlds) or ()]
     one_pass = time.process_time() - start
     peak = megabytes()
     gap, start = 0.0, time.process_time()
     for world in range(args.replays):
-        alone = shard.with_train(Records.concat([shard.train, candidates.take(masks[world])]))
-        upload, _ = method.local(sent, {}, alone, context())
+        upload, _ = method.local(sent, {}, clients[world], context())
         gap = max(gap, float((upload["images"].value["x"] - together[world]["images"].value["x"]).abs().max()))
     separate = (time.process_time() - start) / args.replays * worlds
     print(f"width {width}, batch {batch}, ipc {ipc}, {worlds} worlds, {args.iterations} iterations, 1 thread")

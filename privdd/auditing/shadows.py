@@ -67,19 +67,20 @@ class Stage:
     @cached_property
     def groups(self) -> list[range]:
         """The worlds that are replayed at once where they are."""
-        return chunks(len(self.game.masks), self.plan.method.per_pass)
+        return chunks(len(self.game.masks), self.plan.method.worlds_per_pass)
 
     @cached_property
     def choice(self) -> Choice:
         """How the worlds are replayed; it stands in the run folder, so that a resumed run keeps it."""
         record = self.folder.path / "worlds" / f"{self._key(self.config)}.json"
         with threads(self.engine.threads):
-            return choose(self.training, self._trial(), record)
+            return choose(self.training, self.trial(), record)
 
-    def _trial(self) -> Trial:
+    def trial(self) -> Trial:
         """One world against a group, for whoever chooses between them."""
         plan, group = self.plan, self.groups[0] if self.groups else range(0)
-        settings = plan.method.settings(len(self.shard.train))
+        records = len(self.game.shard(self.shard, group[0]).train) if group else 0
+        settings = plan.method.settings(records)
         steps = settings.get("local_steps")
         return Trial(
             alone=self.task(group[:1], batched=False).run,
@@ -88,7 +89,7 @@ class Stage:
             group=len(group),
             worlds=len(self.game.masks) - 1,
             steps=None if steps is None else int(steps) * len(self.chain),
-            key=key_of(plan.method, plan.problem, settings, len(self.shard.train), len(group)),
+            key=key_of(plan.method, plan.problem, settings, records, len(group)),
             device=plan.problem.device,
             always=plan.method.shares_work,
         )

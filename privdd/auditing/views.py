@@ -47,7 +47,9 @@ class Scene:
 
     def lens(self, round: int) -> Lens:
         snapshot = self.progress.snapshots[round]
-        waived = frozenset(str(k) for k, reason in self.experiment.config.audit.waive.items() if reason)
+        waived = frozenset(
+            str(k) for k, reason in (self.experiment.config.get("audit", {}).get("waive") or {}).items() if reason
+        )
         plan, candidates = self.plan, self.game.candidates
         noise = feature_noise(plan)
         return Lens(plan.method, plan.problem, snapshot, candidates, self.public, snapshot.memory, waived, noise)

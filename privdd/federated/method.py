@@ -171,7 +171,7 @@ class Method(ABC):
 
     # --- speed -------------------------------------------------------------------------------------
 
-    per_pass: ClassVar[int] = 8  # client rounds in one call of ``local_batched``
+    worlds_per_pass: ClassVar[int] = 8  # client rounds in one call of ``local_batched``
     shares_work: ClassVar[bool] = False  # K rounds at once cost little more than one: always batched, without measuring
 
     def local_batched(

@@ -56,7 +56,7 @@ from privdd.training.server import ServerTraining, inside_ball, train_on, union
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedDM(Method):
+class FedDM(Method, hooks=("configured",)):
     """Images per class are matched in networks around the server's model, then pooled by the server.
 
     model: must treat each image alone (no batch norm); ipc: images per class; start: real | noise | smooth |
@@ -97,7 +97,7 @@ class FedDM(Method):
     }
     broadcasts: ClassVar[Mapping[str, Surface]] = {"model": Surface.GLOBAL_MODEL}
 
-    per_pass: ClassVar[int] = 16
+    worlds_per_pass: ClassVar[int] = 16
     shares_work: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

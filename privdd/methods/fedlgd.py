@@ -42,7 +42,7 @@ from privdd.training.local import outputs
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedLGD(Method):
+class FedLGD(Method, hooks=("selected", "refines")):
     """Clients train on virtual images; the server distils its own from their averaged updates.
 
     virtual: how clients distil and refine their images. In the selected rounds (every tau_step, tau
@@ -91,7 +91,7 @@ class FedLGD(Method):
         "labels": Surface.GLOBAL_IMAGES,
     }
 
-    per_pass: ClassVar[int] = 16
+    worlds_per_pass: ClassVar[int] = 16
     shares_work: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

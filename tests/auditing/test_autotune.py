@@ -6,7 +6,6 @@ import json
 import os
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,24 +14,24 @@ import pytest
 from privdd.auditing import autotune as pace
 from privdd.auditing.autotune import (
     Choice,
+    Trial,
     cache_folder,
     check_training,
     choose,
     decide,
     file_of,
-    key_of,
     measure,
     ratio_of,
 )
 from privdd.auditing.game import draw_game
-from privdd.auditing.replay import turns_in
+from privdd.auditing.shadows import Stage
+from privdd.auditing.views import Scene
 from privdd.cli.assemble import assemble
 from privdd.cli.config import composed
-from privdd.federated.simulation import Snapshot
-from privdd.methods.fedavg import Turn
+from privdd.federated.simulation import Progress, Snapshot
+from privdd.runtime.engine import Engine
+from privdd.runtime.run_folder import RunFolder
 from tests.federations import tiny
-
-Prepared = tuple[Any, list[Turn]]
 
 
 @pytest.fixture(autouse=True)
@@ -41,14 +40,17 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-def prepared(*more: str, worlds: int = 9) -> Prepared:
-    plan = tiny("fedavg", "model=mlp", *more).plan
-    (whole,) = (s for s in tiny("fedavg", "model=mlp", *more).shards if s.client == plan.victim)
+def prepared(*more: str, worlds: int = 9, algo: str = "fedavg") -> Trial:
+    """One world of a tiny client against a group of eight, as an audit would time them."""
+    made = tiny(algo, "model=mlp", *more)
+    plan = made.plan
+    (whole,) = (s for s in made.shards if s.client == plan.victim)
     game = draw_game(whole, 20, worlds, plan.keys, plan.relation)
-    sent = plan.method.broadcast(plan.method.init(plan.problem, plan.keys))
-    turns = turns_in(plan, (Snapshot(0, sent, {}),), whole, game, range(1, worlds))
-    assert turns is not None
-    return plan.method, turns
+    server = plan.method.init(plan.problem, plan.keys)
+    snapshots = {0: Snapshot(0, plan.method.broadcast(server), {})}
+    scene = Scene(made, Progress(1, server, {}, made.ledger(), snapshots=snapshots), game, whole)
+    stage = Stage(plan, snapshots, 0, whole, game, scene.lens(0), RunFolder(Path("nowhere")), Engine(), "config")
+    return stage.trial()
 
 
 @pytest.fixture
@@ -58,57 +60,58 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Callable[[float | None], list[i
 
     def install(ratio: float | None) -> list[int]:
         calls: list[int] = []
-        monkeypatch.setattr(pace, "measure", lambda method, turns: calls.append(len(turns)) or ratio)
+        monkeypatch.setattr(pace, "measure", lambda trial: calls.append(trial.group) or ratio)
         return calls
 
     return install
 
 
-def pick(prepared: Prepared, record: Path, asked: str = "auto", worlds: int = 8) -> Choice:
-    return choose(asked, *prepared, worlds, 1, record)
+def pick(trial: Trial, record: Path, asked: str = "auto") -> Choice:
+    return choose(asked, trial, record)
 
 
 def test_the_probe_is_short_and_says_what_a_stopwatch_says() -> None:
-    method, turns = prepared()
+    trial = prepared()
     began = time.process_time()
-    ratio = measure(method, turns)
+    ratio = measure(trial)
     assert time.process_time() - began < 2.5
     assert ratio is not None and 1.0 < ratio < 30  # eight tiny networks: far from a tie
 
 
 def test_a_slow_network_is_not_measured_to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    method, turns = prepared()
-    monkeypatch.setattr(pace, "_timed", lambda work, device: 0.1)
-    assert measure(method, turns) is None
-    assert decide(None, 64).training == "loop"
+    trial = prepared()
+    assert trial.steps
+    monkeypatch.setattr(pace, "_timed", lambda work, device: 0.1 * trial.steps)
+    assert measure(trial) is None
+    assert decide(None, 64, 8).training == "loop"
 
 
 def test_only_what_is_clearly_faster_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
-    chosen = {ratio: decide(ratio, 63).training for ratio in (0.5, 1.0, 1.29, 1.31, 4.0)}
+    chosen = {ratio: decide(ratio, 63, 8).training for ratio in (0.5, 1.0, 1.29, 1.31, 4.0)}
     assert chosen == {0.5: "loop", 1.0: "loop", 1.29: "loop", 1.31: "vectorised", 4.0: "vectorised"}
 
 
 def test_cores_that_wide_networks_leave_idle_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """Eleven worlds are two wide networks: on sixteen cores a loop has eleven workers, they have two."""
     monkeypatch.setattr(os, "cpu_count", lambda: 16)
-    assert decide(3.0, 11).training == "loop" and decide(8.0, 11).training == "vectorised"
-    assert decide(3.0, 255).training == "vectorised"
+    assert decide(3.0, 11, 8).training == "loop" and decide(8.0, 11, 8).training == "vectorised"
+    assert decide(3.0, 255, 8).training == "vectorised"
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
-    assert decide(3.0, 11).training == "vectorised" and decide(3.0, 7).training == "vectorised"
-    assert decide(2.0, 7).training == "loop"  # one wide network, and a second core that could have shared the loop
+    assert decide(3.0, 11, 8).training == "vectorised" and decide(3.0, 7, 8).training == "vectorised"
+    assert decide(2.0, 7, 8).training == "loop"  # one wide network, and a second core that could have shared the loop
 
 
 def test_a_machine_measures_once(measured: Any, cache: Path, tmp_path: Path) -> None:
     calls = measured(3.0)
     first = pick(prepared(), tmp_path / "a.json")
-    assert (first.training, first.ratio, calls) == ("vectorised", 3.0, [8])
+    assert (first.training, first.ratio, calls) == ("vectorised", 3.0, [7])
     measured(0.1)  # a second measurement would say the opposite
     assert pick(prepared(), tmp_path / "b.json") == first
-    method, turns = prepared()
+    key = prepared().key
     (file,) = cache.iterdir()
-    assert file == file_of(cache, key_of(method, turns))
-    assert json.loads(file.read_text()) == {"key": key_of(method, turns), "ratio": 3.0}
+    assert file == file_of(cache, key)
+    assert json.loads(file.read_text()) == {"key": key, "ratio": 3.0}
 
 
 def test_other_networks_batches_and_numbers_of_worlds_are_measured_anew(measured: Any, tmp_path: Path) -> None:
@@ -116,10 +119,9 @@ def test_other_networks_batches_and_numbers_of_worlds_are_measured_anew(measured
     variants = [prepared(), prepared("algo.batch_size=8"), prepared("model.width=16"), prepared(worlds=5), prepared("algo.momentum=0")]
     for at, one in enumerate(variants):
         pick(one, tmp_path / f"{at}.json")
-        seen.add(key_of(*one))
+        seen.add(one.key)
     assert len(calls) == len(seen) == len(variants)
-    method, turns = variants[0]
-    assert key_of(replace(method, lr=9.0, local_epochs=7, rounds=9), turns) == key_of(method, turns)  # cost nothing, change nothing
+    assert prepared("algo.lr=0.09", "algo.rounds=9").key == variants[0].key  # cost nothing, change nothing
 
 
 def test_a_run_keeps_its_choice_whatever_the_machine_says_later(measured: Any, cache: Path, tmp_path: Path) -> None:
@@ -138,12 +140,12 @@ def test_a_run_keeps_its_choice_whatever_the_machine_says_later(measured: Any, c
     + [b'{"key": "KEY", "ratio": %s}' % bad for bad in (b'"fast"', b"-1", b"true", b"{}")],
 )
 def test_a_damaged_memory_is_an_absent_one(content: bytes, measured: Any, cache: Path, tmp_path: Path) -> None:
-    method, turns = prepared()
-    key = key_of(method, turns)
+    trial = prepared()
+    key = trial.key
     cache.mkdir(parents=True)
     file_of(cache, key).write_bytes(content.replace(b"KEY", key.encode()))
     calls = measured(3.0)
-    assert pick((method, turns), tmp_path / "a.json").training == "vectorised" and calls == [8]
+    assert pick(trial, tmp_path / "a.json").training == "vectorised" and calls == [7]
     assert json.loads(file_of(cache, key).read_text()) == {"key": key, "ratio": 3.0}
     assert len(list(cache.iterdir())) == 1
 
@@ -152,7 +154,7 @@ def test_a_damaged_memory_is_an_absent_one(content: bytes, measured: Any, cache:
 def test_a_damaged_record_is_an_absent_one(content: bytes, measured: Any, tmp_path: Path) -> None:
     (tmp_path / "a.json").write_bytes(content)
     calls = measured(3.0)
-    assert pick(prepared(), tmp_path / "a.json").training == "vectorised" and calls == [8]
+    assert pick(prepared(), tmp_path / "a.json").training == "vectorised" and calls == [7]
     assert json.loads((tmp_path / "a.json").read_text())["training"] == "vectorised"
 
 
@@ -160,27 +162,27 @@ def test_a_cache_that_cannot_be_written_is_no_obstacle(measured: Any, monkeypatc
     (tmp_path / "file").touch()
     monkeypatch.setenv("PRIVDD_CACHE", str(tmp_path / "file" / "below"))
     calls = measured(3.0)
-    assert pick(prepared(), tmp_path / "a.json").training == "vectorised" and calls == [8]
+    assert pick(prepared(), tmp_path / "a.json").training == "vectorised" and calls == [7]
 
 
 def test_the_quicker_of_two_runs_decides_for_both(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    method, turns = prepared()
-    file = file_of(cache, key_of(method, turns))
+    trial = prepared()
+    file = file_of(cache, trial.key)
 
     def slow(*_: object) -> float:  # while this run measures, another one is done
         cache.mkdir(parents=True)
-        file.write_text(json.dumps({"key": key_of(method, turns), "ratio": 3.0}))
+        file.write_text(json.dumps({"key": trial.key, "ratio": 3.0}))
         return 0.1
 
     monkeypatch.setattr(pace, "measure", slow)
-    assert ratio_of(method, turns) == 3.0 and list(cache.iterdir()) == [file]
+    assert ratio_of(trial) == 3.0 and list(cache.iterdir()) == [file]
 
 
 def test_too_slow_to_measure_is_remembered_too(measured: Any, tmp_path: Path) -> None:
     measured(None)
     assert pick(prepared(), tmp_path / "a.json").training == "loop"
     calls = measured(9.0)
-    assert ratio_of(*prepared()) is None and calls == []
+    assert ratio_of(prepared()) is None and calls == []
 
 
 def test_a_user_without_a_home_measures_each_time(measured: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -192,7 +194,7 @@ def test_a_user_without_a_home_measures_each_time(measured: Any, monkeypatch: py
 
     monkeypatch.setattr(Path, "home", nobody)
     calls = measured(3.0)
-    assert cache_folder() is None and pick(prepared(), tmp_path / "a.json").training == "vectorised" and calls == [8]
+    assert cache_folder() is None and pick(prepared(), tmp_path / "a.json").training == "vectorised" and calls == [7]
 
 
 def test_small_audits_are_not_measured(cache: Path, tmp_path: Path) -> None:
@@ -223,4 +225,11 @@ def test_a_way_that_does_not_exist_is_one_line() -> None:
 
 def test_methods_without_a_wide_form_take_the_loop_whatever_is_asked(tmp_path: Path) -> None:
     for asked in ("auto", "vectorised"):
-        assert choose(asked, object(), None, 63, 1, tmp_path / "a.json").training == "loop"
+        assert choose(asked, prepared(algo="moon"), tmp_path / f"{asked}.json").training == "loop"
+
+
+def test_a_method_whose_worlds_share_work_is_batched_without_measuring(measured: Any, tmp_path: Path) -> None:
+    calls = measured(0.1)
+    trial = prepared("model=convnet", algo="feddm")
+    assert trial.always and choose("auto", trial, tmp_path / "a.json").training == "vectorised" and calls == []
+    assert choose("loop", trial, tmp_path / "b.json").training == "loop"  # as it is told

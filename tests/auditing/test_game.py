@@ -99,7 +99,9 @@ def test_replays_use_other_noise_and_other_batches_in_each_world():
     made = scene("fedfed")
     release = made.plan.method.distill_rounds
     chain = chain_to(made.plan, made.progress.snapshots, release)
-    one, again, two = (Replay(made.plan, chain, made.shard, w).run() for w in (1, 1, 2))
+    whole = made.experiment.shards[made.plan.victim]
+    same = replace(made.game, masks=made.game.masks[:1].expand(3, -1))
+    one, again, two = (Replay(made.plan, chain, whole, same, [w]).run()[0] for w in (1, 1, 2))
     assert equal(one, again)
     a, b, real = (v["features"]["x"] for v in (one, two, made.progress.snapshots[release].sent))
     std = 0.3872983346207417
@@ -114,8 +116,9 @@ def test_remembered_methods_replay_the_chain():
     snapshots = made.progress.snapshots
     last = max(snapshots)
     assert [s.round for s in chain_to(made.plan, snapshots, last)] == list(range(last + 1))
-    short = Replay(made.plan, (snapshots[last],), made.shard, 1).run()
-    whole = Replay(made.plan, chain_to(made.plan, snapshots, last), made.shard, 1).run()
+    client = made.experiment.shards[made.plan.victim]
+    (short,) = Replay(made.plan, (snapshots[last],), client, made.game, [1]).run()
+    (whole,) = Replay(made.plan, chain_to(made.plan, snapshots, last), client, made.game, [1]).run()
     assert not equal(short, whole)
     forgetful = scene("fedavg")
     assert len(chain_to(forgetful.plan, forgetful.progress.snapshots, max(forgetful.progress.snapshots))) == 1
@@ -183,7 +186,7 @@ def test_cached_worlds_are_reused_and_any_change_misses(tmp_path, monkeypatch):
     real = replays.run_task
 
     def counting(task):
-        ran.append(task.replay.world)
+        ran.extend(task.replay.worlds)
         return real(task)
 
     monkeypatch.setattr(replays, "run_task", counting)
@@ -237,9 +240,9 @@ def test_fast_worlds_equal_the_slow_loop_with_the_same_coins():
     plan, game = made.plan, made.game
     snapshot = made.progress.snapshots[0]
     whole = made.experiment.shards[plan.victim]
-    fixed = ~torch.isin(torch.arange(len(game.whole)), game.audited)
-    base = whole.with_train(game.whole.take(fixed))
-    fast = plan.method.local_worlds(snapshot.broadcast, snapshot.memory, base, game.candidates, game.masks, plan.context(0, plan.victim))
+    shards = [game.shard(whole, world) for world in range(len(game.masks))]
+    contexts = [plan.context(0, plan.victim) for _ in shards]
+    fast = [upload for upload, _ in plan.method.local_batched(snapshot.broadcast, [{}] * len(shards), shards, contexts)]
     for world in range(len(game.masks)):
         slow, _ = plan.method.local(snapshot.broadcast, {}, game.shard(whole, world), plan.context(0, plan.victim))
         assert torch.equal(fast[world]["labels"].value["y"], slow["labels"].value["y"])

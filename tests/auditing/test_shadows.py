@@ -12,7 +12,7 @@ import torch
 
 from privdd.auditing import shadows as replays
 from privdd.auditing.game import draw_game
-from privdd.auditing.replay import Replay, chain_to, chunks, fast_worlds, replay_together, turns_in
+from privdd.auditing.replay import Replay, chain_to, chunks
 from privdd.auditing.shadows import Stage
 from privdd.auditing.views import Scene
 from privdd.federated.simulation import Progress, start, step
@@ -76,9 +76,10 @@ def test_wide_networks_give_what_separate_replays_give(algo: str) -> None:
     t, whole = max(made.progress.snapshots), made.experiment.shards[made.plan.victim]
     chain = chain_to(made.plan, made.progress.snapshots, t)
     assert len(chain) == (made.plan.method.rounds if algo == "scaffold" else 1)
-    assert turns_in(made.plan, chain, whole, made.game, range(1, 8)) is not None
-    for world, sent in zip(range(1, 8), replay_together(made.plan, chain, whole, made.game, range(1, 8))):
-        alone = Replay(made.plan, chain, made.game.shard(whole, world), world).run()
+    together = Replay(made.plan, chain, whole, made.game, range(1, 8), batched=True).run()
+    assert together is not None and len(together) == 7
+    for world, sent in zip(range(1, 8), together):
+        (alone,) = Replay(made.plan, chain, whole, made.game, [world]).run()
         assert sent.keys() == alone.keys()
         for name, value in alone.items():
             assert all(torch.allclose(sent[name][key], tensor, atol=1e-5, rtol=1e-5) for key, tensor in value.items()), name
@@ -91,10 +92,10 @@ def test_a_pass_starts_each_world_as_its_own_replay_does(start: str) -> None:
     method = replace(made.plan.method, start=start, matching=replace(made.plan.method.matching, batch=10_000))
     plan, snapshot = replace(made.plan, method=method), made.progress.snapshots[0]
     whole = made.experiment.shards[plan.victim]
-    sent = fast_worlds(plan, snapshot, whole, made.game, range(1, 6))
+    sent = Replay(plan, (snapshot,), whole, made.game, range(1, 6), batched=True).run()
     assert sent is not None
     for world, values in zip(range(1, 6), sent):
-        alone = Replay(plan, (snapshot,), made.game.shard(whole, world), world).run()
+        (alone,) = Replay(plan, (snapshot,), whole, made.game, [world]).run()
         assert torch.equal(values["labels"]["y"], alone["labels"]["y"])
         assert torch.allclose(values["images"]["x"], alone["images"]["x"], atol=2e-5)
     gap = sent[0]["images"]["x"][:3] - sent[1]["images"]["x"][:3]
@@ -107,10 +108,10 @@ def test_first_rounds_of_fedlgd_are_their_own_replays_too() -> None:
     warm = replace(virtual, warmup=replace(virtual.warmup, batch=10_000), refine=replace(virtual.refine, batch=10_000))
     plan, snapshot = replace(made.plan, method=replace(made.plan.method, virtual=warm)), made.progress.snapshots[0]
     whole = made.experiment.shards[plan.victim]
-    sent = fast_worlds(plan, snapshot, whole, made.game, range(1, 4))
+    sent = Replay(plan, (snapshot,), whole, made.game, range(1, 4), batched=True).run()
     assert sent is not None
     for world, values in zip(range(1, 4), sent):
-        alone = Replay(plan, (snapshot,), made.game.shard(whole, world), world).run()
+        (alone,) = Replay(plan, (snapshot,), whole, made.game, [world]).run()
         assert all(torch.allclose(values["update"][n], t, atol=1e-5) for n, t in alone["update"].items())
 
 

@@ -18,6 +18,7 @@ from attacks.lpips_weights import pretrained
 from attacks.membership.readout import nearest, readout
 from attacks.types import Adversary, Capture, Knowledge, Surface, View
 from privdd.auditing.game import draw_game
+from privdd.auditing.readers import read_signals
 from privdd.auditing.signals import Lens
 from privdd.cli.assemble import attacks_of
 from privdd.cli.config import composed
@@ -44,7 +45,7 @@ def worlds_of(algo: str, count: int, *more: str) -> tuple[Lens, Tensor, list[dic
         ctx = replace(plan, keys=plan.keys.fold("world", world)).context(0, victim)
         upload, _ = plan.method.local(broadcast, {}, game.shard(whole, world), ctx)
         sent.append({name: dict(artifact.value) for name, artifact in upload.items()})
-    lens = Lens(plan.method, plan.problem, Snapshot(0, broadcast, {}), game.candidates, made.test, {}, {})
+    lens = Lens(plan.method, plan.problem, Snapshot(0, broadcast, {}), game.candidates, made.test, {}, frozenset(), {})
     return lens, game.masks, sent
 
 
@@ -52,7 +53,7 @@ def worlds_of(algo: str, count: int, *more: str) -> tuple[Lens, Tensor, list[dic
 def test_the_signal_in_the_public_map_tells_members_where_noise_is_small() -> None:
     """Within each record, over worlds: higher where it is in. Coins of other records say nothing (control)."""
     lens, masks, sent = worlds_of("feddm_public_dp", 12, *QUIET)
-    found = [lens.signals(values) for values in sent]
+    found = [read_signals(lens, values) for values in sent]
     assert {"synthetic_images|embedding_alignment", "synthetic_images|confidence"} <= set(found[0])
     signal = torch.stack([one["synthetic_images|embedding_alignment"] for one in found]).double()
     assert not torch.allclose(signal, torch.stack([one["synthetic_images|alignment"] for one in found]).double())
@@ -68,7 +69,7 @@ def test_the_signal_in_the_public_map_tells_members_where_noise_is_small() -> No
 @weights
 def test_the_signal_is_the_inner_product_in_the_extractor_alone() -> None:
     lens, _, (values,) = worlds_of("feddm_public_dp", 1, *QUIET)
-    found, see = lens.signals(values)["synthetic_images|embedding_alignment"], lens.method.extractor  # type: ignore[attr-defined]
+    found, see = read_signals(lens, values)["synthetic_images|embedding_alignment"], lens.method.extractor  # type: ignore[attr-defined]
     x, y, centre = values["images"]["x"], values["labels"]["y"], see(lens.public.x).mean(0)
     for i, (record, label) in enumerate(zip(lens.candidates.x, lens.candidates.y)):
         mean = see(x[y == label]).mean(0) - centre
@@ -77,7 +78,7 @@ def test_the_signal_is_the_inner_product_in_the_extractor_alone() -> None:
 
 def test_without_a_public_map_there_is_no_such_signal() -> None:
     lens, _, (values,) = worlds_of("feddm", 1)
-    assert "synthetic_images|embedding_alignment" not in lens.signals(values)
+    assert "synthetic_images|embedding_alignment" not in read_signals(lens, values)
 
 
 @pytest.mark.parametrize(("algo", "name", "surface"), [
@@ -88,8 +89,8 @@ def test_without_a_public_map_there_is_no_such_signal() -> None:
 def test_an_empty_set_says_the_same_of_every_record(algo: str, name: str, surface: str) -> None:
     """Finite, of the shapes that a full set has, and constant over records."""
     lens, _, (values,) = worlds_of(algo, 1)
-    full = lens.signals(values)
-    empty = lens.signals({**values, name: {"x": values[name]["x"][:0]}, "labels": {"y": NO_LABELS}})
+    full = read_signals(lens, values)
+    empty = read_signals(lens, {**values, name: {"x": values[name]["x"][:0]}, "labels": {"y": NO_LABELS}})
     assert {k: v.shape for k, v in empty.items()} == {k: v.shape for k, v in full.items()}
     for key, signal in empty.items():
         assert bool(torch.isfinite(signal).all()) and bool((signal == signal.flatten()[0]).all()), key

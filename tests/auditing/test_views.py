@@ -10,6 +10,7 @@ import torch
 from attacks.types import Surface
 from privdd.auditing import views as views_module
 from privdd.auditing.pipeline import game_of
+from privdd.auditing.readers import read_signals
 from privdd.auditing.shadows import audited_rounds
 from privdd.auditing.views import Scene, client_views
 from privdd.cli.assemble import assemble
@@ -42,7 +43,7 @@ def test_rounds_are_joined_where_the_same_rows_went_through_the_same_map(
     progress = Trainer(experiment.plan, shards, experiment.test, experiment.engine, folder, experiment.ledger()).run()
     scene = Scene(experiment, progress, game, shards[victim])
     (last,) = audited_rounds(progress.snapshots)
-    signals = scene.lens(last).signals(progress.snapshots[last].sent)
+    signals = read_signals(scene.lens(last), progress.snapshots[last].sent)
     stacked = {key: value.unsqueeze(0).expand(2, *value.shape) for key, value in signals.items()}
     views = {str(view.surface): view for view in client_views(scene, last, stacked)}
     captures = views[surface].captures

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from privdd.core.keys import Keys
-from privdd.core.types import Records
+from privdd.core.types import Records, Shard
 from privdd.distillation.augmentation import COLOUR_STRATEGY, Transform, draw
-from privdd.distillation.class_subsets import labelled, one_world, world_cells
+from privdd.distillation.class_subsets import Cell, Cells, batched_cells, cut, labelled, one_world
 from privdd.distillation.distribution_matching import Matching, Streams, match, matching_gradient, real_means
 from privdd.distillation.initial_images import initial_images
 from privdd.distillation.networks import ball, embedder, fresh, in_ball, to_ball
@@ -96,7 +96,7 @@ def test_worlds_in_one_pass_equal_separate_replays(start: str) -> None:
     def run(cells):  # type: ignore[no-untyped-def]
         return match(cells, initial_images(start, cells, 3, SHAPE, Keys(4)), networks, settings, streams())
 
-    cells = world_cells(fixed, candidates, masks, CLASSES)
+    cells = batched_cells([holding(Records.concat([fixed, candidates.take(mask)])) for mask in masks])
     together = run(cells)
     assert bool((cells.slot[3, 4:] == -1).all()) and bool((cells.slot[:, 5] == -1).all())
     for world, mask in enumerate(masks):
@@ -105,19 +105,37 @@ def test_worlds_in_one_pass_equal_separate_replays(start: str) -> None:
         assert torch.equal(y, own_y) and torch.allclose(x, own_x, atol=2e-5)
 
 
-def test_worlds_that_hold_the_same_records_share_a_cell() -> None:
-    fixed, candidates = records(30, 1, start=10_000), records(8, 2, classes=1)
-    masks = torch.rand((50, 8), generator=Keys(8).torch()) < 0.5
-    cells = world_cells(fixed, candidates, masks, CLASSES)
-    assert len(cells) == len(fixed.y.unique()) - 1 + len(masks.unique(dim=0))
+def holding(data: Records) -> Shard:
+    return Shard(0, data, data.take([]), data.take([]), CLASSES)
 
 
-def test_masks_and_ids_are_checked() -> None:
+def test_subsets_share_a_cell_unless_their_images_start_apart() -> None:
+    data, masks = records(8, 2, classes=1), torch.rand((50, 8), generator=Keys(8).torch()) < 0.5
+    assert len(cut(data, masks, CLASSES)) == len(masks[masks.any(1)].unique(dim=0))
+    assert len(cut(data, masks, CLASSES, apart=True)) == int(masks.any(1).sum())
+
+
+def test_what_all_worlds_hold_comes_first() -> None:
+    data = records(30, 1)
+    shards = [holding(data.take(at)) for at in ([3, 9, 12, 20], [1, 9, 12], [9, 4, 12])]
+    cells = batched_cells(shards)
+    assert cells.pool.ids.tolist() == data.ids[[9, 12, 1, 3, 4, 20]].tolist()
+    for world, shard in enumerate(shards):
+        held = {int(cells.pool.ids[i]) for g in cells.groups for row in own_rows(cells, g, world) for i in g.at[row].tolist()}
+        assert held == set(shard.train.ids.tolist())
+
+
+def own_rows(cells: Cells, group: Cell, world: int) -> list[Tensor]:
+    """The rows of a group's ``present`` that belong to one world."""
+    first = sum(len(g.present) for g in cells.groups[: cells.groups.index(group)])
+    at = int(cells.slot[world, group.label]) - first
+    return [group.present[at]] if 0 <= at < len(group.present) else []
+
+
+def test_ids_are_checked() -> None:
     data = records(5)
     with pytest.raises(ValueError, match="ids"):
-        world_cells(data, data, torch.ones(2, 5, dtype=torch.bool), CLASSES)
-    with pytest.raises(ValueError, match="masks"):
-        world_cells(records(3, start=1000), data, torch.ones(2, 5), CLASSES)
+        batched_cells([holding(Records.concat([data, data]))])
 
 
 def test_batches_are_uniform_and_move_by_one_when_a_record_leaves() -> None:

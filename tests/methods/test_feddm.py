@@ -87,14 +87,16 @@ def test_worlds_in_one_pass_equal_calls_of_local(start: str) -> None:
     fixed, candidates = shard.train.take(range(50)), shard.train.take(range(50, 80))
     masks = torch.rand((5, 30), generator=Keys(1).torch()) < 0.5
     sent = method.broadcast(method.init(PROBLEM, Keys(0)))
-    got = method.local_worlds(sent, {}, shard.with_train(fixed), candidates, masks, context(method))
+    clients = [shard.with_train(Records.concat([fixed, candidates.take(mask)])) for mask in masks]
+    got = method.local_batched(sent, [{}] * 5, clients, [context(method) for _ in clients])
     assert got is not None and len(got) == 5
-    for mask, upload in zip(masks, got):
-        alone = shard.with_train(Records.concat([fixed, candidates.take(mask)]))
-        expected, _ = method.local(sent, {}, alone, context(method))
+    for alone, (upload, kept) in zip(clients, got):
+        expected, memory = method.local(sent, {}, alone, context(method))
+        assert kept == memory == {}
         assert torch.equal(upload["labels"].value["y"], expected["labels"].value["y"])
         assert torch.allclose(upload["images"].value["x"], expected["images"].value["x"], atol=2e-5)
-    assert method.local_worlds(sent, {}, shard, candidates, masks, context(method, mechanisms=SOUND)) is None
+    noised = [context(method, mechanisms=SOUND) for _ in clients]
+    assert method.local_batched(sent, [{}] * 5, clients, noised) is None
 
 
 @pytest.mark.parametrize(
@@ -151,10 +153,11 @@ def test_carry_over_goes_on_from_the_last_images() -> None:
     first, memory = method.local(sent, {}, shard, context(method))
     second, _ = method.local(sent, memory, shard, context(method, round=1))
     assert torch.equal(first["images"].value["x"], second["images"].value["x"])
-    assert (
-        method.local_worlds(sent, memory, shard, shard.train, torch.ones(1, 40, dtype=torch.bool), context(method))
-        is None
-    )
+    assert method.local_batched(sent, [memory], [shard], [context(method, round=1)]) is None
+    ((upload, kept),) = method.local_batched(sent, [{}], [shard], [context(method)]) or ()
+    assert torch.equal(kept["images/label"], memory["images/label"])
+    assert torch.allclose(kept["images/x"], memory["images/x"], atol=2e-5)
+    assert torch.allclose(upload["images"].value["x"], first["images"].value["x"], atol=2e-5)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from torch.func import functional_call
 from attacks.inversion.neighbour import KnownNeighbour
 from attacks.roc import roc
 from attacks.types import Adversary, Capture, Knowledge, Surface, Truth, View
+from privdd.auditing.readers import read_signals
 from privdd.auditing.signals import Lens
 from privdd.core.keys import Keys
 from privdd.distillation.feature_split import FeatureSplit, SplitLoss, bounded, draw_noise, train_split
@@ -228,12 +229,12 @@ def test_matched_filter_finds_members_on_noised_features(model, batch):
     std = norm / 8 if batch else norm / 4
     mechanism = FeatureNoise(noise_std=std, broadcast_batch=batch)
     noise = {"std": std, "broadcast_batch": batch, "copies": 1}
-    lens = Lens(method, problem, snapshot, Records(x, y, torch.arange(160)), Records(public, torch.arange(200) % 10, torch.arange(200)), {}, noise)
+    lens = Lens(method, problem, snapshot, Records(x, y, torch.arange(160)), Records(public, torch.arange(200) % 10, torch.arange(200)), {}, frozenset(), noise)
 
     def auc(kept: torch.Tensor) -> float:
         with torch.no_grad():
             value = mechanism({"x": feature(x[kept])}, noise_for("seed", Keys(4))).value
-        scores = lens.signals({"features": value, "labels": {"y": y[kept]}})["features|matched_filter"]
+        scores = read_signals(lens, {"features": value, "labels": {"y": y[kept]}})["features|matched_filter"]
         return roc(scores.numpy(), member.numpy()).auc
 
     assert auc(member) > 0.9 and auc(~member) < 0.1

@@ -144,14 +144,17 @@ def test_worlds_of_the_first_round_equal_calls_of_local() -> None:
     fixed, candidates = shard.train.take(range(45)), shard.train.take(range(45, 70))
     masks = torch.rand((4, 25), generator=Keys(1).torch()) < 0.5
     sent = method.broadcast(method.init(PROBLEM, Keys(0)))
-    got = method.local_worlds(sent, {}, shard.with_train(fixed), candidates, masks, context(method))
-    assert got is not None
-    for mask, upload in zip(masks, got):
-        alone = shard.with_train(Records.concat([fixed, candidates.take(mask)]))
+    clients = [shard.with_train(Records.concat([fixed, candidates.take(mask)])) for mask in masks]
+    contexts = [context(method) for _ in masks]
+    got = method.local_batched(sent, [{}] * 4, clients, contexts)
+    assert got is not None and len(got) == 4
+    for alone, (upload, kept) in zip(clients, got):
         expected, memory = method.local(sent, {}, alone, context(method))
+        assert kept.keys() == memory.keys()
+        assert all(torch.allclose(kept[n].float(), t.float(), atol=1e-5) for n, t in memory.items())
         gaps = [(upload["update"].value[n] - t).abs().max() for n, t in expected["update"].value.items()]
         assert float(torch.stack(gaps).max()) < 1e-5
-    assert method.local_worlds(sent, memory, shard, candidates, masks, context(method, round=2)) is None
+    assert method.local_batched(sent, [memory] * 4, clients, [context(method, round=2)] * 4) is None
 
 
 @pytest.mark.parametrize("mechanisms", [SOUND, COUNTED], ids=["embedding", "counted"])

@@ -69,7 +69,7 @@ def test_ledger_counts_every_step_and_spends_foretells_it():
     _, rows = Channel(method.uploads).send(upload, ctx, 50)
     assert [(r.name, r.count) for r in rows if r.name == "dpsgd"] == [("dpsgd", 12)]
     assert method.spends(0, mechanism(q=0.25)) == {"dpsgd": 12}
-    assert make(FedAvg).with_client_privacy().spends(0, {"update": object()}) == {"update": 1}
+    assert make(FedAvg).client_private().spends(0, {"update": object()}) == {"update": 1}
 
 
 def test_batch_norm_is_refused():
@@ -79,7 +79,7 @@ def test_batch_norm_is_refused():
 
 
 def test_client_privacy_sends_changes_and_no_count():
-    method = make(FedAvg).with_client_privacy()
+    method = make(FedAvg).client_private()
     upload, _ = turn(method, context(method, {}), shards((50,))[0])
     plain, _ = turn(make(FedAvg), context(method, {}), shards((50,))[0])
     start = method.broadcast(method.init(PROBLEM, Keys(0)))["model"]

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from privdd.core.keys import Keys
 from privdd.core.types import Problem, Records, Shard, State
 from privdd.federated.channel import ClientContext
-from privdd.methods.batched import alike, local_together
+from privdd.federated.method import Method, defines
 from privdd.methods.fedadam import FedAdam
 from privdd.methods.fedavg import FedAvg
 from privdd.methods.fedavgm import FedAvgM
@@ -71,7 +71,7 @@ def test_every_upload_is_what_the_client_would_send_alone(kind: Any, model: Mode
     alone: list[State] = [{}] * len(clients)
     for t in range(2):
         contexts = [context(method, shard, t) for shard in clients]
-        got = local_together(method, sent, together, clients, contexts)
+        got = method.local_batched(sent, together, clients, contexts)
         assert got is not None
         expected = [method.local(sent, m, s, c) for m, s, c in zip(alone, clients, contexts)]
         for (upload, memory), (wanted, kept) in zip(got, expected):
@@ -153,6 +153,26 @@ class Clipped(FedAvg):
         return lambda params, grads: {n: g / sum(v.norm() for v in grads.values()) for n, g in grads.items()}
 
 
+class Declared(FedAvg):
+    """Changes how clients train, and says how many train at once."""
+
+    def correction(self, turn: Any) -> Any:
+        return lambda params, grads: {n: 2 * g for n, g in grads.items()}
+
+    local_batched = FedAvg.local_batched
+
+
+class Penalty:
+    """Not a method: what it changes counts as the method's own."""
+
+    def loss(self, turn: Any) -> Any:
+        return None
+
+
+class Mixed(Penalty, FedAvg):
+    """Trains otherwise by way of another base class."""
+
+
 class Renamed(FedProx):
     """Changes nothing about training."""
 
@@ -161,18 +181,20 @@ class Renamed(FedProx):
 
 
 def test_who_trains_together() -> None:
-    assert all(alike(kind) for kind in (FedAvg, FedAvgM, FedAdam, FedNova, FedProx, Scaffold, Renamed))
-    assert not any(alike(kind) for kind in (Moon, FedProto, VHL, Clipped, dict))
+    at_once = (FedAvg, FedAvgM, FedAdam, FedNova, FedProx, Scaffold, Renamed, Declared)
+    assert all(kind.local_batched is FedAvg.local_batched for kind in at_once)
+    assert all(kind.local_batched is Method.local_batched for kind in (Moon, FedProto, VHL, Clipped, Mixed))
+    assert defines(make(FedAvg), "local_batched") and not defines(make(Moon), "local_batched")
     clients = worlds()
     for method in (make(Moon), make(VHL), make(FedAvg, model=BATCH_NORM)):
         sent = method.broadcast(method.init(Problem((1, 8, 8), 10, 4), Keys(0)))
-        assert local_together(method, sent, [{}] * 4, clients, [context(method, s) for s in clients]) is None
+        assert method.local_batched(sent, [{}] * 4, clients, [context(method, s) for s in clients]) is None
     method = make(FedAvg)
     sent = method.broadcast(method.init(Problem((1, 8, 8), 10, 4), Keys(0)))
     private = [context(method, s, mechanisms={"dpsgd": object()}) for s in clients]
-    assert local_together(method, sent, [{}] * 4, clients, private) is None
+    assert method.local_batched(sent, [{}] * 4, clients, private) is None
     shared = {**sent, "features": {"x": digits().x[:5]}, "labels": {"y": digits().y[:5]}}
-    assert local_together(method, shared, [{}] * 4, clients, [context(method, s) for s in clients]) is None
+    assert method.local_batched(shared, [{}] * 4, clients, [context(method, s) for s in clients]) is None
 
 
 def test_refusals() -> None:

@@ -67,7 +67,7 @@ class Blind(ClientLevel):
 
 def of_client(mechanism: ClientLevel, *, rounds: int = 1, relation: str = "zero_out", runs: int = 60) -> Subject:
     """A client that sent its noised update so many times."""
-    one = subject(fedavg().with_client_privacy(), {}, relation=relation, runs=runs)
+    one = subject(fedavg().client_private(), {}, relation=relation, runs=runs)
     one = replace(one, plan=replace(one.plan, mechanisms={"update": mechanism}))
     ledger = Ledger(relation, "client", DELTA)  # type: ignore[arg-type]
     snapshots = {}
