@@ -23,7 +23,7 @@ def check_names(cls: type, role: str, hooks: Collection[str]) -> None:
             continue
         hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(sorted(hooks))}"
         own = "" if setting else "; a name of its own starts with an underscore"
-        raise TypeError(f"{cls.__name__}.{name}: no hook of a {role}; {hint}{own}")
+        raise TypeError(f"{cls.__name__}.{name}: no hook of {role}; {hint}{own}")
 
 
 def _public(cls: type) -> Iterator[tuple[str, bool]]:

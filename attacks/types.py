@@ -206,7 +206,7 @@ class Attack(ABC):
     def __init_subclass__(cls, hooks: Sequence[str] = (), **more: Any) -> None:
         super().__init_subclass__(**more)
         cls._hooks = cls._hooks | frozenset(hooks)
-        check_names(cls, "attack", cls._hooks)
+        check_names(cls, "an attack", cls._hooks)
 
     _hooks: ClassVar[frozenset[str]] = frozenset()
 

@@ -48,7 +48,7 @@ class Method(ABC):
     def __init_subclass__(cls, hooks: Sequence[str] = (), **more: Any) -> None:
         super().__init_subclass__(**more)
         cls._hooks = cls._hooks | frozenset(hooks)
-        check_names(cls, "method", cls._hooks)
+        check_names(cls, "a method", cls._hooks)
         if all(getattr(cls, name) is not getattr(Method, name) for name in REQUIRED):
             _check_declared(cls)
 

@@ -55,7 +55,7 @@ class Mechanism(ABC):
     def __init_subclass__(cls, hooks: Sequence[str] = (), **more: Any) -> None:
         super().__init_subclass__(**more)
         cls._hooks = cls._hooks | frozenset(hooks)
-        check_names(cls, "mechanism", cls._hooks)
+        check_names(cls, "a mechanism", cls._hooks)
 
     _hooks: ClassVar[frozenset[str]] = frozenset()
 

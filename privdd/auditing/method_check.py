@@ -1,0 +1,198 @@
+"""Does a method keep the contract? Checks that a user's own class can pass before it is audited.
+
+Each check runs the method on a tiny federation of random images and names what it found, in one line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from attacks.types import Surface
+from privdd.auditing.readers import NoReader, missing_hooks, read_signals
+from privdd.auditing.signals import Lens
+from privdd.core.keys import Keys
+from privdd.core.types import Problem, Received, Records, Shard, State, Upload
+from privdd.federated.method import Method
+from privdd.federated.simulation import Plan, Snapshot, Task, client_step
+from privdd.privacy.mechanism import Mechanism
+
+CLIENTS, ROUNDS = 2, 3  # of the tiny federation; a method's later rounds are not run
+
+
+class BrokenContract(ValueError):
+    """A method that the audit could not vouch for; one line for each thing found."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One round of one client, before it is run."""
+
+    plan: Plan
+    round: int
+    server: State
+    memory: State
+    shard: Shard
+
+    def run(self, shard: Shard | None = None, transcript: Sequence[Mapping[str, Tensor]] | None = None) -> _Done:
+        ctx = self.plan.context(self.round, self.shard.client, transcript=transcript)
+        broadcast = self.plan.method.broadcast(self.server)
+        upload, memory = self.plan.method.local(broadcast, self.memory, shard or self.shard, ctx)
+        return _Done(upload, memory, list(ctx.outputs))
+
+
+@dataclass(frozen=True)
+class _Done:
+    upload: Upload
+    memory: State
+    outputs: list[Mapping[str, Tensor]] = field(default_factory=list)
+
+
+def check_method(
+    method: Method,
+    *,
+    mechanisms: Mapping[str, Mechanism] | None = None,
+    shape: tuple[int, int, int] = (1, 8, 8),
+    classes: int = 3,
+    records: int = 24,
+    seed: int = 0,
+) -> None:
+    """Run a few rounds of a method and raise BrokenContract, one line for each thing that is wrong.
+
+    Checked: it is a ``Method``; its uploads are declared and finite, can be read by an attack, and depend on
+    nothing but their arguments; ``recall`` and ``local_batched`` agree with ``local``; what claims to be
+    private depends on the records only through ``mechanisms``; ``predict`` gives one score a class.
+    Images are random, (c, h, w) = ``shape``; the arguments must suit the method's settings.
+    """
+    if not isinstance(method, Method):
+        raise BrokenContract(f"{type(method).__name__} is no Method: it must inherit from privdd.api.Method")
+    plan = Plan(Keys(seed), Problem(shape, classes, CLIENTS), method, mechanisms or {})
+    found = list(_unreadable(method)) or list(_run(plan, _shards(shape, classes, records, seed)))
+    if found:
+        raise BrokenContract("\n".join(dict.fromkeys(found)))
+
+
+def _shards(shape: tuple[int, int, int], classes: int, records: int, seed: int) -> list[Shard]:
+    count = records * CLIENTS
+    x = torch.rand((count, *shape), generator=Keys(seed).fold("images").torch())
+    whole = Records(x, torch.arange(count) % classes, torch.arange(count))
+    parts = [whole.take(range(k * records, (k + 1) * records)) for k in range(CLIENTS)]
+    return [Shard(k, part, part, parts[1 - k], classes) for k, part in enumerate(parts)]
+
+
+def _unreadable(method: Method) -> Iterator[str]:
+    for name, surface in method.uploads.items():
+        if hooks := missing_hooks(method, surface):
+            yield f"uploads[{name!r}] is of surface {surface}, which no attack can read: define {hooks}"
+
+
+def _run(plan: Plan, shards: Sequence[Shard]) -> Iterator[str]:
+    method = plan.method
+    server = method.init(plan.problem, plan.keys.fold("public", "init"))
+    memories: dict[int, State] = {}
+    for t in range(min(method.rounds, ROUNDS)):
+        trial = Trial(plan, t, server, memories.get(0, {}), shards[0])
+        faults = list(_local(trial, shards[1]))
+        yield from faults
+        if faults:  # what comes later would only say the same in other words
+            return
+        inbox: list[Received] = []
+        broadcast = method.broadcast(server)
+        for shard in shards:
+            task = Task(plan, t, shard.client, broadcast, memories.get(shard.client, {}), shard)
+            received, _, memories[shard.client] = client_step(task)
+            inbox.append(received)
+        yield from _read(plan, t, server, memories[0], inbox[0], shards)
+        server = method.aggregate(server, inbox, plan.keys.fold("round", t, "server"))
+    logits = method.predict(server, memories[0] or None, shards[0].train.x[:2])
+    if logits.shape != (2, plan.problem.classes):
+        yield f"predict: {tuple(logits.shape)} for two images of {plan.problem.classes} classes; (2, classes) is needed"
+
+
+def _local(trial: Trial, other: Shard) -> Iterator[str]:
+    method, round = trial.plan.method, trial.round
+    state, before = torch.get_rng_state(), _copied(trial)
+    one, two = trial.run(), trial.run()
+    for name in sorted(set(one.upload) - set(method.uploads)):
+        yield f"local, round {round}: sends {name!r}, which uploads does not declare"
+    for name, artifact in one.upload.items():
+        if not all(torch.isfinite(value).all() for value in artifact.value.values()):
+            yield f"local, round {round}: {name!r} is not finite"
+    if not (_same(one.upload, two.upload) and _equal(one.memory, two.memory)):
+        yield f"local, round {round}: called twice, it gives two results; draw from ctx.keys and keep no state"
+    if not torch.equal(state, torch.get_rng_state()):
+        yield f"local, round {round}: draws from torch's global generator; draw from ctx.keys"
+    if not _equal(before, _copied(trial)):
+        yield f"local, round {round}: changes its arguments in place"
+    ctx = trial.plan.context(round, 0)
+    if not _equal(one.memory, method.recall(method.broadcast(trial.server), trial.memory, trial.shard, ctx)):
+        yield f"recall, round {round}: keeps something else than local"
+    yield from _batched(trial, one)
+    yield from interference(trial, one, other)
+
+
+def _copied(trial: Trial) -> State:
+    data = {"x": trial.shard.train.x, "y": trial.shard.train.y, "ids": trial.shard.train.ids}
+    return {name: t.clone() for name, t in {**trial.server, **trial.memory, **data}.items()}
+
+
+def _batched(trial: Trial, alone: _Done) -> Iterator[str]:
+    contexts = [trial.plan.context(trial.round, 0) for _ in range(2)]
+    method = trial.plan.method
+    found = method.local_batched(method.broadcast(trial.server), [trial.memory] * 2, [trial.shard] * 2, contexts)
+    for upload, memory in found or ():
+        close = upload.keys() == alone.upload.keys() and all(
+            _equal(upload[name].value, a.value, 1e-4) for name, a in alone.upload.items()
+        )
+        if not (close and _equal(memory, alone.memory, 1e-4)):
+            yield f"local_batched, round {trial.round}: gives something else than local"
+
+
+def interference(trial: Trial, one: _Done, other: Shard) -> Iterator[str]:
+    """Whatever claims to be private must not change with the records, where the mechanisms' outputs stay."""
+    replayed = trial.run(trial.shard.with_train(other.train), transcript=one.outputs)
+    if len(replayed.outputs) != len(one.outputs):
+        yield f"round {trial.round}: the number of queries depends on the records"
+    for name in sorted({*one.upload, *replayed.upload}):
+        sides = one.upload.get(name), replayed.upload.get(name)
+        claims = [side is not None and side.private for side in sides]
+        if any(claims) and (None in sides or not all(claims)):
+            yield f"round {trial.round}: whether {name!r} is sent, or is private, depends on the records"
+        elif all(claims) and sides[0] and sides[1] and not _equal(sides[0].value, sides[1].value):
+            yield f"round {trial.round}: {name!r} claims to be private and depends on the records"
+
+
+def _read(
+    plan: Plan, round: int, server: State, memory: State, sent: Received, shards: Sequence[Shard]
+) -> Iterator[str]:
+    broadcast = plan.method.broadcast(server)
+    snapshot = Snapshot(round, broadcast, memory, sent.values, plan.method.phase(round))
+    lens = Lens(plan.method, plan.problem, snapshot, shards[0].train, shards[1].train, memory, frozenset(), {})
+    try:
+        signals = read_signals(lens, sent.values)
+    except NoReader as error:
+        yield f"round {round}: {error}"
+        return
+    for surface in {plan.method.uploads[name] for name in sent.values} - {Surface.COUNTS, Surface.LABELS}:
+        mine = [
+            value.flatten(1) if value.ndim > 1 else value
+            for key, value in signals.items()
+            if key.startswith(f"{surface}|")
+        ]
+        if not any(bool((value != value[:1]).any()) for value in mine):
+            yield f"round {round}: every signal of surface {surface} is the same for all records"
+
+
+def _same(a: Upload, b: Upload) -> bool:
+    return a.keys() == b.keys() and all(_equal(a[name].value, b[name].value) for name in a)
+
+
+def _equal(a: Mapping[str, Tensor], b: Mapping[str, Tensor], tolerance: float = 0.0) -> bool:
+    if a.keys() != b.keys() or any(a[n].shape != b[n].shape for n in a):
+        return False
+    if not tolerance:
+        return all(torch.equal(a[n], b[n]) for n in a)
+    return all(torch.allclose(a[n].double(), b[n].double(), rtol=tolerance, atol=tolerance) for n in a)
