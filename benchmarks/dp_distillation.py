@@ -1,6 +1,6 @@
 """What protection costs in distillation: one round of matching, plain and under each mechanism.
 
-    python benchmarks/dp_distillation.py [--classes 3] [--batch 128] [--ipc 10] [--steps 20] [--maps 4] [--width 32]
+    python -m benchmarks.dp_distillation [--classes 3] [--batch 128] [--ipc 10] [--steps 20] [--maps 4] [--width 32]
 
 plain: distribution matching, a fresh network and a real batch at every step. noisy_embedding: the
 records are read ``maps`` times, then the same number of steps on the released targets.

@@ -1,6 +1,6 @@
 """One DP-SGD step: per-record gradients and their clipped sum by torch.func, by Opacus's hooks, and a plain step.
 
-    python benchmarks/dp_sgd.py [--batch 64] [--repeats 7]
+    python -m benchmarks.dp_sgd [--batch 64] [--repeats 7]
 
 CPU time of one thread, medians, taken in turn. Opacus clips and sums by its own optimiser's rule.
 """

@@ -1,7 +1,7 @@
 """Accuracy at equal accounted epsilon on Fashion-MNIST: FedDM with noisy embeddings against DP-FedAvg.
 
-    python benchmarks/dp_utility.py [key=value ...] [--epsilons 1 3 10] [--seeds 0 1 2] [--levers] [--only public avg]
-    python benchmarks/dp_utility.py            small: epsilon 3, one seed
+    python -m benchmarks.dp_utility [key=value ...] [--epsilons 1 3 10] [--seeds 0 1 2] [--levers] [--only public avg]
+    python -m benchmarks.dp_utility            small: epsilon 3, one seed
 
 Epsilon is the total over all rounds by PLD at delta 1e-5 (records, add/remove), calibrated before training
 and read off the ledger after it. DP-FedAvg is algo=fedavg privacy=dpsgd: record-level DP-SGD on every
@@ -27,9 +27,9 @@ import time
 from collections.abc import Mapping, Sequence
 
 import torch
-from accuracy import Curve, run, shown
 
 from attacks.lpips_weights import pretrained
+from benchmarks.accuracy import Curve, run, shown
 from benchmarks.machine import hardware
 from privdd.cli.assemble import assemble
 from privdd.cli.config import overrides_first

@@ -1,6 +1,6 @@
 """The engines in turn on the same worlds of a FedAvg client: serial, processes, Ray.
 
-    python benchmarks/engines.py [--worlds 16] [--workers 2] [--epochs 10] [--turns 3] [--data digits] [--no-ray]
+    python -m benchmarks.engines [--worlds 16] [--workers 2] [--epochs 10] [--turns 3] [--data digits] [--no-ray]
 
 Each world retrains one client of two on its own half of the audited records, as an audit with separate
 replays does. Start-up (processes, the import of torch, the cluster) is printed apart; then the engines

@@ -1,6 +1,6 @@
 """How CPU seconds and peak memory grow with clients, records a client, worlds and image size: a table and a plot.
 
-    python benchmarks/growth.py [--full] [--plot growth.png]
+    python -m benchmarks.growth [--full] [--plot growth.png]
 
 Clients, records and image size: one FedAvg round (one epoch, batches of 10) of a multi-layer perceptron,
 for image size of a ConvNet of width 16. Worlds: one round of one client, replayed one after the other

@@ -1,7 +1,7 @@
 """Gradient inversion: iterations per second against a plain autograd loop, restarts batched and one by one,
 and the PSNR of Inverting Gradients on four Fashion-MNIST test images.
 
-    python benchmarks/inversion.py [--iterations 1000] [--width 64] [--data /usr/share/datasets/fashion-mnist]
+    python -m benchmarks.inversion [--iterations 1000] [--width 64] [--data /usr/share/datasets/fashion-mnist]
 
 A single problem gains little over the plain loop (1.1 to 1.2 times at widths 16 and 64): convolution and
 pooling kernels take most of either loop, and reverse-over-reverse already is the cheapest order. Problems
@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import gzip
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,8 +23,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from attacks.images import psnr
 from attacks.inversion.gradient import InvertingGradients

@@ -1,8 +1,8 @@
 """What the stack costs over a bare loop: two rounds of every method, Fashion-MNIST, ConvNet of width 32.
 
-    python benchmarks/overhead.py [--method all] [--records 300] [--clients 3] [--iterations 2] [--repeats 3]
+    python -m benchmarks.overhead [--method all] [--records 300] [--clients 3] [--iterations 2] [--repeats 3]
 
-The bare loops (benchmarks/bare) do the same arithmetic with torch.optim and autograd and nothing else;
+The reference loops (tests/reference) do the same arithmetic with torch.optim and autograd and nothing else;
 the stack adds streams, channel, digests, ledger and snapshots. They are timed in turns, in process CPU
 time on one thread, and the ratio of the medians is printed. Goal: at most 1.15.
 

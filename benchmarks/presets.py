@@ -1,6 +1,6 @@
 """Every method's audit at one preset, one after the other: seconds, memory, exit status, verdict.
 
-    python benchmarks/presets.py [--preset smoke|default] [--algos fedavg,feddm_dp] [--keep DIR] [override ...]
+    python -m benchmarks.presets [--preset smoke|default] [--algos fedavg,feddm_dp] [--keep DIR] [override ...]
 
 Runs ``python -m privdd.audit algo=X preset=P`` in a folder of its own, dropped afterwards unless kept below
 DIR, and prints a Markdown table. Wall and CPU seconds are those of the whole process tree, peak memory is the largest sum of

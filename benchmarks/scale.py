@@ -1,6 +1,6 @@
 """How rounds and memory behave with many small clients: a linear head on digits-sized arrays, FedAvg.
 
-    python benchmarks/scale.py [--clients 1000] [--rounds 100] [--records 20] [--participation 1.0] [--engine processes]
+    python -m benchmarks.scale [--clients 1000] [--rounds 100] [--records 20] [--participation 1.0] [--engine processes]
 
 Prints rounds per second, the parts that are not training (ledger, checkpoints, captures: the run folder
 is written as an audit writes it), resident memory after a tenth of the rounds and after all of them, and

@@ -1,6 +1,6 @@
 """Shadow models a second: a loop over DataLoaders against the stack's own ways, same models, records and steps.
 
-    python benchmarks/shadows.py [--count 48] [--workers 2] [--case 28x28 digits mlp]
+    python -m benchmarks.shadows [--count 48] [--workers 2] [--case 28x28 digits mlp]
 
 The plain loop trains one model after the other with torch.optim and DataLoaders, on all cores and on one.
 Ours: one task a model on the engine's processes, one thread each; wide networks of eight models on the

@@ -1,6 +1,6 @@
 """Simulated rounds beside a bare loop and beside Flower's simulation: 100 clients of 50 records, FedAvg.
 
-    python benchmarks/simulation.py [--clients 100] [--records 50] [--rounds 3] [--model mlp] [--no-flower]
+    python -m benchmarks.simulation [--clients 100] [--records 50] [--rounds 3] [--model mlp] [--no-flower]
 
 The three do the same arithmetic on the same network and 28x28 arrays. The bare loop is
 torch.optim.SGD and an average, and nothing else; it runs in privdd's process, whose allocator keeps its

@@ -1,7 +1,7 @@
 """Worlds of a FedDM client in one pass against separate replays and against retraining; shadow models a second.
 
-    python benchmarks/worlds.py            small: a few worlds and steps, about a minute
-    python benchmarks/worlds.py --full     64 worlds, width 32, 256 real images of 10 classes, ipc 10
+    python -m benchmarks.worlds            small: a few worlds and steps, about a minute
+    python -m benchmarks.worlds --full     64 worlds, width 32, 256 real images of 10 classes, ipc 10
 
 One pass and replays: CPU seconds of one thread. Separate replays are timed on ``--replays`` worlds and
 scaled to all of them. Retraining: one federation of ``--clients`` such clients and ``--server-epochs`` of

@@ -42,6 +42,27 @@ AUDITS = {
 }
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """PRIVDD_TEST_ORDER=SEED: files in random order, and the tests of each file too."""
+    seed = os.environ.get("PRIVDD_TEST_ORDER")
+    if seed is None:
+        return
+    shuffled = random.Random(int(seed))
+    files: dict[Path, list[pytest.Item]] = {}
+    for item in items:
+        files.setdefault(item.path, []).append(item)
+    order = list(files.values())
+    shuffled.shuffle(order)
+    for tests in order:
+        shuffled.shuffle(tests)
+    items[:] = [item for tests in order for item in tests]
+
+
+def pytest_report_header() -> str | None:
+    seed = os.environ.get("PRIVDD_TEST_ORDER")
+    return None if seed is None else f"random order, PRIVDD_TEST_ORDER={seed}"
+
+
 @dataclass(frozen=True)
 class SmallAudit:
     """A finished run folder, its exit status, and the global random states around it."""

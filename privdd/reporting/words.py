@@ -203,7 +203,7 @@ GLOSSARY: tuple[tuple[str, str, str], ...] = (
         "the proof assumes. Above its limit, the noise was too small and the proof does not apply.",
     ),
 )
-# Measured by benchmarks/accuracy.py --claim alpha: the real images alone, sent without a matching step.
+# Measured by python -m benchmarks.accuracy --claim alpha: the real images alone, sent without a matching step.
 REAL_START = (
     "The synthetic set starts from real records (init=real), and this accuracy is that of raw images sent: "
     "the same records sent as they are, without any distillation, do as well at small budgets."

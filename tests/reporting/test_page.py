@@ -213,7 +213,7 @@ def browse(page: Path, profile: Path) -> tuple[str, list[str]]:
     if browser is None:
         pytest.skip("no Chromium on this machine")
     command = [browser, *FLAGS, f"--user-data-dir={profile}", page.resolve().as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=True)
     return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
 
 

@@ -12,6 +12,8 @@ import torch
 
 from privdd.core.keys import Keys
 
+PATIENCE = 300  # seconds that a worker may need to start on a busy machine
+
 
 @dataclass(frozen=True)
 class Deadly:
@@ -42,7 +44,20 @@ def thread_count(task: Deadly) -> int:
     return torch.get_num_threads()
 
 
-def worker(task: Deadly) -> int:
+
+def wait_for(path: Path) -> None:
+    """Raises TimeoutError after ``PATIENCE``."""
+    until = time.monotonic() + PATIENCE
+    while not path.exists():
+        if time.monotonic() > until:
+            raise TimeoutError(f"{path} did not come")
+        time.sleep(0.02)
+
+
+def meet(task: Deadly) -> int:
+    """The worker's id; tasks 0 and 1 wait for each other, so that two workers work."""
+    Path(f"{task.marker}.{task.index}").touch()
+    wait_for(Path(f"{task.marker}.{1 - task.index}"))
     return os.getpid()
 
 
@@ -51,9 +66,7 @@ def placed(task: Deadly) -> tuple[str, torch.Tensor]:
     import ray
 
     Path(f"{task.marker}.{task.index}").touch()
-    until = time.monotonic() + 30
-    while not Path(f"{task.marker}.{1 - task.index % 2}").exists() and time.monotonic() < until:
-        time.sleep(0.05)
+    wait_for(Path(f"{task.marker}.{1 - task.index % 2}"))
     time.sleep(0.1)
     return ray.get_runtime_context().get_node_id(), task.run()
 
@@ -62,7 +75,8 @@ KEPT: list[torch.Tensor] = []
 
 
 def grow(task: Deadly) -> int:
-    """Keeps 100 MB more of memory, slowly enough for a check of memory between two tasks."""
-    KEPT.append(torch.ones(25_000_000))
+    """Keeps 100 MB more of memory, up to 500, slowly enough for a check of memory between two tasks."""
+    if len(KEPT) < 5:
+        KEPT.append(torch.ones(25_000_000))
     time.sleep(0.4)
     return os.getpid()

@@ -210,7 +210,7 @@ def test_kept_memory_is_not_faulted_in_again() -> None:
     done = subprocess.run([sys.executable, "-c", FAULTS], capture_output=True, text=True, cwd=root, check=True)
     before, obeyed, _, after = json.loads(done.stdout)
     if obeyed:
-        assert before > 20 * 1000 and after < 1000
+        assert after < 1000 and before > 10 * max(after, 100)  # fewer where pages are huge
 
 
 @pytest.mark.parametrize("library", [object(), OSError("no library"), TypeError("no path")], ids=["musl", "none", "windows"])

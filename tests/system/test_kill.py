@@ -31,7 +31,7 @@ def test_killed_audits_resume_to_the_same_result(tmp_path: Path) -> None:
     """PRIVDD_KILLS=10 kills ten times; the seed is new each time and shown on failure."""
     kills, seed = int(os.environ.get("PRIVDD_KILLS", "2")), random.SystemRandom().randrange(10**6)
     command = [sys.executable, str(HERE / "kill_harness.py"), str(tmp_path), str(kills), str(seed)]
-    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=30 * (kills + 4))
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=150 * (kills + 4))
     assert done.returncode == 0, done.stderr
     seen = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(seen) == kills
@@ -51,15 +51,16 @@ def test_ctrl_c_says_how_to_resume_and_resume_finishes(tmp_path: Path) -> None:
     run = tmp_path / "run"
     long = [*TINY, "algo.rounds=100000", f"hydra.run.dir={run}"]
     process = command_line(*long, folder=tmp_path)
-    deadline = time.monotonic() + 120
-    while not (run / "artifacts" / "round_002").is_dir() and time.monotonic() < deadline and process.poll() is None:
+    deadline = time.monotonic() + 600
+    while not (run / "artifacts" / "round_002").is_dir():
+        assert time.monotonic() < deadline and process.poll() is None, "no round was finished"
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=300)
     assert process.returncode == 130, err
     assert f"resume with: python -m privdd.train resume={run}" in err and "Traceback" not in err
     again = command_line(f"resume={run}", "algo.rounds=3", folder=tmp_path)
-    _, err = again.communicate(timeout=120)
+    _, err = again.communicate(timeout=300)
     assert again.returncode == 1 and err.count("privdd: error:") == 1 and "only engine can be changed" in err
 
 

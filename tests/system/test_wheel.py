@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def call(*arguments: str, cwd: Path, **environment: str) -> str:
     given = {**{k: v for k, v in os.environ.items() if k != "PYTHONPATH"}, "OMP_NUM_THREADS": "1", **environment}
-    done = subprocess.run([sys.executable, *arguments], cwd=cwd, env=given, capture_output=True, text=True, timeout=240)
+    done = subprocess.run([sys.executable, *arguments], cwd=cwd, env=given, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
 

@@ -1,0 +1,54 @@
+"""Clipping by hand: one norm across all tensors, one factor a record, and rows that are no numbers."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from privdd.privacy.clipping import SAFE, as_rows, clip_factors, clipped_sum, positive, record_norms, weighted_sum
+
+
+def contributions(records: int = 5) -> dict[str, torch.Tensor]:
+    g = torch.Generator().manual_seed(3)
+    sizes = {"matrix": (4, 3), "vector": (6,), "number": ()}
+    return {name: 3 * torch.randn(records, *size, generator=g) for name, size in sizes.items()}
+
+
+@pytest.mark.parametrize("order", [1, 2])
+def test_a_records_norm_is_that_of_all_its_numbers(order: int) -> None:
+    given = contributions()
+    for i, norm in enumerate(record_norms(given, order)):
+        numbers = [v for tensor in given.values() for v in tensor[i].flatten().tolist()]
+        assert float(norm) == pytest.approx(sum(abs(v) ** order for v in numbers) ** (1 / order), rel=1e-6)
+
+
+def test_long_rows_are_cut_and_short_ones_left_alone() -> None:
+    factors = clip_factors(torch.tensor([0.5, 2.0, 8.0, math.inf, math.nan, 0.0]), 2.0)
+    assert factors.tolist() == pytest.approx([1, SAFE, SAFE / 4, 0, 0, 1])
+
+
+def test_the_sum_is_that_of_rows_clipped_one_by_one() -> None:
+    given, bound = contributions(), 10.0
+    norms = record_norms(given).tolist()
+    assert min(norms) < bound < max(norms)
+    for name, total in clipped_sum(given, bound).items():
+        by_hand = sum(row * min(1.0, bound / norm) for row, norm in zip(given[name], norms))
+        assert torch.allclose(total, by_hand, atol=1e-4)
+
+
+def test_a_row_of_factor_zero_counts_for_nothing() -> None:
+    given = {"x": torch.tensor([[1.0, 2.0], [math.nan, math.inf], [3.0, 4.0]])}
+    assert weighted_sum(given, torch.tensor([1.0, 0.0, 0.5]))["x"].tolist() == [2.5, 4.0]
+
+
+def test_no_records_sum_to_zero() -> None:
+    assert as_rows(torch.zeros(0, 2, 3)).shape == (0, 6) and as_rows(torch.zeros(4)).shape == (4, 1)
+    assert clipped_sum({"x": torch.zeros(0, 2, 3)}, 1.0)["x"].tolist() == [[0.0] * 3] * 2
+
+
+@pytest.mark.parametrize("value", [0, -1, math.inf, math.nan, True, "1", None])
+def test_a_bound_is_a_positive_number(value: object) -> None:
+    with pytest.raises(ValueError, match=r"^clip_norm="):
+        positive(value, "clip_norm")

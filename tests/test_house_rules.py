@@ -1,0 +1,255 @@
+"""The house rules that a reader relies on: one name for one thing, a test for every module, no hooks read by guess.
+
+Where a module's test has another name than its own, ``TESTED_IN`` says which file it is.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+OURS = sorted([*ROOT.glob("privdd/**/*.py"), *ROOT.glob("attacks/**/*.py")])
+TESTING = sorted([*ROOT.glob("tests/**/*.py"), *ROOT.glob("benchmarks/**/*.py")])
+
+
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def relative(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def dotted(node: ast.expr) -> str:
+    """``a.b.c`` of an expression, as far as it is names; of ``a.b[c]`` the part before the bracket."""
+    if isinstance(node, ast.Subscript):
+        return dotted(node.value)
+    if isinstance(node, ast.Attribute):
+        return f"{dotted(node.value)}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+# --- one name for one thing -----------------------------------------------------------------------
+
+
+def twice(names: Iterator[tuple[str, str]]) -> dict[str, list[str]]:
+    places = defaultdict(list)
+    for name, place in names:
+        places[name].append(place)
+    return {name: found for name, found in places.items() if len(found) > 1}
+
+
+def public_classes(files: list[Path]) -> Iterator[tuple[str, str]]:
+    for path in files:
+        yield from ((n.name, relative(path)) for n in tree(path).body if isinstance(n, ast.ClassDef) and not n.name.startswith("_"))
+
+
+PRIVDD = [path for path in OURS if relative(path).startswith("privdd/")]
+
+
+def test_no_public_class_name_stands_for_two_things() -> None:
+    assert twice(public_classes(PRIVDD)) == {}
+    assert len(list(public_classes(PRIVDD))) > 50
+    assert twice(iter([("Stage", "a"), ("Stage", "b"), ("Lens", "a")])) == {"Stage": ["a", "b"]}
+
+
+def test_no_module_name_stands_for_two_files() -> None:
+    assert twice((path.stem, relative(path)) for path in PRIVDD if path.stem != "__init__") == {}
+
+
+# --- a test for every module ----------------------------------------------------------------------
+
+TESTED_IN = {  # test file -> modules of which it is the test, where its name is not theirs
+    "attacks/inversion/test_features.py": "attacks.inversion: decoder generative judge model",
+    "attacks/inversion/test_gradient.py": "attacks.inversion: lbfgs objectives optimise seethrough victim",
+    "attacks/inversion/test_gradient_attack.py": "attacks.inversion: compare model_attack role_attack synthetic",
+    "attacks/inversion/test_labels.py": "attacks.inversion: analytic",
+    "attacks/membership/test_attack.py": "attacks.membership: density shadow_classifier",
+    "attacks/membership/test_formulas.py": "attacks.membership: base lira rmia signals threshold",
+    "attacks/test_guarantee.py": "attacks: canaries",
+    "attacks/test_images.py": "attacks: baselines",
+    "attacks/test_scores.py": "attacks: selftest",
+    "auditing/guarantees/test_tiers.py": "privdd.auditing.guarantees: aggregate_clip_theorem crafted_records"
+    " matching_transcripts queries recording_context statement transcripts",
+    "auditing/test_findings.py": "privdd.auditing: coverage",
+    "auditing/test_signals.py": "attacks.membership: readout; privdd.auditing: readers",
+    "configs/test_experiment.py": "privdd.federated: experiment",
+    "configs/test_groups.py": "privdd.cli: assemble config; privdd.federated: method",
+    "data/test_domains.py": "privdd.data: corruptions digits made_digits",
+    "data/test_shards.py": "privdd.data: dataset",
+    "data/test_sources.py": "privdd.data: custom download mnist vision",
+    "distillation/test_distribution_matching.py": "privdd.distillation: class_subsets initial_images networks sampling",
+    "distillation/test_gradient_matching.py": "privdd.training: contrastive",
+    "distillation/test_public_features.py": "privdd.distillation: fitting",
+    "methods/test_fedfed.py": "privdd.distillation: feature_split; attacks.inversion: neighbour",
+    "methods/test_feddm.py": "privdd.training: server",
+    "methods/test_fedlgd.py": "privdd.distillation: virtual_images",
+    "methods/test_fedrd.py": "privdd.distillation: representations",
+    "methods/test_formulas.py": "privdd.federated: aggregation",
+    "methods/test_reductions.py": "privdd.methods: fedadam fedavg fedavgm fednova fedproto fedprox moon scaffold vhl",
+    "models/test_build.py": "privdd.models: convnet lenet mlp projection resnet smallcnn spec vae",
+    "privacy/test_mechanisms.py": "privdd.privacy: noise;"
+    " privdd.privacy.mechanisms: aggregate_clip client_level clipped_sum gaussian_features",
+    "federated/test_channel.py": "privdd.privacy: mechanism",
+    "reporting/test_comparison.py": "privdd.reporting: epsilon_figures folder grouping tables terminal",
+    "reporting/test_curves.py": "privdd.reporting: figures",
+    "reporting/test_findings_file.py": "privdd.reporting: schema summary",
+    "reporting/test_ladder.py": "privdd.reporting: ledger_view",
+    "reporting/test_page.py": "privdd.reporting: style words",
+    "runtime/test_chunks.py": "privdd.runtime: allocator payload",
+    "runtime/test_engine.py": "privdd.runtime: processes ray workers",
+    "system/test_commands.py": "privdd.cli: main runs",
+    "system/test_damaged_files.py": "privdd.cli: failures; privdd.runtime: run_folder",
+    "system/test_flower.py": "privdd.adapters: flower flower_app; privdd.core: state",
+    "system/test_long_runs.py": "privdd.federated: checkpoint",
+    "system/test_kill.py": "privdd.federated: trainer",
+    "test_api.py": "privdd.cli: tracking",
+    "auditing/test_shadows.py": "privdd.runtime: progress",
+    "methods/test_non_interference.py": "privdd.core: types",
+    "attacks/inversion/test_feature_attack.py": "attacks: types",
+}
+
+TESTED_THROUGH = {  # module -> (test file, the function through which that test reaches it)
+    "privdd/auditing/guarantees/feature_noise.py": ("auditing/guarantees/test_tiers.py", "all_findings"),
+    "privdd/auditing/guarantees/sensitivity.py": ("auditing/guarantees/test_tiers.py", "all_findings"),
+    "privdd/distillation/private_matching.py": ("methods/test_feddm.py", "SOUND"),
+    "privdd/reporting/plots.py": ("reporting/test_page.py", "write_report"),
+}
+
+
+def table() -> dict[str, str]:
+    """Path of a module -> path of its test, from ``TESTED_IN``."""
+    found = {}
+    for test, groups in TESTED_IN.items():
+        for group in groups.split(";"):
+            package, _, names = group.strip().partition(": ")
+            for name in names.split():
+                path = f"{package.replace('.', '/')}/{name}.py"
+                assert path not in found, f"{path} stands in the table twice"
+                found[path] = f"tests/{test}"
+    return {**found, **{path: f"tests/{test}" for path, (test, _) in TESTED_THROUGH.items()}}
+
+
+def mirrored(path: str) -> str:
+    """privdd/a/b.py -> tests/a/test_b.py; attacks/b.py -> tests/attacks/test_b.py."""
+    folder, _, name = path.removeprefix("privdd/").rpartition("/")
+    return "/".join(filter(None, ["tests", folder, f"test_{name}"]))
+
+
+def has_logic(path: Path) -> bool:
+    return any(isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) for node in ast.walk(tree(path)))
+
+
+def defined(path: Path) -> set[str]:
+    """Public names that a module defines."""
+    body = tree(path).body
+    found = {n.name for n in body if isinstance(n, ast.ClassDef | ast.FunctionDef)}
+    found |= {t.id for n in body if isinstance(n, ast.Assign) for t in n.targets if isinstance(t, ast.Name)}
+    return {name for name in found if not name.startswith("_")}
+
+
+def names(test: Path, module: Path) -> bool:
+    """Whether the test imports the module, uses a name that it defines, or asks for it in quotes (name="vae")."""
+    text = test.read_text(encoding="utf-8")
+    if relative(module) in TESTED_THROUGH:
+        return re.search(rf"\b{TESTED_THROUGH[relative(module)][1]}\b", text) is not None
+    whole = relative(module).removesuffix(".py").replace("/", ".")
+    package, _, stem = whole.rpartition(".")
+    imported = re.search(rf"\b{re.escape(whole)}\b|from {re.escape(package)} import [^\n]*\b{stem}\b", text)
+    words = {*re.findall(r"\w+", text)} & defined(module)
+    return bool(imported or words or re.search(rf"""["'=]{stem}\d*\b""", text))
+
+
+MODULES = [path for path in OURS if path.stem != "__init__" and path.parent != ROOT / "privdd" and has_logic(path)]
+
+
+@pytest.mark.parametrize("path", MODULES, ids=relative)
+def test_every_module_has_a_test_that_can_be_found(path: Path) -> None:
+    test = ROOT / mirrored(relative(path))
+    if not test.is_file():
+        test = ROOT / table().get(relative(path), mirrored(relative(path)))
+    assert test.is_file(), f"{relative(path)} has no {mirrored(relative(path))}; write it, or name its test in TESTED_IN"
+    assert names(test, path), f"{relative(test)} does not name {relative(path)}"
+
+
+def test_the_table_names_modules_that_have_no_test_of_their_own() -> None:
+    for path, test in table().items():
+        assert (ROOT / path).is_file(), f"{path} is gone: strike it from TESTED_IN"
+        assert (ROOT / test).is_file(), test
+        assert not (ROOT / mirrored(path)).is_file(), f"{path} has a test of its own: strike it from TESTED_IN"
+
+
+def test_every_test_folder_is_a_package_of_the_house() -> None:
+    packages = {"." if path.parent == ROOT / "privdd" else relative(path.parent).removeprefix("privdd/") for path in OURS}
+    extra = {"system", "reference", "configs", "configs/experiment"}
+    folders = {path.parent.relative_to(ROOT / "tests").as_posix() for path in ROOT.glob("tests/**/test_*.py")}
+    assert folders <= packages | extra
+
+
+# --- no hook is read by guess ---------------------------------------------------------------------
+
+ROLES = {"method", "mechanism", "mechanisms", "attack", "engine"}
+
+
+def guessed(path: Path) -> Iterator[str]:
+    """getattr and hasattr on a method, mechanism, attack or engine: what a role may have is declared by its class."""
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Call) and dotted(node.func) in ("getattr", "hasattr") and len(node.args) > 1:
+            role = dotted(node.args[0]).rpartition(".")[2]
+            if role in ROLES:
+                what = node.args[1].value if isinstance(node.args[1], ast.Constant) else "..."
+                yield f"{relative(path)}: {role}.{what}"
+
+
+def test_no_hook_is_read_by_guess() -> None:
+    assert [what for path in OURS for what in guessed(path)] == [], "declare it in the role's class"
+
+
+@pytest.mark.parametrize(
+    ("source", "seen"),
+    [
+        ("getattr(plan.method, 'claims', None)", True), ("hasattr(self.engine, 'x')", True), ("hasattr(method, field)", True),
+        ("getattr(ctx.mechanisms[QUERY], 'per_record', True)", True), ("getattr(attack, 'least_worlds', 2)", True),
+        ("getattr(self, name)", False), ("getattr(row, 'epsilon')", False), ("method.claims(plan)", False),
+    ],
+)  # fmt: skip
+def test_the_search_for_guesses_sees(source: str, seen: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "it.py").write_text(source)
+    monkeypatch.setitem(globals(), "ROOT", tmp_path)
+    assert bool(list(guessed(tmp_path / "it.py"))) is seen
+
+
+# --- tests import by name -------------------------------------------------------------------------
+
+
+def path_edits(module: ast.Module) -> Iterator[int]:
+    """Lines that change where Python looks for modules."""
+    for node in ast.walk(module):
+        if isinstance(node, ast.Call):
+            name = dotted(node.func)
+            if re.fullmatch(r"(sys\.)?path\.(insert|append|extend|remove|pop|clear)|(.*\.)?(syspath_prepend|addsitedir)", name):
+                yield node.lineno
+        elif isinstance(node, ast.Assign | ast.AugAssign | ast.Delete):
+            targets = [node.target] if isinstance(node, ast.AugAssign) else node.targets
+            yield from (node.lineno for target in targets if dotted(target) == "sys.path")
+
+
+@pytest.mark.parametrize("path", TESTING, ids=relative)
+def test_no_test_edits_the_search_path(path: Path) -> None:
+    assert list(path_edits(tree(path))) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["sys.path.insert(0, 'x')", "sys.path += ['x']", "sys.path[0] = 'x'", "patch.syspath_prepend(p)", "site.addsitedir(p)", "del sys.path[0]"],
+)
+def test_the_search_for_edits_sees(source: str) -> None:
+    assert list(path_edits(ast.parse(source)))
