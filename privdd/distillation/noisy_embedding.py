@@ -97,7 +97,7 @@ def class_counts(records: Records, class_list: Sequence[int], ctx: ClientContext
     so presence is protected as well. With a sampling probability q below 1 a Poisson sample is counted
     and the noised count divided by q.
     """
-    q = float(getattr(ctx.mechanisms["class_counts"], "sampling_probability", 1.0))
+    q = float(ctx.mechanisms["class_counts"].sampling_probability)
     y = records.y[ctx.sample("class_counts", len(records)).to(records.y.device)]
     same = y.unsqueeze(1) == torch.tensor(list(class_list), device=y.device)
     return ctx.mechanism("class_counts", {"count": same.float()})["count"].clamp_min(0) / q

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ from torch.distributions import Normal
 from attacks.membership.signals import averaged_copies
 from attacks.roc import roc
 from attacks.types import Surface
+from privdd.auditing.readers import read_signals
 from privdd.auditing.signals import Lens
 from privdd.auditing.views import feature_noise
 from privdd.core.keys import Keys
@@ -59,7 +59,16 @@ def lens(mechanism: FeatureNoise, candidates: Records) -> Lens:
     """With the noise that the audit itself reads off the mechanism."""
     method: Any = Halved()
     plan = Plan(Keys(0), PROBLEM, method, {"features": mechanism})
-    return Lens(method, PROBLEM, Snapshot(0, {}, {}), candidates, records(50, 77), {}, feature_noise(plan))
+    return Lens(
+        method=method,
+        problem=PROBLEM,
+        snapshot=Snapshot(0, {}, {}),
+        candidates=candidates,
+        public=records(50, 77),
+        memory={},
+        waived=frozenset(),
+        noise=feature_noise(plan),
+    )
 
 
 def released(mechanism: FeatureNoise, of: Records, seed: int = 1) -> dict[str, dict[str, Tensor]]:
@@ -68,7 +77,7 @@ def released(mechanism: FeatureNoise, of: Records, seed: int = 1) -> dict[str, d
 
 
 def scores(mechanism: FeatureNoise, candidates: Records, of: Records, seed: int = 1) -> Tensor:
-    return lens(mechanism, candidates).signals(released(mechanism, of, seed))["features|matched_filter"]
+    return read_signals(lens(mechanism, candidates), released(mechanism, of, seed))["features|matched_filter"]
 
 
 def log_ratio(row: Tensor, clean: Tensor, std: float) -> float:
@@ -139,9 +148,8 @@ def test_a_class_of_which_nothing_was_released_scores_lowest() -> None:
     kept = of.take(of.y != 1)
     found = scores(FeatureNoise(noise_std=0.3), candidates, kept)
     assert torch.equal(found[candidates.y == 1], found[candidates.y != 1].min().expand(4))
-    nothing = lens(FeatureNoise(noise_std=0.3, copies=1), candidates).signals(
-        {"features": {"x": torch.zeros(0, *SHAPE)}, "labels": {"y": torch.zeros(0, dtype=torch.long)}}
-    )
+    empty = {"features": {"x": torch.zeros(0, *SHAPE)}, "labels": {"y": torch.zeros(0, dtype=torch.long)}}
+    nothing = read_signals(lens(FeatureNoise(noise_std=0.3), candidates), empty)
     assert not nothing["features|matched_filter"].any()
 
 
@@ -155,9 +163,13 @@ def test_averaged_copies_weigh_by_inverse_variance_and_leave_one_copy_alone() ->
 
 
 def test_feature_noise_reads_the_public_constants_off_the_mechanism() -> None:
-    mechanism = FeatureNoise(noise_std=(0.15, 0.25), copies=2, broadcast_batch=64)
-    plan: Any = SimpleNamespace(mechanisms={"features": mechanism}, problem=PROBLEM)
-    assert feature_noise(plan) == {"std": 0.15, "noise_stds": (0.15, 0.25), "copies": 2, "broadcast_batch": 64}
-    assert feature_noise(SimpleNamespace(mechanisms={}, problem=PROBLEM)) == {}  # type: ignore[arg-type]
-    mechanism = FeatureNoise(noise_multiplier=2.0, rho=0.1)
-    assert feature_noise(SimpleNamespace(mechanisms={"features": mechanism}, problem=PROBLEM))["std"] == pytest.approx(0.8)  # type: ignore[arg-type]
+    """{} where there is no mechanism on features."""
+
+    def read(**mechanisms: FeatureNoise) -> dict[str, Any]:
+        method: Any = Halved()
+        return feature_noise(Plan(Keys(0), PROBLEM, method, mechanisms))
+
+    copied = {"std": 0.15, "noise_stds": (0.15, 0.25), "copies": 2, "broadcast_batch": 64}
+    assert read(features=FeatureNoise(noise_std=(0.15, 0.25), copies=2, broadcast_batch=64)) == copied
+    assert read(features=FeatureNoise(noise_multiplier=2.0, rho=0.1))["std"] == pytest.approx(0.8)
+    assert read() == {}

@@ -22,7 +22,7 @@ from privdd.cli.config import composed
 from privdd.privacy.accounting import epsilon as accounted
 from privdd.privacy.ledger import Ledger
 from privdd.privacy.mechanism import Row
-from privdd.reporting.findings import load
+from privdd.reporting.findings_file import load
 
 STATED, LITTLE, MUCH = 4.0, 1.0, 9.0
 FINITE, GAUSSIAN = "finite_sample", "gaussian_only"

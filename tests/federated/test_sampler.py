@@ -44,12 +44,13 @@ class Recording(ClippedSum):
         self.seen.append(rows.detach().flatten(1) != 0)
         return super().__call__(value, noise)
 
-    def taken(self) -> Tensor:
-        """(applications, records) bool: who took part in each."""
-        assert all(bool((rows.sum(1) == 1).all()) for rows in self.seen)  # each row is one record
-        totals = [rows.sum(0) for rows in self.seen]
-        assert all(int(total.max()) <= 1 for total in totals)  # nobody takes part twice
-        return torch.stack(totals).bool()
+
+def taking_part(mechanism: Recording) -> Tensor:
+    """(applications, records) bool: who took part in each."""
+    assert all(bool((rows.sum(1) == 1).all()) for rows in mechanism.seen)  # each row is one record
+    totals = [rows.sum(0) for rows in mechanism.seen]
+    assert all(int(total.max()) <= 1 for total in totals)  # nobody takes part twice
+    return torch.stack(totals).bool()
 
 
 def context(name: str, mechanism: ClippedSum, *, round: int = 0, client: int = 0, source: str = "seed") -> ClientContext:
@@ -202,7 +203,7 @@ def test_what_is_released_is_a_poisson_sample_drawn_anew_for_every_release(
     """Who takes part in each application of the mechanism, read off the contributions that it was given."""
     mechanism = Recording(1.0, 10.0, q)
     road(mechanism)
-    taken = mechanism.taken()
+    taken = taking_part(mechanism)
     assert taken.shape == (STEPS, COUNT) and poisson(taken, q) and refuses_other_rates(taken, q)
 
 
@@ -210,7 +211,7 @@ def test_what_is_released_is_a_poisson_sample_drawn_anew_for_every_release(
 def test_at_probability_one_everybody_takes_part(road: Callable[[Recording], None]) -> None:
     mechanism = Recording(1.0, 10.0, 1.0)
     road(mechanism)
-    assert mechanism.taken().all()
+    assert taking_part(mechanism).all()
 
 
 @pytest.mark.parametrize("road", ROADS)
@@ -221,7 +222,7 @@ def test_a_sampler_that_is_switched_off_does_not_pass(
     monkeypatch.setattr(ClientContext, "sample", lambda self, name, count: torch.ones(count, dtype=torch.bool))
     mechanism = Recording(1.0, 10.0, 0.5)
     road(mechanism)
-    assert not poisson(mechanism.taken(), 0.5)
+    assert not poisson(taking_part(mechanism), 0.5)
 
 
 def test_classes_are_sampled_each_by_themselves() -> None:
@@ -237,7 +238,7 @@ def test_classes_are_sampled_each_by_themselves() -> None:
                 release_gradients(
                     torch.zeros(2, 1, 1, 1, COUNT), lambda x: x.flatten(1), one_hot(labels), [0, 1], ctx, chunk=64
                 )  # fmt: skip
-        taken = mechanism.taken()
+        taken = taking_part(mechanism)
         first, second = taken[::2], taken[1::2]
         assert not first[:, labels == 1].any() and not second[:, labels == 0].any()
         assert poisson(first | second, 0.5)
