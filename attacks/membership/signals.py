@@ -5,6 +5,8 @@ Pure functions; leading dimensions (worlds) are carried along where the shapes s
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -65,6 +67,19 @@ def matched_filter(features: Tensor, clean: Tensor, noise_std: float, *, shared_
         features, clean = features - features.mean(-2, keepdim=True), clean - clean.mean(0)
     energy = clean.square().sum(-1) / 2
     return ((features @ clean.T) - energy).amax(-2) / noise_std**2
+
+
+def averaged_copies(released: Tensor, stds: Sequence[float]) -> tuple[Tensor, float]:
+    """Copies of the same n rows, each with its own noise, as one: (copies * n, d), copy after copy -> (n, d), its std.
+
+    Weights are inverse variances: the mean then holds all that Gaussian copies say about a row, and the
+    log-likelihood ratio of the mean is the sum of theirs. One copy is returned as it is.
+    """
+    if len(stds) == 1:
+        return released, stds[0]
+    precision = torch.tensor([std**-2 for std in stds], dtype=torch.float64)
+    weights = (precision / precision.sum()).to(released)
+    return torch.einsum("k,knd->nd", weights, released.unflatten(0, (len(stds), -1))), float(precision.sum() ** -0.5)
 
 
 def nearest_distance(records: Tensor, synthetic: Tensor, *, count: int = 1) -> Tensor:

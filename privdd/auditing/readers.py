@@ -60,10 +60,13 @@ def _features(lens: Lens, name: str, value: Tensors, values: Mapping[str, Tensor
     maps = lens.method.maps(lens.snapshot.broadcast, lens.memory, lens.problem)  # type: ignore[attr-defined]
     clean = maps["feature"](lens.candidates.x).flatten(1)
     rows, labels = value["x"].flatten(1), values["labels"]["y"]
-    std = float(lens.noise.get("std") or 1e-3)
+    stds = lens.noise.get("noise_stds") or [float(lens.noise.get("std") or 1e-3)] * int(lens.noise.get("copies", 1))
     batch = lens.noise.get("broadcast_batch")
     if batch:
-        rows = _subtract_batch_mean(rows, int(batch), int(lens.noise.get("copies", 1)))
+        rows = _subtract_batch_mean(rows, int(batch), len(stds))
+    rows, std = sig.averaged_copies(rows, stds)  # a peer averages what was sent several times
+    labels = labels[: len(rows)]
+    if batch:
         clean = clean - maps["feature"](lens.public.x).flatten(1).mean(0)
         std = max(std / int(batch) ** 0.5, 1e-2)
     out = torch.full((len(clean),), torch.nan)

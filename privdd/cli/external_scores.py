@@ -14,6 +14,7 @@ from omegaconf import DictConfig
 from attacks.scores import audit_scores
 from attacks.types import Finding, Surface
 from privdd import __version__
+from privdd.auditing.findings import verdict
 from privdd.core.errors import BadConfig
 from privdd.reporting.findings_file import validate, write
 from privdd.reporting.page import write_report
@@ -79,7 +80,7 @@ def _stated(config: DictConfig) -> float | None:
 def _result(config: DictConfig, stated: float | None, findings: Sequence[Finding], seconds: float) -> dict[str, Any]:
     unknown = {"pld": math.inf, "rdp": math.inf}
     rows = [_row(finding, stated) for finding in findings]
-    verdict = "contradiction" if any(_above(finding, stated) for finding in findings) else "unprotected"
+    decided = verdict(unknown, stated, findings)
     why = "nothing here shows how it was derived; only attacks were run"
     claims = [] if stated is None else [{"source": STATED, "epsilon": stated, "sound": False, "why": why}]
     game = {"delta": float(config.privacy.delta), "unit": "record", "relation": "add_remove"}
@@ -87,9 +88,9 @@ def _result(config: DictConfig, stated: float | None, findings: Sequence[Finding
         "schema": 1,
         "run": _run(config, seconds),
         "privacy": {**game, "epsilon": unknown, "claims": claims},
-        "surfaces": [{**_sent(rows[0]["surface"]), "epsilon": unknown, "verdict": verdict}],
+        "surfaces": [{**_sent(rows[0]["surface"]), "epsilon": unknown, "verdict": decided}],
         "findings": rows,
-        "verdict": verdict,
+        "verdict": decided,
     }
 
 
@@ -112,8 +113,3 @@ def _row(finding: Finding, stated: float | None) -> Mapping[str, Any]:
     measures = {name: value for name, value in finding.measures.items() if value is not None}
     known = {} if stated is None or "epsilon_measured" not in measures else {"epsilon_stated": stated}
     return {name: str(value) for name, value in head.items()} | measures | known
-
-
-def _above(finding: Finding, stated: float | None) -> bool:
-    bound = finding.measures.get("diagnostics", {}).get("epsilon_familywise")
-    return stated is not None and bound is not None and float(bound) > stated

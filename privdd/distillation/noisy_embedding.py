@@ -94,10 +94,13 @@ def class_counts(records: Records, class_list: Sequence[int], ctx: ClientContext
     """Noised number of records of each class, (C,) at least 0, through ``ctx.mechanism("class_counts")``.
 
     One record adds one to one class: set clip_norm 1 and normaliser 1. Classes come from a public list,
-    so presence is protected as well.
+    so presence is protected as well. With a sampling probability q below 1 a Poisson sample is counted
+    and the noised count divided by q.
     """
-    same = records.y.unsqueeze(1) == torch.tensor(list(class_list), device=records.y.device)
-    return ctx.mechanism("class_counts", {"count": same.float()})["count"].clamp_min(0)
+    q = float(ctx.mechanisms["class_counts"].sampling_probability)
+    y = records.y[ctx.sample("class_counts", len(records)).to(records.y.device)]
+    same = y.unsqueeze(1) == torch.tensor(list(class_list), device=y.device)
+    return ctx.mechanism("class_counts", {"count": same.float()})["count"].clamp_min(0) / q
 
 
 def class_statistics(records: Records, class_list: Sequence[int], ctx: ClientContext) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,50 @@
+"""``planned_event``: what calibration to ``privacy.epsilon`` counts on is what the ledger holds when the run is over."""
+
+from __future__ import annotations
+
+import pytest
+
+from privdd.cli.assemble import assemble, planned_event
+from privdd.cli.config import composed
+from privdd.federated.simulation import start, step
+from privdd.privacy.accounting import epsilon
+from privdd.privacy.ledger import Ledger
+
+TINY = ["preset=smoke", "data=digits", "data.limit=120", "data.test_limit=20", "partition=iid", "partition.clients=3"]
+MATCHING = ["algo.matching.iterations=2", "algo.server.epochs=1"]
+RUNS = {
+    "dpsgd": ["algo=fedavg", "privacy=dpsgd", "algo.rounds=2", "algo.local_epochs=2", "privacy.sampling_probability=0.5"],
+    "dpsgd, some clients": [
+        "algo=fedavg", "privacy=dpsgd", "algo.rounds=4", "algo.local_epochs=1", "privacy.sampling_probability=0.5",
+        "participation=0.4",
+    ],
+    "client": ["algo=fedavg", "privacy=client", "algo.rounds=3", "algo.local_epochs=1"],
+    "noisy embeddings": ["algo=feddm_dp", "algo.rounds=2", *MATCHING],
+    "noisy embeddings, sampled": ["algo=feddm_dp", "algo.rounds=2", *MATCHING, "privacy.sampling_probability=0.5"],
+    "clipped gradients": ["algo=feddm", "privacy=clipped_gradient", "algo.init=noise", "algo.rounds=2", *MATCHING],
+    "features": ["algo=fedfed_dp", "algo.distill_rounds=1", "algo.base.rounds=1", "privacy.sampling_probability=0.5"],
+}  # fmt: skip
+
+
+def ledger_of(*overrides: str) -> tuple[Ledger, float]:
+    """The ledger of a finished run, and the epsilon of what was planned."""
+    experiment = assemble(composed("train", [*TINY, *overrides]))
+    plan, progress = experiment.plan, start(experiment.plan, experiment.ledger())
+    while progress.round < plan.method.rounds:
+        progress, _, _ = step(plan, progress, experiment.shards, experiment.engine)
+    ledger = progress.ledger
+    return ledger, epsilon(planned_event(plan), ledger.delta, relation=ledger.relation)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_spends_what_was_planned(name: str) -> None:
+    ledger, planned = ledger_of(*RUNS[name])
+    assert 0 < ledger.epsilon() < float("inf")
+    assert ledger.epsilon() == pytest.approx(planned, rel=1e-6)
+
+
+def test_the_busiest_client_decides_what_is_planned() -> None:
+    """With 1.2 of 3 clients in each of four rounds they take part unequally; everybody in all rounds costs more."""
+    ledger, planned = ledger_of(*RUNS["dpsgd, some clients"])
+    spent = sorted(ledger.epsilon(client=client) for client in range(3))
+    assert spent[0] < spent[-1] == pytest.approx(planned, rel=1e-6)

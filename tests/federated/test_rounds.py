@@ -1,0 +1,167 @@
+"""Who takes part, what is kept for the audit, what is counted in bytes, and what every row of the server came from."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from types import SimpleNamespace
+from typing import Any
+
+import dp_accounting as dpa
+import pytest
+import torch
+
+from privdd.auditing.findings import per_client
+from privdd.auditing.replay import chunks, world_plan
+from privdd.auditing.shadows import audited_rounds
+from privdd.cli.assemble import assemble
+from privdd.cli.config import composed
+from privdd.core.types import Records, Shard
+from privdd.federated.channel import POST_PROCESSING
+from privdd.federated.experiment import Experiment
+from privdd.federated.simulation import (
+    SERVER,
+    Plan,
+    Progress,
+    Snapshot,
+    accuracy,
+    finish,
+    rooted,
+    round_half_up,
+    size_of,
+    start,
+    step,
+)
+from privdd.privacy.ledger import Ledger, Release
+from privdd.privacy.mechanism import Row
+
+TINY = [
+    "preset=smoke", "data=digits", "data.limit=100", "data.test_limit=20", "partition=iid", "partition.clients=4",
+    "algo.local_epochs=1",
+]  # fmt: skip
+
+
+@lru_cache(maxsize=4)
+def run(*overrides: str) -> tuple[Experiment, list[Progress]]:
+    """The progress before the first and after each round; all of them share one ledger, which grows."""
+    experiment = assemble(composed("train", [*TINY, *overrides]))
+    past = [start(experiment.plan, experiment.ledger())]
+    while past[-1].round < experiment.plan.method.rounds:
+        past.append(step(experiment.plan, past[-1], experiment.shards, experiment.engine)[0])
+    return experiment, past
+
+
+def test_participants_are_public_fair_and_of_a_fixed_number() -> None:
+    """Two of four, each client in half of 600 rounds, every pair as often; the same in every world of the audit."""
+    plan = run("algo=fedavg", "algo.rounds=2", "participation=0.5")[0].plan
+    rounds = [plan.participants(t) for t in range(600)]
+    assert all(chosen == sorted(set(chosen)) and len(chosen) == 2 for chosen in rounds)
+    times = torch.bincount(torch.tensor(rounds).flatten(), minlength=4)
+    assert ((times - 300).abs() < 5 * 150**0.5).all()
+    pairs = [sum(chosen == [a, b] for chosen in rounds) for a in range(4) for b in range(a + 1, 4)]
+    assert len(pairs) == 6 and all(abs(count - 100) < 5 * (600 * 5 / 36) ** 0.5 for count in pairs)
+    other = world_plan(plan, 3)
+    assert other.keys != plan.keys and [other.participants(t) for t in range(20)] == rounds[:20]
+
+
+@pytest.mark.parametrize(("fraction", "count"), [(0.01, 1), (0.5, 2), (0.62, 2), (0.63, 3), (1.0, 4)])
+def test_a_share_of_clients_is_rounded_half_up_and_at_least_one(fraction: float, count: int) -> None:
+    base = run("algo=fedavg", "algo.rounds=2", "participation=0.5")[0].plan
+    plan = Plan(base.keys, base.problem, base.method, fraction=fraction)
+    assert len(plan.participants(0)) == count and round_half_up(2.5) == 3
+
+
+def test_only_participants_upload_and_bytes_are_those_of_their_tensors() -> None:
+    """size_of counts numbers by their width; a client that did not take part has no bytes and no rows."""
+    value = {"a": {"x": torch.zeros(3, 2), "y": torch.zeros(3, dtype=torch.long)}, "b": {"z": torch.zeros(5).double()}}
+    assert size_of(value) == 6 * 4 + 3 * 8 + 5 * 8 and size_of({}) == 0
+    experiment, past = run("algo=fedavg", "algo.rounds=2", "participation=0.5")
+    plan, last = experiment.plan, past[-1]
+    model = sum(t.numel() * t.element_size() for name, t in last.server.items())
+    for t in range(2):
+        chosen = plan.participants(t)
+        assert {r.client for r in last.ledger.releases if r.round == t and r.client != SERVER} == set(chosen)
+        assert set(last.uploaded[t]) == set(last.downloaded[t]) == set(chosen)
+        assert set(last.uploaded[t].values()) == {model + 4}  # the parameters and one record count
+        assert set(last.downloaded[t].values()) == {model}
+    assert per_client(last.uploaded, 4) == 4 * (model + 4) / 4
+    assert per_client([{0: 10, 2: 5}, {1: 3}], 4) == round(18 / 4)
+
+
+def test_rows_of_a_round_come_from_the_clients_own_rows_and_the_broadcast() -> None:
+    """DP-SGD: an upload is post-processing of the client's query and of what the server had sent before."""
+    _, past = run("algo=fedavg", "algo.rounds=2", "privacy=dpsgd", "privacy.sampling_probability=0.5")
+    rows = past[-1].ledger.releases
+    for row in rows:
+        if row.name != "update":
+            continue
+        sources = [rows[of] for of in row.post_of]
+        assert row.why == POST_PROCESSING
+        assert {(s.name, s.client, s.round) for s in sources if s.client != SERVER} == {("dpsgd", row.client, row.round)}
+        assert {(s.name, s.round) for s in sources if s.client == SERVER} == {("model", row.round)}
+    second = next(r for r in rows if r.client == SERVER and r.round == 1)
+    assert {rows[of].round for of in second.post_of} == {0} and {rows[of].client for of in second.post_of} == {SERVER, 0, 1, 2, 3}
+
+
+def test_rooted_shifts_ids_and_adds_the_broadcast_to_post_processing_alone() -> None:
+    def row(post_of: tuple[int, ...], why: str) -> Row:
+        return Row(0, 0, "x", "update", ("server",), {}, "", 1, dpa.NoOpDpEvent(), post_of=post_of, why=why)
+
+    found = rooted([row((), "public"), row((0,), POST_PROCESSING), row((0,), "other")], 10, (4, 7))
+    assert [r.post_of for r in found] == [(), (10, 4, 7), (10,)]
+
+
+def test_what_is_published_at_the_end_is_seen_by_peers_and_the_public() -> None:
+    experiment, past = run("algo=fedavg", "algo.rounds=2", "participation=0.5")
+    before = len(past[-1].ledger)
+    done = finish(experiment.plan, past[-1])
+    last: list[Release] = list(done.ledger.releases[before:])
+    assert [r.visible_to for r in last] == [("peer", "public")] and last[0].client == SERVER
+    assert all(r.visible_to == ("peer",) for r in done.ledger.releases[:before] if r.client == SERVER)
+
+
+def test_the_first_and_the_latest_round_of_the_audited_client_are_kept() -> None:
+    _, past = run("algo=fedavg", "algo.rounds=4")
+    assert [sorted(p.snapshots) for p in past] == [[], [0], [0, 1], [0, 2], [0, 3]]
+
+
+def test_audited_rounds_are_the_latest_of_each_phase_and_kind_of_upload() -> None:
+    def at(round: int, phase: str, *names: str) -> Snapshot:
+        return Snapshot(round, {}, {}, {name: {} for name in names}, phase)
+
+    kept = [at(0, "distill", "a"), at(2, "distill", "a"), at(3, "release", "b"), at(4, "train", "a"), at(9, "train", "a"), at(7, "train", "a", "c")]
+    assert audited_rounds({s.round: s for s in kept}) == [2, 3, 7, 9]
+
+
+@pytest.mark.parametrize(("worlds", "size"), [(1, 4), (2, 4), (4, 4), (5, 4), (17, 16), (33, 16)])
+def test_chunks_hold_every_world_but_the_real_one_once(worlds: int, size: int) -> None:
+    groups = chunks(worlds, size)
+    assert [w for group in groups for w in group] == list(range(1, worlds))
+    assert all(len({w // size for w in group}) == 1 for group in groups)
+
+
+class Remembered:
+    """Predicts class 1 for everybody, or what the client remembers."""
+
+    def __init__(self, kind: str) -> None:
+        self.accuracy_kind = kind
+
+    def predict(self, server: Any, memory: Any, x: torch.Tensor) -> torch.Tensor:
+        return torch.eye(3)[torch.full((len(x),), 1 if memory is None else int(memory["class"]))]
+
+
+def labelled(*y: int) -> Records:
+    return Records(torch.zeros(len(y), 1, 2, 2), torch.tensor(y, dtype=torch.long), torch.arange(len(y)))
+
+
+def test_accuracy_is_global_or_the_mean_of_the_clients_own() -> None:
+    """Personal: each client's own memory on its own test records; clients without memory or test records are left out."""
+    tests = [labelled(0, 0, 0, 2), labelled(2, 1), labelled(1, 1, 1), labelled()]
+    shards = [Shard(k, labelled(0), test, labelled(0), 3) for k, test in enumerate(tests)]
+    memories = {0: {"class": torch.tensor(0)}, 1: {"class": torch.tensor(2)}, 3: {"class": torch.tensor(1)}}
+    progress = Progress(1, {}, memories, Ledger())
+
+    def of(kind: str) -> float:
+        plan: Any = SimpleNamespace(method=Remembered(kind))
+        return accuracy(plan, progress, labelled(1, 1, 1, 0, 2), shards)
+
+    assert of("global") == pytest.approx(3 / 5) and of("personal") == pytest.approx((3 / 4 + 1 / 2) / 2)

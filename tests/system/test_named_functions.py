@@ -1,0 +1,85 @@
+"""Functions that a figure of the report or a comment in a yaml depends on: each is used by name in some test."""
+
+from __future__ import annotations
+
+import ast
+from functools import lru_cache, reduce
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+TESTS = next(folder for folder in Path(__file__).resolve().parents if folder.name == "tests")
+
+# What the report or a yaml says, and the function behind it. A test of the whole audit is not enough: it may pass
+# whatever such a function returns.
+DEPENDED_ON = [
+    "privdd.auditing.findings:verdict",  # consistent, unprotected, contradiction
+    "privdd.auditing.findings:worst",
+    "privdd.auditing.findings:stated_epsilons",  # "stated"
+    "privdd.auditing.findings:per_client",  # bytes of a client
+    "privdd.auditing.pipeline:_decisive",  # epsilon_familywise
+    "privdd.auditing.views:probe_view",  # gradient inversion, "a client that holds one record"
+    "privdd.auditing.views:blind_scores",  # blind AUC
+    "privdd.auditing.views:as_worlds",
+    "privdd.auditing.views:feature_noise",
+    "privdd.auditing.game:draw_game",  # audit.records, audit.worlds: fair coins
+    "attacks.membership.signals:matched_filter",
+    "attacks.membership.signals:averaged_copies",
+    "attacks.membership.attack:audited_epsilon",  # epsilon_measured
+    "attacks.roc:auc_interval",
+    "attacks.roc:tpr_at_fpr",
+    "privdd.federated.channel:ClientContext.sample",  # privacy.sampling_probability
+    "privdd.federated.simulation:Plan.participants",  # participation
+    "privdd.federated.simulation:accuracy",
+    "privdd.federated.simulation:size_of",
+    "privdd.training.dp_sgd:private_steps",  # "steps = local epochs / this"
+    "privdd.distillation.noisy_embedding:weights",
+    "privdd.distillation.noisy_embedding:class_counts",
+    "privdd.privacy.claims:effective_std",  # the printed claims of FedFed with two copies
+    "privdd.privacy.claims:feddm_3_2",
+    "privdd.privacy.claims:fedrd_1",
+    "privdd.privacy.claims:fedfed_3_3",
+    "privdd.privacy.claims:fedfed_3_4",
+    "privdd.privacy.accounting:epsilon",
+    "privdd.privacy.accounting:calibrate",  # privacy.epsilon
+    "privdd.cli.assemble:planned_event",
+]
+
+
+@lru_cache
+def used() -> frozenset[str]:
+    """"module:function" of what tests import from its module and use, and ".method" of attributes that they read.
+
+    Strings and comments do not count, and this file neither.
+    """
+    found: set[str] = set()
+    for path in TESTS.rglob("*.py"):
+        if path == Path(__file__).resolve():
+            continue
+        nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+        read = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+        modules = {}
+        for node in nodes:
+            if isinstance(node, ast.ImportFrom):
+                modules |= {name.asname or name.name: f"{node.module}.{name.name}" for name in node.names}
+                found |= {f"{node.module}:{name.name}" for name in node.names if (name.asname or name.name) in read}
+        for node in nodes:
+            if isinstance(node, ast.Attribute):
+                found.add(f".{node.attr}")
+                if isinstance(node.value, ast.Name) and node.value.id in modules:
+                    found.add(f"{modules[node.value.id]}:{node.attr}")
+    return frozenset(found)
+
+
+@pytest.mark.parametrize("name", DEPENDED_ON)
+def test_every_function_that_a_figure_depends_on_exists_and_is_named_in_a_test(name: str) -> None:
+    module, path = name.split(":")
+    assert callable(reduce(getattr, path.split("."), import_module(module))), f"{name}: moved? correct this list"
+    wanted = name if "." not in path else f".{path.split('.')[-1]}"
+    assert wanted in used(), f"{name}: no test uses it by name"
+
+
+def test_a_function_that_no_test_names_is_noticed() -> None:
+    assert "privdd.auditing.findings:manifest_of_nothing" not in used()
+    assert "privdd.auditing.findings:verdict" in used() and ".sample" in used()
