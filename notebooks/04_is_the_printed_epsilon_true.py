@@ -98,7 +98,7 @@ print(bounds)
 
 # %% [markdown]
 # The audit runs these tests on every release that states a finite epsilon:
-# `python -m privdd.audit algo=feddm privacy=aggregate_clip algo.init=noise` against `algo=feddm_dp`.
+# `python -m privdd.audit algo=feddm privacy=aggregate_clip algo.start=noise` against `algo=feddm_dp`.
 
 # %%
 assert abs(found["as printed"].kappa - 2 * math.sqrt(3072 / 10)) < 1e-2 and found["as printed"].violated

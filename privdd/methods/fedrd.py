@@ -40,7 +40,7 @@ class FedRD:
     model: task model on projected images (1, h', w'), also the law of the networks to match in, which
     are new at each step and, with batch norm, in train mode; projection: the personal map, kept and
     trained on by the client over rounds; dpc: representations per class; start: real | noise |
-    statistics (``init`` in a config), in representation space; matching: the distillation, its
+    statistics, in representation space; matching: the distillation, its
     augmentation on real records only (equation 5); projection_lr, projection_epochs,
     projection_batch: Adam on the projection; server: the server's training.
 
@@ -90,11 +90,6 @@ class FedRD:
         check_init(self.start)
         if self.projection.name != "projection":
             raise ValueError(f"projection.name={self.projection.name!r}: must be projection")
-
-    @classmethod
-    def configured(cls, *, init: Literal["real", "noise", "statistics"] = "real", **settings: Any) -> FedRD:
-        """From a config, where ``start`` is called init (a method has that name here)."""
-        return cls(start=init, **settings)
 
     # --- the method protocol ------------------------------------------------------------------
 
@@ -261,7 +256,7 @@ class FedRD:
             )
         if self.start != "noise":
             raise ValueError(
-                f"init={self.start!r}: a guarantee needs init=noise, for any other start reads the records"
+                f"start={self.start!r}: a guarantee needs start=noise, for any other start reads the records"
             )
 
 
