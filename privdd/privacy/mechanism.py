@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 import dp_accounting as dpa
-from torch import Tensor
 
 from privdd.core.types import Tensors
 from privdd.privacy.noise import Noise
@@ -61,8 +60,3 @@ class Row:
     flags: Mapping[str, bool] = field(default_factory=dict)
     post_of: tuple[int, ...] = ()
     nonprivate_reason: str | None = None
-
-
-def tensor_only(value: Tensor) -> Tensors:
-    """A single tensor as the mapping that channels and mechanisms speak."""
-    return {"value": value}

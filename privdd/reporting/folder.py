@@ -49,10 +49,6 @@ class Evidence:
     def clusters(self) -> tuple[np.ndarray, ...]:
         return tuple(labels for labels in (self.record, self.world) if labels is not None)
 
-    @property
-    def has_pictures(self) -> bool:
-        return self.real is not None and self.reconstructed is not None and len(self.real) > 0
-
 
 @dataclass(frozen=True)
 class RunRecord:

@@ -137,15 +137,9 @@ class RunFolder:
     def artifact(self, round: int, client: int) -> Path:
         return self.path / "artifacts" / f"round_{round:03d}" / f"client_{client}.safetensors"
 
-    def broadcast(self, round: int) -> Path:
-        return self.path / "artifacts" / f"round_{round:03d}" / "broadcast.safetensors"
-
     @property
     def checkpoint(self) -> Path:
         return self.path / "state" / "checkpoint.json"
-
-    def world(self, name: str) -> Path:
-        return self.path / "worlds" / f"{safe_name(name)}.safetensors"
 
     def evidence(self, surface: str, attack: str) -> Path:
         return self.path / "evidence" / f"{safe_name(surface)}.{safe_name(attack)}.safetensors"
