@@ -19,6 +19,7 @@ from typing import Any, Literal, get_args
 
 import torch
 
+from privdd.core.folders import CACHE, cache_folder
 from privdd.methods.batched import train_alone, train_together
 from privdd.methods.fedavg import FedAvg, Turn
 from privdd.runtime.run_folder import DamagedRun, read_json, write_json
@@ -88,14 +89,6 @@ def decide(ratio: float | None, worlds: int, device: str = "cpu") -> Choice:
 # --- what is remembered ---------------------------------------------------------------------------
 
 
-def cache_folder() -> Path | None:
-    """$PRIVDD_CACHE, else privdd in $XDG_CACHE_HOME or ~/.cache; None for a user without a home."""
-    own, shared = os.environ.get("PRIVDD_CACHE"), os.environ.get("XDG_CACHE_HOME")
-    with contextlib.suppress(RuntimeError):
-        return Path(own) if own else Path(shared or Path.home() / ".cache") / "privdd"
-    return None
-
-
 def key_of(method: FedAvg, turns: Sequence[Turn]) -> str:
     """Everything that the speed of both ways depends on."""
     first = turns[0]
@@ -110,7 +103,7 @@ def key_of(method: FedAvg, turns: Sequence[Turn]) -> str:
 
 def ratio_of(method: FedAvg, turns: Sequence[Turn]) -> float | None:
     """The remembered ratio of this machine, else a measured one, remembered where that is possible."""
-    key, folder = key_of(method, turns), cache_folder()
+    key, folder = key_of(method, turns), cache_folder(CACHE)
     if folder is None:
         return measure(method, turns)
     file = file_of(folder, key)

@@ -9,21 +9,21 @@ release for every class of a public list, present or not.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from privdd.core.types import Records
+from privdd.distillation.networks import Embed, embedded
 from privdd.federated.channel import ClientContext
 from privdd.privacy.mechanisms import ClippedSum
 
-Map = Callable[[Tensor], Tensor]  # images (b, c, h, w) -> (b, p), each row a function of its image alone
 QUERY = "embedding"
 
 
 def noisy_embeddings(
-    maps: Sequence[Map],
+    maps: Sequence[Embed],
     records: Records,
     class_list: Sequence[int],
     ctx: ClientContext,
@@ -47,7 +47,7 @@ def noisy_embeddings(
     targets = []
     for at, embed in enumerate(maps):
         batch = _sampled(records, ctx)
-        rows = _embed(embed, batch.x, chunk)
+        rows = embedded(embed, batch.x, chunk)
         centre = torch.zeros(rows.shape[1:]) if centres is None else centres[at].detach()
         centre = centre.to(rows).expand(len(class_list), rows.shape[1])
         sums = [
@@ -80,14 +80,6 @@ def _sampled(records: Records, ctx: ClientContext) -> Records:
     """This map's Poisson sample; all records at probability 1, without a copy."""
     taken = ctx.sample(QUERY, len(records))
     return records if bool(taken.all()) else records.take(taken.to(records.y.device))
-
-
-@torch.no_grad()
-def _embed(embed: Map, x: Tensor, chunk: int) -> Tensor:
-    """(n, p) without a graph; an empty sample still has its width."""
-    if len(x) == 0:
-        return embed(x.new_zeros(1, *x.shape[1:]))[:0]
-    return torch.cat([embed(part) for part in x.split(chunk)])
 
 
 def class_counts(records: Records, class_list: Sequence[int], ctx: ClientContext) -> Tensor:
