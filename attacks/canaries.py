@@ -101,18 +101,6 @@ def crafted(
     return Canaries(best, start.y, tuple(f"crafted:{name}" for name in start.names))
 
 
-def near_duplicates(x: Tensor, y: int, count: int, spread: float, generator: torch.Generator) -> Canaries:
-    """A base set for audits: ``count`` copies of one record (c, h, w), each pixel moved by at most ``spread``.
-
-    On such data an aggregate comes close to zero as matching converges, and then one record's weight
-    in a clipped aggregate is largest.
-    """
-    if not spread >= 0 or not count >= 1:
-        raise ValueError(f"spread={spread}, count={count}: spread >= 0 and count >= 1 are needed")
-    noise = spread * (2 * torch.rand(count, *x.shape, generator=generator) - 1)
-    return Canaries((x + noise).clamp(0, 1), torch.full((count,), y), ("near_duplicate",) * count)
-
-
 def _effect(rows: Tensor, direction: Tensor | None) -> Tensor:
     if rows.ndim != 2:
         raise ValueError(f"contribution returned {tuple(rows.shape)}: (b, p) is needed")

@@ -229,15 +229,6 @@ def one_run_from_scores(
     return Bound(best, "one_run", "finite_sample", delta, confidence)
 
 
-def many_runs(
-    inside: Any, outside: Any, *, delta: float, generator: np.random.Generator, confidence: float = 0.95
-) -> Bound:
-    """Clopper-Pearson with a split threshold from one statistic of R runs with and R without the record."""
-    scores = np.concatenate([np.asarray(inside, dtype=np.float64), np.asarray(outside, dtype=np.float64)])
-    member = np.arange(len(scores)) < len(inside)
-    return from_scores(scores, member, delta=delta, confidence=confidence, generator=generator)
-
-
 def best_threshold(values: np.ndarray, inside: np.ndarray, delta: float) -> float:
     """The threshold with the largest Clopper-Pearson point on these trials (to be judged on others)."""
     ordered = np.unique(values)

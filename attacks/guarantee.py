@@ -8,7 +8,6 @@ runs. T3 classifies runs with and without a record. A search that finds nothing 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,85 +16,7 @@ from scipy.special import betaincinv
 from sklearn.covariance import ledoit_wolf_shrinkage
 from torch import Tensor
 
-from attacks.canaries import Canaries
 from attacks.epsilon import Bound, best_threshold, from_scores
-
-Exact = Callable[[Tensor, Tensor], Tensor]
-SLACK = 1e-3  # of kappa: float32 clipping is off by up to 1e-6, no fault is this small
-MOVED = 1e-4  # of the contributions' size: batched kernels round differently with the batch size
-
-
-@dataclass(frozen=True)
-class Sensitivity:
-    """T1's result: the worst change in units of the proof's, by which canary, and who else moved.
-
-    kappa: largest change / sensitivity; allowed: 1 for add/remove, 2 for replace; others_moved:
-    largest change of the other records' own contributions over their largest entry (0 up to float
-    rounding where the proof holds, None untested).
-    """
-
-    kappa: float
-    allowed: float
-    canary: str
-    others_moved: float | None = None
-
-    @property
-    def violated(self) -> bool:
-        return self.kappa > self.allowed * (1 + SLACK) or (self.others_moved or 0.0) > MOVED
-
-
-def sensitivity(
-    exact: Exact,
-    x: Tensor,
-    y: Tensor,
-    canaries: Canaries,
-    unit: float,
-    *,
-    allowed: float = 1.0,
-    replace: int | None = None,
-    contributions: Exact | None = None,
-) -> Sensitivity:
-    """T1: the largest ||exact(D + canary) - exact(D)|| over ``canaries``, divided by ``unit``.
-
-    exact(records_x, records_y) -> Tensor: the mechanism's output before noise; the caller fixes every
-    coin (network, batch, augmentation). Either the record is added, or it takes the place of record
-    ``replace``. unit: the change that the proof allows one record, i.e. noise_std / noise multiplier.
-    contributions(x, y) -> (n, p), where the mechanism can show them: the rows of the other records
-    must not move, which catches batch statistics and data-dependent normalisers.
-    """
-    if not unit > 0 or not allowed > 0 or len(canaries) == 0:
-        raise ValueError(f"unit={unit}, allowed={allowed}, canaries={len(canaries)}: all must be positive")
-    base = exact(x, y)
-    worst, name, moved = -1.0, "", None
-    for image, label, title in zip(canaries.x, canaries.y, canaries.names):
-        near = neighbour(x, y, image, label, replace)
-        kappa = float((exact(*near) - base).norm()) / unit
-        if math.isnan(kappa):
-            raise ValueError(f"canary {title!r}: the mechanism returned NaN")
-        if kappa > worst:
-            worst, name = kappa, title
-        if contributions is not None:
-            moved = max(moved or 0.0, _others_moved(contributions, (x, y), near, replace))
-    return Sensitivity(worst, allowed, name, moved)
-
-
-def neighbour(x: Tensor, y: Tensor, image: Tensor, label: Tensor, replace: int | None) -> tuple[Tensor, Tensor]:
-    """D with one record appended, or with record ``replace`` exchanged."""
-    if replace is None:
-        return torch.cat([x, image.unsqueeze(0)]), torch.cat([y, label.reshape(1)])
-    if not 0 <= replace < len(y):
-        raise ValueError(f"replace={replace}: a position among {len(y)} records is needed")
-    other_x, other_y = x.clone(), y.clone()
-    other_x[replace], other_y[replace] = image, label
-    return other_x, other_y
-
-
-def _others_moved(
-    contributions: Exact, before: tuple[Tensor, Tensor], after: tuple[Tensor, Tensor], replace: int | None
-) -> float:
-    keep = torch.arange(len(before[1])) != (-1 if replace is None else replace)
-    old, new = contributions(*before)[keep], contributions(*after)[: len(before[1])][keep]
-    return float((old - new).abs().max() / old.abs().max().clamp_min(1e-12)) if old.numel() else 0.0
 
 
 @dataclass(frozen=True)
@@ -105,10 +26,6 @@ class Certificate:
     epsilon: float
     delta_below: float
     confidence: float
-
-    def refutes(self, epsilon: float, delta: float) -> bool:
-        """Whether a claim of (epsilon, delta)-DP is contradicted."""
-        return self.epsilon > epsilon and delta < self.delta_below
 
 
 def likelihood_ratio_certificate(ratios: Tensor, *, k: int = 5, confidence: float = 0.95) -> Certificate:

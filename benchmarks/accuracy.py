@@ -39,7 +39,7 @@ FEDAVG = ("algo=fedavg", "algo.batch_size=64", "algo.momentum=0", "algo.lr=0.05"
 VARIANTS = {
     "FedDM, real start": ("algo=feddm", "algo.matching.iterations=10"),
     "REAL (no matching)": ("algo=feddm", "algo.matching.iterations=0"),
-    "FedDM, noise start": ("algo=feddm", "algo.init=noise", "algo.carry_over=true", "algo.matching.lr=10"),
+    "FedDM, noise start": ("algo=feddm", "algo.start=noise", "algo.carry_over=true", "algo.matching.lr=10"),
     "FedAvg, 1 epoch": (*FEDAVG, "algo.local_epochs=1"),
     "FedAvg, 1/4 epoch": (*FEDAVG, "algo.local_epochs=0.25"),
 }

@@ -67,7 +67,7 @@ PUBLIC_LEVERS = {
     "coarse pixels, weight 2": ("algo.extractor.weight=2",),
     "20 images a class": ("algo.ipc=20",),
     "smoothness 0.1": ("algo.fitting.smoothness=0.1",),
-    "start from white noise": ("algo.init=noise",),
+    "start from white noise": ("algo.start=noise",),
 }
 NAMES = {"dm": "feddm_dp", "public": "feddm_public_dp", "avg": "DP-FedAvg"}
 

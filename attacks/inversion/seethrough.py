@@ -27,17 +27,6 @@ def running_statistics(model: nn.Module) -> dict[str, tuple[Tensor, Tensor]]:
     }
 
 
-def batch_statistics(before: Tensor, after: Tensor, momentum: float) -> Tensor:
-    """The batch's own statistic from a running one before and after a single training step.
-
-    after = (1 - momentum) before + momentum batch. The variance so found is the unbiased one: times
-    (N - 1) / N with N = images * height * width for the biased one that a batch is normalised with.
-    """
-    if not 0 < momentum <= 1:
-        raise ValueError(f"momentum={momentum}: a number in (0, 1] is needed")
-    return (after - (1 - momentum) * before) / momentum
-
-
 def batchnorm_distance(victim: Victim, inputs: Tensor, statistics: Statistics) -> Tensor:
     """sum over layers of |mean_l(x) - m_l| + |var_l(x) - v_l| (eq. 8), biased variance."""
     distances: list[Tensor] = []

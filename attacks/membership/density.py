@@ -38,16 +38,6 @@ def density_ratio(inside: Tensor, outside: Tensor, query: Tensor, *, bandwidth: 
     return _log_density(a, q, bandwidth) - _log_density(b, q, bandwidth)
 
 
-def gradient_features(gradients: Tensor, components: int = 4) -> Tensor:
-    """Per-record gradients (n, p) -> (n, 1 + components): log norm and leading principal scores (float64)."""
-    if not 0 <= components <= min(gradients.shape):
-        raise ValueError(f"components={components}: at most {min(gradients.shape)} here")
-    g = gradients.double()
-    norm = g.norm(dim=1, keepdim=True).clamp_min(1e-12).log()
-    u, s, _ = torch.linalg.svd(g - g.mean(0), full_matrices=False)
-    return torch.cat([norm, u[:, :components] * s[:components]], 1)
-
-
 def _log_density(points: Tensor, query: Tensor, bandwidth: float | None) -> Tensor:
     """Log of the Gaussian kernel density of ``points`` (a, d) at ``query`` (m, d), in blocks of queries."""
     count, width = points.shape

@@ -20,13 +20,6 @@ def loss_threshold(signal: Tensor) -> Tensor:
     return score
 
 
-def average_loss_rule(loss: Tensor, training_loss: float) -> Tensor:
-    """Yeom et al.'s decision, (n,) bool: member where the loss is at most the model's average training loss."""
-    if not training_loss >= 0:
-        raise ValueError(f"training_loss={training_loss}: a number of at least 0 is needed")
-    return torch.as_tensor(loss) <= training_loss
-
-
 @dataclass(frozen=True)
 class LossThreshold(MembershipAttack):
     """Yeom et al. (2018): the raw signal, one threshold for all records."""

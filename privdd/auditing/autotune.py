@@ -19,6 +19,7 @@ from typing import Any, Literal, get_args
 
 import torch
 
+from privdd.core.folders import CACHE, cache_folder
 from privdd.core.types import Problem
 from privdd.federated.method import Method
 from privdd.runtime.run_folder import DamagedRun, read_json, write_json
@@ -118,14 +119,6 @@ def decide(ratio: float | None, worlds: int, group: int, device: str = "cpu") ->
 # --- what is remembered ---------------------------------------------------------------------------
 
 
-def cache_folder() -> Path | None:
-    """$PRIVDD_CACHE, else privdd in $XDG_CACHE_HOME or ~/.cache; None for a user without a home."""
-    own, shared = os.environ.get("PRIVDD_CACHE"), os.environ.get("XDG_CACHE_HOME")
-    with contextlib.suppress(RuntimeError):
-        return Path(own) if own else Path(shared or Path.home() / ".cache") / "privdd"
-    return None
-
-
 def key_of(method: Method, problem: Problem, settings: Mapping[str, Any], records: int, group: int) -> str:
     """Everything that the speed of both ways depends on."""
     parts = [
@@ -139,7 +132,7 @@ def key_of(method: Method, problem: Problem, settings: Mapping[str, Any], record
 
 def ratio_of(trial: Trial) -> float | None:
     """The remembered ratio of this machine, else a measured one, remembered where that is possible."""
-    folder = cache_folder()
+    folder = cache_folder(CACHE)
     if folder is None:
         return measure(trial)
     file = file_of(folder, trial.key)

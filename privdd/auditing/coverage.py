@@ -57,9 +57,7 @@ def check_coverage(
     empty = sorted(s for s, reason in waived.items() if not str(reason).strip())
     if empty:
         raise BadConfig(f"audit.waive.{empty[0]}: a reason is needed")
-    surfaces = {str(s) for s in (*method.uploads.values(), *method.broadcasts.values())}
-    missing = sorted(surfaces - _covered(method, attacks, audit) - set(waived))
-    if missing:
+    if missing := uncovered(method, attacks, waived, audit):
         more = _helpful(method, attacks, shipped(), missing, audit)
         adding = f"ask for attack=[{','.join([*attacks, *more])}], or " if more else ""
         waiving = " ".join(f"audit.waive.{surface}='reason'" for surface in missing)
@@ -67,6 +65,12 @@ def check_coverage(
             f"attack=[{','.join(attacks)}]: no attack for {', '.join(missing)} with audit.worlds={audit.worlds}, "
             f"audit.federations={audit.federations}; {adding}waive {'them' if len(missing) > 1 else 'it'}: {waiving}"
         )
+
+
+def uncovered(method: Method, attacks: Mapping[str, Attack], waived: Mapping[str, str], audit: DictConfig) -> list[str]:
+    """The method's surfaces that no attack reads and no reason waives, sorted."""
+    surfaces = {str(s) for s in (*method.uploads.values(), *method.broadcasts.values())}
+    return sorted(surfaces - _covered(method, attacks, audit) - set(waived))
 
 
 def _covered(method: Method, attacks: Mapping[str, Attack], audit: DictConfig) -> set[str]:

@@ -16,9 +16,9 @@ from privdd import __version__
 from privdd.auditing.pipeline import Audited
 from privdd.federated.checkpoint import write_ledger
 from privdd.federated.experiment import Experiment, fingerprint, plain
-from privdd.federated.simulation import SERVER, Progress
+from privdd.federated.simulation import Progress
 from privdd.privacy.claims import Claim
-from privdd.privacy.ledger import Ledger, Release
+from privdd.privacy.ledger import SERVER, Ledger, Release
 from privdd.reporting.findings_file import validate, write
 from privdd.reporting.schema import Findings
 from privdd.runtime.engine import describe
@@ -50,7 +50,7 @@ def findings_json(audited: Audited) -> dict[str, Any]:
             "utility": _utility(experiment, progress),
             "privacy": _privacy(experiment, progress.ledger),
             "surfaces": surfaces,
-            "findings": [_finding(f, stated.get(str(f.surface))) for f in audited.findings],
+            "findings": [finding_row(f, stated.get(str(f.surface))) for f in audited.findings],
             "verdict": worst(row["verdict"] for row in surfaces),
         }
     )
@@ -190,7 +190,8 @@ def verdict(epsilon: Mapping[str, float], stated: float | None, findings: Sequen
     return "unprotected" if math.isinf(min(epsilon.values())) else "consistent"
 
 
-def _finding(finding: Finding, stated: float | None) -> dict[str, Any]:
+def finding_row(finding: Finding, stated: float | None) -> dict[str, Any]:
+    """One of ``findings`` in findings.json; stated: what its surface promises."""
     measures = {k: v for k, v in finding.measures.items() if v is not None}
     if "epsilon_measured" in measures and stated is not None:
         measures.setdefault("epsilon_stated", stated)

@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
 
 from attacks.scores import audit_scores
-from attacks.types import Finding, Surface
+from attacks.types import SENT_BY_SERVER, Finding, Surface
 from privdd import __version__
-from privdd.auditing.findings import verdict
+from privdd.auditing.findings import finding_row, verdict
 from privdd.core.errors import BadConfig
 from privdd.reporting.findings_file import validate, write
 from privdd.reporting.page import write_report
@@ -79,8 +79,8 @@ def _stated(config: DictConfig) -> float | None:
 
 def _result(config: DictConfig, stated: float | None, findings: Sequence[Finding], seconds: float) -> dict[str, Any]:
     unknown = {"pld": math.inf, "rdp": math.inf}
-    rows = [_row(finding, stated) for finding in findings]
-    decided = verdict(unknown, stated, findings)
+    judged = verdict(unknown, stated, findings)
+    rows = [finding_row(finding, stated) for finding in findings]
     why = "nothing here shows how it was derived; only attacks were run"
     claims = [] if stated is None else [{"source": STATED, "epsilon": stated, "sound": False, "why": why}]
     game = {"delta": float(config.privacy.delta), "unit": "record", "relation": "add_remove"}
@@ -88,14 +88,14 @@ def _result(config: DictConfig, stated: float | None, findings: Sequence[Finding
         "schema": 1,
         "run": _run(config, seconds),
         "privacy": {**game, "epsilon": unknown, "claims": claims},
-        "surfaces": [{**_sent(rows[0]["surface"]), "epsilon": unknown, "verdict": decided}],
+        "surfaces": [{**_sent(rows[0]["surface"]), "epsilon": unknown, "verdict": judged}],
         "findings": rows,
-        "verdict": decided,
+        "verdict": judged,
     }
 
 
 def _sent(surface: str) -> dict[str, Any]:
-    sender = "server" if surface in ("global_model", "global_images", "shared_features") else "client"
+    sender = "server" if Surface(surface) in SENT_BY_SERVER else "client"
     unknown = {"rounds": 0, "bytes": 0, "mechanism": "unknown"}
     return {"surface": surface, "sender": sender, "names": ["scores"], "audited": True, **unknown}
 
@@ -106,10 +106,3 @@ def _run(config: DictConfig, seconds: float) -> dict[str, Any]:
         "algo": str(config.name or "scores"), "data": Path(str(config.scores)).name, "preset": "none",
         "seed": int(config.seed), "version": __version__, "clients": 0, "rounds": 0, "seconds": spent,
     }  # fmt: skip
-
-
-def _row(finding: Finding, stated: float | None) -> Mapping[str, Any]:
-    head = {name: getattr(finding, name) for name in ("surface", "attack", "family", "adversary")}
-    measures = {name: value for name, value in finding.measures.items() if value is not None}
-    known = {} if stated is None or "epsilon_measured" not in measures else {"epsilon_stated": stated}
-    return {name: str(value) for name, value in head.items()} | measures | known

@@ -22,7 +22,7 @@ from privdd.cli.config import (
     own_folders,
     register_resolvers,
 )
-from privdd.cli.runs import stored_config
+from privdd.cli.runs import stored_config, waive_unread
 from privdd.cli.sweeps import Sweep, asked, count_points, is_sweep, pinned
 from privdd.cli.validation import check_overrides, check_types
 from privdd.core.errors import BadConfig
@@ -86,7 +86,7 @@ def _is_group(argument: str) -> bool:
 
 
 def _stored(command: str, run: Run, argv: Sequence[str], path: Path, word: str) -> int:
-    """resume=DIR goes on as configured there; run=DIR attacks it again with the attacks asked for."""
+    """resume=DIR goes on as configured there; run=DIR attacks it again, with just the attacks asked for if any are."""
     config = stored_config(path)
     typed = [a for a in sys.argv[1:] if "=" in a and not a.startswith((f"{word}=", "-"))]
     for item in typed:
@@ -96,6 +96,8 @@ def _stored(command: str, run: Run, argv: Sequence[str], path: Path, word: str) 
     fresh = composed(command, [f"preset={config.preset.name}", *spelled], own_folders(argv))
     for key in (item.split("=")[0].split("@")[0] for item in typed):
         OmegaConf.update(config, key, OmegaConf.select(fresh, key), merge=False, force_add=True)
+    if word == "run" and any(item.startswith("attack=") for item in typed):
+        waive_unread(config)
     return run(config, path, sys.argv)
 
 

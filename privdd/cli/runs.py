@@ -11,9 +11,11 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from privdd.core.errors import BadConfig
+from privdd.runtime.renames import renamed
 from privdd.runtime.run_folder import DamagedRun, RunFolder, write_bytes
 
 CONTRADICTION = 2
+UNREAD = "not read by the attacks asked for with run="
 
 
 def prepare(path: Path, config: DictConfig) -> RunFolder:
@@ -51,7 +53,7 @@ def resumable(command: str, path: Path) -> Iterator[None]:
 
 
 def stored_config(path: Path) -> DictConfig:
-    """config.yaml of a run folder. Raises DamagedRun where there is none or it is not one of ours."""
+    """config.yaml of a run folder, under today's names. Raises DamagedRun where there is none, or another program's."""
     file = path / "config.yaml"
     if not file.is_file():
         raise DamagedRun(f"{path}: not a run folder (no config.yaml)")
@@ -59,9 +61,28 @@ def stored_config(path: Path) -> DictConfig:
         config = OmegaConf.load(file)
         if not isinstance(config, DictConfig) or not {"algo", "data", "partition", "privacy"} <= set(config):
             raise ValueError("keys are missing")
+        config = OmegaConf.create(renamed(OmegaConf.to_container(config)))
     except Exception as error:  # yaml raises its own tree of errors
         raise DamagedRun(f"{file}: not a config of privdd ({' '.join(str(error).split())[:100]})") from None
     return config
+
+
+def waived_in(config: DictConfig) -> dict[str, str]:
+    """Surface -> reason."""
+    return {str(k): str(v) for k, v in config.audit.waive.items() if v is not None}
+
+
+def waive_unread(config: DictConfig) -> None:
+    """Waive, in ``config``, what its attacks do not read: a stored run is attacked by those alone that were asked for.
+
+    The report shows such surfaces as waived, with ``UNREAD`` as the reason.
+    """
+    from privdd.auditing.coverage import uncovered
+    from privdd.cli.assemble import attacks_of, build
+
+    waived = {surface: reason for surface, reason in waived_in(config).items() if reason != UNREAD}
+    unread = uncovered(build(config.algo), attacks_of(config), waived, config.audit)
+    config.audit.waive = {**dict.fromkeys(config.audit.waive), **waived, **dict.fromkeys(unread, UNREAD)}
 
 
 def run_audit(config: DictConfig, path: Path, argv: Sequence[str]) -> int:
@@ -83,8 +104,7 @@ def run_audit(config: DictConfig, path: Path, argv: Sequence[str]) -> int:
     if not attacks:
         raise BadConfig("attack=[]: at least one attack is needed")
     experiment = assemble(config)
-    waived = {str(k): str(v) for k, v in config.audit.waive.items() if v is not None}
-    check_coverage(experiment.plan.method, attacks, waived, config.audit, shipped_attacks)
+    check_coverage(experiment.plan.method, attacks, waived_in(config), config.audit, shipped_attacks)
     experiment.ledger()  # refuses a unit, relation or delta before anything is written
     folder = prepare(path, config)
     say(experiment, path)

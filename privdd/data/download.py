@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from privdd.core.folders import DATA, cache_folder
+from privdd.data.dataset import DataNotFound
 from privdd.data.torchvision_compat import torchvision
 
 
-def cache_folder() -> Path:
-    """Where downloads go when data.root is not set: $PRIVDD_DATA, else ~/.cache/privdd."""
-    return Path(os.environ.get("PRIVDD_DATA") or Path.home() / ".cache" / "privdd")
+def data_folder() -> Path:
+    """Where downloads go when data.root is not set. Raises DataNotFound for a user without a home."""
+    folder = cache_folder(DATA)
+    if folder is None:
+        raise DataNotFound(f"no folder for downloads: set {DATA} or data.root")
+    return folder
 
 
 TIMEOUT = 20.0  # seconds that a silent server may hold a download up

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from privdd.core.keys import Keys
 from privdd.data.dataset import DataNotFound, Dataset, dataset
-from privdd.data.download import cache_folder, fetched
+from privdd.data.download import data_folder, fetched
 
 SYSTEM = Path("/usr/share/datasets")
 FOLDERS = {"mnist": ("MNIST", "mnist"), "fashion_mnist": ("FashionMNIST", "fashion-mnist")}
@@ -27,7 +27,7 @@ SPLITS = ("train", "t10k")
 def candidates(name: str, root: Path | None) -> list[Path]:
     """Folders that may hold the four idx files, in the order of search."""
     torchvision_name, plain = FOLDERS[name]
-    bases = [root] if root is not None else [cache_folder()]
+    bases = [root] if root is not None else [data_folder()]
     inside = [
         folder
         for base in bases
@@ -44,8 +44,8 @@ def idx_family(name: str, root: Path | None, keys: Keys) -> Dataset:
     for folder in folders:
         if _complete(folder):
             return _read(name, folder)
-    _download(name, root or cache_folder(), folders)
-    return _read(name, (root or cache_folder()) / FOLDERS[name][0] / "raw")
+    _download(name, root or data_folder(), folders)
+    return _read(name, (root or data_folder()) / FOLDERS[name][0] / "raw")
 
 
 def _file(folder: Path, split: str, kind: str) -> Path | None:

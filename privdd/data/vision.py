@@ -11,7 +11,7 @@ from torch import Tensor
 
 from privdd.core.keys import Keys
 from privdd.data.dataset import DataNotFound, Dataset, dataset
-from privdd.data.download import cache_folder, fetched
+from privdd.data.download import data_folder, fetched
 
 # name: class in torchvision.datasets, arguments of train and test, classes, note
 FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any], int, str]] = {
@@ -32,7 +32,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any], int, str]] = {
 def vision_family(name: str, root: Path | None, keys: Keys, download: bool = True) -> Dataset:
     """Raises DataNotFound with the folder searched and the reason why the download failed."""
     cls, train, test, classes, note = FAMILIES[name]
-    folder = root or cache_folder()
+    folder = root or data_folder()
     try:
         parts = [_arrays(name, fetched(cls, folder, download, **arguments)) for arguments in (train, test)]
     except (OSError, RuntimeError) as error:

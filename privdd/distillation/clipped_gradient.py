@@ -15,20 +15,20 @@ from torch import Tensor
 from torch.func import vjp, vmap
 
 from privdd.core.types import Records
+from privdd.distillation.networks import Embed, embedded
 from privdd.federated.channel import ClientContext
 
-Map = Callable[[Tensor], Tensor]  # images (b, c, h, w) -> (b, p), each row a function of its image alone
 Pull = Callable[[Tensor], tuple[Tensor, ...]]
 QUERY = "synthetic_gradient"
 
 
-def pull_back(images: Tensor, embed: Map) -> tuple[Tensor, Pull]:
+def pull_back(images: Tensor, embed: Embed) -> tuple[Tensor, Pull]:
     """Mean embedding (p,) of the synthetic images of one class, and v -> J^T v (the images' shape)."""
     mean, pull = vjp(lambda s: embed(s).mean(0), images.detach())  # type: ignore[misc]
     return mean.detach(), pull
 
 
-def record_gradients(images: Tensor, embed: Map, x: Tensor, *, chunk: int | None = None) -> Tensor:
+def record_gradients(images: Tensor, embed: Embed, x: Tensor, *, chunk: int | None = None) -> Tensor:
     """Every record's exact gradient g_i: images (m, c, h, w), x (n, c, h, w) -> (n, m, c, h, w).
 
     The graph holds the synthetic images only; ``chunk`` records are pulled back at a time (default: 1, a
@@ -37,7 +37,7 @@ def record_gradients(images: Tensor, embed: Map, x: Tensor, *, chunk: int | None
     """
     chunk = chunk or (1 if images.device.type == "cpu" else 32)
     mean, pull = pull_back(images, embed)
-    residuals = -2 * (_embed(embed, x) - mean)
+    residuals = -2 * (embedded(embed, x) - mean)
     if chunk == 1:
         parts = [pull(row)[0].detach().unsqueeze(0) for row in residuals]
     else:
@@ -45,7 +45,7 @@ def record_gradients(images: Tensor, embed: Map, x: Tensor, *, chunk: int | None
     return torch.cat(parts) if parts else images.new_zeros(0, *images.shape)
 
 
-def mean_gradients(images: Tensor, embed: Map, batches: Sequence[Tensor]) -> Tensor:
+def mean_gradients(images: Tensor, embed: Embed, batches: Sequence[Tensor]) -> Tensor:
     """The gradient of every class's matching loss in one pass: images (C, m, c, h, w), a batch for each.
 
     A class whose batch is empty has gradient zero.
@@ -53,7 +53,7 @@ def mean_gradients(images: Tensor, embed: Map, batches: Sequence[Tensor]) -> Ten
     leaf = images.detach().requires_grad_(True)
     with torch.enable_grad():
         means = embed(leaf.flatten(0, 1)).unflatten(0, images.shape[:2]).mean(1)
-    rows = _embed(embed, torch.cat(list(batches))).split([len(x) for x in batches])
+    rows = embedded(embed, torch.cat(list(batches))).split([len(x) for x in batches])
     targets = [part.mean(0) if len(part) else own.detach() for part, own in zip(rows, means)]
     (gradient,) = torch.autograd.grad((means - torch.stack(targets)).square().sum(), leaf)
     return gradient
@@ -61,7 +61,7 @@ def mean_gradients(images: Tensor, embed: Map, batches: Sequence[Tensor]) -> Ten
 
 def release_gradients(
     images: Tensor,
-    embed: Map,
+    embed: Embed,
     records: Records,
     class_list: Sequence[int],
     ctx: ClientContext,
@@ -96,10 +96,3 @@ def _fixed_batch(x: Tensor, batch: int | None, label: int, ctx: ClientContext) -
     step = len(ctx.outputs)
     order = torch.randperm(len(x), generator=ctx.keys.fold("batch", QUERY, label, step).torch())
     return x[order[:batch].to(x.device)]
-
-
-@torch.no_grad()
-def _embed(embed: Map, x: Tensor, chunk: int = 64) -> Tensor:
-    if len(x) == 0:
-        return embed(x.new_zeros(1, *x.shape[1:]))[:0]
-    return torch.cat([embed(part) for part in x.split(chunk)])

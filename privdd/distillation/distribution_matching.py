@@ -16,10 +16,9 @@ from torch import Tensor
 from privdd.core.keys import Keys
 from privdd.distillation.augmentation import Transform, draw, operations
 from privdd.distillation.class_subsets import Cells
-from privdd.distillation.networks import Embed, Networks
+from privdd.distillation.networks import CHUNK, Embed, Networks, embedded
 from privdd.distillation.sampling import priorities, taken
 
-CHUNK = 64  # images per forward pass: larger batches leave the cache
 Step = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -60,12 +59,6 @@ class Streams:
     augment: Keys
 
 
-def embed_real(embed: Embed, x: Tensor, chunk: int = CHUNK) -> Tensor:
-    """Embeddings (n, p) of real images without a graph, ``chunk`` at a time (0 = all at once)."""
-    with torch.no_grad():
-        return torch.cat([embed(part) for part in x.split(chunk or max(len(x), 1))])
-
-
 def matching_gradient(images: Tensor, targets: Tensor, embed: Embed, *, chunk: int = CHUNK) -> Tensor:
     """Gradient of sum_m ||targets_m - mean_j embed(images_mj)||^2 with respect to the images.
 
@@ -93,7 +86,7 @@ def real_means(
     used = [rows.any(0) for rows in chosen]
     x = transform(cells.pool.x[torch.cat([g.at[u] for g, u in zip(cells.groups, used)]).to(cells.pool.x.device)])
     whole: Embed = embed if real_map is None else lambda part: embed(real_map(part))
-    embeddings = embed_real(whole, x, settings.chunk).split([int(u.sum()) for u in used])
+    embeddings = embedded(whole, x, settings.chunk).split([int(u.sum()) for u in used])
     weights = [rows[:, u].to(e) for rows, u, e in zip(chosen, used, embeddings)]
     return torch.cat([w @ e / w.sum(1, keepdim=True) for w, e in zip(weights, embeddings)])
 

@@ -25,7 +25,7 @@ BLOB, MIDDLE, SPREAD = 4, 0.35, 0.25  # of smooth noise: pixels between knots, m
 def check_init(init: str) -> None:
     """Raises ValueError for a start other than real, noise, smooth and statistics."""
     if init not in get_args(Init):
-        raise ValueError(f"init={init!r}: allowed are {', '.join(get_args(Init))}")
+        raise ValueError(f"start={init!r}: allowed are {', '.join(get_args(Init))}")
 
 
 def noise_images(labels: Tensor, ipc: int, shape: tuple[int, int, int], keys: Keys | Sequence[Keys]) -> Tensor:

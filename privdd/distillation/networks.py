@@ -13,6 +13,18 @@ from privdd.core.types import State
 
 Embed = Callable[[Tensor], Tensor]  # images (b, c, h, w) -> (b, p)
 Networks = Callable[[int], Embed]  # iteration -> the network of that iteration
+CHUNK = 64  # images per forward pass: larger batches leave the cache
+
+
+@torch.no_grad()
+def embedded(embed: Embed, x: Tensor, chunk: int = CHUNK) -> Tensor:
+    """Embeddings (n, p) without a graph, ``chunk`` images at a time (0 = all at once); (0, p) of no images.
+
+    Not every layer takes an empty batch, so that the width of none is read off one black image.
+    """
+    if not len(x):
+        return embed(x.new_zeros(1, *x.shape[1:]))[:0]
+    return torch.cat([embed(part) for part in x.split(chunk or len(x))])
 
 
 class _Embedding(nn.Module):

@@ -9,21 +9,21 @@ release for every class of a public list, present or not.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from privdd.core.types import Records
+from privdd.distillation.networks import Embed, embedded
 from privdd.federated.channel import ClientContext
 from privdd.privacy.mechanisms import ClippedSum
 
-Map = Callable[[Tensor], Tensor]  # images (b, c, h, w) -> (b, p), each row a function of its image alone
 QUERY = "embedding"
 
 
 def noisy_embeddings(
-    maps: Sequence[Map],
+    maps: Sequence[Embed],
     records: Records,
     class_list: Sequence[int],
     ctx: ClientContext,
@@ -47,7 +47,7 @@ def noisy_embeddings(
     targets = []
     for at, embed in enumerate(maps):
         batch = _sampled(records, ctx)
-        rows = _embed(embed, batch.x, chunk)
+        rows = embedded(embed, batch.x, chunk)
         centre = torch.zeros(rows.shape[1:]) if centres is None else centres[at].detach()
         centre = centre.to(rows).expand(len(class_list), rows.shape[1])
         sums = [
@@ -82,14 +82,6 @@ def _sampled(records: Records, ctx: ClientContext) -> Records:
     return records if bool(taken.all()) else records.take(taken.to(records.y.device))
 
 
-@torch.no_grad()
-def _embed(embed: Map, x: Tensor, chunk: int) -> Tensor:
-    """(n, p) without a graph; an empty sample still has its width."""
-    if len(x) == 0:
-        return embed(x.new_zeros(1, *x.shape[1:]))[:0]
-    return torch.cat([embed(part) for part in x.split(chunk)])
-
-
 def class_counts(records: Records, class_list: Sequence[int], ctx: ClientContext) -> Tensor:
     """Noised number of records of each class, (C,) at least 0, through ``ctx.mechanism("class_counts")``.
 
@@ -101,26 +93,3 @@ def class_counts(records: Records, class_list: Sequence[int], ctx: ClientContext
     y = records.y[ctx.sample("class_counts", len(records)).to(records.y.device)]
     same = y.unsqueeze(1) == torch.tensor(list(class_list), device=y.device)
     return ctx.mechanism("class_counts", {"count": same.float()})["count"].clamp_min(0) / q
-
-
-def class_statistics(records: Records, class_list: Sequence[int], ctx: ClientContext) -> tuple[Tensor, Tensor]:
-    """Noised channel mean and deviation of each class, two (C, c), through ``ctx.mechanism("class_statistics")``.
-
-    A record contributes its channel means, second moments and a one, all in [0, 1]: its norm is at most
-    sqrt(2c + 1), so a clip norm of that size clips nothing. The mean is the noised sum over the noised
-    count, held in [0, 1]; a class whose noised count is below 1 is divided by 1.
-    """
-    ones = torch.ones(len(records), 1, device=records.x.device)
-    rows = torch.cat([records.x.mean((2, 3)), records.x.square().mean((2, 3)), ones], 1)
-    sums = torch.stack(
-        [
-            ctx.mechanism("class_statistics", {"sums": rows[records.y == label]}, partition=f"label:{label}")["sums"]
-            for label in class_list
-        ]
-    )
-    sums = sums * ctx.mechanisms["class_statistics"].normaliser  # type: ignore[attr-defined]
-    channels = records.x.shape[1]
-    count = sums[:, -1:].clamp_min(1.0)
-    mean = (sums[:, :channels] / count).clamp(0, 1)
-    square = (sums[:, channels : 2 * channels] / count).clamp(0, 1)
-    return mean, (square - mean.square()).clamp_min(0).sqrt()

@@ -16,9 +16,9 @@ from torch import Tensor
 from privdd.core.types import Records
 from privdd.distillation.augmentation import draw
 from privdd.distillation.clipped_gradient import release_gradients
-from privdd.distillation.distribution_matching import CHUNK, Matching, Streams, descend, embed_real, matching_gradient
+from privdd.distillation.distribution_matching import Matching, Streams, descend, matching_gradient
 from privdd.distillation.fitting import Fitting, fit
-from privdd.distillation.networks import Embed, Networks
+from privdd.distillation.networks import CHUNK, Embed, Networks, embedded
 from privdd.distillation.noisy_embedding import class_counts, noisy_embeddings
 from privdd.federated.channel import ClientContext
 
@@ -83,9 +83,9 @@ def _after(inner: Callable[[Tensor], Tensor], outer: Embed) -> Embed:
     return lambda x: outer(inner(x))
 
 
-def class_means(images: Tensor, embed: Embed, chunk: int = CHUNK) -> Tensor:
+def mean_embeddings(images: Tensor, embed: Embed, chunk: int = CHUNK) -> Tensor:
     """Mean embedding (C, p) of each class's images (C, ipc, c, h, w), without a graph."""
-    return embed_real(embed, images.flatten(0, 1), chunk).unflatten(0, images.shape[:2]).mean(1)
+    return embedded(embed, images.flatten(0, 1), chunk).unflatten(0, images.shape[:2]).mean(1)
 
 
 def match_embeddings(images: Tensor, views: Views, records: Records, settings: Matching, ctx: ClientContext) -> Tensor:
@@ -96,7 +96,7 @@ def match_embeddings(images: Tensor, views: Views, records: Records, settings: M
     """
     classes = ctx.problem.class_list
     counts = class_counts(records, classes, ctx) if ctx.protected("class_counts") else None
-    centres = [class_means(images, view) for view in views.synthetic]
+    centres = [mean_embeddings(images, view) for view in views.synthetic]
     targets = noisy_embeddings(views.real, records, classes, ctx, centres=centres, counts=counts)
     velocity = torch.zeros_like(images)
     for t in range(settings.iterations):
@@ -116,7 +116,7 @@ def fit_embeddings(
     """
     classes = ctx.problem.class_list
     counts = class_counts(records, classes, ctx) if ctx.protected("class_counts") else None
-    centre = class_means(images, view).mean(0)
+    centre = mean_embeddings(images, view).mean(0)
     (targets,) = noisy_embeddings([view], records, classes, ctx, centres=[centre], counts=counts)
     kept = torch.ones(len(images), dtype=torch.bool) if counts is None else (counts >= least).cpu()
     return fit(images[kept], targets.to(images)[kept], view, fitting), kept

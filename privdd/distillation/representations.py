@@ -10,9 +10,9 @@ from torch import Tensor
 
 from privdd.core.types import Artifact, Records, Shard, Upload
 from privdd.distillation.class_subsets import one_world, uploads
-from privdd.distillation.distribution_matching import Matching, Streams, embed_real, match
+from privdd.distillation.distribution_matching import Matching, Streams, match
 from privdd.distillation.initial_images import initial_images, noise_images
-from privdd.distillation.networks import Networks
+from privdd.distillation.networks import Networks, embedded
 from privdd.distillation.private_matching import match_embeddings, match_protected, public_views
 from privdd.federated.channel import ClientContext
 
@@ -44,7 +44,7 @@ def distil_representations(
     cells = one_world(shard.train, shard.classes)
     if not len(cells):
         return uploads(cells, torch.zeros(0, dpc, *shape), NAME)[0]
-    projected = cells.map(embed_real(project, shard.train.x))
+    projected = cells.map(embedded(project, shard.train.x))
     first = initial_images(start, projected, dpc, shape, ctx.keys.fold("start")).to(shard.train.x)
     settings = replace(settings, augment_synthetic=False)
     return uploads(cells, match(cells, first, networks, settings, streams_of(ctx), real_map=project), NAME)[0]
@@ -68,7 +68,7 @@ def protected_representations(
     """
     labels = torch.tensor(ctx.problem.class_list)
     noise = noise_images(labels, dpc, shard.shape, ctx.keys.fold("start")).to(shard.train.x)
-    first = embed_real(project, noise.flatten(0, 1).abs().clamp(max=1)).unflatten(0, noise.shape[:2])
+    first = embedded(project, noise.flatten(0, 1).abs().clamp(max=1)).unflatten(0, noise.shape[:2])
     settings = replace(settings, augment_synthetic=False)
     if ctx.protected("embedding"):
         views = public_views(networks, reads, shard.shape, settings, streams_of(ctx), project)
@@ -86,6 +86,6 @@ def protected_representations(
 def _projected(records: Records, project: Callable[[Tensor], Tensor]) -> Records:
     """The records as their representations (an empty client is shown one black image for the shape)."""
     if len(records):
-        return Records(embed_real(project, records.x), records.y, records.ids)
+        return Records(embedded(project, records.x), records.y, records.ids)
     with torch.no_grad():
         return Records(project(records.x.new_zeros(1, *records.x.shape[1:]))[:0], records.y, records.ids)

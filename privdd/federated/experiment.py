@@ -16,6 +16,7 @@ from privdd.federated.capture import Capture
 from privdd.federated.simulation import Plan
 from privdd.privacy.ledger import Ledger
 from privdd.runtime.engine import Engine
+from privdd.runtime.renames import original
 
 UNFINGERPRINTED = ("attack", "audit", "engine", "capture", "run", "resume", "scores", "name", "tracking", "paper")
 
@@ -46,6 +47,9 @@ def plain(node: Any) -> Any:
 
 
 def fingerprint(config: DictConfig) -> str:
-    """A digest of everything that decides what clients send (not of how it is attacked)."""
-    content = {k: v for k, v in plain(config).items() if k not in UNFINGERPRINTED}
+    """A digest of everything that decides what clients send (not of how it is attacked).
+
+    Classes count by the oldest names known, so that a run of an earlier version keeps its digest.
+    """
+    content = {k: v for k, v in original(plain(config)).items() if k not in UNFINGERPRINTED}
     return hashlib.blake2b(json.dumps(content, sort_keys=True, default=str).encode(), digest_size=8).hexdigest()

@@ -15,11 +15,9 @@ from privdd.core.keys import Keys
 from privdd.core.types import Problem, Received, Records, Shard, State, Tensors
 from privdd.federated.channel import POST_PROCESSING, Channel, ClientContext, digest, shapes
 from privdd.federated.method import Method
-from privdd.privacy.ledger import Ledger
+from privdd.privacy.ledger import SERVER, Ledger
 from privdd.privacy.mechanism import Mechanism, Row
 from privdd.runtime.engine import Engine
-
-SERVER = -1  # the "client" of rows that the server sends
 
 
 @dataclass(frozen=True)

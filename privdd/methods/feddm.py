@@ -60,7 +60,7 @@ class FedDM(Method, hooks=("configured",)):
     """Images per class are matched in networks around the server's model, then pooled by the server.
 
     model: must treat each image alone (no batch norm); ipc: images per class; start: real | noise | smooth |
-    statistics, what images start from each round (``init`` in a config); carry_over: go on from last
+    statistics, what images start from each round; carry_over: go on from last
     round's images instead; rho: radius of the ball around the server's model for client and server;
     logits: match them beside the features; matching: the clients' steps; server: the server's
     training; reads: noised reads of the records a round, where a mechanism is set for "embedding".
@@ -108,7 +108,7 @@ class FedDM(Method, hooks=("configured",)):
             raise ValueError(f"rho={self.rho!r}: a number above 0")
         check_init(self.start)
         if self.carry_over and self.start == "real":
-            raise ValueError("carry_over=True: not with init=real, which draws new records each round")
+            raise ValueError("carry_over=True: not with start=real, which draws new records each round")
         refuse_batch_norm(self.model.norm, "model")
         if self.extractor is not None and self.reads != 1:
             raise ValueError(f"reads={self.reads}: 1 with an extractor, which shows the same at every read")
@@ -116,11 +116,6 @@ class FedDM(Method, hooks=("configured",)):
             raise ValueError("fitting: needs an extractor, for it follows one fixed map")
         if not 0 <= self.least < float("inf") or (self.least and self.fitting is None):
             raise ValueError(f"least={self.least!r}: a finite number from 0, above 0 with fitting only")
-
-    @classmethod
-    def configured(cls, *, init: Literal["real", "noise", "smooth", "statistics"] = "real", **settings: Any) -> FedDM:
-        """From a config, where ``start`` is called init (a method has that name here)."""
-        return cls(start=init, **settings)
 
     # --- the method protocol ------------------------------------------------------------------
 
@@ -248,7 +243,7 @@ class FedDM(Method, hooks=("configured",)):
     ) -> tuple[Upload, State]:
         """Images of every class, from noise and what the mechanisms released."""
         if self.start not in PUBLIC:
-            raise ValueError(f"init={self.start!r}: a guarantee needs init=noise or smooth, others read the records")
+            raise ValueError(f"start={self.start!r}: a guarantee needs start=noise or smooth, others read the records")
         labels = torch.tensor(ctx.problem.class_list)
         start = public_start(self.start, labels, self.ipc, shard.shape, ctx.keys.fold("start")).to(
             broadcast["model"]["head.weight"]

@@ -39,10 +39,9 @@ from privdd.federated.channel import ClientContext
 from privdd.federated.method import Method
 from privdd.methods.fedavg import FedAvg
 from privdd.models import ModelSpec, initial
-from privdd.privacy.claims import Claim, effective_std, fedfed_3_3, fedfed_3_4
+from privdd.privacy.claims import DELTA, Claim, effective_std, fedfed_3_3, fedfed_3_4
 from privdd.training.local import split
 
-DELTA = 1e-5  # at which the paper's claims are evaluated
 LABELS_PUBLIC = "declared public: zero-out adjacency removes a record's image and keeps its label"
 
 

@@ -41,7 +41,7 @@ class FedRD(Method, hooks=("configured",)):
     model: task model on projected images (1, h', w'), also the law of the networks to match in, which
     are new at each step and, with batch norm, in train mode; projection: the personal map, kept and
     trained on by the client over rounds; dpc: representations per class; start: real | noise |
-    statistics (``init`` in a config), in representation space; matching: the distillation, its
+    statistics, in representation space; matching: the distillation, its
     augmentation on real records only (equation 5); projection_lr, projection_epochs,
     projection_batch: Adam on the projection; server: the server's training.
 
@@ -91,11 +91,6 @@ class FedRD(Method, hooks=("configured",)):
         check_init(self.start)
         if self.projection.name != "projection":
             raise ValueError(f"projection.name={self.projection.name!r}: must be projection")
-
-    @classmethod
-    def configured(cls, *, init: Literal["real", "noise", "statistics"] = "real", **settings: Any) -> FedRD:
-        """From a config, where ``start`` is called init (a method has that name here)."""
-        return cls(start=init, **settings)
 
     # --- the method protocol ------------------------------------------------------------------
 
@@ -265,7 +260,7 @@ class FedRD(Method, hooks=("configured",)):
             )
         if self.start != "noise":
             raise ValueError(
-                f"init={self.start!r}: a guarantee needs init=noise, for any other start reads the records"
+                f"start={self.start!r}: a guarantee needs start=noise, for any other start reads the records"
             )
 
 

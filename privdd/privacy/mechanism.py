@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import dp_accounting as dpa
-from torch import Tensor
 
 from attacks.contract import check_names, declared
 from privdd.core.types import Tensors
@@ -104,8 +103,3 @@ class Row:
     flags: Mapping[str, bool] = field(default_factory=dict)
     post_of: tuple[int, ...] = ()
     nonprivate_reason: str | None = None
-
-
-def tensor_only(value: Tensor) -> Tensors:
-    """A single tensor as the mapping that channels and mechanisms speak."""
-    return {"value": value}

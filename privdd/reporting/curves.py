@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
+from attacks import images
 from attacks.roc import Clusters, roc, tpr_at_fpr
 
 
@@ -45,7 +47,5 @@ def curve(scores: np.ndarray, members: np.ndarray, *, clusters: Clusters = (), p
 
 
 def psnr(real: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Peak signal-to-noise ratio in dB of images (b, c, h, w) in [0, 1]; inf where they are equal."""
-    error = np.mean((np.asarray(real, float) - np.asarray(other, float)) ** 2, axis=(1, 2, 3))
-    with np.errstate(divide="ignore"):
-        return -10 * np.log10(error)
+    """``attacks.images.psnr`` of arrays."""
+    return images.psnr(torch.as_tensor(real), torch.as_tensor(other)).numpy()

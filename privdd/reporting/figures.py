@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from attacks.images import CEILING
 from privdd.reporting.curves import Curve, psnr
 from privdd.reporting.style import INK, MUTED, PERCENT, canvas, colour, dash
 
@@ -145,4 +146,4 @@ def best_first(real: np.ndarray, reconstructed: np.ndarray) -> np.ndarray:
 
 
 def decibel(value: float) -> str:
-    return "exact" if math.isinf(value) else f"{value:.1f}\u00a0dB"
+    return "exact" if value >= CEILING else f"{value:.1f}\u00a0dB"

@@ -3,28 +3,19 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from pydantic import ValidationError
 
 from privdd.reporting.schema import SCHEMA, Findings
+from privdd.runtime import run_folder
 from privdd.runtime.run_folder import DamagedRun, write_bytes
 
 
 class FindingsError(DamagedRun):
     """A run folder that cannot be read; the message is one line."""
-
-
-def _refuse_constant(token: str) -> NoReturn:
-    raise ValueError(f'{token} is not allowed (infinity is the string "inf")')
-
-
-def _finite_float(token: str) -> float:
-    value = float(token)
-    return value if math.isfinite(value) else _refuse_constant(token)
 
 
 def _refuse_null(value: Any, path: str = "") -> None:
@@ -45,17 +36,11 @@ def first_error(error: ValidationError) -> str:
 
 
 def read_json(path: Path) -> Any:
-    """A json file in which every number is finite. Raises FindingsError with one line."""
+    """``run_folder.read_json``. Raises FindingsError with one line."""
     try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise FindingsError(f"{path}: no such file") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise FindingsError(f"{path}: cannot be read ({error.__class__.__name__})") from None
-    try:
-        return json.loads(text, parse_constant=_refuse_constant, parse_float=_finite_float)
-    except (ValueError, RecursionError) as error:
-        raise FindingsError(f"{path}: damaged json ({str(error).splitlines()[0]})") from None
+        return run_folder.read_json(path)
+    except DamagedRun as error:
+        raise FindingsError(str(error)) from None
 
 
 def validate(data: Any, where: str = "findings") -> Findings:

@@ -16,6 +16,7 @@ import yaml
 
 from privdd.reporting.findings_file import FindingsError, load, read_json
 from privdd.reporting.schema import FindingRow, Findings
+from privdd.runtime.renames import renamed
 from privdd.runtime.run_folder import read_tensors, safe_name
 
 LIMIT = 256 * 2**20  # bytes of one evidence file that a page is willing to read
@@ -47,10 +48,6 @@ class Evidence:
     @property
     def clusters(self) -> tuple[np.ndarray, ...]:
         return tuple(labels for labels in (self.record, self.world) if labels is not None)
-
-    @property
-    def has_pictures(self) -> bool:
-        return self.real is not None and self.reconstructed is not None and len(self.real) > 0
 
 
 @dataclass(frozen=True)
@@ -104,14 +101,14 @@ def _optional_json(path: Path) -> Mapping[str, Any]:
 
 
 def read_config(path: Path) -> Mapping[str, Any]:
-    """A run's config.yaml, empty where there is none. Raises FindingsError if damaged."""
+    """A run's config.yaml under today's names, empty where there is none. Raises FindingsError if damaged."""
     if not path.is_file():
         return {}
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
         raise FindingsError(f"{path}: damaged yaml ({error.__class__.__name__})") from None
-    return data if isinstance(data, dict) else {}
+    return renamed(data) if isinstance(data, dict) else {}
 
 
 def read_run(path: Path | str) -> RunRecord:

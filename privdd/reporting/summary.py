@@ -190,7 +190,7 @@ def verdict(findings: Findings) -> Headline:
 def utility_note(config: Mapping[str, Any]) -> str:
     """What an accuracy owes to raw records: a sentence for a run whose synthetic sets start from real ones."""
     algo = config.get("algo")
-    start = algo.get("init") if isinstance(algo, Mapping) else None
+    start = algo.get("start") if isinstance(algo, Mapping) else None
     return words.REAL_START if start == "real" else ""
 
 

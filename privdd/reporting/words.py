@@ -205,7 +205,7 @@ GLOSSARY: tuple[tuple[str, str, str], ...] = (
 )
 # Measured by python -m benchmarks.accuracy --claim alpha: the real images alone, sent without a matching step.
 REAL_START = (
-    "The synthetic set starts from real records (init=real), and this accuracy is that of raw images sent: "
+    "The synthetic set starts from real records (start=real), and this accuracy is that of raw images sent: "
     "the same records sent as they are, without any distillation, do as well at small budgets."
 )
 LIMITS: tuple[str, ...] = (

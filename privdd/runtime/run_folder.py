@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import safetensors.torch
 import torch
@@ -78,17 +78,22 @@ def write_json(path: Path, value: Any, *, compact: bool = False) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Raises DamagedRun, naming the file, where it is missing, truncated or not JSON."""
+    """A file in which every number is finite. Raises DamagedRun, one line that names it, for any other."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse)
+        return json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse, parse_float=_finite)
     except FileNotFoundError:
         raise DamagedRun(f"{path}: no such file") from None
     except (OSError, ValueError, RecursionError) as error:
         raise DamagedRun(f"{path}: not readable as JSON ({str(error)[:120]})") from None
 
 
-def _refuse(text: str) -> float:
-    raise ValueError(f"{text} is not allowed")
+def _refuse(text: str) -> NoReturn:
+    raise ValueError(f'{text} is not allowed (infinity is the string "inf")')
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    return value if math.isfinite(value) else _refuse(text)
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -137,15 +142,9 @@ class RunFolder:
     def artifact(self, round: int, client: int) -> Path:
         return self.path / "artifacts" / f"round_{round:03d}" / f"client_{client}.safetensors"
 
-    def broadcast(self, round: int) -> Path:
-        return self.path / "artifacts" / f"round_{round:03d}" / "broadcast.safetensors"
-
     @property
     def checkpoint(self) -> Path:
         return self.path / "state" / "checkpoint.json"
-
-    def world(self, name: str) -> Path:
-        return self.path / "worlds" / f"{safe_name(name)}.safetensors"
 
     def evidence(self, surface: str, attack: str) -> Path:
         return self.path / "evidence" / f"{safe_name(surface)}.{safe_name(attack)}.safetensors"

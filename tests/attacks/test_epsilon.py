@@ -12,7 +12,6 @@ from attacks.epsilon import (
     from_scores,
     gaussian,
     gaussian_epsilon,
-    many_runs,
     one_run,
     one_run_from_scores,
     one_run_p_value,
@@ -111,7 +110,7 @@ def test_bounds_stay_below_a_gaussian_mechanism_and_are_not_idle():
     scores = rng.normal(size=4000) + member
     truth = gaussian_epsilon(1.0, DELTA)
     fixed = from_scores(scores, member, delta=DELTA, thresholds=[1.5])
-    split = many_runs(scores[member], scores[~member], delta=DELTA, generator=rng)
+    split = from_scores(scores, member, delta=DELTA, generator=rng)
     near = from_scores(scores, member, delta=DELTA, method="gaussian", thresholds=[1.5])
     assert 0.5 < split.value < truth and 0.5 < fixed.value < near.value < truth
     assert (split.validity, near.validity) == ("finite_sample", "gaussian_only")

@@ -1,4 +1,4 @@
-"""The three tiers against mechanisms whose fault, or soundness, is known in closed form."""
+"""Certificates (T2), attacks on runs (T3) and crafted records, against closed forms."""
 
 import math
 
@@ -7,77 +7,14 @@ import pytest
 import torch
 from scipy.stats import binom, norm
 
-from attacks.canaries import Canaries, crafted, join, mislabelled, near_duplicates, out_of_distribution, pattern
+from attacks.canaries import Canaries, crafted, join, mislabelled, out_of_distribution, pattern
 from attacks.epsilon import gaussian_epsilon
 from attacks.guarantee import (
     attack_runs,
     gaussian_log_ratio,
     likelihood_ratio_certificate,
-    sensitivity,
     subsampled_log_ratio,
 )
-
-SHAPE = (3, 32, 32)
-BATCH, SYNTHETIC = 256, 10
-
-
-def clipped(value, norm):
-    return value * min(1.0, norm / max(float(value.norm()), 1e-30))
-
-
-def matching_gradient(x, y):
-    """Per-record gradient of ||mean(x) - mean(S)||^2 in S for S = 0 and identity embedding, (n, 10 p)."""
-    return (-2 / SYNTHETIC) * x.flatten(1).repeat(1, SYNTHETIC)
-
-
-def aggregate_clip(x, y):
-    return clipped(matching_gradient(x, y).sum(0) / BATCH, 1.0)
-
-
-def per_record_clip(x, y):
-    rows = matching_gradient(x, y)
-    return (rows * (1.0 / rows.norm(dim=1, keepdim=True).clamp_min(1.0))).sum(0) / BATCH
-
-
-def test_sensitivity_of_clipping_the_aggregate_has_its_closed_form():
-    """Matched synthetic set, black records, one white: kappa = 2 sqrt(3072 / 10) / C = 35.05 at C = 1."""
-    x, y = torch.zeros(20, *SHAPE), torch.zeros(20, dtype=torch.long)  # black records add nothing: 20 stand for 255
-    canaries = out_of_distribution(SHAPE, 0, torch.Generator().manual_seed(0))
-    found = sensitivity(aggregate_clip, x, y, canaries, 1.0 / BATCH, contributions=matching_gradient)
-    assert found.kappa == pytest.approx(2 * math.sqrt(3072 / 10), rel=1e-4)
-    assert found.canary == "white" and found.violated and found.others_moved == 0
-    sound = sensitivity(per_record_clip, x, y, canaries, 1.0 / BATCH, contributions=matching_gradient)
-    assert sound.kappa == pytest.approx(1.0, rel=1e-4) and not sound.violated
-
-
-def test_replacing_a_record_may_move_a_sound_mechanism_by_two_units():
-    x, y = torch.ones(BATCH, *SHAPE), torch.zeros(BATCH, dtype=torch.long)
-
-    def signed(a, b):
-        return clipped_rows(a - 0.5).sum(0) / BATCH
-
-    def clipped_rows(a):
-        rows = a.flatten(1)
-        return rows / rows.norm(dim=1, keepdim=True).clamp_min(1.0)
-
-    found = sensitivity(signed, x, y, pattern("black", SHAPE, 0), 1.0 / BATCH, allowed=2.0, replace=3)
-    assert found.kappa == pytest.approx(2.0, rel=1e-4) and not found.violated
-    assert sensitivity(signed, x, y, pattern("black", SHAPE, 0), 1.0 / BATCH, replace=3).violated
-
-
-def test_a_batch_statistic_is_caught_because_the_others_move():
-    g = torch.Generator().manual_seed(1)
-    x, y = torch.rand(20, 1, 4, 4, generator=g), torch.zeros(20, dtype=torch.long)
-
-    def normalised(a, b):
-        return (a - a.mean(0)).flatten(1)
-
-    def release(a, b):
-        rows = normalised(a, b)
-        return (rows / rows.norm(dim=1, keepdim=True).clamp_min(1.0)).sum(0)
-
-    found = sensitivity(release, x, y, pattern("white", (1, 4, 4), 0), 100.0, contributions=normalised)
-    assert found.kappa < 1 and found.others_moved > 0.01 and found.violated
 
 
 def test_certificate_never_exceeds_a_gaussian_mechanism_and_has_power():
@@ -91,7 +28,6 @@ def test_certificate_never_exceeds_a_gaussian_mechanism_and_has_power():
     assert certificate.delta_below == pytest.approx(2e-3, rel=0.05)
     assert binom.sf(above - 1, 200, 0.05) > 1e-3
     assert np.mean(found) > 0.6 * gaussian_epsilon(mu, 1e-5)  # 16.7: far beyond ln(500 / 3.7) = 4.9
-    assert certificate.refutes(5.0, 1e-5) and not certificate.refutes(5.0, 0.01) and not certificate.refutes(99.0, 1e-5)
 
 
 def test_certificate_on_a_null_certifies_nothing():
@@ -163,10 +99,8 @@ def test_canary_sets_are_what_they_say():
     y = torch.arange(30) % 3
     wrong = mislabelled(torch.rand(30, 1, 2, 2, generator=g), y, 3, g)
     assert (wrong.y != y).all() and set(wrong.y.tolist()) == {0, 1, 2}
-    near = near_duplicates(torch.rand(1, 4, 4, generator=g), 2, 16, 0.02, g)
-    assert (near.x - near.x[0]).abs().max() <= 0.04 + 1e-6 and near.y.eq(2).all()
     four = out_of_distribution((1, 4, 4), 1, g)
-    assert four.names == ("white", "black", "stripes", "noise") and len(join(four, near)) == 20
+    assert four.names == ("white", "black", "stripes", "noise") and len(join(four, four)) == 8
     assert four.x[2, 0, 0].tolist() == [0, 1, 0, 1]
     with pytest.raises(ValueError, match="pattern="):
         pattern("grey", (1, 2, 2), 0)

@@ -15,7 +15,6 @@ from privdd.auditing import autotune as pace
 from privdd.auditing.autotune import (
     Choice,
     Trial,
-    cache_folder,
     check_training,
     choose,
     decide,
@@ -194,23 +193,13 @@ def test_a_user_without_a_home_measures_each_time(measured: Any, monkeypatch: py
 
     monkeypatch.setattr(Path, "home", nobody)
     calls = measured(3.0)
-    assert cache_folder() is None and pick(prepared(), tmp_path / "a.json").training == "vectorised" and calls == [7]
+    assert pick(prepared(), tmp_path / "a.json").training == "vectorised" and calls == [7]
 
 
 def test_small_audits_are_not_measured(cache: Path, tmp_path: Path) -> None:
     choice = pick(prepared(), tmp_path / "a.json")
     assert choice.training == "loop" and "too few" in choice.why
     assert not cache.exists() and not (tmp_path / "a.json").exists()
-
-
-def test_where_the_cache_lies(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("PRIVDD_CACHE", str(tmp_path))
-    assert cache_folder() == tmp_path
-    monkeypatch.delenv("PRIVDD_CACHE")
-    monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
-    assert cache_folder() == Path("/somewhere/privdd")
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    assert cache_folder() == Path.home() / ".cache" / "privdd"
 
 
 def test_a_way_that_does_not_exist_is_one_line() -> None:

@@ -27,7 +27,7 @@ ALGOS = {
     "scaffold": ["model=smallcnn"],
     "fedprox": ["model=mlp", "algo.mu=0.5"],
     "fednova": ["model=smallcnn"],
-    "feddm": ["algo.init=noise"],
+    "feddm": ["algo.start=noise"],
     "fedlgd": [],
 }
 

@@ -9,7 +9,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from attacks.lpips_weights import pretrained
-from attacks.types import Attack, Surface
+from attacks.types import SENT_BY_SERVER, Attack, Surface
 from privdd.cli.assemble import attacks_of, build
 from privdd.cli.config import GROUPS, PRESETS, composed, config_dir, expand
 from privdd.data.partition import Partition
@@ -43,7 +43,8 @@ def test_every_algo_builds(preset):
         assert not OmegaConf.missing_keys(config)
         method = build(config.algo)
         assert isinstance(method, Method), algo
-        assert set(method.uploads.values()) <= set(Surface) and method.rounds >= 1
+        assert set(method.uploads.values()) <= set(Surface) - SENT_BY_SERVER and method.rounds >= 1
+        assert set(method.broadcasts.values()) - set(method.uploads.values()) <= SENT_BY_SERVER
         mechanisms = {n: build(m) for n, m in (config.privacy.mechanisms or {}).items()}
         assert set(mechanisms) <= {*method.uploads, *method.queries}, algo
         assert Partition(**plain(config.partition)).name == beside["partition"][at]

@@ -194,7 +194,7 @@ def test_starts() -> None:
         mine = data.x[data.y == label]
         assert float(many[cell].mean()) == pytest.approx(float(mine.mean()), abs=0.01)
         assert float(many[cell].std()) == pytest.approx(float(mine.std(correction=0)), rel=0.02)
-    with pytest.raises(ValueError, match="init"):
+    with pytest.raises(ValueError, match="start"):
         initial_images("zeros", cells, 1, SHAPE, Keys(4))
 
 

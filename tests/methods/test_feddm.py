@@ -126,7 +126,7 @@ def test_planned_releases_are_those_that_happen() -> None:
 
 def test_other_starts_are_refused_under_a_guarantee() -> None:
     method = make(start="real")
-    with pytest.raises(ValueError, match="init='real'"):
+    with pytest.raises(ValueError, match="start='real'"):
         method.local(
             method.broadcast(method.init(PROBLEM, Keys(0))), {}, shards([40])[0], context(method, mechanisms=SOUND)
         )

@@ -94,7 +94,7 @@ def test_the_budget_buys_one_read_of_each_class() -> None:
         ("algo.reads=2", "reads=2: 1 with an extractor"),
         ("algo.extractor=null", "fitting: needs an extractor"),
         ("algo.least=-1", "least=-1"),
-        ("algo.init=real", "init=noise or smooth"),
+        ("algo.start=real", "start=noise or smooth"),
     ],
 )
 def test_what_has_no_meaning_or_no_guarantee_is_refused(override: str, named: str) -> None:
@@ -126,9 +126,9 @@ def test_the_same_settings_run_where_nothing_is_ignored() -> None:
         assert len(upload["images"].value["x"])
 
 
-@pytest.mark.parametrize(("init", "noise"), [("noise", True), ("smooth", True), ("real", False)])
-def test_every_public_start_is_a_start_from_noise_for_theorem_3_2(init: str, noise: bool) -> None:
-    overrides = ["algo=feddm", *TINY[1:6], "privacy=clipped_gradient", f"algo.init={init}"]
+@pytest.mark.parametrize(("start", "noise"), [("noise", True), ("smooth", True), ("real", False)])
+def test_every_public_start_is_a_start_from_noise_for_theorem_3_2(start: str, noise: bool) -> None:
+    overrides = ["algo=feddm", *TINY[1:6], "privacy=clipped_gradient", f"algo.start={start}"]
     experiment = assemble(composed("train", overrides))
     (claim,) = experiment.plan.method.claims(experiment.plan, experiment.shards)  # type: ignore[attr-defined]
     assert ("starts from real images" in claim.why) is not noise

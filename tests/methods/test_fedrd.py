@@ -129,7 +129,7 @@ def test_planned_releases_are_those_that_happen() -> None:
 
 @pytest.mark.parametrize(
     ("more", "match"),
-    [({"frozen_projection": False}, "frozen"), ({"model": BATCH}, "norm=batch"), ({"start": "real"}, "init")],
+    [({"frozen_projection": False}, "frozen"), ({"model": BATCH}, "norm=batch"), ({"start": "real"}, "start=")],
 )
 def test_what_breaks_the_guarantee_is_refused(more: dict[str, object], match: str) -> None:
     method = sound(**more)

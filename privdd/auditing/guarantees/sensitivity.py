@@ -19,7 +19,6 @@ from scipy.special import chdtri
 from torch import Tensor
 
 from attacks.canaries import Canaries
-from attacks.guarantee import MOVED
 from privdd.auditing.guarantees.crafted_records import holding, with_guests
 from privdd.auditing.guarantees.recording_context import Heeded, exact, flat, without, witness
 from privdd.core.keys import Keys
@@ -29,6 +28,7 @@ from privdd.privacy.mechanism import Mechanism, Output
 
 SURE = 1e-6  # chance that honest noise is called too small
 HELD = 4  # releases of one query whose other records are compared
+MOVED = 1e-4  # of the contributions' size: batched kernels round differently with the batch size
 EVERY = 8  # of the later releases of a partition, every so many are searched
 
 

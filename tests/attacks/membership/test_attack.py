@@ -13,7 +13,7 @@ from scipy.stats import binom, gaussian_kde, norm
 
 from attacks.membership.attack import audited_epsilon, guess_counts, measure, primary_signal
 from attacks.membership.base import Base
-from attacks.membership.density import GradientDensity, density_ratio, gradient_features
+from attacks.membership.density import GradientDensity, density_ratio
 from attacks.membership.lira import Lira
 from attacks.membership.rmia import Rmia
 from attacks.membership.shadow_classifier import ShadowClassifier
@@ -177,17 +177,6 @@ def test_density_ratio_agrees_with_scipy():
     actual = density_ratio(*(torch.from_numpy(v) for v in (a, b, q)))
     np.testing.assert_allclose(actual, logs[0] - logs[1], rtol=1e-6, atol=1e-8)
     assert density_ratio(torch.ones(5, 2), torch.ones(5, 2), torch.ones(3, 2)).tolist() == [0, 0, 0]
-
-
-def test_gradient_features_are_norm_and_principal_scores():
-    g = torch.randn(12, 30, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    features = gradient_features(g, 3)
-    torch.testing.assert_close(features[:, 0].exp(), g.norm(dim=1))
-    covariance = features[:, 1:].T @ features[:, 1:]
-    assert torch.allclose(covariance, covariance.diag().diag(), atol=1e-9)
-    torch.testing.assert_close(
-        covariance.diag(), torch.linalg.eigvalsh((g - g.mean(0)).T @ (g - g.mean(0))).flip(0)[:3]
-    )
 
 
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda a: a.name)

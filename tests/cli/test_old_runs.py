@@ -1,0 +1,155 @@
+"""Run folders of an earlier version open, can be attacked again, and go on where they were stopped.
+
+``old_runs`` was written by commit 36bce66, before classes moved and ``init`` of FedDM and FedRD became ``start``:
+``finished`` is an audit of FedDM, ``stopped`` the same one after the first of its two rounds, ``names.json`` the
+fingerprint of every algo at preset=smoke and the classes that its yaml files named. A default that is changed on
+purpose makes another run: its fingerprint is then to be taken out there.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hydra.core.global_hydra import GlobalHydra
+from hydra.utils import get_object
+
+from privdd import report
+from privdd.cli import main as command
+from privdd.cli.config import composed
+from privdd.cli.runs import UNREAD, run_audit, stored_config
+from privdd.federated.experiment import fingerprint
+from privdd.runtime.renames import TARGET, renamed
+from privdd.runtime.run_folder import read_tensors
+
+OLD = Path(__file__).parent / "old_runs"
+NAMES = json.loads((OLD / "names.json").read_text())
+ASKED = [  # what both folders were asked for
+    "algo=feddm", "preset=smoke", "data=digits", "data.limit=150", "data.test_limit=60", "partition=iid",
+    "partition.clients=3", "model=mlp", "algo.rounds=2", "algo.ipc=2", "algo.matching.iterations=3",
+    "algo.matching.batch=16", "algo.server.epochs=3", "audit.records=20", "audit.worlds=4", "audit.victims=1",
+    "attack=[lira,loss_threshold,copy_detection,label_counts,feature_inversion]",
+]  # fmt: skip
+
+
+@pytest.fixture
+def old(tmp_path: Path) -> Callable[[str], Path]:
+    return lambda name: Path(shutil.copytree(OLD / name, tmp_path / name))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quiet_logging() -> Iterator[None]:
+    """Hydra would bind the root logger to this test's captured stderr, and keep it when it is closed."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in ("hydra.core.utils", "hydra._internal.hydra"):
+            patch.setattr(f"{module}.configure_log", lambda *_, **__: None)
+        yield
+
+
+@pytest.fixture
+def audit(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """``privdd.audit`` in this process -> exit status."""
+
+    def run(*arguments: str) -> int:
+        monkeypatch.setattr(sys, "argv", ["privdd-audit", *arguments])
+        GlobalHydra.instance().clear()
+        return command.main("audit", run_audit)
+
+    return run
+
+
+def found(path: Path) -> dict[str, Any]:
+    return json.loads((path / "findings.json").read_text())
+
+
+def files(path: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()}
+
+
+@pytest.mark.parametrize("algo", NAMES["fingerprints"])
+def test_a_run_of_today_has_the_fingerprint_of_the_same_run_before(algo: str) -> None:
+    assert fingerprint(composed("audit", [f"algo={algo}", "preset=smoke"])) == NAMES["fingerprints"][algo]
+
+
+@pytest.mark.parametrize("name", NAMES["targets"])
+def test_every_class_that_a_config_named_is_found(name: str) -> None:
+    assert isinstance(get_object(renamed({TARGET: name})[TARGET]), type)
+
+
+def test_a_stored_config_keeps_its_fingerprint_and_has_todays_settings() -> None:
+    config = stored_config(OLD / "finished")
+    assert fingerprint(config) == json.loads((OLD / "finished" / "manifest.json").read_text())["config"]
+    assert config == composed("audit", [*ASKED, "name=feddm"])
+
+
+def test_the_report_opens(old: Callable[[str], Path]) -> None:
+    path = old("finished")
+    assert report.main([str(path)]) == 0
+    assert "(start=real)" in (path / "report.html").read_text()  # said of runs whose config starts from real records
+
+
+def test_it_is_attacked_again_with_the_shadow_models_that_it_kept(
+    old: Callable[[str], Path], audit: Callable[..., int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("privdd.federated.trainer.step", None)  # a round would fail
+    path = old("finished")
+    before, kept = found(path), files(path / "worlds")
+    assert audit(f"run={path}", "attack=[lira,loss_threshold]") == 0
+    assert files(path / "worlds") == kept and len(kept) == 4
+    after = found(path)
+    assert {f["attack"] for f in after["findings"]} == {"lira", "loss_threshold"}
+    aucs = [{(f["surface"], f["attack"]): f["auc"] for f in one["findings"] if "auc" in f} for one in (before, after)]
+    assert aucs[1] == pytest.approx(aucs[0], abs=0.01) and len(aucs[1]) == 5
+    assert after["utility"] == before["utility"] and after["privacy"] == before["privacy"]
+
+
+def test_only_what_is_asked_for_attacks_it_again_and_the_rest_is_said(
+    old: Callable[[str], Path], audit: Callable[..., int]
+) -> None:
+    """README's own line: a stored run may be attacked by an attack that does not read all of its surfaces."""
+    path = old("finished")
+
+    def audited() -> dict[str, bool | str]:
+        return {row["surface"]: row["audited"] for row in found(path)["surfaces"]}
+
+    assert audit(f"run={path}", "attack=[lira]") == 0
+    assert audited() == {"global_model": f"waived: {UNREAD}", "synthetic_images": True, "labels": True}
+    assert audit(f"run={path}", "attack=[copy_detection]", "audit.waive.labels=public") == 0
+    assert audited() == {"global_model": f"waived: {UNREAD}", "synthetic_images": True, "labels": "waived: public"}
+    assert audit(f"run={path}", "attack=[lira,loss_threshold]") == 0
+    assert audited() == {"global_model": True, "synthetic_images": True, "labels": True}
+    assert stored_config(path).audit.waive.global_model is None and stored_config(path).audit.waive.labels == "public"
+
+
+def test_a_new_run_is_still_refused_where_nothing_reads_a_surface(
+    tmp_path: Path, audit: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert audit(*ASKED[:-1], "attack=[lira]", f"hydra.run.dir={tmp_path / 'new'}") == 1
+    assert "no attack for global_model" in capsys.readouterr().err
+
+
+def test_a_stopped_run_goes_on_to_the_result_of_an_undisturbed_one(
+    old: Callable[[str], Path], audit: Callable[..., int], tmp_path: Path
+) -> None:
+    """To the same bits, where this machine computes the first round to the bits that the other one stored."""
+    path, whole = old("stopped"), tmp_path / "whole"
+    assert audit(f"resume={path}") == 0 and audit(*ASKED, f"hydra.run.dir={whole}") == 0
+    assert stored_config(path) == stored_config(whole)
+    sent = [sorted(p.relative_to(run) for p in (run / "artifacts").rglob("*.safetensors")) for run in (path, whole)]
+    assert sent[0] == sent[1] and len(sent[0]) == 6
+    first = [files(run / "artifacts" / "round_000") for run in (path, whole)]
+    if first[0] == first[1]:
+        for part in ("artifacts", "worlds", "ledger.json"):
+            ours, theirs = (files(run / part) or (run / part).read_bytes() for run in (path, whole))
+            assert ours == theirs, part
+    for name in sent[0]:
+        ours, theirs = read_tensors(path / name), read_tensors(whole / name)
+        assert ours.keys() == theirs.keys()
+        for key in ours:
+            torch.testing.assert_close(ours[key], theirs[key], rtol=1e-3, atol=1e-3)
