@@ -56,7 +56,7 @@ from privdd.training.server import ServerTraining, inside_ball, train_on, union
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedDM(Method, hooks=("configured",)):
+class FedDM(Method):
     """Images per class are matched in networks around the server's model, then pooled by the server.
 
     model: must treat each image alone (no batch norm); ipc: images per class; start: real | noise | smooth |

@@ -35,7 +35,7 @@ from privdd.training.server import ServerTraining, train_on, union
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedRD(Method, hooks=("configured",)):
+class FedRD(Method):
     """A client trains its own projection through the frozen task model, then distils what it projects.
 
     model: task model on projected images (1, h', w'), also the law of the networks to match in, which
