@@ -10,6 +10,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from privdd.cli.read_settings import UNFINGERPRINTED, plain
 from privdd.core.errors import BadConfig
 from privdd.runtime.run_folder import DamagedRun, RunFolder, write_bytes
 
@@ -34,8 +35,6 @@ def prepare(path: Path, config: DictConfig) -> RunFolder:
 
 def _decides(config: DictConfig) -> dict[str, Any]:
     """The parts of a config that decide what is sent."""
-    from privdd.federated.experiment import UNFINGERPRINTED, plain
-
     parts = {str(k): v for k, v in plain(config).items() if k not in UNFINGERPRINTED}
     audited = {f"audit.{k}": OmegaConf.select(config, f"audit.{k}") for k in ("client", "records")}
     return parts | audited
@@ -66,7 +65,7 @@ def stored_config(path: Path) -> DictConfig:
 
 def run_audit(config: DictConfig, path: Path, argv: Sequence[str]) -> int:
     """Audit into ``path`` -> exit status: 0 done, 2 contradiction."""
-    if config.scores is not None:
+    if config.get("scores") is not None:
         from privdd.cli.external_scores import audit_brought
 
         return audit_brought(config, path, argv)
@@ -75,16 +74,17 @@ def run_audit(config: DictConfig, path: Path, argv: Sequence[str]) -> int:
     from privdd.auditing.pipeline import audit
     from privdd.cli.assemble import assemble, attacks_of, shipped_attacks
     from privdd.cli.tracking import check_tracking, scalars_of, track
+    from privdd.cli.validation import check_types
     from privdd.reporting.page import write_report
     from privdd.reporting.terminal import print_summary
 
+    check_types(config)
     check_tracking(config.tracking)
     attacks = attacks_of(config)
     if not attacks:
         raise BadConfig("attack=[]: at least one attack is needed")
     experiment = assemble(config)
-    waived = {str(k): str(v) for k, v in config.audit.waive.items() if v is not None}
-    check_coverage(experiment.plan.method, attacks, waived, config.audit, shipped_attacks)
+    check_coverage(experiment.plan.method, attacks, experiment.audit, shipped_attacks)
     experiment.ledger()  # refuses a unit, relation or delta before anything is written
     folder = prepare(path, config)
     say(experiment, path)

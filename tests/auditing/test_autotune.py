@@ -16,7 +16,6 @@ from privdd.auditing import autotune as pace
 from privdd.auditing.autotune import (
     Choice,
     cache_folder,
-    check_training,
     choose,
     decide,
     file_of,
@@ -28,6 +27,7 @@ from privdd.auditing.game import draw_game
 from privdd.auditing.replay import turns_in
 from privdd.cli.assemble import assemble
 from privdd.cli.config import composed
+from privdd.federated.settings import AuditSettings, Budget
 from privdd.federated.simulation import Snapshot
 from privdd.methods.fedavg import Turn
 from tests.federations import tiny
@@ -211,14 +211,19 @@ def test_where_the_cache_lies(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     assert cache_folder() == Path.home() / ".cache" / "privdd"
 
 
+SETTINGS = {
+    "client": "auto", "records": 9, "worlds": 3, "federations": 0, "victims": 1, "confidence": 0.95, "guarantee": Budget(),
+}  # fmt: skip
+
+
 def test_a_way_that_does_not_exist_is_one_line() -> None:
     line = "audit.training=fast: allowed are auto, loop, vectorised"
     with pytest.raises(ValueError, match=line):
-        check_training("fast")
+        AuditSettings(**{**SETTINGS, "training": "fast"})
     with pytest.raises(ValueError, match=line):
         assemble(composed("audit", ["algo=fedavg", "preset=smoke", "data.limit=120", "audit.training=fast", "attack=[lira]"]))
     for good in ("auto", "loop", "vectorised"):
-        check_training(good)
+        assert AuditSettings(**{**SETTINGS, "training": good}).training == good
 
 
 def test_methods_without_a_wide_form_take_the_loop_whatever_is_asked(tmp_path: Path) -> None:
