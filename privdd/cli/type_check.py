@@ -160,7 +160,7 @@ def needed(kind: Any) -> str:
     """What is allowed, in words."""
     kinds = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
     words = [str(word) for one in kinds if get_origin(one) is Literal for word in get_args(one)]
-    others = [_word(one) for one in kinds if get_origin(one) is not Literal and one is not type(None)]
+    others = [*dict.fromkeys(_word(one) for one in kinds if get_origin(one) is not Literal and one is not type(None))]
     null = type(None) in kinds and (words or others)
     choice = [f"one of {', '.join(words)}"] if words else []
     if words and not others:
@@ -178,7 +178,7 @@ def _word(kind: Any, *, many: bool = False) -> str:
     if inspect.isclass(made) and issubclass(made, Enum):
         return f"one of {', '.join(str(member.value) for member in made)}"
     if inspect.isclass(made) and issubclass(made, PurePath):
-        return "a path"
+        return "text"
     if inspect.isclass(made) and issubclass(made, Mapping):
         return "a mapping"
     if inspect.isclass(made) and issubclass(made, Collection):

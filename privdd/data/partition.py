@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from privdd.core.errors import BadConfig
 from privdd.core.keys import Keys
 from privdd.data.dataset import Dataset
 
@@ -190,7 +191,7 @@ class Partition:
         elif self.clients is None:
             raise ValueError("partition.clients=None: an integer >= 1 is needed")
         elif not 1 <= self.clients <= MOST_CLIENTS:
-            raise ValueError(f"partition.clients={self.clients}: from 1 to {MOST_CLIENTS} clients are needed")
+            raise BadConfig(f"partition.clients={self.clients}: from 1 to {MOST_CLIENTS} clients are needed")
         check_heldout(self.heldout)
         check_test_fraction(self.test_fraction)
         if isinstance(self.per_domain, bool) or not isinstance(self.per_domain, int) or not self.per_domain >= 1:
