@@ -96,7 +96,7 @@ def extractor_norm(overrides: Sequence[str]) -> float:
 def one(overrides: Sequence[str], epsilon: float, seed: int) -> tuple[Curve, float, float]:
     """(curve, epsilon of the ledger, noise multiplier)."""
     curve, experiment, progress = run((*overrides, f"privacy.epsilon={epsilon}", f"seed={seed}"), math.inf)
-    return curve, progress.ledger.epsilon(), float(experiment.config.privacy.noise_multiplier)
+    return curve, progress.ledger.epsilon(), float(experiment.privacy.noise_multiplier)
 
 
 def verdict(name: str, gaps: Mapping[float, Sequence[float]]) -> str:

@@ -13,10 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, open_dict
-
-from privdd.cli.config import composed, expand, name_run, own_folders
-from privdd.cli.main import checked
+from privdd.cli.main import config_of
 from privdd.cli.runs import run_audit, run_training
 from privdd.reporting.comparison import write_comparison as compare
 from privdd.reporting.folder import RunRecord
@@ -25,19 +22,6 @@ from privdd.reporting.schema import Findings
 from privdd.runtime.run_folder import read_json
 
 __all__ = ["Findings", "RunRecord", "audit", "compare", "config_of", "load_run", "train"]
-
-
-def config_of(command: str, *overrides: str, config_dir: Path | str | None = None) -> DictConfig:
-    """The config that ``python -m privdd.COMMAND OVERRIDES`` would run. Raises ValueError with one line."""
-    own = [] if config_dir is None else [f"--config-dir={config_dir}"]
-    argv = expand([*own, *overrides], command)
-    checked(command, argv)
-    config = composed(command, [a for a in argv if not a.startswith("-")], own_folders(argv), hydra=True)
-    choices = config.hydra.runtime.choices
-    with open_dict(config):
-        del config["hydra"]
-    name_run(config, choices)
-    return config
 
 
 def audit(*overrides: str, out: Path | str | None = None, config_dir: Path | str | None = None) -> Findings:

@@ -56,7 +56,7 @@ def primary_signal(surface: Surface, worlds: Worlds, choice: str = "auto") -> st
 class MembershipAttack(Attack, hooks=("score",)):
     """What all membership attacks share: the choice of signal, and the judgement.
 
-    delta None: the run's own (knowledge.settings["delta"], else 1e-5). targets: how many worlds the
+    delta None: the run's own, knowledge.settings["delta"]. targets: how many worlds the
     epsilon bound is taken over (Bonferroni). least_worlds: fewer, and the attack cannot run.
     """
 
@@ -98,7 +98,9 @@ class MembershipAttack(Attack, hooks=("score",)):
         worlds, scores = _worlds(view), evidence.scores
         if scores is None:
             raise ValueError("evidence.scores: a membership attack brings back scores (K, n)")
-        delta = self.delta if self.delta is not None else float(view.knowledge.settings.get("delta", 1e-5))
+        delta = self.delta if self.delta is not None else view.knowledge.settings.get("delta")
+        if delta is None:
+            raise ValueError(f"{self.name}: delta=None takes the run's own, which knowledge.settings does not hold")
         generator = np.random.default_rng(int(evidence.notes["seed"]))
         targets = min(self.targets, len(scores))
         measures, figures = measure(

@@ -58,7 +58,7 @@ def _tensors(content: RecordDict, part: str = "") -> State:
 def own_data(experiment: Experiment, client: int) -> Shard:
     """The shard of one client, as an audited simulation would train on it (the victim after its coins)."""
     shard = experiment.shards[client]
-    audited = "audit" in experiment.config and client == experiment.plan.victim
+    audited = experiment.auditing is not None and client == experiment.plan.victim
     return game_of(experiment).shard(shard, 0) if audited else shard
 
 

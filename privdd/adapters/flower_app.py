@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from flwr.app import Context
@@ -25,16 +26,17 @@ from privdd.privacy.ledger import Ledger
 
 
 @lru_cache(maxsize=1)
-def experiment_of(folder: str) -> Experiment:
-    """The run that a folder's config.yaml describes, assembled once per process."""
-    experiment = assemble(stored_config(Path(folder)))
+def assembled(folder: str) -> tuple[Any, Experiment]:
+    """A folder's config.yaml, with calibrated noise where it asks for that, and its run; once per process."""
+    config = stored_config(Path(folder))
+    experiment = assemble(config)
     torch.set_num_threads(experiment.engine.threads)  # the same bits as the simulation
-    return experiment
+    return config, experiment
 
 
 def own(context: Context) -> tuple[Plan, Ledger, Shard]:
     """Plan, empty ledger and the node's own shard."""
-    experiment = experiment_of(str(context.run_config["config"]))
+    _, experiment = assembled(str(context.run_config["config"]))
     return experiment.plan, experiment.ledger(), own_data(experiment, int(context.node_config["partition-id"]))
 
 
@@ -44,6 +46,6 @@ server = ServerApp()
 
 @server.main()
 def main(grid: Grid, context: Context) -> None:
-    experiment = experiment_of(str(context.run_config["config"]))
-    folder = prepare(Path(str(context.run_config["folder"])), experiment.config)
+    config, experiment = assembled(str(context.run_config["config"]))
+    folder = prepare(Path(str(context.run_config["folder"])), config)
     federate(experiment, grid, folder)

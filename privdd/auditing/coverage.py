@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from omegaconf import DictConfig
-
 from attacks.types import Adversary, Attack, Family, Surface
 from privdd.auditing.readers import missing_hooks
 from privdd.core.errors import BadConfig
 from privdd.federated.method import Method
+from privdd.federated.settings import AuditSettings
 
 
 def reads(attack: Attack, surface: Surface, adversary: Adversary, worlds: int) -> bool:
@@ -23,12 +22,12 @@ def reads(attack: Attack, surface: Surface, adversary: Adversary, worlds: int) -
     return worlds > 0
 
 
-def _views(method: Method, audit: DictConfig) -> Iterator[tuple[Surface, Adversary, int]]:
+def _views(method: Method, audit: AuditSettings) -> Iterator[tuple[Surface, Adversary, int]]:
     """Surface, adversary and number of worlds of every view that an audit of this method will have."""
-    worlds, federations = int(audit.worlds), min(int(audit.federations), int(audit.worlds))
+    worlds, federations = audit.worlds, min(audit.federations, audit.worlds)
     for surface in method.uploads.values():
         yield surface, Adversary.SERVER, worlds
-        if surface == Surface.UPDATE and int(audit.victims) > 0:
+        if surface == Surface.UPDATE and audit.victims > 0:
             yield surface, Adversary.SERVER, 0
     for surface in method.broadcasts.values():
         adversary = Adversary.PUBLIC if surface == Surface.GLOBAL_MODEL else Adversary.PEER
@@ -38,8 +37,7 @@ def _views(method: Method, audit: DictConfig) -> Iterator[tuple[Surface, Adversa
 def check_coverage(
     method: Method,
     attacks: Mapping[str, Attack],
-    waived: Mapping[str, str],
-    audit: DictConfig,
+    audit: AuditSettings,
     shipped: Callable[[], Mapping[str, Attack]] = dict,
 ) -> None:
     """Every surface is attacked or waived in writing, before any training. Raises BadConfig.
@@ -48,16 +46,13 @@ def check_coverage(
     that the message may suggest.
     """
     for name, surface in method.uploads.items():
-        hooks = "" if str(surface) in waived else missing_hooks(method, surface)
+        hooks = "" if str(surface) in audit.waive else missing_hooks(method, surface)
         if hooks:
             raise BadConfig(
                 f"algo: {type(method).__name__} sends {name!r} (surface {surface}), in which no attack can look for a "
                 f"record: it must define {hooks} (see privdd.api.Method), or waive it: audit.waive.{surface}='reason'"
             )
-    empty = sorted(s for s, reason in waived.items() if not str(reason).strip())
-    if empty:
-        raise BadConfig(f"audit.waive.{empty[0]}: a reason is needed")
-    if missing := uncovered(method, attacks, waived, audit):
+    if missing := uncovered(method, attacks, audit):
         more = _helpful(method, attacks, shipped(), missing, audit)
         adding = f"ask for attack=[{','.join([*attacks, *more])}], or " if more else ""
         waiving = " ".join(f"audit.waive.{surface}='reason'" for surface in missing)
@@ -67,13 +62,13 @@ def check_coverage(
         )
 
 
-def uncovered(method: Method, attacks: Mapping[str, Attack], waived: Mapping[str, str], audit: DictConfig) -> list[str]:
+def uncovered(method: Method, attacks: Mapping[str, Attack], audit: AuditSettings) -> list[str]:
     """The method's surfaces that no attack reads and no reason waives, sorted."""
     surfaces = {str(s) for s in (*method.uploads.values(), *method.broadcasts.values())}
-    return sorted(surfaces - _covered(method, attacks, audit) - set(waived))
+    return sorted(surfaces - _covered(method, attacks, audit) - set(audit.waive))
 
 
-def _covered(method: Method, attacks: Mapping[str, Attack], audit: DictConfig) -> set[str]:
+def _covered(method: Method, attacks: Mapping[str, Attack], audit: AuditSettings) -> set[str]:
     return {str(s) for s, who, n in _views(method, audit) if any(reads(a, s, who, n) for a in attacks.values())}
 
 
@@ -82,7 +77,7 @@ def _helpful(
     attacks: Mapping[str, Attack],
     known: Mapping[str, Attack],
     missing: Sequence[str],
-    audit: DictConfig,
+    audit: AuditSettings,
 ) -> list[str]:
     """A few of the known attacks that together cover all of ``missing``; empty where none do."""
     reach = {name: _covered(method, {name: attack}, audit) for name, attack in known.items() if name not in attacks}

@@ -15,7 +15,7 @@ from attacks.types import Family, Finding
 from privdd import __version__
 from privdd.auditing.pipeline import Audited
 from privdd.federated.checkpoint import write_ledger
-from privdd.federated.experiment import Experiment, fingerprint, plain
+from privdd.federated.experiment import Experiment
 from privdd.federated.simulation import Progress
 from privdd.privacy.claims import Claim
 from privdd.privacy.ledger import SERVER, Ledger, Release
@@ -62,22 +62,17 @@ def worst(verdicts: Iterable[str]) -> str:
 
 
 def _run(experiment: Experiment, progress: Progress, seconds: Mapping[str, float]) -> dict[str, Any]:
-    config = experiment.config
+    run = experiment.run
     return {
-        "algo": algo_name(config),
-        "data": str(config.data.name),
-        "preset": str(config.preset.name),
+        "algo": run.algo,
+        "data": run.data,
+        "preset": run.preset,
         "seed": experiment.plan.keys.seed,
         "version": __version__,
         "clients": experiment.plan.problem.clients,
         "rounds": experiment.plan.method.rounds,
         "seconds": {name: round(float(seconds.get(name, 0.0)), 3) for name in ("train", "worlds", "attacks", "total")},
     }
-
-
-def algo_name(config: Any) -> str:
-    """The label of a run: ``name``, which the commands fill in with the chosen algo's file; else its class."""
-    return str(config.get("name") or str(config.algo["_target_"]).rsplit(".", 1)[-1].lower())
 
 
 def per_client(counts: Sequence[Mapping[int, int]], clients: int) -> int:
@@ -124,7 +119,7 @@ def stated_epsilons(experiment: Experiment, ledger: Ledger) -> dict[str, float]:
 def _surfaces(
     experiment: Experiment, progress: Progress, findings: Sequence[Finding], stated: Mapping[str, float]
 ) -> Iterable[dict[str, Any]]:
-    waived = {k: v for k, v in (plain(experiment.config.audit.waive) or {}).items() if v}
+    waived = experiment.audit.waive
     rows: dict[tuple[str, str], list[Release]] = {}
     for release in progress.ledger.releases:
         if release.visible_to != ("analyst",):
@@ -212,7 +207,7 @@ def manifest(
         "schema": 1,
         "version": __version__,
         "seed": experiment.plan.keys.seed,
-        "config": fingerprint(experiment.config),
+        "config": experiment.run.fingerprint,
         "command": list(argv),
         "machine": {
             "system": platform.system(),

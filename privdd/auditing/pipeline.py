@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from omegaconf import OmegaConf
 from torch import Tensor
 
 from attacks.inversion.compare import nothing_sent
@@ -24,7 +23,7 @@ from privdd.auditing.shadow_federations import replay_federations, server_signal
 from privdd.auditing.shadows import Stage, audited_rounds
 from privdd.auditing.views import Scene, client_views, granted, probe_view, server_views
 from privdd.core.types import Shard
-from privdd.federated.experiment import Experiment, fingerprint
+from privdd.federated.experiment import Experiment
 from privdd.federated.trainer import Trainer
 from privdd.runtime.progress import stage
 from privdd.runtime.run_folder import RunFolder, write_tensors
@@ -47,9 +46,9 @@ class Audited:
 
 def game_of(experiment: Experiment) -> Game:
     """The audited records and all coins; the first row is what the run itself trains on."""
-    plan, audit = experiment.plan, experiment.config.audit
+    plan, audit = experiment.plan, experiment.audit
     keys = plan.keys.fold("audit", plan.victim)
-    return draw_game(experiment.shards[plan.victim], int(audit.records), int(audit.worlds), keys, plan.relation)
+    return draw_game(experiment.shards[plan.victim], audit.records, audit.worlds, keys, plan.relation)
 
 
 def audit(experiment: Experiment, attacks: Mapping[str, Attack], folder: RunFolder) -> Audited:
@@ -83,13 +82,10 @@ def audit(experiment: Experiment, attacks: Mapping[str, Attack], folder: RunFold
 def _stages(scene: Scene, whole: Shard, folder: RunFolder) -> dict[int, Stage]:
     """The worlds of every audited round, before they are replayed."""
     experiment, snapshots = scene.experiment, scene.progress.snapshots
-    config, training = (
-        fingerprint(experiment.config),
-        OmegaConf.select(experiment.config, "audit.training", default="auto"),
-    )
+    config, training = experiment.run.fingerprint, experiment.audit.training
     return {
         t: Stage(
-            scene.plan, snapshots, t, whole, scene.game, scene.lens(t), folder, experiment.engine, config, str(training)
+            scene.plan, snapshots, t, whole, scene.game, scene.lens(t), folder, experiment.engine, config, training
         )
         for t in audited_rounds(snapshots)
     }
@@ -108,13 +104,13 @@ def _federations(scene: Scene, whole: Shard, folder: RunFolder) -> dict[str, Ten
     lens = replace(scene.lens(max(scene.progress.snapshots)), memory=kept)
     final = plan.method.broadcast(scene.progress.server)
     real = server_signals(plan, scene.progress.server, lens, final)
-    worlds = min(int(experiment.config.audit.federations), len(scene.game.masks))
+    worlds = min(experiment.audit.federations, len(scene.game.masks))
     if worlds < 2:
         return {key: value[None] for key, value in real.items()}
     with stage("replay federations", worlds) as bar:
         return replay_federations(
             plan, experiment.shards, whole, scene.game, lens, real, worlds, folder, experiment.engine,
-            fingerprint(experiment.config), bar,
+            experiment.run.fingerprint, bar,
         )  # fmt: skip
 
 
@@ -145,7 +141,7 @@ def _pooled_features(stacked: Mapping[int, Mapping[str, Tensor]]) -> dict[str, T
 
 
 def _probes(scene: Scene) -> Iterator[tuple[View, Truth, str]]:
-    count = int(scene.experiment.config.audit.victims)
+    count = scene.experiment.audit.victims
     generator = scene.plan.keys.fold("audit", "probes").torch()
     chosen = torch.randperm(len(scene.shard.train), generator=generator)[:count].tolist()
     updates = [t for t, s in scene.progress.snapshots.items() if s.phase == "train"]
@@ -185,7 +181,7 @@ def _attack_all(
             if evidence.scores is not None and view.worlds is not None:
                 extra["diagnostics"] = {
                     **finding.measures.get("diagnostics", {}),
-                    **_decisive(evidence.scores, view, tests, generator),
+                    **_decisive(evidence.scores, view, scene.experiment.privacy.delta, tests, generator),
                 }
             finding = finding.with_measures(seconds=time.monotonic() - began, **extra)
             write_tensors(folder.path / "evidence" / file, _kept(finding, evidence, view))
@@ -193,12 +189,11 @@ def _attack_all(
             bar.advance(f"{view.surface} {name}")
 
 
-def _decisive(scores: Tensor, view: View, tests: int, generator: torch.Generator) -> dict[str, float]:
+def _decisive(scores: Tensor, view: View, delta: float, tests: int, generator: torch.Generator) -> dict[str, float]:
     """The bound that may decide a verdict: at 95 % over all membership tests of the run together."""
     if view.worlds is None:
         return {}
     rng = np.random.default_rng(int(torch.randint(2**31 - 1, (1,), generator=generator)))
-    delta = float(view.knowledge.settings.get("delta", 1e-5))
     bound = audited_epsilon(scores, view.worlds.masks[: len(scores)], delta, rng, confidence=1 - 0.05 / tests)
     return {"epsilon_familywise": bound.value, "tests": tests}
 

@@ -47,9 +47,7 @@ class Scene:
 
     def lens(self, round: int) -> Lens:
         snapshot = self.progress.snapshots[round]
-        waived = frozenset(
-            str(k) for k, reason in (self.experiment.config.get("audit", {}).get("waive") or {}).items() if reason
-        )
+        waived = frozenset(self.experiment.auditing.waive if self.experiment.auditing else ())
         plan, candidates = self.plan, self.game.candidates
         noise = feature_noise(plan)
         return Lens(plan.method, plan.problem, snapshot, candidates, self.public, snapshot.memory, waived, noise)
@@ -95,7 +93,7 @@ class Scene:
 
     def _settings(self) -> dict[str, Any]:
         noise = feature_noise(self.plan)
-        delta = float(self.experiment.config.privacy.delta)
+        delta = self.experiment.privacy.delta
         return {"delta": delta, **{f"noise_{k}" if k == "std" else k: v for k, v in noise.items()}}
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import dp_accounting as dpa
@@ -12,18 +13,19 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from attacks.types import Attack
-from privdd.auditing.autotune import check_training
 from privdd.cli.config import all_attacks, composed, config_dir
+from privdd.cli.read_settings import audit_settings, plain, privacy_settings, run_settings
+from privdd.cli.validation import check_types
 from privdd.core.errors import BadConfig
 from privdd.core.keys import Keys
 from privdd.core.types import Problem, Shard
-from privdd.data.dataset import Dataset
 from privdd.data.partition import Partition
 from privdd.data.shards import make_shards
 from privdd.data.sources import load
 from privdd.federated.capture import Capture
-from privdd.federated.experiment import Experiment, plain
+from privdd.federated.experiment import Experiment
 from privdd.federated.method import Method
+from privdd.federated.settings import AuditSettings, PrivacySettings
 from privdd.federated.simulation import Plan
 from privdd.privacy.accounting import calibrate
 from privdd.privacy.mechanism import Mechanism
@@ -44,35 +46,30 @@ def build(node: Any) -> Any:
 
 
 def assemble(config: DictConfig) -> Experiment:
-    """Raises ValueError (one line each) for anything that cannot run."""
-    if str(config.device) != "cpu":
-        _check_device(str(config.device))
-    keys = Keys(_whole("seed", config.seed))
+    """Raises ValueError (one line each) for anything that cannot run, as far as can be before data are read.
+
+    Where ``privacy.epsilon`` asks for it, ``privacy.noise_multiplier`` of the config becomes what was calibrated.
+    """
+    check_types(config)
+    run, privacy, audit = run_settings(config), privacy_settings(config), audit_settings(config)
+    _check_device(run.device)
+    keys = Keys(run.seed)
     partition = Partition(**plain(config.partition))
-    dataset = _load(plain(config.data), keys)
-    shards = make_shards(dataset, partition, keys.fold("public", "partition"))
     method = _of_role(build(config.algo), Method, "algo")  # type: ignore[type-abstract]
-    victim = _victim(config, shards)
-    check_training(str(OmegaConf.select(config, "audit.training", default="auto")))
-    problem = Problem(dataset.shape, dataset.classes, len(shards), str(config.device))
     mechanisms = _mechanisms(config, method)
+    dataset = load(keys=keys.fold("public"), **plain(config.data))
+    shards = make_shards(dataset, partition, keys.fold("public", "partition"))
+    problem = Problem(dataset.shape, dataset.classes, len(shards), run.device)
     if "update" in mechanisms:
         method = method.client_private()
-    plan = Plan(
-        keys,
-        problem,
-        method,
-        mechanisms,
-        str(config.privacy.noise_source),
-        str(config.privacy.relation),
-        float(config.participation),
-        victim,
-    )
-    if config.privacy.epsilon is not None:
-        plan = _calibrated(config, plan)
-    _check_privacy(config, shards, victim)
+    victim, fraction = _victim(audit, shards), float(run.participation)
+    plan = Plan(keys, problem, method, mechanisms, privacy.noise_source, privacy.relation, fraction, victim)
+    if privacy.epsilon is not None:
+        plan = _calibrated(config, plan, privacy)
+        run, privacy = run_settings(config), privacy_settings(config)  # of the calibrated noise
+    _check_delta(privacy, plan, shards)
     engine = Engine(**plain(config.engine))
-    return Experiment(config, plan, dataset, shards, engine, Capture(**plain(config.capture)))
+    return Experiment(run, privacy, audit, plan, dataset, shards, engine, Capture(**plain(config.capture)))
 
 
 def _of_role(made: Any, role: type[Role], key: str) -> Role:
@@ -84,28 +81,17 @@ def _of_role(made: Any, role: type[Role], key: str) -> Role:
     return made
 
 
-def _whole(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise BadConfig(f"{name}={value!r}: a whole number is needed")
-    return value
-
-
 def _check_device(device: str) -> None:
     import torch
 
-    if device != "cuda" or not torch.cuda.is_available():
+    if device != "cpu" and not torch.cuda.is_available():
         raise BadConfig(f"device={device}: allowed are cpu, and cuda where a GPU is present")
 
 
-def _load(data: Mapping[str, Any], keys: Keys) -> Dataset:
-    return load(keys=keys.fold("public"), **data)
-
-
-def _victim(config: DictConfig, shards: Sequence[Shard]) -> int:
-    client = OmegaConf.select(config, "audit.client")
-    if client in (None, "auto"):
+def _victim(audit: AuditSettings | None, shards: Sequence[Shard]) -> int:
+    if audit is None or audit.client == "auto":
         return max(range(len(shards)), key=lambda k: len(shards[k].train))
-    return _whole("audit.client", client)
+    return int(audit.client)
 
 
 def _mechanisms(config: DictConfig, method: Method, noise_multiplier: float | None = None) -> dict[str, Mechanism]:
@@ -126,16 +112,12 @@ def _mechanisms(config: DictConfig, method: Method, noise_multiplier: float | No
     return made
 
 
-def _calibrated(config: DictConfig, plan: Plan) -> Plan:
+def _calibrated(config: DictConfig, plan: Plan, privacy: PrivacySettings) -> Plan:
     """The noise multiplier for privacy.epsilon, from the plan of releases alone."""
-    from dataclasses import replace
-
-    target = float(config.privacy.epsilon)
-    if not target > 0:
-        raise BadConfig(f"privacy.epsilon={target}: a number above 0 is needed")
+    target = float(privacy.epsilon or 0)
     if not plan.mechanisms:
         raise BadConfig(
-            f"privacy.epsilon={target}: privacy={config.privacy.name} sets no mechanism whose noise could be chosen"
+            f"privacy.epsilon={target}: privacy={privacy.name} sets no mechanism whose noise could be chosen"
         )
     if plan.method.spends(0, plan.mechanisms) is None:
         raise BadConfig(
@@ -145,7 +127,7 @@ def _calibrated(config: DictConfig, plan: Plan) -> Plan:
     def total(z: float) -> dpa.DpEvent:
         return planned_event(replace(plan, mechanisms=_mechanisms(config, plan.method, z)))
 
-    z = calibrate(total, target, float(config.privacy.delta), relation=str(config.privacy.relation))  # type: ignore[arg-type]
+    z = calibrate(total, target, privacy.delta, relation=privacy.relation)
     config.privacy.noise_multiplier = float(z)
     return replace(plan, mechanisms=_mechanisms(config, plan.method, float(z)))
 
@@ -167,12 +149,9 @@ def planned_event(plan: Plan) -> dpa.DpEvent:
     return dpa.ComposedDpEvent(events)
 
 
-def _check_privacy(config: DictConfig, shards: Sequence[Shard], victim: int) -> None:
-    privacy = config.privacy
-    if str(privacy.noise_source) not in ("seed", "os"):
-        raise BadConfig(f"privacy.noise_source={privacy.noise_source}: allowed are seed, os")
+def _check_delta(privacy: PrivacySettings, plan: Plan, shards: Sequence[Shard]) -> None:
     records = max(len(s.train) for s in shards)
-    if str(privacy.unit) == "record" and privacy.mechanisms and float(privacy.delta) * records > 1:
+    if privacy.unit == "record" and plan.mechanisms and privacy.delta * records > 1:
         warnings.warn(f"privacy.delta={privacy.delta} is above 1/{records}, one over a client's records", stacklevel=2)
 
 

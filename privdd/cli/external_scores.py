@@ -15,6 +15,8 @@ from attacks.scores import audit_scores
 from attacks.types import SENT_BY_SERVER, Finding, Surface
 from privdd import __version__
 from privdd.auditing.findings import finding_row, verdict
+from privdd.cli.read_settings import audit_settings, privacy_settings
+from privdd.cli.validation import check_types
 from privdd.core.errors import BadConfig
 from privdd.reporting.findings_file import validate, write
 from privdd.reporting.page import write_report
@@ -30,12 +32,19 @@ def audit_brought(config: DictConfig, path: Path, argv: Sequence[str]) -> int:
     Raises ValueError, one line, for a file that cannot be read as such scores.
     """
     began = time.monotonic()
-    stated, findings = _stated(config), _findings(config)
+    check_types(config)
+    audit, privacy = audit_settings(config), privacy_settings(config)
+    if audit is None:
+        raise BadConfig("scores: a config of privdd.audit is needed")
+    stated = None if privacy.epsilon is None else float(privacy.epsilon)
+    findings = _findings(config, float(audit.confidence), privacy.delta)
     folder = RunFolder(path)
     for finding in findings:
         kept = {name: value for name, value in finding.figures.items() if not name.startswith("roc_")}
         write_tensors(folder.evidence(str(finding.surface), finding.attack), kept)
-    result = validate(jsonable(_result(config, stated, findings, time.monotonic() - began)), str(folder.findings))
+    result = validate(
+        jsonable(_result(config, privacy.delta, stated, findings, time.monotonic() - began)), str(folder.findings)
+    )
     write_json(folder.manifest, {"schema": 1, "version": __version__, "seed": int(config.seed), "command": list(argv)})
     write(result, folder.findings)
     page = write_report(path)
@@ -44,11 +53,9 @@ def audit_brought(config: DictConfig, path: Path, argv: Sequence[str]) -> int:
     return 2 if result.verdict == "contradiction" else 0
 
 
-def _findings(config: DictConfig) -> list[Finding]:
+def _findings(config: DictConfig, confidence: float, delta: float) -> list[Finding]:
     """Each with the bound that it would have if all of them shared the confidence: that one decides."""
-    confidence = float(config.audit.confidence)
-    delta, seed = float(config.privacy.delta), int(config.seed)
-    given: dict[str, Any] = {"surface": _surface(config), "delta": delta, "seed": seed}
+    given: dict[str, Any] = {"surface": _surface(config), "delta": delta, "seed": int(config.seed)}
     found = audit_scores(str(config.scores), confidence=confidence, **given)
     shared = audit_scores(str(config.scores), confidence=1 - (1 - confidence) / len(found), **given)
     return [_decisive(one, strict.measures.get("epsilon_measured")) for one, strict in zip(found, shared, strict=True)]
@@ -68,22 +75,15 @@ def _surface(config: DictConfig) -> Surface:
         raise BadConfig(f"scores_surface={config.scores_surface}: allowed are {known}") from None
 
 
-def _stated(config: DictConfig) -> float | None:
-    if config.privacy.epsilon is None:
-        return None
-    value = float(config.privacy.epsilon)
-    if not value > 0:
-        raise BadConfig(f"privacy.epsilon={value}: a number above 0 is needed")
-    return value
-
-
-def _result(config: DictConfig, stated: float | None, findings: Sequence[Finding], seconds: float) -> dict[str, Any]:
+def _result(
+    config: DictConfig, delta: float, stated: float | None, findings: Sequence[Finding], seconds: float
+) -> dict[str, Any]:
     unknown = {"pld": math.inf, "rdp": math.inf}
     judged = verdict(unknown, stated, findings)
     rows = [finding_row(finding, stated) for finding in findings]
     why = "nothing here shows how it was derived; only attacks were run"
     claims = [] if stated is None else [{"source": STATED, "epsilon": stated, "sound": False, "why": why}]
-    game = {"delta": float(config.privacy.delta), "unit": "record", "relation": "add_remove"}
+    game = {"delta": delta, "unit": "record", "relation": "add_remove"}
     return {
         "schema": 1,
         "run": _run(config, seconds),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from privdd.cli.config import (
     composed,
@@ -72,17 +72,21 @@ def _main(command: str, run: Run) -> int:
 def checked(command: str, argv: Sequence[str]) -> DictConfig:
     """The config that was typed (first value of each sweep). Raises BadConfig with one line."""
     config = check_overrides(command, argv)
-    groups = [a for a in argv if "." not in a.split("=")[0] and a.split("=")[0].lstrip("+~") in config and _is_group(a)]
-    check_types(config, composed(command, groups, own_folders(argv)))
+    check_types(config)
     return config
 
 
-def _is_group(argument: str) -> bool:
-    from privdd.cli.config import GROUPS
-
-    return (
-        argument.split("=")[0].split("@")[0] in GROUPS and "," not in argument.split("=", 1)[1].strip("[]")
-    ) or argument.startswith("attack=")
+def config_of(command: str, *overrides: str, config_dir: Path | str | None = None) -> DictConfig:
+    """The config that ``python -m privdd.COMMAND OVERRIDES`` would run. Raises ValueError with one line."""
+    own = [] if config_dir is None else [f"--config-dir={config_dir}"]
+    argv = expand([*own, *overrides], command)
+    checked(command, argv)
+    config = composed(command, [a for a in argv if not a.startswith("-")], own_folders(argv), hydra=True)
+    choices = config.hydra.runtime.choices
+    with open_dict(config):
+        del config["hydra"]
+    name_run(config, choices)
+    return config
 
 
 def _stored(command: str, run: Run, argv: Sequence[str], path: Path, word: str) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from privdd.cli.read_settings import UNFINGERPRINTED, audit_settings, plain
 from privdd.core.errors import BadConfig
 from privdd.runtime.renames import renamed
 from privdd.runtime.run_folder import DamagedRun, RunFolder, write_bytes
@@ -36,8 +37,6 @@ def prepare(path: Path, config: DictConfig) -> RunFolder:
 
 def _decides(config: DictConfig) -> dict[str, Any]:
     """The parts of a config that decide what is sent."""
-    from privdd.federated.experiment import UNFINGERPRINTED, plain
-
     parts = {str(k): v for k, v in plain(config).items() if k not in UNFINGERPRINTED}
     audited = {f"audit.{k}": OmegaConf.select(config, f"audit.{k}") for k in ("client", "records")}
     return parts | audited
@@ -67,11 +66,6 @@ def stored_config(path: Path) -> DictConfig:
     return config
 
 
-def waived_in(config: DictConfig) -> dict[str, str]:
-    """Surface -> reason."""
-    return {str(k): str(v) for k, v in config.audit.waive.items() if v is not None}
-
-
 def waive_unread(config: DictConfig) -> None:
     """Waive, in ``config``, what its attacks do not read: a stored run is attacked by those alone that were asked for.
 
@@ -80,14 +74,17 @@ def waive_unread(config: DictConfig) -> None:
     from privdd.auditing.coverage import uncovered
     from privdd.cli.assemble import attacks_of, build
 
-    waived = {surface: reason for surface, reason in waived_in(config).items() if reason != UNREAD}
-    unread = uncovered(build(config.algo), attacks_of(config), waived, config.audit)
-    config.audit.waive = {**dict.fromkeys(config.audit.waive), **waived, **dict.fromkeys(unread, UNREAD)}
+    for surface, reason in config.audit.waive.items():
+        config.audit.waive[surface] = None if reason == UNREAD else reason
+    audit = audit_settings(config)
+    if audit is not None:
+        unread = uncovered(build(config.algo), attacks_of(config), audit)
+        config.audit.waive = {**config.audit.waive, **dict.fromkeys(unread, UNREAD)}
 
 
 def run_audit(config: DictConfig, path: Path, argv: Sequence[str]) -> int:
     """Audit into ``path`` -> exit status: 0 done, 2 contradiction."""
-    if config.scores is not None:
+    if config.get("scores") is not None:
         from privdd.cli.external_scores import audit_brought
 
         return audit_brought(config, path, argv)
@@ -96,15 +93,17 @@ def run_audit(config: DictConfig, path: Path, argv: Sequence[str]) -> int:
     from privdd.auditing.pipeline import audit
     from privdd.cli.assemble import assemble, attacks_of, shipped_attacks
     from privdd.cli.tracking import check_tracking, scalars_of, track
+    from privdd.cli.validation import check_types
     from privdd.reporting.page import write_report
     from privdd.reporting.terminal import print_summary
 
+    check_types(config)
     check_tracking(config.tracking)
     attacks = attacks_of(config)
     if not attacks:
         raise BadConfig("attack=[]: at least one attack is needed")
     experiment = assemble(config)
-    check_coverage(experiment.plan.method, attacks, waived_in(config), config.audit, shipped_attacks)
+    check_coverage(experiment.plan.method, attacks, experiment.audit, shipped_attacks)
     experiment.ledger()  # refuses a unit, relation or delta before anything is written
     folder = prepare(path, config)
     say(experiment, path)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
-import math
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -13,32 +10,16 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
 from privdd.cli.config import GROUPS, composed, one_line, own_folders
+from privdd.cli.read_settings import audit_settings, mapping_at, plain, privacy_settings, run_settings
+from privdd.cli.type_check import TypeCheck, hint_at, parameters
+from privdd.core.checks import check_finite, check_text, is_number
 from privdd.core.errors import BadConfig
+from privdd.data.partition import Partition
+from privdd.data.sources import load
+from privdd.federated.capture import Capture
+from privdd.runtime.engine import Engine
 
-KINDS = {bool: "true or false", int: "an integer", float: "a number", str: "text"}
-
-
-# What a key whose default is null takes, by its last part.
-NULL_KINDS: dict[type, tuple[str, ...]] = {
-    str: ("root", "name", "run", "resume", "scores", "tracking", "address"),
-    int: ("size", "limit", "test_limit"),
-    float: ("epsilon", "noise_multiplier", "clip_norm", "rho", "delta"),
-}
-TINY = 1e-300
-RANGES = {  # of values that no object of their own checks
-    "audit.records": (1, math.inf, "at least 1 is needed"),
-    "audit.worlds": (1, math.inf, "at least 1 is needed (world 0 is the run itself)"),
-    "audit.federations": (0, math.inf, "0 or more is needed"),
-    "audit.victims": (1, math.inf, "at least 1 is needed"),
-    "audit.client": (0, math.inf, "auto, or a client's number from 0, is needed"),
-    "audit.confidence": (TINY, 1 - 1e-9, "a number in (0, 1) is needed"),
-    "audit.guarantee.runs": (20, math.inf, "at least 20 is needed"),
-    "audit.guarantee.slow_runs": (20, math.inf, "at least 20 is needed"),
-    "audit.guarantee.images": (1, math.inf, "at least 1 is needed"),
-    "privacy.delta": (TINY, 1 - 1e-9, "a number in (0, 1) is needed"),
-    "partition.clients": (1, 10**6, "from 1 to 1000000 clients are needed"),
-    "data.size": (1, 4096, "from 1 to 4096 pixels are needed"),
-}
+OF_THE_COMMAND = ("name", "run", "resume", "scores", "tracking", "scores_surface")  # text, or null where not asked for
 
 
 def check_overrides(command: str, argv: Sequence[str]) -> DictConfig:
@@ -77,89 +58,41 @@ def _known(config: DictConfig, key: str) -> None:
         names = [str(k) for k in node] if OmegaConf.is_dict(node) else []
         if part not in names:
             where = ".".join(key.split(".")[:depth])
-            close = difflib.get_close_matches(part, names, 1)
-            hint = (
-                f"did you mean {'.'.join(filter(None, [where, close[0]]))}?"
-                if close
-                else f"known there: {', '.join(names) or 'nothing'}"
-            )
-            raise BadConfig(f"{key}: unknown key; {hint}")
+            raise BadConfig(f"{key}: unknown key; {hint_at(part, names, where)}")
         node = OmegaConf.select(config, ".".join(key.split(".")[: depth + 1]), throw_on_missing=False)
 
 
-def check_types(config: DictConfig, defaults: DictConfig) -> None:
-    """Every value has the type of its default (an integer may stand for a float) and lies in its range.
+def check_types(config: DictConfig) -> None:
+    """Every value is of the type that the code declares for it and lies in its range; nothing is built yet.
 
     Raises BadConfig, naming key, value and what is allowed.
     """
-    before, after = _leaves(defaults), _leaves(config)
-    for key, value in sorted(
-        after.items(), key=lambda pair: pair[0].count(".")
-    ):  # what was typed before what repeats it
-        if key not in before:
-            _whole_leaf(key, before)
-        elif value is not None or not _may_be_null(key, before[key]):
-            _typed(key, value, before[key])
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            _in_range(key, value)
+    check = TypeCheck(config)
+    for key, value in _leaves(config).items():
+        for one in value if isinstance(value, list) else [value]:
+            if is_number(one):
+                check_finite(check.key_of(key), one)
+    for key in OF_THE_COMMAND:
+        check_text(key, config.get(key), optional=True)
+    for key in ("algo", "model"):
+        check.built(key, plain(config[key]))
+    for group in ("privacy.mechanisms", "attack"):
+        nodes = mapping_at(config, group) if OmegaConf.select(config, group) is not None else {}
+        for name, node in nodes.items():
+            check.built(f"{group}.{name}", node)
+    for group, kind in (("partition", Partition), ("engine", Engine), ("data", load), ("capture", Capture)):
+        check.arguments(group, mapping_at(config, group), *parameters(kind))
+    for group, made in (("partition", Partition), ("engine", Engine), ("capture", Capture)):
+        made(**mapping_at(config, group))
+    run_settings(config), privacy_settings(config), audit_settings(config)
 
 
-def _whole_leaf(key: str, before: Mapping[str, Any]) -> None:
-    """A mapping typed where a single value belongs."""
-    for leaf, default in before.items():
-        if key.startswith(f"{leaf}."):
-            raise BadConfig(f"{leaf}={{...}}: a value like the default {default!r} ({_kind(default)}) is needed")
-
-
-def _may_be_null(key: str, default: Any) -> bool:
-    return default is None or key in {"data.limit", "data.test_limit"} or key.startswith(("model.", "attack."))
-
-
-def _typed(key: str, value: Any, default: Any) -> None:
-    kind = (
-        type(default)
-        if default is not None
-        else next((k for k, names in NULL_KINDS.items() if key.rsplit(".")[-1] in names), None)
-    )
-    kind = str if key.startswith("audit.waive.") else kind
-    if kind is None or type(value) is kind or key == "audit.client" or key.startswith(("capture.", "attack.")):
-        return
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if kind not in (int, float) or not number:
-        like = f"a value like the default {default!r}, that is," if default is not None else ""
-        raise BadConfig(f"{key}={value!r}: {like} {KINDS.get(kind, kind.__name__)} is needed".replace(":  ", ": "))
-    if kind is int and not float(value).is_integer() and math.isfinite(value) and not _fractional(key):
-        raise BadConfig(f"{key}={value}: a whole number is needed (the default is {default})")
-
-
-def _in_range(key: str, value: float) -> None:
-    if not math.isfinite(value) or abs(value) >= 2**63:
-        raise BadConfig(f"{key}={value:g}: a finite number below 2**63 is needed")
-    least, most, why = RANGES.get(key, (-math.inf, math.inf, ""))
-    if not least <= value <= most:
-        raise BadConfig(f"{key}={value}: {why}")
-
-
-def _fractional(key: str) -> bool:
-    """Whole-numbered by default, yet any number makes sense."""
-    return not re.search(
-        r"(rounds|steps|size|clients|workers|threads|records|worlds|victims|seed|width|depth|epochs|ipc|limit|iterations|restarts)$",
-        key,
-    )
-
-
-def _kind(value: Any) -> str:
-    return KINDS.get(type(value), type(value).__name__)
-
-
-def _leaves(node: Any, prefix: str = "") -> dict[str, Any]:
-    plain = OmegaConf.to_container(node, resolve=True) if not prefix else node
-    if isinstance(plain, dict):
-        return {k: v for name, part in plain.items() for k, v in _walk(f"{prefix}{name!s}", part)}
-    return {}
+def _leaves(node: Any) -> dict[str, Any]:
+    """Dotted key -> value, of all that is no mapping."""
+    return dict(pair for name, value in plain(node).items() for pair in _walk(str(name), value))
 
 
 def _walk(key: str, value: Any) -> list[tuple[str, Any]]:
     if isinstance(value, dict):
-        return [pair for name, part in value.items() for pair in _walk(f"{key}.{name}", part)]
+        return [pair for name, inner in value.items() for pair in _walk(f"{key}.{name}", inner)]
     return [(key, value)]

@@ -14,11 +14,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from privdd.core.errors import BadConfig
 from privdd.core.keys import Keys
 from privdd.data.dataset import Dataset
 
 Labels = NDArray[np.integer]
 Index = NDArray[np.int64]
+MOST_CLIENTS = 10**6
 ATTEMPTS = 1000  # Dirichlet draws before an unreachable min_size is reported
 
 
@@ -188,6 +190,8 @@ class Partition:
             object.__setattr__(self, "clients", None)
         elif self.clients is None:
             raise ValueError("partition.clients=None: an integer >= 1 is needed")
+        elif not 1 <= self.clients <= MOST_CLIENTS:
+            raise BadConfig(f"partition.clients={self.clients}: from 1 to {MOST_CLIENTS} clients are needed")
         check_heldout(self.heldout)
         check_test_fraction(self.test_fraction)
         if isinstance(self.per_domain, bool) or not isinstance(self.per_domain, int) or not self.per_domain >= 1:

@@ -20,6 +20,7 @@ SOURCES = {
     **{name: vision_family for name in FAMILIES},
     "npz": npz,
 }
+LARGEST_SIDE = 4096
 NAMES = (*SOURCES, "folder", "digit_domains", "corrupted")
 
 
@@ -45,6 +46,8 @@ def load(
     for field, value in (("size", size), ("limit", limit), ("test_limit", test_limit)):
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not value >= 1):
             raise ValueError(f"data.{field}={value!r}: an integer >= 1 or null is needed")
+    if size is not None and size > LARGEST_SIDE:
+        raise ValueError(f"data.size={size}: from 1 to {LARGEST_SIDE} pixels are needed")
     if name not in NAMES:
         raise ValueError(f"data.name={name!r}: one of {', '.join(NAMES)}")
     place = None if root is None else Path(root).expanduser()

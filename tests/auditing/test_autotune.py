@@ -15,7 +15,6 @@ from privdd.auditing import autotune as pace
 from privdd.auditing.autotune import (
     Choice,
     Trial,
-    check_training,
     choose,
     decide,
     file_of,
@@ -27,6 +26,7 @@ from privdd.auditing.shadows import Stage
 from privdd.auditing.views import Scene
 from privdd.cli.assemble import assemble
 from privdd.cli.config import composed
+from privdd.federated.settings import AuditSettings, Budget
 from privdd.federated.simulation import Progress, Snapshot
 from privdd.runtime.engine import Engine
 from privdd.runtime.run_folder import RunFolder
@@ -202,14 +202,19 @@ def test_small_audits_are_not_measured(cache: Path, tmp_path: Path) -> None:
     assert not cache.exists() and not (tmp_path / "a.json").exists()
 
 
+SETTINGS = {
+    "client": "auto", "records": 9, "worlds": 3, "federations": 0, "victims": 1, "confidence": 0.95, "guarantee": Budget(),
+}  # fmt: skip
+
+
 def test_a_way_that_does_not_exist_is_one_line() -> None:
     line = "audit.training=fast: allowed are auto, loop, vectorised"
     with pytest.raises(ValueError, match=line):
-        check_training("fast")
+        AuditSettings(**{**SETTINGS, "training": "fast"})
     with pytest.raises(ValueError, match=line):
         assemble(composed("audit", ["algo=fedavg", "preset=smoke", "data.limit=120", "audit.training=fast", "attack=[lira]"]))
     for good in ("auto", "loop", "vectorised"):
-        check_training(good)
+        assert AuditSettings(**{**SETTINGS, "training": good}).training == good
 
 
 def test_methods_without_a_wide_form_take_the_loop_whatever_is_asked(tmp_path: Path) -> None:

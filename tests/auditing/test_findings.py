@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections import defaultdict
+from dataclasses import replace
 from typing import Any
 
 import dp_accounting as dpa
@@ -20,6 +21,7 @@ from privdd.auditing.findings import both
 from privdd.auditing.pipeline import AttackFailed
 from privdd.cli.assemble import attacks_of, shipped_attacks
 from privdd.cli.config import composed
+from privdd.cli.read_settings import audit_settings
 from privdd.cli.runs import run_audit
 from privdd.core.errors import BadConfig
 from privdd.privacy.ledger import Ledger
@@ -220,7 +222,7 @@ def test_all_attacks_cover_every_method():
     config = composed("audit", expand(["algo=fedavg", "preset=smoke"], "audit"))
     attacks = attacks_of(config)
     for algo in ALGOS:
-        check_coverage(tiny(algo).plan.method, attacks, {}, config.audit, shipped_attacks)
+        check_coverage(tiny(algo).plan.method, attacks, audit_settings(config), shipped_attacks)
 
 
 def test_attacks_that_lack_worlds_do_not_cover():
@@ -230,7 +232,7 @@ def test_attacks_that_lack_worlds_do_not_cover():
     def uncovered(*more: str) -> str:
         config = composed("audit", ["algo=fedavg", "preset=smoke", "attack=[lira]", *more])
         try:
-            check_coverage(method, attacks_of(config), {}, config.audit, shipped_attacks)
+            check_coverage(method, attacks_of(config), audit_settings(config), shipped_attacks)
         except BadConfig as error:
             return str(error)
         return ""
@@ -246,17 +248,18 @@ def test_what_the_message_says_to_add_is_enough(algo):
     """Both ways out of missing coverage can be copied from the one line."""
     method = tiny(algo).plan.method
     config = composed("audit", ["algo=fedavg", "preset=smoke", "attack=[analytic_inversion]"])
+    settings = audit_settings(config)
     with pytest.raises(BadConfig) as error:
-        check_coverage(method, attacks_of(config), {}, config.audit, shipped_attacks)
+        check_coverage(method, attacks_of(config), settings, shipped_attacks)
     (line,) = str(error.value).splitlines()
     asked = re.search(r"ask for (attack=\[[a-z_,]+\])", line)
     assert asked is not None
     more = composed("audit", ["algo=fedavg", "preset=smoke", asked[1]])
-    check_coverage(method, attacks_of(more), {}, more.audit)
+    check_coverage(method, attacks_of(more), audit_settings(more))
     waived = re.findall(r"audit\.waive\.(\w+)='(reason)'", line)
-    check_coverage(method, attacks_of(config), dict(waived), config.audit)
+    check_coverage(method, attacks_of(config), replace(settings, waive=dict(waived)))
     with pytest.raises(BadConfig):
-        check_coverage(method, attacks_of(config), dict(waived[1:]), config.audit)
+        check_coverage(method, attacks_of(config), replace(settings, waive=dict(waived[1:])))
 
 
 def test_an_attack_that_breaks_stops_the_audit(tmp_path, monkeypatch):

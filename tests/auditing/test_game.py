@@ -18,9 +18,9 @@ from privdd.auditing.replay import Replay, chain_to, content_key
 from privdd.auditing.shadows import Stage
 from privdd.auditing.views import Scene
 from privdd.cli.config import composed
+from privdd.cli.read_settings import fingerprint
 from privdd.core.keys import Keys
 from privdd.core.types import State
-from privdd.federated.experiment import fingerprint
 from privdd.federated.simulation import Progress, start, step
 from privdd.runtime.engine import Engine
 from privdd.runtime.progress import Bar

@@ -80,7 +80,7 @@ def test_wrong_values_are_refused_or_run(key: str, value: str) -> None:
     typed = OverridesParser.create().parse_override(f"key={value}").value()
     OmegaConf.update(config, key, typed, merge=False)
     try:
-        check_types(config, base())
+        check_types(config)
         experiment = assemble(config)
         attacks_of(config)
         experiment.ledger()

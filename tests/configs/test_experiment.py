@@ -10,8 +10,8 @@ from omegaconf import OmegaConf
 from privdd.cli.assemble import build
 from privdd.cli.config import composed, config_dir
 from privdd.cli.main import checked
+from privdd.cli.read_settings import fingerprint
 from privdd.core.errors import BadConfig
-from privdd.federated.experiment import fingerprint
 from privdd.federated.method import Method
 
 EXPERIMENTS = sorted(path.stem for path in (Path(config_dir()) / "experiment").glob("*.yaml"))

@@ -12,9 +12,9 @@ from attacks.lpips_weights import pretrained
 from attacks.types import SENT_BY_SERVER, Attack, Surface
 from privdd.cli.assemble import attacks_of, build
 from privdd.cli.config import GROUPS, PRESETS, composed, config_dir, expand
+from privdd.cli.read_settings import plain
 from privdd.data.partition import Partition
 from privdd.federated.capture import Capture
-from privdd.federated.experiment import plain
 from privdd.federated.method import Method
 from privdd.models import ModelSpec
 from privdd.privacy.mechanism import Mechanism

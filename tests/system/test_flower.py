@@ -168,7 +168,7 @@ def test_an_audit_of_a_deployment_finds_what_the_simulated_one_finds(name: str, 
     config = composed("audit", [*SMALL[:-2], *AUDITED[name], *_rounds(AUDITED[name]), *LIGHT])
     expected = result(config, RunFolder(tmp_path / "simulated"))
     experiment = assemble(config)
-    federate(experiment, HandGrid(experiment), prepare(tmp_path / "flower", experiment.config))
+    federate(experiment, HandGrid(experiment), prepare(tmp_path / "flower", config))
     found = result(stored_config(tmp_path / "flower"), RunFolder(tmp_path / "flower"))
     assert found == expected and len(found["findings"]) > 1 and found["utility"]["accuracy"] > 0
 

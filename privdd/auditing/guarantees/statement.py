@@ -14,27 +14,13 @@ from attacks.types import Adversary, Family, Finding, Surface
 from privdd.auditing.guarantees.matching_transcripts import Transcripts
 from privdd.core.keys import Keys
 from privdd.core.types import Shard
+from privdd.federated.settings import Budget
 from privdd.federated.simulation import Plan, Snapshot
 from privdd.privacy.ledger import Ledger
 
 SYNTHETIC = (Surface.SYNTHETIC_IMAGES, Surface.SYNTHETIC_REPRESENTATIONS)
 LARGEST = 5  # the k of T2's order statistic, fixed beforehand
 SILENT = "; no bound from what is finally sent is evidence for a claim"
-
-
-@dataclass(frozen=True)
-class Budget:
-    """runs: with and as many without the record, side by side; slow_runs: the same where releases are
-    made one by one; images: synthetic images a class in those runs (no theorem names a number)."""
-
-    runs: int = 200
-    slow_runs: int = 20
-    images: int = 2
-
-    def __post_init__(self) -> None:
-        for name, least in (("runs", 20), ("slow_runs", 20), ("images", 1)):
-            if not getattr(self, name) >= least:
-                raise ValueError(f"audit.guarantee.{name}={getattr(self, name)}: at least {least} is needed")
 
 
 @dataclass(frozen=True)

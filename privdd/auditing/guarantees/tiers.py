@@ -11,7 +11,7 @@ from privdd.auditing.guarantees.aggregate_clip_theorem import printed_findings
 from privdd.auditing.guarantees.client_updates import client_findings
 from privdd.auditing.guarantees.feature_noise import feature_findings
 from privdd.auditing.guarantees.queries import query_findings
-from privdd.auditing.guarantees.statement import Budget, Subject
+from privdd.auditing.guarantees.statement import Subject
 from privdd.federated.method import defines
 from privdd.privacy.mechanisms import AggregateClip, ClientLevel, FeatureNoise
 
@@ -22,7 +22,7 @@ def guarantee_findings(scene: Any) -> Iterator[Finding]:
     scene: ``privdd.auditing.views.Scene``. Nothing is yielded for a run without mechanisms. Raises what a method
     raises on crafted records: a test that cannot run is no test passed.
     """
-    config = scene.experiment.config
+    privacy, audit = scene.experiment.privacy, scene.experiment.audit
     if not scene.plan.mechanisms:
         return
     subject = Subject(
@@ -30,9 +30,9 @@ def guarantee_findings(scene: Any) -> Iterator[Finding]:
         scene.shard,
         scene.progress.snapshots,
         scene.progress.ledger,
-        float(config.privacy.delta),
-        float(config.audit.confidence),
-        Budget(**{str(k): int(v) for k, v in config.audit.guarantee.items()}),
+        privacy.delta,
+        audit.confidence,
+        audit.guarantee,
         scene.plan.keys.fold("audit", "guarantee"),
     )
     began = time.monotonic()

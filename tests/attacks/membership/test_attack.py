@@ -39,7 +39,7 @@ def worlds(count=16, records=80, gap=0.0, seed=0, logits=False):
 
 
 def view(w, surface=Surface.UPDATE, **settings):
-    knowledge = Knowledge((1, 2, 2), 3, torch.zeros(4, 1, 2, 2), torch.arange(4) % 3, settings=settings)
+    knowledge = Knowledge((1, 2, 2), 3, torch.zeros(4, 1, 2, 2), torch.arange(4) % 3, settings={"delta": 1e-5, **settings})
     return View(surface, Adversary.SERVER, (), knowledge, w)
 
 

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from attacks.types import Surface
-from privdd.auditing.guarantees.statement import Budget, Subject
+from privdd.auditing.guarantees.statement import Subject
 from privdd.core.keys import Keys
 from privdd.core.types import Artifact, Problem, Records, Shard
 from privdd.distillation.distribution_matching import Matching
+from privdd.federated.settings import Budget
 from privdd.federated.simulation import Plan, Snapshot
 from privdd.methods.fedavg import FedAvg
 from privdd.methods.feddm import FedDM

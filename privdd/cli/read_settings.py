@@ -1,0 +1,89 @@
+"""From a composed or stored config to typed settings: the last place where a config is read by name."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import MISSING, fields
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from privdd.core.checks import refused
+from privdd.core.errors import BadConfig
+from privdd.federated.settings import AuditSettings, Budget, PrivacySettings, RunSettings
+from privdd.runtime.renames import original
+
+UNFINGERPRINTED = ("attack", "audit", "engine", "capture", "run", "resume", "scores", "name", "tracking", "paper")
+
+
+def plain(node: Any) -> Any:
+    """A config node as resolved dicts, lists and numbers."""
+    return OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
+
+
+def fingerprint(config: DictConfig) -> str:
+    """A digest of everything that decides what clients send (not of how it is attacked).
+
+    Classes count by the oldest names known, so that a run of an earlier version keeps its digest.
+    """
+    content = {k: v for k, v in original(plain(config)).items() if k not in UNFINGERPRINTED}
+    return hashlib.blake2b(json.dumps(content, sort_keys=True, default=str).encode(), digest_size=8).hexdigest()
+
+
+def algo_name(config: DictConfig) -> str:
+    """The label of a run: ``name``, which the commands fill in with the chosen algo's file; else its class."""
+    return str(config.get("name") or str(config.algo["_target_"]).rsplit(".", 1)[-1].lower())
+
+
+def run_settings(config: DictConfig) -> RunSettings:
+    """Raises BadConfig, naming key, value and what is allowed."""
+    names: dict[str, Any] = {key: mapping_at(config, key).get("name") for key in ("data", "preset")}
+    shared: dict[str, Any] = {key: config.get(key) for key in ("seed", "device", "participation")}
+    return RunSettings(algo=algo_name(config), fingerprint=fingerprint(config), **names, **shared)
+
+
+def privacy_settings(config: DictConfig) -> PrivacySettings:
+    """The keys that all privacy files share. Raises BadConfig, naming key, value and what is allowed."""
+    privacy = mapping_at(config, "privacy")
+    return PrivacySettings(**_required("privacy", privacy, PrivacySettings))
+
+
+def audit_settings(config: DictConfig) -> AuditSettings | None:
+    """None for a config that only trains. Raises BadConfig, naming key, value and what is allowed."""
+    if "audit" not in config:
+        return None
+    audit = mapping_at(config, "audit")
+    budget = mapping_at(config, "audit.guarantee")
+    waive = {str(k): v for k, v in mapping_at(config, "audit.waive").items() if v is not None}
+    known = _required(
+        "audit", {**audit, "guarantee": Budget(**_known("audit.guarantee", budget, Budget))}, AuditSettings
+    )
+    return AuditSettings(**{**known, "waive": waive})
+
+
+def mapping_at(config: DictConfig, key: str) -> Mapping[str, Any]:
+    """A mapping of the config as plain values. Raises BadConfig where something else stands there."""
+    node = plain(OmegaConf.select(config, key))
+    if not isinstance(node, dict):
+        raise refused(key, node, "a mapping of settings is needed")
+    return {str(k): v for k, v in node.items()}
+
+
+def _required(key: str, found: Mapping[str, Any], kind: type) -> dict[str, Any]:
+    """The fields of a settings class; one that has no default must be there."""
+    missing = [
+        f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING and f.name not in found
+    ]
+    if missing:
+        raise BadConfig(f"{key}.{missing[0]}: a value is needed")
+    return {f.name: found[f.name] for f in fields(kind) if f.name in found}
+
+
+def _known(key: str, found: Mapping[str, Any], kind: type) -> dict[str, Any]:
+    names = [f.name for f in fields(kind)]
+    for name in found:
+        if name not in names:
+            raise BadConfig(f"{key}.{name}: unknown key; known there: {', '.join(names)}")
+    return dict(found)

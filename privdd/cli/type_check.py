@@ -1,0 +1,186 @@
+"""Every value against the type that its place in the code declares, before anything is built.
+
+A ``_target_`` names a class (or a function that makes one); its parameters' annotations say what is allowed.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import re
+import types
+import typing
+from collections.abc import Callable, Collection, Mapping
+from enum import Enum
+from pathlib import PurePath
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from hydra.utils import get_object
+from omegaconf import DictConfig, OmegaConf
+
+from privdd.core.checks import is_number, refused
+from privdd.core.errors import BadConfig
+
+OF_HYDRA = ("_target_", "_convert_", "_recursive_", "_partial_")
+SCALARS: dict[Any, tuple[tuple[str, str], Callable[[Any], bool]]] = {  # in words, one and several; the test
+    bool: (("true or false",) * 2, lambda v: isinstance(v, bool)),
+    int: (("a whole number", "whole numbers"), lambda v: isinstance(v, int) and not isinstance(v, bool)),
+    float: (("a number", "numbers"), is_number),
+    str: (("text", "texts"), lambda v: isinstance(v, str)),
+    type(None): (("null",) * 2, lambda v: v is None),
+}
+
+
+class TypeCheck:
+    """Checks the nodes of one config. Every method raises BadConfig for the first wrong value."""
+
+    def __init__(self, config: DictConfig) -> None:
+        self.typed = OmegaConf.to_container(config, resolve=False)
+
+    def key_of(self, key: str) -> str:
+        """The key that the value was set by: of ``${privacy.clip_norm}``, that one."""
+        node, parts = self.typed, key.split(".")
+        for at, name in enumerate(parts):
+            node = node.get(name) if isinstance(node, dict) else None
+            link = re.fullmatch(r"\$\{(\w[\w.]*)\}", node) if isinstance(node, str) else None
+            if link:
+                return self.key_of(".".join([link[1], *parts[at + 1 :]]))
+        return key
+
+    def built(self, key: str, value: Any) -> None:
+        """A node that an object is made from."""
+        if not isinstance(value, dict) or "_target_" not in value:
+            raise refused(self.key_of(key), value, "a mapping with a _target_ is needed")
+        self.targets(key, value)
+
+    def targets(self, key: str, value: Any) -> None:
+        """Every ``_target_`` at or below ``key``."""
+        if isinstance(value, dict) and "_target_" in value:
+            self._target(key, value)
+        elif isinstance(value, dict):
+            for name, inner in value.items():
+                self.targets(f"{key}.{name}", inner)
+        elif isinstance(value, list):
+            for at, inner in enumerate(value):
+                self.targets(f"{key}.{at}", inner)
+
+    def _target(self, key: str, value: Mapping[str, Any]) -> None:
+        path = value["_target_"]
+        try:
+            target = get_object(path)
+            declared, open_ended = parameters(target)
+        except Exception as error:  # whatever a module raises when it is imported
+            raise refused(f"{key}._target_", path, " ".join(str(error).split())[:300]) from None
+        self.arguments(key, {k: v for k, v in value.items() if k not in OF_HYDRA}, declared, open_ended)
+
+    def arguments(self, key: str, given: Mapping[str, Any], declared: Mapping[str, Any], open_ended: bool) -> None:
+        """Values for parameters of these types; open_ended: others may be given too."""
+        for name, value in given.items():
+            if name not in declared and not open_ended:
+                raise BadConfig(f"{self.key_of(f'{key}.{name}')}: unknown key; {hint_at(name, declared, key)}")
+            self.value(self.key_of(f"{key}.{name}"), value, declared.get(name, Any))
+
+    def value(self, key: str, value: Any, kind: Any) -> None:
+        """One value; a ``_target_`` inside it is checked against its own class alone."""
+        if holds_target(value):
+            self.targets(key, value)
+        elif not fits(value, kind):
+            if isinstance(value, dict):
+                raise BadConfig(f"{key}={{...}}: {needed(kind)}")
+            raise refused(key, value, needed(kind))
+
+
+def hint_at(name: str, known: Collection[str], where: str) -> str:
+    """What may have been meant by an unknown name among the ``known`` of a mapping."""
+    close = difflib.get_close_matches(name, known, 1)
+    return (
+        f"did you mean {'.'.join(filter(None, [where, close[0]]))}?"
+        if close
+        else f"known there: {', '.join(known) or 'nothing'}"
+    )
+
+
+def holds_target(value: Any) -> bool:
+    """Whether an object is to be built somewhere in a value."""
+    if isinstance(value, dict):
+        return "_target_" in value or any(holds_target(v) for v in value.values())
+    return isinstance(value, list) and any(holds_target(v) for v in value)
+
+
+def parameters(target: Callable[..., Any]) -> tuple[dict[str, Any], bool]:
+    """name -> declared type of what a class or function takes, and whether it takes other names as well.
+
+    A parameter without annotation takes anything. ``**settings`` of a class's own constructor function
+    (a classmethod) are the parameters of that class. Raises NameError for an annotation that names nothing.
+    """
+    signature = inspect.signature(target)
+    hints = hints_of(target)
+    found = {
+        n: hints.get(n, Any) for n, p in signature.parameters.items() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
+    }
+    more = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
+    owner = getattr(target, "__self__", None)
+    if more and inspect.isclass(owner):
+        theirs, more = parameters(owner)
+        found = {**theirs, **found}
+    return found, more
+
+
+def hints_of(target: Callable[..., Any]) -> dict[str, Any]:
+    """Annotations as types. A dataclass's inherited fields are read where they were written."""
+    if not inspect.isclass(target):
+        return get_type_hints(target)
+    written = "__init__" in vars(target) and not hasattr(target, "__dataclass_fields__")
+    return get_type_hints(target.__init__) if written else get_type_hints(target)
+
+
+def fits(value: Any, kind: Any) -> bool:
+    """Whether a plain value is of a declared type; an int may stand for a float, a list for a tuple."""
+    made, args = get_origin(kind) or kind, get_args(kind)
+    if made in (Union, types.UnionType):
+        return any(fits(value, one) for one in args)
+    if made is Literal:
+        return any(type(value) is type(word) and value == word for word in args)
+    if made in SCALARS:
+        return SCALARS[made][1](value)
+    if not inspect.isclass(made):
+        return fits(value, args[0]) if made is typing.Annotated else True
+    if issubclass(made, Enum):
+        return value in [member.value for member in made]
+    if issubclass(made, PurePath):
+        return isinstance(value, str)
+    if issubclass(made, Mapping):
+        return isinstance(value, dict) and all(fits(v, args[1]) for v in value.values() if args)
+    if issubclass(made, Collection):
+        return isinstance(value, list) and all(fits(v, args[0]) for v in value if args)
+    return made is object
+
+
+def needed(kind: Any) -> str:
+    """What is allowed, in words."""
+    kinds = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
+    words = [str(word) for one in kinds if get_origin(one) is Literal for word in get_args(one)]
+    others = [*dict.fromkeys(_word(one) for one in kinds if get_origin(one) is not Literal and one is not type(None))]
+    null = type(None) in kinds and (words or others)
+    choice = [f"one of {', '.join(words)}"] if words else []
+    if words and not others:
+        return f"allowed are {', '.join([*words, *(['null'] if null else [])])}"
+    return f"{' or '.join([*choice, *others])} is needed{' (or null)' if null else ''}"
+
+
+def _word(kind: Any, *, many: bool = False) -> str:
+    made, args = get_origin(kind) or kind, get_args(kind)
+    if made in SCALARS:
+        one, several = SCALARS[made][0]
+        return several if many else one
+    if made is typing.Annotated:
+        return _word(args[0], many=many)
+    if inspect.isclass(made) and issubclass(made, Enum):
+        return f"one of {', '.join(str(member.value) for member in made)}"
+    if inspect.isclass(made) and issubclass(made, PurePath):
+        return "text"
+    if inspect.isclass(made) and issubclass(made, Mapping):
+        return "a mapping"
+    if inspect.isclass(made) and issubclass(made, Collection):
+        return f"a list of {_word(args[0], many=True)}" if args else "a list"
+    return f"a mapping with the _target_ of a {getattr(made, '__name__', made)}"

@@ -1,0 +1,67 @@
+"""Checks of single settings: each names the key, the value and what is allowed, in one line."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from typing import Any
+
+from privdd.core.errors import BadConfig
+
+LARGEST = 2**63
+FINITE = "a finite number below 2**63 is needed"
+TEXT = "text is needed"
+NUMBER = "a number is needed"
+WHOLE = "a whole number is needed"
+
+
+def refused(key: str, value: Any, needed: str) -> BadConfig:
+    return BadConfig(f"{key}={value!r}: {needed}")
+
+
+def is_number(value: Any) -> bool:
+    """An int or a float; True and False are neither."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def check_finite(key: str, value: float) -> None:
+    """Raises BadConfig for NaN, the infinities and what no 64-bit integer holds."""
+    if not math.isfinite(value) or abs(value) >= LARGEST:
+        raise refused(key, value, FINITE)
+
+
+def check_number(key: str, value: Any, *, optional: bool = False) -> None:
+    """A finite int or float; null too where it is optional."""
+    if optional and value is None:
+        return
+    if not is_number(value):
+        raise refused(key, value, f"{NUMBER} (or null)" if optional else NUMBER)
+    check_finite(key, value)
+
+
+def check_share(key: str, value: Any, needed: str = "a number in (0, 1) is needed", *, one: bool = False) -> None:
+    """A number above 0 and below 1; ``one``: 1 itself is allowed too."""
+    check_number(key, value)
+    if not 0 < value < 1 and not (one and value == 1):
+        raise refused(key, value, needed)
+
+
+def whole(key: str, value: Any, least: int, needed: str) -> int:
+    """``value`` as an int of at least ``least``; 12.0 is 12."""
+    check_number(key, value)
+    if int(value) != value:
+        raise refused(key, value, WHOLE)
+    if value < least:
+        raise refused(key, value, needed)
+    return int(value)
+
+
+def check_text(key: str, value: Any, *, optional: bool = False) -> None:
+    if not isinstance(value, str) and not (optional and value is None):
+        raise refused(key, value, f"{TEXT} (or null)" if optional else TEXT)
+
+
+def check_choice(key: str, value: Any, allowed: Collection[str]) -> None:
+    """One of a few words."""
+    if not isinstance(value, str) or value not in allowed:
+        raise BadConfig(f"{key}={value}: allowed are {', '.join(allowed)}")

@@ -1,0 +1,135 @@
+"""What was asked for, as typed values that check themselves; below the commands nothing else is read by name.
+
+Each ``__post_init__`` raises BadConfig, one line that names the key, the value and what is allowed. NaN and the
+infinities are refused, and true or false is no number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+from attacks.types import Surface
+from privdd.core.checks import check_choice, check_number, check_share, check_text, refused, whole
+from privdd.core.errors import BadConfig
+from privdd.privacy.accounting import NEIGHBOURS, Relation
+from privdd.privacy.ledger import UNITS
+
+TrainingWay = Literal["auto", "loop", "vectorised"]
+DEVICES = ("cpu", "cuda")
+NOISE_SOURCES = ("seed", "os")
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """What names a run, and what all of its parts share.
+
+    algo: its label in tables; data, preset: names; participation: share of clients drawn each round, in (0, 1];
+    fingerprint: a digest of everything that decides what clients send (not of how it is attacked).
+    """
+
+    algo: str
+    data: str
+    preset: str
+    seed: int
+    device: str
+    participation: float
+    fingerprint: str
+
+    def __post_init__(self) -> None:
+        for key, value in (("name", self.algo), ("data.name", self.data), ("preset.name", self.preset)):
+            check_text(key, value)
+        check_number("seed", self.seed)
+        if not isinstance(self.seed, int) or self.seed < 0:
+            raise refused("seed", self.seed, "a whole number from 0 is needed")
+        if self.device not in DEVICES:
+            raise BadConfig(f"device={self.device}: allowed are cpu, and cuda where a GPU is present")
+        check_share("participation", self.participation, "a share in (0, 1] is needed", one=True)
+
+
+@dataclass(frozen=True)
+class PrivacySettings:
+    """What a run promises. Its mechanisms are objects of their own, in the plan.
+
+    delta: in (0, 1); epsilon: the target that the noise is chosen for, None = as the mechanisms are set;
+    noise_multiplier: what the mechanisms were given, None where it is no one number; clip_norm likewise.
+    """
+
+    name: str
+    delta: float
+    noise_source: str
+    relation: Relation
+    unit: str
+    epsilon: float | None = None
+    noise_multiplier: float | None = None
+    clip_norm: float | None = None
+
+    def __post_init__(self) -> None:
+        check_text("privacy.name", self.name)
+        check_share("privacy.delta", self.delta)
+        for key in ("epsilon", "noise_multiplier", "clip_norm"):
+            check_number(f"privacy.{key}", getattr(self, key), optional=True)
+        if self.epsilon is not None and not self.epsilon > 0:
+            raise refused("privacy.epsilon", self.epsilon, "a number above 0 is needed")
+        check_choice("privacy.noise_source", self.noise_source, NOISE_SOURCES)
+        check_choice("privacy.relation", self.relation, NEIGHBOURS)
+        check_choice("privacy.unit", self.unit, UNITS)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Of guarantee tests. runs: with and as many without the record, side by side; slow_runs: the same where releases
+    are made one by one; images: synthetic images a class in those runs (no theorem names a number)."""
+
+    runs: int = 200
+    slow_runs: int = 20
+    images: int = 2
+
+    def __post_init__(self) -> None:
+        for name, least in (("runs", 20), ("slow_runs", 20), ("images", 1)):
+            value = whole(f"audit.guarantee.{name}", getattr(self, name), least, f"at least {least} is needed")
+            object.__setattr__(self, name, value)
+
+
+COUNTS = {
+    "records": (1, "at least 1 is needed"),
+    "worlds": (1, "at least 1 is needed (world 0 is the run itself)"),
+    "federations": (0, "0 or more is needed"),
+    "victims": (0, "0 or more is needed"),
+}
+
+
+@dataclass(frozen=True)
+class AuditSettings:
+    """How a run is audited.
+
+    client: the audited one, auto = the one with most records. records: each is in the run by a fair coin. worlds:
+    replays of the audited client, the real run included. federations: replays of the whole federation. victims:
+    records that each reconstruction attack is tried on. confidence: of guarantee tests, in (0, 1). training: how
+    replays are trained. waive: a reason for every surface that is knowingly not attacked.
+    """
+
+    client: int | Literal["auto"]
+    records: int
+    worlds: int
+    federations: int
+    victims: int
+    confidence: float
+    guarantee: Budget
+    training: TrainingWay = "auto"
+    waive: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        known = isinstance(self.client, int) and not isinstance(self.client, bool) and self.client >= 0
+        if not known and self.client != "auto":
+            raise refused("audit.client", self.client, "auto, or a client's number from 0, is needed")
+        for name, (least, needed) in COUNTS.items():
+            object.__setattr__(self, name, whole(f"audit.{name}", getattr(self, name), least, needed))
+        check_share("audit.confidence", self.confidence)
+        check_choice("audit.training", self.training, get_args(TrainingWay))
+        for surface, reason in self.waive.items():
+            check_choice("audit.waive", surface, [str(s) for s in Surface])
+            check_text(f"audit.waive.{surface}", reason)
+            if not reason.strip():
+                raise BadConfig(f"audit.waive.{surface}: a reason is needed")
