@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from privdd.auditing.game import Game
 from privdd.core.state import marked
 from privdd.core.types import Shard, State, Tensors, Upload
-from privdd.federated.channel import digest
+from privdd.federated.channel import ClientContext, digest
 from privdd.federated.simulation import Plan, Progress, Snapshot
 
 
@@ -53,21 +53,23 @@ class Replay:
         """
         plans = [world_plan(self.plan, world) for world in self.worlds]
         shards = [self.game.shard(self.shard, world) for world in self.worlds]
-        uploads = self._batched(plans, shards) if self.batched else [self._one(p, s) for p, s in zip(plans, shards)]
-        if uploads is None:
+        done = self._batched(plans, shards) if self.batched else [self._one(p, s) for p, s in zip(plans, shards)]
+        if done is None:
             return None
-        last, victim = self.chain[-1].round, self.plan.victim
-        sent = [p.channel.send(u, p.context(last, victim), len(s.train)) for p, u, s in zip(plans, uploads, shards)]
+        # the context that local work drew its noise from: what leaves is noised by what comes next in that stream
+        sent = [self.plan.channel.send(upload, ctx, len(s.train)) for (upload, ctx), s in zip(done, shards)]
         return [received.values for received, _ in sent]
 
-    def _one(self, plan: Plan, shard: Shard) -> Upload:
+    def _one(self, plan: Plan, shard: Shard) -> tuple[Upload, ClientContext]:
         memory: State = {}
         for snapshot in self.chain[:-1]:
             memory = memory_after(plan, snapshot, memory, shard)
         last = self.chain[-1]
-        return plan.method.local(last.broadcast, memory, shard, plan.context(last.round, plan.victim))[0]
+        ctx = plan.context(last.round, plan.victim)
+        return plan.method.local(last.broadcast, memory, shard, ctx)[0], ctx
 
-    def _batched(self, plans: Sequence[Plan], shards: Sequence[Shard]) -> list[Upload] | None:
+    def _batched(self, plans: Sequence[Plan], shards: Sequence[Shard]) -> list[tuple[Upload, ClientContext]] | None:
+        contexts: list[ClientContext] = []
         done: list[tuple[Upload, State]] = [({}, {}) for _ in plans]
         for snapshot in self.chain:
             contexts = [plan.context(snapshot.round, plan.victim) for plan in plans]
@@ -76,7 +78,7 @@ class Replay:
             if found is None:
                 return None
             done = list(found)
-        return [upload for upload, _ in done]
+        return [(upload, ctx) for (upload, _), ctx in zip(done, contexts)]
 
 
 def chain_to(plan: Plan, snapshots: Mapping[int, Snapshot], round: int) -> tuple[Snapshot, ...]:

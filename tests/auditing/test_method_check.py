@@ -13,6 +13,7 @@ from privdd.auditing.coverage import check_coverage
 from privdd.auditing.method_check import BrokenContract, check_method
 from privdd.auditing.readers import NoReader, missing_hooks, read_signals
 from privdd.cli.assemble import attacks_of
+from privdd.cli.read_settings import audit_settings
 from privdd.core.errors import BadConfig
 from privdd.core.types import Artifact
 from privdd.federated.method import Method
@@ -168,14 +169,16 @@ class Nine(Method):
 
 def test_a_method_that_hides_its_model_is_refused_by_the_missing_hooks() -> None:
     config = tiny_config("fedavg", "attack=[lira,loss_threshold,label_counts,gradient_inversion]", command="audit")
-    audit, attacks = config.audit, attacks_of(config)
+    settings, attacks = audit_settings(config), attacks_of(config)
+    assert settings is not None
+    audit = replace(settings, waive={"global_model": "not now"})
     plain = tiny("fedavg").plan.method
-    check_coverage(plain, attacks, {"global_model": "not now"}, audit)
+    check_coverage(plain, attacks, audit)
     line = r"Nine sends 'update' \(surface update\).*must define classifier and sent_state and model_state, or record_loss.*audit.waive.update="
     with pytest.raises(BadConfig, match=line):
-        check_coverage(Nine(plain), attacks, {"global_model": "not now"}, audit)
+        check_coverage(Nine(plain), attacks, audit)
     more = {"global_model": "not now", "statistics": "none sent", "update": "read by nobody, knowingly"}
-    check_coverage(Nine(plain), attacks, more, audit)
+    check_coverage(Nine(plain), attacks, replace(audit, waive=more))
 
 
 def test_every_surface_says_what_it_needs() -> None:
