@@ -90,12 +90,12 @@ def test_epsilon_familywise_shares_five_percent_among_all_tests() -> None:
     """The bound that decides is the one-run bound at confidence 1 - 0.05 / tests, on the run that happened."""
     masks = torch.rand(3, 400, generator=torch.Generator().manual_seed(0)) < 0.5
     scores = masks.double() * 4 + torch.randn(3, 400, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    knowledge = Knowledge((1, 2, 2), 2, torch.zeros(0, 1, 2, 2), torch.zeros(0).long(), settings={"delta": 1e-4})
+    knowledge = Knowledge((1, 2, 2), 2, torch.zeros(0, 1, 2, 2), torch.zeros(0).long())
     labels = torch.zeros(400, dtype=torch.long)
     view = View(Surface.UPDATE, Adversary.SERVER, (), knowledge, Worlds({}, masks, torch.zeros(400), labels))
     bounds = {}
     for tests in (1, 20):
-        said = _decisive(scores, view, tests, torch.Generator().manual_seed(2))
+        said = _decisive(scores, view, 1e-4, tests, torch.Generator().manual_seed(2))
         rng = np.random.default_rng(int(torch.randint(2**31 - 1, (1,), generator=torch.Generator().manual_seed(2))))
         expected = audited_epsilon(scores, masks, 1e-4, rng, confidence={1: 0.95, 20: 0.9975}[tests])
         assert said == {"epsilon_familywise": expected.value, "tests": tests}

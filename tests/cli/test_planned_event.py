@@ -21,7 +21,7 @@ RUNS = {
     "client": ["algo=fedavg", "privacy=client", "algo.rounds=3", "algo.local_epochs=1"],
     "noisy embeddings": ["algo=feddm_dp", "algo.rounds=2", *MATCHING],
     "noisy embeddings, sampled": ["algo=feddm_dp", "algo.rounds=2", *MATCHING, "privacy.sampling_probability=0.5"],
-    "clipped gradients": ["algo=feddm", "privacy=clipped_gradient", "algo.init=noise", "algo.rounds=2", *MATCHING],
+    "clipped gradients": ["algo=feddm", "privacy=clipped_gradient", "algo.start=noise", "algo.rounds=2", *MATCHING],
     "features": ["algo=fedfed_dp", "algo.distill_rounds=1", "algo.base.rounds=1", "privacy.sampling_probability=0.5"],
 }  # fmt: skip
 

@@ -1,0 +1,59 @@
+"""``Scene``: which row of a release stems from which record, and who sees what the server sends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from attacks.types import Adversary, Surface
+from privdd.auditing.game import draw_game
+from privdd.auditing.views import Scene, server_views
+from privdd.cli.assemble import assemble
+from privdd.cli.config import composed
+from privdd.core.keys import Keys
+from privdd.core.types import Records, Shard
+from privdd.federated.simulation import start, step
+
+
+def records(*ids: int) -> Records:
+    """Each image is filled with its id."""
+    x = torch.tensor(ids, dtype=torch.float).reshape(-1, 1, 1, 1).expand(-1, 1, 2, 2)
+    return Records(x, torch.zeros(len(ids), dtype=torch.long), torch.tensor(ids))
+
+
+def scene(train: Records, nulls: Records | None) -> Scene:
+    nothing: Any = None
+    return Scene(nothing, nothing, nothing, Shard(0, train, records(0), records(1), 3, nulls))
+
+
+@pytest.mark.parametrize("nulls", [None, records(12, 55, 3)])
+def test_a_records_row_is_its_rank_among_all_ids_that_are_released(nulls: Records | None) -> None:
+    """Ids in no order; null records of zero-out have rows of their own in between."""
+    train = records(40, 7, 99, 13, 2, 60)
+    now = scene(train, nulls)
+    every = sorted([*train.ids.tolist(), *([] if nulls is None else nulls.ids.tolist())])
+    assert now._rows(train).tolist() == [every.index(i) for i in train.ids.tolist()]
+    for batch in (2, 4, 64):
+        known = now.known(batch)
+        assert [every[row] for row in known["row"].tolist()] == known["x"][:, 0, 0, 0].int().tolist()
+        held = sorted({every.index(i) // batch for i in train.ids.tolist()})  # batches with a real record in them
+        assert sorted((known["row"] // batch).tolist()) == held
+
+
+def test_the_final_model_is_seen_by_the_public_and_loaded_with_what_was_sent() -> None:
+    tiny = ["preset=smoke", "data=digits", "data.limit=60", "data.test_limit=20", "partition=iid", "partition.clients=2"]
+    experiment = assemble(composed("audit", ["algo=fedavg", "algo.rounds=1", "algo.local_epochs=1", *tiny]))
+    plan = experiment.plan
+    game = draw_game(experiment.shards[plan.victim], 10, 2, Keys(0))
+    progress, _, _ = step(plan, start(plan, experiment.ledger()), experiment.shards, experiment.engine)
+    final = plan.method.broadcast(progress.server)
+    (view,) = server_views(Scene(experiment, progress, game, experiment.shards[plan.victim]), final, {})
+    assert (view.surface, view.adversary, view.worlds) == (Surface.GLOBAL_MODEL, Adversary.PUBLIC, None)
+    assert [(c.round, c.client, c.name) for c in view.captures] == [(1, -1, "model")]
+    assert view.knowledge.model is not None
+    held = view.knowledge.model.state_dict()
+    before = progress.snapshots[0].broadcast["model"]
+    assert all(torch.equal(held[name], value) for name, value in final["model"].items())
+    assert any(not torch.equal(before[name], value) for name, value in final["model"].items())
