@@ -80,9 +80,9 @@ TESTED_IN = {  # test file -> modules of which it is the test, where its name is
     "auditing/guarantees/test_tiers.py": "privdd.auditing.guarantees: aggregate_clip_theorem crafted_records"
     " matching_transcripts queries recording_context statement transcripts",
     "auditing/test_findings.py": "privdd.auditing: coverage",
-    "auditing/test_signals.py": "attacks.membership: readout; privdd.auditing: readers",
+    "auditing/test_signals.py": "attacks.membership: readout",
     "configs/test_experiment.py": "privdd.federated: experiment",
-    "configs/test_groups.py": "privdd.cli: assemble config; privdd.federated: method",
+    "configs/test_groups.py": "privdd.cli: assemble config",
     "data/test_domains.py": "privdd.data: corruptions digits made_digits",
     "data/test_shards.py": "privdd.data: dataset",
     "data/test_sources.py": "privdd.data: custom download mnist vision",
@@ -119,7 +119,6 @@ TESTED_IN = {  # test file -> modules of which it is the test, where its name is
 
 TESTED_THROUGH = {  # module -> (test file, the function through which that test reaches it)
     "privdd/auditing/guarantees/feature_noise.py": ("auditing/guarantees/test_tiers.py", "all_findings"),
-    "privdd/auditing/guarantees/sensitivity.py": ("auditing/guarantees/test_tiers.py", "all_findings"),
     "privdd/distillation/private_matching.py": ("methods/test_feddm.py", "SOUND"),
     "privdd/reporting/plots.py": ("reporting/test_page.py", "write_report"),
 }
