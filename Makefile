@@ -16,7 +16,7 @@ audit: $(VENV)/.runtime          ## install, then audit FedFed on real digits to
 smoke: $(VENV)/.runtime          ## the same in under a minute
 	$(BIN)/python -m privdd.audit algo=fedfed preset=smoke $(ARGS) || [ $$? -eq 2 ]
 
-test: $(VENV)/.dev               ## install with the test tools, then run the fast suite
+test: $(VENV)/.dev               ## install with the test tools, then run all tests; PRIVDD_TEST_ORDER=SEED shuffles them
 	sh tools/test_extras.sh $(BIN)/python
 	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 

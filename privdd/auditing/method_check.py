@@ -28,7 +28,7 @@ class BrokenContract(ValueError):
 
 
 @dataclass(frozen=True)
-class Trial:
+class CheckedRound:
     """One round of one client, before it is run."""
 
     plan: Plan
@@ -94,7 +94,7 @@ def _run(plan: Plan, shards: Sequence[Shard]) -> Iterator[str]:
     server = method.init(plan.problem, plan.keys.fold("public", "init"))
     memories: dict[int, State] = {}
     for t in range(min(method.rounds, ROUNDS)):
-        trial = Trial(plan, t, server, memories.get(0, {}), shards[0])
+        trial = CheckedRound(plan, t, server, memories.get(0, {}), shards[0])
         faults = list(_local(trial, shards[1]))
         yield from faults
         if faults:  # what comes later would only say the same in other words
@@ -112,7 +112,7 @@ def _run(plan: Plan, shards: Sequence[Shard]) -> Iterator[str]:
         yield f"predict: {tuple(logits.shape)} for two images of {plan.problem.classes} classes; (2, classes) is needed"
 
 
-def _local(trial: Trial, other: Shard) -> Iterator[str]:
+def _local(trial: CheckedRound, other: Shard) -> Iterator[str]:
     method, round = trial.plan.method, trial.round
     state, before = torch.get_rng_state(), _copied(trial)
     one, two = trial.run(), trial.run()
@@ -134,12 +134,12 @@ def _local(trial: Trial, other: Shard) -> Iterator[str]:
     yield from interference(trial, one, other)
 
 
-def _copied(trial: Trial) -> State:
+def _copied(trial: CheckedRound) -> State:
     data = {"x": trial.shard.train.x, "y": trial.shard.train.y, "ids": trial.shard.train.ids}
     return {name: t.clone() for name, t in {**trial.server, **trial.memory, **data}.items()}
 
 
-def _batched(trial: Trial, alone: _Done) -> Iterator[str]:
+def _batched(trial: CheckedRound, alone: _Done) -> Iterator[str]:
     contexts = [trial.plan.context(trial.round, 0) for _ in range(2)]
     method = trial.plan.method
     found = method.local_batched(method.broadcast(trial.server), [trial.memory] * 2, [trial.shard] * 2, contexts)
@@ -151,7 +151,7 @@ def _batched(trial: Trial, alone: _Done) -> Iterator[str]:
             yield f"local_batched, round {trial.round}: gives something else than local"
 
 
-def interference(trial: Trial, one: _Done, other: Shard) -> Iterator[str]:
+def interference(trial: CheckedRound, one: _Done, other: Shard) -> Iterator[str]:
     """Whatever claims to be private must not change with the records, where the mechanisms' outputs stay."""
     replayed = trial.run(trial.shard.with_train(other.train), transcript=one.outputs)
     if len(replayed.outputs) != len(one.outputs):

@@ -143,7 +143,7 @@ def fits(value: Any, kind: Any) -> bool:
         return any(type(value) is type(word) and value == word for word in args)
     if made in SCALARS:
         return SCALARS[made][1](value)
-    if not inspect.isclass(made):
+    if made is Any or not inspect.isclass(made):  # Any is a class since Python 3.11
         return fits(value, args[0]) if made is typing.Annotated else True
     if issubclass(made, Enum):
         return value in [member.value for member in made]

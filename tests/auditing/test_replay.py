@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from privdd.auditing.game import draw_game
 from privdd.auditing.replay import Replay, chain_to, recalled
 from privdd.core.state import mark
 from privdd.methods.fedrd import FedRD
@@ -36,10 +37,11 @@ def test_a_replay_that_recalls_sends_what_one_that_distils_every_round_sends(mon
     snapshots, plan = trained("fedrd")[0].snapshots, experiment.plan
     chain = chain_to(plan, snapshots, max(snapshots))
     shard = experiment.shards[plan.victim]
+    game = draw_game(shard, 20, 2, plan.keys.fold("audit", plan.victim), plan.relation)
     assert len(chain) > 1
-    found = Replay(plan, chain, shard, 1).run()
+    (found,) = Replay(plan, chain, shard, game, [1]).run()
     monkeypatch.delattr(FedRD, "recall")
-    expected = Replay(plan, chain, shard, 1).run()
+    (expected,) = Replay(plan, chain, shard, game, [1]).run()
     assert all(same(found[name], expected[name]) for name in expected) and found.keys() == expected.keys()
 
 

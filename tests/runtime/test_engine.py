@@ -48,7 +48,8 @@ def engine(request: pytest.FixtureRequest) -> Engine:
 
 
 def replayed(replay: Replay) -> State:
-    return {f"{name}/{k}": t for name, value in replay.run().items() for k, t in value.items()}
+    (sent,) = replay.run()
+    return {f"{name}/{k}": t for name, value in sent.items() for k, t in value.items()}
 
 
 def rounds(engine: Engine, overrides: list[str]) -> tuple[Plan, Progress, list[State]]:
@@ -61,7 +62,7 @@ def rounds(engine: Engine, overrides: list[str]) -> tuple[Plan, Progress, list[S
     game = game_of(experiment)
     chain = chain_to(plan, progress.snapshots, 1)
     whole = experiment.shards[plan.victim]
-    worlds = list(engine.map(replayed, [Replay(plan, chain, game.shard(whole, w), w) for w in range(1, 4)]))
+    worlds = list(engine.map(replayed, [Replay(plan, chain, whole, game, [w]) for w in range(1, 4)]))
     return plan, progress, worlds
 
 

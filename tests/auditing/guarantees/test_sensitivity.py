@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 import torch
-from subjects import Coupled
 from torch import Tensor
 
 from attacks.canaries import Canaries, join, out_of_distribution, pattern
-from privdd.auditing.guarantees.sensitivity import Tally, examine
+from privdd.auditing.guarantees.sensitivity import QueryTally, examine
 from privdd.core.keys import Keys
 from privdd.core.types import Artifact, Problem, Records, Shard
 from privdd.federated.simulation import Plan, Snapshot
 from privdd.privacy.mechanism import Mechanism, Output
 from privdd.privacy.mechanisms import ClippedSum
+from tests.auditing.guarantees.subjects import Coupled
 
 BATCH, SYNTHETIC = 256, 10
 
@@ -52,7 +52,7 @@ def matching_gradient(x: Tensor) -> Tensor:
     return (-2 / SYNTHETIC) * x.flatten(1).repeat(1, SYNTHETIC)
 
 
-def tally(rows: Callable[[Tensor], Tensor], mechanism: Mechanism, x: Tensor, guests: Canaries) -> Tally:
+def tally(rows: Callable[[Tensor], Tensor], mechanism: Mechanism, x: Tensor, guests: Canaries) -> QueryTally:
     """T1 of one release over the records ``x`` of class 0 and over each guest beside them."""
     shape = (x.shape[1], x.shape[2], x.shape[3])
     base = Records(x, torch.zeros(len(x), dtype=torch.long), torch.arange(len(x)))
