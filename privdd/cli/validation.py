@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -39,6 +40,8 @@ def check_overrides(command: str, argv: Sequence[str]) -> DictConfig:
     except HydraException as error:
         raise BadConfig(one_line(error)) from None
     group = [o for o in parsed if o.key_or_group.split("@")[0] in GROUPS and "." not in o.key_or_group]
+    for shared in (line for o in group if re.search(r"[=,\[ ]_", line := str(o.input_line))):
+        raise BadConfig(f"{shared}: files whose names start with _ hold what others share and cannot be chosen")
     plain = [o for o in parsed if o not in group]
     base = composed(command, [_first_value(o) for o in group], folders)
     for override in plain:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from omegaconf import OmegaConf
 
 from privdd.cli.assemble import build
-from privdd.cli.config import composed, config_dir
+from privdd.cli.config import choices, composed, config_dir
 from privdd.cli.main import checked
 from privdd.cli.read_settings import fingerprint
 from privdd.core.errors import BadConfig
 from privdd.federated.method import Method
 
-EXPERIMENTS = sorted(path.stem for path in (Path(config_dir()) / "experiment").glob("*.yaml"))
+EXPERIMENTS = choices("experiment", [config_dir()])
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)

@@ -51,7 +51,9 @@ def no_network(*_: object, **__: object):
 
 
 BAD = {
-    "unknown algo": (["algo=fedfeed"], r"fedfeed"),
+    "unknown algo": (["algo=fedfeed"], r"Available options in 'algo': fedadam fedavg "),
+    "shared yaml": (["algo=_local"], r"algo=_local: files whose names start with _"),
+    "shared yaml of attacks": (["attack=[lira,_membership]"], r"_membership\]: files whose names start with _"),
     "unknown key": (["algo.local_epoch=3"], r"algo.local_epoch: unknown key; did you mean algo.local_epochs\?"),
     "unknown group": (["algorithm=fedavg"], r"algorithm: unknown key; did you mean algo\?"),
     "added key": (["+algo.colour=red"], r"adding or deleting keys is not supported"),

@@ -2,13 +2,10 @@
 
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from hydra.utils import instantiate
-from omegaconf import OmegaConf
 from scipy.stats import binom, gaussian_kde, norm
 
 from attacks.membership.attack import audited_epsilon, guess_counts, measure, primary_signal
@@ -19,9 +16,10 @@ from attacks.membership.rmia import Rmia
 from attacks.membership.shadow_classifier import ShadowClassifier
 from attacks.membership.threshold import LossThreshold
 from attacks.types import Adversary, Attack, Knowledge, Surface, Truth, View, Worlds
+from privdd.cli.assemble import attacks_of
+from privdd.cli.config import composed
 
 ATTACKS = [Lira(), Rmia(), Base(), LossThreshold(), ShadowClassifier(), GradientDensity()]
-CONFIGS = Path(__file__).parents[3] / "configs" / "attack"
 
 
 def worlds(count=16, records=80, gap=0.0, seed=0, logits=False):
@@ -181,9 +179,7 @@ def test_density_ratio_agrees_with_scipy():
 
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda a: a.name)
 def test_config_files_build_the_defaults(attack):
-    config = OmegaConf.load(CONFIGS / f"{attack.name}.yaml")
-    assert list(config) == [attack.name]
-    assert instantiate(config[attack.name]) == attack
+    assert attacks_of(composed("audit", [f"attack=[{attack.name}]"])) == {attack.name: attack}
 
 
 @pytest.mark.parametrize("options", [{"confidence": float("nan")}, {"delta": 1.0}, {"targets": 0}])
