@@ -23,8 +23,8 @@ from hydra.utils import get_object
 from privdd import report
 from privdd.cli import main as command
 from privdd.cli.config import composed
+from privdd.cli.read_settings import fingerprint
 from privdd.cli.runs import UNREAD, run_audit, stored_config
-from privdd.federated.experiment import fingerprint
 from privdd.runtime.renames import TARGET, renamed
 from privdd.runtime.run_folder import read_tensors
 
