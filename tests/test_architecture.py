@@ -108,10 +108,22 @@ def test_modules_do_not_import_each_other_in_a_circle():
     assert sorted(needs) == []
 
 
+def config_libraries(path: Path) -> set[str]:
+    """Those of Hydra's libraries that a file imports, lazily or not."""
+    return {name.split(".")[0] for _, name in imports(path)} & {"hydra", "omegaconf"}
+
+
+@pytest.mark.parametrize("path", FILES, ids=module_name)
+def test_configs_are_read_in_cli_alone(path):
+    """Below it, and in the doors, typed settings take their place."""
+    assert not config_libraries(path) or package(module_name(path)) == "cli"
+
+
 def test_the_walk_sees_what_it_should():
     """The checks above can fail: a lazy, a relative and a from-package import are all seen."""
     found = {name for _, name in imports(ROOT / "privdd" / "cli" / "runs.py")}
     assert {"privdd.cli.assemble", "privdd.auditing.pipeline", "privdd.runtime.run_folder"} <= found  # two are lazy
+    assert config_libraries(ROOT / "privdd" / "cli" / "config.py") == {"hydra", "omegaconf"}
     assert wrong_imports("privdd.privacy.noise", [(1, "privdd.federated.channel")])
     assert wrong_imports("attacks.roc", [(1, "privdd.core.types")])
     assert wrong_imports("privdd.models.build", [(1, "privdd.api")])

@@ -73,7 +73,9 @@ def waive_unread(config: DictConfig) -> None:
     """
     from privdd.auditing.coverage import uncovered
     from privdd.cli.assemble import attacks_of, build
+    from privdd.cli.validation import check_types
 
+    check_types(config)
     for surface, reason in config.audit.waive.items():
         config.audit.waive[surface] = None if reason == UNREAD else reason
     audit = audit_settings(config)

@@ -110,8 +110,7 @@ def holds_target(value: Any) -> bool:
 def parameters(target: Callable[..., Any]) -> tuple[dict[str, Any], bool]:
     """name -> declared type of what a class or function takes, and whether it takes other names as well.
 
-    A parameter without annotation takes anything. ``**settings`` of a class's own constructor function
-    (a classmethod) are the parameters of that class. Raises NameError for an annotation that names nothing.
+    A parameter without annotation takes anything. Raises NameError for an annotation that names nothing.
     """
     signature = inspect.signature(target)
     hints = hints_of(target)
@@ -119,10 +118,6 @@ def parameters(target: Callable[..., Any]) -> tuple[dict[str, Any], bool]:
         n: hints.get(n, Any) for n, p in signature.parameters.items() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
     }
     more = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
-    owner = getattr(target, "__self__", None)
-    if more and inspect.isclass(owner):
-        theirs, more = parameters(owner)
-        found = {**theirs, **found}
     return found, more
 
 
@@ -137,14 +132,18 @@ def hints_of(target: Callable[..., Any]) -> dict[str, Any]:
 def fits(value: Any, kind: Any) -> bool:
     """Whether a plain value is of a declared type; an int may stand for a float, a list for a tuple."""
     made, args = get_origin(kind) or kind, get_args(kind)
+    if made in (Any, object):
+        return True
+    if made is typing.Annotated:
+        return fits(value, args[0])
     if made in (Union, types.UnionType):
         return any(fits(value, one) for one in args)
     if made is Literal:
         return any(type(value) is type(word) and value == word for word in args)
     if made in SCALARS:
         return SCALARS[made][1](value)
-    if made is Any or not inspect.isclass(made):  # Any is a class since Python 3.11
-        return fits(value, args[0]) if made is typing.Annotated else True
+    if not inspect.isclass(made):
+        return True
     if issubclass(made, Enum):
         return value in [member.value for member in made]
     if issubclass(made, PurePath):
@@ -153,19 +152,18 @@ def fits(value: Any, kind: Any) -> bool:
         return isinstance(value, dict) and all(fits(v, args[1]) for v in value.values() if args)
     if issubclass(made, Collection):
         return isinstance(value, list) and all(fits(v, args[0]) for v in value if args)
-    return made is object
+    return False  # an object of that class is needed
 
 
 def needed(kind: Any) -> str:
     """What is allowed, in words."""
     kinds = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
-    words = [str(word) for one in kinds if get_origin(one) is Literal for word in get_args(one)]
-    others = [*dict.fromkeys(_word(one) for one in kinds if get_origin(one) is not Literal and one is not type(None))]
-    null = type(None) in kinds and (words or others)
-    choice = [f"one of {', '.join(words)}"] if words else []
-    if words and not others:
-        return f"allowed are {', '.join([*words, *(['null'] if null else [])])}"
-    return f"{' or '.join([*choice, *others])} is needed{' (or null)' if null else ''}"
+    allowed = [str(word) for one in kinds if get_origin(one) is Literal for word in get_args(one)]
+    others = dict.fromkeys(_word(one) for one in kinds if get_origin(one) is not Literal and one is not type(None))
+    if allowed and not others:
+        return f"allowed are {', '.join([*allowed, *(['null'] if type(None) in kinds else [])])}"
+    words = [*([f"one of {', '.join(allowed)}"] if allowed else []), *others]
+    return f"{' or '.join(words)} is needed{' (or null)' if type(None) in kinds else ''}"
 
 
 def _word(kind: Any, *, many: bool = False) -> str:
@@ -183,4 +181,4 @@ def _word(kind: Any, *, many: bool = False) -> str:
         return "a mapping"
     if inspect.isclass(made) and issubclass(made, Collection):
         return f"a list of {_word(args[0], many=True)}" if args else "a list"
-    return f"a mapping with the _target_ of a {getattr(made, '__name__', made)}"
+    return "a mapping with a _target_"

@@ -1,70 +1,199 @@
-"""Plain values against declared types, and the words in which a wrong one is refused."""
+"""Every value against what the code declares for its place; one line names the key that was typed."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import pytest
+from omegaconf import OmegaConf
 
-from attacks.types import Surface
-from privdd.cli.type_check import fits, hint_at, holds_target, needed, parameters
+from privdd.api import audit, train
+from privdd.cli.assemble import assemble
+from privdd.cli.config import GROUPS, composed, config_dir
+from privdd.cli.main import checked
+from privdd.cli.runs import run_audit, stored_config
+from privdd.cli.type_check import TypeCheck, fits, needed, parameters
+from privdd.cli.validation import check_types
+from privdd.core.errors import BadConfig
 
-CASES: list[tuple[Any, list[Any], list[Any]]] = [
-    (int, [0, -3], [True, 1.0, "1", None]),
-    (float, [0, 0.5], [False, "0.5", None]),
-    (bool, [True], [1, 0, "true"]),
-    (str, ["", "a"], [1, None]),
-    (int | None, [1, None], ["a", True]),
-    (Literal["a", 1], ["a", 1], ["b", True, 1.0]),
-    (Path, ["a/b"], [1]),
-    (Surface, ["update"], ["updates", 1]),
-    (Sequence[float], [[], [1, 0.5]], [["a"], 1, "1", [True]]),
-    (Mapping[str, int], [{}, {"a": 1}], [{"a": "b"}, [1]]),
-    (Any, [1, None, {}], []),
+BASE = ["preset=smoke", "model=convnet", "attack=[lira,gradient_inversion,model_inversion]", "privacy=dpsgd"]
+
+WRONG = [
+    ("attack.lira.online=7", "attack.lira.online=7: true or false is needed"),
+    ("attack.lira.targets=1.5", "attack.lira.targets=1.5: a whole number is needed"),
+    ("attack.lira.targets=true", "attack.lira.targets=True: a whole number is needed"),
+    ("attack.lira.confidence=null", "attack.lira.confidence=None: a number is needed"),
+    ("attack.lira.confidence=nan", "attack.lira.confidence=nan: a finite number"),
+    ("attack.lira.delta=abc", "attack.lira.delta='abc': a number is needed (or null)"),
+    ("attack.lira.variance=both", "attack.lira.variance='both': allowed are per_record, pooled, auto"),
+    ("attack.lira=3", "attack.lira=3: a mapping with a _target_ is needed"),
+    ("attack.gradient_inversion.method.iterations=many", "attack.gradient_inversion.method.iterations='many': a whole number"),
+    ("attack.gradient_inversion.method=3", "attack.gradient_inversion.method=3: a mapping with a _target_"),
+    ("attack.gradient_inversion.method._target_=attacks.nowhere", "attack.gradient_inversion.method._target_='attacks.nowhere': "),
+    ("attack.model_inversion.miface=null", "attack.model_inversion.miface=None: a mapping with a _target_"),
+    ("privacy.noise_multiplier=abc", "privacy.noise_multiplier='abc': a number is needed"),
+    ("privacy.noise_multiplier=nan", "privacy.noise_multiplier=nan: a finite number"),
+    ("privacy.clip_norm=true", "privacy.clip_norm=True: a number is needed"),
+    ("privacy.sampling_probability=null", "privacy.sampling_probability=None: a number is needed"),
+    ("privacy.mechanisms=3", "privacy.mechanisms=3: a mapping of settings is needed"),
+    ("engine.threads=true", "engine.threads=True: a whole number is needed"),
+    ("engine.address=3", "engine.address=3: text is needed (or null)"),
+    ("engine.kind=null", "engine.kind=None: text is needed"),
+    ("algo.lr=nan", "algo.lr=nan: a finite number"),
+    ("algo.lr=true", "algo.lr=True: a number is needed"),
+    ("algo.rounds=2.0", "algo.rounds=2.0: a whole number is needed"),
+    ("algo.weighting=3", "algo.weighting=3: allowed are records, uniform"),
+    ("algo.update_is_delta=0", "algo.update_is_delta=0: true or false is needed"),
+    ("model.width=2.5", "model.width=2.5: a whole number is needed (or null)"),
+    ("model.pad_grey=1", "model.pad_grey=1: true or false is needed"),
+    ("capture.rounds=3", "capture.rounds"),
+    ("capture.surfaces=null", "capture.surfaces=None"),
+    ("capture=3", "capture=3: a mapping of settings is needed"),
+    ("partition.alpha=true", "partition.alpha=True: a number is needed"),
+    ("data.limit=2.0", "data.limit=2.0: a whole number is needed (or null)"),
+    ("name=3", "name=3: text is needed (or null)"),
+    ("audit.guarantee=3", "audit.guarantee=3: a mapping of settings is needed"),
+    ("audit.guarantee.images=true", "audit.guarantee.images=True"),
 ]
 
 
-@pytest.mark.parametrize(("kind", "value"), [(k, v) for k, good, _ in CASES for v in good])
-def test_a_value_of_the_type_fits(kind: Any, value: Any) -> None:
-    assert fits(value, kind)
-
-
-@pytest.mark.parametrize(("kind", "value"), [(k, v) for k, _, wrong in CASES for v in wrong])
-def test_another_value_does_not(kind: Any, value: Any) -> None:
-    assert not fits(value, kind)
+@pytest.mark.parametrize(("typed", "said"), WRONG)
+def test_a_wrong_value_is_one_line_that_names_its_key(typed: str, said: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(said)}") as caught:
+        checked("audit", [*BASE, typed])
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("kind", "words"),
+    "typed",
+    ["algo.lr=1", "algo.local_epochs=0.5", "attack.lira.delta=null", "attack.lira.delta=0", "model.depth=null", "data.limit=5",
+     "attack.model_inversion.prior=null", "privacy.clip_norm=2", "engine.address=auto", "capture.rounds=[0,2]", "audit.worlds=1e1"],
+)  # fmt: skip
+def test_a_right_value_is_taken(typed: str) -> None:
+    checked("audit", [*BASE, typed])
+
+
+@pytest.mark.parametrize(("typed", "said"), [w for w in WRONG if w[0].startswith(("attack.lira.o", "algo.w", "privacy.c", "engine.t"))])
+def test_nothing_is_read_or_built_before_the_refusal(typed: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By every door: the functions, the stored config, and assembly by itself."""
+
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("work began")
+
+    monkeypatch.setattr("privdd.cli.assemble.load", never)
+    monkeypatch.setattr("privdd.cli.assemble.instantiate", never)
+    more = [*BASE, "data.limit=100"]
+    with pytest.raises(ValueError, match=f"^{re.escape(said)}"):
+        audit(*more, typed, out=tmp_path / "run")
+    with pytest.raises(ValueError, match=f"^{re.escape(said)}"):
+        assemble(composed("audit", [*more, typed]))
+    if not typed.startswith("attack"):
+        with pytest.raises(ValueError, match=f"^{re.escape(said)}"):
+            train(*(m for m in more if not m.startswith("attack")), typed, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    stored = tmp_path / "stored"
+    stored.mkdir()
+    (stored / "config.yaml").write_text(OmegaConf.to_yaml(composed("audit", [*more, typed]), resolve=True))
+    with pytest.raises(ValueError, match=r"=(7|3|True): "):  # resolved: where it was typed is not known any more
+        run_audit(stored_config(stored), stored, [])
+    assert sorted(p.name for p in stored.iterdir()) == ["config.yaml"]
+
+
+# --- classes of one's own -----------------------------------------------------------------------
+
+
+class Colour(Enum):
+    RED = "red"
+
+
+@dataclass(frozen=True)
+class Inner:
+    size: int = 3
+
+
+@dataclass(frozen=True)
+class Own:
+    inner: Inner
+    parts: tuple[float, ...] = ()
+    more: Inner | None = None
+    colour: Colour = Colour.RED
+    anything: Any = None
+    known: ClassVar[int] = 4
+
+
+class Plain:
+    def __init__(self, size: int, bare=None, **others: object) -> None:
+        pass
+
+
+def built(**values: Any) -> None:
+    config = OmegaConf.create({"shared": {"size": 2.5}, "own": {"_target_": f"{__name__}.Own", **values}})
+    TypeCheck(config).built("own", OmegaConf.to_container(config.own, resolve=True))
+
+
+INNER = {"_target_": f"{__name__}.Inner"}
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
     [
-        (int, "a whole number is needed"),
-        (float | None, "a number is needed (or null)"),
-        (Literal["loop", "auto"], "allowed are loop, auto"),
-        (Sequence[int], "a list of whole numbers is needed"),
-        (Mapping[str, int], "a mapping is needed"),
+        ({"inner": {**INNER, "size": "big"}}, "own.inner.size='big': a whole number is needed"),
+        ({"inner": {**INNER, "sise": 3}}, "own.inner.sise: unknown key; did you mean own.inner.size?"),
+        ({"inner": {**INNER, "size": "${shared.size}"}}, "shared.size=2.5: a whole number is needed"),
+        ({"inner": {"size": 3}}, "own.inner={...}: a mapping with a _target_ is needed"),
+        ({"inner": INNER, "parts": [1, "b"]}, "own.parts=[1, 'b']: a list of numbers is needed"),
+        ({"inner": INNER, "parts": 3}, "own.parts=3: a list of numbers is needed"),
+        ({"inner": INNER, "more": 3}, "own.more=3: a mapping with a _target_ is needed (or null)"),
+        ({"inner": INNER, "colour": "blue"}, "own.colour='blue': one of red is needed"),
+        ({"inner": INNER, "anything": {"deep": [{**INNER, "size": None}]}}, "own.anything.deep.0.size=None: a whole number"),
+        ({"inner": INNER, "known": 3}, "own.known: unknown key; known there: inner, parts"),
     ],
 )
-def test_what_is_needed_is_said_in_words(kind: Any, words: str) -> None:
-    assert needed(kind) == words
+def test_a_class_of_ones_own_is_checked_at_every_depth(values: dict[str, Any], said: str) -> None:
+    with pytest.raises(BadConfig, match=f"^{re.escape(said)}"):
+        built(**values)
 
 
-class Own:
-    def __init__(self, rate: float, *, steps: int = 1) -> None: ...
-
-    @classmethod
-    def small(cls, scale: float = 0.1, **settings: Any) -> Own:
-        return cls(scale, **settings)
+def test_what_a_class_of_ones_own_takes() -> None:
+    built(inner={**INNER, "size": 4}, parts=[1, 2.5], more=None, colour="red", anything={"deep": [INNER]})
+    assert parameters(Plain) == ({"size": int, "bare": Any}, True)
+    assert parameters(Own)[0]["parts"] == tuple[float, ...] and set(parameters(Own)[0]) == {"inner", "parts", "more", "colour", "anything"}
 
 
-def test_parameters_of_a_class_and_of_its_constructor_function() -> None:
-    assert parameters(Own) == ({"rate": float, "steps": int}, False)
-    assert parameters(Own.small) == ({"rate": float, "steps": int, "scale": float}, False)
-    assert parameters(lambda x, **more: x)[1]
+@pytest.mark.parametrize(
+    ("value", "kind", "expected", "words"),
+    [
+        (True, int, False, "a whole number is needed"),
+        (1, float, True, "a number is needed"),
+        (1.0, int, False, "a whole number is needed"),
+        (None, int | None, True, "a whole number is needed (or null)"),
+        (True, Literal[1], False, "allowed are 1"),
+        ("a", Literal["a", "b"] | None, True, "allowed are a, b, null"),
+        ([0.1], float | Sequence[float] | None, True, "a number or a list of numbers is needed (or null)"),
+        ("abc", Sequence[str], False, "a list of texts is needed"),
+        ({"a": 1}, Mapping[str, float], True, "a mapping is needed"),
+        ({"a": "b"}, dict[str, float], False, "a mapping is needed"),
+        ("here", Path | None, True, "text is needed (or null)"),
+        (3, Annotated[str, "a label"], False, "text is needed"),
+        ("a", Annotated[str, "a label"], True, "text is needed"),
+        (3, object, True, None),
+        ({"a": 1}, Any, True, None),
+    ],
+)
+def test_plain_values_and_declared_types(value: Any, kind: Any, expected: bool, words: str | None) -> None:
+    assert fits(value, kind) is expected
+    assert words is None or needed(kind) == words
 
 
-def test_a_target_is_found_at_any_depth_and_a_near_miss_named() -> None:
-    assert holds_target([{"a": {"_target_": "x"}}]) and not holds_target({"a": [1, "_target_"]})
-    assert hint_at("stepps", ["rate", "steps"], "algo") == "did you mean algo.steps?"
-    assert hint_at("zzz", ["rate"], "algo") == "known there: rate"
+def test_every_shipped_file_is_accepted() -> None:
+    """Annotations are right about every value of every yaml, in every preset."""
+    for group in sorted(set(GROUPS) - {"attack", "preset", "base"}):
+        for name in sorted(p.stem for p in (Path(config_dir()) / group).glob("*.yaml")):
+            check_types(composed("train", [f"{group}={name}"]))
+    for preset in ("smoke", "default", "paper"):
+        checked("audit", [f"preset={preset}", *BASE[1:]])
