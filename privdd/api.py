@@ -1,27 +1,139 @@
-"""The commands as functions, for notebooks and scripts.
+"""Everything that scripts, notebooks and extensions need, in one place.
+
+The commands as functions:
 
 >>> from privdd.api import audit
 >>> audit("algo=fedavg", "preset=smoke", out="runs/first").verdict  # doctest: +SKIP
 'unprotected'
+
+For a class of your own, which a yaml file names in ``_target_`` (README, "Add a method, a mechanism, an attack"):
+
+- a method inherits from ``Method``, or from ``FedAvg`` where it averages models; it hands ``Artifact`` values to the
+  channel, reads ``Records`` from a ``Shard``, and draws from the ``Keys`` of its ``ClientContext``; ``FedAvg``'s hooks
+  speak of a ``ClientRound`` and of what was ``Trained`` in it. ``check_method`` tries it out, in a test for instance;
+- a mechanism inherits from ``Mechanism`` and returns an ``Output``; ``Noise`` is its only randomness;
+- an attack inherits from ``Attack``, or from ``MembershipAttack`` where it scores records: it turns a ``View`` into
+  ``Evidence``, and the evidence, held against the ``Truth``, into a ``Finding``;
+- a data set of your own is an npz file or a folder of pictures (``data=npz``, ``data=folder``), or a ``Dataset``;
+- ``ModelSpec`` names a network, ``build`` makes it, ``initial`` draws its weights.
+
+These names are imported on first use, so that ``import privdd.api`` stays quick.
 """
 
 from __future__ import annotations
 
+import importlib
 import time
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from privdd.cli.main import config_of
-from privdd.cli.runs import run_audit, run_training
-from privdd.reporting.comparison import write_comparison as compare
-from privdd.reporting.folder import RunRecord
-from privdd.reporting.folder import read_run as load_run
-from privdd.reporting.schema import Findings
-from privdd.runtime.run_folder import read_json
+if TYPE_CHECKING:
+    from attacks.membership.attack import MembershipAttack
+    from attacks.membership.threshold import LossThreshold
+    from attacks.types import (
+        Adversary,
+        Attack,
+        Capture,
+        Evidence,
+        Family,
+        Finding,
+        Knowledge,
+        Surface,
+        Truth,
+        View,
+        Worlds,
+    )  # fmt: skip
+    from privdd.auditing.method_check import BrokenContract, check_method
+    from privdd.cli.main import config_of
+    from privdd.core.keys import Keys
+    from privdd.core.state import pack, unpack
+    from privdd.core.types import Artifact, Problem, Received, Records, Shard, State, Tensors, Upload
+    from privdd.data.dataset import Dataset
+    from privdd.federated.aggregation import average
+    from privdd.federated.channel import ClientContext
+    from privdd.federated.method import Method
+    from privdd.methods.fedavg import FedAvg
+    from privdd.models import ModelSpec, build, initial
+    from privdd.privacy.claims import Claim
+    from privdd.privacy.mechanism import Mechanism, Output
+    from privdd.privacy.noise import Noise
+    from privdd.reporting.comparison import write_comparison as compare
+    from privdd.reporting.folder import RunRecord
+    from privdd.reporting.folder import read_run as load_run
+    from privdd.reporting.schema import Findings
+    from privdd.training.client_round import ClientRound, Trained
 
-__all__ = ["Findings", "RunRecord", "audit", "compare", "config_of", "load_run", "train"]
+# name -> module, or module:name where it has another name there
+PUBLIC: Mapping[str, str] = {
+    **dict.fromkeys(
+        [
+            "Adversary",
+            "Attack",
+            "Capture",
+            "Evidence",
+            "Family",
+            "Finding",
+            "Knowledge",
+            "Surface",
+            "Truth",
+            "View",
+            "Worlds",
+        ],
+        "attacks.types",
+    ),
+    "MembershipAttack": "attacks.membership.attack",
+    "LossThreshold": "attacks.membership.threshold",
+    "BrokenContract": "privdd.auditing.method_check",
+    "check_method": "privdd.auditing.method_check",
+    "config_of": "privdd.cli.main",
+    "Keys": "privdd.core.keys",
+    "pack": "privdd.core.state",
+    "unpack": "privdd.core.state",
+    **dict.fromkeys(
+        ["Artifact", "Problem", "Received", "Records", "Shard", "State", "Tensors", "Upload"], "privdd.core.types"
+    ),
+    "Dataset": "privdd.data.dataset",
+    "average": "privdd.federated.aggregation",
+    "ClientContext": "privdd.federated.channel",
+    "Method": "privdd.federated.method",
+    "FedAvg": "privdd.methods.fedavg",
+    "ModelSpec": "privdd.models",
+    "build": "privdd.models",
+    "initial": "privdd.models",
+    "Claim": "privdd.privacy.claims",
+    "Mechanism": "privdd.privacy.mechanism",
+    "Output": "privdd.privacy.mechanism",
+    "Noise": "privdd.privacy.noise",
+    "compare": "privdd.reporting.comparison:write_comparison",
+    "RunRecord": "privdd.reporting.folder",
+    "load_run": "privdd.reporting.folder:read_run",
+    "Findings": "privdd.reporting.schema",
+    "ClientRound": "privdd.training.client_round",
+    "Trained": "privdd.training.client_round",
+}
+
+__all__ = [
+    "Adversary", "Artifact", "Attack", "BrokenContract", "Capture", "Claim", "ClientContext", "ClientRound", "Dataset",
+    "Evidence", "Family", "FedAvg", "Finding", "Findings", "Keys", "Knowledge", "LossThreshold", "Mechanism",
+    "MembershipAttack", "Method", "ModelSpec", "Noise", "Output", "Problem", "Received", "Records", "RunRecord", "Shard",
+    "State", "Surface", "Tensors", "Trained", "Truth", "Upload", "View", "Worlds", "audit", "average", "build",
+    "check_method", "compare", "config_of", "initial", "load_run", "pack", "train", "unpack",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name not in PUBLIC:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module, _, original = PUBLIC[name].partition(":")
+    value = getattr(importlib.import_module(module), original or name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__
 
 
 def audit(*overrides: str, out: Path | str | None = None, config_dir: Path | str | None = None) -> Findings:
@@ -30,13 +142,21 @@ def audit(*overrides: str, out: Path | str | None = None, config_dir: Path | str
     overrides: as on the command line, "algo=fedavg". A folder that holds a part of the same run is gone
     on with. Raises ValueError with one line for what cannot run.
     """
+    from privdd.cli.main import config_of
+    from privdd.cli.runs import run_audit
+    from privdd.reporting.folder import read_run
+
     folder = _folder(out)
     run_audit(config_of("audit", *overrides, config_dir=config_dir), folder, _command("audit", overrides))
-    return load_run(folder).findings
+    return read_run(folder).findings
 
 
 def train(*overrides: str, out: Path | str | None = None, config_dir: Path | str | None = None) -> Mapping[str, Any]:
     """Training alone -> training.json: accuracy, accuracy_by_round, epsilon {"pld", "rdp"}, bytes."""
+    from privdd.cli.main import config_of
+    from privdd.cli.runs import run_training
+    from privdd.runtime.run_folder import read_json
+
     folder = _folder(out)
     run_training(config_of("train", *overrides, config_dir=config_dir), folder, _command("train", overrides))
     return read_json(folder / "training.json")

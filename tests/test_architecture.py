@@ -17,7 +17,7 @@ MAY_IMPORT: dict[str, set[str]] = {  # a package may import itself and these, no
     "core": {"attacks"},
     "models": set(),
     "runtime": {"core"},
-    "privacy": {"core"},
+    "privacy": {"core", "attacks"},  # attacks.contract: names that a mechanism may have
     "data": {"core"},
     "federated": {"core", "runtime", "privacy", "data", "attacks"},
     "training": {"core", "federated", "privacy", "models"},

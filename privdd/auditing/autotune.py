@@ -70,24 +70,24 @@ class Trial:
 
 
 def choose(asked: str, trial: Trial, record: Path) -> Choice:
-    """The way that worlds are replayed; what was measured or tried is kept in ``record``."""
+    """The way that worlds are replayed; what was measured is kept in ``record``."""
     if asked == "loop" or not trial.group:
         return Choice("loop", "as asked for" if trial.group else "nothing to replay")
     few = not trial.always and trial.steps is not None and trial.steps * trial.worlds < LEAST
     if asked == "auto" and few:
         return Choice("loop", f"{(trial.steps or 0) * trial.worlds} steps in all, too few to measure for")
-    kept = _read_choice(record) if asked == "auto" or trial.always else None
-    if kept is None:
-        kept = _tried(asked, trial)
-        write_json(record, asdict(kept))
-    return kept
-
-
-def _tried(asked: str, trial: Trial) -> Choice:
     if trial.always or asked == "vectorised":
         if trial.first() is None:
             return Choice("loop", NO_FORM)
         return Choice("vectorised", "worlds share their work" if trial.always else "as asked for")
+    kept = _read_choice(record)
+    if kept is None:
+        kept = _measured(trial)
+        write_json(record, asdict(kept))
+    return kept
+
+
+def _measured(trial: Trial) -> Choice:
     ratio = ratio_of(trial)
     choice = decide(ratio, trial.worlds, trial.group, trial.device)
     if choice.training == "vectorised" and trial.first() is None:  # measured where the method has the form

@@ -72,6 +72,8 @@ class Stage:
     @cached_property
     def choice(self) -> Choice:
         """How the worlds are replayed; it stands in the run folder, so that a resumed run keeps it."""
+        if self.plan.method.shares_work and len(self._cached(self._place(), self._real)) == len(self.game.masks):
+            return Choice("loop", "nothing to replay: all worlds are kept from an earlier start")
         record = self.folder.path / "worlds" / f"{self._key(self.config)}.json"
         with threads(self.engine.threads):
             return choose(self.training, self.trial(), record)
@@ -103,6 +105,14 @@ class Stage:
     def task(self, worlds: Sequence[int], *, batched: bool) -> ReplayTask:
         return ReplayTask(Replay(self.plan, self.chain, self.shard, self.game, worlds, batched), self.lens)
 
+    @cached_property
+    def _real(self) -> Signals:
+        """World 0: what was really sent."""
+        return read_signals(self.lens, self.snapshot.sent)
+
+    def _place(self, *, apart: bool = False) -> Path:
+        return self.folder.path / "worlds" / self._key(f"{self.config} vectorised" if apart else self.config)
+
     def _key(self, config: str) -> str:
         return content_key(self.plan, self.chain, self.game, config)
 
@@ -110,9 +120,8 @@ class Stage:
         """ "surface|signal" -> (K, n, ...); world 0 is read off what was really sent."""
         batched = self.choice.training == "vectorised"
         # where batching is the method's only way, its worlds lie where a loop's would
-        apart = batched and not self.plan.method.shares_work
-        place = self.folder.path / "worlds" / self._key(f"{self.config} vectorised" if apart else self.config)
-        real = read_signals(self.lens, self.snapshot.sent)
+        place = self._place(apart=batched and not self.plan.method.shares_work)
+        real = self._real
         found = self._cached(place, real)
         if 0 not in found:
             self._keep(place, 0, real)

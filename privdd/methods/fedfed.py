@@ -33,7 +33,7 @@ from privdd.distillation.feature_split import (
     split_steps,
     train_split,
     train_split_privately,
-)  # fmt: skip
+)
 from privdd.federated.aggregation import average, in_order
 from privdd.federated.channel import ClientContext
 from privdd.federated.method import Method
@@ -50,11 +50,10 @@ class FedFed(Method):
     """base: the method of phase B; generator: the VAE; loss: weights of phase A.
 
     The noise on the released features, and how many copies, belong to the mechanism set for the upload
-    "features"; ``loss.stds`` holds the same standard deviations for phase A. private_lr,
-    private_momentum: of phase A by DP-SGD. keep_moments: AdamW's moments stay on the
-    client between rounds (the released code). shared_only: phase B trains on shared
-    features alone, so that it is post-processing (the sound profile); shared_per_round: features drawn
-    per round and client then, a public constant.
+    "features"; ``loss.stds`` holds the same standard deviations for phase A. private_lr, private_momentum:
+    of phase A by DP-SGD. keep_moments: AdamW's moments stay on the client between rounds (the released
+    code). shared_only: phase B trains on shared features alone, so that it is post-processing (the sound
+    profile), on shared_per_round features a round and client, a public constant.
     """
 
     base: FedAvg
@@ -72,10 +71,7 @@ class FedFed(Method):
     shared_per_round: int = 512
 
     queries: ClassVar[Mapping[str, Surface]] = {"dpsgd": Surface.GRADIENT}
-    visible_to: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "features": ("server", "peer"),
-        "labels": ("server", "peer"),
-    }
+    visible_to: ClassVar[Mapping[str, tuple[str, ...]]] = dict.fromkeys(("features", "labels"), ("server", "peer"))
     _own_uploads: ClassVar[Mapping[str, Surface]] = {
         "features": Surface.FEATURES,
         "labels": Surface.LABELS,
@@ -168,9 +164,8 @@ class FedFed(Method):
         state = sent_networks(broadcast)
         if ctx.protected("dpsgd"):
             speed = {"lr": self.private_lr, "momentum": self.private_momentum}
-            trained = train_split_privately(
-                model, state, shard.train, self.loss, epochs=self.distill_epochs, ctx=ctx, **speed
-            )
+            epochs = self.distill_epochs
+            trained = train_split_privately(model, state, shard.train, self.loss, epochs=epochs, ctx=ctx, **speed)
             return {"update": Artifact(trained, private=True)}, memory
         new, moments = train_split(
             model,

@@ -47,7 +47,7 @@ class Constant:
 
 @pytest.mark.parametrize("cls", [Plain, Settings])
 def test_hooks_settings_and_private_names_are_free(cls: type) -> None:
-    check_names(cls, "method", HOOKS)
+    check_names(cls, "a method", HOOKS)
 
 
 @pytest.mark.parametrize(
@@ -61,5 +61,5 @@ def test_hooks_settings_and_private_names_are_free(cls: type) -> None:
 )
 def test_any_other_public_name_is_one_line(cls: type, name: str, hint: str) -> None:
     with pytest.raises(TypeError, match=rf"^{cls.__name__}\.{name}: no hook of a method; ") as caught:
-        check_names(cls, "method", HOOKS)
+        check_names(cls, "a method", HOOKS)
     assert hint in str(caught.value) and "\n" not in str(caught.value)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from attacks.types import Adversary, Evidence, Family, Finding, Surface, Truth, View
+from attacks.types import Adversary, Attack, Evidence, Family, Finding, Surface, Truth, View
 from privdd.auditing.pipeline import audit
 from privdd.cli.assemble import assemble
 from privdd.runtime.run_folder import RunFolder
@@ -18,7 +18,7 @@ OWN = "the adversary is granted the audited client's own"
 
 
 @dataclass(frozen=True)
-class Reader:
+class Reader(Attack):
     """Reads everything, finds nothing."""
 
     family: Family

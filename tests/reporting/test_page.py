@@ -242,5 +242,7 @@ def test_the_browser_check_can_fail(pages: dict[str, Path], tmp_path: Path) -> N
 def test_a_real_start_says_that_its_accuracy_is_that_of_raw_images(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run")
     for start, told in (("real", True), ("noise", False)):
-        (folder / "config.yaml").write_text(f"algo: {{init: {start}}}\n")
+        (folder / "config.yaml").write_text(f"algo: {{start: {start}}}\n")
         assert ("that of raw images sent" in write_report(folder).read_text()) is told
+        (folder / "config.yaml").write_text(f"algo: {{_target_: privdd.methods.feddm.FedDM.configured, init: {start}}}\n")
+        assert ("that of raw images sent" in write_report(folder).read_text()) is told  # as earlier versions wrote it

@@ -13,6 +13,7 @@ from privdd.auditing.guarantees.statement import Subject
 from privdd.core.keys import Keys
 from privdd.core.types import Artifact, Problem, Records, Shard
 from privdd.distillation.distribution_matching import Matching
+from privdd.federated.method import Method
 from privdd.federated.settings import Budget
 from privdd.federated.simulation import Plan, Snapshot
 from privdd.methods.fedavg import FedAvg
@@ -99,7 +100,7 @@ class Averaging(ClippedSum):
 
 
 @dataclass(frozen=True)
-class Coupled:
+class Coupled(Method):
     """A method whose map standardises the batch, as a batch norm in training mode does."""
 
     coupled: bool = True
@@ -119,3 +120,9 @@ class Coupled:
         if self.coupled:
             rows = (rows - rows.mean(0)) / rows.std(0)
         return {"prototypes": Artifact(ctx.mechanism("embedding", {"rows": rows}), private=True)}, {}
+
+    def aggregate(self, server: Any, inbox: Any, keys: Keys) -> Any:
+        return server
+
+    def predict(self, server: Any, memory: Any, x: Tensor) -> Tensor:
+        return torch.zeros(len(x), 2)
