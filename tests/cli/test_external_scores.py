@@ -66,7 +66,7 @@ def test_worlds_run_every_attack_and_compare_with_other_runs(tmp_path: Path) -> 
     ("more", "said"),
     [
         (["scores_surface=moon"], "scores_surface=moon: allowed are update"),
-        (["privacy.epsilon=-1"], "privacy.epsilon=-1:"),
+        (["privacy.epsilon=-1"], "privacy.epsilon=-1: a number above 0"),
         (["scores=none.npz"], "not a readable .npz"),
     ],
 )
