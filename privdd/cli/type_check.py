@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import pkgutil
 import re
 import types
 import typing
@@ -15,7 +16,6 @@ from enum import Enum
 from pathlib import PurePath
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf
 
 from privdd.core.checks import is_number, refused
@@ -67,7 +67,7 @@ class TypeCheck:
     def _target(self, key: str, value: Mapping[str, Any]) -> None:
         path = value["_target_"]
         try:
-            target = get_object(path)
+            target = pkgutil.resolve_name(path)
             declared, open_ended = parameters(target)
         except Exception as error:  # whatever a module raises when it is imported
             raise refused(f"{key}._target_", path, " ".join(str(error).split())[:300]) from None

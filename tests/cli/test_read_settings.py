@@ -1,0 +1,55 @@
+"""From a config to typed settings: what is missing or unknown is named, and calibrated noise is what counts."""
+
+from __future__ import annotations
+
+import pytest
+from omegaconf import OmegaConf, open_dict
+
+from privdd.cli.assemble import assemble
+from privdd.cli.config import composed
+from privdd.cli.read_settings import audit_settings, fingerprint, privacy_settings, run_settings
+from privdd.core.errors import BadConfig
+
+TINY = ["preset=smoke", "data.limit=120", "partition=iid", "partition.clients=3"]
+
+
+def test_each_value_is_in_its_place() -> None:
+    config = composed("audit", [*TINY, "privacy=dpsgd", "audit.waive.update=why", "seed=4", "participation=0.5", "audit.client=2"])
+    run, privacy, audit = run_settings(config), privacy_settings(config), audit_settings(config)
+    assert (run.algo, run.data, run.preset, run.seed, run.participation) == ("fedavg", "digits", "smoke", 4, 0.5)
+    assert run.fingerprint == fingerprint(config)
+    assert (privacy.name, privacy.delta, privacy.noise_multiplier, privacy.unit) == ("dpsgd", 1e-5, 1.0, "record")
+    assert audit is not None and (audit.client, audit.records, audit.worlds, audit.waive) == (2, 60, 12, {"update": "why"})
+    assert (audit.guarantee.runs, audit.guarantee.slow_runs, audit.guarantee.images) == (200, 20, 2)
+    config.name = "mine"
+    assert run_settings(config).algo == "mine"
+
+
+def test_a_config_of_training_alone_has_no_audit() -> None:
+    config = composed("train", TINY)
+    assert audit_settings(config) is None
+    with pytest.raises(BadConfig, match="this config only trains"):
+        _ = assemble(config).audit
+
+
+def test_a_stored_config_that_lacks_a_setting_or_has_one_too_many() -> None:
+    stored = OmegaConf.create(OmegaConf.to_container(composed("audit", TINY), resolve=True))
+    with open_dict(stored):
+        del stored.audit["training"]
+    assert audit_settings(stored).training == "auto"  # from before there was a choice
+    with open_dict(stored):
+        del stored.audit["worlds"]
+    with pytest.raises(BadConfig, match=r"audit\.worlds: a value is needed"):
+        audit_settings(stored)
+    stored.audit = {**stored.audit, "worlds": 3, "guarantee": {**stored.audit.guarantee, "walks": 3}}
+    with pytest.raises(BadConfig, match=r"audit\.guarantee\.walks: unknown key; known there: runs, slow_runs, images"):
+        audit_settings(stored)
+
+
+def test_the_calibrated_noise_is_that_of_the_run_and_of_its_fingerprint() -> None:
+    config = composed("audit", [*TINY, "algo.rounds=1", "algo.local_epochs=1", "privacy=dpsgd", "privacy.epsilon=3"])
+    before = fingerprint(config)
+    made = assemble(config)
+    assert made.privacy.noise_multiplier == config.privacy.noise_multiplier == made.plan.mechanisms["dpsgd"].noise_multiplier
+    assert made.run.fingerprint == fingerprint(config) != before
+    assert assemble(config).run.fingerprint == made.run.fingerprint  # as a stored config is assembled again
