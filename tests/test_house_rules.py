@@ -81,7 +81,6 @@ TESTED_IN = {  # test file -> modules of which it is the test, where its name is
     " matching_transcripts queries recording_context statement transcripts",
     "auditing/test_findings.py": "privdd.auditing: coverage",
     "auditing/test_signals.py": "attacks.membership: readout",
-    "cli/test_old_runs.py": "privdd.cli: read_settings",
     "configs/test_experiment.py": "privdd.federated: experiment",
     "configs/test_groups.py": "privdd.cli: assemble config",
     "data/test_domains.py": "privdd.data: corruptions digits made_digits",
