@@ -10,16 +10,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
+import dp_accounting as dpa
 import torch
 from torch import Tensor
 
 from attacks.guarantee import gaussian_log_ratio
-from attacks.types import Finding
+from attacks.types import Adversary, Finding
 from privdd.auditing.guarantees.matching_transcripts import Transcripts
 from privdd.auditing.guarantees.recording_context import exact, flat
 from privdd.auditing.guarantees.sensitivity import QueryTally, unit
 from privdd.auditing.guarantees.statement import Statement, Subject
-from privdd.auditing.guarantees.transcripts import sampled_event
 from privdd.core.keys import Keys
 from privdd.core.types import Artifact, Records, State, Tensors
 from privdd.federated.simulation import Snapshot
@@ -32,16 +32,24 @@ HUGE = 1e6  # times the client's own update: beyond any clip norm
 
 
 def client_findings(subject: Subject, name: str) -> Iterator[Finding]:
-    """T1, T2 and T3 of ``ClientLevel`` set for the upload ``name``; the unit is a client."""
+    """T1, T2 and T3 of the mechanism set for the upload ``name``, whatever its class; the unit is a client.
+
+    A mechanism that shows no value before its noise, or adds other noise than Gaussian, gets a row that says so.
+    """
     sending = [t for t in sorted(subject.snapshots) if name in subject.snapshots[t].sent]
     rows = [r for r in subject.ledger.releases if r.name == name and r.client == subject.plan.victim]
     if not sending or not subject.spends(name):
         return
     mechanism, relation = subject.plan.mechanisms[name], subject.plan.relation
     calls = sum(row.count for row in rows)
-    stated = epsilon(sampled_event(mechanism, calls), subject.delta, relation=relation)  # type: ignore[arg-type]
+    event = rows[0].event
+    stated = epsilon(dpa.SelfComposedDpEvent(event, calls), subject.delta, relation=relation)  # type: ignore[arg-type]
     statement = Statement(subject, subject.surface(name), stated, f"accounted for {calls} update(s)", name, "client")
     crafted = crafted_updates(subject, subject.snapshots[sending[-1]], name)
+    if not isinstance(event, dpa.GaussianDpEvent) or not exact(mechanism, next(iter(crafted.values()))):
+        why = f"{type(mechanism).__name__} was not tested: that needs Gaussian noise and the value before it (exact)"
+        yield statement.finding("t1_sensitivity", Adversary.ANALYST, n=0, note=why)
+        return
     tally = compared(subject, subject.snapshots[sending[-1]], name, crafted)
     kappa, worst = tally.worst(relation)
     what = list(crafted)[worst]

@@ -13,7 +13,7 @@ from privdd.auditing.guarantees.feature_noise import feature_findings
 from privdd.auditing.guarantees.queries import query_findings
 from privdd.auditing.guarantees.statement import Subject
 from privdd.federated.method import defines
-from privdd.privacy.mechanisms import AggregateClip, ClientLevel, FeatureNoise
+from privdd.privacy.mechanisms import AggregateClip, FeatureNoise
 
 
 def guarantee_findings(scene: Any) -> Iterator[Finding]:
@@ -42,10 +42,10 @@ def guarantee_findings(scene: Any) -> Iterator[Finding]:
 
 
 def all_findings(subject: Subject) -> Iterator[Finding]:
-    """Every mechanism of the plan by its kind; of a run whose unit is a client, those that protect one."""
+    """Every mechanism of the plan by its kind; of a run whose unit is a client, those set for an upload."""
     kinds = {name: type(mechanism) for name, mechanism in subject.plan.mechanisms.items()}
     if subject.ledger.unit == "client":
-        for name in [n for n, kind in kinds.items() if issubclass(kind, ClientLevel)]:
+        for name in [n for n in kinds if n in subject.plan.method.uploads]:
             yield from client_findings(subject, name)
         return
     yield from query_findings(

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from dp_accounting import GaussianDpEvent
 
 from attacks.epsilon import gaussian_epsilon
 from attacks.types import Finding
@@ -19,7 +20,7 @@ from privdd.core.keys import Keys
 from privdd.core.types import Tensors
 from privdd.federated.simulation import Snapshot
 from privdd.privacy.ledger import Ledger
-from privdd.privacy.mechanism import Output
+from privdd.privacy.mechanism import Mechanism, Output
 from privdd.privacy.mechanisms import ClientLevel
 from tests.auditing.guarantees.subjects import DELTA, client, fedavg, subject
 
@@ -101,6 +102,46 @@ def test_what_is_stated_counts_every_round() -> None:
     for rounds in (1, 4):
         stated = by_name(list(all_findings(of_client(ClientLevel(2.0, 0.5), rounds=rounds))))["t2_likelihood_ratio"]
         assert stated["epsilon_stated"] == pytest.approx(gaussian_epsilon(rounds**0.5 / 2, DELTA), rel=1e-2)
+
+
+@dataclass(frozen=True)
+class Closed(ClientLevel):
+    """Shows nothing before its noise."""
+
+    def __call__(self, value: Tensors, noise: Any) -> Output:
+        return replace(super().__call__(value, noise), exact=None)
+
+
+def test_what_cannot_be_tested_says_so() -> None:
+    (row,) = all_findings(of_client(Closed(1.0, 0.5)))
+    assert row.measures["n"] == 0 and "Closed was not tested" in row.measures["note"]
+    assert "kappa" not in row.measures and row.measures["epsilon_stated"] > 0
+
+
+@dataclass(frozen=True)
+class Ours(Mechanism):
+    """A user's own client-level mechanism: no relation of ``ClientLevel``. share: of the noise that it states."""
+
+    share: float = 1.0
+    clips: bool = True
+
+    def __call__(self, value: Tensors, noise: Any) -> Output:
+        finite = {n: t.double().nan_to_num(0, 0, 0) for n, t in value.items()}
+        norm = float(torch.cat([t.flatten() for t in finite.values()]).norm()) if self.clips else 0.0
+        exact = {n: t / max(1.0, norm / 0.5) for n, t in finite.items()}
+        noised = {n: t + self.share * 0.5 * noise.normal(tuple(t.shape)) for n, t in exact.items()}
+        flags = {"unit:client": True}
+        return Output(noised, GaussianDpEvent(1.0), 0.5, 0.5, noise_std=self.share * 0.5, exact=exact, flags=flags)
+
+
+@pytest.mark.parametrize(("mechanism", "expected"), [(Ours(), "consistent"), (Ours(share=0.4), "contradiction"), (Ours(clips=False), "contradiction")])
+def test_a_mechanism_of_ones_own_is_tested_like_ours(mechanism: Mechanism, expected: str) -> None:
+    """By what it declares, not by its class: one that never clips, or adds less noise than it states, is contradicted."""
+    one = of_client(mechanism, runs=200)  # type: ignore[arg-type]
+    found = list(all_findings(one))
+    assert {row.attack for row in found} >= {"t1_sensitivity"}
+    stated = found[0].measures["epsilon_stated"]
+    assert verdict({"pld": stated, "rdp": stated}, stated, found) == expected
 
 
 def test_large_updates_are_noised_fewer_times(monkeypatch: pytest.MonkeyPatch) -> None:
