@@ -52,7 +52,7 @@ class Plan:
         count = max(1, round_half_up(self.fraction * self.problem.clients))
         if count == self.problem.clients:
             return list(range(count))
-        # by the seed alone: who takes part is public, and the same in every world
+        # by the seed alone: who takes part is public, and the same in every replay
         rng = Keys(self.keys.seed).fold("public", round, "clients").numpy()
         return sorted(int(k) for k in rng.choice(self.problem.clients, count, replace=False))
 
