@@ -39,7 +39,7 @@ def true_map(view: View) -> FeatureMap | None:
 
 
 def shadow_map(view: View, like: Tensor, generator: torch.Generator) -> FeatureMap | None:
-    """A map of the same kind with weights of its own: granted by name, a freshly initialised model, or two convolutions."""
+    """A map of the same kind with weights of its own: granted by name, a fresh model, or two convolutions."""
     if "shadow" in view.knowledge.maps:
         return view.knowledge.maps["shadow"]
     model = view.knowledge.model
@@ -73,7 +73,7 @@ def released(view: View, capture: Capture, known: FeatureMap | None) -> Tensor:
 
 
 def joined(view: View, known: FeatureMap | None) -> tuple[Tensor, int]:
-    """(rows, captures behind them): the mean over all captures whose rows are of the same records, in the same order, as the first's.
+    """(rows, number of captures): the mean over all captures with the same records in the same order as the first.
 
     A view's further captures are of the same client through the same map. Then the mean is all that a
     squared error can use: sum_k |f(x) - z_k|^2 = K |f(x) - mean z|^2 and what does not depend on x.

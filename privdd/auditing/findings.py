@@ -34,7 +34,7 @@ def claims_of(experiment: Experiment) -> list[Claim]:
 
 
 def findings_json(audited: Audited) -> dict[str, Any]:
-    """The whole result as plain data of schema 1 (design, section 7)."""
+    """The whole result as plain data of schema 1 (see ``privdd.reporting.schema``)."""
     scene = audited.scene
     experiment, progress = scene.experiment, scene.progress
     stated = stated_epsilons(experiment, progress.ledger)

@@ -47,7 +47,7 @@ def starts(cells: Cells, keys: Keys, own: Sequence[Keys] | None) -> Keys | list[
 
 
 def smooth_images(labels: Tensor, ipc: int, shape: tuple[int, int, int], keys: Keys | Sequence[Keys]) -> Tensor:
-    """Low-frequency noise in [0, 1], (M, ipc, *shape), from the same streams; matching need not remove pixel noise first."""
+    """Low-frequency noise in [0, 1], (M, ipc, *shape), from the same streams: matching need not smooth it first."""
     channels, height, width = shape
     knots = noise_images(labels, ipc, (channels, -(-height // BLOB), -(-width // BLOB)), keys)
     blown = F.interpolate(knots.flatten(0, 1), size=(height, width), mode="bicubic", align_corners=False)

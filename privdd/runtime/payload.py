@@ -36,7 +36,7 @@ def unpacked(payload: Any) -> Any:
 def _reduced(tensor: Tensor) -> Any:
     plain = tensor.device.type == "cpu" and tensor.layout == torch.strided and not tensor.requires_grad
     if not plain or not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
-        return tensor.__reduce_ex__(PROTOCOL)  # tensors with gradients, on devices or in other memory formats are left to torch
+        return tensor.__reduce_ex__(PROTOCOL)  # anything unusual is left to torch
     data = tensor.reshape(-1).view(torch.uint8).numpy()
     # an array is written without a copy, but costs more to describe than a few bytes to copy
     return _tensor, (bytearray(data) if data.size < SMALL else data, tensor.dtype, tuple(tensor.shape))
