@@ -104,10 +104,10 @@ COUNTS = {
 class AuditSettings:
     """How a run is audited.
 
-    client: the audited one, auto = the one with most records. records: each is in the run by a fair coin. worlds:
-    replays of the audited client (one shadow model each), the real run included. federations: replays of the whole federation. victims:
-    records that each reconstruction attack is tried on. confidence: of guarantee tests, in (0, 1). training: how
-    replays are trained. waive: a reason for every surface that is knowingly not attacked.
+    client: the audited one, auto = the one with most records. records: how many are audited; each is in the run by a
+    fair coin flip. worlds: replays of the audited client (one shadow model each), the real run included. federations:
+    replays of the whole federation. victims: records that each reconstruction attack is tried on. confidence: of
+    guarantee tests, in (0, 1). training: how replays are trained. waive: surface -> why it is not attacked.
     """
 
     client: int | Literal["auto"]
