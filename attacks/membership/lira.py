@@ -115,7 +115,7 @@ def _filled(centre: Tensor) -> Tensor:
 
 def _require(side: Side, name: str) -> None:
     if side.centre.isnan().all():
-        raise ValueError(f"no world has any record {name}: this test needs them")
+        raise ValueError(f"no shadow model has any record {name}: this test needs them")
 
 
 def _logpdf(t: Tensor, mu: Tensor, std: Tensor) -> Tensor:

@@ -47,7 +47,7 @@ def shadow_classifier(
     At most ``limit`` shadow rows are used, drawn by ``seed``. One side missing: ValueError.
     """
     if masks.all() or not masks.any():
-        raise ValueError("the shadow worlds hold members only or non-members only")
+        raise ValueError("the shadow models have members only or non-members only")
     rows = _rows(features, labels)
     inside = masks.flatten().numpy()
     chosen = np.random.default_rng(seed).permutation(len(rows))[:limit]

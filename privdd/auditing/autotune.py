@@ -80,7 +80,7 @@ def choose(asked: str, trial: Trial, record: Path) -> Choice:
     if trial.always or asked == "vectorised":
         if trial.first() is None:
             return Choice("loop", NO_FORM)
-        return Choice("vectorised", "worlds share their work" if trial.always else "as asked for")
+        return Choice("vectorised", "replays share their work" if trial.always else "as asked for")
     kept = _read_choice(record)
     if kept is None:
         kept = _measured(trial)

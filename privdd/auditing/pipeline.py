@@ -97,7 +97,7 @@ def _stages(scene: Scene, whole: Shard, folder: RunFolder) -> dict[int, Stage]:
 
 def _worlds(stages: Mapping[int, Stage]) -> dict[int, dict[str, Tensor]]:
     """Audited round -> membership signals, (K, n) by "surface|signal"."""
-    with stage("replay worlds", sum(len(one.game.masks) for one in stages.values())) as bar:
+    with stage("train shadow models", sum(len(one.game.masks) for one in stages.values())) as bar:
         return {t: one.signals(bar) for t, one in stages.items()}
 
 
@@ -111,7 +111,7 @@ def _federations(scene: Scene, whole: Shard, folder: RunFolder) -> dict[str, Ten
     worlds = min(experiment.audit.federations, len(scene.game.masks))
     if worlds < 2:
         return {key: value[None] for key, value in real.items()}
-    with stage("replay federations", worlds) as bar:
+    with stage("train shadow federations", worlds) as bar:
         return replay_federations(
             plan, experiment.shards, whole, scene.game, lens, real, worlds, folder, experiment.engine,
             experiment.run.fingerprint, bar,

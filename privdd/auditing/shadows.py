@@ -76,7 +76,7 @@ class Stage:
     def choice(self) -> Choice:
         """How the worlds are replayed; stored in the run folder, so that a resumed run does the same."""
         if self.plan.method.shares_work and len(self._cached(self._place(), self._real)) == len(self.game.masks):
-            return Choice("loop", "nothing to replay: all worlds are kept from an earlier start")
+            return Choice("loop", "nothing to replay: all shadow models are kept from an earlier start")
         record = self.folder.path / "worlds" / f"{self._key(self.config)}.json"
         with threads(self.engine.threads):
             return choose(self.training, self.trial(), record)
@@ -147,7 +147,7 @@ class Stage:
         tasks = [self.task(group, batched=batched) for group in groups]
         for group, done in zip(groups, self.engine.map(run_task, tasks)):
             if done is None:
-                raise ValueError(f"{type(self.plan.method).__name__}: local_batched did some worlds and not others")
+                raise ValueError(f"{type(self.plan.method).__name__}: local_batched did some replays and not others")
             yield from zip(group, done)
 
     def _cached(self, place: Path, real: Signals) -> dict[int, Signals]:
