@@ -1,4 +1,4 @@
-"""What costs nothing to guess, and whether an image identifies its record in a gallery."""
+"""Naive reconstructions that need no attack, and whether an image identifies its record in a gallery."""
 
 from __future__ import annotations
 

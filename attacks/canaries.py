@@ -1,7 +1,7 @@
-"""Crafted records for audits: what moves a mechanism most, beside what looks odd to a person.
+"""Canaries, records crafted for audits: those that affect a mechanism most, and out-of-distribution ones.
 
-Every set is (x (n, c, h, w) float32 in [0, 1], y (n,) int64). A bound measured with canaries speaks of
-the worst case that a guarantee must cover, not of an average record.
+Every set is (x (n, c, h, w) float32 in [0, 1], y (n,) int64). A bound measured with canaries is about
+the worst case that a guarantee must cover, not about an average record.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Names that a subclass may give itself: the hooks that its role declares, its own settings, and nothing else.
+"""Which public names a subclass may define: the hooks that its role declares, its own settings, nothing else.
 
-A hook that nobody declared is never called, and an audit that skips it would report less than leaks.
+A hook that is not declared is never called, and an audit that skips it would under-report the leak.
 """
 
 from __future__ import annotations

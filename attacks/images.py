@@ -1,4 +1,4 @@
-"""How alike two images are, which reconstruction belongs to which record, and how sure that is.
+"""Image similarity, the assignment of reconstructions to records, and confidence intervals.
 
 Images are (b, c, h, w) in [0, 1]; every metric returns (b,). ``ARROWS`` says which way is better
 for the attacker: LPIPS is a distance, so smaller means more alike.

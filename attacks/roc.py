@@ -15,7 +15,7 @@ import torch
 from scipy.stats import beta, t
 from torch import Tensor
 
-Clusters = Sequence[Any]  # label arrays (n,), one per way in which scores hang together
+Clusters = Sequence[Any]  # label arrays (n,), one per way in which scores may be correlated
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,7 @@ def kind(arrays: Mapping[str, Any]) -> tuple[str, ...] | None:
 
 
 def as_worlds(arrays: Mapping[str, np.ndarray]) -> Worlds:
-    """Worlds from (signals, masks) or (logits, labels, masks); the signal is named "confidence"."""
+    """``Worlds`` from (signals, masks) or (logits, labels, masks); the signal is named "confidence"."""
     masks = torch.from_numpy(arrays["masks"].astype(bool))
     labels = torch.from_numpy(arrays.get("labels", np.zeros(masks.shape[1])).astype(np.int64))
     blind = torch.from_numpy(arrays.get("blind", np.zeros(masks.shape[1])).astype(np.float64))
@@ -77,7 +77,7 @@ def audit_scores(
     confidence: float = 0.95,
     seed: int = 0,
 ) -> list[Finding]:
-    """Membership findings from the file's arrays: one for bare scores, one per attack for worlds.
+    """Membership findings from the file's arrays: one for bare scores, else one per attack.
 
     Signals are read as logit-scaled confidences. Epsilon is the one-run bound: it holds if each record
     was in by its own fair coin, and is left out where the share of members rules that out
@@ -144,7 +144,7 @@ def _bare(arrays: Mapping[str, np.ndarray], surface: Surface, delta: float, conf
 
 
 def _honest(finding: Finding, arrays: Mapping[str, np.ndarray], member: np.ndarray) -> Finding:
-    """Take away what the file cannot support: a blind control it lacks, a bound whose coins are not fair."""
+    """Drop what the file cannot support: a blind control that it lacks, a bound if the coins were not fair."""
     dropped = set() if "blind" in arrays else {"blind_auc"}
     if binomtest(int(member.sum()), len(member), 0.5).pvalue < 1e-3:
         dropped |= {"epsilon_measured", "epsilon_method", "epsilon_validity"}

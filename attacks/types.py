@@ -1,4 +1,4 @@
-"""The words that attacks and their callers share: surfaces, views, evidence, findings.
+"""The types that attacks and their callers share: surfaces, views, evidence, findings.
 
 ``attacks`` knows arrays, tensors and callables and never imports the training stack, so it audits
 any federated system that can hand over a ``View``. What an attacker holds is in the ``View``; what
@@ -44,7 +44,7 @@ SENT_BY_SERVER = frozenset({Surface.GLOBAL_MODEL, Surface.GLOBAL_IMAGES, Surface
 
 
 class Adversary(StrEnum):
-    """Who looks: see the README's threat models."""
+    """Who attacks: see the README's threat models."""
 
     SERVER = "server"
     PEER = "peer"
@@ -65,7 +65,7 @@ class Family(StrEnum):
 
 @dataclass(frozen=True)
 class Capture:
-    """One artifact as it passed by: its tensors and what the server had sent before it."""
+    """One observed artifact: its tensors, and what the server had sent before it."""
 
     round: int
     client: int
@@ -99,10 +99,10 @@ class Knowledge:
 
 @dataclass(frozen=True)
 class Worlds:
-    """K replays of the victim: row 0 is the run that really happened.
+    """Signals of K replays of the victim, the sources of K shadow models; row 0 is the run that really happened.
 
     signals: name -> (K, n), larger = more like a member; masks: (K, n) bool, True = in;
-    logits: optional (K, n, C) of a model that each world released or that its artifact trains;
+    logits: optional (K, n, C) of the model that each replay released or that its artifact trains;
     blind: (n,) scores of an attack that never sees any artifact; labels: (n,).
     """
 
@@ -136,7 +136,7 @@ class View:
 
 @dataclass(frozen=True)
 class Truth:
-    """The evaluator's sealed half: the victim's records behind each capture.
+    """What only the evaluator holds: the victim's records behind each capture.
 
     x (n, c, h, w) and y (n,): the victim's training records; heldout_x: records of the same client
     that it did not train on; counts: (classes,) true label counts; virtual: images that stand
@@ -155,7 +155,7 @@ class Truth:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What an attack brings back, before anyone compares it with the truth."""
+    """What an attack returns, before it is compared with the truth."""
 
     scores: Tensor | None = None
     members: Tensor | None = None
@@ -184,8 +184,8 @@ class Attack(ABC):
     """One attack: which surfaces it reads, and how it turns a view into a finding.
 
     ``run`` sees the view only; ``judge`` belongs to the evaluator and compares with the truth. Subclasses
-    are usually frozen dataclasses whose fields are their settings. least_worlds: fewer shadow models and
-    target together (K of ``Worlds``), and a membership attack cannot run.
+    are usually frozen dataclasses whose fields are their settings. least_worlds: the fewest
+    models (target and shadow models together, K of ``Worlds``) that a membership attack can run on.
     """
 
     if TYPE_CHECKING:  # class variables or fields, as it suits the attack

@@ -1,4 +1,4 @@
-"""privdd: what does each thing that leaves a federated client give away, and is the printed epsilon true?"""
+"""privdd: what does everything that leaves a federated client leak, and does the stated epsilon hold?"""
 
 from attacks import types as _attack_types
 

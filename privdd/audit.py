@@ -1,4 +1,4 @@
-"""``python -m privdd.audit algo=fedfed``: train, replay worlds, attack every shared artifact, report."""
+"""``python -m privdd.audit algo=fedfed``: train, train shadow models, attack every shared artifact, report."""
 
 from __future__ import annotations
 

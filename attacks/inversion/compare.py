@@ -1,4 +1,4 @@
-"""The evaluator's side of every reconstruction: reconstructions against records, beside what is free to guess."""
+"""The evaluator's side of every reconstruction attack: reconstructions against records, beside naive guesses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Feature inversion as an attack of the audit: which maps a view grants, and on which rungs it is inverted."""
+"""Feature inversion as an attack of the audit, on each rung of the knowledge ladder that the view allows."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def true_map(view: View) -> FeatureMap | None:
 
 
 def shadow_map(view: View, like: Tensor, generator: torch.Generator) -> FeatureMap | None:
-    """A map of the same kind with weights of its own: granted by name, a redrawn model, or two convolutions."""
+    """A map of the same kind with weights of its own: granted by name, a fresh model, or two convolutions."""
     if "shadow" in view.knowledge.maps:
         return view.knowledge.maps["shadow"]
     model = view.knowledge.model
@@ -73,7 +73,7 @@ def released(view: View, capture: Capture, known: FeatureMap | None) -> Tensor:
 
 
 def joined(view: View, known: FeatureMap | None) -> tuple[Tensor, int]:
-    """(rows, captures behind them): the mean over all captures whose rows are in step with the first's.
+    """(rows, number of captures): the mean over all captures with the same records in the same order as the first.
 
     A view's further captures are of the same client through the same map. Then the mean is all that a
     squared error can use: sum_k |f(x) - z_k|^2 = K |f(x) - mean z|^2 and what does not depend on x.
@@ -98,7 +98,7 @@ def _same(a: Tensor | None, b: Tensor | None) -> bool:
 class FeatureInversion(Attack):
     """Records from shared features, on every rung of the knowledge ladder that the view grants.
 
-    Rounds in which the same rows went through the same map are joined before anything is inverted.
+    Rounds in which the same rows went through the same map are averaged before the inversion.
     """
 
     limit: int = 16
@@ -132,13 +132,13 @@ class FeatureInversion(Attack):
             return self.decoder
         stds = tuple(settings.get("noise_stds") or (settings.get("noise_std", 0.0),))
         stds = () if settings.get("broadcast_batch") else tuple(float(std) for std in stds)
-        count = len(stds) if view.surface == Surface.FEATURES else 1  # shared features are one copy a row
+        count = len(stds) if view.surface == Surface.FEATURES else 1  # shared features: one copy per row
         noise = sum(std**2 for std in stds[:count]) ** 0.5 / count if count else 0.0
         return replace(self.decoder, noise_std=noise / captures**0.5)
 
     @staticmethod
     def _rungs(known: FeatureMap | None, shadow: FeatureMap | None) -> list[tuple[Rung, list[FeatureMap]]]:
-        """From the most knowing down."""
+        """The rungs that can be run, from the attacker who knows most to the one who knows least."""
         rungs: list[tuple[Rung, list[FeatureMap]]] = []
         if known is not None:
             rungs += [(Rung.KNOWS_MAP, [known]), (Rung.CAN_QUERY, [known])]

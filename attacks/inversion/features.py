@@ -1,7 +1,6 @@
-"""From shared features back to images, for four attackers who know less and less.
+"""From shared features back to images, for four attackers with decreasing knowledge.
 
-The knowledge ladder is data: each rung names what the attacker holds, and ``FeatureInverter`` uses
-that and no more.
+Each rung of the knowledge ladder names what the attacker holds, and ``FeatureInverter`` uses only that.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ FeatureMap = Callable[[Tensor], Tensor]
 
 
 class Rung(StrEnum):
-    """What the attacker knows about the map from images to features, most first."""
+    """What the attacker knows about the map from images to features, from most to least."""
 
     KNOWS_MAP = "knows_map"  # holds it: white-box optimisation from a decoder's guess
     CAN_QUERY = "can_query"  # black box: a decoder trained on queried public images
     SHADOW_MAP = "shadow_map"  # knows architecture and public data: a decoder of another map
-    NOTHING = "nothing"  # looks at the release as it is
+    NOTHING = "nothing"  # shows the release as an image
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Attacks on updates and gradients as rows of the report; the others are in ``audit_release``."""
+"""Gradient inversion of updates and gradients as an attack of the audit."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class GradientInversion(Attack):
         return Finding(view.surface, self.name, self.family, Adversary.SERVER, measures, figures)
 
     def _diagnose(self, evidence: Evidence, view: View, truth: Truth) -> dict[str, Any]:
-        """Objective where the attack ended and at the truth: 'failed' or 'the set-up is not the victim's'?"""
+        """The objective at the result and at the truth: did the search fail, or is the victim's computation another?"""
         found, records = evidence.extra["objective"], int(evidence.notes["records"])
         out: dict[str, Any] = {"objective": found.tolist(), "gradient_norm": evidence.extra["norm"].tolist()}
         captures = view.captures[: len(found)]

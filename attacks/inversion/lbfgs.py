@@ -14,7 +14,7 @@ from attacks.inversion.optimise import Progress, normal_like
 from attacks.inversion.result import Channelwise, Pixels, Reconstruction, check_request
 from attacks.inversion.victim import SINGLE_STEP, LocalSteps, Victim
 
-STALL = 5  # outer steps with less than 5 % improvement in all after which a run is over
+STALL = 5  # a run ends after so many outer steps with less than 5 % improvement in total
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Attacks on features, models and synthetic sets as rows of the report."""
+"""Model inversion as an attack of the audit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Noise that neighbours share: who knows one record of a batch removes it from all the others."""
+"""Noise that a batch shares: an attacker who knows one of its records can remove the noise from all others."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class KnownNeighbour(Attack):
 
     Where one noise tensor serves a batch (settings["broadcast_batch"]), noise = released row - feature
     of the known record, and every other row of the batch follows exactly. Where noise is independent
-    the known record teaches nothing: the released rows (copies averaged) are the best that there is.
+    the known record does not help: the released rows (copies averaged) are the best estimate.
     """
 
     limit: int = 16

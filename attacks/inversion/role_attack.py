@@ -1,4 +1,4 @@
-"""FedFed's two model inversion attackers (Xiong et al. 2023, appendix E) as rows of the report."""
+"""FedFed's two model inversion attackers (Xiong et al. 2023, appendix E) as attacks of the audit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a synthetic image gives away of single records: is it nearer to members than to equals held out?"""
+"""Do synthetic images copy records? Are they nearer to members than to held-out records of the same kind?"""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def copy_report(
 
 @dataclass(frozen=True)
 class CopyDetection(Attack):
-    """Whether synthetic images lie nearer to the client's records than to equals that it never saw."""
+    """Whether synthetic images lie nearer to the client's records than to held-out ones of the same distribution."""
 
     limit: int = 200
     name: str = "copy_detection"
@@ -75,7 +75,7 @@ class CopyDetection(Attack):
     adversaries = ANY
 
     def run(self, view: View, generator: torch.Generator) -> Evidence:
-        """images: the released ones; the attacker does nothing but look."""
+        """images: the released ones; the attack computes nothing."""
         x = view.captures[0].value["x"].detach()
         picked = torch.randperm(len(x), generator=generator)[: self.limit]
         shown = x[picked] if fit_to(x, view.knowledge.shape) else look(x[picked], view.knowledge.public_x)

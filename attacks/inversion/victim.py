@@ -96,7 +96,7 @@ class Victim:
         functional: differentiate with torch.func, which nests inside vmap.
         """
         if not functional and self._plain:
-            value = F.cross_entropy(self.model(images), labels)  # no swap of parameters: the cheapest road
+            value = F.cross_entropy(self.model(images), labels)  # without swapping parameters: fastest
             return list(torch.autograd.grad(value, list(self.model.parameters()), create_graph=True))
         start = self.parameters()
         here = start if functional else {name: p.requires_grad_() for name, p in start.items()}

@@ -1,4 +1,6 @@
-"""Membership attacks as the audit runs them: worlds in, one finding out.
+"""Membership attacks as the audit runs them: signals of K replays in, one finding out.
+
+The K replays of the victim are called worlds. Each world is the target once, and the others are its shadow models.
 
 Each attack reads one signal of ``view.worlds``. Which one is settled before any score is seen: by
 option, or by SURFACE_SIGNAL. Trying all signals and keeping the best would be selection.
@@ -57,7 +59,7 @@ class MembershipAttack(Attack, hooks=("score",)):
     """What all membership attacks share: the choice of signal, and the judgement.
 
     delta None: the run's own, knowledge.settings["delta"]. targets: how many worlds the
-    epsilon bound is taken over (Bonferroni). least_worlds: fewer, and the attack cannot run.
+    epsilon bound is taken over (Bonferroni). least_worlds: the fewest worlds that the attack can run on.
     """
 
     signal: str = "auto"
@@ -69,7 +71,7 @@ class MembershipAttack(Attack, hooks=("score",)):
     family: ClassVar[Family] = Family.MEMBERSHIP
     surfaces: ClassVar[frozenset[Surface]] = frozenset(Surface)
     adversaries: ClassVar[frozenset[Adversary]] = frozenset(Adversary)
-    least_worlds: ClassVar[int] = 2  # one as target, one as shadow
+    least_worlds: ClassVar[int] = 2  # one target, one shadow model
 
     def __post_init__(self) -> None:
         if not 0 < self.confidence < 1:
@@ -80,7 +82,7 @@ class MembershipAttack(Attack, hooks=("score",)):
             raise ValueError(f"targets={self.targets}: at least 1 world is needed")
 
     def run(self, view: View, generator: torch.Generator) -> Evidence:
-        """Scores (K, n), each world's from the other worlds only."""
+        """Scores (K, n): each world is scored with the other worlds as its shadow models."""
         if view.worlds is None:
             raise ValueError(f"surface {view.surface.value}: the view carries no worlds")
         if len(view.worlds.masks) < self.least_worlds:
@@ -133,11 +135,11 @@ GUESS_SHARES = (0.1, 0.5, 1.0)  # fixed before any score is seen; they share alp
 
 
 def leave_one_out(score: Callable[[Tensor, Tensor, Tensor], Tensor], signals: Tensor, masks: Tensor) -> Tensor:
-    """Each world once as the target, the others as its shadows: (K, n, ...) -> scores (K, n).
+    """Each world once as the target, the others as its shadow models: (K, n, ...) -> scores (K, n).
 
     ``score(signals, masks, target)`` never sees the target's own mask row. Masks must be independent
-    coins: in a design with a fixed number of IN worlds per record the other rows give the target's
-    mask away, and scores that feel it are biased even on a null. ValueError below 2 worlds.
+    coins: in a design with a fixed number of IN worlds per record the other rows reveal the target's
+    mask, and scores that depend on it are biased even if nothing leaks. ValueError below 2 worlds.
     """
     if len(signals) < 2:
         raise ValueError(f"worlds={len(signals)}: at least 2 are needed, one as target and one as shadow")
@@ -165,7 +167,7 @@ def measure(
     count, records = worlds.masks.shape
     clusters: Clusters = (np.tile(np.arange(records), count), np.repeat(np.arange(count), records))
     if count == 1:
-        clusters = ()  # one world: its records are all there is to compare
+        clusters = ()  # one world: only its records can be compared
     curve = roc(flat, member)
     bound = audited_epsilon(scores, worlds.masks, delta, generator, confidence, targets)
     measures = {

@@ -16,9 +16,9 @@ from attacks.types import View
 def base(log_probs: Tensor, masks: Tensor, target: Tensor, *, temperature: float = 1.0, online: bool = True) -> Tensor:
     """log p(y|x, target) - log mean_k p(y|x, shadow_k): score per record (n,), float64, larger = member.
 
-    log_probs (K, n) of the shadow worlds' true label (at most 0), masks (K, n) bool, target (n,).
-    Log-probabilities are divided by ``temperature`` first. Online takes all worlds; offline only the
-    OUT ones of each record (all, where a record has none). ValueError: bad shapes, NaN, temperature.
+    log_probs (K, n) of the true label under the shadow models (at most 0), masks (K, n) bool, target (n,).
+    Log-probabilities are divided by ``temperature`` first. Online takes all shadow models; offline only
+    those trained without the record (all, if there are none). ValueError: bad shapes, NaN, temperature.
     """
     x, t = torch.as_tensor(log_probs).double(), torch.as_tensor(target).double()
     mask = torch.as_tensor(masks)
@@ -37,7 +37,7 @@ def base(log_probs: Tensor, masks: Tensor, target: Tensor, *, temperature: float
 
 @dataclass(frozen=True)
 class Base(MembershipAttack):
-    """Lassila et al. (2025): cheap, and the best choice below 16 worlds."""
+    """Lassila et al. (2025): cheap, and the best choice below 16 shadow models."""
 
     temperature: float = 2.0
     online: bool = True

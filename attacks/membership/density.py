@@ -49,7 +49,7 @@ def _log_density(points: Tensor, query: Tensor, bandwidth: float | None) -> Tens
 
 @dataclass(frozen=True)
 class GradientDensity(MembershipAttack):
-    """FedLGD's kernel-density attack on the signal (its gradient signals, where the worlds carry them)."""
+    """FedLGD's kernel-density attack on the signal (on the gradient signals, if the view has them)."""
 
     folds: int = 4
     limit: int = 1000

@@ -1,4 +1,7 @@
-"""The likelihood-ratio attack (Carlini et al. 2022) and the conventions under which others print it."""
+"""The likelihood-ratio attack (Carlini et al. 2022), and the variants of it that other tools report.
+
+A world is one shadow model with its coin flips: IN for a record that it was trained on, OUT for the others.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from attacks.membership.attack import MembershipAttack, _worlds, leave_one_out
 from attacks.types import View
 
 Variance = Literal["per_record", "pooled", "auto", "uncentred", "uncentred_in"]
-PER_RECORD_FROM = 64  # worlds; below, per-record variances cost more than they tell (measured)
+PER_RECORD_FROM = 64  # shadow models; with fewer, pooled variances give better scores (measured)
 FLOOR = 1e-30
 
 
@@ -49,7 +52,7 @@ def lira(
 ) -> Tensor:
     """Log-likelihood ratio of membership per record (n,), float64, larger = member.
 
-    signals (K, n) or (K, n, q) for q queries a record: each shadow world's signal; masks (K, n) bool;
+    signals (K, n) or (K, n, q) for q queries a record: each shadow model's signal; masks (K, n) bool;
     target (n,) or (n, q). Queries are scored one by one and their log-ratios averaged, as the
     authors' script does. Offline takes OUT worlds only: log Phi((t - mu_out) / sigma_out), the
     paper's one-sided test ("logpdf": the script's two-sided one, for reproduction).
@@ -100,7 +103,7 @@ def _nanmedian(kept: Tensor) -> Tensor:
 
 
 def _bridge(mu_in: Tensor, mu_out: Tensor) -> tuple[Tensor, Tensor]:
-    """Fill missing centres: the other side's, shifted by the median gap of the records that have both."""
+    """Fill missing centres with the other side's, shifted by the median gap of the records that have both."""
     gap = (mu_in - mu_out).nanmedian().nan_to_num(0.0)
     filled_in = torch.where(mu_in.isnan(), mu_out + gap, mu_in)
     return filled_in, torch.where(mu_out.isnan(), mu_in - gap, mu_out)
@@ -112,7 +115,7 @@ def _filled(centre: Tensor) -> Tensor:
 
 def _require(side: Side, name: str) -> None:
     if side.centre.isnan().all():
-        raise ValueError(f"no world has any record {name}: this test needs them")
+        raise ValueError(f"no shadow model has any record {name}: this test needs them")
 
 
 def _logpdf(t: Tensor, mu: Tensor, std: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
-"""What a synthetic set says about a record in one space: a model trained on it, class means, the nearest example.
+"""Membership signals from a synthetic set: a model trained on it, class means, the nearest example.
 
-An empty set says nothing: the same finite number about every record.
+From an empty set every record gets the same finite number.
 """
 
 from __future__ import annotations

@@ -29,9 +29,9 @@ def rmia(
 ) -> Tensor:
     """Score per record (n,), float64, larger = member.
 
-    probs (K, n) true-label probabilities in [0, 1] of the shadow worlds, masks (K, n) bool, target
+    probs (K, n) true-label probabilities in [0, 1] of the shadow models, masks (K, n) bool, target
     (n,). Without z: the ratio p(x | target) / p(x), which every z only quantises for one target.
-    With z_probs (K, m) and z_target (m,) of population records that are in no world: the fraction
+    With z_probs (K, m) and z_target (m,) of population records that no model was trained on: the fraction
     of z whose ratio is at most 1/gamma times the record's, in [0, 1); it makes scores of several
     targets comparable. Its ties are broken by the ratio (``tie_break=False``: the bare fraction,
     as the authors' code prints it). Online p(x) weighs the IN and OUT means equally; offline, and for

@@ -40,20 +40,20 @@ def shadow_classifier(
     iterations: int = 60,
     limit: int = 4000,
 ) -> Tensor:
-    """Log-odds of membership for target records (t, n, d) -> (t, n), learned on shadow worlds.
+    """Log-odds of membership for target records (t, n, d) -> (t, n), learned on shadow models.
 
     features (K, n, d) and masks (K, n) bool of the shadows, labels (n,). Shokri et al. train one
     attack model a class; here one model sees the class as one-hot inputs, which needs fewer shadows.
     At most ``limit`` shadow rows are used, drawn by ``seed``. One side missing: ValueError.
     """
     if masks.all() or not masks.any():
-        raise ValueError("the shadow worlds hold members only or non-members only")
+        raise ValueError("the shadow models have members only or non-members only")
     rows = _rows(features, labels)
     inside = masks.flatten().numpy()
     chosen = np.random.default_rng(seed).permutation(len(rows))[:limit]
     model = make_pipeline(StandardScaler(), _estimator(kind, seed, iterations, len(chosen)))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # a fixed, small number of passes is the recipe
+        warnings.simplefilter("ignore", ConvergenceWarning)  # a small, fixed number of passes is intended
         model.fit(rows[chosen], inside[chosen])
     logp = model.predict_log_proba(_rows(target, labels))
     return torch.from_numpy(logp[:, 1] - logp[:, 0]).reshape(target.shape[:-1])
@@ -76,7 +76,7 @@ def _estimator(kind: Kind, seed: int, iterations: int, rows: int) -> MLPClassifi
 
 @dataclass(frozen=True)
 class ShadowClassifier(MembershipAttack):
-    """Shokri et al. (2017), FedFed's attack: top-k outputs where worlds carry logits, else the signal alone."""
+    """Shokri et al. (2017), FedFed's attack: top-k outputs if the view has logits, else the signal alone."""
 
     k: int = 3
     kind: Kind = "mlp"
@@ -95,7 +95,7 @@ class ShadowClassifier(MembershipAttack):
 
 
 def _cross_fit(fit: Any, features: Tensor, masks: Tensor, folds: int) -> Tensor:
-    """Scores (K, n): each fold of worlds is scored by what the other folds taught."""
+    """Scores (K, n): each fold of worlds is scored by a model that was fitted on the other folds."""
     count = len(features)
     if count < 2 or not folds >= 2:
         raise ValueError(f"worlds={count}, folds={folds}: at least 2 of each are needed")

@@ -1,4 +1,4 @@
-"""The global threshold (Yeom et al. 2018): one cut for all records, no shadow worlds."""
+"""The global threshold (Yeom et al. 2018): one threshold for all records, no shadow models."""
 
 from __future__ import annotations
 

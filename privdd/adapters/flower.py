@@ -56,7 +56,7 @@ def _tensors(content: RecordDict, part: str = "") -> State:
 
 
 def own_data(experiment: Experiment, client: int) -> Shard:
-    """The shard of one client, as an audited simulation would train on it (the victim after its coins)."""
+    """The shard of one client, as an audited simulation trains on it (the audited client's after its coin flips)."""
     shard = experiment.shards[client]
     audited = experiment.auditing is not None and client == experiment.plan.victim
     return game_of(experiment).shard(shard, 0) if audited else shard

@@ -1,8 +1,9 @@
-"""Whether this machine trains many worlds faster one by one or as one wide network: measured once, remembered.
+"""Does this machine train shadow models faster one by one, or many at once as one wide network?
 
-The two ways round differently, so the same seed gives the same bits only where the same way is taken.
-Measurements are therefore kept in a file of the machine and choices in the run folder: noise in a
-second measurement cannot turn the first one over, and no engine changes the choice.
+Measured once per machine and then remembered. A world is one replay of the audited client, the source of one
+shadow model. The two ways round differently, so the same seed gives the same bits only if the same way is used.
+Measurements are therefore kept in a per-machine file, and each run's choice in its run folder: a noisy second
+measurement cannot overrule the first, and the choice does not depend on the engine.
 """
 
 from __future__ import annotations
@@ -25,17 +26,17 @@ from privdd.federated.method import Method
 from privdd.runtime.run_folder import DamagedRun, read_json, write_json
 
 Training = Literal["loop", "vectorised"]
-CLEAR = 1.3  # how much faster the wide network must be; less could turn over on a busy machine
-LEAST = 1000  # steps of single models in all: where there are fewer, the probe would cost more than it saves
-SECONDS = 1.5  # of a probe: its aim, so that it ends within two
-REPEATS = 5  # of a probe where there is time
-LONGEST = 0.05  # seconds of one step, above which many networks at once gain nothing
+CLEAR = 1.3  # how much faster the wide network must be; a smaller margin could be reversed on a busy machine
+LEAST = 1000  # training steps summed over all models: with fewer, the probe costs more than it saves
+SECONDS = 1.5  # target length of a probe, so that it ends within two
+REPEATS = 5  # timings per probe, if there is time
+LONGEST = 0.05  # seconds per step above which batching gains nothing
 NO_FORM = "the method, its network or this round has no batched form"
 
 
 @dataclass(frozen=True)
 class Choice:
-    """How worlds are trained. ratio: the loop's time over the wide network's, None where not measured."""
+    """How the replays are trained. ratio: the loop's time over the wide network's, None if not measured."""
 
     training: Training
     why: str
@@ -50,12 +51,12 @@ class Choice:
 
 @dataclass(frozen=True)
 class Trial:
-    """Two ways to replay worlds, ready to be timed.
+    """The two ways to replay worlds, ready to be timed.
 
-    alone: one world by itself; first: the first group at once, None where the method has no such form,
-    its result kept; again: the same, worked out anew; group: worlds in it; worlds: all that are to be
-    replayed; steps: training steps of one world, None if unknown; key: what their speed depends on;
-    always: batching saves work, so nothing is measured.
+    alone: replays one world; first: replays the first group in one batch and keeps the result (None if the
+    method has no batched form); again: replays that group once more, without the kept result; group: worlds
+    per batch; worlds: how many must be replayed in all; steps: training steps per world, None if unknown;
+    key: everything their speed depends on; always: batching saves work, so nothing is measured.
     """
 
     alone: Callable[[], object]
@@ -70,7 +71,7 @@ class Trial:
 
 
 def choose(asked: str, trial: Trial, record: Path) -> Choice:
-    """The way that worlds are replayed; what was measured is kept in ``record``."""
+    """Choose how worlds are replayed; the choice is kept in the file ``record``."""
     if asked == "loop" or not trial.group:
         return Choice("loop", "as asked for" if trial.group else "nothing to replay")
     few = not trial.always and trial.steps is not None and trial.steps * trial.worlds < LEAST
@@ -79,7 +80,7 @@ def choose(asked: str, trial: Trial, record: Path) -> Choice:
     if trial.always or asked == "vectorised":
         if trial.first() is None:
             return Choice("loop", NO_FORM)
-        return Choice("vectorised", "worlds share their work" if trial.always else "as asked for")
+        return Choice("vectorised", "replays share their work" if trial.always else "as asked for")
     kept = _read_choice(record)
     if kept is None:
         kept = _measured(trial)
@@ -96,7 +97,7 @@ def _measured(trial: Trial) -> Choice:
 
 
 def decide(ratio: float | None, worlds: int, group: int, device: str = "cpu") -> Choice:
-    """Vectorised where clearly faster on all cores of the machine, which a few wide networks may not fill."""
+    """Vectorised if clearly faster when all cores are in use, which a few wide networks may not keep busy."""
     if ratio is None:
         return Choice("loop", "one by one: batched rounds do not exist here, or take too long to measure")
     lanes = max(1, (os.cpu_count() or 1) // torch.get_num_threads()) if device == "cpu" else 1
@@ -109,7 +110,7 @@ def decide(ratio: float | None, worlds: int, group: int, device: str = "cpu") ->
 
 
 def key_of(method: Method, problem: Problem, settings: Mapping[str, Any], records: int, group: int) -> str:
-    """Everything that the speed of both ways depends on."""
+    """A key of everything that the speed of the two ways depends on."""
     parts = [
         f"torch {torch.__version__}", problem.device, f"{torch.get_num_threads()} threads", f"{os.cpu_count()} cores",
         type(method).__name__, " ".join(repr(method.classifier(problem)).split()), f"shape {problem.shape}",
@@ -120,7 +121,7 @@ def key_of(method: Method, problem: Problem, settings: Mapping[str, Any], record
 
 
 def ratio_of(trial: Trial) -> float | None:
-    """The remembered ratio of this machine, else a measured one, remembered where that is possible."""
+    """This machine's remembered ratio, else a fresh measurement, which is stored if possible."""
     folder = cache_folder(CACHE)
     if folder is None:
         return measure(trial)
@@ -130,18 +131,18 @@ def ratio_of(trial: Trial) -> float | None:
         mine: dict[str, Any] = {"key": trial.key, "ratio": measure(trial)}
         with contextlib.suppress(OSError):
             _create(file, mine)
-        known = _known(file, trial.key) or mine  # another run may have been quicker: its measurement counts
+        known = _known(file, trial.key) or mine  # another run may have stored one first: use that
     ratio: float | None = known["ratio"]
     return ratio
 
 
 def file_of(folder: Path, key: str) -> Path:
-    """Each measurement has its own file, so that runs side by side cannot undo each other's."""
+    """The file of one measurement: one each, so that concurrent runs cannot overwrite each other's."""
     return folder / f"training-{hashlib.blake2b(key.encode(), digest_size=8).hexdigest()}.json"
 
 
 def _create(file: Path, content: dict[str, Any]) -> None:
-    """Written whole or not at all, and only where no other run wrote a readable one before."""
+    """Write atomically, and only if no other run has written a readable file already."""
     own = file.with_name(f"{file.stem}-{os.getpid()}.json")
     write_json(own, content)
     try:
@@ -155,7 +156,7 @@ def _create(file: Path, content: dict[str, Any]) -> None:
 
 
 def _known(file: Path, key: str) -> dict[str, Any] | None:
-    """What a file remembers of ``key``; one that cannot be read is as good as absent."""
+    """The measurement stored for ``key``, None if the file is missing or unreadable."""
     with contextlib.suppress(DamagedRun):
         content = read_json(file)
         if isinstance(content, dict) and content.get("key") == key and "ratio" in content:
@@ -179,9 +180,9 @@ def _read_choice(record: Path) -> Choice | None:
 
 
 def measure(trial: Trial, seconds: float = SECONDS) -> float | None:
-    """Time of the loop over time of the batched replay, per world; in turns, the best of each.
+    """Time of the loop over time of the batched replay, per world: both are timed alternately, the best of each.
 
-    None where one step alone takes so long that nothing is gained, or where there is no batched form.
+    None if a single step takes so long that batching gains nothing, or if there is no batched form.
     """
     began = time.perf_counter()
     alone = [_timed(trial.alone, trial.device)]  # the first call is the slowest
@@ -203,7 +204,7 @@ def measure(trial: Trial, seconds: float = SECONDS) -> float | None:
 
 
 def _timed(work: Callable[[], object], device: str) -> float:
-    """Seconds of the processor where one thread of it works (others may use the machine), of the wall else."""
+    """CPU seconds if the work runs on one thread (so that other processes do not count), else wall-clock seconds."""
     clock = time.process_time if device == "cpu" and torch.get_num_threads() == 1 else time.perf_counter
     began = clock()
     work()

@@ -1,4 +1,4 @@
-"""Before anything is trained: does some attack read every surface, or does a written reason waive it?"""
+"""Before anything is trained: is every released surface read by some attack, or waived with a written reason?"""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from privdd.federated.settings import AuditSettings
 
 
 def reads(attack: Attack, surface: Surface, adversary: Adversary, worlds: int) -> bool:
-    """Whether an attack reads such a view: its surface, its adversary, and enough worlds (0 = none in it)."""
+    """Whether an attack reads this kind of view. worlds: replays (shadow models) in it, 0 = a view without any."""
     if surface not in attack.surfaces or adversary not in attack.adversaries:
         return False
     if attack.family == Family.MEMBERSHIP:
         return worlds >= attack.least_worlds
     if attack.family == Family.GRADIENT_INVERSION:
-        return worlds == 0  # the real update of many records and steps is the probes' easier sibling
+        return worlds == 0  # these attack single-record probes, the worst case, instead of the real update
     return worlds > 0
 
 
 def _views(method: Method, audit: AuditSettings) -> Iterator[tuple[Surface, Adversary, int]]:
-    """Surface, adversary and number of worlds of every view that an audit of this method will have."""
+    """Surface, adversary and number of worlds (replays) of every view that an audit of this method will have."""
     worlds, federations = audit.worlds, min(audit.federations, audit.worlds)
     for surface in method.uploads.values():
         yield surface, Adversary.SERVER, worlds
@@ -42,8 +42,8 @@ def check_coverage(
 ) -> None:
     """Every surface is attacked or waived in writing, before any training. Raises BadConfig.
 
-    audit: how many worlds there will be, which decides what membership attacks can read; shipped: attacks
-    that the message may suggest.
+    audit: its number of worlds (replays) decides what membership attacks can read; shipped: the attacks that
+    the message may suggest.
     """
     for name, surface in method.uploads.items():
         hooks = "" if str(surface) in audit.waive else missing_hooks(method, surface)
@@ -79,7 +79,7 @@ def _helpful(
     missing: Sequence[str],
     audit: AuditSettings,
 ) -> list[str]:
-    """A few of the known attacks that together cover all of ``missing``; empty where none do."""
+    """A small set of known attacks that covers all of ``missing``; empty if no such set exists."""
     reach = {name: _covered(method, {name: attack}, audit) for name, attack in known.items() if name not in attacks}
     left, chosen = set(missing), []
     while left and reach:

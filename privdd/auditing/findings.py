@@ -24,23 +24,23 @@ from privdd.reporting.schema import Findings
 from privdd.runtime.engine import describe
 from privdd.runtime.run_folder import RunFolder, jsonable, write_json
 
-# A finding without any of these only says why its attack had nothing to read: it attacks nothing.
+# A finding without any of these only explains why its attack had nothing to read; it does not count as an attack.
 MEASURED = {"auc", "psnr", "label_accuracy", "identified", "epsilon_measured"}
 
 
 def claims_of(experiment: Experiment) -> list[Claim]:
-    """The method's printed theorems, evaluated for this run."""
+    """The theorems printed in the method's paper, evaluated for this run."""
     return experiment.plan.method.claims(experiment.plan, experiment.shards)
 
 
 def findings_json(audited: Audited) -> dict[str, Any]:
-    """The whole result as plain data of schema 1 (design, section 7)."""
+    """The whole result as plain data of schema 1 (see ``privdd.reporting.schema``)."""
     scene = audited.scene
     experiment, progress = scene.experiment, scene.progress
     stated = stated_epsilons(experiment, progress.ledger)
     if progress.ledger.unit == "client" and progress.ledger.relation != "replace":
-        # A client in or out is promised; one record of a client who stays is a step through "out": guarantee
-        # findings carry their own limit, record-level bounds have none here.
+        # The promise is about a whole client. To exchange one record of a client that stays takes two such steps
+        # (client out, client in), so record-level bounds have no limit here; guarantee findings have their own.
         stated = {}
     surfaces = list(_surfaces(experiment, progress, audited.findings, stated))
     return jsonable(
@@ -92,7 +92,7 @@ def _utility(experiment: Experiment, progress: Progress) -> dict[str, Any]:
 
 
 def both(ledger: Ledger, surfaces: Sequence[str] | None = None) -> dict[str, float]:
-    """PLD first, RDP beside it."""
+    """Epsilon by the PLD and by the RDP accountant."""
     return {a: ledger.epsilon(surfaces=surfaces, accountant=a) for a in ("pld", "rdp")}  # type: ignore[arg-type]
 
 

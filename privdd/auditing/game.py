@@ -1,4 +1,7 @@
-"""The membership game: which records of the audited client are audited, and the coin flips of every shadow run."""
+"""The membership game: the audited records, and a fair coin flip per record for every replay of the client.
+
+A replay of the audited client is called a world; each world yields one shadow model. World 0 is the real run.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +16,11 @@ from privdd.core.types import Records, Shard
 
 @dataclass(frozen=True)
 class Game:
-    """Which records of the audited client are audited, and every world's coins.
+    """The audited records of one client, and which of them are in each world.
 
-    audited: (n,) positions in the client's whole training set; masks: (K, n) bool, row 0 real;
-    whole: the client's training records before any coin was thrown; relation: what "out" means, the
-    record gone (add_remove, replace) or zeroed out with its label kept.
+    audited: (n,) positions in the client's whole training set; masks: (K, n) bool, True = in, row 0 is the real
+    run; whole: the client's training records before any coin flip; relation: what "out" means: the record is
+    removed (add_remove, replace), or zeroed out with its label kept (zero_out).
     """
 
     whole: Records
@@ -36,7 +39,7 @@ class Game:
         return keep
 
     def shard(self, shard: Shard, world: int) -> Shard:
-        """The client in one world; records that are out join its held-out ones."""
+        """The client's data in one world; records that are out join its held-out ones."""
         keep = self.kept(world)
         gone = self.whole.take(~keep)
         nulls = replace(gone, x=torch.zeros_like(gone.x)) if self.relation == "zero_out" else None
@@ -44,10 +47,10 @@ class Game:
 
 
 def draw_game(shard: Shard, records: int, worlds: int, keys: Keys, relation: str = "add_remove") -> Game:
-    """Audit ``records`` of the client's training records (all but a quarter at most) in K worlds.
+    """Draw the audited ``records`` (at most three quarters of the client's) and their coin flips in K worlds.
 
-    The coins are secret, independent and fair. A world in which a client would be left with no
-    record keeps one that is not audited: at least one record is never audited.
+    The coin flips are secret, independent and fair. At least one record is never audited, so that the client
+    never trains on nothing.
     """
     size = len(shard.train)
     if size < 4:

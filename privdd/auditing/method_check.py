@@ -1,4 +1,4 @@
-"""Does a method keep the contract? Checks that a user's own class can pass before it is audited.
+"""Does a method keep the contract? Checks to run on a user's own class before it is audited.
 
 Each check runs the method on a tiny federation of random images and names what it found, in one line.
 """
@@ -20,11 +20,11 @@ from privdd.federated.method import Method
 from privdd.federated.simulation import Plan, Snapshot, Task, client_step
 from privdd.privacy.mechanism import Mechanism
 
-CLIENTS, ROUNDS = 2, 3  # of the tiny federation; a method's later rounds are not run
+CLIENTS, ROUNDS = 2, 3  # of the tiny federation; later rounds of a longer method are not run
 
 
 class BrokenContract(ValueError):
-    """A method that the audit could not vouch for; one line for each thing found."""
+    """A method that an audit could not be trusted with; one line for each fault."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def _run(plan: Plan, shards: Sequence[Shard]) -> Iterator[str]:
         trial = CheckedRound(plan, t, server, memories.get(0, {}), shards[0])
         faults = list(_local(trial, shards[1]))
         yield from faults
-        if faults:  # what comes later would only say the same in other words
+        if faults:  # later checks would only repeat the same fault in other words
             return
         inbox: list[Received] = []
         broadcast = method.broadcast(server)
@@ -152,7 +152,7 @@ def _batched(trial: CheckedRound, alone: _Done) -> Iterator[str]:
 
 
 def interference(trial: CheckedRound, one: _Done, other: Shard) -> Iterator[str]:
-    """Whatever claims to be private must not change with the records, where the mechanisms' outputs stay."""
+    """Whatever claims to be private must not change with the records while the mechanisms' outputs are held fixed."""
     replayed = trial.run(trial.shard.with_train(other.train), transcript=one.outputs)
     if len(replayed.outputs) != len(one.outputs):
         yield f"round {trial.round}: the number of queries depends on the records"

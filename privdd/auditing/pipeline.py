@@ -1,4 +1,8 @@
-"""The audit: worlds, views, attacks, guarantee tests, and the result that others read."""
+"""The audit from end to end: train, replay, attack every surface, test the stated guarantees.
+
+A world is one replay of the audited client with fresh coin flips for its audited records, and the source of
+one shadow model. A scene is the finished run as the evaluator sees it.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +35,7 @@ from privdd.runtime.workers import threads
 
 
 class AttackFailed(RuntimeError):
-    """An attack that applies to a surface broke; a report without it would look better than the truth."""
+    """An attack that applies to a surface failed; a report without it would look better than the truth."""
 
 
 @dataclass(frozen=True)
@@ -41,18 +45,18 @@ class Audited:
     scene: Scene
     findings: tuple[Finding, ...]
     seconds: Mapping[str, float]
-    training: Mapping[int, Choice] = field(default_factory=dict)  # by audited round: how its worlds were trained
+    training: Mapping[int, Choice] = field(default_factory=dict)  # audited round -> how its replays were trained
 
 
 def game_of(experiment: Experiment) -> Game:
-    """The audited records and all coins; the first row is what the run itself trains on."""
+    """The audited records and all coin flips; row 0 of the masks is what the run itself trains on."""
     plan, audit = experiment.plan, experiment.audit
     keys = plan.keys.fold("audit", plan.victim)
     return draw_game(experiment.shards[plan.victim], audit.records, audit.worlds, keys, plan.relation)
 
 
 def audit(experiment: Experiment, attacks: Mapping[str, Attack], folder: RunFolder) -> Audited:
-    """Train (or go on), replay worlds, attack every surface. Raises AttackFailed where one breaks."""
+    """Train (or resume), replay the audited client, attack every surface. Raises AttackFailed if an attack fails."""
     clock = time.monotonic
     began = clock()
     plan, game = experiment.plan, game_of(experiment)
@@ -61,7 +65,7 @@ def audit(experiment: Experiment, attacks: Mapping[str, Attack], folder: RunFold
     shards[plan.victim] = game.shard(whole, 0)
     trainer = Trainer(plan, shards, experiment.test, experiment.engine, folder, experiment.ledger(), experiment.capture)
     progress = trainer.run()
-    with threads(experiment.engine.threads):  # the bits that the client had
+    with threads(experiment.engine.threads):  # same thread count as in training, so the same bits
         progress = recalled(plan, progress, shards[plan.victim])
     trained = clock()
     scene = Scene(experiment, progress, game, shards[plan.victim])
@@ -80,7 +84,7 @@ def audit(experiment: Experiment, attacks: Mapping[str, Attack], folder: RunFold
 
 
 def _stages(scene: Scene, whole: Shard, folder: RunFolder) -> dict[int, Stage]:
-    """The worlds of every audited round, before they are replayed."""
+    """The replays of every audited round, not yet run."""
     experiment, snapshots = scene.experiment, scene.progress.snapshots
     config, training = experiment.run.fingerprint, experiment.audit.training
     return {
@@ -92,22 +96,22 @@ def _stages(scene: Scene, whole: Shard, folder: RunFolder) -> dict[int, Stage]:
 
 
 def _worlds(stages: Mapping[int, Stage]) -> dict[int, dict[str, Tensor]]:
-    """Signals by audited round."""
-    with stage("replay worlds", sum(len(one.game.masks) for one in stages.values())) as bar:
+    """Audited round -> membership signals, (K, n) by "surface|signal"."""
+    with stage("train shadow models", sum(len(one.game.masks) for one in stages.values())) as bar:
         return {t: one.signals(bar) for t, one in stages.items()}
 
 
 def _federations(scene: Scene, whole: Shard, folder: RunFolder) -> dict[str, Tensor]:
     """Signals (K, n) of what the server sends at the end; K = 1 unless audit.federations asks for more."""
     plan, experiment = scene.plan, scene.experiment
-    kept = scene.progress.memories.get(plan.victim, {})  # after the last round, as in every replayed world
+    kept = scene.progress.memories.get(plan.victim, {})  # after the last round, as in every replay
     lens = replace(scene.lens(max(scene.progress.snapshots)), memory=kept)
     final = plan.method.broadcast(scene.progress.server)
     real = server_signals(plan, scene.progress.server, lens, final)
     worlds = min(experiment.audit.federations, len(scene.game.masks))
     if worlds < 2:
         return {key: value[None] for key, value in real.items()}
-    with stage("replay federations", worlds) as bar:
+    with stage("train shadow federations", worlds) as bar:
         return replay_federations(
             plan, experiment.shards, whole, scene.game, lens, real, worlds, folder, experiment.engine,
             experiment.run.fingerprint, bar,
@@ -117,7 +121,7 @@ def _federations(scene: Scene, whole: Shard, folder: RunFolder) -> dict[str, Ten
 def _jobs(
     scene: Scene, stacked: Mapping[int, Mapping[str, Tensor]], sent: Mapping[str, Tensor]
 ) -> Iterator[tuple[View, Truth, str]]:
-    """Every view with its truth and where it comes from."""
+    """Every view with its truth, and words for where it comes from."""
     truth = scene.truth()
     several = len({scene.progress.snapshots[t].phase for t in stacked}) > 1
     for t, signals in stacked.items():
@@ -199,7 +203,7 @@ def _decisive(scores: Tensor, view: View, delta: float, tests: int, generator: t
 
 
 def _kept(finding: Finding, evidence: Evidence, view: View) -> dict[str, Tensor]:
-    """What the report draws from: pictures, and exact scores with their coins (never a thinned curve)."""
+    """What the report's figures are drawn from: images, and exact scores with their membership bits."""
     kept = {name: tensor for name, tensor in finding.figures.items() if not name.startswith("roc_")}
     if evidence.scores is not None and view.worlds is not None:
         count = len(evidence.scores)

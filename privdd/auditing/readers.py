@@ -1,4 +1,7 @@
-"""From what one client sent to membership signals: a reader for every surface, by what depends on a record."""
+"""Membership signals from what one client sent: one reader per surface.
+
+A signal is one number per audited record, larger = more like a member. ``Lens`` holds what a reader may use.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ Signals = dict[str, Tensor]  # "surface|signal" -> (n,)
 
 
 class NoReader(ValueError):
-    """What a method sends cannot be read: an audit that went on would find nothing there, whatever it leaks."""
+    """No signal in an upload can depend on a record: an audit would find nothing there, however much it leaks."""
 
     def __init__(self, method: Method, name: str, hooks: str) -> None:
         super().__init__(
@@ -64,7 +67,7 @@ def _features(lens: Lens, name: str, value: Tensors, values: Mapping[str, Tensor
     batch = lens.noise.get("broadcast_batch")
     if batch:
         rows = _subtract_batch_mean(rows, int(batch), len(stds))
-    rows, std = sig.averaged_copies(rows, stds)  # a peer averages what was sent several times
+    rows, std = sig.averaged_copies(rows, stds)  # a peer averages several noised copies of a row
     labels = labels[: len(rows)]
     if batch:
         clean = clean - maps["feature"](lens.public.x).flatten(1).mean(0)
@@ -74,12 +77,12 @@ def _features(lens: Lens, name: str, value: Tensors, values: Mapping[str, Tensor
         mine = lens.candidates.y == c
         if mine.any():
             out[mine] = sig.matched_filter(rows[labels == c], clean[mine], std)
-    absent = out.isnan()  # no row of the class was released: as unlike a member as anything seen
+    absent = out.isnan()  # no row of this class was released: give it the lowest score seen
     return {"matched_filter": out.masked_fill(absent, float(out[~absent].min()) if not absent.all() else 0.0)}
 
 
 def _subtract_batch_mean(rows: Tensor, batch: int, copies: int) -> Tensor:
-    """One noise image per release batch cancels in differences: centre each batch by its own mean."""
+    """Noise that is shared by a release batch cancels in differences: centre each batch by its own mean."""
     parts = [part - part.mean(0) for copy in rows.chunk(copies) for part in copy.split(batch)]
     return torch.cat(parts)
 
@@ -123,7 +126,7 @@ def _representations(lens: Lens, name: str, value: Tensors, values: Mapping[str,
     project = maps.get("projection") or (lambda x: x)
     own, inside, y = project(lens.candidates.x).flatten(1), value["x"].flatten(1), values["labels"]["y"]
     centre = project(lens.public.x).flatten(1).mean(0) if own.shape[1] == inside.shape[1] else inside.mean(0)
-    farthest = 2 * float(own.norm(dim=1).max())  # no bound is known, but the records' own ball
+    farthest = 2 * float(own.norm(dim=1).max())  # no bound is known: the diameter of the records' ball
     return {
         "alignment": _aligned(lens, inside - centre, y, own - centre),
         "distance": nearest(own, inside, farthest),
@@ -178,7 +181,7 @@ NEEDED: Mapping[
 
 
 def missing_hooks(method: Method, surface: Surface) -> str:
-    """The hooks that a method must define before its uploads of a surface can be read, "" where they can."""
+    """The hooks that a method must define before its uploads of a surface can be read, "" if none is missing."""
     if surface not in READERS:
         return f"another surface than {surface}, which only a server sends"
     absent = [[hook for hook in hooks if not defines(method, hook)] for hooks in NEEDED.get(surface, ())]

@@ -1,8 +1,9 @@
-"""Worlds: replays of the audited client in which each audited record is in or out by a fair coin.
+"""Worlds: replays of the audited client, each the source of one shadow model.
 
-World 0 is the run that really happened: its coins were drawn before training. Against the server
-only the audited client's own steps depend on the coins, because the server knows what it broadcast;
-so a world costs that client's steps from its first remembered round, not a federation.
+In each world every audited record is in or out by a fair coin flip. World 0 is the run that really happened: its
+coins were flipped before training. Against the server only the audited client's own steps depend on the coins,
+because the server knows what it broadcast. So a world costs that client's steps from its first remembered round,
+not the training of a whole federation.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from privdd.federated.simulation import Plan, Progress, Snapshot
 
 
 def world_plan(plan: Plan, world: int) -> Plan:
-    """The plan with a world's own streams."""
+    """The plan with a world's own random streams."""
     return replace(plan, keys=plan.keys.fold("world", world))
 
 
 def memory_after(plan: Plan, snapshot: Snapshot, memory: State, shard: Shard) -> State:
     """What the audited client keeps after a round that it began with ``memory``.
 
-    A method whose ``recall`` gives just this is spared the work on an upload that nobody reads.
+    A method that defines ``recall`` gets by without computing an upload that nobody reads.
     """
     return plan.method.recall(snapshot.broadcast, memory, shard, plan.context(snapshot.round, plan.victim))
 
@@ -35,8 +36,9 @@ def memory_after(plan: Plan, snapshot: Snapshot, memory: State, shard: Shard) ->
 class Replay:
     """Some worlds of one audited round, self-contained so that any worker can run them.
 
-    chain: the client's rounds from the first that matters to the audited one; shard: the client before
-    any coin was flipped; batched: all worlds at once by the method's ``local_batched``, else one by one.
+    chain: the client's rounds, from the first that the audited one depends on to the audited one; shard: the
+    client's data before any coin flip; batched: all worlds at once by the method's ``local_batched``, else one
+    by one.
     """
 
     plan: Plan
@@ -49,14 +51,14 @@ class Replay:
     def run(self) -> list[Mapping[str, Tensors]] | None:
         """What the client would have sent in the last round of the chain, by world.
 
-        None where ``batched`` and the method cannot do one of the rounds so.
+        None if ``batched`` is set and the method has no batched form of one of the rounds.
         """
         plans = [world_plan(self.plan, world) for world in self.worlds]
         shards = [self.game.shard(self.shard, world) for world in self.worlds]
         done = self._batched(plans, shards) if self.batched else [self._one(p, s) for p, s in zip(plans, shards)]
         if done is None:
             return None
-        # the context that local work drew its noise from: what leaves is noised by what comes next in that stream
+        # the same context as the local work: noise on what is sent comes next in its stream
         sent = [self.plan.channel.send(upload, ctx, len(s.train)) for (upload, ctx), s in zip(done, shards)]
         return [received.values for received, _ in sent]
 
@@ -82,7 +84,7 @@ class Replay:
 
 
 def chain_to(plan: Plan, snapshots: Mapping[int, Snapshot], round: int) -> tuple[Snapshot, ...]:
-    """The rounds that a replay of ``round`` must pass through: only itself where nothing is remembered."""
+    """The rounds that a replay of ``round`` must run: only that round if the client remembers nothing."""
     target = snapshots[round]
     if not plan.method.remembers(round, target.memory):
         return (target,)
@@ -90,17 +92,17 @@ def chain_to(plan: Plan, snapshots: Mapping[int, Snapshot], round: int) -> tuple
 
 
 def chunks(worlds: int, size: int) -> list[range]:
-    """Worlds 1 to ``worlds`` - 1 in groups: world w is in group w // size, whichever are already there.
+    """Worlds 1 to ``worlds`` - 1 in groups: world w is in group w // size, whether or not it is cached already.
 
-    World 0 happened; the others of a group are computed together, and always all of them, so that what
-    they share (a pass's batches, the order of a sum) does not depend on where an audit was stopped.
+    World 0 is the real run. A group is always computed as a whole, so that what its worlds share (the batches of
+    a pass, the order of a sum) does not depend on where an earlier audit was stopped.
     """
     groups = [range(max(1, at), min(at + size, worlds)) for at in range(0, worlds, size)]
     return [group for group in groups if len(group)]
 
 
 def content_key(plan: Plan, chain: Sequence[Snapshot], game: Game, config: str) -> str:
-    """The folder name of cached worlds: same config, broadcasts and audited records, same worlds."""
+    """The folder name of cached worlds: the same for the same config, broadcasts and audited records."""
     h = hashlib.blake2b(config.encode(), digest_size=8)
     h.update(str(plan.keys.seed).encode() + digest({"ids": game.whole.ids, "audited": game.audited}).encode())
     for snapshot in chain:

@@ -1,4 +1,7 @@
-"""Worlds for those who see only what the server sends: the whole federation again, coins thrown anew."""
+"""Shadow models for adversaries who see only what the server sends: the whole federation is trained again.
+
+Each replayed federation (a world) flips the coins of the audited records anew.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +32,9 @@ SENT_AS = {Surface.GLOBAL_IMAGES: Surface.SYNTHETIC_IMAGES}
 def server_signals(plan: Plan, server: State, lens: Lens, final: Mapping[str, Tensors]) -> Signals:
     """ "surface|signal" -> (n,) of everything that the server sends at the end.
 
-    A model that needs a client's own part to predict is read with the audited client's: the most that
-    this adversary could hold. Shared features are left out: they are the clients' own rows, and their
-    map was sent before, so the signals of the round that released them serve.
+    A model that cannot predict without a client's own part gets the audited client's: the most that this adversary
+    could hold. Shared features are left out: they are rows that the clients sent themselves, through a map that
+    was broadcast earlier, so the signals of the round that released them are used.
     """
     found: Signals = {}
     with torch.no_grad():
@@ -50,9 +53,9 @@ def server_signals(plan: Plan, server: State, lens: Lens, final: Mapping[str, Te
 
 @dataclass(frozen=True)
 class Federation:
-    """One world: every round of every client, the audited one on its records of that world.
+    """One world: every round of every client, the audited client on the records that are in.
 
-    The public initial model is the run's own; all that clients and server draw later is the world's.
+    The public initial model is the run's own; everything drawn later comes from the world's own streams.
     """
 
     plan: Plan
@@ -83,7 +86,7 @@ def replay_federations(
     place = folder.path / "worlds" / f"federation-{content_key(plan, (lens.snapshot,), game, config)}"
     found: dict[int, Signals] = {0: real}
     for world in range(1, worlds):
-        with contextlib.suppress(DamagedRun):  # as good as absent
+        with contextlib.suppress(DamagedRun):  # a damaged file is computed again
             signals = read_tensors(place / f"world_{world:04d}.safetensors")
             if shapes(signals) == shapes(real):
                 found[world] = signals

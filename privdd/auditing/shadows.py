@@ -1,4 +1,7 @@
-"""Running the worlds: on the engine, cached world by world, so that a killed audit goes on."""
+"""Running the worlds (replays of the audited client, one shadow model each) on the engine.
+
+Every world is cached on its own, so that an audit that was killed can go on.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ from privdd.runtime.workers import threads
 
 @dataclass(frozen=True)
 class ReplayTask:
-    """Worlds replayed and read; the artifacts themselves are not kept."""
+    """Replays some worlds and reads their signals; the artifacts themselves are not kept."""
 
     replay: Replay
     lens: Lens
@@ -48,7 +51,7 @@ class Stage:
     plan: Plan
     snapshots: Mapping[int, Snapshot]
     round: int
-    shard: Shard  # the client before any coin was flipped
+    shard: Shard  # the client's data before any coin flip
     game: Game
     lens: Lens
     folder: RunFolder
@@ -66,20 +69,20 @@ class Stage:
 
     @cached_property
     def groups(self) -> list[range]:
-        """The worlds that are replayed at once where they are."""
+        """The worlds of each batched replay."""
         return chunks(len(self.game.masks), self.plan.method.worlds_per_pass)
 
     @cached_property
     def choice(self) -> Choice:
-        """How the worlds are replayed; it stands in the run folder, so that a resumed run keeps it."""
+        """How the worlds are replayed; stored in the run folder, so that a resumed run does the same."""
         if self.plan.method.shares_work and len(self._cached(self._place(), self._real)) == len(self.game.masks):
-            return Choice("loop", "nothing to replay: all worlds are kept from an earlier start")
+            return Choice("loop", "nothing to replay: all shadow models are kept from an earlier start")
         record = self.folder.path / "worlds" / f"{self._key(self.config)}.json"
         with threads(self.engine.threads):
             return choose(self.training, self.trial(), record)
 
     def trial(self) -> Trial:
-        """One world against a group, for whoever chooses between them."""
+        """One world against a group, to be timed before choosing between them."""
         plan, group = self.plan, self.groups[0] if self.groups else range(0)
         records = len(self.game.shard(self.shard, group[0]).train) if group else 0
         settings = plan.method.settings(records)
@@ -119,7 +122,7 @@ class Stage:
     def signals(self, bar: Bar) -> dict[str, Tensor]:
         """ "surface|signal" -> (K, n, ...); world 0 is read off what was really sent."""
         batched = self.choice.training == "vectorised"
-        # where batching is the method's only way, its worlds lie where a loop's would
+        # batched and looped replays may round differently, so they are cached apart, unless the method always batches
         place = self._place(apart=batched and not self.plan.method.shares_work)
         real = self._real
         found = self._cached(place, real)
@@ -129,13 +132,13 @@ class Stage:
         bar.advance(by=len(found))
         missing = [w for w in range(len(self.game.masks)) if w not in found]
         for world, signals in self._replayed(missing, batched):
-            if world not in found:  # a group is replayed whole, to the same bits
+            if world not in found:  # a group is always replayed as a whole; known worlds come out the same
                 found[world] = self._keep(place, world, signals)
                 bar.advance()
         return {key: torch.stack([found[w][key] for w in sorted(found)]) for key in real}
 
     def _replayed(self, missing: Sequence[int], batched: bool) -> Iterator[tuple[int, Signals]]:
-        """(world, signals) of the missing worlds, and of others that are replayed with them."""
+        """(world, signals) of the missing worlds, and of others in the same groups."""
         groups: list[Sequence[int]] = [[w] for w in missing]
         if batched:
             groups = [group for group in self.groups if set(group) & set(missing)]
@@ -144,11 +147,11 @@ class Stage:
         tasks = [self.task(group, batched=batched) for group in groups]
         for group, done in zip(groups, self.engine.map(run_task, tasks)):
             if done is None:
-                raise ValueError(f"{type(self.plan.method).__name__}: local_batched did some worlds and not others")
+                raise ValueError(f"{type(self.plan.method).__name__}: local_batched did some replays and not others")
             yield from zip(group, done)
 
     def _cached(self, place: Path, real: Signals) -> dict[int, Signals]:
-        """Worlds that an earlier start finished; a file that is not one of these worlds is as good as absent."""
+        """Worlds that an earlier start finished; a file that does not fit these worlds is ignored."""
         found = {}
         for world in range(len(self.game.masks)):
             with contextlib.suppress(DamagedRun):

@@ -1,4 +1,7 @@
-"""What an attacker can compute from one round of one client: models, embeddings, gradients of records."""
+"""What an attacker can compute from one round of one client: models, embeddings, gradients of records.
+
+``Lens`` offers these to the readers of ``privdd.auditing.readers``, which turn them into membership signals.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ class Lens:
     """Turns what one client sent in one round into membership signals for the audited records.
 
     snapshot: the round's broadcast; memory: what the client kept then (used only for maps that the
-    strongest attacker is granted, and named so); public: records of nobody, for centring.
+    strongest attacker is granted, and named so); public: test records that no client trained on, for centring.
     """
 
     method: Method
@@ -89,7 +92,7 @@ class Lens:
 
     @cached_property
     def mapped(self) -> tuple[Tensor, Tensor]:
-        """In the public map: the centre (d,) of public records, and the audited records (n, d) seen from it."""
+        """In the public map: the mean (d,) of the public records, and the audited records (n, d) relative to it."""
         if self.public_map is None:
             raise ValueError("this method names no public map")
         centre = embedded(self.public_map, self.public.x).mean(0)
@@ -97,7 +100,7 @@ class Lens:
 
     @cached_property
     def public_map(self) -> Callable[[Tensor], Tensor] | None:
-        """The public map, the same in all rounds, in which synthetic images carry what they carry; None without."""
+        """The public map in which synthetic images were matched, the same in all rounds; None if there is none."""
         return maps_of(self.method, self.snapshot, self.memory, self.problem).get("public")
 
 

@@ -1,4 +1,7 @@
-"""What each adversary holds about each surface of a finished run, and the evaluator's sealed truth."""
+"""What each adversary holds about each surface of a finished run, and the truth that only the evaluator holds.
+
+Worlds are replays of the audited client, the source of one shadow model each.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +25,8 @@ from privdd.runtime.run_folder import same_tensors
 PUBLIC = 500  # records of the test set that attackers may hold
 
 
-# What several rounds may say together: the same rows, where the map did not change between rounds. Synthetic
-# representations start anew each round, so their rows are not the same ones.
+# Surfaces whose rows may be combined over rounds: the same rows, if the map did not change in between. Synthetic
+# representations start afresh each round, so their rows are different ones.
 THROUGH_A_MAP = (Surface.FEATURES, Surface.PROTOTYPES)
 
 
@@ -119,7 +122,7 @@ def client_views(scene: Scene, round: int, stacked: Mapping[str, Tensor]) -> Ite
 
 
 def _through_the_same_map(scene: Scene, round: int) -> Iterator[Snapshot]:
-    """The other kept rounds of a phase in which the attacker knows the same map, by what it does to public records."""
+    """The other kept rounds of a phase whose known map is the same, judged by its outputs on public records."""
 
     def images(at: Snapshot) -> dict[str, Tensor]:
         maps = maps_of(scene.plan.method, at, at.memory, scene.plan.problem)
@@ -176,7 +179,7 @@ def _flattened(values: Mapping[str, Tensors]) -> list[tuple[str, Tensors]]:
 
 
 def granted(method: Method, view: View, family: Family) -> str:
-    """What an attack is handed beyond its adversary's position, a sentence for the finding's note; "" if nothing."""
+    """A sentence for the finding's note on what an attack is given beyond its adversary's position; "" if nothing."""
     personal = method.accuracy_kind == "personal"
     if view.surface == Surface.GLOBAL_MODEL and personal and family == Family.MEMBERSHIP:
         return (
@@ -187,10 +190,10 @@ def granted(method: Method, view: View, family: Family) -> str:
 
 
 def probe_view(scene: Scene, round: int, records: Sequence[int]) -> tuple[View, Truth] | None:
-    """The same step of a client that holds one record: the worst case for an update or gradient.
+    """The same local step by a client that holds one record: the worst case for an update or gradient.
 
-    Each of ``records`` (positions in what the client trained on) is replayed alone, at the same
-    broadcast, by the client's own local step and through the same channel.
+    Each of ``records`` (positions in what the client trained on) is replayed alone, from the same broadcast, by the
+    method's own local work and through the same channel.
     """
     plan, snapshot = scene.plan, scene.progress.snapshots[round]
     names = [n for n in snapshot.sent if plan.method.uploads[n] == Surface.UPDATE]
@@ -218,7 +221,7 @@ def probe_view(scene: Scene, round: int, records: Sequence[int]) -> tuple[View, 
 
 
 def as_worlds(stacked: Mapping[str, Tensor], surface: str, game: Game, public: Records) -> Worlds:
-    """The (K, n) signals of one surface, with its coins and a control that never sees the artifact."""
+    """The (K, n) signals of one surface, with the membership masks and a control that never sees the artifact."""
     mine = {key.split("|", 1)[1]: value for key, value in stacked.items() if key.split("|", 1)[0] == surface}
     logits = mine.pop("logits", None)
     candidates = game.candidates

@@ -1,4 +1,4 @@
-"""From a composed config to the objects of a run; everything that can be refused is refused here."""
+"""From a composed config to the objects of a run; whatever cannot run is refused here, before anything is computed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Role = TypeVar("Role", Method, Mechanism, Attack)
 
 
 def build(node: Any) -> Any:
-    """``_target_`` configs to objects. Raises the constructor's own ValueError, or BadConfig."""
+    """Build the object that a ``_target_`` config describes. Raises the constructor's own ValueError, or BadConfig."""
     try:
         return instantiate(node, _convert_="all")
     except InstantiationException as error:
@@ -46,7 +46,7 @@ def build(node: Any) -> Any:
 
 
 def assemble(config: DictConfig) -> Experiment:
-    """Raises ValueError (one line each) for anything that cannot run, as far as can be before data are read.
+    """The experiment of a config. Raises ValueError, in one line, for anything that cannot run.
 
     Where ``privacy.epsilon`` asks for it, ``privacy.noise_multiplier`` of the config becomes what was calibrated.
     """
@@ -66,14 +66,14 @@ def assemble(config: DictConfig) -> Experiment:
     plan = Plan(keys, problem, method, mechanisms, privacy.noise_source, privacy.relation, fraction, victim)
     if privacy.epsilon is not None:
         plan = _calibrated(config, plan, privacy)
-        run, privacy = run_settings(config), privacy_settings(config)  # of the calibrated noise
+        run, privacy = run_settings(config), privacy_settings(config)  # with the calibrated noise
     _check_delta(privacy, plan, shards)
     engine = Engine(**plain(config.engine))
     return Experiment(run, privacy, audit, plan, dataset, shards, engine, Capture(**plain(config.capture)))
 
 
 def _of_role(made: Any, role: type[Role], key: str) -> Role:
-    """What was built, where its class has declared that role. Raises BadConfig."""
+    """``made``, if its class inherits from ``role``. Raises BadConfig otherwise."""
     if not isinstance(made, role):
         raise BadConfig(
             f"{key}: {type(made).__name__} is no {role.__name__}: it must inherit from privdd.api.{role.__name__}"
@@ -133,7 +133,7 @@ def _calibrated(config: DictConfig, plan: Plan, privacy: PrivacySettings) -> Pla
 
 
 def planned_event(plan: Plan) -> dpa.DpEvent:
-    """What the busiest client will have spent at the end, per partition cell."""
+    """The event of the client that releases most often, over all rounds, for one partition cell (such as a class)."""
     spends = plan.method.spends
     taken = [plan.participants(t) for t in range(plan.method.rounds)]
     busiest: dict[str, int] = {}

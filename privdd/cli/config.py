@@ -1,4 +1,4 @@
-"""Configs: where they lie, the resolvers they use, and one clear line for every mistake in them."""
+"""Configs: where the files are, the resolvers they use, and a one-line message for every mistake in them."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ def register_resolvers() -> None:
     OmegaConf.register_new_resolver("point", point_name, replace=True)
 
 
-register_resolvers()  # on import: a sweep's workers resolve configs before they call anything of ours
+register_resolvers()  # on import: a sweep's workers resolve configs before they call any function of privdd
 
 
 def choices(group: str, folders: Sequence[str]) -> list[str]:
-    """What can be chosen of a group of yaml files. Those that start with _ hold what others share."""
+    """The names that can be chosen in a config group. Files that start with _ hold what others share."""
     found = {path.stem for folder in folders for path in (Path(folder) / group).glob("*.yaml")}
     return sorted(name for name in found if not name.startswith("_"))
 
@@ -99,7 +99,7 @@ def composed(command: str, overrides: Sequence[str], folders: Sequence[str] = ()
 
 
 def name_run(config: DictConfig, choices: Mapping[str, Any]) -> None:
-    """``name`` becomes the chosen algo's file where none was given; it is stored with the run."""
+    """Set ``name`` to the chosen algo's file name if none was given; it is stored with the run."""
     if config.name is None and config.get("scores") is None:
         config.name = str(choices["algo"])
 

@@ -1,4 +1,4 @@
-"""Scores brought from elsewhere: the same page and the same ``findings.json``, without any training."""
+"""Audit scores that were computed elsewhere: the same report and ``findings.json``, without any training."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def audit_brought(config: DictConfig, path: Path, argv: Sequence[str]) -> int:
 
 
 def _findings(config: DictConfig, confidence: float, delta: float) -> list[Finding]:
-    """Each with the bound that it would have if all of them shared the confidence: that one decides."""
+    """The findings, each with the bound at a confidence that all of them share: this bound decides the verdict."""
     given: dict[str, Any] = {"surface": _surface(config), "delta": delta, "seed": int(config.seed)}
     found = audit_scores(str(config.scores), confidence=confidence, **given)
     shared = audit_scores(str(config.scores), confidence=1 - (1 - confidence) / len(found), **given)

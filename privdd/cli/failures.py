@@ -1,4 +1,4 @@
-"""Which exceptions are the user's business, and how each reads in one line."""
+"""Which exceptions the user can do something about, and a one-line message for each."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import errno
 
 
 def explain(error: BaseException) -> str | None:
-    """One line for errors that input, disk or network can cause; None for errors that are ours."""
+    """One line for errors that input, disk or network can cause; None for bugs of privdd."""
     if isinstance(error, OSError):
         name = f"{error.filename}: " if error.filename else ""
         known = {errno.ENOSPC: "no space left on the disk; what was written is kept, free space and resume"}

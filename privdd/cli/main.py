@@ -29,8 +29,8 @@ from privdd.core.errors import BadConfig
 from privdd.runtime.allocator import keep_memory
 
 Run = Callable[[DictConfig, Path, Sequence[str]], int]
-# What does not decide what was sent: a resumed run gives the result of an undisturbed one, and a stored
-# run attacked again keeps its own audited records.
+# Settings that do not affect what clients send, so they may change: a resumed run must give the result of one that
+# was never interrupted, and a stored run that is attacked again keeps its own audited records.
 CHANGEABLE = {
     "resume": ("engine",),
     "run": ("attack", "engine", *(f"audit.{k}" for k in ("worlds", "federations", "victims", "confidence", "waive"))),
@@ -50,7 +50,7 @@ HELP = (
 
 
 def main(command: str, run: Run) -> int:
-    """The whole command: one-line errors, status 0, 1 or 2."""
+    """Run a command: one-line errors; status 0 (done), 1 (error) or 2 (contradiction)."""
     return guarded(lambda: _main(command, run))
 
 
@@ -90,7 +90,7 @@ def config_of(command: str, *overrides: str, config_dir: Path | str | None = Non
 
 
 def _stored(command: str, run: Run, argv: Sequence[str], path: Path, word: str) -> int:
-    """resume=DIR goes on as configured there; run=DIR attacks it again, with just the attacks asked for if any are."""
+    """resume=DIR goes on as configured there; run=DIR attacks that run again, by default with all of its attacks."""
     config = stored_config(path)
     typed = [a for a in sys.argv[1:] if "=" in a and not a.startswith((f"{word}=", "-"))]
     for item in typed:
@@ -131,7 +131,7 @@ def _hydra(command: str, run: Run, argv: Sequence[str]) -> int:
 
 @contextmanager
 def _raising() -> Iterator[None]:
-    """Hydra raises what it cannot do (an unwritable folder) where it would print a traceback and exit."""
+    """Make Hydra raise its errors (such as an unwritable folder) instead of printing a traceback and exiting."""
     before = os.environ.get("HYDRA_FULL_ERROR")
     os.environ["HYDRA_FULL_ERROR"] = "1"
     try:
@@ -143,7 +143,7 @@ def _raising() -> Iterator[None]:
 
 
 def _sweep(command: str, argv: Sequence[str]) -> Sweep:
-    """In the folder typed as hydra.sweep.dir, else in one of its own under the configured one."""
+    """The sweep, in the folder given as hydra.sweep.dir, else in a folder of its own under the configured one."""
     typed = [a for a in argv if a.startswith("hydra.sweep.dir=")]
     root = Path(str(composed(command, typed, own_folders(argv), hydra=True).hydra.sweep.dir))
     return Sweep(command, root if typed else root / asked(command, argv).folder, total=count_points(argv))

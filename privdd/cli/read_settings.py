@@ -24,16 +24,16 @@ def plain(node: Any) -> Any:
 
 
 def fingerprint(config: DictConfig) -> str:
-    """A digest of everything that decides what clients send (not of how it is attacked).
+    """A digest of all settings that affect what clients send (not of how it is attacked).
 
-    Classes count by the oldest names known, so that a run of an earlier version keeps its digest.
+    Classes enter under their oldest known names, so that a run of an earlier version keeps its digest.
     """
     content = {k: v for k, v in original(plain(config)).items() if k not in UNFINGERPRINTED}
     return hashlib.blake2b(json.dumps(content, sort_keys=True, default=str).encode(), digest_size=8).hexdigest()
 
 
 def algo_name(config: DictConfig) -> str:
-    """The label of a run: ``name``, which the commands fill in with the chosen algo's file; else its class."""
+    """The label of a run: ``name`` (by default the chosen algo's file name), else the method's class name."""
     return str(config.get("name") or str(config.algo["_target_"]).rsplit(".", 1)[-1].lower())
 
 

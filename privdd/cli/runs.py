@@ -1,4 +1,4 @@
-"""One command's life: folder, config, training or audit, report, exit status."""
+"""One run from start to end: folder, config, training or audit, report, exit status."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def prepare(path: Path, config: DictConfig) -> RunFolder:
 
 
 def _decides(config: DictConfig) -> dict[str, Any]:
-    """The parts of a config that decide what is sent."""
+    """The parts of a config that affect what clients send."""
     parts = {str(k): v for k, v in plain(config).items() if k not in UNFINGERPRINTED}
     audited = {f"audit.{k}": OmegaConf.select(config, f"audit.{k}") for k in ("client", "records")}
     return parts | audited
@@ -44,7 +44,7 @@ def _decides(config: DictConfig) -> dict[str, Any]:
 
 @contextmanager
 def resumable(command: str, path: Path) -> Iterator[None]:
-    """Ctrl-C says how to go on."""
+    """On Ctrl-C, print how to resume."""
     try:
         yield
     except KeyboardInterrupt:
@@ -61,13 +61,13 @@ def stored_config(path: Path) -> DictConfig:
         if not isinstance(config, DictConfig) or not {"algo", "data", "partition", "privacy"} <= set(config):
             raise ValueError("keys are missing")
         config = OmegaConf.create(renamed(OmegaConf.to_container(config)))
-    except Exception as error:  # yaml raises its own tree of errors
+    except Exception as error:  # yaml has its own family of errors
         raise DamagedRun(f"{file}: not a config of privdd ({' '.join(str(error).split())[:100]})") from None
     return config
 
 
 def waive_unread(config: DictConfig) -> None:
-    """Waive, in ``config``, what its attacks do not read: a stored run is attacked by those alone that were asked for.
+    """Waive, in ``config``, all surfaces that its attacks do not read: only the attacks asked for run on a stored run.
 
     The report shows such surfaces as waived, with ``UNREAD`` as the reason.
     """
@@ -159,7 +159,7 @@ def run_training(config: DictConfig, path: Path, argv: Sequence[str]) -> int:
 
 
 def say(experiment: Any, path: Path) -> None:
-    """What is about to happen, before the first bar."""
+    """Print one line about the run before training starts: method, data, clients, audited client, folder."""
     shards = experiment.shards
     sizes = [len(s.train) for s in shards]
     print(

@@ -1,7 +1,7 @@
-"""Sweeps: one folder for one question, points that survive a kill, and one comparison at the end.
+"""Sweeps: one folder per sweep, finished points are kept after a kill, and one comparison at the end.
 
-Hydra's launchers run the points in this process, in others, or on other machines; what a point came
-to is therefore read from its folder and never from memory.
+Hydra's launchers run the points in this process, in others, or on other machines, so the result of a point is always
+read from its folder, never from memory.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Asked:
 
     @property
     def folder(self) -> str:
-        """The same for the same question; more values of a swept key are the same question."""
+        """A folder name from the swept keys and the fixed values; adding values to a swept key does not change it."""
         names = [self.command, *(text for key, text in self.fixed if key == "algo")]
         names += sorted(key.rsplit(".", 1)[-1] for key in self.swept)
         mark = fingerprint([self.command, *(f"{key}=*" for key in self.swept), *(text for _, text in self.fixed)])
@@ -88,8 +88,10 @@ def is_sweep(argv: Sequence[str]) -> bool:
 
 
 def pinned(command: str, argv: Sequence[str], folder: Path) -> list[str]:
-    """The arguments with the sweep's folder written out, so that every worker has the same; points are
-    named by what varies."""
+    """The arguments with the sweep's folder spelled out, so that all workers use the same one.
+
+    Points are named after the swept values.
+    """
     keys = ",".join(f"'{key}'" for key, _ in asked(command, argv).fixed)
     kept = [a for a in argv if not a.startswith("hydra.sweep.dir=")]
     return [*kept, f"hydra.sweep.dir='{folder}'", f"hydra.job.config.override_dirname.exclude_keys=[{keys}]"]
@@ -132,7 +134,7 @@ class Sweep:
         write_json(path / MARK, {"sweep": self.token, "status": status, "error": error})
 
     def points(self) -> dict[Path, int]:
-        """Folder -> status of every point that this start reached; one that was cut off counts as failed."""
+        """Folder -> status of every point that this start reached; an interrupted one counts as failed."""
         marks = {file.parent: read_json(file) for file in sorted(self.folder.glob(f"*/{MARK}"))}
         mine = {path: mark for path, mark in marks.items() if mark.get("sweep") == self.token}
         return {path: 1 if mark["status"] is None else int(mark["status"]) for path, mark in mine.items()}

@@ -1,4 +1,4 @@
-"""Scalars of a finished run for a tracker's own viewer; findings.json stays the result."""
+"""Scalars of a finished run for a viewer such as TensorBoard; findings.json remains the result."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Every value against the type that its place in the code declares, before anything is built.
+"""Check every config value against the type that the code declares for it, before anything is built.
 
-A ``_target_`` names a class (or a function that makes one); its parameters' annotations say what is allowed.
+A ``_target_`` names a class, or a function that returns an object; its parameters' annotations say what is allowed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from privdd.core.checks import is_number, refused
 from privdd.core.errors import BadConfig
 
 OF_HYDRA = ("_target_", "_convert_", "_recursive_", "_partial_")
-SCALARS: dict[Any, tuple[tuple[str, str], Callable[[Any], bool]]] = {  # in words, one and several; the test
+SCALARS: dict[Any, tuple[tuple[str, str], Callable[[Any], bool]]] = {  # names (singular, plural), and the check
     bool: (("true or false",) * 2, lambda v: isinstance(v, bool)),
     int: (("a whole number", "whole numbers"), lambda v: isinstance(v, int) and not isinstance(v, bool)),
     float: (("a number", "numbers"), is_number),
@@ -69,7 +69,7 @@ class TypeCheck:
         try:
             target = pkgutil.resolve_name(path)
             declared, open_ended = parameters(target)
-        except Exception as error:  # whatever a module raises when it is imported
+        except Exception as error:  # importing a module may raise anything
             raise refused(f"{key}._target_", path, " ".join(str(error).split())[:300]) from None
         self.arguments(key, {k: v for k, v in value.items() if k not in OF_HYDRA}, declared, open_ended)
 
@@ -101,7 +101,7 @@ def hint_at(name: str, known: Collection[str], where: str) -> str:
 
 
 def holds_target(value: Any) -> bool:
-    """Whether an object is to be built somewhere in a value."""
+    """Whether a value contains a ``_target_`` at any depth."""
     if isinstance(value, dict):
         return "_target_" in value or any(holds_target(v) for v in value.values())
     return isinstance(value, list) and any(holds_target(v) for v in value)

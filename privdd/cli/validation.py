@@ -1,4 +1,4 @@
-"""Checks of what was typed: unknown keys, wrong types and values out of range, one clear line each."""
+"""Checks of the command line: unknown keys, wrong types and values out of range, with a one-line message each."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from privdd.data.sources import load
 from privdd.federated.capture import Capture
 from privdd.runtime.engine import Engine
 
-OF_THE_COMMAND = ("name", "run", "resume", "scores", "tracking", "scores_surface")  # text, or null where not asked for
+OF_THE_COMMAND = ("name", "run", "resume", "scores", "tracking", "scores_surface")  # text or null
 
 
 def check_overrides(command: str, argv: Sequence[str]) -> DictConfig:

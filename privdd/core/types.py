@@ -1,4 +1,4 @@
-"""The words of the training stack: random streams, records, artifacts, methods.
+"""The types of the training stack: records, shards, artifacts, problems.
 
 State goes in and comes out; nothing here holds hidden state. That is what makes replay, resume and
 distribution simple.

@@ -1,4 +1,4 @@
-"""Differentiable siamese augmentation: one drawn transformation, the same for every image it meets.
+"""Differentiable siamese augmentation: one random transformation, applied alike to every image.
 
 Zhao and Bilen, "Dataset Condensation with Differentiable Siamese Augmentation" (ICML 2021): one
 operation is drawn per call and applied with the same numbers to real and synthetic images. Every

@@ -1,7 +1,8 @@
-"""Worlds cut into cells: the synthetic images of one class, learned from one subset of its records.
+"""Distillation of many shadow runs at once, cut into cells: one class, learned from one subset of its records.
 
-Distribution matching treats each class alone, so worlds that hold the same records of a class share
-that class's images: K worlds over n records need no more cells than there are distinct subsets.
+A world is one replay of the audited client, holding a random subset of its records. Distribution matching treats
+each class alone, so worlds that hold the same records of a class share that class's synthetic images: K worlds over
+n records need only as many cells as there are distinct subsets.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def one_world(records: Records, classes: int) -> Cells:
 def cut(pool: Records, present: Tensor, classes: int, *, apart: bool = False) -> Cells:
     """The cells of the worlds whose records are the rows of ``present`` (K, n) bool.
 
-    apart: no two worlds share a cell, for worlds that differ by more than their records.
+    apart: no two worlds share a cell, because they differ by more than their records.
     """
     slot = torch.full((len(present), classes), -1, dtype=torch.long)
     groups: list[Cell] = []

@@ -79,7 +79,7 @@ def real_means(
 ) -> Tensor:
     """Mean embedding of one batch of every cell, (M, p): each record is embedded once for all cells.
 
-    real_map: what stands between a record and the network (FedRD's projection), after ``transform``.
+    real_map: applied to a record between ``transform`` and the network (FedRD's projection).
     """
     priority = priorities(cells.pool.ids, keys)
     chosen = [taken(priority[g.at], g.present, settings.batch) for g in cells.groups]
@@ -108,7 +108,7 @@ def match(
 ) -> Tensor:
     """Learn the images of every cell: (M, ipc, c, h, w) -> the same shape.
 
-    Works on one world or on many (``cells``) alike: the cost of the real records is paid once.
+    Works for one client or for many replays of it (``cells``): the real records are embedded once for all.
     """
     velocity = torch.zeros_like(images)
     for t in range(settings.iterations if len(cells) else 0):

@@ -1,7 +1,7 @@
-"""FedFed's feature split (Yang et al. 2023, Eqs. 8-9): x = q(x) + x_s, and only x_s is to be shared.
+"""FedFed's feature split (Yang et al. 2023, Eqs. 8-9): x = q(x) + x_s, and only x_s is shared.
 
-A generator q keeps what depicts the image, a classifier must still predict the label from the rest
-x_s = x - q(x), noised as it will be shared.
+A generator q reproduces as much of the image as it can, while a classifier must still predict the label from the
+rest, x_s = x - q(x), under the noise that it will be shared with.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def train_split(
     epochs: int,
     generator: torch.Generator,
 ) -> tuple[State, State]:
-    """AdamW epochs from ``state``; the moments live on in ``optimiser`` (the released code keeps them).
+    """AdamW epochs from ``state``; the moments are kept in ``optimiser`` (the released code keeps them).
 
     Returns (new state, new optimiser state); neither input is changed.
     """

@@ -1,6 +1,6 @@
-"""Images whose mean embeddings follow targets that are already released: any number of steps, for free.
+"""Fit images to mean embeddings that are already released: any number of steps at no privacy cost.
 
-Where the targets have a guarantee, all of this is post-processing. Unlike ``matching``, no record is at hand:
+If the targets have a guarantee, all of this is post-processing. Unlike ``distribution_matching``, it reads no records:
 one public map, one target a class, Adam (Kingma and Ba, ICLR 2015) with a cosine schedule, pixels in [0, 1].
 """
 

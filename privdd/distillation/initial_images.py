@@ -42,12 +42,12 @@ def noise_images(labels: Tensor, ipc: int, shape: tuple[int, int, int], keys: Ke
 
 
 def starts(cells: Cells, keys: Keys, own: Sequence[Keys] | None) -> Keys | list[Keys]:
-    """The streams that images start from: one client's, or of each cell its world's in ``own`` (K,)."""
+    """The streams that images start from: ``keys`` for all cells, or for each cell its world's in ``own`` (K,)."""
     return keys.fold("start") if own is None else [own[k].fold("start") for k in cells.worlds.tolist()]
 
 
 def smooth_images(labels: Tensor, ipc: int, shape: tuple[int, int, int], keys: Keys | Sequence[Keys]) -> Tensor:
-    """Noise of low frequency in [0, 1], (M, ipc, *shape), from the same streams: it has no grain to be undone."""
+    """Low-frequency noise in [0, 1], (M, ipc, *shape), from the same streams: matching need not smooth it first."""
     channels, height, width = shape
     knots = noise_images(labels, ipc, (channels, -(-height // BLOB), -(-width // BLOB)), keys)
     blown = F.interpolate(knots.flatten(0, 1), size=(height, width), mode="bicubic", align_corners=False)
@@ -76,7 +76,7 @@ def initial_images(
     *,
     total: int | None = None,
 ) -> Tensor:
-    """The first images (M, ipc, *shape) of every cell; a world starts as it would alone.
+    """The first images (M, ipc, *shape) of every cell; each world starts as it would if run alone.
 
     real: the cell's records of smallest priority, starting over where it has fewer than ``ipc``;
     noise: N(0, 1), shared by the cells of a class; smooth: see ``smooth_images``; statistics: N(0, 1) with the
@@ -135,7 +135,7 @@ def short_classes(records: Records, classes: int, ipc: int) -> list[int]:
 
 
 def warn_short(shard: Shard, ipc: int, keys: Keys) -> None:
-    """Say which classes of a client cannot fill a real start, or that it holds nothing; replays keep quiet."""
+    """Say which classes of a client cannot fill a real start, or that it holds nothing; replays do not."""
     if "world" in keys.path:
         return
     if not len(shard.train):

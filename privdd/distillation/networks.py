@@ -1,4 +1,4 @@
-"""Random networks to match in: fresh draws, or draws from a ball around the server's model."""
+"""The networks whose features are matched: freshly initialised ones, or draws around the server's model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from privdd.core.types import State
 
 Embed = Callable[[Tensor], Tensor]  # images (b, c, h, w) -> (b, p)
 Networks = Callable[[int], Embed]  # iteration -> the network of that iteration
-CHUNK = 64  # images per forward pass: larger batches leave the cache
+CHUNK = 64  # images per forward pass: larger batches no longer fit in the cache
 
 
 @torch.no_grad()

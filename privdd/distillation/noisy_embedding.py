@@ -1,4 +1,4 @@
-"""Noisy clipped mean embeddings: a few noised reads of the records, then any number of matching steps.
+"""Noisy clipped mean embeddings: a few noised queries of the records, then any number of matching steps.
 
 Under add/remove one record changes one row (its class) of one release per map, by a vector of norm at
 most the clip norm: K full-batch maps over R rounds are sqrt(K R) / z-GDP, and everything computed from

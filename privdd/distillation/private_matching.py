@@ -1,4 +1,4 @@
-"""Distillation whose images depend on the records through noised queries alone.
+"""Distillation whose images depend on the records only through noised queries.
 
 Two queries of ``privdd.privacy`` serve it. "embedding": a few noisy mean embeddings, then any number
 of matching steps on them. "synthetic_gradient": every step's gradient is noised (clipped by record,
@@ -26,7 +26,7 @@ QUERIES = ("embedding", "synthetic_gradient")
 
 
 def is_protected(ctx: ClientContext) -> bool:
-    """Whether a mechanism stands between this client's records and its synthetic images."""
+    """Whether a mechanism is set for the query that this client's synthetic images depend on."""
     return any(ctx.protected(name) for name in QUERIES)
 
 
@@ -37,7 +37,7 @@ def refuse_batch_norm(norm: str | None, where: str) -> None:
 
 
 def refuse_ignored(fitting: Fitting | None, least: float, ctx: ClientContext) -> None:
-    """Raises ValueError for settings that only mechanisms give a meaning, where this run sets none for them."""
+    """Raises ValueError for settings that have an effect only with a mechanism that this run does not set."""
     if fitting is not None and not ctx.protected("embedding"):
         raise ValueError(
             f"fitting={fitting!r}: follows noised reads, so privacy must set a mechanism for 'embedding' "
@@ -52,7 +52,7 @@ def refuse_ignored(fitting: Fitting | None, least: float, ctx: ClientContext) ->
 
 @dataclass(frozen=True)
 class Views:
-    """The public maps of one run: how a record and how a synthetic image is seen in each."""
+    """The public maps of one run: for each, the embedding of a record and that of a synthetic image."""
 
     real: Sequence[Embed]
     synthetic: Sequence[Embed]
@@ -147,7 +147,7 @@ def spent(mechanisms: object, maps: int, iterations: int) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Steps:
-    """All that a step on the images needs beside the records: whoever knows the public coins has it.
+    """All that a matching step needs beside the records; anyone can compute it from the public random streams.
 
     maps: step -> the map of images (transform, then network); project: a record (b, c, h, w) as an
     image of that space; start: N(0, 1) images (m, c, h, w) -> what the images start as.
@@ -171,5 +171,5 @@ def seen_maps(networks: Networks, settings: Matching, streams: Streams, shape: t
 
 
 def clean_start(project: Callable[[Tensor], Tensor]) -> Embed:
-    """FedRD's start: noise images held in [0, 1] and projected."""
+    """FedRD's start: noise images clamped to [0, 1] and projected."""
     return lambda noise: project(noise.abs().clamp(max=1)).detach()

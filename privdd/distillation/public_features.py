@@ -1,8 +1,8 @@
-"""A public feature map that was trained elsewhere: AlexNet's convolutions, as a package ships them.
+"""A public, pre-trained feature map: AlexNet's convolutions, from weights that an installed package ships.
 
 The weights are those that LPIPS uses (``attacks.lpips_weights`` finds them), pre-trained on ImageNet: public
-pre-training, which none of the papers' methods use. A map that never changes needs to be read once: the whole
-budget buys one release, and every step on the images is post-processing.
+pre-training, which none of the papers' methods use. A map that never changes needs only one query: the whole
+privacy budget goes into one release, and every step on the images is post-processing.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from attacks.lpips_weights import Trunk, pretrained
 
 SHIFT, SCALE = (-0.030, -0.088, -0.188), (0.458, 0.448, 0.450)  # the trunk's own, of colours in [-1, 1]
 STRIDES, PADDINGS = (4, 1, 1, 1, 1), (2, 2, 1, 1, 1)
-SOFT = 1e-3  # keeps the length of a silent position from being divided by zero
-LEAST_SIDE = 31  # two poolings after a stride of four leave nothing of a smaller image
+SOFT = 1e-3  # avoids division by zero where all activations are zero
+LEAST_SIDE = 31  # smaller images vanish after a stride of four and two poolings
 
 
 def trunk() -> Trunk:
@@ -77,7 +77,7 @@ class AlexNet:
         return taps
 
     def _scaled(self, x: Tensor) -> Tensor:
-        """What the first convolution reads: grey three times over."""
+        """The input of the first convolution; a grey channel is repeated three times."""
         rgb = F.interpolate(
             x.expand(-1, 3, -1, -1) * 2 - 1, size=(self.side,) * 2, mode="bilinear", align_corners=False
         )

@@ -1,9 +1,9 @@
-"""Batches addressed by record: whoever else is present, a record's rank in a draw never changes.
+"""Batches addressed by record: a record's priority in a draw does not depend on which others are present.
 
 Each record of a draw gets a pseudo-random priority from its id alone; a batch is the records of
 smallest priority among those present, which is a uniform sample without replacement. Removing one
 record therefore moves a batch by at most one place, the order of records does not matter, and worlds
-that hold different subsets can share one pass.
+(replays of one client with different subsets of its records) can share one pass.
 """
 
 from __future__ import annotations

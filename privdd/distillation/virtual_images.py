@@ -28,10 +28,10 @@ from privdd.models.build import skeleton
 
 @dataclass(frozen=True, kw_only=True)
 class Virtual:
-    """How a client's virtual images are learned.
+    """How a client's virtual images are distilled.
 
     ipc: images per class; start: real | noise | statistics; released_statistics: class statistics as
-    the published code computes them (see ``class_stats``); warmup, refine: settings of the first
+    the published code computes them (see ``class_statistics``); warmup, refine: settings of the first
     distillation and of each refinement; warmup_reads, refine_reads: noised reads of the records that
     each takes where a mechanism is set for "embedding".
     """
@@ -61,7 +61,7 @@ def stages(
     first: bool,
     refine: bool,
 ) -> list[tuple[Matching, Networks, Streams, int]]:
-    """What is done to a client's images this round: settings, networks, streams and noised reads of each."""
+    """The matching runs of this round: settings, networks, streams and number of noised queries of each."""
     model, state = skeleton(spec, shard.shape, shard.classes), broadcast["model"]
     out = []
     if first:

@@ -14,7 +14,7 @@ from privdd.runtime.run_folder import RunFolder, write_tensors
 
 @dataclass(frozen=True)
 class Capture:
-    """What of the sent artifacts is kept: each of surfaces, rounds, clients is "all" or a choice."""
+    """Which sent artifacts are kept: each of surfaces, rounds, clients is "all" or a selection."""
 
     surfaces: str | Sequence[str] = "all"
     rounds: str | Sequence[int] = "all"

@@ -1,8 +1,8 @@
-"""The only road from a client to the server.
+"""The only way from a client to the server.
 
 ``Channel.send`` is the sole producer of what ``aggregate`` receives: it refuses undeclared names,
-applies the mechanism set for a name, writes the ledger row, detaches, clones and digests. Value and
-row cannot part. Noise spent inside local work goes through ``ClientContext.mechanism``, which writes
+applies the mechanism set for a name, writes the ledger row, detaches, clones and digests. So no value travels
+without its row. Noise added inside local work goes through ``ClientContext.mechanism``, which writes
 its own rows.
 """
 
@@ -51,7 +51,7 @@ def sealed(value: Tensors) -> dict[str, Tensor]:
 
 @dataclass
 class ClientContext:
-    """What one client holds during one round beside its data: streams, mechanisms, its own rows.
+    """What one client holds in one round besides its data: random streams, mechanisms, its ledger rows.
 
     transcript, when given, replays recorded mechanism outputs instead of computing them: the
     non-interference test feeds one client's outputs to another client's data.

@@ -1,4 +1,4 @@
-"""A run between two rounds, on disk: written so that a kill at any moment leaves the last whole one."""
+"""Checkpoints between rounds, written so that a kill at any moment leaves the last complete one intact."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def save(folder: RunFolder, progress: Progress) -> None:
     for snapshot in progress.snapshots.values():
         _save_snapshot(folder, snapshot)
     files = [place / part for part in PARTS] + [_snapshot_file(folder, t) for t in progress.snapshots]
-    # a snapshot never changes once it is written, so its digest is carried on
+    # a snapshot never changes once it is written, so its digest is reused
     digests = {str(f.relative_to(place.parent)): before.get(f.name) or _digest(f) for f in files}
     write_json(folder.checkpoint, {**_head(name, progress), "digests": digests}, compact=True)
     _drop_unnamed(folder, name, progress.snapshots)

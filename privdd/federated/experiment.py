@@ -1,4 +1,4 @@
-"""A run, assembled and checked."""
+"""``Experiment``: everything that a run needs, assembled and checked."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from privdd.runtime.engine import Engine
 
 @dataclass(frozen=True)
 class Experiment:
-    """A run, assembled and checked, before anything is computed. auditing: None where it only trains."""
+    """A run, assembled and checked, before anything is computed. auditing: None if the run only trains."""
 
     run: RunSettings
     privacy: PrivacySettings

@@ -1,7 +1,7 @@
 """The contract of a federated method: what it must define, and every hook that it may define.
 
-A method holds hyper-parameters only: state goes in and comes out. What no hook says, the audit cannot
-see; so every hook is declared here once, with its default, and an unknown name is refused.
+A method holds hyper-parameters only: state is passed in and returned. The audit sees only what the hooks say, so
+every hook is declared here once, with its default, and an unknown public name is refused.
 """
 
 from __future__ import annotations
@@ -90,15 +90,15 @@ class Method(ABC):
         return None
 
     def claims(self, plan: Any, shards: Sequence[Shard]) -> list[Claim]:
-        """The method's printed theorems, evaluated for this run."""
+        """The theorems printed in the method's paper, evaluated for this run."""
         return []
 
     def stated(self, plan: Any, shards: Sequence[Shard]) -> Mapping[str, float]:
-        """surface -> epsilon that the paper promises, where that is not what the ledger adds up."""
+        """surface -> epsilon that the paper promises, where that differs from the ledger's total."""
         return {}
 
     def released(self, broadcast: Broadcast, shard: Shard, ctx: Any) -> Upload:
-        """What ``local`` sends under a guarantee, spared of work that nothing sent depends on."""
+        """What ``local`` sends under a guarantee, without work that nothing sent depends on."""
         return self.local(broadcast, {}, shard, ctx)[0]
 
     def steps(self, broadcast: Broadcast, shard: Shard, ctx: Any) -> Any:
@@ -106,7 +106,7 @@ class Method(ABC):
         return None
 
     def client_private(self) -> Method:
-        """The same method as client-level privacy needs it: what a mechanism clips is a change, no count travels."""
+        """The same method as client-level privacy needs it: it sends changes of the model, and no record counts."""
         return self
 
     # --- state -------------------------------------------------------------------------------------
@@ -118,7 +118,7 @@ class Method(ABC):
         return bool(memory)
 
     def recall(self, broadcast: Broadcast, memory: State, shard: Shard, ctx: Any) -> State:
-        """What ``local`` would keep, spared of work on an upload that nobody reads."""
+        """What ``local`` would keep, without the work on an upload that nobody reads."""
         return self.local(broadcast, memory, shard, ctx)[1]
 
     def phase(self, round: int) -> str:
@@ -158,7 +158,7 @@ class Method(ABC):
         return None
 
     def grants(self, surface: Surface) -> str:
-        """What attacks on a surface are handed beyond what the protocol shows, as a sentence; "" = nothing."""
+        """What attacks on a surface are given beyond what the protocol shows, as a sentence; "" = nothing."""
         return ""
 
     def images_per_class(self) -> int:
@@ -179,8 +179,8 @@ class Method(ABC):
     ) -> Sequence[tuple[Upload, State]] | None:
         """K calls of ``local`` at once (up to rounding), or None where this round has no such form.
 
-        The shards are of one client and differ by which records they hold; the broadcast is the same. A
-        method whose rounds share their random draws may take those of the first context for all.
+        Used to train many shadow models: the shards are of one client and differ by which records they hold; the
+        broadcast is the same. A method whose rounds share their random draws may take the first context's for all.
         """
         return None
 
@@ -190,7 +190,7 @@ Method._hooks = declared(Method)
 
 
 def _check_declared(cls: type) -> None:
-    """Raises TypeError where a complete method leaves out what it sends or how long it takes."""
+    """Raises TypeError if a complete method does not declare what it sends or how many rounds it takes."""
     bases = cls.__mro__[: cls.__mro__.index(Method)]
     known = {name for base in bases for name in (*vars(base), *vars(base).get("__annotations__", {}))}
     missing = [name for name in ("uploads", "broadcasts", "rounds") if name not in known]
@@ -199,5 +199,5 @@ def _check_declared(cls: type) -> None:
 
 
 def defines(method: Method, hook: str) -> bool:
-    """Whether a method gives a hook a meaning of its own."""
+    """Whether a method overrides a hook."""
     return vars(Method).get(hook) is not getattr(type(method), hook)

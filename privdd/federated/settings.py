@@ -1,4 +1,4 @@
-"""What was asked for, as typed values that check themselves; below the commands nothing else is read by name.
+"""Typed settings that check themselves; no code below the commands reads the config by name.
 
 Each ``__post_init__`` raises BadConfig, one line that names the key, the value and what is allowed. NaN and the
 infinities are refused, and true or false is no number.
@@ -23,10 +23,10 @@ NOISE_SOURCES = ("seed", "os")
 
 @dataclass(frozen=True)
 class RunSettings:
-    """What names a run, and what all of its parts share.
+    """What names a run, and the settings that all of its parts share.
 
     algo: its label in tables; data, preset: names; participation: share of clients drawn each round, in (0, 1];
-    fingerprint: a digest of everything that decides what clients send (not of how it is attacked).
+    fingerprint: a digest of all settings that affect what clients send (not of how it is attacked).
     """
 
     algo: str
@@ -104,10 +104,10 @@ COUNTS = {
 class AuditSettings:
     """How a run is audited.
 
-    client: the audited one, auto = the one with most records. records: each is in the run by a fair coin. worlds:
-    replays of the audited client, the real run included. federations: replays of the whole federation. victims:
-    records that each reconstruction attack is tried on. confidence: of guarantee tests, in (0, 1). training: how
-    replays are trained. waive: a reason for every surface that is knowingly not attacked.
+    client: the audited one, auto = the one with most records. records: how many are audited; each is in the run by a
+    fair coin flip. worlds: replays of the audited client (one shadow model each), the real run included. federations:
+    replays of the whole federation. victims: records that each reconstruction attack is tried on. confidence: of
+    guarantee tests, in (0, 1). training: how replays are trained. waive: surface -> why it is not attacked.
     """
 
     client: int | Literal["auto"]

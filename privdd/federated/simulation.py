@@ -52,7 +52,7 @@ class Plan:
         count = max(1, round_half_up(self.fraction * self.problem.clients))
         if count == self.problem.clients:
             return list(range(count))
-        # by the seed alone: who takes part is public, and the same in every world
+        # by the seed alone: who takes part is public, and the same in every replay
         rng = Keys(self.keys.seed).fold("public", round, "clients").numpy()
         return sorted(int(k) for k in rng.choice(self.problem.clients, count, replace=False))
 
@@ -71,7 +71,7 @@ def round_half_up(value: float) -> int:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Where one client stood before a round: enough to replay its step."""
+    """The state of one client before a round: enough to replay its local work."""
 
     round: int
     broadcast: Mapping[str, Tensors]
@@ -188,7 +188,7 @@ def _record_broadcast(
     seen: Mapping[str, Tensors],
     visible_to: tuple[str, ...] = ("peer",),
 ) -> tuple[Progress, int]:
-    """Ledger rows for what the server sends anew; clients keep what they were sent before."""
+    """Ledger rows for what the server sends for the first time or changed; the rest clients already have."""
     undeclared = sorted(set(broadcast) - set(plan.method.broadcasts))
     if undeclared:
         raise ValueError(f"broadcast of undeclared {undeclared}; declared are {sorted(plan.method.broadcasts)}")

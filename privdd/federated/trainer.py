@@ -1,4 +1,4 @@
-"""The training loop around the rounds: progress, accuracy, what is kept, checkpoints."""
+"""The training loop: rounds, progress, accuracy, kept artifacts, checkpoints."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from privdd.runtime.progress import stage
 from privdd.runtime.run_folder import RunFolder
 
 CHECKPOINT_EVERY = 5.0  # seconds; a run of short rounds must not spend its time on the disk
-CHECKPOINT_SHARE = 0.05  # of the time at most: the ledger of a long run takes long to write
+CHECKPOINT_SHARE = 0.05  # at most this share of the time: the ledger of a long run takes long to write
 
 
 @dataclass(frozen=True)
 class Trainer:
-    """Everything that a run needs beside its state. measure: accuracy after a round, in [0, 1]."""
+    """Everything that a run needs besides its state. measure: accuracy after a round, in [0, 1]."""
 
     plan: Plan
     shards: Sequence[Shard]

@@ -242,7 +242,7 @@ class FedAvg(
         return Trained(params, *split(model, state), steps)
 
     def _train_batched(self, turns: Sequence[ClientRound]) -> list[Trained]:
-        """Each turn for as long as it would train alone."""
+        """Each client for as many steps as it would train alone."""
         first, memories = turns[0], [turn.memory for turn in turns]
         model, start = skeleton(self.model, first.shard.shape, first.shard.classes), self.start(first)[0]
         stacked = {name: torch.stack([memory[name] for memory in memories]) for name in memories[0]}

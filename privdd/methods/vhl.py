@@ -23,7 +23,7 @@ STYLE = 64  # dimensions of the latent style (released code: style_dim)
 CENTRE_STD, STYLE_STD = 0.3, 0.1  # spread of the class centres, and around them (released code: sample_z_mean, _std)
 
 
-@lru_cache(maxsize=1)  # every turn of every client needs the same images: drawing them costs more than a turn
+@lru_cache(maxsize=1)  # every client and round needs the same images, and drawing them is slow
 def anchors(shape: tuple[int, int, int], classes: int, per_class: int, keys: Keys) -> Records:
     """Labelled noise images from an untrained convolutional generator (n, c, h, w) in [0, 1].
 

@@ -114,12 +114,12 @@ def _matching(source: str, run: MatchingRun, logarithm: float, note: str) -> Cla
 
 
 def _ideal(run: MatchingRun, z: float) -> dpa.DpEvent:
-    """The mechanism that the proof has in mind: DP-SGD with per-record clipping and Poisson batches."""
+    """The mechanism that the proof assumes: DP-SGD with per-record clipping and Poisson batches."""
     return dpa.SelfComposedDpEvent(dpa.PoissonSampledDpEvent(run.sampling_rate, dpa.GaussianDpEvent(z)), run.steps)
 
 
 def effective_std(stds: Sequence[float]) -> float:
-    """Several noised copies of one record are as good as one with this standard deviation."""
+    """Several noised copies of one record reveal as much as one copy with noise of this standard deviation."""
     return sum(std**-2 for std in stds) ** -0.5
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from privdd.core.types import Tensors
 
-SAFE = 1 - 1e-6  # float32 rounding must not carry a clipped row past its bound
+SAFE = 1 - 1e-6  # so that float32 rounding cannot lift a clipped row above its bound
 
 
 def positive(value: object, name: str) -> float:
@@ -31,13 +31,13 @@ def record_norms(contributions: Tensors, order: int = 2) -> Tensor:
 
 
 def clip_factors(norms: Tensor, clip_norm: float) -> Tensor:
-    """What each record is scaled by: min(1, C / norm), and 0 where its norm is not finite."""
+    """The factor of each record: min(1, C / norm), and 0 where its norm is not finite."""
     factors = (clip_norm * SAFE / norms.clamp_min(1e-30)).clamp_max(1.0)
     return torch.where(torch.isfinite(norms), factors, torch.zeros_like(factors))
 
 
 def weighted_sum(contributions: Tensors, factors: Tensor) -> dict[str, Tensor]:
-    """Sum over records of factor times contribution; a record of factor 0 counts for nothing, NaN or not."""
+    """Sum over records of factor times contribution; a record of factor 0 is left out, even if it holds NaN."""
     kept = factors > 0
     whole = bool(kept.all())
     sums = {}

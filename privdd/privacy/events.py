@@ -68,7 +68,7 @@ MOST = 1.7e308  # the largest finite multiplier
 
 
 def to_form(event: dpa.DpEvent) -> dict[str, Any]:
-    """The JSON form of an event (design: ledger.json, E).
+    """The JSON form of an event, as in ledger.json.
 
     Raises UnsupportedEvent for any other kind of event and for numbers without meaning.
     """

@@ -2,9 +2,9 @@
 
 Per client and partition cell (``label:3``) the rows of that cell and the rows without a partition are
 composed; the worst cell is the client's total, the worst client the federation's (records of different
-clients are disjoint). An exchange that changes a label touches two cells once each, which an exchange
-within the worst cell covers. Post-processing rows cost nothing by themselves: they point at what they
-came from.
+clients are disjoint). Under replace, exchanging a record for one with another label removes it from one cell and
+adds it to another; this costs no more than an exchange within the worst cell. Post-processing rows cost nothing by
+themselves: they point to the rows that they were computed from.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ Mechanism._hooks = declared(Mechanism)
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One release before the ledger numbers it (see design: ledger.json)."""
+    """One release before the ledger numbers it (one entry of ledger.json)."""
 
     round: int
     client: int

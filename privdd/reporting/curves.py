@@ -38,7 +38,7 @@ def curve(scores: np.ndarray, members: np.ndarray, *, clusters: Clusters = (), p
     outsiders = int((~members).sum())
     area = roc(scores, members).auc
     wanted = np.unique(np.round(np.geomspace(1, outsiders, points)).astype(int)) / outsiders
-    # Half an outsider stands for "none at all": a rate of zero is not a rate that tpr_at_fpr takes.
+    # tpr_at_fpr takes no rate of zero: half of one non-member stands for "no false positives".
     rates = np.append(0.5 / outsiders, wanted)
     found = [tpr_at_fpr(scores, members, float(rate), clusters=clusters) for rate in rates]
     tpr, bounds = np.array([f[0] for f in found]), np.array([f[1] for f in found])

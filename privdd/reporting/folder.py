@@ -19,7 +19,7 @@ from privdd.reporting.schema import FindingRow, Findings
 from privdd.runtime.renames import renamed
 from privdd.runtime.run_folder import read_tensors, safe_name
 
-LIMIT = 256 * 2**20  # bytes of one evidence file that a page is willing to read
+LIMIT = 256 * 2**20  # largest evidence file in bytes that is read
 
 FLAT = ("scores", "members", "blind", "record", "world")
 PICTURES = ("real", "reconstructed")
@@ -27,9 +27,10 @@ PICTURES = ("real", "reconstructed")
 
 @dataclass(frozen=True)
 class Evidence:
-    """What one attack left behind: scores (m,), members (m,) bool, blind (m,), pictures (b, c, h, w).
+    """What was stored of one attack: scores (m,), members (m,) bool, blind (m,), pictures (b, c, h, w).
 
-    record, world: (m,) labels of scores that hang together; the ROC's band then allows for it.
+    record, world: (m,) labels of scores that may be correlated (world: the replay); the ROC's band
+    then allows for it.
     """
 
     scores: np.ndarray | None = None

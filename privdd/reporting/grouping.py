@@ -12,7 +12,7 @@ from privdd.reporting import summary
 from privdd.reporting.folder import RunRecord
 from privdd.reporting.schema import FindingRow, TprAt, Verdict, worst_verdict
 
-# What says where and how a run was computed, not what was computed: at the top, and at any depth.
+# Keys about where and how a run was computed, not what was computed: at the top level, and at any depth.
 APART = frozenset({"engine", "hydra", "run", "resume", "device", "capture", "tracking", "name", "scores"})
 APART_ANYWHERE = frozenset({"seed", "root"})
 
@@ -32,7 +32,7 @@ class Setting:
 
     @property
     def accuracies(self) -> tuple[float, ...]:
-        """Of the runs that trained a model: none where all brought scores from elsewhere."""
+        """Of the runs that trained a model: none if all are audits of external scores."""
         return tuple(utility.accuracy for run in self.runs if (utility := run.findings.utility))
 
     @property

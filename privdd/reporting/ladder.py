@@ -1,4 +1,4 @@
-"""The knowledge ladder of an inversion: what each attacker who knows less still rebuilds."""
+"""The knowledge ladder of an inversion attack: what attackers with less and less knowledge can reconstruct."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ METRICS = ("psnr", "ssim", "lpips", "identified")
 
 @dataclass(frozen=True)
 class Step:
-    """One rung, or the guess that never saw the release; metrics that were not computed are None."""
+    """One rung, or the guess without the release; metrics that were not computed are None."""
 
     who: str
     psnr: float | None
@@ -29,7 +29,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Ladder:
-    """All rungs of one finding, most knowing first, then the class-mean guess."""
+    """All rungs of one finding, from most knowledge to least, then the class-mean guess."""
 
     title: str
     steps: tuple[Step, ...]

@@ -169,7 +169,7 @@ def strip_rows(record: RunRecord) -> list[StripRow]:
 
 
 def _claimed(line: summary.SurfaceLine) -> float | None:
-    """A stated epsilon that only repeats the accounting is no claim of its own."""
+    """A stated epsilon that only repeats the accountant's is not a separate claim."""
     return line.stated if line.stated is not None and line.stated != line.accounted else None
 
 

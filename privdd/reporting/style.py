@@ -101,7 +101,7 @@ def _render(figure: Figure, kind: str, pad: float, metadata: dict[str, None]) ->
         # A name in a script that the font lacks is drawn as boxes, and is whole in the page's own text.
         warnings.filterwarnings("ignore", message="Glyph|constrained_layout not applied")
         figure.savefig(buffer, format=kind, dpi=150, bbox_inches="tight", pad_inches=pad, metadata=metadata)
-    figure.set_layout_engine("none")  # placed once: a second rendering need not look for places again
+    figure.set_layout_engine("none")  # the layout is computed once; further renderings reuse it
     return buffer.getvalue()
 
 

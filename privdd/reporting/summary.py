@@ -188,7 +188,7 @@ def verdict(findings: Findings) -> Headline:
 
 
 def utility_note(config: Mapping[str, Any]) -> str:
-    """What an accuracy owes to raw records: a sentence for a run whose synthetic sets start from real ones."""
+    """A sentence on accuracy that comes from raw records, for a run whose synthetic sets start from real images."""
     algo = config.get("algo")
     start = algo.get("start") if isinstance(algo, Mapping) else None
     return words.REAL_START if start == "real" else ""

@@ -1,7 +1,7 @@
-"""Which tasks travel together: many small ones at a time, long ones alone, and lost ones again.
+"""How tasks are grouped into messages to workers: many short ones at a time, long ones alone.
 
-A task's result depends on nothing but the task, so neither the company that it travels in nor the
-worker that runs it changes a bit.
+Tasks of a worker that died are sent again. A task's result depends on nothing but the task, so neither the grouping
+nor the worker that runs it changes any result.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from privdd.runtime.payload import call, unpacked
 from privdd.runtime.workers import LostWorkers
 
 SLICE = 0.2  # seconds of work in one message: results come, and are kept, at least this often
-SHARE = 3  # messages per worker that what is left is spread over, so that all end together
+SHARE = 3  # remaining work is spread over so many messages per worker, so that all end at about the same time
 
 
 class Lost(RuntimeError):
-    """The worker that held a message is gone."""
+    """The worker that held a message has died."""
 
 
 class InWorker(RuntimeError):
-    """The traceback of a task's exception, which cannot travel with it."""
+    """Carries the traceback of a task's exception as text: tracebacks cannot be sent between processes."""
 
 
 class Pool(Protocol):
-    """Workers that answer messages. in_flight: how many messages may be under way, so that none waits."""
+    """Workers that answer messages. in_flight: how many messages to keep out, so that no worker waits."""
 
     workers: int
     in_flight: int
@@ -41,7 +41,7 @@ class Pool(Protocol):
         """The answer. Raises Lost."""
 
     def stop(self, handles: Collection[Any]) -> None:
-        """Nobody waits for these answers."""
+        """Cancel these messages: their answers are no longer wanted."""
 
 
 def chunk_size(left: int, workers: int, seconds: float | None) -> int:

@@ -1,7 +1,7 @@
-"""Where independent work runs: one interface, joblib's processes or Ray underneath.
+"""Where independent tasks run: one interface to this process, joblib's worker processes or Ray.
 
-Every task carries its own streams, so results do not depend on which worker ran it, or on how often
-a lost worker made it run again.
+Every task carries its own random streams, so results do not depend on which worker ran it, or on how often it was
+run again after a worker died.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Engine:
     worker died is tried again.
     """
 
-    clients_remember: ClassVar[bool] = False  # memories travel with the tasks (real clients keep theirs)
+    clients_remember: ClassVar[bool] = False  # here client memories travel with the tasks; real clients keep their own
 
     kind: str = "serial"
     workers: int = 0

@@ -1,7 +1,7 @@
-"""Tasks and results as bytes on their way between processes.
+"""Tasks and results as bytes, to be sent between processes.
 
-Torch's own reduction sends every tensor through a file of its own or through ``torch.save``, which costs
-a small client more than its training. Here a tensor is its raw bytes beside type and shape.
+Torch's own pickling sends every tensor through a separate file or through ``torch.save``, which costs a small client
+more time than its training. Here a tensor is sent as its raw bytes with type and shape.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from torch import Tensor
 from privdd.runtime.allocator import keep_memory
 from privdd.runtime.workers import threads
 
-PROTOCOL = 5  # raw bytes are written without an escape
+PROTOCOL = 5  # the pickle protocol that writes raw bytes unescaped
 SMALL = 2**14  # bytes
 
 
 def packed(value: Any) -> bytes:
-    """Any value; what occurs twice in it (a round's broadcast, its plan) is written once."""
+    """Any value as bytes; an object that occurs twice in it (a round's broadcast, its plan) is written once."""
     return bytes(dumps(value, reducers={Tensor: _reduced}, protocol=PROTOCOL))
 
 
@@ -36,7 +36,7 @@ def unpacked(payload: Any) -> Any:
 def _reduced(tensor: Tensor) -> Any:
     plain = tensor.device.type == "cpu" and tensor.layout == torch.strided and not tensor.requires_grad
     if not plain or not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
-        return tensor.__reduce_ex__(PROTOCOL)  # gradients, devices and memory formats are torch's business
+        return tensor.__reduce_ex__(PROTOCOL)  # anything unusual is left to torch
     data = tensor.reshape(-1).view(torch.uint8).numpy()
     # an array is written without a copy, but costs more to describe than a few bytes to copy
     return _tensor, (bytearray(data) if data.size < SMALL else data, tensor.dtype, tuple(tensor.shape))
@@ -45,17 +45,17 @@ def _reduced(tensor: Tensor) -> Any:
 def _tensor(data: np.ndarray | bytearray, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
     if not len(data):
         return torch.empty(shape, dtype=dtype)
-    # The clone lies where torch's allocator puts it: kernels may round otherwise on unaligned memory.
+    # Clone into memory from torch's allocator: kernels may round differently on unaligned memory.
     return torch.frombuffer(data, dtype=dtype).clone().reshape(shape)
 
 
 def call(fn: Callable[[Any], Any], items: Sequence[Any], count: int) -> bytes:
-    """What a worker is sent: the function, some items in order, torch threads for each."""
+    """The message to a worker: the function, some items in order, and the number of torch threads for each."""
     return packed((fn, items, count))
 
 
 def _portable(error: Exception) -> Exception:
-    """The error as it is where it can travel, else its words."""
+    """The error itself if it can be pickled, else a RuntimeError with its text."""
     try:
         unpacked(packed(error))
     except Exception:

@@ -1,4 +1,4 @@
-"""Worker processes of this machine, through joblib's loky; they outlive a call, warm."""
+"""Worker processes of this machine, through joblib's loky; they are kept alive between calls."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SINGLE = {name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS
 
 
 def prepare() -> None:
-    """In a new worker: kept memory (see ``privdd.runtime.allocator``) is no leak for which loky should replace it."""
+    """In a new worker: keep loky from taking kept memory (``privdd.runtime.allocator``) for a leak."""
     process_executor._MAX_MEMORY_LEAK_SIZE = sys.maxsize
 
 
@@ -32,7 +32,7 @@ def process_map(
 
 
 class Processes:
-    """A pool of loky's; one lost worker breaks it, and the next message starts another."""
+    """A loky pool; a worker that dies breaks it, and the next message starts a new one."""
 
     def __init__(self, workers: int) -> None:
         self.workers, self.in_flight = workers, 2 * workers

@@ -1,4 +1,4 @@
-"""Progress with time left: a live bar on a terminal, plain heartbeat lines elsewhere."""
+"""Progress with the time left: a live bar on a terminal, a plain line every few seconds elsewhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tasks on a Ray cluster: one of this machine, or an existing one."""
+"""Tasks on a Ray cluster: one started on this machine, or an existing one."""
 
 from __future__ import annotations
 
@@ -33,17 +33,18 @@ def remote_answer(payload: np.ndarray) -> np.ndarray:
 
 @functools.cache
 def _task(ray: Any) -> Any:
-    # One processor a message and no retries of Ray's own: losses are counted in one place.
+    # One CPU per message and no retries by Ray itself: lost workers are counted in one place.
     return ray.remote(num_cpus=1, max_retries=0)(remote_answer)
 
 
 class Cluster:
-    """A connected Ray cluster; workers: how many processors of it are used, 0 = all."""
+    """A connected Ray cluster; workers: how many of its CPUs are used, 0 = all."""
 
     def __init__(self, ray: Any, workers: int) -> None:
         processors = max(1, int(ray.cluster_resources().get("CPU", 1)))
         self.ray, self.workers = ray, min(workers or processors, processors)
-        # Ray runs all that it has processors for, so a second message per worker must find none free.
+        # Ray starts every message that it has a free CPU for. So a second message per worker is sent ahead only if all
+        # CPUs are used: elsewhere it would run on a CPU that the user did not grant.
         self.in_flight = 2 * self.workers if self.workers == processors else self.workers
         gone = ray.exceptions
         self.losses = (gone.WorkerCrashedError, gone.NodeDiedError, gone.ObjectLostError, gone.OutOfMemoryError)
@@ -98,7 +99,7 @@ def connect(address: str | None, workers: int) -> Any:
 
 
 def _knock(address: str) -> None:
-    """Raises OSError where nothing listens: Ray itself would retry for minutes."""
+    """Raises OSError if nothing listens at the address: Ray itself would retry for minutes."""
     host, _, port = address.rpartition("://")[2].rpartition(":")
     if host and port.isdigit():
         socket.create_connection((host, int(port)), timeout=10).close()

@@ -1,4 +1,4 @@
-"""The run folder: safetensors and JSON, written atomically, read with suspicion."""
+"""The run folder: safetensors and JSON, written atomically, and checked when read."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from privdd.core.types import State
 
 
 class DamagedRun(ValueError):
-    """A run folder or file that cannot be what it says it is."""
+    """A run folder or file that is missing, unreadable, or not of the format that it should be."""
 
 
 def write_bytes(path: Path, data: bytes) -> None:
@@ -37,7 +37,7 @@ def write_parts(path: Path, parts: Iterable[bytes]) -> None:
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         _write(handle, Path(temporary), path, parts)
     except OSError as error:
-        error.filename = str(path)  # else absent, or the temporary name
+        error.filename = str(path)  # otherwise it would be missing, or name the temporary file
         raise
 
 
@@ -56,7 +56,7 @@ def _write(handle: int, temporary: Path, path: Path, parts: Iterable[bytes]) -> 
 
 def jsonable(value: Any) -> Any:
     """Plain JSON data: infinities become "inf", NaN is refused, tensors and tuples become lists."""
-    if value is None or type(value) in (str, int, bool):  # most of a ledger
+    if value is None or type(value) in (str, int, bool):  # most values in a ledger
         return value
     if isinstance(value, Mapping):
         return {str(k): jsonable(v) for k, v in value.items()}
@@ -73,7 +73,7 @@ def jsonable(value: Any) -> Any:
 
 
 def write_json(path: Path, value: Any, *, compact: bool = False) -> None:
-    """Indented for people; ``compact`` is ten times faster, for what grows with rounds and clients."""
+    """Indented for readers; ``compact`` is ten times faster, for files that grow with rounds and clients."""
     write_bytes(path, (json.dumps(jsonable(value), indent=None if compact else 1, allow_nan=False) + "\n").encode())
 
 
@@ -120,14 +120,14 @@ def read_tensors(path: Path) -> State:
 
 
 def _order(data: bytes) -> list[str]:
-    """The names in the order in which they were written, empty in files of others."""
+    """The names in the order in which they were written; empty for files that privdd did not write."""
     header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
     names = json.loads(header.get("__metadata__", {}).get("order", "[]"))
     return names if isinstance(names, list) and all(isinstance(name, str) for name in names) else []
 
 
 def safe_name(name: str) -> str:
-    """A name that stays inside its folder."""
+    """``name`` if it stays inside its folder. Raises DamagedRun otherwise."""
     if not name or name in {".", ".."} or any(c in name for c in "/\\\0"):
         raise DamagedRun(f"{name!r} is not a plain file name")
     return name

@@ -1,4 +1,4 @@
-"""What engine and workers share: torch's thread count, and the error for workers that keep dying."""
+"""Shared by engine and workers: torch's thread count, and the error for workers that keep dying."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class LostWorkers(RuntimeError):
 
 @contextlib.contextmanager
 def threads(count: int) -> Iterator[None]:
-    """Torch's own threads, restored on the way out."""
+    """Set torch's thread count, and restore it on the way out."""
     before = torch.get_num_threads()
     if count == before:
         yield

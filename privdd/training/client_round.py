@@ -11,7 +11,7 @@ from privdd.federated.channel import ClientContext
 
 @dataclass(frozen=True)
 class ClientRound:
-    """What a client was sent, remembers and holds."""
+    """What a client was sent, what it remembers, and its data: everything that its local training starts from."""
 
     broadcast: Mapping[str, Tensors]
     memory: State

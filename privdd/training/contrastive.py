@@ -1,4 +1,4 @@
-"""Training a classifier on virtual images: a client's own, and the server's beside them."""
+"""Training a classifier on virtual (distilled) images: a client's own, with or without the server's."""
 
 from __future__ import annotations
 

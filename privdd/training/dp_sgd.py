@@ -26,7 +26,7 @@ QUERY = "dpsgd"
 
 
 def check_model(model: nn.Module) -> None:
-    """Refuse layers that mix records. Raises ValueError with the cure."""
+    """Raises ValueError for layers that mix records or that Opacus does not support."""
     training = model.training
     errors = ModuleValidator.validate(model.train())
     model.train(training)
@@ -127,8 +127,8 @@ def train_privately(
     """DP-SGD through the mechanism set for "dpsgd" -> (parameters, steps).
 
     The number of steps, epochs / sampling probability, is a public constant: it must not depend on
-    how many records the client has. ``extra`` holds what everyone knows already, so its gradient is
-    added after the noise, exactly, as a correction.
+    how many records the client has. ``extra`` holds records that everyone knows already, so their exact
+    gradient is added after the noise, as a correction.
     """
     from privdd.training.dp_sgd import dp_local_sgd  # Opacus is slow to import and few runs need it
 

@@ -1,4 +1,4 @@
-"""K models of one architecture trained as one wide network: many small products become few large ones.
+"""K models of one architecture trained as one wide network: many small matrix products become few large ones.
 
 The models lie side by side as channels: activations are (b, K * c, h, w) and (b, K * d), a convolution
 becomes one with K groups and a linear layer one batched product. What every model computes is what it
@@ -26,7 +26,7 @@ class WideConv(nn.Module):
 
     def __init__(self, conv: nn.Conv2d, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()
-        self.weight, self.bias, self.conv = weight, bias, [conv]  # in a list: no submodule
+        self.weight, self.bias, self.conv = weight, bias, [conv]  # in a list: not a submodule
 
     def forward(self, x: Tensor) -> Tensor:
         conv, bias = self.conv[0], None if self.bias is None else self.bias.flatten()
@@ -113,7 +113,7 @@ class Ensemble:
 
 @dataclass(frozen=True)
 class Batches:
-    """What every model reads at every step: at (S, b, K) positions in a pool, weight (S, b, K).
+    """The batch of every model at every step: at (S, b, K) positions in a pool, weight (S, b, K).
 
     A batch shorter than b is filled up with records of weight zero; the weights of a batch add up to
     one, or to zero once its model has taken all its steps (K,).
@@ -140,7 +140,7 @@ def plan_batches(
 
 
 def pooled(parts: Sequence[Records]) -> tuple[Records, list[Tensor]]:
-    """Records that several clients of one origin hold, once each by id, and where each client's lie."""
+    """The union of the records of several replays of a client, once each by id, and the positions of each replay's."""
     seen: dict[int, int] = {}
     rows, fresh = [], []
     for part in parts:

@@ -7,6 +7,7 @@ import re
 import shlex
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -68,6 +69,13 @@ def test_the_commands_are_accepted(line: str, mine: Path) -> None:
     if "--cfg" in argv:
         argv = argv[argv.index("--cfg") + 2 :]
     assert checked(command, expand(argv, command)).algo
+
+
+def test_the_contract_check_runs(mine: Path) -> None:
+    (code,) = [text for _, text in BLOCKS if text.startswith("# test_signs.py\n")]
+    names: dict[str, Any] = {}
+    exec(compile(code, "test_signs.py", "exec"), names)
+    names["test_signs"]()
 
 
 def test_the_examples_run_together(mine: Path, tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
 """The papers' matching step as printed, against the epsilon that the papers state for it.
 
-T1 looks for the record whose presence moves the clipped mean most, along runs on copies of one record,
-where matching drives the mean to zero; the best one goes through the method's own code. T2 and T3 give
-the client as many copies as the theorem's own condition T q**2 <= epsilon / 2 asks for.
+T1 looks for the crafted record (the guest) whose presence moves the clipped mean most, along runs on copies of one
+record, where matching drives the mean to zero; the best one is then run through the method's own code. T2 and T3
+give the client as many copies as the theorem's own condition T q**2 <= epsilon / 2 asks for.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whole updates clipped and noised by their client: a client in or out, its update as it is or zero.
+"""Guarantees for whole clients: updates that each client clips and noises, compared with an update of zero.
 
 T1 clips crafted updates and those of crafted clients, trained by the method's own local work; what is left
 must have norm at most C, across all tensors. T2 and T3 look at the noised updates of all of a client's
@@ -27,7 +27,7 @@ from privdd.privacy.accounting import epsilon
 from privdd.privacy.mechanism import Mechanism, Output
 from privdd.privacy.noise import SeededNoise
 
-NUMBERS = 10**9  # noise drawn for T2 and T3, half a minute's worth; slow_runs are made in any case
+NUMBERS = 10**9  # at most so many noise values for T2 and T3 (half a minute), but never fewer than slow_runs runs
 HUGE = 1e6  # times the client's own update: beyond any clip norm
 
 
@@ -56,7 +56,7 @@ def client_findings(subject: Subject, name: str) -> Iterator[Finding]:
     searched = f"round {sending[-1]}, {len(crafted)} crafted updates; worst is {what!r}{tally.faults()}"
     yield statement.sensitivity(kappa, 2.0 if relation == "replace" else 1.0, len(crafted), searched)
     if not bool(torch.isfinite(flat(exact(mechanism, crafted[what]))).all()):
-        return  # it has no likelihood, and kappa has told already
+        return  # an infinite value has no likelihood ratio, and kappa has already shown the fault
     size = sum(t.numel() for t in crafted[what].values())
     count = max(subject.budget.slow_runs, min(subject.budget.runs, NUMBERS // (2 * calls * size)))
     opposite = relation == "replace"
@@ -68,7 +68,7 @@ def client_findings(subject: Subject, name: str) -> Iterator[Finding]:
 
 
 def crafted_updates(subject: Subject, snapshot: Snapshot, name: str) -> dict[str, Tensors]:
-    """Updates of the client, of clients that hold other records, and ones that no training gives, by name."""
+    """Name -> update: the client's own, those of clients with other records, and some that no training yields."""
     own = subject.shard.train
     flipped = replace(own, y=(own.y + 1) % subject.shard.classes)
     few = torch.zeros(min(4, len(own)), dtype=torch.long)
@@ -95,7 +95,7 @@ def crafted_updates(subject: Subject, snapshot: Snapshot, name: str) -> dict[str
 
 
 def _trained(subject: Subject, snapshot: Snapshot, name: str, records: Records) -> Tensors:
-    """What the method's own local work hands to the channel."""
+    """The update that the method's own local work hands to the channel."""
     shard = replace(subject.shard, train=records, nulls=None)
     ctx = subject.plan.context(snapshot.round, subject.plan.victim)
     upload, _ = subject.plan.method.local(snapshot.broadcast, dict(snapshot.memory), shard, ctx)
@@ -127,7 +127,7 @@ def _sent(subject: Subject, snapshot: Snapshot, name: str, number: int, update: 
 
 
 def of_updates(mechanism: Mechanism, update: Tensors, other: Tensors, calls: int, runs: int, keys: Keys) -> Transcripts:
-    """R runs of so many noised updates of one client, and R of a client who sends the other one each time."""
+    """R runs of ``calls`` noised updates of one client, and R runs of one that sends ``other`` each time."""
     noise = SeededNoise(keys.fold("noise").torch())
     inside, outside = flat(exact(mechanism, update)), flat(exact(mechanism, other))
     ratios: Tensor = torch.zeros(2 * runs, dtype=torch.float64)

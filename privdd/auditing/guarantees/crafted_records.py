@@ -1,4 +1,7 @@
-"""What guarantee tests feed a mechanism: the client's own records, or copies of one, and crafted guests."""
+"""What guarantee tests feed a mechanism: the client's own records, or copies of one, and crafted records.
+
+The crafted records (canaries) whose effect is tested are called guests; they come after the client's own.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +29,12 @@ def common_label(shard: Shard) -> int:
 
 
 def spare_label(shard: Shard) -> int:
-    """The class that the client holds least of: its guest is alone in it."""
+    """The class that the client holds least of; a guest with this label is alone in its class."""
     return int(torch.bincount(shard.train.y, minlength=shard.classes).argmin())
 
 
 def oddities(shard: Shard, label: int, keys: Keys) -> Canaries:
-    """White, black, stripes and noise with ``label``, and mislabelled records of the client."""
+    """Out-of-distribution canaries (white, black, stripes, noise) with ``label``, and mislabelled own records."""
     generator = keys.fold("oddities").torch()
     odd = out_of_distribution(shard.shape, label, generator)
     few = shard.train.take(torch.randperm(len(shard.train), generator=generator)[:3])

@@ -1,4 +1,8 @@
-"""Features that are noised record by record: the map's own rows, then the mechanism on one record or none."""
+"""Guarantees for features that are noised record by record.
+
+T1 compares the rows that the feature map gives crafted records (guests) with those of zeroed-out ones; T2 and T3
+run the mechanism on one record or none.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +83,7 @@ def _sent(subject: Subject, snapshot: Snapshot, name: str, guests: Canaries, pre
 
 
 def _compared(mechanism: FeatureNoise, inside: Output, outside: Output, guests: int) -> QueryTally:
-    """Row by row: what the guests' features are, and whether another record's moved."""
+    """Row by row: how far each guest's row moves when it is zeroed out, and whether any other row moves."""
     order = 2 if mechanism.distribution == "gaussian" else 1
     norm = float(inside.clip_norm or 1.0)
     rows, zeroed = (_rows(output).flatten(1) for output in (inside, outside))

@@ -1,8 +1,8 @@
 """Many runs at once of matching steps whose batch mean is clipped, as the papers print it.
 
-The client holds copies of one record, and in one world a guest beside them. Batches are drawn without
-replacement, so in each step the guest is in the batch by a coin of probability |B| / (copies + 1), and
-that coin is all that the transcript hides: its likelihood ratio is exact.
+The client holds copies of one record, and in half of the runs also a crafted one (the guest). Batches are drawn
+without replacement, so in each step the guest is in the batch with probability |B| / (copies + 1). That coin flip
+is all that the transcript hides, so its likelihood ratio is exact.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from privdd.distillation.private_matching import Steps
 from privdd.privacy.clipping import clip_factors
 from privdd.privacy.mechanisms import AggregateClip
 
-CELLS = 128  # runs whose graph is alive at a time
+CELLS = 128  # runs whose autograd graph is in memory at a time
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def kappas(steps: Steps, law: Law, base: Tensor, guests: Tensor, images: Tensor,
 def search(
     steps: Steps, law: Law, base: Tensor, odd: Canaries, ipc: int, generator: torch.Generator
 ) -> tuple[Canaries, Tensor]:
-    """Odd guests and ones that follow the mechanism's own gradient, best first, with each one's kappa."""
+    """Out-of-distribution guests and gradient-crafted ones, best first, with each one's kappa."""
     shape = base.shape
     start = steps.start(torch.randn(ipc, *shape, generator=generator)).unsqueeze(0)
     embed = steps.maps(steps.settings.iterations - 1)
@@ -109,7 +109,7 @@ def search(
 def transcripts(
     steps: Steps, law: Law, base: Tensor, guest: Tensor, runs: int, ipc: int, generator: torch.Generator
 ) -> Transcripts:
-    """``runs`` independent runs with the guest and as many without, side by side."""
+    """``runs`` independent runs with the guest and as many without, computed as one batch."""
     noise = torch.randn(2 * runs * ipc, *base.shape, generator=generator)
     images = torch.cat([steps.start(part) for part in noise.split(512)]).unflatten(0, (2 * runs, ipc))
     velocity, ratios = torch.zeros_like(images), torch.zeros(2 * runs, dtype=torch.float64)

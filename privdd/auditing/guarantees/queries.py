@@ -1,4 +1,4 @@
-"""Sound queries: T1 along the method's own rounds, T2 and T3 on a client of one crafted record."""
+"""Guarantees of queries that clip record by record: T1 in the method's own round, T2 and T3 on one crafted record."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from privdd.auditing.guarantees.transcripts import IMAGES, QueryStage, by_class,
 from privdd.federated.simulation import Snapshot
 from privdd.privacy.accounting import epsilon
 
-PER_STEP = "synthetic_gradient"  # asked at every step and class by itself
+PER_STEP = "synthetic_gradient"  # released separately at every step and for every class
 
 
 def query_findings(subject: Subject, names: Sequence[str]) -> Iterator[Finding]:
@@ -30,7 +30,7 @@ def query_findings(subject: Subject, names: Sequence[str]) -> Iterator[Finding]:
 
 
 def guests_of(subject: Subject) -> Canaries:
-    """Odd ones in the client's commonest class, mislabelled ones, and one alone in its class."""
+    """Crafted records: out-of-distribution ones in the commonest class, mislabelled ones, one alone in its class."""
     label = common_label(subject.shard)
     return join(oddities(subject.shard, label, subject.keys), alone(subject.shard, subject.keys))
 

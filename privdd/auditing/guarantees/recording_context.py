@@ -1,8 +1,8 @@
-"""A client's context that keeps what a guarantee is about: the values before noise, with and without a guest.
+"""A client context that records every release: the values before noise, with and without a crafted record.
 
-Guests are crafted records at the end of a client's data. The method and its mechanisms run as they
-are; the witness only decides, release by release, whether the guests take part, and sees both cases
-on the same transcript. So whatever the method does with a release stays common to both.
+Guests are crafted records at the end of a client's data. The method and its mechanisms run unchanged. The recording
+context (``Witness``) decides, release by release, whether the guests take part, and records both cases on the same
+transcript, so that whatever the method does with a release is common to both.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from privdd.privacy.noise import SeededNoise
 
 @dataclass(frozen=True)
 class Silence:
-    """Noise of size zero, for the case that did not happen: only its value before noise is wanted."""
+    """Noise of size zero, for when only a mechanism's value before noise is wanted."""
 
     def normal(self, shape: tuple[int, ...]) -> Tensor:
         return torch.zeros(shape)
@@ -34,7 +34,7 @@ class Silence:
 
 @dataclass(frozen=True)
 class Heeded:
-    """One release. rows: contributions, the guests' last; released: what left."""
+    """One recorded release. rows: the contributions, the guests' last; released: the mechanism's output."""
 
     name: str
     partition: str | None
@@ -48,9 +48,11 @@ Observer = Callable[[Mechanism, Heeded], None]
 
 @dataclass
 class Witness(ClientContext):
-    """observe: called after each release; inside: partition -> whether its guests take part (per release);
-    guests: partition -> how many guests it has, None for a query over all records; forced: outputs that
-    are returned instead of those made.
+    """The recording context.
+
+    observe: called after each release; inside: (query, partition) -> whether the partition's guests take part in
+    this release; guests: partition -> how many guests it has (None: a query over all records); forced: outputs to
+    return instead of the real ones.
     """
 
     observe: Observer = lambda mechanism, heeded: None
@@ -59,7 +61,7 @@ class Witness(ClientContext):
     forced: Sequence[Tensors] | None = None
 
     def sample(self, name: str, count: int) -> Tensor:
-        """Everyone: the coins of the guests are thrown in ``inside``, the others' are all heads."""
+        """All records are sampled: ``inside`` decides about the guests, and the others always take part."""
         return torch.ones(count, dtype=torch.bool)
 
     def mechanism(self, name: str, contributions: Tensors, *, partition: str | None = None) -> Tensors:
@@ -74,7 +76,7 @@ class Witness(ClientContext):
 
 
 def without(rows: Tensors, guests: int) -> Tensors:
-    """The rows but for the last ``guests``."""
+    """The rows without the last ``guests``."""
     return {name: tensor[: len(tensor) - guests] for name, tensor in rows.items()} if guests else rows
 
 
@@ -89,7 +91,7 @@ def flat(value: Tensors) -> Tensor:
 
 
 def witness(plan: Plan, round: int, keys: Keys, class_list: Sequence[int] | None = None, **more: Any) -> Witness:
-    """The context of the audited client in ``round``, its private noise from ``keys``; public coins stay."""
+    """The audited client's recording context in ``round``: noise from ``keys``, public streams as in the run."""
     ctx = plan.context(round, plan.victim)
     problem = ctx.problem
     if class_list is not None:

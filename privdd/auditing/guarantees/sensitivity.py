@@ -1,9 +1,9 @@
-"""T1: one run of the method's own code with crafted guests at the door, every release checked for kappa.
+"""T1: run the method's own code with crafted records (guests) added, and compute kappa for every release.
 
-kappa is the change before noise in units of noise / noise multiplier: what the stated multiplier
-allows one record. It also counts what the other records' contributions move when the guests change,
-which is zero wherever the proof holds (a batch norm, a map trained on the records, or a normaliser
-that reads them shows up here), and holds the noise that was really drawn against the one stated.
+kappa is the change before noise that a record causes, in units of noise std / noise multiplier (the change that
+the stated multiplier allows one record). It also counts how much the other records' contributions move when the
+guests change, which is zero wherever the proof holds: batch norm, a map trained on the records, or a normaliser
+that reads them shows up here. And the noise that was really drawn is compared with the stated noise.
 """
 
 from __future__ import annotations
@@ -26,18 +26,20 @@ from privdd.core.types import Records, Shard, State, Tensors
 from privdd.federated.simulation import Plan, Snapshot
 from privdd.privacy.mechanism import Mechanism, Output
 
-SURE = 1e-6  # chance that honest noise is called too small
+SURE = 1e-6  # probability that noise of the stated size is reported as too small
 HELD = 4  # releases of one query whose other records are compared
 MOVED = 1e-4  # of the contributions' size: batched kernels round differently with the batch size
-EVERY = 8  # of the later releases of a partition, every so many are searched
+EVERY = 8  # of a partition's later releases, one in so many is searched
 
 
 @dataclass
 class QueryTally:
-    """What T1 saw of one query. changes: guest -> largest change, in units; calls: releases by partition;
-    residual, numbers: the drawn noise in units of the stated one, summed squares and their count;
-    others: the other records' own contributions in the first releases; kept: contributions of the
-    guest ``keeps``, release by release."""
+    """What T1 measured for one query.
+
+    changes: guest -> largest change, in units; calls: releases by partition; residual, numbers: sum of squares and
+    count of the drawn noise values, in units of the stated noise; others: the other records' contributions in the
+    first releases; kept: contributions of the guest ``keeps``, release by release.
+    """
 
     changes: dict[int, float] = field(default_factory=dict)
     calls: Counter[str | None] = field(default_factory=Counter)
@@ -51,20 +53,20 @@ class QueryTally:
 
     @property
     def shrink(self) -> float:
-        """Drawn over stated noise where it is surely smaller, else 1."""
+        """Drawn noise over stated noise if it is significantly smaller, else 1."""
         if not self.numbers:
             return 1.0
         ceiling = math.sqrt(self.residual / float(chdtri(self.numbers, 1 - SURE)))
         return min(1.0, max(ceiling, 1e-12))
 
     def faults(self) -> str:
-        """What is wrong beside one record's own change, in words."""
+        """Faults other than a record's own change, as text for a note."""
         told = [f"other records' contributions move by {self.moved:.3g} units"] if self.moved else []
         told += [f"the drawn noise is {self.shrink:.3g} times the stated one"] if self.shrink < 1 else []
         return "".join(f"; {text}" for text in told)
 
     def worst(self, relation: str) -> tuple[float, int]:
-        """(kappa, guest): pairs of guests are exchanged under replace."""
+        """(kappa, guest) of the worst guest; under replace, one guest is exchanged for another."""
         guest = max(self.changes, key=lambda j: self.changes[j])
         size = max(self.pairs, self.changes[guest]) if relation == "replace" else self.changes[guest]
         return (size + self.moved) / self.shrink, guest
@@ -91,7 +93,7 @@ def positions(guests: Canaries, partition: str | None) -> list[int]:
 
 @dataclass
 class Examiner:
-    """Fills one ``QueryTally`` a query while the method runs."""
+    """Fills one ``QueryTally`` per query while the method runs."""
 
     guests: Canaries
     tallies: dict[str, QueryTally] = field(default_factory=dict)
@@ -143,7 +145,8 @@ def examine(
 ) -> dict[str, QueryTally]:
     """T1 on one round of the audited client: query -> tally.
 
-    Two runs share every coin and every release: their negatives first, then the guests as crafted.
+    The method runs twice with the same random draws and the same releases: first with the guests' negatives (inverted
+    images), then with the guests as crafted, so that what the guests change in other records shows.
     labels: the classes to release, those of base and guests.
     """
     memory: State = dict(snapshot.memory)

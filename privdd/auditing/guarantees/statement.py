@@ -1,4 +1,4 @@
-"""What guarantee tests know of a run, and how their results become findings."""
+"""What guarantee tests know about a run, and how their results become findings."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SILENT = "; no bound from what is finally sent is evidence for a claim"
 
 @dataclass(frozen=True)
 class Subject:
-    """A finished run: the audited client as it trained, where it stood in its rounds, what it spent."""
+    """A finished run: the audited client's data as it trained, snapshots of its rounds, and what it spent."""
 
     plan: Plan
     shard: Shard
@@ -42,7 +42,7 @@ class Subject:
         return bool(rows) and all(row.protected for row in rows)
 
     def surface(self, name: str) -> Surface:
-        """What the audited client sends that a mechanism's outputs go into."""
+        """The surface that the outputs of a mechanism end up in."""
         uploads = self.plan.method.uploads
         if name in uploads:
             return uploads[name]
@@ -50,7 +50,7 @@ class Subject:
         return made[0] if made and name != "dpsgd" else Surface.UPDATE
 
     def few_images(self) -> Plan:
-        """The plan with as few synthetic images a class as the budget says."""
+        """The plan with as few synthetic images per class as the guarantee settings say."""
         method = self.plan.method
         return replace(
             self.plan, method=method.with_images_per_class(min(method.images_per_class(), self.budget.images))
@@ -59,7 +59,7 @@ class Subject:
 
 @dataclass(frozen=True)
 class Statement:
-    """What is held against a run: an epsilon, who states it, and where what is tested ends up.
+    """A claim to be tested: an epsilon, who states it, and the surface where the tested release ends up.
 
     name: the query or upload whose mechanism is tested, which tells apart findings on one surface;
     unit: what is in or out, a record or a client.
@@ -120,7 +120,7 @@ class Statement:
             )
 
     def _certificate(self, found: Transcripts) -> float:
-        """Both orders of the pair, each at half of the error."""
+        """T2's bound in both orders of the pair, each at half of the error probability."""
         each = 1 - (1 - self.subject.confidence) / 2
         orders: tuple[Tensor, Tensor] = (found.ratios[: found.runs], -found.ratios[found.runs :])
         made: list[Certificate] = [likelihood_ratio_certificate(r, k=LARGEST, confidence=each) for r in orders]

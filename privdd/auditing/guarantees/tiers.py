@@ -20,7 +20,7 @@ def guarantee_findings(scene: Any) -> Iterator[Finding]:
     """T1, T2 and T3 for every mechanism of the run that states a finite epsilon.
 
     scene: ``privdd.auditing.views.Scene``. Nothing is yielded for a run without mechanisms. Raises what a method
-    raises on crafted records: a test that cannot run is no test passed.
+    raises on crafted records: a test that cannot run has not been passed.
     """
     privacy, audit = scene.experiment.privacy, scene.experiment.audit
     if not scene.plan.mechanisms:
@@ -42,7 +42,7 @@ def guarantee_findings(scene: Any) -> Iterator[Finding]:
 
 
 def all_findings(subject: Subject) -> Iterator[Finding]:
-    """Every mechanism of the plan by its kind; of a run whose unit is a client, those set for an upload."""
+    """Findings for every mechanism of the plan; if the unit is a client, only for those set for an upload."""
     kinds = {name: type(mechanism) for name, mechanism in subject.plan.mechanisms.items()}
     if subject.ledger.unit == "client":
         for name in [n for n in kinds if n in subject.plan.method.uploads]:

@@ -1,8 +1,8 @@
-"""Runs of sound queries with and without one record, and the likelihood ratio of what they released.
+"""Runs of a query with and without one record, and the likelihood ratio of what they released.
 
-The client holds one crafted record or nothing: then the transcript hides only the record's own coins.
-Where images are sent, each class of a long public list is an independent run, so that all of them pass
-through the method's own code in one call; elsewhere the mechanism runs on what one transcript asked.
+The client holds one crafted record (the guest) or nothing, so the transcript hides only that record's own sampling
+coins. For methods that send images, each class of a long public list is an independent run, so one call of the
+method's own code makes them all. For others, the mechanism alone is run on the queries of one real transcript.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Recorder:
 
 
 def by_class(stage: QueryStage, runs: int, keys: Keys) -> Transcripts:
-    """Runs side by side, one a class: the method's own release of 2R classes, R with the guest in them."""
+    """One run per class, all in one call: the method's own release of 2R classes, R of them with the guest."""
     plan, total = stage.plan, 2 * runs
     recorder = Recorder(stage, torch.zeros(total, dtype=torch.float64))
     coins = keys.fold("coins").torch()
@@ -90,7 +90,7 @@ def by_class(stage: QueryStage, runs: int, keys: Keys) -> Transcripts:
 
 
 def _rows(upload: Upload, total: int) -> Tensor:
-    """What was sent of each class (total, D); zeros for a class that its noised count kept back."""
+    """What was sent of each class (total, D); zeros for a class that was not sent because of its noised count."""
     x = upload[next(n for n in IMAGES if n in upload)].value["x"]
     sent = upload["labels"].value["y"].unique().cpu()
     if len(sent) in (0, total):
@@ -104,15 +104,15 @@ def _heads(probability: float, coins: torch.Generator) -> bool:
 
 
 def _released(stage: QueryStage, ctx: Witness, shard: Shard) -> Upload:
-    """The upload of a method that has nothing but its release to do, else of its whole local work."""
+    """The upload by the method's ``released`` hook, whose default is its whole local work."""
     return stage.plan.method.released(stage.snapshot.broadcast, shard, ctx)
 
 
 def on_transcript(mechanism: Mechanism, rows: Sequence[Tensors], runs: int, keys: Keys) -> Transcripts:
     """Releases of one record's contributions ``rows`` (1, ...), or of nothing, along one fixed transcript.
 
-    An analyst may choose every query, and the accountant's bound holds for any choice: here they are
-    those of one real transcript, whatever the releases say.
+    The accountant's bound holds for any choice of queries: here they are those of one real transcript and do not
+    depend on what is released.
     """
     noise, coins = SeededNoise(keys.fold("noise").torch()), keys.fold("coins").torch()
     q = float(mechanism.sampling_probability)
@@ -144,5 +144,5 @@ def of_features(mechanism: FeatureNoise, features: Tensor, runs: int, noise: Any
 
 
 def sampled_event(mechanism: Any, calls: int) -> dpa.DpEvent:
-    """What one record spends in so many releases."""
+    """The event of one record over ``calls`` releases."""
     return dpa.SelfComposedDpEvent(mechanism.event, calls)
