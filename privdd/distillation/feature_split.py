@@ -6,6 +6,7 @@ rest, x_s = x - q(x), under the noise that it will be shared with.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -15,8 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from privdd.core.keys import Keys
 from privdd.core.state import pack, unpack
 from privdd.core.types import Records, State, Tensors
+from privdd.distillation.sampling import record_normals
 from privdd.federated.channel import ClientContext
 from privdd.models import ModelSpec, build
 from privdd.training.dp_sgd import QUERY, dp_local_sgd
@@ -122,6 +125,13 @@ def draw_noise(x: Tensor, latent: int, copies: int, generator: torch.Generator) 
     return noise | {f"copy_{i}": torch.randn(x.shape, generator=generator) for i in range(copies)}
 
 
+def record_noise(ids: Tensor, keys: Keys, shape: tuple[int, ...], latent: int, copies: int) -> dict[str, Tensor]:
+    """What ``draw_noise`` gives, for records with these ids (n,): each record's draws from ``keys`` and its id alone."""
+    size = math.prod(shape)
+    parts = record_normals(ids, keys, latent + copies * size).split([latent, *[size] * copies], 1)
+    return {"latent": parts[0]} | {f"copy_{i}": part.unflatten(1, shape) for i, part in enumerate(parts[1:])}
+
+
 def train_split(
     model: FeatureSplit,
     state: State,
@@ -185,13 +195,16 @@ def train_split_privately(
     epochs: int,
     ctx: ClientContext,
 ) -> State:
-    """The joint loss, each record's gradient clipped over generator and classifier together."""
-    shape, copies = records.x.shape[1:], len(loss.stds)
-    latent = int(model.generator.latent)  # type: ignore[arg-type]
-    generator = ctx.keys.fold("split-noise").torch()
+    """The joint loss, each record's gradient clipped over generator and classifier together.
 
-    def draws(count: int) -> tuple[Tensor, ...]:
-        noise = draw_noise(torch.empty(count, *shape), latent, copies, generator)
+    The loss's own draws are no secret, so a record's are keyed by step and record id: drawn by position
+    in the batch, one record more or less would change the draws, and with them the gradients, of others.
+    """
+    shape, copies = tuple(records.x.shape[1:]), len(loss.stds)
+    latent = int(model.generator.latent)  # type: ignore[arg-type]
+
+    def draws(step: int, ids: Tensor) -> tuple[Tensor, ...]:
+        noise = record_noise(ids, ctx.keys.fold("split-noise", step), shape, latent, copies)
         return tuple(noise[name] for name in sorted(noise))
 
     names = sorted(["latent", *(f"copy_{i}" for i in range(copies))])

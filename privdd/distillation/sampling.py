@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from scipy.special import ndtri
 from torch import Tensor
 
 from privdd.core.keys import Keys
+
+GAMMA = np.uint64(0x9E3779B97F4A7C15)  # SplitMix64's increment
 
 
 def _mixed(z: np.ndarray) -> np.ndarray:
@@ -24,9 +27,23 @@ def _mixed(z: np.ndarray) -> np.ndarray:
 
 def priorities(ids: Tensor, keys: Keys) -> Tensor:
     """A pseudo-random int64 for each id (n,), from ``keys`` and that id alone; smaller comes first."""
-    seeds = _mixed(ids.cpu().numpy().astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15))
-    mixed = _mixed(seeds ^ np.uint64(keys.integer()))
-    return torch.from_numpy((mixed >> np.uint64(1)).astype(np.int64))
+    return torch.from_numpy((_seeds(ids, keys) >> np.uint64(1)).astype(np.int64))
+
+
+def _seeds(ids: Tensor, keys: Keys) -> np.ndarray:
+    """64 bits for each id, from ``keys`` and that id alone."""
+    return _mixed(_mixed(ids.cpu().numpy().astype(np.uint64) + GAMMA) ^ np.uint64(keys.integer()))
+
+
+def record_normals(ids: Tensor, keys: Keys, numbers: int) -> Tensor:
+    """Standard normal draws (n, numbers) of records with these ids (n,), each row from ``keys`` and its id alone.
+
+    SplitMix64 started at each record's own 64 bits; uniforms of 52 bits, all inside (0, 1), through the
+    inverse distribution function.
+    """
+    counter = np.arange(1, numbers + 1, dtype=np.uint64) * GAMMA
+    bits = _mixed(_seeds(ids, keys)[:, None] + counter) >> np.uint64(12)
+    return torch.from_numpy(ndtri((bits.astype(np.float64) + 0.5) * 2.0**-52).astype(np.float32))
 
 
 def taken(priority: Tensor, present: Tensor, batch: int) -> Tensor:

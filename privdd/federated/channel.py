@@ -185,7 +185,8 @@ class Channel:
             output = replace(output, flags={**output.flags, **artifact.flags})
             if ctx.exact is not None:
                 ctx.exact.append((name, output))
-            return output.value, _row(ctx, name, surface, output, visible, records)
+            row = _row(ctx, name, surface, output, visible, records)
+            return output.value, replace(row, post_of=inner)  # what it protects may have been computed from them
         free = artifact.private or bool(artifact.public)
         output = Output(artifact.value, dpa.NoOpDpEvent() if free else dpa.NonPrivateDpEvent())
         row = _row(ctx, name, surface, output, visible, records)

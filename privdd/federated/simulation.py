@@ -15,7 +15,7 @@ from privdd.core.keys import Keys
 from privdd.core.types import Problem, Received, Records, Shard, State, Tensors
 from privdd.federated.channel import POST_PROCESSING, Channel, ClientContext, digest, shapes
 from privdd.federated.method import Method
-from privdd.privacy.ledger import SERVER, Ledger
+from privdd.privacy.ledger import FREE, SERVER, Ledger
 from privdd.privacy.mechanism import Mechanism, Row
 from privdd.runtime.engine import Engine
 
@@ -170,8 +170,12 @@ def step(
 
 
 def rooted(rows: Sequence[Row], first: int, sent: tuple[int, ...]) -> list[Row]:
-    """Rows of one client with ledger ids in ``post_of``: post-processing also reads what was broadcast."""
-    own = [tuple(first + of for of in row.post_of) + (sent if row.why == POST_PROCESSING else ()) for row in rows]
+    """Rows of one client with ledger ids in ``post_of``: with what was broadcast, where clients compute from it.
+
+    That is post-processing, and what goes into a mechanism: its surface costs what came before as well.
+    """
+    read = [row.why == POST_PROCESSING or not isinstance(row.event, FREE) for row in rows]
+    own = [tuple(first + of for of in row.post_of) + (sent if reads else ()) for row, reads in zip(rows, read)]
     return [replace(row, post_of=of) if of != row.post_of else row for row, of in zip(rows, own)]
 
 

@@ -21,7 +21,7 @@ from privdd.privacy.mechanism import Mechanism
 from privdd.training.local import Correction, Mix, batches
 
 RecordLoss = Callable[..., Tensor]  # (parameters, x (1, c, h, w), y (1,), *draws (1, ...)) -> scalar
-Draws = Callable[[int], tuple[Tensor, ...]]  # records in the batch -> tensors (n, ...) that read no data
+Draws = Callable[[int, Tensor], tuple[Tensor, ...]]  # step, ids (n,) of a batch -> tensors (n, ...) that read no data
 QUERY = "dpsgd"
 
 
@@ -74,7 +74,8 @@ def dp_local_sgd(
     through ``ctx.mechanism("dpsgd")``.
 
     loss: of one record, (parameters, x, y, *draws), default cross-entropy; draws: further per-record
-    inputs that read no data (a generator's latent noise). correct: changes the noised gradient and must
+    inputs that read no data (a generator's latent noise), where each record's row must depend on the step
+    and its own id alone, else one record moves the sum by more than the clip norm. correct: changes the noised gradient and must
     read no records (a proximal term, control variates from noised gradients). Weight decay and
     heavy-ball momentum (PyTorch's rule) act on what it returns. steps must be a public constant.
     Raises ValueError for models whose layers mix records.
@@ -83,10 +84,10 @@ def dp_local_sgd(
     loss = loss or cross_entropy_of(model)
     state = {name: params[name].detach().clone() for name, _ in model.named_parameters()}
     velocity = {name: torch.zeros_like(value) for name, value in state.items()} if momentum else None
-    for _ in range(steps):
+    for at in range(steps):
         taken = ctx.sample(QUERY, len(records)).nonzero()[:, 0].to(records.y.device)
         x, y = records.x[taken], records.y[taken]
-        extra = tuple(tensor.to(x.device) for tensor in draws(len(y))) if draws else ()
+        extra = tuple(tensor.to(x.device) for tensor in draws(at, records.ids[taken])) if draws else ()
         released = ctx.mechanism(QUERY, record_gradients(loss, state, x, y, extra))
         gradients = correct(state, released) if correct else released
         with torch.no_grad():

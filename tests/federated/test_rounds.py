@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any
@@ -31,8 +33,10 @@ from privdd.federated.simulation import (
     start,
     step,
 )
+from privdd.privacy.accounting import epsilon
 from privdd.privacy.ledger import Ledger, Release
 from privdd.privacy.mechanism import Row
+from tests.federations import trained
 
 TINY = [
     "preset=smoke", "data=digits", "data.limit=100", "data.test_limit=20", "partition=iid", "partition.clients=4",
@@ -102,12 +106,35 @@ def test_rows_of_a_round_come_from_the_clients_own_rows_and_the_broadcast() -> N
     assert {rows[of].round for of in second.post_of} == {0} and {rows[of].client for of in second.post_of} == {SERVER, 0, 1, 2, 3}
 
 
-def test_rooted_shifts_ids_and_adds_the_broadcast_to_post_processing_alone() -> None:
-    def row(post_of: tuple[int, ...], why: str) -> Row:
-        return Row(0, 0, "x", "update", ("server",), {}, "", 1, dpa.NoOpDpEvent(), post_of=post_of, why=why)
+def test_rooted_shifts_ids_and_adds_the_broadcast_to_what_was_computed_from_it() -> None:
+    def row(post_of: tuple[int, ...], why: str, event: dpa.DpEvent | None = None) -> Row:
+        return Row(0, 0, "x", "update", ("server",), {}, "", 1, event or dpa.NoOpDpEvent(), post_of=post_of, why=why)
 
-    found = rooted([row((), "public"), row((0,), POST_PROCESSING), row((0,), "other")], 10, (4, 7))
-    assert [r.post_of for r in found] == [(), (10, 4, 7), (10,)]
+    noised = row((0,), "clipped", dpa.GaussianDpEvent(1.0))
+    found = rooted([row((), "public"), row((0,), POST_PROCESSING), row((0,), "other"), noised], 10, (4, 7))
+    assert [r.post_of for r in found] == [(), (10, 4, 7), (10,), (10, 4, 7)]
+
+
+def test_a_noised_query_costs_what_the_broadcast_it_reads_had_cost() -> None:
+    """The second round embeds in a model that was trained with the first round's noised counts."""
+    ledger = trained("feddm_dp")[0].ledger
+    rows, mine = ledger.releases, [r for r in ledger.releases if r.client == 0]
+    late = [r for r in mine if r.name == "embedding" and r.round == 1]
+    assert late and {(rows[of].name, rows[of].round) for r in late for of in r.post_of} == {("model", 1)}
+    alone = max(
+        epsilon(dpa.ComposedDpEvent([dpa.SelfComposedDpEvent(r.event, r.count) for r in mine if r.partition == cell]), ledger.delta)
+        for cell in {r.partition for r in mine if r.name == "embedding"}
+    )
+    assert ledger.epsilon(surfaces=["prototypes"], client=0) > alone * 1.01
+
+
+@pytest.mark.parametrize("case", [("feddm_dp",), ("fedfed_dp",), ("fedavg", "privacy=client"), ("fedavg", "privacy=dpsgd")])
+def test_sources_widen_surfaces_and_never_the_total(case: tuple[str, ...]) -> None:
+    ledger = trained(*case)[0].ledger
+    bare = Ledger(ledger.relation, ledger.unit, ledger.delta)
+    bare.append([replace(row, post_of=()) for row in ledger.releases])
+    assert bare.epsilon() == ledger.epsilon() < math.inf
+    assert all(bare.epsilon(surfaces=[s]) <= ledger.epsilon(surfaces=[s]) <= ledger.epsilon() for s in {r.surface for r in ledger.releases})
 
 
 def test_what_is_published_at_the_end_is_seen_by_peers_and_the_public() -> None:

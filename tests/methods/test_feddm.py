@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from dataclasses import replace
 
 import pytest
@@ -14,6 +15,7 @@ from privdd.core.types import Records, Shard
 from privdd.methods.feddm import FedDM
 from privdd.models import build
 from privdd.training.local import evaluate, local_sgd
+from tests.federations import trained
 from tests.methods.distilling import (
     COUNTED,
     PRINTED,
@@ -174,3 +176,11 @@ def test_it_learns_with_and_without_noise() -> None:
     assert train(make(matching=matching(10)), clients) > 0.8
     noisy = make(start="noise", carry_over=True, reads=4, matching=matching(30, lr=10.0))
     assert train(noisy, clients, 3, mechanisms=SOUND) > 0.45
+
+
+def test_the_printed_step_has_no_accounted_epsilon() -> None:
+    """The noise of its mean tells the size of a small class: the ledger says so and gives no number."""
+    progress, _, _ = trained("feddm", "privacy=aggregate_clip", "algo.start=noise")
+    rows = [r for r in progress.ledger.releases if r.name == "synthetic_gradient"]
+    assert rows and {r.nonprivate_reason for r in rows} == {"side conditions fail: noise_scale_public"}
+    assert progress.ledger.epsilon() == math.inf == progress.ledger.epsilon(surfaces=["synthetic_images"])

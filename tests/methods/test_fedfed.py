@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import dp_accounting as dpa
 import pytest
 import torch
 import torch.nn.functional as F
@@ -22,6 +23,7 @@ from privdd.core.keys import Keys
 from privdd.distillation.feature_split import FeatureSplit, SplitLoss, bounded, draw_noise, train_split
 from privdd.federated.simulation import Snapshot
 from privdd.models import ModelSpec, build, initial
+from privdd.privacy.accounting import epsilon
 from privdd.privacy.mechanisms import FeatureNoise
 from privdd.privacy.noise import noise_for
 from tests.federations import equal, tiny, trained
@@ -261,3 +263,16 @@ def test_sound_profile_trains_on_shared_features_alone():
         sent = plan.method.broadcast(servers[t])
         mine, other = (plan.method.local(sent, {}, experiment.shards[k], plan.context(t, 0))[0] for k in (0, 1))
         assert equal(mine["update"].value, other["update"].value) is same
+
+
+def test_features_cost_what_their_map_cost_as_well():
+    """The generator that makes the features was trained on the same records: both are in the surface's epsilon."""
+    progress, _, _ = trained("fedfed_dp")
+    ledger, victim = progress.ledger, tiny("fedfed_dp").plan.victim
+    mine = [r for r in ledger.releases if r.client == victim and r.protected]
+    assert [r.name for r in mine] == ["dpsgd", "features"]
+    both = dpa.ComposedDpEvent([dpa.SelfComposedDpEvent(r.event, r.count) for r in mine])
+    whole, alone = (epsilon(event, ledger.delta, relation="zero_out") for event in (both, mine[1].event))
+    found = ledger.epsilon(surfaces=["features"], client=victim)
+    assert found == pytest.approx(whole, rel=1e-6) and found > 1.05 * alone
+    assert found == pytest.approx(ledger.epsilon(client=victim), rel=1e-6)  # nothing else reads the records

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import random
 
 import dp_accounting as dpa
 import pytest
@@ -189,3 +190,36 @@ def test_a_bound_that_is_not_known_is_infinite_and_says_so() -> None:
 def test_delta_above_one_over_the_records_is_warned_about() -> None:
     with pytest.warns(UserWarning, match="1/20"):
         Ledger(delta=0.1).append([row(G(1.0), records=20)])
+
+
+def by_hand(ledger: Ledger, surface: str | None) -> float:
+    """Every row that a surface's rows reach through their sources, once; the worst cell of the worst client."""
+
+    def reached(at: int) -> set[int]:
+        return {at}.union(*(reached(of) for of in ledger.releases[at].post_of))
+
+    wanted = [r.id for r in ledger.releases if surface in (None, r.surface)]
+    rows = [ledger.releases[at] for at in set().union(*(reached(at) for at in wanted))]
+    worst = 0.0
+    for client in {r.client for r in rows}:
+        mine = [r for r in rows if r.client == client and r.protected]
+        for cell in {r.partition for r in mine}:
+            spent = [r.count / r.event.noise_multiplier**2 for r in mine if r.partition in (None, cell)]
+            worst = max(worst, sum(spent))
+    return dpa.get_epsilon_gaussian(worst**-0.5, DELTA) if worst else 0.0
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_surfaces_compose_all_that_they_were_computed_from_once(seed: int) -> None:
+    """Random ledgers: rows with events of their own and sources, diamonds, server rows between clients."""
+    rng, ledger = random.Random(seed), Ledger()
+    for at in range(rng.randint(2, 12)):
+        sources = tuple(sorted(rng.sample(range(at), rng.randint(0, min(at, 3)))))
+        client = rng.choice([-1, 0, 0, 1, 2])
+        event = dpa.NoOpDpEvent() if client == -1 or rng.random() < 0.3 else G(rng.uniform(1, 6))
+        more = {"count": rng.randint(1, 3), "partition": rng.choice([None, None, "label:0", "label:1"])}
+        item = row(event, surface=rng.choice("abc"), client=client, post_of=sources, **more)
+        ledger.append([item], absolute=True)
+    for surface in ("a", "b", "c", None):
+        found = ledger.epsilon(DELTA, surfaces=None if surface is None else [surface])
+        assert found == pytest.approx(by_hand(ledger, surface), abs=1e-9)

@@ -87,7 +87,6 @@ def test_events_are_noise_over_one_records_change() -> None:
     assert ClippedSum(2.0, 9.0, 0.25).event == dpa.PoissonSampledDpEvent(0.25, dpa.GaussianDpEvent(2.0))
     output = FeatureNoise(clip_norm=2.0, noise_std=1.0)({"x": torch.rand(3, 1, 4, 4)}, noise())
     assert output.event == dpa.GaussianDpEvent(0.5)
-    assert AggregateClip(5.0, 1.0)({"x": torch.rand(8, 3)}, noise()).event == dpa.GaussianDpEvent(5 / 16)
     assert ClientLevel(1.5, 7.0)({"x": torch.rand(3)}, noise()).event == dpa.GaussianDpEvent(1.5)
 
 
@@ -138,7 +137,18 @@ def test_aggregate_clip_takes_a_mean_as_so_many_equal_rows() -> None:
     mean = torch.rand(3, 4)
     whole = AggregateClip(5.0, 1.0)({"x": mean.expand(64, 3, 4)}, noise())
     assert torch.allclose(whole.exact["x"], mean * min(1.0, 1 / float(mean.norm())), atol=1e-5)  # type: ignore[index]
-    assert whole.event == dpa.GaussianDpEvent(5 / 128)
+    assert whole.noise_std == 5 / 64
+
+
+@pytest.mark.parametrize("count", [3, 10])
+def test_the_printed_noise_tells_how_many_records_there_are(count: int) -> None:
+    """All records are alike, so the mean is the same without one of them; the spread of one output tells."""
+    mechanism, drawn = AggregateClip(5.0, 1.0), noise()
+    rows = torch.full((count, 2000), 1e-3)
+    stds = [mechanism({"x": part}, drawn).value["x"].std() for part in (rows, rows[:-1]) for _ in range(20)]
+    assert max(stds[:20]) < min(stds[20:])
+    output = mechanism({"x": rows}, drawn)
+    assert output.event == dpa.NonPrivateDpEvent() and output.flags == {"noise_scale_public": False}
 
 
 @pytest.mark.parametrize(

@@ -125,7 +125,7 @@ def test_other_losses_and_their_own_draws() -> None:
     assert torch.allclose(found["4.bias"], expected, atol=1e-6)
     ctx = context({"dpsgd": ClippedSum(1.0, 1.0, 0.5, 5.0)})
     run = {"lr": 0.1, "momentum": 0.0, "weight_decay": 0.0, "steps": 2}
-    dp_local_sgd(net, start(net), data, ctx=ctx, loss=loss, draws=lambda n: (torch.ones(n),), **run)  # type: ignore[arg-type]
+    dp_local_sgd(net, start(net), data, ctx=ctx, loss=loss, draws=lambda step, ids: (torch.ones(len(ids)),), **run)  # type: ignore[arg-type]
 
 
 def test_batch_norm_is_refused_with_its_cure() -> None:

@@ -1,7 +1,8 @@
 """FedDM's and FedRD's equation as printed: the batch mean is clipped, not its records.
 
 Kept for study. Clipping the mean bounds what the whole batch does, not what one record does: the mean
-may move from one end of the ball to the other, by 2C, while the noise is sigma C / |B|.
+may move from one end of the ball to the other, by 2C, while the noise is sigma C / |B|. The size of that
+noise says how many records a small class has, so it states no accounted epsilon.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ from privdd.privacy.noise import Noise
 class AggregateClip(Mechanism):
     """clip_C(mean of the contributions) + N(0, (sigma C / |B|)**2 I) (Zhang et al., FedRD, eq. 7).
 
-    Accounted at its worst-case sensitivity 2C, that is kappa = 2|B| times what the papers' proof
-    assumes (effective noise multiplier sigma / (2|B|)), with |B| taken as public and no amplification
-    by sampling. ``privdd.privacy.claims`` holds what the papers state for it.
+    Never private: its worst-case sensitivity is 2C, kappa = 2|B| times what the papers' proof assumes, and
+    |B|, the class size where a class is smaller than a batch, sets the variance: one record less changes
+    the variance, and no Gaussian bound at one variance covers that. ``privdd.privacy.claims`` holds what
+    the papers state for it.
     Input: tensors (|B|, ...), |B| >= 1 (a mean expanded to |B| equal rows costs no memory);
     output: tensors (...).
     """
@@ -46,10 +48,11 @@ class AggregateClip(Mechanism):
         std = self.noise_multiplier * self.clip_norm / size
         return Output(
             {name: total + std * noise.normal(tuple(total.shape)).to(total) for name, total in exact.items()},
-            dpa.GaussianDpEvent(self.noise_multiplier / (2 * size)),
+            dpa.NonPrivateDpEvent(),
             clip_norm=float(self.clip_norm),
             sensitivity=2 * self.clip_norm,
             why=f"unsound as printed: the mean of {size} records is clipped; one record may move it by 2C, not C/|B|",
             noise_std=std,
+            flags={"noise_scale_public": False},  # sigma C / |B|, and |B| is at most the class size
             exact=exact,
         )

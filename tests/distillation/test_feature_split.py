@@ -1,0 +1,112 @@
+"""Private training of FedFed's split: what one record adds to a batch depends on that record alone."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import kstest
+from torch import Tensor
+
+from attacks.types import Surface
+from privdd.core.keys import Keys
+from privdd.core.types import Problem, Records, State
+from privdd.distillation.feature_split import FeatureSplit, SplitLoss, record_noise, train_split_privately
+from privdd.federated.channel import ClientContext
+from privdd.models import ModelSpec, build, initial
+from privdd.privacy.clipping import clipped_sum
+from privdd.privacy.mechanisms import ClippedSum
+from privdd.training.dp_sgd import QUERY
+
+SHAPE = (1, 8, 8)
+SPECS = ModelSpec(name="vae", width=4, latent=8, norm="group"), ModelSpec(name="mlp", width=16)
+LOSS = SplitLoss(stds=(0.4, 0.6), rho=0.5)
+CLIP, COUNT, EPOCHS = 0.5, 24, 3
+
+
+@lru_cache(maxsize=1)
+def model() -> FeatureSplit:
+    parts = []
+    for i, spec in enumerate(SPECS):
+        part = build(spec, SHAPE, 10)
+        part.load_state_dict(initial(spec, SHAPE, 10, Keys(i).torch()))
+        parts.append(part)
+    return FeatureSplit(*parts).double()  # batched kernels round by batch size: not in the digits compared
+
+
+def everyone() -> Records:
+    stream = Keys(5).torch()
+    x = torch.rand(COUNT, *SHAPE, generator=stream, dtype=torch.float64)
+    return Records(x, torch.randint(10, (COUNT,), generator=stream), 1000 + 7 * torch.arange(COUNT))
+
+
+def contributions(records: Records, q: float) -> list[dict[int, State]]:
+    """By step: record id -> what it adds before clipping. Coins belong to records, and parameters never move."""
+    mechanism = ClippedSum(1.0, CLIP, q, 10.0)
+    ctx = ClientContext(0, 0, Keys(3).fold("round", 0), Problem(SHAPE, 10, 1), {QUERY: mechanism}, {QUERY: Surface.UPDATE})
+    coins, seen, taken = Keys(8).numpy(), [], []
+
+    def sample(name: str, count: int) -> Tensor:
+        heads = torch.from_numpy(coins.random(COUNT) < q)[(records.ids - 1000) // 7]
+        taken.append(records.ids[heads])
+        return heads
+
+    def release(name: str, rows: State) -> State:
+        seen.append({int(i): {n: t[at] for n, t in rows.items()} for at, i in enumerate(taken[-1])})
+        return {n: torch.zeros(t.shape[1:]) for n, t in rows.items()}
+
+    ctx.sample, ctx.mechanism = sample, release  # type: ignore[method-assign, assignment]
+    state = {name: t.detach() for name, t in model().named_parameters()}
+    train_split_privately(model(), state, records, LOSS, lr=0.0, momentum=0.0, epochs=EPOCHS, ctx=ctx)
+    return seen
+
+
+@pytest.mark.parametrize("q", [1.0, 0.6])
+def test_a_record_moves_the_clipped_sum_by_the_clip_norm_at_most(q: float) -> None:
+    """Removed anywhere in the batch it takes its own contribution with it and changes no other one."""
+    data = everyone()
+    whole, moves = contributions(data, q), []
+    assert len(whole) == round(EPOCHS / q) and (q == 1 or any(len(step) < COUNT for step in whole))
+    for gone in (0, COUNT // 2, COUNT - 1):
+        left = data.take([i for i in range(COUNT) if i != gone])
+        missing = int(data.ids[gone])
+        for before, after in zip(whole, contributions(left, q), strict=True):
+            assert before.keys() - {missing} == after.keys()
+            for i, rows in after.items():
+                for name, value in rows.items():
+                    assert torch.allclose(value, before[i][name], rtol=1e-9, atol=1e-12), (gone, i, name)
+            sums = [clipped_sum({n: torch.stack([r[n] for r in s.values()]) for n in rows}, CLIP) for s in (before, after)]
+            moves.append(float(torch.cat([(a - b).flatten() for a, b in zip(sums[0].values(), sums[1].values())]).norm()))
+    assert 0.9 * CLIP < max(moves) <= CLIP * (1 + 1e-6)
+
+
+def drawn(ids: Tensor, step: int = 0) -> Tensor:
+    """All draws of some records at one step, (n, numbers)."""
+    noise = record_noise(ids, Keys(11).fold(step), SHAPE, 8, 2)
+    return torch.cat([noise[name].flatten(1) for name in sorted(noise)], 1)
+
+
+def test_draws_belong_to_the_record_bit_by_bit() -> None:
+    ids = torch.tensor([4, 0, 2**40, 17, 5])
+    whole = drawn(ids)
+    assert whole.dtype == torch.float32
+    for order in ([3], [4, 2], [0, 1, 2, 3, 4][::-1]):
+        assert torch.equal(drawn(ids[order]), whole[order])
+    assert drawn(ids[:0]).shape == (0, whole.shape[1])
+
+
+def test_draws_are_standard_normal_and_independent() -> None:
+    """Between records (neighbouring ids), steps and numbers of one record; bounds are 5 standard errors."""
+    ids = torch.arange(400)
+    values = torch.stack([drawn(ids, step) for step in range(4)]).double().numpy()  # (steps, records, numbers)
+    assert kstest(values.ravel(), "norm").pvalue > 1e-3 and np.isfinite(values).all()
+    assert len(np.unique(values)) > 0.99 * values.size
+    for axis in range(3):
+        lines = np.moveaxis(values, axis, 0).reshape(values.shape[axis], -1)
+        assert max(kstest(line, "norm").statistic * np.sqrt(len(line)) for line in lines) < 2.8
+        seen = np.corrcoef(lines) - np.eye(len(lines))
+        assert np.abs(seen).max() * np.sqrt(lines.shape[1]) < 5.5
+        squares = np.corrcoef(lines**2) - np.eye(len(lines))
+        assert np.abs(squares).max() * np.sqrt(lines.shape[1]) < 8
