@@ -93,7 +93,7 @@ class Progress:
     downloaded: tuple[Mapping[int, int], ...] = ()
     sent: Mapping[str, str] = field(default_factory=dict)  # broadcast name -> digest the clients hold
     sent_ids: tuple[int, ...] = ()  # ledger ids of the server's latest rows
-    inbox_ids: tuple[int, ...] = ()
+    inbox_ids: tuple[int, ...] = ()  # ... and of all that it received since
     snapshots: Mapping[int, Snapshot] = field(default_factory=dict)
 
 
@@ -163,7 +163,7 @@ def step(
         ledger=ledger,
         uploaded=(*progress.uploaded, uploaded),
         downloaded=(*progress.downloaded, dict.fromkeys(chosen, fresh)),
-        inbox_ids=tuple(ids),
+        inbox_ids=(*progress.inbox_ids, *ids),
         snapshots=snapshots,
     )
     return moved, inbox, broadcast
@@ -207,7 +207,9 @@ def _record_broadcast(
         fresh += size_of({name: value})
         rows.append(_server_row(plan, progress.round, name, value, mark, origin, visible_to))
     ids = progress.ledger.append(rows, absolute=True)
-    return replace(progress, sent=digests, sent_ids=tuple(ids) or progress.sent_ids), fresh
+    if not ids:  # nothing new: what had been received is still behind the next broadcast
+        return replace(progress, sent=digests), fresh
+    return replace(progress, sent=digests, sent_ids=tuple(ids), inbox_ids=()), fresh
 
 
 def _server_row(

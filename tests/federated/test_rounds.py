@@ -18,7 +18,7 @@ from privdd.auditing.shadows import audited_rounds
 from privdd.cli.assemble import assemble
 from privdd.cli.config import composed
 from privdd.core.types import Records, Shard
-from privdd.federated.channel import POST_PROCESSING
+from privdd.federated.channel import POST_PROCESSING, digest
 from privdd.federated.experiment import Experiment
 from privdd.federated.simulation import (
     SERVER,
@@ -135,6 +135,18 @@ def test_sources_widen_surfaces_and_never_the_total(case: tuple[str, ...]) -> No
     bare.append([replace(row, post_of=()) for row in ledger.releases])
     assert bare.epsilon() == ledger.epsilon() < math.inf
     assert all(bare.epsilon(surfaces=[s]) <= ledger.epsilon(surfaces=[s]) <= ledger.epsilon() for s in {r.surface for r in ledger.releases})
+
+
+def test_a_server_that_sends_nothing_new_for_a_round_still_owes_its_sources() -> None:
+    """What was received before a silent round is named by the first broadcast after it."""
+    experiment = assemble(composed("train", [*TINY, "algo=fedavg", "algo.rounds=3"]))
+    plan, engine = experiment.plan, experiment.engine
+    one = step(plan, start(plan, experiment.ledger()), experiment.shards, engine)[0]
+    known = {name: digest(value) for name, value in plan.method.broadcast(one.server).items()}
+    silent = step(plan, replace(one, sent=known), experiment.shards, engine)[0]
+    rows = step(plan, silent, experiment.shards, engine)[0].ledger.releases
+    (fresh,) = [r for r in rows if r.client == SERVER and r.round > 0]
+    assert {rows[of].round for of in fresh.post_of if rows[of].client != SERVER} == {0, 1}
 
 
 def test_what_is_published_at_the_end_is_seen_by_peers_and_the_public() -> None:
