@@ -84,7 +84,6 @@ def large_ledger(delta: float) -> None:
             ("analyst",),
             {"g": (10,)},
             "",
-            10,
             event(0.05, 2.0, 1),
             partition=f"label:{t % 7}",
         )

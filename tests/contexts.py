@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -41,6 +43,19 @@ def context(mechanisms: Mapping[str, Mechanism], *, seed: int = 0, silent: bool 
     if silent:
         ctx.noise = Silence(torch.Generator().manual_seed(seed))
     return ctx
+
+
+def batch_sizes(monkeypatch: pytest.MonkeyPatch, kind: type[Mechanism]) -> list[int]:
+    """A list that grows by the number of contributions of every application of this kind of mechanism."""
+    sizes: list[int] = []
+    apply = kind.__call__
+
+    def counted(self: Mechanism, value: Mapping[str, Tensor], noise: Any) -> Any:
+        sizes.append(len(next(iter(value.values()))))
+        return apply(self, value, noise)
+
+    monkeypatch.setattr(kind, "__call__", counted)
+    return sizes
 
 
 def records(n: int, *, seed: int = 0, classes: int = CLASSES) -> Records:

@@ -13,6 +13,7 @@ extra ``privdd[flower]``.
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -33,6 +34,7 @@ from privdd.privacy.ledger import Ledger
 from privdd.privacy.mechanism import Row
 from privdd.runtime.run_folder import RunFolder
 
+LOG = logging.getLogger("privdd")
 Own = Callable[[Context], tuple[Plan, Ledger, Shard]]  # what one client knows: the plan, and its own data
 
 
@@ -84,7 +86,7 @@ def client_app(own: Own, *, tells_accuracy: bool = False) -> ClientApp:
         sent = _sent_before(context, shard.client, round, asked)
         if sent is None:
             memory = _remembered(context, shard.client, bool(words["remembers"]))
-            received, rows, memory = client_step(Task(plan, round, shard.client, nested(tensors), memory, shard))
+            received, rows, memory = _step(Task(plan, round, shard.client, nested(tensors), memory, shard))
             ledger.append(rows)
             sent = _records(
                 flat(received.values),
@@ -106,6 +108,15 @@ def client_app(own: Own, *, tells_accuracy: bool = False) -> ClientApp:
         return Message(_records({}, client=shard.client, refuses=int(not tells_accuracy), **told), reply_to=message)
 
     return app
+
+
+def _step(task: Task) -> tuple[Received, list[Row], State]:
+    """The client's round. Raises FederationFailed without the cause, for Flower sends the text of an exception."""
+    try:
+        return client_step(task)
+    except Exception:
+        LOG.exception("client %d, round %d", task.client, task.round)
+        raise FederationFailed(f"client {task.client} failed in round {task.round}; its own log says why") from None
 
 
 def _own_accuracy(plan: Plan, broadcast: State, memory: State, test: Records) -> dict[str, float]:

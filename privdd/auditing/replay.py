@@ -59,7 +59,7 @@ class Replay:
         if done is None:
             return None
         # the same context as the local work: noise on what is sent comes next in its stream
-        sent = [self.plan.channel.send(upload, ctx, len(s.train)) for (upload, ctx), s in zip(done, shards)]
+        sent = [self.plan.channel.send(upload, ctx) for upload, ctx in done]
         return [received.values for received, _ in sent]
 
     def _one(self, plan: Plan, shard: Shard) -> tuple[Upload, ClientContext]:

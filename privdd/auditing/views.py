@@ -206,7 +206,7 @@ def probe_view(scene: Scene, round: int, records: Sequence[int]) -> tuple[View, 
         ctx = replace(plan, keys=plan.keys.fold("probe", at)).context(round, plan.victim)
         upload, memory = plan.method.local(snapshot.broadcast, {}, alone, ctx)
         virtual.append(plan.method.stand_ins(memory, plan.problem))
-        sent = plan.channel.send({n: upload[n] for n in names if n in upload}, ctx, 1)[0].values
+        sent = plan.channel.send({n: upload[n] for n in names if n in upload}, ctx)[0].values
         state = lens.state(names[0], sent[names[0]])
         if state is None:
             return None

@@ -101,8 +101,7 @@ class ClientContext:
         output = self.mechanisms[name](contributions, self.noise)
         if self.exact is not None:
             self.exact.append((name, output))
-        records = max((len(t) for t in contributions.values()), default=0)
-        row = _row(self, name, self.queries[name], output, ("analyst",), records, partition)
+        row = _row(self, name, self.queries[name], output, ("analyst",), partition)
         if not self._merged(row):
             self.rows.append(row)
         self.outputs.append(output.value)
@@ -124,7 +123,6 @@ def _row(
     surface: Surface,
     output: Output,
     visible_to: tuple[str, ...],
-    records: int,
     partition: str | None = None,
 ) -> Row:
     broken = sorted(flag for flag, holds in output.flags.items() if not holds)
@@ -136,7 +134,6 @@ def _row(
         visible_to=visible_to,
         shape=shapes(output.value),
         digest=digest(output.value),
-        records=records,
         event=dpa.NonPrivateDpEvent() if broken else output.event,
         partition=partition,
         clip_norm=output.clip_norm,
@@ -159,7 +156,7 @@ class Channel:
     mechanisms: Mapping[str, Mechanism] = field(default_factory=dict)
     visible_to: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
-    def send(self, upload: Upload, ctx: ClientContext, records: int) -> tuple[Received, list[Row]]:
+    def send(self, upload: Upload, ctx: ClientContext) -> tuple[Received, list[Row]]:
         """Pass one client's upload on: (what the server receives, the ledger rows in order).
 
         Rows of mechanisms spent inside local work come first; ``post_of`` counts from the first row.
@@ -170,13 +167,13 @@ class Channel:
         for name, artifact in upload.items():
             if name not in self.uploads:
                 raise UndeclaredArtifact(f"upload {name!r} is not declared; declared are {sorted(self.uploads)}")
-            value, row = self._release(name, artifact, ctx, records, inner)
+            value, row = self._release(name, artifact, ctx, inner)
             values[name] = sealed(value)
             rows.append(row)
         return Received(ctx.client, ctx.round, values), rows
 
     def _release(
-        self, name: str, artifact: Artifact, ctx: ClientContext, records: int, inner: tuple[int, ...]
+        self, name: str, artifact: Artifact, ctx: ClientContext, inner: tuple[int, ...]
     ) -> tuple[Tensors, Row]:
         visible = self.visible_to.get(name, ("server",))
         surface = self.uploads[name]
@@ -185,11 +182,11 @@ class Channel:
             output = replace(output, flags={**output.flags, **artifact.flags})
             if ctx.exact is not None:
                 ctx.exact.append((name, output))
-            row = _row(ctx, name, surface, output, visible, records)
+            row = _row(ctx, name, surface, output, visible)
             return output.value, replace(row, post_of=inner)  # what it protects may have been computed from them
         free = artifact.private or bool(artifact.public)
         output = Output(artifact.value, dpa.NoOpDpEvent() if free else dpa.NonPrivateDpEvent())
-        row = _row(ctx, name, surface, output, visible, records)
+        row = _row(ctx, name, surface, output, visible)
         if artifact.private:
             return artifact.value, replace(row, post_of=inner, why=POST_PROCESSING)
         if artifact.public:

@@ -113,7 +113,7 @@ def client_step(task: Task) -> tuple[Received, list[Row], State]:
     """Local work and the channel, in one pure call."""
     ctx = task.plan.context(task.round, task.client)
     upload, memory = task.plan.method.local(task.broadcast, task.memory, task.shard, ctx)
-    received, rows = task.plan.channel.send(upload, ctx, len(task.shard.train))
+    received, rows = task.plan.channel.send(upload, ctx)
     return received, rows, {name: t.detach() for name, t in memory.items()}
 
 
@@ -223,7 +223,6 @@ def _server_row(
         visible_to=visible_to,
         shape=shapes(value),
         digest=mark,
-        records=0,
         event=dpa.NoOpDpEvent(),
         why="computed by the server from what it had received" if origin else "public initial state",
         post_of=origin,

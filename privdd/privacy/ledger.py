@@ -22,7 +22,7 @@ from privdd.privacy.accounting import Accountant, Relation, check_delta, check_r
 from privdd.privacy.events import Tally, UnsupportedEvent, from_form, tally, to_form
 from privdd.privacy.mechanism import Row
 
-SCHEMA = 1
+SCHEMA = 2  # 1 had the number of records in every row: still read, without them
 SERVER = -1  # the client number of rows that the server writes
 UNITS = ("record", "client")
 FREE = (dpa.NoOpDpEvent, dpa.NonPrivateDpEvent)  # events without a mechanism behind them
@@ -107,8 +107,6 @@ class Ledger:
             raise ValueError(f"{release.name}: its mechanism protects a {unit}, this ledger's unit is a {self.unit}")
         if release.flags.get("relation:zero_out") and self.relation == "add_remove":
             raise ValueError(f"{release.name}: its count is public: privacy.relation=zero_out or replace is needed")
-        if self.unit == "record" and self.delta * release.records > 1:
-            warnings.warn(f"delta={self.delta} is above 1/{release.records}, one over the records", stacklevel=4)
 
     def _closure(self, surfaces: Collection[str]) -> list[Release]:
         """Rows of these surfaces and all that they were computed from, in order."""
@@ -168,9 +166,9 @@ class Ledger:
         """Read ``to_json``'s content or its text. Raises ValueError with one line that names what is wrong."""
         if isinstance(data, str):
             data = json.loads(data)
-        if not isinstance(data, Mapping) or data.get("schema") != SCHEMA or isinstance(data["schema"], bool):
+        if not isinstance(data, Mapping) or data.get("schema") not in (1, SCHEMA) or isinstance(data["schema"], bool):
             found = data.get("schema") if isinstance(data, Mapping) else type(data).__name__
-            raise ValueError(f"ledger.schema={found!r}: this version reads schema {SCHEMA}")
+            raise ValueError(f"ledger.schema={found!r}: this version reads schemas 1 and {SCHEMA}")
         _keys(data, {"schema", "relation", "unit", "delta", "releases"}, "ledger")
         releases = _typed(data, "releases", list, "ledger")
         ledger = Ledger(
@@ -179,7 +177,7 @@ class Ledger:
         for at, item in enumerate(releases):
             if not isinstance(item, Mapping) or item.get("id") != at:
                 raise ValueError(f"ledger.releases[{at}]: an object with id {at} is needed")
-            ledger.append([_row_from_json(item)], absolute=True)
+            ledger.append([_row_from_json(item, data["schema"])], absolute=True)
         return ledger
 
 
@@ -220,7 +218,6 @@ def _release_to_json(release: Release) -> dict[str, Any]:
         "visible_to": list(release.visible_to),
         "shape": {name: list(shape) for name, shape in release.shape.items()},
         "digest": release.digest,
-        "records": release.records,
         "partition": release.partition,
         "clip_norm": release.clip_norm,
         "sensitivity": {"value": release.sensitivity, "why": release.why},
@@ -236,12 +233,12 @@ def _release_to_json(release: Release) -> dict[str, Any]:
 KEYS = {f.name for f in fields(Release)} - {"why"}
 
 
-def _row_from_json(item: Mapping[str, Any]) -> Row:
+def _row_from_json(item: Mapping[str, Any], schema: int) -> Row:
     where = f"release {item['id']}"
-    _keys(item, KEYS, where)
+    _keys(item, KEYS | {"records"} if schema == 1 else KEYS, where)
     sensitivity = _typed(item, "sensitivity", dict, where)
     _keys(sensitivity, {"value", "why"}, f"{where}.sensitivity")
-    whole = {name: _typed(item, name, int, where) for name in ("round", "client", "records", "count")}
+    whole = {name: _typed(item, name, int, where) for name in ("round", "client", "count")}
     text = {name: _typed(item, name, str, where) for name in ("name", "surface", "digest")}
     shape = _typed(item, "shape", dict, where)
     flags = _typed(item, "flags", dict, where)

@@ -83,7 +83,11 @@ Mechanism._hooks = declared(Mechanism)
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One release before the ledger numbers it (one entry of ledger.json)."""
+    """One release (an entry of ledger.json) before the ledger numbers it: only what all may know, for rows travel.
+
+    How many records took part is not among it: a class's size and a sample's size are private, and where the
+    number of records is public, because a release has one row for each, ``shape`` says it.
+    """
 
     round: int
     client: int
@@ -92,7 +96,6 @@ class Row:
     visible_to: tuple[str, ...]
     shape: Mapping[str, tuple[int, ...]]
     digest: str
-    records: int
     event: dpa.DpEvent
     count: int = 1
     partition: str | None = None

@@ -91,7 +91,7 @@ def test_each_world_is_the_federation_without_its_absent_records(finished: tuple
             ctx = plan.context(t, client)
             ctx.keys = keys.fold("round", t, "client", client)
             upload, memories[client] = plan.method.local(sent, memories.get(client, {}), shard, ctx)
-            inbox.append(plan.channel.send(upload, ctx, len(shard.train))[0])
+            inbox.append(plan.channel.send(upload, ctx)[0])
         server = plan.method.aggregate(server, inbox, keys.fold("round", t, "server"))
     logits = plan.method.predict(server, None, game.candidates.x)
     (file,) = folder.glob("worlds/federation-*/world_0003.safetensors")

@@ -137,7 +137,7 @@ def test_external_scores_are_judged_by_the_same_rule(
 
 
 def row(surface: Surface, event: dpa.DpEvent, **more: Any) -> Row:
-    return Row(0, 0, str(surface), str(surface), ("server",), {"x": (1,)}, "", 10, event, **more)
+    return Row(0, 0, str(surface), str(surface), ("server",), {"x": (1,)}, "", event, **more)
 
 
 def test_stated_epsilons_are_what_is_accounted_or_what_the_method_claims() -> None:

@@ -48,3 +48,8 @@ def test_the_busiest_client_decides_what_is_planned() -> None:
     ledger, planned = ledger_of(*RUNS["dpsgd, some clients"])
     spent = sorted(ledger.epsilon(client=client) for client in range(3))
     assert spent[0] < spent[-1] == pytest.approx(planned, rel=1e-6)
+
+
+def test_a_delta_above_one_over_a_clients_records_is_warned_about() -> None:
+    with pytest.warns(UserWarning, match=r"privacy\.delta=0\.1 is above 1/[0-9]+, one over a client's records"):
+        assemble(composed("train", [*TINY, "algo=fedavg", "privacy=dpsgd", "privacy.delta=0.1"]))

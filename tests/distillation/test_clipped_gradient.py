@@ -9,7 +9,7 @@ from torch import Tensor
 from privdd.core.types import Records
 from privdd.distillation.clipped_gradient import mean_gradients, record_gradients, release_gradients
 from privdd.privacy.mechanisms import AggregateClip, ClippedSum
-from tests.contexts import CLASSES, SHAPE, context, network, records
+from tests.contexts import CLASSES, SHAPE, batch_sizes, context, network, records
 
 NET = network(seed=1)
 CLIP = 0.05
@@ -107,15 +107,16 @@ def test_sensitivity_of_aggregate_clipping_exceeds_what_its_proof_assumes() -> N
     assert 2 < max(kappas) <= 2 * size
 
 
-def test_poisson_sampling_and_absent_classes() -> None:
-    data = records(200, classes=1)
+def test_poisson_sampling_and_absent_classes(monkeypatch: pytest.MonkeyPatch) -> None:
+    data, sizes = records(200, classes=1), batch_sizes(monkeypatch, ClippedSum)
     ctx = context({"synthetic_gradient": ClippedSum(1.0, CLIP, 0.25, 5.0)})
     release_gradients(synthetic(1), embed, data, range(CLASSES), ctx)
-    assert 25 < ctx.rows[0].records < 80
-    assert [row.records for row in ctx.rows[1:]] == [0, 0, 0]
+    assert 25 < sizes[0] < 80 and sizes[1:] == [0, 0, 0]
+    assert [row.partition for row in ctx.rows] == [f"label:{c}" for c in range(CLASSES)]  # held or not
 
 
-def test_the_papers_batches_have_a_fixed_size() -> None:
+def test_the_papers_batches_have_a_fixed_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = batch_sizes(monkeypatch, AggregateClip)
     ctx = context({"synthetic_gradient": AggregateClip(5.0, CLIP)})
     release_gradients(synthetic(1), embed, records(200, classes=2), range(CLASSES), ctx, batch=32)
-    assert [row.records for row in ctx.rows] == [32, 32, 1, 1]
+    assert sizes == [32, 32, 1, 1]

@@ -52,7 +52,7 @@ def test_rows_of_profiles_name_what_protects_them(algo):
 def test_undeclared_artifact_and_query_are_refused():
     channel = Channel(UPLOADS)
     with pytest.raises(UndeclaredArtifact, match=r"'peek'.*count.*update"):
-        channel.send({"peek": Artifact({"x": torch.ones(1)})}, context(), 1)
+        channel.send({"peek": Artifact({"x": torch.ones(1)})}, context())
     ctx = context(mechanisms={"dpsgd": ClippedSum(1.0, 1.0)}, queries={})
     with pytest.raises(UndeclaredArtifact, match="'dpsgd'"):
         ctx.mechanism("dpsgd", {"g": torch.ones(1, 1)})
@@ -63,7 +63,7 @@ def test_received_tensors_are_sealed(private):
     """The server's copies share no memory and no graph with the client's."""
     mine = torch.ones(3, requires_grad=True)
     view = torch.arange(6.0).reshape(2, 3).T
-    received, _ = Channel(UPLOADS).send({"update": Artifact({"w": mine, "v": view}, private=private)}, context(), 1)
+    received, _ = Channel(UPLOADS).send({"update": Artifact({"w": mine, "v": view}, private=private)}, context())
     theirs = received.values["update"]
     assert not theirs["w"].requires_grad and theirs["v"].is_contiguous()
     theirs["w"].mul_(7)
@@ -84,7 +84,7 @@ def test_mechanism_output_is_sealed_too():
             return Output({"w": self.buffer}, dpa.GaussianDpEvent(1.0), sensitivity=1.0, noise_std=1.0)
 
     channel = Channel(UPLOADS, {"update": Keeps()})
-    received, _ = channel.send({"update": Artifact({"w": torch.ones(2)})}, context(), 1)
+    received, _ = channel.send({"update": Artifact({"w": torch.ones(2)})}, context())
     received.values["update"]["w"].add_(1)
     assert torch.equal(Keeps.buffer, torch.zeros(2))
 
@@ -93,7 +93,7 @@ def test_a_mechanism_on_a_name_replaces_the_value_and_earns_the_row():
     mechanism = ClippedSum(2.0, 1.0)
     channel = Channel(UPLOADS, {"update": mechanism})
     value = {"w": torch.full((4, 3), 100.0)}
-    received, rows = channel.send({"update": Artifact(value, private=True)}, context(), 4)
+    received, rows = channel.send({"update": Artifact(value, private=True)}, context())
     assert not torch.equal(received.values["update"]["w"], value["w"].sum(0))
     assert rows[0].event == dpa.GaussianDpEvent(2.0) and rows[0].digest == digest(received.values["update"])
     expected = mechanism(value, context().noise).value
@@ -104,7 +104,7 @@ def test_a_mechanism_on_a_name_replaces_the_value_and_earns_the_row():
 def test_false_flag_makes_the_release_non_private(flag):
     channel = Channel(UPLOADS, {"update": ClippedSum(1.0, 1.0)})
     upload = {"update": Artifact({"w": torch.ones(1, 2)}, flags={"public_map": flag})}
-    _, (row,) = channel.send(upload, context(), 1)
+    _, (row,) = channel.send(upload, context())
     from privdd.privacy.ledger import Ledger
 
     ledger = Ledger()
@@ -118,7 +118,7 @@ def test_unprotected_is_infinite_public_and_private_are_free():
     names = {"private": {"private": True}, "public": {"public": "labels under zero-out"}, "plain": {}}
     channel = Channel({name: Surface.LABELS for name in names})
     upload = {name: Artifact({"y": torch.ones(1)}, **kind) for name, kind in names.items()}
-    _, rows = channel.send(upload, context(), 1)
+    _, rows = channel.send(upload, context())
     kinds = {row.name: type(row.event) for row in rows}
     assert kinds == {"private": dpa.NoOpDpEvent, "public": dpa.NoOpDpEvent, "plain": dpa.NonPrivateDpEvent}
     with pytest.raises(ValueError, match="not both"):
@@ -135,7 +135,7 @@ def test_repeated_rows_merge_with_the_right_count():
     assert counts == {("a", None): 3, ("b", "label:0"): 2, ("b", "label:1"): 1} and len(ctx.rows) == 3
     last = {(r.name, r.partition): r.digest for r in ctx.rows}[("a", None)]
     assert last == digest(ctx.outputs[-1])
-    _, rows = Channel(UPLOADS).send({"update": Artifact({"w": torch.ones(1)}, private=True)}, ctx, 2)
+    _, rows = Channel(UPLOADS).send({"update": Artifact({"w": torch.ones(1)}, private=True)}, ctx)
     assert rows[-1].post_of == (0, 1, 2)
 
 

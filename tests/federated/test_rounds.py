@@ -108,7 +108,7 @@ def test_rows_of_a_round_come_from_the_clients_own_rows_and_the_broadcast() -> N
 
 def test_rooted_shifts_ids_and_adds_the_broadcast_to_what_was_computed_from_it() -> None:
     def row(post_of: tuple[int, ...], why: str, event: dpa.DpEvent | None = None) -> Row:
-        return Row(0, 0, "x", "update", ("server",), {}, "", 1, event or dpa.NoOpDpEvent(), post_of=post_of, why=why)
+        return Row(0, 0, "x", "update", ("server",), {}, "", event or dpa.NoOpDpEvent(), post_of=post_of, why=why)
 
     noised = row((0,), "clipped", dpa.GaussianDpEvent(1.0))
     found = rooted([row((), "public"), row((0,), POST_PROCESSING), row((0,), "other"), noised], 10, (4, 7))

@@ -148,7 +148,7 @@ def test_released_profile_shares_one_noise_image_per_batch_in_two_copies():
     shard, t = experiment.shards[0], experiment.plan.method.distill_rounds
     server = method.init(plan.problem, plan.keys.fold("public", "init")) | {"round": torch.tensor([float(t)])}
     sent, ctx = method.broadcast(server), plan.context(t, 0)
-    values = plan.channel.send(method.local(sent, {}, shard, ctx)[0], ctx, len(shard.train))[0].values
+    values = plan.channel.send(method.local(sent, {}, shard, ctx)[0], ctx)[0].values
     order = shard.train.ids.argsort()
     with torch.no_grad():
         clean = method.maps(sent, {}, plan.problem)["feature"](shard.train.x)[order]

@@ -66,7 +66,7 @@ def test_ledger_counts_every_step_and_spends_foretells_it():
     method = make(FedAvg, local_epochs=3.0)
     ctx = context(method, mechanism(q=0.25))
     upload, _ = turn(method, ctx, shards((50,))[0])
-    _, rows = Channel(method.uploads).send(upload, ctx, 50)
+    _, rows = Channel(method.uploads).send(upload, ctx)
     assert [(r.name, r.count) for r in rows if r.name == "dpsgd"] == [("dpsgd", 12)]
     assert method.spends(0, mechanism(q=0.25)) == {"dpsgd": 12}
     assert make(FedAvg).client_private().spends(0, {"update": object()}) == {"update": 1}

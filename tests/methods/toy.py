@@ -70,7 +70,7 @@ def receive(method, server: State, memories: dict[int, State], clients: Sequence
         ctx = ClientContext(t, shard.client, keys, problem, queries=method.queries, **more)
         sent = method.broadcast(server)
         upload, memories[shard.client] = method.local(sent, memories.get(shard.client, {}), shard, ctx)
-        inbox.append(Channel(method.uploads).send(upload, ctx, len(shard.train))[0])
+        inbox.append(Channel(method.uploads).send(upload, ctx)[0])
     return inbox
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+from typing import Any
 
 import dp_accounting as dpa
 import pytest
@@ -21,7 +22,7 @@ G = dpa.GaussianDpEvent
 
 def row(event: dpa.DpEvent, **changes: object) -> Row:
     base = dict(round=0, client=0, name="q", surface="synthetic_images", visible_to=("server",), digest="d")
-    return Row(**{**base, "shape": {"x": (2, 3)}, "records": 10, "event": event, **changes})  # type: ignore[arg-type]
+    return Row(**{**base, "shape": {"x": (2, 3)}, "event": event, **changes})  # type: ignore[arg-type]
 
 
 def poisson(q: float, z: float) -> dpa.DpEvent:
@@ -123,7 +124,8 @@ def test_json_is_enough_for_dp_accounting_alone() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"schema": 2},
+        {"schema": 3},
+        {"schema": True},
         {"delta": math.nan},
         {"delta": "1e-5"},
         {"relation": "sideways"},
@@ -187,11 +189,6 @@ def test_a_bound_that_is_not_known_is_infinite_and_says_so() -> None:
     assert ledger.epsilon(DELTA) < math.inf
 
 
-def test_delta_above_one_over_the_records_is_warned_about() -> None:
-    with pytest.warns(UserWarning, match="1/20"):
-        Ledger(delta=0.1).append([row(G(1.0), records=20)])
-
-
 def by_hand(ledger: Ledger, surface: str | None) -> float:
     """Every row that a surface's rows reach through their sources, once; the worst cell of the worst client."""
 
@@ -223,3 +220,20 @@ def test_surfaces_compose_all_that_they_were_computed_from_once(seed: int) -> No
     for surface in ("a", "b", "c", None):
         found = ledger.epsilon(DELTA, surfaces=None if surface is None else [surface])
         assert found == pytest.approx(by_hand(ledger, surface), abs=1e-9)
+
+
+def of_schema_1(ledger: Ledger) -> dict[str, Any]:
+    """ledger.json as it was once written, with the number of records in every row."""
+    data = ledger.to_json()
+    return {**data, "schema": 1, "releases": [{**release, "records": 10} for release in data["releases"]]}
+
+
+def test_files_of_schema_1_open_without_their_record_counts() -> None:
+    assert Ledger.from_json(of_schema_1(mixed())).to_json() == mixed().to_json()
+
+
+@pytest.mark.parametrize("schema", [1, 2])
+def test_a_row_of_the_other_schema_is_refused(schema: int) -> None:
+    other = mixed().to_json() if schema == 1 else of_schema_1(mixed())
+    with pytest.raises(ValueError, match="release 0: missing .*records" if schema == 1 else "unknown .*records"):
+        Ledger.from_json({**other, "schema": schema})

@@ -123,7 +123,6 @@ def _release(name: str, round_: int, client: int, event: dict[str, Any]) -> dict
         "visible_to": ["server"],
         "shape": [10],
         "digest": "00",
-        "records": 60,
         "partition": None,
         "clip_norm": 1.0,
         "sensitivity": {"value": 1.0, "why": "clipped per record"},
@@ -230,7 +229,7 @@ def write_run(
     write(data, folder / "findings.json")
     event = {"type": "non_private"} if kind == "unprotected" else {"type": "gaussian", "noise_multiplier": noise}
     releases = [_release(s["surface"], r, c, event) for s in surfaces for r in range(s["rounds"]) for c in range(5)]
-    ledger = {"schema": 1, "relation": "add_remove", "unit": "record", "delta": DELTA, "releases": releases}
+    ledger = {"schema": 2, "relation": "add_remove", "unit": "record", "delta": DELTA, "releases": releases}
     (folder / "ledger.json").write_text(json.dumps(ledger))
     (folder / "config.yaml").write_text(
         yaml.safe_dump({"algo": {"name": algo}, "privacy": {"noise_multiplier": noise}, "seed": seed})

@@ -13,12 +13,12 @@ from privdd.privacy.ledger import Ledger
 from privdd.privacy.mechanism import Row
 from privdd.runtime.run_folder import jsonable
 
-FREE = Row(0, 3, "update", "update", ("server",), {"w": (3, 2), "b": ()}, "ab" * 16, 7, dpa.NonPrivateDpEvent(), nonprivate_reason="no \"mechanism\" ü")
+FREE = Row(0, 3, "update", "update", ("server",), {"w": (3, 2), "b": ()}, "ab" * 16, dpa.NonPrivateDpEvent(), nonprivate_reason="no \"mechanism\" ü")
 NOISY = Row(
-    1, 3, "dpsgd", "gradient", ("analyst",), {"w": (3, 2)}, "cd" * 16, 7, dpa.PoissonSampledDpEvent(0.25, dpa.GaussianDpEvent(1.5)),
+    1, 3, "dpsgd", "gradient", ("analyst",), {"w": (3, 2)}, "cd" * 16, dpa.PoissonSampledDpEvent(0.25, dpa.GaussianDpEvent(1.5)),
     count=9, partition="label:3", clip_norm=1.0, sensitivity=1.0, noise_std=1.5, flags={"poisson": True},
 )  # fmt: skip
-POST = Row(1, 3, "update", "update", ("server",), {"w": (3, 2)}, "ef" * 16, 7, dpa.NoOpDpEvent(), why="post", post_of=(1,))
+POST = Row(1, 3, "update", "update", ("server",), {"w": (3, 2)}, "ef" * 16, dpa.NoOpDpEvent(), why="post", post_of=(1,))
 
 
 def ledger_of(rows: list[Row]) -> Ledger:

@@ -122,7 +122,7 @@ def _sent(subject: Subject, snapshot: Snapshot, name: str, number: int, update: 
     plan = replace(subject.plan, keys=subject.keys.fold("t1", name, number))
     ctx = plan.context(snapshot.round, plan.victim, exact=[])
     ctx.noise = SeededNoise(plan.keys.fold("noise").torch())
-    plan.channel.send({name: Artifact(update)}, ctx, len(subject.shard.train))
+    plan.channel.send({name: Artifact(update)}, ctx)
     return (ctx.exact or [])[0][1]
 
 

@@ -78,7 +78,7 @@ def _sent(subject: Subject, snapshot: Snapshot, name: str, guests: Canaries, pre
     keys = replace(plan, keys=subject.keys.fold("t1", name))
     ctx = keys.context(snapshot.round, plan.victim, exact=[])
     upload, _ = plan.method.local(snapshot.broadcast, dict(snapshot.memory), shard, ctx)
-    plan.channel.send({name: upload[name]}, ctx, len(whole))
+    plan.channel.send({name: upload[name]}, ctx)
     return next(output for key, output in ctx.exact or [] if key == name)
 
 

@@ -51,7 +51,7 @@ class AggregateClip(Mechanism):
             dpa.NonPrivateDpEvent(),
             clip_norm=float(self.clip_norm),
             sensitivity=2 * self.clip_norm,
-            why=f"unsound as printed: the mean of {size} records is clipped; one record may move it by 2C, not C/|B|",
+            why="unsound as printed: the mean of the batch is clipped; one record may move it by 2C, not C/|B|",
             noise_std=std,
             flags={"noise_scale_public": False},  # sigma C / |B|, and |B| is at most the class size
             exact=exact,

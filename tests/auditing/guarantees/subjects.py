@@ -59,7 +59,7 @@ def subject(
     broadcast = method.broadcast(server)
     ctx = plan.context(0, 0)
     upload, _ = method.local(broadcast, {}, shard, ctx)
-    received, rows = plan.channel.send(upload, ctx, len(shard.train))
+    received, rows = plan.channel.send(upload, ctx)
     ledger = Ledger(relation, "record", DELTA)  # type: ignore[arg-type]
     ledger.append(rows)
     snapshots = {0: Snapshot(0, broadcast, {}, received.values)}

@@ -75,7 +75,7 @@ def of_client(mechanism: ClientLevel, *, rounds: int = 1, relation: str = "zero_
     for t in range(rounds):
         ctx, before = one.plan.context(t, 0), one.snapshots[0].broadcast
         upload, _ = one.plan.method.local(before, {}, client(0), ctx)
-        received, rows = one.plan.channel.send(upload, ctx, 30)
+        received, rows = one.plan.channel.send(upload, ctx)
         ledger.append(rows)
         snapshots[t] = Snapshot(t, before, {}, received.values)
     return replace(one, ledger=ledger, snapshots=snapshots)
