@@ -29,7 +29,7 @@ mine.mkdir(parents=True, exist_ok=True)
 Path("mine/signs.py").write_text('''
 from dataclasses import dataclass, replace
 
-from privdd.methods.fedavg import FedAvg
+from privdd.api import FedAvg
 
 
 @dataclass(frozen=True, kw_only=True)
