@@ -35,15 +35,15 @@ Reader = Callable[[Lens, str, Tensors, Mapping[str, Tensors]], Mapping[str, Tens
 def _update(lens: Lens, name: str, value: Tensors, values: Mapping[str, Tensors]) -> Mapping[str, Tensor]:
     """Confidence of the uploaded model, and alignment of the change with each record's gradient."""
     state = lens.state(name, value)
-    if state is None:
-        return _record_loss(lens, name, value)
+    if state is None or lens.start is None or lens.model is None:  # inversion would have nothing to invert either
+        raise NoReader(lens.method, name, "classifier, sent_state and model_state")
     logits = lens.logits(state, lens.candidates.x)
     out = {
         "confidence": sig.logit_scaled(logits, lens.candidates.y),
         "loss": sig.negative_loss(logits, lens.candidates.y),
     }
     out["logits"] = logits
-    if lens.gradients is not None and lens.start is not None and lens.model is not None:
+    if lens.gradients is not None:
         names = [n for n, _ in lens.model.named_parameters()]
         change = torch.cat([(state[n] - lens.start[n]).flatten() for n in names])
         out["alignment"] = sig.gradient_alignment(change, lens.gradients)
@@ -60,7 +60,7 @@ def _control(lens: Lens, name: str, value: Tensors, values: Mapping[str, Tensors
 
 def _features(lens: Lens, name: str, value: Tensors, values: Mapping[str, Tensors]) -> Mapping[str, Tensor]:
     """Matched filter: is some released row this record's own feature plus noise? Labels travel along."""
-    maps = lens.method.maps(lens.snapshot.broadcast, lens.memory, lens.problem)  # type: ignore[attr-defined]
+    maps = lens.method.maps(lens.snapshot.broadcast, lens.memory, lens.problem)
     clean = maps["feature"](lens.candidates.x).flatten(1)
     rows, labels = value["x"].flatten(1), values["labels"]["y"]
     stds = lens.noise.get("noise_stds") or [float(lens.noise.get("std") or 1e-3)] * int(lens.noise.get("copies", 1))
@@ -170,13 +170,11 @@ def _total(lens: Lens, name: str, value: Tensors, values: Mapping[str, Tensors])
     return {"count": total.expand(len(lens.candidates)).clone()}
 
 
-NEEDED: Mapping[
-    Surface, tuple[tuple[str, ...], ...]
-] = {  # hooks without which a reader sees no record: one set of these
-    Surface.UPDATE: (("classifier", "sent_state", "model_state"), ("record_loss",)),
-    Surface.GRADIENT: (("classifier", "sent_state"),),
-    Surface.CONTROL_VARIATE: (("classifier", "sent_state"),),
-    Surface.FEATURES: (("maps",),),
+NEEDED: Mapping[Surface, tuple[str, ...]] = {  # hooks without which a reader sees no record
+    Surface.UPDATE: ("classifier", "sent_state", "model_state"),
+    Surface.GRADIENT: ("classifier", "sent_state"),
+    Surface.CONTROL_VARIATE: ("classifier", "sent_state"),
+    Surface.FEATURES: ("maps",),
 }
 
 
@@ -184,8 +182,7 @@ def missing_hooks(method: Method, surface: Surface) -> str:
     """The hooks that a method must define before its uploads of a surface can be read, "" if none is missing."""
     if surface not in READERS:
         return f"another surface than {surface}, which only a server sends"
-    absent = [[hook for hook in hooks if not defines(method, hook)] for hooks in NEEDED.get(surface, ())]
-    return "" if not all(absent) else ", or ".join(" and ".join(hooks) for hooks in absent)
+    return " and ".join(hook for hook in NEEDED.get(surface, ()) if not defines(method, hook))
 
 
 READERS: Mapping[Surface, Reader] = {

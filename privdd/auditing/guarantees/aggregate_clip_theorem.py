@@ -31,7 +31,7 @@ def printed_findings(subject: Subject, name: str) -> Iterator[Finding]:
     snapshot = subject.snapshots[max(subject.snapshots)]
     plan, label = subject.plan, common_label(subject.shard)
     mechanism = plan.mechanisms[name]
-    steps = plan.method.steps(snapshot.broadcast, subject.shard, plan.context(snapshot.round, plan.victim))  # type: ignore[attr-defined]
+    steps = plan.method.steps(snapshot.broadcast, subject.shard, plan.context(snapshot.round, plan.victim))
     own = subject.shard.train
     base = own.x[own.y == label][0]
     law = Law(mechanism, steps.settings.batch, 1.0)  # type: ignore[arg-type]
@@ -73,7 +73,7 @@ def within_theorem(
     def at(logarithm: float) -> tuple[int, Claim]:
         rate = math.sqrt(logarithm / steps) / law.mechanism.noise_multiplier
         count = max(law.batch, math.ceil(law.batch / rate * (1 + 1e-9)))
-        claims = plan.method.claims(plan, [holding(shard, copies(base, label, count))])  # type: ignore[attr-defined]
+        claims = plan.method.claims(plan, [holding(shard, copies(base, label, count))])
         return count, min(claims, key=lambda claim: claim.epsilon)
 
     natural, decimal = at(math.log(1 / delta)), at(math.log10(1 / delta))

@@ -61,7 +61,7 @@ def _stated(subject: Subject, name: str, output: Output) -> tuple[float, str]:
     if subject.spends(name):
         relation = subject.plan.relation
         return epsilon(output.event, subject.delta, relation=relation), "accounted"  # type: ignore[arg-type]
-    claim = min(subject.plan.method.claims(subject.plan, [subject.shard]), key=lambda c: c.epsilon)  # type: ignore[attr-defined]
+    claim = min(subject.plan.method.claims(subject.plan, [subject.shard]), key=lambda c: c.epsilon)
     return claim.epsilon, claim.source
 
 
