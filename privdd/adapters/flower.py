@@ -64,13 +64,15 @@ def own_data(experiment: Experiment, client: int) -> Shard:
     return game_of(experiment).shard(shard, 0) if audited else shard
 
 
-def client_app(own: Own, *, tells_accuracy: bool = False) -> ClientApp:
+def client_app(own: Own, *, tells_accuracy: bool = False, simulation: bool = False) -> ClientApp:
     """A ClientApp that answers ``query`` with its client number and ``train`` with one round's upload.
 
     own: from Flower's context (its node_config names the client) to plan, an empty ledger and the shard.
     tells_accuracy: answers ``evaluate`` with the accuracy of its own model on its own test split, which
     personal methods need. That number leaves the client outside the channel: no ledger row covers it, so
     it is for studies, and a guarantee holds for everything else.
+    simulation: the data is nobody's, so noise may be drawn from the seed. Everyone who takes part knows the seed: a
+    real client draws its noise from the operating system or from a secret of its own, or answers with an error.
     """
     app = ClientApp()
 
@@ -85,6 +87,7 @@ def client_app(own: Own, *, tells_accuracy: bool = False) -> ClientApp:
         round, asked = int(words["round"]), digest(tensors)  # type: ignore[arg-type]
         sent = _sent_before(context, shard.client, round, asked)
         if sent is None:
+            _check_noise(plan, simulation)
             memory = _remembered(context, shard.client, bool(words["remembers"]))
             received, rows, memory = _step(Task(plan, round, shard.client, nested(tensors), memory, shard))
             ledger.append(rows)
@@ -108,6 +111,19 @@ def client_app(own: Own, *, tells_accuracy: bool = False) -> ClientApp:
         return Message(_records({}, client=shard.client, refuses=int(not tells_accuracy), **told), reply_to=message)
 
     return app
+
+
+def _check_noise(plan: Plan, simulation: bool) -> None:
+    """Raises FederationFailed where the noise could be drawn again by the server, or cannot be drawn at all."""
+    if not plan.mechanisms:
+        return
+    if plan.noise_source == "seed" and not simulation:
+        raise FederationFailed(
+            "privacy.noise_source=seed: who takes part knows the seed and can take the noise off again; allowed are "
+            "secret and os, and seed in a study: client_app(own, simulation=True)"
+        )
+    if plan.noise_source == "secret" and not plan.keys.secret:
+        raise FederationFailed("privacy.noise_source=secret: this client has no secret (PRIVDD_SECRET)")
 
 
 def _step(task: Task) -> tuple[Received, list[Row], State]:

@@ -2,7 +2,8 @@
 
 Both read one config.yaml of a run (``run_config["config"]``, the same on every machine); a client's
 number is ``partition-id`` in its node's config; the server writes the run folder ``run_config["folder"]``.
-The data are the config's, cut into clients: a study, so clients tell their accuracy where a method needs it.
+The data are the config's, cut into clients: a study, so clients tell their accuracy where a method needs it, and may
+draw noise from the seed. With ``privacy.noise_source=secret`` each client's machine sets PRIVDD_SECRET.
 A deployment whose data already lies at the clients builds its own with ``client_app(own)``.
 """
 
@@ -29,7 +30,7 @@ from privdd.privacy.ledger import Ledger
 def assembled(folder: str) -> tuple[Any, Experiment]:
     """A folder's config.yaml, with calibrated noise where it asks for that, and its run; once per process."""
     config = stored_config(Path(folder))
-    experiment = assemble(config)
+    experiment = assemble(config, noise_here=False)  # the server has no client's secret, and each client its own
     torch.set_num_threads(experiment.engine.threads)  # the same bits as the simulation
     return config, experiment
 
@@ -40,7 +41,7 @@ def own(context: Context) -> tuple[Plan, Ledger, Shard]:
     return experiment.plan, experiment.ledger(), own_data(experiment, int(context.node_config["partition-id"]))
 
 
-client = client_app(own, tells_accuracy=True)
+client = client_app(own, tells_accuracy=True, simulation=True)
 server = ServerApp()
 
 

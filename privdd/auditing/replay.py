@@ -117,14 +117,14 @@ def recalled(plan: Plan, progress: Progress, shard: Shard) -> Progress:
 
     shard: what the client trained on. Unchanged where nothing is marked. A method whose clients remember
     has all of the client's rounds kept, from the first. Raises ValueError where local work drew noise of the
-    operating system: another draw of it gives another memory.
+    operating system, or of the client's own secret: another draw of it gives another memory.
     """
     if not marked(progress.memories.get(plan.victim, {})):
         return progress
     drawn = sorted(set(plan.mechanisms) & set(plan.method.queries))  # others act on what is sent, after local work
-    if drawn and plan.noise_source == "os":
+    if drawn and plan.noise_source != "seed":
         raise ValueError(
-            f"privacy.noise_source=os: what client {plan.victim} remembers depends on noise of {', '.join(drawn)} that "
+            f"privacy.noise_source={plan.noise_source}: what client {plan.victim} remembers depends on noise of {', '.join(drawn)} that "
             "cannot be drawn again; allowed is seed where a deployment with client memory is audited"
         )
     memory: State = {}

@@ -15,6 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from attacks.types import Attack
 from privdd.cli.config import all_attacks, composed, config_dir
 from privdd.cli.read_settings import audit_settings, plain, privacy_settings, run_settings
+from privdd.cli.secret import needed, secret_of
 from privdd.cli.validation import check_types
 from privdd.core.errors import BadConfig
 from privdd.core.keys import Keys
@@ -25,9 +26,10 @@ from privdd.data.sources import load
 from privdd.federated.capture import Capture
 from privdd.federated.experiment import Experiment
 from privdd.federated.method import Method
-from privdd.federated.settings import AuditSettings, PrivacySettings
+from privdd.federated.settings import AuditSettings, PrivacySettings, RunSettings
 from privdd.federated.simulation import Plan
 from privdd.privacy.accounting import calibrate
+from privdd.privacy.description import description
 from privdd.privacy.mechanism import Mechanism
 from privdd.runtime.engine import Engine
 
@@ -45,15 +47,17 @@ def build(node: Any) -> Any:
         raise BadConfig(" ".join(str(cause or error).split())[:300]) from None
 
 
-def assemble(config: DictConfig) -> Experiment:
+def assemble(config: DictConfig, *, noise_here: bool = True) -> Experiment:
     """The experiment of a config. Raises ValueError, in one line, for anything that cannot run.
 
     Where ``privacy.epsilon`` asks for it, ``privacy.noise_multiplier`` of the config becomes what was calibrated.
+    noise_here: whether this process draws the clients' noise, so that it needs their secret where there is one.
     """
     check_types(config)
     run, privacy, audit = run_settings(config), privacy_settings(config), audit_settings(config)
     _check_device(run.device)
-    keys = Keys(run.seed)
+    secret = secret_of(config)
+    keys = Keys(run.seed, secret=(secret or "").encode())
     partition = Partition(**plain(config.partition))
     method = _of_role(build(config.algo), Method, "algo")  # type: ignore[type-abstract]
     mechanisms = _mechanisms(config, method)
@@ -63,13 +67,21 @@ def assemble(config: DictConfig) -> Experiment:
     if "update" in mechanisms:
         method = method.client_private()
     victim, fraction = _victim(audit, shards), float(run.participation)
+    if noise_here and mechanisms and privacy.noise_source == "secret" and secret is None:
+        raise needed()
     plan = Plan(keys, problem, method, mechanisms, privacy.noise_source, privacy.relation, fraction, victim)
     if privacy.epsilon is not None:
         plan = _calibrated(config, plan, privacy)
         run, privacy = run_settings(config), privacy_settings(config)  # with the calibrated noise
+    plan = replace(plan, settings=_noise_settings(run, audit), paired_noise=privacy.paired_noise)
     _check_delta(privacy, plan, shards)
     engine = Engine(**plain(config.engine))
     return Experiment(run, privacy, audit, plan, dataset, shards, engine, Capture(**plain(config.capture)))
+
+
+def _noise_settings(run: RunSettings, audit: AuditSettings | None) -> str:
+    """All that decides what clients send, the records left out for the audit among it."""
+    return description([run.fingerprint, None if audit is None else [audit.client, audit.records]])
 
 
 def _of_role(made: Any, role: type[Role], key: str) -> Role:

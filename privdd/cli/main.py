@@ -23,6 +23,7 @@ from privdd.cli.config import (
     register_resolvers,
 )
 from privdd.cli.runs import stored_config, waive_unread
+from privdd.cli.secret import taken
 from privdd.cli.sweeps import Sweep, asked, count_points, is_sweep, pinned
 from privdd.cli.validation import check_overrides, check_types
 from privdd.core.errors import BadConfig
@@ -57,6 +58,7 @@ def main(command: str, run: Run) -> int:
 def _main(command: str, run: Run) -> int:
     keep_memory()
     register_resolvers()
+    sys.argv = [sys.argv[0], *taken(sys.argv[1:])]
     argv = expand(sys.argv[1:], command)
     if any(a.split("=")[0] in HELP for a in argv):
         sys.argv = [sys.argv[0], *sys.argv[1:]]

@@ -17,6 +17,8 @@ from privdd.runtime.renames import original
 
 UNFINGERPRINTED = ("attack", "audit", "engine", "capture", "run", "resume", "scores", "name", "tracking", "paper")
 
+OF_THE_NOISE = ("secret", "paired_noise")  # neither changes what is run, and runs of earlier versions have neither
+
 
 def plain(node: Any) -> Any:
     """A config node as resolved dicts, lists and numbers."""
@@ -29,6 +31,8 @@ def fingerprint(config: DictConfig) -> str:
     Classes enter under their oldest known names, so that a run of an earlier version keeps its digest.
     """
     content = {k: v for k, v in original(plain(config)).items() if k not in UNFINGERPRINTED}
+    if isinstance(privacy := content.get("privacy"), dict):
+        content["privacy"] = {k: v for k, v in privacy.items() if k not in OF_THE_NOISE}
     return hashlib.blake2b(json.dumps(content, sort_keys=True, default=str).encode(), digest_size=8).hexdigest()
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from privdd.cli.read_settings import UNFINGERPRINTED, audit_settings, plain
+from privdd.cli.secret import recognise, storable
 from privdd.core.errors import BadConfig
 from privdd.runtime.renames import renamed
 from privdd.runtime.run_folder import DamagedRun, RunFolder, write_bytes
@@ -27,11 +28,12 @@ def prepare(path: Path, config: DictConfig) -> RunFolder:
     """
     folder = RunFolder(path)
     if folder.checkpoint.exists():
-        old, new = _decides(stored_config(path)), _decides(config)
+        old, new = _decides(stored_config(path)), _decides(storable(config))
         changed = sorted(key for key in {*old, *new} if old.get(key) != new.get(key))
         if changed:
             raise BadConfig(f"{path}: holds a run of another config ({', '.join(changed)} differ); use another folder")
-    write_bytes(path / "config.yaml", OmegaConf.to_yaml(config, resolve=True).encode())
+    recognise(folder, config)
+    write_bytes(path / "config.yaml", OmegaConf.to_yaml(storable(config), resolve=True).encode())
     return folder
 
 
@@ -60,10 +62,16 @@ def stored_config(path: Path) -> DictConfig:
         config = OmegaConf.load(file)
         if not isinstance(config, DictConfig) or not {"algo", "data", "partition", "privacy"} <= set(config):
             raise ValueError("keys are missing")
-        config = OmegaConf.create(renamed(OmegaConf.to_container(config)))
+        config = OmegaConf.create(_completed(renamed(OmegaConf.to_container(config))))
     except Exception as error:  # yaml has its own family of errors
         raise DamagedRun(f"{file}: not a config of privdd ({' '.join(str(error).split())[:100]})") from None
     return config
+
+
+def _completed(config: dict[str, Any]) -> dict[str, Any]:
+    """With the settings that earlier versions did not have: their noise was paired."""
+    privacy = config["privacy"]
+    return {**config, "privacy": {"secret": None, "paired_noise": bool(privacy["mechanisms"]), **privacy}}
 
 
 def waive_unread(config: DictConfig) -> None:

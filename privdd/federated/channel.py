@@ -54,7 +54,9 @@ class ClientContext:
     """What one client holds in one round besides its data: random streams, mechanisms, its ledger rows.
 
     transcript, when given, replays recorded mechanism outputs instead of computing them: the
-    non-interference test feeds one client's outputs to another client's data.
+    non-interference test feeds one client's outputs to another client's data. stream: what else the noise depends
+    on (``Plan.stream``); noise: one stream for all private draws of the round, in order; a copy made by ``replace``
+    goes on in it.
     """
 
     round: int
@@ -69,9 +71,13 @@ class ClientContext:
     rows: list[Row] = field(default_factory=list)
     outputs: list[Tensors] = field(default_factory=list)
     exact: list[tuple[str, Output]] | None = None  # filled for the guarantee tests when a list
+    stream: str = ""
+    noise: Noise = None  # type: ignore[assignment]  # made from the other fields unless it is given
 
     def __post_init__(self) -> None:
-        self.noise: Noise = noise_for(self.noise_source, self.keys)  # type: ignore[arg-type]
+        if self.noise is None:
+            keys = self.keys.fold(self.stream) if self.stream else self.keys
+            self.noise = noise_for(self.noise_source, keys)  # type: ignore[arg-type]
 
     def public(self, *names: str | int) -> Keys:
         """A public stream that every client of this round shares (network draws, augmentation)."""

@@ -25,6 +25,7 @@ from privdd.runtime.run_folder import (
 )
 
 SCHEMA = 1
+STREAMS = 2  # how noise is drawn: a run of another number would go on with other noise than it began with
 PARTS = ("server.safetensors", "memories.safetensors", "ledger.json")
 
 
@@ -86,6 +87,7 @@ def _drop_unnamed(folder: RunFolder, name: str, snapshots: Collection[int]) -> N
 def _head(name: str, progress: Progress) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
+        "streams": STREAMS,
         "state": name,
         "round": progress.round,
         "accuracy": list(progress.accuracy),
@@ -122,6 +124,7 @@ def load(folder: RunFolder, plan: Plan) -> Progress | None:
     head = read_json(folder.checkpoint)
     if not isinstance(head, dict) or head.get("schema") != SCHEMA:
         raise DamagedRun(f"{folder.checkpoint}: not a checkpoint of schema {SCHEMA}")
+    _check_streams(folder, plan, head)
     try:
         place = folder.path / "state" / safe_name(str(head["state"]))
         _verify(folder, head["digests"], place.name, [int(t) for t in head["snapshots"]])
@@ -145,6 +148,14 @@ def load(folder: RunFolder, plan: Plan) -> Progress | None:
         raise DamagedRun(f"{folder.checkpoint}: damaged ({' '.join(str(error).split())[:100]})") from None
     _drop_unnamed(folder, place.name, progress.snapshots)
     return progress
+
+
+def _check_streams(folder: RunFolder, plan: Plan, head: Mapping[str, Any]) -> None:
+    """Raises DamagedRun where rounds are missing that an earlier version began to add noise to."""
+    if plan.mechanisms and head.get("streams", 1) != STREAMS and len(head.get("accuracy", ())) < plan.method.rounds:
+        raise DamagedRun(
+            f"{folder.path}: stopped by a version of privdd that drew its noise otherwise; start it again in another folder"
+        )
 
 
 def _counts(rounds: Any) -> tuple[dict[int, int], ...]:

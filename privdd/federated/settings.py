@@ -18,7 +18,7 @@ from privdd.privacy.ledger import UNITS
 
 TrainingWay = Literal["auto", "loop", "vectorised"]
 DEVICES = ("cpu", "cuda")
-NOISE_SOURCES = ("seed", "os")
+NOISE_SOURCES = ("seed", "secret", "os")
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,7 @@ class PrivacySettings:
 
     delta: in (0, 1); epsilon: the target that the noise is chosen for, None = as the mechanisms are set;
     noise_multiplier: what the mechanisms were given, None where it is no one number; clip_norm likewise.
+    paired_noise: noise depends on seed, round and client alone, so that runs with one seed share it.
     """
 
     name: str
@@ -64,9 +65,12 @@ class PrivacySettings:
     epsilon: float | None = None
     noise_multiplier: float | None = None
     clip_norm: float | None = None
+    paired_noise: bool = False
 
     def __post_init__(self) -> None:
         check_text("privacy.name", self.name)
+        if not isinstance(self.paired_noise, bool):
+            raise refused("privacy.paired_noise", self.paired_noise, "true or false is needed")
         check_share("privacy.delta", self.delta)
         for key in ("epsilon", "noise_multiplier", "clip_norm"):
             check_number(f"privacy.{key}", getattr(self, key), optional=True)
@@ -75,6 +79,11 @@ class PrivacySettings:
         check_choice("privacy.noise_source", self.noise_source, NOISE_SOURCES)
         check_choice("privacy.relation", self.relation, NEIGHBOURS)
         check_choice("privacy.unit", self.unit, UNITS)
+
+    @property
+    def for_release(self) -> bool:
+        """Whether the noise protects what is published: nobody else can draw it again, and no other run holds it."""
+        return self.noise_source != "seed" and not self.paired_noise
 
 
 @dataclass(frozen=True)

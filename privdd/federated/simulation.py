@@ -15,6 +15,7 @@ from privdd.core.keys import Keys
 from privdd.core.types import Problem, Received, Records, Shard, State, Tensors
 from privdd.federated.channel import POST_PROCESSING, Channel, ClientContext, digest, shapes
 from privdd.federated.method import Method
+from privdd.privacy.description import description
 from privdd.privacy.ledger import FREE, SERVER, Ledger
 from privdd.privacy.mechanism import Mechanism, Row
 from privdd.runtime.engine import Engine
@@ -24,7 +25,8 @@ from privdd.runtime.engine import Engine
 class Plan:
     """How a federation runs: who takes part, which noise, which client is audited.
 
-    fraction: share of clients drawn each round (at least one); victim: the audited client.
+    fraction: share of clients drawn each round (at least one); victim: the audited client. settings: a digest of
+    the settings that this run differs in from others with its seed; paired_noise: draw the same noise all the same.
     """
 
     keys: Keys
@@ -35,6 +37,8 @@ class Plan:
     relation: str = "zero_out"
     fraction: float = 1.0
     victim: int = 0
+    settings: str = ""
+    paired_noise: bool = False
 
     def __post_init__(self) -> None:
         if not 0 < self.fraction <= 1:
@@ -46,6 +50,15 @@ class Plan:
     def channel(self) -> Channel:
         outward = {name: m for name, m in self.mechanisms.items() if name in self.method.uploads}
         return Channel(self.method.uploads, outward, self.method.visible_to)
+
+    @property
+    def stream(self) -> str:
+        """What noise depends on besides seed, secret, round and client.
+
+        Two runs that share noise undo it: z n + u and 4 z n + u give u. So it is another one wherever a setting or
+        a mechanism is, unless ``paired_noise`` asks for the same.
+        """
+        return "" if self.paired_noise else description([self.settings, self.mechanisms])
 
     def participants(self, round: int) -> list[int]:
         """Public, seeded client sampling without replacement, in increasing order."""
@@ -60,9 +73,8 @@ class Plan:
         """What client ``client`` holds in ``round``."""
         inner = {name: m for name, m in self.mechanisms.items() if name in self.method.queries}
         keys = self.keys.fold("round", round, "client", client)
-        return ClientContext(
-            round, client, keys, self.problem, inner, self.method.queries, self.noise_source, self.relation, **more
-        )
+        held = (inner, self.method.queries, self.noise_source, self.relation)
+        return ClientContext(round, client, keys, self.problem, *held, **{"stream": self.stream, **more})
 
 
 def round_half_up(value: float) -> int:

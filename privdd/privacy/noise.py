@@ -1,4 +1,4 @@
-"""Where privacy noise comes from: a secret stream of the seed, or the operating system.
+"""Where privacy noise comes from: the public seed (a simulation), a secret of its owner, or the operating system.
 
 Never torch's or numpy's global generator: siamese augmentation as published reseeds the global one
 from a clock, which makes "noise" that can be guessed by enumeration.
@@ -6,8 +6,9 @@ from a clock, which makes "noise" that can be guessed by enumeration.
 
 from __future__ import annotations
 
+import hashlib
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 import numpy as np
@@ -36,7 +37,7 @@ def _laplace(u: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class SeededNoise:
-    """Noise from one named stream of the seed: repeatable, for research runs."""
+    """Noise from one named stream of the public seed: repeatable by everyone, so for simulations only."""
 
     generator: torch.Generator
 
@@ -54,9 +55,12 @@ class SeededNoise:
 class SystemNoise:
     """Noise whose every bit is read from the operating system: not repeatable, for deployments."""
 
+    def _read(self, count: int) -> bytes:
+        return os.urandom(count)
+
     def uniform(self, shape: tuple[int, ...]) -> Tensor:
         count = int(np.prod(shape, dtype=np.int64))
-        bits = np.frombuffer(os.urandom(8 * count), dtype=np.uint64) >> np.uint64(11)
+        bits = np.frombuffer(self._read(8 * count), dtype=np.uint64) >> np.uint64(11)
         return torch.from_numpy((bits.astype(np.float64) + 0.5) * 2.0**-53).reshape(shape)
 
     def normal(self, shape: tuple[int, ...]) -> Tensor:
@@ -66,13 +70,40 @@ class SystemNoise:
         return _laplace(self.uniform(shape)).float()
 
 
-def noise_for(source: Literal["seed", "os"], keys: Keys) -> Noise:
+@dataclass
+class KeyStream:
+    """SHAKE-256 (FIPS 202) of a 256-bit key and the number of the request: bits that only who knows the key can tell.
+
+    Torch's generator on the CPU is no such stream: it keeps 32 bits of its seed, few enough to try them all.
+    """
+
+    key: bytes = field(repr=False)
+    asked: int = 0
+
+    def read(self, count: int) -> bytes:
+        self.asked += 1
+        return hashlib.shake_256(self.key + self.asked.to_bytes(8, "big")).digest(count)
+
+
+@dataclass(frozen=True)
+class SecretNoise(SystemNoise):
+    """The operating system's noise with its bits from a key: repeatable for the owner of the secret alone."""
+
+    stream: KeyStream
+
+    def _read(self, count: int) -> bytes:
+        return self.stream.read(count)
+
+
+def noise_for(source: Literal["seed", "secret", "os"], keys: Keys) -> Noise:
     """The noise of one client in one round.
 
-    Raises ValueError for a source other than ``seed`` and ``os``.
+    Raises ValueError for a source other than ``seed``, ``secret`` and ``os``, and for a secret that is not given.
     """
+    if source == "secret":
+        return SecretNoise(KeyStream(keys.fold("secret", "noise").private()))
     if source == "os":
         return SystemNoise()
     if source == "seed":
         return SeededNoise(keys.fold("secret", "noise").torch())
-    raise ValueError(f"privacy.noise_source={source!r}: allowed are seed, os")
+    raise ValueError(f"privacy.noise_source={source!r}: allowed are seed, secret, os")

@@ -75,7 +75,7 @@ class HandGrid(Grid):
     ) -> None:
         self.experiment, self.gone, self.away = experiment, gone, away
         self.log: list[tuple[str, int, str, dict[str, torch.Tensor]]] = []
-        self.app = client_app(self.own, tells_accuracy=tells_accuracy)
+        self.app = client_app(self.own, tells_accuracy=tells_accuracy, simulation=True)
         self.contexts = {100 + k: fresh(k) for k in range(experiment.plan.problem.clients)}
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 0, 1
 

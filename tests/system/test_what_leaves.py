@@ -129,7 +129,7 @@ class OneProcess:
         nodes = range(100, 100 + len(shards))
         self.contexts = {n: Context(1, n, {"partition-id": n - 100}, RecordDict(), {}) for n in nodes}
         own = lambda context: (experiment.plan, experiment.ledger(), shards[context.node_config["partition-id"]])  # noqa: E731
-        self.app, self.replies = client_app(own), []
+        self.app, self.replies = client_app(own, simulation=True), []
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 0, 1
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:
