@@ -14,6 +14,7 @@ import torch
 from attacks.types import Family, Finding
 from privdd import __version__
 from privdd.auditing.pipeline import Audited
+from privdd.auditing.public_facts import noise_of, public_facts
 from privdd.federated.checkpoint import write_ledger
 from privdd.federated.experiment import Experiment
 from privdd.federated.simulation import Progress
@@ -97,12 +98,15 @@ def both(ledger: Ledger, surfaces: Sequence[str] | None = None) -> dict[str, flo
 
 
 def _privacy(experiment: Experiment, ledger: Ledger) -> dict[str, Any]:
+    noise = noise_of(experiment)
     return {
         "delta": ledger.delta,
         "unit": ledger.unit,
         "relation": ledger.relation,
         "epsilon": both(ledger),
         "claims": [claim.to_json() for claim in claims_of(experiment)],
+        **({} if noise is None else {"noise": noise}),
+        "public": public_facts(experiment, ledger),
     }
 
 

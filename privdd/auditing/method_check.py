@@ -13,6 +13,7 @@ from torch import Tensor
 
 from attacks.types import Surface
 from privdd.auditing.readers import NoReader, missing_hooks, read_signals
+from privdd.auditing.row_check import telling_rows
 from privdd.auditing.signals import Lens
 from privdd.core.keys import Keys
 from privdd.core.types import Problem, Received, Records, Shard, State, Upload
@@ -64,7 +65,8 @@ def check_method(
 
     Checked: it is a ``Method``; its uploads are declared and finite, can be read by an attack, and depend on
     nothing but their arguments; ``recall`` and ``local_batched`` agree with ``local``; what claims to be
-    private depends on the records only through ``mechanisms``; ``predict`` gives one score a class.
+    private depends on the records only through ``mechanisms``, and ledger rows not at all; ``predict`` gives one
+    score a class.
     Images are random, (c, h, w) = ``shape``; the arguments must suit the method's settings.
     """
     if not isinstance(method, Method):
@@ -132,6 +134,8 @@ def _local(trial: CheckedRound, other: Shard) -> Iterator[str]:
         yield f"recall, round {round}: keeps something else than local"
     yield from _batched(trial, one)
     yield from interference(trial, one, other)
+    if trial.plan.mechanisms:
+        yield from telling_rows(trial.plan, round, method.broadcast(trial.server), trial.memory, trial.shard)
 
 
 def _copied(trial: CheckedRound) -> State:

@@ -23,7 +23,7 @@ from privdd.cli.config import (
     register_resolvers,
 )
 from privdd.cli.runs import stored_config, waive_unread
-from privdd.cli.secret import taken
+from privdd.cli.secret import taken, unused
 from privdd.cli.sweeps import Sweep, asked, count_points, is_sweep, pinned
 from privdd.cli.validation import check_overrides, check_types
 from privdd.core.errors import BadConfig
@@ -58,7 +58,8 @@ def main(command: str, run: Run) -> int:
 def _main(command: str, run: Run) -> int:
     keep_memory()
     register_resolvers()
-    sys.argv = [sys.argv[0], *taken(sys.argv[1:])]
+    typed, secret_typed = taken(sys.argv[1:])
+    sys.argv = [sys.argv[0], *typed]
     argv = expand(sys.argv[1:], command)
     if any(a.split("=")[0] in HELP for a in argv):
         sys.argv = [sys.argv[0], *sys.argv[1:]]
@@ -67,7 +68,12 @@ def _main(command: str, run: Run) -> int:
     config = checked(command, argv)
     for word in ("resume", "run"):
         if config.get(word) is not None:
-            return _stored(command, run, argv, Path(str(config[word])), word)
+            path = Path(str(config[word]))
+            if secret_typed and stored_config(path).privacy.noise_source != "secret":
+                raise unused()
+            return _stored(command, run, argv, path, word)
+    if secret_typed and config.privacy.noise_source != "secret":
+        raise unused()
     return _hydra(command, run, argv)
 
 

@@ -25,16 +25,19 @@ MAKE = "python -c 'import secrets; print(secrets.token_hex(16))' makes one"
 COST = {"n": 2**14, "r": 8, "p": 1}  # of scrypt (RFC 7914): some 50 ms a try
 
 
-def taken(argv: Sequence[str]) -> list[str]:
-    """The arguments without ``privacy.secret=...``, which becomes the environment variable of this process."""
-    kept = []
+def taken(argv: Sequence[str]) -> tuple[list[str], bool]:
+    """(the arguments without ``privacy.secret=...``, whether it was among them).
+
+    It becomes the environment variable of this process.
+    """
+    kept: list[str] = []
     for item in argv:
         key, _, value = item.partition("=")
         if key.lstrip("+") != KEY:
             kept.append(item)
         elif value.lower() != "null":
             os.environ[VARIABLE] = _checked(value.strip("'\""))
-    return kept
+    return kept, len(kept) < len(argv)
 
 
 def secret_of(config: DictConfig) -> str | None:
@@ -45,7 +48,7 @@ def secret_of(config: DictConfig) -> str | None:
     given = config.privacy.get("secret")
     if config.privacy.noise_source != "secret":
         if given is not None:
-            raise BadConfig(f"{KEY}: it is used with privacy.noise_source=secret only")
+            raise unused()
         return None
     if given is None:
         given = os.environ.get(VARIABLE) or None
@@ -59,6 +62,11 @@ def _checked(given: Any) -> str:
     if len(str(given)) < LEAST:
         raise BadConfig(f"{KEY}: at least {LEAST} characters are needed; {MAKE}")
     return str(given)
+
+
+def unused() -> BadConfig:
+    """Where a secret is given that draws no noise."""
+    return BadConfig(f"{KEY}: it is used with privacy.noise_source=secret only")
 
 
 def needed() -> BadConfig:

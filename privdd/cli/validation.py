@@ -12,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from privdd.cli.config import GROUPS, composed, one_line, own_folders
 from privdd.cli.read_settings import audit_settings, mapping_at, plain, privacy_settings, run_settings
+from privdd.cli.secret import KEY as SECRET
 from privdd.cli.type_check import TypeCheck, hint_at, parameters
 from privdd.core.checks import check_finite, check_text, is_number
 from privdd.core.errors import BadConfig
@@ -72,6 +73,8 @@ def check_types(config: DictConfig) -> None:
     """
     check = TypeCheck(config)
     for key, value in _leaves(config).items():
+        if key == SECRET:  # no message may hold it; ``secret_of`` checks it
+            continue
         for one in value if isinstance(value, list) else [value]:
             if is_number(one):
                 check_finite(check.key_of(key), one)

@@ -90,6 +90,11 @@ class FedAvg(
         """The same method as client-level privacy needs it: changes travel, record counts do not."""
         return replace(self, update_is_delta=True, weighting="uniform")
 
+    @property
+    def _uncounted(self) -> bool:
+        """Whether what is sent must not tell how many records there are, as under client-level privacy."""
+        return self.update_is_delta and self.weighting == "uniform"
+
     # --- hooks of relatives -------------------------------------------------------------------
 
     def start(self, turn: ClientRound) -> tuple[Tensors, Tensors]:
@@ -163,6 +168,8 @@ class FedAvg(
         model = skeleton(self.model, shards[0].shape, shards[0].classes)
         if "features" in broadcast or any(ctx.protected("dpsgd") for ctx in contexts) or not vectorises(model):
             return None
+        if not all(len(shard.train) for shard in shards):  # who has nothing to train on does not train
+            return None
         device = contexts[0].problem.device
         sent = {name: placed(value, device) for name, value in broadcast.items()}
         held = [shard.with_train(shard.train.to(device)) for shard in shards]
@@ -225,6 +232,8 @@ class FedAvg(
     def _train(self, turn: ClientRound) -> Trained:
         model = skeleton(self.model, turn.shard.shape, turn.shard.classes)
         params, buffers = self.start(turn)
+        if not len(turn.shard.train) and self._uncounted:
+            return Trained(params, dict(params), dict(buffers), 1)  # no change, which is then clipped and noised like any other
         state, steps = local_sgd(
             model,
             {**params, **buffers},

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from privdd.reporting import epsilon_figures, figures, plots, summary, tables, words
+from privdd.reporting import epsilon_figures, figures, noise_words, plots, summary, tables, words
 from privdd.reporting.epsilon_figures import FrontierPoint
 from privdd.reporting.figures import RocLine
 from privdd.reporting.findings_file import FindingsError
@@ -40,6 +40,7 @@ def sentences(made: Sequence[Setting]) -> list[str]:
                 f"{most}, and {words.share(low)} of those of {least}."
             )
             break
+    said += noise_words.several(run.findings.privacy for s in made for run in s.runs)
     if len({(p.delta, p.unit, p.relation) for s in made for p in (r.findings.privacy for r in s.runs)}) > 1:
         said.append("These runs do not share delta, unit and relation: their ε do not compare with each other.")
     return said

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from privdd.reporting import plots, summary
+from privdd.reporting import noise_words, plots, summary
 from privdd.reporting.folder import RunRecord, read_run
 from privdd.reporting.ladder import ladders
 from privdd.reporting.ledger_view import groups
@@ -41,6 +41,8 @@ def render(record: RunRecord, figures: list[Plot], albums: list[Album]) -> str:
             ladders=ladders(findings),
             ledger=groups(record.ledger),
             recipe=recipe(record),
+            marks=noise_words.marks(findings.privacy),
+            noise=noise_words.source(findings.privacy.noise) if findings.privacy.noise else "",
         )
     )
 

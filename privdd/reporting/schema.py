@@ -102,12 +102,31 @@ class ClaimRow(Part):
     why: Text
 
 
+class NoiseRow(Part):
+    """Where a run's noise came from; for_release: nobody else can draw it again, and no other run holds it."""
+
+    source: Literal["seed", "secret", "os"]
+    paired: bool
+    for_release: bool
+
+
+class PublicFact(Part):
+    """Something that everyone may know of a run, so that no row of the ledger counts it."""
+
+    what: Text
+    value: Text
+
+
 class Privacy(Part):
+    """noise: absent where none is added, and in files of earlier versions."""
+
     delta: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
     unit: Literal["record", "client"]
     relation: Relation
     epsilon: EpsilonPair
     claims: list[ClaimRow]
+    noise: NoiseRow | None = None
+    public: list[PublicFact] = Field(default_factory=list)
 
 
 class SurfaceRow(Part):

@@ -79,6 +79,7 @@ def frontier_table(settings: Sequence[Setting]) -> Table:
         "method", "setting", "seeds", "epsilon_pld", "epsilon_rdp", "epsilon_claimed", "epsilon_measured",
         "delta", "unit", "relation", "accuracy_mean", "accuracy_std", "accuracy_min", "accuracy_max",
         "tpr_at_0.001", "tpr_at_0.01", "psnr", "uploaded_bytes_per_client", "verdict",
+        "noise_source", "paired_noise",
     )  # fmt: skip
     return header, [_frontier_row(setting) for setting in settings]
 
@@ -91,6 +92,7 @@ def _frontier_row(s: Setting) -> list[Any]:
         s.method, " ".join(f"{k}={v}" for k, v in s.parameters), len(s.runs), pld, s.epsilon_rdp, s.claim, s.measured,
         privacy.delta, privacy.unit, privacy.relation, s.accuracy, spread, min(s.accuracies, default=None), max(s.accuracies, default=None),
         *(at.tpr if at else None for at in rates), s.psnr, s.uploaded, s.verdict,
+        privacy.noise.source if privacy.noise else None, str(privacy.noise.paired).lower() if privacy.noise else None,
     ]  # fmt: skip
 
 

@@ -107,7 +107,8 @@ def test_it_is_attacked_again_with_the_shadow_models_that_it_kept(
     assert {f["attack"] for f in after["findings"]} == {"lira", "loss_threshold"}
     aucs = [{(f["surface"], f["attack"]): f["auc"] for f in one["findings"] if "auc" in f} for one in (before, after)]
     assert aucs[1] == pytest.approx(aucs[0], abs=0.01) and len(aucs[1]) == 5
-    assert after["utility"] == before["utility"] and after["privacy"] == before["privacy"]
+    assert after["utility"] == before["utility"] and after["privacy"].keys() - before["privacy"].keys() == {"public"}
+    assert {key: after["privacy"][key] for key in before["privacy"]} == before["privacy"]
 
 
 def test_only_what_is_asked_for_attacks_it_again_and_the_rest_is_said(

@@ -14,6 +14,7 @@ from privdd.privacy.mechanism import Mechanism
 
 FOLDER = Path(__file__).parents[2] / "configs" / "privacy"
 KEYS = {"name", "mechanisms", "noise_multiplier", "clip_norm", "epsilon", "delta", "noise_source", "relation", "unit"}
+KEYS |= {"secret", "paired_noise"}
 
 
 def loaded(path: Path) -> DictConfig:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+import itertools
 
 import numpy as np
 import pytest
@@ -19,15 +19,24 @@ from privdd.privacy.noise import SeededNoise, SystemNoise, noise_for
 from privdd.training import dp_sgd as dpsgd
 from tests.federations import tiny
 
-names = st.lists(st.one_of(st.text(max_size=5), st.integers(0, 99)), max_size=4)
+word = st.one_of(st.text(max_size=5), st.text("a\x1b\x1f", max_size=3), st.integers(0, 99))
+names = st.lists(word, max_size=4)
 
 
 @given(st.integers(0, 2**63 - 1), names, names)
 def test_paths_are_streams(seed, a, b):
-    """Equal paths, equal bits; other paths, other bits; ``fold`` is concatenation."""
+    """Equal paths, equal bits; other paths, other bits, a separator in a name or not; ``fold`` is concatenation."""
     one, two = Keys(seed).fold(*a), Keys(seed).fold(*b)
     assert (one.integer() == two.integer()) is ([str(x) for x in a] == [str(x) for x in b])
     assert Keys(seed).fold(*a, *b) == one.fold(*b) and 0 <= one.integer() < 2**63
+
+
+def test_a_separator_in_a_name_is_no_boundary():
+    """All lists of up to three names that are made of a letter, the separator and its escape, up to two of them each."""
+    parts = [a + b for a in ("", "a", "\x1b", "\x1f") for b in ("", "a", "\x1b", "\x1f")]
+    parts = sorted(set(parts))
+    paths = [p for n in range(4) for p in itertools.product(parts, repeat=n)]
+    assert len({Keys(7).fold(*p).integer() for p in paths}) == len(paths) == 1 + 13 + 13**2 + 13**3
 
 
 def test_streams_do_not_depend_on_the_order_of_calls():
@@ -63,9 +72,9 @@ def test_public_streams_are_shared_and_secret_ones_are_not():
     assert not any(torch.equal(batch, d) for d in draws)
 
 
-def batches_seen(monkeypatch: pytest.MonkeyPatch, multiplier: float, source: str = "seed") -> list[torch.Tensor]:
+def batches_seen(monkeypatch: pytest.MonkeyPatch, multiplier: float, *more: str) -> list[torch.Tensor]:
     """The records of each DP-SGD step of one client, as the images that its gradients are taken of."""
-    experiment = tiny("fedavg", "privacy=dpsgd", f"privacy.noise_multiplier={multiplier}", f"privacy.noise_source={source}")
+    experiment = tiny("fedavg", "privacy=dpsgd", f"privacy.noise_multiplier={multiplier}", *more)
     seen: list[torch.Tensor] = []
     real = dpsgd.record_gradients
 
@@ -81,14 +90,18 @@ def batches_seen(monkeypatch: pytest.MonkeyPatch, multiplier: float, source: str
     return seen
 
 
-def test_noise_multiplier_does_not_move_batches(monkeypatch):
-    """A sweep over sigma sees the same Poisson samples at every step; another source of noise does not."""
-    one, eight = batches_seen(monkeypatch, 1.0), batches_seen(monkeypatch, 8.0)
-    assert len(one) == len(eight) >= 2
-    assert all(torch.equal(a, b) for a, b in zip(one, eight, strict=True))
-    assert not all(a.shape == b.shape and torch.equal(a, b) for a, b in pairwise(one))
-    fresh = batches_seen(monkeypatch, 1.0, "os")
-    assert not all(a.shape == b.shape and torch.equal(a, b) for a, b in zip(one, fresh))
+def alike(one: list[torch.Tensor], two: list[torch.Tensor]) -> bool:
+    return all(a.shape == b.shape and torch.equal(a, b) for a, b in zip(one, two))
+
+
+def test_two_points_of_a_sweep_share_poisson_samples_only_where_noise_is_paired(monkeypatch):
+    """Two runs with the same samples are not two subsampled releases: a record is in both, or in neither."""
+    one, eight = (batches_seen(monkeypatch, z, "privacy.paired_noise=true") for z in (1.0, 8.0))
+    assert len(one) == len(eight) >= 2 and alike(one, eight)
+    assert not all(alike([a], [b]) for a, b in itertools.pairwise(one))
+    first, second, again = (batches_seen(monkeypatch, z) for z in (1.0, 8.0, 1.0))
+    assert not alike(first, second) and alike(first, again)
+    assert not alike(one, batches_seen(monkeypatch, 1.0, "privacy.noise_source=os"))
 
 
 def test_noise_multiplier_scales_one_direction():
@@ -113,8 +126,11 @@ def test_no_global_generator_is_consumed(audited, name):
     assert before[2] == after[2], "random"
 
 
+SECRET = b"sixteen letters and more"
 DRAWS = {
     "seed normal": (lambda: SeededNoise(Keys(1).torch()).normal, stats.norm),
+    "secret normal": (lambda: noise_for("secret", Keys(1, secret=SECRET)).normal, stats.norm),
+    "secret laplace": (lambda: noise_for("secret", Keys(1, secret=SECRET)).laplace, stats.laplace),
     "seed laplace": (lambda: SeededNoise(Keys(1).torch()).laplace, stats.laplace),
     "system normal": (lambda: SystemNoise().normal, stats.norm),
     "system laplace": (lambda: SystemNoise().laplace, stats.laplace),
@@ -133,17 +149,17 @@ def test_noise_has_its_scale_both_ways(kind):
     assert abs(np.corrcoef(x[:-1], x[1:])[0, 1]) < 5 / N**0.5
 
 
-@pytest.mark.parametrize("source", ["seed", "os"])
+@pytest.mark.parametrize("source", ["seed", "secret", "os"])
 def test_uniform_noise_stays_inside(source):
-    x = noise_for(source, Keys(2)).uniform((N,)).numpy()
+    x = noise_for(source, Keys(2, secret=SECRET)).uniform((N,)).numpy()
     assert x.min() > 0 and x.max() < 1 and stats.kstest(x, "uniform").pvalue > 1e-6
 
 
-@pytest.mark.parametrize("source", ["seed", "os"])
+@pytest.mark.parametrize("source", ["seed", "secret", "os"])
 @pytest.mark.parametrize("mechanism", [ClippedSum(2.0, 0.5, normaliser=4.0), FeatureNoise(clip_norm=0.5, noise_multiplier=2.0)])
 def test_mechanisms_add_what_they_state(source, mechanism):
     """The released value minus the exact one has the standard deviation of the row, by KS both ways."""
-    output = mechanism({"g": torch.ones(5, 4000)}, noise_for(source, Keys(4)))
+    output = mechanism({"g": torch.ones(5, 4000)}, noise_for(source, Keys(4, secret=SECRET)))
     x = (output.value["g"] - output.exact["g"]).flatten().double().numpy() / output.noise_std
     assert stats.kstest(x, "norm").pvalue > 1e-6
     assert stats.kstest(x * 3 / 2, "norm").pvalue < 1e-4 and stats.kstest(x * 2 / 3, "norm").pvalue < 1e-4

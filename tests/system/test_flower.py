@@ -6,7 +6,7 @@ A grid in this process passes the messages on by hand, serialised as Flower seri
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -273,3 +273,44 @@ def test_a_memory_made_with_noise_of_the_operating_system_is_not_invented(tmp_pa
     one, other = (recalled(replace(plan, mechanisms=outward, noise_source=s), found, shard) for s in ("os", "seed"))
     memory, same = one.memories[plan.victim], other.memories[plan.victim]
     assert memory and memory.keys() == same.keys() and all(torch.equal(memory[k], same[k]) for k in same)
+
+
+def private(*more: str) -> Experiment:
+    return assemble(composed("audit", [*SMALL, "algo=fedavg", "privacy=client", *more]), noise_here=False)
+
+
+class Real(HandGrid):
+    """Clients that are no study; secrets: by client."""
+
+    def __init__(self, experiment: Experiment, secrets: Sequence[str] = ()) -> None:
+        super().__init__(experiment)
+        self.app, self.secrets = client_app(self.own), secrets
+
+    def own(self, context: Context) -> tuple[Any, Any, Any]:
+        plan, ledger, shard = super().own(context)
+        own = self.secrets[shard.client].encode() if self.secrets else b""
+        return replace(plan, keys=replace(plan.keys, secret=own)), ledger, shard
+
+
+def test_a_real_client_does_not_draw_its_noise_from_the_public_seed(tmp_path: Path) -> None:
+    with pytest.raises(FederationFailed, match="noise_source=seed: who takes part knows the seed"):
+        federate(experiment := private(), Real(experiment), RunFolder(tmp_path))
+    with pytest.raises(FederationFailed, match="this client has no secret"):
+        federate(experiment := private("privacy.noise_source=secret"), Real(experiment), RunFolder(tmp_path))
+    bare = assemble(composed("audit", [*SMALL, "algo=fedavg"]))
+    assert federate(bare, Real(bare), RunFolder(tmp_path)).round == bare.plan.method.rounds  # no noise, nothing to refuse
+
+
+def test_each_real_client_has_a_secret_of_its_own(tmp_path: Path) -> None:
+    """The server, which has none, runs the rounds; one client's secret changes its own noise and no one else's."""
+
+    def first_round(name: str, secrets: Sequence[str]) -> list[bytes]:
+        experiment = private("privacy.noise_source=secret")
+        federate(experiment, Real(experiment, secrets), RunFolder(tmp_path / name))
+        return [RunFolder(tmp_path / name).artifact(0, k).read_bytes() for k in range(len(experiment.shards))]
+
+    clients = len(private().shards)
+    secrets = [f"the secret of client {k}" for k in range(clients)]
+    one, again = first_round("one", secrets), first_round("again", secrets)
+    other = first_round("other", ["quite another secret", *secrets[1:]])
+    assert one == again and one[0] != other[0] and one[1:] == other[1:]

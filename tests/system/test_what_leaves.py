@@ -82,7 +82,11 @@ CASES |= {
     for other in others
 }
 CASES["fedfed_dp zeroed"] = (("fedfed_dp",), zeroed)  # its labels and their number are public under zero-out alone
-CASES["fedavg client someone_else"] = (("fedavg", "privacy=client"), someone_else)  # the whole client is the unit
+CASES |= {  # the whole client is the unit, also one that has no records
+    f"{algo} client {other.__name__}": ((algo, "privacy=client"), other)
+    for algo in ("fedavg", "fedprox")
+    for other in (someone_else, nobody)
+}
 
 
 @dataclass
@@ -207,7 +211,7 @@ def test_a_row_that_tells_how_many_records_there_were_is_caught(
 
 def test_an_error_does_not_tell_about_the_data() -> None:
     """The text of an exception becomes Flower's answer."""
-    experiment = tiny("fedavg", "privacy=client")
+    experiment = tiny("fedavg")  # without privacy a client must have records: its parameters are averaged by their number
     shards = [nobody(experiment.shards[0]), *experiment.shards[1:]]
     with pytest.raises(ValueError, match="records=0"):
         federation(experiment, shards, flower=False)

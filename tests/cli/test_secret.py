@@ -1,0 +1,185 @@
+"""A secret comes by the environment or the command line, is needed again to go on, and is in no file."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hydra.core.global_hydra import GlobalHydra
+
+from privdd.cli import main as command
+from privdd.cli.assemble import assemble
+from privdd.cli.config import composed
+from privdd.cli.runs import prepare, run_audit, run_training, stored_config
+from privdd.cli.secret import VARIABLE
+from privdd.core.errors import BadConfig
+from privdd.federated import simulation, trainer
+
+SECRET, WRONG = "12e45678901234567890", "another-secret-of-someone"  # the first reads as a number, too
+TINY = [
+    "algo=fedavg", "privacy=client", "preset=smoke", "data=digits", "data.limit=150", "data.test_limit=60", "partition=iid",
+    "partition.clients=3", "model=mlp", "algo.rounds=2", "algo.local_epochs=1", "privacy.noise_source=secret",
+]  # fmt: skip
+AUDIT = ["audit.records=10", "audit.worlds=3", "audit.victims=1", "audit.guarantee.runs=20", "audit.guarantee.slow_runs=20"]
+
+Run = Callable[..., int]
+
+
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Hydra would bind the root logger to this test's captured stderr; no secret from outside, and none left behind."""
+    for module in ("hydra.core.utils", "hydra._internal.hydra"):
+        monkeypatch.setattr(f"{module}.configure_log", lambda *_, **__: None)
+    monkeypatch.setenv(VARIABLE, "")
+    yield
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Run:
+    """A command in this process -> exit status."""
+
+    def go(*arguments: str, name: str = "train", secret: str | None = None) -> int:
+        monkeypatch.setattr(sys, "argv", [f"privdd-{name}", *arguments])
+        monkeypatch.setenv(VARIABLE, secret or "")
+        GlobalHydra.instance().clear()
+        return command.main(name, run_audit if name == "audit" else run_training)
+
+    return go
+
+
+def bytes_below(folder: Path) -> bytes:
+    """Names and contents of every file."""
+    files = sorted(p for p in folder.rglob("*") if p.is_file())
+    return b"\n".join(str(p.relative_to(folder)).encode() + b"\n" + p.read_bytes() for p in files)
+
+
+def artifacts(folder: Path) -> dict[str, bytes]:
+    found = (folder / "artifacts").rglob("*.safetensors")
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(found)}
+
+
+@pytest.mark.parametrize("given", ["typed", "quoted", "environment"])
+def test_it_is_in_no_byte_of_a_run_folder(given: str, run: Run, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    typed = {"typed": [f"privacy.secret={SECRET}"], "quoted": [f"privacy.secret='{SECRET}'"], "environment": []}[given]
+    secret = SECRET if given == "environment" else None
+    assert run(*TINY, *typed, f"hydra.run.dir={out}", secret=secret) == 0
+    text = bytes_below(out)
+    assert SECRET.encode() not in text and stored_config(out).privacy.secret is None
+    assert b"noise_source" in text and len(artifacts(out)) == 6  # the files are there and hold the settings
+
+
+def test_it_is_in_no_byte_of_an_audit_or_a_sweep(run: Run, tmp_path: Path) -> None:
+    audited, swept = tmp_path / "audited", tmp_path / "swept"
+    attacks = "attack=[lira,loss_threshold,gradient_inversion]"
+    status = run(*TINY, *AUDIT, attacks, f"privacy.secret={SECRET}", f"hydra.run.dir={audited}", name="audit")
+    assert status == 0 and (audited / "report.html").is_file()
+    points = ["-m", "algo.rounds=1", "privacy.noise_multiplier=1.0,2.0", f"hydra.sweep.dir={swept}"]
+    assert run(*TINY[:-2], TINY[-1], f"privacy.secret={SECRET}", *points) == 0
+    assert len([*swept.rglob("training.json")]) == 2
+    for folder in (audited, swept):
+        assert SECRET.encode() not in bytes_below(folder)
+
+
+def test_it_is_not_stored_with_a_config_from_python(tmp_path: Path) -> None:
+    config = composed("train", [*TINY, f"privacy.secret='{SECRET}'"])
+    assert assemble(config).plan.keys.secret == SECRET.encode()
+    prepare(tmp_path, config)
+    assert SECRET.encode() not in bytes_below(tmp_path) and config.privacy.secret == SECRET
+
+
+def test_however_it_is_given_it_draws_the_same_noise(run: Run, tmp_path: Path) -> None:
+    a, b, c = (tmp_path / name for name in "abc")
+    assert run(*TINY, f"privacy.secret={SECRET}", f"hydra.run.dir={a}") == 0
+    assert run(*TINY, f"hydra.run.dir={b}", secret=SECRET) == 0
+    assert run(*TINY, f"hydra.run.dir={c}", secret=WRONG) == 0
+    assert artifacts(a) == artifacts(b) and artifacts(a).keys() == artifacts(c).keys()
+    assert all(artifacts(a)[name] != other for name, other in artifacts(c).items())
+
+
+def stopped(run: Run, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that is killed in its second round."""
+
+    def fails(plan: simulation.Plan, progress: simulation.Progress, *more: object) -> object:
+        if progress.round == 1:
+            raise KeyboardInterrupt
+        return simulation.step(plan, progress, *more)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer, "step", fails)
+        patch.setattr(trainer, "CHECKPOINT_EVERY", 0.0)
+        assert run(*TINY, f"hydra.run.dir={path}", secret=SECRET) == 130
+    assert json.loads((path / "state" / "checkpoint.json").read_text())["round"] == 1
+
+
+def test_a_resumed_run_needs_the_same_secret_again(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, whole = tmp_path / "stopped", tmp_path / "whole"
+    stopped(run, path, monkeypatch)
+    before = bytes_below(path)
+    capsys.readouterr()
+    for secret, said in ((WRONG, "began with another secret"), (None, "no secret is given (environment variable")):
+        assert run(f"resume={path}", secret=secret) == 1
+        error = capsys.readouterr().err
+        assert said in error and len(error.strip().splitlines()) == 1 and SECRET not in error and WRONG not in error
+        assert bytes_below(path) == before
+    assert run(f"resume={path}", secret=SECRET) == 0
+    assert run(*TINY, f"hydra.run.dir={whole}", secret=SECRET) == 0
+    assert artifacts(path) == artifacts(whole)
+
+
+def test_a_secret_file_of_a_stranger_is_one_line(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "stopped"
+    stopped(run, path, monkeypatch)
+    capsys.readouterr()
+    for text in ("[]", "{}", '{"salt": 3}', '{"salt": "zz", "scrypt": ""}', "", "null"):
+        (path / "state" / "secret.json").write_text(text)
+        assert run(f"resume={path}", secret=SECRET) == 1
+        assert "secret.json" in (error := capsys.readouterr().err) and len(error.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(("typed", "said"), [
+    (["privacy.noise_source=seed", f"privacy.secret='{SECRET}'"], "used with privacy.noise_source=secret only"),
+    (["privacy.secret=12345"], "at least 16 characters"),
+    ([f"privacy.secret={SECRET}"], "a text or a whole number"),  # unquoted, it is read as infinity
+    (["privacy.secret=true"], "a text or a whole number is needed"),
+    (["privacy.secret=[1]"], "a text or a whole number is needed"),
+])  # fmt: skip
+def test_a_secret_that_would_not_protect_is_refused(typed: list[str], said: str) -> None:
+    with pytest.raises(BadConfig, match=said) as failure:
+        assemble(composed("train", [*TINY, *typed]))
+    assert SECRET not in str(failure.value) and "12345" not in str(failure.value)
+
+
+def test_a_secret_that_would_not_be_used_is_refused_on_the_command_line(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    typed = [*TINY[:-1], f"privacy.secret={SECRET}", f"hydra.run.dir={tmp_path / 'out'}"]
+    assert run(*typed) == 1
+    assert "used with privacy.noise_source=secret only" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("privacy", "status"), [("client", 1), ("none", 0)])
+def test_a_run_that_an_earlier_version_began_to_noise_is_not_gone_on_with(
+    privacy: str, status: int, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its checkpoint names no streams and its config no pairing; without noise it goes on."""
+    path = tmp_path / "stopped"
+    monkeypatch.setitem(globals(), "TINY", [*TINY[:1], f"privacy={privacy}", *TINY[2:-1]])
+    stopped(run, path, monkeypatch)
+    file, config = path / "state" / "checkpoint.json", path / "config.yaml"
+    head = json.loads(file.read_text())
+    del head["streams"]
+    file.write_text(json.dumps(head))
+    lines = config.read_text().splitlines()
+    config.write_text("\n".join(line for line in lines if "paired_noise" not in line and " secret:" not in line) + "\n")
+    capsys.readouterr()
+    assert run(f"resume={path}") == status
+    assert ("drew its noise otherwise" in capsys.readouterr().err) is bool(status)
+    assert stored_config(path).privacy.paired_noise is (privacy == "client")  # as it was then
