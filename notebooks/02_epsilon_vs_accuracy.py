@@ -33,8 +33,8 @@ axes.set(xscale="log", xlabel="ε at δ = 1e-5, one record, add/remove (PLD)", y
 legend = axes.legend()
 
 # %% [markdown]
-# All points share batches, clients and noise directions, because every random stream has an address of its
-# own: the curve is paired. **Choosing the best point by looking at private data costs privacy beyond its ε**
+# All points share batches and clients, because every random stream has an address of its own; each has noise of its
+# own, or two of them would undo it. **Choosing the best point by looking at private data costs privacy beyond its ε**
 # (Liu and Talwar, 2019; Papernot and Steinke, 2022).
 #
 # The other way round: name an epsilon, and the noise is calibrated before training.

@@ -167,4 +167,6 @@ def _folder(out: Path | str | None) -> Path:
 
 
 def _command(command: str, overrides: tuple[str, ...]) -> list[str]:
-    return ["python", "-m", f"privdd.{command}", *overrides]
+    from privdd.cli.secret import without
+
+    return ["python", "-m", f"privdd.{command}", *without(overrides)]

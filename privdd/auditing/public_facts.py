@@ -49,7 +49,10 @@ def _rounds(plan: Plan) -> Iterator[tuple[str, str]]:
     yield "rounds", str(plan.method.rounds)
     who = f"all {clients} clients in every round" if taken == clients else f"{taken} of {clients} clients a round"
     yield "participation", who if taken == clients else f"{who}, drawn from the seed: who takes part is no secret"
-    yield "seed", "initial model, networks, augmentation and the order of batches are drawn from it; the noise's source is separate"
+    yield (
+        "seed",
+        "initial model, networks, augmentation and the order of batches are drawn from it; the noise's source is separate",
+    )
 
 
 def _mechanisms(plan: Plan, ledger: Ledger) -> Iterator[tuple[str, str]]:

@@ -47,7 +47,9 @@ def _taped(mechanism: Mechanism, tape: _Tape) -> Mechanism:
         return tape.of(kind.__call__(self, value, noise))
 
     made = copy.copy(mechanism)
-    object.__setattr__(made, "__class__", type(kind.__name__, (kind,), {"__call__": call, "__module__": kind.__module__}))
+    object.__setattr__(
+        made, "__class__", type(kind.__name__, (kind,), {"__call__": call, "__module__": kind.__module__})
+    )
     return made
 
 
@@ -58,7 +60,9 @@ def _fewer(shard: Shard) -> Shard:
     return replace(shard.with_train(kept), nulls=replace(gone, x=torch.zeros_like(gone.x)))
 
 
-def telling_rows(plan: Plan, round: int, broadcast: Mapping[str, Tensors], memory: State, shard: Shard) -> Iterator[str]:
+def telling_rows(
+    plan: Plan, round: int, broadcast: Mapping[str, Tensors], memory: State, shard: Shard
+) -> Iterator[str]:
     """One line for each fault of the rows of a client's round."""
     tape = _Tape()
     taped = replace(plan, mechanisms={name: _taped(m, tape) for name, m in plan.mechanisms.items()})

@@ -67,7 +67,7 @@ def assemble(config: DictConfig, *, noise_here: bool = True) -> Experiment:
     if "update" in mechanisms:
         method = method.client_private()
     victim, fraction = _victim(audit, shards), float(run.participation)
-    if noise_here and mechanisms and privacy.noise_source == "secret" and secret is None:
+    if noise_here and privacy.noise_source == "secret" and secret is None:
         raise needed()
     plan = Plan(keys, problem, method, mechanisms, privacy.noise_source, privacy.relation, fraction, victim)
     if privacy.epsilon is not None:

@@ -30,14 +30,17 @@ def taken(argv: Sequence[str]) -> tuple[list[str], bool]:
 
     It becomes the environment variable of this process.
     """
-    kept: list[str] = []
+    kept = without(argv)
     for item in argv:
-        key, _, value = item.partition("=")
-        if key.lstrip("+") != KEY:
-            kept.append(item)
-        elif value.lower() != "null":
+        value = item.partition("=")[2]
+        if item not in kept and value.lower() != "null":
             os.environ[VARIABLE] = _checked(value.strip("'\""))
     return kept, len(kept) < len(argv)
+
+
+def without(argv: Sequence[str]) -> list[str]:
+    """The arguments as they may be written down."""
+    return [item for item in argv if item.partition("=")[0].lstrip("+") != KEY]
 
 
 def secret_of(config: DictConfig) -> str | None:

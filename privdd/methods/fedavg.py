@@ -233,7 +233,9 @@ class FedAvg(
         model = skeleton(self.model, turn.shard.shape, turn.shard.classes)
         params, buffers = self.start(turn)
         if not len(turn.shard.train) and self._uncounted:
-            return Trained(params, dict(params), dict(buffers), 1)  # no change, which is then clipped and noised like any other
+            return Trained(
+                params, dict(params), dict(buffers), 1
+            )  # no change, which is then clipped and noised like any other
         state, steps = local_sgd(
             model,
             {**params, **buffers},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 from hydra.core.global_hydra import GlobalHydra
 
+from privdd.api import train
 from privdd.cli import main as command
 from privdd.cli.assemble import assemble
 from privdd.cli.config import composed
@@ -89,6 +91,12 @@ def test_it_is_not_stored_with_a_config_from_python(tmp_path: Path) -> None:
     assert assemble(config).plan.keys.secret == SECRET.encode()
     prepare(tmp_path, config)
     assert SECRET.encode() not in bytes_below(tmp_path) and config.privacy.secret == SECRET
+
+
+def test_a_function_of_the_api_does_not_write_it_down(tmp_path: Path) -> None:
+    train(*TINY, f"privacy.secret='{SECRET}'", out=tmp_path / "out")
+    text = bytes_below(tmp_path / "out")
+    assert SECRET.encode() not in text and b"privdd.train" in text and os.environ[VARIABLE] == ""
 
 
 def test_however_it_is_given_it_draws_the_same_noise(run: Run, tmp_path: Path) -> None:
