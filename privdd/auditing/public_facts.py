@@ -6,7 +6,6 @@ All else that leaves a client has a row. A fact stands here only if the plan alo
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass
 from typing import Any
 
 from privdd.federated.experiment import Experiment
@@ -64,16 +63,11 @@ def _mechanisms(plan: Plan, ledger: Ledger) -> Iterator[tuple[str, str]]:
 
 def _settings(mechanism: Mechanism) -> str:
     """Its name and every setting: noise, clip norm, sampling rate, normaliser."""
-    names = [f.name for f in fields(mechanism)] if is_dataclass(mechanism) else sorted(vars(mechanism))
-    said = [f"{n} {value:g}" if isinstance(value, float) else f"{n} {value}" for n, value in _set(mechanism, names)]
+    found = {
+        n.replace("_", " "): v for n, v in vars(mechanism).items() if isinstance(v, int | float | str | list | tuple)
+    }
+    said = [f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}" for name, value in found.items()]
     return ", ".join([type(mechanism).__name__, *said])
-
-
-def _set(mechanism: Mechanism, names: Sequence[str]) -> Iterator[tuple[str, Any]]:
-    for name in names:
-        value = getattr(mechanism, name)
-        if isinstance(value, int | float | str | list | tuple):
-            yield name.replace("_", " "), value
 
 
 def _applied(plan: Plan, name: str) -> str:
