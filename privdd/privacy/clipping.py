@@ -10,7 +10,9 @@ from torch import Tensor
 from privdd.core.types import Tensors
 from privdd.privacy.lattice import Lattice
 
-SAFE = 1 - 1e-6  # so that the rounding of products in float32 cannot lift a clipped row above its bound
+# So that rounding in float32 cannot lift a clipped row above its bound: a factor over the lattice step errs by at most
+# 2**-22 where it gives a whole step at all (it may be subnormal), a product by 2**-24.
+SAFE = 1 - 1e-6
 BLOCK = 2**18  # numbers that are converted to float64 at a time
 
 

@@ -78,7 +78,7 @@ class Lattice:
         rows = max(1, BLOCK // max(1, math.prod(exact.shape[1:])))
         kind = torch.int32 if self.largest < 2**30 else torch.int64
         for x, factor in zip(exact.split(rows), factors.to(exact.device).split(rows)):
-            weights = _down(factor.double() / self.step, exact.dtype)
+            weights = (factor.double() / self.step).to(exact.dtype)
             scaled = x.detach() * weights.reshape(-1, *(1,) * (exact.ndim - 1))
             if bool((factor == 0).any()):
                 scaled[factor == 0] = 0
@@ -93,9 +93,3 @@ class Lattice:
         """Counts of steps as floating-point numbers."""
         kind = dtype if dtype.is_floating_point else torch.float32
         return (whole.double() * self.step).to(kind)
-
-
-def _down(positive: Tensor, dtype: torch.dtype) -> Tensor:
-    """Numbers from 0 in a narrower type, never larger than they were: rounding may double a subnormal one."""
-    narrow = positive.to(dtype)
-    return torch.where(narrow.double() > positive, torch.nextafter(narrow, torch.zeros_like(narrow)), narrow)
