@@ -115,7 +115,7 @@ class ClientContext:
         return output.value
 
     def _spend_sample(self, name: str, partition: str | None) -> None:
-        q, cells = float(getattr(self.mechanisms[name], "sampling_probability", 1.0)), self.sampled.get(name)
+        q, cells = float(self.mechanisms[name].sampling_probability), self.sampled.get(name)
         if q < 1 and (cells is None or (cells and (partition is None or cells & {partition, None}))):
             why = "no sample was drawn" if cells is None else "its last sample was released already"
             raise ValueError(f"query {name!r}, sampling probability {q:g}: {why}; call ctx.sample({name!r}, n) for it")

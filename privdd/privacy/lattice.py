@@ -60,8 +60,13 @@ class Lattice:
             raise ValueError(f"noise of scale {std:g} on a norm of {norm:g}: at least 2**-24 of the norm is needed")
         return Lattice(step, norm / step)
 
-    def whole(self, contributions: Tensor, factors: Tensor) -> Tensor:
-        """Each record's contribution (n, ...) times its factor (n,), rounded towards zero, in steps (n, ...)."""
+    def whole(self, contributions: Tensor, factors: Tensor | None = None) -> Tensor:
+        """Each record's contribution (n, ...) times its factor (n,), rounded towards zero, in steps (n, ...).
+
+        Without factors: one value of any shape, as it is.
+        """
+        if factors is None:
+            return self.whole(contributions.unsqueeze(0), torch.ones(1))[0]
         parts = [part.to(torch.int64) for part in self._blocks(contributions, factors)]
         return torch.cat(parts) if parts else torch.zeros_like(contributions, dtype=torch.int64)
 
