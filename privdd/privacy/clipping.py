@@ -45,11 +45,25 @@ def clip_factors(norms: Tensor, clip_norm: float) -> Tensor:
     return torch.where(torch.isfinite(norms), factors, torch.zeros_like(factors))
 
 
-def clipped_sum(contributions: Tensors, clip_norm: float, lattice: Lattice, *, per: float = 1.0) -> dict[str, Tensor]:
-    """Sum over records of the contributions, in steps of ``lattice`` (int64).
+def clipped_sum(contributions: Tensors, clip_norm: float, lattice: Lattice, *, per: float = 1.0) -> Tensor:
+    """Sum over records of the contributions, (d,) for d numbers a record, in steps of ``lattice`` (int64).
 
     Each is clipped to L2 norm C across all tensors together, divided by ``per`` and rounded towards zero, so that
-    none is longer than C / per, and the sum, of integers, is exact.
+    none is longer than C / per, and the sum, of integers, is exact. ``shaped`` makes tensors of it again.
     """
-    factors = clip_factors(record_norms(contributions), clip_norm) / per
-    return {name: lattice.total(tensor, factors) for name, tensor in contributions.items()}
+    rows = [as_rows(tensor.detach()) for tensor in contributions.values()]
+    kind = torch.float64 if any(part.dtype == torch.float64 for part in rows) else torch.float32
+    width = sum(part.shape[1] for part in rows)
+    total = torch.zeros(width, dtype=torch.int64, device=rows[0].device)
+    at_once = max(1, BLOCK // max(1, width))
+    for first in range(0, len(rows[0]), at_once):
+        block = torch.cat([part[first : first + at_once].to(kind) for part in rows], 1)
+        total += lattice.total(block, clip_factors(_norms(block, 2), clip_norm) / per)
+    return total
+
+
+def shaped(flat: Tensor, like: Tensors) -> dict[str, Tensor]:
+    """``clipped_sum``'s numbers (d,) as tensors with the names, shapes and types of one record's contribution."""
+    parts = flat.split([math.prod(tensor.shape[1:]) for tensor in like.values()])
+    kinds = [tensor.dtype if tensor.is_floating_point() else torch.float32 for tensor in like.values()]
+    return {n: part.reshape(t.shape[1:]).to(kind) for (n, t), part, kind in zip(like.items(), parts, kinds)}

@@ -96,5 +96,4 @@ class Lattice:
 
     def numbers(self, whole: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """Counts of steps as floating-point numbers."""
-        kind = dtype if dtype.is_floating_point else torch.float32
-        return (whole.double() * self.step).to(kind)
+        return (whole.double() * self.step).to(dtype)

@@ -46,7 +46,9 @@ def everyone() -> Records:
 def contributions(records: Records, q: float) -> list[dict[int, State]]:
     """By step: record id -> what it adds before clipping. Coins belong to records, and parameters never move."""
     mechanism = ClippedSum(1.0, CLIP, q, 10.0)
-    ctx = ClientContext(0, 0, Keys(3).fold("round", 0), Problem(SHAPE, 10, 1), {QUERY: mechanism}, {QUERY: Surface.UPDATE})
+    ctx = ClientContext(
+        0, 0, Keys(3).fold("round", 0), Problem(SHAPE, 10, 1), {QUERY: mechanism}, {QUERY: Surface.UPDATE}
+    )
     coins, seen, taken = Keys(8).numpy(), [], []
 
     def sample(name: str, count: int) -> Tensor:
@@ -80,8 +82,7 @@ def test_a_record_moves_the_clipped_sum_by_the_clip_norm_at_most(q: float) -> No
                     assert torch.allclose(value, before[i][name], rtol=1e-9, atol=1e-12), (gone, i, name)
             stacked = [{n: torch.stack([r[n] for r in s.values()]) for n in rows} for s in (before, after)]
             sums = [clipped_sum(part, CLIP, lattice) for part in stacked]
-            change = torch.cat([(a - b).flatten() for a, b in zip(sums[0].values(), sums[1].values())])
-            moves.append(float(lattice.numbers(change).norm()))
+            moves.append(float(lattice.numbers(sums[0] - sums[1]).norm()))
     assert 0.9 * CLIP < max(moves) <= CLIP * (1 + 1e-6)
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import dp_accounting as dpa
+import torch
 
 from privdd.core.types import Tensors
-from privdd.privacy.clipping import clipped_sum, positive
+from privdd.privacy.clipping import clipped_sum, positive, shaped
 from privdd.privacy.lattice import ON_LATTICE, Lattice
 from privdd.privacy.mechanism import Mechanism, Output
 from privdd.privacy.noise import Noise
@@ -43,10 +44,10 @@ class ClientLevel(Mechanism):
     def __call__(self, value: Tensors, noise: Noise) -> Output:
         lattice, std = self._lattice, self.noise_multiplier * self.clip_norm
         alone = {name: tensor.detach().unsqueeze(0) for name, tensor in value.items()}
-        clipped = clipped_sum(alone, self.clip_norm, lattice)
-        released = {name: lattice.noised(whole, std, noise.normal) for name, whole in clipped.items()}
+        whole = clipped_sum(alone, self.clip_norm, lattice)
+        exact, released = (lattice.numbers(t, torch.float64) for t in (whole, lattice.noised(whole, std, noise.normal)))
         return Output(
-            {name: lattice.numbers(whole, value[name].dtype) for name, whole in released.items()},
+            shaped(released, alone),
             self.event,
             clip_norm=float(self.clip_norm),
             sensitivity=float(self.clip_norm),
@@ -54,5 +55,5 @@ class ClientLevel(Mechanism):
             noise_std=std,
             lattice=lattice.step,
             flags={"unit:client": True},
-            exact={name: lattice.numbers(whole, value[name].dtype) for name, whole in clipped.items()},
+            exact=shaped(exact, alone),
         )

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import dp_accounting as dpa
+import torch
 
 from privdd.core.types import Tensors
-from privdd.privacy.clipping import clipped_sum, positive
+from privdd.privacy.clipping import clipped_sum, positive, shaped
 from privdd.privacy.lattice import ON_LATTICE, Lattice
 from privdd.privacy.mechanism import Mechanism, Output
 from privdd.privacy.noise import Noise
@@ -59,15 +60,15 @@ class ClippedSum(Mechanism, hooks=("noise_std",)):
 
     def __call__(self, value: Tensors, noise: Noise) -> Output:
         lattice, std = self._lattice, self.noise_std
-        sums = clipped_sum(value, self.clip_norm, lattice, per=self.normaliser)
-        released = {name: lattice.noised(total, std, noise.normal) for name, total in sums.items()}
+        total = clipped_sum(value, self.clip_norm, lattice, per=self.normaliser)
+        exact, released = (lattice.numbers(t, torch.float64) for t in (total, lattice.noised(total, std, noise.normal)))
         return Output(
-            {name: lattice.numbers(total, value[name].dtype) for name, total in released.items()},
+            shaped(released, value),
             self.event,
             clip_norm=float(self.clip_norm),
             sensitivity=self.clip_norm / self.normaliser,
             why=f"one record adds one vector of norm at most clip_norm, divided by a constant and {ON_LATTICE}",
             noise_std=std,
             lattice=lattice.step,
-            exact={name: lattice.numbers(total, value[name].dtype) for name, total in sums.items()},
+            exact=shaped(exact, value),
         )

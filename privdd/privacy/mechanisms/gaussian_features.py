@@ -136,8 +136,9 @@ class FeatureNoise(Mechanism, hooks=("norm", "stds", "event_at")):
         for name, tensor in value.items():
             whole = lattice.whole(tensor, factors)
             copies = [lattice.noised(whole, std, self._draw(noise)) for std in self.stds(norm)]
-            exact[name] = lattice.numbers(whole, tensor.dtype)
-            released[name] = lattice.numbers(torch.cat(copies), tensor.dtype)
+            kind = tensor.dtype if tensor.is_floating_point() else torch.float32
+            exact[name] = lattice.numbers(whole, kind)
+            released[name] = lattice.numbers(torch.cat(copies), kind)
         return exact, released
 
     def _plain(self, value: Tensors, norm: float | None, noise: Noise) -> Pair:
