@@ -28,9 +28,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from privdd.core.types import Tensors
 
 BITS = 16  # a step is at most this many powers of two below the noise
 ROOM = 2.0**40  # steps in the largest contribution: sums of 2**22 of them stay far below 2**63
@@ -60,13 +63,8 @@ class Lattice:
             raise ValueError(f"noise of scale {std:g} on a norm of {norm:g}: at least 2**-24 of the norm is needed")
         return Lattice(step, norm / step)
 
-    def whole(self, contributions: Tensor, factors: Tensor | None = None) -> Tensor:
-        """Each record's contribution (n, ...) times its factor (n,), rounded towards zero, in steps (n, ...).
-
-        Without factors: one value of any shape, as it is.
-        """
-        if factors is None:
-            return self.whole(contributions.unsqueeze(0), torch.ones(1))[0]
+    def whole(self, contributions: Tensor, factors: Tensor) -> Tensor:
+        """Each record's contribution (n, ...) times its factor (n,), rounded towards zero, in steps (n, ...)."""
         parts = [part.to(torch.int64) for part in self._blocks(contributions, factors)]
         return torch.cat(parts) if parts else torch.zeros_like(contributions, dtype=torch.int64)
 
@@ -93,6 +91,13 @@ class Lattice:
         """``whole`` plus rounded noise, in steps. draw: shape -> standard noise, such as ``noise.normal``."""
         steps = (draw(tuple(whole.shape)).double() * (std / self.step)).round_()
         return whole + steps.to(whole.device, torch.int64)
+
+    def released(self, values: Tensors, std: float, draw: Callable[[tuple[int, ...]], Tensor]) -> dict[str, Any]:
+        """For a mechanism of one's own: clipped values of any shapes, noised, as arguments of ``Output`` (float32)."""
+        whole = {name: self.whole(value.unsqueeze(0), torch.ones(1))[0] for name, value in values.items()}
+        noised = {name: self.numbers(self.noised(steps, std, draw)) for name, steps in whole.items()}
+        exact = {name: self.numbers(steps) for name, steps in whole.items()}
+        return {"value": noised, "exact": exact, "noise_std": std, "lattice": self.step}
 
     def numbers(self, whole: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """Counts of steps as floating-point numbers."""

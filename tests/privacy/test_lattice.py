@@ -169,6 +169,19 @@ def test_a_step_more_in_moves_the_release_by_a_step(source: str) -> None:
     assert torch.equal(moved, with_it.exact["w"]) and bool(moved.any())  # type: ignore[index]
 
 
+def test_values_of_ones_own_mechanism_get_on_the_lattice() -> None:
+    values = {"w": rand(40, 3), "b": rand(5), "n": torch.tensor(0.7)}
+    lattice = Lattice.under(2.0, 20.0)
+    made = lattice.released(values, 2.0, noise().normal)
+    noised, exact = made["value"], made["exact"]
+    for name, value in values.items():
+        assert noised[name].shape == exact[name].shape == value.shape
+        assert bool((exact[name].abs() <= value.abs()).all()) and bool(
+            ((exact[name] - value).abs() < lattice.step).all()
+        )
+        assert not off_lattice(noised[name], lattice.step).any() and not torch.equal(noised[name], exact[name])
+
+
 # --- sensitivity ----------------------------------------------------------------------------------
 
 
