@@ -21,8 +21,10 @@ from torch.nn import functional as F
 from privdd.core.keys import Keys
 from privdd.models import ModelSpec, build, initial
 from privdd.privacy.clipping import clipped_sum
+from privdd.privacy.lattice import Lattice
 from privdd.training.dp_sgd import cross_entropy_of, record_gradients
 
+LATTICE = Lattice.under(1.0, 1.0)
 SHAPE, CLASSES = (1, 28, 28), 10
 SPECS = (ModelSpec("smallcnn", width=32), ModelSpec("convnet", width=32))
 
@@ -40,12 +42,12 @@ def variants(spec: ModelSpec, x: Tensor, y: Tensor) -> dict[str, Callable[[], ob
         return torch.autograd.grad(loss, list(leaves.values()))
 
     def ours() -> object:
-        return clipped_sum(record_gradients(cross_entropy_of(model), state, x, y), 1.0)
+        return clipped_sum(record_gradients(cross_entropy_of(model), state, x, y), 1.0, LATTICE)
 
     def opacus() -> object:
         sampled.zero_grad()
         F.cross_entropy(sampled(x), y, reduction="sum").backward()
-        return clipped_sum({name: p.grad_sample for name, p in sampled.named_parameters()}, 1.0)
+        return clipped_sum({name: p.grad_sample for name, p in sampled.named_parameters()}, 1.0, LATTICE)
 
     return {"plain": plain, "torch.func": ours, "Opacus hooks": opacus}
 

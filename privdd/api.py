@@ -11,7 +11,8 @@ For a class of your own, which a yaml file names in ``_target_`` (README, "Add a
 - a method inherits from ``Method``, or from ``FedAvg`` where it averages models; it hands ``Artifact`` values to the
   channel, reads ``Records`` from a ``Shard``, and draws from the ``Keys`` of its ``ClientContext``; ``FedAvg``'s hooks
   speak of a ``ClientRound`` and of what was ``Trained`` in it. ``check_method`` tries it out, in a test for instance;
-- a mechanism inherits from ``Mechanism`` and returns an ``Output``; ``Noise`` is its only randomness;
+- a mechanism inherits from ``Mechanism`` and returns an ``Output``; ``Noise`` is its only randomness, and ``Lattice``
+  adds it so that low bits tell nothing;
 - an attack inherits from ``Attack``, or from ``MembershipAttack`` where it scores records: it turns a ``View`` into
   ``Evidence``, and the evidence, held against the ``Truth``, into a ``Finding``;
 - a data set of your own is an npz file or a folder of pictures (``data=npz``, ``data=folder``), or a ``Dataset``;
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from privdd.methods.fedavg import FedAvg
     from privdd.models import ModelSpec, build, initial
     from privdd.privacy.claims import Claim
+    from privdd.privacy.lattice import Lattice
     from privdd.privacy.mechanism import Mechanism, Output
     from privdd.privacy.noise import Noise
     from privdd.reporting.comparison import write_comparison as compare
@@ -105,6 +107,7 @@ PUBLIC: Mapping[str, str] = {
     "Claim": "privdd.privacy.claims",
     "Mechanism": "privdd.privacy.mechanism",
     "Output": "privdd.privacy.mechanism",
+    "Lattice": "privdd.privacy.lattice",
     "Noise": "privdd.privacy.noise",
     "compare": "privdd.reporting.comparison:write_comparison",
     "RunRecord": "privdd.reporting.folder",
@@ -116,8 +119,8 @@ PUBLIC: Mapping[str, str] = {
 
 __all__ = [
     "Adversary", "Artifact", "Attack", "BrokenContract", "Capture", "Claim", "ClientContext", "ClientRound", "Dataset",
-    "Evidence", "Family", "FedAvg", "Finding", "Findings", "Keys", "Knowledge", "LossThreshold", "Mechanism",
-    "MembershipAttack", "Method", "ModelSpec", "Noise", "Output", "Problem", "Received", "Records", "RunRecord", "Shard",
+    "Evidence", "Family", "FedAvg", "Finding", "Findings", "Keys", "Knowledge", "Lattice", "LossThreshold",
+    "Mechanism", "MembershipAttack", "Method", "ModelSpec", "Noise", "Output", "Problem", "Received", "Records", "RunRecord", "Shard",
     "State", "Surface", "Tensors", "Trained", "Truth", "Upload", "View", "Worlds", "audit", "average", "build",
     "check_method", "compare", "config_of", "initial", "load_run", "pack", "train", "unpack",
 ]  # fmt: skip

@@ -121,6 +121,11 @@ def _mechanisms(config: DictConfig, method: Method, noise_multiplier: float | No
                 f"privacy={config.privacy.name}: its mechanism {name!r} has no place in {type(method).__name__}, "
                 f"whose uploads and queries are {', '.join(known)}"
             )
+        if made[name].for_queries and name not in method.queries:
+            raise BadConfig(
+                f"privacy.mechanisms.{name}: {type(made[name]).__name__} sums contributions of records, and {name!r} is an "
+                f"upload of {type(method).__name__}; its queries are {', '.join(sorted(method.queries)) or 'none'}"
+            )
     return made
 
 

@@ -73,6 +73,7 @@ class ClientContext:
     exact: list[tuple[str, Output]] | None = None  # filled for the guarantee tests when a list
     stream: str = ""
     noise: Noise = None  # type: ignore[assignment]  # made from the other fields unless it is given
+    sampled: dict[str, set[str | None]] = field(default_factory=dict)  # query -> cells released since its last sample
 
     def __post_init__(self) -> None:
         if self.noise is None:
@@ -88,7 +89,11 @@ class ClientContext:
         return name in self.mechanisms
 
     def sample(self, name: str, count: int) -> Tensor:
-        """Poisson sample of ``count`` records with the mechanism's own probability -> (count,) bool."""
+        """Poisson sample of ``count`` records with the mechanism's own probability -> (count,) bool.
+
+        It serves one release of all records, or one of each partition cell.
+        """
+        self.sampled[name] = set()
         q = float(self.mechanisms[name].sampling_probability)
         return self.noise.uniform((count,)) < q if q < 1 else torch.ones(count, dtype=torch.bool)
 
@@ -96,7 +101,8 @@ class ClientContext:
         """Release a query on per-record contributions through the mechanism set for ``name``.
 
         contributions: tensors whose first axis runs over the records that take part. Raises
-        UndeclaredArtifact for a name outside ``queries`` and KeyError where no mechanism is set.
+        UndeclaredArtifact for a name outside ``queries``, KeyError where no mechanism is set, and ValueError for a
+        sampling probability below 1 without a sample of its own, for the accounting counts on that sample's coins.
         """
         if name not in self.queries:
             raise UndeclaredArtifact(f"query {name!r} is not declared; declared are {sorted(self.queries)}")
@@ -104,6 +110,7 @@ class ClientContext:
             value = self.transcript[len(self.outputs)]
             self.outputs.append(value)
             return value
+        self._spend_sample(name, partition)
         output = self.mechanisms[name](contributions, self.noise)
         if self.exact is not None:
             self.exact.append((name, output))
@@ -112,6 +119,13 @@ class ClientContext:
             self.rows.append(row)
         self.outputs.append(output.value)
         return output.value
+
+    def _spend_sample(self, name: str, partition: str | None) -> None:
+        q, cells = float(self.mechanisms[name].sampling_probability), self.sampled.get(name)
+        if q < 1 and (cells is None or (cells and (partition is None or cells & {partition, None}))):
+            why = "no sample was drawn" if cells is None else "its last sample was released already"
+            raise ValueError(f"query {name!r}, sampling probability {q:g}: {why}; call ctx.sample({name!r}, n) for it")
+        self.sampled.setdefault(name, set()).add(partition)
 
     def _merged(self, row: Row) -> bool:
         """Fold a repeated application into the last row of the same query (count grows)."""
@@ -146,6 +160,7 @@ def _row(
         sensitivity=output.sensitivity,
         why=output.why,
         noise_std=output.noise_std,
+        lattice=output.lattice,
         flags=output.flags,
         nonprivate_reason=f"side conditions fail: {', '.join(broken)}" if broken else None,
     )

@@ -8,8 +8,12 @@ import torch
 from torch import Tensor
 
 from privdd.core.types import Tensors
+from privdd.privacy.lattice import Lattice
 
-SAFE = 1 - 1e-6  # so that float32 rounding cannot lift a clipped row above its bound
+# So that rounding in float32 cannot lift a clipped row above its bound: a factor over the lattice step errs by at most
+# 2**-22 where it gives a whole step at all (it may be subnormal), a product by 2**-24.
+SAFE = 1 - 1e-6
+BLOCK = 2**18  # numbers that are converted to float64 at a time
 
 
 def positive(value: object, name: str) -> float:
@@ -25,9 +29,14 @@ def as_rows(tensor: Tensor) -> Tensor:
 
 
 def record_norms(contributions: Tensors, order: int = 2) -> Tensor:
-    """Norm (L2, or L1 with order=1) of each record's concatenated contribution -> (n,)."""
-    parts = [torch.linalg.vector_norm(as_rows(tensor), ord=order, dim=1) for tensor in contributions.values()]
+    """Norm (L2, or L1 with order=1) of each record's concatenated contribution -> (n,) float64."""
+    parts = [_norms(as_rows(tensor.detach()), order) for tensor in contributions.values()]
     return torch.linalg.vector_norm(torch.stack(parts), ord=order, dim=0)
+
+
+def _norms(rows: Tensor, order: int) -> Tensor:
+    blocks = rows.split(max(1, BLOCK // max(1, rows.shape[1])))
+    return torch.cat([torch.linalg.vector_norm(block.double(), ord=order, dim=1) for block in blocks])
 
 
 def clip_factors(norms: Tensor, clip_norm: float) -> Tensor:
@@ -36,17 +45,25 @@ def clip_factors(norms: Tensor, clip_norm: float) -> Tensor:
     return torch.where(torch.isfinite(norms), factors, torch.zeros_like(factors))
 
 
-def weighted_sum(contributions: Tensors, factors: Tensor) -> dict[str, Tensor]:
-    """Sum over records of factor times contribution; a record of factor 0 is left out, even if it holds NaN."""
-    kept = factors > 0
-    whole = bool(kept.all())
-    sums = {}
-    for name, tensor in contributions.items():
-        rows, weights = (tensor, factors) if whole else (tensor[kept], factors[kept])
-        sums[name] = (weights.to(tensor.dtype) @ as_rows(rows)).reshape(tensor.shape[1:])
-    return sums
+def clipped_sum(contributions: Tensors, clip_norm: float, lattice: Lattice, *, per: float = 1.0) -> Tensor:
+    """Sum over records of the contributions, (d,) for d numbers a record, in steps of ``lattice`` (int64).
+
+    Each is clipped to L2 norm C across all tensors together, divided by ``per`` and rounded towards zero, so that
+    none is longer than C / per, and the sum, of integers, is exact. ``shaped`` makes tensors of it again.
+    """
+    rows = [as_rows(tensor.detach()) for tensor in contributions.values()]
+    kind = torch.float64 if any(part.dtype == torch.float64 for part in rows) else torch.float32
+    width = sum(part.shape[1] for part in rows)
+    total = torch.zeros(width, dtype=torch.int64, device=rows[0].device)
+    at_once = max(1, BLOCK // max(1, width))
+    for first in range(0, len(rows[0]), at_once):
+        block = torch.cat([part[first : first + at_once].to(kind) for part in rows], 1)
+        total += lattice.total(block, clip_factors(_norms(block, 2), clip_norm) / per)
+    return total
 
 
-def clipped_sum(contributions: Tensors, clip_norm: float) -> dict[str, Tensor]:
-    """Sum over records of the contributions, each clipped to L2 norm C across all tensors together."""
-    return weighted_sum(contributions, clip_factors(record_norms(contributions), clip_norm))
+def shaped(flat: Tensor, like: Tensors) -> dict[str, Tensor]:
+    """``clipped_sum``'s numbers (d,) as tensors with the names, shapes and types of one record's contribution."""
+    parts = flat.split([math.prod(tensor.shape[1:]) for tensor in like.values()])
+    kinds = [tensor.dtype if tensor.is_floating_point() else torch.float32 for tensor in like.values()]
+    return {n: part.reshape(t.shape[1:]).to(kind) for (n, t), part, kind in zip(like.items(), parts, kinds)}

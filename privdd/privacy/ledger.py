@@ -22,7 +22,7 @@ from privdd.privacy.accounting import Accountant, Relation, check_delta, check_r
 from privdd.privacy.events import Tally, UnsupportedEvent, from_form, tally, to_form
 from privdd.privacy.mechanism import Row
 
-SCHEMA = 2  # 1 had the number of records in every row: still read, without them
+SCHEMA = 2  # 1 had the number of records in every row, and no lattice: still read, without them
 SERVER = -1  # the client number of rows that the server writes
 UNITS = ("record", "client")
 FREE = (dpa.NoOpDpEvent, dpa.NonPrivateDpEvent)  # events without a mechanism behind them
@@ -222,6 +222,7 @@ def _release_to_json(release: Release) -> dict[str, Any]:
         "clip_norm": release.clip_norm,
         "sensitivity": {"value": release.sensitivity, "why": release.why},
         "noise_std": release.noise_std,
+        "lattice": release.lattice,
         "event": to_form(release.event),
         "count": release.count,
         "flags": dict(release.flags),
@@ -235,7 +236,7 @@ KEYS = {f.name for f in fields(Release)} - {"why"}
 
 def _row_from_json(item: Mapping[str, Any], schema: int) -> Row:
     where = f"release {item['id']}"
-    _keys(item, KEYS | {"records"} if schema == 1 else KEYS, where)
+    _keys(item, KEYS - {"lattice"} | {"records"} if schema == 1 else KEYS, where)
     sensitivity = _typed(item, "sensitivity", dict, where)
     _keys(sensitivity, {"value", "why"}, f"{where}.sensitivity")
     whole = {name: _typed(item, name, int, where) for name in ("round", "client", "count")}
@@ -254,6 +255,7 @@ def _row_from_json(item: Mapping[str, Any], schema: int) -> Row:
         sensitivity=None if sensitivity["value"] is None else _real(sensitivity, "value", where),
         why=_typed(sensitivity, "why", str, where),
         noise_std=_real(item, "noise_std", where),
+        lattice=None if item.get("lattice") is None else _real(item, "lattice", where),
         flags=dict(flags),
         post_of=tuple(_each(item["post_of"], int, f"{where}.post_of")),
         nonprivate_reason=None if item["nonprivate_reason"] is None else _typed(item, "nonprivate_reason", str, where),

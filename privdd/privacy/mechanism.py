@@ -20,7 +20,8 @@ class Output:
 
     event: one application's ``DpEvent``; sensitivity: L2 (or L1 for Laplace) change that one record
     can cause before noise; noise_std: absolute scale of the noise; flags: the side conditions of the
-    proof (all must be true, else the ledger turns the event into NonPrivateDpEvent).
+    proof (all must be true, else the ledger turns the event into NonPrivateDpEvent); lattice: the public step
+    of which every released number is a multiple (``privdd.privacy.lattice``), None = there is none.
     """
 
     value: Tensors
@@ -31,13 +32,15 @@ class Output:
     noise_std: float = 0.0
     flags: Mapping[str, bool] = field(default_factory=dict)
     exact: Tensors | None = None  # before noise: for the sensitivity falsifier only, never stored
+    lattice: float | None = None
 
 
 class Mechanism(ABC):
     """A randomised function of per-record contributions. Subclasses are usually frozen dataclasses.
 
     sampling_probability: the chance with which each record takes part in one release (Poisson sampling by
-    ``ctx.sample``), in (0, 1]; per_record: whether it reads each record's contribution, or only their mean.
+    ``ctx.sample``), in (0, 1]; per_record: whether it reads each record's contribution, or only their mean;
+    for_queries: whether it turns contributions (n, ...) of records into one value (...), which no upload is.
     Its own settings are fields; helpers start with an underscore, or are named by ``hooks=``.
     """
 
@@ -47,9 +50,12 @@ class Mechanism(ABC):
         def sampling_probability(self) -> float: ...
         @property
         def per_record(self) -> bool: ...
+        @property
+        def for_queries(self) -> bool: ...
     else:
         sampling_probability: float = 1.0
         per_record: bool = True
+        for_queries: bool = False
 
     def __init_subclass__(cls, hooks: Sequence[str] = (), **more: Any) -> None:
         super().__init_subclass__(**more)
@@ -106,3 +112,4 @@ class Row:
     flags: Mapping[str, bool] = field(default_factory=dict)
     post_of: tuple[int, ...] = ()
     nonprivate_reason: str | None = None
+    lattice: float | None = None

@@ -2,25 +2,32 @@
 
 Never torch's or numpy's global generator: siamese augmentation as published reseeds the global one
 from a clock, which makes "noise" that can be guessed by enumeration.
+
+Draws are float64, by inversion of the distribution function: a uniform tail probability on a grid of 2**-52, of
+2**-105 where it is below ``TAIL``, then a sign. So a normal draw reaches 11.9 and a Laplace draw 73, and there are no
+gaps between neighbouring draws that the lattice which mechanisms round to (``lattice``) could show.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+from abc import abstractmethod
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 import numpy as np
 import torch
-from scipy.special import ndtri
 from torch import Tensor
 
 from privdd.core.keys import Keys
 
+GRID = 2.0**-53  # uniform draws are multiples of it
+TAIL = 2.0**-5  # a probability below it gets as many bits again
+
 
 class Noise(Protocol):
-    """Standard draws; mechanisms scale them."""
+    """Standard draws, float64; mechanisms scale them and round them to their lattice."""
 
     def normal(self, shape: tuple[int, ...]) -> Tensor: ...
 
@@ -29,45 +36,59 @@ class Noise(Protocol):
     def uniform(self, shape: tuple[int, ...]) -> Tensor: ...
 
 
-def _laplace(u: Tensor) -> Tensor:
-    """Inverse distribution function of Laplace(0, 1) at u in (0, 1)."""
-    centred = u - 0.5
-    return -torch.sign(centred) * torch.log1p(-2 * centred.abs())
+class Inverted:
+    """Normal and Laplace draws by inversion, from multiples of ``GRID`` in [0, 1)."""
+
+    @abstractmethod
+    def grid(self, shape: tuple[int, ...]) -> Tensor:
+        """Uniform multiples of ``GRID`` in [0, 1), float64."""
+
+    def uniform(self, shape: tuple[int, ...]) -> Tensor:
+        """Uniform in (0, 1), both ends excluded: P(draw < q) is q to within ``GRID``."""
+        return self.grid(shape).clamp_min_(GRID / 2)
+
+    def normal(self, shape: tuple[int, ...]) -> Tensor:
+        """Standard normal."""
+        tail, sign = self._tail(shape)
+        return torch.special.ndtri(tail.mul_(0.5)).mul_(sign)
+
+    def laplace(self, shape: tuple[int, ...]) -> Tensor:
+        """Laplace of scale 1."""
+        tail, sign = self._tail(shape)
+        return tail.log_().mul_(sign)
+
+    def _tail(self, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        """(uniform in (0, 1], the probability of a magnitude at least as large; a sign, -1 or 1)."""
+        doubled = self.grid(shape).mul_(2)
+        sign = doubled.floor()
+        tail = doubled.sub_(sign).reshape(-1)
+        low = (tail < TAIL).nonzero()[:, 0]
+        finer = tail[low] + self.uniform((len(low),)).mul_(2 * GRID)  # inside the cell of the coarse grid
+        tail.add_(GRID)[low] = finer  # the others: its middle
+        return tail.reshape(shape), sign.mul_(2).sub_(1)
 
 
 @dataclass(frozen=True)
-class SeededNoise:
+class SeededNoise(Inverted):
     """Noise from one named stream of the public seed: repeatable by everyone, so for simulations only."""
 
     generator: torch.Generator
 
-    def normal(self, shape: tuple[int, ...]) -> Tensor:
-        return torch.randn(shape, generator=self.generator)
-
-    def uniform(self, shape: tuple[int, ...]) -> Tensor:
-        return torch.rand(shape, generator=self.generator, dtype=torch.float64).clamp_(2**-54, 1 - 2**-53)
-
-    def laplace(self, shape: tuple[int, ...]) -> Tensor:
-        return _laplace(self.uniform(shape)).float()
+    def grid(self, shape: tuple[int, ...]) -> Tensor:
+        return torch.rand(shape, generator=self.generator, dtype=torch.float64)  # 53 bits
 
 
 @dataclass(frozen=True)
-class SystemNoise:
+class SystemNoise(Inverted):
     """Noise whose every bit is read from the operating system: not repeatable, for deployments."""
 
     def _read(self, count: int) -> bytes:
         return os.urandom(count)
 
-    def uniform(self, shape: tuple[int, ...]) -> Tensor:
+    def grid(self, shape: tuple[int, ...]) -> Tensor:
         count = int(np.prod(shape, dtype=np.int64))
         bits = np.frombuffer(self._read(8 * count), dtype=np.uint64) >> np.uint64(11)
-        return torch.from_numpy((bits.astype(np.float64) + 0.5) * 2.0**-53).reshape(shape)
-
-    def normal(self, shape: tuple[int, ...]) -> Tensor:
-        return torch.from_numpy(np.asarray(ndtri(self.uniform(shape).numpy()))).float().reshape(shape)
-
-    def laplace(self, shape: tuple[int, ...]) -> Tensor:
-        return _laplace(self.uniform(shape)).float()
+        return torch.from_numpy(bits.astype(np.float64) * GRID).reshape(shape)
 
 
 @dataclass

@@ -8,9 +8,12 @@ import hydra
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
+from privdd.cli.assemble import assemble
+from privdd.core.errors import BadConfig
 from privdd.privacy.accounting import NEIGHBOURS
 from privdd.privacy.ledger import UNITS
 from privdd.privacy.mechanism import Mechanism
+from tests.federations import tiny_config
 
 FOLDER = Path(__file__).parents[2] / "configs" / "privacy"
 KEYS = {"name", "mechanisms", "noise_multiplier", "clip_norm", "epsilon", "delta", "noise_source", "relation", "unit"}
@@ -43,3 +46,14 @@ def test_the_noise_multiplier_reaches_every_mechanism(name: str) -> None:
     own = {k: m for k, m in config.privacy.mechanisms.items() if k != "class_counts"}  # noise of its own
     built = [hydra.utils.instantiate(m) for m in own.values()]
     assert built and all(m.noise_multiplier == 7.25 for m in built)
+
+
+@pytest.mark.parametrize("kind", ["ClippedSum", "AggregateClip"])
+def test_a_sum_over_records_is_refused_on_an_upload(kind: str) -> None:
+    """Its rows would be those of the first layer; it has a place where a query has contributions of records."""
+    config = tiny_config("fedavg", "privacy=dpsgd")
+    part = {"_target_": f"privdd.privacy.mechanisms.{kind}", "noise_multiplier": 1.0, "clip_norm": 1.0}
+    config.privacy.mechanisms = {"update": part}
+    with pytest.raises(BadConfig, match=rf"update: {kind} sums contributions.*queries are dpsgd") as refusal:
+        assemble(config)
+    assert "\n" not in str(refusal.value)

@@ -107,7 +107,7 @@ def test_two_points_of_a_sweep_share_poisson_samples_only_where_noise_is_paired(
 def test_noise_multiplier_scales_one_direction():
     value = {"g": torch.zeros(3, 500)}
     small, large = (ClippedSum(z, 1.0)(value, context().noise).value["g"] for z in (1.0, 3.0))
-    assert torch.allclose(3 * small, large) and small.std() > 0.9
+    assert torch.allclose(3 * small, large, atol=1e-3) and small.std() > 0.9  # each on a lattice of its own
 
 
 def test_clients_do_not_move_with_sigma_and_sampling_is_public():

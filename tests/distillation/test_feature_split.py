@@ -17,6 +17,7 @@ from privdd.distillation.feature_split import FeatureSplit, SplitLoss, record_no
 from privdd.federated.channel import ClientContext
 from privdd.models import ModelSpec, build, initial
 from privdd.privacy.clipping import clipped_sum
+from privdd.privacy.lattice import Lattice
 from privdd.privacy.mechanisms import ClippedSum
 from privdd.training.dp_sgd import QUERY
 
@@ -45,7 +46,9 @@ def everyone() -> Records:
 def contributions(records: Records, q: float) -> list[dict[int, State]]:
     """By step: record id -> what it adds before clipping. Coins belong to records, and parameters never move."""
     mechanism = ClippedSum(1.0, CLIP, q, 10.0)
-    ctx = ClientContext(0, 0, Keys(3).fold("round", 0), Problem(SHAPE, 10, 1), {QUERY: mechanism}, {QUERY: Surface.UPDATE})
+    ctx = ClientContext(
+        0, 0, Keys(3).fold("round", 0), Problem(SHAPE, 10, 1), {QUERY: mechanism}, {QUERY: Surface.UPDATE}
+    )
     coins, seen, taken = Keys(8).numpy(), [], []
 
     def sample(name: str, count: int) -> Tensor:
@@ -67,7 +70,7 @@ def contributions(records: Records, q: float) -> list[dict[int, State]]:
 def test_a_record_moves_the_clipped_sum_by_the_clip_norm_at_most(q: float) -> None:
     """Removed anywhere in the batch it takes its own contribution with it and changes no other one."""
     data = everyone()
-    whole, moves = contributions(data, q), []
+    whole, moves, lattice = contributions(data, q), [], Lattice.under(CLIP, CLIP)
     assert len(whole) == round(EPOCHS / q) and (q == 1 or any(len(step) < COUNT for step in whole))
     for gone in (0, COUNT // 2, COUNT - 1):
         left = data.take([i for i in range(COUNT) if i != gone])
@@ -77,8 +80,9 @@ def test_a_record_moves_the_clipped_sum_by_the_clip_norm_at_most(q: float) -> No
             for i, rows in after.items():
                 for name, value in rows.items():
                     assert torch.allclose(value, before[i][name], rtol=1e-9, atol=1e-12), (gone, i, name)
-            sums = [clipped_sum({n: torch.stack([r[n] for r in s.values()]) for n in rows}, CLIP) for s in (before, after)]
-            moves.append(float(torch.cat([(a - b).flatten() for a, b in zip(sums[0].values(), sums[1].values())]).norm()))
+            stacked = [{n: torch.stack([r[n] for r in s.values()]) for n in rows} for s in (before, after)]
+            sums = [clipped_sum(part, CLIP, lattice) for part in stacked]
+            moves.append(float(lattice.numbers(sums[0] - sums[1]).norm()))
     assert 0.9 * CLIP < max(moves) <= CLIP * (1 + 1e-6)
 
 

@@ -143,6 +143,8 @@ def test_rows_of_different_flags_do_not_merge():
     class Sometimes:
         """Sound on non-empty batches only."""
 
+        sampling_probability = 1.0
+
         def __call__(self, value, noise):
             holds = len(value["g"]) > 0
             return Output({"g": torch.zeros(1)}, dpa.GaussianDpEvent(1.0), flags={"some": holds})
@@ -151,3 +153,43 @@ def test_rows_of_different_flags_do_not_merge():
     for count in (2, 0, 2):
         ctx.mechanism("a", {"g": torch.ones(count, 1)})
     assert [(row.count, type(row.event)) for row in ctx.rows] == [(2, dpa.GaussianDpEvent), (1, dpa.NonPrivateDpEvent)]
+
+
+HALF = {"g": ClippedSum(1.0, 1.0, 0.5)}
+
+
+def release(ctx: ClientContext, *steps: str | None) -> None:
+    """"sample", or the cell to release (None = all records)."""
+    for step in steps:
+        if step == "sample":
+            ctx.sample("g", 4)
+        else:
+            ctx.mechanism("g", {"g": torch.ones(2, 3)}, partition=step)
+
+
+@pytest.mark.parametrize(
+    ("steps", "why"),
+    [
+        ((None,), "no sample was drawn"),
+        (("label:0",), "no sample was drawn"),
+        (("sample", None, None), "released already"),
+        (("sample", "label:0", "label:1", "label:0"), "released already"),
+        (("sample", "label:0", None), "released already"),
+        (("sample", None, "label:0"), "released already"),
+    ],
+)
+def test_a_subsampled_release_without_a_sample_of_its_own_is_refused(steps, why):
+    """The accounting counts on fresh coins for every release of a record."""
+    ctx = context(mechanisms=HALF, queries={"g": Surface.GRADIENT})
+    with pytest.raises(ValueError, match=rf"'g'.*0\.5.*{why}.*ctx\.sample"):
+        release(ctx, *steps)
+    assert len(ctx.rows) == len({s for s in steps[:-1] if s != "sample"})  # what was refused has no row
+
+
+def test_one_sample_serves_each_cell_once():
+    ctx = context(mechanisms=HALF, queries={"g": Surface.GRADIENT})
+    release(ctx, "sample", "label:0", "label:1", "sample", "label:1", "sample", None)
+    assert sum(row.count for row in ctx.rows) == 4
+    every = context(mechanisms={"g": ClippedSum(1.0, 1.0)}, queries={"g": Surface.GRADIENT})
+    release(every, None, None, "label:0")  # everybody takes part: there are no coins
+    assert sum(row.count for row in every.rows) == 3

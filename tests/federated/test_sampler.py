@@ -219,7 +219,8 @@ def test_a_sampler_that_is_switched_off_does_not_pass(
     road: Callable[[Recording], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The fault that these tests exist for: everybody takes part while the ledger counts on a rate of 0.5."""
-    monkeypatch.setattr(ClientContext, "sample", lambda self, name, count: torch.ones(count, dtype=torch.bool))
+    drawn = ClientContext.sample
+    monkeypatch.setattr(ClientContext, "sample", lambda self, name, count: drawn(self, name, count) | True)
     mechanism = Recording(1.0, 10.0, 0.5)
     road(mechanism)
     assert not poisson(taking_part(mechanism), 0.5)

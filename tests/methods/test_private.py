@@ -40,7 +40,7 @@ def test_without_clipping_and_noise_it_is_full_batch_training(name, shared):
     other = digits().take(range(100, 130))
     more = {"features": {"x": other.x}, "labels": {"y": other.y}} if shared else {}
     plain, _ = turn(method, context(method, {}), shard, **more)
-    private, _ = turn(method, context(method, mechanism(1e-12, 1e6, 1.0, 30.0)), shard, **more)
+    private, _ = turn(method, context(method, mechanism(1e-7, 100.0, 1.0, 30.0)), shard, **more)
     for key, value in plain["update"].value.items():
         torch.testing.assert_close(private["update"].value[key], value, rtol=1e-3, atol=2e-5)
 

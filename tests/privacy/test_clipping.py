@@ -7,7 +7,10 @@ import math
 import pytest
 import torch
 
-from privdd.privacy.clipping import SAFE, as_rows, clip_factors, clipped_sum, positive, record_norms, weighted_sum
+from privdd.privacy.clipping import SAFE, as_rows, clip_factors, clipped_sum, positive, record_norms, shaped
+from privdd.privacy.lattice import Lattice
+
+FINE = Lattice(2.0**-24)
 
 
 def contributions(records: int = 5) -> dict[str, torch.Tensor]:
@@ -33,19 +36,30 @@ def test_the_sum_is_that_of_rows_clipped_one_by_one() -> None:
     given, bound = contributions(), 10.0
     norms = record_norms(given).tolist()
     assert min(norms) < bound < max(norms)
-    for name, total in clipped_sum(given, bound).items():
-        by_hand = sum(row * min(1.0, bound / norm) for row, norm in zip(given[name], norms))
+    sums = shaped(FINE.numbers(clipped_sum(given, bound, FINE, per=4.0)), given)
+    assert sums.keys() == given.keys()
+    for name, total in sums.items():
+        by_hand = sum(row * min(1.0, bound / norm) for row, norm in zip(given[name], norms)) / 4
         assert torch.allclose(total, by_hand, atol=1e-4)
 
 
-def test_a_row_of_factor_zero_counts_for_nothing() -> None:
+def test_a_row_that_is_no_number_counts_for_nothing() -> None:
     given = {"x": torch.tensor([[1.0, 2.0], [math.nan, math.inf], [3.0, 4.0]])}
-    assert weighted_sum(given, torch.tensor([1.0, 0.0, 0.5]))["x"].tolist() == [2.5, 4.0]
+    assert FINE.numbers(clipped_sum(given, 10.0, FINE)).tolist() == [4.0, 6.0]
 
 
 def test_no_records_sum_to_zero() -> None:
     assert as_rows(torch.zeros(0, 2, 3)).shape == (0, 6) and as_rows(torch.zeros(4)).shape == (4, 1)
-    assert clipped_sum({"x": torch.zeros(0, 2, 3)}, 1.0)["x"].tolist() == [[0.0] * 3] * 2
+    nobody = {"x": torch.zeros(0, 2, 3)}
+    assert shaped(clipped_sum(nobody, 1.0, FINE), nobody)["x"].tolist() == [[0] * 3] * 2
+
+
+@pytest.mark.parametrize("order", [1, 2])
+def test_norms_of_long_rows_are_exact(order: int) -> None:
+    """A million numbers, whose squares float32 would add up with an error of more than the margin of ``SAFE``."""
+    row = torch.rand(2, 1_000_000, generator=torch.Generator().manual_seed(0))
+    exact = [math.fsum(abs(v) ** order for v in values.tolist()) ** (1 / order) for values in row.double()]
+    assert record_norms({"x": row}, order).tolist() == pytest.approx(exact, rel=1e-12)
 
 
 @pytest.mark.parametrize("value", [0, -1, math.inf, math.nan, True, "1", None])

@@ -41,7 +41,9 @@ def test_effective_std_is_what_an_attacker_who_averages_two_copies_sees() -> Non
 
 def test_the_claim_of_fedfed_released_is_about_both_copies() -> None:
     """Its theorem is evaluated at the noise that remains after averaging, which costs more than either copy alone."""
-    config = composed("audit", ["algo=fedfed_released", "preset=smoke", "data=digits", "data.limit=60", "partition=iid"])
+    config = composed(
+        "audit", ["algo=fedfed_released", "preset=smoke", "data=digits", "data.limit=60", "partition=iid"]
+    )
     experiment = assemble(config)
     method: Any = experiment.plan.method
     claim = method.claims(experiment.plan, experiment.shards)[0]

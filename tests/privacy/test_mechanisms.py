@@ -62,7 +62,8 @@ def test_all_tensors_of_a_record_are_clipped_together() -> None:
     output = ClippedSum(1.0, 1.5, normaliser=10.0)(value, noise())
     for name, tensor in value.items():
         expected = sum(f * row for f, row in zip(factors, tensor)) / 10.0
-        assert torch.allclose(output.exact[name], expected, atol=1e-6)  # type: ignore[index, arg-type]
+        off = (output.exact[name] - expected).abs().max()  # type: ignore[index]
+        assert float(off) < 7 * output.lattice + 1e-6  # type: ignore[operator]  # a step for each record
 
 
 def test_a_batch_of_nobody_is_noise_alone() -> None:

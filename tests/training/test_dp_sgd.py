@@ -41,7 +41,7 @@ def test_record_gradients_are_opacus_ones() -> None:
 def test_without_noise_and_clipping_it_is_sgd() -> None:
     """Full batches, a huge clip norm, no noise: PyTorch's SGD with momentum and weight decay."""
     net, data = network(), records(20)
-    ctx = context({"dpsgd": ClippedSum(1.0, 1e6, 1.0, 20.0)}, silent=True)
+    ctx = context({"dpsgd": ClippedSum(1e-6, 1e6, 1.0, 20.0)}, silent=True)
     ours = dp_local_sgd(net, start(net), data, lr=0.1, momentum=0.9, weight_decay=0.01, steps=5, ctx=ctx)
     theirs = network()
     optimiser = torch.optim.SGD(theirs.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)

@@ -34,6 +34,7 @@ class AggregateClip(Mechanism):
     noise_multiplier: float
     clip_norm: float
     per_record: ClassVar[bool] = False  # it reads the mean only
+    for_queries: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         positive(self.noise_multiplier, "noise_multiplier")

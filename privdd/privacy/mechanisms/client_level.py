@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import dp_accounting as dpa
+import torch
 
 from privdd.core.types import Tensors
-from privdd.privacy.clipping import clipped_sum, positive
+from privdd.privacy.clipping import clipped_sum, positive, shaped
+from privdd.privacy.lattice import ON_LATTICE, Lattice
 from privdd.privacy.mechanism import Mechanism, Output
 from privdd.privacy.noise import Noise
 
@@ -18,7 +20,9 @@ class ClientLevel(Mechanism):
 
     The unit is a client; the neighbour is the client whose update is zero. The norm spans all tensors.
     It must be given a difference to what the server sent: clipping parameters as such would shrink
-    the model. Input and output: tensors of any shape.
+    the model. The clipped update is rounded towards zero to the public lattice under the noise, so its norm does
+    not grow, and noised by whole steps: a function of the Gaussian mechanism's (proof: ``privdd.privacy.lattice``).
+    Input and output: tensors of any shape.
     """
 
     noise_multiplier: float
@@ -27,22 +31,29 @@ class ClientLevel(Mechanism):
     def __post_init__(self) -> None:
         positive(self.noise_multiplier, "noise_multiplier")
         positive(self.clip_norm, "clip_norm")
+        _ = self._lattice  # raises for noise that is too small
+
+    @property
+    def _lattice(self) -> Lattice:
+        return Lattice.under(self.noise_multiplier * self.clip_norm, self.clip_norm)
 
     @property
     def event(self) -> dpa.DpEvent:
         return dpa.GaussianDpEvent(float(self.noise_multiplier))
 
     def __call__(self, value: Tensors, noise: Noise) -> Output:
-        whole = {name: tensor.detach().reshape(1, *tensor.shape) for name, tensor in value.items()}
-        exact = clipped_sum(whole, self.clip_norm)
-        std = self.noise_multiplier * self.clip_norm
+        lattice, std = self._lattice, self.noise_multiplier * self.clip_norm
+        alone = {name: tensor.detach().unsqueeze(0) for name, tensor in value.items()}
+        whole = clipped_sum(alone, self.clip_norm, lattice)
+        exact, released = (lattice.numbers(t, torch.float64) for t in (whole, lattice.noised(whole, std, noise.normal)))
         return Output(
-            {name: tensor + std * noise.normal(tuple(tensor.shape)).to(tensor) for name, tensor in exact.items()},
+            shaped(released, alone),
             self.event,
             clip_norm=float(self.clip_norm),
             sensitivity=float(self.clip_norm),
-            why="the whole update of one client has norm at most clip_norm",
+            why=f"the whole update of one client has norm at most clip_norm, and is {ON_LATTICE}",
             noise_std=std,
+            lattice=lattice.step,
             flags={"unit:client": True},
-            exact=exact,
+            exact=shaped(exact, alone),
         )

@@ -1,13 +1,16 @@
-"""The sound query: clip each record's contribution, sum, add Gaussian noise, divide by a constant."""
+"""The sound query: clip each record's contribution, divide by a constant, sum on a lattice, add Gaussian noise."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import dp_accounting as dpa
+import torch
 
 from privdd.core.types import Tensors
-from privdd.privacy.clipping import clipped_sum, positive
+from privdd.privacy.clipping import clipped_sum, positive, shaped
+from privdd.privacy.lattice import ON_LATTICE, Lattice
 from privdd.privacy.mechanism import Mechanism, Output
 from privdd.privacy.noise import Noise
 
@@ -20,6 +23,9 @@ class ClippedSum(Mechanism, hooks=("noise_std",)):
     gradients of synthetic data ("synthetic_gradient"), class counts and class statistics. All tensors
     of a record are clipped together. sampling_probability q < 1 states that the records were drawn by
     ``ctx.sample`` (Poisson); the normaliser is a public constant, never the realised batch size.
+    Each clipped contribution, divided by the normaliser, is rounded towards zero to the public lattice under
+    noise_std, so its norm does not grow; the integers are summed exactly and noised by whole steps. So the
+    release is a function of the Gaussian mechanism's (proof: ``privdd.privacy.lattice``).
     Input: tensors (n, ...), n >= 0; output: tensors (...).
     """
 
@@ -27,6 +33,7 @@ class ClippedSum(Mechanism, hooks=("noise_std",)):
     clip_norm: float
     sampling_probability: float = 1.0
     normaliser: float = 1.0
+    for_queries: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         positive(self.noise_multiplier, "noise_multiplier")
@@ -34,6 +41,7 @@ class ClippedSum(Mechanism, hooks=("noise_std",)):
         positive(self.normaliser, "normaliser")
         if not 0 < self.sampling_probability <= 1:
             raise ValueError(f"sampling_probability={self.sampling_probability!r}: a number in (0, 1] is needed")
+        _ = self._lattice  # raises for noise that is too small
 
     @property
     def noise_std(self) -> float:
@@ -46,15 +54,21 @@ class ClippedSum(Mechanism, hooks=("noise_std",)):
         q = float(self.sampling_probability)
         return gaussian if q == 1 else dpa.PoissonSampledDpEvent(q, gaussian)
 
+    @property
+    def _lattice(self) -> Lattice:
+        return Lattice.under(self.noise_std, self.clip_norm / self.normaliser)
+
     def __call__(self, value: Tensors, noise: Noise) -> Output:
-        exact = {name: total / self.normaliser for name, total in clipped_sum(value, self.clip_norm).items()}
-        std = self.noise_std
+        lattice, std = self._lattice, self.noise_std
+        total = clipped_sum(value, self.clip_norm, lattice, per=self.normaliser)
+        exact, released = (lattice.numbers(t, torch.float64) for t in (total, lattice.noised(total, std, noise.normal)))
         return Output(
-            {name: total + std * noise.normal(tuple(total.shape)).to(total) for name, total in exact.items()},
+            shaped(released, value),
             self.event,
             clip_norm=float(self.clip_norm),
             sensitivity=self.clip_norm / self.normaliser,
-            why="one record adds one vector of norm at most clip_norm, divided by a constant",
+            why=f"one record adds one vector of norm at most clip_norm, divided by a constant and {ON_LATTICE}",
             noise_std=std,
-            exact=exact,
+            lattice=lattice.step,
+            exact=shaped(exact, value),
         )

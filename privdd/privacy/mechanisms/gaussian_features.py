@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,8 +13,11 @@ from torch import Tensor
 
 from privdd.core.types import Tensors
 from privdd.privacy.clipping import clip_factors, positive, record_norms
+from privdd.privacy.lattice import ON_LATTICE, Lattice
 from privdd.privacy.mechanism import Mechanism, Output
 from privdd.privacy.noise import Noise
+
+Pair = tuple[Tensors, Tensors]
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,9 @@ class FeatureNoise(Mechanism, hooks=("norm", "stds", "event_at")):
     and noise_multiplier (of the norm) sets the scale; for Laplace it is the scale b and the norm is L1.
     Neither clip_norm nor rho, and broadcast_batch (one noise tensor for so many neighbouring records),
     are what the authors' code does: neither has a guarantee, and the flags say so. Each record is
-    released by itself, so the count is public: the relation is zero_out, or replace.
+    released by itself, so the count is public: the relation is zero_out, or replace. Where it has a guarantee, each
+    clipped record is rounded towards zero to the public lattice under the smallest noise scale, so its norm (L1 too)
+    does not grow, and noised by whole steps: a function of the ideal mechanism (proof: ``privdd.privacy.lattice``).
     Input: tensors (n, ...); output: tensors (copies * n, ...), copy after copy.
     """
 
@@ -58,6 +63,7 @@ class FeatureNoise(Mechanism, hooks=("norm", "stds", "event_at")):
             raise ValueError(f"distribution={self.distribution!r}: allowed are gaussian, laplace")
         if len(self.stds(1.0)) != self.copies:
             raise ValueError(f"noise_std={self.noise_std!r}: one number, or one for each of {self.copies} copies")
+        _ = self._lattice(self.norm(1))  # raises for noise that is too small
 
     def norm(self, numbers: int) -> float | None:
         """What a record of so many numbers is clipped to; None = not at all."""
@@ -95,16 +101,16 @@ class FeatureNoise(Mechanism, hooks=("norm", "stds", "event_at")):
 
     def __call__(self, value: Tensors, noise: Noise) -> Output:
         norm = self.norm(sum(math.prod(tensor.shape[1:]) for tensor in value.values()))
-        exact = value if norm is None else self._clipped(value, norm)
-        stds = self.stds(norm)
-        released = {name: torch.cat([self._noised(t, std, noise) for std in stds]) for name, t in exact.items()}
+        lattice = self._lattice(norm)
+        exact, released = self._on(lattice, value, norm, noise) if lattice and norm else self._plain(value, norm, noise)
         return Output(
             released,
             self.event_at(norm),
             clip_norm=norm,
             sensitivity=norm,
-            why=f"each record alone, clipped to {norm} and shared {self.copies} time(s)",
-            noise_std=stds[0],
+            why=f"each record alone, clipped to {norm}{f', {ON_LATTICE}' if lattice else ''}, {self.copies} time(s)",
+            noise_std=self.stds(norm)[0],
+            lattice=lattice.step if lattice else None,
             flags={
                 "clipped": norm is not None,
                 "noise_per_record": self.broadcast_batch is None,
@@ -113,20 +119,37 @@ class FeatureNoise(Mechanism, hooks=("norm", "stds", "event_at")):
             exact=exact,
         )
 
-    def _clipped(self, value: Tensors, clip_norm: float) -> dict[str, Tensor]:
-        factors = clip_factors(record_norms(value, 2 if self.distribution == "gaussian" else 1), clip_norm)
-        bad = factors == 0
-        clipped = {}
+    def _lattice(self, norm: float | None) -> Lattice | None:
+        """One for all copies, under the smallest noise; None where there is no guarantee to keep."""
+        return None if norm is None or self.broadcast_batch else Lattice.under(min(self.stds(norm)), norm)
+
+    def _factors(self, value: Tensors, norm: float) -> Tensor:
+        return clip_factors(record_norms(value, 2 if self.distribution == "gaussian" else 1), norm)
+
+    def _draw(self, noise: Noise) -> Callable[[tuple[int, ...]], Tensor]:
+        return noise.normal if self.distribution == "gaussian" else noise.laplace
+
+    def _on(self, lattice: Lattice, value: Tensors, norm: float, noise: Noise) -> Pair:
+        """(the clipped records, what is released), both on the lattice."""
+        factors = self._factors(value, norm)
+        exact, released = {}, {}
         for name, tensor in value.items():
-            shape = (-1,) + (1,) * (tensor.ndim - 1)
-            scaled = tensor * factors.reshape(shape)
-            clipped[name] = scaled.masked_fill(bad.reshape(shape), 0.0) if bad.any() else scaled
-        return clipped
+            whole = lattice.whole(tensor, factors)
+            copies = [lattice.noised(whole, std, self._draw(noise)) for std in self.stds(norm)]
+            kind = tensor.dtype if tensor.is_floating_point() else torch.float32
+            exact[name] = lattice.numbers(whole, kind)
+            released[name] = lattice.numbers(torch.cat(copies), kind)
+        return exact, released
+
+    def _plain(self, value: Tensors, norm: float | None, noise: Noise) -> Pair:
+        """The same in floating point, without a guarantee."""
+        if norm is not None:
+            factors = self._factors(value, norm)
+            value = {n: torch.nan_to_num(t) * factors.to(t).reshape(-1, *(1,) * (t.ndim - 1)) for n, t in value.items()}
+        stds = self.stds(norm)
+        return value, {name: torch.cat([self._noised(t, std, noise) for std in stds]) for name, t in value.items()}
 
     def _noised(self, tensor: Tensor, std: float, noise: Noise) -> Tensor:
-        draw = noise.normal if self.distribution == "gaussian" else noise.laplace
-        if self.broadcast_batch is None:
-            return tensor + std * draw(tuple(tensor.shape)).to(tensor)
-        batches = -(-len(tensor) // self.broadcast_batch)
-        image = draw((batches, *tensor.shape[1:])).to(tensor)
-        return tensor + std * image.repeat_interleave(self.broadcast_batch, dim=0)[: len(tensor)]
+        batch = self.broadcast_batch or 1
+        image = self._draw(noise)((-(-len(tensor) // batch), *tensor.shape[1:])).to(tensor)
+        return tensor + std * image.repeat_interleave(batch, dim=0)[: len(tensor)]

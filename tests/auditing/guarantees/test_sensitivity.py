@@ -60,6 +60,8 @@ def tally(rows: Callable[[Tensor], Tensor], mechanism: Mechanism, x: Tensor, gue
     plan = Plan(Keys(0), Problem(shape, 2, 1), Rows(rows=rows), {"embedding": mechanism})
     return examine(plan, Snapshot(0, {"model": {}}, {}, {}), shard, base, guests, Keys(1), [0])["embedding"]
 
+ROUNDED = 3e-3  # contributions are rounded towards zero: at most sqrt(3072) steps of 5 * 2**-16 of their norm
+
 
 def test_clipping_the_aggregate_has_its_closed_form() -> None:
     """Matched synthetic set, black records, one white: kappa = 2 sqrt(3072 / 10) / C = 35.05 at C = 1."""
@@ -68,14 +70,14 @@ def test_clipping_the_aggregate_has_its_closed_form() -> None:
     assert printed.worst("add_remove") == (pytest.approx(2 * math.sqrt(3072 / 10), rel=1e-4), guests.names.index("white"))
     assert printed.faults() == ""
     sound = tally(matching_gradient, ClippedSum(5.0, 1.0, 1.0, BATCH), black, guests)
-    assert sound.worst("add_remove")[0] == pytest.approx(1.0, rel=1e-4) and sound.faults() == ""
+    assert sound.worst("add_remove")[0] == pytest.approx(1.0, rel=ROUNDED) and sound.faults() == ""
 
 
 def test_an_exchange_of_opposite_records_is_two_units() -> None:
     guests = join(pattern("black", (3, 32, 32), 0), pattern("white", (3, 32, 32), 0))
     seen = tally(lambda x: (x - 0.5).flatten(1), ClippedSum(5.0, 1.0, 1.0, BATCH), torch.ones(20, 3, 32, 32), guests)
-    assert seen.worst("add_remove")[0] == pytest.approx(1.0, rel=1e-4)
-    assert seen.worst("replace")[0] == pytest.approx(2.0, rel=1e-4)
+    assert seen.worst("add_remove")[0] == pytest.approx(1.0, rel=ROUNDED)
+    assert seen.worst("replace")[0] == pytest.approx(2.0, rel=ROUNDED)
 
 
 def test_a_batch_statistic_is_caught_because_the_others_move() -> None:

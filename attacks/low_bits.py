@@ -1,0 +1,72 @@
+"""Low bits: does rounding tell a noised value from noise alone? (Mironov 2012; Jin et al. 2022; Holohan and Braghin 2021)
+
+``x + std * noise`` in floating point keeps the grid of ``x`` where noise cancels most of it, and ``0 + std * noise``
+does not, so one look at the last bits can tell the two apart however large the noise is. A release is free of this
+only if its numbers are multiples of one step that is public, whatever the clean value: then what an observer sees
+is a function of the ideal noised value. This module finds that step, or the numbers that have none.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+NEAR = 8.0  # times std: numbers further from zero are multiples of a coarse step by their float format alone
+FINEST = 2.0**-18  # times std: the finest step that the format of a float32 number within NEAR would not give by itself
+
+
+@dataclass(frozen=True)
+class LowBits:
+    """judged: numbers within ``NEAR`` noise scales of zero; off: how many of all numbers are off the lattice.
+
+    step: the lattice they were tested for; where none was given, the largest power of two, at least
+    ``FINEST`` times the noise scale, that divides every judged number (0 = there is none).
+    """
+
+    judged: int
+    off: int
+    step: float
+
+    @property
+    def betrays(self) -> bool:
+        """Whether low bits can tell clean values apart."""
+        return self.off > 0
+
+
+def off_lattice(values: Tensor, step: float) -> Tensor:
+    """Which numbers are not multiples of ``step`` (exact, in float64); NaN and infinities are off it."""
+    if not (math.isfinite(step) and step > 0):
+        raise ValueError(f"step={step!r}: a finite number above 0 is needed")
+    quotient = values.double() / step
+    return ~(quotient == quotient.round()) | ~quotient.isfinite()
+
+
+def low_bits(released: Tensor, std: float, step: float | None = None) -> LowBits:
+    """Judge one release, or many of one mechanism joined together.
+
+    released: any shape; std: scale of its noise; step: the lattice that the mechanism declares (None = none:
+    one is looked for). Releases of several clean values, zero among them, show more than one: where the clean
+    value is large, its own grid can pass for a lattice. Fewer than about ten judged numbers say little: a
+    number off any lattice is a multiple of the finest step with a chance of 1 in 8 or less.
+    """
+    if not (math.isfinite(std) and std > 0):
+        raise ValueError(f"std={std!r}: a finite number above 0 is needed")
+    values = released.detach().flatten().double()
+    near = values[values.abs() <= NEAR * std]
+    if step is not None:
+        return LowBits(len(near), int(off_lattice(values, step).sum()), step)
+    finest = 2.0 ** math.floor(math.log2(FINEST * std))
+    off = off_lattice(near, finest)
+    if bool(off.any()):
+        return LowBits(len(near), int(off.sum()), 0.0)
+    return LowBits(len(near), 0, _common(near / finest) * finest)
+
+
+def _common(integers: Tensor) -> float:
+    """The largest power of two that divides every one of these whole numbers (2**52 if all are zero)."""
+    whole = integers.to(torch.int64)
+    lowest = whole & -whole
+    return float(lowest[lowest > 0].min()) if bool((lowest > 0).any()) else 2.0**52

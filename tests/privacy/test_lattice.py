@@ -1,0 +1,334 @@
+"""The lattice: nothing in the bits, no longer contributions, and the law of rounded noise."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+
+import mpmath
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor
+
+from attacks.epsilon import clopper_pearson
+from attacks.low_bits import low_bits, off_lattice
+from privdd.core.keys import Keys
+from privdd.privacy.accounting import epsilon
+from privdd.privacy.clipping import clip_factors, clipped_sum, record_norms
+from privdd.privacy.lattice import BITS, Lattice
+from privdd.privacy.mechanism import Mechanism, Output
+from privdd.privacy.mechanisms import ClientLevel, ClippedSum, FeatureNoise
+from privdd.privacy.noise import Noise, SystemNoise, noise_for
+
+DELTA = 1e-5
+REFUSED, ACCEPTED = 1e-6, 1e-3
+SOURCES = ["seed", "os"]
+FEATURES = (1, 28, 28)
+
+Value = dict[str, Tensor]
+
+
+def noise(source: str = "seed", seed: int = 5) -> Noise:
+    return noise_for(source, Keys(seed))  # type: ignore[arg-type]
+
+
+def rand(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+@dataclass(frozen=True)
+class Case:
+    """A mechanism, what a client gives it with and without the record in question, and the relation."""
+
+    mechanism: Mechanism
+    inside: Value
+    outside: Value
+    relation: str = "zero_out"
+
+
+def feature_case(**more: object) -> Case:
+    x = rand(1, *FEATURES).abs()
+    return Case(FeatureNoise(clip_norm=0.5, **more), {"x": x}, {"x": 0 * x})  # type: ignore[arg-type]
+
+
+update = {"w": rand(20_000)}
+CASES = {
+    "features": feature_case(noise_multiplier=1.0),
+    "two copies": feature_case(noise_std=(0.7, 0.5), copies=2),
+    "laplace": feature_case(noise_multiplier=1.0, distribution="laplace"),
+    "client": Case(ClientLevel(4.0, 1.0), update, {"w": 0 * update["w"]}),
+    "one record of a class": Case(
+        ClippedSum(5.0, 3.0, normaliser=20.0), {"e": rand(1, 256)}, {"e": torch.zeros(0, 256)}, "add_remove"
+    ),
+}
+
+
+def off_grid(released: Tensor, clean: Tensor) -> bool:
+    """Whether some number cannot have been clean + noise in float32.
+
+    Where |released| <= |clean| / 4 the noise was within [3/4, 5/4] |clean|: every float32 there and ``clean``
+    itself is a multiple of half an ulp of ``clean``, hence so is their sum.
+    """
+    o, f = released.double().numpy(), clean.double().numpy()
+    grid = 2.0 ** (np.floor(np.log2(np.abs(f) + 1e-300)) - 24)
+    small = (np.abs(o) <= np.abs(f) / 4) & (f != 0)
+    cells = o[small] / grid[small]
+    return bool((cells != np.round(cells)).any())
+
+
+def betrayed(mechanism: Mechanism, case: Case, source: str, runs: int = 150) -> float:
+    """The event of low bits, fixed beforehand, as a lower bound on epsilon (Clopper-Pearson, 95 %)."""
+    drawn = noise(source)
+    clean = flat(mechanism(case.inside, drawn).exact or {})
+    hits = [
+        sum(off_grid(flat(mechanism(value, drawn).value)[: len(clean)], clean) for _ in range(runs))
+        for value in (case.inside, case.outside)
+    ]
+    return clopper_pearson(runs - hits[0], hits[0], runs - hits[1], hits[1], delta=DELTA)
+
+
+def flat(value: Mapping[str, Tensor]) -> Tensor:
+    return torch.cat([value[name].flatten() for name in sorted(value)])
+
+
+class InFloat32(Mechanism):
+    """The planted fault: the same clean value and the same noise, added in float32."""
+
+    def __init__(self, inner: Mechanism) -> None:
+        self.inner = inner
+
+    def __call__(self, value: Mapping[str, Tensor], noise: Noise) -> Output:
+        honest = self.inner(value, noise)
+        exact = {name: (t.double() * (1 + 1e-7)).float() for name, t in (honest.exact or {}).items()}
+        drawn = {
+            name: torch.cat([t + honest.noise_std * noise.normal(tuple(t.shape)).float()]) for name, t in exact.items()
+        }
+        return Output(drawn, honest.event, noise_std=honest.noise_std, exact=exact)
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_low_bits_tell_nothing(name: str, source: str) -> None:
+    """The attack that broke float32 noise: no epsilon at all is shown by it."""
+    case = CASES[name]
+    assert betrayed(case.mechanism, case, source) == 0
+
+
+@pytest.mark.parametrize(("name", "runs"), [("features", 150), ("client", 150), ("one record of a class", 600)])
+def test_low_bits_of_float32_noise_contradict_its_epsilon(name: str, runs: int) -> None:
+    case = CASES[name]
+    planted = InFloat32(case.mechanism)
+    stated = epsilon(case.mechanism.event, DELTA, relation=case.relation)  # type: ignore[arg-type]
+    shown = betrayed(planted, case, "os", runs)
+    assert shown > (stated if name != "features" else 3.0)  # 4.4 is above what so few runs can show
+    assert low_bits(flat(planted(case.inside, noise()).value), planted.inner(case.inside, noise()).noise_std).betrays
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_every_number_is_a_whole_number_of_steps_that_float32_holds(name: str, source: str) -> None:
+    case = CASES[name]
+    for value in (case.inside, case.outside):
+        output = case.mechanism(value, noise(source))
+        step, std = output.lattice, output.noise_std
+        least = std if name != "two copies" else 0.5  # the scale of the less noisy copy
+        assert step and 2.0**-BITS / 2 < step / least <= 2.0**-BITS and math.frexp(step)[0] == 0.5
+        for numbers in (flat(output.value), flat(output.exact or {})):
+            assert numbers.dtype == torch.float32 and not off_lattice(numbers, step).any()  # type: ignore[arg-type]
+        assert not low_bits(flat(output.value), std, step).betrays
+        assert float(flat(output.value).abs().max()) < 2**24 * step  # type: ignore[operator]
+
+
+def test_a_large_sum_keeps_the_lattice_and_rounds_what_is_released() -> None:
+    """Above 2**24 steps float32 rounds the integer: still a multiple of a step, whatever the clean value."""
+    output = ClippedSum(1.0, 1.0)({"n": torch.ones(3001, 1)}, noise())
+    assert float(output.value["n"]) > 2**24 * output.lattice  # type: ignore[operator]
+    assert not off_lattice(output.value["n"], output.lattice).any()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_a_step_more_in_moves_the_release_by_a_step(source: str) -> None:
+    """round(m + noise) = m + round(noise): with the same noise, releases differ by what clean values differ by."""
+    mechanism = ClientLevel(1.0, 1.0)
+    one = {"w": torch.linspace(-0.01, 0.01, 999)}
+    fixed = noise(source).normal((999,))
+
+    @dataclass
+    class Same:
+        def normal(self, shape: tuple[int, ...]) -> Tensor:
+            return fixed
+
+        laplace = uniform = normal
+
+    with_it, without = (mechanism(v, Same()) for v in (one, {"w": torch.zeros(999)}))
+    moved = with_it.value["w"] - without.value["w"]
+    assert torch.equal(moved, with_it.exact["w"]) and bool(moved.any())  # type: ignore[index]
+
+
+def test_values_of_ones_own_mechanism_get_on_the_lattice() -> None:
+    values = {"w": rand(40, 3), "b": rand(5), "n": torch.tensor(0.7)}
+    lattice = Lattice.under(2.0, 20.0)
+    made = lattice.released(values, 2.0, noise().normal)
+    noised, exact = made["value"], made["exact"]
+    for name, value in values.items():
+        assert noised[name].shape == exact[name].shape == value.shape
+        assert bool((exact[name].abs() <= value.abs()).all()) and bool(
+            ((exact[name] - value).abs() < lattice.step).all()
+        )
+        assert not off_lattice(noised[name], lattice.step).any() and not torch.equal(noised[name], exact[name])
+
+
+# --- sensitivity ----------------------------------------------------------------------------------
+
+
+def squared(total: Tensor) -> int:
+    return sum(int(v) ** 2 for v in total.tolist())
+
+
+HARD = {
+    "ordinary": lambda: rand(6, 300, seed=1),
+    "all at the bound": lambda: torch.full((6, 300), 300**-0.5),
+    "one ulp above": lambda: torch.full((6, 300), 300**-0.5) * (1 + 2**-23),
+    "huge": lambda: rand(6, 300, seed=2).sign() * 3.4e38,
+    "tiny": lambda: rand(6, 300, seed=3) * 1e-38,
+    "one large number": lambda: torch.nn.functional.pad(torch.full((6, 1), 1e30), (0, 299)) + 1e-3,
+    "one number": lambda: torch.nn.functional.pad(10 * rand(6, 1, seed=5).abs() + 7, (0, 299)),
+    "double": lambda: rand(6, 300, seed=4).double() * 1e200,
+}
+
+
+@pytest.mark.parametrize("kind", sorted(HARD))
+@pytest.mark.parametrize(
+    ("z", "norm", "per"), [(1.0, 1.0, 1.0), (1000.0, 0.3, 20.0), (0.003, 7.0, 3.0), (1e-6, 0.3, 1.0)]
+)
+def test_no_record_moves_the_sum_by_more_than_the_bound(kind: str, z: float, norm: float, per: float) -> None:
+    """In exact arithmetic: integers of the sum with and without each record, against clip_norm / normaliser."""
+    rows = {"a": HARD[kind]()[:, :200], "b": HARD[kind]()[:, 200:]}
+    lattice = Lattice.under(z * norm / per, norm / per)
+    whole = clipped_sum(rows, norm, lattice, per=per)
+    bound = (Fraction(norm) / Fraction(per) / Fraction(lattice.step)) ** 2
+    for out in range(6):
+        others = {n: torch.cat([t[:out], t[out + 1 :]]) for n, t in rows.items()}
+        without = clipped_sum(others, norm, lattice, per=per)
+        moved = whole - without
+        assert squared(moved) <= bound
+        if kind in ("ordinary", "all at the bound", "huge") and z < 100 and norm <= 1:
+            assert squared(moved) > bound * Fraction(99, 100)  # and nothing is lost that matters
+
+
+@pytest.mark.parametrize("order", [1, 2])
+@pytest.mark.parametrize("kind", sorted(HARD))
+def test_no_row_is_longer_than_the_bound(kind: str, order: int) -> None:
+    rows = HARD[kind]()
+    lattice = Lattice.under(2.0, 0.5)
+    for row in lattice.whole(rows, clip_factors(record_norms({"x": rows}, order), 0.5)):
+        size = sum(abs(int(v)) ** order for v in row.tolist())
+        assert size <= (Fraction(0.5) / Fraction(lattice.step)) ** order
+
+
+def test_the_order_of_records_does_not_matter() -> None:
+    rows, order = rand(1000, 40), torch.randperm(1000, generator=torch.Generator().manual_seed(1))
+    lattice = Lattice.under(1.0, 1.0)
+    one, other = (clipped_sum({"x": x}, 1.0, lattice) for x in (rows, rows[order]))
+    parts = sum(clipped_sum({"x": x}, 1.0, lattice) for x in rows.split(7))
+    assert torch.equal(one, other) and torch.equal(one, parts)  # type: ignore[arg-type]
+
+
+def test_small_contributions_are_not_lost() -> None:
+    """Truncation costs less than one step a record: 2**-16 of the noise."""
+    rows = rand(50, 2000, seed=6) * 1e-3
+    lattice = Lattice.under(1.0, 1.0)
+    short = rows.sum(0) - lattice.numbers(clipped_sum({"x": rows}, 1.0, lattice))
+    assert float(short.abs().max()) < 50 * lattice.step
+
+
+# --- the law of the noise ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("law", ["norm", "laplace"])
+@pytest.mark.parametrize("coarse", [2.0, 0.25])
+def test_rounded_noise_has_the_discretised_law(source: str, law: str, coarse: float) -> None:
+    """Chi-square over lattice points, at steps coarse enough that every point counts; 2/3 and 3/2 are refused."""
+    count, lattice = 200_000, Lattice(coarse)
+    drawn = noise(source)
+    steps = lattice.noised(torch.zeros(count, dtype=torch.int64), 1.5, drawn.normal if law == "norm" else drawn.laplace)
+
+    def fit(std: float) -> float:
+        cdf = getattr(stats, law)(scale=std).cdf
+        points = np.arange(-60, 61)
+        expected = count * (cdf((points + 0.5) * coarse) - cdf((points - 0.5) * coarse))
+        seen = np.array([int((steps == int(p)).sum()) for p in points])
+        kept = expected > 10
+        expected, seen = (np.append(v[kept], count - v[kept].sum()) for v in (expected, seen))
+        return float(stats.chi2.sf(((seen - expected) ** 2 / np.maximum(expected, 1e-9)).sum(), len(seen) - 1))
+
+    assert fit(1.5) > ACCEPTED
+    assert fit(1.5 * 2 / 3) < REFUSED and fit(1.5 * 3 / 2) < REFUSED
+
+
+def test_the_inverse_distribution_function_is_as_exact_as_the_argument_says() -> None:
+    """Against 40 digits: the proof's remainder counts on a relative error of at most 2**-51."""
+    with mpmath.workdps(40):
+        for exponent in np.linspace(-105, -1.0001, 80):
+            p = float(2.0**exponent)
+            got = float(torch.special.ndtri(torch.tensor(p, dtype=torch.float64)))
+            slope = mpmath.npdf(got)
+            error = (mpmath.ncdf(got) - mpmath.mpf(p)) / slope  # one step of Newton: got - error is right to 40 digits
+            assert abs(error / got) < 2.0**-51
+
+
+@pytest.mark.parametrize(("byte", "least"), [(b"\xff", 0.0), (b"\x00", 11.8)])
+def test_the_ends_of_the_uniform_grid(byte: bytes, least: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All bits one used to round to exactly 1; all bits zero are the farthest draws there are."""
+    monkeypatch.setattr("os.urandom", lambda count: byte * count)
+    source = SystemNoise()
+    u = source.uniform((3,))
+    assert bool(((u > 0) & (u < 1)).all())
+    for draw in (source.normal, source.laplace):
+        assert bool(torch.isfinite(draw((3,))).all()) and float(draw((3,)).abs().min()) >= least
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_far_draws_are_as_fine_as_near_ones(source: str) -> None:
+    """Beyond 3 standard deviations a grid of 53 bits would show; the second draw must be different each time."""
+    found = noise(source).normal((2_000_000,))
+    far = found[found.abs() > 2]
+    tails = torch.special.ndtr(-far.abs()) * 2
+    cells = tails * 2.0**52
+    inside = (cells - cells.floor())[tails < 2.0**-5]
+    assert len(inside) > 1000 and len(torch.unique(far)) == len(far)
+    assert draws_of(source, 2_000_000).pvalue > ACCEPTED and float(inside.std()) > 0.2
+
+
+def draws_of(source: str, count: int) -> stats._result_classes.TtestResult:
+    return stats.kstest(noise(source, 9).normal((count,)).numpy(), "norm")
+
+
+# --- settings ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: ClippedSum(1e-9, 1.0),
+        lambda: ClientLevel(1e-9, 1.0),
+        lambda: FeatureNoise(clip_norm=1.0, noise_std=1e-9),
+        lambda: Lattice.under(1e-40, 1e-40),
+    ],
+)
+def test_noise_that_is_too_small_for_a_lattice_is_refused(make: Callable[[], object]) -> None:
+    with pytest.raises(ValueError, match=r"2\*\*-24 of the norm") as refusal:
+        make()
+    assert "\n" not in str(refusal.value)
+
+
+def test_the_authors_features_stay_as_they_print_them() -> None:
+    """Without a guarantee there is no lattice to keep: nothing is rounded."""
+    for mechanism in (FeatureNoise(noise_std=0.3), FeatureNoise(noise_std=0.3, clip_norm=1.0, broadcast_batch=4)):
+        output = mechanism({"x": rand(6, 1, 4, 4)}, noise())
+        assert output.lattice is None and low_bits(output.value["x"], 0.3).betrays
