@@ -49,7 +49,7 @@ def findings_json(audited: Audited) -> dict[str, Any]:
             "schema": 1,
             "run": _run(experiment, progress, audited.seconds),
             "utility": _utility(experiment, progress),
-            "privacy": _privacy(experiment, progress.ledger),
+            "privacy": {**_privacy(experiment, progress.ledger), "multiplicity": audited.budget.to_json()},
             "surfaces": surfaces,
             "findings": [finding_row(f, stated.get(str(f.surface))) for f in audited.findings],
             "verdict": worst(row["verdict"] for row in surfaces),

@@ -7,7 +7,7 @@ one shadow model. A scene is the finished run as the evaluator sees it.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,6 +20,7 @@ from attacks.membership.attack import audited_epsilon
 from attacks.types import Attack, Evidence, Family, Finding, Surface, Truth, View
 from privdd.auditing.autotune import Choice
 from privdd.auditing.coverage import reads
+from privdd.auditing.error_budget import ErrorBudget, error_budget
 from privdd.auditing.game import Game, draw_game
 from privdd.auditing.guarantees import guarantee_findings
 from privdd.auditing.replay import recalled
@@ -45,6 +46,7 @@ class Audited:
     scene: Scene
     findings: tuple[Finding, ...]
     seconds: Mapping[str, float]
+    budget: ErrorBudget  # of all bounds that can decide the verdict
     training: Mapping[int, Choice] = field(default_factory=dict)  # audited round -> how its replays were trained
 
 
@@ -72,15 +74,18 @@ def audit(experiment: Experiment, attacks: Mapping[str, Attack], folder: RunFold
     stages = _stages(scene, whole, folder)
     stacked, sent = _worlds(stages), _federations(scene, whole, folder)
     replayed = clock()
-    findings = tuple(_attack_all(scene, attacks, stacked, sent, folder))
-    findings += tuple(guarantee_findings(scene))
+    jobs = _jobs(scene, attacks, stacked, sent)
+    tests = sum(job.attack.family == Family.MEMBERSHIP for job in jobs)
+    budget = error_budget(experiment.audit.confidence, tests, len(plan.mechanisms))
+    findings = tuple(_attack_all(scene, jobs, budget, folder))
+    findings += tuple(guarantee_findings(scene, budget.confidence))
     seconds = {
         "train": trained - began,
         "worlds": replayed - trained,
         "attacks": clock() - replayed,
         "total": clock() - began,
     }
-    return Audited(scene, findings, seconds, {t: one.choice for t, one in stages.items()})
+    return Audited(scene, findings, seconds, budget, {t: one.choice for t, one in stages.items()})
 
 
 def _stages(scene: Scene, whole: Shard, folder: RunFolder) -> dict[int, Stage]:
@@ -118,7 +123,32 @@ def _federations(scene: Scene, whole: Shard, folder: RunFolder) -> dict[str, Ten
         )  # fmt: skip
 
 
+@dataclass(frozen=True)
+class Job:
+    """One attack on one view; note: where the view comes from, in words."""
+
+    view: View
+    truth: Truth
+    note: str
+    name: str
+    attack: Attack
+
+
 def _jobs(
+    scene: Scene,
+    attacks: Mapping[str, Attack],
+    stacked: Mapping[int, Mapping[str, Tensor]],
+    sent: Mapping[str, Tensor],
+) -> list[Job]:
+    return [
+        Job(view, truth, note, name, attack)
+        for view, truth, note in _views(scene, stacked, sent)
+        for name, attack in attacks.items()
+        if applies(attack, view)
+    ]
+
+
+def _views(
     scene: Scene, stacked: Mapping[int, Mapping[str, Tensor]], sent: Mapping[str, Tensor]
 ) -> Iterator[tuple[View, Truth, str]]:
     """Every view with its truth, and words for where it comes from."""
@@ -161,19 +191,11 @@ def applies(attack: Attack, view: View) -> bool:
     return reads(attack, view.surface, view.adversary, worlds)
 
 
-def _attack_all(
-    scene: Scene,
-    attacks: Mapping[str, Attack],
-    stacked: Mapping[int, Mapping[str, Tensor]],
-    sent: Mapping[str, Tensor],
-    folder: RunFolder,
-) -> Iterator[Finding]:
-    views = list(_jobs(scene, stacked, sent))
-    jobs = [(v, truth, note, n, a) for v, truth, note in views for n, a in attacks.items() if applies(a, v)]
+def _attack_all(scene: Scene, jobs: Sequence[Job], budget: ErrorBudget, folder: RunFolder) -> Iterator[Finding]:
     used: dict[str, int] = {}
-    tests = sum(attack.family == Family.MEMBERSHIP for *_, attack in jobs)
     with stage("attack", len(jobs)) as bar:
-        for view, truth, note, name, attack in jobs:
+        for job in jobs:
+            view, truth, note, name, attack = job.view, job.truth, job.note, job.name, job.attack
             generator = scene.plan.keys.fold("attack", name, view.surface, note).torch()
             began = time.monotonic()
             finding, evidence = _one(attack, view, truth, generator, name)
@@ -185,7 +207,7 @@ def _attack_all(
             if evidence.scores is not None and view.worlds is not None:
                 extra["diagnostics"] = {
                     **finding.measures.get("diagnostics", {}),
-                    **_decisive(evidence.scores, view, scene.experiment.privacy.delta, tests, generator),
+                    **_decisive(evidence.scores, view, scene.experiment.privacy.delta, budget, generator),
                 }
             finding = finding.with_measures(seconds=time.monotonic() - began, **extra)
             write_tensors(folder.path / "evidence" / file, _kept(finding, evidence, view))
@@ -193,13 +215,15 @@ def _attack_all(
             bar.advance(f"{view.surface} {name}")
 
 
-def _decisive(scores: Tensor, view: View, delta: float, tests: int, generator: torch.Generator) -> dict[str, float]:
-    """The bound that may decide a verdict: at 95 % over all membership tests of the run together."""
+def _decisive(
+    scores: Tensor, view: View, delta: float, budget: ErrorBudget, generator: torch.Generator
+) -> dict[str, float]:
+    """The bound that may decide a verdict: at its share of the run's error budget."""
     if view.worlds is None:
         return {}
     rng = np.random.default_rng(int(torch.randint(2**31 - 1, (1,), generator=generator)))
-    bound = audited_epsilon(scores, view.worlds.masks[: len(scores)], delta, rng, confidence=1 - 0.05 / tests)
-    return {"epsilon_familywise": bound.value, "tests": tests}
+    bound = audited_epsilon(scores, view.worlds.masks[: len(scores)], delta, rng, confidence=budget.confidence)
+    return {"epsilon_familywise": bound.value, "tests": budget.tests}
 
 
 def _kept(finding: Finding, evidence: Evidence, view: View) -> dict[str, Tensor]:

@@ -115,6 +115,11 @@ class PublicFact(Part):
 
     what: Text
     value: Text
+class Multiplicity(Part):
+    """How the bounds that can decide a verdict share one error: alpha / tests for each."""
+
+    alpha: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)]
+    tests: Annotated[int, Field(ge=1)]
 
 
 class Privacy(Part):
@@ -127,6 +132,7 @@ class Privacy(Part):
     claims: list[ClaimRow]
     noise: NoiseRow | None = None
     public: list[PublicFact] = Field(default_factory=list)
+    multiplicity: Multiplicity | None = None
 
 
 class SurfaceRow(Part):

@@ -15,6 +15,7 @@ import torch
 
 from attacks.membership.attack import audited_epsilon
 from attacks.types import Adversary, Family, Finding, Knowledge, Surface, View, Worlds
+from privdd.auditing.error_budget import ErrorBudget, error_budget
 from privdd.auditing.findings import stated_epsilons, verdict, worst
 from privdd.auditing.pipeline import _decisive
 from privdd.cli import external_scores
@@ -95,12 +96,23 @@ def test_epsilon_familywise_shares_five_percent_among_all_tests() -> None:
     view = View(Surface.UPDATE, Adversary.SERVER, (), knowledge, Worlds({}, masks, torch.zeros(400), labels))
     bounds = {}
     for tests in (1, 20):
-        said = _decisive(scores, view, 1e-4, tests, torch.Generator().manual_seed(2))
+        said = _decisive(scores, view, 1e-4, error_budget(0.95, tests, 0), torch.Generator().manual_seed(2))
         rng = np.random.default_rng(int(torch.randint(2**31 - 1, (1,), generator=torch.Generator().manual_seed(2))))
         expected = audited_epsilon(scores, masks, 1e-4, rng, confidence={1: 0.95, 20: 0.9975}[tests])
         assert said == {"epsilon_familywise": expected.value, "tests": tests}
         bounds[tests] = said["epsilon_familywise"]
     assert 0 < bounds[20] < bounds[1]
+
+
+def test_the_error_budget_counts_every_bound_and_reaches_each_of_them() -> None:
+    """audit.confidence over 12 membership tests and five bounds for each of two mechanisms."""
+    shared = error_budget(0.9, 12, 2)
+    assert shared.to_json() == {"alpha": 0.1, "tests": 22}
+    assert shared.tests * (1 - shared.confidence) == pytest.approx(0.1)
+    assert error_budget(0.95, 0, 0).confidence == pytest.approx(0.95)
+    for alpha, tests in ((0.0, 1), (1.0, 1), (0.05, 0)):
+        with pytest.raises(ValueError, match="is needed"):
+            ErrorBudget(alpha, tests)
 
 
 # --- the same rule for scores that someone else computed -----------------------------------------

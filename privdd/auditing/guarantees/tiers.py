@@ -16,13 +16,13 @@ from privdd.federated.method import defines
 from privdd.privacy.mechanisms import AggregateClip, FeatureNoise
 
 
-def guarantee_findings(scene: Any) -> Iterator[Finding]:
+def guarantee_findings(scene: Any, confidence: float) -> Iterator[Finding]:
     """T1, T2 and T3 for every mechanism of the run that states a finite epsilon.
 
-    scene: ``privdd.auditing.views.Scene``. Nothing is yielded for a run without mechanisms. Raises what a method
+    scene: ``privdd.auditing.views.Scene``; confidence: of each bound (its share of the run's error budget). Nothing is yielded for a run without mechanisms. Raises what a method
     raises on crafted records: a test that cannot run has not been passed.
     """
-    privacy, audit = scene.experiment.privacy, scene.experiment.audit
+    privacy, budget = scene.experiment.privacy, scene.experiment.audit.guarantee
     if not scene.plan.mechanisms:
         return
     subject = Subject(
@@ -31,8 +31,8 @@ def guarantee_findings(scene: Any) -> Iterator[Finding]:
         scene.progress.snapshots,
         scene.progress.ledger,
         privacy.delta,
-        audit.confidence,
-        audit.guarantee,
+        confidence,
+        budget,
         scene.plan.keys.fold("audit", "guarantee"),
     )
     began = time.monotonic()
