@@ -23,12 +23,14 @@ from privdd.auditing.coverage import reads
 from privdd.auditing.error_budget import ErrorBudget, error_budget
 from privdd.auditing.game import Game, draw_game
 from privdd.auditing.guarantees import guarantee_findings
+from privdd.auditing.noted_again import note_again
 from privdd.auditing.replay import recalled
 from privdd.auditing.shadow_federations import replay_federations, server_signals
 from privdd.auditing.shadows import Stage, audited_rounds
 from privdd.auditing.views import Scene, client_views, granted, probe_view, server_views
 from privdd.core.types import Shard
 from privdd.federated.experiment import Experiment
+from privdd.federated.noise_record import RunRecord
 from privdd.federated.trainer import Trainer
 from privdd.runtime.progress import stage
 from privdd.runtime.run_folder import RunFolder, write_tensors
@@ -65,12 +67,16 @@ def audit(experiment: Experiment, attacks: Mapping[str, Attack], folder: RunFold
     whole = experiment.shards[plan.victim]
     shards = list(experiment.shards)
     shards[plan.victim] = game.shard(whole, 0)
-    trainer = Trainer(plan, shards, experiment.test, experiment.engine, folder, experiment.ledger(), experiment.capture)
+    record, ledger = RunRecord(plan.victim), experiment.ledger()
+    trainer = Trainer(
+        plan, shards, experiment.test, experiment.engine, folder, ledger, experiment.capture, record=record
+    )
     progress = trainer.run()
+    note_again(plan, shards, experiment.engine, experiment.ledger(), progress.ledger, record)
     with threads(experiment.engine.threads):  # same thread count as in training, so the same bits
         progress = recalled(plan, progress, shards[plan.victim])
     trained = clock()
-    scene = Scene(experiment, progress, game, shards[plan.victim])
+    scene = Scene(experiment, progress, game, shards[plan.victim], record)
     stages = _stages(scene, whole, folder)
     stacked, sent = _worlds(stages), _federations(scene, whole, folder)
     replayed = clock()

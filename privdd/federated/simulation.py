@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from privdd.core.types import Problem, Received, Records, Shard, State, Tensors
 from privdd.federated.channel import POST_PROCESSING, Channel, ClientContext, digest, shapes
 from privdd.federated.method import Method
 from privdd.privacy.description import description
+from privdd.federated.noise_record import RunRecord, Watch
 from privdd.privacy.ledger import FREE, SERVER, Ledger
 from privdd.privacy.mechanism import Mechanism, Row
 from privdd.runtime.engine import Engine
@@ -121,12 +122,31 @@ class Task:
     shard: Shard
 
 
-def client_step(task: Task) -> tuple[Received, list[Row], State]:
-    """Local work and the channel, in one pure call."""
-    ctx = task.plan.context(task.round, task.client)
+Step = tuple[Received, list[Row], State]
+
+
+def client_step(task: Task, watch: Watch | None = None) -> Step:
+    """Local work and the channel, in one pure call. watch: notes the round's noise and sampling."""
+    ctx = task.plan.context(task.round, task.client, watch=watch)
     upload, memory = task.plan.method.local(task.broadcast, task.memory, task.shard, ctx)
     received, rows = task.plan.channel.send(upload, ctx)
     return received, rows, {name: t.detach() for name, t in memory.items()}
+
+
+def watched_step(task: Task) -> tuple[Step, Watch]:
+    """``client_step``, and what its noise and its sampling were."""
+    watch = Watch(task.round, task.client, task.client == task.plan.victim, len(task.shard.train))
+    return client_step(task, watch), watch
+
+
+def _answers(engine: Engine, tasks: Sequence[Task], record: RunRecord | None) -> Iterator[Step]:
+    """What the clients answer, in order. Real clients keep their noise to themselves: nothing is noted of them."""
+    if record is None or engine.clients_remember:
+        yield from engine.map(client_step, tasks)
+        return
+    for answer, watch in engine.map(watched_step, tasks):
+        record.add(watch)
+        yield answer
 
 
 def size_of(value: Mapping[str, Tensors]) -> int:
@@ -145,10 +165,12 @@ def step(
     shards: Sequence[Shard],
     engine: Engine,
     seen: Mapping[str, Tensors] | None = None,
+    record: RunRecord | None = None,
 ) -> tuple[Progress, list[Received], Mapping[str, Tensors]]:
     """One round: (new progress, what the server received in client order, what it had broadcast).
 
-    seen: the broadcast of the round before, so that tensors which did not change are not hashed again.
+    seen: the broadcast of the round before, so that tensors which did not change are not hashed again; record: is
+    given what the clients' noise and sampling were.
     """
     t = progress.round
     broadcast = plan.method.broadcast(progress.server)
@@ -160,7 +182,7 @@ def step(
     ids: list[int] = []
     uploaded: dict[int, int] = {}
     before = progress.memories.get(plan.victim, {})
-    for received, rows, memory in engine.map(client_step, tasks):
+    for received, rows, memory in _answers(engine, tasks, record):
         ids.extend(ledger.append(rooted(rows, len(ledger), progress.sent_ids), absolute=True))
         inbox.append(received)
         memories[received.client] = memory

@@ -108,7 +108,7 @@ class Ledger:
         if release.flags.get("relation:zero_out") and self.relation == "add_remove":
             raise ValueError(f"{release.name}: its count is public: privacy.relation=zero_out or replace is needed")
 
-    def _closure(self, surfaces: Collection[str]) -> list[Release]:
+    def closure(self, surfaces: Collection[str]) -> list[Release]:
         """Rows of these surfaces and all that they were computed from, in order."""
         wanted = {str(surface) for surface in surfaces}
         keep: set[int] = set()
@@ -137,7 +137,7 @@ class Ledger:
         if relation not in (None, self.relation):
             raise ValueError(f"relation={relation!r}: this ledger was written for {self.relation!r}")
         delta = self.delta if delta is None else delta
-        rows = self.releases if surfaces is None else self._closure(surfaces)
+        rows = self.releases if surfaces is None else self.closure(surfaces)
         worst = 0.0
         for total in _cells(rows, client):
             try:

@@ -14,7 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSeriali
 from attacks.types import Adversary, Family, Surface
 
 SCHEMA = 1
-Verdict = Literal["unprotected", "consistent", "contradiction"]
+Verdict = Literal["unprotected", "untested", "consistent", "contradiction"]
 Relation = Literal["add_remove", "zero_out", "replace"]
 
 
@@ -144,6 +144,7 @@ class SurfaceRow(Part):
     mechanism: Text
     epsilon: EpsilonPair
     audited: Literal[True] | Annotated[str, Field(pattern=r"^waived: .+")]
+    untested: list[Text] = Field(default_factory=list)  # "mechanism, part: why" for what no test looked at
     verdict: Verdict
 
 
@@ -218,9 +219,9 @@ class Findings(Part):
 
 
 def worst_verdict(verdicts: Iterable[str]) -> Verdict:
-    """The gravest of some verdicts: contradiction, then unprotected, then consistent."""
+    """The gravest of some verdicts: contradiction, unprotected, untested, then consistent."""
     found = set(verdicts)
-    for grave in ("contradiction", "unprotected"):
+    for grave in ("contradiction", "unprotected", "untested"):
         if grave in found:
             return grave  # type: ignore[return-value]
     return "consistent"

@@ -12,7 +12,7 @@ from privdd.reporting import summary, words
 from privdd.reporting.schema import Findings
 from privdd.reporting.words import number, share
 
-STYLE = {"unprotected": "yellow", "consistent": "green", "contradiction": "bold red"}
+STYLE = {"unprotected": "yellow", "untested": "yellow", "consistent": "green", "contradiction": "bold red"}
 PIPE_WIDTH = 132
 SPELLED = str.maketrans({"ε": "epsilon", "δ": "delta", "∞": "inf", "≥": ">=", "≤": "<=", "–": "-", "\u00a0": " "})
 

@@ -16,7 +16,7 @@ import torch
 from attacks.membership.attack import audited_epsilon
 from attacks.types import Adversary, Family, Finding, Knowledge, Surface, View, Worlds
 from privdd.auditing.error_budget import ErrorBudget, error_budget
-from privdd.auditing.findings import stated_epsilons, verdict, worst
+from privdd.auditing.findings import stated_epsilons, verdict
 from privdd.auditing.pipeline import _decisive
 from privdd.cli import external_scores
 from privdd.cli.config import composed
@@ -24,6 +24,7 @@ from privdd.privacy.accounting import epsilon as accounted
 from privdd.privacy.ledger import Ledger
 from privdd.privacy.mechanism import Row
 from privdd.reporting.findings_file import load
+from privdd.reporting.schema import worst_verdict
 
 STATED, LITTLE, MUCH = 4.0, 1.0, 9.0
 FINITE, GAUSSIAN = "finite_sample", "gaussian_only"
@@ -82,9 +83,9 @@ def test_verdict_prefers_the_limit_of_the_finding_itself() -> None:
     assert verdict(PROVEN, None, [membership(7.0, 7.0, epsilon_stated=6.0)]) == "contradiction"
 
 
-@pytest.mark.parametrize("order", [("contradiction", "unprotected", "consistent"), ("unprotected", "consistent")])
+@pytest.mark.parametrize("order", [("contradiction", "unprotected", "untested", "consistent"), ("untested", "consistent")])
 def test_the_worst_verdict_of_any_surface_is_the_runs(order: tuple[str, ...]) -> None:
-    assert worst(order[::-1]) == order[0] and worst([]) == "consistent"
+    assert worst_verdict(order[::-1]) == order[0] and worst_verdict([]) == "consistent"
 
 
 def test_epsilon_familywise_shares_five_percent_among_all_tests() -> None:
