@@ -48,7 +48,7 @@ def findings_json(audited: Audited) -> dict[str, Any]:
             "utility": _utility(experiment, progress),
             "privacy": {**_privacy(experiment, progress.ledger), "multiplicity": audited.budget.to_json()},
             "surfaces": surfaces,
-            "findings": [finding_row(f, stated.get(str(f.surface))) for f in audited.findings],
+            "findings": [finding_row(f, _said(f, stated, progress.ledger)) for f in audited.findings],
             "verdict": worst_verdict(row["verdict"] for row in surfaces),
         }
     )
@@ -113,6 +113,19 @@ def for_records(ledger: Ledger) -> Ledger:
     twice = Ledger("replace", ledger.unit, ledger.delta)
     twice.append(ledger.releases, absolute=True)
     return twice
+
+
+def _said(finding: Finding, stated: Mapping[str, float], ledger: Ledger) -> float | None:
+    """The epsilon that a row prints as stated: what follows for a record from a client's only where it is broken."""
+    promised = stated.get(str(finding.surface))
+    whole = ledger.unit == "record" or ledger.relation == "replace"
+    return promised if whole or (promised is not None and lower_bound(finding) > promised) else None
+
+
+def lower_bound(finding: Finding) -> float:
+    """The bound on epsilon that a finding decides by: at its share of the error budget, where several share it."""
+    m = finding.measures
+    return float(m.get("diagnostics", {}).get("epsilon_familywise", m.get("epsilon_measured", 0.0)))
 
 
 def stated_epsilons(experiment: Experiment, ledger: Ledger) -> dict[str, float]:
@@ -189,13 +202,12 @@ def verdict(
     """
     for finding in findings:
         m = finding.measures
-        promised, diagnostics = m.get("epsilon_stated", stated), m.get("diagnostics", {})
-        bound = diagnostics.get("epsilon_familywise", m.get("epsilon_measured", 0.0))
-        if promised is not None and m.get("epsilon_validity") == "finite_sample" and float(bound) > float(promised):
+        promised, sound = m.get("epsilon_stated", stated), m.get("epsilon_validity") == "finite_sample"
+        if promised is not None and sound and lower_bound(finding) > float(promised):
             return "contradiction"
         if "kappa" in m and float(m["kappa"]) > float(m["kappa_allowed"]) * (1 + 1e-4):
             return "contradiction"
-        if diagnostics.get("refuted"):
+        if m.get("diagnostics", {}).get("refuted"):
             return "contradiction"
     if math.isinf(min(epsilon.values())):
         return "unprotected"

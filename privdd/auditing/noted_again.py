@@ -1,7 +1,7 @@
 """Rounds whose noise was not noted, because the run was stopped and went on, are run once more.
 
-What a record of noise and sampling holds is private and never on disk, so it is lost with the process. Noise of the
-seed can be drawn again: what was sent must then have the digests that the ledger has, else nothing is taken over.
+What a record of noise and sampling holds is private and never on disk, so it is lost with the process. Noise that is
+not the operating system's can be drawn again: what was sent must then have the digests that the ledger has, else nothing is taken over.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from privdd.core.types import Shard
-from privdd.federated.noise_record import RunRecord
+from privdd.federated.noise_record import NoiseRecord
 from privdd.federated.simulation import Plan, start, step
 from privdd.privacy.ledger import SERVER, Ledger
 from privdd.runtime.progress import stage
 
 
 def note_again(
-    plan: Plan, shards: Sequence[Shard], engine: Any, empty: Ledger, ledger: Ledger, record: RunRecord
+    plan: Plan, shards: Sequence[Shard], engine: Any, empty: Ledger, ledger: Ledger, record: NoiseRecord
 ) -> None:
     """Fill ``record`` where a round of ``ledger`` with protected releases is missing and can be repeated.
 
@@ -25,9 +25,9 @@ def note_again(
     real clients.
     """
     wanted = {(row.round, row.client) for row in ledger.releases if row.protected} - record.rounds.keys()
-    if not wanted or plan.noise_source != "seed" or engine.clients_remember:
+    if not wanted or plan.noise_source == "os" or engine.clients_remember:
         return
-    again, made = RunRecord(plan.victim), start(plan, empty)
+    again, made = NoiseRecord(plan.victim), start(plan, empty)
     last = max(round for round, _ in wanted)
     with stage("note the noise of rounds trained before", last + 1) as bar:
         broadcast = None

@@ -30,7 +30,7 @@ from privdd.auditing.shadows import Stage, audited_rounds
 from privdd.auditing.views import Scene, client_views, granted, probe_view, server_views
 from privdd.core.types import Shard
 from privdd.federated.experiment import Experiment
-from privdd.federated.noise_record import RunRecord
+from privdd.federated.noise_record import NoiseRecord
 from privdd.federated.trainer import Trainer
 from privdd.runtime.progress import stage
 from privdd.runtime.run_folder import RunFolder, write_tensors
@@ -67,7 +67,7 @@ def audit(experiment: Experiment, attacks: Mapping[str, Attack], folder: RunFold
     whole = experiment.shards[plan.victim]
     shards = list(experiment.shards)
     shards[plan.victim] = game.shard(whole, 0)
-    record, ledger = RunRecord(plan.victim), experiment.ledger()
+    record, ledger = NoiseRecord(plan.victim), experiment.ledger()
     trainer = Trainer(
         plan, shards, experiment.test, experiment.engine, folder, ledger, experiment.capture, record=record
     )

@@ -185,7 +185,7 @@ class Watch:
 
 
 @dataclass
-class RunRecord:
+class NoiseRecord:
     """All that was watched of a run: (round, client) -> ``Watch``. victim: the audited client."""
 
     victim: int

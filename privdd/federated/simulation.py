@@ -17,6 +17,7 @@ from privdd.federated.channel import POST_PROCESSING, Channel, ClientContext, di
 from privdd.federated.method import Method
 from privdd.privacy.description import description
 from privdd.federated.noise_record import RunRecord, Watch
+from privdd.federated.noise_record import NoiseRecord, Watch
 from privdd.privacy.ledger import FREE, SERVER, Ledger
 from privdd.privacy.mechanism import Mechanism, Row
 from privdd.runtime.engine import Engine
@@ -139,7 +140,7 @@ def watched_step(task: Task) -> tuple[Step, Watch]:
     return client_step(task, watch), watch
 
 
-def _answers(engine: Engine, tasks: Sequence[Task], record: RunRecord | None) -> Iterator[Step]:
+def _answers(engine: Engine, tasks: Sequence[Task], record: NoiseRecord | None) -> Iterator[Step]:
     """What the clients answer, in order. Real clients keep their noise to themselves: nothing is noted of them."""
     if record is None or engine.clients_remember:
         yield from engine.map(client_step, tasks)
@@ -165,7 +166,7 @@ def step(
     shards: Sequence[Shard],
     engine: Engine,
     seen: Mapping[str, Tensors] | None = None,
-    record: RunRecord | None = None,
+    record: NoiseRecord | None = None,
 ) -> tuple[Progress, list[Received], Mapping[str, Tensors]]:
     """One round: (new progress, what the server received in client order, what it had broadcast).
 

@@ -10,7 +10,7 @@ from privdd.core.state import marked
 from privdd.core.types import Records, Shard
 from privdd.federated import checkpoint
 from privdd.federated.capture import Capture
-from privdd.federated.noise_record import RunRecord
+from privdd.federated.noise_record import NoiseRecord
 from privdd.federated.simulation import Plan, Progress, accuracy, finish, start, step
 from privdd.privacy.ledger import Ledger
 from privdd.runtime.engine import Engine
@@ -33,7 +33,7 @@ class Trainer:
     ledger: Ledger
     capture: Capture = field(default_factory=Capture)
     measure: Callable[[Plan, Progress, Records, Sequence[Shard]], float] = accuracy
-    record: RunRecord | None = None  # of an audit: is given what the clients' noise was, as far as it is trained here
+    record: NoiseRecord | None = None  # of an audit: is given what the clients' noise was, as far as it is trained here
 
     def run(self) -> Progress:
         """All rounds, from the last whole checkpoint if there is one."""

@@ -131,7 +131,7 @@ def _stated(rows: list[FindingRow]) -> float | None:
 
 
 def _worst_phrases(rows: list[FindingRow]) -> list[str]:
-    phrases = [r.note or "" for r in rows if _refuted(r)]
+    phrases = [r.note or "" for r in rows if (r.diagnostics or {}).get("refuted")]
     broken = [r for r in rows if r.kappa is not None and r.kappa > (r.kappa_allowed or math.inf) * 1.0001]
     if broken:
         worst = max(broken, key=lambda r: r.kappa or 0.0)
@@ -148,11 +148,6 @@ def _worst_phrases(rows: list[FindingRow]) -> list[str]:
     if labels:
         phrases.append(f"reads {share(max(labels))} of labels")
     return phrases
-
-
-def _refuted(row: FindingRow) -> bool:
-    """Whether the run's own noise or sampling is not what is stated."""
-    return bool((row.diagnostics or {}).get("refuted"))
 
 
 def _picture_phrase(best: FindingRow) -> str:
@@ -246,7 +241,7 @@ def _contradiction(findings: Findings) -> tuple[str, str]:
             f"On the {broken}, ε ≤ {number(worst.epsilon_stated)} is stated, and {words.attack(worst.attack)} showed "
             f"ε ≥ {number(bound(worst))} at {share(worst.confidence or 0.95)} confidence."
         )
-    phrases = _worst_phrases([r for r in rows if r.kappa is not None or _refuted(r)])
+    phrases = _worst_phrases([r for r in rows if r.kappa is not None or r.attack.startswith("t0_")])
     return title, f"On the {broken}, {phrases[0] if phrases else 'an attack broke the stated limit'}."
 
 

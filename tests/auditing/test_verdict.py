@@ -15,8 +15,8 @@ import torch
 
 from attacks.membership.attack import audited_epsilon
 from attacks.types import Adversary, Family, Finding, Knowledge, Surface, View, Worlds
-from privdd.auditing.error_budget import ErrorBudget, error_budget
-from privdd.auditing.findings import stated_epsilons, verdict
+from privdd.auditing.error_budget import error_budget
+from privdd.auditing.findings import for_records, stated_epsilons, verdict
 from privdd.auditing.pipeline import _decisive
 from privdd.cli import external_scores
 from privdd.cli.config import composed
@@ -105,17 +105,6 @@ def test_epsilon_familywise_shares_five_percent_among_all_tests() -> None:
     assert 0 < bounds[20] < bounds[1]
 
 
-def test_the_error_budget_counts_every_bound_and_reaches_each_of_them() -> None:
-    """audit.confidence over 12 membership tests and five bounds for each of two mechanisms."""
-    shared = error_budget(0.9, 12, 2)
-    assert shared.to_json() == {"alpha": 0.1, "tests": 22}
-    assert shared.tests * (1 - shared.confidence) == pytest.approx(0.1)
-    assert error_budget(0.95, 0, 0).confidence == pytest.approx(0.95)
-    for alpha, tests in ((0.0, 1), (1.0, 1), (0.05, 0)):
-        with pytest.raises(ValueError, match="is needed"):
-            ErrorBudget(alpha, tests)
-
-
 # --- the same rule for scores that someone else computed -----------------------------------------
 
 
@@ -144,6 +133,21 @@ def test_external_scores_are_judged_by_the_same_rule(
     broken = above and validity == FINITE and stated is not None
     assert load(tmp_path).verdict == ("contradiction" if broken else "unprotected")
     assert status == (2 if broken else 0)
+
+
+@pytest.mark.parametrize("broken", [False, True])
+@pytest.mark.parametrize("epsilon", [PROVEN, NOTHING_PROVEN])
+def test_what_no_test_looked_at_is_untested_and_no_more(epsilon: dict[str, float], broken: bool) -> None:
+    """A contradiction stays one, and where nothing is proven there is nothing to test."""
+    findings = [sensitivity(1.5 if broken else 0.9)]
+    quiet = "untested" if epsilon is PROVEN else "unprotected"
+    assert verdict(epsilon, STATED, findings, ["update, noise: why"]) == ("contradiction" if broken else quiet)
+
+
+@pytest.mark.parametrize(("refuted", "expected"), [(True, "contradiction"), (False, "consistent")])
+def test_noise_that_is_not_what_is_stated_is_a_contradiction(refuted: bool, expected: str) -> None:
+    noise = Finding(Surface.UPDATE, "t0_noise", Family.GUARANTEE, Adversary.ANALYST, {"diagnostics": {"refuted": refuted}})
+    assert verdict(PROVEN, STATED, [noise]) == expected
 
 
 # --- what a surface is held to -------------------------------------------------------------------
@@ -178,3 +182,13 @@ def test_stated_epsilons_are_what_is_accounted_or_what_the_method_claims() -> No
     assert smaller(labels) < accounted(labels, 1e-5, accountant="rdp")  # or the choice would not show
     claimed = stated_epsilons(experiment(labels=0.125, statistics=2.5, update=math.inf), ledger)
     assert claimed == pytest.approx({"gradient": smaller(gradient), "labels": 0.125, "statistics": 2.5})
+
+
+def test_a_promise_to_a_client_is_a_promise_to_each_of_its_records() -> None:
+    """Client-level noise z bounds one record as noise z/2 does: a client with it, and without, is close to no client."""
+    ledger = Ledger("zero_out", "client", 1e-5)
+    ledger.append([row(Surface.UPDATE, dpa.GaussianDpEvent(1.0), flags={"unit:client": True}, count=3)])
+    twice = accounted(dpa.SelfComposedDpEvent(dpa.GaussianDpEvent(0.5), 3), 1e-5)
+    assert for_records(ledger).epsilon() == pytest.approx(twice, rel=1e-3) and twice > 2 * ledger.epsilon()
+    for same in (Ledger("add_remove"), Ledger("replace", "client")):
+        assert for_records(same) is same

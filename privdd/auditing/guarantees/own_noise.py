@@ -25,7 +25,7 @@ from privdd.auditing.guarantees.residual_law import (
     smallest,
 )
 from privdd.auditing.guarantees.statement import Subject
-from privdd.federated.noise_record import OTHERS, Noted, RunRecord, Watch
+from privdd.federated.noise_record import OTHERS, NoiseRecord, Noted, Watch
 from privdd.federated.simulation import Plan, Task, watched_step
 
 NOISE = "t0_noise"
@@ -43,7 +43,7 @@ def spent(subject: Subject, name: str) -> dict[int, int]:
     return calls
 
 
-def noted(record: RunRecord, name: str) -> list[Release]:
+def noted(record: NoiseRecord, name: str) -> list[Release]:
     """All releases of a name with the client round that they belong to, in order."""
     return [(watch, r) for _, watch in sorted(record.rounds.items()) for r in watch.releases if r.name == name]
 
@@ -62,7 +62,7 @@ def not_looked_at(subject: Subject, name: str, releases: list[Release]) -> str:
     return ""
 
 
-def noise_finding(subject: Subject, record: RunRecord, name: str) -> Finding:
+def noise_finding(subject: Subject, record: NoiseRecord, name: str) -> Finding:
     """One row for the noise of a mechanism: what was looked at, and whether it refutes what is stated."""
     releases = noted(record, name)
     why = not_looked_at(subject, name, releases)
@@ -89,7 +89,7 @@ def noise_finding(subject: Subject, record: RunRecord, name: str) -> Finding:
     )
 
 
-def looks(subject: Subject, record: RunRecord, name: str, releases: list[Release]) -> Iterator[Look]:
+def looks(subject: Subject, record: NoiseRecord, name: str, releases: list[Release]) -> Iterator[Look]:
     """Every test of the noise of one name."""
     mine = [one for one in releases if one[0].audited]
     seen = [one for one in releases if not one[1].missing]
@@ -153,7 +153,7 @@ def _low_bits(releases: list[Release]) -> Look:
     return Look(0.0 if off else 1.0, says)
 
 
-def drawn_again(subject: Subject, record: RunRecord, name: str) -> Look:
+def drawn_again(subject: Subject, record: NoiseRecord, name: str) -> Look:
     """The audited client's rounds once more: noise that no public seed decides comes out another way.
 
     That is so under any source but ``seed``; noise that comes out the same can be worked out by whoever knows

@@ -25,7 +25,7 @@ from privdd.auditing.guarantees.residual_law import (
     spread,
 )
 from privdd.auditing.guarantees.statement import Subject
-from privdd.federated.noise_record import Coins, RunRecord, Watch
+from privdd.federated.noise_record import Coins, NoiseRecord, Watch
 
 SAMPLING = "t0_sampling"
 DRAWN = 256  # further draws of the sampler, outside the run
@@ -36,7 +36,7 @@ def is_sampled(subject: Subject, name: str) -> bool:
     return float(subject.plan.mechanisms[name].sampling_probability) < 1
 
 
-def sampling_finding(subject: Subject, record: RunRecord, name: str) -> Finding:
+def sampling_finding(subject: Subject, record: NoiseRecord, name: str) -> Finding:
     """One row for the sampling of a mechanism: what was looked at, and whether it refutes what is stated."""
     probability = float(subject.plan.mechanisms[name].sampling_probability)
     watches = [watch for _, watch in sorted(record.rounds.items()) if any(r.name == name for r in watch.releases)]

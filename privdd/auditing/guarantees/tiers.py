@@ -16,7 +16,7 @@ from privdd.auditing.guarantees.own_sampling import is_sampled, sampling_finding
 from privdd.auditing.guarantees.queries import query_findings
 from privdd.auditing.guarantees.statement import Subject
 from privdd.federated.method import defines
-from privdd.federated.noise_record import RunRecord
+from privdd.federated.noise_record import NoiseRecord
 from privdd.privacy.mechanisms import AggregateClip, FeatureNoise
 
 
@@ -45,9 +45,9 @@ def guarantee_findings(scene: Any, confidence: float) -> Iterator[Finding]:
         began = time.monotonic()
 
 
-def own_findings(subject: Subject, record: RunRecord | None) -> Iterator[Finding]:
+def own_findings(subject: Subject, record: NoiseRecord | None) -> Iterator[Finding]:
     """T0 for every mechanism that the ledger accounts for: the noise, and the sampling, of the run itself."""
-    noted = record or RunRecord(subject.plan.victim)
+    noted = record or NoiseRecord(subject.plan.victim)
     for name in [name for name in subject.plan.mechanisms if subject.spends(name)]:
         yield noise_finding(subject, noted, name)
         if is_sampled(subject, name):
