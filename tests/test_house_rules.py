@@ -80,7 +80,7 @@ TESTED_IN = {  # test file -> modules of which it is the test, where its name is
     "auditing/guarantees/test_tiers.py": "privdd.auditing.guarantees: aggregate_clip_theorem crafted_records"
     " matching_transcripts queries recording_context statement transcripts",
     "auditing/test_findings.py": "privdd.auditing: coverage",
-    "auditing/test_planted_faults.py": "privdd.auditing.guarantees: own_noise own_sampling; privdd.auditing: noted_again",
+    "auditing/test_planted_faults.py": "privdd.auditing.guarantees: own_noise; privdd.auditing: noted_again",
     "auditing/test_signals.py": "attacks.membership: readout",
     "configs/test_experiment.py": "privdd.federated: experiment",
     "configs/test_groups.py": "privdd.cli: assemble config",

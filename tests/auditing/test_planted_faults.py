@@ -188,8 +188,10 @@ def always_the_same(q: float, count: int, noise: Any) -> Tensor:
     return torch.rand(count, generator=torch.Generator().manual_seed(1)) < q
 
 
-def not_asked(self: Any, name: str, count: int) -> Tensor:
-    return torch.ones(count, dtype=torch.bool)
+def not_heeded(patch: pytest.MonkeyPatch) -> None:
+    """A method that asks who is drawn, and takes everybody."""
+    honest = channel.ClientContext.sample
+    patch.setattr(channel.ClientContext, "sample", lambda *asked: torch.ones_like(honest(*asked)))
 
 
 SAMPLING_FAULTS: dict[str, Plant] = {
@@ -198,7 +200,7 @@ SAMPLING_FAULTS: dict[str, Plant] = {
     "batches of one size": coins_of(fixed_size),
     "one record always": coins_of(always_the_last),
     "the same records always": coins_of(always_the_same),
-    "a method that draws nobody": lambda patch: patch.setattr(channel.ClientContext, "sample", not_asked),
+    "a draw that is not heeded": not_heeded,
 }
 
 
