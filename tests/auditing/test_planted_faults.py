@@ -291,7 +291,7 @@ class Brought(Mechanism):
         noise = SeededNoise(torch.Generator().manual_seed(5)) if self.own_stream else noise
         step = 2.0 ** (math.floor(math.log2(std)) - 12)
         exact = {n: (t / step).trunc() * step for n, t in exact.items()}
-        drawn = {n: (std * self.size * noise.normal(tuple(t.shape)) / step).round() * step for n, t in exact.items()}
+        drawn = {n: (std * self.size * noise.normal(tuple(t.shape)).to(t) / step).round() * step for n, t in exact.items()}
         return Output(
             {n: exact[n] + drawn[n] for n in exact}, dpa.GaussianDpEvent(self.noise_multiplier), noise_std=std,
             sensitivity=self.clip_norm, exact=exact if self.shows else None, flags={"unit:client": True},
