@@ -168,7 +168,7 @@ class Watch:
     def _low_bits(self, noted: Noted, output: Output) -> None:
         for value in output.value.values():
             if value.numel():
-                seen = low_bits(self._strided(value), output.noise_std)
+                seen = low_bits(self._strided(value), output.noise_std, output.lattice)
                 noted.judged, noted.off = noted.judged + seen.judged, noted.off + seen.off
 
     def _strided(self, value: Tensor) -> Tensor:

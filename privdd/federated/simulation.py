@@ -15,9 +15,8 @@ from privdd.core.keys import Keys
 from privdd.core.types import Problem, Received, Records, Shard, State, Tensors
 from privdd.federated.channel import POST_PROCESSING, Channel, ClientContext, digest, shapes
 from privdd.federated.method import Method
-from privdd.privacy.description import description
-from privdd.federated.noise_record import RunRecord, Watch
 from privdd.federated.noise_record import NoiseRecord, Watch
+from privdd.privacy.description import description
 from privdd.privacy.ledger import FREE, SERVER, Ledger
 from privdd.privacy.mechanism import Mechanism, Row
 from privdd.runtime.engine import Engine

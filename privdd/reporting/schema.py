@@ -115,6 +115,8 @@ class PublicFact(Part):
 
     what: Text
     value: Text
+
+
 class Multiplicity(Part):
     """How the bounds that can decide a verdict share one error: alpha / tests for each."""
 

@@ -29,7 +29,6 @@ from privdd.federated.noise_record import OTHERS, NoiseRecord, Noted, Watch
 from privdd.federated.simulation import Plan, Task, watched_step
 
 NOISE = "t0_noise"
-LOW_BITS_DECIDE = False  # until mechanisms put their noise on a lattice: in floating point every one betrays it
 
 Release = tuple[Watch, Noted]
 
@@ -99,8 +98,7 @@ def looks(subject: Subject, record: NoiseRecord, name: str, releases: list[Relea
     yield shape([r.sample for _, r in mine])
     yield reuse(_samples(mine))
     yield reuse({which: sample[:OTHERS] for which, sample in _samples(seen).items()})
-    if LOW_BITS_DECIDE:
-        yield _low_bits(mine)
+    yield _low_bits(mine)
     if subject.plan.noise_source != "seed":
         yield drawn_again(subject, record, name)
 
@@ -173,5 +171,5 @@ def drawn_again(subject: Subject, record: NoiseRecord, name: str) -> Look:
 
 
 def unkeyed(plan: Plan) -> Plan:
-    """The plan as someone has it who knows the seed and no secret."""
-    return replace(plan)
+    """The plan as someone has it who knows the seed and not the secret."""
+    return replace(plan, keys=replace(plan.keys, secret=b"a guess"))
