@@ -8,9 +8,9 @@ worker to auditor with a task's result, stays in memory, and is never written to
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import dp_accounting as dpa
 import torch
@@ -20,6 +20,7 @@ from attacks.low_bits import low_bits
 from privdd.core.types import Tensors
 from privdd.privacy.mechanism import Mechanism, Output
 
+T = TypeVar("T")
 Law = Literal["gaussian", "laplace"]
 AUDITED, OTHERS = 4096, 256  # residuals kept of one release of the audited client, and of any other
 ROUND = 2**18  # of one client round, all releases together
@@ -200,3 +201,19 @@ class NoiseRecord:
                 for noted in watch.releases:
                     noted.sample = torch.zeros(0)
         self.rounds[watch.round, watch.client] = watch
+
+
+def answers(
+    engine: Any,
+    tasks: Sequence[Any],
+    step: Callable[[Any], T],
+    watched: Callable[[Any], tuple[T, Watch]],
+    record: NoiseRecord | None,
+) -> Iterator[T]:
+    """What the clients answer, in order. Real clients keep their noise to themselves: nothing is noted of them."""
+    if record is None or engine.clients_remember:
+        yield from engine.map(step, tasks)
+        return
+    for answer, watch in engine.map(watched, tasks):
+        record.add(watch)
+        yield answer

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from privdd.core.keys import Keys
 from privdd.core.types import Problem, Received, Records, Shard, State, Tensors
 from privdd.federated.channel import POST_PROCESSING, Channel, ClientContext, digest, shapes
 from privdd.federated.method import Method
-from privdd.federated.noise_record import NoiseRecord, Watch
+from privdd.federated.noise_record import NoiseRecord, Watch, answers
 from privdd.privacy.description import description
 from privdd.privacy.ledger import FREE, SERVER, Ledger
 from privdd.privacy.mechanism import Mechanism, Row
@@ -139,16 +139,6 @@ def watched_step(task: Task) -> tuple[Step, Watch]:
     return client_step(task, watch), watch
 
 
-def _answers(engine: Engine, tasks: Sequence[Task], record: NoiseRecord | None) -> Iterator[Step]:
-    """What the clients answer, in order. Real clients keep their noise to themselves: nothing is noted of them."""
-    if record is None or engine.clients_remember:
-        yield from engine.map(client_step, tasks)
-        return
-    for answer, watch in engine.map(watched_step, tasks):
-        record.add(watch)
-        yield answer
-
-
 def size_of(value: Mapping[str, Tensors]) -> int:
     """Bytes of all tensors of an upload or broadcast."""
     return sum(t.numel() * t.element_size() for tensors in value.values() for t in tensors.values())
@@ -182,7 +172,7 @@ def step(
     ids: list[int] = []
     uploaded: dict[int, int] = {}
     before = progress.memories.get(plan.victim, {})
-    for received, rows, memory in _answers(engine, tasks, record):
+    for received, rows, memory in answers(engine, tasks, client_step, watched_step, record):
         ids.extend(ledger.append(rooted(rows, len(ledger), progress.sent_ids), absolute=True))
         inbox.append(received)
         memories[received.client] = memory
