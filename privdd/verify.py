@@ -47,10 +47,10 @@ def _main(folder: Path, key: Path | None, signing: bool) -> int:
     if signing:
         (folder / "signature.json").unlink(missing_ok=True)
     found = verify(folder, None if signing else key)
-    for line in found.disagreements:
-        print(line)
+    for one in found.disagreements:
+        print(one)
     for line in found.taken:
-        print(f"not recomputable, taken from findings.json: {line}")
+        print(f"not recomputable, taken as stored: {line}")
     for name in found.unlisted:
         print(f"not listed in manifest.json, and read by nothing: {name!r}")
     if found.disagreements:

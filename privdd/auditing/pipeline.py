@@ -34,7 +34,6 @@ from privdd.runtime.progress import stage
 from privdd.runtime.run_folder import RunFolder, write_tensors
 from privdd.runtime.workers import threads
 
-
 FAMILYWISE_ALPHA = 0.05  # of all membership tests of a run together
 
 
@@ -207,7 +206,9 @@ def _decisive(scores: Tensor, view: View, delta: float, tests: int, generator: t
     if view.worlds is None:
         return {}
     rng = np.random.default_rng(int(torch.randint(2**31 - 1, (1,), generator=generator)))
-    bound = audited_epsilon(scores, view.worlds.masks[: len(scores)], delta, rng, confidence=1 - FAMILYWISE_ALPHA / tests)
+    bound = audited_epsilon(
+        scores, view.worlds.masks[: len(scores)], delta, rng, confidence=1 - FAMILYWISE_ALPHA / tests
+    )
     return {"epsilon_familywise": bound.value, "tests": tests}
 
 

@@ -12,6 +12,7 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from privdd.cli.allowed_targets import trusted_packages
 from privdd.cli.config import (
     composed,
     config_dir,
@@ -22,7 +23,6 @@ from privdd.cli.config import (
     own_folders,
     register_resolvers,
 )
-from privdd.cli.allowed_targets import trusted_packages
 from privdd.cli.runs import waive_unread
 from privdd.cli.secret import taken, unused
 from privdd.cli.stored_config import OUTSIDE, check_outside, stored_config
@@ -30,6 +30,7 @@ from privdd.cli.sweeps import Sweep, asked, count_points, is_sweep, pinned
 from privdd.cli.validation import check_overrides, check_types
 from privdd.core.errors import BadConfig
 from privdd.runtime.allocator import keep_memory
+from privdd.runtime.plain_folder import check_folder
 
 Run = Callable[[DictConfig, Path, Sequence[str]], int]
 # Settings that do not affect what clients send, so they may change: a resumed run must give the result of one that
@@ -149,6 +150,7 @@ def _hydra(command: str, run: Run, argv: Sequence[str]) -> int:
     start = hydra.main(version_base="1.3", config_path=config_dir(), config_name=command)(job)
     if sweep is not None:
         sweep.folder.mkdir(parents=True, exist_ok=True)
+        check_folder(sweep.folder)
         return _swept(sweep, start)
     with _raising():
         start()

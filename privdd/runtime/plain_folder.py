@@ -34,7 +34,10 @@ def plain_files(path: Path) -> Iterator[str]:
             count += 1
             if count > MOST_FILES:
                 raise DamagedRun(f"{path}: more than {MOST_FILES} files")
-            kind = entry.stat(follow_symlinks=False).st_mode
+            try:
+                kind = entry.stat(follow_symlinks=False).st_mode
+            except FileNotFoundError:  # another process has just replaced it
+                continue
             if stat.S_ISDIR(kind):
                 waiting.append(f"{name}/")
             elif stat.S_ISREG(kind):

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from privdd.core.types import State
 
-
 LARGEST_JSON = 512 * 2**20  # bytes of one file: a ledger of about a million rows
 LARGEST_TENSORS = 16 * 2**30
 LARGEST_HEADER = 16 * 2**20  # bytes of names and shapes at the start of a safetensors file

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ PAGE = "report.html"
 FIGURES = "figures/"
 UNSEALED = frozenset({MANIFEST, SIGNATURE, "point.json"})  # point.json: a sweep's own note beside the run
 FILES, DRAWN, SEAL = "files", "page", "seal"  # keys of the manifest; the page is redrawn from the files at any time
+DRAWN_WITH = "drawn_with"
 
 
 def sha256(file: Path) -> str:
@@ -44,7 +46,8 @@ def seal(folder: Path) -> None:
     """Write the digests of all files into the manifest, as the last step of a run."""
     found = digests(folder)
     kept = {name: mark for name, mark in found.items() if not is_page(name)}
-    _write(folder, {**_manifest(folder), FILES: kept, DRAWN: {n: m for n, m in found.items() if is_page(n)}})
+    drawn = {name: mark for name, mark in found.items() if is_page(name)}
+    _write(folder, {**_manifest(folder), FILES: kept, DRAWN: drawn, DRAWN_WITH: library()})
 
 
 def seal_page(folder: Path) -> None:
@@ -52,7 +55,12 @@ def seal_page(folder: Path) -> None:
     manifest = _manifest(folder)
     if FILES in manifest:
         drawn = {name: sha256(folder / name) for name in sorted(plain_files(folder)) if is_page(name)}
-        _write(folder, {**manifest, DRAWN: drawn})
+        _write(folder, {**manifest, DRAWN: drawn, DRAWN_WITH: library()})
+
+
+def library() -> str:
+    """What draws a page's figures, with its version: another one draws other bytes."""
+    return f"matplotlib {version('matplotlib')}"
 
 
 def _manifest(folder: Path) -> dict[str, Any]:
@@ -73,7 +81,7 @@ def seal_of(manifest: Mapping[str, Any]) -> str:
 
 def signed_part(manifest: Mapping[str, Any]) -> bytes:
     """What a signature covers: all of the manifest but what changes when the page is drawn anew."""
-    return _text({k: v for k, v in manifest.items() if k not in (SEAL, DRAWN)})
+    return _text({k: v for k, v in manifest.items() if k not in (SEAL, DRAWN, DRAWN_WITH)})
 
 
 def _text(value: Any) -> bytes:

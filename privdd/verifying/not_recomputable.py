@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from attacks.types import Family
 from privdd.privacy.ledger import Ledger
 from privdd.reporting.folder import RunRecord
+from privdd.runtime.seal import PAGE, library
+from privdd.verifying.drawn_page import other_library
 from privdd.verifying.score_numbers import evidence_of
 from privdd.verifying.verdict_numbers import stated_epsilon
 
@@ -18,6 +20,8 @@ def taken(record: RunRecord, ledger: Ledger | None) -> Iterator[str]:
     findings = record.findings
     if findings.utility is not None:
         yield "utility.accuracy: needs the data and the model"
+    if (drawn := other_library(record)) and (record.path / PAGE).is_file():
+        yield f"{PAGE}: drawings: made by {drawn!r}, here is {library()}"
     for claim in findings.privacy.claims:
         yield f"privacy.claims ({claim.source}): the theorem needs the run's settings"
     for at, row in enumerate(findings.findings):

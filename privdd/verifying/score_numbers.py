@@ -75,7 +75,9 @@ def _options(record: RunRecord, row: FindingRow) -> tuple[float, float, int]:
     confidence = given.get("confidence", row.confidence)
     known = [record.findings.privacy.delta if delta is None else delta, 0.95 if confidence is None else confidence]
     if not all(isinstance(v, int | float) and 0 <= v < 1 for v in known) or not isinstance(targets, int):
-        raise DamagedRun(f"{record.path / 'config.yaml'}: attack.{row.attack}: delta, confidence or targets are no numbers")
+        raise DamagedRun(
+            f"{record.path / 'config.yaml'}: attack.{row.attack}: delta, confidence or targets are no numbers"
+        )
     return float(known[0]), float(known[1]), max(1, targets)
 
 
@@ -132,9 +134,7 @@ def _own(
     return Rescored(measures, {"epsilon_familywise": bound.value, "tests": tests})
 
 
-def _brought(
-    worlds: Worlds, scores: Tensor, delta: float, confidence: float, seed: int, tests: int
-) -> Rescored:
+def _brought(worlds: Worlds, scores: Tensor, delta: float, confidence: float, seed: int, tests: int) -> Rescored:
     """Of scores that someone brought: the bound at the confidence shared by all attacks decides."""
     found = [
         measure(scores, worlds, delta=delta, generator=np.random.default_rng(seed), confidence=level)[0]

@@ -13,9 +13,9 @@ from pathlib import Path
 from privdd.privacy.ledger import Ledger
 from privdd.reporting.folder import RunRecord, read_run
 from privdd.runtime.plain_folder import check_folder
-from privdd.runtime.run_folder import DamagedRun
+from privdd.runtime.run_folder import DamagedRun, read_json
 from privdd.runtime.seal import FILES, MANIFEST, SIGNATURE
-from privdd.verifying.disagreement import Disagreement, differing
+from privdd.verifying.disagreement import Disagreement, Unverified, differing
 from privdd.verifying.drawn_page import check_page
 from privdd.verifying.file_digests import check_drawn_from, check_files, unlisted
 from privdd.verifying.ledger_numbers import check_ledger, ledger_of
@@ -23,11 +23,8 @@ from privdd.verifying.not_recomputable import taken
 from privdd.verifying.score_numbers import check_scores
 from privdd.verifying.sent_values import check_sent
 from privdd.verifying.signature import check_signature
+from privdd.verifying.training_numbers import check_training
 from privdd.verifying.verdict_numbers import check_verdicts
-
-
-class Unverified(DamagedRun):
-    """A run folder whose files contradict each other."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +32,6 @@ class Verification:
     """disagreements: none in an honest run; taken: numbers that the folder alone cannot give again; unlisted: files
     that the run did not write and nothing reads; signer: the public key, "" where nobody signed."""
 
-    record: RunRecord
     disagreements: tuple[Disagreement, ...]
     taken: tuple[str, ...]
     unlisted: tuple[str, ...]
@@ -47,19 +43,28 @@ def verify(folder: Path, key: Path | None = None) -> Verification:
 
     Raises DamagedRun, one line, for a folder that cannot be read, was never sealed or has no signature for ``key``.
     """
-    check_folder(folder)
-    record = read_run(folder)
-    found = list(check_files(folder, record.manifest))
-    signer = ""
+    if folder.is_dir():
+        check_folder(folder)
+    only_trained = (folder / "training.json").is_file() and not (folder / "findings.json").is_file()
+    if only_trained:
+        manifest = read_json(folder / MANIFEST)
+        if not isinstance(manifest, dict):
+            raise DamagedRun(f"{folder / MANIFEST}: an object is needed")
+    else:
+        record = read_run(folder)
+        manifest = record.manifest
+    found, signer = list(check_files(folder, manifest)), ""
     if key is not None or (folder / SIGNATURE).is_file():
-        signer, wrong = check_signature(folder, record.manifest, key)
+        signer, wrong = check_signature(folder, manifest, key)
         found += wrong
-    ledger = ledger_of(record)
-    found += [*_numbers(record, ledger), *check_sent(record, ledger)]
-    found += check_page(record)
-    return Verification(
-        record, tuple(found), tuple(taken(record, ledger)), tuple(unlisted(folder, record.manifest)), signer
-    )
+    if only_trained:
+        found += check_training(folder)
+        kept = ["accuracy: needs the data and the model"]
+    else:
+        ledger = ledger_of(record)
+        found += [*_numbers(record, ledger), *check_sent(record, ledger), *check_page(record)]
+        kept = list(taken(record, ledger))
+    return Verification(tuple(found), tuple(kept), tuple(unlisted(folder, manifest)), signer)
 
 
 def verified(folder: Path | str) -> RunRecord:

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from privdd.report import main, write_comparison
+from privdd.report import main
+from privdd.reporting.comparison import write_comparison
 from privdd.reporting.epsilon_figures import EpsilonAxis, FrontierPoint, StripRow, frontier, strip
 from privdd.reporting.findings_file import load
 from privdd.reporting.folder import read_run

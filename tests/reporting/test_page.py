@@ -12,8 +12,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from privdd.report import main, write_comparison, write_report
+from privdd.report import main
+from privdd.reporting.comparison import write_comparison
 from privdd.reporting.findings_file import FindingsError
+from privdd.reporting.page import write_report
 from tests.reporting.checker import problems
 from tests.reporting.fixture import write_run
 
