@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -42,7 +43,7 @@ PARTS = frozenset(  # classes without a role, of which methods and attacks are p
         "privdd.training.server.ServerTraining",
     }
 )
-NAME = re.compile(r"[A-Za-z]\w*(\.[A-Za-z]\w*)+")
+NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 PLAIN = re.compile(r"\w[\w-]{0,100}")
 PACKAGE = re.compile(r"[A-Za-z]\w*(\.[A-Za-z]\w*)*")
 
@@ -52,6 +53,8 @@ def trusted_packages(text: str) -> tuple[str, ...]:
     names = tuple(text.strip("[]").replace(" ", "").split(","))
     if not all(PACKAGE.fullmatch(name) for name in names):
         raise BadConfig(f"trust={text}: the names of your own packages are needed, as in trust=my_package")
+    if known := [name for name in names if name.split(".")[0] in sys.stdlib_module_names]:
+        raise BadConfig(f"trust={text}: {known[0]} comes with Python and is no package of yours")
     return names
 
 
@@ -80,10 +83,10 @@ def allowed_class(key: str, path: Any, trusted: Sequence[str] = ()) -> type:
     module, _, name = path.rpartition(".")
     own = within(module, trusted)
     if path not in PARTS and not within(module, PLACES) and not own:
-        raise BadConfig(
-            f"{key}={path[:200]}: a stored run may name privdd's own classes only; "
-            f"if {path.split('.')[0][:80]} is your own package, add trust={path.split('.')[0][:80]}"
-        )
+        first = path.split(".")[0]
+        known = first in sys.stdlib_module_names or first in ("privdd", "attacks") or len(first) > 80
+        hint = "" if known else f"; if {first} is your own package, add trust={first}"
+        raise BadConfig(f"{key}={path[:200]}: a stored run may name classes of privdd's own only{hint}")
     try:
         found = getattr(importlib.import_module(module), name)
     except Exception as error:  # importing a trusted module may raise anything
