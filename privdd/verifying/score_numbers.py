@@ -127,11 +127,16 @@ def _own(
             scores, worlds, delta=delta, generator=first, confidence=confidence, targets=min(targets, len(scores))
         )
         bound = audited_epsilon(
-            scores, worlds.masks, record.findings.privacy.delta, second, confidence=1 - FAMILYWISE_ALPHA / tests
+            scores, worlds.masks, record.findings.privacy.delta, second, confidence=decisive_confidence(tests)
         )
     except ValueError as error:
         raise DamagedRun(f"{record.path / 'evidence' / row.evidence_name}: {error}") from None
     return Rescored(measures, {"epsilon_familywise": bound.value, "tests": tests})
+
+
+def decisive_confidence(tests: int) -> float:
+    """Of the bound that may decide a verdict, with so many membership tests in the run."""
+    return 1 - FAMILYWISE_ALPHA / tests
 
 
 def _brought(worlds: Worlds, scores: Tensor, delta: float, confidence: float, seed: int, tests: int) -> Rescored:
