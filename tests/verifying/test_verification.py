@@ -15,8 +15,16 @@ import torch
 from privdd import report, verify
 from privdd.api import audit, train
 from privdd.api import compare as compare_verified
+from privdd.reporting.folder import read_run
 from privdd.runtime.run_folder import DamagedRun, read_json, read_tensors, write_tensors
 from privdd.runtime.seal import SEAL, seal
+from privdd.verifying.disagreement import differing, same
+from privdd.verifying.drawn_page import check_page
+from privdd.verifying.ledger_numbers import check_ledger, ledger_of
+from privdd.verifying.score_numbers import check_scores
+from privdd.verifying.sent_values import check_sent
+from privdd.verifying.training_numbers import verified_training
+from privdd.verifying.verdict_numbers import check_verdicts
 from privdd.verifying.verification import verified
 from privdd.verifying.verification import verify as check
 from tests.conftest import SmallAudit
@@ -70,9 +78,40 @@ def test_brought_scores_and_a_training_agree(tmp_path: Path) -> None:
     tiny = ["preset=smoke", "algo=fedavg", "model=mlp", "data.limit=100", "data.test_limit=40", "algo.rounds=2", "partition.clients=2", "privacy=dpsgd"]
     train(*tiny, out=tmp_path / "trained")
     assert lines(tmp_path / "trained") == [] and verify.main([str(tmp_path / "trained")]) == 0
+    assert verified_training(tmp_path / "trained").findings.utility is not None
     change(tmp_path / "trained", "training.json", "epsilon", "pld", 0.5)
     seal(tmp_path / "trained")
     assert len(lines(tmp_path / "trained")) == 1 and "epsilon.pld: stored 0.5" in lines(tmp_path / "trained")[0]
+
+
+def test_each_check_alone(run: Path) -> None:
+    """Nothing of an honest run, and of an edited one what is its own."""
+
+    def counts() -> list[int]:
+        record = read_run(run)
+        ledger = ledger_of(record)
+        found = check_ledger(record, ledger), check_scores(record), check_verdicts(record, ledger), check_sent(record, ledger)
+        return [len(list(one)) for one in (*found, check_page(record))]
+
+    assert counts() == [0] * 5
+    row("auc", 0.0123)(run)
+    assert counts() == [0, 1, 0, 0, 0]
+    sent(run)
+    assert counts() == [0, 1, 0, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("stored", "found", "equal"),
+    [
+        (1, 1.0, True), (1.0, 1 + 1e-8, True), (1.0, 1.001, False), ("inf", float("inf"), True), ("inf", 3, False), (True, 1, False),
+        (None, 0, False), (None, None, True), ("a", "a", True), ("1", 1, False), (0, 1e-12, True), ([1, 2], (1, 2), True), ([1], [1, 2], False),
+        ({"a": 1}, {"a": 1, "b": 2}, False), ({"a": {"b": 2}}, {"a": {"b": 2}}, True),
+    ],
+)  # fmt: skip
+def test_values_differ_by_more_than_rounding(stored: Any, found: Any, equal: bool) -> None:
+    assert (not list(differing("f", "k", stored, found))) is equal
+    if not isinstance(stored, dict | list):
+        assert same(stored, found) is equal
 
 
 def change(folder: Path, name: str, *path: Any) -> None:
