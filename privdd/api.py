@@ -61,11 +61,11 @@ if TYPE_CHECKING:
     from privdd.privacy.lattice import Lattice
     from privdd.privacy.mechanism import Mechanism, Output
     from privdd.privacy.noise import Noise
-    from privdd.reporting.comparison import write_comparison as compare
     from privdd.reporting.folder import RunRecord
-    from privdd.reporting.folder import read_run as load_run
     from privdd.reporting.schema import Findings
     from privdd.training.client_round import ClientRound, Trained
+    from privdd.verifying.verification import verified as load_run
+    from privdd.verifying.verified_pages import compare
 
 # name -> module, or module:name where it has another name there
 PUBLIC: Mapping[str, str] = {
@@ -109,9 +109,9 @@ PUBLIC: Mapping[str, str] = {
     "Output": "privdd.privacy.mechanism",
     "Lattice": "privdd.privacy.lattice",
     "Noise": "privdd.privacy.noise",
-    "compare": "privdd.reporting.comparison:write_comparison",
+    "compare": "privdd.verifying.verified_pages",
     "RunRecord": "privdd.reporting.folder",
-    "load_run": "privdd.reporting.folder:read_run",
+    "load_run": "privdd.verifying.verification:verified",
     "Findings": "privdd.reporting.schema",
     "ClientRound": "privdd.training.client_round",
     "Trained": "privdd.training.client_round",

@@ -142,7 +142,7 @@ def _surfaces(
             "sender": sender,
             "names": list(dict.fromkeys(r.name for r in releases)),
             "rounds": len({r.round for r in releases}),
-            "bytes": _bytes(progress, releases),
+            "bytes": size_in_bytes(releases),
             "mechanism": _mechanism(experiment, releases),
             "epsilon": epsilon,
             "audited": audited,
@@ -150,7 +150,7 @@ def _surfaces(
         }
 
 
-def _bytes(progress: Progress, releases: Sequence[Release]) -> int:
+def size_in_bytes(releases: Sequence[Release]) -> int:
     """All tensors of these releases, four bytes a number (eight for labels)."""
     size = {"labels": 8}
     return sum(size.get(r.name, 4) * math.prod(shape) for r in releases for shape in r.shape.values())

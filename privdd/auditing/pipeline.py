@@ -26,12 +26,15 @@ from privdd.auditing.replay import recalled
 from privdd.auditing.shadow_federations import replay_federations, server_signals
 from privdd.auditing.shadows import Stage, audited_rounds
 from privdd.auditing.views import Scene, client_views, granted, probe_view, server_views
+from privdd.core.keys import Keys
 from privdd.core.types import Shard
 from privdd.federated.experiment import Experiment
 from privdd.federated.trainer import Trainer
 from privdd.runtime.progress import stage
 from privdd.runtime.run_folder import RunFolder, write_tensors
 from privdd.runtime.workers import threads
+
+FAMILYWISE_ALPHA = 0.05  # of all membership tests of a run together
 
 
 class AttackFailed(RuntimeError):
@@ -174,7 +177,7 @@ def _attack_all(
     tests = sum(attack.family == Family.MEMBERSHIP for *_, attack in jobs)
     with stage("attack", len(jobs)) as bar:
         for view, truth, note, name, attack in jobs:
-            generator = scene.plan.keys.fold("attack", name, view.surface, note).torch()
+            generator = attack_stream(scene.plan.keys, name, view.surface, note)
             began = time.monotonic()
             finding, evidence = _one(attack, view, truth, generator, name)
             stem = f"{view.surface}.{name}"
@@ -193,12 +196,19 @@ def _attack_all(
             bar.advance(f"{view.surface} {name}")
 
 
+def attack_stream(keys: Keys, attack: str, surface: str, where: str) -> torch.Generator:
+    """The randomness of one attack; where: the first words of its finding's note. A verifier draws it again."""
+    return keys.fold("attack", attack, surface, where).torch()
+
+
 def _decisive(scores: Tensor, view: View, delta: float, tests: int, generator: torch.Generator) -> dict[str, float]:
     """The bound that may decide a verdict: at 95 % over all membership tests of the run together."""
     if view.worlds is None:
         return {}
     rng = np.random.default_rng(int(torch.randint(2**31 - 1, (1,), generator=generator)))
-    bound = audited_epsilon(scores, view.worlds.masks[: len(scores)], delta, rng, confidence=1 - 0.05 / tests)
+    bound = audited_epsilon(
+        scores, view.worlds.masks[: len(scores)], delta, rng, confidence=1 - FAMILYWISE_ALPHA / tests
+    )
     return {"epsilon_familywise": bound.value, "tests": tests}
 
 

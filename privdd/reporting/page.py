@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from privdd.reporting import noise_words, plots, summary
@@ -53,12 +54,12 @@ def draw(record: RunRecord) -> list[Plot]:
     return [plots.strip(record), *plots.rocs(record), *([accuracy] if accuracy else [])]
 
 
-def write_report(run_dir: Path | str) -> Path:
+def write_report(run_dir: Path | str, read: Callable[[Path | str], RunRecord] = read_run) -> Path:
     """``report.html`` and ``figures/*.svg|png`` inside a run folder; returns the page's path.
 
-    Raises FindingsError or DamagedRun (one line) on a folder that is no finished, undamaged run.
+    read: how the folder is opened. Raises FindingsError or DamagedRun (one line) on a folder that is no finished, undamaged run.
     """
-    record = read_run(run_dir)
+    record = read(run_dir)
     figures, albums = draw(record), plots.albums(record)
     page = record.path / "report.html"
     write_bytes(page, render(record, figures, albums).encode(errors="replace"))

@@ -6,14 +6,18 @@ import json
 import re
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from privdd.report import main, write_comparison, write_report
+from privdd.report import main
+from privdd.reporting.comparison import write_comparison
 from privdd.reporting.findings_file import FindingsError
+from privdd.reporting.page import write_report
+from tests.conftest import SmallAudit
 from tests.reporting.checker import problems
 from tests.reporting.fixture import write_run
 
@@ -145,13 +149,14 @@ def test_what_was_not_recorded_is_left_out(tmp_path: Path) -> None:
         ("ledger.json", b"{"),
         ("manifest.json", b"[]"),
         ("config.yaml", b"a: [\x00"),
-        ("evidence/features.lira.safetensors", b"junk"),
+        ("evidence/update.lira.safetensors", b"junk"),
     ],
 )
 def test_damage_is_one_line_and_status_1(
-    tmp_path: Path, name: str, content: bytes, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, name: str, content: bytes, audited: Callable[[str], SmallAudit], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = write_run(tmp_path / "run")
+    folder = Path(shutil.copytree(audited("fedavg").path, tmp_path / "run"))
+    capsys.readouterr()
     (folder / name).write_bytes(content)
     assert main([str(folder)]) == 1
     said = capsys.readouterr().err
