@@ -130,9 +130,10 @@ def _curve(orders: Sequence[Any], levels: Sequence[float]) -> np.ndarray:
     found = []
     for pmf in (order.to_dense_pmf() for order in orders):
         losses = (pmf._lower_loss + np.arange(pmf.size)) * pmf._discretization
+        chances = np.maximum(pmf._probs, 0.0)  # convolution leaves some at -1e-17
         with np.errstate(divide="ignore"):  # an atom of chance 0 has none under the other law either
-            other = np.cumsum(np.exp(np.minimum(np.log(pmf._probs) - losses, 0.0))[::-1])
-        own = pmf._infinity_mass + np.cumsum(pmf._probs[::-1])
+            other = np.cumsum(np.exp(np.minimum(np.log(chances) - losses, 0.0))[::-1])
+        own = pmf._infinity_mass + np.cumsum(chances[::-1])
         found.append(np.interp(levels, np.append(0.0, other), np.append(pmf._infinity_mass, own), right=1.0))
     return np.max(found, axis=0)
 
