@@ -15,6 +15,7 @@ For a class of your own, which a yaml file names in ``_target_`` (README, "Add a
 - an attack inherits from ``Attack``, or from ``MembershipAttack`` where it scores records: it turns a ``View`` into
   ``Evidence``, and the evidence, held against the ``Truth``, into a ``Finding``;
 - a data set of your own is an npz file or a folder of pictures (``data=npz``, ``data=folder``), or a ``Dataset``;
+- ``reconstruction`` says from a ``Ledger`` how often a record could be named among k candidates;
 - ``ModelSpec`` names a network, ``build`` makes it, ``initial`` draws its weights.
 
 These names are imported on first use, so that ``import privdd.api`` stays quick.
@@ -57,8 +58,10 @@ if TYPE_CHECKING:
     from privdd.methods.fedavg import FedAvg
     from privdd.models import ModelSpec, build, initial
     from privdd.privacy.claims import Claim
+    from privdd.privacy.ledger import Ledger
     from privdd.privacy.mechanism import Mechanism, Output
     from privdd.privacy.noise import Noise
+    from privdd.privacy.reconstruction import Naming, reconstruction
     from privdd.reporting.comparison import write_comparison as compare
     from privdd.reporting.folder import RunRecord
     from privdd.reporting.folder import read_run as load_run
@@ -106,6 +109,9 @@ PUBLIC: Mapping[str, str] = {
     "Mechanism": "privdd.privacy.mechanism",
     "Output": "privdd.privacy.mechanism",
     "Noise": "privdd.privacy.noise",
+    "Ledger": "privdd.privacy.ledger",
+    "Naming": "privdd.privacy.reconstruction",
+    "reconstruction": "privdd.privacy.reconstruction",
     "compare": "privdd.reporting.comparison:write_comparison",
     "RunRecord": "privdd.reporting.folder",
     "load_run": "privdd.reporting.folder:read_run",
@@ -116,10 +122,11 @@ PUBLIC: Mapping[str, str] = {
 
 __all__ = [
     "Adversary", "Artifact", "Attack", "BrokenContract", "Capture", "Claim", "ClientContext", "ClientRound", "Dataset",
-    "Evidence", "Family", "FedAvg", "Finding", "Findings", "Keys", "Knowledge", "LossThreshold", "Mechanism",
-    "MembershipAttack", "Method", "ModelSpec", "Noise", "Output", "Problem", "Received", "Records", "RunRecord", "Shard",
+    "Evidence", "Family", "FedAvg", "Finding", "Findings", "Keys", "Knowledge", "Ledger", "LossThreshold",
+    "Mechanism", "MembershipAttack", "Method", "ModelSpec", "Naming", "Noise", "Output", "Problem", "Received",
+    "Records", "RunRecord", "Shard",
     "State", "Surface", "Tensors", "Trained", "Truth", "Upload", "View", "Worlds", "audit", "average", "build",
-    "check_method", "compare", "config_of", "initial", "load_run", "pack", "train", "unpack",
+    "check_method", "compare", "config_of", "initial", "load_run", "pack", "reconstruction", "train", "unpack",
 ]  # fmt: skip
 
 

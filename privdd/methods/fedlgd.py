@@ -36,6 +36,8 @@ from privdd.federated.channel import ClientContext
 from privdd.federated.method import Method
 from privdd.models import ModelSpec, build, initial
 from privdd.models.build import skeleton
+from privdd.privacy.claims import Claim
+from privdd.privacy.claims.privacy_sentences import fedlgd_attacks, fedlgd_no_extra_leakage
 from privdd.privacy.mechanism import Mechanism
 from privdd.training.contrastive import as_records, train_virtual
 from privdd.training.local import outputs
@@ -248,6 +250,10 @@ class FedLGD(Method, hooks=("selected", "refines")):
         return {name: count for name, count in counts.items() if name in mechanisms}
 
     # --- what an auditor needs ----------------------------------------------------------------
+
+    def claims(self, plan: Any, shards: Sequence[Shard]) -> list[Claim]:
+        """What the paper says of privacy in words: it prints no epsilon."""
+        return [fedlgd_no_extra_leakage(statistics=self.server_start == "statistics"), fedlgd_attacks()]
 
     def classifier(self, problem: Problem) -> nn.Module:
         """The architecture whose parameters travel."""
