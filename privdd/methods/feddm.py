@@ -49,8 +49,7 @@ from privdd.federated.channel import ClientContext
 from privdd.federated.method import Method
 from privdd.models import ModelSpec, build, initial
 from privdd.models.build import skeleton
-from privdd.privacy.claims import Claim, feddm_3_1, feddm_3_2, matching_claims
-from privdd.privacy.claims.privacy_sentences import feddm_membership
+from privdd.privacy.claims import Claim, feddm_3_1, feddm_3_2, feddm_membership, matching_claims
 from privdd.privacy.mechanism import Mechanism
 from privdd.training.local import outputs
 from privdd.training.server import ServerTraining, inside_ball, train_on, union

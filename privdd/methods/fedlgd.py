@@ -36,8 +36,7 @@ from privdd.federated.channel import ClientContext
 from privdd.federated.method import Method
 from privdd.models import ModelSpec, build, initial
 from privdd.models.build import skeleton
-from privdd.privacy.claims import Claim
-from privdd.privacy.claims.privacy_sentences import fedlgd_attacks, fedlgd_no_extra_leakage
+from privdd.privacy.claims import Claim, fedlgd_attacks, fedlgd_no_extra_leakage
 from privdd.privacy.mechanism import Mechanism
 from privdd.training.contrastive import as_records, train_virtual
 from privdd.training.local import outputs
@@ -54,11 +53,11 @@ class FedLGD(Method, hooks=("selected", "refines")):
     contrast times a supervised contrastive term of the given temperature.
 
     target: "gradient", in selected rounds a client takes one full-batch step, so that its update is the
-    gradient of equation 5; "displacement", a whole epoch as in the released code. server_start: noise
-    (paper) or statistics (released code: the average of the clients' class statistics, which are sent
-    in round 0). always_mixed: both sets and both losses in all rounds, as released. stale: a client
-    that sat out the last round goes on from the model it trained last, as released; else it takes the
-    server's. lr, batch_size, local_epochs: plain SGD of the clients.
+    gradient of equation 5; "displacement", a whole epoch as in the released code. server_start: noise (paper)
+    or statistics (released code: the average of the clients' class statistics, which are sent in round 0).
+    always_mixed: both sets and both losses in all rounds, as released. stale: a client that sat out the last
+    round goes on from the model it trained last, as released; else it takes the server's. lr, batch_size,
+    local_epochs: plain SGD of the clients.
 
     With a mechanism for "embedding" all images come from noised reads of the records, and everything
     sent is computed from those. A client without records trains on the server's images where it may,
@@ -87,12 +86,8 @@ class FedLGD(Method, hooks=("selected", "refines")):
 
     uploads: ClassVar[Mapping[str, Surface]] = {"update": Surface.UPDATE, "class_statistics": Surface.STATISTICS}
     queries: ClassVar[Mapping[str, Surface]] = {"embedding": Surface.PROTOTYPES, "class_counts": Surface.COUNTS}
-    broadcasts: ClassVar[Mapping[str, Surface]] = {
-        "model": Surface.GLOBAL_MODEL,
-        "images": Surface.GLOBAL_IMAGES,
-        "labels": Surface.GLOBAL_IMAGES,
-    }
-
+    _images: ClassVar[Mapping[str, Surface]] = dict.fromkeys(("images", "labels"), Surface.GLOBAL_IMAGES)
+    broadcasts: ClassVar[Mapping[str, Surface]] = {"model": Surface.GLOBAL_MODEL, **_images}
     worlds_per_pass: ClassVar[int] = 16
     shares_work: ClassVar[bool] = True
 

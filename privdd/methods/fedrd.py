@@ -28,8 +28,14 @@ from privdd.federated.channel import ClientContext
 from privdd.federated.method import Method
 from privdd.models import ModelSpec, build, initial, projected_shape
 from privdd.models.build import skeleton
-from privdd.privacy.claims import Claim, fedrd_1, fedrd_table_2, matching_claims
-from privdd.privacy.claims.privacy_sentences import fedrd_not_real, fedrd_secret_projection
+from privdd.privacy.claims import (
+    Claim,
+    fedrd_1,
+    fedrd_not_real,
+    fedrd_secret_projection,
+    fedrd_table_2,
+    matching_claims,
+)
 from privdd.privacy.mechanism import Mechanism
 from privdd.training.local import local_adam, outputs, split
 from privdd.training.server import ServerTraining, train_on, union

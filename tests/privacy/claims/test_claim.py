@@ -19,7 +19,7 @@ def test_what_is_written_down() -> None:
 
 @pytest.mark.parametrize(("epsilon", "delta"), [(-1.0, None), (math.nan, None), (1.0, 0.0), (1.0, 1.0)])
 def test_numbers_without_meaning_are_refused(epsilon: float, delta: float | None) -> None:
-    with pytest.raises(ValueError, match="epsilon=|delta="):
+    with pytest.raises(ValueError, match=r"epsilon=|delta="):
         Claim("a", epsilon, True, "b", delta)
 
 
