@@ -46,11 +46,11 @@ from privdd.training.local import outputs
 class FedLGD(Method, hooks=("selected", "refines")):
     """Clients train on virtual images; the server distils its own from their averaged updates.
 
-    virtual: how clients distil and refine their images. In the selected rounds (every tau_step, tau
-    of them) clients refine and train with cross-entropy alone on their own images; the server then
-    matches the gradient of its images (global_ipc a class; global_iterations, global_lr,
-    global_momentum) to the clients'. In the others clients train on both sets with cross-entropy and
-    contrast times a supervised contrastive term of the given temperature.
+    virtual: how clients distil and refine their images. In the selected rounds (every tau_step, tau of them)
+    clients refine and train with cross-entropy alone on their own images; the server then matches the gradient of
+    its images (global_ipc a class; global_iterations, global_lr, global_momentum) to the clients'. In the others
+    clients train on both sets with cross-entropy and contrast times a supervised contrastive term of the given
+    temperature.
 
     target: "gradient", in selected rounds a client takes one full-batch step, so that its update is the
     gradient of equation 5; "displacement", a whole epoch as in the released code. server_start: noise (paper)
@@ -220,9 +220,8 @@ class FedLGD(Method, hooks=("selected", "refines")):
     def _train(
         self, broadcast: Mapping[str, Tensors], memory: State, own: Records, shard: Shard, ctx: ClientContext
     ) -> State:
-        start: Tensors = broadcast["model"]
-        if self.stale and "trained_in" in memory and int(memory["trained_in"]) != ctx.round - 1:
-            start = unpack("trained", memory)
+        late = self.stale and "trained_in" in memory and int(memory["trained_in"]) != ctx.round - 1
+        start: Tensors = unpack("trained", memory) if late else broadcast["model"]
         mixed = self.always_mixed or not self.selected(ctx.round)
         return train_virtual(
             skeleton(self.model, shard.shape, shard.classes),

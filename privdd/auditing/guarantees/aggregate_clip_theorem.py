@@ -69,7 +69,7 @@ def within_theorem(
 ) -> tuple[int, Claim]:
     """How many copies meet the theorem's condition T q**2 <= epsilon / 2, and the claim for them.
 
-    epsilon / 2 is ln(1/delta) / sigma**2, or the same with log10 where a paper evaluates it so.
+    epsilon / 2 is ln(1/delta) / sigma**2, or the same with log10 as in a paper's table; the smaller claim is tested.
     """
 
     def at(logarithm: float) -> tuple[int, Claim]:
