@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from privdd.reporting import noise_words, plots, summary
+from privdd.reporting.claimed import boldest, exceeded, measures_of
 from privdd.reporting.folder import RunRecord, read_run
 from privdd.reporting.ladder import ladders
 from privdd.reporting.ledger_view import groups
@@ -19,6 +20,7 @@ def render(record: RunRecord, figures: list[Plot], albums: list[Album]) -> str:
     """The page's text. ``figures``: those of ``draw``, in any order."""
     findings = record.findings
     picture = summary.best_pictures(findings.findings)
+    claim = boldest(findings.privacy.claims)
     named = {plot.name: plot for plot in figures}
     return (
         plots.environment()
@@ -26,7 +28,9 @@ def render(record: RunRecord, figures: list[Plot], albums: list[Album]) -> str:
         .render(
             f=findings,
             headline=summary.verdict(findings),
-            claim=summary.boldest(findings.privacy.claims),
+            claim=claim,
+            exceeded=exceeded(claim, summary.measured_epsilon(findings.findings), findings.privacy.delta),
+            measures_of=measures_of,
             measured=summary.measured(findings.findings),
             measured_bound=summary.measured_epsilon(findings.findings),
             member=summary.worst_membership(findings.findings),

@@ -15,11 +15,12 @@ import torch
 
 from attacks.membership.attack import audited_epsilon
 from attacks.types import Adversary, Family, Finding, Knowledge, Surface, View, Worlds
-from privdd.auditing.findings import stated_epsilons, verdict, worst
+from privdd.auditing.findings import reconstruction_rows, stated_epsilons, verdict, worst
 from privdd.auditing.pipeline import _decisive
 from privdd.cli import external_scores
 from privdd.cli.config import composed
 from privdd.privacy.accounting import epsilon as accounted
+from privdd.privacy.claims import Claim
 from privdd.privacy.ledger import Ledger
 from privdd.privacy.mechanism import Row
 from privdd.reporting.findings_file import load
@@ -131,6 +132,19 @@ def test_external_scores_are_judged_by_the_same_rule(
     broken = above and validity == FINITE and stated is not None
     assert load(tmp_path).verdict == ("contradiction" if broken else "unprotected")
     assert status == (2 if broken else 0)
+
+
+# --- how often a record could be named ------------------------------------------------------------
+
+
+def test_what_the_boldest_claim_allows_stands_beside_what_is_proven() -> None:
+    """(0, delta) leaves 1/k + delta; claims without a number allow nothing to be said."""
+    ledger = Ledger(delta=1e-5)
+    words, number = Claim("w", None, False, ""), Claim("n", 0.0, False, "", 1e-3)
+    assert all("claimed" not in row for row in reconstruction_rows(ledger, [words]))
+    rows = reconstruction_rows(ledger, [words, number])
+    assert [row["claimed"] for row in rows] == pytest.approx([row["prior"] + 1e-3 for row in rows])
+    assert [(row["k"], row["bound"]) for row in rows] == [(2, 0.5), (10, 0.1), (100, 0.01), (1000, 0.001)]
 
 
 # --- what a surface is held to -------------------------------------------------------------------
