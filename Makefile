@@ -8,7 +8,7 @@ BENCHMARKS = $(filter-out __init__ machine,$(basename $(notdir $(wildcard benchm
 .PHONY: audit smoke test lint types benchmarks lock clean help
 
 audit: $(VENV)/.runtime          ## install, then audit FedFed on real digits to a report
-	$(BIN)/python -m privdd.audit algo=fedfed $(ARGS) || [ $$? -eq 2 ]  # 2: a stated limit was broken, as here
+	$(BIN)/python -m privdd.audit algo=fedfed $(ARGS) || [ $$? -eq 2 ]  # 2: a stated limit was broken
 
 smoke: $(VENV)/.runtime          ## the same in under a minute
 	$(BIN)/python -m privdd.audit algo=fedfed preset=smoke $(ARGS) || [ $$? -eq 2 ]

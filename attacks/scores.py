@@ -18,6 +18,7 @@ import torch
 from scipy.stats import binomtest
 from torch import Tensor
 
+from attacks.archive import check_archive
 from attacks.epsilon import one_run_from_scores
 from attacks.membership.attack import RATES, guess_counts
 from attacks.membership.base import Base
@@ -37,6 +38,7 @@ KNOWN = {name for names in SETS for name in names} | {"blind"}
 def load(path: str | Path) -> dict[str, np.ndarray]:
     """The arrays of ``path``, checked. ValueError: unreadable, pickled, unknown or missing names, shapes, NaN."""
     try:
+        check_archive(path)
         with np.load(path, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
     except Exception as error:  # a damaged zip raises EOFError, zlib.error, NotImplementedError and others

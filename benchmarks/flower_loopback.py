@@ -20,7 +20,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from privdd.cli.runs import prepare, stored_config
+from privdd.cli.runs import prepare
+from privdd.cli.stored_config import stored_config
 from privdd.runtime.run_folder import read_json, read_tensors, same_tensors
 
 APP = """

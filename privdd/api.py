@@ -16,6 +16,7 @@ For a class of your own, which a yaml file names in ``_target_`` (README, "Add a
 - an attack inherits from ``Attack``, or from ``MembershipAttack`` where it scores records: it turns a ``View`` into
   ``Evidence``, and the evidence, held against the ``Truth``, into a ``Finding``;
 - a data set of your own is an npz file or a folder of pictures (``data=npz``, ``data=folder``), or a ``Dataset``;
+- ``reconstruction`` says from a ``Ledger`` how often a record could be named among k candidates;
 - ``ModelSpec`` names a network, ``build`` makes it, ``initial`` draws its weights.
 
 These names are imported on first use, so that ``import privdd.api`` stays quick.
@@ -59,13 +60,15 @@ if TYPE_CHECKING:
     from privdd.models import ModelSpec, build, initial
     from privdd.privacy.claims import Claim
     from privdd.privacy.lattice import Lattice
+    from privdd.privacy.ledger import Ledger
     from privdd.privacy.mechanism import Mechanism, Output
     from privdd.privacy.noise import Noise
-    from privdd.reporting.comparison import write_comparison as compare
+    from privdd.privacy.reconstruction import Naming, reconstruction
     from privdd.reporting.folder import RunRecord
-    from privdd.reporting.folder import read_run as load_run
     from privdd.reporting.schema import Findings
     from privdd.training.client_round import ClientRound, Trained
+    from privdd.verifying.verification import verified as load_run
+    from privdd.verifying.verified_pages import compare
 
 # name -> module, or module:name where it has another name there
 PUBLIC: Mapping[str, str] = {
@@ -108,10 +111,13 @@ PUBLIC: Mapping[str, str] = {
     "Mechanism": "privdd.privacy.mechanism",
     "Output": "privdd.privacy.mechanism",
     "Lattice": "privdd.privacy.lattice",
+    "Ledger": "privdd.privacy.ledger",
     "Noise": "privdd.privacy.noise",
-    "compare": "privdd.reporting.comparison:write_comparison",
+    "Naming": "privdd.privacy.reconstruction",
+    "reconstruction": "privdd.privacy.reconstruction",
+    "compare": "privdd.verifying.verified_pages",
     "RunRecord": "privdd.reporting.folder",
-    "load_run": "privdd.reporting.folder:read_run",
+    "load_run": "privdd.verifying.verification:verified",
     "Findings": "privdd.reporting.schema",
     "ClientRound": "privdd.training.client_round",
     "Trained": "privdd.training.client_round",
@@ -119,10 +125,10 @@ PUBLIC: Mapping[str, str] = {
 
 __all__ = [
     "Adversary", "Artifact", "Attack", "BrokenContract", "Capture", "Claim", "ClientContext", "ClientRound", "Dataset",
-    "Evidence", "Family", "FedAvg", "Finding", "Findings", "Keys", "Knowledge", "Lattice", "LossThreshold",
-    "Mechanism", "MembershipAttack", "Method", "ModelSpec", "Noise", "Output", "Problem", "Received", "Records", "RunRecord", "Shard",
+    "Evidence", "Family", "FedAvg", "Finding", "Findings", "Keys", "Knowledge", "Lattice", "Ledger", "LossThreshold",
+    "Mechanism", "MembershipAttack", "Method", "ModelSpec", "Naming", "Noise", "Output", "Problem", "Received", "Records", "RunRecord", "Shard",
     "State", "Surface", "Tensors", "Trained", "Truth", "Upload", "View", "Worlds", "audit", "average", "build",
-    "check_method", "compare", "config_of", "initial", "load_run", "pack", "train", "unpack",
+    "check_method", "compare", "config_of", "initial", "load_run", "pack", "reconstruction", "train", "unpack",
 ]  # fmt: skip
 
 

@@ -7,13 +7,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from privdd.reporting.comparison import write_comparison
 from privdd.reporting.findings_file import load
-from privdd.reporting.page import write_report
 from privdd.reporting.terminal import print_summary
 from privdd.runtime.run_folder import DamagedRun
-
-__all__ = ["main", "write_comparison", "write_report"]
+from privdd.verifying.verified_pages import compare, report
 
 
 def parser() -> argparse.ArgumentParser:
@@ -26,14 +23,14 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status 0, or 1 with one line on stderr where a folder is no finished, undamaged run."""
+    """Exit status 0, or 1 with one line on stderr where a folder is no finished, undamaged run that agrees with itself."""
     given = parser().parse_args(argv)
     try:
         if len(given.runs) == 1 and given.out is None:
-            page = write_report(given.runs[0])
+            page = report(given.runs[0])
             print_summary(load(given.runs[0]), sys.stdout)
         else:
-            page = write_comparison(given.runs, given.out or Path("comparison"))
+            page = compare(given.runs, given.out or Path("comparison"))
         print(page, flush=True)
     except (DamagedRun, OSError) as error:
         print(f"privdd-report: {error}", file=sys.stderr)

@@ -108,6 +108,8 @@ TESTED_IN = {  # test file -> modules of which it is the test, where its name is
     "runtime/test_chunks.py": "privdd.runtime: allocator payload",
     "runtime/test_engine.py": "privdd.runtime: processes ray workers",
     "system/test_commands.py": "privdd.cli: main runs",
+    "verifying/test_verification.py": "privdd.runtime: seal; privdd.verifying: disagreement drawn_page"
+    " file_digests ledger_numbers not_recomputable score_numbers sent_values training_numbers verdict_numbers verified_pages",
     "system/test_damaged_files.py": "privdd.cli: failures",
     "system/test_flower.py": "privdd.adapters: flower flower_app; privdd.core: state",
     "system/test_long_runs.py": "privdd.federated: checkpoint",

@@ -1,7 +1,8 @@
 """Ready-made Flower apps: ``privdd.adapters.flower_app:client`` and ``:server``.
 
 Both read one config.yaml of a run (``run_config["config"]``, the same on every machine); a client's
-number is ``partition-id`` in its node's config; the server writes the run folder ``run_config["folder"]``.
+number is ``partition-id`` in its node's config; the server writes the run folder ``run_config["folder"]``. Classes of
+one's own are named in that config only with ``run_config["trust"]``, their packages.
 The data are the config's, cut into clients: a study, so clients tell their accuracy where a method needs it, and may
 draw noise from the seed. With ``privacy.noise_source=secret`` each client's machine sets PRIVDD_SECRET.
 A deployment whose data already lies at the clients builds its own with ``client_app(own)``.
@@ -18,8 +19,10 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from privdd.adapters.flower import client_app, federate, own_data
+from privdd.cli.allowed_targets import trusted_packages
 from privdd.cli.assemble import assemble
-from privdd.cli.runs import prepare, stored_config
+from privdd.cli.runs import prepare
+from privdd.cli.stored_config import stored_config
 from privdd.core.types import Shard
 from privdd.federated.experiment import Experiment
 from privdd.federated.simulation import Plan
@@ -27,9 +30,9 @@ from privdd.privacy.ledger import Ledger
 
 
 @lru_cache(maxsize=1)
-def assembled(folder: str) -> tuple[Any, Experiment]:
+def assembled(folder: str, trust: str = "") -> tuple[Any, Experiment]:
     """A folder's config.yaml, with calibrated noise where it asks for that, and its run; once per process."""
-    config = stored_config(Path(folder))
+    config = stored_config(Path(folder), trusted_packages(trust) if trust else ())
     experiment = assemble(config, noise_here=False)  # the server has no client's secret, and each client its own
     torch.set_num_threads(experiment.engine.threads)  # the same bits as the simulation
     return config, experiment
@@ -37,7 +40,7 @@ def assembled(folder: str) -> tuple[Any, Experiment]:
 
 def own(context: Context) -> tuple[Plan, Ledger, Shard]:
     """Plan, empty ledger and the node's own shard."""
-    _, experiment = assembled(str(context.run_config["config"]))
+    _, experiment = assembled(str(context.run_config["config"]), str(context.run_config.get("trust", "")))
     return experiment.plan, experiment.ledger(), own_data(experiment, int(context.node_config["partition-id"]))
 
 
@@ -47,6 +50,6 @@ server = ServerApp()
 
 @server.main()
 def main(grid: Grid, context: Context) -> None:
-    config, experiment = assembled(str(context.run_config["config"]))
+    config, experiment = assembled(str(context.run_config["config"]), str(context.run_config.get("trust", "")))
     folder = prepare(Path(str(context.run_config["folder"])), config)
     federate(experiment, grid, folder)

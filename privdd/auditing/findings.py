@@ -19,8 +19,9 @@ from privdd.auditing.public_facts import noise_of, public_facts
 from privdd.federated.checkpoint import write_ledger
 from privdd.federated.experiment import Experiment
 from privdd.federated.simulation import Progress
-from privdd.privacy.claims import Claim
+from privdd.privacy.claims import Claim, boldest
 from privdd.privacy.ledger import SERVER, Ledger, Release
+from privdd.privacy.reconstruction import reconstruction, stated_at_most
 from privdd.reporting.findings_file import validate, write
 from privdd.reporting.schema import Findings, worst_verdict
 from privdd.runtime.engine import describe
@@ -91,14 +92,16 @@ def both(ledger: Ledger, surfaces: Sequence[str] | None = None) -> dict[str, flo
 
 def _privacy(experiment: Experiment, ledger: Ledger) -> dict[str, Any]:
     noise = noise_of(experiment)
+    claims = claims_of(experiment)
     return {
         "delta": ledger.delta,
         "unit": ledger.unit,
         "relation": ledger.relation,
         "epsilon": both(ledger),
-        "claims": [claim.to_json() for claim in claims_of(experiment)],
         **({} if noise is None else {"noise": noise}),
         "public": public_facts(experiment, ledger),
+        "claims": [claim.to_json() for claim in claims],
+        "reconstruction": reconstruction_rows(ledger, claims),
     }
 
 
@@ -128,8 +131,17 @@ def lower_bound(finding: Finding) -> float:
     return float(m.get("diagnostics", {}).get("epsilon_familywise", m.get("epsilon_measured", 0.0)))
 
 
+def reconstruction_rows(ledger: Ledger, claims: Sequence[Claim]) -> list[dict[str, Any]]:
+    """How often one of k candidates could be named: proven at most, reached, and what the boldest claim allows."""
+    rows, claim = [naming.to_json() for naming in reconstruction(ledger)], boldest(claims)
+    if claim is None or claim.epsilon is None:
+        return rows
+    epsilon, delta = claim.epsilon, claim.delta or ledger.delta
+    return [row | {"claimed": stated_at_most(epsilon, delta, row["prior"])} for row in rows]
+
+
 def stated_epsilons(experiment: Experiment, ledger: Ledger) -> dict[str, float]:
-    """What each surface promises: the paper's claim where its mechanism runs as printed, else what is accounted.
+    """What each surface promises: what its method states (``Method.stated``), else what is accounted.
 
     Surfaces that promise nothing (infinite) are left out.
     """
@@ -159,7 +171,7 @@ def _surfaces(
             "sender": sender,
             "names": list(dict.fromkeys(r.name for r in releases)),
             "rounds": len({r.round for r in releases}),
-            "bytes": _bytes(progress, releases),
+            "bytes": size_in_bytes(releases),
             "mechanism": _mechanism(experiment, releases),
             "epsilon": epsilon,
             "audited": audited,
@@ -168,7 +180,7 @@ def _surfaces(
         }
 
 
-def _bytes(progress: Progress, releases: Sequence[Release]) -> int:
+def size_in_bytes(releases: Sequence[Release]) -> int:
     """All tensors of these releases, four bytes a number (eight for labels)."""
     size = {"labels": 8}
     return sum(size.get(r.name, 4) * math.prod(shape) for r in releases for shape in r.shape.values())

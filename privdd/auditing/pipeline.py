@@ -28,6 +28,7 @@ from privdd.auditing.replay import recalled
 from privdd.auditing.shadow_federations import replay_federations, server_signals
 from privdd.auditing.shadows import Stage, audited_rounds
 from privdd.auditing.views import Scene, client_views, granted, probe_view, server_views
+from privdd.core.keys import Keys
 from privdd.core.types import Shard
 from privdd.federated.experiment import Experiment
 from privdd.federated.noise_record import NoiseRecord
@@ -202,7 +203,7 @@ def _attack_all(scene: Scene, jobs: Sequence[Job], budget: ErrorBudget, folder: 
     with stage("attack", len(jobs)) as bar:
         for job in jobs:
             view, truth, note, name, attack = job.view, job.truth, job.note, job.name, job.attack
-            generator = scene.plan.keys.fold("attack", name, view.surface, note).torch()
+            generator = attack_stream(scene.plan.keys, name, view.surface, note)
             began = time.monotonic()
             finding, evidence = _one(attack, view, truth, generator, name)
             stem = f"{view.surface}.{name}"
@@ -219,6 +220,11 @@ def _attack_all(scene: Scene, jobs: Sequence[Job], budget: ErrorBudget, folder: 
             write_tensors(folder.path / "evidence" / file, _kept(finding, evidence, view))
             yield replace(finding, attack=name)
             bar.advance(f"{view.surface} {name}")
+
+
+def attack_stream(keys: Keys, attack: str, surface: str, where: str) -> torch.Generator:
+    """The randomness of one attack; where: the first words of its finding's note. A verifier draws it again."""
+    return keys.fold("attack", attack, surface, where).torch()
 
 
 def _decisive(

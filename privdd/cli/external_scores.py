@@ -21,7 +21,9 @@ from privdd.core.errors import BadConfig
 from privdd.reporting.findings_file import validate, write
 from privdd.reporting.page import write_report
 from privdd.reporting.terminal import print_summary
+from privdd.runtime.plain_folder import check_folder
 from privdd.runtime.run_folder import RunFolder, jsonable, write_json, write_tensors
+from privdd.runtime.seal import seal
 
 STATED = "stated by whoever brought the scores"
 
@@ -39,6 +41,8 @@ def audit_brought(config: DictConfig, path: Path, argv: Sequence[str]) -> int:
     stated = None if privacy.epsilon is None else float(privacy.epsilon)
     findings = _findings(config, float(audit.confidence), privacy.delta)
     folder = RunFolder(path)
+    if path.is_dir():
+        check_folder(path)
     for finding in findings:
         kept = {name: value for name, value in finding.figures.items() if not name.startswith("roc_")}
         write_tensors(folder.evidence(str(finding.surface), finding.attack), kept)
@@ -48,6 +52,7 @@ def audit_brought(config: DictConfig, path: Path, argv: Sequence[str]) -> int:
     write_json(folder.manifest, {"schema": 1, "version": __version__, "seed": int(config.seed), "command": list(argv)})
     write(result, folder.findings)
     page = write_report(path)
+    seal(path)
     print_summary(result, sys.stdout)
     print(f"\nreport: {page}\nresult: {folder.findings}")
     return 2 if result.verdict == "contradiction" else 0

@@ -12,6 +12,7 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from privdd.cli.allowed_targets import trusted_packages
 from privdd.cli.config import (
     composed,
     config_dir,
@@ -22,12 +23,14 @@ from privdd.cli.config import (
     own_folders,
     register_resolvers,
 )
-from privdd.cli.runs import stored_config, waive_unread
+from privdd.cli.runs import waive_unread
 from privdd.cli.secret import taken, unused
+from privdd.cli.stored_config import OUTSIDE, check_outside, stored_config
 from privdd.cli.sweeps import Sweep, asked, count_points, is_sweep, pinned
 from privdd.cli.validation import check_overrides, check_types
 from privdd.core.errors import BadConfig
 from privdd.runtime.allocator import keep_memory
+from privdd.runtime.plain_folder import check_folder
 
 Run = Callable[[DictConfig, Path, Sequence[str]], int]
 # Settings that do not affect what clients send, so they may change: a resumed run must give the result of one that
@@ -58,9 +61,10 @@ def main(command: str, run: Run) -> int:
 def _main(command: str, run: Run) -> int:
     keep_memory()
     register_resolvers()
-    typed, secret_typed = taken(sys.argv[1:])
-    sys.argv = [sys.argv[0], *typed]
-    argv = expand(sys.argv[1:], command)
+    public, secret_typed = taken(sys.argv[1:])
+    sys.argv = [sys.argv[0], *public]
+    typed, trusted = _without_trust(public)
+    argv = expand(typed, command)
     if any(a.split("=")[0] in HELP for a in argv):
         sys.argv = [sys.argv[0], *sys.argv[1:]]
         _hydra(command, run, argv)
@@ -69,9 +73,12 @@ def _main(command: str, run: Run) -> int:
     for word in ("resume", "run"):
         if config.get(word) is not None:
             path = Path(str(config[word]))
-            if secret_typed and stored_config(path).privacy.noise_source != "secret":
+            stored = stored_config(path, trusted)
+            if secret_typed and stored.privacy.noise_source != "secret":
                 raise unused()
-            return _stored(command, run, argv, path, word)
+            return run(_again(stored, command, argv, typed, word), path, sys.argv)
+    if trusted:
+        raise BadConfig("trust: allowed together with run= or resume= only (a config of your own is trusted as it is)")
     if secret_typed and config.privacy.noise_source != "secret":
         raise unused()
     return _hydra(command, run, argv)
@@ -97,20 +104,32 @@ def config_of(command: str, *overrides: str, config_dir: Path | str | None = Non
     return config
 
 
-def _stored(command: str, run: Run, argv: Sequence[str], path: Path, word: str) -> int:
-    """resume=DIR goes on as configured there; run=DIR attacks that run again, by default with all of its attacks."""
-    config = stored_config(path)
-    typed = [a for a in sys.argv[1:] if "=" in a and not a.startswith((f"{word}=", "-"))]
+def _without_trust(argv: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
+    """The arguments without ``trust=``, and the packages that it names."""
+    named = [a.removeprefix("trust=") for a in argv if a.startswith("trust=")]
+    kept = [a for a in argv if not a.startswith("trust=")]
+    return kept, tuple(package for text in named for package in trusted_packages(text))
+
+
+def _again(config: DictConfig, command: str, argv: Sequence[str], given: Sequence[str], word: str) -> DictConfig:
+    """resume=DIR goes on as configured there; run=DIR attacks that run again, by default with all of its attacks.
+
+    config: the stored one; given: what was typed; argv: the same with attack=all spelled out.
+    """
+    typed = [a for a in given if "=" in a and not a.startswith((f"{word}=", "-"))]
     for item in typed:
-        if not any(item.split("=")[0] == part or item.startswith(f"{part}.") for part in CHANGEABLE[word]):
+        key = item.split("=")[0]
+        same = key in OUTSIDE and str(OmegaConf.select(config, key)) == item.partition("=")[2].strip("'\"")
+        if not same and not any(key == part or item.startswith(f"{part}.") for part in CHANGEABLE[word]):
             raise BadConfig(f"{item}: together with {word}= only {', '.join(CHANGEABLE[word])} can be changed")
     spelled = [a for a in argv if a in typed or (a.startswith("attack=") and word == "run")]
     fresh = composed(command, [f"preset={config.preset.name}", *spelled], own_folders(argv))
     for key in (item.split("=")[0].split("@")[0] for item in typed):
         OmegaConf.update(config, key, OmegaConf.select(fresh, key), merge=False, force_add=True)
+    check_outside(config, [*typed, *(["engine.address"] if any(a.startswith("engine=") for a in typed) else [])])
     if word == "run" and any(item.startswith("attack=") for item in typed):
         waive_unread(config)
-    return run(config, path, sys.argv)
+    return config
 
 
 def _hydra(command: str, run: Run, argv: Sequence[str]) -> int:
@@ -131,6 +150,7 @@ def _hydra(command: str, run: Run, argv: Sequence[str]) -> int:
     start = hydra.main(version_base="1.3", config_path=config_dir(), config_name=command)(job)
     if sweep is not None:
         sweep.folder.mkdir(parents=True, exist_ok=True)
+        check_folder(sweep.folder)
         return _swept(sweep, start)
     with _raising():
         start()

@@ -10,11 +10,14 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from privdd.cli.allowed_targets import foreign_packages
 from privdd.cli.read_settings import UNFINGERPRINTED, audit_settings, plain
 from privdd.cli.secret import recognise, storable
+from privdd.cli.stored_config import OUTSIDE, read_stored
 from privdd.core.errors import BadConfig
-from privdd.runtime.renames import renamed
-from privdd.runtime.run_folder import DamagedRun, RunFolder, write_bytes
+from privdd.runtime.plain_folder import check_folder
+from privdd.runtime.run_folder import RunFolder, write_bytes
+from privdd.runtime.seal import seal
 
 CONTRADICTION = 2
 UNREAD = "not read by the attacks asked for with run="
@@ -27,8 +30,10 @@ def prepare(path: Path, config: DictConfig) -> RunFolder:
     on from that run's checkpoint would mix the two.
     """
     folder = RunFolder(path)
+    if path.is_dir():
+        check_folder(path)
     if folder.checkpoint.exists():
-        old, new = _decides(stored_config(path)), _decides(storable(config))
+        old, new = _decides(read_stored(path)), _decides(storable(config))
         changed = sorted(key for key in {*old, *new} if old.get(key) != new.get(key))
         if changed:
             raise BadConfig(f"{path}: holds a run of another config ({', '.join(changed)} differ); use another folder")
@@ -45,33 +50,20 @@ def _decides(config: DictConfig) -> dict[str, Any]:
 
 
 @contextmanager
-def resumable(command: str, path: Path) -> Iterator[None]:
+def resumable(command: str, path: Path, config: DictConfig) -> Iterator[None]:
     """On Ctrl-C, print how to resume."""
     try:
         yield
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(f"resume with: python -m privdd.{command} resume={path}") from None
+        more = "".join(f" {part}" for part in _to_repeat(config))
+        raise KeyboardInterrupt(f"resume with: python -m privdd.{command} resume={path}{more}") from None
 
 
-def stored_config(path: Path) -> DictConfig:
-    """config.yaml of a run folder, under today's names. Raises DamagedRun where there is none, or another program's."""
-    file = path / "config.yaml"
-    if not file.is_file():
-        raise DamagedRun(f"{path}: not a run folder (no config.yaml)")
-    try:
-        config = OmegaConf.load(file)
-        if not isinstance(config, DictConfig) or not {"algo", "data", "partition", "privacy"} <= set(config):
-            raise ValueError("keys are missing")
-        config = OmegaConf.create(_completed(renamed(OmegaConf.to_container(config))))
-    except Exception as error:  # yaml has its own family of errors
-        raise DamagedRun(f"{file}: not a config of privdd ({' '.join(str(error).split())[:100]})") from None
-    return config
-
-
-def _completed(config: dict[str, Any]) -> dict[str, Any]:
-    """With the settings that earlier versions did not have: their noise was paired."""
-    privacy = config["privacy"]
-    return {**config, "privacy": {"secret": None, "paired_noise": bool(privacy["mechanisms"]), **privacy}}
+def _to_repeat(config: DictConfig) -> list[str]:
+    """What has to be typed again with resume=, because no stored config may decide it."""
+    places = [f"{key}={value}" for key in OUTSIDE if (value := OmegaConf.select(config, key)) is not None]
+    packages = foreign_packages(plain(config))
+    return [*places, *([f"trust={','.join(packages)}"] if packages else [])]
 
 
 def waive_unread(config: DictConfig) -> None:
@@ -117,10 +109,11 @@ def run_audit(config: DictConfig, path: Path, argv: Sequence[str]) -> int:
     experiment.ledger()  # refuses a unit, relation or delta before anything is written
     folder = prepare(path, config)
     say(experiment, path)
-    with resumable("audit", path):
+    with resumable("audit", path, config):
         result = write_run(folder, audit(experiment, attacks, folder), argv)
         page = write_report(path)
     track(config.tracking, path, result.utility.accuracy_by_round if result.utility else (), scalars_of(result))
+    seal(path)
     print_summary(result, sys.stdout)
     print(f"\nreport: {page}\nresult: {folder.findings}")
     return CONTRADICTION if result.verdict == "contradiction" else 0
@@ -143,7 +136,7 @@ def run_training(config: DictConfig, path: Path, argv: Sequence[str]) -> int:
     began = time.monotonic()
     plan, ledger = experiment.plan, experiment.ledger()
     trainer = Trainer(plan, experiment.shards, experiment.test, experiment.engine, folder, ledger, experiment.capture)
-    with resumable("train", path):
+    with resumable("train", path, config):
         progress = trainer.run()
     seconds = {"train": time.monotonic() - began}
     write_json(folder.manifest, manifest(experiment, progress, seconds, argv))
@@ -159,6 +152,7 @@ def run_training(config: DictConfig, path: Path, argv: Sequence[str]) -> int:
     }
     write_json(path / "training.json", {"schema": 1, **summary, "accuracy_by_round": list(progress.accuracy)})
     track(config.tracking, path, progress.accuracy, {f"epsilon/{name}": value for name, value in epsilon.items()})
+    seal(path)
     print(
         f"accuracy {summary['accuracy']:.4f}, epsilon {epsilon['pld']:.4g} by PLD ({epsilon['rdp']:.4g} by RDP) at "
         f"delta {progress.ledger.delta:g} per {progress.ledger.unit}, {progress.ledger.relation}; {path}"

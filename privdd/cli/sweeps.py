@@ -148,15 +148,17 @@ class Sweep:
         for path in failed:
             print(f"privdd: error: {path.name} failed: {read_json(path / MARK)['error'] or 'cut off'}", file=sys.stderr)
         if done and self.command == "audit":
-            from privdd.reporting.comparison import write_comparison
+            from privdd.verifying.verified_pages import compare
 
-            print(f"comparison: {write_comparison(done, self.folder)}\nfrontier: {self.folder / 'frontier.csv'}")
+            print(f"comparison: {compare(done, self.folder)}\nfrontier: {self.folder / 'frontier.csv'}")
         trained = [path for path in done if (path / "training.json").is_file()]
         if trained and self.command == "train":
             from privdd.reporting.trained import print_trained, write_trained
+            from privdd.verifying.training_numbers import verified_training
 
+            table = write_trained(trained, self.folder, verified_training)
             print_trained(trained, sys.stdout)
-            print(f"table: {write_trained(trained, self.folder)}")
+            print(f"table: {table}")
         return 2 if 2 in found.values() else int(bool(failed) or not found)
 
 

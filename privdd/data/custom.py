@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from attacks.archive import check_archive
 from privdd.core.keys import Keys
 from privdd.data.dataset import DataNotFound, Dataset, dataset
 
@@ -26,6 +27,7 @@ def npz(name: str, root: Path | None, keys: Keys) -> Dataset:
     if root is None or not root.is_file():
         raise DataNotFound(f"data.root={root}: data.name=npz needs a .npz file with arrays x and y")
     try:
+        check_archive(root)
         with np.load(root, allow_pickle=False) as stored:
             arrays = {key: stored[key] for key in ("x", "y", "x_test", "y_test") if key in stored.files}
     except Exception as error:  # a damaged zip raises EOFError, zlib.error, NotImplementedError and others

@@ -49,7 +49,7 @@ from privdd.federated.channel import ClientContext
 from privdd.federated.method import Method
 from privdd.models import ModelSpec, build, initial
 from privdd.models.build import skeleton
-from privdd.privacy.claims import Claim, feddm_3_2, matching_claims
+from privdd.privacy.claims import Claim, feddm_3_1, feddm_3_2, feddm_membership, matching_claims
 from privdd.privacy.mechanism import Mechanism
 from privdd.training.local import outputs
 from privdd.training.server import ServerTraining, inside_ball, train_on, union
@@ -185,10 +185,11 @@ class FedDM(Method):
         return self.carry_over and round > 0
 
     def claims(self, plan: Any, shards: Sequence[Shard]) -> list[Claim]:
-        """Theorem 3.2 as printed, where the matching gradients are noised."""
-        return matching_claims(
-            feddm_3_2, plan, shards, self.matching.iterations, self.matching.batch, self.start in PUBLIC
-        )
+        """Theorems 3.1 and 3.2 as printed, where the matching gradients are noised; what is said in words."""
+        m, public = self.matching, self.start in PUBLIC
+        theorems = (feddm_3_2, feddm_3_1)
+        printed = matching_claims(theorems, plan, shards, iterations=m.iterations, batch=m.batch, noise_init=public)
+        return [*printed, feddm_membership()]
 
     def steps(self, broadcast: Mapping[str, Tensors], shard: Shard, ctx: ClientContext) -> Steps:
         """What everyone knows of a round's noised steps."""

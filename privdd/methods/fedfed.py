@@ -39,7 +39,7 @@ from privdd.federated.channel import ClientContext
 from privdd.federated.method import Method
 from privdd.methods.fedavg import FedAvg
 from privdd.models import ModelSpec, initial
-from privdd.privacy.claims import DELTA, Claim, effective_std, fedfed_3_3, fedfed_3_4
+from privdd.privacy.claims import FEATURE_THEOREMS, Claim, FeatureRun, effective_std
 from privdd.training.local import split
 
 LABELS_PUBLIC = "declared public: zero-out adjacency removes a record's image and keeps its label"
@@ -228,26 +228,20 @@ class FedFed(Method):
         return {}
 
     def claims(self, plan: Any, shards: Sequence[Shard]) -> list[Claim]:
-        """Theorems 3.3 and 3.4 as printed, evaluated for this run's noise."""
+        """The theorems on shared features, evaluated for this run's noise; R is the rounds that read the features."""
         mechanism = plan.mechanisms.get("features")
         if mechanism is None:
             return []
-        norm = mechanism.norm(math.prod(plan.problem.shape))
-        std = effective_std(mechanism.stds(norm))
-        claim = fedfed_3_3(
-            variance=std**2,
-            rho=self.loss.rho or 1.0,
-            delta=DELTA,
-            clipped=norm is not None,
+        numbers = math.prod(plan.problem.shape)
+        norm = mechanism.norm(numbers)
+        run = FeatureRun(
+            variance=effective_std(mechanism.stds(norm)) ** 2,
+            rho=None if norm is None else norm / math.sqrt(numbers),  # of the largest norm of pixels in [0, 1]
+            rounds=self.base.rounds,
+            clients=plan.problem.clients,
             noise_per_record=mechanism.broadcast_batch is None,
         )
-        return [claim, fedfed_3_4(client=claim, clients=plan.problem.clients, delta_hat=DELTA)]
-
-    def stated(self, plan: Any, shards: Sequence[Shard]) -> dict[str, float]:
-        """The paper's profiles promise Theorem 3.3 for their features; the sound one what is accounted."""
-        if self.shared_only or not (claims := self.claims(plan, shards)):
-            return {}
-        return {str(s): claims[0].epsilon for s in (Surface.FEATURES, Surface.SHARED_FEATURES)}
+        return [theorem(run) for theorem in FEATURE_THEOREMS]
 
     def classifier(self, problem: Problem) -> nn.Module:
         """The architecture whose parameters travel in phase B (and inside phase A's)."""

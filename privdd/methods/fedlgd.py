@@ -36,6 +36,7 @@ from privdd.federated.channel import ClientContext
 from privdd.federated.method import Method
 from privdd.models import ModelSpec, build, initial
 from privdd.models.build import skeleton
+from privdd.privacy.claims import Claim, fedlgd_attacks, fedlgd_no_extra_leakage
 from privdd.privacy.mechanism import Mechanism
 from privdd.training.contrastive import as_records, train_virtual
 from privdd.training.local import outputs
@@ -45,18 +46,18 @@ from privdd.training.local import outputs
 class FedLGD(Method, hooks=("selected", "refines")):
     """Clients train on virtual images; the server distils its own from their averaged updates.
 
-    virtual: how clients distil and refine their images. In the selected rounds (every tau_step, tau
-    of them) clients refine and train with cross-entropy alone on their own images; the server then
-    matches the gradient of its images (global_ipc a class; global_iterations, global_lr,
-    global_momentum) to the clients'. In the others clients train on both sets with cross-entropy and
-    contrast times a supervised contrastive term of the given temperature.
+    virtual: how clients distil and refine their images. In the selected rounds (every tau_step, tau of them)
+    clients refine and train with cross-entropy alone on their own images; the server then matches the gradient of
+    its images (global_ipc a class; global_iterations, global_lr, global_momentum) to the clients'. In the others
+    clients train on both sets with cross-entropy and contrast times a supervised contrastive term of the given
+    temperature.
 
     target: "gradient", in selected rounds a client takes one full-batch step, so that its update is the
-    gradient of equation 5; "displacement", a whole epoch as in the released code. server_start: noise
-    (paper) or statistics (released code: the average of the clients' class statistics, which are sent
-    in round 0). always_mixed: both sets and both losses in all rounds, as released. stale: a client
-    that sat out the last round goes on from the model it trained last, as released; else it takes the
-    server's. lr, batch_size, local_epochs: plain SGD of the clients.
+    gradient of equation 5; "displacement", a whole epoch as in the released code. server_start: noise (paper)
+    or statistics (released code: the average of the clients' class statistics, which are sent in round 0).
+    always_mixed: both sets and both losses in all rounds, as released. stale: a client that sat out the last
+    round goes on from the model it trained last, as released; else it takes the server's. lr, batch_size,
+    local_epochs: plain SGD of the clients.
 
     With a mechanism for "embedding" all images come from noised reads of the records, and everything
     sent is computed from those. A client without records trains on the server's images where it may,
@@ -85,12 +86,8 @@ class FedLGD(Method, hooks=("selected", "refines")):
 
     uploads: ClassVar[Mapping[str, Surface]] = {"update": Surface.UPDATE, "class_statistics": Surface.STATISTICS}
     queries: ClassVar[Mapping[str, Surface]] = {"embedding": Surface.PROTOTYPES, "class_counts": Surface.COUNTS}
-    broadcasts: ClassVar[Mapping[str, Surface]] = {
-        "model": Surface.GLOBAL_MODEL,
-        "images": Surface.GLOBAL_IMAGES,
-        "labels": Surface.GLOBAL_IMAGES,
-    }
-
+    _images: ClassVar[Mapping[str, Surface]] = dict.fromkeys(("images", "labels"), Surface.GLOBAL_IMAGES)
+    broadcasts: ClassVar[Mapping[str, Surface]] = {"model": Surface.GLOBAL_MODEL, **_images}
     worlds_per_pass: ClassVar[int] = 16
     shares_work: ClassVar[bool] = True
 
@@ -223,9 +220,8 @@ class FedLGD(Method, hooks=("selected", "refines")):
     def _train(
         self, broadcast: Mapping[str, Tensors], memory: State, own: Records, shard: Shard, ctx: ClientContext
     ) -> State:
-        start: Tensors = broadcast["model"]
-        if self.stale and "trained_in" in memory and int(memory["trained_in"]) != ctx.round - 1:
-            start = unpack("trained", memory)
+        late = self.stale and "trained_in" in memory and int(memory["trained_in"]) != ctx.round - 1
+        start: Tensors = unpack("trained", memory) if late else broadcast["model"]
         mixed = self.always_mixed or not self.selected(ctx.round)
         return train_virtual(
             skeleton(self.model, shard.shape, shard.classes),
@@ -248,6 +244,10 @@ class FedLGD(Method, hooks=("selected", "refines")):
         return {name: count for name, count in counts.items() if name in mechanisms}
 
     # --- what an auditor needs ----------------------------------------------------------------
+
+    def claims(self, plan: Any, shards: Sequence[Shard]) -> list[Claim]:
+        """What the paper says of privacy in words: it prints no epsilon."""
+        return [fedlgd_no_extra_leakage(statistics=self.server_start == "statistics"), fedlgd_attacks()]
 
     def classifier(self, problem: Problem) -> nn.Module:
         """The architecture whose parameters travel."""

@@ -28,7 +28,14 @@ from privdd.federated.channel import ClientContext
 from privdd.federated.method import Method
 from privdd.models import ModelSpec, build, initial, projected_shape
 from privdd.models.build import skeleton
-from privdd.privacy.claims import Claim, fedrd_1, matching_claims
+from privdd.privacy.claims import (
+    Claim,
+    fedrd_1,
+    fedrd_not_real,
+    fedrd_secret_projection,
+    fedrd_table_2,
+    matching_claims,
+)
 from privdd.privacy.mechanism import Mechanism
 from privdd.training.local import local_adam, outputs, split
 from privdd.training.server import ServerTraining, train_on, union
@@ -182,10 +189,18 @@ class FedRD(Method):
         return round > 0 and not self.frozen_projection
 
     def claims(self, plan: Any, shards: Sequence[Shard]) -> list[Claim]:
-        """Theorem 1 as printed, where the matching gradients are noised."""
-        return matching_claims(
-            fedrd_1, plan, shards, self.matching.iterations, self.matching.batch, self.start == "noise"
+        """Theorem 1 in both logarithms, where the matching gradients are noised; what is said in words."""
+        m, frozen = self.matching, self.frozen_projection
+        printed = matching_claims(
+            (fedrd_1, fedrd_table_2),
+            plan,
+            shards,
+            iterations=m.iterations,
+            batch=m.batch,
+            noise_init=self.start == "noise",
+            private_map=not frozen,
         )
+        return [*printed, fedrd_not_real(real_start=self.start == "real"), fedrd_secret_projection(frozen=frozen)]
 
     def steps(self, broadcast: Mapping[str, Tensors], shard: Shard, ctx: ClientContext) -> Steps:
         """What everyone knows of a round's noised steps; the projection is the public one."""

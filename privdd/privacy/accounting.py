@@ -121,7 +121,13 @@ def _ceiling(total: Tally, delta: float, relation: Relation) -> float:
 
 
 def _loss_epsilon(total: Tally, delta: float, relation: Relation, interval: float) -> float:
-    """From the composed privacy loss; a Laplace release under replace has sensitivity 2."""
+    with _quiet():
+        return float(_loss(total, relation, interval).get_epsilon_for_delta(delta))
+
+
+@lru_cache(maxsize=8)
+def _loss(total: Tally, relation: Relation, interval: float) -> pld.PrivacyLossDistribution:
+    """The composed privacy loss, rounded upwards; a Laplace release under replace has sensitivity 2."""
     width = 2.0 if relation == "replace" else 1.0
     with _quiet():
         loss = pld.identity(value_discretization_interval=interval)
@@ -132,7 +138,17 @@ def _loss_epsilon(total: Tally, delta: float, relation: Relation, interval: floa
         for b, n in total.laplace:
             one = pld.from_laplace_mechanism(b, sensitivity=width, value_discretization_interval=interval)
             loss = loss.compose(one.self_compose(n))
-        return float(loss.get_epsilon_for_delta(delta))
+    return loss
+
+
+def loss_of(total: Tally, delta: float, relation: Relation) -> pld.PrivacyLossDistribution:
+    """The privacy loss of a composition on the grid that ``epsilon_of`` takes at ``delta``: upper bounds only.
+
+    Raises ValueError for a composition of nothing, or of something unprotected.
+    """
+    if not total.private or total.empty:
+        raise ValueError("a composition of protected releases is needed")
+    return _loss(total, relation, max(FINEST, _ceiling(total, delta, relation) / POINTS))
 
 
 def _gaussian_loss(z: float, q: float, relation: Relation, interval: float) -> pld.PrivacyLossDistribution:

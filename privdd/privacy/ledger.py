@@ -137,9 +137,8 @@ class Ledger:
         if relation not in (None, self.relation):
             raise ValueError(f"relation={relation!r}: this ledger was written for {self.relation!r}")
         delta = self.delta if delta is None else delta
-        rows = self.releases if surfaces is None else self.closure(surfaces)
         worst = 0.0
-        for total in _cells(rows, client):
+        for total in self.totals(surfaces=surfaces, client=client):
             try:
                 value = epsilon_of(total, delta, relation=self.relation, accountant=accountant)
             except UnsupportedEvent as problem:
@@ -147,6 +146,10 @@ class Ledger:
                 value = math.inf
             worst = max(worst, value)
         return worst
+
+    def totals(self, *, surfaces: Collection[str] | None = None, client: int | None = None) -> set[Tally]:
+        """What ``epsilon`` takes the worst of: the compositions of each client's partition cells, largest only."""
+        return _cells(self.releases if surfaces is None else self.closure(surfaces), client)
 
     def to_json(self) -> dict[str, Any]:
         """The content of ledger.json (plain lists, strings and finite numbers)."""

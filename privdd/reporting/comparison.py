@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from privdd.reporting import epsilon_figures, figures, noise_words, plots, summary, tables, words
 from privdd.reporting.epsilon_figures import FrontierPoint
 from privdd.reporting.figures import RocLine
 from privdd.reporting.findings_file import FindingsError
-from privdd.reporting.folder import read_run
+from privdd.reporting.folder import RunRecord, read_run
 from privdd.reporting.grouping import Setting, settings
 from privdd.reporting.plots import Album, Plot
 from privdd.reporting.style import save
@@ -106,16 +106,18 @@ def albums(made: Sequence[Setting]) -> list[Album]:
     return found[:CURVES]
 
 
-def write_comparison(dirs: Sequence[Path | str], out: Path | str) -> Path:
+def write_comparison(
+    dirs: Sequence[Path | str], out: Path | str, read: Callable[[Path | str], RunRecord] = read_run
+) -> Path:
     """``out/comparison.html``, figures/, and frontier, leaks, findings as CSV and LaTeX; returns the page's path.
 
-    Raises FindingsError or DamagedRun (one line) on a folder that is no finished, undamaged run.
+    read: how a folder is opened. Raises FindingsError or DamagedRun (one line) on a folder that is no finished, undamaged run.
     """
     unique = {Path(path).resolve(): Path(path) for path in dirs}
     if not unique:
         raise FindingsError("nothing to compare: no run folder was given")
     out = Path(out)
-    made = settings([read_run(path) for path in unique.values()])
+    made = settings([read(path) for path in unique.values()])
     drawn, pictures = draw(made), albums(made)
     page = plots.environment().get_template("comparison.html.jinja")
     text = page.render(

@@ -68,7 +68,7 @@ class RunRecord:
             return Evidence()
         if path.stat().st_size > LIMIT:
             raise FindingsError(f"{path}: larger than {LIMIT >> 20} MiB")
-        arrays = {key: np.asarray(value.float()) for key, value in read_tensors(path).items()}
+        arrays = {key: np.asarray(value.double()) for key, value in read_tensors(path).items()}
         return _checked(arrays, path)
 
 

@@ -9,6 +9,7 @@ from statistics import mean
 from typing import Any
 
 from privdd.reporting import summary
+from privdd.reporting.claimed import boldest
 from privdd.reporting.folder import RunRecord
 from privdd.reporting.schema import FindingRow, TprAt, Verdict, worst_verdict
 
@@ -50,8 +51,8 @@ class Setting:
 
     @property
     def claim(self) -> float | None:
-        claims = [summary.boldest(run.findings.privacy.claims) for run in self.runs]
-        return min((c.epsilon for c in claims if c is not None), default=None)
+        claims = [boldest(run.findings.privacy.claims) for run in self.runs]
+        return min((c.number for c in claims if c is not None and c.number is not None), default=None)
 
     @property
     def measured(self) -> float | None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from privdd.reporting import noise_words, plots, summary
+from privdd.reporting.claimed import boldest, exceeded, measures_of
 from privdd.reporting.folder import RunRecord, read_run
 from privdd.reporting.ladder import ladders
 from privdd.reporting.ledger_view import groups
@@ -18,6 +20,7 @@ def render(record: RunRecord, figures: list[Plot], albums: list[Album]) -> str:
     """The page's text. ``figures``: those of ``draw``, in any order."""
     findings = record.findings
     picture = summary.best_pictures(findings.findings)
+    claim = boldest(findings.privacy.claims)
     named = {plot.name: plot for plot in figures}
     return (
         plots.environment()
@@ -25,7 +28,9 @@ def render(record: RunRecord, figures: list[Plot], albums: list[Album]) -> str:
         .render(
             f=findings,
             headline=summary.verdict(findings),
-            claim=summary.boldest(findings.privacy.claims),
+            claim=claim,
+            exceeded=exceeded(claim, summary.measured_epsilon(findings.findings), findings.privacy.delta),
+            measures_of=measures_of,
             measured=summary.measured(findings.findings),
             measured_bound=summary.measured_epsilon(findings.findings),
             member=summary.worst_membership(findings.findings),
@@ -53,12 +58,12 @@ def draw(record: RunRecord) -> list[Plot]:
     return [plots.strip(record), *plots.rocs(record), *([accuracy] if accuracy else [])]
 
 
-def write_report(run_dir: Path | str) -> Path:
+def write_report(run_dir: Path | str, read: Callable[[Path | str], RunRecord] = read_run) -> Path:
     """``report.html`` and ``figures/*.svg|png`` inside a run folder; returns the page's path.
 
-    Raises FindingsError or DamagedRun (one line) on a folder that is no finished, undamaged run.
+    read: how the folder is opened. Raises FindingsError or DamagedRun (one line) on a folder that is no finished, undamaged run.
     """
-    record = read_run(run_dir)
+    record = read(run_dir)
     figures, albums = draw(record), plots.albums(record)
     page = record.path / "report.html"
     write_bytes(page, render(record, figures, albums).encode(errors="replace"))

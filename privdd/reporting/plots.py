@@ -14,6 +14,7 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from privdd.reporting import epsilon_figures, figures, summary, words
+from privdd.reporting.claimed import boldest
 from privdd.reporting.curves import curve, psnr
 from privdd.reporting.epsilon_figures import StripRow
 from privdd.reporting.figures import RocLine
@@ -157,10 +158,10 @@ def albums(record: RunRecord) -> list[Album]:
 def strip_rows(record: RunRecord) -> list[StripRow]:
     """The whole run first, then each surface."""
     findings = record.findings
-    claim = summary.boldest(findings.privacy.claims)
+    claim = boldest(findings.privacy.claims)
     whole = StripRow(
         "whole run",
-        claim.epsilon if claim else None,
+        claim.number if claim else None,
         findings.privacy.epsilon.best,
         summary.measured_epsilon(findings.findings),
     )

@@ -96,10 +96,34 @@ class EpsilonPair(Part):
 
 
 class ClaimRow(Part):
+    """epsilon: "no number" where the paper fixes it only up to constants, or says it in words."""
+
     source: Text
-    epsilon: Epsilon
+    epsilon: Epsilon | Literal["no number"]
     sound: bool
     why: Text
+    delta: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)] | None = None
+    choices: list[Text] = Field(default_factory=list)
+    neighbours: Text | None = None
+    tested_by: list[Text] = Field(default_factory=list)
+
+    @property
+    def number(self) -> float | None:
+        return None if isinstance(self.epsilon, str) else self.epsilon
+
+
+class ReconstructionRow(Part):
+    """Among k candidates of prior chance 1/k: no attacker names the record more often than ``bound``.
+
+    attained: the rate of a likelihood attacker on crafted records, where the whole noise is Gaussian;
+    claimed: what the claim of the smallest epsilon would allow.
+    """
+
+    k: Annotated[int, Field(ge=2)]
+    prior: Unit
+    bound: Unit
+    attained: Unit | None = None
+    claimed: Unit | None = None
 
 
 class NoiseRow(Part):
@@ -135,6 +159,7 @@ class Privacy(Part):
     noise: NoiseRow | None = None
     public: list[PublicFact] = Field(default_factory=list)
     multiplicity: Multiplicity | None = None
+    reconstruction: list[ReconstructionRow] | None = None
 
 
 class SurfaceRow(Part):

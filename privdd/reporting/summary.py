@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from privdd.reporting import words
-from privdd.reporting.schema import ClaimRow, FindingRow, Findings, SurfaceRow, TprAt, Verdict
+from privdd.reporting.claimed import boldest, exceeded
+from privdd.reporting.schema import FindingRow, Findings, SurfaceRow, TprAt, Verdict
 from privdd.reporting.words import number, one_in, share
 
 PICTURE_FAMILIES = frozenset({"gradient_inversion", "model_inversion", "reconstruction"})
@@ -50,11 +51,6 @@ class Headline:
     label: str
     title: str
     sentences: tuple[str, ...]
-
-
-def boldest(claims: Iterable[ClaimRow]) -> ClaimRow | None:
-    """The claim of the smallest epsilon."""
-    return min(claims, key=lambda claim: claim.epsilon, default=None)
 
 
 def bound(row: FindingRow) -> float:
@@ -249,12 +245,13 @@ def _claim_sentence(findings: Findings) -> str:
     claim, best = boldest(findings.privacy.claims), measured(findings.findings)
     if findings.verdict == "contradiction" or claim is None or best is None:
         return ""
-    if bound(best) <= claim.epsilon:
+    if not exceeded(claim, bound(best), findings.privacy.delta):
         return ""
     where = words.SURFACE[best.surface][0].lower()
     return (
-        f"The printed claim of ε = {number(claim.epsilon)} ({claim.source}) is less than the ε of at least "
-        f"{number(bound(best))} that {words.attack(best.attack)} showed on the {where}."
+        f"The printed claim of ε = {number(claim.number)} at δ = {number(claim.delta or findings.privacy.delta)} "
+        f"({claim.source}) is less than the ε of at least {number(bound(best))} at δ = {number(findings.privacy.delta)} "
+        f"that {words.attack(best.attack)} showed on the {where}."
     )
 
 

@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from privdd.reporting import summary, words
+from privdd.reporting.claimed import boldest
 from privdd.reporting.schema import Findings
 from privdd.reporting.words import number, share
 
@@ -65,9 +66,9 @@ def _writable(file: IO[str]) -> IO[str]:
 
 def _epsilons(findings: Findings) -> str:
     privacy, utility = findings.privacy, findings.utility
-    claim = summary.boldest(privacy.claims)
+    claim = boldest(privacy.claims)
     return (
-        f"epsilon claimed {number(claim.epsilon if claim else None)}, "
+        f"epsilon claimed {number(claim.number if claim else None)}, "
         f"accounted {number(privacy.epsilon.pld)} (PLD) / {number(privacy.epsilon.rdp)} (RDP), "
         f"measured at least {number(summary.measured_epsilon(findings.findings))}; "
         f"delta {number(privacy.delta)}, unit {privacy.unit}, {privacy.relation}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -64,9 +64,9 @@ def trained_table(made: Sequence[Setting]) -> Table:
     return KNOWN, [[row[i] for i in at] for row in rows]
 
 
-def write_trained(paths: Sequence[Path], out: Path) -> Path:
-    """``out/training.csv`` of finished trainings; returns its path."""
-    write_bytes(out / "training.csv", to_csv(trained_table(settings([read_training(p) for p in paths]))).encode())
+def write_trained(paths: Sequence[Path], out: Path, read: Callable[[Path], RunRecord] = read_training) -> Path:
+    """``out/training.csv`` of finished trainings, each opened by ``read``; returns its path."""
+    write_bytes(out / "training.csv", to_csv(trained_table(settings([read(p) for p in paths]))).encode())
     return out / "training.csv"
 
 

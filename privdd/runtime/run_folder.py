@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import stat
 import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -17,9 +18,26 @@ from torch import Tensor
 
 from privdd.core.types import State
 
+LARGEST_JSON = 512 * 2**20  # bytes of one file: a ledger of about a million rows
+LARGEST_TENSORS = 16 * 2**30
+LARGEST_HEADER = 16 * 2**20  # bytes of names and shapes at the start of a safetensors file
+
 
 class DamagedRun(ValueError):
     """A run folder or file that is missing, unreadable, or not of the format that it should be."""
+
+
+def read_bytes(path: Path, limit: int) -> bytes:
+    """A plain file of at most ``limit`` bytes.
+
+    Raises FileNotFoundError, and DamagedRun for a link, a pipe, a device or a folder, and for a larger file.
+    """
+    known = path.lstat()
+    if not stat.S_ISREG(known.st_mode):
+        raise DamagedRun(f"{path}: not a plain file")
+    if known.st_size > limit:
+        raise DamagedRun(f"{path}: {known.st_size} bytes, at most {limit} are read")
+    return path.read_bytes()
 
 
 def write_bytes(path: Path, data: bytes) -> None:
@@ -80,7 +98,10 @@ def write_json(path: Path, value: Any, *, compact: bool = False) -> None:
 def read_json(path: Path) -> Any:
     """A file in which every number is finite. Raises DamagedRun, one line that names it, for any other."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse, parse_float=_finite)
+        text = read_bytes(path, LARGEST_JSON).decode()
+        return json.loads(text, parse_constant=_refuse, parse_float=_finite)
+    except DamagedRun:
+        raise
     except FileNotFoundError:
         raise DamagedRun(f"{path}: no such file") from None
     except (OSError, ValueError, RecursionError) as error:
@@ -106,13 +127,17 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     write_bytes(path, safetensors.torch.save(plain, {"order": json.dumps(list(plain))}))
 
 
-def read_tensors(path: Path) -> State:
-    """Raises DamagedRun, naming the file, where it is missing or is not safetensors."""
+def read_tensors(path: Path, limit: int = LARGEST_TENSORS) -> State:
+    """Raises DamagedRun, naming the file, where it is missing, larger than ``limit`` bytes or not safetensors."""
     try:
-        data = path.read_bytes()
+        data = read_bytes(path, limit)
+        if int.from_bytes(data[:8], "little") > LARGEST_HEADER:
+            raise ValueError(f"a header of more than {LARGEST_HEADER >> 20} MiB")
         tensors = safetensors.torch.load(data)
         order = _order(data)
         return {name: tensors[name] for name in order} if set(order) == set(tensors) else tensors
+    except DamagedRun:
+        raise
     except FileNotFoundError:
         raise DamagedRun(f"{path}: no such file") from None
     except Exception as error:  # safetensors raises its own and built-in errors
@@ -160,6 +185,10 @@ class RunFolder:
     @property
     def manifest(self) -> Path:
         return self.path / "manifest.json"
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.yaml"
 
 
 def same_tensors(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:

@@ -56,7 +56,7 @@ def scene(algo: str) -> Scene:
 def test_row_0_is_what_the_run_trained_on(audited, name):
     """From disk: the masks' first row, the manifest's client, and the count of its records where it sends one."""
     from privdd.cli.assemble import assemble
-    from privdd.cli.runs import stored_config
+    from privdd.cli.stored_config import stored_config
     from privdd.runtime.run_folder import read_json, read_tensors
 
     path = audited(name).path

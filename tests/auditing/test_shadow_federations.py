@@ -18,7 +18,8 @@ from privdd.auditing.pipeline import game_of
 from privdd.auditing.replay import world_plan
 from privdd.cli import main as command
 from privdd.cli.assemble import assemble
-from privdd.cli.runs import run_audit, stored_config
+from privdd.cli.runs import run_audit
+from privdd.cli.stored_config import stored_config
 from privdd.core.types import State
 from privdd.runtime.run_folder import read_tensors
 from tests.federations import tiny

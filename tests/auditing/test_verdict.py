@@ -16,11 +16,12 @@ import torch
 from attacks.membership.attack import audited_epsilon
 from attacks.types import Adversary, Family, Finding, Knowledge, Surface, View, Worlds
 from privdd.auditing.error_budget import error_budget
-from privdd.auditing.findings import for_records, stated_epsilons, verdict
+from privdd.auditing.findings import for_records, reconstruction_rows, stated_epsilons, verdict
 from privdd.auditing.pipeline import _decisive
 from privdd.cli import external_scores
 from privdd.cli.config import composed
 from privdd.privacy.accounting import epsilon as accounted
+from privdd.privacy.claims import Claim
 from privdd.privacy.ledger import Ledger
 from privdd.privacy.mechanism import Row
 from privdd.reporting.findings_file import load
@@ -148,6 +149,19 @@ def test_what_no_test_looked_at_is_untested_and_no_more(epsilon: dict[str, float
 def test_noise_that_is_not_what_is_stated_is_a_contradiction(refuted: bool, expected: str) -> None:
     noise = Finding(Surface.UPDATE, "t0_noise", Family.GUARANTEE, Adversary.ANALYST, {"diagnostics": {"refuted": refuted}})
     assert verdict(PROVEN, STATED, [noise]) == expected
+
+
+# --- how often a record could be named ------------------------------------------------------------
+
+
+def test_what_the_boldest_claim_allows_stands_beside_what_is_proven() -> None:
+    """(0, delta) leaves 1/k + delta; claims without a number allow nothing to be said."""
+    ledger = Ledger(delta=1e-5)
+    words, number = Claim("w", None, False, ""), Claim("n", 0.0, False, "", 1e-3)
+    assert all("claimed" not in row for row in reconstruction_rows(ledger, [words]))
+    rows = reconstruction_rows(ledger, [words, number])
+    assert [row["claimed"] for row in rows] == pytest.approx([row["prior"] + 1e-3 for row in rows])
+    assert [(row["k"], row["bound"]) for row in rows] == [(2, 0.5), (10, 0.1), (100, 0.01), (1000, 0.001)]
 
 
 # --- what a surface is held to -------------------------------------------------------------------

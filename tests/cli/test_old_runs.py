@@ -24,7 +24,8 @@ from privdd import report
 from privdd.cli import main as command
 from privdd.cli.config import composed
 from privdd.cli.read_settings import fingerprint
-from privdd.cli.runs import UNREAD, run_audit, stored_config
+from privdd.cli.runs import UNREAD, run_audit
+from privdd.cli.stored_config import stored_config
 from privdd.runtime.renames import TARGET, renamed
 from privdd.runtime.run_folder import read_tensors
 

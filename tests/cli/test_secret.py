@@ -15,8 +15,9 @@ from privdd.api import train
 from privdd.cli import main as command
 from privdd.cli.assemble import assemble
 from privdd.cli.config import composed
-from privdd.cli.runs import prepare, run_audit, run_training, stored_config
+from privdd.cli.runs import prepare, run_audit, run_training
 from privdd.cli.secret import VARIABLE
+from privdd.cli.stored_config import stored_config
 from privdd.core.errors import BadConfig
 from privdd.federated import simulation, trainer
 

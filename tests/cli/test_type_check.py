@@ -16,7 +16,8 @@ from privdd.api import audit, train
 from privdd.cli.assemble import assemble
 from privdd.cli.config import GROUPS, composed, config_dir
 from privdd.cli.main import checked
-from privdd.cli.runs import run_audit, stored_config
+from privdd.cli.runs import run_audit
+from privdd.cli.stored_config import stored_config
 from privdd.cli.type_check import TypeCheck, fits, needed, parameters
 from privdd.cli.validation import check_types
 from privdd.core.errors import BadConfig

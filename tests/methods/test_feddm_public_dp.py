@@ -130,7 +130,8 @@ def test_the_same_settings_run_where_nothing_is_ignored() -> None:
 def test_every_public_start_is_a_start_from_noise_for_theorem_3_2(start: str, noise: bool) -> None:
     overrides = ["algo=feddm", *TINY[1:6], "privacy=clipped_gradient", f"algo.start={start}"]
     experiment = assemble(composed("train", overrides))
-    (claim,) = experiment.plan.method.claims(experiment.plan, experiment.shards)  # type: ignore[attr-defined]
+    claim = experiment.plan.method.claims(experiment.plan, experiment.shards)[0]  # type: ignore[attr-defined]
+    assert claim.source.endswith("Theorem 3.2")
     assert ("starts from real images" in claim.why) is not noise
 
 

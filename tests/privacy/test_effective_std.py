@@ -9,7 +9,7 @@ import pytest
 
 from privdd.cli.assemble import assemble
 from privdd.cli.config import composed
-from privdd.privacy.claims import effective_std, fedfed_3_3
+from privdd.privacy.claims import FeatureRun, effective_std, fedfed_3_4
 
 STDS = [(0.15,), (0.15, 0.25), (0.25, 0.15), (0.2, 0.2), (0.01, 3.0), (0.1, 0.2, 0.4)]
 
@@ -48,9 +48,10 @@ def test_the_claim_of_fedfed_released_is_about_both_copies() -> None:
     method: Any = experiment.plan.method
     claim = method.claims(experiment.plan, experiment.shards)[0]
 
-    def printed(variance: float) -> float:
-        given = {"rho": method.loss.rho or 1.0, "delta": 1e-5, "clipped": False, "noise_per_record": False}
-        return fedfed_3_3(variance=variance, **given).epsilon
+    def printed(std: float) -> float | None:
+        run = FeatureRun(variance=std**2, rho=None, rounds=method.base.rounds, clients=experiment.plan.problem.clients)
+        return fedfed_3_4(run).epsilon
 
-    assert claim.epsilon == pytest.approx(printed(best_estimate((0.15, 0.25))[1] ** 2))
-    assert claim.epsilon > printed(0.15**2) > printed(0.25**2)
+    assert claim.source.startswith("Yang 2023, Theorem 3.4")
+    assert claim.epsilon == pytest.approx(printed(best_estimate((0.15, 0.25))[1]))
+    assert claim.epsilon > (printed(0.15) or 0) > (printed(0.25) or 0)

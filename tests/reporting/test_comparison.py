@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from privdd.report import main, write_comparison
+from privdd.report import main
+from privdd.reporting.comparison import write_comparison
 from privdd.reporting.epsilon_figures import EpsilonAxis, FrontierPoint, StripRow, frontier, strip
 from privdd.reporting.findings_file import load
 from privdd.reporting.folder import read_run
 from privdd.reporting.grouping import settings
 from privdd.reporting.tables import escape, to_csv
 from privdd.reporting.terminal import print_summary
+from tests.conftest import SmallAudit
 from tests.reporting.fixture import write_run
 
 NOISES, SEEDS = (0.5, 2.0), (0, 1, 2)
@@ -68,12 +71,14 @@ def test_the_order_and_place_of_folders_change_nothing(sweep: list[Path], compar
 
 
 def test_the_command_compares_and_refuses(
-    sweep: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    audited: Callable[[str], SmallAudit], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([str(sweep[0]), str(sweep[-1]), "--out", str(tmp_path / "out")]) == 0
+    runs = [str(audited(name).path) for name in ("fedavg", "fedavg_seed1")]
+    capsys.readouterr()
+    assert main([*runs, "--out", str(tmp_path / "out")]) == 0
     assert capsys.readouterr().out.strip() == str(tmp_path / "out" / "comparison.html")
     (tmp_path / "file").write_text("")
-    assert main([str(sweep[0]), str(sweep[-1]), "--out", str(tmp_path / "file" / "x")]) == 1
+    assert main([*runs, "--out", str(tmp_path / "file" / "x")]) == 1
     assert capsys.readouterr().err.count("\n") == 1
 
 

@@ -6,14 +6,18 @@ import json
 import re
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from privdd.report import main, write_comparison, write_report
+from privdd.report import main
+from privdd.reporting.comparison import write_comparison
 from privdd.reporting.findings_file import FindingsError
+from privdd.reporting.page import write_report
+from tests.conftest import SmallAudit
 from tests.reporting.checker import problems
 from tests.reporting.fixture import write_run
 
@@ -48,7 +52,8 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "signal": HOSTILE,
         }
         row |= {"baselines": {HOSTILE: 1.0}} if "baselines" in row else {}
-    data["privacy"]["claims"] = [{"source": HOSTILE, "epsilon": 1.0, "sound": False, "why": HOSTILE}]
+    words = {"source": HOSTILE, "why": HOSTILE, "choices": [HOSTILE], "neighbours": HOSTILE, "tested_by": [HOSTILE]}
+    data["privacy"]["claims"] = [{"epsilon": e, "sound": False, **words} for e in (1.0, "no number")]
     (folder / "findings.json").write_text(json.dumps(data))
     ledger = json.loads((folder / "ledger.json").read_text())
     for release in ledger["releases"]:
@@ -100,6 +105,29 @@ def test_the_verdict_comes_first_in_words(pages: dict[str, Path], kind: str, wor
     assert text.index("<h1>") < text.index("<h2") < text.index("<table")
 
 
+def test_claims_are_told_with_delta_choices_and_measures_and_naming_beside_chance(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    data = json.loads((folder / "findings.json").read_text())
+    row = next(r for r in data["findings"] if r.get("auc") is not None)
+    row |= {"attack": "copy_detection", "auc": 0.625, "identified": 0.75, "identified_chance": 0.5}
+    data["privacy"]["claims"] = [
+        {"source": "Theorem 7", "epsilon": 2.5, "sound": False, "why": "w", "delta": 2e-4, "choices": ["R = 3"], "neighbours": "a record"},
+        {"source": "Section 9", "epsilon": "no number", "sound": False, "why": "w", "tested_by": ["copy_detection"]},
+    ]
+    data["privacy"]["reconstruction"] = [
+        {"k": 2, "prior": 0.5, "bound": 0.875, "attained": 0.825, "claimed": 0.985}, {"k": 100, "prior": 0.01, "bound": 0.425}
+    ]  # fmt: skip
+    (folder / "findings.json").write_text(json.dumps(data))
+    text = write_report(folder).read_text(encoding="utf-8")
+    assert problems(text) == []
+    for said in ("Theorem 7, at δ = 2e-4", "R = 3", "Protects a record.", "<strong>No number</strong>, Section 9"):
+        assert said in text, said
+    assert "AUC 62.5" in text and "identified 75" in text and "(chance 50" in text
+    table = text[text.index('id="naming"') : text.index('id="membership"')]
+    for rate in ("87.5", "82.5", "98.5", "42.5"):
+        assert f"{rate}\u00a0%" in table
+
+
 def test_the_page_shows_the_numbers_of_the_findings(pages: dict[str, Path], runs: dict[str, Path]) -> None:
     data = json.loads((runs["unprotected"] / "findings.json").read_text())
     text = pages["unprotected"].read_text(encoding="utf-8")
@@ -145,13 +173,14 @@ def test_what_was_not_recorded_is_left_out(tmp_path: Path) -> None:
         ("ledger.json", b"{"),
         ("manifest.json", b"[]"),
         ("config.yaml", b"a: [\x00"),
-        ("evidence/features.lira.safetensors", b"junk"),
+        ("evidence/update.lira.safetensors", b"junk"),
     ],
 )
 def test_damage_is_one_line_and_status_1(
-    tmp_path: Path, name: str, content: bytes, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, name: str, content: bytes, audited: Callable[[str], SmallAudit], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = write_run(tmp_path / "run")
+    folder = Path(shutil.copytree(audited("fedavg").path, tmp_path / "run"))
+    capsys.readouterr()
     (folder / name).write_bytes(content)
     assert main([str(folder)]) == 1
     said = capsys.readouterr().err

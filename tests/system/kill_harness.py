@@ -23,7 +23,8 @@ import torch
 from omegaconf import DictConfig
 
 from privdd.cli.config import composed
-from privdd.cli.runs import run_audit, stored_config
+from privdd.cli.runs import run_audit
+from privdd.cli.stored_config import stored_config
 from privdd.federated import trainer as training
 
 OVERRIDES = [

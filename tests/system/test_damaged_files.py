@@ -18,7 +18,8 @@ from attacks.scores import load as load_scores
 from privdd.cli.assemble import assemble
 from privdd.cli.config import composed
 from privdd.cli.failures import explain
-from privdd.cli.runs import run_training, stored_config
+from privdd.cli.runs import run_training
+from privdd.cli.stored_config import stored_config
 from privdd.core.keys import Keys
 from privdd.data.custom import npz
 from privdd.federated import checkpoint

@@ -26,7 +26,8 @@ from privdd.auditing.pipeline import audit, game_of
 from privdd.auditing.replay import recalled
 from privdd.cli.assemble import assemble, attacks_of
 from privdd.cli.config import composed
-from privdd.cli.runs import prepare, stored_config
+from privdd.cli.runs import prepare
+from privdd.cli.stored_config import stored_config
 from privdd.core.state import nested
 from privdd.core.types import Shard
 from privdd.federated.channel import digest

@@ -17,7 +17,8 @@ import pytest
 from privdd.cli import config
 from privdd.cli.config import composed
 from privdd.cli.failures import explain
-from privdd.cli.runs import prepare, run_training, stored_config
+from privdd.cli.runs import prepare, run_training
+from privdd.cli.stored_config import stored_config
 from privdd.core.errors import BadConfig
 from privdd.runtime import run_folder as store
 from privdd.runtime.run_folder import DamagedRun

@@ -41,6 +41,10 @@ DEPENDED_ON = [
     "privdd.privacy.claims:fedrd_1",
     "privdd.privacy.claims:fedfed_3_3",
     "privdd.privacy.claims:fedfed_3_4",
+    "privdd.privacy.claims:fedfed_3_4_source",
+    "privdd.privacy.claims:fedfed_d_2",
+    "privdd.privacy.claims:fedrd_table_2",
+    "privdd.privacy.reconstruction:reconstruction",
     "privdd.privacy.accounting:epsilon",
     "privdd.privacy.accounting:calibrate",  # privacy.epsilon
     "privdd.cli.assemble:planned_event",

@@ -39,8 +39,8 @@ def feature_findings(subject: Subject, name: str) -> Iterator[Finding]:
     norm = outputs[0].clip_norm
     if norm is None:
         return
-    stated, source = _stated(subject, name, outputs[0])
-    statement = Statement(subject, subject.surface(name), stated, source, name)
+    source = "accounted" if subject.spends(name) else "accounted for the noise alone, with the generator held fixed"
+    statement = Statement(subject, subject.surface(name), _stated(subject, outputs[0]), source, name)
     tally = _compared(mechanism, outputs[0], outputs[1], len(guests))
     relation = subject.plan.relation
     kappa, worst = tally.worst(relation)
@@ -57,13 +57,9 @@ def _rows(output: Output) -> Tensor:
     return (output.exact or {})["x"]
 
 
-def _stated(subject: Subject, name: str, output: Output) -> tuple[float, str]:
-    """The accountant's epsilon where the ledger counts it, else the paper's claim."""
-    if subject.spends(name):
-        relation = subject.plan.relation
-        return epsilon(output.event, subject.delta, relation=relation), "accounted"  # type: ignore[arg-type]
-    claim = min(subject.plan.method.claims(subject.plan, [subject.shard]), key=lambda c: c.epsilon)
-    return claim.epsilon, claim.source
+def _stated(subject: Subject, output: Output) -> float:
+    """The accountant's epsilon of the noise alone: what the generator learnt from the records is not in it."""
+    return epsilon(output.event, subject.delta, relation=subject.plan.relation)  # type: ignore[arg-type]
 
 
 def _sent(subject: Subject, snapshot: Snapshot, name: str, guests: Canaries, present: bool) -> Output:

@@ -43,14 +43,17 @@ SOUND = {
 
 
 def test_the_printed_step_exceeds_what_the_paper_states():
-    """Clipping the mean: kappa above 2, and T2 certifies more than 2 ln(1/delta) / sigma^2 = 0.92."""
+    """Clipping the mean: kappa above 2, and T2 certifies more than ln(1/delta) / sigma^2 + T q^2 = 0.66.
+
+    The copies are as many as T q^2 = log10(1/delta) / sigma^2 asks for, where the second form's condition holds.
+    """
     method = feddm(iterations=30)
     found = list(all_findings(subject(method, {"synthetic_gradient": AggregateClip(5.0, 1.0)}, scale=2.5, runs=120)))
     rows = {f.attack: f.measures for f in found}
     assert list(rows) == ["t1_sensitivity", "t2_likelihood_ratio", "t3_transcript", "t3_final"]
     assert rows["t1_sensitivity"]["kappa"] > 2 * 1.5 and rows["t1_sensitivity"]["kappa_allowed"] == 2.0
-    stated = 2 * math.log(1 / DELTA) / 25
-    assert all(r["epsilon_stated"] == pytest.approx(stated, rel=1e-6) for r in rows.values())
+    stated = (math.log(1 / DELTA) + math.log10(1 / DELTA)) / 25
+    assert all(r["epsilon_stated"] == pytest.approx(stated, rel=0.01) for r in rows.values())  # whole copies
     assert rows["t2_likelihood_ratio"]["epsilon_measured"] > stated
     assert verdict(FINITE, None, found) == "contradiction"
     assert {str(f.surface) for f in found} == {"synthetic_images"}
@@ -158,12 +161,13 @@ def test_without_a_guest_the_stacked_runs_say_nothing():
     assert float(runs.ratios.abs().max()) < 1e-4 and runs.final.shape == (10, 2 * math.prod(SHAPE))
 
 
-def test_copies_are_as_few_as_the_theorem_allows():
+def test_copies_are_as_few_as_the_stricter_reading_of_the_condition_allows():
+    """T q^2 <= log10(1/delta) / sigma^2, where the first form claims less than where the natural logarithm stands."""
     one = subject(feddm(iterations=50, batch=128), {"synthetic_gradient": AggregateClip(5.0, 1.0)})
     law = Law(one.plan.mechanisms["synthetic_gradient"], 128, 1.0)
     count, claim = within_theorem(one.plan, one.shard, one.shard.train.x[0], 0, law, 50, DELTA)
-    assert claim.epsilon == pytest.approx(2 * math.log(1e5) / 25, rel=1e-6)
-    bound = math.log(1e5) / 25
+    bound = math.log10(1e5) / 25
+    assert claim.epsilon == pytest.approx(math.log(1e5) / 25 + 50 * (128 / count) ** 2, rel=1e-9)
     assert 50 * (128 / count) ** 2 <= bound < 50 * (128 / (count - 1)) ** 2
 
 

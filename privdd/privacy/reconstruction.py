@@ -1,0 +1,163 @@
+"""The largest chance to name a record among k candidates, from a ledger alone (ReRo).
+
+The attacker knows everything but one record, which is one of k known candidates, each as likely as the others.
+For the guess ``z`` let E_z be the outputs at which it is made: under the neighbour without the record the chances
+of the E_z add up to 1, so on average the attacker is right with no more than the power of the best test of
+"without" against "with" at level 1/k (Hayes, Mahloujifar and Balle 2023, Theorem 2, with the blow-up function of
+their Definition 4). A trade-off curve is concave in the level, which carries the bound over the average.
+What unit a "record" is, and which neighbour stands for "without", are the ledger's own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+from scipy.integrate import quad
+from scipy.special import log_ndtr, ndtr, ndtri
+
+from privdd.privacy.accounting import Relation, loss_of
+from privdd.privacy.events import Tally, UnsupportedEvent
+from privdd.privacy.ledger import Ledger
+
+CANDIDATES = (2, 10, 100, 1000)
+
+
+@dataclass(frozen=True)
+class Naming:
+    """k candidates; prior = 1/k; bound: no attacker names the record more often (in [prior, 1]).
+
+    attained: the rate of an attacker who compares likelihoods, on k crafted records that lie as far apart as
+    clipping lets them; None where the ledger is not all full-batch Gaussian noise.
+    """
+
+    k: int
+    prior: float
+    bound: float
+    attained: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """One entry of ``privacy.reconstruction`` in findings.json."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+def reconstruction(
+    ledger: Ledger,
+    candidates: Iterable[int] = CANDIDATES,
+    *,
+    client: int | None = None,
+    surfaces: Iterable[str] | None = None,
+) -> list[Naming]:
+    """The bound for each number of candidates, for one client's data or the worst client's.
+
+    surfaces: only what these let out, and what that was computed from. Raises ValueError for fewer than 2
+    candidates.
+    """
+    chosen = [_count(k) for k in candidates]
+    priors = [1 / k for k in chosen]
+    totals = ledger.totals(client=client, surfaces=None if surfaces is None else tuple(surfaces))
+    bounds = [named_at_most(total, priors, relation=ledger.relation, delta=ledger.delta) for total in totals]
+    worst = [max(column) for column in zip(priors, *bounds, strict=True)]
+    return [
+        Naming(k, 1 / k, bound, _reached(totals, k, ledger.relation)) for k, bound in zip(chosen, worst, strict=True)
+    ]
+
+
+def _count(k: int) -> int:
+    if isinstance(k, bool) or not isinstance(k, int) or k < 2:
+        raise ValueError(f"candidates={k!r}: an integer >= 2 is needed")
+    return k
+
+
+def _reached(totals: Iterable[Tally], k: int, relation: Relation) -> float | None:
+    rates = [attained(_mu(total, relation), k) if _gaussian_only(total) else None for total in totals]
+    return None if None in rates else max((rate for rate in rates if rate is not None), default=1 / k)
+
+
+def named_at_most(total: Tally, priors: Sequence[float], *, relation: Relation, delta: float = 1e-5) -> list[float]:
+    """For each prior chance in (0, 1): the largest chance to name the record.
+
+    Gaussian noise: Phi(mu + Phi^-1(prior)), with mu composed. Otherwise the trade-off curve of the composed
+    privacy loss, rounded upwards, in both orders of the pair; ``delta`` only chooses its grid. 1 where anything is
+    unprotected or no bound is known.
+    """
+    for prior in priors:
+        if not 0 < prior < 1:
+            raise ValueError(f"prior={prior!r}: a number in (0, 1) is needed")
+    if not total.private:
+        return [1.0 for _ in priors]
+    if total.empty:
+        return list(priors)
+    if total.laplace:
+        full_batch = [1.0 for _ in priors]
+    else:  # without knowing who was sampled an attacker does no better than with full batches
+        full_batch = [float(ndtr(_mu(total, relation) + ndtri(prior))) for prior in priors]
+    if _gaussian_only(total):
+        return full_batch
+    try:
+        curve = powers(loss_of(total, delta, relation), priors)
+    except UnsupportedEvent:
+        return full_batch
+    return [min(pair) for pair in zip(full_batch, curve, strict=True)]
+
+
+def _gaussian_only(total: Tally) -> bool:
+    return total.private and not total.poisson and not total.laplace
+
+
+def _mu(total: Tally, relation: Relation) -> float:
+    """Of the Gaussian releases, with every batch taken as a full one."""
+    squared = total.squared_mu + math.fsum(n / (z * z) for (_, z), n in total.poisson)
+    return math.sqrt(squared) * (2 if relation == "replace" else 1)
+
+
+def powers(loss: PrivacyLossDistribution, levels: Sequence[float]) -> list[float]:
+    """The largest power of a test at each level, in the worse order of the pair.
+
+    The loss is rounded upwards, so that the test of largest losses first (Neyman and Pearson) on its atoms has no
+    less power than any test of the mechanism itself.
+    """
+    orders = [loss._pmf_remove] if loss._symmetric else [loss._pmf_remove, loss._pmf_add]  # there is no public way in
+    return [float(np.clip(column, level, 1)) for level, column in zip(levels, _curve(orders, levels), strict=True)]
+
+
+def _curve(orders: Sequence[Any], levels: Sequence[float]) -> np.ndarray:
+    """(levels): chance under one law of outputs that have the chance ``level`` under the other; larger of the orders."""
+    found = []
+    for pmf in (order.to_dense_pmf() for order in orders):
+        losses = (pmf._lower_loss + np.arange(pmf.size)) * pmf._discretization
+        chances = np.maximum(pmf._probs, 0.0)  # convolution leaves some at -1e-17
+        with np.errstate(divide="ignore"):  # an atom of chance 0 has none under the other law either
+            other = np.cumsum(np.exp(np.minimum(np.log(chances) - losses, 0.0))[::-1])
+        own = pmf._infinity_mass + np.cumsum(chances[::-1])
+        found.append(np.interp(levels, np.append(0.0, other), np.append(pmf._infinity_mass, own), right=1.0))
+    return np.max(found, axis=0)
+
+
+def stated_at_most(epsilon: float, delta: float, prior: float) -> float:
+    """The same chance for any (epsilon, delta) mechanism: what a claimed epsilon would allow.
+
+    The trade-off curve of an (epsilon, delta) guarantee (Wasserman and Zhou 2010; Kairouz et al. 2015).
+    """
+    if math.isinf(epsilon):
+        return 1.0
+    linear = prior * math.exp(min(epsilon, -math.log(prior))) + delta
+    return min(1.0, linear, 1 - math.exp(-epsilon) * (1 - delta - prior))
+
+
+def attained(mu: float, k: int) -> float:
+    """How often the likeliest of k candidates is the right one, under Gaussian noise of deviation 1.
+
+    The candidates move the output by ``mu`` each, to the corners of a regular simplex (k - 1 or more dimensions):
+    with k = 2 two opposite records, whose rate Phi(mu) is the bound itself.
+    """
+    shift = mu * math.sqrt(k / (k - 1))
+
+    def density(x: float) -> float:
+        return math.exp(-0.5 * (x - shift) ** 2 + (k - 1) * float(log_ndtr(x))) / math.sqrt(2 * math.pi)
+
+    return float(min(1.0, quad(density, shift - 12, shift + 12, limit=400, points=[shift])[0]))

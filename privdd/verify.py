@@ -1,0 +1,68 @@
+"""``python -m privdd.verify DIR``: does a run folder agree with itself? Nothing of the folder is executed."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+DISAGREES = 2
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
+        prog="privdd-verify",
+        description="Compute a finished run's numbers again from its own files and compare. Exit status: 0 agrees, "
+        "2 does not, 1 error.",
+    )
+    made.add_argument("run", type=Path, metavar="DIR", help="a run folder (with findings.json)")
+    made.add_argument("--key", type=Path, metavar="FILE", help="public key of who must have signed; with --sign: yours")
+    made.add_argument("--sign", action="store_true", help="sign a run that agrees, with the private key of --key")
+    return made
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """One line on stdout for each disagreement; errors are one line on stderr and status 1."""
+    from privdd.cli.failures import explain
+
+    given = parser().parse_args(argv)
+    try:
+        return _main(given.run, given.key, given.sign)
+    except Exception as error:
+        line = explain(error)
+        if line is None:
+            raise
+        print(f"privdd-verify: {line}", file=sys.stderr)
+        return 1
+
+
+def _main(folder: Path, key: Path | None, signing: bool) -> int:
+    from privdd.runtime.run_folder import DamagedRun
+    from privdd.verifying.signature import sign
+    from privdd.verifying.verification import verify
+
+    if signing and key is None:
+        raise DamagedRun("--sign: --key FILE, your private key, is needed")
+    if signing:
+        (folder / "signature.json").unlink(missing_ok=True)
+    found = verify(folder, None if signing else key)
+    for one in found.disagreements:
+        print(one)
+    for line in found.taken:
+        print(f"not recomputable, taken as stored: {line}")
+    for name in found.unlisted:
+        print(f"not listed in manifest.json, and read by nothing: {name!r}")
+    if found.disagreements:
+        print(f"{folder}: DOES NOT AGREE: {len(found.disagreements)} differences", flush=True)
+        return DISAGREES
+    if signing and key is not None:
+        print(f"signed: {sign(folder, key)}")
+    if found.signer:
+        print(f"signed by ed25519 {found.signer}{'' if key else ' (compare this key, or give it as --key)'}")
+    print(f"{folder}: agrees", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,103 @@
+"""A run folder held against itself: digests, and every number that follows from other files of the folder.
+
+Nothing of the folder is executed: JSON, safetensors and plain yaml are read, and the project's own accounting, ROC
+curves, bounds and verdict run on what was read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from privdd.privacy.ledger import Ledger
+from privdd.reporting.folder import RunRecord, read_run
+from privdd.runtime.plain_folder import check_folder
+from privdd.runtime.run_folder import DamagedRun, read_json
+from privdd.runtime.seal import FILES, MANIFEST, SIGNATURE
+from privdd.verifying.disagreement import Disagreement, Unverified, differing
+from privdd.verifying.drawn_page import check_page
+from privdd.verifying.file_digests import check_drawn_from, check_files, unlisted
+from privdd.verifying.ledger_numbers import check_ledger, ledger_of
+from privdd.verifying.not_recomputable import taken
+from privdd.verifying.score_numbers import check_scores
+from privdd.verifying.sent_values import check_sent
+from privdd.verifying.signature import check_signature
+from privdd.verifying.training_numbers import check_training
+from privdd.verifying.verdict_numbers import check_verdicts
+
+
+@dataclass(frozen=True)
+class Verification:
+    """disagreements: none in an honest run; taken: numbers that the folder alone cannot give again; unlisted: files
+    that the run did not write and nothing reads; signer: the public key, "" where nobody signed."""
+
+    disagreements: tuple[Disagreement, ...]
+    taken: tuple[str, ...]
+    unlisted: tuple[str, ...]
+    signer: str = ""
+
+
+def verify(folder: Path, key: Path | None = None) -> Verification:
+    """Everything that can be checked, files first. key: the public key of who must have signed.
+
+    Raises DamagedRun, one line, for a folder that cannot be read, was never sealed or has no signature for ``key``.
+    """
+    if folder.is_dir():
+        check_folder(folder)
+    only_trained = (folder / "training.json").is_file() and not (folder / "findings.json").is_file()
+    if only_trained:
+        manifest = read_json(folder / MANIFEST)
+        if not isinstance(manifest, dict):
+            raise DamagedRun(f"{folder / MANIFEST}: an object is needed")
+    else:
+        record = read_run(folder)
+        manifest = record.manifest
+    found, signer = list(check_files(folder, manifest)), ""
+    if key is not None or (folder / SIGNATURE).is_file():
+        signer, wrong = check_signature(folder, manifest, key)
+        found += wrong
+    if only_trained:
+        found += check_training(folder)
+        kept = ["accuracy: needs the data and the model"]
+    else:
+        ledger = ledger_of(record)
+        found += [*_numbers(record, ledger), *check_sent(record, ledger), *check_page(record)]
+        kept = list(taken(record, ledger))
+    return Verification(tuple(found), tuple(kept), tuple(unlisted(folder, manifest)), signer)
+
+
+def verified(folder: Path | str) -> RunRecord:
+    """A run whose numbers agree, for pages and comparisons.
+
+    The files that a page is drawn from are held against the manifest where it lists any (earlier versions wrote
+    none), and the numbers against each other in any case. Raises DamagedRun for a folder that cannot be read, and
+    Unverified, naming the first disagreement.
+    """
+    folder = Path(folder)
+    if folder.is_dir():
+        check_folder(folder)
+    record = read_run(folder)
+    wrong = list(check_drawn_from(folder, record.manifest)) if FILES in record.manifest else []
+    wrong = wrong or list(_numbers(record, ledger_of(record)))
+    if wrong:
+        more = f" (and {len(wrong) - 1} more: python -m privdd.verify)" if len(wrong) > 1 else ""
+        raise Unverified(f"{folder}: {wrong[0]}{more}")
+    return record
+
+
+def _numbers(record: RunRecord, ledger: Ledger | None) -> Iterator[Disagreement]:
+    yield from check_ledger(record, ledger)
+    yield from check_scores(record)
+    yield from check_verdicts(record, ledger)
+    yield from _manifest(record)
+
+
+def _manifest(record: RunRecord) -> Iterator[Disagreement]:
+    """What the manifest, the config and the findings all say of the run."""
+    run, manifest, config = record.findings.run, record.manifest, record.config
+    for name, value in (("seed", run.seed), ("version", run.version)):
+        if name in manifest:
+            yield from differing(MANIFEST, name, manifest[name], value)
+    if "seed" in config:
+        yield from differing("config.yaml", "seed", config["seed"], run.seed)

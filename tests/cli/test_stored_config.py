@@ -1,0 +1,42 @@
+"""A stored config comes back as it was written, or not at all; what leads outside has to be typed again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from privdd.cli.config import composed
+from privdd.cli.runs import prepare, resumable
+from privdd.cli.stored_config import check_outside, read_stored, stored_config
+from privdd.core.errors import BadConfig
+from privdd.runtime.run_folder import DamagedRun
+
+OWN = "algo._target_=tests.cli.canary_module.Own"
+
+
+def test_a_config_comes_back_without_interpolations(tmp_path: Path) -> None:
+    config = composed("audit", ["algo=fedfed_dp", "attack=[lira,gradient_inversion]", "preset=smoke"])
+    prepare(tmp_path, config)
+    assert "${" not in (tmp_path / "config.yaml").read_text()
+    assert stored_config(tmp_path) == OmegaConf.create(OmegaConf.to_container(config, resolve=True))
+
+
+def test_a_class_of_ones_own_needs_trust_and_the_hint_says_so(tmp_path: Path) -> None:
+    config = composed("train", ["algo=fedavg", OWN, "data.root=/x/y"])
+    prepare(tmp_path, config)
+    with pytest.raises(DamagedRun, match="add trust=tests"):
+        stored_config(tmp_path)
+    assert stored_config(tmp_path, ("tests",)) == read_stored(tmp_path)
+    with pytest.raises(KeyboardInterrupt, match=r"resume=\S+ data\.root=/x/y trust=tests$"), resumable("train", tmp_path, config):
+        raise KeyboardInterrupt
+
+
+def test_places_outside_are_typed_again() -> None:
+    config = composed("train", ["data.root=/x/y", "engine=ray", "engine.address=far"])
+    for typed in ([], ["data.root=/x/y"], ["engine.address=far"]):
+        with pytest.raises(BadConfig, match="repeat it"):
+            check_outside(config, typed)
+    check_outside(config, ["data.root=/x/y", "engine.address=far"])
+    check_outside(composed("train", []), [])
