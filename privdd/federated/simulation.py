@@ -14,6 +14,7 @@ from torch import Tensor
 from privdd.core.keys import Keys
 from privdd.core.types import Problem, Received, Records, Shard, State, Tensors
 from privdd.federated.channel import POST_PROCESSING, Channel, ClientContext, digest, shapes
+from privdd.federated.dropped import Dropped
 from privdd.federated.method import Method
 from privdd.privacy.ledger import FREE, SERVER, Ledger
 from privdd.privacy.mechanism import Mechanism, Row
@@ -149,7 +150,10 @@ def step(
     uploaded: dict[int, int] = {}
     before = progress.memories.get(plan.victim, {})
     for received, rows, memory in engine.map(client_step, tasks):
-        ids.extend(ledger.append(rooted(rows, len(ledger), progress.sent_ids), absolute=True))
+        written = ledger.append(rooted(rows, len(ledger), progress.sent_ids), absolute=True)
+        if isinstance(received, Dropped):  # nothing of it is used, so nothing that the server sends depends on it
+            continue
+        ids.extend(written)
         inbox.append(received)
         memories[received.client] = memory
         uploaded[received.client] = size_of(received.values)

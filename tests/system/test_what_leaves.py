@@ -23,7 +23,9 @@ from flwr.app import Context, Message, RecordDict
 from flwr.common.serde import recorddict_to_proto
 from flwr.supercore.task_identity import TaskIdentity
 
-from privdd.adapters.flower import FederationFailed, GridEngine, client_app
+from privdd.adapters.flower import client_app
+from privdd.adapters.flower_messages import FederationFailed
+from privdd.adapters.flower_server import GridEngine
 from privdd.core.state import flat
 from privdd.core.types import Received, Records, Shard, State, Tensors
 from privdd.federated.experiment import Experiment
