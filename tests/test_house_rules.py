@@ -108,6 +108,8 @@ TESTED_IN = {  # test file -> modules of which it is the test, where its name is
     "runtime/test_engine.py": "privdd.runtime: processes ray workers",
     "system/test_commands.py": "privdd.cli: main runs",
     "system/test_damaged_files.py": "privdd.cli: failures",
+    "adapters/test_reply_check.py": "privdd.adapters: flower_messages flower_server; privdd.federated: dropped",
+    "federated/test_divergence.py": "privdd.auditing: diverged_run; privdd.reporting: without_model",
     "system/test_flower.py": "privdd.adapters: flower flower_app; privdd.core: state",
     "system/test_long_runs.py": "privdd.federated: checkpoint",
     "system/test_kill.py": "privdd.federated: trainer",

@@ -24,6 +24,7 @@ from privdd.auditing.pipeline import game_of
 from privdd.core.state import flat, nested
 from privdd.core.types import Received, Records, Shard, State
 from privdd.federated.channel import digest
+from privdd.federated.divergence import share_right
 from privdd.federated.experiment import Experiment
 from privdd.federated.simulation import Plan, Task, client_step, predict_in_batches
 from privdd.privacy.ledger import Ledger
@@ -101,7 +102,7 @@ def _own_accuracy(plan: Plan, broadcast: State, memory: State, test: Records) ->
     if not memory or not len(test):
         return {}
     logits = predict_in_batches(lambda x: plan.method.predict(broadcast, memory, x), test.x)
-    return {"accuracy": float((logits.argmax(1) == test.y).float().mean())}
+    return {"accuracy": share_right(logits, test.y)}
 
 
 def _sent_before(context: Context, client: int, round: int, asked: str) -> RecordDict | None:

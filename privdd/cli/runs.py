@@ -125,6 +125,7 @@ def run_training(config: DictConfig, path: Path, argv: Sequence[str]) -> int:
     from privdd.auditing.findings import both, manifest, per_client
     from privdd.cli.assemble import assemble
     from privdd.cli.tracking import check_tracking, track
+    from privdd.federated.divergence import words
     from privdd.federated.trainer import Trainer
     from privdd.runtime.run_folder import write_json
 
@@ -149,10 +150,12 @@ def run_training(config: DictConfig, path: Path, argv: Sequence[str]) -> int:
         "uploaded_bytes_per_client": per_client(progress.uploaded, experiment.plan.problem.clients),
         "downloaded_bytes_per_client": per_client(progress.downloaded, experiment.plan.problem.clients),
     }
-    write_json(path / "training.json", {"schema": 1, **summary, "accuracy_by_round": list(progress.accuracy)})
+    by_round = {"accuracy_by_round": list(progress.accuracy), "diverged": progress.diverged}
+    write_json(path / "training.json", {"schema": 1, **summary, **by_round})
     track(config.tracking, path, progress.accuracy, {f"epsilon/{name}": value for name, value in epsilon.items()})
+    accuracy = f"accuracy {summary['accuracy']:.4f}" if progress.diverged is None else words(progress.diverged)
     print(
-        f"accuracy {summary['accuracy']:.4f}, epsilon {epsilon['pld']:.4g} by PLD ({epsilon['rdp']:.4g} by RDP) at "
+        f"{accuracy}, epsilon {epsilon['pld']:.4g} by PLD ({epsilon['rdp']:.4g} by RDP) at "
         f"delta {progress.ledger.delta:g} per {progress.ledger.unit}, {progress.ledger.relation}; {path}"
     )
     return 0

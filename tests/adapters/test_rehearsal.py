@@ -10,7 +10,7 @@ import torch
 pytest.importorskip("flwr")
 
 from privdd.adapters.flower_server import GridEngine
-from privdd.adapters.rehearsal import Rehearsals, stand_in
+from privdd.adapters.rehearsal import Rehearsals, rehearsed, stand_in
 from privdd.core.types import Records, Shard
 from privdd.federated.simulation import Task, start, step
 from tests.adapters.hand_grid import AlteringGrid
@@ -18,7 +18,7 @@ from tests.federations import ALGOS, tiny
 
 PRIVATE = {
     "fedavg": ["privacy=dpsgd", "privacy=client"],
-    "fedrd": ["privacy=aggregate_clip algo.frozen_projection=true algo.start=noise model.norm=instance"],
+    "fedrd": ["privacy=aggregate_clip algo.frozen_projection=true algo.start=noise algo.model.norm=instance"],
     "feddm": ["privacy=aggregate_clip algo.start=noise"],
     "scaffold": ["privacy=dpsgd"],
     "fedfed_dp": ["privacy.noise_source=os"],
@@ -53,7 +53,7 @@ def test_an_honest_reply_passes_whatever_its_client_holds(algo: str, more: str) 
 def test_rounds_that_are_alike_are_rehearsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     experiment = tiny("fedavg", "algo.rounds=3")
     plan, made = experiment.plan, []
-    monkeypatch.setattr("privdd.adapters.rehearsal.rehearsed", lambda task, _of=_rehearsed(): made.append(task) or _of(task))
+    monkeypatch.setattr("privdd.adapters.rehearsal.rehearsed", lambda task: made.append(task) or rehearsed(task))
     rehearsals = Rehearsals()
     broadcast = plan.method.broadcast(start(plan, experiment.ledger()).server)
     for round, client in [(0, 0), (0, 1), (1, 0), (2, 2)]:
@@ -63,12 +63,6 @@ def test_rounds_that_are_alike_are_rehearsed_once(monkeypatch: pytest.MonkeyPatc
     assert [task.round for task in made] == [0, 1]  # the first round, and one for all the others
     rehearsals.of(task, anew=True)
     assert len(made) == 3
-
-
-def _rehearsed():
-    from privdd.adapters.rehearsal import rehearsed
-
-    return rehearsed
 
 
 def test_made_up_records_read_nobodys_data() -> None:
