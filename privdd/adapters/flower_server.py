@@ -26,6 +26,7 @@ from privdd.federated.experiment import Experiment
 from privdd.federated.simulation import Plan, Progress, Task, accuracy
 from privdd.federated.trainer import Trainer
 from privdd.privacy.mechanism import Row
+from privdd.runtime.lock import locked
 from privdd.runtime.run_folder import RunFolder
 
 LOG = logging.getLogger("privdd")
@@ -212,7 +213,7 @@ def federate(
     engine = GridEngine(grid, find_clients(grid, plan.problem.clients, patience), timeout, rules)
     ledger, capture = experiment.ledger(), experiment.capture
     # the server never touches the shards: tasks are run where the data is
-    return Trainer(
+    trainer = Trainer(
         plan,
         experiment.shards,
         experiment.test,
@@ -221,4 +222,6 @@ def federate(
         ledger,
         capture,
         engine.accuracy,  # type: ignore[arg-type]
-    ).run()
+    )
+    with locked(folder.path):
+        return trainer.run()

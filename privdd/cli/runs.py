@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from privdd.cli.read_settings import UNFINGERPRINTED, audit_settings, plain
 from privdd.core.errors import BadConfig
+from privdd.runtime.lock import locked
 from privdd.runtime.renames import renamed
 from privdd.runtime.run_folder import DamagedRun, RunFolder, write_bytes
 
@@ -85,7 +86,12 @@ def waive_unread(config: DictConfig) -> None:
 
 
 def run_audit(config: DictConfig, path: Path, argv: Sequence[str]) -> int:
-    """Audit into ``path`` -> exit status: 0 done, 2 contradiction."""
+    """Audit into ``path`` -> exit status: 0 done, 2 contradiction. Raises BadConfig where another process writes it."""
+    with ExitStack() as held:
+        return _audit(config, path, argv, held)
+
+
+def _audit(config: DictConfig, path: Path, argv: Sequence[str], held: ExitStack) -> int:
     if config.get("scores") is not None:
         from privdd.cli.external_scores import audit_brought
 
@@ -107,6 +113,7 @@ def run_audit(config: DictConfig, path: Path, argv: Sequence[str]) -> int:
     experiment = assemble(config)
     check_coverage(experiment.plan.method, attacks, experiment.audit, shipped_attacks)
     experiment.ledger()  # refuses a unit, relation or delta before anything is written
+    held.enter_context(locked(path))
     folder = prepare(path, config)
     say(experiment, path)
     with resumable("audit", path):
@@ -119,7 +126,12 @@ def run_audit(config: DictConfig, path: Path, argv: Sequence[str]) -> int:
 
 
 def run_training(config: DictConfig, path: Path, argv: Sequence[str]) -> int:
-    """Training alone: state, ledger, manifest, one line of figures."""
+    """Training alone: state, ledger, manifest, one line of figures. Raises BadConfig where another process writes."""
+    with ExitStack() as held:
+        return _train(config, path, argv, held)
+
+
+def _train(config: DictConfig, path: Path, argv: Sequence[str], held: ExitStack) -> int:
     import time
 
     from privdd.auditing.findings import both, manifest, per_client
@@ -131,6 +143,7 @@ def run_training(config: DictConfig, path: Path, argv: Sequence[str]) -> int:
 
     check_tracking(config.tracking)
     experiment = assemble(config)
+    held.enter_context(locked(path))
     folder = prepare(path, config)
     say(experiment, path)
     began = time.monotonic()
