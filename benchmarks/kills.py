@@ -74,20 +74,24 @@ def result(folder: Path) -> list[Any]:
     return [timeless(json.loads((folder / "findings.json").read_text())), (folder / "ledger.json").read_text(), bits]
 
 
-def whole(method: str, engine: str, folder: Path) -> float:
-    """An undisturbed run -> its seconds."""
-    began = time.monotonic()
+def whole(method: str, engine: str, folder: Path) -> None:
+    """An undisturbed run."""
     process = started(folder.name, *arguments(method, engine), f"hydra.run.dir={folder}", log=folder.with_suffix(".log"))
     if process.wait():
         raise SystemExit(f"{method} on {engine} fails by itself:\n{folder.with_suffix('.log').read_text()[-1500:]}")
-    return time.monotonic() - began
 
 
-def killed(method: str, engine: str, folder: Path, moment: float) -> dict[str, Any]:
-    """One kill ``moment`` seconds after the start, and the run that goes on from it."""
+def files_in(folder: Path) -> int:
+    return sum(p.is_file() for p in folder.rglob("*"))
+
+
+def killed(method: str, engine: str, folder: Path, files: int, delay: float) -> dict[str, Any]:
+    """One kill ``delay`` seconds after so many files were there, and the run that goes on from it."""
     log = folder.with_suffix(".log")
     process = started(folder.name, *arguments(method, engine), f"hydra.run.dir={folder}", log=log)
-    time.sleep(moment)
+    while files_in(folder) < files and process.poll() is None:
+        time.sleep(0.02)
+    time.sleep(delay)
     process.send_signal(signal.SIGKILL)
     struck = process.wait() == -signal.SIGKILL
     time.sleep(GRACE)
@@ -95,7 +99,7 @@ def killed(method: str, engine: str, folder: Path, moment: float) -> dict[str, A
     for pid in left:
         os.kill(pid, signal.SIGKILL)
     go_on = [f"resume={folder}"] if (folder / "config.yaml").is_file() else [*arguments(method, engine), f"hydra.run.dir={folder}"]
-    at = sum(p.is_file() for p in folder.rglob("*"))
+    at = files_in(folder)
     status = started(f"{folder.name} again", *go_on, log=log).wait()
     return {"killed": struck, "files": at, "left": sorted(left.values()), "status": status}
 
@@ -107,24 +111,25 @@ def main() -> int:
     parser.add_argument("--engines", nargs="+", default=["serial", "processes", "ray"])
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
     chosen = parser.parse_args()
-    rng, wrong = random.Random(chosen.seed), 0
+    rng, wrong, struck = random.Random(chosen.seed), 0, 0
     pairs = [(m, chosen.engines[i % len(chosen.engines)]) for i, m in enumerate(chosen.methods * chosen.kills)][: chosen.kills]
     with tempfile.TemporaryDirectory() as place:
-        root, lasted, expected = Path(place), {}, {}
+        root, expected = Path(place), {}
         for number, (method, engine) in enumerate(pairs):
-            if (method, engine) not in lasted:
-                folder = root / f"whole-{method}-{engine}"
-                lasted[method, engine] = whole(method, engine, folder)
+            folder = root / f"whole-{method}-{engine}"
+            if not folder.exists():
+                whole(method, engine, folder)
                 if expected.setdefault(method, result(folder)) != result(folder):
                     print(json.dumps({"method": method, "engine": engine, "same_on_every_engine": False}), flush=True)
                     wrong += 1
-            moment = rng.uniform(0.3, 0.98) * lasted[method, engine]
+            files, delay = rng.randint(0, int(0.9 * files_in(root / f"whole-{method}-{engine}"))), rng.uniform(0, 0.5)
             folder = root / f"kill-{number}-{method}-{engine}"
-            seen = killed(method, engine, folder, moment)
+            seen = killed(method, engine, folder, files, delay)
             same = seen["status"] == 0 and result(folder) == expected[method]
+            struck += seen["killed"]
             wrong += not same or bool(seen["left"])
-            print(json.dumps({"method": method, "engine": engine, "seconds": round(moment, 1), **seen, "same": same}), flush=True)
-    print(f"{len(pairs)} kills, {wrong} wrong")
+            print(json.dumps({"method": method, "engine": engine, "asked": files, **seen, "same": same}), flush=True)
+    print(f"{len(pairs)} runs, {struck} killed before they ended, {wrong} wrong")
     return int(wrong > 0)
 
 

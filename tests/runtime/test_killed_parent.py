@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -34,9 +35,11 @@ def test_no_worker_outlives_a_killed_parent(long: float) -> None:
     assert len(alive(token)) >= 3
     parent.kill()
     began = time.monotonic()
-    parent.stdout.read()  # ends once no process holds the pipe
-    assert time.monotonic() - began < GRACE
-    parent.wait()
-    while alive(token) and time.monotonic() - began < GRACE:
-        time.sleep(0.1)
-    assert alive(token) == {}
+    try:
+        parent.communicate(timeout=GRACE)  # ends once no process holds the pipe
+        while alive(token) and time.monotonic() - began < GRACE:
+            time.sleep(0.1)
+        assert alive(token) == {}
+    finally:
+        for pid in alive(token):
+            os.kill(pid, signal.SIGKILL)
