@@ -110,6 +110,8 @@ TESTED_IN = {  # test file -> modules of which it is the test, where its name is
     "verifying/test_verification.py": "privdd.runtime: seal; privdd.verifying: disagreement drawn_page"
     " file_digests ledger_numbers not_recomputable score_numbers sent_values training_numbers verdict_numbers verified_pages",
     "system/test_damaged_files.py": "privdd.cli: failures",
+    "adapters/test_reply_check.py": "privdd.adapters: flower_messages flower_server; privdd.federated: dropped",
+    "federated/test_divergence.py": "privdd.auditing: diverged_run; privdd.reporting: without_model",
     "system/test_flower.py": "privdd.adapters: flower flower_app; privdd.core: state",
     "system/test_long_runs.py": "privdd.federated: checkpoint",
     "system/test_kill.py": "privdd.federated: trainer",

@@ -16,6 +16,7 @@ from privdd import __version__
 from privdd.auditing.pipeline import Audited
 from privdd.auditing.public_facts import noise_of, public_facts
 from privdd.federated.checkpoint import write_ledger
+from privdd.federated.divergence import words
 from privdd.federated.experiment import Experiment
 from privdd.federated.simulation import Progress
 from privdd.privacy.claims import Claim, boldest
@@ -88,6 +89,7 @@ def _utility(experiment: Experiment, progress: Progress) -> dict[str, Any]:
         "accuracy": progress.accuracy[-1],
         "accuracy_kind": experiment.plan.method.accuracy_kind,
         "accuracy_by_round": list(progress.accuracy),
+        **({} if progress.diverged is None else {"diverged": progress.diverged}),
         "uploaded_bytes_per_client": per_client(progress.uploaded, clients),
         "downloaded_bytes_per_client": per_client(progress.downloaded, clients),
     }
@@ -147,6 +149,8 @@ def _surfaces(
             str(f.surface) == surface and f.family != Family.GUARANTEE and MEASURED & set(f.measures) for f in findings
         )
         audited: bool | str = True if attacked else f"waived: {waived[surface]}" if surface in waived else False
+        if audited is False and progress.diverged is not None:
+            audited = f"waived: {words(progress.diverged)}"
         if audited is False:
             raise RuntimeError(f"surface {surface} was released and neither attacked nor waived")
         yield {

@@ -20,6 +20,7 @@ from attacks.membership.attack import audited_epsilon
 from attacks.types import Attack, Evidence, Family, Finding, Surface, Truth, View
 from privdd.auditing.autotune import Choice
 from privdd.auditing.coverage import reads
+from privdd.auditing.diverged_run import unmeasured
 from privdd.auditing.game import Game, draw_game
 from privdd.auditing.guarantees import guarantee_findings
 from privdd.auditing.replay import recalled
@@ -59,7 +60,10 @@ def game_of(experiment: Experiment) -> Game:
 
 
 def audit(experiment: Experiment, attacks: Mapping[str, Attack], folder: RunFolder) -> Audited:
-    """Train (or resume), replay the audited client, attack every surface. Raises AttackFailed if an attack fails."""
+    """Train (or resume), replay the audited client, attack every surface. Raises AttackFailed if an attack fails.
+
+    Of a run whose training diverged nothing is attacked, and the findings say so.
+    """
     clock = time.monotonic
     began = clock()
     plan, game = experiment.plan, game_of(experiment)
@@ -68,6 +72,9 @@ def audit(experiment: Experiment, attacks: Mapping[str, Attack], folder: RunFold
     shards[plan.victim] = game.shard(whole, 0)
     trainer = Trainer(plan, shards, experiment.test, experiment.engine, folder, experiment.ledger(), experiment.capture)
     progress = trainer.run()
+    if progress.diverged is not None:
+        seconds = dict.fromkeys(("train", "total"), clock() - began)
+        return Audited(Scene(experiment, progress, game, shards[plan.victim]), unmeasured(experiment, attacks), seconds)
     with threads(experiment.engine.threads):  # same thread count as in training, so the same bits
         progress = recalled(plan, progress, shards[plan.victim])
     trained = clock()

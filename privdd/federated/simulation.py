@@ -14,6 +14,8 @@ from torch import Tensor
 from privdd.core.keys import Keys
 from privdd.core.types import Problem, Received, Records, Shard, State, Tensors
 from privdd.federated.channel import POST_PROCESSING, Channel, ClientContext, digest, shapes
+from privdd.federated.divergence import share_right
+from privdd.federated.dropped import Dropped
 from privdd.federated.method import Method
 from privdd.privacy.description import description
 from privdd.privacy.ledger import FREE, SERVER, Ledger
@@ -101,6 +103,7 @@ class Progress:
     memories: Mapping[int, State]
     ledger: Ledger
     accuracy: tuple[float, ...] = ()
+    diverged: int | None = None  # the first round after which there was no finite model
     uploaded: tuple[Mapping[int, int], ...] = ()  # by round: client -> bytes
     downloaded: tuple[Mapping[int, int], ...] = ()
     sent: Mapping[str, str] = field(default_factory=dict)  # broadcast name -> digest the clients hold
@@ -161,7 +164,10 @@ def step(
     uploaded: dict[int, int] = {}
     before = progress.memories.get(plan.victim, {})
     for received, rows, memory in engine.map(client_step, tasks):
-        ids.extend(ledger.append(rooted(rows, len(ledger), progress.sent_ids), absolute=True))
+        written = ledger.append(rooted(rows, len(ledger), progress.sent_ids), absolute=True)
+        if isinstance(received, Dropped):  # nothing of it is used, so nothing that the server sends depends on it
+            continue
+        ids.extend(written)
         inbox.append(received)
         memories[received.client] = memory
         uploaded[received.client] = size_of(received.values)
@@ -266,15 +272,18 @@ def predict_in_batches(predict: Callable[[Tensor], Tensor], x: Tensor, batch: in
 
 
 def accuracy(plan: Plan, progress: Progress, test: Records, shards: Sequence[Shard]) -> float:
-    """Global: on the test set; personal: mean over clients of their own test split, with their memory."""
+    """Global: on the test set; personal: mean over clients of their own test split, with their memory.
+
+    NaN where a model's output is not finite.
+    """
     method = plan.method
     if method.accuracy_kind == "global":
         logits = predict_in_batches(lambda x: method.predict(progress.server, None, x), test.x)
-        return float((logits.argmax(1) == test.y).float().mean())
+        return share_right(logits, test.y)
     values = []
     for k, shard in enumerate(shards):
         memory = progress.memories.get(k)
         if memory and len(shard.test):
             logits = predict_in_batches(lambda x, m=memory: method.predict(progress.server, m, x), shard.test.x)  # type: ignore[misc]
-            values.append(float((logits.argmax(1) == shard.test.y).float().mean()))
+            values.append(share_right(logits, shard.test.y))
     return sum(values) / len(values) if values else 0.0

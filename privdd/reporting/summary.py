@@ -9,6 +9,7 @@ from typing import Any
 from privdd.reporting import words
 from privdd.reporting.claimed import boldest, exceeded
 from privdd.reporting.schema import FindingRow, Findings, SurfaceRow, TprAt, Verdict
+from privdd.reporting.without_model import without_model
 from privdd.reporting.words import number, one_in, share
 
 PICTURE_FAMILIES = frozenset({"gradient_inversion", "model_inversion", "reconstruction"})
@@ -172,6 +173,8 @@ def _member_phrase(member: Membership) -> str:
 
 def verdict(findings: Findings) -> Headline:
     """The verdict as a title and two or three sentences that stand on the numbers alone."""
+    if (said := without_model(findings)) is not None:
+        return Headline(findings.verdict, "Diverged", *said)
     title, first = {
         "unprotected": _unprotected,
         "consistent": _consistent,

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from privdd.reporting.schema import Verdict
+from privdd.reporting.schema import Utility, Verdict
 
 NONE, NBSP = "–", "\u00a0"
 ACRONYMS = {
@@ -39,6 +39,11 @@ def share(value: float | None) -> str:
         return NONE
     points = 100 * value
     return f"{points:.2g}{NBSP}%" if points < 10 else f"{points:.3g}{NBSP}%"
+
+
+def accuracy(utility: Utility) -> str:
+    """A model's accuracy as percent, or that there was none in the end."""
+    return share(utility.accuracy) if utility.diverged is None else f"none (diverged in round {utility.diverged})"
 
 
 def attack(name: str) -> str:
