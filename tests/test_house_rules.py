@@ -74,6 +74,7 @@ TESTED_IN = {  # test file -> modules of which it is the test, where its name is
     "attacks/inversion/test_labels.py": "attacks.inversion: analytic",
     "attacks/membership/test_attack.py": "attacks.membership: density shadow_classifier",
     "attacks/membership/test_formulas.py": "attacks.membership: base lira rmia signals threshold",
+    "attacks/test_epsilon.py": "attacks: bounds one_run",
     "attacks/test_guarantee.py": "attacks: canaries",
     "attacks/test_images.py": "attacks: baselines",
     "attacks/test_scores.py": "attacks: selftest",
