@@ -125,11 +125,11 @@ def curve_test(
 def largest_scale(refuted: Callable[[float], bool], at_one: bool) -> float:
     """The largest refuted scale: above 1 exactly where scale 1 is refuted, 0 where hardly any is."""
     if at_one:
-        return math.nextafter(1 + largest_refuted(lambda s: refuted(1 + s), steps=12, limit=MOST), math.inf)
+        return math.nextafter(1 + largest_refuted(lambda s: refuted(1 + s), steps=10, limit=MOST), math.inf)
     if not refuted(1 / MOST):
         return 0.0
     low, high = 1 / MOST, 1.0
-    for _ in range(14):
+    for _ in range(9):
         middle = (low + high) / 2
         low, high = (middle, high) if refuted(middle) else (low, middle)
     return low

@@ -121,7 +121,12 @@ def _ceiling(total: Tally, delta: float, relation: Relation) -> float:
 
 
 def _loss_epsilon(total: Tally, delta: float, relation: Relation, interval: float) -> float:
-    """From the composed privacy loss; a Laplace release under replace has sensitivity 2."""
+    with _quiet():
+        return float(composed_loss(total, relation, interval).get_epsilon_for_delta(delta))
+
+
+def composed_loss(total: Tally, relation: Relation, interval: float) -> pld.PrivacyLossDistribution:
+    """The composed privacy loss, rounded upwards; a Laplace release under replace has sensitivity 2."""
     width = 2.0 if relation == "replace" else 1.0
     with _quiet():
         loss = pld.identity(value_discretization_interval=interval)
@@ -132,7 +137,7 @@ def _loss_epsilon(total: Tally, delta: float, relation: Relation, interval: floa
         for b, n in total.laplace:
             one = pld.from_laplace_mechanism(b, sensitivity=width, value_discretization_interval=interval)
             loss = loss.compose(one.self_compose(n))
-        return float(loss.get_epsilon_for_delta(delta))
+    return loss
 
 
 def _gaussian_loss(z: float, q: float, relation: Relation, interval: float) -> pld.PrivacyLossDistribution:

@@ -64,7 +64,7 @@ def bound(row: FindingRow) -> float:
 
 def measured(rows: Iterable[FindingRow]) -> FindingRow | None:
     """The finding with the largest lower bound that needs no assumption on the scores' distribution."""
-    sound = [r for r in rows if r.epsilon_measured is not None and r.epsilon_validity != "gaussian_only"]
+    sound = [r for r in rows if r.epsilon_measured is not None and r.epsilon_validity not in ("gaussian_only", "curve")]
     return max(sound, key=bound, default=None)
 
 
@@ -230,8 +230,15 @@ def _contradiction(findings: Findings) -> tuple[str, str]:
     rows = [r for r in findings.findings if r.surface in surfaces]
     over = [r for r in rows if r.epsilon_measured is not None and r.epsilon_stated is not None]
     over = [r for r in over if bound(r) > (r.epsilon_stated or 0) and r.epsilon_validity != "gaussian_only"]
-    if over:
+    shown = [r for r in over if r.epsilon_validity != "curve"]
+    if over and not shown:
         worst = max(over, key=bound)
+        return title, (
+            f"On the {broken}, the accountant's trade-off curve, read as ε ≤ {number(worst.epsilon_stated)}, is false at "
+            f"{share(worst.confidence or 0.95)} confidence: runs lie below it, as they would at ε {number(bound(worst))}."
+        )
+    if shown:
+        worst = max(shown, key=bound)
         return title, (
             f"On the {broken}, ε ≤ {number(worst.epsilon_stated)} is stated, and {words.attack(worst.attack)} showed "
             f"ε ≥ {number(bound(worst))} at {share(worst.confidence or 0.95)} confidence."
