@@ -15,6 +15,7 @@ all (epsilon, delta)-DP mechanisms.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 
 from attacks.bounds import check_levels, largest_refuted
 from attacks.curve import Curve, approximate_dp, gaussian_dp
@@ -50,12 +51,14 @@ def refuted_parameter(
     return largest_refuted(lambda value: fdp_refuted(m, guesses, correct, family(value), 1 - confidence))
 
 
+@lru_cache(maxsize=4096)
 def fdp_one_run(m: int, guesses: int, correct: int, *, delta: float, confidence: float = 0.95) -> float:
     """A bound on epsilon at ``delta`` for any mechanism: the largest epsilon whose whole DP region is refuted."""
     check_levels(delta, confidence)
     return refuted_parameter(m, guesses, correct, lambda eps: approximate_dp(eps, delta), confidence=confidence)
 
 
+@lru_cache(maxsize=4096)
 def fdp_one_run_mu(m: int, guesses: int, correct: int, *, confidence: float = 0.95) -> float:
     """The largest mu for which mu-Gaussian DP is refuted. Read as an epsilon it is an estimate, no bound."""
     return refuted_parameter(m, guesses, correct, gaussian_dp, confidence=confidence)

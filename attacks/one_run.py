@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 import numpy as np
 from scipy.stats import binom
@@ -10,6 +11,7 @@ from scipy.stats import binom
 from attacks.bounds import check_levels, largest_refuted
 
 
+@lru_cache(maxsize=4096)
 def one_run(m: int, guesses: int, correct: int, *, delta: float, confidence: float = 0.95) -> float:
     """Steinke, Nasr and Jagielski (2023), Theorem 5.2: a bound from a single run.
 

@@ -230,18 +230,13 @@ def _contradiction(findings: Findings) -> tuple[str, str]:
     rows = [r for r in findings.findings if r.surface in surfaces]
     over = [r for r in rows if r.epsilon_measured is not None and r.epsilon_stated is not None]
     over = [r for r in over if bound(r) > (r.epsilon_stated or 0) and r.epsilon_validity != "gaussian_only"]
-    shown = [r for r in over if r.epsilon_validity != "curve"]
-    if over and not shown:
-        worst = max(over, key=bound)
+    if over:
+        worst = max(over, key=lambda r: (r.epsilon_validity != "curve", bound(r)))
+        by, curve = words.attack(worst.attack), worst.epsilon_validity == "curve"
+        showed = "refuted the curve behind it, which has to be that of an ε above" if curve else "showed ε ≥"
         return title, (
-            f"On the {broken}, the accountant's trade-off curve, read as ε ≤ {number(worst.epsilon_stated)}, is false at "
-            f"{share(worst.confidence or 0.95)} confidence: runs lie below it, as they would at ε {number(bound(worst))}."
-        )
-    if shown:
-        worst = max(shown, key=bound)
-        return title, (
-            f"On the {broken}, ε ≤ {number(worst.epsilon_stated)} is stated, and {words.attack(worst.attack)} showed "
-            f"ε ≥ {number(bound(worst))} at {share(worst.confidence or 0.95)} confidence."
+            f"On the {broken}, ε ≤ {number(worst.epsilon_stated)} is stated, and {by} {showed} "
+            f"{number(bound(worst))} at {share(worst.confidence or 0.95)} confidence."
         )
     phrases = [p for p in _worst_phrases(rows) if p.startswith("one record")]
     return title, f"On the {broken}, {phrases[0] if phrases else 'an attack broke the stated limit'}."
