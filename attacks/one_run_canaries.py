@@ -4,7 +4,8 @@ A release of a clipped sum is y = sum over canaries of z_i a_i + noise, once wha
 is what canary i adds (which an adversary who knows the canaries, the public maps and all earlier releases computes), and
 z_i is 1 where the canary is in and was sampled. Noise is Gaussian with a stated scale. The best linear estimate of all
 z_i together decorrelates canaries that point the same way. How a score is computed needs no care for the bound: the
-one-run bounds hold for every score that does not look at the coins.
+one-run bounds hold for every score that does not look at the coins. So where the signal has directions that no canary
+reaches, the noise is measured there, and a release with less noise than it states is read with what it has.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import math
 from dataclasses import dataclass, field
 
 import numpy as np
+
+SPARE = 10  # directions free of canaries, at least, to measure the noise in
 
 
 @dataclass
@@ -28,7 +31,9 @@ class CanaryScores:
     _moment: np.ndarray = field(init=False)
     _sampled: np.ndarray = field(init=False)
     releases: int = 0
-    gain: float = 0.0  # sum of |a_i|^2 / std^2 over canaries and releases: the squared mu of a perfect adversary, m times
+    gain: float = (
+        0.0  # sum of |a_i|^2 / std^2 over canaries and releases: the squared mu of a perfect adversary, m times
+    )
 
     def __post_init__(self) -> None:
         self._precision = np.zeros((self.count, self.count))
@@ -41,10 +46,11 @@ class CanaryScores:
         """
         if effects.shape != (len(at), *observed.shape) or not std > 0 or not 0 < probability <= 1:
             raise ValueError(f"{len(at)} canaries, effects {effects.shape}, observed {observed.shape}, std {std}")
-        scaled = effects.astype(np.float64) / std
-        precision, moment = scaled @ scaled.T, scaled @ (observed.astype(np.float64) / std)
+        rows, signal = effects.astype(np.float64), observed.astype(np.float64)
         self.releases += 1
-        self.gain += float(np.trace(precision))
+        self.gain += float(np.square(rows).sum()) / std**2
+        real = _noise(rows, signal, std)
+        precision, moment = rows @ rows.T / real**2, rows @ signal / real**2
         if probability == 1:
             self._precision[np.ix_(at, at)] += precision
             self._moment[at] += moment
@@ -56,6 +62,16 @@ class CanaryScores:
     def scores(self) -> np.ndarray:
         """(m,), larger = in."""
         return self._sampled + _ratios(self._precision, self._moment, 0.5)
+
+
+def _noise(rows: np.ndarray, signal: np.ndarray, std: float) -> float:
+    """The noise scale outside the span of the rows, at most ``std`` and at least a ten-thousandth of it."""
+    solution, _, rank, _ = np.linalg.lstsq(rows.T, signal, rcond=1e-9)
+    free = len(signal) - int(rank)
+    if free < SPARE:
+        return std
+    rest = signal - solution @ rows
+    return min(std, max(math.sqrt(float(rest @ rest) / free), 1e-4 * std))
 
 
 def _ratios(precision: np.ndarray, moment: np.ndarray, mean: float) -> np.ndarray:

@@ -80,6 +80,7 @@ TESTED_IN = {  # test file -> modules of which it is the test, where its name is
     "attacks/test_scores.py": "attacks: selftest",
     "auditing/guarantees/test_tiers.py": "privdd.auditing.guarantees: aggregate_clip_theorem crafted_records"
     " matching_transcripts queries recording_context statement transcripts",
+    "auditing/test_canary_game.py": "privdd.auditing: canary_transcripts",
     "auditing/test_findings.py": "privdd.auditing: coverage",
     "auditing/test_signals.py": "attacks.membership: readout",
     "configs/test_experiment.py": "privdd.federated: experiment",

@@ -79,6 +79,19 @@ def test_bounds_from_the_scores_stay_below_the_truth_and_are_not_idle(releases, 
     assert max(found) < truth and np.median(found) > (1.5 if q == 1 else 0.3)
 
 
+def test_less_noise_than_is_stated_is_seen_and_used():
+    """Two canaries that almost coincide, told apart only by who knows that there is hardly any noise."""
+    rng, right = np.random.default_rng(5), []
+    for _ in range(40):
+        effects = np.zeros((2, 60))
+        effects[:, 0], effects[0, 1], effects[1, 2] = 1.0, 0.1, 0.1
+        coins = rng.random(2) < 0.5
+        found = CanaryScores(2)
+        found.add(np.arange(2), effects, coins @ effects + 1e-3 * rng.normal(size=60), 1.0, 1.0)
+        right += ((found.scores() > 0) == coins).tolist()
+    assert np.mean(right) == 1.0
+
+
 def test_scores_of_canaries_without_effect_are_zero():
     found = CanaryScores(3)
     found.add(np.arange(3), np.zeros((3, 4)), np.ones(4), 1.0, 1.0)

@@ -49,9 +49,9 @@ def curve_finding(statement: Statement, inside: Tensor, outside: Tensor, event: 
         epsilon_validity="curve",
         confidence=subject.confidence,
         n=found.runs,
-        note=f"{note}; {where}, {lies} the accountant's curve; like noise {_share(found.scale)} the stated",
+        note=f"{note}; {where}, {lies} the accountant's curve; refuted is {_share(found.scale)}",
     )
 
 
 def _share(scale: float) -> str:
-    return f"{1 / scale:.2f} times" if scale else "of any size, for all that so few runs show, against"
+    return f"noise of {1 / scale:.3g} times the stated scale or more" if scale else "no noise of any scale"
