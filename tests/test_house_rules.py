@@ -74,11 +74,13 @@ TESTED_IN = {  # test file -> modules of which it is the test, where its name is
     "attacks/inversion/test_labels.py": "attacks.inversion: analytic",
     "attacks/membership/test_attack.py": "attacks.membership: density shadow_classifier",
     "attacks/membership/test_formulas.py": "attacks.membership: base lira rmia signals threshold",
+    "attacks/test_epsilon.py": "attacks: bounds one_run",
     "attacks/test_guarantee.py": "attacks: canaries",
     "attacks/test_images.py": "attacks: baselines",
     "attacks/test_scores.py": "attacks: selftest",
     "auditing/guarantees/test_tiers.py": "privdd.auditing.guarantees: aggregate_clip_theorem crafted_records"
     " matching_transcripts queries recording_context statement transcripts",
+    "auditing/test_canary_game.py": "privdd.auditing: canary_transcripts",
     "auditing/test_findings.py": "privdd.auditing: coverage",
     "auditing/test_signals.py": "attacks.membership: readout",
     "configs/test_experiment.py": "privdd.federated: experiment",

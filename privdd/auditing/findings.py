@@ -28,6 +28,7 @@ from privdd.runtime.engine import describe
 from privdd.runtime.run_folder import RunFolder, jsonable, write_json
 
 # A finding without any of these only explains why its attack had nothing to read; it does not count as an attack.
+DECIDING = ("finite_sample", "curve")  # bounds whose being above what is stated is a contradiction
 MEASURED = {"auc", "psnr", "label_accuracy", "identified", "epsilon_measured"}
 
 
@@ -198,7 +199,7 @@ def verdict(epsilon: Mapping[str, float], stated: float | None, findings: Sequen
         m = finding.measures
         promised = m.get("epsilon_stated", stated)
         bound = m.get("diagnostics", {}).get("epsilon_familywise", m.get("epsilon_measured", 0.0))
-        if promised is not None and m.get("epsilon_validity") == "finite_sample" and float(bound) > float(promised):
+        if promised is not None and m.get("epsilon_validity") in DECIDING and float(bound) > float(promised):
             return "contradiction"
         if "kappa" in m and float(m["kappa"]) > float(m["kappa_allowed"]) * (1 + 1e-4):
             return "contradiction"

@@ -19,6 +19,7 @@ from attacks.inversion.compare import nothing_sent
 from attacks.membership.attack import audited_epsilon
 from attacks.types import Attack, Evidence, Family, Finding, Surface, Truth, View
 from privdd.auditing.autotune import Choice
+from privdd.auditing.canary_game import CanaryGame, check_playable, draw_canaries, findings_of_canaries
 from privdd.auditing.coverage import reads
 from privdd.auditing.diverged_run import unmeasured
 from privdd.auditing.game import Game, draw_game
@@ -30,6 +31,7 @@ from privdd.auditing.views import Scene, client_views, granted, probe_view, serv
 from privdd.core.keys import Keys
 from privdd.core.types import Shard
 from privdd.federated.experiment import Experiment
+from privdd.federated.heard import Heard
 from privdd.federated.trainer import Trainer
 from privdd.runtime.progress import stage
 from privdd.runtime.run_folder import RunFolder, write_tensors
@@ -59,6 +61,15 @@ def game_of(experiment: Experiment) -> Game:
     return draw_game(experiment.shards[plan.victim], audit.records, audit.worlds, keys, plan.relation)
 
 
+def canaries_of(experiment: Experiment) -> CanaryGame | None:
+    """The canaries of ``audit.canaries``; None where there are none. Raises BadConfig where they cannot be played."""
+    plan, count = experiment.plan, experiment.audit.canaries
+    if not count:
+        return None
+    check_playable(plan, experiment.privacy.unit)
+    return draw_canaries(plan, experiment.shards[plan.victim], count, plan.keys.fold("audit", plan.victim, "canaries"))
+
+
 def audit(experiment: Experiment, attacks: Mapping[str, Attack], folder: RunFolder) -> Audited:
     """Train (or resume), replay the audited client, attack every surface. Raises AttackFailed if an attack fails.
 
@@ -68,9 +79,16 @@ def audit(experiment: Experiment, attacks: Mapping[str, Attack], folder: RunFold
     began = clock()
     plan, game = experiment.plan, game_of(experiment)
     whole = experiment.shards[plan.victim]
+    canaries, heard = canaries_of(experiment), list[Heard]()
+    if canaries is not None:
+        whole = canaries.added(whole)
+        game = replace(game, whole=whole.train)
     shards = list(experiment.shards)
     shards[plan.victim] = game.shard(whole, 0)
-    trainer = Trainer(plan, shards, experiment.test, experiment.engine, folder, experiment.ledger(), experiment.capture)
+    trainer = Trainer(
+        plan, shards, experiment.test, experiment.engine, folder, experiment.ledger(), experiment.capture,
+        transcript=heard if canaries is not None else None,
+    )  # fmt: skip
     progress = trainer.run()
     if progress.diverged is not None:
         seconds = dict.fromkeys(("train", "total"), clock() - began)
@@ -84,6 +102,8 @@ def audit(experiment: Experiment, attacks: Mapping[str, Attack], folder: RunFold
     replayed = clock()
     findings = tuple(_attack_all(scene, attacks, stacked, sent, folder))
     findings += tuple(guarantee_findings(scene))
+    if canaries is not None:
+        findings += tuple(findings_of_canaries(scene, canaries, heard))
     seconds = {
         "train": trained - began,
         "worlds": replayed - trained,

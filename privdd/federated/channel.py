@@ -70,6 +70,7 @@ class ClientContext:
     transcript: Sequence[Tensors] | None = None
     rows: list[Row] = field(default_factory=list)
     outputs: list[Tensors] = field(default_factory=list)
+    taken: list[tuple[str, Tensor]] = field(default_factory=list)  # every sample drawn, (n,) bool
     exact: list[tuple[str, Output]] | None = None  # filled for the guarantee tests when a list
     stream: str = ""
     noise: Noise = None  # type: ignore[assignment]  # made from the other fields unless it is given
@@ -95,7 +96,9 @@ class ClientContext:
         """
         self.sampled[name] = set()
         q = float(self.mechanisms[name].sampling_probability)
-        return self.noise.uniform((count,)) < q if q < 1 else torch.ones(count, dtype=torch.bool)
+        taken = self.noise.uniform((count,)) < q if q < 1 else torch.ones(count, dtype=torch.bool)
+        self.taken.append((name, taken))
+        return taken
 
     def mechanism(self, name: str, contributions: Tensors, *, partition: str | None = None) -> Tensors:
         """Release a query on per-record contributions through the mechanism set for ``name``.

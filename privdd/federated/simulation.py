@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from privdd.core.types import Problem, Received, Records, Shard, State, Tensors
 from privdd.federated.channel import POST_PROCESSING, Channel, ClientContext, digest, shapes
 from privdd.federated.divergence import share_right
 from privdd.federated.dropped import Dropped
+from privdd.federated.heard import Heard
 from privdd.federated.method import Method
 from privdd.privacy.description import description
 from privdd.privacy.ledger import FREE, SERVER, Ledger
@@ -124,12 +125,35 @@ class Task:
     shard: Shard
 
 
-def client_step(task: Task) -> tuple[Received, list[Row], State]:
+Step = tuple[Received, list[Row], State]
+
+
+def client_step(task: Task) -> Step:
     """Local work and the channel, in one pure call."""
+    return heard_step(task)[0]
+
+
+def heard_step(task: Task) -> tuple[Step, Heard | None]:
+    """``client_step``, and the queries that the audited client released; None of any other."""
     ctx = task.plan.context(task.round, task.client)
     upload, memory = task.plan.method.local(task.broadcast, task.memory, task.shard, ctx)
     received, rows = task.plan.channel.send(upload, ctx)
-    return received, rows, {name: t.detach() for name, t in memory.items()}
+    heard = None
+    if task.client == task.plan.victim:
+        outputs = tuple({n: t.detach().cpu() for n, t in value.items()} for value in ctx.outputs)
+        heard = Heard(task.round, task.broadcast, task.memory, outputs, tuple(ctx.taken))
+    return (received, rows, {name: t.detach() for name, t in memory.items()}), heard
+
+
+def _answers(engine: Engine, tasks: Sequence[Task], transcript: list[Heard] | None) -> Iterator[Step]:
+    """What the clients answer, in order; transcript: is given what the audited one released."""
+    if transcript is None or engine.clients_remember:  # real clients keep what they release to themselves
+        yield from engine.map(client_step, tasks)
+        return
+    for answer, heard in engine.map(heard_step, tasks):
+        if heard is not None:
+            transcript.append(heard)
+        yield answer
 
 
 def size_of(value: Mapping[str, Tensors]) -> int:
@@ -148,10 +172,12 @@ def step(
     shards: Sequence[Shard],
     engine: Engine,
     seen: Mapping[str, Tensors] | None = None,
+    transcript: list[Heard] | None = None,
 ) -> tuple[Progress, list[Received], Mapping[str, Tensors]]:
     """One round: (new progress, what the server received in client order, what it had broadcast).
 
-    seen: the broadcast of the round before, so that tensors which did not change are not hashed again.
+    seen: the broadcast of the round before, so that tensors which did not change are not hashed again; transcript: is
+    given what the audited client released.
     """
     t = progress.round
     broadcast = plan.method.broadcast(progress.server)
@@ -163,7 +189,7 @@ def step(
     ids: list[int] = []
     uploaded: dict[int, int] = {}
     before = progress.memories.get(plan.victim, {})
-    for received, rows, memory in engine.map(client_step, tasks):
+    for received, rows, memory in _answers(engine, tasks, transcript):
         written = ledger.append(rooted(rows, len(ledger), progress.sent_ids), absolute=True)
         if isinstance(received, Dropped):  # nothing of it is used, so nothing that the server sends depends on it
             continue

@@ -13,6 +13,7 @@ from privdd.core.types import Records, Shard
 from privdd.federated import checkpoint
 from privdd.federated.capture import Capture
 from privdd.federated.divergence import finite, words
+from privdd.federated.heard import Heard
 from privdd.federated.simulation import Plan, Progress, accuracy, finish, start, step
 from privdd.privacy.ledger import Ledger
 from privdd.runtime.engine import Engine
@@ -36,6 +37,7 @@ class Trainer:
     ledger: Ledger
     capture: Capture = field(default_factory=Capture)
     measure: Callable[[Plan, Progress, Records, Sequence[Shard]], float] = accuracy
+    transcript: list[Heard] | None = None  # of an audit: is given what the audited client releases while it trains here
 
     def run(self) -> Progress:
         """All rounds, from the last whole checkpoint if there is one."""
@@ -67,7 +69,9 @@ class Trainer:
             checkpoint.save(self.folder, progress)
         with stage("train", total - progress.round) as bar:
             while progress.round < total:
-                progress, inbox, broadcast = step(self.plan, progress, self.shards, self.engine, broadcast)
+                progress, inbox, broadcast = step(
+                    self.plan, progress, self.shards, self.engine, broadcast, self.transcript
+                )
                 self.capture.keep(self.folder, self.plan, inbox)
                 last = progress.round == total
                 if last:

@@ -192,7 +192,7 @@ class FindingRow(Part):
     blind_auc: Unit | None = None
     epsilon_measured: Epsilon | None = None
     epsilon_method: Text | None = None
-    epsilon_validity: Literal["finite_sample", "gaussian_only"] | None = None
+    epsilon_validity: Literal["finite_sample", "curve", "gaussian_only"] | None = None
     epsilon_stated: Epsilon | None = None
     confidence: Unit | None = None
     kappa: Positive | None = None

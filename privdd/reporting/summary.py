@@ -61,7 +61,7 @@ def bound(row: FindingRow) -> float:
 
 def measured(rows: Iterable[FindingRow]) -> FindingRow | None:
     """The finding with the largest lower bound that needs no assumption on the scores' distribution."""
-    sound = [r for r in rows if r.epsilon_measured is not None and r.epsilon_validity != "gaussian_only"]
+    sound = [r for r in rows if r.epsilon_measured is not None and r.epsilon_validity not in ("gaussian_only", "curve")]
     return max(sound, key=bound, default=None)
 
 
@@ -230,10 +230,12 @@ def _contradiction(findings: Findings) -> tuple[str, str]:
     over = [r for r in rows if r.epsilon_measured is not None and r.epsilon_stated is not None]
     over = [r for r in over if bound(r) > (r.epsilon_stated or 0) and r.epsilon_validity != "gaussian_only"]
     if over:
-        worst = max(over, key=bound)
+        worst = max(over, key=lambda r: (r.epsilon_validity != "curve", bound(r)))
+        by, curve = words.attack(worst.attack), worst.epsilon_validity == "curve"
+        showed = "refuted the curve behind it, which has to be that of an ε above" if curve else "showed ε ≥"
         return title, (
-            f"On the {broken}, ε ≤ {number(worst.epsilon_stated)} is stated, and {words.attack(worst.attack)} showed "
-            f"ε ≥ {number(bound(worst))} at {share(worst.confidence or 0.95)} confidence."
+            f"On the {broken}, ε ≤ {number(worst.epsilon_stated)} is stated, and {by} {showed} "
+            f"{number(bound(worst))} at {share(worst.confidence or 0.95)} confidence."
         )
     phrases = [p for p in _worst_phrases(rows) if p.startswith("one record")]
     return title, f"On the {broken}, {phrases[0] if phrases else 'an attack broke the stated limit'}."

@@ -13,6 +13,7 @@ ACRONYMS = {
     "t1_sensitivity": "the sensitivity test (T1)",
     "t2_likelihood_ratio": "the likelihood-ratio test (T2)",
     "t3_transcript": "the transcript attack (T3)",
+    "t3_curve": "the test of the accountant's curve (T3)",
     "t3_final": "the attack on the final artifact (T3)",
     "lira": "LiRA",
     "rmia": "RMIA",
