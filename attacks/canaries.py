@@ -10,7 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import torch
+from scipy.linalg import qr
 from torch import Tensor
 
 Pattern = Literal["white", "black", "stripes", "noise"]
@@ -70,6 +72,29 @@ def out_of_distribution(shape: tuple[int, int, int], label: int, generator: torc
     """The four patterns under one label."""
     names: tuple[Pattern, ...] = ("white", "black", "stripes", "noise")
     return join(*(pattern(name, shape, label, generator) for name in names))
+
+
+def patches(shape: tuple[int, int, int], count: int, generator: torch.Generator) -> Tensor:
+    """Images (count, c, h, w) of random black and white blocks, of one size and share of white each: unlike one another."""
+    c, h, w = shape
+    images = torch.empty(count, c, h, w)
+    for at in range(count):
+        block = int(torch.randint(1, max(2, min(h, w) // 2 + 1), (), generator=generator))
+        share = 0.1 + 0.8 * float(torch.rand((), generator=generator))
+        grid = torch.rand(c, -(-h // block), -(-w // block), generator=generator) < share
+        images[at] = grid.repeat_interleave(block, 1).repeat_interleave(block, 2)[:, :h, :w].float()
+    return images
+
+
+def independent(effects: np.ndarray, count: int) -> np.ndarray:
+    """Positions of ``count`` rows of effects (n, p), each next one with most that the ones before do not span.
+
+    Greedy, by QR with column pivoting (Businger and Golub 1965). Raises ValueError for more rows than there are.
+    """
+    if not 0 <= count <= len(effects):
+        raise ValueError(f"count={count}: between 0 and the {len(effects)} rows")
+    _, order = qr(np.asarray(effects, dtype=np.float64).T, mode="r", pivoting=True)
+    return order[:count]
 
 
 def crafted(

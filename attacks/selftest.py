@@ -72,6 +72,12 @@ def estimators(trials: int) -> dict[str, Estimator]:
         "one run, corrected": lambda s, m, r: one_run_from_scores(
             s, m, delta=DELTA, generator=r, guesses=[(tenth, tenth), (half // 2, half // 2), (half, half)]
         ),
+        "f-DP one run, corrected": lambda s, m, r: one_run_from_scores(
+            s, m, delta=DELTA, generator=r, guesses=[(tenth, tenth), (half // 2, half // 2)], method="fdp_one_run"
+        ),
+        "f-DP one run, Gaussian": lambda s, m, r: one_run_from_scores(
+            s, m, delta=DELTA, generator=r, guesses=[(tenth, tenth)], method="fdp_one_run_gaussian"
+        ),
         "Gaussian-DP, fixed": lambda s, m, r: from_scores(s, m, delta=DELTA, method="gaussian", thresholds=[0.5]),
         "Gaussian-DP, split": lambda s, m, r: from_scores(s, m, delta=DELTA, method="gaussian", generator=r),
         "Bayesian, split": lambda s, m, r: from_scores(s, m, delta=DELTA, method="bayesian", generator=r),

@@ -74,11 +74,13 @@ TESTED_IN = {  # test file -> modules of which it is the test, where its name is
     "attacks/inversion/test_labels.py": "attacks.inversion: analytic",
     "attacks/membership/test_attack.py": "attacks.membership: density shadow_classifier",
     "attacks/membership/test_formulas.py": "attacks.membership: base lira rmia signals threshold",
+    "attacks/test_epsilon.py": "attacks: bounds one_run",
     "attacks/test_guarantee.py": "attacks: canaries",
     "attacks/test_images.py": "attacks: baselines",
     "attacks/test_scores.py": "attacks: selftest",
     "auditing/guarantees/test_tiers.py": "privdd.auditing.guarantees: aggregate_clip_theorem crafted_records"
     " matching_transcripts queries recording_context statement transcripts",
+    "auditing/test_canary_game.py": "privdd.auditing: canary_transcripts",
     "auditing/test_findings.py": "privdd.auditing: coverage",
     "auditing/test_planted_faults.py": "privdd.auditing.guarantees: own_noise; privdd.auditing: noted_again",
     "auditing/test_signals.py": "attacks.membership: readout",
@@ -111,6 +113,8 @@ TESTED_IN = {  # test file -> modules of which it is the test, where its name is
     "verifying/test_verification.py": "privdd.runtime: seal; privdd.verifying: disagreement drawn_page"
     " file_digests ledger_numbers not_recomputable score_numbers sent_values training_numbers verdict_numbers verified_pages",
     "system/test_damaged_files.py": "privdd.cli: failures",
+    "adapters/test_reply_check.py": "privdd.adapters: flower_messages flower_server; privdd.federated: dropped",
+    "federated/test_divergence.py": "privdd.auditing: diverged_run; privdd.reporting: without_model",
     "system/test_flower.py": "privdd.adapters: flower flower_app; privdd.core: state",
     "system/test_long_runs.py": "privdd.federated: checkpoint",
     "system/test_kill.py": "privdd.federated: trainer",

@@ -5,11 +5,13 @@ number is ``partition-id`` in its node's config; the server writes the run folde
 one's own are named in that config only with ``run_config["trust"]``, their packages.
 The data are the config's, cut into clients: a study, so clients tell their accuracy where a method needs it, and may
 draw noise from the seed. With ``privacy.noise_source=secret`` each client's machine sets PRIVDD_SECRET.
-A deployment whose data already lies at the clients builds its own with ``client_app(own)``.
+``run_config["bad_reply"]`` (stop | drop) and ``run_config["largest"]`` say what is done about replies that cannot be
+used (``ReplyRules``). A deployment whose data already lies at the clients builds its own with ``client_app(own)``.
 """
 
 from __future__ import annotations
 
+from dataclasses import fields
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,9 @@ import torch
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from privdd.adapters.flower import client_app, federate, own_data
+from privdd.adapters.flower import client_app, own_data
+from privdd.adapters.flower_server import federate
+from privdd.adapters.reply_check import ReplyRules
 from privdd.cli.allowed_targets import trusted_packages
 from privdd.cli.assemble import assemble
 from privdd.cli.runs import prepare
@@ -44,6 +48,7 @@ def own(context: Context) -> tuple[Plan, Ledger, Shard]:
     return experiment.plan, experiment.ledger(), own_data(experiment, int(context.node_config["partition-id"]))
 
 
+RULES = {rule.name for rule in fields(ReplyRules)}
 client = client_app(own, tells_accuracy=True, simulation=True)
 server = ServerApp()
 
@@ -52,4 +57,5 @@ server = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     config, experiment = assembled(str(context.run_config["config"]), str(context.run_config.get("trust", "")))
     folder = prepare(Path(str(context.run_config["folder"])), config)
-    federate(experiment, grid, folder)
+    chosen: dict[str, Any] = {name: value for name, value in context.run_config.items() if name in RULES}
+    federate(experiment, grid, folder, rules=ReplyRules(**chosen))

@@ -22,7 +22,7 @@ def reads(attack: Attack, surface: Surface, adversary: Adversary, worlds: int) -
     return worlds > 0
 
 
-def _views(method: Method, audit: AuditSettings) -> Iterator[tuple[Surface, Adversary, int]]:
+def expected_views(method: Method, audit: AuditSettings) -> Iterator[tuple[Surface, Adversary, int]]:
     """Surface, adversary and number of worlds (replays) of every view that an audit of this method will have."""
     worlds, federations = audit.worlds, min(audit.federations, audit.worlds)
     for surface in method.uploads.values():
@@ -69,7 +69,7 @@ def uncovered(method: Method, attacks: Mapping[str, Attack], audit: AuditSetting
 
 
 def _covered(method: Method, attacks: Mapping[str, Attack], audit: AuditSettings) -> set[str]:
-    return {str(s) for s, who, n in _views(method, audit) if any(reads(a, s, who, n) for a in attacks.values())}
+    return {str(s) for s, who, n in expected_views(method, audit) if any(reads(a, s, who, n) for a in attacks.values())}
 
 
 def _helpful(

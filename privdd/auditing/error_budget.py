@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-PER_MECHANISM = 5  # T0: noise, sampling; T2; T3: transcript, what is finally sent. At most so many are made
+PER_MECHANISM = 6  # T0: noise, sampling; T2; T3: transcript, curve, what is finally sent. At most so many are made
+CANARIES = 2  # of a game of canaries: a point, and the curve
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,8 @@ class ErrorBudget:
         return {"alpha": self.alpha, "tests": self.tests}
 
 
-def error_budget(confidence: float, membership: int, mechanisms: int) -> ErrorBudget:
-    """The budget of a run: confidence, of all bounds together; membership tests; mechanisms with guarantee tests."""
+def error_budget(confidence: float, membership: int, mechanisms: int, *, canaries: bool = False) -> ErrorBudget:
+    """The budget of a run: confidence, of all bounds together; membership tests; mechanisms with guarantee tests; whether
+    the run has a game of canaries."""
     alpha = round(1 - confidence, 12)  # 0.05 for 0.95, not 0.050000000000000044
-    return ErrorBudget(alpha, max(1, membership + PER_MECHANISM * mechanisms))
+    return ErrorBudget(alpha, max(1, membership + PER_MECHANISM * mechanisms + CANARIES * canaries))

@@ -17,6 +17,7 @@ from privdd.auditing.looked_at import gaps
 from privdd.auditing.pipeline import Audited
 from privdd.auditing.public_facts import noise_of, public_facts
 from privdd.federated.checkpoint import write_ledger
+from privdd.federated.divergence import words
 from privdd.federated.experiment import Experiment
 from privdd.federated.simulation import Progress
 from privdd.privacy.claims import Claim, boldest
@@ -28,6 +29,7 @@ from privdd.runtime.engine import describe
 from privdd.runtime.run_folder import RunFolder, jsonable, write_json
 
 # A finding without any of these only explains why its attack had nothing to read; it does not count as an attack.
+DECIDING = ("finite_sample", "curve")  # bounds whose being above what is stated is a contradiction
 MEASURED = {"auc", "psnr", "label_accuracy", "identified", "epsilon_measured"}
 
 
@@ -80,6 +82,7 @@ def _utility(experiment: Experiment, progress: Progress) -> dict[str, Any]:
         "accuracy": progress.accuracy[-1],
         "accuracy_kind": experiment.plan.method.accuracy_kind,
         "accuracy_by_round": list(progress.accuracy),
+        **({} if progress.diverged is None else {"diverged": progress.diverged}),
         "uploaded_bytes_per_client": per_client(progress.uploaded, clients),
         "downloaded_bytes_per_client": per_client(progress.downloaded, clients),
     }
@@ -164,6 +167,8 @@ def _surfaces(
         missing = gaps(progress.ledger, surface, findings)
         attacked = any(f.family != Family.GUARANTEE and MEASURED & set(f.measures) for f in mine)
         audited: bool | str = True if attacked else f"waived: {waived[surface]}" if surface in waived else False
+        if audited is False and progress.diverged is not None:
+            audited = f"waived: {words(progress.diverged)}"
         if audited is False:
             raise RuntimeError(f"surface {surface} was released and neither attacked nor waived")
         yield {
@@ -214,7 +219,7 @@ def verdict(
     """
     for finding in findings:
         m = finding.measures
-        promised, sound = m.get("epsilon_stated", stated), m.get("epsilon_validity") == "finite_sample"
+        promised, sound = m.get("epsilon_stated", stated), m.get("epsilon_validity") in DECIDING
         if promised is not None and sound and lower_bound(finding) > float(promised):
             return "contradiction"
         if "kappa" in m and float(m["kappa"]) > float(m["kappa_allowed"]) * (1 + 1e-4):

@@ -32,7 +32,7 @@ def note_again(
     with stage("note the noise of rounds trained before", last + 1) as bar:
         broadcast = None
         while made.round <= last:
-            made, _, broadcast = step(plan, made, shards, engine, broadcast, again)
+            made, _, broadcast = step(plan, made, shards, engine, broadcast, record=again)
             bar.advance(f"round {made.round - 1}")
     before, after = _digests(ledger), _digests(made.ledger)
     for at in wanted & again.rounds.keys():

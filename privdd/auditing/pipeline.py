@@ -19,7 +19,9 @@ from attacks.inversion.compare import nothing_sent
 from attacks.membership.attack import audited_epsilon
 from attacks.types import Attack, Evidence, Family, Finding, Surface, Truth, View
 from privdd.auditing.autotune import Choice
+from privdd.auditing.canary_game import CanaryGame, check_playable, draw_canaries, findings_of_canaries
 from privdd.auditing.coverage import reads
+from privdd.auditing.diverged_run import unmeasured
 from privdd.auditing.error_budget import ErrorBudget, error_budget
 from privdd.auditing.game import Game, draw_game
 from privdd.auditing.guarantees import guarantee_findings
@@ -31,6 +33,7 @@ from privdd.auditing.views import Scene, client_views, granted, probe_view, serv
 from privdd.core.keys import Keys
 from privdd.core.types import Shard
 from privdd.federated.experiment import Experiment
+from privdd.federated.heard import Heard
 from privdd.federated.noise_record import NoiseRecord
 from privdd.federated.trainer import Trainer
 from privdd.runtime.progress import stage
@@ -53,6 +56,12 @@ class Audited:
     training: Mapping[int, Choice] = field(default_factory=dict)  # audited round -> how its replays were trained
 
 
+def budget_of(experiment: Experiment, membership: int) -> ErrorBudget:
+    """How all bounds of an audit with so many membership tests share its error."""
+    audit, mechanisms = experiment.audit, len(experiment.plan.mechanisms)
+    return error_budget(audit.confidence, membership, mechanisms, canaries=bool(audit.canaries))
+
+
 def game_of(experiment: Experiment) -> Game:
     """The audited records and all coin flips; row 0 of the masks is what the run itself trains on."""
     plan, audit = experiment.plan, experiment.audit
@@ -60,19 +69,40 @@ def game_of(experiment: Experiment) -> Game:
     return draw_game(experiment.shards[plan.victim], audit.records, audit.worlds, keys, plan.relation)
 
 
+def canaries_of(experiment: Experiment) -> CanaryGame | None:
+    """The canaries of ``audit.canaries``; None where there are none. Raises BadConfig where they cannot be played."""
+    plan, count = experiment.plan, experiment.audit.canaries
+    if not count:
+        return None
+    check_playable(plan, experiment.privacy.unit)
+    return draw_canaries(plan, experiment.shards[plan.victim], count, plan.keys.fold("audit", plan.victim, "canaries"))
+
+
 def audit(experiment: Experiment, attacks: Mapping[str, Attack], folder: RunFolder) -> Audited:
-    """Train (or resume), replay the audited client, attack every surface. Raises AttackFailed if an attack fails."""
+    """Train (or resume), replay the audited client, attack every surface. Raises AttackFailed if an attack fails.
+
+    Of a run whose training diverged nothing is attacked, and the findings say so.
+    """
     clock = time.monotonic
     began = clock()
     plan, game = experiment.plan, game_of(experiment)
     whole = experiment.shards[plan.victim]
+    canaries, heard = canaries_of(experiment), list[Heard]()
+    if canaries is not None:
+        whole = canaries.added(whole)
+        game = replace(game, whole=whole.train)
     shards = list(experiment.shards)
     shards[plan.victim] = game.shard(whole, 0)
     record, ledger = NoiseRecord(plan.victim), experiment.ledger()
     trainer = Trainer(
-        plan, shards, experiment.test, experiment.engine, folder, ledger, experiment.capture, record=record
-    )
+        plan, shards, experiment.test, experiment.engine, folder, ledger, experiment.capture,
+        transcript=heard if canaries is not None else None, record=record,
+    )  # fmt: skip
     progress = trainer.run()
+    if progress.diverged is not None:
+        seconds = dict.fromkeys(("train", "total"), clock() - began)
+        scene, budget = Scene(experiment, progress, game, shards[plan.victim], record), budget_of(experiment, 0)
+        return Audited(scene, unmeasured(experiment, attacks), seconds, budget)
     note_again(plan, shards, experiment.engine, experiment.ledger(), progress.ledger, record)
     with threads(experiment.engine.threads):  # same thread count as in training, so the same bits
         progress = recalled(plan, progress, shards[plan.victim])
@@ -83,9 +113,11 @@ def audit(experiment: Experiment, attacks: Mapping[str, Attack], folder: RunFold
     replayed = clock()
     jobs = _jobs(scene, attacks, stacked, sent)
     tests = sum(job.attack.family == Family.MEMBERSHIP for job in jobs)
-    budget = error_budget(experiment.audit.confidence, tests, len(plan.mechanisms))
+    budget = budget_of(experiment, tests)
     findings = tuple(_attack_all(scene, jobs, budget, folder))
     findings += tuple(guarantee_findings(scene, budget.confidence))
+    if canaries is not None:
+        findings += tuple(findings_of_canaries(scene, canaries, heard, budget.confidence))
     seconds = {
         "train": trained - began,
         "worlds": replayed - trained,

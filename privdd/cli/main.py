@@ -124,12 +124,25 @@ def _again(config: DictConfig, command: str, argv: Sequence[str], given: Sequenc
             raise BadConfig(f"{item}: together with {word}= only {', '.join(CHANGEABLE[word])} can be changed")
     spelled = [a for a in argv if a in typed or (a.startswith("attack=") and word == "run")]
     fresh = composed(command, [f"preset={config.preset.name}", *spelled], own_folders(argv))
+    threads = OmegaConf.select(config, "engine.threads")
     for key in (item.split("=")[0].split("@")[0] for item in typed):
         OmegaConf.update(config, key, OmegaConf.select(fresh, key), merge=False, force_add=True)
     check_outside(config, [*typed, *(["engine.address"] if any(a.startswith("engine=") for a in typed) else [])])
+    if word == "resume" and threads is not None:
+        _keep_threads(config, threads, any(item.startswith("engine.threads=") for item in typed))
     if word == "run" and any(item.startswith("attack=") for item in typed):
         waive_unread(config)
     return config
+
+
+def _keep_threads(config: DictConfig, threads: int, asked_for: bool) -> None:
+    """Another engine, but the same threads: with others a sum is rounded otherwise, so the bits would be others."""
+    if asked_for and config.engine.threads != threads:
+        raise BadConfig(
+            f"engine.threads={config.engine.threads}: this run was begun with {threads}, and other threads round "
+            f"otherwise; leave it at {threads}"
+        )
+    config.engine.threads = threads
 
 
 def _hydra(command: str, run: Run, argv: Sequence[str]) -> int:

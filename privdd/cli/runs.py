@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from privdd.cli.read_settings import UNFINGERPRINTED, audit_settings, plain
 from privdd.cli.secret import recognise, storable
 from privdd.cli.stored_config import OUTSIDE, read_stored
 from privdd.core.errors import BadConfig
+from privdd.runtime.lock import locked
 from privdd.runtime.plain_folder import check_folder
 from privdd.runtime.run_folder import RunFolder, write_bytes
 from privdd.runtime.seal import seal
@@ -85,7 +86,12 @@ def waive_unread(config: DictConfig) -> None:
 
 
 def run_audit(config: DictConfig, path: Path, argv: Sequence[str]) -> int:
-    """Audit into ``path`` -> exit status: 0 done, 2 contradiction."""
+    """Audit into ``path`` -> exit status: 0 done, 2 contradiction. Raises BadConfig where another process writes it."""
+    with ExitStack() as held:
+        return _audit(config, path, argv, held)
+
+
+def _audit(config: DictConfig, path: Path, argv: Sequence[str], held: ExitStack) -> int:
     if config.get("scores") is not None:
         from privdd.cli.external_scores import audit_brought
 
@@ -107,6 +113,7 @@ def run_audit(config: DictConfig, path: Path, argv: Sequence[str]) -> int:
     experiment = assemble(config)
     check_coverage(experiment.plan.method, attacks, experiment.audit, shipped_attacks)
     experiment.ledger()  # refuses a unit, relation or delta before anything is written
+    held.enter_context(locked(path))
     folder = prepare(path, config)
     say(experiment, path)
     with resumable("audit", path, config):
@@ -120,17 +127,24 @@ def run_audit(config: DictConfig, path: Path, argv: Sequence[str]) -> int:
 
 
 def run_training(config: DictConfig, path: Path, argv: Sequence[str]) -> int:
-    """Training alone: state, ledger, manifest, one line of figures."""
+    """Training alone: state, ledger, manifest, one line of figures. Raises BadConfig where another process writes."""
+    with ExitStack() as held:
+        return _train(config, path, argv, held)
+
+
+def _train(config: DictConfig, path: Path, argv: Sequence[str], held: ExitStack) -> int:
     import time
 
     from privdd.auditing.findings import both, manifest, per_client
     from privdd.cli.assemble import assemble
     from privdd.cli.tracking import check_tracking, track
+    from privdd.federated.divergence import words
     from privdd.federated.trainer import Trainer
     from privdd.runtime.run_folder import write_json
 
     check_tracking(config.tracking)
     experiment = assemble(config)
+    held.enter_context(locked(path))
     folder = prepare(path, config)
     say(experiment, path)
     began = time.monotonic()
@@ -150,11 +164,13 @@ def run_training(config: DictConfig, path: Path, argv: Sequence[str]) -> int:
         "uploaded_bytes_per_client": per_client(progress.uploaded, experiment.plan.problem.clients),
         "downloaded_bytes_per_client": per_client(progress.downloaded, experiment.plan.problem.clients),
     }
-    write_json(path / "training.json", {"schema": 1, **summary, "accuracy_by_round": list(progress.accuracy)})
+    by_round = {"accuracy_by_round": list(progress.accuracy), "diverged": progress.diverged}
+    write_json(path / "training.json", {"schema": 1, **summary, **by_round})
     track(config.tracking, path, progress.accuracy, {f"epsilon/{name}": value for name, value in epsilon.items()})
     seal(path)
+    accuracy = f"accuracy {summary['accuracy']:.4f}" if progress.diverged is None else words(progress.diverged)
     print(
-        f"accuracy {summary['accuracy']:.4f}, epsilon {epsilon['pld']:.4g} by PLD ({epsilon['rdp']:.4g} by RDP) at "
+        f"{accuracy}, epsilon {epsilon['pld']:.4g} by PLD ({epsilon['rdp']:.4g} by RDP) at "
         f"delta {progress.ledger.delta:g} per {progress.ledger.unit}, {progress.ledger.relation}; {path}"
     )
     return 0

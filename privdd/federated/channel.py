@@ -20,6 +20,7 @@ from attacks.types import Surface
 from privdd.core.keys import Keys
 from privdd.core.types import Artifact, Problem, Received, Tensors, Upload
 from privdd.federated.noise_record import Watch
+from privdd.privacy.ledger import FREE
 from privdd.privacy.mechanism import Mechanism, Output, Row
 from privdd.privacy.noise import Noise, noise_for
 
@@ -76,6 +77,7 @@ class ClientContext:
     transcript: Sequence[Tensors] | None = None
     rows: list[Row] = field(default_factory=list)
     outputs: list[Tensors] = field(default_factory=list)
+    taken: list[tuple[str, Tensor]] = field(default_factory=list)  # every sample drawn, (n,) bool
     exact: list[tuple[str, Output]] | None = None  # filled for the guarantee tests when a list
     stream: str = ""
     noise: Noise = None  # type: ignore[assignment]  # made from the other fields unless it is given
@@ -105,6 +107,7 @@ class ClientContext:
         taken = coins(q, count, self.noise)
         if self.watch is not None:
             self.watch.sampled(name, q, taken)
+        self.taken.append((name, taken))
         return taken
 
     def mechanism(self, name: str, contributions: Tensors, *, partition: str | None = None) -> Tensors:
@@ -227,3 +230,18 @@ class Channel:
         if artifact.public:
             return artifact.value, replace(row, why=artifact.public)
         return artifact.value, replace(row, nonprivate_reason=NO_MECHANISM)
+
+
+def rooted(rows: Sequence[Row], first: int, sent: tuple[int, ...]) -> list[Row]:
+    """Rows of one client with ledger ids in ``post_of``: with what was broadcast, where clients compute from it.
+
+    That is post-processing, and what goes into a mechanism: its surface costs what came before as well.
+    """
+    read = [row.why == POST_PROCESSING or not isinstance(row.event, FREE) for row in rows]
+    own = [tuple(first + of for of in row.post_of) + (sent if reads else ()) for row, reads in zip(rows, read)]
+    return [replace(row, post_of=of) if of != row.post_of else row for row, of in zip(rows, own)]
+
+
+def size_of(value: Mapping[str, Tensors]) -> int:
+    """Bytes of all tensors of an upload or broadcast."""
+    return sum(t.numel() * t.element_size() for tensors in value.values() for t in tensors.values())

@@ -91,6 +91,7 @@ def _head(name: str, progress: Progress) -> dict[str, Any]:
         "state": name,
         "round": progress.round,
         "accuracy": list(progress.accuracy),
+        "diverged": progress.diverged,
         "uploaded": _text_keys(progress.uploaded),
         "downloaded": _text_keys(progress.downloaded),
         "sent": dict(progress.sent),
@@ -135,6 +136,7 @@ def load(folder: RunFolder, plan: Plan) -> Progress | None:
             memories={int(k): unpack(k, memories) for k in dict.fromkeys(key.split("/", 1)[0] for key in memories)},
             ledger=Ledger.from_json(read_json(place / "ledger.json")),
             accuracy=tuple(float(a) for a in head["accuracy"]),
+            diverged=None if head.get("diverged") is None else int(head["diverged"]),  # absent in older runs
             uploaded=_counts(head["uploaded"]),
             downloaded=_counts(head["downloaded"]),
             sent={str(k): str(v) for k, v in head["sent"].items()},

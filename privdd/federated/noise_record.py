@@ -18,6 +18,7 @@ from torch import Tensor
 
 from attacks.low_bits import low_bits
 from privdd.core.types import Tensors
+from privdd.federated.heard import Heard
 from privdd.privacy.mechanism import Mechanism, Output
 
 T = TypeVar("T")
@@ -111,7 +112,7 @@ class Coins:
 
 @dataclass
 class Watch:
-    """One client's round. held: its training records; columns: (name, tensor) -> (releases, sums of squared residuals of each number)."""
+    """One client's round. held: its training records; heard: what it released, on its way to the auditor; columns: (name, tensor) -> (releases, sums of squared residuals of each number)."""
 
     round: int
     client: int
@@ -121,6 +122,7 @@ class Watch:
     coins: list[Coins] = field(default_factory=list)
     columns: dict[tuple[str, str], tuple[int, Tensor]] = field(default_factory=dict)
     kept: int = 0
+    heard: Heard | None = None
 
     def sampled(self, name: str, probability: float, taken: Tensor) -> None:
         """A draw of ``ctx.sample``."""
@@ -209,11 +211,19 @@ def answers(
     step: Callable[[Any], T],
     watched: Callable[[Any], tuple[T, Watch]],
     record: NoiseRecord | None,
+    transcript: list[Heard] | None,
 ) -> Iterator[T]:
-    """What the clients answer, in order. Real clients keep their noise to themselves: nothing is noted of them."""
-    if record is None or engine.clients_remember:
+    """What the clients answer, in order; transcript: is given what the audited one released.
+
+    Real clients keep their noise, and what they release, to themselves: nothing is noted of them.
+    """
+    if (record is None and transcript is None) or engine.clients_remember:
         yield from engine.map(step, tasks)
         return
     for answer, watch in engine.map(watched, tasks):
-        record.add(watch)
+        if transcript is not None and watch.heard is not None:
+            transcript.append(watch.heard)
+        watch.heard = None
+        if record is not None:
+            record.add(watch)
         yield answer

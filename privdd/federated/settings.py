@@ -106,6 +106,7 @@ COUNTS = {
     "worlds": (1, "at least 1 is needed (world 0 is the run itself)"),
     "federations": (0, "0 or more is needed"),
     "victims": (0, "0 or more is needed"),
+    "canaries": (0, "0 or more is needed"),
 }
 
 
@@ -116,7 +117,8 @@ class AuditSettings:
     client: the audited one, auto = the one with most records. records: how many are audited; each is in the run by a
     fair coin flip. worlds: replays of the audited client (one shadow model each), the real run included. federations:
     replays of the whole federation. victims: records that each reconstruction attack is tried on. confidence: of
-    guarantee tests, in (0, 1). training: how replays are trained. waive: surface -> why it is not attacked.
+    guarantee tests, in (0, 1). training: how replays are trained. canaries:
+    crafted records that fair coins add to the audited client's data. waive: surface -> why it is not attacked.
     """
 
     client: int | Literal["auto"]
@@ -127,6 +129,7 @@ class AuditSettings:
     confidence: float
     guarantee: Budget
     training: TrainingWay = "auto"
+    canaries: int = 0
     waive: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

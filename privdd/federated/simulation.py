@@ -13,11 +13,14 @@ from torch import Tensor
 
 from privdd.core.keys import Keys
 from privdd.core.types import Problem, Received, Records, Shard, State, Tensors
-from privdd.federated.channel import POST_PROCESSING, Channel, ClientContext, digest, shapes
+from privdd.federated.channel import Channel, ClientContext, digest, rooted, shapes, size_of
+from privdd.federated.divergence import share_right
+from privdd.federated.dropped import Dropped
+from privdd.federated.heard import Heard
 from privdd.federated.method import Method
 from privdd.federated.noise_record import NoiseRecord, Watch, answers
 from privdd.privacy.description import description
-from privdd.privacy.ledger import FREE, SERVER, Ledger
+from privdd.privacy.ledger import SERVER, Ledger
 from privdd.privacy.mechanism import Mechanism, Row
 from privdd.runtime.engine import Engine
 
@@ -102,6 +105,7 @@ class Progress:
     memories: Mapping[int, State]
     ledger: Ledger
     accuracy: tuple[float, ...] = ()
+    diverged: int | None = None  # the first round after which there was no finite model
     uploaded: tuple[Mapping[int, int], ...] = ()  # by round: client -> bytes
     downloaded: tuple[Mapping[int, int], ...] = ()
     sent: Mapping[str, str] = field(default_factory=dict)  # broadcast name -> digest the clients hold
@@ -125,23 +129,28 @@ class Task:
 Step = tuple[Received, list[Row], State]
 
 
-def client_step(task: Task, watch: Watch | None = None) -> Step:
-    """Local work and the channel, in one pure call. watch: notes the round's noise and sampling."""
+def client_step(task: Task) -> Step:
+    """Local work and the channel, in one pure call."""
+    return heard_step(task)[0]
+
+
+def heard_step(task: Task, watch: Watch | None = None) -> tuple[Step, Heard | None]:
+    """``client_step``, and the queries that the audited client released; watch: notes noise and sampling."""
     ctx = task.plan.context(task.round, task.client, watch=watch)
     upload, memory = task.plan.method.local(task.broadcast, task.memory, task.shard, ctx)
     received, rows = task.plan.channel.send(upload, ctx)
-    return received, rows, {name: t.detach() for name, t in memory.items()}
+    heard = None
+    if task.client == task.plan.victim:
+        outputs = tuple({n: t.detach().cpu() for n, t in value.items()} for value in ctx.outputs)
+        heard = Heard(task.round, task.broadcast, task.memory, outputs, tuple(ctx.taken))
+    return (received, rows, {name: t.detach() for name, t in memory.items()}), heard
 
 
 def watched_step(task: Task) -> tuple[Step, Watch]:
     """``client_step``, and what its noise and its sampling were."""
     watch = Watch(task.round, task.client, task.client == task.plan.victim, len(task.shard.train))
-    return client_step(task, watch), watch
-
-
-def size_of(value: Mapping[str, Tensors]) -> int:
-    """Bytes of all tensors of an upload or broadcast."""
-    return sum(t.numel() * t.element_size() for tensors in value.values() for t in tensors.values())
+    answer, watch.heard = heard_step(task, watch)
+    return answer, watch
 
 
 def start(plan: Plan, ledger: Ledger) -> Progress:
@@ -155,12 +164,13 @@ def step(
     shards: Sequence[Shard],
     engine: Engine,
     seen: Mapping[str, Tensors] | None = None,
+    transcript: list[Heard] | None = None,
     record: NoiseRecord | None = None,
 ) -> tuple[Progress, list[Received], Mapping[str, Tensors]]:
     """One round: (new progress, what the server received in client order, what it had broadcast).
 
-    seen: the broadcast of the round before, so that tensors which did not change are not hashed again; record: is
-    given what the clients' noise and sampling were.
+    seen: the broadcast of the round before, so that tensors which did not change are not hashed again; transcript: is
+    given what the audited client released; record: what the noise and the sampling of all clients were.
     """
     t = progress.round
     broadcast = plan.method.broadcast(progress.server)
@@ -172,8 +182,11 @@ def step(
     ids: list[int] = []
     uploaded: dict[int, int] = {}
     before = progress.memories.get(plan.victim, {})
-    for received, rows, memory in answers(engine, tasks, client_step, watched_step, record):
-        ids.extend(ledger.append(rooted(rows, len(ledger), progress.sent_ids), absolute=True))
+    for received, rows, memory in answers(engine, tasks, client_step, watched_step, record, transcript):
+        written = ledger.append(rooted(rows, len(ledger), progress.sent_ids), absolute=True)
+        if isinstance(received, Dropped):  # nothing of it is used, so nothing that the server sends depends on it
+            continue
+        ids.extend(written)
         inbox.append(received)
         memories[received.client] = memory
         uploaded[received.client] = size_of(received.values)
@@ -191,16 +204,6 @@ def step(
         snapshots=snapshots,
     )
     return moved, inbox, broadcast
-
-
-def rooted(rows: Sequence[Row], first: int, sent: tuple[int, ...]) -> list[Row]:
-    """Rows of one client with ledger ids in ``post_of``: with what was broadcast, where clients compute from it.
-
-    That is post-processing, and what goes into a mechanism: its surface costs what came before as well.
-    """
-    read = [row.why == POST_PROCESSING or not isinstance(row.event, FREE) for row in rows]
-    own = [tuple(first + of for of in row.post_of) + (sent if reads else ()) for row, reads in zip(rows, read)]
-    return [replace(row, post_of=of) if of != row.post_of else row for row, of in zip(rows, own)]
 
 
 def finish(plan: Plan, progress: Progress) -> Progress:
@@ -278,15 +281,18 @@ def predict_in_batches(predict: Callable[[Tensor], Tensor], x: Tensor, batch: in
 
 
 def accuracy(plan: Plan, progress: Progress, test: Records, shards: Sequence[Shard]) -> float:
-    """Global: on the test set; personal: mean over clients of their own test split, with their memory."""
+    """Global: on the test set; personal: mean over clients of their own test split, with their memory.
+
+    NaN where a model's output is not finite.
+    """
     method = plan.method
     if method.accuracy_kind == "global":
         logits = predict_in_batches(lambda x: method.predict(progress.server, None, x), test.x)
-        return float((logits.argmax(1) == test.y).float().mean())
+        return share_right(logits, test.y)
     values = []
     for k, shard in enumerate(shards):
         memory = progress.memories.get(k)
         if memory and len(shard.test):
             logits = predict_in_batches(lambda x, m=memory: method.predict(progress.server, m, x), shard.test.x)  # type: ignore[misc]
-            values.append(float((logits.argmax(1) == shard.test.y).float().mean()))
+            values.append(share_right(logits, shard.test.y))
     return sum(values) / len(values) if values else 0.0

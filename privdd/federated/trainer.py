@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,6 +12,8 @@ from privdd.core.state import marked
 from privdd.core.types import Records, Shard
 from privdd.federated import checkpoint
 from privdd.federated.capture import Capture
+from privdd.federated.divergence import finite, words
+from privdd.federated.heard import Heard
 from privdd.federated.noise_record import NoiseRecord
 from privdd.federated.simulation import Plan, Progress, accuracy, finish, start, step
 from privdd.privacy.ledger import Ledger
@@ -17,6 +21,7 @@ from privdd.runtime.engine import Engine
 from privdd.runtime.progress import stage
 from privdd.runtime.run_folder import RunFolder
 
+LOG = logging.getLogger("privdd")
 CHECKPOINT_EVERY = 5.0  # seconds; a run of short rounds must not spend its time on the disk
 CHECKPOINT_SHARE = 0.05  # at most this share of the time: the ledger of a long run takes long to write
 
@@ -33,6 +38,7 @@ class Trainer:
     ledger: Ledger
     capture: Capture = field(default_factory=Capture)
     measure: Callable[[Plan, Progress, Records, Sequence[Shard]], float] = accuracy
+    transcript: list[Heard] | None = None  # of an audit: is given what the audited client releases while it trains here
     record: NoiseRecord | None = None  # of an audit: is given what the clients' noise was, as far as it is trained here
 
     def run(self) -> Progress:
@@ -65,7 +71,9 @@ class Trainer:
             checkpoint.save(self.folder, progress)
         with stage("train", total - progress.round) as bar:
             while progress.round < total:
-                progress, inbox, broadcast = step(self.plan, progress, self.shards, self.engine, broadcast, self.record)
+                progress, inbox, broadcast = step(
+                    self.plan, progress, self.shards, self.engine, broadcast, self.transcript, self.record
+                )
                 self.capture.keep(self.folder, self.plan, inbox)
                 last = progress.round == total
                 if last:
@@ -84,5 +92,17 @@ class Trainer:
         return progress
 
     def _measured(self, progress: Progress) -> Progress:
-        value = self.measure(self.plan, progress, self.test, self.shards)
-        return replace(progress, accuracy=(*progress.accuracy, value))
+        return noted(progress, self.measure(self.plan, progress, self.test, self.shards))
+
+
+def noted(progress: Progress, value: float) -> Progress:
+    """``progress`` with the accuracy after its latest round; ``diverged`` names the first round without a model.
+
+    value: NaN where the model predicts nothing, which is kept as 0: nothing it says is right.
+    """
+    gone = math.isnan(value) or not finite(progress.server)
+    kept = replace(progress, accuracy=(*progress.accuracy, 0.0 if gone else value))
+    if not gone or progress.diverged is not None:
+        return kept
+    LOG.warning("%s", words(progress.round - 1))
+    return replace(kept, diverged=progress.round - 1)

@@ -122,11 +122,11 @@ def _ceiling(total: Tally, delta: float, relation: Relation) -> float:
 
 def _loss_epsilon(total: Tally, delta: float, relation: Relation, interval: float) -> float:
     with _quiet():
-        return float(_loss(total, relation, interval).get_epsilon_for_delta(delta))
+        return float(composed_loss(total, relation, interval).get_epsilon_for_delta(delta))
 
 
 @lru_cache(maxsize=8)
-def _loss(total: Tally, relation: Relation, interval: float) -> pld.PrivacyLossDistribution:
+def composed_loss(total: Tally, relation: Relation, interval: float) -> pld.PrivacyLossDistribution:
     """The composed privacy loss, rounded upwards; a Laplace release under replace has sensitivity 2."""
     width = 2.0 if relation == "replace" else 1.0
     with _quiet():
@@ -148,7 +148,7 @@ def loss_of(total: Tally, delta: float, relation: Relation) -> pld.PrivacyLossDi
     """
     if not total.private or total.empty:
         raise ValueError("a composition of protected releases is needed")
-    return _loss(total, relation, max(FINEST, _ceiling(total, delta, relation) / POINTS))
+    return composed_loss(total, relation, max(FINEST, _ceiling(total, delta, relation) / POINTS))
 
 
 def _gaussian_loss(z: float, q: float, relation: Relation, interval: float) -> pld.PrivacyLossDistribution:

@@ -33,8 +33,15 @@ class Setting:
 
     @property
     def accuracies(self) -> tuple[float, ...]:
-        """Of the runs that trained a model: none if all are audits of external scores."""
-        return tuple(utility.accuracy for run in self.runs if (utility := run.findings.utility))
+        """Of the runs that trained a model: none if all diverged, or are audits of external scores."""
+        used = [run.findings.utility for run in self.runs]
+        return tuple(utility.accuracy for utility in used if utility and utility.diverged is None)
+
+    @property
+    def diverged(self) -> int:
+        """How many of the runs ended without a finite model."""
+        used = [run.findings.utility for run in self.runs]
+        return sum(utility is not None and utility.diverged is not None for utility in used)
 
     @property
     def accuracy(self) -> float | None:

@@ -84,6 +84,7 @@ def environment() -> Environment:
     env.filters |= {
         "number": words.number,
         "share": words.share,
+        "accuracy": words.accuracy,
         "attack": words.attack,
         "size": figures.size,
         "one_in": words.one_in,
@@ -191,7 +192,10 @@ def strip(record: RunRecord) -> Plot:
 def accuracy(runs: Iterable[tuple[str, RunRecord]]) -> Plot | None:
     """Accuracy by round, one line per run that recorded it."""
     used = [(label, r.findings.utility) for label, r in runs]
-    series = {label: utility.accuracy_by_round for label, utility in used if utility and utility.accuracy_by_round}
+    known = [
+        (label, u.diverged, u.accuracy_by_round[: u.diverged]) for label, u in used if u
+    ]  # as long as there is one
+    series = {label if gone is None else f"{label} (diverged)": values for label, gone, values in known if values}
     if not series:
         return None
     alt = "Accuracy by round. " + "; ".join(f"{k}: ends at {words.share(v[-1])}" for k, v in series.items())

@@ -74,11 +74,15 @@ class Run(Part):
 
 
 class Utility(Part):
-    """accuracy in [0, 1]; bytes are those of one client over the whole run."""
+    """accuracy in [0, 1]; bytes are those of one client over the whole run.
+
+    diverged: the first round after which there was no finite model; its accuracy then says nothing.
+    """
 
     accuracy: Unit
     accuracy_kind: Literal["global", "personal"]
     accuracy_by_round: list[Unit] = Field(default_factory=list)
+    diverged: Count | None = None
     uploaded_bytes_per_client: Count = 0
     downloaded_bytes_per_client: Count | None = None
 
@@ -197,7 +201,7 @@ class FindingRow(Part):
     blind_auc: Unit | None = None
     epsilon_measured: Epsilon | None = None
     epsilon_method: Text | None = None
-    epsilon_validity: Literal["finite_sample", "gaussian_only"] | None = None
+    epsilon_validity: Literal["finite_sample", "curve", "gaussian_only"] | None = None
     epsilon_stated: Epsilon | None = None
     confidence: Unit | None = None
     kappa: Positive | None = None

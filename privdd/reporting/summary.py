@@ -10,6 +10,7 @@ from typing import Any
 from privdd.reporting import words
 from privdd.reporting.claimed import boldest, exceeded
 from privdd.reporting.schema import FindingRow, Findings, SurfaceRow, TprAt, Verdict
+from privdd.reporting.without_model import without_model
 from privdd.reporting.words import number, one_in, share
 
 PICTURE_FAMILIES = frozenset({"gradient_inversion", "model_inversion", "reconstruction"})
@@ -61,7 +62,7 @@ def bound(row: FindingRow) -> float:
 
 def measured(rows: Iterable[FindingRow]) -> FindingRow | None:
     """The finding with the largest lower bound that needs no assumption on the scores' distribution."""
-    sound = [r for r in rows if r.epsilon_measured is not None and r.epsilon_validity != "gaussian_only"]
+    sound = [r for r in rows if r.epsilon_measured is not None and r.epsilon_validity not in ("gaussian_only", "curve")]
     return max(sound, key=bound, default=None)
 
 
@@ -170,12 +171,10 @@ def _member_phrase(member: Membership) -> str:
 
 def verdict(findings: Findings) -> Headline:
     """The verdict as a title and two or three sentences that stand on the numbers alone."""
-    title, first = {
-        "unprotected": _unprotected,
-        "untested": _untested,
-        "consistent": _consistent,
-        "contradiction": _contradiction,
-    }[findings.verdict](findings)
+    if (said := without_model(findings)) is not None:
+        return Headline(findings.verdict, "Diverged", *said)
+    tell = {"unprotected": _unprotected, "untested": _untested, "consistent": _consistent}
+    title, first = tell.get(findings.verdict, _contradiction)(findings)
     told = (_claim_sentence, _membership_sentence, _feature_sentence, _picture_sentence)
     sentences = (first, *(tell(findings) for tell in told))
     kind = findings.verdict
@@ -232,13 +231,15 @@ def _contradiction(findings: Findings) -> tuple[str, str]:
     over = [r for r in rows if r.epsilon_measured is not None and r.epsilon_stated is not None]
     over = [r for r in over if bound(r) > (r.epsilon_stated or 0) and r.epsilon_validity != "gaussian_only"]
     if over:
-        worst = max(over, key=bound)
+        worst = max(over, key=lambda r: (r.epsilon_validity != "curve", bound(r)))
+        by, curve = words.attack(worst.attack), worst.epsilon_validity == "curve"
+        showed = "refuted the curve behind it, which has to be that of an ε above" if curve else "showed ε ≥"
         return title, (
-            f"On the {broken}, ε ≤ {number(worst.epsilon_stated)} is stated, and {words.attack(worst.attack)} showed "
-            f"ε ≥ {number(bound(worst))} at {share(worst.confidence or 0.95)} confidence."
+            f"On the {broken}, ε ≤ {number(worst.epsilon_stated)} is stated, and {by} {showed} "
+            f"{number(bound(worst))} at {share(worst.confidence or 0.95)} confidence."
         )
     phrases = _worst_phrases([r for r in rows if r.kappa is not None or r.attack.startswith("t0_")])
-    return title, f"On the {broken}, {phrases[0] if phrases else 'an attack broke the stated limit'}."
+    return title, f"On the {broken}, {(*phrases, 'an attack broke the stated limit')[0]}."
 
 
 def _claim_sentence(findings: Findings) -> str:

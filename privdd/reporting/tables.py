@@ -77,7 +77,7 @@ def frontier_table(settings: Sequence[Setting]) -> Table:
     """One row per setting; nothing in it depends on where or when a run was computed."""
     header = (
         "method", "setting", "seeds", "epsilon_pld", "epsilon_rdp", "epsilon_claimed", "epsilon_measured",
-        "delta", "unit", "relation", "accuracy_mean", "accuracy_std", "accuracy_min", "accuracy_max",
+        "delta", "unit", "relation", "accuracy_mean", "accuracy_std", "accuracy_min", "accuracy_max", "diverged",
         "tpr_at_0.001", "tpr_at_0.01", "psnr", "uploaded_bytes_per_client", "verdict",
         "noise_source", "paired_noise",
     )  # fmt: skip
@@ -90,7 +90,7 @@ def _frontier_row(s: Setting) -> list[Any]:
     spread = stdev(s.accuracies) if len(s.accuracies) > 1 else None
     return [
         s.method, " ".join(f"{k}={v}" for k, v in s.parameters), len(s.runs), pld, s.epsilon_rdp, s.claim, s.measured,
-        privacy.delta, privacy.unit, privacy.relation, s.accuracy, spread, min(s.accuracies, default=None), max(s.accuracies, default=None),
+        privacy.delta, privacy.unit, privacy.relation, s.accuracy, spread, min(s.accuracies, default=None), max(s.accuracies, default=None), s.diverged,
         *(at.tpr if at else None for at in rates), s.psnr, s.uploaded, s.verdict,
         privacy.noise.source if privacy.noise else None, str(privacy.noise.paired).lower() if privacy.noise else None,
     ]  # fmt: skip

@@ -11,7 +11,7 @@ from rich.text import Text
 from privdd.reporting import summary, words
 from privdd.reporting.claimed import boldest
 from privdd.reporting.schema import Findings
-from privdd.reporting.words import number, share
+from privdd.reporting.words import number
 
 STYLE = {"unprotected": "yellow", "untested": "yellow", "consistent": "green", "contradiction": "bold red"}
 PIPE_WIDTH = 132
@@ -72,7 +72,7 @@ def _epsilons(findings: Findings) -> str:
         f"accounted {number(privacy.epsilon.pld)} (PLD) / {number(privacy.epsilon.rdp)} (RDP), "
         f"measured at least {number(summary.measured_epsilon(findings.findings))}; "
         f"delta {number(privacy.delta)}, unit {privacy.unit}, {privacy.relation}"
-        + (f"; accuracy {share(utility.accuracy)} ({utility.accuracy_kind})" if utility else "")
+        + (f"; accuracy {words.accuracy(utility)} ({utility.accuracy_kind})" if utility else "")
     )
 
 

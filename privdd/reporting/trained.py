@@ -22,7 +22,7 @@ from privdd.runtime.run_folder import read_json, write_bytes
 # Of the columns of an audit's frontier: what training alone knows. Nothing was attacked, so nothing is judged.
 KNOWN = (
     "method", "setting", "seeds", "epsilon_pld", "epsilon_rdp", "delta", "unit", "relation", "accuracy_mean",
-    "accuracy_std", "accuracy_min", "accuracy_max", "uploaded_bytes_per_client",
+    "accuracy_std", "accuracy_min", "accuracy_max", "diverged", "uploaded_bytes_per_client",
 )  # fmt: skip
 
 
@@ -54,7 +54,7 @@ def read_training(path: Path) -> RunRecord:
 
 def _utility(result: dict[str, Any]) -> Utility:
     sizes = {name: result[name] for name in ("uploaded_bytes_per_client", "downloaded_bytes_per_client")}
-    return Utility(accuracy=result["accuracy"], accuracy_kind="global", **sizes)
+    return Utility(accuracy=result["accuracy"], accuracy_kind="global", diverged=result.get("diverged"), **sizes)
 
 
 def trained_table(made: Sequence[Setting]) -> Table:
@@ -85,6 +85,9 @@ def print_trained(paths: Sequence[Path], file: IO[str]) -> None:
 
 
 def _accuracy(setting: Setting) -> str:
+    gone = f"{setting.diverged} of {len(setting.runs)} diverged" if setting.diverged else ""
+    if not setting.accuracies:
+        return gone
     low, high = min(setting.accuracies), max(setting.accuracies)
     spread = "" if math.isclose(low, high) else f" ({share(low)} to {share(high)})"
-    return f"{share(setting.accuracy)}{spread}"
+    return ", ".join(filter(None, (f"{share(setting.accuracy)}{spread}", gone)))

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from privdd.reporting.schema import Verdict
+from privdd.reporting.schema import Utility, Verdict
 
 NONE, NBSP = "–", "\u00a0"
 ACRONYMS = {
@@ -15,6 +15,7 @@ ACRONYMS = {
     "t1_sensitivity": "the sensitivity test (T1)",
     "t2_likelihood_ratio": "the likelihood-ratio test (T2)",
     "t3_transcript": "the transcript attack (T3)",
+    "t3_curve": "the test of the accountant's curve (T3)",
     "t3_final": "the attack on the final artifact (T3)",
     "lira": "LiRA",
     "rmia": "RMIA",
@@ -41,6 +42,11 @@ def share(value: float | None) -> str:
         return NONE
     points = 100 * value
     return f"{points:.2g}{NBSP}%" if points < 10 else f"{points:.3g}{NBSP}%"
+
+
+def accuracy(utility: Utility) -> str:
+    """A model's accuracy as percent, or that there was none in the end."""
+    return share(utility.accuracy) if utility.diverged is None else f"none (diverged in round {utility.diverged})"
 
 
 def attack(name: str) -> str:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import threading
+import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -15,13 +18,22 @@ from privdd.runtime.chunks import Lost, spread
 from privdd.runtime.payload import answer
 
 IDLE = 300  # seconds until an idle worker ends and gives its memory back
+CHECK = 1.0  # seconds between looks at whether the parent is still there
 # of libraries beside torch, whose threads are set task by task
 SINGLE = {name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
 
 
 def prepare() -> None:
-    """In a new worker: keep loky from taking kept memory (``privdd.runtime.allocator``) for a leak."""
+    """In a new worker: keep loky from taking kept memory (``privdd.runtime.allocator``) for a leak; watch the parent."""
     process_executor._MAX_MEMORY_LEAK_SIZE = sys.maxsize
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+
+
+def _end_with(parent: int) -> None:
+    """End this worker soon after its parent, who cannot tell it to once it was killed."""
+    while os.getppid() == parent:
+        time.sleep(CHECK)
+    os._exit(1)
 
 
 def process_map(

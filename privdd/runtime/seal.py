@@ -20,7 +20,7 @@ MANIFEST = "manifest.json"
 SIGNATURE = "signature.json"
 PAGE = "report.html"
 FIGURES = "figures/"
-UNSEALED = frozenset({MANIFEST, SIGNATURE, "point.json"})  # point.json: a sweep's own note beside the run
+UNSEALED = frozenset({MANIFEST, SIGNATURE, "point.json", ".lock"})  # point.json: a sweep's own note beside the run
 FILES, DRAWN, SEAL = "files", "page", "seal"  # keys of the manifest; the page is redrawn from the files at any time
 DRAWN_WITH = "drawn_with"
 

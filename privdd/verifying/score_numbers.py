@@ -13,7 +13,7 @@ from torch import Tensor
 
 from attacks.membership.attack import audited_epsilon, measure
 from attacks.types import Family, Worlds
-from privdd.auditing.error_budget import PER_MECHANISM, ErrorBudget
+from privdd.auditing.error_budget import CANARIES, PER_MECHANISM, ErrorBudget
 from privdd.auditing.pipeline import attack_stream
 from privdd.core.keys import Keys
 from privdd.reporting.folder import LIMIT, RunRecord
@@ -150,8 +150,9 @@ def _check_budget(record: RunRecord, membership: int) -> Iterator[Disagreement]:
         return
     if isinstance(confidence, int | float) and 0 < confidence < 1:
         yield from differing("findings.json", "privacy.multiplicity.alpha", shared.alpha, round(1 - confidence, 12))
-    others = max(0, -(-(shared.tests - membership) // PER_MECHANISM))
-    counted = max(1, membership + PER_MECHANISM * others)
+    canaries = CANARIES * any(row.attack.startswith("one_run_") for row in record.findings.findings)
+    others = max(0, -(-(shared.tests - membership - canaries) // PER_MECHANISM))
+    counted = max(1, membership + canaries + PER_MECHANISM * others)
     yield from differing("findings.json", "privacy.multiplicity.tests", shared.tests, counted)
 
 

@@ -40,8 +40,8 @@ def check_verdicts(record: RunRecord, ledger: Ledger | None) -> Iterator[Disagre
 def stated_epsilon(record: RunRecord, ledger: Ledger | None, surface: str) -> float | None:
     """What the ledger promises for a surface, or the one who brought scores; None where nothing is promised."""
     if ledger is None:
-        claimed = [claim.epsilon for claim in record.findings.privacy.claims]
-        return claimed[0] if claimed and not isinstance(claimed[0], str) else None
+        claims = record.findings.privacy.claims
+        return claims[0].number if claims else None
     value = min(epsilons(for_records(ledger), [surface]).values())
     return value if math.isfinite(value) else None
 
@@ -56,7 +56,7 @@ def _check_stated(record: RunRecord, at: int, row: FindingRow, stated: float | N
     """A bound on records is held against the ledger's epsilon or against a claim that the run prints."""
     if row.family == Family.GUARANTEE or row.epsilon_measured is None:
         return
-    claims = [claim.epsilon for claim in record.findings.privacy.claims]
+    claims = [claim.number for claim in record.findings.privacy.claims]
     if row.epsilon_stated not in claims or row.epsilon_stated is None:
         key = f"findings.{at} ({row.surface} {row.attack}).epsilon_stated"
         yield from differing(FILE, key, row.epsilon_stated, stated)

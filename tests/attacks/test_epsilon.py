@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 from scipy.stats import beta, binom, norm
 
+from attacks.bounds import largest_refuted
 from attacks.epsilon import (
     bayesian,
     clopper_pearson,
     from_scores,
     gaussian,
     gaussian_epsilon,
-    one_run,
     one_run_from_scores,
-    one_run_p_value,
 )
+from attacks.one_run import one_run, one_run_p_value
 
 DELTA = 1e-5
 
@@ -139,6 +139,13 @@ def test_one_run_recovers_epsilon_of_randomised_response():
     scores = told + 0.1 * norm.ppf(rng.random(20_000))
     bound = one_run_from_scores(scores, member, delta=0.0, generator=rng, guesses=[(5000, 5000)])
     assert 1.8 < bound.value < 2.0
+
+
+@pytest.mark.parametrize("truth", [0.0, 1e-6, 0.3, 1.0, 7.7, 900.0])
+def test_the_largest_refuted_value_is_found_from_below(truth):
+    assert largest_refuted(lambda value: value < truth) == pytest.approx(truth, rel=1e-9, abs=1e-11)
+    assert largest_refuted(lambda value: value < truth) <= truth
+    assert largest_refuted(lambda value: True, limit=50) == 64.0  # all that was asked is refuted
 
 
 @pytest.mark.parametrize(

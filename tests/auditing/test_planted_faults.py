@@ -363,13 +363,13 @@ def test_nothing_is_trained_again_where_all_was_noted(monkeypatch: pytest.Monkey
     plan, record = experiment.plan, NoiseRecord(experiment.plan.victim)
     progress = start(plan, experiment.ledger())
     while progress.round < plan.method.rounds:
-        progress, _, _ = step(plan, progress, experiment.shards, Engine(), None, record)
+        progress, _, _ = step(plan, progress, experiment.shards, Engine(), record=record)
     noted = dict(record.rounds)
     assert set(noted) == {(t, k) for t in range(plan.method.rounds) for k in range(3)}
     del record.rounds[1, 0]
     note_again(plan, experiment.shards, Engine(), experiment.ledger(), progress.ledger, record)
     assert record.rounds[1, 0].releases[0].squares == noted[1, 0].releases[0].squares
-    monkeypatch.setattr("privdd.auditing.noted_again.step", lambda *a: pytest.fail("trained again"))
+    monkeypatch.setattr("privdd.auditing.noted_again.step", lambda *a, **k: pytest.fail("trained again"))
     note_again(plan, experiment.shards, Engine(), experiment.ledger(), progress.ledger, record)
     lost, secret = NoiseRecord(plan.victim), replace(plan, noise_source="os")
     note_again(secret, experiment.shards, Engine(), experiment.ledger(), progress.ledger, lost)

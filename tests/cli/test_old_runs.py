@@ -19,6 +19,7 @@ import pytest
 import torch
 from hydra.core.global_hydra import GlobalHydra
 from hydra.utils import get_object
+from omegaconf import OmegaConf
 
 from privdd import report
 from privdd.cli import main as command
@@ -26,6 +27,7 @@ from privdd.cli.config import composed
 from privdd.cli.read_settings import fingerprint
 from privdd.cli.runs import UNREAD, run_audit
 from privdd.cli.stored_config import stored_config
+from privdd.federated.settings import AuditSettings
 from privdd.runtime.renames import TARGET, renamed
 from privdd.runtime.run_folder import read_tensors
 
@@ -86,7 +88,11 @@ def test_every_class_that_a_config_named_is_found(name: str) -> None:
 def test_a_stored_config_keeps_its_fingerprint_and_has_todays_settings() -> None:
     config = stored_config(OLD / "finished")
     assert fingerprint(config) == json.loads((OLD / "finished" / "manifest.json").read_text())["config"]
-    assert config == composed("audit", [*ASKED, "name=feddm"])
+    today = composed("audit", [*ASKED, "name=feddm"])
+    assert today.audit.canaries == AuditSettings.canaries  # came later: an old config has its default
+    OmegaConf.set_struct(today, False)
+    del today.audit.canaries
+    assert config == today
 
 
 def test_the_report_opens(old: Callable[[str], Path]) -> None:

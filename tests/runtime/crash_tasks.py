@@ -80,3 +80,8 @@ def grow(task: Deadly) -> int:
         KEPT.append(torch.ones(25_000_000))
     time.sleep(0.4)
     return os.getpid()
+
+
+def nap(seconds: float) -> float:
+    time.sleep(seconds)
+    return seconds

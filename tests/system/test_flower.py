@@ -20,7 +20,9 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
-from privdd.adapters.flower import FederationFailed, client_app, federate, own_data
+from privdd.adapters.flower import client_app, own_data
+from privdd.adapters.flower_messages import FederationFailed
+from privdd.adapters.flower_server import federate
 from privdd.auditing.findings import findings_json
 from privdd.auditing.pipeline import audit, game_of
 from privdd.auditing.replay import recalled

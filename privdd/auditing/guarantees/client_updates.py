@@ -16,6 +16,7 @@ from torch import Tensor
 
 from attacks.guarantee import gaussian_log_ratio
 from attacks.types import Adversary, Finding
+from privdd.auditing.guarantees.accounted_curve import curve_finding
 from privdd.auditing.guarantees.matching_transcripts import Transcripts
 from privdd.auditing.guarantees.recording_context import exact, flat, unit
 from privdd.auditing.guarantees.sensitivity import QueryTally
@@ -62,9 +63,10 @@ def client_findings(subject: Subject, name: str) -> Iterator[Finding]:
     opposite = relation == "replace"
     pair = crafted[what], {n: -t if opposite else torch.zeros_like(t) for n, t in crafted[what].items()}
     runs = of_updates(mechanism, *pair, calls, count, subject.keys.fold("runs", name))
-    yield from statement.statistical(
-        runs, f"{calls} noised update(s): {what!r} each time, or {'its opposite' if opposite else 'zero'}", final=False
-    )
+    note = f"{calls} noised update(s): {what!r} each time, or {'its opposite' if opposite else 'zero'}"
+    yield from statement.statistical(runs, note, final=False)
+    whole = dpa.SelfComposedDpEvent(event, calls)
+    yield curve_finding(statement, runs.ratios[: runs.runs], runs.ratios[runs.runs :], whole, note)
 
 
 def crafted_updates(subject: Subject, snapshot: Snapshot, name: str) -> dict[str, Tensors]:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from attacks.canaries import Canaries
 from attacks.types import Finding
+from privdd.auditing.guarantees.accounted_curve import curve_finding
 from privdd.auditing.guarantees.crafted_records import own_records, spare_label, with_guests
 from privdd.auditing.guarantees.presence import moved
 from privdd.auditing.guarantees.queries import guests_of
@@ -50,7 +51,11 @@ def feature_findings(subject: Subject, name: str) -> Iterator[Finding]:
     row = _rows(outputs[0])[len(_rows(outputs[0])) - len(guests) + worst]
     noise = SeededNoise(subject.keys.fold("runs", name).torch())
     runs = of_features(mechanism, row, subject.budget.runs, noise)
-    yield from statement.statistical(runs, f"{where}: {guests.names[worst]!r}, or nothing", final=True)
+    note = f"{where}: {guests.names[worst]!r}, or nothing"
+    yield from statement.statistical(runs, note, final=True)
+    if subject.spends(name):
+        ratios = runs.ratios
+        yield curve_finding(statement, ratios[: runs.runs], ratios[runs.runs :], outputs[0].event, note)
 
 
 def _rows(output: Output) -> Tensor:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from attacks.canaries import Canaries, join
 from attacks.types import Finding
+from privdd.auditing.guarantees.accounted_curve import curve_finding
 from privdd.auditing.guarantees.crafted_records import alone, common_label, oddities, own_records, spare_label
 from privdd.auditing.guarantees.sensitivity import QueryTally, examine
 from privdd.auditing.guarantees.statement import Statement, Subject
@@ -61,3 +62,5 @@ def _of_query(
         found, what = on_transcript(mechanism, tally.kept, budget.slow_runs, keys), guests.names[tally.keeps]
     note = f"{where} of a client that holds {what!r}, or nothing"
     yield from statement.statistical(found, note, final=bool(found.final.shape[1]))
+    event = sampled_event(mechanism, calls)
+    yield curve_finding(statement, found.ratios[: found.runs], found.ratios[found.runs :], event, note)

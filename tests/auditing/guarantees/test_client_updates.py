@@ -89,7 +89,7 @@ def by_name(found: list[Finding]) -> dict[str, Any]:
 def test_a_sound_update_reaches_its_bound_and_not_beyond(relation: str, allowed: float) -> None:
     found = list(all_findings(of_client(ClientLevel(1.0, 0.5), rounds=3, relation=relation)))
     rows = by_name(found)
-    assert list(rows) == ["t1_sensitivity", "t2_likelihood_ratio", "t3_transcript"]
+    assert list(rows) == ["t1_sensitivity", "t2_likelihood_ratio", "t3_transcript", "t3_curve"]
     assert 0.999 * allowed < rows["t1_sensitivity"]["kappa"] <= allowed * (1 + 1e-4)
     assert rows["t1_sensitivity"]["kappa_allowed"] == allowed
     assert all(0 < r["epsilon_measured"] <= r["epsilon_stated"] for n, r in rows.items() if n.startswith("t2"))

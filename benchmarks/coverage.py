@@ -1,0 +1,194 @@
+"""How often does each finite-sample statement of an audit exceed the truth? At most 5 % is claimed.
+
+    python -m benchmarks.coverage [--audits 400] [--runs 600] [--canaries 400] [--markdown]
+
+Each mechanism's epsilon at delta 1e-5 is known in closed form, and the attack is the best there is (its likelihood
+ratio). "above" is the share of audits that state more than the truth, with its 95 % binomial interval. For the tests of
+a whole curve the truth is the mechanism's own curve, and "above" is how often that is refuted. The exit status is 1
+where a share is above 5 % by more than chance explains (its interval lies above).
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+from scipy.stats import binomtest
+
+from attacks.curve import curve_test, most_testable
+from attacks.epsilon import from_scores, one_run_from_scores, right_guesses
+from attacks.fdp_one_run import fdp_refuted
+from attacks.guarantee import attack_runs, likelihood_ratio_certificate
+from attacks.membership.attack import audited_epsilon, guess_counts
+from benchmarks.known_mechanisms import DELTA, Known, mechanisms
+
+CONFIDENCE = 0.95
+Audit = Callable[[Known, int, np.random.Generator], float]  # -> what is stated; +inf where the true curve is refuted
+GRID = (-1.5, -1.0, -0.5, 0.0, 0.5, 1.0, 1.5)
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """One estimator on one mechanism; mean: of what is stated, nan for tests that only refute."""
+
+    mechanism: str
+    truth: float
+    estimator: str
+    above: int
+    audits: int
+    mean: float
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        found = binomtest(self.above, self.audits).proportion_ci(0.95, "exact")
+        return float(found.low), float(found.high)
+
+    @property
+    def broken(self) -> bool:
+        return self.interval[0] > 1 - CONFIDENCE
+
+
+def _sides(known: Known, runs: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    return known.draw(np.ones(runs, bool), rng), known.draw(np.zeros(runs, bool), rng)
+
+
+def _trials(known: Known, count: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    member = rng.random(count) < 0.5
+    return known.draw(member, rng), member
+
+
+def clopper_pearson(
+    known: Known, runs: int, rng: np.random.Generator, thresholds: Sequence[float] | None = None
+) -> float:
+    scores, member = _trials(known, 2 * runs, rng)
+    return from_scores(scores, member, delta=DELTA, thresholds=thresholds, generator=rng).value
+
+
+def one_run(known: Known, canaries: int, rng: np.random.Generator, method: str = "one_run") -> float:
+    scores, member = _trials(known, canaries, rng)
+    guesses = guess_counts(canaries)
+    return one_run_from_scores(scores, member, delta=DELTA, generator=rng, guesses=guesses, method=method).value  # type: ignore[arg-type]
+
+
+def one_run_curve(known: Known, canaries: int, rng: np.random.Generator) -> float:
+    counts = right_guesses(*_trials(known, canaries, rng), guess_counts(canaries), rng)
+    alpha = (1 - CONFIDENCE) / len(counts)
+    return np.inf if any(fdp_refuted(canaries, made, right, known.curve, alpha) for made, right in counts) else np.nan
+
+
+def curve(known: Known, runs: int, rng: np.random.Generator) -> float:
+    point = most_testable(known.curve, runs)
+    found = curve_test(*_sides(known, runs, rng), lambda scale: known.curve, threshold=point.threshold)
+    return np.inf if found.refuted else np.nan
+
+
+def order_statistic(known: Known, runs: int, rng: np.random.Generator) -> float:
+    """T2 by the k-th largest ratio, both orders of the pair at half of the error each."""
+    inside, outside = _sides(known, runs, rng)
+    made = [likelihood_ratio_certificate(torch.tensor(r), confidence=0.975) for r in (inside, -outside)]
+    return max((one.epsilon for one in made if one.delta_below > DELTA), default=0.0)
+
+
+def transcript_attack(known: Known, runs: int, rng: np.random.Generator) -> float:
+    """T3: a fitted discriminant on the ratio and a column of noise."""
+    sides = [np.stack([side, rng.normal(size=runs)], 1) for side in _sides(known, runs, rng)]
+    return attack_runs(torch.tensor(sides[0]), torch.tensor(sides[1]), delta=DELTA, generator=rng).value
+
+
+def membership(known: Known, canaries: int, rng: np.random.Generator) -> float:
+    """The bound of a membership finding: two worlds of audited records, three shares of guesses."""
+    masks = rng.random((2, canaries)) < 0.5
+    scores = torch.tensor(known.draw(masks, rng))
+    return audited_epsilon(scores, torch.tensor(masks), DELTA, rng, CONFIDENCE, targets=2).value
+
+
+def tilted(known: Known, runs: int, rng: np.random.Generator) -> float:
+    """T2 on draws tilted towards large losses; of as many runs as a certificate takes."""
+    from attacks.tilted import certified_epsilon, propose, step_losses
+
+    assert known.planned is not None
+    mu, q = (np.array([value]) for value in known.planned)
+    draws = propose(mu, q, DELTA, 60, rng)
+    return certified_epsilon(draws, step_losses(draws.noise + draws.coins * mu, mu, q).sum(1), DELTA)
+
+
+def estimators(runs: int, canaries: int) -> dict[str, tuple[Audit, int]]:
+    """Name -> (audit, its size)."""
+    return {
+        "Clopper-Pearson, one threshold": (partial(clopper_pearson, thresholds=[0.5]), runs),
+        "Clopper-Pearson, seven thresholds": (partial(clopper_pearson, thresholds=GRID), runs),
+        "Clopper-Pearson, split": (clopper_pearson, runs),
+        "one run, Steinke et al.": (one_run, canaries),
+        "one run, f-DP": (partial(one_run, method="fdp_one_run"), canaries),
+        "one run, f-DP, own curve": (one_run_curve, canaries),
+        "T2, order statistic": (order_statistic, runs),
+        "T2, tilted": (tilted, runs),
+        "T3, transcript attack": (transcript_attack, runs),
+        "T3, own curve": (curve, runs),
+        "membership, two worlds": (membership, canaries),
+    }
+
+
+def covered(audits: int, runs: int, canaries: int, seed: int = 0, only: Sequence[str] | None = None) -> list[Coverage]:
+    """Every estimator (or ``only`` some) on every mechanism, ``audits`` times each."""
+    have_tilted = importlib.util.find_spec("attacks.tilted") is not None
+    rows = []
+    for number, known in enumerate(mechanisms()):
+        for at, (name, (audit, size)) in enumerate(estimators(runs, canaries).items()):
+            if (only is not None and name not in only) or (audit is tilted and not (have_tilted and known.planned)):
+                continue
+            rng = np.random.default_rng([seed, number, at])
+            values = np.array([audit(known, size, rng) for _ in range(audits)])
+            above = int((values > known.epsilon + 1e-12).sum())
+            stated = values[np.isfinite(values)]
+            rows.append(
+                Coverage(known.name, known.epsilon, name, above, audits, stated.mean() if len(stated) else np.nan)
+            )
+    return rows
+
+
+def table(rows: Sequence[Coverage], markdown: bool = False) -> str:
+    """The rows as aligned text, or as a Markdown table."""
+    lines = [
+        "| mechanism | epsilon | estimator | above | 95 % interval | mean / epsilon |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        low, high = (100 * end for end in row.interval)
+        share = f"{row.mean / row.truth:.2f}" if row.truth and np.isfinite(row.mean) else "-"
+        mark = " **too often**" if row.broken else ""
+        left = f"| {row.mechanism:<28} | {row.truth:7.3f} | {row.estimator:<34} "
+        right = f"| {100 * row.above / row.audits:4.1f} %{mark} | {low:4.1f} to {high:4.1f} % | {share:>4} |"
+        lines.append(left + right)
+    return "\n".join(" ".join(line.split()) for line in lines) if markdown else "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the table; 1 where a share is above 5 % beyond chance, else 0."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--audits", type=int, default=400, help="of each mechanism by each estimator")
+    parser.add_argument("--runs", type=int, default=600, help="with, and as many without, the record")
+    parser.add_argument("--canaries", type=int, default=400, help="of one run")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--markdown", action="store_true")
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    began = time.process_time()
+    rows = covered(options.audits, options.runs, options.canaries, options.seed)
+    print(table(rows, options.markdown))
+    if importlib.util.find_spec("attacks.tilted") is None:
+        print("T2, tilted: not in this version (attacks.tilted).")
+    size = f"{options.audits} audits a row, {options.runs} + {options.runs} runs or {options.canaries} canaries"
+    print(f"\n{size}, delta {DELTA:g}, 95 % confidence; {time.process_time() - began:.0f} CPU s.")
+    return int(any(row.broken for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

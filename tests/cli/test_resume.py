@@ -1,0 +1,43 @@
+"""What may change when a run goes on: where it is computed, never a bit of what comes out."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from privdd.cli.config import composed
+from privdd.cli.main import _stored
+from privdd.core.errors import BadConfig
+
+
+def resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stored: list[str], *typed: str) -> dict[str, Any]:
+    """The engine with which a run of ``stored`` settings goes on."""
+    (tmp_path / "config.yaml").write_text(OmegaConf.to_yaml(composed("train", stored), resolve=True))
+    argv, seen = [f"resume={tmp_path}", *typed], []
+    monkeypatch.setattr(sys, "argv", ["privdd.train", *argv])
+    assert _stored("train", lambda config, path, args: seen.append(config) or 0, argv, tmp_path, "resume") == 0
+    return OmegaConf.to_container(seen[0].engine)  # type: ignore[return-value]
+
+
+def test_another_engine_keeps_the_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stored = ["preset=paper", "engine=serial"]
+    before = composed("train", stored).engine.threads
+    assert before != composed("train", ["preset=paper", "engine=processes"]).engine.threads  # or this tests nothing
+    found = resumed(tmp_path, monkeypatch, stored, "engine=processes", "engine.workers=2")
+    assert found["kind"] == "processes" and found["workers"] == 2 and found["threads"] == before
+
+
+def test_other_threads_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(BadConfig, match=r"engine.threads=3: this run was begun with 1, .*leave it at 1"):
+        resumed(tmp_path, monkeypatch, ["preset=smoke"], "engine.threads=3")
+    assert resumed(tmp_path, monkeypatch, ["preset=smoke"], "engine.threads=1")["threads"] == 1
+
+
+@pytest.mark.parametrize("typed", ["algo.lr=0.5", "seed=3", "privacy.delta=1e-3", "data.limit=10", "participation=0.5"])
+def test_what_decides_the_result_is_refused(typed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(BadConfig, match="together with resume= only engine can be changed"):
+        resumed(tmp_path, monkeypatch, ["preset=smoke"], typed)
