@@ -87,7 +87,8 @@ def _normal_scores(gap: Tensor) -> Tensor:
 class Noted:
     """One release. squares: tensor -> (numbers, sum of squared residuals); sample: some residuals, at the same
     places in every release of the same shape; records: how many contributed, None where it is one row each;
-    judged, off: numbers whose low bits were looked at, and those off any lattice; missing: why there is nothing.
+    judged, off: numbers whose low bits were looked at, and those off any lattice; missing: why there is nothing;
+    event: what the mechanism said that it costs.
     """
 
     name: str
@@ -98,6 +99,7 @@ class Noted:
     judged: int = 0
     off: int = 0
     missing: str = ""
+    event: dpa.DpEvent | None = None
 
 
 @dataclass
@@ -140,7 +142,7 @@ class Watch:
         if isinstance(output.event, dpa.NonPrivateDpEvent) or not all(output.flags.values()):
             return  # nothing is promised of it
         count = len(next(iter(given.values()))) if given and mechanism.per_record else None
-        noted = Noted(name, partition, count)
+        noted = Noted(name, partition, count, event=output.event)
         self.releases.append(noted)
         try:
             gaps = residuals(mechanism, output)

@@ -10,6 +10,7 @@ from privdd.reporting.schema import Utility, Verdict
 
 NONE, NBSP = "–", "\u00a0"
 ACRONYMS = {
+    "t0_ledger": "the test of the run's own ledger (T0)",
     "t0_noise": "the test of the run's own noise (T0)",
     "t0_sampling": "the test of the run's own sampling (T0)",
     "t1_sensitivity": "the sensitivity test (T1)",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 from privdd.core.state import unpack
 from privdd.federated.channel import digest
@@ -21,14 +22,18 @@ def check_sent(record: RunRecord, ledger: Ledger | None) -> Iterator[Disagreemen
 
     Raises DamagedRun for a file that is not readable as safetensors.
     """
-    if ledger is None:
-        return
+    if ledger is not None:
+        yield from check_kept(record.path, ledger)
+
+
+def check_kept(folder: Path, ledger: Ledger) -> Iterator[Disagreement]:
+    """The same for a folder of artifacts, whatever else it holds."""
     rows = {(r.round, r.client, r.name): r.digest for r in ledger.releases if r.visible_to != ("analyst",)}
-    for name in sorted(plain_files(record.path)):
+    for name in sorted(plain_files(folder)):
         at = KEPT.fullmatch(name)
         if at is None:
             continue
-        whole = read_tensors(record.path / name)
+        whole = read_tensors(folder / name)
         for sent in dict.fromkeys(key.split("/", 1)[0] for key in whole):
             stored = rows.get((int(at[1]), int(at[2]), sent))
             found = digest(unpack(sent, whole))

@@ -11,6 +11,7 @@ from attacks.types import Finding
 from privdd.auditing.guarantees.aggregate_clip_theorem import printed_findings
 from privdd.auditing.guarantees.client_updates import client_findings
 from privdd.auditing.guarantees.feature_noise import feature_findings
+from privdd.auditing.guarantees.own_ledger import ledger_findings
 from privdd.auditing.guarantees.own_noise import noise_finding
 from privdd.auditing.guarantees.own_sampling import is_sampled, sampling_finding
 from privdd.auditing.guarantees.queries import query_findings
@@ -46,8 +47,9 @@ def guarantee_findings(scene: Any, confidence: float) -> Iterator[Finding]:
 
 
 def own_findings(subject: Subject, record: NoiseRecord | None) -> Iterator[Finding]:
-    """T0 for every mechanism that the ledger accounts for: the noise, and the sampling, of the run itself."""
+    """T0: the ledger, and for every mechanism that it accounts for the noise and the sampling of the run itself."""
     noted = record or NoiseRecord(subject.plan.victim)
+    yield from ledger_findings(subject, noted)
     for name in [name for name in subject.plan.mechanisms if subject.spends(name)]:
         yield noise_finding(subject, noted, name)
         if is_sampled(subject, name):

@@ -1,0 +1,99 @@
+"""T0: does the ledger tell of everything that the run released?
+
+Epsilon is composed from the ledger's rows. So they are held against what was noted of the mechanisms while the run
+trained (``privdd.federated.noise_record``): each release is counted, in its own cell and round, for its own client,
+with the event that the mechanism stated; the rate of sampling in that event is the one that coins were tossed at; and
+what was computed from releases says so. No error is spent on any of it: a row is right or wrong.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import dp_accounting as dpa
+
+from attacks.types import Adversary, Family, Finding
+from privdd.auditing.guarantees.statement import Subject
+from privdd.federated.channel import POST_PROCESSING
+from privdd.federated.noise_record import NoiseRecord, Watch
+from privdd.privacy.ledger import SERVER, Release
+
+LEDGER = "t0_ledger"
+
+Place = tuple[int, int, str, str | None]  # round, client, name, partition
+
+
+def ledger_findings(subject: Subject, record: NoiseRecord) -> Iterator[Finding]:
+    """One row for each surface on which the ledger is wrong; nothing where no release was noted."""
+    if not any(watch.releases for watch in record.rounds.values()):
+        return
+    wrong = list(_wrong(subject, record))
+    for name in dict.fromkeys(name for name, _ in wrong):
+        says = [text for of, text in wrong if of == name]
+        note = f"{says[0]}{f' (and {len(says) - 1} more)' if len(says) > 1 else ''}"
+        found = {"signal": name, "n": len(says), "note": note, "diagnostics": {"refuted": True, "unit": subject.ledger.unit}}
+        yield Finding(subject.surface(name), LEDGER, Family.GUARANTEE, Adversary.ANALYST, found)
+
+
+def _wrong(subject: Subject, record: NoiseRecord) -> Iterator[tuple[str, str]]:
+    """(name of a query or upload, what the ledger has wrong about it)."""
+    rows = [r for r in subject.ledger.releases if r.client != SERVER and (r.round, r.client) in record.rounds]
+    entered: dict[Place, Counter[dpa.DpEvent]] = {}
+    for row in rows:
+        if row.protected:
+            of = entered.setdefault((row.round, row.client, row.name, row.partition), Counter())
+            of[row.event] += row.count
+    for watch in record.rounds.values():
+        for (name, partition), made in _made(watch).items():
+            place = (watch.round, watch.client, name, partition)
+            yield from ((name, text) for text in _uncounted(place, made, entered.get(place, Counter())))
+        yield from _rates(watch)
+    yield from _rootless(rows)
+
+
+def _made(watch: Watch) -> dict[tuple[str, str | None], Counter[dpa.DpEvent]]:
+    """What a client round released, by query and cell."""
+    made: dict[tuple[str, str | None], Counter[dpa.DpEvent]] = {}
+    for release in watch.releases:
+        if release.event is not None:
+            made.setdefault((release.name, release.partition), Counter())[release.event] += 1
+    return made
+
+
+def _uncounted(place: Place, made: Counter[dpa.DpEvent], entered: Counter[dpa.DpEvent]) -> Iterator[str]:
+    round, client, name, partition = place
+    where = f"round {round}, client {client}{f', {partition}' if partition else ''}"
+    for event, count in made.items():
+        if entered[event] < count:
+            yield f"{where}: {name!r} was released {count} times as {event}, and the ledger has {entered[event]} such"
+
+
+def _rates(watch: Watch) -> Iterator[tuple[str, str]]:
+    """An event that is amplified by a lower rate of sampling than coins were tossed at."""
+    tossed = {coins.name: coins.probability for coins in watch.coins}
+    for release in watch.releases:
+        event = release.event
+        if not isinstance(event, dpa.PoissonSampledDpEvent):
+            continue
+        rate = tossed.get(release.name)
+        if rate is not None and event.sampling_probability < rate * (1 - 1e-9):
+            yield release.name, (
+                f"round {watch.round}, client {watch.client}: {release.name!r} is accounted at a sampling "
+                f"probability of {event.sampling_probability:.3g}, and coins were tossed at {rate:.3g}"
+            )
+
+
+def _rootless(rows: list[Release]) -> Iterator[tuple[str, str]]:
+    """Post-processing that does not point to the releases of its own client round."""
+    inner: dict[tuple[int, int], set[int]] = {}
+    for row in rows:
+        if row.protected and row.visible_to == ("analyst",):
+            inner.setdefault((row.round, row.client), set()).add(row.id)
+    for row in rows:
+        missing = inner.get((row.round, row.client), set()) - set(row.post_of)
+        if row.why == POST_PROCESSING and missing:
+            yield row.name, (
+                f"round {row.round}, client {row.client}: {row.name!r} was computed from {len(missing)} release(s) "
+                "that its row does not point to"
+            )

@@ -1,0 +1,146 @@
+"""Faults of clipping, of the normaliser, and of contributions that depend on more than their own record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from privdd.core.types import Tensors
+from privdd.distillation import noisy_embedding
+from privdd.planted.fault import Fault, swapped
+from privdd.privacy import clipping
+from privdd.privacy.lattice import ROOM, Lattice
+from privdd.privacy.mechanism import Output
+from privdd.privacy.mechanisms import ClippedSum, client_level, clipped_sum, gaussian_features
+from privdd.privacy.noise import Noise
+from privdd.training import dp_sgd
+
+Factors = Callable[[Tensor, float], Tensor]
+Rows = Callable[[Tensor], Tensor]
+
+
+def _factors(made: Factors) -> Callable[[], AbstractContextManager[None]]:
+    """What each record is multiplied by: (norms (n,), clip norm) -> (n,). Sums are then counted in 64 bits."""
+    under = Lattice.under
+    roomy = staticmethod(lambda std, norm: replace(under(std, norm), largest=ROOM))
+    return lambda: swapped(
+        (clipping, "clip_factors", made), (gaussian_features, "clip_factors", made), (Lattice, "under", roomy)
+    )
+
+
+def _unclipped(norms: Tensor, clip_norm: float) -> Tensor:
+    return torch.isfinite(norms).to(norms)
+
+
+def _by_mean(norms: Tensor, clip_norm: float) -> Tensor:
+    return torch.nan_to_num(torch.full_like(norms, clip_norm) / norms.mean().clamp_min(1e-30)).clamp_max(1.0)
+
+
+def _summed(value: Tensors) -> tuple[Tensors, int]:
+    size = max(1, len(next(iter(value.values()))))
+    return {name: tensor.detach().float().sum(0, keepdim=True) for name, tensor in value.items()}, size
+
+
+def _mean_clipped() -> AbstractContextManager[None]:
+    """The mean of a batch is clipped in place of each record."""
+    honest = clipping.clipped_sum
+
+    def made(value: Tensors, clip_norm: float, *more: Any, **settings: Any) -> Tensor:
+        total, size = _summed(value)
+        return honest(total, clip_norm * size, *more, **settings)
+
+    return swapped((clipped_sum, "clipped_sum", made))
+
+
+def _tensor_by_tensor() -> AbstractContextManager[None]:
+    """Each tensor of a record is clipped by itself."""
+    honest = clipping.clipped_sum
+
+    def made(value: Tensors, *more: Any, **settings: Any) -> Tensor:
+        return torch.cat([honest({name: tensor}, *more, **settings) for name, tensor in value.items()])
+
+    return swapped((clipped_sum, "clipped_sum", made), (client_level, "clipped_sum", made))
+
+
+def _number_by_number() -> AbstractContextManager[None]:
+    """Each number is cut to [-C, C], in place of each record's norm."""
+    honest = clipping.clipped_sum
+
+    def made(value: Tensors, clip_norm: float, *more: Any, **settings: Any) -> Tensor:
+        cut = {name: tensor.detach().clamp(-clip_norm, clip_norm) for name, tensor in value.items()}
+        return honest(cut, 1e6 * clip_norm, *more, **settings)
+
+    return swapped((clipped_sum, "clipped_sum", made), (client_level, "clipped_sum", made))
+
+
+def _divided_by_the_count() -> AbstractContextManager[None]:
+    """Divided by the number of records that came, with the noise that is stated for the public normaliser."""
+    honest = ClippedSum.__call__
+
+    def call(self: ClippedSum, value: Tensors, noise: Noise) -> Output:
+        count = float(max(1, len(next(iter(value.values())))))
+        times = count / self.normaliser  # so that the noise stays what is stated
+        other = replace(self, normaliser=count, noise_multiplier=self.noise_multiplier * times)
+        return replace(honest(other, value, noise), event=self.event, sensitivity=self.clip_norm / self.normaliser)
+
+    return swapped((ClippedSum, "__call__", call))
+
+
+def _contributions(change: Rows) -> Callable[[], AbstractContextManager[None]]:
+    """What records contribute, changed for all of them at once: rows (n, ...) -> (n, ...)."""
+    embedded, gradients = noisy_embedding.embedded, dp_sgd.record_gradients
+
+    def rows(embed: Any, x: Tensor, chunk: int) -> Tensor:
+        return change(embedded(embed, x, chunk))
+
+    def grads(*given: Any) -> Tensors:
+        return {name: change(tensor) for name, tensor in gradients(*given).items()}
+
+    return lambda: swapped((noisy_embedding, "embedded", rows), (dp_sgd, "record_gradients", grads))
+
+
+def _stale() -> AbstractContextManager[None]:
+    """Each contribution has a part of what was contributed before, kept without noise."""
+    kept: dict[tuple[int, ...], Tensor] = {}
+
+    def change(rows: Tensor) -> Tensor:
+        shape = tuple(rows.shape[1:])
+        before = kept.get(shape, torch.zeros(shape))
+        if len(rows):
+            kept[shape] = rows.detach().mean(0)
+        return rows + 0.5 * before.to(rows)
+
+    return _contributions(change)()
+
+
+def _noised_moments(rows: Tensor) -> Tensor:
+    """Standardised over the batch, as batch norm does."""
+    return (rows - rows.mean(0)) / rows.std(0, unbiased=False).clamp_min(1e-3) if len(rows) > 1 else rows
+
+
+RECORDS = ("records",)
+CLIPPING_FAULTS = (
+    Fault("clip_missing", "nothing is clipped", _factors(_unclipped)),
+    Fault("clip_double", "clipped to twice the stated norm", _factors(lambda n, c: (2 * c / n.clamp_min(1e-30)).clamp_max(1.0) * torch.isfinite(n))),
+    Fault("clip_by_mean_norm", "all records are scaled by the mean of their norms", _factors(_by_mean), RECORDS),
+    Fault("clip_by_count", "clipped to the stated norm times the number of records",
+          _factors(lambda n, c: (c * len(n) / n.clamp_min(1e-30)).clamp_max(1.0) * torch.isfinite(n)), RECORDS),
+    Fault("clip_the_mean", "the mean of the batch is clipped, not each record", _mean_clipped, RECORDS),
+    Fault("clip_tensor_by_tensor", "each tensor is clipped by itself", _tensor_by_tensor, ("several",)),
+    Fault("clip_number_by_number", "each number is cut, not each record's norm", _number_by_number),
+    Fault("normaliser_is_the_count", "divided by the number of records that came, with the stated noise", _divided_by_the_count, RECORDS),
+    Fault("contributions_centred", "the client's own mean is taken off each contribution",
+          _contributions(lambda rows: rows - rows.mean(0) if len(rows) else rows), RECORDS),
+    Fault("contributions_standardised", "contributions standardised over the batch", _contributions(_noised_moments), RECORDS),
+    Fault("contributions_odd", "a hundredth where the number of records is odd",
+          _contributions(lambda rows: rows * (0.01 if len(rows) % 2 else 1.0)), RECORDS),
+    Fault("contributions_by_count", "50 over the number of records", _contributions(lambda rows: rows * 50 / max(len(rows), 1)), RECORDS),
+    Fault("contributions_sorted", "a record's contribution depends on whether it is the largest",
+          _contributions(lambda rows: rows * (1 + 9 * (rows.flatten(1).norm(dim=1) >= rows.flatten(1).norm(dim=1).max()).to(rows)).reshape(-1, *(1,) * (rows.ndim - 1)) if len(rows) else rows), RECORDS),
+    Fault("contributions_stale", "what was contributed before is kept without noise and added again", _stale, RECORDS),
+)  # fmt: skip

