@@ -92,6 +92,8 @@ TESTED_IN = {  # test file -> modules of which it is the test, where its name is
     "distillation/test_distribution_matching.py": "privdd.distillation: class_subsets initial_images networks sampling",
     "distillation/test_gradient_matching.py": "privdd.training: contrastive",
     "distillation/test_public_features.py": "privdd.distillation: fitting",
+    "planted/test_planted.py": "privdd.planted: accounting_faults catalogue clipping_faults fault noise_faults"
+    " sampling_faults score small_runs trial wire_faults",
     "methods/test_fedfed.py": "attacks.inversion: neighbour",
     "methods/test_feddm.py": "privdd.training: server",
     "methods/test_fedlgd.py": "privdd.distillation: virtual_images",

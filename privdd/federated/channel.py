@@ -32,6 +32,10 @@ class UndeclaredArtifact(ValueError):
     """A method tried to send something that it never declared."""
 
 
+class TranscriptEnded(ValueError):
+    """A method asks for more releases than the recorded transcript has."""
+
+
 def digest(value: Tensors) -> str:
     """A hash of names, types, shapes and bytes (of tensors, not of files)."""
     h = hashlib.blake2b(digest_size=16)
@@ -120,6 +124,8 @@ class ClientContext:
         if name not in self.queries:
             raise UndeclaredArtifact(f"query {name!r} is not declared; declared are {sorted(self.queries)}")
         if self.transcript is not None:
+            if len(self.outputs) == len(self.transcript):
+                raise TranscriptEnded(f"query {name!r}: more releases than the recorded {len(self.transcript)}")
             value = self.transcript[len(self.outputs)]
             self.outputs.append(value)
             return value

@@ -66,7 +66,9 @@ def _noise(made: Callable[[str, Keys], Noise]) -> Callable[[], AbstractContextMa
     return lambda: swapped((channel, "noise_for", made))
 
 
-def _times(size: float, where: Callable[[Keys], bool] = lambda keys: True) -> Callable[[], AbstractContextManager[None]]:
+def _times(
+    size: float, where: Callable[[Keys], bool] = lambda keys: True
+) -> Callable[[], AbstractContextManager[None]]:
     def made(source: Any, keys: Keys) -> Noise:
         return Changed(noise_for(source, keys), lambda drawn: drawn * (size if where(keys) else 1.0))
 
@@ -122,7 +124,10 @@ def outputs(change: Callable[[Any, Output, Noise], Output]) -> Callable[[], Abst
 def _floating(mechanism: Any, output: Output, noise: Noise) -> Output:
     """The same noise, added in float32 as it comes."""
     exact = output.exact or {}
-    gaps = {n: t - exact[n].repeat(len(t) // max(len(exact[n]), 1), *(1,) * (t.ndim - 1)) if t.ndim else t - exact[n] for n, t in output.value.items()}
+    gaps = {
+        n: t - exact[n].repeat(len(t) // max(len(exact[n]), 1), *(1,) * (t.ndim - 1)) if t.ndim else t - exact[n]
+        for n, t in output.value.items()
+    }
     shaken = {n: gap * 1.0000123 for n, gap in gaps.items()}
     return replace(output, value={n: t - gaps[n] + shaken[n] for n, t in output.value.items()})
 

@@ -106,7 +106,9 @@ def _clean_used() -> AbstractContextManager[None]:
     return swapped(swap(channel.ClientContext), swap(Witness))
 
 
-def _sent(change: Callable[[channel.Channel, Upload, Any, Received], Received]) -> Callable[[], AbstractContextManager[None]]:
+def _sent(
+    change: Callable[[channel.Channel, Upload, Any, Received], Received],
+) -> Callable[[], AbstractContextManager[None]]:
     """What the server receives, after the rows were written."""
     honest = channel.Channel.send
 
@@ -123,7 +125,11 @@ def _extra(of: channel.Channel, upload: Upload, ctx: Any, received: Received) ->
 
 def _clean_sent(of: channel.Channel, upload: Upload, ctx: Any, received: Received) -> Received:
     """Uploads of mechanisms travel as they were before noise; the rows are those of the noised ones."""
-    bare = {name: channel.sealed(exact(of.mechanisms[name], upload[name].value)) for name in received.values if name in of.mechanisms}
+    bare = {
+        name: channel.sealed(exact(of.mechanisms[name], upload[name].value))
+        for name in received.values
+        if name in of.mechanisms
+    }
     return replace(received, values={**received.values, **bare})
 
 

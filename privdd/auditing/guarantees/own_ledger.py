@@ -2,8 +2,8 @@
 
 Epsilon is composed from the ledger's rows. So they are held against what was noted of the mechanisms while the run
 trained (``privdd.federated.noise_record``): each release is counted, in its own cell and round, for its own client,
-with the event that the mechanism stated; the rate of sampling in that event is the one that coins were tossed at; and
-what was computed from releases says so. No error is spent on any of it: a row is right or wrong.
+with the event that the mechanism stated; the rate of sampling in that event is the one that coins were tossed at;
+what was computed from releases says so; and the epsilon stated is that of what was noted. No error is spent on any of it: a row is right or wrong.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from attacks.types import Adversary, Family, Finding
 from privdd.auditing.guarantees.statement import Subject
 from privdd.federated.channel import POST_PROCESSING
 from privdd.federated.noise_record import NoiseRecord, Watch
+from privdd.privacy.accounting import epsilon
 from privdd.privacy.ledger import SERVER, Release
 
 LEDGER = "t0_ledger"
@@ -32,7 +33,12 @@ def ledger_findings(subject: Subject, record: NoiseRecord) -> Iterator[Finding]:
     for name in dict.fromkeys(name for name, _ in wrong):
         says = [text for of, text in wrong if of == name]
         note = f"{says[0]}{f' (and {len(says) - 1} more)' if len(says) > 1 else ''}"
-        found = {"signal": name, "n": len(says), "note": note, "diagnostics": {"refuted": True, "unit": subject.ledger.unit}}
+        found = {
+            "signal": name,
+            "n": len(says),
+            "note": note,
+            "diagnostics": {"refuted": True, "unit": subject.ledger.unit},
+        }
         yield Finding(subject.surface(name), LEDGER, Family.GUARANTEE, Adversary.ANALYST, found)
 
 
@@ -50,6 +56,27 @@ def _wrong(subject: Subject, record: NoiseRecord) -> Iterator[tuple[str, str]]:
             yield from ((name, text) for text in _uncounted(place, made, entered.get(place, Counter())))
         yield from _rates(watch)
     yield from _rootless(rows)
+    yield from _understated(subject, record)
+
+
+def _understated(subject: Subject, record: NoiseRecord) -> Iterator[tuple[str, str]]:
+    """What was noted of the audited client, composed by itself, costs more than the ledger states."""
+    cells: dict[str | None, list[tuple[str, dpa.DpEvent]]] = {}
+    for watch in record.rounds.values():
+        if watch.client == subject.plan.victim:
+            for release in watch.releases:
+                if release.event is not None:
+                    cells.setdefault(release.partition, []).append((release.name, release.event))
+    stated, relation = subject.ledger.epsilon(client=subject.plan.victim), subject.plan.relation
+    for cell in sorted(cells, key=str):
+        made = cells[cell] + (cells.get(None, []) if cell is not None else [])
+        counts = Counter(event for _, event in made)
+        event = dpa.ComposedDpEvent([dpa.SelfComposedDpEvent(one, count) for one, count in counts.items()])
+        least = epsilon(event, subject.delta, relation=relation)  # type: ignore[arg-type]
+        if least > stated * (1 + 1e-6) + 1e-9:
+            of = cell or "all records"
+            yield made[0][0], f"the releases of {of} compose to epsilon {least:.4g}, and the ledger states {stated:.4g}"
+            return
 
 
 def _made(watch: Watch) -> dict[tuple[str, str | None], Counter[dpa.DpEvent]]:
@@ -78,9 +105,12 @@ def _rates(watch: Watch) -> Iterator[tuple[str, str]]:
             continue
         rate = tossed.get(release.name)
         if rate is not None and event.sampling_probability < rate * (1 - 1e-9):
-            yield release.name, (
-                f"round {watch.round}, client {watch.client}: {release.name!r} is accounted at a sampling "
-                f"probability of {event.sampling_probability:.3g}, and coins were tossed at {rate:.3g}"
+            yield (
+                release.name,
+                (
+                    f"round {watch.round}, client {watch.client}: {release.name!r} is accounted at a sampling "
+                    f"probability of {event.sampling_probability:.3g}, and coins were tossed at {rate:.3g}"
+                ),
             )
 
 
@@ -93,7 +123,10 @@ def _rootless(rows: list[Release]) -> Iterator[tuple[str, str]]:
     for row in rows:
         missing = inner.get((row.round, row.client), set()) - set(row.post_of)
         if row.why == POST_PROCESSING and missing:
-            yield row.name, (
-                f"round {row.round}, client {row.client}: {row.name!r} was computed from {len(missing)} release(s) "
-                "that its row does not point to"
+            yield (
+                row.name,
+                (
+                    f"round {row.round}, client {row.client}: {row.name!r} was computed from {len(missing)} release(s) "
+                    "that its row does not point to"
+                ),
             )

@@ -94,6 +94,7 @@ def looks(subject: Subject, record: NoiseRecord, name: str, releases: list[Relea
     seen = [one for one in releases if not one[1].missing]
     yield scale({f"{_which(*one)}, {key}": sums for one in seen for key, sums in one[1].squares.items()})
     yield scale(_totals(mine))
+    yield scale(_of_others(seen, subject.plan.victim))
     yield single_numbers(_columns([watch for watch in record.rounds.values() if watch.audited], name))
     yield shape([r.sample for _, r in mine])
     yield reuse(_samples(mine))
@@ -115,6 +116,16 @@ def _totals(releases: list[Release]) -> dict[str, tuple[int, float]]:
             before = totals.get(key, (0, 0.0))
             totals[key] = (before[0] + count, before[1] + total)
     return {f"all rounds, {key}": sums for key, sums in totals.items()}
+
+
+def _of_others(releases: list[Release], victim: int) -> dict[str, tuple[int, float]]:
+    """The same for each of the other clients: one release of theirs may have too few numbers to tell."""
+    others = sorted({watch.client for watch, _ in releases} - {victim})
+    return {
+        f"client {client}, {what}": sums
+        for client in others
+        for what, sums in _totals([one for one in releases if one[0].client == client]).items()
+    }
 
 
 def _columns(watches: list[Watch], name: str) -> dict[str, tuple[int, Tensor]]:

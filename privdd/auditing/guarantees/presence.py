@@ -16,7 +16,7 @@ from torch import Tensor
 from privdd.auditing.guarantees.crafted_records import holding
 from privdd.auditing.guarantees.recording_context import Heeded, exact, flat, unit, witness
 from privdd.core.keys import Keys
-from privdd.core.types import Records, Shard, Tensors, Upload
+from privdd.core.types import Records, Shard, State, Tensors, Upload
 from privdd.federated.simulation import Plan, Snapshot
 from privdd.privacy.mechanism import Mechanism
 
@@ -100,6 +100,7 @@ def presence(
         out = _run(plan, snapshot, pair[0], limit, keys, None)
         inside = _run(plan, snapshot, pair[1], limit, keys, out.outputs)
         said = said or inside.problem or _differs(plan, out.upload, inside.upload)
+        said = said or _remembered(plan, snapshot, pair[0], out, inside, keys)
         for name, totals in out.seen.totals.items():
             kept = found.setdefault(name, Presence())
             kept.total = max(kept.total, _largest(totals, inside.seen.totals.get(name, [])))
@@ -130,6 +131,20 @@ class _Run:
     outputs: list[Tensors]
     upload: Upload | None = None
     problem: str = ""
+    memory: State = field(default_factory=dict)
+
+
+def _remembered(plan: Plan, snapshot: Snapshot, shard: Shard, out: _Run, inside: _Run, keys: Keys) -> str:
+    """What the next round sends, on the same records, after a round with the guest and after one without."""
+    if out.upload is None or inside.upload is None or _equal(out.memory, inside.memory, 0.0):
+        return ""
+    method, after = plan.method, snapshot.round + 1
+    same = after < method.rounds and method.phase(after) == method.phase(snapshot.round)
+    then = replace(snapshot, round=after if same else snapshot.round)
+    first = _run(plan, replace(then, memory=out.memory), shard, {}, keys.fold("then"), None)
+    second = _run(plan, replace(then, memory=inside.memory), shard, {}, keys.fold("then"), first.outputs)
+    said = second.problem or _differs(plan, first.upload, second.upload, 0.0)
+    return f"through what the client remembers, {said}" if said else ""
 
 
 def _run(
@@ -140,7 +155,7 @@ def _run(
     ctx = witness(plan, snapshot.round, keys, observe=run.seen, forced=forced)
     ctx.outputs = run.outputs
     try:
-        run.upload, _ = plan.method.local(snapshot.broadcast, dict(snapshot.memory), shard, ctx)
+        run.upload, run.memory = plan.method.local(snapshot.broadcast, dict(snapshot.memory), shard, ctx)
     except Enough:
         return run
     except IndexError:
@@ -151,14 +166,14 @@ def _run(
     return run
 
 
-def _differs(plan: Plan, out: Upload | None, inside: Upload | None) -> str:
+def _differs(plan: Plan, out: Upload | None, inside: Upload | None, close: float = MOVED) -> str:
     """What is sent as if it were post-processing or public, and yet is not the same."""
     if out is None or inside is None:
         return ""
-    return next(_changed(plan, out, inside), "")
+    return next(_changed(plan, out, inside, close), "")
 
 
-def _changed(plan: Plan, out: Upload, inside: Upload) -> Iterator[str]:
+def _changed(plan: Plan, out: Upload, inside: Upload, close: float) -> Iterator[str]:
     for name in sorted({*out, *inside}):
         if name in plan.mechanisms:
             continue
@@ -166,11 +181,11 @@ def _changed(plan: Plan, out: Upload, inside: Upload) -> Iterator[str]:
         free = [side is not None and (side.private or bool(side.public)) for side in sides]
         if any(free) and not all(free):
             yield f"whether {name!r} is sent, or is private, depends on the records"
-        elif all(free) and sides[0] and sides[1] and not _equal(sides[0].value, sides[1].value):
+        elif all(free) and sides[0] and sides[1] and not _equal(sides[0].value, sides[1].value, close):
             yield f"{name!r} is sent as post-processing and depends on the records in another way"
 
 
-def _equal(a: Tensors, b: Tensors) -> bool:
+def _equal(a: Tensors, b: Tensors, close: float = MOVED) -> bool:
     return a.keys() == b.keys() and all(
-        a[n].shape == b[n].shape and torch.allclose(a[n].double(), b[n].double(), rtol=MOVED, atol=MOVED) for n in a
+        a[n].shape == b[n].shape and torch.allclose(a[n].double(), b[n].double(), rtol=close, atol=close) for n in a
     )

@@ -9,6 +9,7 @@ from typing import Any
 
 from attacks.types import Finding
 from privdd.auditing.guarantees.aggregate_clip_theorem import printed_findings
+from privdd.auditing.guarantees.client_queries import client_query_findings
 from privdd.auditing.guarantees.client_updates import client_findings
 from privdd.auditing.guarantees.feature_noise import feature_findings
 from privdd.auditing.guarantees.own_ledger import ledger_findings
@@ -57,11 +58,12 @@ def own_findings(subject: Subject, record: NoiseRecord | None) -> Iterator[Findi
 
 
 def all_findings(subject: Subject) -> Iterator[Finding]:
-    """Findings for every mechanism of the plan; if the unit is a client, only for those set for an upload."""
+    """Findings for every mechanism of the plan; if the unit is a client, what a whole client moves."""
     kinds = {name: type(mechanism) for name, mechanism in subject.plan.mechanisms.items()}
     if subject.ledger.unit == "client":
         for name in [n for n in kinds if n in subject.plan.method.uploads]:
             yield from client_findings(subject, name)
+        yield from client_query_findings(subject)
         return
     yield from query_findings(
         subject, [n for n, k in kinds.items() if n in subject.plan.method.queries and k is not AggregateClip]

@@ -1,0 +1,53 @@
+"""T1 for queries whose mechanisms say that they protect a whole client.
+
+The client is there with all of its records, or with none: what the value before noise moves then, in units of what
+the stated noise allows, is compared with one unit. Clipping record by record allows as many units as there are records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import dp_accounting as dpa
+
+from attacks.types import Finding
+from privdd.auditing.guarantees.recording_context import Heeded, exact, flat, unit, witness
+from privdd.auditing.guarantees.statement import Statement, Subject
+from privdd.privacy.accounting import epsilon
+from privdd.privacy.mechanism import Mechanism
+
+
+@dataclass
+class _Moved:
+    """Query -> the largest change of a release when all records go, in units, and how many releases were seen."""
+
+    most: dict[str, float] = field(default_factory=dict)
+    seen: dict[str, int] = field(default_factory=dict)
+
+    def __call__(self, mechanism: Mechanism, heeded: Heeded) -> None:
+        nobody = {n: t[:0] for n, t in heeded.rows.items()}
+        change = flat(heeded.released.exact or {}) - flat(exact(mechanism, nobody))
+        name = heeded.name
+        self.most[name] = max(self.most.get(name, 0.0), float(change.norm()) / unit(heeded.released))
+        self.seen[name] = self.seen.get(name, 0) + 1
+
+
+def client_query_findings(subject: Subject) -> Iterator[Finding]:
+    """One row for each query that the ledger accounts for, in the latest round that makes it."""
+    left = [name for name in subject.plan.mechanisms if name in subject.plan.method.queries and subject.spends(name)]
+    for round in sorted(subject.snapshots, reverse=True):
+        if not left:
+            return
+        snapshot, moved = subject.snapshots[round], _Moved()
+        ctx = witness(subject.plan, round, subject.keys.fold("t1", "client", round), observe=moved)
+        subject.plan.method.local(snapshot.broadcast, dict(snapshot.memory), subject.shard, ctx)
+        for name in [n for n in left if n in moved.most]:
+            left.remove(name)
+            mechanism, calls, relation = subject.plan.mechanisms[name], moved.seen[name], subject.plan.relation
+            event = dpa.SelfComposedDpEvent(mechanism.event, calls)
+            stated = epsilon(event, subject.delta, relation=relation)  # type: ignore[arg-type]
+            source = f"accounted for {calls} release(s) of {name!r}"
+            statement = Statement(subject, subject.surface(name), stated, source, name, "client")
+            note = f"round {round}, {calls} release(s) of {name!r}, with all {len(subject.shard.train)} records or none"
+            yield statement.sensitivity(moved.most[name], 1.0, 1, note)

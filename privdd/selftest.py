@@ -1,0 +1,134 @@
+"""``python -m privdd.selftest``: plant faults in small guaranteed runs, and see whether the audit finds them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+MISSED = 2
+USAGE = """usage: privdd-selftest [fault=all] [profile=all] [seeds=0] [controls=7] [out=FILE.json] [docs=FILE.md] [resume=true]
+
+Plants faults in small runs of every profile with a guarantee, and audits each. Exit status: 0 all faults were caught
+and no healthy run was contradicted, 2 otherwise, 1 error.
+
+  fault=A,B     which faults (all, none, or names: a wrong one lists them)
+  profile=A,B   in which profiles (all, or names)
+  seeds=0-2     each fault once a seed (0-2, or 0,5)
+  controls=N    healthy runs, spread over the profiles, each with a seed of its own
+  out=FILE      every outcome as JSON, written after each run
+  docs=FILE     the table as a page of Markdown
+  resume=true   what the file of out= holds is not run again
+"""
+
+
+@dataclass(frozen=True)
+class Request:
+    """The command line, with its defaults."""
+
+    fault: str = "all"
+    profile: str = "all"
+    seeds: tuple[int, ...] = (0,)
+    controls: int = 7
+    out: Path | None = None
+    docs: Path | None = None
+    resume: bool = False
+
+
+def read(argv: Sequence[str]) -> Request:
+    """Raises BadConfig, one line, for anything that is not understood."""
+    from privdd.core.errors import BadConfig
+
+    given: dict[str, Any] = {}
+    for item in argv:
+        key, equals, value = item.partition("=")
+        if not equals or not value or key not in Request.__dataclass_fields__ or key in given:
+            raise BadConfig(
+                f"{item}: allowed, once each, are {', '.join(f'{k}=' for k in Request.__dataclass_fields__)}"
+            )
+        given[key] = _value(key, value)
+    if given.get("resume") and "out" not in given:
+        raise BadConfig("resume=true: with out=FILE only")
+    return Request(**given)
+
+
+def _value(key: str, value: str) -> Any:
+    from privdd.core.errors import BadConfig
+
+    if key in ("fault", "profile"):
+        return value
+    if key in ("out", "docs"):
+        return Path(value)
+    if key == "resume":
+        if value not in ("true", "false"):
+            raise BadConfig(f"resume={value}: true or false is needed")
+        return value == "true"
+    first, dash, last = value.partition("-")
+    parts = value.split(",") if key == "seeds" and not dash else [first, last] if key == "seeds" else [value]
+    if not all(part.isdigit() and len(part) < 10 for part in parts):
+        raise BadConfig(f"{key}={value}: {'0-4 or 0,3' if key == 'seeds' else 'a whole number from 0'} is needed")
+    numbers = [int(part) for part in parts]
+    if key == "controls":
+        return numbers[0]
+    return tuple(range(numbers[0], numbers[1] + 1)) if dash else tuple(dict.fromkeys(numbers))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The table on stdout, progress on stderr; errors are one line on stderr and status 1."""
+    from privdd.cli.config import guarded
+
+    given = sys.argv[1:] if argv is None else list(argv)
+    if {"-h", "--help"} & {*given}:
+        print(USAGE, end="")
+        return 0
+    return guarded(lambda: _main(given))
+
+
+def _main(argv: Sequence[str]) -> int:
+    from privdd.planted.catalogue import chosen_faults
+    from privdd.planted.score import missed, page, summary, table
+    from privdd.planted.small_runs import chosen_profiles
+    from privdd.runtime.run_folder import write_bytes
+
+    asked = read(argv)
+    faults, wanted = chosen_faults(asked.fault), chosen_profiles(asked.profile)
+    absent = {p.name: p.missing() for p in wanted if p.missing()}
+    profiles = [p for p in wanted if p.name not in absent]
+    for name, why in absent.items():
+        print(f"profile {name}: not run: {why}", file=sys.stderr)
+    outcomes = list(_run(asked, faults, profiles))
+    print("\n".join([*table(outcomes, faults, profiles), "", *missed(outcomes), summary(outcomes)]), flush=True)
+    if asked.docs is not None:
+        command = " ".join(["python -m privdd.selftest", *(a for a in argv if not a.startswith(("out=", "resume=")))])
+        write_bytes(asked.docs, page(outcomes, faults, profiles, command).encode())
+    return 0 if outcomes and all(o.as_it_should_be for o in outcomes) else MISSED
+
+
+def _run(asked: Request, faults: Sequence[Any], profiles: Sequence[Any]) -> Iterator[Any]:
+    """Healthy runs first, then every fault in every profile that it applies to; kept in the file after each."""
+    from privdd.planted.score import load, save
+    from privdd.planted.trial import tried
+    from privdd.runtime.progress import stage
+
+    jobs = [(profiles[at % len(profiles)], None, at // len(profiles)) for at in range(asked.controls * bool(profiles))]
+    jobs += [(p, f, s) for s in asked.seeds for f in faults for p in profiles if not f.not_applicable(p)]
+    done = {}
+    if asked.resume and asked.out is not None and asked.out.is_file():
+        done = {(o.fault, o.profile, o.seed): o for o in load(asked.out)}
+    outcomes = []
+    with stage("self-test", len(jobs)) as bar:
+        for profile, fault, seed in jobs:
+            name = fault.key if fault else ""
+            if (name, profile.name, seed) not in done:
+                done[name, profile.name, seed] = tried(profile, fault, seed)
+                if asked.out is not None:
+                    save(asked.out, list(done.values()))
+            outcomes.append(done[name, profile.name, seed])
+            bar.advance(f"{name or 'healthy'} in {profile.name}")
+    yield from outcomes
+
+
+if __name__ == "__main__":
+    sys.exit(main())
