@@ -20,7 +20,7 @@ and no healthy run was contradicted, 2 otherwise, 1 error.
   controls=N    healthy runs, spread over the profiles, each with a seed of its own
   out=FILE      every outcome as JSON, written after each run
   docs=FILE     the table as a page of Markdown
-  resume=true   what the file of out= holds is not run again
+  resume=true   what the file of out= holds is not run again; resume=only: nothing else is, either
 """
 
 
@@ -34,7 +34,7 @@ class Request:
     controls: int = 7
     out: Path | None = None
     docs: Path | None = None
-    resume: bool = False
+    resume: str = "false"
 
 
 def read(argv: Sequence[str]) -> Request:
@@ -49,8 +49,8 @@ def read(argv: Sequence[str]) -> Request:
                 f"{item}: allowed, once each, are {', '.join(f'{k}=' for k in Request.__dataclass_fields__)}"
             )
         given[key] = _value(key, value)
-    if given.get("resume") and "out" not in given:
-        raise BadConfig("resume=true: with out=FILE only")
+    if given.get("resume", "false") != "false" and "out" not in given:
+        raise BadConfig(f"resume={given['resume']}: with out=FILE only")
     return Request(**given)
 
 
@@ -62,9 +62,9 @@ def _value(key: str, value: str) -> Any:
     if key in ("out", "docs"):
         return Path(value)
     if key == "resume":
-        if value not in ("true", "false"):
-            raise BadConfig(f"resume={value}: true or false is needed")
-        return value == "true"
+        if value not in ("true", "false", "only"):
+            raise BadConfig(f"resume={value}: true, false or only is needed")
+        return value
     first, dash, last = value.partition("-")
     parts = value.split(",") if key == "seeds" and not dash else [first, last] if key == "seeds" else [value]
     if not all(part.isdigit() and len(part) < 10 for part in parts):
@@ -115,8 +115,10 @@ def _run(asked: Request, faults: Sequence[Any], profiles: Sequence[Any]) -> Iter
     jobs = [(profiles[at % len(profiles)], None, at // len(profiles)) for at in range(asked.controls * bool(profiles))]
     jobs += [(p, f, s) for s in asked.seeds for f in faults for p in profiles if not f.not_applicable(p)]
     done = {}
-    if asked.resume and asked.out is not None and asked.out.is_file():
+    if asked.resume != "false" and asked.out is not None and asked.out.is_file():
         done = {(o.fault, o.profile, o.seed): o for o in load(asked.out)}
+    if asked.resume == "only":
+        jobs = [(p, f, s) for p, f, s in jobs if (f.key if f else "", p.name, s) in done]
     outcomes = []
     with stage("self-test", len(jobs)) as bar:
         for profile, fault, seed in jobs:

@@ -126,7 +126,7 @@ def page(outcomes: Sequence[Outcome], faults: Sequence[Fault], profiles: Sequenc
         "(wire), the run's own ledger, noise and sampling (T0), sensitivity and presence (T1), likelihood ratios and whole",
         "runs (T2), transcripts and the accountant's curve (T3), `privdd.api.check_method` (method check); refused: the",
         f"run stopped with an error that names the fault. {MISSED}: nothing did. {ABSENT}: the fault has no place there:",
-        f"the profile {'; '.join(dict.fromkeys(NEEDS.values()))}.",
+        f"the profile {'; '.join(dict.fromkeys(NEEDS.values()))}. An empty cell was not run.",
         *table(outcomes, faults, profiles),
     ]
     wrong = list(missed(outcomes))
