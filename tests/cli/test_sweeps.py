@@ -16,6 +16,7 @@ import pytest
 
 from privdd.cli.config import composed
 from privdd.cli.sweeps import Sweep, asked, count_points, pinned, point_name
+from privdd.reporting.trained import read_training
 from privdd.runtime.run_folder import read_json, write_json
 
 ROOT = Path(__file__).parents[2]
@@ -137,7 +138,10 @@ def test_every_point_says_how_far_the_whole_sweep_is(
     assert lines[1:] == [f"sweep: {t}, 1 min 15 s so far" for t in ("1 of 3 points", "2 of 3 points, 1 failed", "3 of 3 points, 1 failed")]
 
 
-def test_trainings_end_in_a_table_over_seeds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_trainings_end_in_a_table_over_seeds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("privdd.verifying.training_numbers.verified_training", read_training)  # no ledger stands behind
     sweep = Sweep("train", tmp_path)
     for name, epsilon, seed, accuracy in (("a", 2.5, 0, 0.5), ("b", 2.5, 1, 0.7), ("c", "inf", 0, 0.8)):
         sweep.point(tmp_path / name, lambda n=name, e=epsilon, s=seed, a=accuracy: _trained(tmp_path / n, e, s, a))  # type: ignore[misc]
