@@ -27,6 +27,7 @@ from privdd.cli.runs import waive_unread
 from privdd.cli.secret import taken, unused
 from privdd.cli.stored_config import OUTSIDE, check_outside, stored_config
 from privdd.cli.sweeps import Sweep, asked, count_points, is_sweep, pinned
+from privdd.cli.unused_settings import check_used
 from privdd.cli.validation import check_overrides, check_types
 from privdd.core.errors import BadConfig
 from privdd.runtime.allocator import keep_memory
@@ -88,6 +89,8 @@ def checked(command: str, argv: Sequence[str]) -> DictConfig:
     """The config that was typed (first value of each sweep). Raises BadConfig with one line."""
     config = check_overrides(command, argv)
     check_types(config)
+    if config.get("run") is None and config.get("resume") is None:  # those two have the settings of a stored run
+        check_used(config, argv)
     return config
 
 
@@ -155,7 +158,7 @@ def _hydra(command: str, run: Run, argv: Sequence[str]) -> int:
         name_run(config, node.runtime.choices)
         typed = ["python", "-m", f"privdd.{command}", *node.overrides.task]
         if sweep is not None:
-            return sweep.point(path, lambda: run(config, path, typed))
+            return sweep.point(path, lambda: _point(config, node.overrides.task, lambda: run(config, path, typed)))
         status.append(guarded(lambda: run(config, path, typed)))  # Hydra would print a traceback
         return status[-1]
 
@@ -168,6 +171,12 @@ def _hydra(command: str, run: Run, argv: Sequence[str]) -> int:
     with _raising():
         start()
     return max(status, default=0)
+
+
+def _point(config: DictConfig, typed: Sequence[str], work: Callable[[], int]) -> int:
+    """One point of a sweep; only the first was checked before."""
+    check_used(config, typed)
+    return work()
 
 
 @contextmanager
