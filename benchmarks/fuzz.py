@@ -1,6 +1,6 @@
 """Random command lines and damaged run folders: every one ends in a whole result or in one line.
 
-    python -m benchmarks.fuzz [--configs 500] [--files 200] [--first 0] [--seed 0] [--limit 60] [--jobs 1] [--log FILE]
+    python -m benchmarks.fuzz [--configs 500] [--files 200] [--first 0] [--seed 0] [--limit 60] [--log FILE]
 
 Each case runs in a process of its own, with a limit on time and memory. Exit status 1 after any fault: a traceback, a
 result that is silent nonsense, a run past its limit, a process that died.
@@ -16,6 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -33,7 +34,8 @@ def configurations(numbers: Sequence[int], seed: int, limit: float) -> Iterator[
         with tempfile.TemporaryDirectory(prefix="privdd-fuzz-") as place:
             folder, log = Path(place) / "run", Path(place) / "outcome.json"
             folder.mkdir()
-            yield f"{made.number}: privdd.{made.command} {' '.join(made.overrides)}", in_child(lambda: run_case(made, folder), log, limit)
+            typed = f"{made.number}: privdd.{made.command} {' '.join(made.overrides)}"
+            yield typed, in_child(partial(run_case, made, folder), log, limit)
 
 
 def files(count: int, seed: int, limit: float) -> Iterator[tuple[str, Outcome]]:
@@ -42,7 +44,7 @@ def files(count: int, seed: int, limit: float) -> Iterator[tuple[str, Outcome]]:
         for made in damage_cases(whole_runs(Path(place)), count, seed):
             log = Path(place) / "outcome.json"
             log.unlink(missing_ok=True)
-            yield str(made), in_child(lambda: read_damaged(made, Path(place) / "copy"), log, limit)
+            yield str(made), in_child(partial(read_damaged, made, Path(place) / "copy"), log, limit)
 
 
 def told(what: str, outcomes: Iterator[tuple[str, Outcome]], log: Path | None) -> Counter[str]:

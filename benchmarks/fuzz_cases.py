@@ -29,7 +29,7 @@ COMPATIBLE = {"fedfed": ("fedfed", "fedfed_dp", "fedfed_released", "gaussian_fea
               "fedrd": ("noisy_embedding", "clipped_gradient", "aggregate_clip", "none"),
               "fedlgd": ("noisy_embedding", "dpsgd", "none")}  # fmt: skip
 MODELS = ("mlp", "smallcnn", "convnet", "lenet", "resnet18")
-DATA = {"corrupted": ["data=corrupted", "data.source=digits", "data.corruptions=[gaussian_noise,fog]", "data.limit=45", "data.test_limit=20"]}
+DATA = {"corrupted": ["data=corrupted", "data.source=digits", "data.corruptions=[gaussian_noise,contrast]", "data.limit=45", "data.test_limit=20"]}
 
 
 @dataclass(frozen=True)

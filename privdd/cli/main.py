@@ -23,11 +23,12 @@ from privdd.cli.config import (
     own_folders,
     register_resolvers,
 )
+from privdd.cli.quoting import quoted
 from privdd.cli.runs import waive_unread
 from privdd.cli.secret import taken, unused
 from privdd.cli.stored_config import OUTSIDE, check_outside, stored_config
 from privdd.cli.sweeps import Sweep, asked, count_points, is_sweep, pinned
-from privdd.cli.unused_settings import check_used
+from privdd.cli.unused_settings import check_engine_used, check_used
 from privdd.cli.validation import check_overrides, check_types
 from privdd.core.errors import BadConfig
 from privdd.runtime.allocator import keep_memory
@@ -62,7 +63,7 @@ def main(command: str, run: Run) -> int:
 def _main(command: str, run: Run) -> int:
     keep_memory()
     register_resolvers()
-    public, secret_typed = taken(sys.argv[1:])
+    public, secret_typed = taken(quoted(sys.argv[1:]))
     sys.argv = [sys.argv[0], *public]
     typed, trusted = _without_trust(public)
     argv = expand(typed, command)
@@ -97,7 +98,7 @@ def checked(command: str, argv: Sequence[str]) -> DictConfig:
 def config_of(command: str, *overrides: str, config_dir: Path | str | None = None) -> DictConfig:
     """The config that ``python -m privdd.COMMAND OVERRIDES`` would run. Raises ValueError with one line."""
     own = [] if config_dir is None else [f"--config-dir={config_dir}"]
-    argv = expand([*own, *overrides], command)
+    argv = expand(quoted([*own, *overrides]), command)
     checked(command, argv)
     config = composed(command, [a for a in argv if not a.startswith("-")], own_folders(argv), hydra=True)
     choices = config.hydra.runtime.choices
@@ -133,6 +134,7 @@ def _again(config: DictConfig, command: str, argv: Sequence[str], given: Sequenc
     check_outside(config, [*typed, *(["engine.address"] if any(a.startswith("engine=") for a in typed) else [])])
     if word == "resume" and threads is not None:
         _keep_threads(config, threads, any(item.startswith("engine.threads=") for item in typed))
+    check_engine_used(config, [item.split("=")[0] for item in typed])
     if word == "run" and any(item.startswith("attack=") for item in typed):
         waive_unread(config)
     return config
