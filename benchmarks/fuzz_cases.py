@@ -28,6 +28,7 @@ COMPATIBLE = {"fedfed": ("fedfed", "fedfed_dp", "fedfed_released", "gaussian_fea
               "feddm": ("noisy_embedding", "clipped_gradient", "aggregate_clip", "none"),
               "fedrd": ("noisy_embedding", "clipped_gradient", "aggregate_clip", "none"),
               "fedlgd": ("noisy_embedding", "dpsgd", "none")}  # fmt: skip
+LENGTHS = ("worlds", "federations", "records", "victims", "runs", "slow_runs", "images", "tau", "tau_step", "folds", "dpc")
 MODELS = ("mlp", "smallcnn", "convnet", "lenet", "resnet18")
 DATA = {"corrupted": ["data=corrupted", "data.source=digits", "data.corruptions=[gaussian_noise,contrast]", "data.limit=45", "data.test_limit=20"]}
 
@@ -92,8 +93,9 @@ def _data(partition: str) -> list[str]:
 
 def _shrinks(key: str, known: dict[str, Any]) -> bool:
     name = key.rsplit(".", 1)[-1]
-    size = isinstance(known[key], str) or isinstance(known[key], int)
-    return key.startswith(("algo.", "attack.", "model.")) and name in SMALL and size and "${" not in str(known[key]).replace("${by_preset", "")
+    value = str(known[key]).replace("${by_preset", "")
+    sized = isinstance(known[key], str | int) and "${" not in value
+    return key.startswith(("algo.", "attack.", "model.")) and name in SMALL and sized
 
 
 def _odd(rng: random.Random, known: dict[str, Any]) -> tuple[str, str]:
@@ -104,6 +106,8 @@ def _odd(rng: random.Random, known: dict[str, Any]) -> tuple[str, str]:
     value = str(known[key])
     if rng.random() < 0.1 or isinstance(known[key], bool | list | type(None)):
         return key, rng.choice(ANY)
+    if key.rsplit(".", 1)[-1] in (*SMALL, *LENGTHS):
+        return key, rng.choice(WHOLE[:-1])  # a number of rounds that nobody could wait for is no fault
     if re.fullmatch(r"[-+.e\d]+", re.sub(r"\$\{by_preset:([^,]*),.*", r"\1", value)):
         return key, rng.choice(WHOLE if isinstance(known[key], int) or "." not in value.partition(",")[0] else REAL)
     return key, rng.choice(ANY)

@@ -87,7 +87,7 @@ def read_damaged(made: Damage, copy: Path) -> Outcome:
     out, err = StringIO(), StringIO()
     with redirect_stdout(out), redirect_stderr(err):
         status = _status(made.reader, copy)
-    said = [line for line in err.getvalue().splitlines() if line.startswith("privdd") and "error" in line or line.startswith("privdd-")]
+    said = [line for line in err.getvalue().splitlines() if line.startswith(("privdd: error", "privdd-"))]
     if "Traceback" in err.getvalue():
         return Outcome("traceback", err.getvalue()[-1500:])
     if made.reader == "verify" and status == 0 and changed and made.file in SEALED_BY_VERIFY:
