@@ -59,9 +59,8 @@ def leaves(command: str, groups: tuple[str, ...]) -> dict[str, Any]:
     return {key: value for key, value in found.items() if not key.endswith("_target_")}
 
 
-def case(number: int, seed: int = 0) -> Case:
-    """The same one each time. Every method, mechanism, partition and attack comes up in turn, beside chosen ones."""
-    rng = random.Random(f"{seed}/{number}")
+def chosen(number: int, rng: random.Random) -> tuple[str, list[str]]:
+    """(command, the files of each group that it chooses)."""
     named = {group: choices(group, [config_dir()]) for group in ("algo", "privacy", "partition", "attack")}
     turn = lambda group: named[group][number % len(named[group])]  # noqa: E731
     command = "train" if number % 2 else "audit"
@@ -74,6 +73,13 @@ def case(number: int, seed: int = 0) -> Case:
     if command == "audit":
         others = rng.sample(named["attack"], rng.choice((0, 1, 2)))
         groups.append(f"attack=[{','.join(sorted({turn('attack'), *others}))}]")
+    return command, groups
+
+
+def case(number: int, seed: int = 0) -> Case:
+    """The same one each time. Every method, mechanism, partition and attack comes up in turn, beside chosen ones."""
+    rng = random.Random(f"{seed}/{number}")
+    command, groups = chosen(number, rng)
     taken = any(leaves(command, tuple(groups)).get(f"algo.{key}model") == "${model}" for key in ("", "base."))
     groups += [f"model={rng.choice(MODELS)}"] if taken else []
     known = {key: value for key, value in leaves(command, tuple(groups)).items() if taken or not key.startswith("model.")}
