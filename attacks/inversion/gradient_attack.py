@@ -12,6 +12,7 @@ from torch import nn
 from attacks.inversion.compare import _images, compare
 from attacks.inversion.gradient import DLG, IDLG, InvertingGradients, SeeThrough, gradient_norm
 from attacks.inversion.victim import local_steps, observed, victim_model
+from attacks.ranges import check_counts
 from attacks.types import SERVER, UPDATES, Adversary, Attack, Capture, Evidence, Family, Finding, Truth, View
 
 Method = InvertingGradients | DLG | IDLG | SeeThrough
@@ -27,6 +28,9 @@ class GradientInversion(Attack):
     family = Family.GRADIENT_INVERSION
     surfaces = UPDATES
     adversaries = SERVER
+
+    def __post_init__(self) -> None:
+        check_counts(self, "captures")
 
     def run(self, view: View, generator: torch.Generator) -> Evidence:
         """images (captures * records, c, h, w), labels, extra objective / norm per capture."""

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from attacks.membership.attack import MembershipAttack, _worlds
 from attacks.membership.shadow_classifier import _cross_fit
+from attacks.ranges import check_counts
 from attacks.types import View
 
 
@@ -54,6 +55,11 @@ class GradientDensity(MembershipAttack):
     folds: int = 4
     limit: int = 1000
     name: ClassVar[str] = "gradient_density"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_counts(self, "folds", least=2)
+        check_counts(self, "limit")
 
     def score(self, view: View, name: str, seed: int) -> Tensor:
         worlds = _worlds(view)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from attacks.membership.attack import MembershipAttack, _worlds, log_odds
 from attacks.membership.signals import logit_scaled
+from attacks.ranges import check_positive
 from attacks.types import View
 
 TINY = 1e-300
@@ -85,6 +86,12 @@ class Rmia(MembershipAttack):
     a: float = 0.3
     online: bool = True
     name: ClassVar[str] = "rmia"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(self, "gamma")
+        if not 0 <= self.a <= 1:
+            raise ValueError(f"a={self.a!r}: a number in [0, 1] is needed")
 
     def score(self, view: View, name: str, seed: int) -> Tensor:
         worlds, public = _worlds(view), _public_probs(view, name)

@@ -14,9 +14,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from privdd.cli.config import composed
+from privdd.cli.config import choices, composed, config_dir, expand
+from privdd.cli.main import checked
 from privdd.cli.sweeps import Sweep, asked, count_points, pinned, point_name
+<<<<<<< HEAD
 from privdd.reporting.trained import read_training
+=======
+from privdd.core.errors import BadConfig
+>>>>>>> b9da98268f0d3a9a7ee270f76545d2c337c03231
 from privdd.runtime.run_folder import read_json, write_json
 
 ROOT = Path(__file__).parents[2]
@@ -204,3 +209,29 @@ def test_killed_half_way_and_repeated_gives_the_same_csv(tmp_path: Path) -> None
     assert [row["method"] for row in rows] == ["fedavg", "fedprox"]
     names = {read_json(p)["run"]["algo"] for p in whole.glob("outputs/sweeps/*/*/findings.json")}
     assert names == {"fedavg", "fedprox"}
+
+
+@pytest.mark.parametrize(
+    ("typed", "spelled"),
+    [
+        ("algo=glob(fedp*)", "algo=fedprox,fedproto"),
+        ("algo=glob([fedp*,moon],exclude=fedproto)", "algo=fedprox,moon"),
+        ("model@algo.model=glob(ml*)", "model@algo.model=mlp"),
+    ],
+)
+def test_a_glob_stands_for_the_choices_that_it_matches(typed: str, spelled: str) -> None:
+    found = expand([typed, "-m"], "train")[0]
+    assert sorted(found.partition("=")[2].split(",")) == sorted(spelled.partition("=")[2].split(","))
+    assert count_points(["-m", found]) == spelled.count(",") + 1
+    assert set(expand(["algo=glob(*)"], "train")[0][5:].split(",")) == set(choices("algo", [config_dir()]))  # none of _*.yaml
+
+
+@pytest.mark.parametrize("typed", ["seed=glob(*)", "algo=glob(zz*)", "algo=glob(", "algo=glob([)"])
+def test_a_glob_that_stands_for_nothing_is_one_line(typed: str) -> None:
+    with pytest.raises(BadConfig) as caught:
+        checked("train", expand([typed], "train"))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_sweep_over_a_glob_is_checked() -> None:
+    assert checked("train", expand(["algo=glob(fedp*)", "-m"], "train")).algo._target_.startswith("privdd.methods.fedpro")

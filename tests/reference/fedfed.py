@@ -14,6 +14,7 @@ from privdd.core.keys import Keys
 from privdd.core.types import Shard, State
 from tests.reference.aligned import endless
 from tests.reference.averaging import sgd, start
+from tests.reference.draws import normal
 from tests.reference.networks import fresh, network
 from tests.reference.parts import by_records, client, under, values, weighted
 
@@ -82,7 +83,7 @@ def _released(m: Any, vae: nn.Module, shard: Shard, keys: Keys) -> Tensor:
     norms = features.flatten(1).norm(dim=1)
     features = features * (RHO * math.sqrt(x[0].numel()) / norms).clamp(max=1)[:, None, None, None]
     grid = 2.0 ** (math.floor(math.log2(math.sqrt(VARIANCE))) - 16)
-    noise = math.sqrt(VARIANCE) * normal(x.shape, keys.torch())
+    noise = math.sqrt(VARIANCE) * normal(x.shape, keys.torch()).to(x)
     return grid * ((features / grid).trunc() + (noise / grid).round())
 
 
