@@ -17,11 +17,8 @@ import pytest
 from privdd.cli.config import choices, composed, config_dir, expand
 from privdd.cli.main import checked
 from privdd.cli.sweeps import Sweep, asked, count_points, pinned, point_name
-<<<<<<< HEAD
-from privdd.reporting.trained import read_training
-=======
 from privdd.core.errors import BadConfig
->>>>>>> b9da98268f0d3a9a7ee270f76545d2c337c03231
+from privdd.reporting.trained import read_training
 from privdd.runtime.run_folder import read_json, write_json
 
 ROOT = Path(__file__).parents[2]
