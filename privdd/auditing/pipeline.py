@@ -255,6 +255,9 @@ def _kept(finding: Finding, evidence: Evidence, view: View) -> dict[str, Tensor]
 def _one(attack: Attack, view: View, truth: Truth, generator: torch.Generator, name: str) -> tuple[Finding, Evidence]:
     if (finding := nothing_sent(attack, view)) is not None:
         return finding, Evidence()
+    if why := attack.nothing_to_read(view):
+        measures = {"n": 0, "note": f"nothing to read: {why}", "status": "nothing_to_read"}
+        return Finding(view.surface, attack.name, attack.family, view.adversary, measures), Evidence()
     try:
         evidence: Evidence = attack.run(view, generator)
         return attack.judge(evidence, view, truth), evidence

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from attacks.membership import signals as sig
 from attacks.membership.readout import class_means, nearest, readout
+from attacks.membership.shared_noise import SIGNAL, noise_coincidence
 from attacks.types import Surface
 from privdd.auditing.signals import Lens, embedded, maps_of
 from privdd.core.types import Tensors
@@ -65,6 +66,7 @@ def _features(lens: Lens, name: str, value: Tensors, values: Mapping[str, Tensor
     rows, labels = value["x"].flatten(1), values["labels"]["y"]
     stds = lens.noise.get("noise_stds") or [float(lens.noise.get("std") or 1e-3)] * int(lens.noise.get("copies", 1))
     batch = lens.noise.get("broadcast_batch")
+    found = _shared_noise(rows, labels, clean, lens.candidates.y, int(batch), len(stds)) if batch else {}
     if batch:
         rows = _subtract_batch_mean(rows, int(batch), len(stds))
     rows, std = sig.averaged_copies(rows, stds)  # a peer averages several noised copies of a row
@@ -78,7 +80,15 @@ def _features(lens: Lens, name: str, value: Tensors, values: Mapping[str, Tensor
         if mine.any():
             out[mine] = sig.matched_filter(rows[labels == c], clean[mine], std)
     absent = out.isnan()  # no row of this class was released: give it the lowest score seen
-    return {"matched_filter": out.masked_fill(absent, float(out[~absent].min()) if not absent.all() else 0.0)}
+    return {**found, "matched_filter": out.masked_fill(absent, float(out[~absent].min()) if not absent.all() else 0.0)}
+
+
+def _shared_noise(
+    rows: Tensor, labels: Tensor, clean: Tensor, y: Tensor, batch: int, copies: int
+) -> Mapping[str, Tensor]:
+    """The best of all copies: each has noise of its own, and one coincidence is enough."""
+    parts = zip(rows.chunk(copies), labels.chunk(copies))
+    return {SIGNAL: torch.stack([noise_coincidence(r, c, clean, y, batch) for r, c in parts]).amax(0)}
 
 
 def _subtract_batch_mean(rows: Tensor, batch: int, copies: int) -> Tensor:
