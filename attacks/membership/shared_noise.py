@@ -1,8 +1,8 @@
 """Noise that a batch shares gives its members away: two of them imply the same noise, to the last bit.
 
 Where one noise tensor serves a batch of released rows, row_j - f(x_i) is that noise if row j stems from record i.
-So the noises that two candidates imply coincide if both are in, and differ by whole features otherwise. No shadow
-model and no known record is needed. ``KnownNeighbour`` is the same observation by an insider.
+So the noises that two candidates imply coincide if both are in, and differ by whole features otherwise; one member
+alone implies noise of the stated size, an outsider a larger one. No shadow model and no known record is needed. ``KnownNeighbour`` is the same observation by an insider.
 """
 
 from __future__ import annotations
@@ -18,24 +18,34 @@ from attacks.types import Surface, View
 
 SIGNAL = "shared_noise"
 FLOOR = 1e-12  # of a squared gap: below what float32 features of unit scale can tell apart
+COINCIDES = 1e-3  # of the noise's standard deviation: a gap below it is no accident in more than a few coordinates
 
 
-def noise_coincidence(rows: Tensor, labels: Tensor, clean: Tensor, y: Tensor, batch: int) -> Tensor:
-    """(n,) minus the logarithm of each candidate's smallest gap to the noise that another candidate implies.
+def noise_coincidence(rows: Tensor, labels: Tensor, clean: Tensor, y: Tensor, batch: int, std: float) -> Tensor:
+    """(n,) how clearly each candidate's implied noise is that of a batch; larger = more like a member.
 
-    rows (m, d) and labels (m,): released, ``batch`` neighbouring rows with one noise vector each; clean (n, d) and
-    y (n,): each candidate's row without noise, and its label. A gap compares two candidates and two rows of one
-    batch, each row with a candidate of its own label; its square is divided by d. A candidate that can be compared
-    in no batch gets the lowest score of all, 0 where none can. Raises ValueError for batch < 1 or unequal widths.
+    rows (m, d) and labels (m,): released, ``batch`` neighbouring rows with one noise vector each, of ``std`` > 0 per
+    coordinate; clean (n, d) and y (n,): each candidate's row without noise, and its label. A gap is the root mean
+    square difference of the noises that two candidates imply by two rows of one batch, each row of its candidate's
+    label. Where the smallest gap is below COINCIDES * std, the score is log(std / gap) > 0. Every other candidate is
+    ranked below, by the likelihood of the noise that it implies: minus the smallest mean square of a noise over
+    std^2, which finds members that no other candidate shares a batch with. A candidate without a row of its label
+    gets the lowest score of all, 0 where no row fits any. Raises ValueError for batch < 1, std <= 0, unequal widths.
     """
-    if batch < 1 or rows.shape[1:] != clean.shape[1:]:
-        raise ValueError(f"rows {tuple(rows.shape)}, clean {tuple(clean.shape)}, batch={batch}: equal widths, batch >= 1")
-    best = torch.full((len(clean),), torch.inf, dtype=torch.float64)
+    if batch < 1 or not std > 0 or rows.shape[1:] != clean.shape[1:]:
+        raise ValueError(
+            f"rows {tuple(rows.shape)}, clean {tuple(clean.shape)}, batch={batch}, std={std}: "
+            "equal widths, batch >= 1 and std > 0 are needed"
+        )
+    gap, energy = (torch.full((len(clean),), torch.inf, dtype=torch.float64) for _ in range(2))
     for part, mine in zip(rows.double().split(batch), labels.split(batch)):
         record, row = (mine[None, :] == y[:, None]).nonzero(as_tuple=True)
-        best.scatter_reduce_(0, record, _closest(part[row] - clean.double()[record], record, row), "amin")
-    found = best.isfinite()
-    scores = -(best / rows.shape[1]).clamp_min(FLOOR).log() / 2
+        noise = part[row] - clean.double()[record]
+        gap.scatter_reduce_(0, record, _closest(noise, record, row) / rows.shape[1], "amin")
+        energy.scatter_reduce_(0, record, noise.square().mean(1), "amin")
+    gap, energy = gap.clamp_min(FLOOR).sqrt() / std, energy / std**2
+    scores = torch.where(gap < COINCIDES, -gap.log(), -energy)
+    found = energy.isfinite()
     return scores.masked_fill(~found, float(scores[found].min()) if found.any() else 0.0)
 
 

@@ -5,7 +5,7 @@ A signal is one number per audited record, larger = more like a member. ``Lens``
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -66,7 +66,7 @@ def _features(lens: Lens, name: str, value: Tensors, values: Mapping[str, Tensor
     rows, labels = value["x"].flatten(1), values["labels"]["y"]
     stds = lens.noise.get("noise_stds") or [float(lens.noise.get("std") or 1e-3)] * int(lens.noise.get("copies", 1))
     batch = lens.noise.get("broadcast_batch")
-    found = _shared_noise(rows, labels, clean, lens.candidates.y, int(batch), len(stds)) if batch else {}
+    found = _shared_noise(rows, labels, clean, lens.candidates.y, int(batch), stds) if batch else {}
     if batch:
         rows = _subtract_batch_mean(rows, int(batch), len(stds))
     rows, std = sig.averaged_copies(rows, stds)  # a peer averages several noised copies of a row
@@ -84,11 +84,11 @@ def _features(lens: Lens, name: str, value: Tensors, values: Mapping[str, Tensor
 
 
 def _shared_noise(
-    rows: Tensor, labels: Tensor, clean: Tensor, y: Tensor, batch: int, copies: int
+    rows: Tensor, labels: Tensor, clean: Tensor, y: Tensor, batch: int, stds: Sequence[float]
 ) -> Mapping[str, Tensor]:
     """The best of all copies: each has noise of its own, and one coincidence is enough."""
-    parts = zip(rows.chunk(copies), labels.chunk(copies))
-    return {SIGNAL: torch.stack([noise_coincidence(r, c, clean, y, batch) for r, c in parts]).amax(0)}
+    parts = zip(rows.chunk(len(stds)), labels.chunk(len(stds)), stds)
+    return {SIGNAL: torch.stack([noise_coincidence(r, c, clean, y, batch, std) for r, c, std in parts]).amax(0)}
 
 
 def _subtract_batch_mean(rows: Tensor, batch: int, copies: int) -> Tensor:
