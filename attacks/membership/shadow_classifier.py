@@ -83,6 +83,10 @@ class ShadowClassifier(MembershipAttack):
     folds: int = 4
     name: ClassVar[str] = "shadow_classifier"
 
+    def reads(self, view: View) -> list[Tensor]:
+        logits = _worlds(view).logits
+        return super().reads(view) if logits is None else [logits]
+
     def score(self, view: View, name: str, seed: int) -> Tensor:
         worlds = _worlds(view)
         features = worlds.signals[name].double().unsqueeze(-1)

@@ -68,7 +68,9 @@ class SharedNoise(MembershipAttack):
     least_worlds: ClassVar[int] = 1
 
     def nothing_to_read(self, view: View) -> str:
-        return "" if SIGNAL in _worlds(view).signals else "every released row has its own noise: none is shared"
+        if SIGNAL not in _worlds(view).signals:
+            return "every released row has its own noise: none is shared"
+        return super().nothing_to_read(view)
 
     def score(self, view: View, name: str, seed: int) -> Tensor:
         return _worlds(view).signals[SIGNAL].double()

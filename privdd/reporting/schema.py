@@ -15,6 +15,7 @@ from attacks.types import Adversary, Family, Surface
 
 SCHEMA = 1
 Verdict = Literal["unprotected", "consistent", "contradiction"]
+Status = Literal["measured", "nothing_to_read", "not_attacked"]
 Relation = Literal["add_remove", "zero_out", "replace"]
 
 
@@ -166,7 +167,7 @@ class SurfaceRow(Part):
     bytes: Count
     mechanism: Text
     epsilon: EpsilonPair
-    audited: Literal[True] | Annotated[str, Field(pattern=r"^waived: .+")]
+    audited: Literal[True] | Annotated[str, Field(pattern=r"^(waived|nothing to read): .+")]
     verdict: Verdict
 
 
@@ -182,6 +183,9 @@ FprKey = Annotated[str, Field(pattern=r"^(0\.\d*[1-9]\d*|1e-\d+)$")]
 
 
 class FindingRow(Part):
+    """status: absent in files of earlier versions; "nothing_to_read": what was sent says nothing that this attack
+    reads about any record, so it has no rate."""
+
     surface: Surface
     attack: Text
     family: Family
@@ -210,6 +214,7 @@ class FindingRow(Part):
     baselines: dict[Text, Finite] | None = None
     diagnostics: dict[str, Any] | None = None
     signal: Text | None = None
+    status: Status | None = None
     note: Text | None = None
     figure: FileName | None = None
 

@@ -9,6 +9,7 @@ from typing import Any
 from privdd.reporting import words
 from privdd.reporting.claimed import boldest, exceeded
 from privdd.reporting.schema import FindingRow, Findings, SurfaceRow, TprAt, Verdict
+from privdd.reporting.unread import SENTENCE, only_unread
 from privdd.reporting.without_model import without_model
 from privdd.reporting.words import number, one_in, share
 
@@ -143,6 +144,8 @@ def _worst_phrases(rows: list[FindingRow]) -> list[str]:
     if best:
         phrases.append(_picture_phrase(best))
     phrases += [_feature_phrase(r) for r in rows if r.attack in FEATURE_ATTACKS and r.psnr is not None]
+    if only_unread(rows):
+        phrases.append("nothing in it to tell members by")
     labels = [r.label_accuracy for r in rows if r.label_accuracy is not None]
     if labels:
         phrases.append(f"reads {share(max(labels))} of labels")
@@ -258,7 +261,11 @@ def _claim_sentence(findings: Findings) -> str:
 def _membership_sentence(findings: Findings) -> str:
     worst = worst_membership(findings.findings)
     if worst is None:
-        return "No membership attack had a sample large enough to resolve a low false-alarm rate."
+        return (
+            SENTENCE
+            if only_unread(findings.findings)
+            else "No membership attack had a sample large enough to resolve a low false-alarm rate."
+        )
     where = words.SURFACE[worst.row.surface][0].lower()
     who = words.ADVERSARY[worst.row.adversary][0]
     if not worst.beats_guessing:
