@@ -182,6 +182,14 @@ class TprAt(Part):
 FprKey = Annotated[str, Field(pattern=r"^(0\.\d*[1-9]\d*|1e-\d+)$")]
 
 
+class WorstRecords(Part):
+    """How often the most exposed ``share`` of records is found when it is in, at a false-positive rate of 0.1 %."""
+
+    share: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
+    tpr: Unit
+    ci: tuple[Unit, Unit]
+
+
 class FindingRow(Part):
     """status: absent in files of earlier versions; "nothing_to_read": what was sent says nothing that this attack
     reads about any record, so it has no rate."""
@@ -193,6 +201,7 @@ class FindingRow(Part):
     auc: Unit | None = None
     auc_ci: tuple[Unit, Unit] | None = None
     tpr_at_fpr: dict[FprKey, TprAt] | None = None
+    worst_records: WorstRecords | None = None
     blind_auc: Unit | None = None
     epsilon_measured: Epsilon | None = None
     epsilon_method: Text | None = None
