@@ -42,7 +42,12 @@ class GradientInversion(Attack):
         else:
             results = [
                 self.method.reconstruct(
-                    victim_model(view, c), g, shape, generator=generator, local=local, **self._statistics(c, model, local)
+                    victim_model(view, c),
+                    g,
+                    shape,
+                    generator=generator,
+                    local=local,
+                    **self._statistics(c, model, local),
                 )
                 for c, g in zip(captures, gradients)
             ]

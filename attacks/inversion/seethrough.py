@@ -27,7 +27,9 @@ def running_statistics(model: nn.Module) -> dict[str, tuple[Tensor, Tensor]]:
     }
 
 
-def sent_statistics(model: nn.Module, before: Mapping[str, Tensor], after: Mapping[str, Tensor], steps: int) -> Statistics:
+def sent_statistics(
+    model: nn.Module, before: Mapping[str, Tensor], after: Mapping[str, Tensor], steps: int
+) -> Statistics:
     """Layer name -> (mean, variance) of the victim's own batches, solved from the buffers that it sent.
 
     A layer of momentum m keeps (1 - m) of what it had in each of ``steps`` >= 1 steps, so
