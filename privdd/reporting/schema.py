@@ -14,7 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSeriali
 from attacks.types import Adversary, Family, Surface
 
 SCHEMA = 1
-Verdict = Literal["unprotected", "consistent", "contradiction"]
+Verdict = Literal["unprotected", "untested", "consistent", "contradiction"]
 Status = Literal["measured", "nothing_to_read", "not_attacked"]
 Relation = Literal["add_remove", "zero_out", "replace"]
 
@@ -146,6 +146,13 @@ class PublicFact(Part):
     value: Text
 
 
+class Multiplicity(Part):
+    """How the bounds that can decide a verdict share one error: alpha / tests for each."""
+
+    alpha: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)]
+    tests: Annotated[int, Field(ge=1)]
+
+
 class Privacy(Part):
     """noise: absent where none is added, and in files of earlier versions."""
 
@@ -156,6 +163,7 @@ class Privacy(Part):
     claims: list[ClaimRow]
     noise: NoiseRow | None = None
     public: list[PublicFact] = Field(default_factory=list)
+    multiplicity: Multiplicity | None = None
     reconstruction: list[ReconstructionRow] | None = None
 
 
@@ -168,6 +176,7 @@ class SurfaceRow(Part):
     mechanism: Text
     epsilon: EpsilonPair
     audited: Literal[True] | Annotated[str, Field(pattern=r"^(waived|nothing to read): .+")]
+    untested: list[Text] = Field(default_factory=list)  # "mechanism, part: why" for what no test looked at
     verdict: Verdict
 
 
@@ -255,9 +264,9 @@ class Findings(Part):
 
 
 def worst_verdict(verdicts: Iterable[str]) -> Verdict:
-    """The gravest of some verdicts: contradiction, then unprotected, then consistent."""
+    """The gravest of some verdicts: contradiction, unprotected, untested, then consistent."""
     found = set(verdicts)
-    for grave in ("contradiction", "unprotected"):
+    for grave in ("contradiction", "unprotected", "untested"):
         if grave in found:
             return grave  # type: ignore[return-value]
     return "consistent"

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from privdd.reporting.schema import Utility, Verdict
 
 NONE, NBSP = "–", "\u00a0"
 ACRONYMS = {
+    "t0_noise": "the test of the run's own noise (T0)",
+    "t0_sampling": "the test of the run's own sampling (T0)",
     "t1_sensitivity": "the sensitivity test (T1)",
     "t2_likelihood_ratio": "the likelihood-ratio test (T2)",
     "t3_transcript": "the transcript attack (T3)",
@@ -47,6 +49,11 @@ def accuracy(utility: Utility) -> str:
     return share(utility.accuracy) if utility.diverged is None else f"none (diverged in round {utility.diverged})"
 
 
+def listed(names: Sequence[str]) -> str:
+    """At least one name: "a", "a and b", "a, b and c"."""
+    return names[0] if len(names) == 1 else ", ".join(names[:-1]) + " and " + names[-1]
+
+
 def attack(name: str) -> str:
     """An attack's name as it is written in text: "feature_inversion" as "feature inversion", "lira" as "LiRA"."""
     return ACRONYMS.get(name, name.replace("_", " "))
@@ -75,14 +82,21 @@ def one_in(rate: float) -> str:
     return f"1 in {round(1 / rate):,}".replace(",", NBSP)
 
 
+GRAVITY: tuple[Verdict, ...] = ("contradiction", "unprotected", "untested", "consistent")
 VERDICT: Mapping[Verdict, str] = MappingProxyType(
-    {"unprotected": "Unprotected", "consistent": "Consistent", "contradiction": "Contradicted"}
+    {
+        "unprotected": "Unprotected",
+        "untested": "Untested",
+        "consistent": "Consistent",
+        "contradiction": "Contradicted",
+    }
 )
 VERDICT_MEANS: Mapping[Verdict, str] = MappingProxyType(
     {
         "unprotected": "nothing proves a limit on what this reveals about one record",
+        "untested": "a limit is stated, and no test looked at some part of what it rests on",
         "consistent": "a limit is stated, and no attack here broke it; that is no proof of it",
-        "contradiction": "an attack proved more leakage than the stated limit allows",
+        "contradiction": "the stated limit is false: more leaks than it allows, or the run's noise is not what it states",
     }
 )
 SURFACE: Mapping[str, tuple[str, str]] = MappingProxyType(
