@@ -61,10 +61,14 @@ class GradientDensity(MembershipAttack):
         check_counts(self, "folds", least=2)
         check_counts(self, "limit")
 
+    def reads(self, view: View) -> list[Tensor]:
+        signals = _worlds(view).signals
+        names = sorted(s for s in signals if s.startswith("gradient")) if self.signal == "auto" else []
+        return [signals[name] for name in names] or super().reads(view)
+
     def score(self, view: View, name: str, seed: int) -> Tensor:
         worlds = _worlds(view)
-        names = sorted(s for s in worlds.signals if s.startswith("gradient")) if self.signal == "auto" else []
-        features = torch.stack([worlds.signals[s].double() for s in names or [name]], -1)
+        features = torch.stack([signal.double() for signal in self.reads(view)], -1)
         rng = np.random.default_rng(seed)
 
         def fit(shadows: Tensor, masks: Tensor, target: Tensor) -> Tensor:

@@ -106,8 +106,8 @@ class Rmia(MembershipAttack):
 
 
 def _public_probs(view: View, name: str) -> Tensor | None:
-    """True-label probabilities (K, m) of population records, where the worlds carry them."""
+    """True-label probabilities (K, m) of the first m public records, where the worlds carry them."""
     logits, labels = _worlds(view).public_logits, view.knowledge.public_y
-    if name != "confidence" or logits is None or logits.shape[-2] != len(labels):
+    if name != "confidence" or logits is None or not 0 < logits.shape[-2] <= len(labels):
         return None
-    return logit_scaled(logits.double(), labels).sigmoid()
+    return logit_scaled(logits.double(), labels[: logits.shape[-2]]).sigmoid()

@@ -89,6 +89,10 @@ class ShadowClassifier(MembershipAttack):
         check_counts(self, "folds", least=2)
         check_counts(self, "k")
 
+    def reads(self, view: View) -> list[Tensor]:
+        logits = _worlds(view).logits
+        return super().reads(view) if logits is None else [logits]
+
     def score(self, view: View, name: str, seed: int) -> Tensor:
         worlds = _worlds(view)
         features = worlds.signals[name].double().unsqueeze(-1)
