@@ -20,7 +20,7 @@ from torch import Tensor
 
 from attacks.archive import check_archive
 from attacks.epsilon import one_run_from_scores
-from attacks.membership.attack import RATES, guess_counts
+from attacks.membership.attack import RATES, guess_counts, nothing_read
 from attacks.membership.base import Base
 from attacks.membership.density import GradientDensity
 from attacks.membership.lira import Lira
@@ -98,8 +98,14 @@ def audit_scores(
     generator = torch.Generator().manual_seed(seed)
     found = []
     for attack in attacks:
+        if why := attack.nothing_to_read(view):
+            found.append(nothing_read(attack, view, why))
+            continue
         evidence = attack.run(view, generator)
         judged = attack.judge(evidence, view, _NOBODY)
+        if judged.measures.get("status") == "nothing_to_read":
+            found.append(judged)
+            continue
         finding = _with_scores(judged, evidence.scores, worlds.masks, arrays.get("blind"))
         found.append(_honest(finding, arrays, arrays["masks"][0]))
     return found

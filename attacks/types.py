@@ -213,6 +213,10 @@ class Attack(ABC):
 
     _hooks: ClassVar[frozenset[str]] = frozenset()
 
+    def nothing_to_read(self, view: View) -> str:
+        """Why this view holds nothing for the attack, which is then reported instead of a result; "" if it does."""
+        return ""
+
     @abstractmethod
     def run(self, view: View, generator: torch.Generator) -> Evidence:
         """What the attacker makes of what it holds; all randomness from ``generator``."""

@@ -14,6 +14,7 @@ from attacks.inversion.compare import _images, compare
 from attacks.inversion.features import WhiteBox
 from attacks.inversion.result import Pixels, Reconstruction, check_request
 from attacks.inversion.victim import observed, victim_model
+from attacks.ranges import check_counts
 from attacks.types import SERVER, UPDATES, Adversary, Attack, Evidence, Family, Finding, Truth, View
 
 
@@ -100,6 +101,9 @@ class AnalyticInversion(Attack):
     family = Family.GRADIENT_INVERSION
     surfaces = UPDATES
     adversaries = SERVER
+
+    def __post_init__(self) -> None:
+        check_counts(self, "captures")
 
     def run(self, view: View, generator: torch.Generator) -> Evidence:
         """images (captures * records, c, h, w); where no layer has a bias, the public mean and a note."""

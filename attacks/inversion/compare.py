@@ -96,5 +96,5 @@ def nothing_sent(attack: Attack, view: View) -> Finding | None:
     rows = [len(capture.value[name]) for capture in view.captures for name in ROWS if name in capture.value]
     if attack.family == Family.MEMBERSHIP or not rows or any(rows):
         return None
-    note = "nothing to attack: the client sent an empty set"
-    return Finding(view.surface, attack.name, attack.family, view.adversary, {"n": 0, "note": note})
+    measures = {"n": 0, "status": "nothing_to_read", "note": "nothing to attack: the client sent an empty set"}
+    return Finding(view.surface, attack.name, attack.family, view.adversary, measures)

@@ -18,6 +18,7 @@ from attacks.inversion.features import (
     average_copies,
     remove_shared_noise,
 )
+from attacks.ranges import check_counts
 from attacks.types import ANY, Attack, Capture, Evidence, Family, Finding, Surface, Truth, View
 
 MAP_NAMES = {
@@ -109,6 +110,9 @@ class FeatureInversion(Attack):
     family = Family.RECONSTRUCTION
     surfaces = frozenset(MAP_NAMES)
     adversaries = ANY
+
+    def __post_init__(self) -> None:
+        check_counts(self, "limit", "public")
 
     def run(self, view: View, generator: torch.Generator) -> Evidence:
         """images: the highest rung's; extra: every rung's images, by its name."""

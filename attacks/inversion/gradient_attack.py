@@ -11,7 +11,9 @@ from torch import nn
 
 from attacks.inversion.compare import _images, compare
 from attacks.inversion.gradient import DLG, IDLG, InvertingGradients, SeeThrough, gradient_norm
-from attacks.inversion.victim import local_steps, observed, victim_model
+from attacks.inversion.seethrough import sent_statistics
+from attacks.inversion.victim import LocalSteps, local_steps, observed, victim_model
+from attacks.ranges import check_counts
 from attacks.types import SERVER, UPDATES, Adversary, Attack, Capture, Evidence, Family, Finding, Truth, View
 
 Method = InvertingGradients | DLG | IDLG | SeeThrough
@@ -28,6 +30,9 @@ class GradientInversion(Attack):
     surfaces = UPDATES
     adversaries = SERVER
 
+    def __post_init__(self) -> None:
+        check_counts(self, "captures")
+
     def run(self, view: View, generator: torch.Generator) -> Evidence:
         """images (captures * records, c, h, w), labels, extra objective / norm per capture."""
         captures = view.captures[: self.captures]
@@ -40,7 +45,14 @@ class GradientInversion(Attack):
             results = self.method.reconstruct_each(model, stacked, shape, generator=generator, local=local)
         else:
             results = [
-                self.method.reconstruct(victim_model(view, c), g, shape, generator=generator, local=local)
+                self.method.reconstruct(
+                    victim_model(view, c),
+                    g,
+                    shape,
+                    generator=generator,
+                    local=local,
+                    **self._statistics(c, model, local),
+                )
                 for c, g in zip(captures, gradients)
             ]
         return Evidence(
@@ -52,6 +64,12 @@ class GradientInversion(Attack):
             },
             notes={"method": type(self.method).__name__, "records": records},
         )
+
+    def _statistics(self, capture: Capture, model: nn.Module, local: LocalSteps) -> dict[str, Any]:
+        """Batch-norm statistics of the victim's own batches, for the method that uses them, where they were sent."""
+        if not isinstance(self.method, SeeThrough):
+            return {}
+        return {"statistics": sent_statistics(model, capture.broadcast, capture.value, local.steps) or None}
 
     def judge(self, evidence: Evidence, view: View, truth: Truth) -> Finding:
         compared = compare(_images(evidence), view, truth)

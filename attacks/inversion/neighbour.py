@@ -10,6 +10,7 @@ from torch import Tensor
 
 from attacks.images import psnr
 from attacks.inversion.features import average_copies
+from attacks.ranges import check_counts
 from attacks.types import Adversary, Attack, Evidence, Family, Finding, Surface, Truth, View
 
 
@@ -27,6 +28,9 @@ class KnownNeighbour(Attack):
     family = Family.RECONSTRUCTION
     surfaces = frozenset({Surface.FEATURES})
     adversaries = frozenset({Adversary.SERVER, Adversary.PEER})
+
+    def __post_init__(self) -> None:
+        check_counts(self, "limit")
 
     def run(self, view: View, generator: torch.Generator) -> Evidence:
         """images: every row's feature estimate, (n, c, h, w) in [-1, 1]; extra: the rows known beforehand."""

@@ -16,6 +16,7 @@ from attacks.inversion.feature_attack import true_map
 from attacks.inversion.features import FeatureMap
 from attacks.inversion.generative import GenerativeInversion, Prior, Role, WganGp
 from attacks.inversion.judge import Judge, success
+from attacks.ranges import check_counts
 from attacks.types import Adversary, Attack, Evidence, Family, Finding, Surface, Truth, View
 
 
@@ -41,6 +42,9 @@ class RoleInversion(Attack):
     family = Family.MODEL_INVERSION
     surfaces = frozenset({Surface.FEATURES, Surface.SHARED_FEATURES})
     adversaries = frozenset({Adversary.SERVER, Adversary.PEER})
+
+    def __post_init__(self) -> None:
+        check_counts(self, "limit")
 
     def run(self, view: View, generator: torch.Generator) -> Evidence:
         """images (k, c, h, w), labels (k,): one for each class that has a feature."""

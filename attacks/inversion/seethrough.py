@@ -27,6 +27,26 @@ def running_statistics(model: nn.Module) -> dict[str, tuple[Tensor, Tensor]]:
     }
 
 
+def sent_statistics(
+    model: nn.Module, before: Mapping[str, Tensor], after: Mapping[str, Tensor], steps: int
+) -> Statistics:
+    """Layer name -> (mean, variance) of the victim's own batches, solved from the buffers that it sent.
+
+    A layer of momentum m keeps (1 - m) of what it had in each of ``steps`` >= 1 steps, so
+    (after - kept * before) / (1 - kept), kept = (1 - m)^steps, is a mean over the batches, the last ones weighing most;
+    of one step it is the batch's. Variances are the unbiased ones that layers keep, N / (N - 1) times those of N values.
+    Layers without momentum (a cumulative mean) or whose buffers did not travel are left out.
+    """
+    found = {}
+    for name, module in model.named_modules():
+        keys = f"{name}.running_mean", f"{name}.running_var"
+        if isinstance(module, _BatchNorm) and module.momentum and all(k in before and k in after for k in keys):
+            kept = (1 - module.momentum) ** steps
+            mean, var = ((after[k] - kept * before[k]) / (1 - kept) for k in keys)
+            found[name] = mean.detach(), var.detach().clamp_min(0)
+    return found
+
+
 def batchnorm_distance(victim: Victim, inputs: Tensor, statistics: Statistics) -> Tensor:
     """sum over layers of |mean_l(x) - m_l| + |var_l(x) - v_l| (eq. 8), biased variance."""
     distances: list[Tensor] = []

@@ -13,6 +13,7 @@ from torch import Tensor
 from attacks.images import negative_mse
 from attacks.inversion.compare import fit_to, qualities
 from attacks.inversion.features import look
+from attacks.ranges import check_counts
 from attacks.types import ANY, IMAGES, Attack, Evidence, Family, Finding, Truth, View
 
 
@@ -73,6 +74,9 @@ class CopyDetection(Attack):
     family = Family.RECONSTRUCTION
     surfaces = IMAGES
     adversaries = ANY
+
+    def __post_init__(self) -> None:
+        check_counts(self, "limit")
 
     def run(self, view: View, generator: torch.Generator) -> Evidence:
         """images: the released ones; the attack computes nothing."""

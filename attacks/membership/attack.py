@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 
 from attacks.epsilon import Bound, one_run_from_scores
+from attacks.membership.readable import nothing_in, nothing_in_any
+from attacks.membership.worst_records import worst_records
 from attacks.roc import Clusters, auc_interval, roc, thin, tpr_at_fpr
 from attacks.types import Adversary, Attack, Evidence, Family, Finding, Surface, Truth, View, Worlds
 
@@ -30,7 +32,7 @@ SURFACE_SIGNAL: dict[Surface, tuple[str, ...]] = {
     Surface.FEATURES: ("matched_filter", "distance"),
     Surface.LABELS: ("count", "alignment"),
     Surface.STATISTICS: ("density", "confidence", "alignment"),
-    Surface.PROTOTYPES: ("alignment", "distance"),
+    Surface.PROTOTYPES: ("count", "alignment", "row"),
     Surface.CONTROL_VARIATE: ("alignment", "distance"),
     Surface.COUNTS: ("count", "alignment"),
     Surface.GLOBAL_MODEL: ("confidence", "alignment"),
@@ -55,7 +57,7 @@ def primary_signal(surface: Surface, worlds: Worlds, choice: str = "auto") -> st
 
 
 @dataclass(frozen=True)
-class MembershipAttack(Attack, hooks=("score",)):
+class MembershipAttack(Attack, hooks=("score", "reads")):
     """What all membership attacks share: the choice of signal, and the judgement.
 
     delta None: the run's own, knowledge.settings["delta"]. targets: how many worlds the
@@ -81,6 +83,14 @@ class MembershipAttack(Attack, hooks=("score",)):
         if not self.targets >= 1:
             raise ValueError(f"targets={self.targets}: at least 1 world is needed")
 
+    def reads(self, view: View) -> list[Tensor]:
+        """What the scores are made of: tensors (K, n, ...). A view in which all of them say nothing is not attacked."""
+        worlds = _worlds(view)
+        return [worlds.signals[primary_signal(view.surface, worlds, self.signal)]]
+
+    def nothing_to_read(self, view: View) -> str:
+        return nothing_in_any(self.reads(view))
+
     def run(self, view: View, generator: torch.Generator) -> Evidence:
         """Scores (K, n): each world is scored with the other worlds as its shadow models."""
         if view.worlds is None:
@@ -96,10 +106,12 @@ class MembershipAttack(Attack, hooks=("score",)):
         raise NotImplementedError
 
     def judge(self, evidence: Evidence, view: View, truth: Truth) -> Finding:
-        """Scores against the masks: AUC, TPR at low FPR, blind control, one-run epsilon."""
+        """Scores against the masks: AUC, TPR at low FPR, blind control, one-run epsilon; constant ones: status alone."""
         worlds, scores = _worlds(view), evidence.scores
         if scores is None:
             raise ValueError("evidence.scores: a membership attack brings back scores (K, n)")
+        if why := nothing_in(scores):
+            return nothing_read(self, view, f"its scores are {why}")
         delta = self.delta if self.delta is not None else view.knowledge.settings.get("delta")
         if delta is None:
             raise ValueError(f"{self.name}: delta=None takes the run's own, which knowledge.settings does not hold")
@@ -109,6 +121,14 @@ class MembershipAttack(Attack, hooks=("score",)):
             scores, worlds, delta=delta, generator=generator, confidence=self.confidence, targets=targets
         )
         return Finding(view.surface, self.name, self.family, view.adversary, measures, figures)
+
+
+def nothing_read(attack: Attack, view: View, why: str) -> Finding:
+    """The finding of an attack that had nothing to read: no rate, so that nobody takes it for one that failed."""
+    measures: dict[str, Any] = {"status": "nothing_to_read", "note": f"nothing to read: {why}"}
+    if view.worlds is not None:
+        measures |= {"n": view.worlds.masks.shape[1], "worlds": len(view.worlds.masks)}
+    return Finding(view.surface, attack.name, attack.family, view.adversary, measures)
 
 
 def log_odds(worlds: Worlds, name: str) -> Tensor:
@@ -161,7 +181,8 @@ def measure(
     ROC, AUC and TPR pool all K leave-one-world-out targets. Their intervals are clustered two ways,
     by record and by world, because each world also serves as a shadow of the others. Epsilon is
     Steinke's one-run bound on the run that happened (row 0) and, with ``targets`` > 1, on the next
-    rows too, sharing alpha. The blind control's AUC is pooled in the same way.
+    rows too, sharing alpha. The blind control's AUC is pooled in the same way. "worst_records" is absent where
+    there are too few non-members to see it.
     """
     member, flat = worlds.masks.flatten().numpy(), scores.double().flatten().numpy()
     count, records = worlds.masks.shape
@@ -182,6 +203,8 @@ def measure(
         "n": records,
         "worlds": count,
     }
+    if (worst := worst_records(scores, worlds.masks, confidence)) is not None:
+        measures["worst_records"] = worst
     fpr, tpr = thin(curve)
     return measures, {"roc_fpr": fpr, "roc_tpr": tpr}
 

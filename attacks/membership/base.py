@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from attacks.membership.attack import MembershipAttack, _worlds, leave_one_out, log_odds
+from attacks.ranges import check_positive
 from attacks.types import View
 
 
@@ -42,6 +43,10 @@ class Base(MembershipAttack):
     temperature: float = 2.0
     online: bool = True
     name: ClassVar[str] = "base"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(self, "temperature")
 
     def score(self, view: View, name: str, seed: int) -> Tensor:
         worlds = _worlds(view)

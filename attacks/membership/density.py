@@ -16,6 +16,7 @@ from torch import Tensor
 
 from attacks.membership.attack import MembershipAttack, _worlds
 from attacks.membership.shadow_classifier import _cross_fit
+from attacks.ranges import check_counts
 from attacks.types import View
 
 
@@ -55,10 +56,19 @@ class GradientDensity(MembershipAttack):
     limit: int = 1000
     name: ClassVar[str] = "gradient_density"
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_counts(self, "folds", least=2)
+        check_counts(self, "limit")
+
+    def reads(self, view: View) -> list[Tensor]:
+        signals = _worlds(view).signals
+        names = sorted(s for s in signals if s.startswith("gradient")) if self.signal == "auto" else []
+        return [signals[name] for name in names] or super().reads(view)
+
     def score(self, view: View, name: str, seed: int) -> Tensor:
         worlds = _worlds(view)
-        names = sorted(s for s in worlds.signals if s.startswith("gradient")) if self.signal == "auto" else []
-        features = torch.stack([worlds.signals[s].double() for s in names or [name]], -1)
+        features = torch.stack([signal.double() for signal in self.reads(view)], -1)
         rng = np.random.default_rng(seed)
 
         def fit(shadows: Tensor, masks: Tensor, target: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from attacks.membership.attack import MembershipAttack, _worlds, leave_one_out
 from attacks.types import View
 
 Variance = Literal["per_record", "pooled", "auto", "uncentred", "uncentred_in"]
-PER_RECORD_FROM = 64  # shadow models; with fewer, pooled variances give better scores (measured)
+PER_RECORD_FROM = 63  # shadow models, of 64 replays; with fewer, pooled variances give better scores (measured)
 FLOOR = 1e-30
 
 
@@ -57,7 +57,7 @@ def lira(
     authors' script does. Offline takes OUT worlds only: log Phi((t - mu_out) / sigma_out), the
     paper's one-sided test ("logpdf": the script's two-sided one, for reproduction).
     variance: "per_record" is numpy's std of each record's worlds; "pooled" pools the residuals around
-    each record's own centre, IN and OUT apart; "auto" is per record from 64 worlds up, else pooled;
+    each record's own centre, IN and OUT apart; "auto" is per record from 63 worlds up (64 replays, one of them the target), else pooled;
     the uncentred ones serve CONVENTIONS. A record with no IN (or OUT) world takes the other side's
     centre shifted by the median gap of the rest. Raises ValueError for bad shapes, NaN, or no world
     on a side that is needed.

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from attacks.membership.attack import MembershipAttack, _worlds, log_odds
 from attacks.membership.signals import logit_scaled
+from attacks.ranges import check_positive
 from attacks.types import View
 
 TINY = 1e-300
@@ -86,6 +87,12 @@ class Rmia(MembershipAttack):
     online: bool = True
     name: ClassVar[str] = "rmia"
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(self, "gamma")
+        if not 0 <= self.a <= 1:
+            raise ValueError(f"a={self.a!r}: a number in [0, 1] is needed")
+
     def score(self, view: View, name: str, seed: int) -> Tensor:
         worlds, public = _worlds(view), _public_probs(view, name)
         probs = log_odds(worlds, name).sigmoid()
@@ -99,8 +106,8 @@ class Rmia(MembershipAttack):
 
 
 def _public_probs(view: View, name: str) -> Tensor | None:
-    """True-label probabilities (K, m) of population records, where the worlds carry them."""
+    """True-label probabilities (K, m) of the first m public records, where the worlds carry them."""
     logits, labels = _worlds(view).public_logits, view.knowledge.public_y
-    if name != "confidence" or logits is None or logits.shape[-2] != len(labels):
+    if name != "confidence" or logits is None or not 0 < logits.shape[-2] <= len(labels):
         return None
-    return logit_scaled(logits.double(), labels).sigmoid()
+    return logit_scaled(logits.double(), labels[: logits.shape[-2]]).sigmoid()

@@ -16,6 +16,7 @@ from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
 from attacks.membership.attack import MembershipAttack, _worlds
+from attacks.ranges import check_counts
 from attacks.types import View
 
 Kind = Literal["mlp", "logistic"]
@@ -82,6 +83,15 @@ class ShadowClassifier(MembershipAttack):
     kind: Kind = "mlp"
     folds: int = 4
     name: ClassVar[str] = "shadow_classifier"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_counts(self, "folds", least=2)
+        check_counts(self, "k")
+
+    def reads(self, view: View) -> list[Tensor]:
+        logits = _worlds(view).logits
+        return super().reads(view) if logits is None else [logits]
 
     def score(self, view: View, name: str, seed: int) -> Tensor:
         worlds = _worlds(view)

@@ -30,6 +30,14 @@ def negative_loss(logits: Tensor, labels: Tensor) -> Tensor:
     return logits.log_softmax(-1).gather(-1, index).squeeze(-1)
 
 
+def output_gradient(logits: Tensor, labels: Tensor) -> Tensor:
+    """softmax - one-hot label, the gradient of each record's cross-entropy at the outputs: (..., n, C) -> (..., n, C).
+
+    The gradient of a last layer's weights is this times the record's features, so it shrinks with their fit.
+    """
+    return logits.softmax(-1) - torch.nn.functional.one_hot(labels.long(), logits.shape[-1]).to(logits)
+
+
 def gradient_alignment(update: Tensor, gradients: Tensor, *, cosine: bool = True) -> Tensor:
     """How far ``update`` (..., p) points along each record's own descent step.
 

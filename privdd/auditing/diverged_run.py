@@ -21,6 +21,6 @@ def unmeasured(experiment: Experiment, attacks: Mapping[str, Attack]) -> tuple[F
     for surface, adversary, worlds in expected_views(experiment.plan.method, experiment.audit):
         for name, attack in attacks.items():
             if reads(attack, surface, adversary, worlds):
-                row = Finding(surface, name, attack.family, adversary, {"n": 0, "note": NOTE})
+                row = Finding(surface, name, attack.family, adversary, {"n": 0, "status": "not_attacked", "note": NOTE})
                 found.setdefault((surface, name, adversary), row)
     return tuple(found.values())

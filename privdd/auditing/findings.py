@@ -28,6 +28,7 @@ from privdd.reporting.schema import Findings, worst_verdict
 from privdd.runtime.engine import describe
 from privdd.runtime.run_folder import RunFolder, jsonable, write_json
 
+UNREAD = "what was sent says the same of every record, or the same whoever is in"
 # A finding without any of these only explains why its attack had nothing to read; it does not count as an attack.
 DECIDING = ("finite_sample", "curve")  # bounds whose being above what is stated is a contradiction
 MEASURED = {"auc", "psnr", "label_accuracy", "identified", "epsilon_measured"}
@@ -167,6 +168,8 @@ def _surfaces(
         missing = gaps(progress.ledger, surface, findings)
         attacked = any(f.family != Family.GUARANTEE and MEASURED & set(f.measures) for f in mine)
         audited: bool | str = True if attacked else f"waived: {waived[surface]}" if surface in waived else False
+        if audited is False and any(str(f.surface) == surface and unread(f) for f in findings):
+            audited = f"nothing to read: {UNREAD}"
         if audited is False and progress.diverged is not None:
             audited = f"waived: {words(progress.diverged)}"
         if audited is False:
@@ -183,6 +186,11 @@ def _surfaces(
             "untested": missing,
             "verdict": verdict(epsilon, stated.get(surface), mine, missing),
         }
+
+
+def unread(finding: Finding) -> bool:
+    """Whether an attack looked at replays of the client and found nothing in them that depends on a record."""
+    return finding.measures.get("status") == "nothing_to_read" and finding.measures.get("worlds", 0) > 1
 
 
 def size_in_bytes(releases: Sequence[Release]) -> int:
@@ -234,6 +242,8 @@ def verdict(
 def finding_row(finding: Finding, stated: float | None) -> dict[str, Any]:
     """One of ``findings`` in findings.json; stated: what its surface promises."""
     measures = {k: v for k, v in finding.measures.items() if v is not None}
+    if (MEASURED | {"kappa"}) & set(measures):
+        measures.setdefault("status", "measured")
     if "epsilon_measured" in measures and stated is not None:
         measures.setdefault("epsilon_stated", stated)
     head = {

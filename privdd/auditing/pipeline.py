@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from attacks.inversion.compare import nothing_sent
-from attacks.membership.attack import audited_epsilon
+from attacks.membership.attack import audited_epsilon, nothing_read
 from attacks.types import Attack, Evidence, Family, Finding, Surface, Truth, View
 from privdd.auditing.autotune import Choice
 from privdd.auditing.canary_game import CanaryGame, check_playable, draw_canaries, findings_of_canaries
@@ -286,9 +286,12 @@ def _kept(finding: Finding, evidence: Evidence, view: View) -> dict[str, Tensor]
 def _one(attack: Attack, view: View, truth: Truth, generator: torch.Generator, name: str) -> tuple[Finding, Evidence]:
     if (finding := nothing_sent(attack, view)) is not None:
         return finding, Evidence()
+    if why := attack.nothing_to_read(view):
+        return nothing_read(attack, view, why), Evidence()
     try:
         evidence: Evidence = attack.run(view, generator)
-        return attack.judge(evidence, view, truth), evidence
+        finding = attack.judge(evidence, view, truth)
+        return finding, Evidence() if finding.measures.get("status") == "nothing_to_read" else evidence
     except Exception as error:
         raise AttackFailed(
             f"attack {name} on {view.surface} ({view.adversary}) failed: {type(error).__name__}: {error}"

@@ -5,18 +5,20 @@ A signal is one number per audited record, larger = more like a member. ``Lens``
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from attacks.membership import signals as sig
 from attacks.membership.readout import class_means, nearest, readout
+from attacks.membership.shared_noise import SIGNAL, noise_coincidence
 from attacks.types import Surface
 from privdd.auditing.signals import Lens, embedded, maps_of
 from privdd.core.types import Tensors
 from privdd.federated.method import Method, defines
 
+POPULATION = 200  # public records on which RMIA compares a record's ratio with others'
 Signals = dict[str, Tensor]  # "surface|signal" -> (n,)
 
 
@@ -43,10 +45,13 @@ def _update(lens: Lens, name: str, value: Tensors, values: Mapping[str, Tensors]
         "loss": sig.negative_loss(logits, lens.candidates.y),
     }
     out["logits"] = logits
+    out["public_logits"] = lens.logits(state, lens.public.x[:POPULATION])
+    out["gradient_norm"] = -sig.output_gradient(logits, lens.candidates.y).norm(dim=-1)
     if lens.gradients is not None:
         names = [n for n, _ in lens.model.named_parameters()]
         change = torch.cat([(state[n] - lens.start[n]).flatten() for n in names])
         out["alignment"] = sig.gradient_alignment(change, lens.gradients)
+        out["gradient_product"] = sig.gradient_alignment(change, lens.gradients, cosine=False)
     return out
 
 
@@ -55,7 +60,8 @@ def _control(lens: Lens, name: str, value: Tensors, values: Mapping[str, Tensors
     if lens.gradients is None or lens.model is None:
         raise NoReader(lens.method, name, "classifier and sent_state")
     vector = torch.cat([value[n].flatten() for n, _ in lens.model.named_parameters() if n in value])
-    return {"alignment": sig.alignment(vector, lens.gradients)}
+    product = sig.alignment(vector, lens.gradients, cosine=False)
+    return {"alignment": sig.alignment(vector, lens.gradients), "gradient_product": product}
 
 
 def _features(lens: Lens, name: str, value: Tensors, values: Mapping[str, Tensors]) -> Mapping[str, Tensor]:
@@ -65,6 +71,7 @@ def _features(lens: Lens, name: str, value: Tensors, values: Mapping[str, Tensor
     rows, labels = value["x"].flatten(1), values["labels"]["y"]
     stds = lens.noise.get("noise_stds") or [float(lens.noise.get("std") or 1e-3)] * int(lens.noise.get("copies", 1))
     batch = lens.noise.get("broadcast_batch")
+    found = _shared_noise(rows, labels, clean, lens.candidates.y, int(batch), stds) if batch else {}
     if batch:
         rows = _subtract_batch_mean(rows, int(batch), len(stds))
     rows, std = sig.averaged_copies(rows, stds)  # a peer averages several noised copies of a row
@@ -78,7 +85,15 @@ def _features(lens: Lens, name: str, value: Tensors, values: Mapping[str, Tensor
         if mine.any():
             out[mine] = sig.matched_filter(rows[labels == c], clean[mine], std)
     absent = out.isnan()  # no row of this class was released: give it the lowest score seen
-    return {"matched_filter": out.masked_fill(absent, float(out[~absent].min()) if not absent.all() else 0.0)}
+    return {**found, "matched_filter": out.masked_fill(absent, float(out[~absent].min()) if not absent.all() else 0.0)}
+
+
+def _shared_noise(
+    rows: Tensor, labels: Tensor, clean: Tensor, y: Tensor, batch: int, stds: Sequence[float]
+) -> Mapping[str, Tensor]:
+    """The best of all copies: each has noise of its own, and one coincidence is enough."""
+    parts = zip(rows.chunk(len(stds)), labels.chunk(len(stds)), stds)
+    return {SIGNAL: torch.stack([noise_coincidence(r, c, clean, y, batch, std) for r, c, std in parts]).amax(0)}
 
 
 def _subtract_batch_mean(rows: Tensor, batch: int, copies: int) -> Tensor:
@@ -102,10 +117,9 @@ def _synthetic(lens: Lens, name: str, value: Tensors, values: Mapping[str, Tenso
     records = lens.candidates
     centre = lens.embed(lens.public.x).mean(0)
     inside, own = lens.embed(x) - centre, lens.embed(records.x) - centre
-    logits = readout(inside, y, own, lens.problem.classes)
+    others = lens.embed(lens.public.x[:POPULATION]) - centre
     found = {
-        "confidence": sig.logit_scaled(logits, records.y),
-        "logits": logits,
+        **_trained_on(inside, y, own, others, lens),
         "alignment": _aligned(lens, inside, y, own),
         "distance": nearest(records.x, x, records.x[0].numel() ** 0.5),  # from black to white
     }
@@ -113,6 +127,13 @@ def _synthetic(lens: Lens, name: str, value: Tensors, values: Mapping[str, Tenso
         middle, mapped = lens.mapped
         found["embedding_alignment"] = _aligned(lens, embedded(lens.public_map, x) - middle, y, mapped)
     return found
+
+
+def _trained_on(inside: Tensor, y: Tensor, own: Tensor, others: Tensor, lens: Lens) -> dict[str, Tensor]:
+    """What a model that was trained on rows ``inside`` (m, d) says of the audited records and of public ones."""
+    logits = readout(inside, y, own, lens.problem.classes)
+    public = readout(inside, y, others, lens.problem.classes)
+    return {"confidence": sig.logit_scaled(logits, lens.candidates.y), "logits": logits, "public_logits": public}
 
 
 def _aligned(lens: Lens, inside: Tensor, labels: Tensor, own: Tensor) -> Tensor:
@@ -125,23 +146,32 @@ def _representations(lens: Lens, name: str, value: Tensors, values: Mapping[str,
     maps = maps_of(lens.method, lens.snapshot, lens.memory, lens.problem)
     project = maps.get("projection") or (lambda x: x)
     own, inside, y = project(lens.candidates.x).flatten(1), value["x"].flatten(1), values["labels"]["y"]
-    centre = project(lens.public.x).flatten(1).mean(0) if own.shape[1] == inside.shape[1] else inside.mean(0)
+    public = project(lens.public.x).flatten(1)
+    centre = public.mean(0) if own.shape[1] == inside.shape[1] else inside.mean(0)
     farthest = 2 * float(own.norm(dim=1).max())  # no bound is known: the diameter of the records' ball
     return {
+        **_trained_on(inside - centre, y, own - centre, public[:POPULATION] - centre, lens),
         "alignment": _aligned(lens, inside - centre, y, own - centre),
         "distance": nearest(own, inside, farthest),
     }
 
 
 def _prototypes(lens: Lens, name: str, value: Tensors, values: Mapping[str, Tensors]) -> Mapping[str, Tensor]:
-    y, own = lens.candidates.y, lens.embed(lens.candidates.x)
-    found = {"row": value["mean"].flatten(1).norm(dim=1)[y]}
+    """A class mean and a class count move with each of the class's members, and nothing else of the class's does.
+
+    "count": the record's own class; "row": the norm of its class's mean, which needs no map; "alignment": the part
+    of the class's sum (mean times count) along the record, seen from public records, where the server knows a map.
+    """
+    y, mean = lens.candidates.y, value["mean"].flatten(1)
+    found = {"row": mean.norm(dim=1)[y]}
     if "count" in value:
         found["count"] = value["count"][y]
-    if own.shape[1] != value["mean"].shape[1]:
+    see = lens.embed if lens.start is not None else lens.public_map
+    own = embedded(see, lens.candidates.x) if see is not None else mean[:0]
+    if own.shape[1:] != mean.shape[1:] or see is None:
         return found
-    centre = lens.embed(lens.public.x).mean(0)
-    found["alignment"] = sig.embedding_alignment(value["mean"] - centre, own - centre, y, cosine=False)
+    centre = embedded(see, lens.public.x).mean(0)
+    found["alignment"] = sig.embedding_alignment(mean - centre, own - centre, y, cosine=False)
     return found
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from attacks.membership import signals as sig
 from attacks.types import Surface
 from privdd.auditing.game import Game
-from privdd.auditing.readers import READERS, Signals
+from privdd.auditing.readers import POPULATION, READERS, Signals
 from privdd.auditing.replay import content_key
 from privdd.auditing.signals import Lens
 from privdd.core.types import Shard, State, Tensors
@@ -42,7 +42,9 @@ def server_signals(plan: Plan, server: State, lens: Lens, final: Mapping[str, Te
             surface = plan.method.broadcasts[name]
             if surface == Surface.GLOBAL_MODEL:
                 logits = plan.method.predict(server, lens.memory, lens.candidates.x)
-                signals = {"confidence": sig.logit_scaled(logits, lens.candidates.y), "logits": logits}
+                public = plan.method.predict(server, lens.memory, lens.public.x[:POPULATION])
+                confidence = sig.logit_scaled(logits, lens.candidates.y)
+                signals = {"confidence": confidence, "logits": logits, "public_logits": public}
             elif name == "labels" or surface == Surface.SHARED_FEATURES:
                 continue
             else:

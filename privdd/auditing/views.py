@@ -225,10 +225,10 @@ def probe_view(scene: Scene, round: int, records: Sequence[int]) -> tuple[View, 
 def as_worlds(stacked: Mapping[str, Tensor], surface: str, game: Game, public: Records) -> Worlds:
     """The (K, n) signals of one surface, with the membership masks and a control that never sees the artifact."""
     mine = {key.split("|", 1)[1]: value for key, value in stacked.items() if key.split("|", 1)[0] == surface}
-    logits = mine.pop("logits", None)
+    logits, population = mine.pop("logits", None), mine.pop("public_logits", None)
     candidates = game.candidates
     count = len(next(iter(mine.values())))
-    return Worlds(mine, game.masks[:count], blind_scores(candidates, public), candidates.y, logits)
+    return Worlds(mine, game.masks[:count], blind_scores(candidates, public), candidates.y, logits, population)
 
 
 def blind_scores(candidates: Records, public: Records) -> Tensor:

@@ -144,7 +144,11 @@ def _calibrated(config: DictConfig, plan: Plan, privacy: PrivacySettings) -> Pla
     def total(z: float) -> dpa.DpEvent:
         return planned_event(replace(plan, mechanisms=_mechanisms(config, plan.method, z)))
 
-    z = calibrate(total, target, privacy.delta, relation=privacy.relation)
+    total(1.0)  # raises the mechanisms' own errors, which name their own keys
+    try:
+        z = calibrate(total, target, privacy.delta, relation=privacy.relation)
+    except ValueError as error:
+        raise BadConfig(f"privacy.epsilon={target:g}: {error}") from None
     config.privacy.noise_multiplier = float(z)
     return replace(plan, mechanisms=_mechanisms(config, plan.method, float(z)))
 

@@ -11,6 +11,8 @@ from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Glob
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -65,10 +67,30 @@ def all_attacks(folders: Sequence[str]) -> list[str]:
 
 def expand(argv: Sequence[str], command: str) -> list[str]:
     """The arguments with ``attack=all`` (the default) spelled out, so that the config shows each one."""
-    args = [a for a in argv if a != "attack=all"]
+    folders = [config_dir(), *own_folders(argv)]
+    args = [_without_glob(a, folders) for a in argv if a != "attack=all"]
     if command == "audit" and not any(a.startswith("attack=") for a in args):
-        args.append(f"attack=[{','.join(all_attacks([config_dir(), *own_folders(argv)]))}]")
+        args.append(f"attack=[{','.join(all_attacks(folders))}]")
     return overrides_first(args)
+
+
+def _without_glob(argument: str, folders: Sequence[str]) -> str:
+    """``algo=glob(fed*)`` as the choices that it stands for (Hydra's own would take files with _ for choices too)."""
+    group, _, value = argument.partition("=")
+    if not value.strip().startswith("glob(") or argument.startswith("-"):
+        return argument
+    if group.partition("@")[0] not in GROUPS:
+        raise BadConfig(f"{argument}: glob() stands for files, and {group} is no group of them")
+    try:
+        parsed = OverridesParser.create().parse_override(argument).value()
+    except HydraException as error:
+        raise BadConfig(one_line(error)) from None
+    if not isinstance(parsed, Glob):
+        return argument
+    found = parsed.filter(choices(group.partition("@")[0], folders))
+    if not found:
+        raise BadConfig(f"{argument}: no file in the group {group} matches")
+    return f"{group}={','.join(found)}"
 
 
 def overrides_first(argv: Sequence[str]) -> list[str]:

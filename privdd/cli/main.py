@@ -23,10 +23,12 @@ from privdd.cli.config import (
     own_folders,
     register_resolvers,
 )
+from privdd.cli.quoting import quoted
 from privdd.cli.runs import waive_unread
 from privdd.cli.secret import taken, unused
 from privdd.cli.stored_config import OUTSIDE, check_outside, stored_config
 from privdd.cli.sweeps import Sweep, asked, count_points, is_sweep, pinned
+from privdd.cli.unused_settings import check_engine_used, check_used
 from privdd.cli.validation import check_overrides, check_types
 from privdd.core.errors import BadConfig
 from privdd.runtime.allocator import keep_memory
@@ -61,7 +63,7 @@ def main(command: str, run: Run) -> int:
 def _main(command: str, run: Run) -> int:
     keep_memory()
     register_resolvers()
-    public, secret_typed = taken(sys.argv[1:])
+    public, secret_typed = taken(quoted(sys.argv[1:]))
     sys.argv = [sys.argv[0], *public]
     typed, trusted = _without_trust(public)
     argv = expand(typed, command)
@@ -88,13 +90,15 @@ def checked(command: str, argv: Sequence[str]) -> DictConfig:
     """The config that was typed (first value of each sweep). Raises BadConfig with one line."""
     config = check_overrides(command, argv)
     check_types(config)
+    if config.get("run") is None and config.get("resume") is None:  # those two have the settings of a stored run
+        check_used(config, argv)
     return config
 
 
 def config_of(command: str, *overrides: str, config_dir: Path | str | None = None) -> DictConfig:
     """The config that ``python -m privdd.COMMAND OVERRIDES`` would run. Raises ValueError with one line."""
     own = [] if config_dir is None else [f"--config-dir={config_dir}"]
-    argv = expand([*own, *overrides], command)
+    argv = expand(quoted([*own, *overrides]), command)
     checked(command, argv)
     config = composed(command, [a for a in argv if not a.startswith("-")], own_folders(argv), hydra=True)
     choices = config.hydra.runtime.choices
@@ -130,6 +134,7 @@ def _again(config: DictConfig, command: str, argv: Sequence[str], given: Sequenc
     check_outside(config, [*typed, *(["engine.address"] if any(a.startswith("engine=") for a in typed) else [])])
     if word == "resume" and threads is not None:
         _keep_threads(config, threads, any(item.startswith("engine.threads=") for item in typed))
+    check_engine_used(config, [item.split("=")[0] for item in typed])
     if word == "run" and any(item.startswith("attack=") for item in typed):
         waive_unread(config)
     return config
@@ -155,7 +160,7 @@ def _hydra(command: str, run: Run, argv: Sequence[str]) -> int:
         name_run(config, node.runtime.choices)
         typed = ["python", "-m", f"privdd.{command}", *node.overrides.task]
         if sweep is not None:
-            return sweep.point(path, lambda: run(config, path, typed))
+            return sweep.point(path, lambda: _point(config, node.overrides.task, lambda: run(config, path, typed)))
         status.append(guarded(lambda: run(config, path, typed)))  # Hydra would print a traceback
         return status[-1]
 
@@ -168,6 +173,12 @@ def _hydra(command: str, run: Run, argv: Sequence[str]) -> int:
     with _raising():
         start()
     return max(status, default=0)
+
+
+def _point(config: DictConfig, typed: Sequence[str], work: Callable[[], int]) -> int:
+    """One point of a sweep; only the first was checked before."""
+    check_used(config, typed)
+    return work()
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from privdd.cli.allowed_targets import foreign_packages
+from privdd.cli.quoting import typeable
 from privdd.cli.read_settings import UNFINGERPRINTED, audit_settings, plain
 from privdd.cli.secret import recognise, storable
 from privdd.cli.stored_config import OUTSIDE, read_stored
@@ -57,12 +58,14 @@ def resumable(command: str, path: Path, config: DictConfig) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         more = "".join(f" {part}" for part in _to_repeat(config))
-        raise KeyboardInterrupt(f"resume with: python -m privdd.{command} resume={path}{more}") from None
+        raise KeyboardInterrupt(
+            f"resume with: python -m privdd.{command} {typeable('resume', str(path))}{more}"
+        ) from None
 
 
 def _to_repeat(config: DictConfig) -> list[str]:
     """What has to be typed again with resume=, because no stored config may decide it."""
-    places = [f"{key}={value}" for key in OUTSIDE if (value := OmegaConf.select(config, key)) is not None]
+    places = [typeable(key, str(value)) for key in OUTSIDE if (value := OmegaConf.select(config, key)) is not None]
     packages = foreign_packages(plain(config))
     return [*places, *([f"trust={','.join(packages)}"] if packages else [])]
 

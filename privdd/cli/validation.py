@@ -39,7 +39,7 @@ def check_overrides(command: str, argv: Sequence[str]) -> DictConfig:
     try:
         parsed = parser.parse_overrides(typed)
     except HydraException as error:
-        raise BadConfig(one_line(error)) from None
+        raise BadConfig(f"{one_line(error)}: cannot be read; put the value into quotes, key=\"'value'\"") from None
     group = [o for o in parsed if o.key_or_group.split("@")[0] in GROUPS and "." not in o.key_or_group]
     for shared in (line for o in group if re.search(r"[=,\[ ]_", line := str(o.input_line))):
         raise BadConfig(f"{shared}: files whose names start with _ hold what others share and cannot be chosen")

@@ -41,7 +41,7 @@ def npz(name: str, root: Path | None, keys: Keys) -> Dataset:
         test = _pair(root, arrays["x_test"], arrays["y_test"])
     else:
         train, test = _split(train, keys)
-    classes = 1 + int(torch.cat([train[1], test[1]]).max())
+    classes = _classes(root, torch.cat([train[1], test[1]]))
     return dataset(name, f"the user's arrays in {root.name}", classes, train, test)
 
 
@@ -67,6 +67,8 @@ def folder(name: str, root: Path | None, keys: Keys, size: int | None = None) ->
 def _pair(root: Path, x: NDArray[np.generic], y: NDArray[np.generic]) -> Pair:
     if x.ndim not in (3, 4) or y.ndim != 1 or len(x) != len(y) or not len(y):
         raise ValueError(f"data.root={root}: x (n, h, w[, c]) and y (n,) are needed, got {x.shape} and {y.shape}")
+    if not x.size:
+        raise ValueError(f"data.root={root}: images of at least one pixel are needed, got {x.shape}")
     if not np.issubdtype(y.dtype, np.integer) or y.min() < 0:
         raise ValueError(f"data.root={root}: y must hold integers >= 0, got {y.dtype}")
     if x.dtype != np.uint8:
@@ -80,6 +82,21 @@ def _pair(root: Path, x: NDArray[np.generic], y: NDArray[np.generic]) -> Pair:
     if x.shape[1] not in (1, 3):
         raise ValueError(f"data.root={root}: 1 or 3 channels are needed, got {x.shape}")
     return torch.from_numpy(np.ascontiguousarray(x)), torch.from_numpy(y.astype(np.int64))
+
+
+def _classes(root: Path, labels: Tensor) -> int:
+    """How many classes there are: labels 0, 1, ... without a gap, since a gap would be a class of no record."""
+    found = labels.unique()
+    gaps = torch.nonzero(found != torch.arange(len(found)))
+    if len(gaps):
+        missing, label = int(gaps[0]), int(found[int(gaps[0])])
+        raise ValueError(
+            f"data.root={root}: y must number the classes 0, 1, ... without a gap, got {label} but no {missing}; "
+            "np.unique(y, return_inverse=True)[1] numbers them"
+        )
+    if len(found) < 2:
+        raise ValueError(f"data.root={root}: records of at least two classes are needed, y holds one")
+    return len(found)
 
 
 def _split(whole: Pair, keys: Keys) -> tuple[Pair, Pair]:

@@ -21,6 +21,7 @@ from privdd.data.dataset import Dataset
 Labels = NDArray[np.integer]
 Index = NDArray[np.int64]
 MOST_CLIENTS = 10**6
+MOST_RECORDS = 10**8
 ATTEMPTS = 1000  # Dirichlet draws before an unreachable min_size is reported
 
 
@@ -231,6 +232,8 @@ class Partition:
 def check_heldout(heldout: float | int) -> None:
     """A fraction in [0, 1) or a whole number >= 0; ValueError otherwise."""
     number = isinstance(heldout, int | float) and not isinstance(heldout, bool) and math.isfinite(heldout)
+    if number and heldout > MOST_RECORDS:
+        raise ValueError(f"partition.heldout={heldout!r}: at most {MOST_RECORDS} records can be held out")
     if not number or heldout < 0 or (isinstance(heldout, float) and heldout >= 1):
         raise ValueError(f"partition.heldout={heldout!r}: a fraction in [0, 1) or a number of records is needed")
 

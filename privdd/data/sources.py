@@ -24,6 +24,11 @@ LARGEST_SIDE = 4096
 NAMES = (*SOURCES, "folder", "digit_domains", "corrupted")
 
 
+def reads_files(name: str, source: str | None = None) -> bool:
+    """Whether the data set ``name`` (of ``corrupted``: the one that it corrupts) is read from files, in data.root."""
+    return (source if name == "corrupted" else name) != "digits"
+
+
 def load(
     name: str,
     *,

@@ -30,14 +30,14 @@ class FedAdam(FedAvg):
         for name in ("beta1", "beta2"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)!r}: a number in [0, 1)")
-        if not self.tau > 0:
-            raise ValueError(f"tau={self.tau!r}: a number above 0")
+        if not 1e-18 <= self.tau <= 1e18:  # its square is a float32
+            raise ValueError(f"tau={self.tau!r}: a number from 1e-18 to 1e18 is needed")
 
     def init(self, problem: Problem, keys: Keys) -> State:
         state = super().init(problem, keys)
         model = unpack("model", state)
         first = {name: torch.zeros_like(t) for name, t in model.items()}
-        second = {name: torch.full_like(t, self.tau**2) for name, t in model.items()}
+        second = {name: torch.full_like(t, float(self.tau) ** 2) for name, t in model.items()}
         return {**state, **pack("first", first), **pack("second", second)}
 
     def server_step(self, server: State, gradient: State) -> State:

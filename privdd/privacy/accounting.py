@@ -18,6 +18,7 @@ from typing import Literal, get_args
 
 import dp_accounting as dpa
 from dp_accounting.pld import privacy_loss_distribution as pld
+from dp_accounting.pld.common import DifferentialPrivacyParameters
 from dp_accounting.rdp import RdpAccountant
 from scipy.optimize import brentq
 
@@ -127,7 +128,18 @@ def _loss_epsilon(total: Tally, delta: float, relation: Relation, interval: floa
 
 @lru_cache(maxsize=8)
 def composed_loss(total: Tally, relation: Relation, interval: float) -> pld.PrivacyLossDistribution:
-    """The composed privacy loss, rounded upwards; a Laplace release under replace has sensitivity 2."""
+    """The composed privacy loss, rounded upwards; a Laplace release under replace has sensitivity 2.
+
+    Losses too large for the grid's arithmetic are rounded up to no protection at all: delta 1 at every epsilon.
+    """
+    try:
+        return _composed(total, relation, interval)
+    except OverflowError:
+        nothing = DifferentialPrivacyParameters(0.0, 1.0)
+        return pld.from_privacy_parameters(nothing, value_discretization_interval=interval)
+
+
+def _composed(total: Tally, relation: Relation, interval: float) -> pld.PrivacyLossDistribution:
     width = 2.0 if relation == "replace" else 1.0
     with _quiet():
         loss = pld.identity(value_discretization_interval=interval)
@@ -202,11 +214,13 @@ def calibrate(
         paid = cost(z)
         if 0.985 * epsilon <= paid <= 0.999 * epsilon:
             return z
-        if past and past[0] != z and 0 < paid < math.inf:
+        if not 0 < paid < math.inf:
+            raise ValueError(f"no noise multiplier costs just that: {z:.4g} costs {paid:g}; choose it by hand")
+        if past and past[0] != z:
             slope = min(-0.3, math.log(paid / past[1]) / math.log(z / past[0]))
         past = (z, paid)
         z *= math.exp(math.log(0.992 * epsilon / paid) / slope)
-    raise ValueError(f"epsilon={epsilon}: the noise multiplier does not settle near {z:.4g}; choose it by hand")
+    raise ValueError(f"the noise multiplier does not settle near {z:.4g}; choose it by hand")
 
 
 def _solve(cost: Callable[[float], float], target: float) -> float:
@@ -215,10 +229,10 @@ def _solve(cost: Callable[[float], float], target: float) -> float:
     while cost(high) > target:
         low, high = high, high * 2
         if high > NOISE_RANGE[1]:
-            raise ValueError(f"epsilon={target:.4g} cannot be met by noise: another release is unprotected or dearer")
+            raise ValueError("no noise meets it: another release is unprotected, or costs more by itself")
     while cost(low) <= target:
         low, high = low / 2, low
         if low < NOISE_RANGE[0]:
-            raise ValueError(f"epsilon={target:.4g} is above what these releases cost with almost no noise")
-    gap = lambda log_z: math.log(min(cost(math.exp(log_z)), 1e12) / target)  # noqa: E731
+            raise ValueError("it is above what these releases cost with almost no noise")
+    gap = lambda log_z: math.log(min(max(cost(math.exp(log_z)), 1e-300), 1e12) / target)  # noqa: E731
     return math.exp(brentq(gap, math.log(low), math.log(high), xtol=5e-4))

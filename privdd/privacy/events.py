@@ -65,6 +65,7 @@ def _count(value: Any) -> int:
 
 
 MOST = 1.7e308  # the largest finite multiplier
+LEAST_NOISE, MOST_NOISE = 1e-100, 1e100  # beyond these, squares overflow: below is no noise, above is taken as this
 
 
 def to_form(event: dpa.DpEvent) -> dict[str, Any]:
@@ -128,6 +129,7 @@ def tally(events: Iterable[tuple[dpa.DpEvent, int]]) -> Tally:
     leaves: Counter[tuple[Any, ...]] = Counter()
     for event, times in events:
         _collect(to_form(event), _count(times), leaves)
+    leaves = _bounded(leaves)
     gaussian = math.fsum(n / (leaf[1] * leaf[1]) for leaf, n in sorted(leaves.items()) if leaf[0] == "gaussian")
     return Tally(
         private=("non_private",) not in leaves,
@@ -135,6 +137,17 @@ def tally(events: Iterable[tuple[dpa.DpEvent, int]]) -> Tally:
         poisson=tuple(sorted(((k[1], k[2]), n) for k, n in leaves.items() if k[0] == "poisson")),
         laplace=tuple(sorted((k[1], n) for k, n in leaves.items() if k[0] == "laplace")),
     )
+
+
+def _bounded(leaves: Counter[tuple[Any, ...]]) -> Counter[tuple[Any, ...]]:
+    """The same with noise that arithmetic can square; what is changed costs more than it did, never less."""
+    bounded: Counter[tuple[Any, ...]] = Counter()
+    for leaf, n in leaves.items():
+        if leaf[0] == "non_private" or leaf[-1] < LEAST_NOISE:
+            bounded[("non_private",)] += n
+        else:
+            bounded[(*leaf[:-1], min(leaf[-1], MOST_NOISE))] += n
+    return bounded
 
 
 def _collect(form: Mapping[str, Any], times: int, leaves: Counter[tuple[Any, ...]]) -> None:
@@ -156,8 +169,9 @@ def _collect(form: Mapping[str, Any], times: int, leaves: Counter[tuple[Any, ...
 
 def _collect_sampled(q: float, form: Mapping[str, Any], times: int, leaves: Counter[tuple[Any, ...]]) -> None:
     """Gaussians on one sample are one Gaussian on it; PLD accountants refuse them unmerged."""
-    inner: Counter[tuple[Any, ...]] = Counter()
-    _collect(form, 1, inner)
+    found: Counter[tuple[Any, ...]] = Counter()
+    _collect(form, 1, found)
+    inner = _bounded(found)
     if ("non_private",) in inner:
         leaves[("non_private",)] += times
     elif any(leaf[0] != "gaussian" for leaf in inner):

@@ -79,6 +79,8 @@ def _checked(arrays: Mapping[str, np.ndarray], path: Path) -> Evidence:
             raise FindingsError(f"{path}: {name!r} holds NaN or infinity")
     _same_shape(part, FLAT, 1, path)
     _same_shape(part, PICTURES, 4, path)
+    if "real" in part and 0 in part["real"].shape[2:]:
+        raise FindingsError(f"{path}: pictures need at least one pixel, got {part['real'].shape}")
     if "real" in part and part["real"].shape[1] not in (1, 3):
         raise FindingsError(f"{path}: pictures need 1 or 3 channels, got {part['real'].shape[1]}")
     if "members" in part:

@@ -13,6 +13,7 @@ from privdd.reporting.ledger_view import groups
 from privdd.reporting.plots import Album, Plot
 from privdd.reporting.reproduce import recipe
 from privdd.reporting.style import save
+from privdd.reporting.unread import unread
 from privdd.runtime.run_folder import write_bytes
 
 
@@ -38,6 +39,7 @@ def render(record: RunRecord, figures: list[Plot], albums: list[Album]) -> str:
             blind=summary.blind_psnr(picture) if picture else None,
             blind_psnr=summary.blind_psnr,
             lines=summary.surface_lines(findings),
+            unread=unread(findings),
             strip=named["epsilon"],
             rocs=[plot for plot in figures if plot.name.startswith("roc-")],
             accuracy=named.get("accuracy"),

@@ -15,6 +15,7 @@ from attacks.types import Adversary, Family, Surface
 
 SCHEMA = 1
 Verdict = Literal["unprotected", "untested", "consistent", "contradiction"]
+Status = Literal["measured", "nothing_to_read", "not_attacked"]
 Relation = Literal["add_remove", "zero_out", "replace"]
 
 
@@ -174,7 +175,7 @@ class SurfaceRow(Part):
     bytes: Count
     mechanism: Text
     epsilon: EpsilonPair
-    audited: Literal[True] | Annotated[str, Field(pattern=r"^waived: .+")]
+    audited: Literal[True] | Annotated[str, Field(pattern=r"^(waived|nothing to read): .+")]
     untested: list[Text] = Field(default_factory=list)  # "mechanism, part: why" for what no test looked at
     verdict: Verdict
 
@@ -190,7 +191,18 @@ class TprAt(Part):
 FprKey = Annotated[str, Field(pattern=r"^(0\.\d*[1-9]\d*|1e-\d+)$")]
 
 
+class WorstRecords(Part):
+    """How often the most exposed ``share`` of records is found when it is in, at a false-positive rate of 0.1 %."""
+
+    share: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
+    tpr: Unit
+    ci: tuple[Unit, Unit]
+
+
 class FindingRow(Part):
+    """status: absent in files of earlier versions; "nothing_to_read": what was sent says nothing that this attack
+    reads about any record, so it has no rate."""
+
     surface: Surface
     attack: Text
     family: Family
@@ -198,6 +210,7 @@ class FindingRow(Part):
     auc: Unit | None = None
     auc_ci: tuple[Unit, Unit] | None = None
     tpr_at_fpr: dict[FprKey, TprAt] | None = None
+    worst_records: WorstRecords | None = None
     blind_auc: Unit | None = None
     epsilon_measured: Epsilon | None = None
     epsilon_method: Text | None = None
@@ -219,6 +232,7 @@ class FindingRow(Part):
     baselines: dict[Text, Finite] | None = None
     diagnostics: dict[str, Any] | None = None
     signal: Text | None = None
+    status: Status | None = None
     note: Text | None = None
     figure: FileName | None = None
 

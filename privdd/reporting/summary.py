@@ -10,6 +10,7 @@ from typing import Any
 from privdd.reporting import words
 from privdd.reporting.claimed import boldest, exceeded
 from privdd.reporting.schema import FindingRow, Findings, SurfaceRow, TprAt, Verdict
+from privdd.reporting.unread import SENTENCE, only_unread
 from privdd.reporting.without_model import without_model
 from privdd.reporting.words import number, one_in, share
 
@@ -141,6 +142,7 @@ def _worst_phrases(rows: list[FindingRow]) -> list[str]:
     if best:
         phrases.append(_picture_phrase(best))
     phrases += [_feature_phrase(r) for r in rows if r.attack in FEATURE_ATTACKS and r.psnr is not None]
+    phrases += ["nothing in it to tell members by"] if only_unread(rows) else []
     labels = [r.label_accuracy for r in rows if r.label_accuracy is not None]
     if labels:
         phrases.append(f"reads {share(max(labels))} of labels")
@@ -188,17 +190,13 @@ def utility_note(config: Mapping[str, Any]) -> str:
     return words.REAL_START if start == "real" else ""
 
 
-def _listed(names: list[str]) -> str:
-    return names[0] if len(names) == 1 else ", ".join(names[:-1]) + " and " + names[-1]
-
-
 def _titles(findings: Findings, kind: Verdict) -> list[str]:
     return [words.SURFACE[row.surface][0].lower() for row in findings.surfaces if row.verdict == kind]
 
 
 def _unprotected(findings: Findings) -> tuple[str, str]:
     bare = _titles(findings, "unprotected")
-    what = f"The {_listed(bare)}" if bare else "What was sent"
+    what = f"The {words.listed(bare)}" if bare else "What was sent"
     verb = "carry" if len(bare) != 1 or bare[0].endswith("s") else "carries"
     return (
         f"No proven limit on what {findings.run.algo} reveals about a record.",
@@ -224,7 +222,7 @@ def _consistent(findings: Findings) -> tuple[str, str]:
 
 
 def _contradiction(findings: Findings) -> tuple[str, str]:
-    broken = _listed(_titles(findings, "contradiction") or ["release"])
+    broken = words.listed(_titles(findings, "contradiction") or ["release"])
     title = "The stated limit is false."
     surfaces = {row.surface for row in findings.surfaces if row.verdict == "contradiction"}
     rows = [r for r in findings.findings if r.surface in surfaces]
@@ -259,7 +257,11 @@ def _claim_sentence(findings: Findings) -> str:
 def _membership_sentence(findings: Findings) -> str:
     worst = worst_membership(findings.findings)
     if worst is None:
-        return "No membership attack had a sample large enough to resolve a low false-alarm rate."
+        return (
+            SENTENCE
+            if only_unread(findings.findings)
+            else "No membership attack had a sample large enough to resolve a low false-alarm rate."
+        )
     where = words.SURFACE[worst.row.surface][0].lower()
     who = words.ADVERSARY[worst.row.adversary][0]
     if not worst.beats_guessing:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from privdd.reporting.schema import Utility, Verdict
@@ -48,6 +48,11 @@ def share(value: float | None) -> str:
 def accuracy(utility: Utility) -> str:
     """A model's accuracy as percent, or that there was none in the end."""
     return share(utility.accuracy) if utility.diverged is None else f"none (diverged in round {utility.diverged})"
+
+
+def listed(names: Sequence[str]) -> str:
+    """At least one name: "a", "a and b", "a, b and c"."""
+    return names[0] if len(names) == 1 else ", ".join(names[:-1]) + " and " + names[-1]
 
 
 def attack(name: str) -> str:

@@ -13,6 +13,11 @@ from typing import Any, ClassVar, TypeVar
 
 from privdd.runtime.workers import threads
 
+READ_BY = {  # kind -> the settings that it reads
+    "serial": ("threads",),
+    "processes": ("workers", "threads", "retries"),
+    "ray": ("workers", "threads", "retries", "address"),
+}
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -34,8 +39,8 @@ class Engine:
     retries: int = 2
 
     def __post_init__(self) -> None:
-        if self.kind not in {"serial", "processes", "ray"}:
-            raise ValueError(f"engine.kind={self.kind!r}: allowed are serial, processes, ray")
+        if self.kind not in READ_BY:
+            raise ValueError(f"engine.kind={self.kind!r}: allowed are {', '.join(READ_BY)}")
         for name, least in (("workers", 0), ("threads", 1), ("retries", 0)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:

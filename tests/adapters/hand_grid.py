@@ -30,7 +30,7 @@ class AlteringGrid:
         held = experiment.shards if shards is None else shards
         self.contexts = {100 + k: Context(1, 100 + k, {"partition-id": k}, RecordDict(), {}) for k in range(len(held))}
         own = lambda context: (experiment.plan, experiment.ledger(), held[context.node_config["partition-id"]])  # noqa: E731
-        self.app, self.alter, self.bad = client_app(own, tells_accuracy=True), alter, bad
+        self.app, self.alter, self.bad = client_app(own, tells_accuracy=True, simulation=True), alter, bad
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 0, 1
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:

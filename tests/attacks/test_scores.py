@@ -40,6 +40,14 @@ def test_each_kind_of_file_gives_findings(tmp_path, kind, attacks):
         assert findings[0].measures["auc"] == pytest.approx(roc_auc_score(content["member"], content["scores"]))
 
 
+@pytest.mark.parametrize("axis", [0, 1], ids=["the same in every model", "one number a model"])
+def test_signals_that_say_nothing_get_no_rate(tmp_path, axis):
+    content = arrays("signals")
+    content["signals"] = np.broadcast_to(content["signals"].mean(axis, keepdims=True), content["masks"].shape).copy()
+    for finding in audit_scores(save(tmp_path, content)):
+        assert finding.measures["status"] == "nothing_to_read" and "auc" not in finding.measures
+
+
 def test_a_blind_control_is_reported_when_brought(tmp_path):
     content = arrays("scores")
     content["blind"] = np.random.default_rng(1).normal(size=60)

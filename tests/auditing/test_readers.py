@@ -154,3 +154,33 @@ def test_class_statistics_are_read_as_a_density_of_the_records_channel_means() -
     own = CANDIDATES.x.mean((2, 3))
     expected = Normal(mean[CANDIDATES.y], std[CANDIDATES.y]).log_prob(own).sum(1) + math.log(2 * math.pi)
     assert torch.allclose(found, expected, atol=1e-4)
+
+
+def test_a_models_outputs_on_public_records_and_its_output_gradients_are_read() -> None:
+    state = moved(4)
+    found = read(update=state)
+    assert torch.allclose(found["update|public_logits"], logits(state, PUBLIC.x), atol=1e-5)
+    errors = logits(state, CANDIDATES.x).softmax(1) - torch.eye(CLASSES)[CANDIDATES.y]
+    assert torch.allclose(found["update|gradient_norm"], -errors.norm(dim=1), atol=1e-5)
+    flat = [torch.cat([g.flatten() for g in gradient(START, i).values()]) for i in range(7)]
+    products = torch.stack([0.1 * torch.dot(g, flat[4]) for g in flat])
+    assert torch.allclose(found["update|gradient_product"], products, atol=1e-4)
+
+
+def test_a_model_trained_on_representations_is_asked_about_the_records() -> None:
+    """Two well separated rows for each class, near one candidate of it: the readout knows this candidate's class."""
+    project = [CANDIDATES.x.flatten(1) - 1, PUBLIC.x.flatten(1) - 1]
+    rows = project[0][:3].repeat_interleave(2, 0)
+    found = read(representations={"x": rows}, labels={"y": CANDIDATES.y[:3].repeat_interleave(2)})
+    confidence, seen = found["synthetic_representations|confidence"], found["synthetic_representations|logits"]
+    assert torch.equal(seen[:3].argmax(1), CANDIDATES.y[:3])
+    chances = seen.double().softmax(1)[torch.arange(7), CANDIDATES.y]
+    assert torch.allclose(confidence.double(), (chances / (1 - chances)).log(), atol=1e-4)
+    assert found["synthetic_representations|public_logits"].shape == (20, CLASSES)
+
+
+def test_prototypes_carry_the_count_and_the_mean_of_the_records_own_class() -> None:
+    mean, count = torch.randn(CLASSES, 5, generator=torch.Generator().manual_seed(4)), torch.tensor([4.0, 0.0, 9.0])
+    found = read(prototypes={"mean": mean, "count": count})
+    assert found["prototypes|count"].tolist() == [float(count[c]) for c in CANDIDATES.y]
+    assert torch.allclose(found["prototypes|row"], mean.norm(dim=1)[CANDIDATES.y])

@@ -59,6 +59,7 @@ class Counts(FedAvg):
     def local(self, broadcast: Any, memory: Any, shard: Any, ctx: Any) -> Any:
         upload, memory = super().local(broadcast, memory, shard, ctx)
         for _ in range(len(shard.train) - 1):
+            ctx.sample("dpsgd", 1)
             ctx.mechanism("dpsgd", {"x": shard.train.x[:1]})
         return upload, memory
 

@@ -10,16 +10,16 @@ import pytest
 from omegaconf import OmegaConf
 
 from privdd.cli.config import composed
-from privdd.cli.main import _stored
+from privdd.cli.main import _main
 from privdd.core.errors import BadConfig
 
 
 def resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stored: list[str], *typed: str) -> dict[str, Any]:
     """The engine with which a run of ``stored`` settings goes on."""
     (tmp_path / "config.yaml").write_text(OmegaConf.to_yaml(composed("train", stored), resolve=True))
-    argv, seen = [f"resume={tmp_path}", *typed], []
-    monkeypatch.setattr(sys, "argv", ["privdd.train", *argv])
-    assert _stored("train", lambda config, path, args: seen.append(config) or 0, argv, tmp_path, "resume") == 0
+    seen: list[Any] = []
+    monkeypatch.setattr(sys, "argv", ["privdd.train", f"resume={tmp_path}", *typed])
+    assert _main("train", lambda config, path, args: seen.append(config) or 0) == 0
     return OmegaConf.to_container(seen[0].engine)  # type: ignore[return-value]
 
 

@@ -14,8 +14,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from privdd.cli.config import composed
+from privdd.cli.config import choices, composed, config_dir, expand
+from privdd.cli.main import checked
 from privdd.cli.sweeps import Sweep, asked, count_points, pinned, point_name
+from privdd.core.errors import BadConfig
+from privdd.reporting.trained import read_training
 from privdd.runtime.run_folder import read_json, write_json
 
 ROOT = Path(__file__).parents[2]
@@ -137,7 +140,10 @@ def test_every_point_says_how_far_the_whole_sweep_is(
     assert lines[1:] == [f"sweep: {t}, 1 min 15 s so far" for t in ("1 of 3 points", "2 of 3 points, 1 failed", "3 of 3 points, 1 failed")]
 
 
-def test_trainings_end_in_a_table_over_seeds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_trainings_end_in_a_table_over_seeds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("privdd.verifying.training_numbers.verified_training", read_training)  # no ledger stands behind
     sweep = Sweep("train", tmp_path)
     for name, epsilon, seed, accuracy in (("a", 2.5, 0, 0.5), ("b", 2.5, 1, 0.7), ("c", "inf", 0, 0.8)):
         sweep.point(tmp_path / name, lambda n=name, e=epsilon, s=seed, a=accuracy: _trained(tmp_path / n, e, s, a))  # type: ignore[misc]
@@ -200,3 +206,29 @@ def test_killed_half_way_and_repeated_gives_the_same_csv(tmp_path: Path) -> None
     assert [row["method"] for row in rows] == ["fedavg", "fedprox"]
     names = {read_json(p)["run"]["algo"] for p in whole.glob("outputs/sweeps/*/*/findings.json")}
     assert names == {"fedavg", "fedprox"}
+
+
+@pytest.mark.parametrize(
+    ("typed", "spelled"),
+    [
+        ("algo=glob(fedp*)", "algo=fedprox,fedproto"),
+        ("algo=glob([fedp*,moon],exclude=fedproto)", "algo=fedprox,moon"),
+        ("model@algo.model=glob(ml*)", "model@algo.model=mlp"),
+    ],
+)
+def test_a_glob_stands_for_the_choices_that_it_matches(typed: str, spelled: str) -> None:
+    found = expand([typed, "-m"], "train")[0]
+    assert sorted(found.partition("=")[2].split(",")) == sorted(spelled.partition("=")[2].split(","))
+    assert count_points(["-m", found]) == spelled.count(",") + 1
+    assert set(expand(["algo=glob(*)"], "train")[0][5:].split(",")) == set(choices("algo", [config_dir()]))  # none of _*.yaml
+
+
+@pytest.mark.parametrize("typed", ["seed=glob(*)", "algo=glob(zz*)", "algo=glob(", "algo=glob([)"])
+def test_a_glob_that_stands_for_nothing_is_one_line(typed: str) -> None:
+    with pytest.raises(BadConfig) as caught:
+        checked("train", expand([typed], "train"))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_sweep_over_a_glob_is_checked() -> None:
+    assert checked("train", expand(["algo=glob(fedp*)", "-m"], "train")).algo._target_.startswith("privdd.methods.fedpro")

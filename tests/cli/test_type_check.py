@@ -73,7 +73,7 @@ def test_a_wrong_value_is_one_line_that_names_its_key(typed: str, said: str, cap
 @pytest.mark.parametrize(
     "typed",
     ["algo.lr=1", "algo.local_epochs=0.5", "attack.lira.delta=null", "attack.lira.delta=0", "model.depth=null", "data.limit=5",
-     "attack.model_inversion.prior=null", "privacy.clip_norm=2", "engine.address=auto", "capture.rounds=[0,2]", "audit.worlds=1e1"],
+     "attack.model_inversion.prior=null", "privacy.clip_norm=2", "capture.rounds=[0,2]", "audit.worlds=1e1"],
 )  # fmt: skip
 def test_a_right_value_is_taken(typed: str) -> None:
     checked("audit", [*BASE, typed])

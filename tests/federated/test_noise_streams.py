@@ -68,7 +68,7 @@ def test_paired_noise_reveals_it(more: tuple[str, ...]) -> None:
     """The attack works where it can: so that the test above would see shared noise."""
     paired = (*more, "privacy.paired_noise=true")
     one, two = (sent(tiny(*CLIENT, f"privacy.noise_multiplier={z}", *paired)) for z in (1.0, 4.0))
-    assert recovered(one, two, (1.0, 4.0)) < 1e-3
+    assert recovered(one, two, (1.0, 4.0)) < 5e-3  # what truncation to two different steps leaves
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,7 @@ def through_stack(pair: Pair, size: Size, shards: Sequence[Shard]) -> State:
     anchors.cache_clear()  # VHL's are drawn once a run, as the loop draws them
     problem = Problem(shards[0].shape, shards[0].classes, len(shards))
     method = pair.make(size)
-    plan = Plan(KEYS, problem, method, pair.mechanisms)
+    plan = Plan(KEYS, problem, method, pair.mechanisms, paired_noise=True)  # noise from the stream of seed and round
     progress, seen = start(plan, Ledger("zero_out", "record", 1e-5)), None
     for _ in range(method.rounds):
         progress, _, seen = step(plan, progress, shards, Engine(), seen)

@@ -10,12 +10,24 @@ import math
 from collections.abc import Callable, Sequence
 
 import torch
+from scipy.stats import norm
 from torch import Tensor
 from torch.nn import functional as F
 
 from privdd.core.keys import Keys
 
 Operation = Callable[[Tensor], Tensor]
+
+
+def normal(shape: Sequence[int], generator: torch.Generator) -> Tensor:
+    """Standard normal numbers by inversion: a sign, and the probability of a magnitude at least as large."""
+    drawn = 2 * torch.rand(tuple(shape), generator=generator, dtype=torch.float64).numpy()
+    side, tail = drawn >= 1, drawn % 1
+    small = tail < 1 / 32
+    finer = torch.rand(int(small.sum()), generator=generator, dtype=torch.float64).clamp_min(2.0**-54).numpy()
+    tail[~small] += 2.0**-53
+    tail[small] += finer * 2.0**-52
+    return torch.from_numpy(norm.isf(tail / 2) * (1 - 2.0 * side))
 
 
 def augmentation(strategy: str, shape: Sequence[int], generator: torch.Generator) -> Operation:

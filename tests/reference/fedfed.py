@@ -14,6 +14,7 @@ from privdd.core.keys import Keys
 from privdd.core.types import Shard, State
 from tests.reference.aligned import endless
 from tests.reference.averaging import sgd, start
+from tests.reference.draws import normal
 from tests.reference.networks import fresh, network
 from tests.reference.parts import by_records, client, under, values, weighted
 
@@ -74,14 +75,16 @@ def _split(m: Any, pair: nn.ModuleDict, shard: Shard, generator: torch.Generator
 
 @torch.no_grad()
 def _released(m: Any, vae: nn.Module, shard: Shard, keys: Keys) -> Tensor:
-    """Every record's features, clipped and noised."""
+    """Every record's features, clipped and noised, on the lattice of 2**-16 of the noise."""
     x = shard.train.x
     vae.eval()
     features = torch.cat([bounded(part - vae(part, None)[0], part, m.loss.rho) for part in x.split(256)])
     vae.train()
     norms = features.flatten(1).norm(dim=1)
     features = features * (RHO * math.sqrt(x[0].numel()) / norms).clamp(max=1)[:, None, None, None]
-    return features + math.sqrt(VARIANCE) * torch.randn(x.shape, generator=keys.torch())
+    grid = 2.0 ** (math.floor(math.log2(math.sqrt(VARIANCE))) - 16)
+    noise = math.sqrt(VARIANCE) * normal(x.shape, keys.torch()).to(x)
+    return grid * ((features / grid).trunc() + (noise / grid).round())
 
 
 def _both_sets(m: Any, shards: Sequence[Shard], keys: Keys, x: Tensor, y: Tensor) -> State:

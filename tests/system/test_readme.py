@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from privdd import verify
 from privdd.api import audit
 from privdd.cli.config import expand
 from privdd.cli.main import checked
@@ -64,6 +65,9 @@ def test_the_commands_are_accepted(line: str, mine: Path) -> None:
     module, *argv = shlex.split(line)
     if module == "privdd.report":
         assert parser().parse_args(argv).runs
+        return
+    if module == "privdd.verify":
+        assert verify.parser().parse_args(argv).run
         return
     command = module.removeprefix("privdd.")
     if "--cfg" in argv:

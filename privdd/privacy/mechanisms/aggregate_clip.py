@@ -40,6 +40,14 @@ class AggregateClip(Mechanism):
         positive(self.noise_multiplier, "noise_multiplier")
         positive(self.clip_norm, "clip_norm")
 
+    @property
+    def event(self) -> dpa.DpEvent:
+        """Raises ValueError: no noise gives it a finite epsilon."""
+        raise ValueError(
+            "privacy.epsilon: AggregateClip has no finite epsilon, whatever the noise (the mean of a batch is clipped, not "
+            "its records); set privacy.noise_multiplier, or choose a mechanism that is accounted"
+        )
+
     def __call__(self, value: Tensors, noise: Noise) -> Output:
         size = max(len(next(iter(value.values()))), 1)
         mean = {name: tensor.sum(0) / size for name, tensor in value.items()}

@@ -16,7 +16,7 @@ from attacks.images import match, psnr
 from attacks.inversion import analytic, objectives
 from attacks.inversion.gradient import DLG, IDLG, InvertingGradients, LocalSteps, SeeThrough
 from attacks.inversion.optimise import Matching, SignedAdam, Trace, descend
-from attacks.inversion.seethrough import batchnorm_distance, running_statistics
+from attacks.inversion.seethrough import batchnorm_distance, running_statistics, sent_statistics
 from attacks.inversion.victim import Victim, update_to_gradients
 from tests.attacks.pictures import convnet, digits, drawn, lenet, mlp, pictures, rng, sent
 
@@ -228,16 +228,31 @@ def test_non_finite_problems_start_afresh_and_plateaus_end_the_descent() -> None
 
 def test_batchnorm_prior_is_zero_at_the_batch_that_made_it() -> None:
     model, x = convnet(4, norm=nn.BatchNorm2d).train(), pictures()[0][:6]
-    before = {n: (m.clone(), v.clone()) for n, (m, v) in running_statistics(model).items()}
     twin = copy.deepcopy(model)
     twin(x)
+    own = sent_statistics(model, dict(model.state_dict()), dict(twin.state_dict()), 1)
+    assert own.keys() == running_statistics(model).keys()
     statistics = {}
-    for (name, (mean, var)), side in zip(running_statistics(twin).items(), (28, 14, 7)):
-        count = 6 * side * side
-        found = [(after - 0.9 * was) / 0.1 for was, after in zip(before[name], (mean, var))]  # momentum is 0.1
-        statistics[name] = found[0], found[1] * (count - 1) / count
+    for (name, (mean, var)), side in zip(own.items(), (28, 14, 7)):
+        count = 6 * side * side  # layers keep unbiased variances
+        statistics[name] = mean, var * (count - 1) / count
     assert float(batchnorm_distance(Victim(model), x, statistics)) < 1e-4
     assert float(batchnorm_distance(Victim(model), x.flip(1) * 0.5, statistics)) > 1e-2
+
+
+def test_sent_statistics_of_several_steps_weigh_the_last_batch_most() -> None:
+    layer = nn.BatchNorm1d(2, momentum=0.3).train()
+    before, batches = {k: v.clone() for k, v in layer.state_dict().items()}, torch.randn(3, 8, 2, generator=rng(2))
+    for batch in batches:
+        layer(batch)
+    model = nn.Sequential(layer)
+    buffers = [{f"0.{k}": v for k, v in state.items()} for state in (before, layer.state_dict())]
+    mean, var = sent_statistics(model, *buffers, 3)["0"]
+    weights = torch.tensor([0.49, 0.7, 1.0])
+    expected = [weights @ at / weights.sum() for at in (batches.mean(1), batches.var(1))]
+    torch.testing.assert_close(mean, expected[0])
+    torch.testing.assert_close(var, expected[1])
+    assert sent_statistics(model, {}, buffers[1], 3) == {}  # no buffers in the broadcast
 
 
 def test_see_through_learns_something_and_improves_its_objective() -> None:

@@ -68,6 +68,34 @@ def test_each_is_an_attack_and_declares_what_it_reads(attack: Attack) -> None:
     assert set(type(attack).run.__annotations__) == {"view", "generator", "return"}
 
 
+def test_see_through_gets_the_batch_norm_statistics_that_were_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    truth, model = _truth(2), convnet(8, side=8, depth=1, norm=nn.BatchNorm2d)
+    (capture,) = _updates(model, truth, LocalSteps(1, 0.1), each=2)
+    twin, seen = copy.deepcopy(model).train(), []
+    twin(truth.x)
+    buffers = [{n: b.clone() for n, b in one.named_buffers()} for one in (model, twin)]
+    whole = replace(capture, broadcast={**capture.broadcast, **buffers[0]}, value={**capture.value, **buffers[1]})
+    real = SeeThrough.reconstruct
+
+    def spy(self: SeeThrough, *args: Any, **more: Any) -> Any:
+        seen.append(more["statistics"])
+        return real(self, *args, **more)
+
+    monkeypatch.setattr(SeeThrough, "reconstruct", spy)
+    for sent_ in (whole, capture):
+        GradientInversion(SeeThrough(iterations=2, seeds=1)).run(
+            _view(Surface.UPDATE, (sent_,), _knowledge(model, batch_records=2)), rng(1)
+        )
+    inputs: list[Tensor] = []
+    layer = next(m for m in model.modules() if isinstance(m, nn.BatchNorm2d))
+    layer.register_forward_pre_hook(lambda _, given: inputs.append(given[0]))
+    model(truth.x)
+    ((mean, var),) = seen[0].values()
+    torch.testing.assert_close(mean, inputs[0].mean((0, 2, 3)), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(var, inputs[0].var((0, 2, 3)), rtol=1e-3, atol=1e-5)
+    assert seen[1] is None
+
+
 def test_updates_of_single_records_are_inverted_as_one_batch() -> None:
     truth, model = _truth(), convnet(16, side=8, depth=1)
     view = _view(Surface.UPDATE, _updates(model, truth, LocalSteps(1, 0.1)), _knowledge(model))

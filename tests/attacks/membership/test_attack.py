@@ -59,7 +59,7 @@ def test_a_leak_is_found_and_every_measure_is_there(attack):
     assert 0.6 < low <= finding.measures["auc"] <= high <= 1
     assert set(finding.measures) == {
         "auc", "auc_ci", "tpr_at_fpr", "blind_auc", "epsilon_measured", "epsilon_method", "epsilon_validity",
-        "confidence", "n", "worlds",
+        "confidence", "n", "worlds", "worst_records",
     }  # fmt: skip
     assert (finding.measures["n"], finding.measures["worlds"]) == (120, 24)
     assert abs(finding.measures["blind_auc"] - 0.5) < 0.06

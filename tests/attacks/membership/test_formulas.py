@@ -51,8 +51,8 @@ def test_lira_is_the_loop_over_records(centre, variance, online):
     np.testing.assert_allclose(actual, expected, rtol=1e-9, atol=1e-9)
 
 
-def test_automatic_variance_changes_at_64_worlds():
-    for worlds, same in ((63, "pooled"), (64, "per_record")):
+def test_automatic_variance_changes_at_63_shadow_models_of_64_replays():
+    for worlds, same in ((62, "pooled"), (63, "per_record")):
         signals, masks, target, _ = game(worlds)
         assert torch.equal(lira(signals, masks, target), lira(signals, masks, target, variance=same))
 

@@ -1,0 +1,175 @@
+"""Uploads with a leak of known size, one kind for each surface: what an attack that claims the surface must find.
+
+Records are random pictures that hardly resemble each other, and a fair coin puts each into each replay. What is sent is
+made of the members alone, plus Gaussian noise. In a null the coins of what is sent are not those of the masks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from attacks.types import Adversary, Knowledge, Surface, View
+from privdd.auditing.game import Game
+from privdd.auditing.readers import read_signals
+from privdd.auditing.shadow_federations import server_signals
+from privdd.auditing.signals import Lens
+from privdd.auditing.views import as_worlds
+from privdd.core.types import Problem, Records, Tensors
+from privdd.federated.simulation import Snapshot
+
+SHAPE, CLASSES, RECORDS, WORLDS, PUBLIC = (1, 6, 6), 10, 40, 16, 40
+NOISE = 1.0  # of a feature or image, per coordinate: as large as the spread of records
+PULL = 2.0  # by how many standard deviations of the noise a member moves a model along its own gradient
+BATCH = 8  # rows that share one noise vector, where it is shared
+Values = dict[str, Tensors]
+
+
+class Linear(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(36, CLASSES)
+
+    def features(self, x: Tensor) -> Tensor:
+        return x.flatten(1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.features(x))
+
+
+class Method:
+    """What readers ask of a method; every artifact is named after its surface."""
+
+    uploads = {str(surface): surface for surface in Surface} | {"labels": Surface.LABELS}
+    broadcasts = uploads
+
+    def classifier(self, problem: Problem) -> nn.Module:
+        return Linear()
+
+    def sent_state(self, broadcast: Any) -> Any:
+        return broadcast["model"]
+
+    def model_state(self, name: str, value: Any, broadcast: Any) -> Any:
+        return value if name == "update" else None
+
+    def maps(self, broadcast: Any, memory: Any, problem: Problem) -> dict[str, Any]:
+        return {"projection": lambda x: x.flatten(1), "feature": lambda x: x.flatten(1)}
+
+    def predict(self, server: Tensors, memory: Any, x: Tensor) -> Tensor:
+        return x.flatten(1) @ server["head.weight"].T + server["head.bias"]
+
+
+def records(count: int, generator: torch.Generator) -> Records:
+    x = torch.randn(count, *SHAPE, generator=generator)
+    return Records(x, torch.arange(count) % CLASSES, torch.arange(count))
+
+
+def _gradients(lens: Lens, inside: Tensor) -> Tensor:
+    """The sum of the members' unit gradients at the model that was broadcast, (p,)."""
+    found = lens.gradients
+    assert found is not None
+    return F.normalize(found, dim=1)[inside].sum(0)
+
+
+def _shaped(vector: Tensor) -> Tensors:
+    return {"head.weight": vector[: 36 * CLASSES].view(CLASSES, 36), "head.bias": vector[36 * CLASSES :]}
+
+
+def _moved(lens: Lens, inside: Tensor, g: torch.Generator) -> Tensors:
+    """A model pulled along each member's descent step, in noise."""
+    total = _gradients(lens, inside)
+    step = _shaped(-PULL * total + torch.randn(total.shape, generator=g))
+    start = lens.snapshot.broadcast["model"]
+    return {name: start[name] + 0.3 * step[name] for name in start}
+
+
+def _gradient(lens: Lens, inside: Tensor, g: torch.Generator) -> Tensors:
+    total = _gradients(lens, inside)
+    return _shaped(PULL * total + torch.randn(total.shape, generator=g))
+
+
+def _rows(lens: Lens, inside: Tensor, g: torch.Generator, shared: bool = False) -> tuple[Tensor, Tensor]:
+    x = lens.candidates.x[inside]
+    count = (len(x) + BATCH - 1) // BATCH if shared else len(x)
+    noise = NOISE * torch.randn(count, *SHAPE, generator=g)
+    return x + (noise.repeat_interleave(BATCH, 0)[: len(x)] if shared else noise), lens.candidates.y[inside]
+
+
+def _images(lens: Lens, inside: Tensor, g: torch.Generator, name: str) -> Values:
+    x, y = _rows(lens, inside, g)
+    return {name: {"x": x}, "labels": {"y": y}}
+
+
+def _flat(lens: Lens, inside: Tensor, g: torch.Generator, name: str, shared: bool = False) -> Values:
+    x, y = _rows(lens, inside, g, shared)
+    return {name: {"x": x.flatten(1)}, "labels": {"y": y}}
+
+
+def _prototypes(lens: Lens, inside: Tensor, g: torch.Generator) -> Tensors:
+    """Means and counts of the members' features by class, the means in noise."""
+    one_hot = F.one_hot(lens.candidates.y[inside], CLASSES).float()
+    count = one_hot.sum(0)
+    mean = one_hot.T @ lens.candidates.x[inside].flatten(1) / count.clamp_min(1)[:, None]
+    return {"mean": mean + NOISE / 3 * torch.randn(mean.shape, generator=g), "count": count}
+
+
+def _statistics(lens: Lens, inside: Tensor, g: torch.Generator) -> Tensors:
+    """Each class's mean and standard deviation of the members' brightness, in noise; 0 and 1 for an empty class."""
+    mean, std = torch.zeros(CLASSES, 1), torch.ones(CLASSES, 1)
+    for c in range(CLASSES):
+        own = lens.candidates.x[inside & (lens.candidates.y == c)].mean((2, 3))
+        if len(own):
+            mean[c] = own.mean() + 0.02 * torch.randn((), generator=g)
+            std[c] = 0.1
+    return {"mean": mean, "std": std}
+
+
+PLANTED: Mapping[Surface, Callable[[Lens, Tensor, torch.Generator], Values]] = {
+    Surface.UPDATE: lambda lens, inside, g: {"update": _moved(lens, inside, g)},
+    Surface.GRADIENT: lambda lens, inside, g: {"gradient": _gradient(lens, inside, g)},
+    Surface.CONTROL_VARIATE: lambda lens, inside, g: {"control_variate": _gradient(lens, inside, g)},
+    Surface.SYNTHETIC_IMAGES: lambda lens, inside, g: _images(lens, inside, g, "synthetic_images"),
+    Surface.SYNTHETIC_REPRESENTATIONS: lambda lens, inside, g: _flat(lens, inside, g, "synthetic_representations"),
+    Surface.FEATURES: lambda lens, inside, g: _flat(lens, inside, g, "features", shared=True),
+    Surface.LABELS: lambda lens, inside, g: {"labels": {"y": lens.candidates.y[inside]}},
+    Surface.STATISTICS: lambda lens, inside, g: {"statistics": _statistics(lens, inside, g)},
+    Surface.PROTOTYPES: lambda lens, inside, g: {"prototypes": _prototypes(lens, inside, g)},
+    Surface.COUNTS: lambda lens, inside, g: {"counts": {"records": inside.sum()[None].float()}},
+    Surface.GLOBAL_MODEL: lambda lens, inside, g: {"global_model": _moved(lens, inside, g)},
+    Surface.GLOBAL_IMAGES: lambda lens, inside, g: _images(lens, inside, g, "global_images"),
+    Surface.SHARED_FEATURES: lambda lens, inside, g: _flat(lens, inside, g, "features", shared=True),
+}
+SENDER = {Surface.GLOBAL_MODEL: Adversary.PUBLIC, Surface.GLOBAL_IMAGES: Adversary.PEER, Surface.SHARED_FEATURES: Adversary.PEER}
+
+
+def planted(surface: Surface, seed: int, *, null: bool = False) -> View:
+    """K replays of a client whose upload on ``surface`` holds its members; null: those of other coins."""
+    g = torch.Generator().manual_seed(seed)
+    candidates, public = records(RECORDS, g), records(PUBLIC, g)
+    start = _shaped(0.05 * torch.randn(37 * CLASSES, generator=g))
+    noise = {"std": NOISE, "noise_stds": [NOISE], "copies": 1, "broadcast_batch": BATCH}
+    method: Any = Method()
+    problem = Problem(SHAPE, CLASSES, clients=1)
+    lens = Lens(method, problem, Snapshot(0, {"model": start}, {}), candidates, public, {}, frozenset(), noise)
+    masks, others = (torch.rand(WORLDS, RECORDS, generator=g) < 0.5 for _ in range(2))
+    signals = [_read(lens, surface, PLANTED[surface](lens, coins, g)) for coins in (others if null else masks)]
+    stacked = {key: torch.stack([one[key] for one in signals]) for key in signals[0]}
+    game = Game(candidates, torch.arange(RECORDS), masks)
+    knowledge = Knowledge(SHAPE, CLASSES, public.x, public.y, settings={"delta": 1e-5})
+    return View(surface, SENDER.get(surface, Adversary.SERVER), (), knowledge, as_worlds(stacked, str(surface), game, public))
+
+
+def _read(lens: Lens, surface: Surface, values: Values) -> dict[str, Tensor]:
+    """As an audit reads it: what a client sent, what the server sent, or rows that a peer sees among everybody's."""
+    if surface in (Surface.GLOBAL_MODEL, Surface.GLOBAL_IMAGES):
+        plan: Any = SimpleNamespace(method=lens.method)
+        return server_signals(plan, values.get("global_model", {}), lens, values)
+    found = read_signals(lens, values)
+    if surface == Surface.SHARED_FEATURES:
+        return {key.replace("features|", "shared_features|"): value for key, value in found.items()}
+    return {key: value for key, value in found.items() if key.startswith(f"{surface}|")}

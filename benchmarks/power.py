@@ -1,0 +1,134 @@
+"""Does each membership attack find a leak that is there, and none where there is none, on every surface that it claims?
+
+    python -m benchmarks.power [--seeds 3] [--write docs/power.md]
+
+``benchmarks.planted`` makes uploads that hold a client's members, read as an audit reads them. An attack finds a leak
+where the 95 % interval of its AUC lies above 0.5; in a null the members are those of other coins. The exit status is 1
+where an attack finds less than nine of ten planted leaks, or more nulls than chance explains.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+from scipy.stats import binom
+
+from attacks.membership.attack import MembershipAttack
+from attacks.types import Surface, Truth, View
+from benchmarks.planted import CLASSES, NOISE, PULL, RECORDS, SHAPE, WORLDS, planted
+from privdd.cli.assemble import attacks_of
+from privdd.cli.config import all_attacks, composed, config_dir
+
+LEVEL = 0.025  # of one side of a 95 % interval
+NOBODY = Truth(*[torch.zeros(1, *SHAPE), torch.zeros(1, dtype=torch.long)] * 2, torch.zeros(CLASSES))
+
+
+@dataclass(frozen=True)
+class Power:
+    """Of ``seeds`` planted leaks and as many nulls: how many were found, in how many there was nothing to read."""
+
+    surface: Surface
+    attack: str
+    found: int
+    nulls: int
+    unread: int
+    seeds: int
+
+    @property
+    def broken(self) -> bool:
+        """Blind to the leak, or crying wolf (p < 0.001). Where nothing could be read, in every null as well."""
+        if self.unread:
+            return self.unread != 2 * self.seeds or self.surface != Surface.COUNTS
+        return self.found < 0.9 * self.seeds or float(binom.sf(self.nulls - 1, self.seeds, LEVEL)) < 1e-3
+
+    def __str__(self) -> str:
+        return "nothing to read" if self.unread else f"{self.found}/{self.seeds}, {self.nulls}/{self.seeds}"
+
+
+@lru_cache
+def attacks() -> Mapping[str, MembershipAttack]:
+    """Every membership attack that is shipped, with its shipped settings."""
+    config = composed("audit", [f"attack=[{','.join(all_attacks([config_dir()]))}]"])
+    return {name: attack for name, attack in attacks_of(config).items() if isinstance(attack, MembershipAttack)}
+
+
+def claimed() -> Iterator[tuple[Surface, str]]:
+    """Every surface with every attack that claims it."""
+    return ((surface, name) for surface in Surface for name, attack in attacks().items() if surface in attack.surfaces)
+
+
+@lru_cache(maxsize=256)
+def _view(surface: Surface, seed: int, null: bool) -> View:
+    return planted(surface, seed, null=null)
+
+
+def finds(attack: MembershipAttack, surface: Surface, seed: int, *, null: bool = False) -> bool | None:
+    """Whether the attack's AUC is above one half at 95 %; None where it says that there is nothing to read."""
+    view = _view(surface, seed, null)
+    if attack.nothing_to_read(view):
+        return None
+    finding = attack.judge(attack.run(view, torch.Generator().manual_seed(seed)), view, NOBODY)
+    return None if "auc_ci" not in finding.measures else finding.measures["auc_ci"][0] > 0.5
+
+
+def power(surface: Surface, name: str, seeds: Sequence[int]) -> Power:
+    attack = attacks()[name]
+    leaks, nulls = ([finds(attack, surface, seed, null=null) for seed in seeds] for null in (False, True))
+    return Power(surface, name, leaks.count(True), nulls.count(True), [*leaks, *nulls].count(None), len(seeds))
+
+
+def markdown(rows: Sequence[Power], seconds: float) -> str:
+    names = list(dict.fromkeys(row.attack for row in rows))
+    cell = {(row.surface, row.attack): str(row) for row in rows}
+    lines = [f"| surface | {' | '.join(names)} |", f"|---|{'---|' * len(names)}"]
+    for surface in dict.fromkeys(row.surface for row in rows):
+        lines.append(f"| {surface} | {' | '.join(cell.get((surface, name), '-') for name in names)} |")
+    seeds = rows[0].seeds
+    return f"""# Would the attacks have seen it?
+
+An attack that finds nothing says something only if it finds a leak that is there. For each surface an upload is made of
+a client's members and of Gaussian noise, read by the same code as in an audit, and given to every membership attack that
+claims the surface, with its shipped settings: {RECORDS} records, {WORLDS} replays. Each member moves models and gradients by
+{PULL:g} standard deviations of the noise along its own gradient; images, features and representations are the members'
+own with noise of standard deviation {NOISE:g}, which is the records' own spread; labels and prototypes count the members
+of ten classes. A leak counts as found where the 95 % interval of the AUC lies above one half. In a null the same is sent
+of records that other coins chose; 2.5 % of nulls may be found.
+
+    python -m benchmarks.power --seeds {seeds} --write docs/power.md
+
+Found of {seeds} planted leaks, and of {seeds} nulls; {seconds:.0f} CPU s. "-": the attack does not claim the surface. The
+number of records that a client holds is one number for all of its records, in which no membership attack has anything to
+read.
+
+{chr(10).join(lines)}
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the table, or write it to a file; 1 where an attack is blind or cries wolf, else 0."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.power", description=__doc__)
+    parser.add_argument("--seeds", type=int, default=3, help="planted leaks, and nulls, for each attack and surface")
+    parser.add_argument("--write", type=Path, help="the file that the table is written to")
+    options = parser.parse_args(arguments)
+    began = time.process_time()
+    rows = [power(surface, name, range(options.seeds)) for surface, name in claimed()]
+    table = markdown(rows, time.process_time() - began)
+    if options.write:
+        options.write.write_text(table)
+    else:
+        print(table)
+    for row in rows:
+        if row.broken:
+            print(f"{row.attack} on {row.surface}: {row}", file=sys.stderr)
+    return int(any(row.broken for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,49 @@
+"""Paths on the command line: Hydra's grammar takes plain letters only, so others are quoted for it, and for the shell."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+
+PATHS = ("data.root", "run", "resume", "scores", "hydra.run.dir", "hydra.sweep.dir")
+
+
+def quoted(argv: Sequence[str]) -> list[str]:
+    """The arguments, each path that Hydra cannot read (``data.root=/home/rené/x.npz``) in Hydra's quotes."""
+    return [
+        assignment(key, value) if _unreadable(item, key) else item
+        for item in argv
+        for key, _, value in [item.partition("=")]
+    ]
+
+
+def _unreadable(item: str, key: str) -> bool:
+    return key in PATHS and not _reads(item)
+
+
+def _reads(item: str) -> bool:
+    try:
+        OverridesParser.create().parse_override(item)
+    except HydraException:
+        return False
+    return True
+
+
+def assignment(key: str, value: str) -> str:
+    """``key=value`` as Hydra reads it back: quoted where it has to be."""
+    plain = f"{key}={value}"
+    try:
+        if str(OverridesParser.create().parse_override(plain).value()) == value:
+            return plain
+    except (HydraException, ValueError):
+        pass
+    within = value.replace("\\'", "\\\\'").replace("'", "\\'")
+    return f"{key}='{within}'"
+
+
+def typeable(key: str, value: str) -> str:
+    """``key=value`` as it can be pasted into a shell."""
+    return shlex.quote(assignment(key, value))

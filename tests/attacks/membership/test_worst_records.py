@@ -1,0 +1,51 @@
+"""The most exposed records: found where they are exposed, and not made up where none is."""
+
+import numpy as np
+import torch
+from scipy.stats import binomtest
+
+from attacks.membership.worst_records import worst_records
+
+
+def game(seed, worlds=64, records=200, exposed=0):
+    """Scores of pure noise, but members among the first ``exposed`` records stand out in every second replay."""
+    rng = np.random.default_rng(seed)
+    masks = rng.random((worlds, records)) < 0.5
+    scores = rng.normal(size=masks.shape)
+    out = masks[:, :exposed] & (rng.random((worlds, exposed)) < 0.5)
+    scores[:, :exposed] += 20 * out
+    return torch.from_numpy(scores), torch.from_numpy(masks)
+
+
+def test_two_exposed_records_of_200_are_found_at_their_own_rate():
+    covered, total = 0, []
+    for seed in range(40):
+        found = worst_records(*game(seed, exposed=2))
+        total.append(found["tpr"])
+        covered += found["ci"][0] <= 0.5 <= found["ci"][1]
+        assert found["share"] == 0.01
+    assert abs(np.mean(total) - 0.5) < 0.03  # 64 coins a run: 0.0625 / sqrt(40) standard error
+    assert covered >= 35
+
+
+def test_in_a_null_the_worst_records_are_no_worse_than_the_rate():
+    """Chosen and judged on the same replays, the worst two would be named in several per cent of replays."""
+    runs = [worst_records(*game(seed)) for seed in range(60)]
+    assert np.mean([run["tpr"] for run in runs]) < 0.003
+    assert sum(run["ci"][0] > 0.001 for run in runs) <= 4
+
+
+def test_the_interval_is_that_of_clopper_and_pearson():
+    """All 200 records named in every replay that they are in, with no false alarm."""
+    _, masks = game(0)
+    found = worst_records(masks.double(), masks)
+    even = torch.arange(64) % 2 == 0
+    assert found["tpr"] == 1.0 and found["ci"][1] == 1.0
+    trials = [n for n in range(20, 130) if abs(binomtest(n, n).proportion_ci(0.95, "exact").low - found["ci"][0]) < 1e-12]
+    assert len(trials) == 1 and trials[0] <= 2 * 64 and even.sum() == 32
+
+
+def test_a_rate_that_cannot_be_seen_is_not_reported():
+    scores, masks = game(0, worlds=8, records=60)
+    assert worst_records(scores, masks) is None
+    assert worst_records(*game(0, worlds=2, records=2000)) is None

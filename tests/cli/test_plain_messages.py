@@ -1,0 +1,84 @@
+"""Plain input that once ended in a traceback, or in a line that named nothing: each ends in one line that names its key."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from privdd.cli.assemble import assemble, attacks_of
+from privdd.cli.failures import explain
+from privdd.cli.main import checked, config_of
+
+SMALL = ["preset=smoke", "data.limit=90", "partition=iid", "partition.clients=2"]
+SAID = {  # what was typed -> the whole line, from its start
+    ("algo=fedrd", "privacy=aggregate_clip", "privacy.epsilon=3"): "privacy.epsilon: AggregateClip has no finite epsilon",
+    ("algo=feddm", "privacy=aggregate_clip", "privacy.epsilon=3"): "privacy.epsilon: AggregateClip has no finite epsilon",
+    ("algo=fedfed", "privacy.epsilon=3"): "privacy.epsilon=3: would do nothing: the noise of privacy=fedfed is not set by a",
+    ("algo=fedfed_dp", "privacy.epsilon=1e9"): "privacy.epsilon=1e+09: it is above what these releases cost",
+    ("algo=fedfed_dp", "privacy.epsilon=1e-9"): "privacy.epsilon=1e-09: ",
+    ("privacy=client", "privacy.epsilon=1e9"): "privacy.epsilon=1e+09: it is above",
+    ("privacy=client", "privacy.epsilon=1e-9"): "privacy.epsilon=1e-09: ",
+    ("algo=feddm_dp", "privacy.count_noise=1e-300"): "noise of scale 1e-300",
+    ("algo=fedadam", "algo.tau=1000000000000000000000"): "algo.tau=1000000000000000000000: ",
+    ("algo=fedadam", "algo.tau=1e-30"): "tau=1e-30: a number from 1e-18 to 1e18",
+    ("attack.lira.confidence=[1,2]",): "attack.lira.confidence=[1, 2]: a number is needed",
+    ("attack.lira.online=../../etc/passwd",): "attack.lira.online='../../etc/passwd': true or false",
+    ("attack.model_inversion.prior.steps=''",): "attack.model_inversion.prior.steps='': a whole number",
+    ("attack.feature_inversion.limit=-1",): "limit=-1: a whole number of at least 1",
+    ("attack.gradient_inversion.captures=0",): "captures=0: a whole number of at least 1",
+    ("attack.gradient_density.folds=1",): "folds=1: a whole number of at least 2",
+    ("attack.shadow_classifier.k=0",): "k=0: a whole number of at least 1",
+    ("attack.rmia.a=2",): "a=2: a number in [0, 1]",
+    ("attack.rmia.gamma=0",): "gamma=0: a number above 0",
+    ("attack.base.temperature=-1",): "temperature=-1: a number above 0",
+    ("attack.lira.confidence=7",): "confidence=7: a number in (0, 1)",
+    ("privacy=dpsgd", "privacy.name=text"): "privacy.name=text: ",
+    ("partition.heldout=1000000000000",): "partition.heldout=1000000000000: ",
+    ("name=négé",): "LexerNoViableAltException: name=négé ^: cannot be read; put the value into quotes",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("typed", "said"), SAID.items(), ids=[" ".join(typed) for typed in SAID])
+def test_one_line_names_the_key(typed: Sequence[str], said: str) -> None:
+    """By the way of the commands: composed, checked, built."""
+    chosen = sorted({item.split(".")[1] for item in typed if item.startswith("attack.")}) or ["lira"]
+    with pytest.raises(Exception, match=f"^{re.escape(said)}") as caught:
+        config = config_of("audit", *SMALL, f"attack=[{','.join(chosen)}]", *typed)
+        attacks_of(config)
+        assemble(config)
+    line = explain(caught.value)
+    assert line and "\n" not in line and len(line) < 500
+
+
+@pytest.mark.parametrize("typed", [("privacy=client",), ("privacy=dpsgd",), ("algo=fedfed_dp",), ("algo=feddm_dp",), ("algo=fedfed", "privacy=gaussian_features"),
+                                   ("algo=fedrd_dp",), ("algo=fedlgd_dp",), ("algo=feddm", "privacy=clipped_gradient")], ids=" ".join)  # fmt: skip
+def test_every_accounted_mechanism_is_calibrated(typed: Sequence[str]) -> None:
+    """To what the accountant then says of the plan: within 1.5 % of what was asked for, from below."""
+    from privdd.cli.assemble import planned_event
+    from privdd.privacy.accounting import epsilon
+
+    small = [item for item in SMALL if not item.startswith("data")]  # delta times records stays below 1
+    plan = assemble(config_of("train", *small, *typed, "privacy.epsilon=30")).plan
+    assert 29.5 < epsilon(planned_event(plan), 1e-5, relation=checked("train", [*small, *typed]).privacy.relation) <= 30
+
+
+ARRAYS = {
+    "label gap": ((30, 4, 4), np.where(np.arange(30) % 3 == 2, 53, np.arange(30) % 3), "got 53 but no 2"),
+    "label of a billion": ((30, 4, 4), np.where(np.arange(30) == 3, 10**9, np.arange(30) % 3), "got 1000000000 but no 3"),
+    "one class": ((30, 4, 4), np.zeros(30, np.int64), "at least two classes"),
+    "no pixels": ((30, 0, 4), np.arange(30) % 3, "at least one pixel"),
+}
+
+
+@pytest.mark.parametrize("kind", ARRAYS)
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32])
+def test_arrays_that_are_no_data_set(kind: str, dtype: type, tmp_path: Path) -> None:
+    shape, labels, said = ARRAYS[kind]
+    np.savez(tmp_path / "x.npz", x=np.zeros(shape, dtype), y=labels)
+    with pytest.raises(ValueError, match=said) as caught:
+        assemble(config_of("train", "preset=smoke", "data=npz", f"data.root={tmp_path / 'x.npz'}"))
+    assert "data.root=" in str(caught.value)

@@ -1,0 +1,41 @@
+"""Paths of any letters are read by Hydra, and what is printed can be pasted into a shell."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from privdd.cli.assemble import assemble
+from privdd.cli.main import checked, config_of
+from privdd.cli.quoting import assignment, quoted, typeable
+from privdd.cli.runs import resumable
+
+SMALL = ["preset=smoke", "data.limit=90", "partition=iid", "partition.clients=2"]
+NAMES = ["plain", "a b", "négé中", "it's", "a=b", "{x}", "back\\slash", 'say "x"', "$HOME", "a(b)", "50%", "tail\\"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_path_comes_through_the_shell_and_hydra(name: str) -> None:
+    """What is printed, pasted into a shell and read by Hydra, is the path again."""
+    (word,) = shlex.split(typeable("resume", f"/runs/{name}"))
+    assert checked("train", quoted([word])).resume == f"/runs/{name}"
+    assert quoted([assignment("resume", name)]) == [assignment("resume", name)]  # once quoted, it stays
+
+
+@pytest.mark.parametrize("name", ["négé中", "a b", "50%"])
+def test_a_path_needs_no_quotes_of_hydra(name: str, tmp_path: Path) -> None:
+    np.savez(tmp_path / f"{name}.npz", x=np.zeros((30, 4, 4), np.uint8), y=np.arange(30) % 3)
+    config = config_of("train", *SMALL, "data=npz", f"data.root={tmp_path / name}.npz")
+    assert config.data.root == f"{tmp_path / name}.npz" and assemble(config).dataset.classes == 3
+
+
+def test_the_resume_hint_can_be_pasted() -> None:
+    config = config_of("train", "preset=smoke", "data=npz", "data.root=/data/rené x.npz")
+    with pytest.raises(KeyboardInterrupt) as caught, resumable("train", Path("/runs/a é"), config):
+        raise KeyboardInterrupt
+    words = shlex.split(str(caught.value))
+    found = checked("train", ["data=npz", *words[words.index("privdd.train") + 1 :]])
+    assert (found.resume, found.data.root) == ("/runs/a é", "/data/rené x.npz")

@@ -1,0 +1,68 @@
+"""Attacks that had nothing to read are named as such: never a rate, never "no better than guessing"."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from privdd.reporting.folder import read_run
+from privdd.reporting.page import write_report
+from privdd.reporting.terminal import print_summary
+from privdd.reporting.unread import SENTENCE, only_unread, unread
+from tests.reporting.fixture import write_run
+
+KEPT = ("surface", "attack", "family", "adversary", "n", "worlds")
+
+
+def run_with(folder: Path, silent: set[str]) -> Path:
+    """A finished run whose membership attacks named in ``silent`` had nothing to read."""
+    write_run(folder)
+    data = json.loads((folder / "findings.json").read_text())
+    rows = []
+    for row in data["findings"]:
+        if row["attack"] in silent:
+            row = {key: row[key] for key in KEPT} | {"status": "nothing_to_read", "note": "nothing to read: the same"}
+        rows.append(row)
+    if "auc" in rows[0]:
+        rows[0]["worst_records"] = {"share": 0.01, "tpr": 0.734, "ci": [0.61, 0.83]}
+    data["findings"] = rows
+    (folder / "findings.json").write_text(json.dumps(data))
+    return folder
+
+
+def said(folder: Path) -> str:
+    out = io.StringIO()
+    print_summary(read_run(folder).findings, out, 200)
+    return out.getvalue()
+
+
+@pytest.fixture(scope="module")
+def silent(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return run_with(tmp_path_factory.mktemp("unread") / "all", {"lira", "threshold", "rmia"})
+
+
+def test_a_run_in_which_no_attack_had_anything_to_read_says_so(silent: Path) -> None:
+    findings = read_run(silent).findings
+    assert [row.attack for row in unread(findings)] == ["lira", "threshold", "rmia"]
+    assert SENTENCE in said(silent).replace("\n", " ")
+    for text in (said(silent), write_report(silent).read_text()):
+        assert "guessing at" not in text and "no better than guessing" not in text
+        assert "othing in it to tell members by" in text
+    assert "Nothing to read, so neither found nor failed: LiRA on the" in write_report(silent).read_text()
+
+
+def test_one_attack_that_read_something_speaks_for_the_surface(tmp_path: Path) -> None:
+    folder = run_with(tmp_path / "one", {"threshold"})
+    findings, page = read_run(folder).findings, write_report(folder).read_text()
+    assert not only_unread([row for row in findings.findings if row.surface == "features"])
+    assert SENTENCE not in said(folder) and "neither found nor failed: threshold on the" in page
+    assert "of records: 73" in page  # the most exposed records
+
+
+def test_only_membership_attacks_that_ran_count(silent: Path) -> None:
+    rows = read_run(silent).findings.findings
+    assert only_unread(rows) and not only_unread([row for row in rows if row.family != "membership"])
+    assert not only_unread([row.model_copy(update={"status": "not_attacked"}) for row in rows])

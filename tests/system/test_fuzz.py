@@ -1,0 +1,91 @@
+"""A small sample of ``benchmarks.fuzz``: every method, mechanism, partition and attack comes up, and each case ends well."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+
+from benchmarks.fuzz_cases import Case, case, chosen
+from benchmarks.fuzz_files import Damage, damage_cases, damaged, read_damaged, whole_runs
+from benchmarks.fuzz_outcomes import FAULTS, Outcome, in_child, problems, run_case
+from privdd.cli.config import choices, config_dir
+
+LIMIT = 60.0  # seconds for one case, on a busy machine
+TRAIN = ("preset=smoke", "data.limit=90", "data.test_limit=40", "partition.clients=2", "model=mlp", "model.width=8",
+         "algo.rounds=1", "algo.local_epochs=1")  # fmt: skip
+
+
+def outcome(made: Case, place: Path) -> Outcome:
+    (folder := place / "run").mkdir()
+    return in_child(lambda: run_case(made, folder), place / "outcome.json", LIMIT)
+
+
+@pytest.mark.parametrize("number", [1, 18])
+def test_a_random_command_ends_well(number: int, tmp_path: Path) -> None:
+    found = outcome(case(number), tmp_path)
+    assert found.kind not in FAULTS, f"{case(number)}: {found}"
+
+
+def test_all_methods_mechanisms_partitions_and_attacks_come_up() -> None:
+    typed = "".join(f"{word} " for number in range(200) for word in chosen(number, random.Random(number))[1])
+    for group in ("algo", "partition", "privacy"):
+        missing = [name for name in choices(group, [config_dir()]) if f"{group}={name} " not in typed]
+        assert not missing, (group, missing)
+    listed = {name for part in typed.split() if part.startswith("attack=[") for name in part[8:-1].split(",")}
+    assert listed == set(choices("attack", [config_dir()]))
+    assert case(7) == case(7) != case(9)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("trained")
+    assert outcome(Case(0, "train", TRAIN, None), place).kind == "ran"
+    return place / "run"
+
+
+def test_nonsense_is_seen(trained: Path, tmp_path: Path) -> None:
+    """The checks themselves: each planted fault in a good run is named."""
+    assert problems(trained, "train") == []
+    for name, old, new in (("training.json", '"accuracy": 0', '"accuracy": 7'), ("ledger.json", "{", " {")):
+        copy = tmp_path / name
+        shutil.copytree(trained, copy)
+        text = (copy / name).read_text()
+        assert old in text
+        (copy / name).write_text(text.replace(old, new, 1))
+        assert problems(copy, "train")
+    (copy / "ledger.json").unlink()
+    assert problems(copy, "train") == ["ledger.json is missing"]
+
+
+def test_a_crash_a_hang_and_a_death_are_told_apart(tmp_path: Path) -> None:
+    def crash() -> Outcome:
+        raise ZeroDivisionError("planted")
+
+    def hang() -> Outcome:
+        while True:
+            pass
+
+    def die() -> Outcome:
+        os._exit(9)
+
+    found = {work.__name__: in_child(work, tmp_path / work.__name__, 1.0).kind for work in (crash, hang, die)}
+    assert found == {"crash": "traceback", "hang": "timeout", "die": "killed"}
+
+
+def test_a_bad_value_is_refused(tmp_path: Path) -> None:
+    made = Case(0, "train", (*TRAIN, "algo.lr=nan"), ("algo.lr", "nan"))
+    assert outcome(made, tmp_path).kind == "refused"
+
+
+def test_damaged_folders_are_read_or_refused(tmp_path: Path) -> None:
+    runs = whole_runs(tmp_path)
+    picked = [made for made in damage_cases(runs, 60, 1) if made.reader == "verify"][:3]
+    picked += [Damage(runs[0], "findings.json", 2, "verify", 5)]
+    for number, made in enumerate(picked):
+        found = in_child(lambda made=made: read_damaged(made, tmp_path / "copy"), tmp_path / f"{number}.json", LIMIT)  # type: ignore[misc]
+        assert found.kind not in FAULTS, f"{made}: {found}"
+    assert {damaged(b'{"a": 0.5}', how, random.Random(0)) for how in range(12)} >= {b"", b"null"}
