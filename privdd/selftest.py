@@ -101,7 +101,7 @@ def _main(argv: Sequence[str]) -> int:
     outcomes = list(_run(asked, faults, profiles))
     print("\n".join([*table(outcomes, faults, profiles), "", *missed(outcomes), summary(outcomes)]), flush=True)
     if asked.docs is not None:
-        command = " ".join(["python -m privdd.selftest", *(a for a in argv if not a.startswith(("out=", "resume=")))])
+        command = " ".join(["python -m privdd.selftest", *(a for a in argv if not a.startswith("out="))])
         write_bytes(asked.docs, page(outcomes, faults, profiles, command).encode())
     return 0 if outcomes and all(o.as_it_should_be for o in outcomes) else MISSED
 
