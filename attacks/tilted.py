@@ -50,6 +50,11 @@ class Draws:
     def __len__(self) -> int:
         return len(self.planned)
 
+    def first(self, count: int) -> Draws:
+        """The first ``count`` runs alone."""
+        kept = slice(0, count)
+        return Draws(self.coins[kept], self.noise[kept], self.log_weights[kept], self.planned[kept], self.error)
+
 
 def step_losses(x: np.ndarray, mus: np.ndarray, probabilities: np.ndarray) -> np.ndarray:
     """ln P/Q of releases at x, elementwise: Q = N(0, 1), P = (1 - q) Q + q N(mu, 1)."""
