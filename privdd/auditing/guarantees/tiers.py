@@ -8,6 +8,7 @@ from typing import Any
 
 from attacks.types import Finding
 from privdd.auditing.guarantees.aggregate_clip_theorem import printed_findings
+from privdd.auditing.guarantees.certificate import certificate_findings
 from privdd.auditing.guarantees.client_updates import client_findings
 from privdd.auditing.guarantees.feature_noise import feature_findings
 from privdd.auditing.guarantees.queries import query_findings
@@ -42,7 +43,8 @@ def guarantee_findings(scene: Any) -> Iterator[Finding]:
 
 
 def all_findings(subject: Subject) -> Iterator[Finding]:
-    """Findings for every mechanism of the plan; if the unit is a client, only for those set for an upload."""
+    """The whole run's certificate, then every mechanism of the plan; unit client: those set for an upload only."""
+    yield from certificate_findings(subject)
     kinds = {name: type(mechanism) for name, mechanism in subject.plan.mechanisms.items()}
     if subject.ledger.unit == "client":
         for name in [n for n in kinds if n in subject.plan.method.uploads]:
