@@ -15,10 +15,9 @@ from privdd.auditing.guarantees.certificate import certificate_findings
 from privdd.auditing.guarantees.statement import Subject
 from privdd.cli.assemble import assemble
 from privdd.cli.config import composed
-from privdd.federated.settings import Budget
-from privdd.federated.simulation import start, step
 from privdd.federated.experiment import Experiment
-from privdd.federated.simulation import Progress
+from privdd.federated.settings import Budget
+from privdd.federated.simulation import Progress, start, step
 
 PROFILES = {
     "feddm_dp": ["algo=feddm_dp"],
@@ -68,7 +67,9 @@ def main(arguments: list[str]) -> None:
     chosen = [item for item in arguments if "=" not in item] or list(PROFILES)
     seeds = [int(seed) for seed in typed.pop("seeds", "0,1,2").split(",")]
     more = [f"{key}={value}" for key, value in typed.items()]
-    print("| profile | accounted | certified | ratio | kappa min | sum kappa^2 / T | runs | CPU s |\n|---|---|---|---|---|---|---|---|")
+    print(
+        "| profile | accounted | certified | ratio | kappa min | sum kappa^2 / T | runs | CPU s |\n|---|---|---|---|---|---|---|---|"
+    )
     for name in chosen:
         rows = [measured([*PROFILES[name], f"seed={seed}", *more]) for seed in seeds]
         one = {key: statistics.median(row[key] for row in rows) for key in rows[0]}

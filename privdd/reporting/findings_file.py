@@ -49,7 +49,9 @@ def validate(data: Any, where: str = "findings") -> Findings:
         raise FindingsError(f"{where}: an object is needed, got {type(data).__name__}")
     schema = data.get("schema")
     if isinstance(schema, bool) or schema not in READABLE:
-        raise FindingsError(f"{where}: schema {schema!r}, this version reads schemas {' and '.join(map(str, READABLE))}")
+        raise FindingsError(
+            f"{where}: schema {schema!r}, this version reads schemas {' and '.join(map(str, READABLE))}"
+        )
     try:
         _refuse_null(data)
         return Findings.model_validate(data)

@@ -1,6 +1,6 @@
 """The JSON Schema of ``findings.json``, made from the typed model: published as docs/findings.schema.json.
 
-    python -m privdd.reporting.json_schema > docs/findings.schema.json
+python -m privdd.reporting.json_schema > docs/findings.schema.json
 """
 
 from __future__ import annotations
@@ -13,7 +13,10 @@ from privdd.reporting.schema import SCHEMA, Findings
 def text() -> str:
     """The schema as indented JSON, with a line end."""
     made = Findings.model_json_schema(by_alias=True)
-    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": f"privdd findings.json, schema {SCHEMA}"}
+    head = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": f"privdd findings.json, schema {SCHEMA}",
+    }
     return json.dumps({**head, **{k: v for k, v in made.items() if k != "title"}}, indent=1, ensure_ascii=False) + "\n"
 
 

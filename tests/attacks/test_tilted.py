@@ -7,6 +7,7 @@ import math
 import dp_accounting as dpa
 import numpy as np
 import pytest
+
 from attacks.tilted import Draws, certified_epsilon, propose, step_losses
 from privdd.privacy.accounting import epsilon
 

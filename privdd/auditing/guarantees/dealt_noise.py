@@ -29,10 +29,11 @@ class NotDealt(RuntimeError):
 
 @dataclass
 class Given:
-    """Noise that hands out one vector from its start; ``constant`` hands out copies of one number."""
+    """Noise that hands out one vector from its start, then more; ``constant`` hands out copies of one number."""
 
     draws: Tensor | None = None
     constant: float = 0.0
+    generator: torch.Generator | None = None
     used: int = field(default=0, init=False)
 
     def normal(self, shape: tuple[int, ...]) -> Tensor:
@@ -41,9 +42,8 @@ class Given:
             return torch.full(shape, self.constant, dtype=torch.float64)
         part = self.draws[self.used : self.used + count]
         self.used += count
-        if len(part) < count:
-            raise NotDealt(f"it draws more than {len(self.draws)} numbers, one for each that it releases")
-        return part.reshape(shape)
+        more = torch.randn(count - len(part), generator=self.generator, dtype=torch.float64)
+        return torch.cat([part, more]).reshape(shape)
 
     def laplace(self, shape: tuple[int, ...]) -> Tensor:
         raise NotDealt("its noise is not Gaussian")
@@ -66,23 +66,43 @@ def whole(value: Tensors) -> Tensor:
     return torch.cat([tensor.detach().reshape(-1).double().cpu() for tensor in value.values()])
 
 
+@dataclass(frozen=True)
+class Blank:
+    """A release of no record: its numbers without noise, and how far a draw of one moves each of them."""
+
+    numbers: Tensor
+    scale: Tensor
+
+    @staticmethod
+    def of(mechanism: Mechanism, nobody: Tensors) -> Blank:
+        empty = _clean(mechanism, nobody)
+        return Blank(empty, ((_clean(mechanism, nobody, PROBE) - empty) / PROBE).abs())
+
+
+def _clean(mechanism: Mechanism, value: Tensors, draw: float = 0.0) -> Tensor:
+    return whole(mechanism(value, Given(constant=draw)).value)
+
+
 def deal(
     mechanism: Mechanism,
-    nobody: Tensors,
+    blank: Blank,
     alone: Sequence[Tensors],
-    taken: Tensors,
+    taken: Tensors | None,
     noise: np.ndarray,
     generator: torch.Generator,
+    nobody: Tensors,
 ) -> Dealt:
     """Release ``taken``; along record h's direction the noise is ``noise[h]`` standard deviations.
 
-    nobody: the mechanism's input without any of H records; alone: with each of them only; taken: with those whose
-    coins say so. Raises NotDealt for noise of another form, and for records whose directions overlap.
+    nobody: the mechanism's input without any of H records, and blank what it makes of that; alone: with each of them
+    only; taken: with those whose coins say so, None for nobody. Raises NotDealt for noise of another form, and for records whose directions overlap.
     """
-    at = lambda value, size: whole(mechanism(value, Given(constant=size)).value)  # noqa: E731
-    empty, clean = at(nobody, 0.0), at(taken, 0.0)
-    scale = ((at(nobody, PROBE) - empty) / PROBE).abs()
-    shifts = torch.stack([at(one, 0.0) - empty for one in alone])
+    empty, scale = blank.numbers, blank.scale
+    shifts = torch.stack([_clean(mechanism, one) - empty for one in alone])
+    if taken is None:
+        taken, clean = nobody, empty
+    else:
+        clean = empty + shifts[0] if taken is alone[0] else _clean(mechanism, taken)
     open_ = ((shifts != 0) & (scale == 0)).any(1)
     white = torch.where(scale > 0, shifts / scale, 0.0)
     mus = white.norm(dim=1)
@@ -92,10 +112,10 @@ def deal(
         raise NotDealt(f"the records' directions overlap ({float(overlap):.2g})")
     draws = torch.randn(len(empty), generator=generator, dtype=torch.float64)
     draws += (torch.from_numpy(np.asarray(noise, float)) * (mus > 0) - units @ draws) @ units
-    given = Given(draws)
+    given = Given(draws, generator=generator)
     output = mechanism(taken, given)
     gap = whole(output.value) - clean
-    if given.used != len(draws) or bool(((gap - scale * draws).abs() > ROUNDING * scale + 1e-5 * clean.abs()).any()):
+    if bool(((gap - scale * draws).abs() > ROUNDING * scale + 1e-5 * clean.abs()).any()):
         raise NotDealt("its noise is not one draw for each number that it releases, times a scale")
     x = units @ torch.where(scale > 0, (clean + gap - empty) / scale, 0.0)
     losses = step_losses(x.numpy(), mus.numpy(), np.full(len(mus), float(mechanism.sampling_probability)))

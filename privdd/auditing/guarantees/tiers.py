@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 from attacks.types import Finding
@@ -37,14 +38,13 @@ def guarantee_findings(scene: Any) -> Iterator[Finding]:
         scene.plan.keys.fold("audit", "guarantee"),
     )
     began = time.monotonic()
-    for finding in all_findings(subject):
+    for finding in chain(all_findings(subject), certificate_findings(subject)):
         yield finding.with_measures(seconds=time.monotonic() - began)
         began = time.monotonic()
 
 
 def all_findings(subject: Subject) -> Iterator[Finding]:
-    """The whole run's certificate, then every mechanism of the plan; unit client: those set for an upload only."""
-    yield from certificate_findings(subject)
+    """Findings for every mechanism of the plan; if the unit is a client, only for those set for an upload."""
     kinds = {name: type(mechanism) for name, mechanism in subject.plan.mechanisms.items()}
     if subject.ledger.unit == "client":
         for name in [n for n in kinds if n in subject.plan.method.uploads]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import dp_accounting as dpa
 import numpy as np
@@ -15,14 +16,14 @@ import torch
 from torch import Tensor
 
 from attacks.tilted import Draws
-from privdd.auditing.guarantees.dealt_noise import Given, deal
+from privdd.auditing.guarantees.dealt_noise import Blank, Given, deal
 from privdd.core.types import Tensors
 from privdd.federated.channel import ClientContext, UndeclaredArtifact
 from privdd.privacy.events import tally
 from privdd.privacy.mechanism import Mechanism
 
 
-class Enough(Exception):  # noqa: N818 - no error: the round has made its last release
+class Enough(Exception):
     """Raised in local work after the last release of a round: the rest is post-processing."""
 
 
@@ -49,7 +50,17 @@ class Script:
 
     def __post_init__(self) -> None:
         self.losses = np.zeros(self.hosts)
+        self._blanks: dict[Any, Blank] = {}
         self.steps = [[] for _ in range(self.hosts)]
+
+    def _blank(self, mechanism: Mechanism, nobody: Tensors) -> Blank:
+        """Of inputs without rows it is the same each time."""
+        if any(tensor.numel() for tensor in nobody.values()):
+            return Blank.of(mechanism, nobody)
+        key = (id(mechanism), *((n, tuple(t.shape)) for n, t in nobody.items()))
+        if key not in self._blanks:
+            self._blanks[key] = Blank.of(mechanism, nobody)
+        return self._blanks[key]
 
     def next(self, host: int, q: float) -> tuple[bool, float]:
         """The coin and the noise of a run's next release; beyond what was planned, as they come."""
@@ -66,8 +77,9 @@ class Script:
         q = float(mechanism.sampling_probability)
         dealt = [self.next(host, q) for host in hosts]
         coins = torch.tensor([coin for coin, _ in dealt])
-        taken = present if bool(coins.all()) else _chosen(present, nobody, coins)
-        made = deal(mechanism, nobody, alone, taken, np.array([z for _, z in dealt]), self.generator)
+        taken = _chosen(present, nobody, alone, coins)
+        blank = self._blank(mechanism, nobody)
+        made = deal(mechanism, blank, alone, taken, np.array([z for _, z in dealt]), self.generator, nobody)
         allowed = stated_mu(made.output.event)
         for host, mu, loss in zip(hosts, made.mus, made.losses):
             self.losses[host] += loss
@@ -75,8 +87,12 @@ class Script:
         return made.output.value
 
 
-def _chosen(present: Tensors, nobody: Tensors, coins: Tensor) -> Tensors:
-    """The rows whose coins say so: the others are left out, or, where their number is public, as without a record."""
+def _chosen(present: Tensors, nobody: Tensors, alone: Sequence[Tensors], coins: Tensor) -> Tensors | None:
+    """The rows whose coins say so, None if none does: the others are left out, or zeroed where all must be there."""
+    if not bool(coins.any()):
+        return None
+    if bool(coins.all()):
+        return alone[0] if len(alone) == 1 else present
     kept = {}
     for name, rows in present.items():
         if len(nobody[name]) == len(rows):

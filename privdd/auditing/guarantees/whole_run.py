@@ -32,16 +32,25 @@ class WholeRun:
 
     subject: Subject
     hosts: Canaries
+    early: bool = True  # local work stops after as many releases as the ledger counts
 
     @cached_property
     def rounds(self) -> dict[int, int]:
         """Round -> releases of queries by the client in it, by the ledger; only rounds in which it spends."""
-        found: dict[int, int] = {}
+        plan, found = self.subject.plan, {}
+        for t in range(plan.method.rounds):
+            if plan.victim in plan.participants(t) and any((plan.method.spends(t, plan.mechanisms) or {}).values()):
+                found[t] = 0
         for row in self.subject.ledger.releases:
-            if row.client == self.subject.plan.victim and row.protected:
-                query = row.name in self.subject.plan.method.queries
-                found[row.round] = found.get(row.round, 0) + query * row.count
-        return found
+            if row.client == plan.victim and row.protected:
+                found[row.round] = found.get(row.round, 0) + (row.name in plan.method.queries) * row.count
+        return dict(sorted(found.items()))
+
+    def as_counted(self, script: Script) -> WholeRun:
+        """The same run; local work goes to its end if a round makes more releases than the ledger counts."""
+        last = {self.subject.plan.method.phase(t): t for t in self.rounds}
+        made = replace(self, early=False).play(script, list(last.values()))
+        return self if all(made[t] == self.rounds[t] for t in made) else replace(self, early=False)
 
     def snapshot(self, round: int) -> Snapshot:
         """The client's state before a round, or before the nearest earlier one of the same phase that was kept."""
@@ -50,15 +59,15 @@ class WholeRun:
         alike = sorted(t for t in kept if kept[t].phase == phase) or sorted(kept)
         return kept[max((t for t in alike if t <= round), default=alike[0])]
 
-    def play(self, script: Script, rounds: Sequence[int] | None = None, *, early: bool = True) -> dict[int, int]:
-        """Play the rounds (all) under a script -> releases of queries made in each. early: stop after the last one.
+    def play(self, script: Script, rounds: Sequence[int] | None = None) -> dict[int, int]:
+        """Play the rounds (all) under a script -> releases of queries made in each.
 
         Raises ``NotDealt`` where runs cannot be played side by side or noise cannot be dealt.
         """
         made = {}
         for round in self.rounds if rounds is None else rounds:
             outward = self._outward(round)
-            last = self.rounds[round] if early and not outward else 0
+            last = self.rounds[round] if self.early and not outward else 0
             ctx = self._context(round, script, last)
             with suppress(Enough):
                 upload = self._local(round, ctx, outward)
