@@ -15,6 +15,8 @@ from attacks.types import Finding
 from privdd.auditing.guarantees.certificate import certificate_findings
 from privdd.auditing.guarantees.dealt_noise import Blank, Dealt, Given, NotDealt, deal
 from privdd.auditing.guarantees.statement import Subject
+from privdd.auditing.guarantees.tilted_context import stated_mu
+from privdd.auditing.guarantees.whole_run import ClientRun
 from privdd.core.types import Tensors
 from privdd.privacy.ledger import Ledger
 from privdd.privacy.mechanism import Mechanism, Output
@@ -164,3 +166,14 @@ def test_laplace_noise_is_refused() -> None:
 
 def test_nothing_is_certified_where_nothing_is_protected() -> None:
     assert list(certificate_findings(subject(fedavg(), {}))) == []
+
+
+def test_what_an_event_allows_one_record_to_move_a_release_by() -> None:
+    gaussian = dpa.GaussianDpEvent(2.0)
+    assert stated_mu(gaussian) == stated_mu(dpa.PoissonSampledDpEvent(0.1, gaussian)) == 0.5
+    assert stated_mu(dpa.ComposedDpEvent([gaussian, gaussian])) == pytest.approx(math.sqrt(0.5))
+
+
+def test_a_client_is_played_for_as_many_updates_as_it_sends() -> None:
+    run = ClientRun(of_client(ClientLevel(1.0, SMALL), rounds=3), "update")
+    assert run.updates == 3 and max(float(t.abs().max()) for t in run.update.values()) > SMALL
