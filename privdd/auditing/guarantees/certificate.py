@@ -20,7 +20,8 @@ from privdd.auditing.guarantees.statement import Statement, Subject
 from privdd.auditing.guarantees.tilted_context import Script
 from privdd.auditing.guarantees.whole_run import ClientRun, WholeRun, candidates, in_each_class
 
-RELEASES = 4_000  # played in all runs together, about; never fewer than ``least`` runs
+RELEASES = 4_000  # in all runs together, about, played side by side; never fewer than LEAST runs
+ONE_BY_ONE = 2_000  # the same where a run is played alone: each release costs a pass over the model
 NUMBERS = 2 * 10**8  # noise values in all runs together, about
 LEAST = 10
 CLIPPED = 0.999  # of what is allowed, squared, on average: no other record can do noticeably better
@@ -85,7 +86,7 @@ def of_record(subject: Subject) -> Certified:
     if not same:
         side, trial = alone, _trial(alone)
     releases = sum(len(steps) for steps in trial.steps) / trial.hosts
-    most = max(LEAST, min(subject.budget.runs, int(RELEASES / max(releases, 1))))
+    most = max(LEAST, min(subject.budget.runs, int((RELEASES if trial.hosts > 1 else ONE_BY_ONE) / max(releases, 1))))
     return _certified(subject, side, trial, trial.hosts, most, note)
 
 
