@@ -21,9 +21,9 @@ from privdd.auditing.guarantees.tilted_context import Script
 from privdd.auditing.guarantees.whole_run import ClientRun, WholeRun, candidates, in_each_class
 
 RELEASES = 4_000  # in all runs together, about, played side by side; never fewer than LEAST runs
-ONE_BY_ONE = 2_000  # the same where a run is played alone: each release costs a pass over the model
+ONE_BY_ONE = 1_000  # the same where a run is played alone: each release costs a pass over the model
 NUMBERS = 2 * 10**8  # noise values in all runs together, about
-LEAST = 10
+LEAST = 8
 CLIPPED = 0.999  # of what is allowed, squared, on average: no other record can do noticeably better
 TRUSTS = (
     "noise.normal is standard normal (T0 tests the run's own noise)",
