@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 from attacks.types import Finding
 from privdd.auditing.guarantees.aggregate_clip_theorem import printed_findings
+from privdd.auditing.guarantees.certificate import certificate_findings
 from privdd.auditing.guarantees.client_updates import client_findings
 from privdd.auditing.guarantees.feature_noise import feature_findings
 from privdd.auditing.guarantees.queries import query_findings
@@ -36,7 +38,7 @@ def guarantee_findings(scene: Any) -> Iterator[Finding]:
         scene.plan.keys.fold("audit", "guarantee"),
     )
     began = time.monotonic()
-    for finding in all_findings(subject):
+    for finding in chain(all_findings(subject), certificate_findings(subject)):
         yield finding.with_measures(seconds=time.monotonic() - began)
         began = time.monotonic()
 

@@ -1,0 +1,130 @@
+"""T2 for the run as a whole: the largest epsilon that its own code, played with one crafted record or without, refutes.
+
+A trial run with the record finds out what a run consists of: how far each release moves and with which probability
+the record takes part. Coins and noise of all runs are then drawn by ``attacks.tilted``, and the runs are played.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from attacks.canaries import Canaries
+from attacks.tilted import certified_epsilon, propose
+from attacks.types import Adversary, Finding
+from privdd.auditing.guarantees.dealt_noise import NotDealt
+from privdd.auditing.guarantees.queries import guests_of
+from privdd.auditing.guarantees.statement import Statement, Subject
+from privdd.auditing.guarantees.tilted_context import Script
+from privdd.auditing.guarantees.whole_run import ClientRun, WholeRun, candidates, in_each_class
+
+RELEASES = 4_000  # in all runs together, about, played side by side; never fewer than LEAST runs
+ONE_BY_ONE = 1_000  # the same where a run is played alone: each release costs a pass over the model
+NUMBERS = 2 * 10**8  # noise values in all runs together, about
+LEAST = 8
+CLIPPED = 0.999  # of what is allowed, squared, on average: no other record can do noticeably better
+TRUSTS = (
+    "noise.normal is standard normal (T0 tests the run's own noise)",
+    "records take part by independent coins of the stated probability (T0, T1)",
+    "other records' contributions do not depend on this one (T1)",
+    "rounding to a lattice hides nothing",
+)
+
+
+@dataclass(frozen=True)
+class Certified:
+    """What was certified: epsilon, from how many runs, and the records' kappa over all releases."""
+
+    epsilon: float
+    runs: int
+    kappas: np.ndarray
+    what: str
+
+
+def certificate_findings(subject: Subject) -> Iterator[Finding]:
+    """One finding for the run, or one that says why it could not be tested; nothing where nothing is protected."""
+    names = [name for name in subject.plan.mechanisms if subject.spends(name)]
+    if not names:
+        return
+    stated = min(subject.ledger.epsilon(client=subject.plan.victim, accountant=a) for a in ("pld", "rdp"))  # type: ignore[arg-type]
+    if not np.isfinite(stated):
+        return
+    unit = subject.ledger.unit
+    source = f"accounted for the whole run of client {subject.plan.victim}"
+    statement = Statement(subject, subject.surface(names[-1]), stated, source, ", ".join(names), unit)
+    try:
+        found = of_client(subject, names[0]) if unit == "client" else of_record(subject)
+    except NotDealt as why:
+        note = f"the whole run was not tested: {why}"
+        yield statement.finding("t2_whole_run", Adversary.ANALYST, n=0, note=note)
+        return
+    yield statement.whole_run(found.epsilon, found.runs, found.kappas, TRUSTS, found.what)
+
+
+def of_client(subject: Subject, name: str) -> Certified:
+    run = ClientRun(subject, name)
+    trial = Script(1, subject.keys.fold("trial").torch())
+    run.play(trial)
+    size = sum(t.numel() for t in run.update.values())
+    most = max(LEAST, min(subject.budget.runs, NUMBERS // (run.updates * size)))
+    return _certified(subject, run, trial, 1, most, "an update beyond the clip norm in each round")
+
+
+def of_record(subject: Subject) -> Certified:
+    """Side by side with every label where releases are made class by class, else one run after the other."""
+    guest = strongest(subject)
+    note = f"{guest.names[0]!r} or nothing, and no other record"
+    alone = WholeRun(subject, guest).as_counted(Script(1, subject.keys.fold("count").torch()))
+    side = replace(alone, hosts=in_each_class(guest.x[0], subject.shard.classes))
+    try:
+        trial = _trial(side)
+        same = len({len(steps) for steps in trial.steps}) == 1
+    except NotDealt:
+        same = False
+    if not same:
+        side, trial = alone, _trial(alone)
+    releases = sum(len(steps) for steps in trial.steps) / trial.hosts
+    most = max(LEAST, min(subject.budget.runs, int((RELEASES if trial.hosts > 1 else ONE_BY_ONE) / max(releases, 1))))
+    return _certified(subject, side, trial, trial.hosts, most, note)
+
+
+def strongest(subject: Subject) -> Canaries:
+    """Of some crafted records, the one that moves the releases of the first and the last round most."""
+    found = []
+    for guest in candidates(guests_of(subject)):
+        run, script = WholeRun(subject, guest), Script(1, subject.keys.fold("search").torch())
+        run.play(script, sorted({min(run.rounds), max(run.rounds)}))
+        found.append((float(np.mean([min(kappa, 1.0) ** 2 for _, _, kappa in script.steps[0]])), guest))
+        if found[-1][0] >= CLIPPED:
+            break
+    return max(found, key=lambda pair: pair[0])[1]
+
+
+def _trial(run: WholeRun) -> Script:
+    script = Script(len(run.hosts), run.subject.keys.fold("trial").torch())
+    run.play(script)
+    return script
+
+
+def _certified(
+    subject: Subject, run: WholeRun | ClientRun, trial: Script, hosts: int, most: int, what: str
+) -> Certified:
+    """Play ``most`` runs, rounded up to whole groups of ``hosts`` runs side by side."""
+    mu, q, kappa = np.array(trial.steps).mean(0).T
+    planned = np.maximum(mu / np.maximum(kappa, 1.0), 1e-6)  # at most as stated: any plan is valid
+    runs = -(-most // hosts) * hosts
+    generator = subject.keys.fold("draws").numpy()
+    draws = propose(planned, q, subject.delta, runs, generator, confidence=subject.confidence)
+    if len(draws) < hosts:
+        raise NotDealt("no draws that would tell the record's presence")
+    losses, kappas, noise = [], [], subject.keys.fold("noise").torch()
+    for first in range(0, len(draws) - hosts + 1, hosts):
+        script = Script(hosts, noise, draws, first)
+        run.play(script)
+        losses.append(script.losses)
+        kappas += [[kappa for _, _, kappa in of] for of in script.steps]
+    played = draws.first(len(losses) * hosts)
+    epsilon = certified_epsilon(played, np.concatenate(losses), subject.delta, confidence=subject.confidence)
+    return Certified(epsilon, len(played), np.array(kappas), what)
