@@ -147,14 +147,14 @@ class _Plan:
     def of(mus: np.ndarray, q: np.ndarray, delta: float) -> _Plan:
         """s from the best conversion of Renyi DP to (epsilon, delta) (Canonne, Kamath and Steinke 2020, prop. 12)."""
         orders = ORDERS if (q < 1).any() else np.geomspace(1e-3, 4096, 400)
-        steps, counts = np.unique(np.stack([mus.round(6), q]), axis=1, return_counts=True)
+        steps, counts = np.unique(np.stack([mus.round(3), q]), axis=1, return_counts=True)
         best: tuple[float, float] = (math.inf, 1.0)
         for s in orders:
             total = sum(n * _cumulant(m, p, s) for (m, p), n in zip(steps.T, counts))
             epsilon = (total - math.log(delta) + s * math.log(s / (s + 1)) - math.log(s + 1)) / s
             best = min(best, (epsilon, float(s)))
         s = best[1]
-        return _Plan(mus, q, s, sum(_cumulant(m, p, s) for m, p in zip(mus, q)))
+        return _Plan(mus, q, s, sum(_cumulant(m, p, s) for m, p in zip(mus, q)))  # exact, unlike the choice of s
 
     def log_peak(self, eps0: float) -> float:
         """K plus ln M, M the largest value of e^(-sY) (1 - e^(eps0 - Y))."""

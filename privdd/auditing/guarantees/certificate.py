@@ -21,6 +21,7 @@ from privdd.auditing.guarantees.tilted_context import Script
 from privdd.auditing.guarantees.whole_run import ClientRun, WholeRun, candidates, in_each_class
 
 RELEASES = 4_000  # in all runs together, about, played side by side; never fewer than LEAST runs
+IN_LOCKSTEP = 6_400  # the same in lockstep
 ONE_BY_ONE = 1_000  # the same where a run is played alone: each release costs a pass over the model
 NUMBERS = 2 * 10**8  # noise values in all runs together, about
 LEAST = 8
@@ -65,18 +66,20 @@ def certificate_findings(subject: Subject) -> Iterator[Finding]:
 
 def of_client(subject: Subject, name: str) -> Certified:
     run = ClientRun(subject, name)
-    trial = Script(1, subject.keys.fold("trial").torch())
+    trial = run.script(subject.keys.fold("trial").torch())
     run.play(trial)
     size = sum(t.numel() for t in run.update.values())
     most = max(LEAST, min(subject.budget.runs, NUMBERS // (run.updates * size)))
-    return _certified(subject, run, trial, 1, most, "an update beyond the clip norm in each round")
+    return _certified(subject, run, trial, most, "an update beyond the clip norm in each round")
 
 
 def of_record(subject: Subject) -> Certified:
-    """Side by side with every label where releases are made class by class, else one run after the other."""
+    """Side by side with every label where releases are made class by class, else in lockstep, else run by run."""
     guest = strongest(subject)
-    note = f"{guest.names[0]!r} or nothing, and no other record"
-    alone = WholeRun(subject, guest).as_counted(Script(1, subject.keys.fold("count").torch()))
+    other = "its opposite" if subject.plan.relation == "replace" else "nothing"
+    note = f"{guest.names[0]!r} or {other}, and no other record"
+    alone = WholeRun(subject, guest)
+    alone = alone.as_counted(alone.script(subject.keys.fold("count").torch()))
     side = replace(alone, hosts=in_each_class(guest.x[0], subject.shard.classes))
     try:
         trial = _trial(side)
@@ -85,16 +88,32 @@ def of_record(subject: Subject) -> Certified:
         same = False
     if not same:
         side, trial = alone, _trial(alone)
+    together = trial.hosts == 1 and _runs_together(side)
     releases = sum(len(steps) for steps in trial.steps) / trial.hosts
-    most = max(LEAST, min(subject.budget.runs, int((RELEASES if trial.hosts > 1 else ONE_BY_ONE) / max(releases, 1))))
-    return _certified(subject, side, trial, trial.hosts, most, note)
+    most = RELEASES if trial.hosts > 1 else IN_LOCKSTEP if together else ONE_BY_ONE
+    most = max(LEAST, min(subject.budget.runs, int(most / max(releases, 1))))
+    return _certified(subject, side, trial, most, note, together=together)
+
+
+def _runs_together(run: WholeRun) -> bool:
+    """Whether ``vmap`` can run the local code: tried on the first round."""
+    first = replace(run)
+    first.__dict__["rounds"] = dict(list(run.rounds.items())[:1])
+    try:
+        first.play_together([first.script(run.subject.keys.fold("together").torch())])
+    except NotDealt:
+        raise
+    except RuntimeError:
+        return False
+    return True
 
 
 def strongest(subject: Subject) -> Canaries:
     """Of some crafted records, the one that moves the releases of the first and the last round most."""
     found = []
     for guest in candidates(guests_of(subject)):
-        run, script = WholeRun(subject, guest), Script(1, subject.keys.fold("search").torch())
+        run = WholeRun(subject, guest)
+        script = run.script(subject.keys.fold("search").torch())
         run.play(script, sorted({min(run.rounds), max(run.rounds)}))
         found.append((float(np.mean([min(kappa, 1.0) ** 2 for _, _, kappa in script.steps[0]])), guest))
         if found[-1][0] >= CLIPPED:
@@ -103,15 +122,16 @@ def strongest(subject: Subject) -> Canaries:
 
 
 def _trial(run: WholeRun) -> Script:
-    script = Script(len(run.hosts), run.subject.keys.fold("trial").torch())
+    script = run.script(run.subject.keys.fold("trial").torch())
     run.play(script)
     return script
 
 
 def _certified(
-    subject: Subject, run: WholeRun | ClientRun, trial: Script, hosts: int, most: int, what: str
+    subject: Subject, run: WholeRun | ClientRun, trial: Script, most: int, what: str, *, together: bool = False
 ) -> Certified:
-    """Play ``most`` runs, rounded up to whole groups of ``hosts`` runs side by side."""
+    """Play ``most`` runs, rounded up to whole groups of runs side by side; together: all in lockstep."""
+    hosts = trial.hosts
     mu, q, kappa = np.array(trial.steps).mean(0).T
     planned = np.maximum(mu / np.maximum(kappa, 1.0), 1e-6)  # at most as stated: any plan is valid
     runs = -(-most // hosts) * hosts
@@ -119,12 +139,15 @@ def _certified(
     draws = propose(planned, q, subject.delta, runs, generator, confidence=subject.confidence)
     if len(draws) < hosts:
         raise NotDealt("no draws that would tell the record's presence")
-    losses, kappas, noise = [], [], subject.keys.fold("noise").torch()
-    for first in range(0, len(draws) - hosts + 1, hosts):
-        script = Script(hosts, noise, draws, first)
-        run.play(script)
-        losses.append(script.losses)
-        kappas += [[kappa for _, _, kappa in of] for of in script.steps]
-    played = draws.first(len(losses) * hosts)
-    epsilon = certified_epsilon(played, np.concatenate(losses), subject.delta, confidence=subject.confidence)
-    return Certified(epsilon, len(played), np.array(kappas), what)
+    noise = subject.keys.fold("noise").torch()
+    scripts = [run.script(noise, draws, first) for first in range(0, len(draws) - hosts + 1, hosts)]
+    if together and isinstance(run, WholeRun):
+        run.play_together(scripts)
+    else:
+        for script in scripts:
+            run.play(script)
+    losses = np.concatenate([script.losses for script in scripts])
+    kappas = np.array([[kappa for _, _, kappa in steps] for script in scripts for steps in script.steps])
+    played = draws.first(len(losses))
+    epsilon = certified_epsilon(played, losses, subject.delta, confidence=subject.confidence)
+    return Certified(epsilon, len(played), kappas, what)

@@ -1,7 +1,8 @@
 """A client context that plays whole runs of the audited client with coins and noise dealt beforehand.
 
 The client's data are crafted records alone, each the subject of a run of its own: the records share every release,
-but not the numbers in which they move it, so that what one leaves behind says nothing of the others.
+but not the numbers in which they move it, so that what one leaves behind says nothing of the others. Under
+``replace`` each stands against another record (its opposite), else against none.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 from attacks.tilted import Draws
-from privdd.auditing.guarantees.dealt_noise import Blank, Given, deal
+from privdd.auditing.guarantees.dealt_noise import Blank, Given, NotDealt, deal
 from privdd.core.types import Tensors
 from privdd.federated.channel import ClientContext, UndeclaredArtifact
 from privdd.privacy.events import tally
@@ -37,6 +38,7 @@ def stated_mu(event: dpa.DpEvent) -> float:
 class Script:
     """Coins and noise of H runs that are played side by side, and what became of them.
 
+    exchanged: the relation is ``replace``, under which a release may move twice as far as the event says of one record.
     draws: None = the record always takes part, with noise as it comes (to learn what a run is made of); first: the
     row of draws of the first of them. losses (H,): summed over releases; steps: by run, (mu, q, kappa) of each.
     """
@@ -45,6 +47,7 @@ class Script:
     generator: torch.Generator
     draws: Draws | None = None
     first: int = 0
+    exchanged: bool = False
     losses: np.ndarray = field(init=False)
     steps: list[list[tuple[float, float, float]]] = field(init=False)
 
@@ -75,12 +78,14 @@ class Script:
     ) -> Tensors:
         """One release that concerns the runs ``hosts``; present: the input with all their records, by row or alone."""
         q = float(mechanism.sampling_probability)
+        if self.exchanged and q < 1:
+            raise NotDealt("no loss is known of a sampled record that is exchanged for another")
         dealt = [self.next(host, q) for host in hosts]
         coins = torch.tensor([coin for coin, _ in dealt])
         taken = _chosen(present, nobody, alone, coins)
         blank = self._blank(mechanism, nobody)
         made = deal(mechanism, blank, alone, taken, np.array([z for _, z in dealt]), self.generator, nobody)
-        allowed = stated_mu(made.output.event)
+        allowed = stated_mu(made.output.event) * (2 if self.exchanged else 1)
         for host, mu, loss in zip(hosts, made.mus, made.losses):
             self.losses[host] += loss
             self.steps[host].append((float(mu), q, float(mu) / allowed if allowed else np.inf))
@@ -121,19 +126,46 @@ class TiltedContext(ClientContext):
         mechanism = self.mechanisms[name]
         wanted = None if partition is None else int(partition.removeprefix("label:"))
         hosts = [h for h, label in enumerate(self.labels) if wanted in (None, label)]
-        count = len(next(iter(contributions.values())))
-        if count != len(hosts):
-            raise ValueError(f"query {name!r}: {count} contributions, one for each of {len(hosts)} records is needed")
-        row = lambda a, b: {n: tensor[a:b] for n, tensor in contributions.items()}  # noqa: E731
-        if hosts:
-            alone = [row(h, h + 1) for h in range(count)]
-            value = self.script.release(mechanism, row(0, 0), alone, contributions, hosts)
-        else:
-            size = sum(tensor[0:].numel() for tensor in mechanism(contributions, Given()).value.values())
-            draws = torch.randn(size, generator=self.script.generator, dtype=torch.float64)
-            value = mechanism(contributions, Given(draws)).value
+        count, needed = len(next(iter(contributions.values()))), len(hosts) * (2 if self.script.exchanged else 1)
+        if count != needed:
+            raise ValueError(f"query {name!r}: {count} contributions, one for each of {needed} records is needed")
+        value = self.answered(mechanism, contributions, hosts)
         self.outputs.append(value)
         self.made += 1
         if self.made == self.last:
             raise Enough
         return value
+
+    def answered(self, mechanism: Mechanism, contributions: Tensors, hosts: Sequence[int]) -> Tensors:
+        """What the mechanism releases; ``hosts``: the runs whose records take part, in order."""
+        return release(self.script, mechanism, contributions, hosts)
+
+
+def release(script: Script, mechanism: Mechanism, contributions: Tensors, hosts: Sequence[int]) -> Tensors:
+    """One release of a query, of records that the script's runs ``hosts`` are about, or of none."""
+    if hosts and script.exchanged:
+        return script.release(mechanism, *exchange(contributions, len(hosts)), hosts)
+    if hosts:
+        row = lambda a, b: {n: tensor[a:b] for n, tensor in contributions.items()}  # noqa: E731
+        alone = [row(h, h + 1) for h in range(len(hosts))]
+        return script.release(mechanism, row(0, 0), alone, contributions, hosts)
+    size = sum(tensor.numel() for tensor in mechanism(contributions, Given()).value.values())
+    draws = torch.randn(size, generator=script.generator, dtype=torch.float64)
+    return mechanism(contributions, Given(draws)).value
+
+
+def exchange(rows: Tensors, count: int) -> tuple[Tensors, list[Tensors], Tensors]:
+    """(the ``count`` opposites, the same with one of them exchanged for its record each, the records).
+
+    rows: of the records, and then of their opposites.
+    """
+    records, others = ({n: t[part] for n, t in rows.items()} for part in (slice(count), slice(count, None)))
+    return others, [with_row(others, records, h) for h in range(count)], records
+
+
+def with_row(base: Tensors, rows: Tensors, host: int) -> Tensors:
+    """``base`` with row ``host`` of ``rows`` in its place."""
+    made = {n: tensor.clone() for n, tensor in base.items()}
+    for n, tensor in made.items():
+        tensor[host] = rows[n][host]
+    return made

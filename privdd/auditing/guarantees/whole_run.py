@@ -7,18 +7,18 @@ the accountant states holds for whatever is sent. Local work ends with the last 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass, fields, replace
+from functools import cached_property, partial
 
 import torch
-from torch import Tensor
-
 from attacks.canaries import Canaries
+from attacks.tilted import Draws
 from privdd.auditing.guarantees.crafted_records import holding, with_guests
+from privdd.auditing.guarantees.lockstep import LockstepContext, in_lockstep
 from privdd.auditing.guarantees.statement import Subject
-from privdd.auditing.guarantees.tilted_context import Enough, Script, TiltedContext
+from privdd.auditing.guarantees.tilted_context import Enough, Script, TiltedContext, exchange
 from privdd.core.types import Records, Tensors, Upload
 from privdd.federated.method import defines
 from privdd.federated.simulation import Snapshot
@@ -70,11 +70,22 @@ class WholeRun:
             last = self.rounds[round] if self.early and not outward else 0
             ctx = self._context(round, script, last)
             with suppress(Enough):
-                upload = self._local(round, ctx, outward)
+                upload = self._local(round, ctx, self.snapshot(round).broadcast, outward)
                 for name in outward:
                     self._send(script, name, upload[name].value)
             made[round] = ctx.made
         return made
+
+    def play_together(self, scripts: Sequence[Script]) -> None:
+        """The same in lockstep, of one record. Raises what ``vmap`` raises for code that it cannot run."""
+        for round in self.rounds:
+            if self._outward(round):
+                for script in scripts:
+                    self.play(script, [round])
+                continue
+            of = self._context(round, scripts[0], self.rounds[round] if self.early else 0)
+            ctx = LockstepContext(**{f.name: getattr(of, f.name) for f in fields(of) if f.init}, scripts=scripts)
+            in_lockstep(partial(self._local, round, ctx), self.snapshot(round).broadcast, ctx)
 
     def _outward(self, round: int) -> list[str]:
         """Uploads of this round that the channel noises."""
@@ -90,30 +101,31 @@ class WholeRun:
         ctx.script, ctx.labels, ctx.last = script, self.hosts.y.tolist(), last
         return ctx
 
-    def _local(self, round: int, ctx: TiltedContext, outward: Sequence[str]) -> Upload:
-        method, snapshot = self.subject.few_images().method, self.snapshot(round)
+    def _local(
+        self, round: int, ctx: TiltedContext, broadcast: Mapping[str, Tensors], outward: Sequence[str] = ()
+    ) -> Upload:
+        method, memory = self.subject.few_images().method, dict(self.snapshot(round).memory)
         shard = holding(self.subject.shard, self.records)
         if defines(method, "released") and not outward:
-            return method.released(snapshot.broadcast, shard, ctx)
-        return method.local(snapshot.broadcast, dict(snapshot.memory), shard, ctx)[0]
+            return method.released(broadcast, shard, ctx)
+        return method.local(broadcast, memory, shard, ctx)[0]
 
     @cached_property
     def records(self) -> Records:
         own = self.subject.shard.train
-        return with_guests(own.take(torch.zeros(0, dtype=torch.long)), self.hosts)
+        base = with_guests(own.take(torch.zeros(0, dtype=torch.long)), self.hosts)
+        return base if self.subject.plan.relation != "replace" else with_guests(base, opposites(self.hosts))
+
+    def script(self, generator: torch.Generator, draws: Draws | None = None, first: int = 0) -> Script:
+        """Of as many runs side by side as there are hosts."""
+        return Script(len(self.hosts), generator, draws, first, exchanged=self.subject.plan.relation == "replace")
 
     def _send(self, script: Script, name: str, value: Tensors) -> None:
         """One upload through its mechanism: rows of one record each, the others' zeroed out as the relation says."""
         mechanism = self.subject.plan.channel.mechanisms[name]
-        nobody = {n: torch.zeros_like(t) for n, t in value.items()}
-        alone = [{n: _only(t, h) for n, t in value.items()} for h in range(len(self.hosts))]
-        script.release(mechanism, nobody, alone, value, range(len(self.hosts)))
-
-
-def _only(rows: Tensor, host: int) -> Tensor:
-    one = torch.zeros_like(rows)
-    one[host] = rows[host]
-    return one
+        if not script.exchanged:
+            value = {n: torch.cat([t, torch.zeros_like(t)]) for n, t in value.items()}
+        script.release(mechanism, *exchange(value, len(self.hosts)), range(len(self.hosts)))
 
 
 @dataclass(frozen=True)
@@ -136,9 +148,12 @@ class ClientRun:
         sent, _ = subject.plan.method.local(snapshot.broadcast, dict(snapshot.memory), subject.shard, ctx)
         return {n: HUGE * t.detach() for n, t in sent[self.name].value.items()}
 
+    def script(self, generator: torch.Generator, draws: Draws | None = None, first: int = 0) -> Script:
+        return Script(1, generator, draws, first, exchanged=self.subject.plan.relation == "replace")
+
     def play(self, script: Script) -> None:
         mechanism = self.subject.plan.channel.mechanisms[self.name]
-        other = -1.0 if self.subject.plan.relation == "replace" else 0.0
+        other = -1.0 if script.exchanged else 0.0
         nobody = {n: other * t for n, t in self.update.items()}
         for _ in range(self.updates):
             script.release(mechanism, nobody, [self.update], self.update, [0])
@@ -147,6 +162,11 @@ class ClientRun:
 def in_each_class(guest: Tensor, classes: int) -> Canaries:
     """The same record with every label: as many runs side by side where releases are made class by class."""
     return Canaries(guest.expand(classes, *guest.shape), torch.arange(classes), ("crafted",) * classes)
+
+
+def opposites(guests: Canaries) -> Canaries:
+    """The same labels, images (values in [0, 1]) turned to their negatives: what each is exchanged for."""
+    return replace(guests, x=1 - guests.x)
 
 
 def candidates(guests: Canaries) -> Iterator[Canaries]:
