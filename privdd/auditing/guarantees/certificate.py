@@ -21,10 +21,13 @@ from privdd.auditing.guarantees.tilted_context import Script
 from privdd.auditing.guarantees.whole_run import ClientRun, WholeRun, candidates, in_each_class
 
 RELEASES = 4_000  # in all runs together, about, played side by side; never fewer than LEAST runs
-IN_LOCKSTEP = 6_400  # the same in lockstep
+IN_LOCKSTEP = 3_200  # the same in lockstep
+IN_LOCKSTEP_NUMBERS = 6 * 10**7  # noise values in all runs in lockstep, about: for models of some size these cost most
+UPDATES = 2_400  # the same where a client's updates are played
 ONE_BY_ONE = 1_000  # the same where a run is played alone: each release costs a pass over the model
 NUMBERS = 2 * 10**8  # noise values in all runs together, about
 LEAST = 8
+FEW = 8  # releases of a round that tell how far a crafted record moves them
 CLIPPED = 0.999  # of what is allowed, squared, on average: no other record can do noticeably better
 TRUSTS = (
     "noise.normal is standard normal (T0 tests the run's own noise)",
@@ -69,7 +72,7 @@ def of_client(subject: Subject, name: str) -> Certified:
     trial = run.script(subject.keys.fold("trial").torch())
     run.play(trial)
     size = sum(t.numel() for t in run.update.values())
-    most = max(LEAST, min(subject.budget.runs, NUMBERS // (run.updates * size)))
+    most = max(LEAST, min(subject.budget.runs, NUMBERS // (run.updates * size), UPDATES // run.updates))
     return _certified(subject, run, trial, most, "an update beyond the clip norm in each round")
 
 
@@ -91,6 +94,8 @@ def of_record(subject: Subject) -> Certified:
     together = trial.hosts == 1 and _runs_together(side)
     releases = sum(len(steps) for steps in trial.steps) / trial.hosts
     most = RELEASES if trial.hosts > 1 else IN_LOCKSTEP if together else ONE_BY_ONE
+    if together:
+        most = min(most, IN_LOCKSTEP_NUMBERS // trial.numbers)
     most = max(LEAST, min(subject.budget.runs, int(most / max(releases, 1))))
     return _certified(subject, side, trial, most, note, together=together)
 
@@ -109,12 +114,12 @@ def _runs_together(run: WholeRun) -> bool:
 
 
 def strongest(subject: Subject) -> Canaries:
-    """Of some crafted records, the one that moves the releases of the first and the last round most."""
+    """Of some crafted records, the one that moves the first releases of the first and the last round most."""
     found = []
     for guest in candidates(guests_of(subject)):
         run = WholeRun(subject, guest)
         script = run.script(subject.keys.fold("search").torch())
-        run.play(script, sorted({min(run.rounds), max(run.rounds)}))
+        run.play(script, sorted({min(run.rounds), max(run.rounds)}), few=FEW)
         found.append((float(np.mean([min(kappa, 1.0) ** 2 for _, _, kappa in script.steps[0]])), guest))
         if found[-1][0] >= CLIPPED:
             break

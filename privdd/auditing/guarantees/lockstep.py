@@ -7,6 +7,7 @@ one by one, by the mechanism itself. Code that branches on what it computed cann
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -73,7 +74,5 @@ def in_lockstep(
         local(sent)
         return lane
 
-    try:
+    with suppress(Enough):
         torch.func.vmap(one, randomness="same")(torch.arange(runs), wide)
-    except Enough:
-        pass

@@ -40,7 +40,8 @@ class Script:
 
     exchanged: the relation is ``replace``, under which a release may move twice as far as the event says of one record.
     draws: None = the record always takes part, with noise as it comes (to learn what a run is made of); first: the
-    row of draws of the first of them. losses (H,): summed over releases; steps: by run, (mu, q, kappa) of each.
+    row of draws of the first of them. losses (H,): summed over releases; steps: by run, (mu, q, kappa) of each;
+    numbers: of the largest release.
     """
 
     hosts: int
@@ -50,6 +51,7 @@ class Script:
     exchanged: bool = False
     losses: np.ndarray = field(init=False)
     steps: list[list[tuple[float, float, float]]] = field(init=False)
+    numbers: int = field(default=1, init=False)
 
     def __post_init__(self) -> None:
         self.losses = np.zeros(self.hosts)
@@ -85,6 +87,7 @@ class Script:
         taken = _chosen(present, nobody, alone, coins)
         blank = self._blank(mechanism, nobody)
         made = deal(mechanism, blank, alone, taken, np.array([z for _, z in dealt]), self.generator, nobody)
+        self.numbers = max(self.numbers, len(blank.numbers))
         allowed = stated_mu(made.output.event) * (2 if self.exchanged else 1)
         for host, mu, loss in zip(hosts, made.mus, made.losses):
             self.losses[host] += loss
@@ -109,11 +112,13 @@ def _chosen(present: Tensors, nobody: Tensors, alone: Sequence[Tensors], coins: 
 
 @dataclass
 class TiltedContext(ClientContext):
-    """labels: of the client's records, one a run; last: releases of queries in this round, 0 = do not stop early."""
+    """labels: of the client's records, one a run; last: releases of queries in this round, 0 = do not stop early;
+    few: so many releases of each run are enough, 0 = all."""
 
     script: Script = field(default_factory=lambda: Script(1, torch.Generator()))
     labels: Sequence[int] = ()
     last: int = 0
+    few: int = 0
     made: int = 0
 
     def sample(self, name: str, count: int) -> Tensor:
@@ -132,7 +137,7 @@ class TiltedContext(ClientContext):
         value = self.answered(mechanism, contributions, hosts)
         self.outputs.append(value)
         self.made += 1
-        if self.made == self.last:
+        if self.made == self.last or (self.few and min(map(len, self.script.steps)) >= self.few):
             raise Enough
         return value
 

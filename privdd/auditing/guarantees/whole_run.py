@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property, partial
 
 import torch
+
 from attacks.canaries import Canaries
 from attacks.tilted import Draws
 from privdd.auditing.guarantees.crafted_records import holding, with_guests
@@ -59,8 +60,8 @@ class WholeRun:
         alike = sorted(t for t in kept if kept[t].phase == phase) or sorted(kept)
         return kept[max((t for t in alike if t <= round), default=alike[0])]
 
-    def play(self, script: Script, rounds: Sequence[int] | None = None) -> dict[int, int]:
-        """Play the rounds (all) under a script -> releases of queries made in each.
+    def play(self, script: Script, rounds: Sequence[int] | None = None, *, few: int = 0) -> dict[int, int]:
+        """Play the rounds (all) under a script -> releases of queries made in each; few: only so many a round.
 
         Raises ``NotDealt`` where runs cannot be played side by side or noise cannot be dealt.
         """
@@ -69,6 +70,7 @@ class WholeRun:
             outward = self._outward(round)
             last = self.rounds[round] if self.early and not outward else 0
             ctx = self._context(round, script, last)
+            ctx.few = few + min(map(len, script.steps)) if few else 0
             with suppress(Enough):
                 upload = self._local(round, ctx, self.snapshot(round).broadcast, outward)
                 for name in outward:

@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 import torch
 
+from attacks.tilted import Draws
 from attacks.types import Finding
-from privdd.auditing.guarantees.certificate import certificate_findings
+from privdd.auditing.guarantees.certificate import certificate_findings, strongest
 from privdd.auditing.guarantees.dealt_noise import Blank, Dealt, Given, NotDealt, deal
 from privdd.auditing.guarantees.statement import Subject
 from privdd.auditing.guarantees.tilted_context import stated_mu
-from privdd.auditing.guarantees.whole_run import ClientRun
+from privdd.auditing.guarantees.whole_run import ClientRun, WholeRun
 from privdd.core.types import Tensors
 from privdd.privacy.ledger import Ledger
 from privdd.privacy.mechanism import Mechanism, Output
@@ -117,6 +118,47 @@ class OwnNoise(ClippedSum):
         drawn = np.random.default_rng()
         made = {n: t + self.noise_std * drawn.standard_normal(t.shape) for n, t in (honest.exact or {}).items()}
         return replace(honest, value=made)
+
+
+@dataclass(frozen=True)
+class Counting(ClippedSum):
+    """It shows how many records took part, as it may where that count is public."""
+
+    def __call__(self, value: Any, noise: Any) -> Output:
+        honest, count = super().__call__(value, noise), len(next(iter(value.values())))
+        return replace(honest, value={n: t + 100.0 * count for n, t in honest.value.items()})
+
+
+@pytest.mark.filterwarnings("ignore:epsilon is reported as infinite")
+def test_where_records_are_exchanged_the_count_is_public_and_the_pair_a_real_one() -> None:
+    """Presence against absence would see the count; a record against its opposite must not."""
+    assert ratio(reads(Counting)) > 5
+    assert 0.2 < ratio(reads(Counting, relation="replace")) <= 1.001
+    assert 0.2 < ratio(reads(relation="replace")) <= 1.001
+    assert ratio(reads(Silent, relation="replace")) == math.inf
+
+
+@pytest.mark.filterwarnings("ignore:epsilon is reported as infinite")
+def test_a_sampled_record_that_is_exchanged_is_not_tested_and_the_finding_says_so() -> None:
+    of = subject(fedavg(), {"dpsgd": ClippedSum(1.0, SMALL, 0.2, 20.0)}, relation="replace")
+    found = certificate(of)
+    assert "epsilon_measured" not in found.measures and "exchanged for another" in found.measures["note"]
+
+
+def test_runs_in_lockstep_are_the_runs_that_are_played_one_by_one() -> None:
+    of = steps()
+    run = WholeRun(of, strongest(of))
+    coins = np.array([[True, False, True], [False, True, True], [False, False, False]])
+    draws = Draws(coins, np.random.default_rng(0).standard_normal((3, 3)), np.zeros(3), np.zeros(3), 0.0)
+    fresh = lambda: [run.script(torch.Generator().manual_seed(at), draws, at) for at in range(3)]  # noqa: E731
+    together, single = fresh(), fresh()
+    run.play_together(together)
+    for script in single:
+        run.play(script)
+    assert np.array(together[0].steps).shape == (1, 3, 3)
+    for one, other in zip(together, single):
+        assert one.losses == pytest.approx(other.losses, abs=1e-3)
+        assert np.array(one.steps) == pytest.approx(np.array(other.steps), abs=1e-4)
 
 
 def test_noise_that_cannot_be_dealt_is_said_and_not_passed_over() -> None:
