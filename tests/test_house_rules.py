@@ -83,6 +83,7 @@ TESTED_IN = {  # test file -> modules of which it is the test, where its name is
     " matching_transcripts queries recording_context statement transcripts",
     "auditing/test_canary_game.py": "privdd.auditing: canary_transcripts",
     "auditing/test_findings.py": "privdd.auditing: coverage",
+    "auditing/test_planted_faults.py": "privdd.auditing.guarantees: own_noise; privdd.auditing: noted_again",
     "auditing/test_signals.py": "attacks.membership: readout",
     "configs/test_experiment.py": "privdd.federated: experiment",
     "configs/test_groups.py": "privdd.cli: assemble config",

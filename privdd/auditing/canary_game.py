@@ -143,24 +143,26 @@ def canary_findings(
         )
 
 
-def findings_of_canaries(scene: Scene, game: CanaryGame, transcript: Sequence[Heard]) -> Iterator[Finding]:
+def findings_of_canaries(
+    scene: Scene, game: CanaryGame, transcript: Sequence[Heard], confidence: float
+) -> Iterator[Finding]:
     """``canary_findings`` of a finished run, on the surface that its first protected query ends up in.
 
     Raises ValueError where nothing of the run was heard: it was trained before, or by clients that run elsewhere.
     """
     if not transcript:
         raise ValueError("audit.canaries: what was released is kept in memory only, and this run was trained before")
-    plan, audit = scene.plan, scene.experiment.audit
+    plan = scene.plan
     out = set(game.records.ids[game.inside].tolist())
     own = torch.tensor([int(one) not in out for one in scene.shard.train.ids])
     shard = scene.shard.with_train(scene.shard.train.take(own))
     names = [n for n, m in plan.mechanisms.items() if n in plan.method.queries and readable(m)]
     budget = scene.experiment.audit.guarantee
     keys, delta = plan.keys.fold("audit", "canaries"), scene.experiment.privacy.delta
-    told = Subject(plan, shard, {}, scene.progress.ledger, delta, audit.confidence, budget, keys)
+    told = Subject(plan, shard, {}, scene.progress.ledger, delta, confidence, budget, keys)
     yield from canary_findings(
         plan, shard, scene.progress.ledger, game, transcript, told.surface(names[0]),
-        delta=delta, confidence=audit.confidence, keys=keys,
+        delta=delta, confidence=confidence, keys=keys,
     )  # fmt: skip
 
 

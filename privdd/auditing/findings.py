@@ -14,6 +14,7 @@ import torch
 from attacks.types import Family, Finding
 from privdd import __version__
 from privdd.auditing.certified import certified, certified_on
+from privdd.auditing.looked_at import gaps
 from privdd.auditing.pipeline import Audited
 from privdd.auditing.public_facts import noise_of, public_facts
 from privdd.federated.checkpoint import write_ledger
@@ -24,7 +25,7 @@ from privdd.privacy.claims import Claim, boldest
 from privdd.privacy.ledger import SERVER, Ledger, Release
 from privdd.privacy.reconstruction import reconstruction, stated_at_most
 from privdd.reporting.findings_file import validate, write
-from privdd.reporting.schema import Findings
+from privdd.reporting.schema import Findings, worst_verdict
 from privdd.runtime.engine import describe
 from privdd.runtime.run_folder import RunFolder, jsonable, write_json
 
@@ -42,28 +43,22 @@ def findings_json(audited: Audited) -> dict[str, Any]:
     """The whole result as plain data of schema 2 (see ``privdd.reporting.schema``)."""
     scene = audited.scene
     experiment, progress = scene.experiment, scene.progress
-    stated = stated_epsilons(experiment, progress.ledger)
-    if progress.ledger.unit == "client" and progress.ledger.relation != "replace":
-        # The promise is about a whole client. To exchange one record of a client that stays takes two such steps
-        # (client out, client in), so record-level bounds have no limit here; guarantee findings have their own.
-        stated = {}
+    stated = stated_epsilons(experiment, for_records(progress.ledger))
     surfaces = list(_surfaces(experiment, progress, audited.findings, stated))
     return jsonable(
         {
             "schema": 2,
             "run": _run(experiment, progress, audited.seconds),
             "utility": _utility(experiment, progress),
-            "privacy": _privacy(experiment, progress.ledger, audited.findings),
+            "privacy": {
+                **_privacy(experiment, progress.ledger, audited.findings),
+                "multiplicity": audited.budget.to_json(),
+            },
             "surfaces": surfaces,
-            "findings": [finding_row(f, stated.get(str(f.surface))) for f in audited.findings],
-            "verdict": worst(row["verdict"] for row in surfaces),
+            "findings": [finding_row(f, _said(f, stated, progress.ledger)) for f in audited.findings],
+            "verdict": worst_verdict(row["verdict"] for row in surfaces),
         }
     )
-
-
-def worst(verdicts: Iterable[str]) -> str:
-    found = set(verdicts)
-    return next((v for v in ("contradiction", "unprotected") if v in found), "consistent")
 
 
 def _run(experiment: Experiment, progress: Progress, seconds: Mapping[str, float]) -> dict[str, Any]:
@@ -117,6 +112,32 @@ def _privacy(experiment: Experiment, ledger: Ledger, findings: Sequence[Finding]
     }
 
 
+def for_records(ledger: Ledger) -> Ledger:
+    """The ledger that states what a ledger of whole clients promises about one record of a client.
+
+    Whatever the client's records are, its releases are close to those of a client that sends nothing; so two
+    clients that differ in one record are two such steps apart, as under the relation replace.
+    """
+    if ledger.unit != "client" or ledger.relation == "replace":
+        return ledger
+    twice = Ledger("replace", ledger.unit, ledger.delta)
+    twice.append(ledger.releases, absolute=True)
+    return twice
+
+
+def _said(finding: Finding, stated: Mapping[str, float], ledger: Ledger) -> float | None:
+    """The epsilon that a row prints as stated: what follows for a record from a client's only where it is broken."""
+    promised = stated.get(str(finding.surface))
+    whole = ledger.unit == "record" or ledger.relation == "replace"
+    return promised if whole or (promised is not None and lower_bound(finding) > promised) else None
+
+
+def lower_bound(finding: Finding) -> float:
+    """The bound on epsilon that a finding decides by: at its share of the error budget, where several share it."""
+    m = finding.measures
+    return float(m.get("diagnostics", {}).get("epsilon_familywise", m.get("epsilon_measured", 0.0)))
+
+
 def reconstruction_rows(ledger: Ledger, claims: Sequence[Claim]) -> list[dict[str, Any]]:
     """How often one of k candidates could be named: proven at most, reached, and what the boldest claim allows."""
     rows, claim = [naming.to_json() for naming in reconstruction(ledger)], boldest(claims)
@@ -146,10 +167,9 @@ def _surfaces(
             sender = "server" if release.client == SERVER else "client"
             rows.setdefault((release.surface, sender), []).append(release)
     for (surface, sender), releases in rows.items():
-        epsilon = both(progress.ledger, [surface])
-        attacked = any(
-            str(f.surface) == surface and f.family != Family.GUARANTEE and MEASURED & set(f.measures) for f in findings
-        )
+        epsilon, mine = both(progress.ledger, [surface]), [f for f in findings if str(f.surface) == surface]
+        missing = gaps(progress.ledger, surface, findings)
+        attacked = any(f.family != Family.GUARANTEE and MEASURED & set(f.measures) for f in mine)
         audited: bool | str = True if attacked else f"waived: {waived[surface]}" if surface in waived else False
         if audited is False and progress.diverged is not None:
             audited = f"waived: {words(progress.diverged)}"
@@ -164,7 +184,8 @@ def _surfaces(
             "mechanism": _mechanism(experiment, releases),
             "epsilon": epsilon | certified_on(experiment, progress.ledger, surface, findings),
             "audited": audited,
-            "verdict": verdict(epsilon, stated.get(surface), [f for f in findings if str(f.surface) == surface]),
+            "untested": missing,
+            "verdict": verdict(epsilon, stated.get(surface), mine, missing),
         }
 
 
@@ -191,20 +212,27 @@ def _mechanism(experiment: Experiment, releases: Sequence[Release]) -> str:
     return "none needed: public"
 
 
-def verdict(epsilon: Mapping[str, float], stated: float | None, findings: Sequence[Finding]) -> str:
-    """contradiction: a finite-sample bound above what is stated, or a kappa above what is allowed.
+def verdict(
+    epsilon: Mapping[str, float], stated: float | None, findings: Sequence[Finding], missing: Sequence[str] = ()
+) -> str:
+    """contradiction, unprotected, untested or consistent, the first that applies.
 
-    Membership bounds decide at 95 % over all tests of the run together, not each for itself.
+    contradiction: a finite-sample bound above what is stated, a kappa above what is allowed, or noise or sampling
+    of the run that is not what is stated; unprotected: nothing is proven; untested: something is, and of what
+    it rests on no test looked at the parts ``missing``. Bounds decide at their share of the run's error budget.
     """
     for finding in findings:
         m = finding.measures
-        promised = m.get("epsilon_stated", stated)
-        bound = m.get("diagnostics", {}).get("epsilon_familywise", m.get("epsilon_measured", 0.0))
-        if promised is not None and m.get("epsilon_validity") in DECIDING and float(bound) > float(promised):
+        promised, sound = m.get("epsilon_stated", stated), m.get("epsilon_validity") in DECIDING
+        if promised is not None and sound and lower_bound(finding) > float(promised):
             return "contradiction"
         if "kappa" in m and float(m["kappa"]) > float(m["kappa_allowed"]) * (1 + 1e-4):
             return "contradiction"
-    return "unprotected" if math.isinf(min(epsilon.values())) else "consistent"
+        if m.get("diagnostics", {}).get("refuted"):
+            return "contradiction"
+    if math.isinf(min(epsilon.values())):
+        return "unprotected"
+    return "untested" if missing else "consistent"
 
 
 def finding_row(finding: Finding, stated: float | None) -> dict[str, Any]:

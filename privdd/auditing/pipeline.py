@@ -7,7 +7,7 @@ one shadow model. A scene is the finished run as the evaluator sees it.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,8 +22,10 @@ from privdd.auditing.autotune import Choice
 from privdd.auditing.canary_game import CanaryGame, check_playable, draw_canaries, findings_of_canaries
 from privdd.auditing.coverage import reads
 from privdd.auditing.diverged_run import unmeasured
+from privdd.auditing.error_budget import ErrorBudget, error_budget
 from privdd.auditing.game import Game, draw_game
 from privdd.auditing.guarantees import guarantee_findings
+from privdd.auditing.noted_again import note_again
 from privdd.auditing.replay import recalled
 from privdd.auditing.shadow_federations import replay_federations, server_signals
 from privdd.auditing.shadows import Stage, audited_rounds
@@ -32,12 +34,11 @@ from privdd.core.keys import Keys
 from privdd.core.types import Shard
 from privdd.federated.experiment import Experiment
 from privdd.federated.heard import Heard
+from privdd.federated.noise_record import NoiseRecord
 from privdd.federated.trainer import Trainer
 from privdd.runtime.progress import stage
 from privdd.runtime.run_folder import RunFolder, write_tensors
 from privdd.runtime.workers import threads
-
-FAMILYWISE_ALPHA = 0.05  # of all membership tests of a run together
 
 
 class AttackFailed(RuntimeError):
@@ -51,7 +52,14 @@ class Audited:
     scene: Scene
     findings: tuple[Finding, ...]
     seconds: Mapping[str, float]
+    budget: ErrorBudget  # of all bounds that can decide the verdict
     training: Mapping[int, Choice] = field(default_factory=dict)  # audited round -> how its replays were trained
+
+
+def budget_of(experiment: Experiment, membership: int) -> ErrorBudget:
+    """How all bounds of an audit with so many membership tests share its error."""
+    audit, mechanisms = experiment.audit, len(experiment.plan.mechanisms)
+    return error_budget(audit.confidence, membership, mechanisms, canaries=bool(audit.canaries))
 
 
 def game_of(experiment: Experiment) -> Game:
@@ -85,32 +93,38 @@ def audit(experiment: Experiment, attacks: Mapping[str, Attack], folder: RunFold
         game = replace(game, whole=whole.train)
     shards = list(experiment.shards)
     shards[plan.victim] = game.shard(whole, 0)
+    record, ledger = NoiseRecord(plan.victim), experiment.ledger()
     trainer = Trainer(
-        plan, shards, experiment.test, experiment.engine, folder, experiment.ledger(), experiment.capture,
-        transcript=heard if canaries is not None else None,
+        plan, shards, experiment.test, experiment.engine, folder, ledger, experiment.capture,
+        transcript=heard if canaries is not None else None, record=record,
     )  # fmt: skip
     progress = trainer.run()
     if progress.diverged is not None:
         seconds = dict.fromkeys(("train", "total"), clock() - began)
-        return Audited(Scene(experiment, progress, game, shards[plan.victim]), unmeasured(experiment, attacks), seconds)
+        scene, budget = Scene(experiment, progress, game, shards[plan.victim], record), budget_of(experiment, 0)
+        return Audited(scene, unmeasured(experiment, attacks), seconds, budget)
+    note_again(plan, shards, experiment.engine, experiment.ledger(), progress.ledger, record)
     with threads(experiment.engine.threads):  # same thread count as in training, so the same bits
         progress = recalled(plan, progress, shards[plan.victim])
     trained = clock()
-    scene = Scene(experiment, progress, game, shards[plan.victim])
+    scene = Scene(experiment, progress, game, shards[plan.victim], record)
     stages = _stages(scene, whole, folder)
     stacked, sent = _worlds(stages), _federations(scene, whole, folder)
     replayed = clock()
-    findings = tuple(_attack_all(scene, attacks, stacked, sent, folder))
-    findings += tuple(guarantee_findings(scene))
+    jobs = _jobs(scene, attacks, stacked, sent)
+    tests = sum(job.attack.family == Family.MEMBERSHIP for job in jobs)
+    budget = budget_of(experiment, tests)
+    findings = tuple(_attack_all(scene, jobs, budget, folder))
+    findings += tuple(guarantee_findings(scene, budget.confidence))
     if canaries is not None:
-        findings += tuple(findings_of_canaries(scene, canaries, heard))
+        findings += tuple(findings_of_canaries(scene, canaries, heard, budget.confidence))
     seconds = {
         "train": trained - began,
         "worlds": replayed - trained,
         "attacks": clock() - replayed,
         "total": clock() - began,
     }
-    return Audited(scene, findings, seconds, {t: one.choice for t, one in stages.items()})
+    return Audited(scene, findings, seconds, budget, {t: one.choice for t, one in stages.items()})
 
 
 def _stages(scene: Scene, whole: Shard, folder: RunFolder) -> dict[int, Stage]:
@@ -148,7 +162,32 @@ def _federations(scene: Scene, whole: Shard, folder: RunFolder) -> dict[str, Ten
         )  # fmt: skip
 
 
+@dataclass(frozen=True)
+class Job:
+    """One attack on one view; note: where the view comes from, in words."""
+
+    view: View
+    truth: Truth
+    note: str
+    name: str
+    attack: Attack
+
+
 def _jobs(
+    scene: Scene,
+    attacks: Mapping[str, Attack],
+    stacked: Mapping[int, Mapping[str, Tensor]],
+    sent: Mapping[str, Tensor],
+) -> list[Job]:
+    return [
+        Job(view, truth, note, name, attack)
+        for view, truth, note in _views(scene, stacked, sent)
+        for name, attack in attacks.items()
+        if applies(attack, view)
+    ]
+
+
+def _views(
     scene: Scene, stacked: Mapping[int, Mapping[str, Tensor]], sent: Mapping[str, Tensor]
 ) -> Iterator[tuple[View, Truth, str]]:
     """Every view with its truth, and words for where it comes from."""
@@ -191,19 +230,11 @@ def applies(attack: Attack, view: View) -> bool:
     return reads(attack, view.surface, view.adversary, worlds)
 
 
-def _attack_all(
-    scene: Scene,
-    attacks: Mapping[str, Attack],
-    stacked: Mapping[int, Mapping[str, Tensor]],
-    sent: Mapping[str, Tensor],
-    folder: RunFolder,
-) -> Iterator[Finding]:
-    views = list(_jobs(scene, stacked, sent))
-    jobs = [(v, truth, note, n, a) for v, truth, note in views for n, a in attacks.items() if applies(a, v)]
+def _attack_all(scene: Scene, jobs: Sequence[Job], budget: ErrorBudget, folder: RunFolder) -> Iterator[Finding]:
     used: dict[str, int] = {}
-    tests = sum(attack.family == Family.MEMBERSHIP for *_, attack in jobs)
     with stage("attack", len(jobs)) as bar:
-        for view, truth, note, name, attack in jobs:
+        for job in jobs:
+            view, truth, note, name, attack = job.view, job.truth, job.note, job.name, job.attack
             generator = attack_stream(scene.plan.keys, name, view.surface, note)
             began = time.monotonic()
             finding, evidence = _one(attack, view, truth, generator, name)
@@ -215,7 +246,7 @@ def _attack_all(
             if evidence.scores is not None and view.worlds is not None:
                 extra["diagnostics"] = {
                     **finding.measures.get("diagnostics", {}),
-                    **_decisive(evidence.scores, view, scene.experiment.privacy.delta, tests, generator),
+                    **_decisive(evidence.scores, view, scene.experiment.privacy.delta, budget, generator),
                 }
             finding = finding.with_measures(seconds=time.monotonic() - began, **extra)
             write_tensors(folder.path / "evidence" / file, _kept(finding, evidence, view))
@@ -228,15 +259,15 @@ def attack_stream(keys: Keys, attack: str, surface: str, where: str) -> torch.Ge
     return keys.fold("attack", attack, surface, where).torch()
 
 
-def _decisive(scores: Tensor, view: View, delta: float, tests: int, generator: torch.Generator) -> dict[str, float]:
-    """The bound that may decide a verdict: at 95 % over all membership tests of the run together."""
+def _decisive(
+    scores: Tensor, view: View, delta: float, budget: ErrorBudget, generator: torch.Generator
+) -> dict[str, float]:
+    """The bound that may decide a verdict: at its share of the run's error budget."""
     if view.worlds is None:
         return {}
     rng = np.random.default_rng(int(torch.randint(2**31 - 1, (1,), generator=generator)))
-    bound = audited_epsilon(
-        scores, view.worlds.masks[: len(scores)], delta, rng, confidence=1 - FAMILYWISE_ALPHA / tests
-    )
-    return {"epsilon_familywise": bound.value, "tests": tests}
+    bound = audited_epsilon(scores, view.worlds.masks[: len(scores)], delta, rng, confidence=budget.confidence)
+    return {"epsilon_familywise": bound.value, "tests": budget.tests}
 
 
 def _kept(finding: Finding, evidence: Evidence, view: View) -> dict[str, Tensor]:

@@ -19,6 +19,7 @@ from privdd.auditing.signals import Lens, maps_of
 from privdd.core.types import Records, Shard, Tensors
 from privdd.federated.experiment import Experiment
 from privdd.federated.method import Method
+from privdd.federated.noise_record import NoiseRecord
 from privdd.federated.simulation import Plan, Progress, Snapshot
 from privdd.runtime.run_folder import same_tensors
 
@@ -38,6 +39,7 @@ class Scene:
     progress: Progress
     game: Game
     shard: Shard  # the audited client as it really trained
+    record: NoiseRecord | None = None  # the noise and the sampling of the run, where they were noted
 
     @property
     def plan(self) -> Plan:

@@ -19,6 +19,8 @@ from torch import Tensor
 from attacks.types import Surface
 from privdd.core.keys import Keys
 from privdd.core.types import Artifact, Problem, Received, Tensors, Upload
+from privdd.federated.noise_record import Watch
+from privdd.privacy.ledger import FREE
 from privdd.privacy.mechanism import Mechanism, Output, Row
 from privdd.privacy.noise import Noise, noise_for
 
@@ -49,6 +51,11 @@ def sealed(value: Tensors) -> dict[str, Tensor]:
     return {name: tensor.detach().cpu().clone().contiguous() for name, tensor in value.items()}
 
 
+def coins(probability: float, count: int, noise: Noise) -> Tensor:
+    """Independent coins (count,) bool, each heads with ``probability``."""
+    return noise.uniform((count,)) < probability if probability < 1 else torch.ones(count, dtype=torch.bool)
+
+
 @dataclass
 class ClientContext:
     """What one client holds in one round besides its data: random streams, mechanisms, its ledger rows.
@@ -75,6 +82,7 @@ class ClientContext:
     stream: str = ""
     noise: Noise = None  # type: ignore[assignment]  # made from the other fields unless it is given
     sampled: dict[str, set[str | None]] = field(default_factory=dict)  # query -> cells released since its last sample
+    watch: Watch | None = None  # notes the noise and the sampling of a run that is audited
 
     def __post_init__(self) -> None:
         if self.noise is None:
@@ -96,7 +104,9 @@ class ClientContext:
         """
         self.sampled[name] = set()
         q = float(self.mechanisms[name].sampling_probability)
-        taken = self.noise.uniform((count,)) < q if q < 1 else torch.ones(count, dtype=torch.bool)
+        taken = coins(q, count, self.noise)
+        if self.watch is not None:
+            self.watch.sampled(name, q, taken)
         self.taken.append((name, taken))
         return taken
 
@@ -117,6 +127,8 @@ class ClientContext:
         output = self.mechanisms[name](contributions, self.noise)
         if self.exact is not None:
             self.exact.append((name, output))
+        if self.watch is not None:
+            self.watch.released(self.mechanisms[name], name, output, partition, contributions)
         row = _row(self, name, self.queries[name], output, ("analyst",), partition)
         if not self._merged(row):
             self.rows.append(row)
@@ -206,6 +218,8 @@ class Channel:
             output = replace(output, flags={**output.flags, **artifact.flags})
             if ctx.exact is not None:
                 ctx.exact.append((name, output))
+            if ctx.watch is not None:
+                ctx.watch.released(self.mechanisms[name], name, output)
             row = _row(ctx, name, surface, output, visible)
             return output.value, replace(row, post_of=inner)  # what it protects may have been computed from them
         free = artifact.private or bool(artifact.public)
@@ -216,3 +230,18 @@ class Channel:
         if artifact.public:
             return artifact.value, replace(row, why=artifact.public)
         return artifact.value, replace(row, nonprivate_reason=NO_MECHANISM)
+
+
+def rooted(rows: Sequence[Row], first: int, sent: tuple[int, ...]) -> list[Row]:
+    """Rows of one client with ledger ids in ``post_of``: with what was broadcast, where clients compute from it.
+
+    That is post-processing, and what goes into a mechanism: its surface costs what came before as well.
+    """
+    read = [row.why == POST_PROCESSING or not isinstance(row.event, FREE) for row in rows]
+    own = [tuple(first + of for of in row.post_of) + (sent if reads else ()) for row, reads in zip(rows, read)]
+    return [replace(row, post_of=of) if of != row.post_of else row for row, of in zip(rows, own)]
+
+
+def size_of(value: Mapping[str, Tensors]) -> int:
+    """Bytes of all tensors of an upload or broadcast."""
+    return sum(t.numel() * t.element_size() for tensors in value.values() for t in tensors.values())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,13 +13,14 @@ from torch import Tensor
 
 from privdd.core.keys import Keys
 from privdd.core.types import Problem, Received, Records, Shard, State, Tensors
-from privdd.federated.channel import POST_PROCESSING, Channel, ClientContext, digest, shapes
+from privdd.federated.channel import Channel, ClientContext, digest, rooted, shapes, size_of
 from privdd.federated.divergence import share_right
 from privdd.federated.dropped import Dropped
 from privdd.federated.heard import Heard
 from privdd.federated.method import Method
+from privdd.federated.noise_record import NoiseRecord, Watch, answers
 from privdd.privacy.description import description
-from privdd.privacy.ledger import FREE, SERVER, Ledger
+from privdd.privacy.ledger import SERVER, Ledger
 from privdd.privacy.mechanism import Mechanism, Row
 from privdd.runtime.engine import Engine
 
@@ -133,9 +134,9 @@ def client_step(task: Task) -> Step:
     return heard_step(task)[0]
 
 
-def heard_step(task: Task) -> tuple[Step, Heard | None]:
-    """``client_step``, and the queries that the audited client released; None of any other."""
-    ctx = task.plan.context(task.round, task.client)
+def heard_step(task: Task, watch: Watch | None = None) -> tuple[Step, Heard | None]:
+    """``client_step``, and the queries that the audited client released; watch: notes noise and sampling."""
+    ctx = task.plan.context(task.round, task.client, watch=watch)
     upload, memory = task.plan.method.local(task.broadcast, task.memory, task.shard, ctx)
     received, rows = task.plan.channel.send(upload, ctx)
     heard = None
@@ -145,20 +146,11 @@ def heard_step(task: Task) -> tuple[Step, Heard | None]:
     return (received, rows, {name: t.detach() for name, t in memory.items()}), heard
 
 
-def _answers(engine: Engine, tasks: Sequence[Task], transcript: list[Heard] | None) -> Iterator[Step]:
-    """What the clients answer, in order; transcript: is given what the audited one released."""
-    if transcript is None or engine.clients_remember:  # real clients keep what they release to themselves
-        yield from engine.map(client_step, tasks)
-        return
-    for answer, heard in engine.map(heard_step, tasks):
-        if heard is not None:
-            transcript.append(heard)
-        yield answer
-
-
-def size_of(value: Mapping[str, Tensors]) -> int:
-    """Bytes of all tensors of an upload or broadcast."""
-    return sum(t.numel() * t.element_size() for tensors in value.values() for t in tensors.values())
+def watched_step(task: Task) -> tuple[Step, Watch]:
+    """``client_step``, and what its noise and its sampling were."""
+    watch = Watch(task.round, task.client, task.client == task.plan.victim, len(task.shard.train))
+    answer, watch.heard = heard_step(task, watch)
+    return answer, watch
 
 
 def start(plan: Plan, ledger: Ledger) -> Progress:
@@ -173,11 +165,12 @@ def step(
     engine: Engine,
     seen: Mapping[str, Tensors] | None = None,
     transcript: list[Heard] | None = None,
+    record: NoiseRecord | None = None,
 ) -> tuple[Progress, list[Received], Mapping[str, Tensors]]:
     """One round: (new progress, what the server received in client order, what it had broadcast).
 
     seen: the broadcast of the round before, so that tensors which did not change are not hashed again; transcript: is
-    given what the audited client released.
+    given what the audited client released; record: what the noise and the sampling of all clients were.
     """
     t = progress.round
     broadcast = plan.method.broadcast(progress.server)
@@ -189,7 +182,7 @@ def step(
     ids: list[int] = []
     uploaded: dict[int, int] = {}
     before = progress.memories.get(plan.victim, {})
-    for received, rows, memory in _answers(engine, tasks, transcript):
+    for received, rows, memory in answers(engine, tasks, client_step, watched_step, record, transcript):
         written = ledger.append(rooted(rows, len(ledger), progress.sent_ids), absolute=True)
         if isinstance(received, Dropped):  # nothing of it is used, so nothing that the server sends depends on it
             continue
@@ -211,16 +204,6 @@ def step(
         snapshots=snapshots,
     )
     return moved, inbox, broadcast
-
-
-def rooted(rows: Sequence[Row], first: int, sent: tuple[int, ...]) -> list[Row]:
-    """Rows of one client with ledger ids in ``post_of``: with what was broadcast, where clients compute from it.
-
-    That is post-processing, and what goes into a mechanism: its surface costs what came before as well.
-    """
-    read = [row.why == POST_PROCESSING or not isinstance(row.event, FREE) for row in rows]
-    own = [tuple(first + of for of in row.post_of) + (sent if reads else ()) for row, reads in zip(rows, read)]
-    return [replace(row, post_of=of) if of != row.post_of else row for row, of in zip(rows, own)]
 
 
 def finish(plan: Plan, progress: Progress) -> Progress:

@@ -14,6 +14,7 @@ from privdd.federated import checkpoint
 from privdd.federated.capture import Capture
 from privdd.federated.divergence import finite, words
 from privdd.federated.heard import Heard
+from privdd.federated.noise_record import NoiseRecord
 from privdd.federated.simulation import Plan, Progress, accuracy, finish, start, step
 from privdd.privacy.ledger import Ledger
 from privdd.runtime.engine import Engine
@@ -38,6 +39,7 @@ class Trainer:
     capture: Capture = field(default_factory=Capture)
     measure: Callable[[Plan, Progress, Records, Sequence[Shard]], float] = accuracy
     transcript: list[Heard] | None = None  # of an audit: is given what the audited client releases while it trains here
+    record: NoiseRecord | None = None  # of an audit: is given what the clients' noise was, as far as it is trained here
 
     def run(self) -> Progress:
         """All rounds, from the last whole checkpoint if there is one."""
@@ -70,7 +72,7 @@ class Trainer:
         with stage("train", total - progress.round) as bar:
             while progress.round < total:
                 progress, inbox, broadcast = step(
-                    self.plan, progress, self.shards, self.engine, broadcast, self.transcript
+                    self.plan, progress, self.shards, self.engine, broadcast, self.transcript, self.record
                 )
                 self.capture.keep(self.folder, self.plan, inbox)
                 last = progress.round == total

@@ -108,7 +108,7 @@ class Ledger:
         if release.flags.get("relation:zero_out") and self.relation == "add_remove":
             raise ValueError(f"{release.name}: its count is public: privacy.relation=zero_out or replace is needed")
 
-    def _closure(self, surfaces: Collection[str]) -> list[Release]:
+    def closure(self, surfaces: Collection[str]) -> list[Release]:
         """Rows of these surfaces and all that they were computed from, in order."""
         wanted = {str(surface) for surface in surfaces}
         keep: set[int] = set()
@@ -120,7 +120,7 @@ class Ledger:
 
     def behind(self, surfaces: Collection[str]) -> set[int]:
         """Ids of all rows of these surfaces and of those that they were computed from."""
-        return {release.id for release in self._closure(surfaces)}
+        return {release.id for release in self.closure(surfaces)}
 
     def epsilon(
         self,
@@ -153,7 +153,7 @@ class Ledger:
 
     def totals(self, *, surfaces: Collection[str] | None = None, client: int | None = None) -> set[Tally]:
         """What ``epsilon`` takes the worst of: the compositions of each client's partition cells, largest only."""
-        return _cells(self.releases if surfaces is None else self._closure(surfaces), client)
+        return _cells(self.releases if surfaces is None else self.closure(surfaces), client)
 
     def to_json(self) -> dict[str, Any]:
         """The content of ledger.json (plain lists, strings and finite numbers)."""

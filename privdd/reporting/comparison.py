@@ -22,8 +22,7 @@ CURVES = 8  # one per colour
 def headline(made: Sequence[Setting]) -> str:
     """The verdicts counted in words."""
     counts = Counter(setting.verdict for setting in made)
-    said = {"contradiction": "contradicted", "unprotected": "unprotected", "consistent": "consistent"}
-    parts = [f"{counts[kind]} {word}" for kind, word in said.items() if counts[kind]]  # type: ignore[index]
+    parts = [f"{counts[kind]} {words.VERDICT[kind].lower()}" for kind in words.GRAVITY if counts[kind]]
     return f"{len(made)} setting{'s' if len(made) > 1 else ''} compared: {', '.join(parts)}."
 
 

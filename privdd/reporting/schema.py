@@ -17,7 +17,7 @@ from attacks.types import Adversary, Family, Surface
 
 SCHEMA = 2
 READABLE = (1, 2)
-Verdict = Literal["unprotected", "consistent", "contradiction"]
+Verdict = Literal["unprotected", "untested", "consistent", "contradiction"]
 Relation = Literal["add_remove", "zero_out", "replace"]
 
 
@@ -176,6 +176,13 @@ class PublicFact(Part):
     value: Text
 
 
+class Multiplicity(Part):
+    """How the bounds that can decide a verdict share one error: alpha / tests for each."""
+
+    alpha: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)]
+    tests: Annotated[int, Field(ge=1)]
+
+
 class Privacy(Part):
     """noise: absent where none is added, and in files of earlier versions."""
 
@@ -186,6 +193,7 @@ class Privacy(Part):
     claims: list[ClaimRow]
     noise: NoiseRow | None = None
     public: list[PublicFact] = Field(default_factory=list)
+    multiplicity: Multiplicity | None = None
     reconstruction: list[ReconstructionRow] | None = None
 
 
@@ -198,6 +206,7 @@ class SurfaceRow(Part):
     mechanism: Text
     epsilon: EpsilonPair
     audited: Literal[True] | Annotated[str, Field(pattern=r"^waived: .+")]
+    untested: list[Text] = Field(default_factory=list)  # "mechanism, part: why" for what no test looked at
     verdict: Verdict
 
 
@@ -272,9 +281,9 @@ class Findings(Part):
 
 
 def worst_verdict(verdicts: Iterable[str]) -> Verdict:
-    """The gravest of some verdicts: contradiction, then unprotected, then consistent."""
+    """The gravest of some verdicts: contradiction, unprotected, untested, then consistent."""
     found = set(verdicts)
-    for grave in ("contradiction", "unprotected"):
+    for grave in ("contradiction", "unprotected", "untested"):
         if grave in found:
             return grave  # type: ignore[return-value]
     return "consistent"

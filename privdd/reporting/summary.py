@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -101,9 +102,8 @@ def best_pictures(rows: Iterable[FindingRow]) -> FindingRow | None:
 
 def surface_lines(findings: Findings) -> list[SurfaceLine]:
     """One line per released surface: gravest verdict first, then the largest measured epsilon."""
-    gravity = ("contradiction", "unprotected", "consistent")
     lines = [_surface_line(row, findings) for row in findings.surfaces]
-    return sorted(lines, key=lambda line: (gravity.index(line.row.verdict), -(line.measured or 0.0)))
+    return sorted(lines, key=lambda line: (words.GRAVITY.index(line.row.verdict), -(line.measured or 0.0)))
 
 
 def _surface_line(row: SurfaceRow, findings: Findings) -> SurfaceLine:
@@ -128,10 +128,8 @@ def _stated(rows: list[FindingRow]) -> float | None:
 
 
 def _worst_phrases(rows: list[FindingRow]) -> list[str]:
-    phrases = []
-    broken = [
-        r for r in rows if r.kappa is not None and r.kappa_allowed is not None and r.kappa > r.kappa_allowed * 1.0001
-    ]
+    phrases = [r.note or "" for r in rows if (r.diagnostics or {}).get("refuted")]
+    broken = [r for r in rows if r.kappa is not None and r.kappa > (r.kappa_allowed or math.inf) * 1.0001]
     if broken:
         worst = max(broken, key=lambda r: r.kappa or 0.0)
         phrases.append(
@@ -175,11 +173,8 @@ def verdict(findings: Findings) -> Headline:
     """The verdict as a title and two or three sentences that stand on the numbers alone."""
     if (said := without_model(findings)) is not None:
         return Headline(findings.verdict, "Diverged", *said)
-    title, first = {
-        "unprotected": _unprotected,
-        "consistent": _consistent,
-        "contradiction": _contradiction,
-    }[findings.verdict](findings)
+    tell = {"unprotected": _unprotected, "untested": _untested, "consistent": _consistent}
+    title, first = tell.get(findings.verdict, _contradiction)(findings)
     told = (_claim_sentence, _membership_sentence, _feature_sentence, _picture_sentence)
     sentences = (first, *(tell(findings) for tell in told))
     kind = findings.verdict
@@ -211,6 +206,12 @@ def _unprotected(findings: Findings) -> tuple[str, str]:
     )
 
 
+def _untested(findings: Findings) -> tuple[str, str]:
+    parts = "; ".join(dict.fromkeys(p for row in findings.surfaces if row.verdict == "untested" for p in row.untested))
+    stated = f"ε = {number(findings.privacy.epsilon.best)} is stated, and no test looked at all that it rests on"
+    return "The stated limit was not tested in every part.", f"{stated}. Not looked at: {parts}."
+
+
 def _consistent(findings: Findings) -> tuple[str, str]:
     privacy = findings.privacy
     low = measured_epsilon(findings.findings)
@@ -237,8 +238,8 @@ def _contradiction(findings: Findings) -> tuple[str, str]:
             f"On the {broken}, ε ≤ {number(worst.epsilon_stated)} is stated, and {by} {showed} "
             f"{number(bound(worst))} at {share(worst.confidence or 0.95)} confidence."
         )
-    phrases = [p for p in _worst_phrases(rows) if p.startswith("one record")]
-    return title, f"On the {broken}, {phrases[0] if phrases else 'an attack broke the stated limit'}."
+    phrases = _worst_phrases([r for r in rows if r.kappa is not None or r.attack.startswith("t0_")])
+    return title, f"On the {broken}, {(*phrases, 'an attack broke the stated limit')[0]}."
 
 
 def _claim_sentence(findings: Findings) -> str:

@@ -13,7 +13,7 @@ from privdd.reporting.claimed import boldest
 from privdd.reporting.schema import Findings
 from privdd.reporting.words import number
 
-STYLE = {"unprotected": "yellow", "consistent": "green", "contradiction": "bold red"}
+STYLE = {"unprotected": "yellow", "untested": "yellow", "consistent": "green", "contradiction": "bold red"}
 PIPE_WIDTH = 132
 SPELLED = str.maketrans({"ε": "epsilon", "δ": "delta", "∞": "inf", "≥": ">=", "≤": "<=", "–": "-", "\u00a0": " "})
 

@@ -10,6 +10,8 @@ from privdd.reporting.schema import Utility, Verdict
 
 NONE, NBSP = "–", "\u00a0"
 ACRONYMS = {
+    "t0_noise": "the test of the run's own noise (T0)",
+    "t0_sampling": "the test of the run's own sampling (T0)",
     "t1_sensitivity": "the sensitivity test (T1)",
     "t2_likelihood_ratio": "the likelihood-ratio test (T2)",
     "t2_whole_run": "the certificate of the whole run (T2)",
@@ -76,14 +78,21 @@ def one_in(rate: float) -> str:
     return f"1 in {round(1 / rate):,}".replace(",", NBSP)
 
 
+GRAVITY: tuple[Verdict, ...] = ("contradiction", "unprotected", "untested", "consistent")
 VERDICT: Mapping[Verdict, str] = MappingProxyType(
-    {"unprotected": "Unprotected", "consistent": "Consistent", "contradiction": "Contradicted"}
+    {
+        "unprotected": "Unprotected",
+        "untested": "Untested",
+        "consistent": "Consistent",
+        "contradiction": "Contradicted",
+    }
 )
 VERDICT_MEANS: Mapping[Verdict, str] = MappingProxyType(
     {
         "unprotected": "nothing proves a limit on what this reveals about one record",
+        "untested": "a limit is stated, and no test looked at some part of what it rests on",
         "consistent": "a limit is stated, and no attack here broke it; that is no proof of it",
-        "contradiction": "an attack proved more leakage than the stated limit allows",
+        "contradiction": "the stated limit is false: more leaks than it allows, or the run's noise is not what it states",
     }
 )
 SURFACE: Mapping[str, tuple[str, str]] = MappingProxyType(

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from attacks.membership.attack import audited_epsilon, measure
 from attacks.types import Family, Worlds
-from privdd.auditing.pipeline import FAMILYWISE_ALPHA, attack_stream
+from privdd.auditing.error_budget import CANARIES, PER_MECHANISM, WHOLE_RUN, ErrorBudget
+from privdd.auditing.pipeline import attack_stream
 from privdd.core.keys import Keys
 from privdd.reporting.folder import LIMIT, RunRecord
 from privdd.reporting.schema import FindingRow
@@ -41,6 +42,7 @@ def scored_rows(record: RunRecord) -> list[tuple[int, FindingRow]]:
 def check_scores(record: RunRecord) -> Iterator[Disagreement]:
     """AUC, rates, blind control and bounds of every membership attack. Raises DamagedRun for damaged evidence."""
     rows = scored_rows(record)
+    yield from _check_budget(record, len(rows))
     brought = record.findings.utility is None
     seeds = _seeds(record.findings.run.seed, len(rows)) if brought else []
     for place, (at, row) in enumerate(rows):
@@ -52,7 +54,7 @@ def check_scores(record: RunRecord) -> Iterator[Disagreement]:
         if brought:
             found = _brought(worlds, scores, delta, confidence, seeds[place], len(rows))
         else:
-            found = _own(record, row, worlds, scores, delta, confidence, targets, len(rows))
+            found = _own(record, row, worlds, scores, delta, confidence, targets, budget_of(record, len(rows)))
         yield from _compared(at, row, found)
 
 
@@ -116,7 +118,7 @@ def _own(
     delta: float,
     confidence: float,
     targets: int,
-    tests: int,
+    budget: ErrorBudget,
 ) -> Rescored:
     """With the random streams of the run: they break ties between scores."""
     where = str(row.note or "").split("; ")[0]
@@ -127,16 +129,32 @@ def _own(
             scores, worlds, delta=delta, generator=first, confidence=confidence, targets=min(targets, len(scores))
         )
         bound = audited_epsilon(
-            scores, worlds.masks, record.findings.privacy.delta, second, confidence=decisive_confidence(tests)
+            scores, worlds.masks, record.findings.privacy.delta, second, confidence=budget.confidence
         )
     except ValueError as error:
         raise DamagedRun(f"{record.path / 'evidence' / row.evidence_name}: {error}") from None
-    return Rescored(measures, {"epsilon_familywise": bound.value, "tests": tests})
+    return Rescored(measures, {"epsilon_familywise": bound.value, "tests": budget.tests})
 
 
-def decisive_confidence(tests: int) -> float:
-    """Of the bound that may decide a verdict, with so many membership tests in the run."""
-    return 1 - FAMILYWISE_ALPHA / tests
+def budget_of(record: RunRecord, membership: int) -> ErrorBudget:
+    """How the run's bounds share their error; runs before it was written down shared 0.05 by membership tests alone."""
+    shared = record.findings.privacy.multiplicity
+    return ErrorBudget(shared.alpha, shared.tests) if shared else ErrorBudget(0.05, max(1, membership))
+
+
+def _check_budget(record: RunRecord, membership: int) -> Iterator[Disagreement]:
+    """The printed budget against the stored config, and against the number of tests in the file."""
+    shared, audit = record.findings.privacy.multiplicity, record.config.get("audit")
+    confidence = audit.get("confidence") if isinstance(audit, Mapping) else None
+    if shared is None:
+        return
+    if isinstance(confidence, int | float) and 0 < confidence < 1:
+        yield from differing("findings.json", "privacy.multiplicity.alpha", shared.alpha, round(1 - confidence, 12))
+    canaries = CANARIES * any(row.attack.startswith("one_run_") for row in record.findings.findings)
+    left = shared.tests - membership - canaries
+    mechanisms = max(0, -(-(left - WHOLE_RUN) // PER_MECHANISM))
+    counted = max(1, membership + canaries + PER_MECHANISM * mechanisms + WHOLE_RUN * (mechanisms > 0))
+    yield from differing("findings.json", "privacy.multiplicity.tests", shared.tests, counted)
 
 
 def _brought(worlds: Worlds, scores: Tensor, delta: float, confidence: float, seed: int, tests: int) -> Rescored:

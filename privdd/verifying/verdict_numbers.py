@@ -7,37 +7,34 @@ from collections.abc import Iterator
 from typing import Any
 
 from attacks.types import Adversary, Family, Finding, Surface
-from privdd.auditing.findings import MEASURED, verdict, worst
+from privdd.auditing.findings import MEASURED, for_records, lower_bound, verdict
+from privdd.auditing.looked_at import gaps
 from privdd.privacy.ledger import Ledger
 from privdd.reporting.folder import RunRecord
-from privdd.reporting.schema import FindingRow
+from privdd.reporting.schema import FindingRow, worst_verdict
 from privdd.verifying.disagreement import Disagreement, differing
 from privdd.verifying.ledger_numbers import FILE, epsilons
 
 
 def check_verdicts(record: RunRecord, ledger: Ledger | None) -> Iterator[Disagreement]:
     """Stated epsilons, what was audited, and each surface's and the run's verdict."""
-    findings = record.findings
+    findings, every = record.findings, [as_finding(row) for row in record.findings.findings]
     found = []
     for row in findings.surfaces:
         surface = str(row.surface)
         mine = [(at, one) for at, one in enumerate(findings.findings) if str(one.surface) == surface]
         stated = stated_epsilon(record, ledger, surface)
         for at, one in mine:
-            yield from _check_stated(record, at, one, stated)
+            yield from _check_stated(record, at, one, _printed(ledger, every[at], stated))
         attacked = any(one.family != Family.GUARANTEE and MEASURED & one.model_fields_set for _, one in mine)
         if (row.audited is True) != attacked:
             yield from differing(FILE, f"surfaces.{surface}.audited", row.audited, attacked)
-        said = _judged(record, ledger, surface, stated, [one for _, one in mine])
+        missing = [] if ledger is None else gaps(ledger, surface, every)
+        yield from differing(FILE, f"surfaces.{surface}.untested", row.untested, missing)
+        said = verdict(epsilons(ledger, [surface]), stated, [every[at] for at, _ in mine], missing)
         yield from differing(FILE, f"surfaces.{surface}.verdict", row.verdict, said)
         found.append(said)
-    yield from differing(FILE, "verdict", findings.verdict, worst(found))
-
-
-def _judged(
-    record: RunRecord, ledger: Ledger | None, surface: str, stated: float | None, rows: list[FindingRow]
-) -> str:
-    return verdict(epsilons(ledger, [surface]), stated, [as_finding(row) for row in rows])
+    yield from differing(FILE, "verdict", findings.verdict, worst_verdict(found))
 
 
 def stated_epsilon(record: RunRecord, ledger: Ledger | None, surface: str) -> float | None:
@@ -45,10 +42,14 @@ def stated_epsilon(record: RunRecord, ledger: Ledger | None, surface: str) -> fl
     if ledger is None:
         claims = record.findings.privacy.claims
         return claims[0].number if claims else None
-    if ledger.unit == "client" and ledger.relation != "replace":
-        return None
-    value = min(epsilons(ledger, [surface]).values())
+    value = min(epsilons(for_records(ledger), [surface]).values())
     return value if math.isfinite(value) else None
+
+
+def _printed(ledger: Ledger | None, finding: Finding, stated: float | None) -> float | None:
+    """What a row prints as stated: what follows from a promise to whole clients only where a bound breaks it."""
+    whole = ledger is None or for_records(ledger) is ledger
+    return stated if whole or (stated is not None and lower_bound(finding) > stated) else None
 
 
 def _check_stated(record: RunRecord, at: int, row: FindingRow, stated: float | None) -> Iterator[Disagreement]:

@@ -128,7 +128,7 @@ def test_runs_without_a_game_are_refused(changes, unit):
 def test_a_run_that_was_not_heard_gets_no_finding_in_silence():
     game = CanaryGame(client(0).train, torch.ones(30, dtype=torch.bool))
     with pytest.raises(ValueError, match="trained before"):
-        next(findings_of_canaries(None, game, []))
+        next(findings_of_canaries(None, game, [], 0.95))
 
 
 def test_the_choice_spans_what_copies_do_not():

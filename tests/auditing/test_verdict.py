@@ -15,7 +15,8 @@ import torch
 
 from attacks.membership.attack import audited_epsilon
 from attacks.types import Adversary, Family, Finding, Knowledge, Surface, View, Worlds
-from privdd.auditing.findings import reconstruction_rows, stated_epsilons, verdict, worst
+from privdd.auditing.error_budget import error_budget
+from privdd.auditing.findings import for_records, reconstruction_rows, stated_epsilons, verdict
 from privdd.auditing.pipeline import _decisive
 from privdd.cli import external_scores
 from privdd.cli.config import composed
@@ -24,6 +25,7 @@ from privdd.privacy.claims import Claim
 from privdd.privacy.ledger import Ledger
 from privdd.privacy.mechanism import Row
 from privdd.reporting.findings_file import load
+from privdd.reporting.schema import worst_verdict
 
 STATED, LITTLE, MUCH = 4.0, 1.0, 9.0
 FINITE, GAUSSIAN = "finite_sample", "gaussian_only"
@@ -82,9 +84,9 @@ def test_verdict_prefers_the_limit_of_the_finding_itself() -> None:
     assert verdict(PROVEN, None, [membership(7.0, 7.0, epsilon_stated=6.0)]) == "contradiction"
 
 
-@pytest.mark.parametrize("order", [("contradiction", "unprotected", "consistent"), ("unprotected", "consistent")])
+@pytest.mark.parametrize("order", [("contradiction", "unprotected", "untested", "consistent"), ("untested", "consistent")])
 def test_the_worst_verdict_of_any_surface_is_the_runs(order: tuple[str, ...]) -> None:
-    assert worst(order[::-1]) == order[0] and worst([]) == "consistent"
+    assert worst_verdict(order[::-1]) == order[0] and worst_verdict([]) == "consistent"
 
 
 def test_epsilon_familywise_shares_five_percent_among_all_tests() -> None:
@@ -96,7 +98,7 @@ def test_epsilon_familywise_shares_five_percent_among_all_tests() -> None:
     view = View(Surface.UPDATE, Adversary.SERVER, (), knowledge, Worlds({}, masks, torch.zeros(400), labels))
     bounds = {}
     for tests in (1, 20):
-        said = _decisive(scores, view, 1e-4, tests, torch.Generator().manual_seed(2))
+        said = _decisive(scores, view, 1e-4, error_budget(0.95, tests, 0), torch.Generator().manual_seed(2))
         rng = np.random.default_rng(int(torch.randint(2**31 - 1, (1,), generator=torch.Generator().manual_seed(2))))
         expected = audited_epsilon(scores, masks, 1e-4, rng, confidence={1: 0.95, 20: 0.9975}[tests])
         assert said == {"epsilon_familywise": expected.value, "tests": tests}
@@ -132,6 +134,21 @@ def test_external_scores_are_judged_by_the_same_rule(
     broken = above and validity == FINITE and stated is not None
     assert load(tmp_path).verdict == ("contradiction" if broken else "unprotected")
     assert status == (2 if broken else 0)
+
+
+@pytest.mark.parametrize("broken", [False, True])
+@pytest.mark.parametrize("epsilon", [PROVEN, NOTHING_PROVEN])
+def test_what_no_test_looked_at_is_untested_and_no_more(epsilon: dict[str, float], broken: bool) -> None:
+    """A contradiction stays one, and where nothing is proven there is nothing to test."""
+    findings = [sensitivity(1.5 if broken else 0.9)]
+    quiet = "untested" if epsilon is PROVEN else "unprotected"
+    assert verdict(epsilon, STATED, findings, ["update, noise: why"]) == ("contradiction" if broken else quiet)
+
+
+@pytest.mark.parametrize(("refuted", "expected"), [(True, "contradiction"), (False, "consistent")])
+def test_noise_that_is_not_what_is_stated_is_a_contradiction(refuted: bool, expected: str) -> None:
+    noise = Finding(Surface.UPDATE, "t0_noise", Family.GUARANTEE, Adversary.ANALYST, {"diagnostics": {"refuted": refuted}})
+    assert verdict(PROVEN, STATED, [noise]) == expected
 
 
 # --- how often a record could be named ------------------------------------------------------------
@@ -179,3 +196,13 @@ def test_stated_epsilons_are_what_is_accounted_or_what_the_method_claims() -> No
     assert smaller(labels) < accounted(labels, 1e-5, accountant="rdp")  # or the choice would not show
     claimed = stated_epsilons(experiment(labels=0.125, statistics=2.5, update=math.inf), ledger)
     assert claimed == pytest.approx({"gradient": smaller(gradient), "labels": 0.125, "statistics": 2.5})
+
+
+def test_a_promise_to_a_client_is_a_promise_to_each_of_its_records() -> None:
+    """Client-level noise z bounds one record as noise z/2 does: a client with it, and without, is close to no client."""
+    ledger = Ledger("zero_out", "client", 1e-5)
+    ledger.append([row(Surface.UPDATE, dpa.GaussianDpEvent(1.0), flags={"unit:client": True}, count=3)])
+    twice = accounted(dpa.SelfComposedDpEvent(dpa.GaussianDpEvent(0.5), 3), 1e-5)
+    assert for_records(ledger).epsilon() == pytest.approx(twice, rel=1e-3) and twice > 2 * ledger.epsilon()
+    for same in (Ledger("add_remove"), Ledger("replace", "client")):
+        assert for_records(same) is same

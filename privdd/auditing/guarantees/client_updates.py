@@ -18,8 +18,8 @@ from attacks.guarantee import gaussian_log_ratio
 from attacks.types import Adversary, Finding
 from privdd.auditing.guarantees.accounted_curve import curve_finding
 from privdd.auditing.guarantees.matching_transcripts import Transcripts
-from privdd.auditing.guarantees.recording_context import exact, flat
-from privdd.auditing.guarantees.sensitivity import QueryTally, unit
+from privdd.auditing.guarantees.recording_context import exact, flat, unit
+from privdd.auditing.guarantees.sensitivity import QueryTally
 from privdd.auditing.guarantees.statement import Statement, Subject
 from privdd.core.keys import Keys
 from privdd.core.types import Artifact, Records, State, Tensors

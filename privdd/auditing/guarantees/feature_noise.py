@@ -16,8 +16,9 @@ from attacks.canaries import Canaries
 from attacks.types import Finding
 from privdd.auditing.guarantees.accounted_curve import curve_finding
 from privdd.auditing.guarantees.crafted_records import own_records, spare_label, with_guests
+from privdd.auditing.guarantees.presence import moved
 from privdd.auditing.guarantees.queries import guests_of
-from privdd.auditing.guarantees.sensitivity import QueryTally, moved
+from privdd.auditing.guarantees.sensitivity import QueryTally
 from privdd.auditing.guarantees.statement import Statement, Subject
 from privdd.auditing.guarantees.transcripts import of_features
 from privdd.core.types import Records

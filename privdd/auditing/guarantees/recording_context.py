@@ -99,3 +99,14 @@ def witness(plan: Plan, round: int, keys: Keys, class_list: Sequence[int] | None
     made = Witness(round, plan.victim, ctx.keys, problem, ctx.mechanisms, ctx.queries, "seed", plan.relation, **more)
     made.noise = SeededNoise(keys.torch())
     return made
+
+
+def multiplier(output: Output) -> float:
+    """The noise multiplier that an output's event states for one record in the batch."""
+    event: Any = output.event
+    return float(getattr(event, "event", event).noise_multiplier)
+
+
+def unit(output: Output) -> float:
+    """The change before noise that the stated multiplier allows one record."""
+    return output.noise_std / multiplier(output)

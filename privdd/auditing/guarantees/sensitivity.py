@@ -12,7 +12,6 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from scipy.special import chdtri
@@ -20,15 +19,14 @@ from torch import Tensor
 
 from attacks.canaries import Canaries
 from privdd.auditing.guarantees.crafted_records import holding, with_guests
-from privdd.auditing.guarantees.recording_context import Heeded, exact, flat, without, witness
+from privdd.auditing.guarantees.presence import HELD, HUGE, moved, presence, singly
+from privdd.auditing.guarantees.recording_context import Heeded, exact, flat, unit, without, witness
 from privdd.core.keys import Keys
 from privdd.core.types import Records, Shard, State, Tensors
 from privdd.federated.simulation import Plan, Snapshot
-from privdd.privacy.mechanism import Mechanism, Output
+from privdd.privacy.mechanism import Mechanism
 
 SURE = 1e-6  # probability that noise of the stated size is reported as too small
-HELD = 4  # releases of one query whose other records are compared
-MOVED = 1e-4  # of the contributions' size: batched kernels round differently with the batch size
 EVERY = 8  # of a partition's later releases, one in so many is searched
 
 
@@ -38,7 +36,8 @@ class QueryTally:
 
     changes: guest -> largest change, in units; calls: releases by partition; residual, numbers: sum of squares and
     count of the drawn noise values, in units of the stated noise; others: the other records' contributions in the
-    first releases; kept: contributions of the guest ``keeps``, release by release.
+    first releases; moved: the most that they change; leak: what else depends on a record, in words, which has no
+    bound; kept: contributions of the guest ``keeps``, release by release.
     """
 
     changes: dict[int, float] = field(default_factory=dict)
@@ -47,6 +46,7 @@ class QueryTally:
     numbers: int = 0
     others: list[Tensor] = field(default_factory=list)
     moved: float = 0.0
+    leak: str = ""
     pairs: float = 0.0
     keeps: int = 0
     kept: list[Tensors] = field(default_factory=list)
@@ -61,7 +61,8 @@ class QueryTally:
 
     def faults(self) -> str:
         """Faults other than a record's own change, as text for a note."""
-        told = [f"other records' contributions move by {self.moved:.3g} units"] if self.moved else []
+        told = [self.leak] if self.leak else []
+        told += [f"other records' contributions move by {self.moved:.3g} units"] if self.moved else []
         told += [f"the drawn noise is {self.shrink:.3g} times the stated one"] if self.shrink < 1 else []
         return "".join(f"; {text}" for text in told)
 
@@ -69,18 +70,7 @@ class QueryTally:
         """(kappa, guest) of the worst guest; under replace, one guest is exchanged for another."""
         guest = max(self.changes, key=lambda j: self.changes[j])
         size = max(self.pairs, self.changes[guest]) if relation == "replace" else self.changes[guest]
-        return (size + self.moved) / self.shrink, guest
-
-
-def multiplier(output: Output) -> float:
-    """The noise multiplier that an output's event states for one record in the batch."""
-    event: Any = output.event
-    return float(getattr(event, "event", event).noise_multiplier)
-
-
-def unit(output: Output) -> float:
-    """The change before noise that the stated multiplier allows one record."""
-    return output.noise_std / multiplier(output)
+        return HUGE if self.leak else (size + self.moved) / self.shrink, guest
 
 
 def positions(guests: Canaries, partition: str | None) -> list[int]:
@@ -118,7 +108,7 @@ class Examiner:
             stacked = torch.stack(changes)
             tally.pairs = max(tally.pairs, float(torch.cdist(stacked, stacked).max()))
         if sum(tally.calls.values()) <= HELD:
-            tally.others.append(_singly(mechanism, without(heeded.rows, heeded.guests)) / one)
+            tally.others.append(singly(mechanism, without(heeded.rows, heeded.guests)) / one)
 
 
 def _with(heeded: Heeded, guest: int) -> Tensors:
@@ -131,13 +121,6 @@ def _only(heeded: Heeded, guest: int) -> Tensors:
     """One guest's row."""
     at = {n: len(t) - heeded.guests + guest for n, t in heeded.rows.items()}
     return {n: t[at[n] : at[n] + 1].clone() for n, t in heeded.rows.items()}
-
-
-def _singly(mechanism: Mechanism, rows: Tensors) -> Tensor:
-    """What each record alone would contribute, (n, p), clipped as the mechanism does."""
-    count = len(next(iter(rows.values())))
-    each = [flat(exact(mechanism, {n: t[i : i + 1] for n, t in rows.items()})) for i in range(count)]
-    return torch.stack(each) if each else torch.zeros(0, 1)
 
 
 def examine(
@@ -161,15 +144,36 @@ def examine(
     for name, tally in second.tallies.items():
         tally.keeps = second.keep.get(name, 0)
         tally.moved = moved(tally.others, first.tallies[name].others)
+    _add_presence(plan, snapshot, shard, base, guests, keys.fold("presence"), second.tallies)
     return second.tallies
+
+
+def _add_presence(
+    plan: Plan,
+    snapshot: Snapshot,
+    shard: Shard,
+    base: Records,
+    guests: Canaries,
+    keys: Keys,
+    tallies: Mapping[str, QueryTally],
+) -> None:
+    if not tallies:
+        return
+    guest = Records(guests.x[:1], guests.y[:1], torch.zeros(1, dtype=torch.long))
+    cells = len(plan.problem.class_list)
+    calls = {name: HELD if None in tally.calls else HELD * cells for name, tally in tallies.items()}
+    most = {name: max(tally.calls.values()) * (1 if None in tally.calls else cells) for name, tally in tallies.items()}
+    limit = {name: min(count, most[name]) for name, count in calls.items()}
+    found, leak = presence(plan, snapshot, shard, base, guest, limit, keys)
+    for name, tally in tallies.items():
+        seen = found.get(name)
+        if seen is not None and tally.changes:
+            tally.moved = max(tally.moved, seen.moved)
+            worst = max(tally.changes, key=lambda j: tally.changes[j])
+            tally.changes[worst] = max(tally.changes[worst], seen.total)
+        tally.leak = leak
 
 
 def _counts(guests: Canaries) -> dict[str | None, int]:
     counts = Counter(guests.y.tolist())
     return {None: len(guests), **{f"label:{label}": count for label, count in counts.items()}}
-
-
-def moved(before: list[Tensor], after: list[Tensor]) -> float:
-    """Summed change of the other records' contributions, in units; 0 up to float rounding."""
-    worst = max((float((a - b).norm(dim=1).sum()) for a, b in zip(before, after)), default=0.0)
-    return worst if worst > MOVED * max((len(a) for a in before), default=1) else 0.0

@@ -1,4 +1,4 @@
-"""The three tiers over a finished run, as findings of family ``guarantee``."""
+"""The tiers over a finished run, as findings of family ``guarantee``."""
 
 from __future__ import annotations
 
@@ -12,19 +12,22 @@ from privdd.auditing.guarantees.aggregate_clip_theorem import printed_findings
 from privdd.auditing.guarantees.certificate import certificate_findings
 from privdd.auditing.guarantees.client_updates import client_findings
 from privdd.auditing.guarantees.feature_noise import feature_findings
+from privdd.auditing.guarantees.own_noise import noise_finding
+from privdd.auditing.guarantees.own_sampling import is_sampled, sampling_finding
 from privdd.auditing.guarantees.queries import query_findings
 from privdd.auditing.guarantees.statement import Subject
 from privdd.federated.method import defines
+from privdd.federated.noise_record import NoiseRecord
 from privdd.privacy.mechanisms import AggregateClip, FeatureNoise
 
 
-def guarantee_findings(scene: Any) -> Iterator[Finding]:
-    """T1, T2 and T3 for every mechanism of the run that states a finite epsilon.
+def guarantee_findings(scene: Any, confidence: float) -> Iterator[Finding]:
+    """T0 to T3 for every mechanism of the run that states a finite epsilon.
 
-    scene: ``privdd.auditing.views.Scene``. Nothing is yielded for a run without mechanisms. Raises what a method
+    scene: ``privdd.auditing.views.Scene``; confidence: of each bound (its share of the run's error budget). Nothing is yielded for a run without mechanisms. Raises what a method
     raises on crafted records: a test that cannot run has not been passed.
     """
-    privacy, audit = scene.experiment.privacy, scene.experiment.audit
+    privacy, budget = scene.experiment.privacy, scene.experiment.audit.guarantee
     if not scene.plan.mechanisms:
         return
     subject = Subject(
@@ -33,14 +36,24 @@ def guarantee_findings(scene: Any) -> Iterator[Finding]:
         scene.progress.snapshots,
         scene.progress.ledger,
         privacy.delta,
-        audit.confidence,
-        audit.guarantee,
+        confidence,
+        budget,
         scene.plan.keys.fold("audit", "guarantee"),
     )
     began = time.monotonic()
-    for finding in chain(all_findings(subject), certificate_findings(subject)):
+    tests = chain(own_findings(subject, scene.record), all_findings(subject), certificate_findings(subject))
+    for finding in tests:
         yield finding.with_measures(seconds=time.monotonic() - began)
         began = time.monotonic()
+
+
+def own_findings(subject: Subject, record: NoiseRecord | None) -> Iterator[Finding]:
+    """T0 for every mechanism that the ledger accounts for: the noise, and the sampling, of the run itself."""
+    noted = record or NoiseRecord(subject.plan.victim)
+    for name in [name for name in subject.plan.mechanisms if subject.spends(name)]:
+        yield noise_finding(subject, noted, name)
+        if is_sampled(subject, name):
+            yield sampling_finding(subject, noted, name)
 
 
 def all_findings(subject: Subject) -> Iterator[Finding]:

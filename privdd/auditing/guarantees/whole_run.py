@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property, partial
 
 import torch
+from torch import Tensor
 
 from attacks.canaries import Canaries
 from attacks.tilted import Draws

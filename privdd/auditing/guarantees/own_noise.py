@@ -1,0 +1,175 @@
+"""T0: is the noise of the run itself what its releases state, and drawn anew each time?
+
+The other tiers run the method with noise of their own; this one looks at the residuals that were noted while the run
+trained (``privdd.federated.noise_record``): of the audited client in all of its rounds, and of the others too, for
+noise that two releases share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from attacks.types import Adversary, Family, Finding
+from privdd.auditing.guarantees.residual_law import (
+    SHORT,
+    Look,
+    reuse,
+    same_noise,
+    scale,
+    shape,
+    single_numbers,
+    smallest,
+)
+from privdd.auditing.guarantees.statement import Subject
+from privdd.federated.noise_record import OTHERS, NoiseRecord, Noted, Watch
+from privdd.federated.simulation import Plan, Task, watched_step
+
+NOISE = "t0_noise"
+
+Release = tuple[Watch, Noted]
+
+
+def spent(subject: Subject, name: str) -> dict[int, int]:
+    """Round -> how often the audited client's ledger rows say that ``name`` was released."""
+    calls: dict[int, int] = {}
+    for row in subject.ledger.releases:
+        if row.name == name and row.client == subject.plan.victim and row.protected:
+            calls[row.round] = calls.get(row.round, 0) + row.count
+    return calls
+
+
+def noted(record: NoiseRecord, name: str) -> list[Release]:
+    """All releases of a name with the client round that they belong to, in order."""
+    return [(watch, r) for _, watch in sorted(record.rounds.items()) for r in watch.releases if r.name == name]
+
+
+def not_looked_at(subject: Subject, name: str, releases: list[Release]) -> str:
+    """Why the audited client's noise was not seen in all of its rounds; "" where it was."""
+    mine = [(watch, r) for watch, r in releases if watch.audited]
+    silent = next((r.missing for _, r in mine if r.missing), "")
+    if silent:
+        return silent
+    stated = spent(subject, name)
+    seen = [watch.round for watch, _ in mine]
+    gone = [t for t, count in sorted(stated.items()) if seen.count(t) != count]
+    if gone:
+        return f"the residuals of {len(gone)} of {len(stated)} rounds are not there (first: round {gone[0]})"
+    return ""
+
+
+def noise_finding(subject: Subject, record: NoiseRecord, name: str) -> Finding:
+    """One row for the noise of a mechanism: what was looked at, and whether it refutes what is stated."""
+    releases = noted(record, name)
+    why = not_looked_at(subject, name, releases)
+    mine = [one for one in releases if one[0].audited]
+    diagnostics: dict[str, object] = {"unit": subject.ledger.unit}
+    if why:
+        diagnostics["untested"] = why
+        text = f"the noise of this run was not looked at: {why}"
+    else:
+        found = smallest((look.p, look.says) for look in looks(subject, record, name, releases))
+        wrong = found.p < 1 - subject.confidence
+        diagnostics |= {"p_value": found.p, "p_allowed": 1 - subject.confidence}
+        others = len({w.client for w, _ in releases} - {subject.plan.victim})
+        text = f"{len(mine)} release(s) of the run in {len({w.round for w, _ in mine})} round(s), and {others} other client(s)"
+        text += f": {found.says if wrong else 'the noise is what is stated, and no two releases share it'}"
+        if wrong:
+            diagnostics["refuted"] = True
+    return Finding(
+        subject.surface(name),
+        NOISE,
+        Family.GUARANTEE,
+        Adversary.ANALYST,
+        {"signal": name, "n": len(mine), "note": text, "diagnostics": diagnostics},
+    )
+
+
+def looks(subject: Subject, record: NoiseRecord, name: str, releases: list[Release]) -> Iterator[Look]:
+    """Every test of the noise of one name."""
+    mine = [one for one in releases if one[0].audited]
+    seen = [one for one in releases if not one[1].missing]
+    yield scale({f"{_which(*one)}, {key}": sums for one in seen for key, sums in one[1].squares.items()})
+    yield scale(_totals(mine))
+    yield single_numbers(_columns([watch for watch in record.rounds.values() if watch.audited], name))
+    yield shape([r.sample for _, r in mine])
+    yield reuse(_samples(mine))
+    yield reuse({which: sample[:OTHERS] for which, sample in _samples(seen).items()})
+    yield _low_bits(mine)
+    if subject.plan.noise_source != "seed":
+        yield drawn_again(subject, record, name)
+
+
+def _which(watch: Watch, release: Noted) -> str:
+    at = f"round {watch.round}, client {watch.client}"
+    return f"{at}, {release.partition}" if release.partition else at
+
+
+def _totals(releases: list[Release]) -> dict[str, tuple[int, float]]:
+    totals: dict[str, tuple[int, float]] = {}
+    for _, release in releases:
+        for key, (count, total) in release.squares.items():
+            before = totals.get(key, (0, 0.0))
+            totals[key] = (before[0] + count, before[1] + total)
+    return {f"all rounds, {key}": sums for key, sums in totals.items()}
+
+
+def _columns(watches: list[Watch], name: str) -> dict[str, tuple[int, Tensor]]:
+    """Tensor -> (releases, squares number by number) over all rounds in which it has the same shape."""
+    found: dict[str, tuple[int, Tensor]] = {}
+    for watch in watches:
+        for (of, key), (count, total) in watch.columns.items():
+            if of == name:
+                kept, before = found.get(key, (0, torch.zeros_like(total)))
+                if before.shape == total.shape:
+                    found[key] = kept + count, before + total
+    return found
+
+
+def _samples(releases: list[Release]) -> dict[str, Tensor]:
+    """Which release -> its residuals; releases of a few numbers each are joined, client round by client round."""
+    single = {
+        f"{_which(watch, r)}, release {at}": r.sample
+        for at, (watch, r) in enumerate(releases)
+        if len(r.sample) >= SHORT
+    }
+    if single:
+        return single
+    joined: dict[str, list[Tensor]] = {}
+    for watch, release in releases:
+        joined.setdefault(f"round {watch.round}, client {watch.client}", []).append(release.sample)
+    return {which: torch.cat(parts) for which, parts in joined.items()}
+
+
+def _low_bits(releases: list[Release]) -> Look:
+    """A number off the lattice betrays its clean value for certain: no error is spent on it."""
+    off, judged = sum(r.off for _, r in releases), sum(r.judged for _, r in releases)
+    says = f"{off} of {judged} released numbers are off any lattice: their low bits tell clean values apart"
+    return Look(0.0 if off else 1.0, says)
+
+
+def drawn_again(subject: Subject, record: NoiseRecord, name: str) -> Look:
+    """The audited client's rounds once more: noise that no public seed decides comes out another way.
+
+    That is so under any source but ``seed``; noise that comes out the same can be worked out by whoever knows
+    the seed, which is public.
+    """
+    found = []
+    for t, snapshot in sorted(subject.snapshots.items()):
+        watch = record.rounds.get((t, subject.plan.victim))
+        if watch is None or not any(r.name == name for r in watch.releases):
+            continue
+        task = Task(unkeyed(subject.plan), t, subject.plan.victim, snapshot.broadcast, snapshot.memory, subject.shard)
+        _, again = watched_step(task)
+        pair = [torch.cat([r.sample for r in w.releases if r.name == name]) for w in (watch, again)]
+        says = f"round {t}: drawn again, the noise is the same, so the public seed decides it"
+        found.append(same_noise(pair[0], pair[1], says))
+    return smallest((look.p, look.says) for look in found)
+
+
+def unkeyed(plan: Plan) -> Plan:
+    """The plan as someone has it who knows the seed and not the secret."""
+    return replace(plan, keys=replace(plan.keys, secret=b"a guess"))

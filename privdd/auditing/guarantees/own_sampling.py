@@ -1,0 +1,136 @@
+"""T0: was the sampling of the run itself the independent coin flips that its accounting assumes?
+
+Amplification by sampling is proven for coins that are independent from record to record and from draw to draw, of one
+probability, whatever the records are. Noted in the run: who was taken in each draw, and how many records
+contributed to each release (``privdd.federated.noise_record``).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from attacks.types import Adversary, Family, Finding
+from privdd.auditing.guarantees.own_noise import not_looked_at, noted
+from privdd.auditing.guarantees.residual_law import (
+    Look,
+    rate,
+    same_coins,
+    single_records,
+    smallest,
+    spread,
+)
+from privdd.auditing.guarantees.statement import Subject
+from privdd.federated.noise_record import Coins, NoiseRecord, Watch
+
+SAMPLING = "t0_sampling"
+DRAWN = 256  # further draws of the sampler, outside the run
+
+
+def is_sampled(subject: Subject, name: str) -> bool:
+    """Whether a mechanism's accounting counts on sampling."""
+    return float(subject.plan.mechanisms[name].sampling_probability) < 1
+
+
+def sampling_finding(subject: Subject, record: NoiseRecord, name: str) -> Finding:
+    """One row for the sampling of a mechanism: what was looked at, and whether it refutes what is stated."""
+    probability = float(subject.plan.mechanisms[name].sampling_probability)
+    watches = [watch for _, watch in sorted(record.rounds.items()) if any(r.name == name for r in watch.releases)]
+    why = not_looked_at(subject, name, noted(record, name))
+    made = looks(watches, name, probability)
+    found = smallest(
+        (look.p, look.says) for look in (*made, *of_draws(_more(subject, name), probability, "ctx.sample"))
+    )
+    wrong = found.p < 1 - subject.confidence
+    draws = sum(coins.name == name for watch in watches for coins in watch.coins)
+    if not wrong and not why and not draws:
+        why = "the method does not draw by ctx.sample, so who was taken is not known"
+    diagnostics: dict[str, object] = {"unit": subject.ledger.unit}
+    text = f"{draws} draw(s) of the run, of {len(watches)} client round(s)"
+    if why and not wrong:
+        diagnostics["untested"] = why
+        text = f"the sampling of this run was not looked at: {why}"
+    else:
+        diagnostics |= {"p_value": found.p, "p_allowed": 1 - subject.confidence}
+        text += f": {found.says if wrong else f'coins of probability {probability:.3g}, independent of each other'}"
+        if wrong:
+            diagnostics["refuted"] = True
+    return Finding(
+        subject.surface(name),
+        SAMPLING,
+        Family.GUARANTEE,
+        Adversary.ANALYST,
+        {"signal": name, "n": draws, "note": text, "diagnostics": diagnostics},
+    )
+
+
+def _more(subject: Subject, name: str) -> list[Tensor]:
+    """Further draws of the sampler that the method asks, for the audited client: a run may have too few to tell."""
+    plan, held = subject.plan, len(subject.shard.train)
+    contexts = (replace(plan, keys=subject.keys.fold("draws", at)).context(0, plan.victim) for at in range(DRAWN))
+    return [ctx.sample(name, held).cpu() for ctx in contexts] if name in plan.method.queries else []
+
+
+def looks(watches: list[Watch], name: str, probability: float) -> Iterator[Look]:
+    """Every test of the sampling of one name."""
+    draws = [(watch, coins) for watch in watches for coins in watch.coins if coins.name == name]
+    yield _beyond(watches, name)
+    yield from _undrawn([w for w in watches if all(c.name != name for c in w.coins)], name, probability)
+    for client in sorted({watch.client for watch, _ in draws}):
+        yield from of_draws([c.taken for w, c in draws if w.client == client], probability, f"client {client}")
+    yield same_coins(_named(draws), probability)
+
+
+def of_draws(draws: list[Tensor], probability: float, what: str) -> Iterator[Look]:
+    """Tests of draws (n,) bool of one client: their rate, the sizes of batches, and each record's count."""
+    sizes, asked = [int(taken.sum()) for taken in draws], [len(taken) for taken in draws]
+    yield rate(sum(sizes), asked, probability, what)
+    yield spread(sizes, asked, probability, what)
+    for size in sorted(set(asked)):
+        alike = [taken for taken in draws if len(taken) == size]
+        yield single_records(torch.stack(alike).sum(0), len(alike), probability, what)
+
+
+def _named(draws: list[tuple[Watch, Coins]]) -> dict[str, Tensor]:
+    return {f"round {w.round}, client {w.client}, draw {at}": c.taken for at, (w, c) in enumerate(draws)}
+
+
+def _undrawn(watches: list[Watch], name: str, probability: float) -> Iterator[Look]:
+    """Where a method draws in a way of its own: the numbers of records in its releases."""
+    for client in sorted({watch.client for watch in watches}):
+        sizes: list[int] = []
+        asked: list[int] = []
+        for watch in (w for w in watches if w.client == client):
+            passes: dict[int, int] = {}
+            calls: Counter[str | None] = Counter()
+            for release in watch.releases:
+                if release.name == name and release.records is not None:
+                    at = calls[release.partition]
+                    passes[at] = passes.get(at, 0) + release.records
+                    calls[release.partition] += 1
+            sizes += passes.values()
+            asked += [watch.held] * len(passes)
+        what = f"client {client}, without ctx.sample"
+        yield rate(min(sum(sizes), sum(asked)), asked, probability, what)
+        yield spread(sizes, asked, probability, what)
+
+
+def _beyond(watches: list[Watch], name: str) -> Look:
+    """More records contribute to the releases after a draw than it took."""
+    for watch in watches:
+        left: int | None = None
+        draws = [coins for coins in watch.coins if coins.name == name]
+        for at, release in enumerate(watch.releases):
+            while draws and draws[0].at <= at:
+                left = int(draws.pop(0).taken.sum())
+            if release.name != name or release.records is None or left is None:
+                continue
+            left -= release.records
+            if left < 0:
+                says = f"round {watch.round}, client {watch.client}: more records contribute than were drawn"
+                return Look(0.0, says)
+    return Look(1.0)

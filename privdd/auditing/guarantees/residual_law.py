@@ -1,0 +1,166 @@
+"""Tests of residuals that should be independent standard normal numbers, and of coins that should be fair to q.
+
+Every function returns p-values that hold for one look; whoever makes several corrects them (``smallest``). Scale by
+chi-square, shape by Kolmogorov and Smirnov, reuse by the exact law of an uncentred correlation: for a fixed vector
+and an independent normal one of m numbers, r**2 is Beta(1/2, (m - 1)/2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from scipy import stats
+from torch import Tensor
+
+SHORT = 16  # fewer residuals of one release are joined with others of their client round
+POOL = 2**16  # residuals in the test of shape
+COMPARED, DRAWS = 4096, 512  # releases of one query, and draws, that are compared with each other
+
+
+@dataclass(frozen=True)
+class Look:
+    """The outcome of one or several tests of one kind: p, corrected for their number, and what it says."""
+
+    p: float
+    says: str = ""
+
+
+def smallest(found: Iterable[tuple[float, str]]) -> Look:
+    """Bonferroni: the smallest p-value times how many there are."""
+    made = list(found)
+    if not made:
+        return Look(1.0)
+    p, says = min(made, key=lambda one: one[0])
+    return Look(min(1.0, float(p) * len(made)), says)
+
+
+def scale(sums: Mapping[str, tuple[int, float]]) -> Look:
+    """Is the noise of any of these smaller than stated? sums: what -> (numbers, sum of squared residuals)."""
+    named = [(what, n, total) for what, (n, total) in sums.items() if n]
+    ps = stats.chi2.cdf([total for *_, total in named], [n for _, n, _ in named]) if named else []
+    return smallest(
+        (p, f"the noise of {what} is {(total / n) ** 0.5:.3g} times what is stated")
+        for p, (what, n, total) in zip(ps, named)
+    )
+
+
+def single_numbers(columns: Mapping[str, tuple[int, Tensor]]) -> Look:
+    """Is any single number noised less than stated? columns: what -> (releases, sums of squares of each number)."""
+    found = []
+    for what, (count, total) in columns.items():
+        if count > 1 and total.numel():
+            p = float(stats.chi2.cdf(float(total.min()), count)) * total.numel()
+            low = (float(total.min()) / count) ** 0.5
+            found.append((min(1.0, p), f"one number of {what} has {low:.3g} times the stated noise"))
+    return smallest(found)
+
+
+def shape(samples: Sequence[Tensor]) -> Look:
+    """Are the residuals normal? Noise that is larger than stated is rescaled: that is no fault of a guarantee."""
+    values = torch.cat(list(samples)).double().numpy() if samples else np.zeros(0)
+    values = values[:: max(1, len(values) // POOL)]
+    if len(values) < SHORT:
+        return Look(1.0)
+    rms = max(1.0, float(np.sqrt(np.square(values).mean())))
+    gap, p = stats.kstest(values / rms, "norm")
+    return Look(float(p), f"the noise is not of the stated law (distance {gap:.3g} from it)")
+
+
+def reuse(samples: Mapping[str, Tensor]) -> Look:
+    """Do any two of these releases share noise? samples: which release -> residuals at the same places in each."""
+    names = [name for name, sample in samples.items() if len(sample) >= 2]
+    names = _spread_over(names, COMPARED)
+    if len(names) < 2:
+        return Look(1.0)
+    width = min(len(samples[name]) for name in names)
+    rows = torch.stack([samples[name][:width] for name in names]).double()
+    rows = rows / rows.norm(dim=1, keepdim=True).clamp_min(1e-30)
+    products = (rows @ rows.T).abs().fill_diagonal_(0)
+    at = int(products.argmax())
+    one, other = names[at // len(names)], names[at % len(names)]
+    r = min(1.0, float(products.max()))
+    pairs = len(names) * (len(names) - 1) / 2
+    p = min(1.0, _correlated(r, width) * pairs)
+    return Look(p, f"{one} and {other} share their noise (correlation {r:.3g})")
+
+
+def _spread_over(names: list[str], most: int) -> list[str]:
+    return names if len(names) <= most else [names[i] for i in np.linspace(0, len(names) - 1, most).astype(int)]
+
+
+def same_noise(first: Tensor, second: Tensor, says: str) -> Look:
+    """Are two vectors of residuals, which should be independent, correlated?"""
+    width = min(len(first), len(second))
+    if width < 2:
+        return Look(1.0)
+    a, b = first[:width].double(), second[:width].double()
+    r = float((a @ b).abs() / (a.norm() * b.norm()).clamp_min(1e-30))
+    return Look(_correlated(min(r, 1.0), width), says)
+
+
+def _correlated(r: float, width: int) -> float:
+    return float(stats.beta.sf(r * r, 0.5, (width - 1) / 2))
+
+
+def rate(taken: int, expected: Sequence[int], probability: float, what: str) -> Look:
+    """Were as many taken as coins of this probability take? expected: the numbers of records asked."""
+    asked = int(sum(expected))
+    p = float(stats.binomtest(taken, asked, probability).pvalue) if asked else 1.0
+    share = taken / max(asked, 1)
+    return Look(p, f"{what}: {share:.3g} of the records are taken, {probability:.3g} is stated")
+
+
+def spread(sizes: Sequence[int], asked: Sequence[int], probability: float, what: str) -> Look:
+    """Do the sizes of batches vary as independent coins make them vary?
+
+    The sum of squared standard scores, by a gamma law with its exact mean and variance: good in the tails
+    where the expected batch is not tiny, so draws with a variance below 1 are left out.
+    """
+    n, m = np.asarray(asked, float), np.asarray(sizes, float)
+    variance = n * probability * (1 - probability)
+    keep = variance >= 1
+    if keep.sum() < 2:
+        return Look(1.0)
+    score = np.square(m - n * probability)[keep] / variance[keep]
+    more = 2 + (1 - 6 * probability * (1 - probability)) / variance[keep]  # exact variance of a squared score
+    mean, var = float(keep.sum()), float(more.sum())
+    law = stats.gamma(mean**2 / var, scale=var / mean)
+    p = 2 * min(float(law.cdf(score.sum())), float(law.sf(score.sum())))
+    return Look(min(1.0, p), f"{what}: batch sizes vary {(score.mean()) ** 0.5:.2g} times as much as coins make them")
+
+
+def single_records(counts: Tensor, draws: int, probability: float, what: str) -> Look:
+    """Is any record taken more or less often than its coins say? counts (n,): of ``draws`` draws."""
+    if not len(counts):
+        return Look(1.0)
+    high, low = int(counts.max()), int(counts.min())
+    over = len(counts) * float(stats.binom.sf(high - 1, draws, probability))
+    under = len(counts) * float(stats.binom.cdf(low, draws, probability))
+    return smallest(
+        [
+            (min(1.0, over), f"{what}: one record is taken in {high} of {draws} draws"),
+            (min(1.0, under), f"{what}: one record is taken in {low} of {draws} draws"),
+        ]
+    )
+
+
+def same_coins(draws: Mapping[str, Tensor], probability: float) -> Look:
+    """Do any two draws take the same records more often than independent coins do? draws: which -> (n,) bool."""
+    names = _spread_over(list(draws), DRAWS)
+    if len(names) < 2:
+        return Look(1.0)
+    width = max(len(draws[name]) for name in names)
+    heads = torch.stack([torch.nn.functional.pad(draws[n].double(), (0, width - len(draws[n]))) for n in names])
+    held = torch.stack([(torch.arange(width) < len(draws[n])).double() for n in names])
+    agree = heads @ heads.T + (held - heads) @ (held - heads).T
+    both = held @ held.T
+    equal = probability**2 + (1 - probability) ** 2
+    ps = stats.binom.sf((agree - 1).numpy(), both.numpy(), equal)
+    np.fill_diagonal(ps, 1.0)
+    at = int(ps.argmin())
+    pairs = len(names) * (len(names) - 1) / 2
+    one, other = names[at // len(names)], names[at % len(names)]
+    return Look(min(1.0, float(ps.min()) * pairs), f"{one} and {other} take the same records")

@@ -1,0 +1,229 @@
+"""What the noise and the sampling of a run were, noted while it trains.
+
+A ``Watch`` follows one client through one round. Of every protected release it keeps the residual, (released - clean) /
+noise scale, as statistics and a sample; of every Poisson draw, who was taken. That is private: it travels from
+worker to auditor with a task's result, stays in memory, and is never written to a run folder.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
+
+import dp_accounting as dpa
+import torch
+from torch import Tensor
+
+from attacks.low_bits import low_bits
+from privdd.core.types import Tensors
+from privdd.federated.heard import Heard
+from privdd.privacy.mechanism import Mechanism, Output
+
+T = TypeVar("T")
+Law = Literal["gaussian", "laplace"]
+AUDITED, OTHERS = 4096, 256  # residuals kept of one release of the audited client, and of any other
+ROUND = 2**18  # of one client round, all releases together
+RUN = 2**24  # of all other clients together, in a whole run
+
+
+def law_of(event: dpa.DpEvent) -> Law | None:
+    """The law of the noise that an event is accounted for; None for any other than Gaussian and Laplace."""
+    if isinstance(event, dpa.GaussianDpEvent):
+        return "gaussian"
+    if isinstance(event, dpa.LaplaceDpEvent):
+        return "laplace"
+    if isinstance(event, dpa.PoissonSampledDpEvent | dpa.SelfComposedDpEvent):
+        return law_of(event.event)
+    if isinstance(event, dpa.ComposedDpEvent):
+        laws = {law_of(part) for part in event.events}
+        return laws.pop() if len(laws) == 1 else None
+    return None
+
+
+def residuals(mechanism: Mechanism, output: Output) -> dict[str, Tensor]:
+    """Tensor name -> residuals (copies, *shape), standard normal if the noise is what the output states.
+
+    Laplace noise is taken to normal scores. Raises ValueError, which says what is missing, where the output
+    does not show its clean value, or states no noise, or noise of another law.
+    """
+    law = law_of(output.event)
+    if law is None:
+        raise ValueError(f"its noise is of no known law ({type(output.event).__name__})")
+    if not output.exact:
+        raise ValueError("it shows no value before its noise (exact)")
+    found = {}
+    for name, clean in output.exact.items():
+        released = output.value[name]
+        copies = released.numel() // max(clean.numel(), 1) if clean.numel() else 1
+        if released.numel() != copies * clean.numel():
+            raise ValueError(f"{name}: {tuple(released.shape)} released of {tuple(clean.shape)}")
+        scale = _scales(mechanism, output, clean, copies).reshape(copies, *(1,) * clean.ndim)
+        gap = (released.detach().double().reshape(copies, *clean.shape) - clean.detach().double()) / scale.to(
+            clean.device
+        )
+        found[name] = gap.cpu() if law == "gaussian" else _normal_scores(gap.cpu())
+    return found
+
+
+def _scales(mechanism: Mechanism, output: Output, clean: Tensor, copies: int) -> Tensor:
+    """The stated noise scale of each copy (copies,)."""
+    scales: Any = [output.noise_std] * copies
+    if copies > 1:
+        scales = mechanism.public_constants(clean[0].numel()).get("noise_stds", scales)
+    made = torch.tensor([float(scale) for scale in scales], dtype=torch.float64)
+    if len(made) != copies or not bool((made > 0).all() and made.isfinite().all()):
+        raise ValueError(f"it states noise of scale {[float(s) for s in scales]}")
+    return made
+
+
+def _normal_scores(gap: Tensor) -> Tensor:
+    """Laplace(0, 1) values to standard normal ones, by their distribution functions."""
+    return -torch.sign(gap) * torch.special.ndtri(0.5 * torch.exp(-gap.abs()))
+
+
+@dataclass
+class Noted:
+    """One release. squares: tensor -> (numbers, sum of squared residuals); sample: some residuals, at the same
+    places in every release of the same shape; records: how many contributed, None where it is one row each;
+    judged, off: numbers whose low bits were looked at, and those off any lattice; missing: why there is nothing.
+    """
+
+    name: str
+    partition: str | None
+    records: int | None
+    squares: dict[str, tuple[int, float]] = field(default_factory=dict)
+    sample: Tensor = field(default_factory=lambda: torch.zeros(0))
+    judged: int = 0
+    off: int = 0
+    missing: str = ""
+
+
+@dataclass
+class Coins:
+    """One Poisson draw: with which probability, and which of the records (n,) bool were taken."""
+
+    name: str
+    probability: float
+    taken: Tensor
+    at: int  # releases noted before
+
+
+@dataclass
+class Watch:
+    """One client's round. held: its training records; heard: what it released, on its way to the auditor; columns: (name, tensor) -> (releases, sums of squared residuals of each number)."""
+
+    round: int
+    client: int
+    audited: bool
+    held: int = 0
+    releases: list[Noted] = field(default_factory=list)
+    coins: list[Coins] = field(default_factory=list)
+    columns: dict[tuple[str, str], tuple[int, Tensor]] = field(default_factory=dict)
+    kept: int = 0
+    heard: Heard | None = None
+
+    def sampled(self, name: str, probability: float, taken: Tensor) -> None:
+        """A draw of ``ctx.sample``."""
+        self.coins.append(Coins(name, probability, taken.detach().cpu().clone(), len(self.releases)))
+
+    def released(
+        self,
+        mechanism: Mechanism,
+        name: str,
+        output: Output,
+        partition: str | None = None,
+        given: Tensors | None = None,
+    ) -> None:
+        """An output of ``mechanism``; given: the contributions that it was computed from, record by record."""
+        if isinstance(output.event, dpa.NonPrivateDpEvent) or not all(output.flags.values()):
+            return  # nothing is promised of it
+        count = len(next(iter(given.values()))) if given and mechanism.per_record else None
+        noted = Noted(name, partition, count)
+        self.releases.append(noted)
+        try:
+            gaps = residuals(mechanism, output)
+        except ValueError as problem:
+            noted.missing = str(problem)
+            return
+        flat = [gaps[key].flatten() for key in sorted(gaps)]
+        noted.squares = {key: (gap.numel(), float(gap.square().sum())) for key, gap in gaps.items()}
+        if not math.isfinite(sum(total for _, total in noted.squares.values())):
+            noted.missing = "its values are not finite"
+            return
+        noted.sample = self._some(torch.cat(flat))
+        self._low_bits(noted, output)
+        if self.audited:
+            self._columns(name, gaps, rows=given is None and bool(output.flags.get("relation:zero_out")))
+
+    def _some(self, values: Tensor) -> Tensor:
+        """The first numbers, which every client's sample has, and for the audited one others spread over the rest."""
+        size = min(AUDITED if self.audited else OTHERS, ROUND - self.kept)
+        if size <= 0 or not len(values):
+            return torch.zeros(0)
+        head, rest = values[: min(size, OTHERS)], values[OTHERS:]
+        step = max(1, len(rest) // max(size - OTHERS, 1))
+        some = torch.cat([head, rest[::step][: max(size - OTHERS, 0)]]).float()
+        self.kept += len(some)
+        return some
+
+    def _low_bits(self, noted: Noted, output: Output) -> None:
+        for value in output.value.values():
+            if value.numel():
+                seen = low_bits(self._strided(value), output.noise_std, output.lattice)
+                noted.judged, noted.off = noted.judged + seen.judged, noted.off + seen.off
+
+    def _strided(self, value: Tensor) -> Tensor:
+        flat = value.detach().cpu().flatten()
+        return flat[:: max(1, len(flat) // AUDITED)]
+
+    def _columns(self, name: str, gaps: Mapping[str, Tensor], *, rows: bool) -> None:
+        """Add up squares number by number: over releases, or over the rows of one that has a row for each record."""
+        for key, gap in gaps.items():
+            table = gap.flatten(0, 1) if rows and gap.ndim > 2 else gap
+            count, total = self.columns.get((name, key), (0, torch.zeros(table.shape[1:], dtype=torch.float64)))
+            if total.shape == table.shape[1:]:
+                self.columns[name, key] = count + len(table), total + table.square().sum(0)
+
+
+@dataclass
+class NoiseRecord:
+    """All that was watched of a run: (round, client) -> ``Watch``. victim: the audited client."""
+
+    victim: int
+    rounds: dict[tuple[int, int], Watch] = field(default_factory=dict)
+    kept: int = 0
+
+    def add(self, watch: Watch) -> None:
+        """Keep what was noted; once ``RUN`` residuals of other clients are kept, only their sums."""
+        if not watch.audited:
+            self.kept += watch.kept
+            if self.kept > RUN:
+                for noted in watch.releases:
+                    noted.sample = torch.zeros(0)
+        self.rounds[watch.round, watch.client] = watch
+
+
+def answers(
+    engine: Any,
+    tasks: Sequence[Any],
+    step: Callable[[Any], T],
+    watched: Callable[[Any], tuple[T, Watch]],
+    record: NoiseRecord | None,
+    transcript: list[Heard] | None,
+) -> Iterator[T]:
+    """What the clients answer, in order; transcript: is given what the audited one released.
+
+    Real clients keep their noise, and what they release, to themselves: nothing is noted of them.
+    """
+    if (record is None and transcript is None) or engine.clients_remember:
+        yield from engine.map(step, tasks)
+        return
+    for answer, watch in engine.map(watched, tasks):
+        if transcript is not None and watch.heard is not None:
+            transcript.append(watch.heard)
+        watch.heard = None
+        if record is not None:
+            record.add(watch)
+        yield answer

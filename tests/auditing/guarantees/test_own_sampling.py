@@ -1,0 +1,33 @@
+"""Sampling that is not done by ``ctx.sample`` is judged by how many records contribute to the releases."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from privdd.auditing.guarantees.own_sampling import looks
+from privdd.federated.noise_record import Noted, Watch
+
+HELD, Q, RELEASES = 100, 0.1, 20
+Size = Callable[[np.random.Generator], int]
+WAYS: dict[str, tuple[Size, bool]] = {
+    "Poisson": (lambda g: int(g.binomial(HELD, Q)), True),
+    "everybody": (lambda g: HELD, False),
+    "twice the rate": (lambda g: int(g.binomial(HELD, 2 * Q)), False),
+    "batches of one size": (lambda g: 10, False),
+}
+
+
+@pytest.mark.parametrize("cells", [(None,), ("label:0", "label:1")])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_methods_own_sampling_is_seen_in_its_releases(way: str, cells: tuple[str | None, ...]) -> None:
+    size, sound = WAYS[way]
+    watch, g = Watch(0, 0, True, HELD), np.random.default_rng(0)
+    for _ in range(RELEASES):
+        total = size(g)
+        parts = [total] if len(cells) == 1 else [total // 3, total - total // 3]
+        watch.releases += [Noted("dpsgd", cell, part) for cell, part in zip(cells, parts)]
+    smallest = min(look.p for look in looks([watch], "dpsgd", Q))
+    assert (smallest > 1e-3) if sound else (smallest < 1e-4)

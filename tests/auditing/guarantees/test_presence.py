@@ -1,0 +1,82 @@
+"""A guest that joins or leaves: its own unit is all that may change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from privdd.auditing.guarantees.presence import moved, presence
+from privdd.core.keys import Keys
+from privdd.core.types import Artifact, Problem, Records, Shard
+from privdd.federated.simulation import Plan, Snapshot
+from privdd.privacy.mechanisms import ClippedSum
+from tests.auditing.guarantees.subjects import Coupled
+
+Rows = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Sends(Coupled):
+    """One query over ``rows`` of the records, ``times`` of them, and beside its result whatever ``extra`` says."""
+
+    rows: Rows = lambda x: x.flatten(1)
+    times: Callable[[int], int] = lambda n: 1
+    extra: Callable[[int], float] = lambda n: 0.0
+
+    def local(self, broadcast: Any, memory: Any, shard: Shard, ctx: Any) -> Any:
+        x = shard.train.x
+        sent = [ctx.mechanism("embedding", {"rows": self.rows(x)}) for _ in range(self.times(len(x)))]
+        total = {"rows": sum(one["rows"] for one in sent) + self.extra(len(x))}
+        return {"prototypes": Artifact(total, private=True)}, {}
+
+
+def changed(method: Sends, count: int = 20) -> tuple[float, float, str]:
+    """(total, moved, words) of one white guest beside ``count`` random records; the clip norm is 1."""
+    g = torch.Generator().manual_seed(0)
+    base = Records(torch.rand(count, 1, 2, 2, generator=g), torch.zeros(count).long(), torch.arange(count))
+    shard = Shard(0, base, base.take([0]), base.take([1]), 2)
+    guest = Records(torch.ones(1, 1, 2, 2), torch.zeros(1).long(), torch.zeros(1).long())
+    plan = Plan(Keys(0), Problem((1, 2, 2), 2, 1), method, {"embedding": ClippedSum(1.0, 1.0)})
+    few = base.take(torch.arange(6))
+    found, said = presence(plan, Snapshot(0, {}, {}), shard, few, guest, {"embedding": 1}, Keys(1))
+    return found["embedding"].total, found["embedding"].moved, said
+
+
+def test_a_guest_of_norm_two_is_clipped_to_one_unit() -> None:
+    total, others, said = changed(Sends())
+    assert total == pytest.approx(1.0, abs=1e-3) and others == 0.0 and said == ""
+
+
+def test_a_guest_within_the_norm_changes_the_sum_by_itself() -> None:
+    total, others, _ = changed(Sends(rows=lambda x: 0.25 * x.flatten(1)))
+    assert total == pytest.approx(0.5, abs=1e-3) and others == 0.0
+
+
+def test_others_that_shrink_with_the_number_of_records_are_seen() -> None:
+    """Rows times 0.1 / n: in the sum of unit-free closed form, n others move by |x| (0.1/n - 0.1/(n + 1)) each."""
+    _, others, _ = changed(Sends(rows=lambda x: x.flatten(1) * 0.1 / len(x)))
+    x = torch.rand(20, 1, 2, 2, generator=torch.Generator().manual_seed(0)).flatten(1)
+    by_hand = [float(x[:n].norm(dim=1).sum()) * 0.1 * (1 / n - 1 / (n + 1)) for n in (20, 6)]
+    assert others == pytest.approx(max(by_hand), rel=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("method", "words"),
+    [
+        (Sends(times=lambda n: 2 if n % 2 else 1), "how many releases"),
+        (Sends(times=lambda n: 1 if n % 2 else 2), "how many releases"),
+        (Sends(extra=lambda n: float(n)), "'prototypes' is sent as post-processing"),
+    ],
+)
+def test_a_count_that_leaves_in_another_way_is_told(method: Sends, words: str) -> None:
+    assert words in changed(method)[2]
+
+
+def test_rounding_is_no_movement() -> None:
+    rows = torch.rand(5, 3)
+    assert moved([rows], [rows + 1e-7]) == 0.0 and moved([rows], [rows + 0.1]) > 0.5

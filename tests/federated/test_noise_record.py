@@ -1,0 +1,95 @@
+"""What is noted of a run's noise: residuals by hand, and nothing where nothing can be known."""
+
+from __future__ import annotations
+
+import dp_accounting as dpa
+import pytest
+import torch
+from scipy import stats
+
+from privdd.federated import noise_record
+from privdd.federated.noise_record import NoiseRecord, Watch, law_of, residuals
+from privdd.privacy.mechanism import Output
+from privdd.privacy.mechanisms import ClippedSum, FeatureNoise
+from privdd.privacy.noise import SeededNoise
+
+GAUSSIAN = dpa.GaussianDpEvent(1.0)
+
+
+def noise(seed: int = 0) -> SeededNoise:
+    return SeededNoise(torch.Generator().manual_seed(seed))
+
+
+def test_the_law_is_that_of_the_event() -> None:
+    assert law_of(dpa.PoissonSampledDpEvent(0.1, GAUSSIAN)) == "gaussian"
+    assert law_of(dpa.SelfComposedDpEvent(dpa.LaplaceDpEvent(1.0), 3)) == "laplace"
+    assert law_of(dpa.ComposedDpEvent([GAUSSIAN, dpa.GaussianDpEvent(2.0)])) == "gaussian"
+    assert law_of(dpa.ComposedDpEvent([GAUSSIAN, dpa.LaplaceDpEvent(2.0)])) is None
+    assert law_of(dpa.NoOpDpEvent()) is None
+
+
+def test_residuals_are_what_was_added_over_the_stated_scale() -> None:
+    output = Output({"a": torch.tensor([3.0, -1.0])}, GAUSSIAN, noise_std=2.0, exact={"a": torch.tensor([1.0, 0.0])})
+    assert residuals(ClippedSum(1.0, 1.0), output)["a"].tolist() == [[1.0, -0.5]]
+
+
+@pytest.mark.parametrize("law", ["gaussian", "laplace"])
+def test_each_copy_has_its_own_scale_and_laplace_becomes_normal(law: str) -> None:
+    """Two copies with noise 0.5 and 2: pooled, 20 000 residuals are standard normal (Kolmogorov, Smirnov)."""
+    mechanism = FeatureNoise(clip_norm=1.0, noise_std=[0.5, 2.0], copies=2, distribution=law)  # type: ignore[arg-type]
+    output = mechanism({"x": torch.rand(1000, 1, 2, 5)}, noise())
+    gaps = residuals(mechanism, output)["x"]
+    assert gaps.shape == (2, 1000, 1, 2, 5)
+    assert min(stats.kstest(copy.flatten().numpy(), "norm").pvalue for copy in gaps) > 1e-3
+
+
+SILENT = {
+    "no clean value": (Output({"a": torch.zeros(2)}, GAUSSIAN, noise_std=1.0), "shows no value"),
+    "no noise stated": (Output({"a": torch.zeros(2)}, GAUSSIAN, exact={"a": torch.zeros(2)}), "scale"),
+    "an unknown law": (
+        Output({"a": torch.zeros(2)}, dpa.ComposedDpEvent([]), noise_std=1.0, exact={"a": torch.zeros(2)}),
+        "no known law",
+    ),
+    "other numbers": (
+        Output({"a": torch.zeros(3)}, GAUSSIAN, noise_std=1.0, exact={"a": torch.zeros(2)}),
+        "released of",
+    ),
+    "not finite": (
+        Output({"a": torch.full((2,), torch.nan)}, GAUSSIAN, noise_std=1.0, exact={"a": torch.zeros(2)}),
+        "not finite",
+    ),
+}
+
+
+@pytest.mark.parametrize("why", SILENT)
+def test_what_cannot_be_known_says_so(why: str) -> None:
+    output, said = SILENT[why]
+    watch = Watch(0, 0, True)
+    watch.released(ClippedSum(1.0, 1.0), "query", output)
+    assert said in watch.releases[0].missing and not len(watch.releases[0].sample)
+
+
+def test_releases_that_promise_nothing_are_left_out() -> None:
+    watch = Watch(0, 0, True)
+    broken = Output({"a": torch.zeros(2)}, GAUSSIAN, noise_std=1.0, exact={"a": torch.zeros(2)}, flags={"clipped": False})
+    watch.released(ClippedSum(1.0, 1.0), "query", broken)
+    watch.released(ClippedSum(1.0, 1.0), "query", Output({"a": torch.zeros(2)}, dpa.NonPrivateDpEvent()))
+    assert watch.releases == []
+
+
+def test_memory_is_bounded_and_samples_of_clients_compare(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(noise_record, "ROUND", 10_000)
+    monkeypatch.setattr(noise_record, "RUN", 300)
+    mechanism, record = ClippedSum(1.0, 1.0), NoiseRecord(victim=0)
+    for client in (0, 1, 2):
+        watch = Watch(0, client, client == 0)
+        for _ in range(4):
+            watch.released(mechanism, "query", mechanism({"a": torch.zeros(1, 20_000)}, noise()), None, {"a": torch.zeros(1, 1)})
+        record.add(watch)
+    kept = {client: [len(r.sample) for r in record.rounds[0, client].releases] for client in (0, 1, 2)}
+    assert kept == {0: [4096, 4096, 1808, 0], 1: [0] * 4, 2: [0] * 4}  # 1024 of client 1 are beyond RUN
+    assert all(r.squares["a"][0] == 20_000 for watch in record.rounds.values() for r in watch.releases)
+    own, other = Watch(0, 0, True), Watch(0, 1, False)
+    for watch in (own, other):
+        watch.released(mechanism, "query", mechanism({"a": torch.zeros(1, 20_000)}, noise()))
+    assert torch.equal(own.releases[0].sample[:256], other.releases[0].sample)
