@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from privdd.auditing.guarantees.tilted_context import Enough, Script, TiltedContext, release
+from privdd.auditing.guarantees.tilted_context import RoundPlayed, Script, TiltedContext, release
 from privdd.core.types import Tensors
 from privdd.privacy.mechanism import Mechanism
 
@@ -65,7 +65,7 @@ class LockstepContext(TiltedContext):
 def in_lockstep(
     local: Callable[[Mapping[str, Tensors]], Any], broadcast: Mapping[str, Tensors], ctx: LockstepContext
 ) -> None:
-    """Run ``local`` on what was sent, for every script of ``ctx``, until it ends or ``Enough`` is raised."""
+    """Run ``local`` on what was sent, for every script of ``ctx``, until it ends or ``RoundPlayed`` is raised."""
     runs = len(ctx.scripts)
     wide = {g: {n: t.expand(runs, *t.shape) for n, t in group.items()} for g, group in broadcast.items()}
 
@@ -74,5 +74,5 @@ def in_lockstep(
         local(sent)
         return lane
 
-    with suppress(Enough):
+    with suppress(RoundPlayed):
         torch.func.vmap(one, randomness="same")(torch.arange(runs), wide)

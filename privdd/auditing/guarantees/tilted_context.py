@@ -24,7 +24,7 @@ from privdd.privacy.events import tally
 from privdd.privacy.mechanism import Mechanism
 
 
-class Enough(Exception):
+class RoundPlayed(Exception):
     """Raised in local work after the last release of a round: the rest is post-processing."""
 
 
@@ -138,7 +138,7 @@ class TiltedContext(ClientContext):
         self.outputs.append(value)
         self.made += 1
         if self.made == self.last or (self.few and min(map(len, self.script.steps)) >= self.few):
-            raise Enough
+            raise RoundPlayed
         return value
 
     def answered(self, mechanism: Mechanism, contributions: Tensors, hosts: Sequence[int]) -> Tensors:

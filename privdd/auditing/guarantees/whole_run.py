@@ -20,7 +20,7 @@ from attacks.tilted import Draws
 from privdd.auditing.guarantees.crafted_records import holding, with_guests
 from privdd.auditing.guarantees.lockstep import LockstepContext, in_lockstep
 from privdd.auditing.guarantees.statement import Subject
-from privdd.auditing.guarantees.tilted_context import Enough, Script, TiltedContext, exchange
+from privdd.auditing.guarantees.tilted_context import RoundPlayed, Script, TiltedContext, exchange
 from privdd.core.types import Records, Tensors, Upload
 from privdd.federated.method import defines
 from privdd.federated.simulation import Snapshot
@@ -50,7 +50,7 @@ class WholeRun:
 
     def as_counted(self, script: Script) -> WholeRun:
         """The same run; local work goes to its end if a round makes more releases than the ledger counts."""
-        last = {self.subject.plan.method.phase(t): t for t in self.rounds}
+        last = {self.subject.plan.method.phase(t): t for t in self.rounds if self._as_it_was(t)}
         made = replace(self, early=False).play(script, list(last.values()))
         return self if all(made[t] == self.rounds[t] for t in made) else replace(self, early=False)
 
@@ -69,15 +69,19 @@ class WholeRun:
         made = {}
         for round in self.rounds if rounds is None else rounds:
             outward = self._outward(round)
-            last = self.rounds[round] if self.early and not outward else 0
+            last = self.rounds[round] if (self.early or not self._as_it_was(round)) and not outward else 0
             ctx = self._context(round, script, last)
             ctx.few = few + min(map(len, script.steps)) if few else 0
-            with suppress(Enough):
+            with suppress(RoundPlayed):
                 upload = self._local(round, ctx, self.snapshot(round).broadcast, outward)
                 for name in outward:
                     self._send(script, name, upload[name].value)
             made[round] = ctx.made
         return made
+
+    def _as_it_was(self, round: int) -> bool:
+        """Whether the state before this very round was kept: another round's may lead to more releases."""
+        return self.snapshot(round).round == round
 
     def play_together(self, scripts: Sequence[Script]) -> None:
         """The same in lockstep, of one record. Raises what ``vmap`` raises for code that it cannot run."""
@@ -86,7 +90,7 @@ class WholeRun:
                 for script in scripts:
                     self.play(script, [round])
                 continue
-            of = self._context(round, scripts[0], self.rounds[round] if self.early else 0)
+            of = self._context(round, scripts[0], self.rounds[round] if self.early or not self._as_it_was(round) else 0)
             ctx = LockstepContext(**{f.name: getattr(of, f.name) for f in fields(of) if f.init}, scripts=scripts)
             in_lockstep(partial(self._local, round, ctx), self.snapshot(round).broadcast, ctx)
 
