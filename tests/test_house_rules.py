@@ -78,6 +78,7 @@ TESTED_IN = {  # test file -> modules of which it is the test, where its name is
     "attacks/test_guarantee.py": "attacks: canaries",
     "attacks/test_images.py": "attacks: baselines",
     "attacks/test_scores.py": "attacks: selftest",
+    "auditing/guarantees/test_certificate.py": "privdd.auditing.guarantees: dealt_noise tilted_context whole_run",
     "auditing/guarantees/test_tiers.py": "privdd.auditing.guarantees: aggregate_clip_theorem crafted_records"
     " matching_transcripts queries recording_context statement transcripts",
     "auditing/test_canary_game.py": "privdd.auditing: canary_transcripts",
@@ -106,7 +107,8 @@ TESTED_IN = {  # test file -> modules of which it is the test, where its name is
     "federated/test_channel.py": "privdd.privacy: mechanism",
     "reporting/test_comparison.py": "privdd.reporting: epsilon_figures folder grouping tables terminal",
     "reporting/test_curves.py": "privdd.reporting: figures",
-    "reporting/test_findings_file.py": "privdd.reporting: schema summary",
+    "reporting/test_findings_file.py": "privdd.reporting: summary",
+    "reporting/test_schema.py": "privdd.reporting: json_schema",
     "reporting/test_ladder.py": "privdd.reporting: ledger_view",
     "reporting/test_page.py": "privdd.reporting: style words",
     "runtime/test_chunks.py": "privdd.runtime: allocator payload",

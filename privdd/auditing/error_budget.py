@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 PER_MECHANISM = 6  # T0: noise, sampling; T2; T3: transcript, curve, what is finally sent. At most so many are made
+WHOLE_RUN = 1  # T2 on all that the audited client sends, where there are mechanisms
 CANARIES = 2  # of a game of canaries: a point, and the curve
 
 
@@ -44,4 +45,6 @@ def error_budget(confidence: float, membership: int, mechanisms: int, *, canarie
     """The budget of a run: confidence, of all bounds together; membership tests; mechanisms with guarantee tests; whether
     the run has a game of canaries."""
     alpha = round(1 - confidence, 12)  # 0.05 for 0.95, not 0.050000000000000044
-    return ErrorBudget(alpha, max(1, membership + PER_MECHANISM * mechanisms + CANARIES * canaries))
+    return ErrorBudget(
+        alpha, max(1, membership + PER_MECHANISM * mechanisms + WHOLE_RUN * (mechanisms > 0) + CANARIES * canaries)
+    )

@@ -13,6 +13,7 @@ import torch
 
 from attacks.types import Family, Finding
 from privdd import __version__
+from privdd.auditing.certified import certified, certified_on
 from privdd.auditing.looked_at import gaps
 from privdd.auditing.pipeline import Audited
 from privdd.auditing.public_facts import noise_of, public_facts
@@ -40,17 +41,20 @@ def claims_of(experiment: Experiment) -> list[Claim]:
 
 
 def findings_json(audited: Audited) -> dict[str, Any]:
-    """The whole result as plain data of schema 1 (see ``privdd.reporting.schema``)."""
+    """The whole result as plain data of schema 2 (see ``privdd.reporting.schema``)."""
     scene = audited.scene
     experiment, progress = scene.experiment, scene.progress
     stated = stated_epsilons(experiment, for_records(progress.ledger))
     surfaces = list(_surfaces(experiment, progress, audited.findings, stated))
     return jsonable(
         {
-            "schema": 1,
+            "schema": 2,
             "run": _run(experiment, progress, audited.seconds),
             "utility": _utility(experiment, progress),
-            "privacy": {**_privacy(experiment, progress.ledger), "multiplicity": audited.budget.to_json()},
+            "privacy": {
+                **_privacy(experiment, progress.ledger, audited.findings),
+                "multiplicity": audited.budget.to_json(),
+            },
             "surfaces": surfaces,
             "findings": [finding_row(f, _said(f, stated, progress.ledger)) for f in audited.findings],
             "verdict": worst_verdict(row["verdict"] for row in surfaces),
@@ -94,14 +98,14 @@ def both(ledger: Ledger, surfaces: Sequence[str] | None = None) -> dict[str, flo
     return {a: ledger.epsilon(surfaces=surfaces, accountant=a) for a in ("pld", "rdp")}  # type: ignore[arg-type]
 
 
-def _privacy(experiment: Experiment, ledger: Ledger) -> dict[str, Any]:
+def _privacy(experiment: Experiment, ledger: Ledger, findings: Sequence[Finding]) -> dict[str, Any]:
     noise = noise_of(experiment)
     claims = claims_of(experiment)
     return {
         "delta": ledger.delta,
         "unit": ledger.unit,
         "relation": ledger.relation,
-        "epsilon": both(ledger),
+        "epsilon": both(ledger) | certified(findings),
         **({} if noise is None else {"noise": noise}),
         "public": public_facts(experiment, ledger),
         "claims": [claim.to_json() for claim in claims],
@@ -181,7 +185,7 @@ def _surfaces(
             "rounds": len({r.round for r in releases}),
             "bytes": size_in_bytes(releases),
             "mechanism": _mechanism(experiment, releases),
-            "epsilon": epsilon,
+            "epsilon": epsilon | certified_on(experiment, progress.ledger, surface, findings),
             "audited": audited,
             "untested": missing,
             "verdict": verdict(epsilon, stated.get(surface), mine, missing),

@@ -90,7 +90,7 @@ def _result(
     claims = [] if stated is None else [{"source": STATED, "epsilon": stated, "sound": False, "why": why}]
     game = {"delta": delta, "unit": "record", "relation": "add_remove"}
     return {
-        "schema": 1,
+        "schema": 2,
         "run": _run(config, seconds),
         "privacy": {**game, "epsilon": unknown, "claims": claims},
         "surfaces": [{**_sent(rows[0]["surface"]), "epsilon": unknown, "verdict": judged}],

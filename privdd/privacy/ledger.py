@@ -118,6 +118,10 @@ class Ledger:
                 keep.update(release.post_of)
         return [self._releases[at] for at in sorted(keep)]
 
+    def behind(self, surfaces: Collection[str]) -> set[int]:
+        """Ids of all rows of these surfaces and of those that they were computed from."""
+        return {release.id for release in self.closure(surfaces)}
+
     def epsilon(
         self,
         delta: float | None = None,

@@ -1,4 +1,4 @@
-"""Figures of epsilon: claimed, accounted and measured on one axis, and epsilon against accuracy.
+"""Figures of epsilon: claimed, proven and shown on one axis, and epsilon against accuracy.
 
 The axis is logarithmic with two columns of its own: "0" on the left, and on the right "no limit" for
 an infinite epsilon, which is shown as what it is and not as a large number.
@@ -120,8 +120,8 @@ def _strip_row(axes: Axes, axis: EpsilonAxis, row: StripRow, height: int) -> Non
 def _strip_legend() -> list[Line2D]:
     return [
         Line2D([], [], marker="D", ls="", ms=7, mfc=PAPER, mec=CLAIM, mew=1.8, label="claimed"),
-        Line2D([], [], marker="|", ls="", ms=11, mew=2.6, color=ACCOUNTED, label="accounted (at most)"),
-        Line2D([], [], marker=">", ls="", ms=8, color=MEASURED, label="measured (at least)"),
+        Line2D([], [], marker="|", ls="", ms=11, mew=2.6, color=ACCOUNTED, label="proven (at most)"),
+        Line2D([], [], marker=">", ls="", ms=8, color=MEASURED, label="shown (at least)"),
     ]
 
 
@@ -142,7 +142,7 @@ def frontier(points: Sequence[FrontierPoint], width: float = 5.2) -> Figure:
         axes.yaxis.set_major_formatter(PERCENT)
         handles, _ = axes.get_legend_handles_labels()
         grey = [
-            Line2D([], [], marker=">", ls="", ms=6, mfc=PAPER, mec=MUTED, label="measured (at least)"),
+            Line2D([], [], marker=">", ls="", ms=6, mfc=PAPER, mec=MUTED, label="shown (at least)"),
             Line2D([], [], marker="D", ls=(0, (3, 2)), ms=5, mfc=PAPER, color=MUTED, label="the paper's claim"),
         ]
         figure.legend(handles=handles + grey, loc="outside lower center", ncols=2)

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from privdd.reporting.schema import SCHEMA, Findings
+from privdd.reporting.schema import READABLE, Findings
 from privdd.runtime import run_folder
 from privdd.runtime.run_folder import DamagedRun, write_bytes
 
@@ -47,8 +47,11 @@ def validate(data: Any, where: str = "findings") -> Findings:
     """A checked value from plain data. Raises FindingsError with one line."""
     if not isinstance(data, dict):
         raise FindingsError(f"{where}: an object is needed, got {type(data).__name__}")
-    if data.get("schema") != SCHEMA:
-        raise FindingsError(f"{where}: schema {data.get('schema')!r}, this version reads schema {SCHEMA}")
+    schema = data.get("schema")
+    if isinstance(schema, bool) or schema not in READABLE:
+        raise FindingsError(
+            f"{where}: schema {schema!r}, this version reads schemas {' and '.join(map(str, READABLE))}"
+        )
     try:
         _refuse_null(data)
         return Findings.model_validate(data)

@@ -183,10 +183,10 @@ def strip(record: RunRecord) -> Plot:
         for r in rows
     )
     caption = (
-        "A measured arrow to the right of a stated or proven bound contradicts it. A paper's claim, shown for the "
+        "An arrow to the right of a stated or proven bound contradicts it. A paper's claim, shown for the "
         "whole run, may speak of only a part of what was sent."
     )
-    return Plot("epsilon", "Claimed, proven, measured", caption, f"Epsilon: {said}.", epsilon_figures.strip(rows))
+    return Plot("epsilon", "Claimed, proven, shown", caption, f"Epsilon: {said}.", epsilon_figures.strip(rows))
 
 
 def accuracy(runs: Iterable[tuple[str, RunRecord]]) -> Plot | None:

@@ -1,4 +1,6 @@
-"""Schema 1 of ``findings.json`` as pydantic models that refuse any key or value they do not know.
+"""Schema 2 of ``findings.json`` as pydantic models that refuse any key or value they do not know.
+
+It adds keys to schema 1 and renames none, so files of schema 1 are read by the same models.
 
 Infinity is written as the string ``"inf"`` and is ``math.inf`` in memory; every other number is finite.
 """
@@ -13,7 +15,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSeriali
 
 from attacks.types import Adversary, Family, Surface
 
-SCHEMA = 1
+SCHEMA = 2
+READABLE = (1, 2)
 Verdict = Literal["unprotected", "untested", "consistent", "contradiction"]
 Status = Literal["measured", "nothing_to_read", "not_attacked"]
 Relation = Literal["add_remove", "zero_out", "replace"]
@@ -88,11 +91,39 @@ class Utility(Part):
     downloaded_bytes_per_client: Count | None = None
 
 
+class Kappa(Part):
+    """What the crafted record moves a release by, over what is allowed: least, mean, and mean square."""
+
+    min: Epsilon
+    mean: Epsilon
+    energy: Epsilon | None = None
+
+
+class CertifiedBy(Part):
+    """How a lower bound was come by: the tier of its test, what is taken on trust, how many runs, the record's kappa."""
+
+    tier: Literal["T2", "T3"]
+    trusts: list[Text]
+    runs: Count
+    kappa: Kappa | None = None
+
+
 class EpsilonPair(Part):
-    """Upper bounds by the two accountants, at the run's delta."""
+    """Upper bounds by the two accountants, at the run's delta.
+
+    certified: the largest finite-sample lower bound for all that is released, where one was taken.
+    """
 
     pld: Epsilon
     rdp: Epsilon
+    certified: Epsilon | None = None
+    certified_by: CertifiedBy | None = None
+
+    @model_validator(mode="after")
+    def _says_how(self) -> EpsilonPair:
+        if (self.certified is None) != (self.certified_by is None):
+            raise ValueError("certified, certified_by: both or neither")
+        return self
 
     @property
     def best(self) -> float:
@@ -242,12 +273,12 @@ class FindingRow(Part):
 
 
 class Findings(Part):
-    """The whole file. Raises pydantic's ValidationError on any key or value outside schema 1.
+    """The whole file. Raises pydantic's ValidationError on any key or value outside schema 2.
 
     utility is absent where nothing was trained: scores brought from elsewhere.
     """
 
-    schema_: Literal[1] = Field(alias="schema", default=1)
+    schema_: Literal[1, 2] = Field(alias="schema", default=2)
     run: Run
     utility: Utility | None = None
     privacy: Privacy

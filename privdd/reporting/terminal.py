@@ -69,8 +69,8 @@ def _epsilons(findings: Findings) -> str:
     claim = boldest(privacy.claims)
     return (
         f"epsilon claimed {number(claim.number if claim else None)}, "
-        f"accounted {number(privacy.epsilon.pld)} (PLD) / {number(privacy.epsilon.rdp)} (RDP), "
-        f"measured at least {number(summary.measured_epsilon(findings.findings))}; "
+        f"proven at most {number(privacy.epsilon.pld)} (PLD) / {number(privacy.epsilon.rdp)} (RDP), "
+        f"shown at least {number(summary.measured_epsilon(findings.findings))}; "
         f"delta {number(privacy.delta)}, unit {privacy.unit}, {privacy.relation}"
         + (f"; accuracy {words.accuracy(utility)} ({utility.accuracy_kind})" if utility else "")
     )

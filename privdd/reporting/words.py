@@ -15,6 +15,7 @@ ACRONYMS = {
     "t0_sampling": "the test of the run's own sampling (T0)",
     "t1_sensitivity": "the sensitivity test (T1)",
     "t2_likelihood_ratio": "the likelihood-ratio test (T2)",
+    "t2_whole_run": "the certificate of the whole run (T2)",
     "t3_transcript": "the transcript attack (T3)",
     "t3_curve": "the test of the accountant's curve (T3)",
     "t3_final": "the attack on the final artifact (T3)",
@@ -175,10 +176,10 @@ GLOSSARY: tuple[tuple[str, str, str], ...] = (
         "every release (PLD, with RDP beside it).",
     ),
     (
-        "measured",
+        "shown",
         "higher leaks more",
-        "A lower bound: at least this much leaked, shown by an attack at 95 % "
-        "confidence. A low value shows a weak attack, or too few trials, as much as a private release.",
+        "A lower bound: at least this much can leak, certified by playing the run with and without a crafted record, "
+        "or shown by an attack, at 95 % confidence. A low value shows a weak attack, or too few trials, as much as a private release.",
     ),
     (
         "AUC",

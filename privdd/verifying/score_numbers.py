@@ -13,7 +13,7 @@ from torch import Tensor
 
 from attacks.membership.attack import audited_epsilon, measure
 from attacks.types import Family, Worlds
-from privdd.auditing.error_budget import CANARIES, PER_MECHANISM, ErrorBudget
+from privdd.auditing.error_budget import CANARIES, PER_MECHANISM, WHOLE_RUN, ErrorBudget
 from privdd.auditing.pipeline import attack_stream
 from privdd.core.keys import Keys
 from privdd.reporting.folder import LIMIT, RunRecord
@@ -151,8 +151,9 @@ def _check_budget(record: RunRecord, membership: int) -> Iterator[Disagreement]:
     if isinstance(confidence, int | float) and 0 < confidence < 1:
         yield from differing("findings.json", "privacy.multiplicity.alpha", shared.alpha, round(1 - confidence, 12))
     canaries = CANARIES * any(row.attack.startswith("one_run_") for row in record.findings.findings)
-    others = max(0, -(-(shared.tests - membership - canaries) // PER_MECHANISM))
-    counted = max(1, membership + canaries + PER_MECHANISM * others)
+    left = shared.tests - membership - canaries
+    mechanisms = max(0, -(-(left - WHOLE_RUN) // PER_MECHANISM))
+    counted = max(1, membership + canaries + PER_MECHANISM * mechanisms + WHOLE_RUN * (mechanisms > 0))
     yield from differing("findings.json", "privacy.multiplicity.tests", shared.tests, counted)
 
 

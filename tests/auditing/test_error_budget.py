@@ -8,9 +8,9 @@ from privdd.auditing.error_budget import ErrorBudget, error_budget
 
 
 def test_the_error_budget_counts_every_bound_and_reaches_each_of_them() -> None:
-    """audit.confidence over 12 membership tests and six bounds for each of two mechanisms."""
+    """audit.confidence over 12 membership tests and six bounds for each of two mechanisms, and one for the whole run."""
     shared = error_budget(0.9, 12, 2)
-    assert shared.to_json() == {"alpha": 0.1, "tests": 24}
+    assert shared.to_json() == {"alpha": 0.1, "tests": 25}
     assert shared.tests * (1 - shared.confidence) == pytest.approx(0.1)
     assert error_budget(0.95, 0, 0).confidence == pytest.approx(0.95)
     for alpha, tests in ((0.0, 1), (1.0, 1), (0.05, 0)):

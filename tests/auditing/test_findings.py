@@ -51,7 +51,7 @@ def test_schema_and_exit_status(audited, name):
     assert run.status == (2 if found.verdict == "contradiction" else 0)
     assert "NaN" not in raw and "Infinity" not in raw
     data = json.loads(raw)
-    assert data["schema"] == 1 and data["run"]["algo"] == name and data["run"]["clients"] == 3
+    assert data["schema"] == 2 and data["run"]["algo"] == name and data["run"]["clients"] == 3
     assert len(data["utility"]["accuracy_by_round"]) == data["run"]["rounds"]
     assert data["utility"]["accuracy"] == data["utility"]["accuracy_by_round"][-1]
     assert str(run.path / "findings.json") in run.printed
@@ -62,7 +62,11 @@ def test_every_surface_of_the_ledger_is_a_row_and_attacked(audited, name):
     """Surfaces that the server, peers or the public see; each attacked by someone; bytes as sent."""
     path = audited(name).path
     data, ledger = read_json(path / "findings.json"), read_json(path / "ledger.json")
-    seen = {(r["surface"], "server" if r["client"] < 0 else "client") for r in ledger["releases"] if r["visible_to"] != ["analyst"]}
+    seen = {
+        (r["surface"], "server" if r["client"] < 0 else "client")
+        for r in ledger["releases"]
+        if r["visible_to"] != ["analyst"]
+    }
     assert {(s["surface"], s["sender"]) for s in data["surfaces"]} == seen
     attacked = {f["surface"] for f in data["findings"] if f["family"] != "guarantee"}
     for row in data["surfaces"]:
@@ -99,8 +103,11 @@ def test_epsilons_say_what_is_protected(audited):
     for name in ("fedfed_dp", "fedavg_dpsgd"):
         data = read_json(audited(name).path / "findings.json")
         values = [data["privacy"]["epsilon"], *(s["epsilon"] for s in data["surfaces"])]
-        assert all(isinstance(v, float | int) and 0 <= v < math.inf for pair in values for v in pair.values())
-        assert data["privacy"]["epsilon"]["pld"] > 0
+        assert all(
+            isinstance(v, float | int) and 0 <= v < math.inf for pair in values for v in (pair["pld"], pair["rdp"])
+        )
+        assert 0 < 0.7 * data["privacy"]["epsilon"]["pld"] < data["privacy"]["epsilon"]["certified"]
+        assert data["privacy"]["epsilon"]["certified"] <= 1.001 * data["privacy"]["epsilon"]["pld"]
     claims = read_json(audited("fedfed").path / "findings.json")["privacy"]["claims"]
     assert claims and not any(claim["sound"] for claim in claims)
     told = {claim["source"]: claim for claim in claims}
@@ -203,7 +210,9 @@ def test_a_surface_without_attack_stops_before_training(tmp_path, monkeypatch):
         raise AssertionError("training began")
 
     monkeypatch.setattr(auditing, "Trainer", never)
-    with pytest.raises(BadConfig, match=r"no attack for counts, global_model, statistics.*audit\.waive\.counts='reason'"):
+    with pytest.raises(
+        BadConfig, match=r"no attack for counts, global_model, statistics.*audit\.waive\.counts='reason'"
+    ):
         run_audit(small_config("attack=[gradient_inversion]"), tmp_path / "run", [])
     assert not (tmp_path / "run").exists()
     with pytest.raises(BadConfig, match="at least one attack"):
@@ -216,10 +225,18 @@ def test_waivers_need_reasons_and_are_reported(tmp_path, monkeypatch):
     monkeypatch.setattr("privdd.reporting.page.write_report", lambda path: path)
     assert run_audit(config, tmp_path, []) == 0
     rows = {r["surface"]: r["audited"] for r in read_json(tmp_path / "findings.json")["surfaces"]}
-    assert rows == {"update": True, "counts": "waived: only the update matters here", "global_model": "waived: only the update matters here"}
+    assert rows == {
+        "update": True,
+        "counts": "waived: only the update matters here",
+        "global_model": "waived: only the update matters here",
+    }
     for empty in ("''", "' '"):
         with pytest.raises(BadConfig, match=r"audit\.waive\.counts: a reason is needed"):
-            run_audit(small_config("attack=[gradient_inversion]", *waivers[1:], f"audit.waive.counts={empty}"), tmp_path / "x", [])
+            run_audit(
+                small_config("attack=[gradient_inversion]", *waivers[1:], f"audit.waive.counts={empty}"),
+                tmp_path / "x",
+                [],
+            )
 
 
 def test_all_attacks_cover_every_method():

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from attacks.guarantee import Certificate, attack_runs, likelihood_ratio_certificate
@@ -84,6 +85,24 @@ class Statement:
         return self.finding(
             "t1_sensitivity", Adversary.ANALYST, kappa=kappa, kappa_allowed=allowed, n=searched, note=text
         )
+
+    def whole_run(self, epsilon: float, runs: int, kappas: np.ndarray, trusts: Sequence[str], what: str) -> Finding:
+        """T2's row for the run as a whole; kappas (runs, T): what one record moves each release by, in units."""
+        energy = float(np.square(kappas).mean())
+        kappa = {"min": float(kappas.min()), "mean": float(kappas.mean()), "energy": energy}
+        played = f"{runs} runs of all {kappas.shape[1]} releases with {what}; kappa^2 is {energy:.4g} on average"
+        found = self.finding(
+            "t2_whole_run",
+            Adversary.ANALYST,
+            epsilon_measured=epsilon,
+            epsilon_method="tilted_likelihood_ratio",
+            epsilon_validity="finite_sample",
+            confidence=self.subject.confidence,
+            n=runs,
+            note=f"{played}; {self._verdict(epsilon)}",
+        )
+        certificate = {"tier": "T2", "trusts": list(trusts), "runs": runs, "kappa": kappa}
+        return found.with_measures(diagnostics={**found.measures["diagnostics"], "certificate": certificate})
 
     def statistical(self, found: Transcripts, note: str, *, final: bool) -> Iterator[Finding]:
         """T2, and T3 on the transcript and on what is finally sent."""

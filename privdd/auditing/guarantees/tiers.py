@@ -9,6 +9,7 @@ from typing import Any
 
 from attacks.types import Finding
 from privdd.auditing.guarantees.aggregate_clip_theorem import printed_findings
+from privdd.auditing.guarantees.certificate import certificate_findings
 from privdd.auditing.guarantees.client_queries import client_query_findings
 from privdd.auditing.guarantees.client_updates import client_findings
 from privdd.auditing.guarantees.feature_noise import feature_findings
@@ -42,7 +43,8 @@ def guarantee_findings(scene: Any, confidence: float) -> Iterator[Finding]:
         scene.plan.keys.fold("audit", "guarantee"),
     )
     began = time.monotonic()
-    for finding in chain(own_findings(subject, scene.record), all_findings(subject)):
+    tests = chain(own_findings(subject, scene.record), all_findings(subject), certificate_findings(subject))
+    for finding in tests:
         yield finding.with_measures(seconds=time.monotonic() - began)
         began = time.monotonic()
 

@@ -1,0 +1,122 @@
+"""One release whose noise is dealt: fixed along the directions in which crafted records move it, drawn elsewhere.
+
+What a mechanism does with its noise is measured, not believed: its value without noise, with and without each record,
+and how far a draw of given size moves each number. So a mechanism that adds less noise than it states, or moves
+further than its clip norm, shows up in the privacy loss. Trusted is that ``noise.normal`` is standard normal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from attacks.tilted import step_losses
+from privdd.core.types import Tensors
+from privdd.privacy.mechanism import Mechanism, Output
+
+PROBE = 256.0  # so large that rounding to a lattice or to float32 is small beside it
+ROUNDING = 1e-3  # of the noise: what a release may differ from value + scale * draw (a lattice's step is 2**-12)
+APART = 1e-6  # cosine of two records' directions below which they do not overlap
+
+
+class NotDealt(RuntimeError):
+    """A mechanism whose noise is not one given draw for each number that it releases, times a scale."""
+
+
+@dataclass
+class Given:
+    """Noise that hands out one vector from its start, then more; ``constant`` hands out copies of one number."""
+
+    draws: Tensor | None = None
+    constant: float = 0.0
+    generator: torch.Generator | None = None
+    used: int = field(default=0, init=False)
+
+    def normal(self, shape: tuple[int, ...]) -> Tensor:
+        count = int(np.prod(shape, dtype=np.int64))
+        if self.draws is None:
+            return torch.full(shape, self.constant, dtype=torch.float64)
+        part = self.draws[self.used : self.used + count]
+        self.used += count
+        more = torch.randn(count - len(part), generator=self.generator, dtype=torch.float64)
+        return torch.cat([part, more]).reshape(shape)
+
+    def laplace(self, shape: tuple[int, ...]) -> Tensor:
+        raise NotDealt("its noise is not Gaussian")
+
+    def uniform(self, shape: tuple[int, ...]) -> Tensor:
+        raise NotDealt("its noise is not Gaussian")
+
+
+@dataclass(frozen=True)
+class Dealt:
+    """mus: how far each record moves the release, in units of its noise; losses: each record's ln P/Q (H,)."""
+
+    output: Output
+    mus: np.ndarray
+    losses: np.ndarray
+
+
+def whole(value: Tensors) -> Tensor:
+    """All numbers as one float64 vector, in the order in which a mechanism noises them."""
+    return torch.cat([tensor.detach().reshape(-1).double().cpu() for tensor in value.values()])
+
+
+@dataclass(frozen=True)
+class Blank:
+    """A release of no record: its numbers without noise, and how far a draw of one moves each of them."""
+
+    numbers: Tensor
+    scale: Tensor
+
+    @staticmethod
+    def of(mechanism: Mechanism, nobody: Tensors) -> Blank:
+        empty = _clean(mechanism, nobody)
+        return Blank(empty, ((_clean(mechanism, nobody, PROBE) - empty) / PROBE).abs())
+
+
+def _clean(mechanism: Mechanism, value: Tensors, draw: float = 0.0) -> Tensor:
+    return whole(mechanism(value, Given(constant=draw)).value)
+
+
+def deal(
+    mechanism: Mechanism,
+    blank: Blank,
+    alone: Sequence[Tensors],
+    taken: Tensors | None,
+    noise: np.ndarray,
+    generator: torch.Generator,
+    nobody: Tensors,
+) -> Dealt:
+    """Release ``taken``; along record h's direction the noise is ``noise[h]`` standard deviations.
+
+    nobody: the mechanism's input without any of H records, and blank what it makes of that; alone: with each of them
+    only; taken: with those whose coins say so, None for nobody. Raises NotDealt for noise of another form, and for records whose directions overlap.
+    """
+    empty, scale = blank.numbers, blank.scale
+    shifts = torch.stack([_clean(mechanism, one) - empty for one in alone])
+    if taken is None:
+        taken, clean = nobody, empty
+    else:
+        clean = empty + shifts[0] if taken is alone[0] else _clean(mechanism, taken)
+    open_ = ((shifts != 0) & (scale == 0)).any(1)
+    white = torch.where(scale > 0, shifts / scale, 0.0)
+    mus = white.norm(dim=1)
+    units = white / mus.clamp_min(1e-300).unsqueeze(1)
+    overlap = (units @ units.T).fill_diagonal_(0.0).abs().max()
+    if float(overlap) > APART:
+        raise NotDealt(f"the records' directions overlap ({float(overlap):.2g})")
+    draws = torch.randn(len(empty), generator=generator, dtype=torch.float64)
+    draws += (torch.from_numpy(np.asarray(noise, float)) * (mus > 0) - units @ draws) @ units
+    given = Given(draws, generator=generator)
+    output = mechanism(taken, given)
+    gap = whole(output.value) - clean
+    if bool(((gap - scale * draws).abs() > ROUNDING * scale + 1e-5 * clean.abs()).any()):
+        raise NotDealt("its noise is not one draw for each number that it releases, times a scale")
+    x = units @ torch.where(scale > 0, (clean + gap - empty) / scale, 0.0)
+    losses = step_losses(x.numpy(), mus.numpy(), np.full(len(mus), float(mechanism.sampling_probability)))
+    return Dealt(output, mus.numpy(), np.where(open_.numpy(), np.inf, losses))

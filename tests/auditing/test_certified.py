@@ -1,0 +1,20 @@
+"""Which bound is a run's certified epsilon: the largest that speaks of the whole run, and says what it trusts."""
+
+from __future__ import annotations
+
+from attacks.types import Adversary, Family, Finding, Surface
+from privdd.auditing.certified import certified
+
+
+def row(epsilon: float, **diagnostics: object) -> Finding:
+    measures = {"epsilon_measured": epsilon, "diagnostics": diagnostics}
+    return Finding(Surface.UPDATE, "t2_whole_run", Family.GUARANTEE, Adversary.ANALYST, measures)
+
+
+def test_the_largest_bound_for_the_whole_run_is_taken_with_what_it_trusts() -> None:
+    found = [row(1.0, certificate={"runs": 1}), row(3.0, certificate={"runs": 3}), row(9.0, unit="record")]
+    assert certified(found) == {"certified": 3.0, "certified_by": {"runs": 3}}
+
+
+def test_nothing_is_certified_without_such_a_bound() -> None:
+    assert certified([row(9.0, unit="record")]) == {}

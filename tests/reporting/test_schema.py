@@ -1,0 +1,50 @@
+"""Schema 2 of findings.json: published in step with the model, and files of schema 1 still open."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from privdd.reporting import json_schema
+from privdd.reporting.findings_file import FindingsError, dump, validate
+from tests.reporting.fixture import write_run
+
+PUBLISHED = Path(__file__).resolve().parents[2] / "docs" / "findings.schema.json"
+BY = {"tier": "T2", "trusts": ["noise is Gaussian"], "runs": 200, "kappa": {"min": 1.0, "mean": 1.0}}
+
+
+def test_the_published_schema_is_that_of_the_model() -> None:
+    assert PUBLISHED.read_text(encoding="utf-8") == json_schema.text()
+
+
+def run_of(tmp_path: Path) -> dict:
+    return json.loads((write_run(tmp_path, kind="contradiction") / "findings.json").read_text(encoding="utf-8"))
+
+
+def test_a_certified_run_is_kept_by_the_model_and_by_the_published_schema(tmp_path: Path) -> None:
+    data = run_of(tmp_path)
+    data["schema"] = 2
+    data["privacy"]["epsilon"] |= {"certified": "inf", "certified_by": BY}
+    data["surfaces"][0]["epsilon"] |= {"certified": 1.5, "certified_by": BY}
+    told = json.loads(dump(validate(data)))
+    assert told["privacy"]["epsilon"] == data["privacy"]["epsilon"]
+    assert told["surfaces"][0]["epsilon"]["certified_by"]["kappa"] == {"min": 1.0, "mean": 1.0}
+    jsonschema.validate(told, json.loads(PUBLISHED.read_text(encoding="utf-8")))
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({**told, "unknown": 1}, json.loads(PUBLISHED.read_text(encoding="utf-8")))
+
+
+def test_schema_1_still_opens_and_stays_schema_1(tmp_path: Path) -> None:
+    data = run_of(tmp_path)
+    data["schema"] = 1
+    assert json.loads(dump(validate(data)))["schema"] == 1
+
+
+def test_a_certificate_without_its_test_is_refused(tmp_path: Path) -> None:
+    data = run_of(tmp_path)
+    data["privacy"]["epsilon"]["certified"] = 1.0
+    with pytest.raises(FindingsError, match="both or neither"):
+        validate(data)
