@@ -11,8 +11,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-Covariance = Literal["auto", "per_side", "shared"]
-PER_SIDE_FROM = 16  # shadow models; with fewer, one covariance for both sides
+Covariance = Literal["shared", "per_side"]
+LEAST_OWN = 0.25  # share of a record's own gap that is kept whatever the spread says: see _shrunk
 PRIOR = 4  # worlds that the pooled variance counts for in a record's own
 TINY = 1e-9  # a signal whose spread is this small a part of its size says nothing
 FLOOR = 1e-12  # of a variance, in units where the pooled one is about 1
@@ -33,26 +33,25 @@ class Side:
         return -torch.einsum("nq,qr,nr->n", off, self.precision, off) / 2 - self.std.log().sum(-1) - self.log_det
 
 
-def gaussian_ratio(signals: Tensor, masks: Tensor, target: Tensor, *, covariance: Covariance = "auto") -> Tensor:
+def gaussian_ratio(signals: Tensor, masks: Tensor, target: Tensor, *, covariance: Covariance = "shared") -> Tensor:
     """Log-likelihood ratio of membership per record (n,), float64, larger = member.
 
     signals (K, n, q) of the shadow models, masks (K, n) bool, target (n, q). What few shadow models say about one record
     is mostly noise, so it is moved towards what all records say: the gap between its two centres by as much as the
     spread of all gaps asks for (empirical Bayes, Morris 1983), its variances as if PRIOR more worlds had the pooled one.
     Correlations are pooled over records and shrunk by q / (q + K). "shared": both sides have the same covariance (linear
-    discriminant); "per_side": each its own; "auto": the same. A signal that never varies
+    discriminant); "per_side": each its own. A signal that never varies
     is left out; with no other the ratio is 0. Raises ValueError for bad shapes, NaN, or a side without any world.
     """
     x, mask, t = _checked(signals, masks, target)
-    if covariance not in ("auto", "per_side", "shared"):
-        raise ValueError(f"covariance={covariance!r}: auto, per_side or shared")
+    if covariance not in ("shared", "per_side"):
+        raise ValueError(f"covariance={covariance!r}: shared or per_side")
     size = x.abs().mean((0, 1)).clamp_min(1e-300)
     spread = (x - x.mean(0)).square().mean((0, 1)).sqrt()
     kept = spread > TINY * size
     if not kept.any():
         return x.new_zeros(x.shape[1])
-    two = covariance == "per_side" or (covariance == "auto" and len(x) >= PER_SIDE_FROM)
-    member, other = fit(x[..., kept] / spread[kept], mask, two)
+    member, other = fit(x[..., kept] / spread[kept], mask, covariance == "per_side")
     target = t[..., kept] / spread[kept]
     return member.log_density(target) - other.log_density(target)
 
@@ -97,6 +96,8 @@ def _shrunk(gap: Tensor, counts: Tensor) -> Tensor:
     """Each record's gap (n, q), in standard deviations, moved to the mean gap as far as its noise asks for.
 
     counts (2, n): its IN and OUT worlds; a record that lacks one takes the mean gap. Raises ValueError where all do.
+    Something of a record's own gap always stays: were all gaps one number, its sign alone would decide all scores of a
+    signal that says nothing, and AUC would stray from 0.5 by far more than its interval.
     """
     known = (counts > 0).all(0)
     if not known.any():
@@ -105,7 +106,7 @@ def _shrunk(gap: Tensor, counts: Tensor) -> Tensor:
     common = gap[known].mean(0)
     off = gap - common
     real = (off[known].square().mean(0) - noise[known].mean(0)).clamp_min(0)  # variance of the true gaps
-    return common + torch.where(known.unsqueeze(-1), real / (real + noise), 0.0) * off
+    return common + torch.where(known.unsqueeze(-1), (real / (real + noise)).clamp_min(LEAST_OWN), 0.0) * off
 
 
 def _checked(signals: Tensor, masks: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -9,35 +9,41 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-RIDGE = 0.1  # of the mean squared length of a candidate's vector
+RIDGE = 0.1  # of the mean squared length of a candidate's vector; of many numbers a record (a model's), SMALL is enough
+SMALL = 0.01
 
 
-def coefficients(released: Tensor, directions: Tensor, ridge: float = RIDGE) -> Tensor:
-    """argmin_c |released - c D|^2 + ridge * mean_i |D_i|^2 * |c|^2: released (..., p), directions D (n, p) -> (..., n).
+def solver(directions: Tensor, ridge: float = RIDGE) -> Tensor:
+    """W (n, p) float64, for directions D (n, p): W v = argmin_c |v - c D|^2 + ridge * mean_i |D_i|^2 * |c|^2.
 
-    In double precision, by the (n, n) dual form. Zero directions, or none, give zero coefficients. Raises ValueError for
-    a ridge that is not positive.
+    By the (n, n) dual form. Zero directions, or none, give zero. Raises ValueError for a ridge that is not positive.
     """
     if not ridge > 0:
         raise ValueError(f"ridge={ridge}: a positive number is needed")
-    d, v = directions.double(), released.double()
+    d = directions.double()
     gram = d @ d.T
-    scale = gram.diagonal().mean() if len(gram) else gram.new_ones(())
+    scale = gram.diagonal().mean() if len(gram) else gram.new_zeros(())
     if not scale > 0:
-        return v.new_zeros(*v.shape[:-1], len(d))
-    regular = gram + ridge * scale * torch.eye(len(gram), dtype=gram.dtype)
-    return torch.linalg.solve(regular, d @ v.reshape(-1, v.shape[-1]).T).T.reshape(*v.shape[:-1], len(d))
+        return torch.zeros_like(d)
+    return torch.linalg.solve(gram + ridge * scale * torch.eye(len(gram), dtype=gram.dtype), d)
+
+
+def coefficients(released: Tensor, directions: Tensor, ridge: float = RIDGE) -> Tensor:
+    """Each candidate's part in ``released`` (..., p), for directions (n, p) -> (..., n) float64."""
+    return released.double() @ solver(directions, ridge).T
 
 
 def class_coefficients(means: Tensor, own: Tensor, labels: Tensor, ridge: float = RIDGE) -> Tensor:
     """The same within each class, relative to its candidates' mean, which every record of the class shares.
 
-    means (C, d) of what was released, own (n, d) of the candidates, labels (n,) -> (n,) float64. A class with one
-    candidate is solved as it stands.
+    means (C, d) of what was released, NaN where a class is absent, own (n, d) of the candidates, labels (n,) -> (n,)
+    float64. A class with one candidate is solved as it stands; in an absent one nobody has a part.
     """
     found = own.new_zeros(len(own), dtype=torch.float64)
     for c in labels.unique():
         mine = labels == c
+        if means[int(c)].isnan().any():
+            continue
         centre = own[mine].mean(0) if int(mine.sum()) > 1 else torch.zeros_like(own[0])
         found[mine] = coefficients(means[int(c)] - centre, own[mine] - centre, ridge)
     return found

@@ -40,7 +40,10 @@ class RoundsAttack(MembershipAttack):
         """As for one round, with the number of rounds, and AUC and TPR of the last one alone."""
         finding = super().judge(evidence, view, truth)
         member, last = _worlds(view).masks.flatten().numpy(), evidence.extra["last_round"].flatten().numpy()
-        alone = {"auc": roc(last, member).auc, **{f"tpr_at_{rate}": tpr_at_fpr(last, member, rate)[0] for rate in RATES}}
+        alone = {
+            "auc": roc(last, member).auc,
+            **{f"tpr_at_{rate}": tpr_at_fpr(last, member, rate)[0] for rate in RATES},
+        }
         return finding.with_measures(rounds=evidence.notes["rounds"], diagnostics={"last_round": alone})
 
 
@@ -56,20 +59,29 @@ class LiraRounds(RoundsAttack):
         return torch.stack([leave_one_out(lira, one, worlds.masks) for one in each], -1)
 
 
+def fused_signals(worlds: Worlds) -> list[str]:
+    """The signals of which none reads what another reads better: no loss beside a confidence, no alignment beside a part."""
+    names = sorted(worlds.signals)
+    parts = any(name.startswith("joint") for name in names)
+    weaker = {"loss"} if "confidence" in names else set()
+    return [n for n in names if n not in weaker and not (parts and "alignment" in n)]
+
+
 @dataclass(frozen=True)
 class Fusion(RoundsAttack):
     """All signals of a surface in all rounds: a Gaussian likelihood ratio a round, fitted on the other worlds.
 
-    signal: "auto" = all of them; else that one alone. No signal is chosen by how well it does.
+    signal: "auto" = all of them that are no weaker reading of another; else that one alone. None is chosen by how well it
+    does in the run.
     """
 
-    covariance: Covariance = "auto"
+    covariance: Covariance = "shared"
     name: ClassVar[str] = "fusion"
     least_worlds: ClassVar[int] = 5
 
     def score(self, view: View, name: str, seed: int) -> Tensor:
         worlds = _worlds(view)
-        names = sorted(worlds.signals) if self.signal == "auto" else [name]
+        names = fused_signals(worlds) if self.signal == "auto" else [name]
         vectors = [torch.stack(of, -1) for of in zip(*(in_all_rounds(worlds, n).unbind(-1) for n in names))]
         return torch.stack([leave_one_out(self._ratio, one, worlds.masks) for one in vectors], -1)
 
@@ -97,6 +109,6 @@ class Tracing(RoundsAttack):
 
     def score(self, view: View, name: str, seed: int) -> Tensor:
         worlds = _worlds(view)
-        chosen = next((n for n in ("joint", "alignment") if n in worlds.signals), name)
-        signal = in_all_rounds(worlds, chosen if self.signal == "auto" else name).double()
-        return signal / signal.std(1, correction=0, keepdim=True).clamp_min(1e-300)
+        parts = [n for n in sorted(worlds.signals) if n.startswith("joint")] if self.signal == "auto" else []
+        signals = [in_all_rounds(worlds, n).double() for n in parts or [name]]
+        return sum((s / s.std(1, correction=0, keepdim=True).clamp_min(1e-300) for s in signals), torch.zeros(()))
