@@ -1,5 +1,7 @@
 """Rounds that arrive one at a time stay spread over all of them."""
 
+from itertools import pairwise
+
 import pytest
 
 from privdd.federated.kept_rounds import spread_out
@@ -12,7 +14,7 @@ def test_a_stream_of_rounds_stays_spread(total: int, most: int) -> None:
     for t in range(total):
         kept = spread_out([*kept, t], most)
         assert kept[0] == 0 and kept[-1] == t and kept == sorted(set(kept)) and len(kept) == min(t + 1, most)
-    gaps = [b - a for a, b in zip(kept, kept[1:])]
+    gaps = [b - a for a, b in pairwise(kept)]
     if total > most > 2:
         assert max(gaps) <= 4 * total / (most - 1)
 
