@@ -131,12 +131,11 @@ def audit(experiment: Experiment, attacks: Mapping[str, Attack], folder: RunFold
 
 def _stages(scene: Scene, whole: Shard, folder: RunFolder, grouped: Mapping[int, Sequence[int]]) -> dict[int, Stage]:
     """The replays of every round of ``grouped`` (audited round -> its rounds), not yet run."""
-    experiment, snapshots = scene.experiment, scene.progress.snapshots
-    config, training = experiment.run.fingerprint, experiment.audit.training
+    experiment, snapshots, training = scene.experiment, scene.progress.snapshots, scene.experiment.audit.training
 
     def make(t: int) -> Stage:
-        lens = scene.lens(t)
-        return Stage(scene.plan, snapshots, t, whole, scene.game, lens, folder, experiment.engine, config, training)
+        held = (scene.game, scene.lens(t), folder, experiment.engine, experiment.run.fingerprint, training)
+        return Stage(scene.plan, snapshots, t, whole, *held)
 
     return stages_of(make, scene.lens, grouped)
 
