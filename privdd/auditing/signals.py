@@ -128,7 +128,8 @@ class Lens:
             ends[layer] = (ends.get(layer, (at, at))[0], at + value.numel())
             at += value.numel()
         last = [(layer, slice(*span)) for layer, span in reversed(ends.items()) if span[1] - span[0] >= LEAST]
-        found, room = {}, ROOM
+        found: dict[str, tuple[slice, Tensor]] = {}
+        room = ROOM
         for layer, place in last[:LAYERS]:
             room -= len(self.path) * (place.stop - place.start)
             if room >= 0 or not found:
