@@ -151,7 +151,8 @@ class Stage:
             if world not in found:  # a group is always replayed as a whole; known worlds come out the same
                 found[world] = self._keep(place, world, signals)
                 bar.advance()
-        return {key: torch.stack([found[w][key] for w in sorted(found)]) for key in real}
+        common = [key for key in real if all(key in signals for signals in found.values())]
+        return {key: torch.stack([found[w][key] for w in sorted(found)]) for key in common}
 
     def _replayed(self, missing: Sequence[int], batched: bool) -> Iterator[tuple[int, Signals]]:
         """(world, signals) of the missing worlds, and of others in the same groups."""
@@ -172,8 +173,11 @@ class Stage:
         for world in range(len(self.game.masks)):
             with contextlib.suppress(DamagedRun):
                 signals = read_tensors(self._file(place, world))
-                if shapes(real).items() <= shapes(signals).items():
-                    found[world] = {key: signals[key] for key in real}
+                kept = {key: signals[key] for key in real if key in signals}
+                # a file of an earlier version has no "joint" signals: the run is attacked without them
+                needed = {key: value for key, value in real.items() if key in kept or "|joint" not in key}
+                if shapes(needed) == shapes(kept):
+                    found[world] = kept
         return found
 
     def _file(self, place: Path, world: int) -> Path:
