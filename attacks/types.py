@@ -103,7 +103,8 @@ class Worlds:
 
     signals: name -> (K, n), larger = more like a member; masks: (K, n) bool, True = in;
     logits: optional (K, n, C) of the model that each replay released or that its artifact trains;
-    blind: (n,) scores of an attack that never sees any artifact; labels: (n,).
+    blind: (n,) scores of an attack that never sees any artifact; labels: (n,); rounds: the signals in R rounds of the
+    run, (K, n, R) with the same coins in all, the last being that of ``signals``; {} where there is one round only.
     """
 
     signals: Mapping[str, Tensor]
@@ -112,6 +113,7 @@ class Worlds:
     labels: Tensor
     logits: Tensor | None = None
     public_logits: Tensor | None = None
+    rounds: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.masks.ndim != 2 or self.masks.dtype != torch.bool:
@@ -121,6 +123,9 @@ class Worlds:
                 raise ValueError(f"signal {name!r} has shape {tuple(value.shape)}, masks {tuple(self.masks.shape)}")
             if not torch.isfinite(value).all():
                 raise ValueError(f"signal {name!r} holds NaN or infinity")
+        for name, value in self.rounds.items():
+            if value.ndim != 3 or value.shape[:2] != self.masks.shape or not torch.isfinite(value).all():
+                raise ValueError(f"rounds of {name!r}: finite (K, n, R) for masks {tuple(self.masks.shape)} are needed")
 
 
 @dataclass(frozen=True)

@@ -22,13 +22,14 @@ from privdd.auditing.autotune import Choice
 from privdd.auditing.canary_game import CanaryGame, check_playable, draw_canaries, findings_of_canaries
 from privdd.auditing.coverage import reads
 from privdd.auditing.diverged_run import unmeasured
+from privdd.auditing.earlier_rounds import over_rounds, own_round, rounds_of, stages_of
 from privdd.auditing.error_budget import ErrorBudget, error_budget
 from privdd.auditing.game import Game, draw_game
 from privdd.auditing.guarantees import guarantee_findings
 from privdd.auditing.noted_again import note_again
 from privdd.auditing.replay import recalled
 from privdd.auditing.shadow_federations import replay_federations, server_signals
-from privdd.auditing.shadows import Stage, audited_rounds
+from privdd.auditing.shadows import Stage
 from privdd.auditing.views import Scene, client_views, granted, probe_view, server_views
 from privdd.core.keys import Keys
 from privdd.core.types import Shard
@@ -108,10 +109,11 @@ def audit(experiment: Experiment, attacks: Mapping[str, Attack], folder: RunFold
         progress = recalled(plan, progress, shards[plan.victim])
     trained = clock()
     scene = Scene(experiment, progress, game, shards[plan.victim], record)
-    stages = _stages(scene, whole, folder)
+    grouped = rounds_of(progress.snapshots, experiment.audit.rounds)
+    stages = _stages(scene, whole, folder, grouped)
     stacked, sent = _worlds(stages), _federations(scene, whole, folder)
     replayed = clock()
-    jobs = _jobs(scene, attacks, stacked, sent)
+    jobs = _jobs(scene, attacks, own_round(stacked, grouped), over_rounds(stacked, grouped), sent)
     tests = sum(job.attack.family == Family.MEMBERSHIP for job in jobs)
     budget = budget_of(experiment, tests)
     findings = tuple(_attack_all(scene, jobs, budget, folder))
@@ -124,23 +126,22 @@ def audit(experiment: Experiment, attacks: Mapping[str, Attack], folder: RunFold
         "attacks": clock() - replayed,
         "total": clock() - began,
     }
-    return Audited(scene, findings, seconds, budget, {t: one.choice for t, one in stages.items()})
+    return Audited(scene, findings, seconds, budget, {t: stages[t].choice for t in grouped})
 
 
-def _stages(scene: Scene, whole: Shard, folder: RunFolder) -> dict[int, Stage]:
-    """The replays of every audited round, not yet run."""
-    experiment, snapshots = scene.experiment, scene.progress.snapshots
-    config, training = experiment.run.fingerprint, experiment.audit.training
-    return {
-        t: Stage(
-            scene.plan, snapshots, t, whole, scene.game, scene.lens(t), folder, experiment.engine, config, training
-        )
-        for t in audited_rounds(snapshots)
-    }
+def _stages(scene: Scene, whole: Shard, folder: RunFolder, grouped: Mapping[int, Sequence[int]]) -> dict[int, Stage]:
+    """The replays of every round of ``grouped`` (audited round -> its rounds), not yet run."""
+    experiment, snapshots, training = scene.experiment, scene.progress.snapshots, scene.experiment.audit.training
+
+    def make(t: int) -> Stage:
+        held = (scene.game, scene.lens(t), folder, experiment.engine, experiment.run.fingerprint, training)
+        return Stage(scene.plan, snapshots, t, whole, *held)
+
+    return stages_of(make, scene.lens, grouped)
 
 
 def _worlds(stages: Mapping[int, Stage]) -> dict[int, dict[str, Tensor]]:
-    """Audited round -> membership signals, (K, n) by "surface|signal"."""
+    """Replayed round -> membership signals, (K, n) by "surface|signal"."""
     with stage("train shadow models", sum(len(one.game.masks) for one in stages.values())) as bar:
         return {t: one.signals(bar) for t, one in stages.items()}
 
@@ -177,25 +178,29 @@ def _jobs(
     scene: Scene,
     attacks: Mapping[str, Attack],
     stacked: Mapping[int, Mapping[str, Tensor]],
+    rounds: Mapping[int, Mapping[str, Tensor]],
     sent: Mapping[str, Tensor],
 ) -> list[Job]:
     return [
         Job(view, truth, note, name, attack)
-        for view, truth, note in _views(scene, stacked, sent)
+        for view, truth, note in _views(scene, stacked, rounds, sent)
         for name, attack in attacks.items()
         if applies(attack, view)
     ]
 
 
 def _views(
-    scene: Scene, stacked: Mapping[int, Mapping[str, Tensor]], sent: Mapping[str, Tensor]
+    scene: Scene,
+    stacked: Mapping[int, Mapping[str, Tensor]],
+    rounds: Mapping[int, Mapping[str, Tensor]],
+    sent: Mapping[str, Tensor],
 ) -> Iterator[tuple[View, Truth, str]]:
-    """Every view with its truth, and words for where it comes from."""
+    """Every view with its truth, and words for where it comes from. rounds: the signals in all replayed rounds."""
     truth = scene.truth()
     several = len({scene.progress.snapshots[t].phase for t in stacked}) > 1
     for t, signals in stacked.items():
         phase = scene.progress.snapshots[t].phase
-        for view in client_views(scene, t, signals):
+        for view in client_views(scene, t, signals, rounds[t]):
             yield view, truth, f"{phase} phase, round {t}" if several else f"round {t}"
     final = scene.plan.method.broadcast(scene.progress.server)
     for view in server_views(scene, final, {**sent, **_pooled_features(stacked)}):

@@ -14,6 +14,7 @@ from attacks.membership import signals as sig
 from attacks.membership.readout import class_means, nearest, readout
 from attacks.membership.shared_noise import SIGNAL, noise_coincidence
 from attacks.types import Surface
+from privdd.auditing.joint_signals import parts_by_layer, parts_in_means
 from privdd.auditing.signals import Lens, embedded, maps_of
 from privdd.core.types import Tensors
 from privdd.federated.method import Method, defines
@@ -52,6 +53,7 @@ def _update(lens: Lens, name: str, value: Tensors, values: Mapping[str, Tensors]
         change = torch.cat([(state[n] - lens.start[n]).flatten() for n in names])
         out["alignment"] = sig.gradient_alignment(change, lens.gradients)
         out["gradient_product"] = sig.gradient_alignment(change, lens.gradients, cosine=False)
+        out |= parts_by_layer(lens, -change)
     return out
 
 
@@ -61,7 +63,8 @@ def _control(lens: Lens, name: str, value: Tensors, values: Mapping[str, Tensors
         raise NoReader(lens.method, name, "classifier and sent_state")
     vector = torch.cat([value[n].flatten() for n, _ in lens.model.named_parameters() if n in value])
     product = sig.alignment(vector, lens.gradients, cosine=False)
-    return {"alignment": sig.alignment(vector, lens.gradients), "gradient_product": product}
+    found = {"alignment": sig.alignment(vector, lens.gradients), "gradient_product": product}
+    return found | parts_by_layer(lens, vector) if len(vector) == lens.gradients.shape[1] else found
 
 
 def _features(lens: Lens, name: str, value: Tensors, values: Mapping[str, Tensors]) -> Mapping[str, Tensor]:
@@ -122,10 +125,14 @@ def _synthetic(lens: Lens, name: str, value: Tensors, values: Mapping[str, Tenso
         **_trained_on(inside, y, own, others, lens),
         "alignment": _aligned(lens, inside, y, own),
         "distance": nearest(records.x, x, records.x[0].numel() ** 0.5),  # from black to white
+        "joint": parts_in_means(lens, x.flatten(1), y, records.x.flatten(1)),
+        "joint_embedding": parts_in_means(lens, inside, y, own),
     }
     if lens.public_map is not None:
         middle, mapped = lens.mapped
-        found["embedding_alignment"] = _aligned(lens, embedded(lens.public_map, x) - middle, y, mapped)
+        there = embedded(lens.public_map, x) - middle
+        found["embedding_alignment"] = _aligned(lens, there, y, mapped)
+        found["joint_public_map"] = parts_in_means(lens, there, y, mapped)
     return found
 
 
@@ -149,11 +156,14 @@ def _representations(lens: Lens, name: str, value: Tensors, values: Mapping[str,
     public = project(lens.public.x).flatten(1)
     centre = public.mean(0) if own.shape[1] == inside.shape[1] else inside.mean(0)
     farthest = 2 * float(own.norm(dim=1).max())  # no bound is known: the diameter of the records' ball
-    return {
+    found = {
         **_trained_on(inside - centre, y, own - centre, public[:POPULATION] - centre, lens),
         "alignment": _aligned(lens, inside - centre, y, own - centre),
         "distance": nearest(own, inside, farthest),
     }
+    if own.shape[1] == inside.shape[1]:
+        found["joint"] = parts_in_means(lens, inside - centre, y, own - centre)
+    return found
 
 
 def _prototypes(lens: Lens, name: str, value: Tensors, values: Mapping[str, Tensors]) -> Mapping[str, Tensor]:

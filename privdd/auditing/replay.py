@@ -32,13 +32,17 @@ def memory_after(plan: Plan, snapshot: Snapshot, memory: State, shard: Shard) ->
     return plan.method.recall(snapshot.broadcast, memory, shard, plan.context(snapshot.round, plan.victim))
 
 
+Done = dict[int, tuple[Upload, ClientContext]]  # round -> what the client made of it
+Sent = dict[int, Mapping[str, Tensors]]  # round -> what the client would have sent
+
+
 @dataclass(frozen=True)
 class Replay:
     """Some worlds of one audited round, self-contained so that any worker can run them.
 
     chain: the client's rounds, from the first that the audited one depends on to the audited one; shard: the
     client's data before any coin flip; batched: all worlds at once by the method's ``local_batched``, else one
-    by one.
+    by one; passing: earlier rounds of the chain whose uploads are wanted too.
     """
 
     plan: Plan
@@ -47,40 +51,55 @@ class Replay:
     game: Game
     worlds: Sequence[int]
     batched: bool = False
+    passing: frozenset[int] = frozenset()
 
     def run(self) -> list[Mapping[str, Tensors]] | None:
         """What the client would have sent in the last round of the chain, by world.
 
         None if ``batched`` is set and the method has no batched form of one of the rounds.
         """
+        found = self.by_round()
+        return None if found is None else [sent[self.chain[-1].round] for sent in found]
+
+    def by_round(self) -> list[Sent] | None:
+        """The same for the last round and those of ``passing``, each world's by round."""
         plans = [world_plan(self.plan, world) for world in self.worlds]
         shards = [self.game.shard(self.shard, world) for world in self.worlds]
         done = self._batched(plans, shards) if self.batched else [self._one(p, s) for p, s in zip(plans, shards)]
         if done is None:
             return None
         # the same context as the local work: noise on what is sent comes next in its stream
-        sent = [self.plan.channel.send(upload, ctx) for upload, ctx in done]
-        return [received.values for received, _ in sent]
+        send = self.plan.channel.send
+        return [{t: send(upload, ctx)[0].values for t, (upload, ctx) in rounds.items()} for rounds in done]
 
-    def _one(self, plan: Plan, shard: Shard) -> tuple[Upload, ClientContext]:
+    def _wanted(self, snapshot: Snapshot) -> bool:
+        return snapshot.round == self.chain[-1].round or snapshot.round in self.passing
+
+    def _one(self, plan: Plan, shard: Shard) -> Done:
         memory: State = {}
-        for snapshot in self.chain[:-1]:
-            memory = memory_after(plan, snapshot, memory, shard)
-        last = self.chain[-1]
-        ctx = plan.context(last.round, plan.victim)
-        return plan.method.local(last.broadcast, memory, shard, ctx)[0], ctx
+        done: Done = {}
+        for snapshot in self.chain:
+            if not self._wanted(snapshot):
+                memory = memory_after(plan, snapshot, memory, shard)
+                continue
+            ctx = plan.context(snapshot.round, plan.victim)
+            upload, memory = plan.method.local(snapshot.broadcast, memory, shard, ctx)
+            done[snapshot.round] = (upload, ctx)
+        return done
 
-    def _batched(self, plans: Sequence[Plan], shards: Sequence[Shard]) -> list[tuple[Upload, ClientContext]] | None:
-        contexts: list[ClientContext] = []
-        done: list[tuple[Upload, State]] = [({}, {}) for _ in plans]
+    def _batched(self, plans: Sequence[Plan], shards: Sequence[Shard]) -> list[Done] | None:
+        made: list[Done] = [{} for _ in plans]
+        memories: list[State] = [{} for _ in plans]
         for snapshot in self.chain:
             contexts = [plan.context(snapshot.round, plan.victim) for plan in plans]
-            memories = [memory for _, memory in done]
             found = self.plan.method.local_batched(snapshot.broadcast, memories, shards, contexts)
             if found is None:
                 return None
-            done = list(found)
-        return [(upload, ctx) for (upload, _), ctx in zip(done, contexts)]
+            memories = [memory for _, memory in found]
+            if self._wanted(snapshot):
+                for done, (upload, _), ctx in zip(made, found, contexts):
+                    done[snapshot.round] = (upload, ctx)
+        return made
 
 
 def chain_to(plan: Plan, snapshots: Mapping[int, Snapshot], round: int) -> tuple[Snapshot, ...]:

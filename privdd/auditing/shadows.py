@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -17,9 +17,9 @@ from torch import Tensor
 from privdd.auditing.autotune import Choice, Trial, choose, key_of
 from privdd.auditing.game import Game
 from privdd.auditing.readers import Signals, read_signals
-from privdd.auditing.replay import Replay, chain_to, chunks, content_key
+from privdd.auditing.replay import Replay, Sent, chain_to, chunks, content_key
 from privdd.auditing.signals import Lens
-from privdd.core.types import Shard
+from privdd.core.types import Shard, Tensors
 from privdd.federated.channel import shapes
 from privdd.federated.simulation import Plan, Snapshot
 from privdd.runtime.engine import Engine
@@ -34,10 +34,17 @@ class ReplayTask:
 
     replay: Replay
     lens: Lens
+    passing: Mapping[int, Lens] = field(default_factory=dict)
 
     def run(self) -> list[Signals] | None:
-        sent = self.replay.run()
-        return None if sent is None else [read_signals(self.lens, values) for values in sent]
+        found, last = self.replay.by_round(), self.replay.chain[-1].round
+        return None if found is None else [read_all(self.lens, self.passing, sent.pop(last), sent) for sent in found]
+
+
+def read_all(lens: Lens, passing: Mapping[int, Lens], last: Mapping[str, Tensors], earlier: Sent) -> Signals:
+    """The signals of the audited round, and as "round@surface|signal" those of rounds that its replay passes."""
+    more = {f"{t}@{key}": v for t, at in passing.items() for key, v in read_signals(at, earlier[t]).items()}
+    return read_signals(lens, last) | more
 
 
 def run_task(task: ReplayTask) -> list[Signals] | None:
@@ -46,7 +53,11 @@ def run_task(task: ReplayTask) -> list[Signals] | None:
 
 @dataclass(frozen=True)
 class Stage:
-    """All worlds of one audited round."""
+    """All worlds of one audited round.
+
+    passing: earlier rounds that its replays pass and that are read as well; like: replayed as that stage is, without
+    a trial of its own.
+    """
 
     plan: Plan
     snapshots: Mapping[int, Snapshot]
@@ -58,6 +69,8 @@ class Stage:
     engine: Engine
     config: str
     training: str = "auto"  # auto | loop | vectorised
+    passing: Mapping[int, Lens] = field(default_factory=dict)
+    like: Stage | None = None
 
     @property
     def snapshot(self) -> Snapshot:
@@ -75,6 +88,8 @@ class Stage:
     @cached_property
     def choice(self) -> Choice:
         """How the worlds are replayed; stored in the run folder, so that a resumed run does the same."""
+        if self.like is not None and not self.plan.method.shares_work:  # a method that shares work has no choice
+            return self.like.choice
         if self.plan.method.shares_work and len(self._cached(self._place(), self._real)) == len(self.game.masks):
             return Choice("loop", "nothing to replay: all shadow models are kept from an earlier start")
         record = self.folder.path / "worlds" / f"{self._key(self.config)}.json"
@@ -106,12 +121,13 @@ class Stage:
             return self.task(self.groups[0], batched=True).run() if self.groups else None
 
     def task(self, worlds: Sequence[int], *, batched: bool) -> ReplayTask:
-        return ReplayTask(Replay(self.plan, self.chain, self.shard, self.game, worlds, batched), self.lens)
+        replay = Replay(self.plan, self.chain, self.shard, self.game, worlds, batched, frozenset(self.passing))
+        return ReplayTask(replay, self.lens, self.passing)
 
     @cached_property
     def _real(self) -> Signals:
         """World 0: what was really sent."""
-        return read_signals(self.lens, self.snapshot.sent)
+        return read_all(self.lens, self.passing, self.snapshot.sent, {t: self.snapshots[t].sent for t in self.passing})
 
     def _place(self, *, apart: bool = False) -> Path:
         return self.folder.path / "worlds" / self._key(f"{self.config} vectorised" if apart else self.config)
@@ -135,7 +151,8 @@ class Stage:
             if world not in found:  # a group is always replayed as a whole; known worlds come out the same
                 found[world] = self._keep(place, world, signals)
                 bar.advance()
-        return {key: torch.stack([found[w][key] for w in sorted(found)]) for key in real}
+        common = [key for key in real if all(key in signals for signals in found.values())]
+        return {key: torch.stack([found[w][key] for w in sorted(found)]) for key in common}
 
     def _replayed(self, missing: Sequence[int], batched: bool) -> Iterator[tuple[int, Signals]]:
         """(world, signals) of the missing worlds, and of others in the same groups."""
@@ -156,8 +173,11 @@ class Stage:
         for world in range(len(self.game.masks)):
             with contextlib.suppress(DamagedRun):
                 signals = read_tensors(self._file(place, world))
-                if shapes(signals) == shapes(real):
-                    found[world] = signals
+                kept = {key: signals[key] for key in real if key in signals}
+                # a file of an earlier version has no "joint" signals: the run is attacked without them
+                needed = {key: value for key, value in real.items() if key in kept or "|joint" not in key}
+                if shapes(needed) == shapes(kept):
+                    found[world] = kept
         return found
 
     def _file(self, place: Path, world: int) -> Path:

@@ -15,9 +15,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
+from attacks.membership.ridge import SMALL, solver
+from attacks.types import Surface
 from privdd.core.types import Problem, Records, State, Tensors
 from privdd.federated.method import Method
 from privdd.federated.simulation import Snapshot
+
+ROOM = 50_000_000  # numbers (records times parameters) that are held at once besides the gradients
+LAYERS, LEAST = 4, 100  # layers in which records are solved for together, and parameters that such a layer has
 
 
 @dataclass(frozen=True)
@@ -68,19 +73,68 @@ class Lens:
     @cached_property
     def gradients(self) -> Tensor | None:
         """(n, p) loss gradient of each audited record at the broadcast model."""
-        if self.start is None or self.model is None:
+        return None if self.start is None else self.gradients_at(self.start)
+
+    def gradients_at(self, state: State) -> Tensor | None:
+        """(n, p) loss gradient of each audited record at a model; None where no classifier is shared."""
+        if self.model is None:
             return None
-        model, start = self.model, self.start
+        model = self.model
         names = [n for n, _ in model.named_parameters()]
-        rest = {n: t for n, t in start.items() if n not in names}
+        rest = {n: t for n, t in state.items() if n not in names}
 
         def loss(params: State, x: Tensor, y: Tensor) -> Tensor:
             return F.cross_entropy(functional_call(model, {**params, **rest}, (x[None],)), y[None])
 
-        params = {n: start[n] for n in names}
+        params = {n: state[n] for n in names}
         pull = vmap(grad(loss), in_dims=(None, 0, 0))
         parts = [pull(params, x, y) for x, y in zip(self.candidates.x.split(32), self.candidates.y.split(32))]
         return torch.cat([torch.cat([p[n].flatten(1) for n in names], 1) for p in parts])
+
+    @cached_property
+    def path(self) -> Tensor | None:
+        """(n, p) ``gradients``, averaged over the start, the middle and the end of the way that was really gone.
+
+        The server knows the end from the upload. Where that is mostly noise it must not drown the start, so no point
+        counts for more than the start does. The start alone where no model was sent back, or there is no room.
+        """
+        if self.gradients is None or self.start is None or self.gradients.numel() > ROOM:
+            return self.gradients
+        ends = [self.state(name, value) for name, value in self.snapshot.sent.items()
+                if self.method.uploads[name] == Surface.UPDATE]  # fmt: skip
+        if not ends or ends[0] is None:
+            return self.gradients
+        start, end = self.start, ends[0]
+        middle = {n: (t + end[n]) / 2 if t.is_floating_point() else t for n, t in start.items()}
+        size, total = self.gradients.norm(), self.gradients
+        for there in (middle, end):
+            found = self.gradients_at(there)
+            if found is not None and torch.isfinite(found).all():
+                total = total + found * (size / found.norm().clamp_min(1e-30)).clamp(max=1)
+        return total / 3
+
+    @cached_property
+    def solvers(self) -> dict[str, tuple[slice, Tensor]]:
+        """Layer -> its place in the parameters, and the matrix (n, k) that takes its change to the records' parts in it.
+
+        The last LAYERS layers of LEAST parameters or more, as far as there is room.
+        """
+        if self.path is None or self.model is None:
+            return {}
+        ends: dict[str, tuple[int, int]] = {}
+        at = 0
+        for name, value in self.model.named_parameters():
+            layer = name.rpartition(".")[0] or name
+            ends[layer] = (ends.get(layer, (at, at))[0], at + value.numel())
+            at += value.numel()
+        last = [(layer, slice(*span)) for layer, span in reversed(ends.items()) if span[1] - span[0] >= LEAST]
+        found: dict[str, tuple[slice, Tensor]] = {}
+        room = ROOM
+        for layer, place in last[:LAYERS]:
+            room -= len(self.path) * (place.stop - place.start)
+            if room >= 0 or not found:
+                found[layer] = (place, solver(self.path[:, place], SMALL).float())
+        return found
 
     def embed(self, x: Tensor) -> Tensor:
         """(b, d) penultimate features of the broadcast classifier; pixels where none was sent."""

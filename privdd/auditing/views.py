@@ -108,13 +108,18 @@ def feature_noise(plan: Plan) -> dict[str, Any]:
     return dict(released[0].public_constants(math.prod(plan.problem.shape))) if released else {}
 
 
-def client_views(scene: Scene, round: int, stacked: Mapping[str, Tensor]) -> Iterator[View]:
-    """One view for each surface that the audited client sent in ``round``, as the server holds it."""
+def client_views(
+    scene: Scene, round: int, stacked: Mapping[str, Tensor], rounds: Mapping[str, Tensor] | None = None
+) -> Iterator[View]:
+    """One view for each surface that the audited client sent in ``round``, as the server holds it.
+
+    rounds: the same signals in all replayed rounds, (K, n, R).
+    """
     snapshot = scene.progress.snapshots[round]
     knowledge = scene.knowledge(round)
     for surface in dict.fromkeys(scene.plan.method.uploads[name] for name in snapshot.sent):
         read = any(key.startswith(f"{surface}|") for key in stacked)  # not where it is waived and unreadable
-        worlds = as_worlds(stacked, str(surface), scene.game, scene.public) if read else None
+        worlds = as_worlds(stacked, str(surface), scene.game, scene.public, rounds) if read else None
         captures = tuple(_captures(scene, snapshot, surface))
         if surface in THROUGH_A_MAP:
             captures += tuple(
@@ -222,13 +227,24 @@ def probe_view(scene: Scene, round: int, records: Sequence[int]) -> tuple[View, 
     return view, Truth(chosen.x, chosen.y, scene.shard.heldout.x, scene.shard.heldout.y, counts, stand_ins)
 
 
-def as_worlds(stacked: Mapping[str, Tensor], surface: str, game: Game, public: Records) -> Worlds:
+def as_worlds(
+    stacked: Mapping[str, Tensor],
+    surface: str,
+    game: Game,
+    public: Records,
+    rounds: Mapping[str, Tensor] | None = None,
+) -> Worlds:
     """The (K, n) signals of one surface, with the membership masks and a control that never sees the artifact."""
-    mine = {key.split("|", 1)[1]: value for key, value in stacked.items() if key.split("|", 1)[0] == surface}
+    mine = _of_surface(stacked, surface)
     logits, population = mine.pop("logits", None), mine.pop("public_logits", None)
     candidates = game.candidates
-    count = len(next(iter(mine.values())))
-    return Worlds(mine, game.masks[:count], blind_scores(candidates, public), candidates.y, logits, population)
+    masks = game.masks[: len(next(iter(mine.values())))]
+    blind, later = blind_scores(candidates, public), _of_surface(rounds or {}, surface)
+    return Worlds(mine, masks, blind, candidates.y, logits, population, rounds=later)
+
+
+def _of_surface(stacked: Mapping[str, Tensor], surface: str) -> dict[str, Tensor]:
+    return {key.split("|", 1)[1]: value for key, value in stacked.items() if key.split("|", 1)[0] == surface}
 
 
 def blind_scores(candidates: Records, public: Records) -> Tensor:

@@ -104,6 +104,7 @@ class Budget:
 COUNTS = {
     "records": (1, "at least 1 is needed"),
     "worlds": (1, "at least 1 is needed (world 0 is the run itself)"),
+    "rounds": (1, "at least 1 is needed (the latest of each phase)"),
     "federations": (0, "0 or more is needed"),
     "victims": (0, "0 or more is needed"),
     "canaries": (0, "0 or more is needed"),
@@ -118,7 +119,8 @@ class AuditSettings:
     fair coin flip. worlds: replays of the audited client (one shadow model each), the real run included. federations:
     replays of the whole federation. victims: records that each reconstruction attack is tried on. confidence: of
     guarantee tests, in (0, 1). training: how replays are trained. canaries:
-    crafted records that fair coins add to the audited client's data. waive: surface -> why it is not attacked.
+    crafted records that fair coins add to the audited client's data. rounds: how many of a phase are replayed, the
+    latest included (one in the stored configs of earlier versions). waive: surface -> why it is not attacked.
     """
 
     client: int | Literal["auto"]
@@ -130,6 +132,7 @@ class AuditSettings:
     guarantee: Budget
     training: TrainingWay = "auto"
     canaries: int = 0
+    rounds: int = 1
     waive: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

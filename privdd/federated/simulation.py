@@ -17,6 +17,7 @@ from privdd.federated.channel import Channel, ClientContext, digest, rooted, sha
 from privdd.federated.divergence import share_right
 from privdd.federated.dropped import Dropped
 from privdd.federated.heard import Heard
+from privdd.federated.kept_rounds import KEPT, spread_out
 from privdd.federated.method import Method
 from privdd.federated.noise_record import NoiseRecord, Watch, answers
 from privdd.privacy.description import description
@@ -264,7 +265,7 @@ def _snapshots(
     memory: State,
     inbox: Sequence[Received],
 ) -> dict[int, Snapshot]:
-    """The victim's first and latest round of every phase; all rounds where memory links them."""
+    """Rounds of the victim spread over every phase, with its first and latest; all rounds where memory links them."""
     mine = [r for r in inbox if r.client == plan.victim]
     if not mine:
         return dict(kept)
@@ -272,7 +273,8 @@ def _snapshots(
     if plan.method.remembers(round, memory) or any(s.memory for s in kept.values()):
         return {**kept, round: new}
     alike = sorted(t for t, s in kept.items() if s.phase == new.phase and set(s.sent) == set(new.sent))
-    return {**{t: s for t, s in kept.items() if t not in alike[1:]}, round: new}
+    left = spread_out([*alike, round], KEPT)
+    return {**{t: s for t, s in kept.items() if t not in alike or t in left}, round: new}
 
 
 def predict_in_batches(predict: Callable[[Tensor], Tensor], x: Tensor, batch: int = 500) -> Tensor:

@@ -259,6 +259,7 @@ class FindingRow(Part):
     label_accuracy: Unit | None = None
     n: Count | None = None
     worlds: Count | None = None
+    rounds: Count | None = None
     seconds: Positive | None = None
     baselines: dict[Text, Finite] | None = None
     diagnostics: dict[str, Any] | None = None

@@ -158,8 +158,11 @@ def test_what_is_published_at_the_end_is_seen_by_peers_and_the_public() -> None:
     assert all(r.visible_to == ("peer",) for r in done.ledger.releases[:before] if r.client == SERVER)
 
 
-def test_the_first_and_the_latest_round_of_the_audited_client_are_kept() -> None:
+def test_rounds_of_the_audited_client_are_kept_as_far_as_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
     _, past = run("algo=fedavg", "algo.rounds=4")
+    assert [sorted(p.snapshots) for p in past] == [[], [0], [0, 1], [0, 1, 2], [0, 1, 2, 3]]
+    monkeypatch.setattr("privdd.federated.simulation.KEPT", 2)
+    _, past = run("algo=fedavg", "algo.rounds=4", "seed=1")
     assert [sorted(p.snapshots) for p in past] == [[], [0], [0, 1], [0, 2], [0, 3]]
 
 
