@@ -92,7 +92,7 @@ def test_a_stored_config_keeps_its_fingerprint_and_has_todays_settings() -> None
     today = composed("audit", [*ASKED, "name=feddm"])
     assert today.audit.canaries == AuditSettings.canaries  # came later: an old config has its default
     OmegaConf.set_struct(today, False)
-    del today.audit.canaries
+    del today.audit.canaries, today.audit.rounds  # the second came later too: an old config has one round
     assert config == today
 
 
@@ -151,9 +151,10 @@ def test_a_stopped_run_goes_on_to_the_result_of_an_undisturbed_one(
 ) -> None:
     """To the same bits, where this machine computes the first round to the bits that the other one stored."""
     path, whole = old("stopped"), tmp_path / "whole"
-    assert audit(f"resume={path}") == 0 and audit(*ASKED, f"hydra.run.dir={whole}") == 0
+    assert audit(f"resume={path}") == 0 and audit(*ASKED, "audit.rounds=1", f"hydra.run.dir={whole}") == 0
     today = stored_config(whole)
     assert today.audit.pop("canaries") == AuditSettings.canaries  # came later
+    assert today.audit.pop("rounds") == AuditSettings.rounds  # came later: an old config has one round
     assert stored_config(path) == today
     sent = [sorted(p.relative_to(run) for p in (run / "artifacts").rglob("*.safetensors")) for run in (path, whole)]
     assert sent[0] == sent[1] and len(sent[0]) == 6
