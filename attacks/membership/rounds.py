@@ -13,7 +13,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from attacks.membership.attack import RATES, MembershipAttack, _worlds, leave_one_out
+from attacks.membership.attack import RATES, MembershipAttack, _worlds, leave_one_out, primary_signal
 from attacks.membership.gaussian import Covariance, gaussian_ratio
 from attacks.membership.lira import lira
 from attacks.roc import roc, tpr_at_fpr
@@ -39,6 +39,8 @@ class RoundsAttack(MembershipAttack):
     def judge(self, evidence: Evidence, view: View, truth: Truth) -> Finding:
         """As for one round, with the number of rounds, and AUC and TPR of the last one alone."""
         finding = super().judge(evidence, view, truth)
+        if finding.measures.get("status") == "nothing_to_read":
+            return finding
         member, last = _worlds(view).masks.flatten().numpy(), evidence.extra["last_round"].flatten().numpy()
         alone = {
             "auc": roc(last, member).auc,
@@ -52,6 +54,10 @@ class LiraRounds(RoundsAttack):
     """LiRA (Carlini et al. 2022) on the surface's primary signal in every round, each fitted on the other worlds."""
 
     name: ClassVar[str] = "lira_rounds"
+
+    def reads(self, view: View) -> list[Tensor]:
+        worlds = _worlds(view)
+        return [in_all_rounds(worlds, primary_signal(view.surface, worlds, self.signal))]
 
     def score(self, view: View, name: str, seed: int) -> Tensor:
         worlds = _worlds(view)
@@ -79,10 +85,13 @@ class Fusion(RoundsAttack):
     name: ClassVar[str] = "fusion"
     least_worlds: ClassVar[int] = 5
 
+    def reads(self, view: View) -> list[Tensor]:
+        worlds = _worlds(view)
+        return [in_all_rounds(worlds, n) for n in (fused_signals(worlds) if self.signal == "auto" else [self.signal])]
+
     def score(self, view: View, name: str, seed: int) -> Tensor:
         worlds = _worlds(view)
-        names = fused_signals(worlds) if self.signal == "auto" else [name]
-        vectors = [torch.stack(of, -1) for of in zip(*(in_all_rounds(worlds, n).unbind(-1) for n in names))]
+        vectors = [torch.stack(of, -1) for of in zip(*(one.unbind(-1) for one in self.reads(view)))]
         return torch.stack([leave_one_out(self._ratio, one, worlds.masks) for one in vectors], -1)
 
     def _ratio(self, signals: Tensor, masks: Tensor, target: Tensor) -> Tensor:
@@ -107,8 +116,11 @@ class Tracing(RoundsAttack):
     surfaces: ClassVar[frozenset[Surface]] = LINEAR
     least_worlds: ClassVar[int] = 1
 
-    def score(self, view: View, name: str, seed: int) -> Tensor:
+    def reads(self, view: View) -> list[Tensor]:
         worlds = _worlds(view)
         parts = [n for n in sorted(worlds.signals) if n.startswith("joint")] if self.signal == "auto" else []
-        signals = [in_all_rounds(worlds, n).double() for n in parts or [name]]
+        return [in_all_rounds(worlds, n) for n in parts or [primary_signal(view.surface, worlds, self.signal)]]
+
+    def score(self, view: View, name: str, seed: int) -> Tensor:
+        signals = [one.double() for one in self.reads(view)]
         return sum((s / s.std(1, correction=0, keepdim=True).clamp_min(1e-300) for s in signals), torch.zeros(()))

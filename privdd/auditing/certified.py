@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from attacks.types import Finding
-from privdd.federated.experiment import Experiment
 from privdd.privacy.ledger import Ledger
 
 KEY = "certificate"  # in a finding's diagnostics: how a bound for the whole run was come by
@@ -21,8 +20,7 @@ def certified(findings: Sequence[Finding]) -> dict[str, Any]:
     return {"certified": best["epsilon_measured"], "certified_by": best["diagnostics"][KEY]}
 
 
-def certified_on(experiment: Experiment, ledger: Ledger, surface: str, findings: Sequence[Finding]) -> dict[str, Any]:
+def certified_on(victim: int, ledger: Ledger, surface: str, findings: Sequence[Finding]) -> dict[str, Any]:
     """The same of one surface: the run's, where it was computed from all that the audited client spends, or nothing."""
-    victim = experiment.plan.victim
     spent = {row.id for row in ledger.releases if row.client == victim and row.protected}
     return certified(findings) if spent and spent <= ledger.behind([surface]) else {}

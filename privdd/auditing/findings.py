@@ -185,7 +185,7 @@ def _surfaces(
             "rounds": len({r.round for r in releases}),
             "bytes": size_in_bytes(releases),
             "mechanism": _mechanism(experiment, releases),
-            "epsilon": epsilon | certified_on(experiment, progress.ledger, surface, findings),
+            "epsilon": epsilon | certified_on(experiment.plan.victim, progress.ledger, surface, findings),
             "audited": audited,
             "untested": missing,
             "verdict": verdict(epsilon, stated.get(surface), mine, missing),

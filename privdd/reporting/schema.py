@@ -109,10 +109,7 @@ class CertifiedBy(Part):
 
 
 class EpsilonPair(Part):
-    """Upper bounds by the two accountants, at the run's delta.
-
-    certified: the largest finite-sample lower bound for all that is released, where one was taken.
-    """
+    """Upper bounds by the two accountants; certified: the largest finite-sample lower bound for all that is released."""
 
     pld: Epsilon
     rdp: Epsilon

@@ -7,10 +7,10 @@ import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from privdd.auditing.findings import both, per_client, size_in_bytes
+from privdd.auditing.findings import both, per_client, reconstruction_rows, size_in_bytes
 from privdd.privacy.ledger import SERVER, Ledger, Release
 from privdd.reporting.folder import RunRecord
-from privdd.reporting.schema import Findings
+from privdd.reporting.schema import EpsilonPair, Findings
 from privdd.runtime.run_folder import DamagedRun
 from privdd.verifying.disagreement import Disagreement, differing
 
@@ -46,11 +46,24 @@ def check_ledger(record: RunRecord, ledger: Ledger | None) -> Iterator[Disagreem
     if ledger is not None:
         found |= {"delta": ledger.delta, "unit": ledger.unit, "relation": ledger.relation}
     stored = findings.privacy.model_dump(include=set(found))
-    yield from differing(FILE, "privacy", stored, found)
+    yield from differing(FILE, "privacy", {**stored, "epsilon": accounted(findings.privacy.epsilon)}, found)
     if ledger is not None:
         yield from _surfaces(findings, ledger)
         yield from _people(findings, ledger)
         yield from _sizes(record)
+        yield from _reconstruction(findings, ledger)
+
+
+def accounted(pair: EpsilonPair) -> dict[str, float]:
+    """The two accountants' numbers, without the lower bound that stands beside them."""
+    return {"pld": pair.pld, "rdp": pair.rdp}
+
+
+def _reconstruction(findings: Findings, ledger: Ledger) -> Iterator[Disagreement]:
+    """What a claim would allow is left to the claim; files of earlier versions have none of it."""
+    if findings.privacy.reconstruction is not None:
+        stored = [row.model_dump(exclude={"claimed"}, exclude_none=True) for row in findings.privacy.reconstruction]
+        yield from differing(FILE, "privacy.reconstruction", stored, reconstruction_rows(ledger, []))
 
 
 def _surfaces(findings: Findings, ledger: Ledger) -> Iterator[Disagreement]:
@@ -73,7 +86,8 @@ def _surfaces(findings: Findings, ledger: Ledger) -> Iterator[Disagreement]:
             "bytes": size_in_bytes(releases),
             "epsilon": epsilons(ledger, [key[0]]),
         }
-        yield from differing(FILE, name, stored[key].model_dump(include=set(found)), found)
+        said = {**stored[key].model_dump(include=set(found)), "epsilon": accounted(stored[key].epsilon)}
+        yield from differing(FILE, name, said, found)
 
 
 def _people(findings: Findings, ledger: Ledger) -> Iterator[Disagreement]:

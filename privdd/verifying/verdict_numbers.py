@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from attacks.types import Adversary, Family, Finding, Surface
+from privdd.auditing.certified import certified, certified_on
 from privdd.auditing.findings import MEASURED, for_records, lower_bound, verdict
 from privdd.auditing.looked_at import gaps
 from privdd.privacy.ledger import Ledger
@@ -35,6 +36,19 @@ def check_verdicts(record: RunRecord, ledger: Ledger | None) -> Iterator[Disagre
         yield from differing(FILE, f"surfaces.{surface}.verdict", row.verdict, said)
         found.append(said)
     yield from differing(FILE, "verdict", findings.verdict, worst_verdict(found))
+    if ledger is not None:
+        yield from _check_certified(record, ledger, every)
+
+
+def _check_certified(record: RunRecord, ledger: Ledger, every: list[Finding]) -> Iterator[Disagreement]:
+    """The certified epsilons are those of the rows that certify; the rows themselves need the run's records."""
+    findings, victim = record.findings, int(record.manifest.get("audited_client", -1))
+    pairs = {"privacy": (findings.privacy.epsilon, certified(every))}
+    for row in findings.surfaces:
+        pairs[f"surfaces.{row.surface}"] = row.epsilon, certified_on(victim, ledger, str(row.surface), every)
+    for name, (pair, found) in pairs.items():
+        stored = pair.model_dump(include={"certified", "certified_by"}, exclude_none=True)
+        yield from differing(FILE, f"{name}.epsilon", stored, found)
 
 
 def stated_epsilon(record: RunRecord, ledger: Ledger | None, surface: str) -> float | None:
