@@ -1,7 +1,6 @@
 """Schema 2 of ``findings.json`` as pydantic models that refuse any key or value they do not know.
 
 It adds keys to schema 1 and renames none, so files of schema 1 are read by the same models.
-
 Infinity is written as the string ``"inf"`` and is ``math.inf`` in memory; every other number is finite.
 """
 

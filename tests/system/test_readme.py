@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from privdd import verify
+from privdd import selftest, verify
 from privdd.api import audit
 from privdd.cli.config import expand
 from privdd.cli.main import checked
@@ -68,6 +68,9 @@ def test_the_commands_are_accepted(line: str, mine: Path) -> None:
         return
     if module == "privdd.verify":
         assert verify.parser().parse_args(argv).run
+        return
+    if module == "privdd.selftest":
+        assert selftest.read(argv).profile
         return
     command = module.removeprefix("privdd.")
     if "--cfg" in argv:

@@ -18,6 +18,7 @@ from torch import Tensor
 from attacks.canaries import Canaries
 from attacks.tilted import Draws
 from privdd.auditing.guarantees.crafted_records import holding, with_guests
+from privdd.auditing.guarantees.dealt_noise import NotDealt
 from privdd.auditing.guarantees.lockstep import LockstepContext, in_lockstep
 from privdd.auditing.guarantees.statement import Subject
 from privdd.auditing.guarantees.tilted_context import RoundPlayed, Script, TiltedContext, exchange
@@ -128,7 +129,12 @@ class WholeRun:
         return Script(len(self.hosts), generator, draws, first, exchanged=self.subject.plan.relation == "replace")
 
     def _send(self, script: Script, name: str, value: Tensors) -> None:
-        """One upload through its mechanism: rows of one record each, the others' zeroed out as the relation says."""
+        """One upload through its mechanism: rows of one record each, the others' zeroed out as the relation says.
+
+        Raises NotDealt for an upload that is not one row a record: it tells of the client as a whole.
+        """
+        if any(t.ndim == 0 or len(t) != len(self.hosts) for t in value.values()):
+            raise NotDealt(f"{name} is not one row for each record")
         mechanism = self.subject.plan.channel.mechanisms[name]
         if not script.exchanged:
             value = {n: torch.cat([t, torch.zeros_like(t)]) for n, t in value.items()}
