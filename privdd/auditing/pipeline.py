@@ -163,6 +163,9 @@ def _federations(scene: Scene, whole: Shard, folder: RunFolder) -> dict[str, Ten
         )  # fmt: skip
 
 
+ByRound = Mapping[int, Mapping[str, Tensor]]  # audited round -> signals by "surface|signal"
+
+
 @dataclass(frozen=True)
 class Job:
     """One attack on one view; note: where the view comes from, in words."""
@@ -175,11 +178,7 @@ class Job:
 
 
 def _jobs(
-    scene: Scene,
-    attacks: Mapping[str, Attack],
-    stacked: Mapping[int, Mapping[str, Tensor]],
-    rounds: Mapping[int, Mapping[str, Tensor]],
-    sent: Mapping[str, Tensor],
+    scene: Scene, attacks: Mapping[str, Attack], stacked: ByRound, rounds: ByRound, sent: Mapping[str, Tensor]
 ) -> list[Job]:
     return [
         Job(view, truth, note, name, attack)
@@ -190,10 +189,7 @@ def _jobs(
 
 
 def _views(
-    scene: Scene,
-    stacked: Mapping[int, Mapping[str, Tensor]],
-    rounds: Mapping[int, Mapping[str, Tensor]],
-    sent: Mapping[str, Tensor],
+    scene: Scene, stacked: ByRound, rounds: ByRound, sent: Mapping[str, Tensor]
 ) -> Iterator[tuple[View, Truth, str]]:
     """Every view with its truth, and words for where it comes from. rounds: the signals in all replayed rounds."""
     truth = scene.truth()

@@ -27,6 +27,8 @@ from privdd.runtime.progress import Bar
 from privdd.runtime.run_folder import DamagedRun, RunFolder, read_tensors, write_tensors
 from privdd.runtime.workers import threads
 
+LATER = ("joint", "public_logits", "gradient_", "shared_noise")  # signals that earlier versions did not keep
+
 
 @dataclass(frozen=True)
 class ReplayTask:
@@ -174,8 +176,10 @@ class Stage:
             with contextlib.suppress(DamagedRun):
                 signals = read_tensors(self._file(place, world))
                 kept = {key: signals[key] for key in real if key in signals}
-                # a file of an earlier version has no "joint" signals: the run is attacked without them
-                needed = {key: value for key, value in real.items() if key in kept or "|joint" not in key}
+                # a file of an earlier version lacks later signals: the run is attacked without them
+                needed = {
+                    key: value for key, value in real.items() if key in kept or not key.split("|")[-1].startswith(LATER)
+                }
                 if shapes(needed) == shapes(kept):
                     found[world] = kept
         return found

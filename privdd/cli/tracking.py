@@ -44,7 +44,7 @@ def track(choice: Any, folder: Path, accuracy: Sequence[float], scalars: Mapping
 
 def scalars_of(findings: Findings) -> dict[str, float]:
     """name -> number: epsilons of the run, and each finding's measures under surface/attack/adversary."""
-    found = {f"epsilon/{name}": value for name, value in findings.privacy.epsilon}
+    found = {f"epsilon/{name}": value for name, value in findings.privacy.epsilon if isinstance(value, float)}
     for row in findings.findings:
         stem = f"{row.surface}/{row.attack}/{row.adversary}"
         found |= {f"{stem}/{name}": getattr(row, name) for name in MEASURES if getattr(row, name) is not None}

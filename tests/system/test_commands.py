@@ -62,7 +62,7 @@ BAD = {
     "negative noise": (["privacy=dpsgd", "privacy.noise_multiplier=-1"], r"noise_multiplier=-1"),
     "NaN noise": (["privacy=dpsgd", "privacy.noise_multiplier=nan"], r"privacy.noise_multiplier=nan"),
     "noise for a method without it": (["algo=moon", "privacy=dpsgd"], r"has no place in Moon"),
-    "nothing to calibrate": (["privacy.epsilon=3"], r"sets no mechanism"),
+    "nothing to calibrate": (["privacy.epsilon=3"], r"privacy=none has no mechanism"),
     "more clients than records": (["partition.clients=5000"], r"clients"),
     "client to audit": (["audit.client=77"], r"audit.client=77"),
     "too few runs for a guarantee": (["audit.guarantee.slow_runs=2"], r"audit.guarantee.slow_runs=2: at least 20"),

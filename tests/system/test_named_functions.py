@@ -15,7 +15,7 @@ TESTS = next(folder for folder in Path(__file__).resolve().parents if folder.nam
 # whatever such a function returns.
 DEPENDED_ON = [
     "privdd.auditing.findings:verdict",  # consistent, unprotected, contradiction
-    "privdd.auditing.findings:worst",
+    "privdd.reporting.schema:worst_verdict",
     "privdd.auditing.findings:stated_epsilons",  # "stated"
     "privdd.auditing.findings:per_client",  # bytes of a client
     "privdd.auditing.pipeline:_decisive",  # epsilon_familywise
