@@ -47,7 +47,7 @@ sys.path.insert(0, "mine")
 SIZE = ("preset=smoke", "partition.clients=2", "algo.rounds=1", "audit.worlds=6", "attack=[lira]",
         "audit.waive.global_model='needs replays of the whole federation'")
 signs = audit(*SIZE, "algo=signs", config_dir="mine", out="runs/signs")
-signs.run.algo, signs.utility.accuracy, [(f.surface, round(f.auc, 3)) for f in signs.findings]
+signs.run.algo, signs.utility.accuracy, [(f.surface, f.status or round(f.auc, 3)) for f in signs.findings]
 
 # %% [markdown]
 # In a shell: `PYTHONPATH=mine python -m privdd.audit --config-dir mine algo=signs`.
@@ -61,7 +61,7 @@ rng = np.random.default_rng(0)
 masks = rng.random((16, 300)) < 0.5
 np.savez("scores.npz", signals=2.5 * masks + rng.normal(size=masks.shape), masks=masks)
 told = audit("scores=scores.npz", "scores_surface=synthetic_images", "privacy.epsilon=0.5", out="runs/scores")
-told.verdict, [(f.attack, round(f.auc, 3), round(f.epsilon_measured, 2)) for f in told.findings]
+told.verdict, [(f.attack, round(f.auc, 3), round(f.epsilon_measured, 2)) for f in told.findings if f.auc is not None]
 
 # %%
 assert signs.run.algo == "signs" and signs.utility.accuracy > 0.15

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.kills import GRACE, WORD, alive
+from benchmarks.kills import WORD, alive
 
 ROOT = Path(__file__).parents[2]
+PATIENCE = 60  # seconds on a busy machine; workers that nobody ends nap for ten minutes
 PARENT = """
 import os, signal, time
 from privdd.runtime.engine import Engine
@@ -36,8 +37,8 @@ def test_no_worker_outlives_a_killed_parent(long: float) -> None:
     parent.kill()
     began = time.monotonic()
     try:
-        parent.communicate(timeout=GRACE)  # ends once no process holds the pipe
-        while alive(token) and time.monotonic() - began < GRACE:
+        parent.communicate(timeout=PATIENCE)  # ends once no process holds the pipe
+        while alive(token) and time.monotonic() - began < PATIENCE:
             time.sleep(0.1)
         assert alive(token) == {}
     finally:
