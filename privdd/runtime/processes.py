@@ -23,10 +23,13 @@ CHECK = 1.0  # seconds between looks at whether the parent is still there
 SINGLE = {name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
 
 
-def prepare() -> None:
-    """In a new worker: keep loky from taking kept memory (``privdd.runtime.allocator``) for a leak; watch the parent."""
+def prepare(parent: int) -> None:
+    """In a new worker: keep loky from taking kept memory (``privdd.runtime.allocator``) for a leak; watch the parent.
+
+    parent: its process number, by itself: a worker that starts as its parent dies would read another's.
+    """
     process_executor._MAX_MEMORY_LEAK_SIZE = sys.maxsize
-    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
 
 
 def _end_with(parent: int) -> None:
@@ -51,7 +54,9 @@ class Processes:
         self.executor = self._executor()
 
     def _executor(self) -> Any:
-        return get_reusable_executor(self.workers, timeout=IDLE, env=SINGLE, initializer=prepare)
+        return get_reusable_executor(
+            self.workers, timeout=IDLE, env=SINGLE, initializer=prepare, initargs=(os.getpid(),)
+        )
 
     def send(self, payload: bytes) -> Future[bytes]:
         try:

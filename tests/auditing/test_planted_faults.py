@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attacks.types import Adversary, Attack, Evidence, Family, Finding, Surface, Truth, View
+from attacks.types import Family, Finding
 from privdd.auditing.findings import findings_json
 from privdd.auditing.guarantees.own_noise import NOISE
 from privdd.auditing.guarantees.own_sampling import SAMPLING
@@ -24,6 +24,8 @@ from privdd.distillation import noisy_embedding
 from privdd.federated import channel
 from privdd.federated.noise_record import NoiseRecord
 from privdd.federated.simulation import start, step
+from privdd.planted import sampling_faults as faults
+from privdd.planted.trial import Idle
 from privdd.privacy.mechanism import Mechanism, Output
 from privdd.privacy.mechanisms import clipped_sum as clipped_sum_module
 from privdd.privacy.noise import Noise, SeededNoise, noise_for
@@ -44,21 +46,6 @@ PROFILES = {
     "fedfed_dp": ("fedfed_dp", "privacy.sampling_probability=0.2"),
 }
 Plant = Callable[[pytest.MonkeyPatch], None]
-
-
-@dataclass(frozen=True)
-class Idle(Attack):
-    """Reads every surface and finds nothing, at no cost."""
-
-    family: Family = Family.RECONSTRUCTION
-    surfaces: frozenset[Surface] = frozenset(Surface)
-    adversaries: frozenset[Adversary] = frozenset(Adversary)
-
-    def run(self, view: View, generator: torch.Generator) -> Evidence:
-        return Evidence()
-
-    def judge(self, evidence: Evidence, view: View, truth: Truth) -> Finding:
-        return Finding(view.surface, "idle", self.family, view.adversary, {"identified": 0.0})
 
 
 def audited(profile: str, folder: Path, *more: str) -> tuple[str, list[Finding]]:
@@ -167,27 +154,6 @@ def coins_of(draw: Callable[[float, int, Any], Tensor]) -> Plant:
     return lambda patch: patch.setattr(channel, "coins", draw)
 
 
-def everyone(q: float, count: int, noise: Any) -> Tensor:
-    return torch.ones(count, dtype=torch.bool)
-
-
-def doubled(q: float, count: int, noise: Any) -> Tensor:
-    return noise.uniform((count,)) < 2 * q
-
-
-def fixed_size(q: float, count: int, noise: Any) -> Tensor:
-    at = noise.uniform((count,)).argsort()[: round(q * count)]
-    return torch.zeros(count).index_fill(0, at, 1).bool()
-
-
-def always_the_last(q: float, count: int, noise: Any) -> Tensor:
-    return (noise.uniform((count,)) < q) | (torch.arange(count) == count - 1)
-
-
-def always_the_same(q: float, count: int, noise: Any) -> Tensor:
-    return torch.rand(count, generator=torch.Generator().manual_seed(1)) < q
-
-
 def not_heeded(patch: pytest.MonkeyPatch) -> None:
     """A method that asks who is drawn, and takes everybody."""
     honest = channel.ClientContext.sample
@@ -195,11 +161,11 @@ def not_heeded(patch: pytest.MonkeyPatch) -> None:
 
 
 SAMPLING_FAULTS: dict[str, Plant] = {
-    "everyone": coins_of(everyone),
-    "twice the rate": coins_of(doubled),
-    "batches of one size": coins_of(fixed_size),
-    "one record always": coins_of(always_the_last),
-    "the same records always": coins_of(always_the_same),
+    "everyone": coins_of(faults._everyone),
+    "twice the rate": coins_of(faults._doubled),
+    "batches of one size": coins_of(faults._fixed_size),
+    "one record always": coins_of(faults._always_the_last),
+    "the same records always": coins_of(faults._always_the_same),
     "a draw that is not heeded": not_heeded,
 }
 
