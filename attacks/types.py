@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from attacks.contract import check_names, declared
 
-MARKER = "privdd-attacks"  # lets privdd notice a foreign package of the same name
 Tensors = Mapping[str, Tensor]
 
 

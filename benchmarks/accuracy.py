@@ -28,7 +28,7 @@ from omegaconf import OmegaConf
 
 from benchmarks.machine import hardware
 from privdd.cli.assemble import assemble
-from privdd.cli.validation import check_overrides
+from privdd.cli.overrides import check_overrides
 from privdd.federated.experiment import Experiment
 from privdd.federated.simulation import Progress, accuracy, predict_in_batches, start, step
 

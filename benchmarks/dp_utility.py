@@ -33,7 +33,7 @@ from benchmarks.accuracy import Curve, run, shown
 from benchmarks.machine import hardware
 from privdd.cli.assemble import assemble
 from privdd.cli.config import overrides_first
-from privdd.cli.validation import check_overrides
+from privdd.cli.overrides import check_overrides
 from privdd.core.keys import Keys
 from privdd.distillation.initial_images import smooth_images
 from privdd.distillation.networks import embedder

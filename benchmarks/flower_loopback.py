@@ -22,7 +22,8 @@ from typing import Any
 
 from privdd.cli.runs import prepare
 from privdd.cli.stored_config import stored_config
-from privdd.runtime.run_folder import read_json, read_tensors, same_tensors
+from privdd.runtime.files import read_json
+from privdd.runtime.run_folder import read_tensors, same_tensors
 
 APP = """
 [project]

@@ -27,7 +27,7 @@ import torch
 
 from benchmarks.machine import hardware
 from privdd.cli.config import choices
-from privdd.runtime.run_folder import DamagedRun, read_json
+from privdd.runtime.files import DamagedRun, read_json
 
 LIMITS = {"smoke": 60.0, "default": 300.0}  # seconds on two cores
 ROOT = Path(__file__).resolve().parents[1]

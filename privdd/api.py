@@ -164,7 +164,7 @@ def train(*overrides: str, out: Path | str | None = None, config_dir: Path | str
     """Training alone -> training.json: accuracy, accuracy_by_round, epsilon {"pld", "rdp"}, bytes."""
     from privdd.cli.main import config_of
     from privdd.cli.runs import run_training
-    from privdd.runtime.run_folder import read_json
+    from privdd.runtime.files import read_json
 
     folder = _folder(out)
     run_training(config_of("train", *overrides, config_dir=config_dir), folder, _command("train", overrides))

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 
 def main() -> None:
     """Exit status: 0 done (whatever the leak), 2 a stated guarantee is contradicted, 1 error."""
     from privdd.cli.main import main as run
-    from privdd.cli.runs import run_audit
 
-    sys.exit(run("audit", run_audit))
+    sys.exit(run("audit", _audit))
+
+
+def _audit(*arguments: Any) -> int:
+    from privdd.cli.runs import run_audit  # takes long to import, so only once the command line was checked
+
+    return run_audit(*arguments)
 
 
 if __name__ == "__main__":

@@ -7,10 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from privdd.reporting.findings_file import load
-from privdd.reporting.terminal import print_summary
-from privdd.runtime.run_folder import DamagedRun
-from privdd.verifying.verified_pages import compare, report
+from privdd.runtime.files import DamagedRun
 
 
 def parser() -> argparse.ArgumentParser:
@@ -25,6 +22,15 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status 0, or 1 with one line on stderr where a folder is no finished, undamaged run that agrees with itself."""
     given = parser().parse_args(argv)
+    for run in given.runs:
+        if not run.is_dir():
+            print(f"privdd-report: {run}: no such folder", file=sys.stderr)
+            return 1
+
+    from privdd.reporting.findings_file import load  # takes long to import
+    from privdd.reporting.terminal import print_summary
+    from privdd.verifying.verified_pages import compare, report
+
     try:
         if len(given.runs) == 1 and given.out is None:
             page = report(given.runs[0])

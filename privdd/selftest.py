@@ -90,7 +90,7 @@ def _main(argv: Sequence[str]) -> int:
     from privdd.planted.catalogue import chosen_faults
     from privdd.planted.score import missed, page, summary, table
     from privdd.planted.small_runs import chosen_profiles
-    from privdd.runtime.run_folder import write_bytes
+    from privdd.runtime.files import write_bytes
 
     asked = read(argv)
     faults, wanted = chosen_faults(asked.fault), chosen_profiles(asked.profile)

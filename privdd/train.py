@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 
 def main() -> None:
     """Exit status: 0 done, 1 error."""
     from privdd.cli.main import main as run
-    from privdd.cli.runs import run_training
 
-    sys.exit(run("train", run_training))
+    sys.exit(run("train", _train))
+
+
+def _train(*arguments: Any) -> int:
+    from privdd.cli.runs import run_training  # takes long to import, so only once the command line was checked
+
+    return run_training(*arguments)
 
 
 if __name__ == "__main__":

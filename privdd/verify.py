@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _main(folder: Path, key: Path | None, signing: bool) -> int:
-    from privdd.runtime.run_folder import DamagedRun
+    from privdd.runtime.files import DamagedRun
     from privdd.verifying.signature import sign
     from privdd.verifying.verification import verify
 

@@ -23,7 +23,7 @@ import torch
 from privdd.core.folders import CACHE, cache_folder
 from privdd.core.types import Problem
 from privdd.federated.method import Method
-from privdd.runtime.run_folder import DamagedRun, read_json, write_json
+from privdd.runtime.files import DamagedRun, read_json, write_json
 
 Training = Literal["loop", "vectorised"]
 CLEAR = 1.3  # how much faster the wide network must be; a smaller margin could be reversed on a busy machine

@@ -10,6 +10,13 @@ from privdd.core.errors import BadConfig
 from privdd.federated.method import Method
 from privdd.federated.settings import AuditSettings
 
+NOT_READ = "not read by the attacks asked for"  # why a surface is not attacked where audit.require=some
+
+
+def not_attacked(reason: str) -> str:
+    """What findings say of a surface that ``audit.waive`` names with this reason."""
+    return f"not attacked: {reason}" if reason.startswith(NOT_READ) else f"waived: {reason}"
+
 
 def reads(attack: Attack, surface: Surface, adversary: Adversary, worlds: int) -> bool:
     """Whether an attack reads this kind of view. worlds: replays (shadow models) in it, 0 = a view without any."""

@@ -14,6 +14,7 @@ import torch
 from attacks.types import Family, Finding
 from privdd import __version__
 from privdd.auditing.certified import certified, certified_on
+from privdd.auditing.coverage import not_attacked
 from privdd.auditing.looked_at import gaps
 from privdd.auditing.pipeline import Audited
 from privdd.auditing.public_facts import noise_of, public_facts
@@ -27,7 +28,8 @@ from privdd.privacy.reconstruction import reconstruction, stated_at_most
 from privdd.reporting.findings_file import validate, write
 from privdd.reporting.schema import Findings, worst_verdict
 from privdd.runtime.engine import describe
-from privdd.runtime.run_folder import RunFolder, jsonable, write_json
+from privdd.runtime.files import jsonable, write_json
+from privdd.runtime.run_folder import RunFolder
 
 UNREAD = "what was sent says the same of every record, or the same whoever is in"
 # A finding without any of these only explains why its attack had nothing to read; it does not count as an attack.
@@ -171,7 +173,7 @@ def _surfaces(
         epsilon, mine = both(progress.ledger, [surface]), [f for f in findings if str(f.surface) == surface]
         missing = gaps(progress.ledger, surface, findings)
         attacked = any(f.family != Family.GUARANTEE and MEASURED & set(f.measures) for f in mine)
-        audited: bool | str = True if attacked else f"waived: {waived[surface]}" if surface in waived else False
+        audited: bool | str = True if attacked else not_attacked(waived[surface]) if surface in waived else False
         if audited is False and any(str(f.surface) == surface and unread(f) for f in findings):
             audited = f"nothing to read: {UNREAD}"
         if audited is False and progress.diverged is not None:

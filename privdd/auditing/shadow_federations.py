@@ -23,8 +23,9 @@ from privdd.federated.channel import shapes
 from privdd.federated.simulation import Plan, start, step
 from privdd.privacy.ledger import Ledger
 from privdd.runtime.engine import Engine
+from privdd.runtime.files import DamagedRun
 from privdd.runtime.progress import Bar
-from privdd.runtime.run_folder import DamagedRun, RunFolder, read_tensors, write_tensors
+from privdd.runtime.run_folder import RunFolder, read_tensors, write_tensors
 
 SENT_AS = {Surface.GLOBAL_IMAGES: Surface.SYNTHETIC_IMAGES}
 

@@ -23,8 +23,9 @@ from privdd.core.types import Shard, Tensors
 from privdd.federated.channel import shapes
 from privdd.federated.simulation import Plan, Snapshot
 from privdd.runtime.engine import Engine
+from privdd.runtime.files import DamagedRun
 from privdd.runtime.progress import Bar
-from privdd.runtime.run_folder import DamagedRun, RunFolder, read_tensors, write_tensors
+from privdd.runtime.run_folder import RunFolder, read_tensors, write_tensors
 from privdd.runtime.workers import threads
 
 LATER = ("joint", "public_logits", "gradient_", "shared_noise")  # signals that earlier versions did not keep

@@ -66,11 +66,16 @@ def all_attacks(folders: Sequence[str]) -> list[str]:
 
 
 def expand(argv: Sequence[str], command: str) -> list[str]:
-    """The arguments with ``attack=all`` (the default) spelled out, so that the config shows each one."""
+    """The arguments with ``attack=all`` (the default) spelled out, so that the config shows each one.
+
+    Who asks for certain attacks means these, whatever else is released: ``audit.require=some``.
+    """
     folders = [config_dir(), *own_folders(argv)]
     args = [_without_glob(a, folders) for a in argv if a != "attack=all"]
     if command == "audit" and not any(a.startswith("attack=") for a in args):
         args.append(f"attack=[{','.join(all_attacks(folders))}]")
+    elif command == "audit" and not any(a.startswith(("audit.require=", "scores=")) for a in args):
+        args.append("audit.require=some")
     return overrides_first(args)
 
 

@@ -21,8 +21,9 @@ from privdd.core.errors import BadConfig
 from privdd.reporting.findings_file import validate, write
 from privdd.reporting.page import write_report
 from privdd.reporting.terminal import print_summary
+from privdd.runtime.files import jsonable, write_json
 from privdd.runtime.plain_folder import check_folder
-from privdd.runtime.run_folder import RunFolder, jsonable, write_json, write_tensors
+from privdd.runtime.run_folder import RunFolder, write_tensors
 from privdd.runtime.seal import seal
 
 STATED = "stated by whoever brought the scores"

@@ -1,4 +1,8 @@
-"""What ``privdd.audit`` and ``privdd.train`` share: argument checks, Hydra, resume, exit status."""
+"""What ``privdd.audit`` and ``privdd.train`` share: argument checks, Hydra, resume, exit status.
+
+What takes long to import (torch, scipy) is imported after the command line was checked, so that a mistyped one is
+refused at once.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +14,8 @@ from pathlib import Path
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, open_dict
 
-from privdd.cli.allowed_targets import trusted_packages
 from privdd.cli.config import (
     composed,
     config_dir,
@@ -23,36 +26,17 @@ from privdd.cli.config import (
     own_folders,
     register_resolvers,
 )
+from privdd.cli.help import answered
+from privdd.cli.overrides import check_overrides
 from privdd.cli.quoting import quoted
-from privdd.cli.runs import waive_unread
 from privdd.cli.secret import taken, unused
-from privdd.cli.stored_config import OUTSIDE, check_outside, stored_config
 from privdd.cli.sweeps import Sweep, asked, count_points, is_sweep, pinned
-from privdd.cli.unused_settings import check_engine_used, check_used
-from privdd.cli.validation import check_overrides, check_types
 from privdd.core.errors import BadConfig
 from privdd.runtime.allocator import keep_memory
 from privdd.runtime.plain_folder import check_folder
 
 Run = Callable[[DictConfig, Path, Sequence[str]], int]
-# Settings that do not affect what clients send, so they may change: a resumed run must give the result of one that
-# was never interrupted, and a stored run that is attacked again keeps its own audited records.
-CHANGEABLE = {
-    "resume": ("engine",),
-    "run": ("attack", "engine", *(f"audit.{k}" for k in ("worlds", "federations", "victims", "confidence", "waive"))),
-}
-HELP = (
-    "--help",
-    "-h",
-    "--hydra-help",
-    "--version",
-    "--info",
-    "--cfg",
-    "--shell-completion",
-    "-sc",
-    "--package",
-    "--resolve",
-)
+OF_HYDRA = ("--hydra-help", "--info", "-i", "--cfg", "-c", "--shell-completion", "-sc", "--package", "-p", "--resolve")
 
 
 def main(command: str, run: Run) -> int:
@@ -61,24 +45,29 @@ def main(command: str, run: Run) -> int:
 
 
 def _main(command: str, run: Run) -> int:
+    if answered(command, sys.argv[1:], sys.stdout):
+        return 0
     keep_memory()
     register_resolvers()
     public, secret_typed = taken(quoted(sys.argv[1:]))
     sys.argv = [sys.argv[0], *public]
     typed, trusted = _without_trust(public)
     argv = expand(typed, command)
-    if any(a.split("=")[0] in HELP for a in argv):
+    if any(a.split("=")[0] in OF_HYDRA for a in argv):
         sys.argv = [sys.argv[0], *sys.argv[1:]]
         _hydra(command, run, argv)
         return 0
     config = checked(command, argv)
     for word in ("resume", "run"):
         if config.get(word) is not None:
+            from privdd.cli.again import again
+            from privdd.cli.stored_config import stored_config
+
             path = Path(str(config[word]))
             stored = stored_config(path, trusted)
             if secret_typed and stored.privacy.noise_source != "secret":
                 raise unused()
-            return run(_again(stored, command, argv, typed, word), path, sys.argv)
+            return run(again(stored, command, argv, typed, word), path, sys.argv)
     if trusted:
         raise BadConfig("trust: allowed together with run= or resume= only (a config of your own is trusted as it is)")
     if secret_typed and config.privacy.noise_source != "secret":
@@ -89,6 +78,10 @@ def _main(command: str, run: Run) -> int:
 def checked(command: str, argv: Sequence[str]) -> DictConfig:
     """The config that was typed (first value of each sweep). Raises BadConfig with one line."""
     config = check_overrides(command, argv)
+
+    from privdd.cli.unused_settings import check_used
+    from privdd.cli.validation import check_types
+
     check_types(config)
     if config.get("run") is None and config.get("resume") is None:  # those two have the settings of a stored run
         check_used(config, argv)
@@ -111,43 +104,12 @@ def config_of(command: str, *overrides: str, config_dir: Path | str | None = Non
 def _without_trust(argv: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
     """The arguments without ``trust=``, and the packages that it names."""
     named = [a.removeprefix("trust=") for a in argv if a.startswith("trust=")]
+    if not named:
+        return list(argv), ()
+    from privdd.cli.allowed_targets import trusted_packages
+
     kept = [a for a in argv if not a.startswith("trust=")]
     return kept, tuple(package for text in named for package in trusted_packages(text))
-
-
-def _again(config: DictConfig, command: str, argv: Sequence[str], given: Sequence[str], word: str) -> DictConfig:
-    """resume=DIR goes on as configured there; run=DIR attacks that run again, by default with all of its attacks.
-
-    config: the stored one; given: what was typed; argv: the same with attack=all spelled out.
-    """
-    typed = [a for a in given if "=" in a and not a.startswith((f"{word}=", "-"))]
-    for item in typed:
-        key = item.split("=")[0]
-        same = key in OUTSIDE and str(OmegaConf.select(config, key)) == item.partition("=")[2].strip("'\"")
-        if not same and not any(key == part or item.startswith(f"{part}.") for part in CHANGEABLE[word]):
-            raise BadConfig(f"{item}: together with {word}= only {', '.join(CHANGEABLE[word])} can be changed")
-    spelled = [a for a in argv if a in typed or (a.startswith("attack=") and word == "run")]
-    fresh = composed(command, [f"preset={config.preset.name}", *spelled], own_folders(argv))
-    threads = OmegaConf.select(config, "engine.threads")
-    for key in (item.split("=")[0].split("@")[0] for item in typed):
-        OmegaConf.update(config, key, OmegaConf.select(fresh, key), merge=False, force_add=True)
-    check_outside(config, [*typed, *(["engine.address"] if any(a.startswith("engine=") for a in typed) else [])])
-    if word == "resume" and threads is not None:
-        _keep_threads(config, threads, any(item.startswith("engine.threads=") for item in typed))
-    check_engine_used(config, [item.split("=")[0] for item in typed])
-    if word == "run" and any(item.startswith("attack=") for item in typed):
-        waive_unread(config)
-    return config
-
-
-def _keep_threads(config: DictConfig, threads: int, asked_for: bool) -> None:
-    """Another engine, but the same threads: with others a sum is rounded otherwise, so the bits would be others."""
-    if asked_for and config.engine.threads != threads:
-        raise BadConfig(
-            f"engine.threads={config.engine.threads}: this run was begun with {threads}, and other threads round "
-            f"otherwise; leave it at {threads}"
-        )
-    config.engine.threads = threads
 
 
 def _hydra(command: str, run: Run, argv: Sequence[str]) -> int:
@@ -177,6 +139,8 @@ def _hydra(command: str, run: Run, argv: Sequence[str]) -> int:
 
 def _point(config: DictConfig, typed: Sequence[str], work: Callable[[], int]) -> int:
     """One point of a sweep; only the first was checked before."""
+    from privdd.cli.unused_settings import check_used
+
     check_used(config, typed)
     return work()
 

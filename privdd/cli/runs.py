@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,13 @@ from privdd.cli.read_settings import UNFINGERPRINTED, audit_settings, plain
 from privdd.cli.secret import recognise, storable
 from privdd.cli.stored_config import OUTSIDE, read_stored
 from privdd.core.errors import BadConfig
+from privdd.runtime.files import write_bytes
 from privdd.runtime.lock import locked
 from privdd.runtime.plain_folder import check_folder
-from privdd.runtime.run_folder import RunFolder, write_bytes
+from privdd.runtime.run_folder import RunFolder
 from privdd.runtime.seal import seal
 
 CONTRADICTION = 2
-UNREAD = "not read by the attacks asked for with run="
 
 
 def prepare(path: Path, config: DictConfig) -> RunFolder:
@@ -71,21 +72,25 @@ def _to_repeat(config: DictConfig) -> list[str]:
 
 
 def waive_unread(config: DictConfig) -> None:
-    """Waive, in ``config``, all surfaces that its attacks do not read: only the attacks asked for run on a stored run.
+    """Mark, in ``config``, all surfaces that its attacks do not read, where not every one has to be read.
 
-    The report shows such surfaces as waived, with ``UNREAD`` as the reason.
+    The report shows them as not attacked. Raises BadConfig where the attacks read nothing of what is released.
     """
-    from privdd.auditing.coverage import uncovered
+    from privdd.auditing.coverage import NOT_READ, uncovered
     from privdd.cli.assemble import attacks_of, build
     from privdd.cli.validation import check_types
 
     check_types(config)
     for surface, reason in config.audit.waive.items():
-        config.audit.waive[surface] = None if reason == UNREAD else reason
+        config.audit.waive[surface] = None if str(reason).startswith(NOT_READ) else reason
     audit = audit_settings(config)
     if audit is not None:
-        unread = uncovered(build(config.algo), attacks_of(config), audit)
-        config.audit.waive = {**config.audit.waive, **dict.fromkeys(unread, UNREAD)}
+        method, attacks = build(config.algo), attacks_of(config)
+        unread = uncovered(method, attacks, replace(audit, waive={}))
+        if set(unread) == {str(s) for s in (*method.uploads.values(), *method.broadcasts.values())}:
+            raise BadConfig(f"attack=[{','.join(attacks)}]: none of them reads anything that {config.name} releases")
+        new = [surface for surface in unread if config.audit.waive.get(surface) is None]
+        config.audit.waive = {**config.audit.waive, **dict.fromkeys(new, NOT_READ)}
 
 
 def run_audit(config: DictConfig, path: Path, argv: Sequence[str]) -> int:
@@ -109,6 +114,8 @@ def _audit(config: DictConfig, path: Path, argv: Sequence[str], held: ExitStack)
     from privdd.reporting.terminal import print_summary
 
     check_types(config)
+    if config.audit.get("require") == "some":
+        waive_unread(config)
     check_tracking(config.tracking)
     attacks = attacks_of(config)
     if not attacks:
@@ -143,7 +150,7 @@ def _train(config: DictConfig, path: Path, argv: Sequence[str], held: ExitStack)
     from privdd.cli.tracking import check_tracking, track
     from privdd.federated.divergence import words
     from privdd.federated.trainer import Trainer
-    from privdd.runtime.run_folder import write_json
+    from privdd.runtime.files import write_json
 
     check_tracking(config.tracking)
     experiment = assemble(config)

@@ -11,12 +11,15 @@ import os
 import secrets
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from privdd.core.errors import BadConfig
-from privdd.runtime.run_folder import DamagedRun, RunFolder, read_json, write_json
+from privdd.runtime.files import DamagedRun, read_json, write_json
+
+if TYPE_CHECKING:
+    from privdd.runtime.run_folder import RunFolder
 
 VARIABLE = "PRIVDD_SECRET"
 KEY = "privacy.secret"

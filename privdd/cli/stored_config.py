@@ -13,9 +13,9 @@ from omegaconf import DictConfig, OmegaConf
 from privdd.cli.allowed_targets import check_targets
 from privdd.cli.config import PRESETS
 from privdd.core.errors import BadConfig
+from privdd.runtime.files import DamagedRun, read_bytes
 from privdd.runtime.plain_folder import check_folder
 from privdd.runtime.renames import renamed
-from privdd.runtime.run_folder import DamagedRun, read_bytes
 
 LARGEST = 2**20  # bytes
 OUTSIDE = ("data.root", "engine.address")  # settings that make a run read files or connect outside its folder

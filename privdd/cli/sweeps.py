@@ -20,8 +20,8 @@ from pathlib import Path
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, ValueType
 
+from privdd.runtime.files import read_json, write_json
 from privdd.runtime.progress import spell
-from privdd.runtime.run_folder import read_json, write_json
 
 MARK = "point.json"
 RESULTS = {"audit": ("findings.json", "report.html"), "train": ("training.json",)}

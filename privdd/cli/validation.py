@@ -1,69 +1,21 @@
-"""Checks of the command line: unknown keys, wrong types and values out of range, with a one-line message each."""
+"""Checks of a composed config: wrong types and values out of range, with a one-line message each."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
 from typing import Any
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
-from privdd.cli.config import GROUPS, composed, one_line, own_folders
 from privdd.cli.read_settings import audit_settings, mapping_at, plain, privacy_settings, run_settings
 from privdd.cli.secret import KEY as SECRET
-from privdd.cli.type_check import TypeCheck, hint_at, parameters
+from privdd.cli.type_check import TypeCheck, parameters
 from privdd.core.checks import check_finite, check_text, is_number
-from privdd.core.errors import BadConfig
 from privdd.data.partition import Partition
 from privdd.data.sources import load
 from privdd.federated.capture import Capture
 from privdd.runtime.engine import Engine
 
 OF_THE_COMMAND = ("name", "run", "resume", "scores", "tracking", "scores_surface")  # text or null
-
-
-def check_overrides(command: str, argv: Sequence[str]) -> DictConfig:
-    """Compose what was typed (first value of each sweep) and refuse unknown keys with a suggestion."""
-    folders = own_folders(argv)
-    typed = [a for a in argv if "=" in a and not a.startswith(("-", "hydra"))]
-    for item in argv:
-        if item.startswith(("+", "~")):
-            raise BadConfig(
-                f"{item}: adding or deleting keys is not supported; put new parts into yaml files (--config-dir)"
-            )
-        if "=" not in item and not item.startswith("-") and item not in folders:
-            raise BadConfig(f"{item}: an override has the form key=value")
-    parser = OverridesParser.create()
-    try:
-        parsed = parser.parse_overrides(typed)
-    except HydraException as error:
-        raise BadConfig(f"{one_line(error)}: cannot be read; put the value into quotes, key=\"'value'\"") from None
-    group = [o for o in parsed if o.key_or_group.split("@")[0] in GROUPS and "." not in o.key_or_group]
-    for shared in (line for o in group if re.search(r"[=,\[ ]_", line := str(o.input_line))):
-        raise BadConfig(f"{shared}: files whose names start with _ hold what others share and cannot be chosen")
-    plain = [o for o in parsed if o not in group]
-    base = composed(command, [_first_value(o) for o in group], folders)
-    for override in plain:
-        _known(base, override.key_or_group)
-    return composed(command, [_first_value(o) for o in parsed], folders)
-
-
-def _first_value(override: Any) -> str:
-    if override.is_sweep_override():
-        return f"{override.key_or_group}={next(iter(override.sweep_string_iterator()))}"
-    return override.input_line
-
-
-def _known(config: DictConfig, key: str) -> None:
-    node: Any = config
-    for depth, part in enumerate(key.split(".")):
-        names = [str(k) for k in node] if OmegaConf.is_dict(node) else []
-        if part not in names:
-            where = ".".join(key.split(".")[:depth])
-            raise BadConfig(f"{key}: unknown key; {hint_at(part, names, where)}")
-        node = OmegaConf.select(config, ".".join(key.split(".")[: depth + 1]), throw_on_missing=False)
 
 
 def check_types(config: DictConfig) -> None:

@@ -13,16 +13,8 @@ from torch import Tensor
 from privdd.core.state import flat, nested, pack, unpack
 from privdd.federated.simulation import Plan, Progress, Snapshot
 from privdd.privacy.ledger import Ledger
-from privdd.runtime.run_folder import (
-    DamagedRun,
-    RunFolder,
-    read_json,
-    read_tensors,
-    safe_name,
-    write_json,
-    write_parts,
-    write_tensors,
-)
+from privdd.runtime.files import DamagedRun, read_json, safe_name, write_json, write_parts
+from privdd.runtime.run_folder import RunFolder, read_tensors, write_tensors
 
 SCHEMA = 1
 STREAMS = 2  # how noise is drawn: a run of another number would go on with other noise than it began with

@@ -17,6 +17,7 @@ from privdd.privacy.accounting import NEIGHBOURS, Relation
 from privdd.privacy.ledger import UNITS
 
 TrainingWay = Literal["auto", "loop", "vectorised"]
+Required = Literal["all", "some"]
 DEVICES = ("cpu", "cuda")
 NOISE_SOURCES = ("seed", "secret", "os")
 
@@ -120,7 +121,8 @@ class AuditSettings:
     replays of the whole federation. victims: records that each reconstruction attack is tried on. confidence: of
     guarantee tests, in (0, 1). training: how replays are trained. canaries:
     crafted records that fair coins add to the audited client's data. rounds: how many of a phase are replayed, the
-    latest included (one in the stored configs of earlier versions). waive: surface -> why it is not attacked.
+    latest included (one in the stored configs of earlier versions). require: whether every
+    surface has to be attacked. waive: surface -> why it is not attacked.
     """
 
     client: int | Literal["auto"]
@@ -133,6 +135,7 @@ class AuditSettings:
     training: TrainingWay = "auto"
     canaries: int = 0
     rounds: int = 1
+    require: Required = "all"
     waive: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -143,6 +146,7 @@ class AuditSettings:
             object.__setattr__(self, name, whole(f"audit.{name}", getattr(self, name), least, needed))
         check_share("audit.confidence", self.confidence)
         check_choice("audit.training", self.training, get_args(TrainingWay))
+        check_choice("audit.require", self.require, get_args(Required))
         for surface, reason in self.waive.items():
             check_choice("audit.waive", surface, [str(s) for s in Surface])
             check_text(f"audit.waive.{surface}", reason)

@@ -12,7 +12,7 @@ from privdd.planted.catalogue import GROUPS
 from privdd.planted.fault import Fault
 from privdd.planted.small_runs import NEEDS, Profile
 from privdd.planted.trial import AMBER, Outcome
-from privdd.runtime.run_folder import read_json, write_json
+from privdd.runtime.files import read_json, write_json
 
 SCHEMA = 1
 MISSED, BROKEN, ABSENT, UNTRIED = "MISSED", "ERROR", "–", ""

@@ -14,7 +14,7 @@ from privdd.reporting.folder import RunRecord, read_run
 from privdd.reporting.grouping import Setting, settings
 from privdd.reporting.plots import Album, Plot
 from privdd.reporting.style import save
-from privdd.runtime.run_folder import write_bytes
+from privdd.runtime.files import write_bytes
 
 CURVES = 8  # one per colour
 

@@ -10,8 +10,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from privdd.reporting.schema import READABLE, Findings
-from privdd.runtime import run_folder
-from privdd.runtime.run_folder import DamagedRun, write_bytes
+from privdd.runtime import files
+from privdd.runtime.files import DamagedRun, write_bytes
 
 
 class FindingsError(DamagedRun):
@@ -36,9 +36,9 @@ def first_error(error: ValidationError) -> str:
 
 
 def read_json(path: Path) -> Any:
-    """``run_folder.read_json``. Raises FindingsError with one line."""
+    """``files.read_json``. Raises FindingsError with one line."""
     try:
-        return run_folder.read_json(path)
+        return files.read_json(path)
     except DamagedRun as error:
         raise FindingsError(str(error)) from None
 

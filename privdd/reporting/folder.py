@@ -16,8 +16,9 @@ import yaml
 
 from privdd.reporting.findings_file import FindingsError, load, read_json
 from privdd.reporting.schema import FindingRow, Findings
+from privdd.runtime.files import safe_name
 from privdd.runtime.renames import renamed
-from privdd.runtime.run_folder import read_tensors, safe_name
+from privdd.runtime.run_folder import read_tensors
 
 LIMIT = 256 * 2**20  # largest evidence file in bytes that is read
 

@@ -14,7 +14,7 @@ from privdd.reporting.plots import Album, Plot
 from privdd.reporting.reproduce import recipe
 from privdd.reporting.style import save
 from privdd.reporting.unread import unread
-from privdd.runtime.run_folder import write_bytes
+from privdd.runtime.files import write_bytes
 
 
 def render(record: RunRecord, figures: list[Plot], albums: list[Album]) -> str:

@@ -202,7 +202,7 @@ class SurfaceRow(Part):
     bytes: Count
     mechanism: Text
     epsilon: EpsilonPair
-    audited: Literal[True] | Annotated[str, Field(pattern=r"^(waived|nothing to read): .+")]
+    audited: Literal[True] | Annotated[str, Field(pattern=r"^(waived|not attacked|nothing to read): .+")]
     untested: list[Text] = Field(default_factory=list)  # "mechanism, part: why" for what no test looked at
     verdict: Verdict
 

@@ -24,7 +24,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 from PIL import Image
 
-from privdd.runtime.run_folder import write_bytes
+from privdd.runtime.files import write_bytes
 
 INK, MUTED, GRID, PAPER = "#1b2024", "#5b656e", "#d9dfe4", "#fffffe"
 # Okabe and Ito (2008), darkened where a colour falls short of 3:1 on white; order: most apart first.

@@ -17,7 +17,7 @@ from privdd.reporting.schema import EpsilonPair, Findings, Privacy, Run, Seconds
 from privdd.reporting.tables import Table, frontier_table, to_csv
 from privdd.reporting.terminal import console_for
 from privdd.reporting.words import number, share
-from privdd.runtime.run_folder import read_json, write_bytes
+from privdd.runtime.files import read_json, write_bytes
 
 # Of the columns of an audit's frontier: what training alone knows. Nothing was attacked, so nothing is judged.
 KNOWN = (

@@ -7,7 +7,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from privdd.runtime.run_folder import DamagedRun
+from privdd.runtime.files import DamagedRun
 
 MOST_FILES = 2_000_000
 

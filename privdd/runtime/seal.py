@@ -13,8 +13,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from privdd.runtime.files import DamagedRun, read_json, write_json
 from privdd.runtime.plain_folder import plain_files
-from privdd.runtime.run_folder import DamagedRun, read_json, write_json
 
 MANIFEST = "manifest.json"
 SIGNATURE = "signature.json"

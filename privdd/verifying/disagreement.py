@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from privdd.runtime.run_folder import DamagedRun
+from privdd.runtime.files import DamagedRun
 
 CLOSE = 1e-6  # relative: between versions of SciPy and dp-accounting the last digits differ
 

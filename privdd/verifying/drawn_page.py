@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from privdd.reporting.folder import RunRecord
 from privdd.reporting.page import draw, render
 from privdd.reporting.plots import albums
-from privdd.runtime.run_folder import read_bytes
+from privdd.runtime.files import read_bytes
 from privdd.runtime.seal import DRAWN_WITH, PAGE, library
 from privdd.verifying.disagreement import Disagreement
 

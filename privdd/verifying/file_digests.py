@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from privdd.runtime.run_folder import DamagedRun
+from privdd.runtime.files import DamagedRun
 from privdd.runtime.seal import DRAWN, FILES, MANIFEST, SEAL, digests, is_page, seal_of, sha256
 from privdd.verifying.disagreement import Disagreement
 

@@ -11,7 +11,7 @@ from privdd.auditing.findings import both, per_client, reconstruction_rows, size
 from privdd.privacy.ledger import SERVER, Ledger, Release
 from privdd.reporting.folder import RunRecord
 from privdd.reporting.schema import EpsilonPair, Findings
-from privdd.runtime.run_folder import DamagedRun
+from privdd.runtime.files import DamagedRun
 from privdd.verifying.disagreement import Disagreement, differing
 
 FILE = "findings.json"

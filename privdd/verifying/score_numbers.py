@@ -18,7 +18,8 @@ from privdd.auditing.pipeline import attack_stream
 from privdd.core.keys import Keys
 from privdd.reporting.folder import LIMIT, RunRecord
 from privdd.reporting.schema import FindingRow
-from privdd.runtime.run_folder import DamagedRun, read_tensors, safe_name
+from privdd.runtime.files import DamagedRun, safe_name
+from privdd.runtime.run_folder import read_tensors
 from privdd.verifying.disagreement import Disagreement, differing
 
 BOUND = ("epsilon_measured", "epsilon_method", "epsilon_validity")

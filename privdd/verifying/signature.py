@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from privdd.runtime.run_folder import DamagedRun, read_bytes, read_json, write_json
+from privdd.runtime.files import DamagedRun, read_bytes, read_json, write_json
 from privdd.runtime.seal import MANIFEST, SIGNATURE, signed_part
 from privdd.verifying.disagreement import Disagreement
 from privdd.verifying.file_digests import sealed_files

@@ -9,8 +9,9 @@ from typing import Any
 from privdd.privacy.ledger import Ledger
 from privdd.reporting.folder import RunRecord, read_config
 from privdd.reporting.trained import read_training
+from privdd.runtime.files import DamagedRun, read_json, safe_name
 from privdd.runtime.plain_folder import check_folder
-from privdd.runtime.run_folder import DamagedRun, RunFolder, read_json, safe_name
+from privdd.runtime.run_folder import RunFolder
 from privdd.runtime.seal import FILES
 from privdd.verifying.disagreement import Disagreement, Unverified, differing
 from privdd.verifying.file_digests import check_drawn_from

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from privdd.privacy.ledger import Ledger
 from privdd.reporting.folder import RunRecord, read_run
+from privdd.runtime.files import DamagedRun, read_json
 from privdd.runtime.plain_folder import check_folder
-from privdd.runtime.run_folder import DamagedRun, read_json
 from privdd.runtime.seal import FILES, MANIFEST, SIGNATURE
 from privdd.verifying.disagreement import Disagreement, Unverified, differing
 from privdd.verifying.drawn_page import check_page

@@ -26,7 +26,8 @@ from privdd.cli.runs import run_audit
 from privdd.core.errors import BadConfig
 from privdd.privacy.ledger import Ledger
 from privdd.reporting.findings_file import load
-from privdd.runtime.run_folder import read_json, read_tensors
+from privdd.runtime.files import read_json
+from privdd.runtime.run_folder import read_tensors
 from tests.federations import tiny, tiny_config, trained
 
 NAMES = ["fedavg", "fedfed", "fedfed_released", "fedfed_dp", "fedavg_dpsgd"]
@@ -237,6 +238,20 @@ def test_waivers_need_reasons_and_are_reported(tmp_path, monkeypatch):
                 tmp_path / "x",
                 [],
             )
+
+
+def test_what_certain_attacks_do_not_read_is_said_and_not_called_waived(tmp_path, monkeypatch):
+    """``attack=[...]`` runs what it can; in the findings the rest is not attacked, and a written reason stays one."""
+    monkeypatch.setattr("privdd.reporting.page.write_report", lambda path: path)
+    config = small_config("attack=[gradient_inversion]", "attack.gradient_inversion.method.iterations=2",
+                          "audit.require=some", "audit.waive.counts='public here'")  # fmt: skip
+    assert run_audit(config, tmp_path, []) == 0
+    rows = {r["surface"]: r["audited"] for r in read_json(tmp_path / "findings.json")["surfaces"]}
+    assert rows == {
+        "update": True,
+        "counts": "waived: public here",
+        "global_model": "not attacked: not read by the attacks asked for",
+    }
 
 
 def test_all_attacks_cover_every_method():

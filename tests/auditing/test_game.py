@@ -57,7 +57,8 @@ def test_row_0_is_what_the_run_trained_on(audited, name):
     """From disk: the masks' first row, the manifest's client, and the count of its records where it sends one."""
     from privdd.cli.assemble import assemble
     from privdd.cli.stored_config import stored_config
-    from privdd.runtime.run_folder import read_json, read_tensors
+    from privdd.runtime.files import read_json
+    from privdd.runtime.run_folder import read_tensors
 
     path = audited(name).path
     experiment = assemble(stored_config(path))

@@ -55,7 +55,7 @@ def test_every_algo_with_every_attack_can_be_stored_and_read(algo: str) -> None:
     "path",
     [
         "os.system", "builtins.eval", "builtins.exec", "subprocess.Popen", "torch.load", "torch.save", "joblib.load", "pickle.loads",
-        "privdd.runtime.payload.unpacked", "privdd.runtime.payload.answer", "privdd.runtime.run_folder.write_bytes",
+        "privdd.runtime.payload.unpacked", "privdd.runtime.payload.answer", "privdd.runtime.files.write_bytes",
         "privdd.adapters.flower_server.federate", "privdd.cli.assemble.build", "privdd.data.custom.npz", "privdd.api.audit",
         "hydra.utils.instantiate", "attacks.lpips_weights.pretrained", "attacks.inversion.compare.compare", "attacks.scores.load",
         "attacks.membership.lira.Lira.run", "attacks.membership.lira.torch.load", "attacks.membership.attack.Callable",

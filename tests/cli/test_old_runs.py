@@ -22,10 +22,11 @@ from hydra.utils import get_object
 from omegaconf import OmegaConf
 
 from privdd import report
+from privdd.auditing.coverage import NOT_READ
 from privdd.cli import main as command
 from privdd.cli.config import composed
 from privdd.cli.read_settings import fingerprint
-from privdd.cli.runs import UNREAD, run_audit
+from privdd.cli.runs import run_audit
 from privdd.cli.stored_config import stored_config
 from privdd.federated.settings import AuditSettings
 from privdd.runtime.renames import TARGET, renamed
@@ -93,7 +94,7 @@ def test_a_stored_config_keeps_its_fingerprint_and_has_todays_settings() -> None
     today = composed("audit", [*ASKED, "name=feddm"])
     assert today.audit.canaries == AuditSettings.canaries  # came later: an old config has its default
     OmegaConf.set_struct(today, False)
-    del today.audit.canaries, today.audit.rounds  # the second came later too: an old config has one round
+    del today.audit.canaries, today.audit.rounds, today.audit.require  # later too: one round, every surface is read
     assert config == today
 
 
@@ -133,18 +134,18 @@ def test_only_what_is_asked_for_attacks_it_again_and_the_rest_is_said(
         return {row["surface"]: row["audited"] for row in found(path)["surfaces"]}
 
     assert audit(f"run={path}", "attack=[lira]") == 0
-    assert audited() == {"global_model": f"waived: {UNREAD}", "synthetic_images": True, "labels": SAME}
+    assert audited() == {"global_model": f"not attacked: {NOT_READ}", "synthetic_images": True, "labels": SAME}
     assert audit(f"run={path}", "attack=[copy_detection]", "audit.waive.labels=public") == 0
-    assert audited() == {"global_model": f"waived: {UNREAD}", "synthetic_images": True, "labels": "waived: public"}
+    assert audited() == {"global_model": f"not attacked: {NOT_READ}", "synthetic_images": True, "labels": "waived: public"}
     assert audit(f"run={path}", "attack=[lira,loss_threshold]") == 0
     assert audited() == {"global_model": True, "synthetic_images": True, "labels": "waived: public"}
     assert stored_config(path).audit.waive.global_model is None and stored_config(path).audit.waive.labels == "public"
 
 
-def test_a_new_run_is_still_refused_where_nothing_reads_a_surface(
+def test_a_new_run_of_which_every_surface_has_to_be_read_is_refused_where_nothing_reads_one(
     tmp_path: Path, audit: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert audit(*ASKED[:-1], "attack=[lira]", f"hydra.run.dir={tmp_path / 'new'}") == 1
+    assert audit(*ASKED[:-1], "attack=[lira]", "audit.require=all", f"hydra.run.dir={tmp_path / 'new'}") == 1
     assert "no attack for global_model" in capsys.readouterr().err
 
 
@@ -156,6 +157,7 @@ def test_a_stopped_run_goes_on_to_the_result_of_an_undisturbed_one(
     assert audit(f"resume={path}") == 0 and audit(*ASKED, "audit.rounds=1", f"hydra.run.dir={whole}") == 0
     today = stored_config(whole)
     assert today.audit.pop("canaries") == AuditSettings.canaries  # came later
+    assert today.audit.pop("require") == "some"  # came later: an old config has every surface read
     assert today.audit.pop("rounds") == AuditSettings.rounds  # came later: an old config has one round
     assert stored_config(path) == today
     sent = [sorted(p.relative_to(run) for p in (run / "artifacts").rglob("*.safetensors")) for run in (path, whole)]

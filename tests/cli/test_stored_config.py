@@ -11,7 +11,7 @@ from privdd.cli.config import composed
 from privdd.cli.runs import prepare, resumable
 from privdd.cli.stored_config import check_outside, read_stored, stored_config
 from privdd.core.errors import BadConfig
-from privdd.runtime.run_folder import DamagedRun
+from privdd.runtime.files import DamagedRun
 
 OWN = "algo._target_=tests.cli.canary_module.Own"
 

@@ -19,7 +19,7 @@ from privdd.cli.main import checked
 from privdd.cli.sweeps import Sweep, asked, count_points, pinned, point_name
 from privdd.core.errors import BadConfig
 from privdd.reporting.trained import read_training
-from privdd.runtime.run_folder import read_json, write_json
+from privdd.runtime.files import read_json, write_json
 
 ROOT = Path(__file__).parents[2]
 TINY = (

@@ -19,6 +19,7 @@ from privdd.cli.assemble import assemble, attacks_of
 from privdd.cli.config import composed
 from privdd.cli.failures import explain
 from privdd.cli.main import checked
+from privdd.cli.overrides import _known
 from privdd.cli.validation import check_types
 from privdd.core.errors import BadConfig
 
@@ -65,7 +66,7 @@ def test_unknown_keys_are_refused_by_name(word: str, prefix: str) -> None:
     names = {part for leaf in configs._leaves(base()) for part in (leaf, leaf.split(".")[0], leaf.rsplit(".", 1)[0])}
     if key not in names:
         with pytest.raises(BadConfig, match=re.escape(f"{key}: unknown key; ")) as caught:
-            configs._known(base(), key)
+            _known(base(), key)
         line_of(caught.value)
 
 

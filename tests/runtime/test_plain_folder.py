@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from privdd.runtime.files import DamagedRun, read_bytes
 from privdd.runtime.plain_folder import check_folder, plain_files
-from privdd.runtime.run_folder import DamagedRun, read_bytes
 
 
 @pytest.fixture

@@ -1,22 +1,47 @@
-"""JSON of run folders: every number is finite, and every refusal is one line that names the file."""
+"""Tensors of a run folder: the same values in the same order, and refusals in one line."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
+import safetensors.torch
+import torch
 
-from privdd.runtime.run_folder import DamagedRun, read_json
+from privdd.runtime.files import DamagedRun
+from privdd.runtime.run_folder import RunFolder, read_tensors, same_tensors, write_tensors
 
-
-@pytest.mark.parametrize("text", ["", "{", '{"x": NaN}', '{"x": -Infinity}', '{"x": 1e999}', "[" * 99999])
-def test_what_is_no_finite_json_is_refused_in_one_line(tmp_path: Path, text: str) -> None:
-    (tmp_path / "a.json").write_text(text)
-    with pytest.raises(DamagedRun) as caught:
-        read_json(tmp_path / "a.json")
-    assert "\n" not in str(caught.value) and "a.json" in str(caught.value)
+STATE = {"z": torch.arange(6.0).reshape(2, 3).t(), "a": torch.tensor([7]), "m": torch.zeros(0)}
 
 
-def test_finite_json_is_read(tmp_path: Path) -> None:
-    (tmp_path / "a.json").write_text('{"x": [1, 2.5, "inf", null]}')
-    assert read_json(tmp_path / "a.json") == {"x": [1, 2.5, "inf", None]}
+def test_tensors_come_back_in_their_order(tmp_path: Path) -> None:
+    """Sums and noise run over a state in its order, and safetensors alone sorts names."""
+    write_tensors(tmp_path / "x.safetensors", STATE)
+    back = read_tensors(tmp_path / "x.safetensors")
+    assert [*back] == ["z", "a", "m"] and same_tensors(back, STATE)
+    assert not same_tensors(back, {**STATE, "a": torch.tensor([8])}) and not same_tensors(back, {"z": STATE["z"]})
+
+
+def test_files_of_other_programs_are_read(tmp_path: Path) -> None:
+    safetensors.torch.save_file({"b": torch.ones(2)}, tmp_path / "x.safetensors")
+    assert same_tensors(read_tensors(tmp_path / "x.safetensors"), {"b": torch.ones(2)})
+
+
+@pytest.mark.parametrize("data", [b"", b"no", (2**40).to_bytes(8, "little") + b"{}", b"\x10" + b"\0" * 7 + b"{" * 16])
+def test_damage_is_one_line_that_names_the_file(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "x.safetensors").write_bytes(data)
+    with pytest.raises(DamagedRun, match=r"x\.safetensors: not readable as safetensors") as caught:
+        read_tensors(tmp_path / "x.safetensors")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_above_the_limit_is_not_read(tmp_path: Path) -> None:
+    write_tensors(tmp_path / "x.safetensors", STATE)
+    with pytest.raises(DamagedRun, match="at most 16 are read"):
+        read_tensors(tmp_path / "x.safetensors", limit=16)
+
+
+@pytest.mark.parametrize("name", ["..", "a/b", "a\\b", "", "a\0"])
+def test_no_name_leaves_the_folder(tmp_path: Path, name: str) -> None:
+    with pytest.raises(DamagedRun, match="plain file name"):
+        RunFolder(tmp_path).evidence(name, "lira")

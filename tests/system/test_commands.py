@@ -51,7 +51,7 @@ def no_network(*_: object, **__: object):
 
 
 BAD = {
-    "unknown algo": (["algo=fedfeed"], r"Available options in 'algo': fedadam fedavg "),
+    "unknown algo": (["algo=fedfeed"], r"algo=fedfeed: unknown algo; did you mean fedfed\? Allowed are fedadam, fedavg, "),
     "shared yaml": (["algo=_local"], r"algo=_local: files whose names start with _"),
     "shared yaml of attacks": (["attack=[lira,_membership]"], r"_membership\]: files whose names start with _"),
     "unknown key": (["algo.local_epoch=3"], r"algo.local_epoch: unknown key; did you mean algo.local_epochs\?"),
@@ -67,7 +67,8 @@ BAD = {
     "client to audit": (["audit.client=77"], r"audit.client=77"),
     "too few runs for a guarantee": (["audit.guarantee.slow_runs=2"], r"audit.guarantee.slow_runs=2: at least 20"),
     "attack": (["attack=[lirra]"], r"lirra"),
-    "uncovered": (["attack=[gradient_inversion]"], r"no attack for counts"),
+    "uncovered": (["attack=[gradient_inversion]", "audit.require=all"], r"no attack for counts"),
+    "nothing to attack": (["attack=[copy_detection]"], r"none of them reads anything that fedavg releases"),
     "missing data": (["data=fashion_mnist", "data.root=nowhere"], r"fashion_mnist.*nowhere"),
     "run: not a folder": (["run=nowhere"], r"nowhere: not a run folder"),
 }  # fmt: skip

@@ -26,7 +26,8 @@ from privdd.federated import checkpoint
 from privdd.federated.experiment import Experiment
 from privdd.privacy.ledger import Ledger
 from privdd.reporting.findings_file import load as load_findings
-from privdd.runtime.run_folder import DamagedRun, RunFolder, read_json, read_tensors, safe_name, write_tensors
+from privdd.runtime.files import DamagedRun, read_json, safe_name
+from privdd.runtime.run_folder import RunFolder, read_tensors, write_tensors
 
 TINY = ["preset=smoke", "partition.clients=3", "data.limit=120", "model=mlp", "model.width=8", "algo.rounds=2",
         "algo.local_epochs=1", "algo=scaffold"]

@@ -259,7 +259,7 @@ HOSTILE: dict[str, tuple[Callable[[Scene], None], str]] = {  # what it tries -> 
     "a module that sings when it is imported": (attack(_target_="tests.cli.canary_module.Own"), "run"),
     "a function of such a module": (placed("algo", _target_="tests.cli.canary_module.sing"), "resume"),
     "a shell deep inside an allowed attack": (attack(**LIRA, signal=[{"x": SHELL}]), "run"),
-    "a function of privdd that writes": (attack(_target_="privdd.runtime.run_folder.write_bytes", path="{outside}/x", data="x"), "run"),
+    "a function of privdd that writes": (attack(_target_="privdd.runtime.files.write_bytes", path="{outside}/x", data="x"), "run"),
     "a method reached through an allowed class": (attack(_target_="attacks.membership.lira.Lira.run"), "run"),
     "a module reached through an allowed one": (attack(_target_="attacks.membership.lira.torch.load", f="{outside}/secret.json"), "run"),
     "hydra's own instantiate": (attack(_target_="hydra.utils.instantiate", config=SHELL), "run"),

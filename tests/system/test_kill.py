@@ -21,7 +21,7 @@ from privdd.cli.runs import prepare, run_training
 from privdd.cli.stored_config import stored_config
 from privdd.core.errors import BadConfig
 from privdd.runtime import run_folder as store
-from privdd.runtime.run_folder import DamagedRun
+from privdd.runtime.files import DamagedRun
 
 HERE = Path(__file__).parent
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(HERE.parents[1]), *sys.path])}

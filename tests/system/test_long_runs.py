@@ -11,7 +11,7 @@ import dp_accounting as dpa
 from privdd.federated.checkpoint import write_ledger
 from privdd.privacy.ledger import Ledger
 from privdd.privacy.mechanism import Row
-from privdd.runtime.run_folder import jsonable
+from privdd.runtime.files import jsonable
 
 FREE = Row(0, 3, "update", "update", ("server",), {"w": (3, 2), "b": ()}, "ab" * 16, dpa.NonPrivateDpEvent(), nonprivate_reason="no \"mechanism\" ü")
 NOISY = Row(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from privdd import report, verify
-from privdd.runtime.run_folder import read_json, write_json
+from privdd.runtime.files import read_json, write_json
 from privdd.runtime.seal import seal
 from privdd.verifying.signature import check_signature, sign
 from tests.conftest import SmallAudit

@@ -16,7 +16,8 @@ from privdd import report, verify
 from privdd.api import audit, train
 from privdd.api import compare as compare_verified
 from privdd.reporting.folder import read_run
-from privdd.runtime.run_folder import DamagedRun, read_json, read_tensors, write_tensors
+from privdd.runtime.files import DamagedRun, read_json
+from privdd.runtime.run_folder import read_tensors, write_tensors
 from privdd.runtime.seal import SEAL, seal
 from privdd.verifying.disagreement import differing, same
 from privdd.verifying.drawn_page import check_page

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
+from privdd.cli.again import CHANGEABLE
 from privdd.cli.config import composed
 from privdd.cli.main import _main
 from privdd.core.errors import BadConfig
@@ -41,3 +42,10 @@ def test_other_threads_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_what_decides_the_result_is_refused(typed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(BadConfig, match="together with resume= only engine can be changed"):
         resumed(tmp_path, monkeypatch, ["preset=smoke"], typed)
+
+
+def test_what_may_change_is_there() -> None:
+    """A renamed key would make its entry allow nothing."""
+    config = composed("audit", ["preset=smoke"])
+    for key in {key for keys in CHANGEABLE.values() for key in keys}:
+        assert key == "attack" or OmegaConf.select(config, key, default="missing") != "missing", key

@@ -1,0 +1,115 @@
+"""Plain files and JSON of a run folder, written atomically, and checked when read. Quick to import."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import stat
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+LARGEST_JSON = 512 * 2**20  # bytes of one file: a ledger of about a million rows
+
+
+class DamagedRun(ValueError):
+    """A run folder or file that is missing, unreadable, or not of the format that it should be."""
+
+
+def read_bytes(path: Path, limit: int) -> bytes:
+    """A plain file of at most ``limit`` bytes.
+
+    Raises FileNotFoundError, and DamagedRun for a link, a pipe, a device or a folder, and for a larger file.
+    """
+    known = path.lstat()
+    if not stat.S_ISREG(known.st_mode):
+        raise DamagedRun(f"{path}: not a plain file")
+    if known.st_size > limit:
+        raise DamagedRun(f"{path}: {known.st_size} bytes, at most {limit} are read")
+    return path.read_bytes()
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """``write_parts`` of one part."""
+    write_parts(path, [data])
+
+
+def write_parts(path: Path, parts: Iterable[bytes]) -> None:
+    """Write beside the target, flush to disk, then rename: a reader sees the old file or the new one.
+
+    Raises OSError, naming the file, where the disk is full or the folder cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        _write(handle, Path(temporary), path, parts)
+    except OSError as error:
+        error.filename = str(path)  # otherwise it would be missing, or name the temporary file
+        raise
+
+
+def _write(handle: int, temporary: Path, path: Path, parts: Iterable[bytes]) -> None:
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.writelines(parts)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.chmod(0o644)
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def jsonable(value: Any) -> Any:
+    """Plain JSON data: infinities become "inf", NaN is refused, tensors and tuples become lists."""
+    if value is None or type(value) in (str, int, bool):  # most values in a ledger
+        return value
+    if isinstance(value, Mapping):
+        return {str(k): jsonable(v) for k, v in value.items()}
+    if hasattr(value, "tolist"):  # a tensor or an array
+        return jsonable(value.tolist())
+    if isinstance(value, list | tuple | set | frozenset):
+        return [jsonable(v) for v in value]
+    if isinstance(value, bool | int | str) or value is None:
+        return str(value) if isinstance(value, str) else value
+    number = float(value)
+    if math.isnan(number):
+        raise ValueError("NaN cannot be written to JSON")
+    return ("inf" if number > 0 else "-inf") if math.isinf(number) else number
+
+
+def write_json(path: Path, value: Any, *, compact: bool = False) -> None:
+    """Indented for readers; ``compact`` is ten times faster, for files that grow with rounds and clients."""
+    write_bytes(path, (json.dumps(jsonable(value), indent=None if compact else 1, allow_nan=False) + "\n").encode())
+
+
+def read_json(path: Path) -> Any:
+    """A file in which every number is finite. Raises DamagedRun, one line that names it, for any other."""
+    try:
+        text = read_bytes(path, LARGEST_JSON).decode()
+        return json.loads(text, parse_constant=_refuse, parse_float=_finite)
+    except DamagedRun:
+        raise
+    except FileNotFoundError:
+        raise DamagedRun(f"{path}: no such file") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise DamagedRun(f"{path}: not readable as JSON ({str(error)[:120]})") from None
+
+
+def _refuse(text: str) -> NoReturn:
+    raise ValueError(f'{text} is not allowed (infinity is the string "inf")')
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    return value if math.isfinite(value) else _refuse(text)
+
+
+def safe_name(name: str) -> str:
+    """``name`` if it stays inside its folder. Raises DamagedRun otherwise."""
+    if not name or name in {".", ".."} or any(c in name for c in "/\\\0"):
+        raise DamagedRun(f"{name!r} is not a plain file name")
+    return name

@@ -1,0 +1,22 @@
+"""JSON of run folders: every number is finite, and every refusal is one line that names the file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from privdd.runtime.files import DamagedRun, read_json
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"x": NaN}', '{"x": -Infinity}', '{"x": 1e999}', "[" * 99999])
+def test_what_is_no_finite_json_is_refused_in_one_line(tmp_path: Path, text: str) -> None:
+    (tmp_path / "a.json").write_text(text)
+    with pytest.raises(DamagedRun) as caught:
+        read_json(tmp_path / "a.json")
+    assert "\n" not in str(caught.value) and "a.json" in str(caught.value)
+
+
+def test_finite_json_is_read(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text('{"x": [1, 2.5, "inf", null]}')
+    assert read_json(tmp_path / "a.json") == {"x": [1, 2.5, "inf", None]}
