@@ -3,8 +3,8 @@
 The commands as functions:
 
 >>> from privdd.api import audit
->>> audit("algo=fedavg", "preset=smoke", out="runs/first").verdict  # doctest: +SKIP
-'unprotected'
+>>> found = audit(algo="fedavg", preset="smoke", out="runs/first")  # doctest: +SKIP
+>>> found.verdict, found.to_frame(), found.plot("roc")  # doctest: +SKIP
 
 For a class of your own, which a yaml file names in ``_target_`` (README, "Add a method, a mechanism, an attack"):
 
@@ -68,7 +68,7 @@ if TYPE_CHECKING:
     from privdd.reporting.schema import Findings
     from privdd.training.client_round import ClientRound, Trained
     from privdd.verifying.verification import verified as load_run
-    from privdd.verifying.verified_pages import compare
+    from privdd.verifying.verified_pages import compare, frontier
 
 # name -> module, or module:name where it has another name there
 PUBLIC: Mapping[str, str] = {
@@ -116,6 +116,7 @@ PUBLIC: Mapping[str, str] = {
     "Naming": "privdd.privacy.reconstruction",
     "reconstruction": "privdd.privacy.reconstruction",
     "compare": "privdd.verifying.verified_pages",
+    "frontier": "privdd.verifying.verified_pages",
     "RunRecord": "privdd.reporting.folder",
     "load_run": "privdd.verifying.verification:verified",
     "Findings": "privdd.reporting.schema",
@@ -128,7 +129,7 @@ __all__ = [
     "Evidence", "Family", "FedAvg", "Finding", "Findings", "Keys", "Knowledge", "Lattice", "Ledger", "LossThreshold",
     "Mechanism", "MembershipAttack", "Method", "ModelSpec", "Naming", "Noise", "Output", "Problem", "Received", "Records", "RunRecord", "Shard",
     "State", "Surface", "Tensors", "Trained", "Truth", "Upload", "View", "Worlds", "audit", "average", "build",
-    "check_method", "compare", "config_of", "initial", "load_run", "pack", "reconstruction", "train", "unpack",
+    "check_method", "compare", "config_of", "frontier", "initial", "load_run", "pack", "reconstruction", "train", "unpack",
 ]  # fmt: skip
 
 
@@ -145,29 +146,39 @@ def __dir__() -> list[str]:
     return __all__
 
 
-def audit(*overrides: str, out: Path | str | None = None, config_dir: Path | str | None = None) -> Findings:
+def audit(
+    *overrides: str, out: Path | str | None = None, config_dir: Path | str | None = None, **settings: Any
+) -> Findings:
     """Train, replay, attack and report into ``out`` (new: one under ./outputs) -> what findings.json holds.
 
-    overrides: as on the command line, "algo=fedavg". A folder that holds a part of the same run is gone
-    on with. Raises ValueError with one line for what cannot run.
+    overrides: as on the command line, "privacy.epsilon=3"; settings: the same as keywords, algo="fedavg",
+    attack=["lira"], privacy={"epsilon": 3}. A folder that holds a part of the same run is gone on with. Raises
+    ValueError with one line for what cannot run.
     """
     from privdd.cli.main import config_of
+    from privdd.cli.quoting import as_overrides
     from privdd.cli.runs import run_audit
     from privdd.reporting.folder import read_run
 
-    folder = _folder(out)
-    run_audit(config_of("audit", *overrides, config_dir=config_dir), folder, _command("audit", overrides))
+    folder, typed = _folder(out), (*overrides, *as_overrides(settings))
+    run_audit(config_of("audit", *typed, config_dir=config_dir), folder, _command("audit", typed))
     return read_run(folder).findings
 
 
-def train(*overrides: str, out: Path | str | None = None, config_dir: Path | str | None = None) -> Mapping[str, Any]:
-    """Training alone -> training.json: accuracy, accuracy_by_round, epsilon {"pld", "rdp"}, bytes."""
+def train(
+    *overrides: str, out: Path | str | None = None, config_dir: Path | str | None = None, **settings: Any
+) -> Mapping[str, Any]:
+    """Training alone -> training.json: accuracy, accuracy_by_round, epsilon {"pld", "rdp"}, bytes.
+
+    Arguments as of ``audit``.
+    """
     from privdd.cli.main import config_of
+    from privdd.cli.quoting import as_overrides
     from privdd.cli.runs import run_training
     from privdd.runtime.files import read_json
 
-    folder = _folder(out)
-    run_training(config_of("train", *overrides, config_dir=config_dir), folder, _command("train", overrides))
+    folder, typed = _folder(out), (*overrides, *as_overrides(settings))
+    run_training(config_of("train", *typed, config_dir=config_dir), folder, _command("train", typed))
     return read_json(folder / "training.json")
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
@@ -47,3 +48,21 @@ def assignment(key: str, value: str) -> str:
 def typeable(key: str, value: str) -> str:
     """``key=value`` as it can be pasted into a shell."""
     return shlex.quote(assignment(key, value))
+
+
+def as_overrides(settings: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Python values as overrides: {"privacy": {"epsilon": 3}} -> "privacy.epsilon=3"; texts are quoted as needed."""
+    for key, value in settings.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            yield from as_overrides(value, f"{name}.")
+        elif isinstance(value, list | tuple):
+            yield f"{name}=[{','.join(assignment(name, _text(v)).partition('=')[2] for v in value)}]"
+        else:
+            yield assignment(name, _text(value)) if isinstance(value, str) else f"{name}={_text(value)}"
+
+
+def _text(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return str(value)

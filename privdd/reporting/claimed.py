@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from privdd.reporting.schema import ClaimRow, FindingRow
+from privdd.reporting.schema import FindingRow
+from privdd.reporting.schema_privacy import ClaimRow
 
 
 def boldest(claims: Iterable[ClaimRow]) -> ClaimRow | None:

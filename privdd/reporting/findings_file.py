@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from privdd.reporting.schema import READABLE, Findings
+from privdd.reporting.schema import READABLE, Findings, Origin
 from privdd.runtime import files
 from privdd.runtime.files import DamagedRun, write_bytes
 
@@ -65,7 +65,9 @@ def load(path: Path | str) -> Findings:
     """Read findings.json, or the one inside a run folder. Raises FindingsError with one line."""
     path = Path(path)
     path = path / "findings.json" if path.is_dir() else path
-    return validate(read_json(path), str(path))
+    found = validate(read_json(path), str(path))
+    found._origin = Origin(path.parent)
+    return found
 
 
 def dump(findings: Findings) -> str:

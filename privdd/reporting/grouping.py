@@ -11,7 +11,8 @@ from typing import Any
 from privdd.reporting import summary
 from privdd.reporting.claimed import boldest
 from privdd.reporting.folder import RunRecord
-from privdd.reporting.schema import FindingRow, TprAt, Verdict, worst_verdict
+from privdd.reporting.schema import FindingRow, TprAt, worst_verdict
+from privdd.reporting.schema_values import Verdict
 
 # Keys about where and how a run was computed, not what was computed: at the top level, and at any depth.
 APART = frozenset({"engine", "hydra", "run", "resume", "device", "capture", "tracking", "name", "scores"})

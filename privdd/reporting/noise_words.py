@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from privdd.reporting.schema import NoiseRow, Privacy
+from privdd.reporting.schema_privacy import NoiseRow, Privacy
 
 SEED = "Simulation, not for release: everyone who knows the seed can draw its noise again and take it off."
 PAIRED = "Paired noise: a second run with this seed holds the same noise, and two of them published undo it."

@@ -6,56 +6,39 @@ Infinity is written as the string ``"inf"`` and is ``math.inf`` in memory; every
 
 from __future__ import annotations
 
-import math
+import importlib
 from collections.abc import Iterable
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, WithJsonSchema, model_validator
+from pydantic import (
+    Field,
+    PrivateAttr,
+    model_validator,
+)
 
 from attacks.types import Adversary, Family, Surface
+from privdd.reporting.schema_privacy import EpsilonPair, Privacy
+from privdd.reporting.schema_values import (  # fmt: skip
+    Count,
+    Decibel,
+    Epsilon,
+    FileName,
+    Finite,
+    Origin,
+    Part,
+    Positive,
+    Status,
+    Text,
+    Unit,
+    Verdict,
+)
+
+if TYPE_CHECKING:
+    import pandas
+    from matplotlib.figure import Figure
 
 SCHEMA = 2
 READABLE = (1, 2)
-Verdict = Literal["unprotected", "untested", "consistent", "contradiction"]
-Status = Literal["measured", "nothing_to_read", "not_attacked"]
-Relation = Literal["add_remove", "zero_out", "replace"]
-
-
-def _to_float(value: Any) -> Any:
-    return math.inf if value == "inf" else value
-
-
-def _to_json(value: float) -> float | str:
-    return "inf" if math.isinf(value) else value
-
-
-Finite = Annotated[float, Field(allow_inf_nan=False)]
-Unit = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
-Positive = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=0)]
-Epsilon = Annotated[
-    float,
-    BeforeValidator(_to_float),
-    Field(ge=0),
-    PlainSerializer(_to_json, return_type=float | str),
-    WithJsonSchema({"anyOf": [{"type": "number", "minimum": 0}, {"const": "inf"}]}),
-]
-Decibel = Annotated[
-    float,
-    BeforeValidator(_to_float),
-    Field(gt=-math.inf),
-    PlainSerializer(_to_json, return_type=float | str),
-    WithJsonSchema({"anyOf": [{"type": "number"}, {"const": "inf"}]}),
-]
-# No control characters: these texts reach terminals, drawings and pages.
-Text = Annotated[str, Field(max_length=4000, pattern=r"^[^\x00-\x08\x0b-\x1f\x7f-\x9f]*$")]
-FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.\-]*\.safetensors$")]
-
-
-class Part(BaseModel):
-    """Immutable, and no key beyond those named."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="constants")
 
 
 class Seconds(Part):
@@ -88,110 +71,6 @@ class Utility(Part):
     diverged: Count | None = None
     uploaded_bytes_per_client: Count = 0
     downloaded_bytes_per_client: Count | None = None
-
-
-class Kappa(Part):
-    """What the crafted record moves a release by, over what is allowed: least, mean, and mean square."""
-
-    min: Epsilon
-    mean: Epsilon
-    energy: Epsilon | None = None
-
-
-class CertifiedBy(Part):
-    """How a lower bound was come by: the tier of its test, what is taken on trust, how many runs, the record's kappa."""
-
-    tier: Literal["T2", "T3"]
-    trusts: list[Text]
-    runs: Count
-    kappa: Kappa | None = None
-
-
-class EpsilonPair(Part):
-    """Upper bounds by the two accountants; certified: the largest finite-sample lower bound for all that is released."""
-
-    pld: Epsilon
-    rdp: Epsilon
-    certified: Epsilon | None = None
-    certified_by: CertifiedBy | None = None
-
-    @model_validator(mode="after")
-    def _says_how(self) -> EpsilonPair:
-        if (self.certified is None) != (self.certified_by is None):
-            raise ValueError("certified, certified_by: both or neither")
-        return self
-
-    @property
-    def best(self) -> float:
-        """Both are upper bounds, so the smaller one holds."""
-        return min(self.pld, self.rdp)
-
-
-class ClaimRow(Part):
-    """epsilon: "no number" where the paper fixes it only up to constants, or says it in words."""
-
-    source: Text
-    epsilon: Epsilon | Literal["no number"]
-    sound: bool
-    why: Text
-    delta: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)] | None = None
-    choices: list[Text] = Field(default_factory=list)
-    neighbours: Text | None = None
-    tested_by: list[Text] = Field(default_factory=list)
-
-    @property
-    def number(self) -> float | None:
-        return None if isinstance(self.epsilon, str) else self.epsilon
-
-
-class ReconstructionRow(Part):
-    """Among k candidates of prior chance 1/k: no attacker names the record more often than ``bound``.
-
-    attained: the rate of a likelihood attacker on crafted records, where the whole noise is Gaussian;
-    claimed: what the claim of the smallest epsilon would allow.
-    """
-
-    k: Annotated[int, Field(ge=2)]
-    prior: Unit
-    bound: Unit
-    attained: Unit | None = None
-    claimed: Unit | None = None
-
-
-class NoiseRow(Part):
-    """Where a run's noise came from; for_release: nobody else can draw it again, and no other run holds it."""
-
-    source: Literal["seed", "secret", "os"]
-    paired: bool
-    for_release: bool
-
-
-class PublicFact(Part):
-    """Something that everyone may know of a run, so that no row of the ledger counts it."""
-
-    what: Text
-    value: Text
-
-
-class Multiplicity(Part):
-    """How the bounds that can decide a verdict share one error: alpha / tests for each."""
-
-    alpha: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)]
-    tests: Annotated[int, Field(ge=1)]
-
-
-class Privacy(Part):
-    """noise: absent where none is added, and in files of earlier versions."""
-
-    delta: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
-    unit: Literal["record", "client"]
-    relation: Relation
-    epsilon: EpsilonPair
-    claims: list[ClaimRow]
-    noise: NoiseRow | None = None
-    public: list[PublicFact] = Field(default_factory=list)
-    multiplicity: Multiplicity | None = None
-    reconstruction: list[ReconstructionRow] | None = None
 
 
 class SurfaceRow(Part):
@@ -282,6 +161,21 @@ class Findings(Part):
     surfaces: list[SurfaceRow]
     findings: list[FindingRow]
     verdict: Verdict
+    _origin: Origin = PrivateAttr(default_factory=Origin)
+
+    def to_frame(self) -> pandas.DataFrame:
+        """A pandas table with one row per finding. Raises ImportError where pandas is missing."""
+        return _views().frame(self)
+
+    def plot(self, kind: Literal["roc", "epsilon", "ladder"] = "roc") -> Figure:
+        """A matplotlib figure: "roc", "epsilon" (claimed, proven, shown) or "ladder" (of inversion attacks).
+
+        Raises ValueError where there is nothing to draw.
+        """
+        return _views().figure(self, self._origin.folder, kind)
+
+    def _repr_html_(self) -> str:
+        return _views().html(self)
 
     @model_validator(mode="after")
     def _verdict_covers_surfaces(self) -> Findings:
@@ -289,6 +183,11 @@ class Findings(Part):
         if worst == "contradiction" and self.verdict != "contradiction":
             raise ValueError(f"verdict={self.verdict!r}: a surface is in contradiction, so the run is")
         return self
+
+
+def _views() -> Any:
+    """Table and drawings: what makes them needs this module, and takes long to import."""
+    return importlib.import_module("privdd.reporting.in_python")
 
 
 def worst_verdict(verdicts: Iterable[str]) -> Verdict:

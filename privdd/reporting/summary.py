@@ -9,7 +9,8 @@ from typing import Any
 
 from privdd.reporting import words
 from privdd.reporting.claimed import boldest, exceeded
-from privdd.reporting.schema import FindingRow, Findings, SurfaceRow, TprAt, Verdict
+from privdd.reporting.schema import FindingRow, Findings, SurfaceRow, TprAt
+from privdd.reporting.schema_values import Verdict
 from privdd.reporting.unread import SENTENCE, only_unread
 from privdd.reporting.without_model import without_model
 from privdd.reporting.words import number, one_in, share

@@ -13,7 +13,8 @@ from rich.text import Text
 from privdd.reporting.findings_file import FindingsError
 from privdd.reporting.folder import RunRecord, read_config
 from privdd.reporting.grouping import Setting, settings
-from privdd.reporting.schema import EpsilonPair, Findings, Privacy, Run, Seconds, Utility
+from privdd.reporting.schema import Findings, Run, Seconds, Utility
+from privdd.reporting.schema_privacy import EpsilonPair, Privacy
 from privdd.reporting.tables import Table, frontier_table, to_csv
 from privdd.reporting.terminal import console_for
 from privdd.reporting.words import number, share

@@ -6,7 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from privdd.reporting.schema import Utility, Verdict
+from privdd.reporting.schema import Utility
+from privdd.reporting.schema_values import Verdict
 
 NONE, NBSP = "–", "\u00a0"
 ACRONYMS = {

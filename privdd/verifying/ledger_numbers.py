@@ -10,7 +10,8 @@ from typing import Any
 from privdd.auditing.findings import both, per_client, reconstruction_rows, size_in_bytes
 from privdd.privacy.ledger import SERVER, Ledger, Release
 from privdd.reporting.folder import RunRecord
-from privdd.reporting.schema import EpsilonPair, Findings
+from privdd.reporting.schema import Findings
+from privdd.reporting.schema_privacy import EpsilonPair
 from privdd.runtime.files import DamagedRun
 from privdd.verifying.disagreement import Disagreement, differing
 

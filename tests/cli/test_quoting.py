@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from privdd.cli.assemble import assemble
 from privdd.cli.main import checked, config_of
-from privdd.cli.quoting import assignment, quoted, typeable
+from privdd.cli.quoting import as_overrides, assignment, quoted, typeable
 from privdd.cli.runs import resumable
 
 SMALL = ["preset=smoke", "data.limit=90", "partition=iid", "partition.clients=2"]
@@ -39,3 +41,20 @@ def test_the_resume_hint_can_be_pasted() -> None:
     words = shlex.split(str(caught.value))
     found = checked("train", ["data=npz", *words[words.index("privdd.train") + 1 :]])
     assert (found.resume, found.data.root) == ("/runs/a é", "/data/rené x.npz")
+
+
+@pytest.mark.parametrize(
+    ("settings", "typed"),
+    [
+        ({"algo": "fedfed", "seed": 3}, ["algo=fedfed", "seed=3"]),
+        ({"attack": ["lira", "rmia"]}, ["attack=[lira,rmia]"]),
+        ({"privacy": {"epsilon": 0.5}}, ["privacy.epsilon=0.5"]),
+        ({"privacy.paired_noise": True, "run": None}, ["privacy.paired_noise=true", "run=null"]),
+        ({"data": {"root": "/home/rené/my data"}}, ["data.root='/home/rené/my data'"]),
+        ({"privacy": {"mechanisms": {"x": {"tau": 1}}}}, ["privacy.mechanisms.x.tau=1"]),
+    ],
+)
+def test_python_values_become_overrides(settings: dict[str, Any], typed: list[str]) -> None:
+    assert [*as_overrides(settings)] == typed
+    for item in typed:  # and the grammar reads them back
+        OverridesParser.create().parse_override(item)

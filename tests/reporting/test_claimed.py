@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from privdd.reporting.claimed import boldest, exceeded, measures_of
-from privdd.reporting.schema import ClaimRow, FindingRow
+from privdd.reporting.schema import FindingRow
+from privdd.reporting.schema_privacy import ClaimRow
 
 
 def claim(epsilon: Any, **more: Any) -> ClaimRow:

@@ -11,7 +11,7 @@ import pytest
 from privdd.reporting import noise_words
 from privdd.reporting.comparison import write_comparison
 from privdd.reporting.page import write_report
-from privdd.reporting.schema import NoiseRow
+from privdd.reporting.schema_privacy import NoiseRow
 from tests.reporting.checker import problems
 from tests.reporting.fixture import write_run
 

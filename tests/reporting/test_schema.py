@@ -10,6 +10,8 @@ import pytest
 
 from privdd.reporting import json_schema
 from privdd.reporting.findings_file import FindingsError, dump, validate
+from privdd.reporting.schema_privacy import EpsilonPair, Multiplicity, NoiseRow
+from privdd.reporting.schema_values import Part
 from tests.reporting.fixture import write_run
 
 PUBLISHED = Path(__file__).resolve().parents[2] / "docs" / "findings.schema.json"
@@ -48,3 +50,18 @@ def test_a_certificate_without_its_test_is_refused(tmp_path: Path) -> None:
     data["privacy"]["epsilon"]["certified"] = 1.0
     with pytest.raises(FindingsError, match="both or neither"):
         validate(data)
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), -1.0, "inf ", None])
+def test_an_epsilon_is_a_number_from_0_or_inf(wrong: object) -> None:
+    assert EpsilonPair.model_validate({"pld": "inf", "rdp": 2}).best == 2
+    with pytest.raises(ValueError):
+        EpsilonPair.model_validate({"pld": wrong, "rdp": 2})
+
+
+@pytest.mark.parametrize("kind", [NoiseRow, Multiplicity])
+def test_no_part_takes_an_unknown_key(kind: type[Part]) -> None:
+    good = {"source": "os", "paired": False, "for_release": True} if kind is NoiseRow else {"alpha": 0.05, "tests": 3}
+    kind.model_validate(good)
+    with pytest.raises(ValueError, match="extra"):
+        kind.model_validate({**good, "more": 1})

@@ -1,0 +1,127 @@
+"""Findings in a notebook or a script: a table, a figure, and a short view."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from markupsafe import Markup
+from matplotlib.figure import Figure
+
+from privdd.reporting import words
+from privdd.reporting.schema import FindingRow, Findings
+
+if TYPE_CHECKING:
+    import pandas
+
+Kind = Literal["roc", "epsilon", "ladder"]
+LISTED = ("auc_ci", "tpr_at_fpr", "worst_records", "baselines", "diagnostics", "figure")  # not one value each
+SHOWN = ("surface", "attack", "adversary", "auc", "epsilon_measured", "psnr", "n")
+
+
+def rows(findings: Findings) -> list[dict[str, Any]]:
+    """One mapping per finding, its columns of plain values; what does not apply to any finding has no column."""
+    made = [_row(row) for row in findings.findings]
+    kept = [name for name in dict.fromkeys(key for row in made for key in row)]
+    return [{name: row.get(name) for name in kept} for row in made]
+
+
+def _row(row: FindingRow) -> dict[str, Any]:
+    plain = {k: v for k, v in row.model_dump(exclude=set(LISTED)).items() if v is not None}
+    plain |= {name: str(plain[name]) for name in ("surface", "family", "adversary")}
+    if row.auc_ci is not None:
+        plain |= {"auc_low": row.auc_ci[0], "auc_high": row.auc_ci[1]}
+    for fpr, at in (row.tpr_at_fpr or {}).items():
+        plain |= {f"tpr_at_{fpr}": at.tpr, f"tpr_at_{fpr}_resolvable": at.resolvable}
+    return plain
+
+
+def frame(findings: Findings) -> pandas.DataFrame:
+    """A table with one row per finding. Raises ImportError where pandas is missing."""
+    try:
+        import pandas
+    except ImportError:
+        raise ImportError("to_frame needs pandas: pip install pandas") from None
+    return pandas.DataFrame(rows(findings))
+
+
+def html(findings: Findings) -> str:
+    """A short view for notebooks: verdict, epsilon, and a line for every finding. All text is escaped."""
+    privacy, made = findings.privacy, rows(findings)
+    columns = [name for name in SHOWN if any(row.get(name) is not None for row in made)]
+    head = Markup("").join(Markup("<th>{}</th>").format(name.replace("_", " ")) for name in columns)
+    body = Markup("").join(
+        Markup("<tr>{}</tr>").format(Markup("").join(Markup("<td>{}</td>").format(_cell(row.get(c))) for c in columns))
+        for row in made
+    )
+    text = Markup(
+        "<p><b>{}</b> on {}: {}; epsilon at most {} at delta {} ({}, {})</p><table><tr>{}</tr>{}</table>"
+    ).format(
+        findings.run.algo,
+        findings.run.data,
+        findings.verdict,
+        words.number(privacy.epsilon.best),
+        words.number(privacy.delta),
+        f"unit {privacy.unit}",
+        privacy.relation,
+        head,
+        body,
+    )
+    return str(text)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    return words.number(value) if isinstance(value, float) else str(value)
+
+
+def figure(findings: Findings, folder: Path | None, kind: Kind = "roc") -> Figure:
+    """One drawing of a run.
+
+    kind: roc = each surface's strongest membership attack; epsilon = claimed, proven and shown; ladder = what
+    attackers rebuild who know less and less. folder: the run's. Raises ValueError where there is nothing to draw.
+    """
+    from privdd.reporting.folder import RunRecord
+
+    if kind not in get_args(Kind):
+        raise ValueError(f"kind={kind!r}: allowed are {', '.join(get_args(Kind))}")
+    if kind == "epsilon":
+        from privdd.reporting.plots import strip
+
+        return strip(RunRecord(Path(), findings)).figure
+    if kind == "ladder":
+        return _ladder(findings)
+    if folder is None:
+        raise ValueError(
+            "kind='roc': scores lie in the run's folder; open it with privdd.api.load_run(folder).findings"
+        )
+    return _roc(RunRecord(folder, findings))
+
+
+def _roc(record: Any) -> Figure:
+    from privdd.reporting import figures
+    from privdd.reporting.plots import roc_line, strength
+
+    best: dict[str, FindingRow] = {}
+    for row in sorted((r for r in record.findings.findings if r.family == "membership"), key=strength, reverse=True):
+        best.setdefault(row.surface, row)
+    named = ((f"{words.SURFACE[s][0]}, {words.attack(row.attack)}", row) for s, row in best.items())
+    lines = [line for label, row in named if (line := roc_line(label, record.evidence(row))) is not None]
+    if not lines:
+        raise ValueError("kind='roc': no membership attack of this run left scores")
+    return figures.roc(lines)
+
+
+def _ladder(findings: Findings) -> Figure:
+    from privdd.reporting.ladder import ladders
+
+    found = [ladder for ladder in ladders(findings) if any(step.psnr is not None for step in ladder.steps)]
+    if not found:
+        raise ValueError("kind='ladder': no inversion of this run has one")
+    made = Figure(figsize=(6.4, 0.45 * sum(len(one.steps) + 1 for one in found) + 0.6), layout="constrained")
+    for axes, one in zip(made.subplots(len(found), squeeze=False)[:, 0], found):
+        axes.barh([step.who for step in one.steps], [step.psnr or 0.0 for step in one.steps])
+        axes.invert_yaxis()
+        axes.set(title=one.title, xlabel="PSNR in dB (more leaks more)")
+    return made
