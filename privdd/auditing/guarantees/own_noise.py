@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -21,14 +22,20 @@ from privdd.auditing.guarantees.residual_law import (
     same_noise,
     scale,
     shape,
+    shifted,
     single_numbers,
     smallest,
+    spread_over,
 )
 from privdd.auditing.guarantees.statement import Subject
 from privdd.federated.noise_record import OTHERS, NoiseRecord, Noted, Watch
 from privdd.federated.simulation import Plan, Task, watched_step
 
 NOISE = "t0_noise"
+ROUNDS, FIRST = (
+    6,
+    3,
+)  # client rounds, the audited one's and others', and releases of one mechanism in each, that are compared with all others at every shift
 
 Release = tuple[Watch, Noted]
 
@@ -99,6 +106,7 @@ def looks(subject: Subject, record: NoiseRecord, name: str, releases: list[Relea
     yield shape([r.sample for _, r in mine])
     yield reuse(_samples(mine))
     yield reuse({which: sample[:OTHERS] for which, sample in _samples(seen).items()})
+    yield shifted(_first(record, name), _first(record))
     yield _low_bits(mine)
     if subject.plan.noise_source != "seed":
         yield drawn_again(subject, record, name)
@@ -153,6 +161,19 @@ def _samples(releases: list[Release]) -> dict[str, Tensor]:
     for watch, release in releases:
         joined.setdefault(f"round {watch.round}, client {watch.client}", []).append(release.sample)
     return {which: torch.cat(parts) for which, parts in joined.items()}
+
+
+def _first(record: NoiseRecord, name: str = "") -> dict[str, Tensor]:
+    """Which release -> its residuals: the first of each mechanism, or of the one with this name, in some client rounds."""
+    found: dict[str, Tensor] = {}
+    watches = [watch for _, watch in sorted(record.rounds.items()) if watch.releases]
+    chosen = (spread_over([w for w in watches if w.audited is audited], ROUNDS) for audited in (True, False))
+    for watch in chain.from_iterable(chosen):
+        for of in dict.fromkeys(r.name for r in watch.releases):
+            made = [r for r in watch.releases if r.name == of and len(r.sample)][:FIRST]
+            for at, release in enumerate(made if name in ("", of) else ()):
+                found[f"{_which(watch, release)}, {of!r} release {at}"] = release.sample
+    return found
 
 
 def _low_bits(releases: list[Release]) -> Look:

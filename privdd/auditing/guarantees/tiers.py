@@ -17,6 +17,7 @@ from privdd.auditing.guarantees.own_ledger import ledger_findings
 from privdd.auditing.guarantees.own_noise import noise_finding
 from privdd.auditing.guarantees.own_sampling import is_sampled, sampling_finding
 from privdd.auditing.guarantees.queries import query_findings
+from privdd.auditing.guarantees.record_uploads import record_upload_findings
 from privdd.auditing.guarantees.statement import Subject
 from privdd.federated.method import defines
 from privdd.federated.noise_record import NoiseRecord
@@ -75,3 +76,5 @@ def all_findings(subject: Subject) -> Iterator[Finding]:
             yield from printed_findings(subject, name)
         elif kind is FeatureNoise:
             yield from feature_findings(subject, name)
+        elif name in subject.plan.method.uploads:
+            yield from record_upload_findings(subject, name)
