@@ -18,6 +18,7 @@ from attacks.types import Adversary, Family, Finding
 from privdd.auditing.guarantees.residual_law import (
     SHORT,
     Look,
+    echoes,
     reuse,
     same_noise,
     scale,
@@ -106,6 +107,7 @@ def looks(subject: Subject, record: NoiseRecord, name: str, releases: list[Relea
     yield shape([r.sample for _, r in mine])
     yield reuse(_samples(mine))
     yield reuse({which: sample[:OTHERS] for which, sample in _samples(seen).items()})
+    yield echoes({f"{_which(watch, r)}, release {at}": r.echo for at, (watch, r) in enumerate(mine)})
     yield shifted(_first(record, name), _first(record))
     yield _low_bits(mine)
     if subject.plan.noise_source != "seed":
@@ -190,16 +192,21 @@ def drawn_again(subject: Subject, record: NoiseRecord, name: str) -> Look:
     the seed, which is public.
     """
     found = []
-    for t, snapshot in sorted(subject.snapshots.items()):
-        watch = record.rounds.get((t, subject.plan.victim))
-        if watch is None or not any(r.name == name for r in watch.releases):
-            continue
-        task = Task(unkeyed(subject.plan), t, subject.plan.victim, snapshot.broadcast, snapshot.memory, subject.shard)
-        _, again = watched_step(task)
-        pair = [torch.cat([r.sample for r in w.releases if r.name == name]) for w in (watch, again)]
+    for t, again in repeated(subject, record, name):
+        watches = (record.rounds[t, subject.plan.victim], again)
+        pair = [torch.cat([r.sample for r in w.releases if r.name == name]) for w in watches]
         says = f"round {t}: drawn again, the noise is the same, so the public seed decides it"
         found.append(same_noise(pair[0], pair[1], says))
     return smallest((look.p, look.says) for look in found)
+
+
+def repeated(subject: Subject, record: NoiseRecord, name: str) -> Iterator[tuple[int, Watch]]:
+    """(round, the audited client's round once more), as someone makes it who knows the seed and not the secret."""
+    for t, snapshot in sorted(subject.snapshots.items()):
+        watch = record.rounds.get((t, subject.plan.victim))
+        if watch is not None and any(r.name == name for r in watch.releases):
+            task = (t, subject.plan.victim, snapshot.broadcast, snapshot.memory, subject.shard)
+            yield t, watched_step(Task(unkeyed(subject.plan), *task))[1]
 
 
 def unkeyed(plan: Plan) -> Plan:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from attacks.types import Adversary, Family, Finding
-from privdd.auditing.guarantees.own_noise import not_looked_at, noted
+from privdd.auditing.guarantees.own_noise import not_looked_at, noted, repeated
 from privdd.auditing.guarantees.residual_law import (
     Look,
     rate,
@@ -43,7 +43,12 @@ def sampling_finding(subject: Subject, record: NoiseRecord, name: str) -> Findin
     why = not_looked_at(subject, name, noted(record, name))
     made = looks(watches, name, probability)
     found = smallest(
-        (look.p, look.says) for look in (*made, *of_draws(_more(subject, name), probability, "ctx.sample"))
+        (look.p, look.says)
+        for look in (
+            *made,
+            *of_draws(_more(subject, name), probability, "ctx.sample"),
+            tossed_again(subject, record, name),
+        )
     )
     wrong = found.p < 1 - subject.confidence
     draws = sum(coins.name == name for watch in watches for coins in watch.coins)
@@ -73,6 +78,25 @@ def _more(subject: Subject, name: str) -> list[Tensor]:
     plan, held = subject.plan, len(subject.shard.train)
     contexts = (replace(plan, keys=subject.keys.fold("draws", at)).context(0, plan.victim) for at in range(DRAWN))
     return [ctx.sample(name, held).cpu() for ctx in contexts] if name in plan.method.queries else []
+
+
+def tossed_again(subject: Subject, record: NoiseRecord, name: str) -> Look:
+    """Coins of the run, and those that someone tosses who knows the seed and not the secret: under any source but
+    ``seed`` they are others."""
+    if subject.plan.noise_source == "seed":
+        return Look(1.0)
+    probability, found = float(subject.plan.mechanisms[name].sampling_probability), []
+    for t, again in repeated(subject, record, name):
+        pairs = zip(record.rounds[t, subject.plan.victim].coins, again.coins)
+        taken = [(one.taken, other.taken) for one, other in pairs if one.name == other.name == name]
+        if taken:
+            both = {
+                "the run": torch.cat([a for a, _ in taken]),
+                "whoever knows the seed": torch.cat([b for _, b in taken]),
+            }
+            look = same_coins(both, probability)
+            found.append((look.p, f"round {t}: tossed again, {look.says}, so the public seed decides"))
+    return smallest(found)
 
 
 def looks(watches: list[Watch], name: str, probability: float) -> Iterator[Look]:

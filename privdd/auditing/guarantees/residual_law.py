@@ -149,6 +149,15 @@ def spread_over(names: list[T], most: int) -> list[T]:
     return names if len(names) <= most else [names[i] for i in np.linspace(0, len(names) - 1, most).astype(int)]
 
 
+def echoes(found: Mapping[str, tuple[int, float, int]]) -> Look:
+    """Does any release repeat its own noise? found: which -> (numbers compared, correlation, shifts tried)."""
+    return smallest(
+        (min(1.0, _correlated(r, width) * shifts), f"the noise of {which} repeats itself (correlation {r:.3g})")
+        for which, (width, r, shifts) in found.items()
+        if shifts
+    )
+
+
 def same_noise(first: Tensor, second: Tensor, says: str) -> Look:
     """Are two vectors of residuals, which should be independent, correlated?"""
     width = min(len(first), len(second))
