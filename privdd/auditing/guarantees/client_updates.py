@@ -115,7 +115,9 @@ def compared(subject: Subject, snapshot: Snapshot, name: str, crafted: Mapping[s
         return QueryTally(leak=f"the size of {name!r} depends on which records the client has")
     nothing = {n: torch.zeros_like(t) for n, t in next(iter(crafted.values())).items()}
     zero = flat(exact(subject.plan.mechanisms[name], nothing))
-    changes = torch.stack([(flat(o.exact or {}) - zero) / unit(o) for o in outputs]).nan_to_num(nan=HUGE)
+    mechanism, given = subject.plan.mechanisms[name], crafted.values()
+    clean = [flat(exact(mechanism, update)) for update in given]
+    changes = torch.stack([(one - zero) / unit(o) for one, o in zip(clean, outputs)]).nan_to_num(nan=HUGE)
     tally = QueryTally()
     tally.changes = dict(enumerate(changes.norm(dim=1).tolist()))
     tally.pairs = float(torch.cdist(changes, changes).max())

@@ -41,7 +41,7 @@ class Seen:
     def __call__(self, mechanism: Mechanism, heeded: Heeded) -> None:
         one, name, cell = unit(heeded.released), heeded.name, heeded.partition
         totals, cells = self.totals.setdefault(name, []), self.where.setdefault(name, [])
-        totals.append(flat(heeded.released.exact or {}) / one)
+        totals.append(flat(exact(mechanism, heeded.rows)) / one)
         if mechanism.per_record and (len(totals) <= HELD or cell not in cells):
             alone = singly(mechanism, heeded.rows, self.rows) / one
             self.singly.setdefault(name, {})[len(totals)] = alone

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -103,6 +104,7 @@ def looks(watches: list[Watch], name: str, probability: float) -> Iterator[Look]
     """Every test of the sampling of one name."""
     draws = [(watch, coins) for watch in watches for coins in watch.coins if coins.name == name]
     yield _beyond(watches, name)
+    yield _thrown_away(watches, name)
     yield from _undrawn([w for w in watches if all(c.name != name for c in w.coins)], name, probability)
     for client in sorted({watch.client for watch, _ in draws}):
         yield from of_draws([c.taken for w, c in draws if w.client == client], probability, f"client {client}")
@@ -141,6 +143,16 @@ def _undrawn(watches: list[Watch], name: str, probability: float) -> Iterator[Lo
         what = f"client {client}, without ctx.sample"
         yield rate(min(sum(sizes), sum(asked)), asked, probability, what)
         yield spread(sizes, asked, probability, what)
+
+
+def _thrown_away(watches: list[Watch], name: str) -> Look:
+    """A draw after which nothing is released before the next one: what is used is chosen among draws."""
+    for watch in watches:
+        draws = [coins.at for coins in watch.coins if coins.name == name]
+        for before, after in pairwise(draws):
+            if not any(release.name == name for release in watch.releases[before:after]):
+                return Look(0.0, f"round {watch.round}, client {watch.client}: a draw is thrown away and made again")
+    return Look(1.0)
 
 
 def _beyond(watches: list[Watch], name: str) -> Look:

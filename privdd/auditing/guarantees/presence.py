@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from scipy.optimize import linear_sum_assignment
@@ -75,6 +76,7 @@ def presence(
     look.compare(pair(plan, shard, base, guests.take([0])), {}, None)
     for at in look.leaving(out.seen) if out else ():
         look.compare(absent(plan, shard, at), calls, None)
+    look.heeds(calls)
     return look.found, look.said
 
 
@@ -104,6 +106,23 @@ class _Look:
             kept.moved = max(kept.moved, moved([one[at] for at in alike], [other[at] for at in alike]))
             self.said = self.said or _in_two_cells(name, out.seen, inside.seen)
         return out
+
+    def heeds(self, limit: Mapping[str, int]) -> None:
+        """Half of the records are drawn: the releases must be those of a client that holds this half and draws all."""
+        plan, whole = self.plan, self.shard.train
+        if all(float(plan.mechanisms[name].sampling_probability) >= 1 for name in limit):
+            return
+        half = torch.rand(len(whole), generator=self.keys.fold("half").torch()) < 0.5
+        some = Seen(limit)
+        ctx = {"drawn": lambda count: half if count == len(half) else torch.ones(count, dtype=torch.bool)}
+        out = played(plan, self.snapshot, holding(self.shard, whole.take(half)), some, self.keys, None)
+        drawn = played(plan, self.snapshot, holding(self.shard, whole), Seen(limit), self.keys, out.outputs, **ctx)
+        for name in limit:
+            if float(plan.mechanisms[name].sampling_probability) < 1:
+                gap = _largest(some.totals.get(name, []), drawn.seen.totals.get(name, []))
+                self.said = self.said or (
+                    f"not those records contribute to {name!r} that were drawn" if gap > CELL else ""
+                )
 
     def leaving(self, seen: Seen) -> list[int]:
         """Places of own records that leave: the first, and that which contributes most to each query."""
@@ -171,11 +190,11 @@ def _remembered(plan: Plan, snapshot: Snapshot, shard: Shard, out: Played, insid
 
 
 def played(
-    plan: Plan, snapshot: Snapshot, shard: Shard, seen: Seen, keys: Keys, forced: list[Tensors] | None
+    plan: Plan, snapshot: Snapshot, shard: Shard, seen: Seen, keys: Keys, forced: list[Tensors] | None, **more: Any
 ) -> Played:
     """The round with every record sampled; forced: what its releases return."""
     run = Played(seen, [])
-    ctx = witness(plan, snapshot.round, keys, observe=run.seen, forced=forced)
+    ctx = witness(plan, snapshot.round, keys, observe=run.seen, forced=forced, **more)
     ctx.outputs = run.outputs
     try:
         run.upload, run.memory = plan.method.local(snapshot.broadcast, dict(snapshot.memory), shard, ctx)

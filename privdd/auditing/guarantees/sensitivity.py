@@ -104,7 +104,8 @@ class Examiner:
             sizes(heeded.rows).tolist()[len(next(iter(heeded.rows.values()))) - heeded.guests :] if at == 1 else []
         )
         searched = heeded.guests if at <= HELD or at % EVERY == 0 else 0
-        changes = [(flat(exact(mechanism, _with(heeded, i))) - flat(base)) / one for i in range(searched)]
+        alone = flat(exact(mechanism, without(heeded.rows, heeded.guests))) if searched else flat(base)
+        changes = [(flat(exact(mechanism, _with(heeded, i))) - alone) / one for i in range(searched)]
         for i, guest in enumerate(positions(self.guests, heeded.partition)[: heeded.guests]):
             if i < searched:
                 tally.changes[guest] = max(tally.changes.get(guest, 0.0), float(changes[i].norm()))
