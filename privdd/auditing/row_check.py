@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from privdd.core.types import Shard, State, Tensors
+from privdd.core.types import Records, Shard, State, Tensors
+from privdd.federated.channel import POST_PROCESSING
 from privdd.federated.simulation import Plan, Task, client_step
 from privdd.privacy.mechanism import Mechanism, Output, Row
 
@@ -54,10 +55,11 @@ def _taped(mechanism: Mechanism, tape: _Tape) -> Mechanism:
 
 
 def _fewer(shard: Shard) -> Shard:
-    """A third of the records, with the labels of the others: zeroed out, as the relation of the check has it."""
-    kept = shard.train.take(range(len(shard.train) // 3))
-    gone = shard.train.take(range(len(shard.train) // 3, len(shard.train)))
-    return replace(shard.with_train(kept), nulls=replace(gone, x=torch.zeros_like(gone.x)))
+    """The last third of the records, with the labels of the others: zeroed out, as the relation of the check has it."""
+    gone = shard.train.take(range(len(shard.train) - len(shard.train) // 3))
+    kept = shard.train.take(range(len(gone), len(shard.train)))
+    nulls = replace(gone, x=torch.zeros_like(gone.x))
+    return replace(shard.with_train(kept), nulls=nulls if shard.nulls is None else Records.concat([nulls, shard.nulls]))
 
 
 def telling_rows(
@@ -82,5 +84,6 @@ def telling_rows(
 
 
 def _promised(rows: list[Row]) -> list[Row]:
-    """Rows that promise something, less the digest of the value."""
-    return [replace(row, digest="") for row in rows if row.nonprivate_reason is None]
+    """Rows that promise something; digests of what is computed from the mechanisms' outputs, which are the same twice."""
+    promised = [row for row in rows if row.nonprivate_reason is None]
+    return [row if row.why == POST_PROCESSING else replace(row, digest="") for row in promised]

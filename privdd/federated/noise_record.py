@@ -25,6 +25,7 @@ T = TypeVar("T")
 Law = Literal["gaussian", "laplace"]
 AUDITED, OTHERS = 4096, 256  # residuals kept of one release of the audited client, and of any other
 ROUND = 2**18  # of one client round, all releases together
+ECHOED, LONGEST = 2, 2**18  # releases of a name in a round that are compared with themselves, and their first numbers
 RUN = 2**24  # of all other clients together, in a whole run
 
 
@@ -83,12 +84,28 @@ def _normal_scores(gap: Tensor) -> Tensor:
     return -torch.sign(gap) * torch.special.ndtri(0.5 * torch.exp(-gap.abs()))
 
 
+def echo(values: Tensor) -> tuple[int, float, int]:
+    """(numbers compared, correlation, shifts tried) at the shift where a vector is most like itself; by Fourier transform."""
+    v = values[:LONGEST].double()
+    widths = torch.arange(len(v), 0, -1)  # numbers compared at each shift
+    if len(v) < 16 or not float(v.norm()):
+        return 0, 0.0, 0
+    spectrum = torch.fft.rfft(v, 2 * len(v))
+    products = torch.fft.irfft(spectrum * spectrum.conj(), 2 * len(v))[: len(v)]
+    sums = torch.cat([torch.zeros(1).double(), v.square().cumsum(0)])
+    energy = (sums[widths] * (sums[-1] - sums[:-1])).clamp_min(1e-30).sqrt()
+    r = (products.abs() / energy).clamp_max(1.0)[1:-7]  # at least 8 numbers
+    at = int((r.square() * widths[1:-7]).argmax())
+    return int(widths[1 + at]), float(r[at]), len(r)
+
+
 @dataclass
 class Noted:
     """One release. squares: tensor -> (numbers, sum of squared residuals); sample: some residuals, at the same
     places in every release of the same shape; records: how many contributed, None where it is one row each;
     judged, off: numbers whose low bits were looked at, and those off any lattice; missing: why there is nothing;
-    event: what the mechanism said that it costs.
+    event: what the mechanism said that it costs; echo: (numbers compared, correlation) of the residuals with
+    themselves at the shift where they are most alike, and how many shifts were tried, of the audited client's first releases.
     """
 
     name: str
@@ -100,6 +117,7 @@ class Noted:
     off: int = 0
     missing: str = ""
     event: dpa.DpEvent | None = None
+    echo: tuple[int, float, int] = (0, 0.0, 0)
 
 
 @dataclass
@@ -155,6 +173,8 @@ class Watch:
             noted.missing = "its values are not finite"
             return
         noted.sample = self._some(torch.cat(flat))
+        if self.audited and sum(r.name == name for r in self.releases) <= ECHOED:
+            noted.echo = echo(torch.cat(flat))
         self._low_bits(noted, output)
         if self.audited:
             self._columns(name, gaps, rows=given is None and bool(output.flags.get("relation:zero_out")))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -13,12 +14,13 @@ from privdd.core.types import Tensors
 from privdd.federated.channel import POST_PROCESSING
 from privdd.planted.fault import Fault, swapped
 from privdd.planted.noise_faults import outputs
-from privdd.privacy import ledger
+from privdd.privacy import accounting, events, ledger
 from privdd.privacy.mechanism import Output, Row
 from privdd.privacy.mechanisms import ClippedSum
 from privdd.privacy.noise import Noise
 
 CLIENTS = 3
+accounting_epsilon = accounting.epsilon_of
 
 
 def with_multiplier(event: dpa.DpEvent, times: float) -> dpa.DpEvent:
@@ -96,6 +98,26 @@ def _other_relation(honest: Any, *given: Any, **more: Any) -> float:
     return honest(*given, **{**more, "relation": "add_remove"})
 
 
+def _accounting(change: Callable[[dpa.DpEvent, int], tuple[dpa.DpEvent, int]]) -> Callable[[], AbstractContextManager[None]]:
+    """The accountant counts other events than it is given: (event, count) -> (event, count). The audit's own is the same."""
+    honest = events.tally
+
+    def tally(items: Iterable[tuple[dpa.DpEvent, int]]) -> events.Tally:
+        return honest([change(event, count) for event, count in items])
+
+    return lambda: swapped((ledger, "tally", tally), (accounting, "tally", tally))
+
+
+def _rate_squared(event: dpa.DpEvent, count: int) -> tuple[dpa.DpEvent, int]:
+    return with_rate(event, getattr(event, "sampling_probability", 1.0)), count
+
+
+def _root_of_count(event: dpa.DpEvent, count: int) -> tuple[dpa.DpEvent, int]:
+    if isinstance(event, dpa.SelfComposedDpEvent):
+        return event.event, math.isqrt(event.count * count)
+    return event, math.isqrt(count)
+
+
 def _flagged(**flags: bool | None) -> Callable[[], AbstractContextManager[None]]:
     """Flags set, or taken away, in every output."""
     named = {name.replace("_of_", ":"): value for name, value in flags.items()}
@@ -125,6 +147,12 @@ ACCOUNTING_FAULTS = (
     Fault("row_tells_count", "the ledger says how many records came", _counted(lambda o, n: replace(o, why=f"{o.why}; {n} records")), RECORDS),
     Fault("row_tells_normaliser", "sum, noise and row are divided by the number of records", _by_realised_count, RECORDS),
     Fault("accountant_half", "half of the composed epsilon is stated", _epsilon(_half)),
+    Fault("accountant_half_everywhere", "the accountant states half, to the audit too",
+          lambda: swapped(*((place, "epsilon_of", lambda *a, **k: _half(accounting_epsilon, *a, **k)) for place in (ledger, accounting)))),
+    Fault("accountant_root_of_count", "n releases are composed as if they were the root of n", _accounting(_root_of_count), ("counted",)),
+    Fault("accountant_rate_squared", "the rate of sampling is squared", _accounting(_rate_squared), ("sampled",)),
+    Fault("sensitivity_beyond_noise", "twice the sensitivity is entered beside the same noise",
+          outputs(lambda m, o, n: replace(o, sensitivity=2 * o.sensitivity if o.sensitivity else None))),
     Fault("relation_mismatch", "replacement is stated and add/remove is accounted", _epsilon(_other_relation),
           settings=("privacy.relation=replace",)),
     Fault("relation_flag_missing", "a record for each row, and add/remove is stated", _flagged(relation_of_zero_out=None),

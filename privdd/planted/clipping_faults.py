@@ -10,8 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from privdd.auditing.guarantees.recording_context import Witness
 from privdd.core.types import Tensors
 from privdd.distillation import noisy_embedding
+from privdd.federated import channel
 from privdd.planted.fault import Fault, swapped
 from privdd.privacy import clipping
 from privdd.privacy.lattice import ROOM, Lattice
@@ -123,7 +125,39 @@ def _noised_moments(rows: Tensor) -> Tensor:
     return (rows - rows.mean(0)) / rows.std(0, unbiased=False).clamp_min(1e-3) if len(rows) > 1 else rows
 
 
+def _gradients_by_count() -> AbstractContextManager[None]:
+    """Gradients larger than the clip norm hide a factor: here their norm is 20 / n, within it for n of at least 20."""
+    gradients = dp_sgd.record_gradients
+
+    def made(*given: Any) -> Tensors:
+        grads = gradients(*given)
+        norms = torch.cat([t.flatten(1) for t in grads.values()], 1).norm(dim=1).clamp_min(1e-12)
+        size = 20 / max(len(norms), 1) / norms
+        return {name: t * size.reshape(-1, *(1,) * (t.ndim - 1)) for name, t in grads.items()}
+
+    return swapped((dp_sgd, "record_gradients", made))
+
+
+def _in_two_classes() -> AbstractContextManager[None]:
+    def swap(kind: type) -> tuple[type, str, Any]:
+        honest = kind.mechanism  # type: ignore[attr-defined]
+
+        def mechanism(self: Any, name: str, contributions: Tensors, *, partition: str | None = None) -> Tensors:
+            kept = self.__dict__.setdefault("before", {})
+            both = contributions
+            if partition is not None:
+                before = kept.get(name, {n: t[:0] for n, t in contributions.items()})
+                both = {n: torch.cat([before[n], t]) for n, t in contributions.items()}
+                kept[name] = contributions
+            return honest(self, name, both, partition=partition)
+
+        return kind, "mechanism", mechanism
+
+    return swapped(swap(channel.ClientContext), swap(Witness))
+
+
 RECORDS = ("records",)
+CLASSES, STEPS = ("records", "classes"), ("records", "steps")
 CLIPPING_FAULTS = (
     Fault("clip_missing", "nothing is clipped", _factors(_unclipped)),
     Fault("clip_double", "clipped to twice the stated norm", _factors(lambda n, c: (2 * c / n.clamp_min(1e-30)).clamp_max(1.0) * torch.isfinite(n))),
@@ -139,7 +173,9 @@ CLIPPING_FAULTS = (
     Fault("contributions_standardised", "contributions standardised over the batch", _contributions(_noised_moments), RECORDS),
     Fault("contributions_odd", "a hundredth where the number of records is odd",
           _contributions(lambda rows: rows * (0.01 if len(rows) % 2 else 1.0)), RECORDS),
-    Fault("contributions_by_count", "50 over the number of records", _contributions(lambda rows: rows * 50 / max(len(rows), 1)), RECORDS),
+    Fault("contributions_by_count", "50 over the number of records", _contributions(lambda rows: rows * 50 / max(len(rows), 1)), CLASSES),
+    Fault("gradients_by_count", "gradients are brought to the norm 20 over the number of records", _gradients_by_count, STEPS),
+    Fault("record_in_two_classes", "each record counts in its own class and in the next", _in_two_classes, CLASSES),
     Fault("contributions_sorted", "a record's contribution depends on whether it is the largest",
           _contributions(lambda rows: rows * (1 + 9 * (rows.flatten(1).norm(dim=1) >= rows.flatten(1).norm(dim=1).max()).to(rows)).reshape(-1, *(1,) * (rows.ndim - 1)) if len(rows) else rows), RECORDS),
     Fault("contributions_stale", "what was contributed before is kept without noise and added again", _stale, RECORDS),

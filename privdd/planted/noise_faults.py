@@ -156,6 +156,66 @@ def _of_law(draw: Callable[[Noise, tuple[int, ...]], Tensor]) -> Callable[[], Ab
     return _noise(lambda source, keys: OfLaw(noise_for(source, keys), _same, draw))  # type: ignore[arg-type]
 
 
+def _of_each_name() -> AbstractContextManager[None]:
+    """Each mechanism of a client round draws from the start of one stream, as if it were alone."""
+    ask, release = channel.ClientContext.mechanism, channel.Channel._release
+
+    def own(ctx: channel.ClientContext, name: str) -> Noise:
+        streams = ctx.__dict__.setdefault("streams", {})
+        return streams.setdefault(name, noise_for(ctx.noise_source, ctx.keys.fold("one for all")))  # type: ignore[arg-type]
+
+    def alone(ctx: channel.ClientContext, name: str, call: Callable[[], Any]) -> Any:
+        before, ctx.noise = ctx.noise, own(ctx, name)
+        made, ctx.noise = call(), before
+        return made
+
+    def mechanism(self: Any, name: str, contributions: Any, *, partition: str | None = None) -> Any:
+        return alone(self, name, lambda: ask(self, name, contributions, partition=partition))
+
+    def released(self: Any, name: str, artifact: Any, ctx: Any, inner: Any) -> Any:
+        return alone(ctx, name, lambda: release(self, name, artifact, ctx, inner))
+
+    return swapped((channel.ClientContext, "mechanism", mechanism), (channel.Channel, "_release", released))
+
+
+@dataclass(frozen=True)
+class Later(Changed):
+    """A stream whose first draws were thrown away: as many as the number of the round."""
+
+    first: list[int] = field(default_factory=list)
+
+    def normal(self, shape: tuple[int, ...]) -> Tensor:
+        if self.first:
+            self.inner.normal((self.first.pop(),))
+        return self.inner.normal(shape)
+
+
+def _later(source: Any, keys: Keys) -> Noise:
+    path = list(keys.path)
+    at = path.index("round") + 1 if "round" in path else -1
+    started, path[at] = int(path[at]) if at >= 0 else 0, "0"
+    return Later(noise_for(source, replace(keys, path=tuple(path))), _same, [started])
+
+
+def _tiled(drawn: Tensor) -> Tensor:
+    """The second half of a draw repeats the first."""
+    flat = drawn.reshape(-1).clone()
+    half = len(flat) // 2
+    flat[len(flat) - half :] = flat[:half]
+    return flat.reshape(drawn.shape)
+
+
+def _bare_where_empty() -> AbstractContextManager[None]:
+    honest = ClippedSum.__call__
+
+    def call(self: ClippedSum, value: Any, noise: Noise) -> Output:
+        made = honest(self, value, noise)
+        empty = not len(next(iter(value.values())))
+        return replace(made, value={n: t.to(made.value[n]) for n, t in (made.exact or {}).items()}) if empty else made
+
+    return swapped((ClippedSum, "__call__", call))
+
+
 SECRET = ("privacy.noise_source=secret", "privacy.secret=known-to-the-self-test")
 LAPLACE = ("+privacy.mechanisms.features.distribution=laplace",)
 NOISE_FAULTS = (
@@ -176,6 +236,12 @@ NOISE_FAULTS = (
     Fault("noise_shared_by_releases", "the same noise at every release of a round",
           _noise(lambda s, k: Repeated(noise_for(s, k), _same)), ("counted",)),  # type: ignore[arg-type]
     Fault("noise_one_stream", "one stream of noise for all rounds and clients", _noise(_one_stream)),  # type: ignore[arg-type]
+    Fault("noise_shared_by_names", "two mechanisms of a client draw the same noise", _of_each_name, ("records", "classes")),
+    Fault("noise_later_by_rounds", "each round's noise is the former's, one draw later", _noise(_later), two_rounds=True),  # type: ignore[arg-type]
+    Fault("noise_tiled", "the second half of each draw repeats the first", _changed(_tiled)),
+    Fault("noise_integer", "noise cut to whole numbers of standard deviations", _changed(torch.trunc)),
+    Fault("noise_rounded", "noise rounded to whole numbers of standard deviations", _changed(torch.round)),
+    Fault("noise_missing_where_empty", "a class without records is released without noise", _bare_where_empty, ("records", "classes")),
     Fault("noise_public_not_os", "drawn from the public seed, where the operating system is stated",
           _noise(lambda s, k: noise_for("seed", k)), settings=("privacy.noise_source=os",)),
     Fault("noise_public_not_secret", "drawn from the public seed, where a secret is stated",

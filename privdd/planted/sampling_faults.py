@@ -12,6 +12,7 @@ from torch import Tensor
 from privdd.core.keys import Keys
 from privdd.federated import channel
 from privdd.planted.fault import Fault, swapped
+from privdd.privacy.noise import noise_for
 
 Draw = Callable[[float, int, Any], Tensor]
 
@@ -64,6 +65,23 @@ def _first_draw_kept() -> AbstractContextManager[None]:
     return swapped((channel.ClientContext, "sample", sample))
 
 
+def _public() -> AbstractContextManager[None]:
+    """Coins of a stream of their own, which the public seed decides."""
+    honest = channel.ClientContext.sample
+
+    def sample(self: channel.ClientContext, name: str, count: int) -> Tensor:
+        before, self.noise = self.noise, noise_for("seed", Keys(self.keys.seed, self.keys.path).fold("coins", len(self.taken)))
+        taken, self.noise = honest(self, name, count), before
+        return taken
+
+    return swapped((channel.ClientContext, "sample", sample))
+
+
+def _by_class() -> AbstractContextManager[None]:
+    """The rate on average is about right, and no record's own is."""
+    return _coins(lambda q, n, noise: noise.uniform((n,)) < q * torch.where(torch.arange(n) < n // 3, 2.0, 0.5))()
+
+
 SAMPLED = ("sampled",)
 SAMPLING_FAULTS = (
     Fault("sampling_off", "every record is taken every time", _coins(_everyone), SAMPLED),
@@ -75,4 +93,7 @@ SAMPLING_FAULTS = (
     Fault("sampling_not_heeded", "coins are tossed and everybody is taken", _not_heeded, SAMPLED),
     Fault("sampling_first_draw_kept", "later draws of a round are tossed and not used", _first_draw_kept,
           ("sampled", "counted")),
+    Fault("sampling_public_not_os", "coins are drawn from the public seed, where the operating system is stated", _public, SAMPLED,
+          ("privacy.noise_source=os",)),
+    Fault("sampling_uneven", "a third of the records are taken at twice the rate, the others at half of it", _by_class, SAMPLED),
 )  # fmt: skip

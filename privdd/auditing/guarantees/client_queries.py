@@ -27,7 +27,7 @@ class _Moved:
 
     def __call__(self, mechanism: Mechanism, heeded: Heeded) -> None:
         nobody = {n: t[:0] for n, t in heeded.rows.items()}
-        change = flat(heeded.released.exact or {}) - flat(exact(mechanism, nobody))
+        change = flat(exact(mechanism, heeded.rows)) - flat(exact(mechanism, nobody))
         name = heeded.name
         self.most[name] = max(self.most.get(name, 0.0), float(change.norm()) / unit(heeded.released))
         self.seen[name] = self.seen.get(name, 0) + 1

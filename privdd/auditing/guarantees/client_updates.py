@@ -52,6 +52,10 @@ def client_findings(subject: Subject, name: str) -> Iterator[Finding]:
         yield statement.finding("t1_sensitivity", Adversary.ANALYST, n=0, note=why)
         return
     tally = compared(subject, subject.snapshots[sending[-1]], name, crafted)
+    if tally.leak:
+        note = f"round {sending[-1]}{tally.faults()}"
+        yield statement.sensitivity(HUGE, 1.0, len(crafted), note)
+        return
     kappa, worst = tally.worst(relation)
     what = list(crafted)[worst]
     searched = f"round {sending[-1]}, {len(crafted)} crafted updates; worst is {what!r}{tally.faults()}"
@@ -107,9 +111,13 @@ def _trained(subject: Subject, snapshot: Snapshot, name: str, records: Records) 
 def compared(subject: Subject, snapshot: Snapshot, name: str, crafted: Mapping[str, Tensors]) -> QueryTally:
     """Each crafted update through the channel, against zero in its place: changes in units, and the drawn noise."""
     outputs = [_sent(subject, snapshot, name, number, update) for number, update in enumerate(crafted.values())]
+    if len({str({n: tuple(t.shape) for n, t in sorted(update.items())}) for update in crafted.values()}) > 1:
+        return QueryTally(leak=f"the size of {name!r} depends on which records the client has")
     nothing = {n: torch.zeros_like(t) for n, t in next(iter(crafted.values())).items()}
     zero = flat(exact(subject.plan.mechanisms[name], nothing))
-    changes = torch.stack([(flat(o.exact or {}) - zero) / unit(o) for o in outputs]).nan_to_num(nan=HUGE)
+    mechanism, given = subject.plan.mechanisms[name], crafted.values()
+    clean = [flat(exact(mechanism, update)) for update in given]
+    changes = torch.stack([(one - zero) / unit(o) for one, o in zip(clean, outputs)]).nan_to_num(nan=HUGE)
     tally = QueryTally()
     tally.changes = dict(enumerate(changes.norm(dim=1).tolist()))
     tally.pairs = float(torch.cdist(changes, changes).max())

@@ -16,7 +16,7 @@ from attacks.canaries import Canaries
 from attacks.types import Finding
 from privdd.auditing.guarantees.accounted_curve import curve_finding
 from privdd.auditing.guarantees.crafted_records import own_records, spare_label, with_guests
-from privdd.auditing.guarantees.presence import moved
+from privdd.auditing.guarantees.presence import HUGE, moved
 from privdd.auditing.guarantees.queries import guests_of
 from privdd.auditing.guarantees.sensitivity import QueryTally
 from privdd.auditing.guarantees.statement import Statement, Subject
@@ -42,6 +42,10 @@ def feature_findings(subject: Subject, name: str) -> Iterator[Finding]:
         return
     source = "accounted" if subject.spends(name) else "accounted for the noise alone, with the generator held fixed"
     statement = Statement(subject, subject.surface(name), _stated(subject, outputs[0]), source, name)
+    if len(_rows(outputs[0])) != len(_rows(outputs[1])):
+        note = f"round {snapshot.round}: the size of {name!r} tells how many records there are"
+        yield statement.sensitivity(HUGE, 1.0, len(guests), note)
+        return
     tally = _compared(mechanism, outputs[0], outputs[1], len(guests))
     relation = subject.plan.relation
     kappa, worst = tally.worst(relation)
@@ -68,12 +72,14 @@ def _stated(subject: Subject, output: Output) -> float:
 
 
 def _sent(subject: Subject, snapshot: Snapshot, name: str, guests: Canaries, present: bool) -> Output:
-    """What the channel noises: guests as they are, or zeroed out under the same ids and labels."""
+    """What the channel noises: guests as they are, or zeroed out under the same ids and labels; gone under add_remove."""
     plan = subject.plan
     base = own_records(subject.shard, subject.keys, spare_label(subject.shard))
     whole = with_guests(base, guests)
     nulls = None
-    if not present:
+    if not present and subject.plan.relation == "add_remove":
+        whole = base
+    elif not present:
         gone = whole.take(torch.arange(len(base), len(whole)))
         whole, nulls = base, Records(torch.zeros_like(gone.x), gone.y, gone.ids)
     shard = replace(subject.shard, train=whole, nulls=nulls)

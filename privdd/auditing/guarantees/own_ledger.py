@@ -8,12 +8,15 @@ what was computed from releases says so; and the epsilon stated is that of what 
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 
 import dp_accounting as dpa
 
 from attacks.types import Adversary, Family, Finding
+from privdd.auditing.guarantees.least_epsilon import at_least
 from privdd.auditing.guarantees.statement import Subject
 from privdd.federated.channel import POST_PROCESSING
 from privdd.federated.noise_record import NoiseRecord, Watch
@@ -55,28 +58,54 @@ def _wrong(subject: Subject, record: NoiseRecord) -> Iterator[tuple[str, str]]:
             place = (watch.round, watch.client, name, partition)
             yield from ((name, text) for text in _uncounted(place, made, entered.get(place, Counter())))
         yield from _rates(watch)
+    yield from _other_units(rows)
     yield from _rootless(rows)
     yield from _understated(subject, record)
 
 
 def _understated(subject: Subject, record: NoiseRecord) -> Iterator[tuple[str, str]]:
-    """What was noted of the audited client, composed by itself, costs more than the ledger states."""
+    """What was noted of the audited client, composed by itself, costs more than the ledger states of all, or of a surface."""
+    ledger, victim = subject.ledger, subject.plan.victim
+    known: dict[frozenset[tuple[dpa.DpEvent, int]], float] = {}  # most cells are alike
+    for surface in (None, *dict.fromkeys(row.surface for row in ledger.releases)):
+        wanted = None if surface is None else [surface]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # infinite where there is no bound: then nothing is understated
+            stated = min(ledger.epsilon(surfaces=wanted, client=victim, accountant=a) for a in ("pld", "rdp"))  # type: ignore[arg-type]
+        if math.isinf(stated):
+            continue
+        rows = ledger.releases if wanted is None else ledger.closure(wanted)
+        cells = _by_cell(record, {(row.round, row.name) for row in rows if row.client == victim})
+        for cell in sorted(cells, key=str):
+            made = cells[cell] + (cells.get(None, []) if cell is not None else [])
+            counts = Counter(event for _, event in made)
+            key = frozenset(counts.items())
+            known[key] = least = known[key] if key in known else _least(counts, subject)
+            if least > stated * (1 + 1e-6) + 1e-9:
+                of = f"{cell or 'all records'}{f' behind {surface}' if surface else ''}"
+                yield (
+                    made[0][0],
+                    f"the releases of {of} compose to epsilon {least:.4g}, and the ledger states {stated:.4g}",
+                )
+                return
+
+
+def _by_cell(record: NoiseRecord, wanted: Set[tuple[int, str]]) -> dict[str | None, list[tuple[str, dpa.DpEvent]]]:
+    """Cell -> (name, event) of the audited client's releases of these names in these rounds."""
     cells: dict[str | None, list[tuple[str, dpa.DpEvent]]] = {}
     for watch in record.rounds.values():
-        if watch.client == subject.plan.victim:
-            for release in watch.releases:
-                if release.event is not None:
-                    cells.setdefault(release.partition, []).append((release.name, release.event))
-    stated, relation = subject.ledger.epsilon(client=subject.plan.victim), subject.plan.relation
-    for cell in sorted(cells, key=str):
-        made = cells[cell] + (cells.get(None, []) if cell is not None else [])
-        counts = Counter(event for _, event in made)
-        event = dpa.ComposedDpEvent([dpa.SelfComposedDpEvent(one, count) for one, count in counts.items()])
-        least = epsilon(event, subject.delta, relation=relation)  # type: ignore[arg-type]
-        if least > stated * (1 + 1e-6) + 1e-9:
-            of = cell or "all records"
-            yield made[0][0], f"the releases of {of} compose to epsilon {least:.4g}, and the ledger states {stated:.4g}"
-            return
+        for release in watch.releases if watch.client == record.victim else ():
+            if release.event is not None and (watch.round, release.name) in wanted:
+                cells.setdefault(release.partition, []).append((release.name, release.event))
+    return cells
+
+
+def _least(counts: Counter[dpa.DpEvent], subject: Subject) -> float:
+    """What these releases cost for certain, by the ledger's accountant and by one that shares nothing with it."""
+    relation = subject.plan.relation
+    event = dpa.ComposedDpEvent([dpa.SelfComposedDpEvent(one, count) for one, count in counts.items()])
+    own = epsilon(event, subject.delta, relation=relation)  # type: ignore[arg-type]
+    return max(own, at_least(counts.items(), subject.delta, relation))
 
 
 def _made(watch: Watch) -> dict[tuple[str, str | None], Counter[dpa.DpEvent]]:
@@ -112,6 +141,21 @@ def _rates(watch: Watch) -> Iterator[tuple[str, str]]:
                     f"probability of {event.sampling_probability:.3g}, and coins were tossed at {rate:.3g}"
                 ),
             )
+
+
+def _other_units(rows: list[Release]) -> Iterator[tuple[str, str]]:
+    """Less noise than the stated multiplier makes of the stated sensitivity: one of the two is wrong."""
+    for row in rows:
+        event = getattr(row.event, "event", row.event)
+        if row.sensitivity and isinstance(event, dpa.GaussianDpEvent | dpa.LaplaceDpEvent):
+            needed = event.noise_multiplier * row.sensitivity
+            if row.noise_std < needed * (1 - 1e-6):
+                says = f"a multiplier of {event.noise_multiplier:.4g} and a sensitivity of {row.sensitivity:.4g}"
+                yield (
+                    row.name,
+                    f"round {row.round}, client {row.client}: noise of {row.noise_std:.4g} is stated, and {says}",
+                )
+                return
 
 
 def _rootless(rows: list[Release]) -> Iterator[tuple[str, str]]:

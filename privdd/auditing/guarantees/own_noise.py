@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -17,18 +18,25 @@ from attacks.types import Adversary, Family, Finding
 from privdd.auditing.guarantees.residual_law import (
     SHORT,
     Look,
+    echoes,
     reuse,
     same_noise,
     scale,
     shape,
+    shifted,
     single_numbers,
     smallest,
+    spread_over,
 )
 from privdd.auditing.guarantees.statement import Subject
 from privdd.federated.noise_record import OTHERS, NoiseRecord, Noted, Watch
 from privdd.federated.simulation import Plan, Task, watched_step
 
 NOISE = "t0_noise"
+ROUNDS, FIRST = (
+    6,
+    3,
+)  # client rounds, the audited one's and others', and releases of one mechanism in each, that are compared with all others at every shift
 
 Release = tuple[Watch, Noted]
 
@@ -99,6 +107,8 @@ def looks(subject: Subject, record: NoiseRecord, name: str, releases: list[Relea
     yield shape([r.sample for _, r in mine])
     yield reuse(_samples(mine))
     yield reuse({which: sample[:OTHERS] for which, sample in _samples(seen).items()})
+    yield echoes({f"{_which(watch, r)}, release {at}": r.echo for at, (watch, r) in enumerate(mine)})
+    yield shifted(_first(record, name), _first(record))
     yield _low_bits(mine)
     if subject.plan.noise_source != "seed":
         yield drawn_again(subject, record, name)
@@ -155,6 +165,19 @@ def _samples(releases: list[Release]) -> dict[str, Tensor]:
     return {which: torch.cat(parts) for which, parts in joined.items()}
 
 
+def _first(record: NoiseRecord, name: str = "") -> dict[str, Tensor]:
+    """Which release -> its residuals: the first of each mechanism, or of the one with this name, in some client rounds."""
+    found: dict[str, Tensor] = {}
+    watches = [watch for _, watch in sorted(record.rounds.items()) if watch.releases]
+    chosen = (spread_over([w for w in watches if w.audited is audited], ROUNDS) for audited in (True, False))
+    for watch in chain.from_iterable(chosen):
+        for of in dict.fromkeys(r.name for r in watch.releases):
+            made = [r for r in watch.releases if r.name == of and len(r.sample)][:FIRST]
+            for at, release in enumerate(made if name in ("", of) else ()):
+                found[f"{_which(watch, release)}, {of!r} release {at}"] = release.sample
+    return found
+
+
 def _low_bits(releases: list[Release]) -> Look:
     """A number off the lattice betrays its clean value for certain: no error is spent on it."""
     off, judged = sum(r.off for _, r in releases), sum(r.judged for _, r in releases)
@@ -169,16 +192,21 @@ def drawn_again(subject: Subject, record: NoiseRecord, name: str) -> Look:
     the seed, which is public.
     """
     found = []
-    for t, snapshot in sorted(subject.snapshots.items()):
-        watch = record.rounds.get((t, subject.plan.victim))
-        if watch is None or not any(r.name == name for r in watch.releases):
-            continue
-        task = Task(unkeyed(subject.plan), t, subject.plan.victim, snapshot.broadcast, snapshot.memory, subject.shard)
-        _, again = watched_step(task)
-        pair = [torch.cat([r.sample for r in w.releases if r.name == name]) for w in (watch, again)]
+    for t, again in repeated(subject, record, name):
+        watches = (record.rounds[t, subject.plan.victim], again)
+        pair = [torch.cat([r.sample for r in w.releases if r.name == name]) for w in watches]
         says = f"round {t}: drawn again, the noise is the same, so the public seed decides it"
         found.append(same_noise(pair[0], pair[1], says))
     return smallest((look.p, look.says) for look in found)
+
+
+def repeated(subject: Subject, record: NoiseRecord, name: str) -> Iterator[tuple[int, Watch]]:
+    """(round, the audited client's round once more), as someone makes it who knows the seed and not the secret."""
+    for t, snapshot in sorted(subject.snapshots.items()):
+        watch = record.rounds.get((t, subject.plan.victim))
+        if watch is not None and any(r.name == name for r in watch.releases):
+            task = (t, subject.plan.victim, snapshot.broadcast, snapshot.memory, subject.shard)
+            yield t, watched_step(Task(unkeyed(subject.plan), *task))[1]
 
 
 def unkeyed(plan: Plan) -> Plan:

@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from attacks.types import Adversary, Family, Finding
-from privdd.auditing.guarantees.own_noise import not_looked_at, noted
+from privdd.auditing.guarantees.own_noise import not_looked_at, noted, repeated
 from privdd.auditing.guarantees.residual_law import (
     Look,
     rate,
@@ -43,7 +44,12 @@ def sampling_finding(subject: Subject, record: NoiseRecord, name: str) -> Findin
     why = not_looked_at(subject, name, noted(record, name))
     made = looks(watches, name, probability)
     found = smallest(
-        (look.p, look.says) for look in (*made, *of_draws(_more(subject, name), probability, "ctx.sample"))
+        (look.p, look.says)
+        for look in (
+            *made,
+            *of_draws(_more(subject, name), probability, "ctx.sample"),
+            tossed_again(subject, record, name),
+        )
     )
     wrong = found.p < 1 - subject.confidence
     draws = sum(coins.name == name for watch in watches for coins in watch.coins)
@@ -75,10 +81,30 @@ def _more(subject: Subject, name: str) -> list[Tensor]:
     return [ctx.sample(name, held).cpu() for ctx in contexts] if name in plan.method.queries else []
 
 
+def tossed_again(subject: Subject, record: NoiseRecord, name: str) -> Look:
+    """Coins of the run, and those that someone tosses who knows the seed and not the secret: under any source but
+    ``seed`` they are others."""
+    if subject.plan.noise_source == "seed":
+        return Look(1.0)
+    probability, found = float(subject.plan.mechanisms[name].sampling_probability), []
+    for t, again in repeated(subject, record, name):
+        pairs = zip(record.rounds[t, subject.plan.victim].coins, again.coins)
+        taken = [(one.taken, other.taken) for one, other in pairs if one.name == other.name == name]
+        if taken:
+            both = {
+                "the run": torch.cat([a for a, _ in taken]),
+                "whoever knows the seed": torch.cat([b for _, b in taken]),
+            }
+            look = same_coins(both, probability)
+            found.append((look.p, f"round {t}: tossed again, {look.says}, so the public seed decides"))
+    return smallest(found)
+
+
 def looks(watches: list[Watch], name: str, probability: float) -> Iterator[Look]:
     """Every test of the sampling of one name."""
     draws = [(watch, coins) for watch in watches for coins in watch.coins if coins.name == name]
     yield _beyond(watches, name)
+    yield _thrown_away(watches, name)
     yield from _undrawn([w for w in watches if all(c.name != name for c in w.coins)], name, probability)
     for client in sorted({watch.client for watch, _ in draws}):
         yield from of_draws([c.taken for w, c in draws if w.client == client], probability, f"client {client}")
@@ -117,6 +143,16 @@ def _undrawn(watches: list[Watch], name: str, probability: float) -> Iterator[Lo
         what = f"client {client}, without ctx.sample"
         yield rate(min(sum(sizes), sum(asked)), asked, probability, what)
         yield spread(sizes, asked, probability, what)
+
+
+def _thrown_away(watches: list[Watch], name: str) -> Look:
+    """A draw after which nothing is released before the next one: what is used is chosen among draws."""
+    for watch in watches:
+        draws = [coins.at for coins in watch.coins if coins.name == name]
+        for before, after in pairwise(draws):
+            if not any(release.name == name for release in watch.releases[before:after]):
+                return Look(0.0, f"round {watch.round}, client {watch.client}: a draw is thrown away and made again")
+    return Look(1.0)
 
 
 def _beyond(watches: list[Watch], name: str) -> Look:

@@ -1,6 +1,7 @@
-"""T1 with presence: the guest is in the client's data or not, so that the number of its records changes too.
+"""T1 with presence: a record is in the client's data or not, so that the number of its records changes too.
 
-Both times the method's own local work runs with the same public streams, and every release returns the same value.
+It is a guest, after the client's own records, or one of the client's own: the first, and the one that contributes
+most. Both times the method's own local work runs with the same public streams, and every release returns the same value.
 What may differ is the guest's own contribution, by one unit at most. What may not: the contributions of all other
 records, how many releases there are, and whatever is sent as post-processing of them.
 """
@@ -9,20 +10,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
+from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
+from privdd.auditing.guarantees.contributions import SINGLE, Enough, Seen
 from privdd.auditing.guarantees.crafted_records import holding
-from privdd.auditing.guarantees.recording_context import Heeded, exact, flat, unit, witness
+from privdd.auditing.guarantees.recording_context import Silence, witness
 from privdd.core.keys import Keys
 from privdd.core.types import Records, Shard, State, Tensors, Upload
 from privdd.federated.simulation import Plan, Snapshot
-from privdd.privacy.mechanism import Mechanism
 
-HELD = 4  # releases of one query in which other records are compared one by one
-SINGLE = 32  # of these records at most
 MOVED = 1e-4  # of the contributions' size: batched kernels round differently with the batch size
+CELL = 1e-2  # units: a release changed by less has only been rounded in another way
 HUGE = 1e6  # units: what has no bound at all
 
 
@@ -37,45 +39,18 @@ class Presence:
     moved: float = 0.0
 
 
-class Enough(Exception):
-    """Every query was seen often enough; the rest of the round is not needed."""
-
-
-@dataclass
-class Seen:
-    """What one run of a round contributed to its releases. limit: query -> releases after which it is enough."""
-
-    limit: Mapping[str, int]
-    totals: dict[str, list[Tensor]] = field(default_factory=dict)
-    singly: dict[str, list[Tensor]] = field(default_factory=dict)
-
-    def __call__(self, mechanism: Mechanism, heeded: Heeded) -> None:
-        one, name = unit(heeded.released), heeded.name
-        totals = self.totals.setdefault(name, [])
-        totals.append(flat(heeded.released.exact or {}) / one)
-        if len(totals) <= HELD and mechanism.per_record:
-            self.singly.setdefault(name, []).append(singly(mechanism, heeded.rows, SINGLE) / one)
-        if self.limit and all(len(self.totals.get(n, ())) >= most for n, most in self.limit.items()):
-            raise Enough
-
-
-def singly(mechanism: Mechanism, rows: Tensors, most: int | None = None) -> Tensor:
-    """What each of the first records alone would contribute, (n, p), clipped as the mechanism does."""
-    count = len(next(iter(rows.values())))
-    each = [
-        flat(exact(mechanism, {n: t[i : i + 1] for n, t in rows.items()}))
-        for i in range(count if most is None else min(count, most))
-    ]
-    return torch.stack(each) if each else torch.zeros(0, 1)
-
-
 def moved(before: Sequence[Tensor], after: Sequence[Tensor]) -> float:
-    """Summed change of the other records' contributions, in units; 0 up to float rounding."""
+    """Summed change of the other records' contributions, in units; 0 up to float rounding.
+
+    A record that is there in one case only may stand anywhere: each contribution is compared with the one that is
+    its own in the cheapest matching of all, so that the true change is never less than this.
+    """
     worst = 0.0
     for a, b in zip(before, after):
-        size = min(len(a), len(b))
-        if size:
-            worst = max(worst, float((a[:size] - b[:size]).norm(dim=1).sum()))
+        if len(a) and len(b):
+            away = torch.cdist(a.double(), b.double(), compute_mode="donot_use_mm_for_euclid_dist")
+            pairs = linear_sum_assignment(away.nan_to_num(nan=HUGE, posinf=HUGE).numpy())
+            worst = max(worst, float(away[pairs].sum()))
     return worst if worst > MOVED * max((len(a) for a in before), default=1) else 0.0
 
 
@@ -84,35 +59,102 @@ def presence(
     snapshot: Snapshot,
     shard: Shard,
     base: Records,
-    guest: Records,
+    guests: Records,
     calls: Mapping[str, int],
     keys: Keys,
 ) -> tuple[dict[str, Presence], str]:
     """(query -> what presence changed, what else changed in words) in one round of the audited client.
 
-    The guest, one record, joins the client's own records, and then ``base``, a few of them, as the size of what each record does may
-    depend on their number. calls: query -> releases of one round that are enough to be seen.
+    Each guest joins the client's own records alone; then the first joins ``base``, a few of them, as the size
+    of what each record does may depend on their number; then own records leave. calls: query -> releases of one round that
+    are enough to be seen.
     """
-    found: dict[str, Presence] = {}
-    said = ""
-    for records, limit in ((shard.train, calls), (base, {})):
-        pair = _pair(plan, shard, records, guest)
-        out = _run(plan, snapshot, pair[0], limit, keys, None)
-        inside = _run(plan, snapshot, pair[1], limit, keys, out.outputs)
-        said = said or inside.problem or _differs(plan, out.upload, inside.upload)
-        said = said or _remembered(plan, snapshot, pair[0], out, inside, keys)
+    look = _Look(plan, snapshot, shard, keys)
+    out = None
+    for at in range(len(guests)):
+        out = look.compare(pair(plan, shard, shard.train, guests.take([at])), calls, out)
+    look.compare(pair(plan, shard, base, guests.take([0])), {}, None)
+    for at in look.leaving(out.seen) if out else ():
+        look.compare(absent(plan, shard, at), calls, None)
+    look.heeds(calls)
+    return look.found, look.said
+
+
+@dataclass
+class _Look:
+    """Pairs of data sets that differ in one record, and the most that any of them showed."""
+
+    plan: Plan
+    snapshot: Snapshot
+    shard: Shard
+    keys: Keys
+    found: dict[str, Presence] = field(default_factory=dict)
+    said: str = ""
+
+    def compare(self, both: tuple[Shard, Shard], limit: Mapping[str, int], out: Played | None) -> Played:
+        """One pair (record absent, present); out: its first run, where that was made -> the first run."""
+        plan, keys = self.plan, self.keys
+        out = out or played(plan, self.snapshot, both[0], Seen(limit), keys, None)
+        inside = played(plan, self.snapshot, both[1], Seen(limit, SINGLE + 1), keys, out.outputs)
+        self.said = self.said or inside.problem or _differs(plan, out.upload, inside.upload)
+        self.said = self.said or _remembered(plan, self.snapshot, both[0], out, inside, keys)
         for name, totals in out.seen.totals.items():
-            kept = found.setdefault(name, Presence())
+            kept = self.found.setdefault(name, Presence())
             kept.total = max(kept.total, _largest(totals, inside.seen.totals.get(name, [])))
-            kept.moved = max(kept.moved, moved(out.seen.singly.get(name, []), inside.seen.singly.get(name, [])))
-    return found, said
+            one, other = out.seen.singly.get(name, {}), inside.seen.singly.get(name, {})
+            alike = [at for at in one if at in other]
+            kept.moved = max(kept.moved, moved([one[at] for at in alike], [other[at] for at in alike]))
+            self.said = self.said or _in_two_cells(name, out.seen, inside.seen)
+        return out
+
+    def heeds(self, limit: Mapping[str, int]) -> None:
+        """Half of the records are drawn: the releases must be those of a client that holds this half and draws all."""
+        plan, whole = self.plan, self.shard.train
+        if all(float(plan.mechanisms[name].sampling_probability) >= 1 for name in limit):
+            return
+        half = torch.rand(len(whole), generator=self.keys.fold("half").torch()) < 0.5
+        some = Seen(limit)
+        ctx = {"drawn": lambda count: half if count == len(half) else torch.ones(count, dtype=torch.bool)}
+        out = played(plan, self.snapshot, holding(self.shard, whole.take(half)), some, self.keys, None)
+        drawn = played(plan, self.snapshot, holding(self.shard, whole), Seen(limit), self.keys, out.outputs, **ctx)
+        for name in limit:
+            if float(plan.mechanisms[name].sampling_probability) < 1:
+                gap = _largest(some.totals.get(name, []), drawn.seen.totals.get(name, []))
+                self.said = self.said or (
+                    f"not those records contribute to {name!r} that were drawn" if gap > CELL else ""
+                )
+
+    def leaving(self, seen: Seen) -> list[int]:
+        """Places of own records that leave: the first, and that which contributes most to each query."""
+        y, at = self.shard.train.y, {0} if len(self.shard.train) > 1 else set()
+        for _, (_, cell, row) in seen.largest.values():
+            own = torch.tensor([i for i, label in enumerate(y.tolist()) if cell in (None, f"label:{label}")])
+            at |= {int(own[row])} if row < len(own) else set()
+        return sorted(at)
 
 
 def _largest(before: Sequence[Tensor], after: Sequence[Tensor]) -> float:
     return max((float((a - b).norm()) for a, b in zip(before, after)), default=0.0)
 
 
-def _pair(plan: Plan, shard: Shard, records: Records, guest: Records) -> tuple[Shard, Shard]:
+def _in_two_cells(name: str, before: Seen, after: Seen) -> str:
+    """Cells are accounted as if no record were in two of them."""
+    changed = zip(before.where[name], before.totals[name], after.totals.get(name, []))
+    cells = {cell for cell, a, b in changed if float((a - b).norm()) > CELL}
+    return f"one record changes releases of {len(cells)} cells of {name!r}" if len(cells) > 1 else ""
+
+
+def absent(plan: Plan, shard: Shard, at: int) -> tuple[Shard, Shard]:
+    """(one of the client's own records absent, present)."""
+    whole = shard.train
+    out = holding(shard, whole.take([i for i in range(len(whole)) if i != at]))
+    if plan.relation == "zero_out":
+        gone = whole.take([at])
+        out = replace(out, nulls=replace(gone, x=torch.zeros_like(gone.x)))
+    return out, holding(shard, whole)
+
+
+def pair(plan: Plan, shard: Shard, records: Records, guest: Records) -> tuple[Shard, Shard]:
     """(guest absent, guest present); under zero_out an absent one is zeroed out and keeps its label."""
     first = int(records.ids.max()) + 1 if len(records) else 0
     named = Records(
@@ -126,7 +168,7 @@ def _pair(plan: Plan, shard: Shard, records: Records, guest: Records) -> tuple[S
 
 
 @dataclass
-class _Run:
+class Played:
     seen: Seen
     outputs: list[Tensors]
     upload: Upload | None = None
@@ -134,25 +176,25 @@ class _Run:
     memory: State = field(default_factory=dict)
 
 
-def _remembered(plan: Plan, snapshot: Snapshot, shard: Shard, out: _Run, inside: _Run, keys: Keys) -> str:
+def _remembered(plan: Plan, snapshot: Snapshot, shard: Shard, out: Played, inside: Played, keys: Keys) -> str:
     """What the next round sends, on the same records, after a round with the guest and after one without."""
     if out.upload is None or inside.upload is None or _equal(out.memory, inside.memory, 0.0):
         return ""
     method, after = plan.method, snapshot.round + 1
     same = after < method.rounds and method.phase(after) == method.phase(snapshot.round)
     then = replace(snapshot, round=after if same else snapshot.round)
-    first = _run(plan, replace(then, memory=out.memory), shard, {}, keys.fold("then"), None)
-    second = _run(plan, replace(then, memory=inside.memory), shard, {}, keys.fold("then"), first.outputs)
+    first = played(plan, replace(then, memory=out.memory), shard, Seen({}), keys.fold("then"), None)
+    second = played(plan, replace(then, memory=inside.memory), shard, Seen({}), keys.fold("then"), first.outputs)
     said = second.problem or _differs(plan, first.upload, second.upload, 0.0)
     return f"through what the client remembers, {said}" if said else ""
 
 
-def _run(
-    plan: Plan, snapshot: Snapshot, shard: Shard, limit: Mapping[str, int], keys: Keys, forced: list[Tensors] | None
-) -> _Run:
+def played(
+    plan: Plan, snapshot: Snapshot, shard: Shard, seen: Seen, keys: Keys, forced: list[Tensors] | None, **more: Any
+) -> Played:
     """The round with every record sampled; forced: what its releases return."""
-    run = _Run(Seen(limit), [])
-    ctx = witness(plan, snapshot.round, keys, observe=run.seen, forced=forced)
+    run = Played(seen, [])
+    ctx = witness(plan, snapshot.round, keys, observe=run.seen, forced=forced, **more)
     ctx.outputs = run.outputs
     try:
         run.upload, run.memory = plan.method.local(snapshot.broadcast, dict(snapshot.memory), shard, ctx)
@@ -175,14 +217,21 @@ def _differs(plan: Plan, out: Upload | None, inside: Upload | None, close: float
 
 def _changed(plan: Plan, out: Upload, inside: Upload, close: float) -> Iterator[str]:
     for name in sorted({*out, *inside}):
-        if name in plan.mechanisms:
-            continue
         sides = out.get(name), inside.get(name)
+        if name in plan.mechanisms:
+            if plan.relation == "add_remove" and len({_shape(plan, name, side.value) for side in sides if side}) > 1:
+                yield f"the size of {name!r} tells how many records there are"
+            continue
         free = [side is not None and (side.private or bool(side.public)) for side in sides]
         if any(free) and not all(free):
             yield f"whether {name!r} is sent, or is private, depends on the records"
         elif all(free) and sides[0] and sides[1] and not _equal(sides[0].value, sides[1].value, close):
             yield f"{name!r} is sent as post-processing and depends on the records in another way"
+
+
+def _shape(plan: Plan, name: str, value: Tensors) -> str:
+    released = plan.mechanisms[name](value, Silence()).value
+    return str({key: tuple(tensor.shape) for key, tensor in sorted(released.items())})
 
 
 def _equal(a: Tensors, b: Tensors, close: float = MOVED) -> bool:

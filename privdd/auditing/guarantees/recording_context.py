@@ -52,17 +52,18 @@ class Witness(ClientContext):
 
     observe: called after each release; inside: (query, partition) -> whether the partition's guests take part in
     this release; guests: partition -> how many guests it has (None: a query over all records); forced: outputs to
-    return instead of the real ones.
+    return instead of the real ones; drawn: number of records -> who is drawn (n,) bool.
     """
 
     observe: Observer = lambda mechanism, heeded: None
     inside: Callable[[str, str | None], bool] = lambda name, partition: False
     guests: Mapping[str | None, int] = field(default_factory=dict)
     forced: Sequence[Tensors] | None = None
+    drawn: Callable[[int], Tensor] = lambda count: torch.ones(count, dtype=torch.bool)
 
     def sample(self, name: str, count: int) -> Tensor:
-        """All records are sampled: ``inside`` decides about the guests, and the others always take part."""
-        return torch.ones(count, dtype=torch.bool)
+        """All records are sampled unless ``drawn`` says otherwise: ``inside`` decides about the guests."""
+        return self.drawn(count)
 
     def mechanism(self, name: str, contributions: Tensors, *, partition: str | None = None) -> Tensors:
         mechanism = self.mechanisms[name]
@@ -81,8 +82,25 @@ def without(rows: Tensors, guests: int) -> Tensors:
 
 
 def exact(mechanism: Mechanism, rows: Tensors) -> Tensors:
-    """A mechanism's value before noise."""
-    return mechanism(rows, Silence()).exact or {}
+    """A mechanism's value before noise; {} where it shows none.
+
+    That is what it releases where the noise is zero. If it says otherwise of itself (``Output.exact``), and does not draw
+    noise from elsewhere, what it releases counts.
+    """
+    output = mechanism(rows, Silence())
+    said = output.exact or {}
+    if not said or _same(said, output.value) or any(said[n].shape != t.shape for n, t in output.value.items()):
+        return said
+    return output.value if _same(mechanism(rows, Silence()).value, output.value) else said
+
+
+def _same(one: Tensors, other: Tensors) -> bool:
+    """Up to rounding: a value may be shown in more digits than it is released in."""
+    return one.keys() == other.keys() and all(
+        one[n].shape == other[n].shape
+        and torch.allclose(one[n].double(), other[n].double(), rtol=1e-6, atol=1e-9, equal_nan=True)
+        for n in one
+    )
 
 
 def flat(value: Tensors) -> Tensor:

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import torch
 from scipy import stats
 from torch import Tensor
 
+T = TypeVar("T")
 SHORT = 16  # fewer residuals of one release are joined with others of their client round
 POOL = 2**16  # residuals in the test of shape
+HEAD, OVERLAP = 256, 8  # first numbers of a release that are compared at every shift, and the fewest of them
 COMPARED, DRAWS = 4096, 512  # releases of one query, and draws, that are compared with each other
 
 
@@ -72,7 +75,7 @@ def shape(samples: Sequence[Tensor]) -> Look:
 def reuse(samples: Mapping[str, Tensor]) -> Look:
     """Do any two of these releases share noise? samples: which release -> residuals at the same places in each."""
     names = [name for name, sample in samples.items() if len(sample) >= 2]
-    names = _spread_over(names, COMPARED)
+    names = spread_over(names, COMPARED)
     if len(names) < 2:
         return Look(1.0)
     width = min(len(samples[name]) for name in names)
@@ -87,8 +90,72 @@ def reuse(samples: Mapping[str, Tensor]) -> Look:
     return Look(p, f"{one} and {other} share their noise (correlation {r:.3g})")
 
 
-def _spread_over(names: list[str], most: int) -> list[str]:
+def shifted(own: Mapping[str, Tensor], all_: Mapping[str, Tensor]) -> Look:
+    """Does noise of these releases come back in any release, its own too, at another place or backwards?
+
+    own, all_: which release -> residuals in the order in which they were drawn. Shares of a stream that do not start at
+    the same draw look independent place by place: every shift is tried, by Fourier transform.
+    """
+    mine, names = ([n for n, s in some.items() if len(s) >= OVERLAP] for some in (own, all_))
+    best, tried = (0.0, 0.0, OVERLAP, ""), 0
+    for order in (1, -1):
+        other = _Parts.of([all_[name] for name in names])
+        for name in mine:
+            one = _Parts.of([all_[name][:HEAD].flip(0) if order < 0 else all_[name]])
+            log_p, r2, width = one.against(other)
+            same = [at for at, also in enumerate(names) if also == name]
+            log_p[same, 0 if order > 0 else slice(None)] = 0.0  # itself, and itself backwards: a palindrome of no news
+            tried += int((width >= OVERLAP).sum())
+            row, lag = divmod(int(log_p.argmin()), log_p.shape[1]) if log_p.numel() else (0, 0)
+            if log_p.numel() and float(log_p[row, lag]) < best[0]:
+                says = f"{name} and {names[row]} share their noise (at a shift, correlation {float(r2[row, lag]) ** 0.5:.3g})"
+                best = float(log_p[row, lag]), float(r2[row, lag]), int(width[row, lag]), says
+    if not best[3]:
+        return Look(1.0)
+    return Look(min(1.0, _correlated(min(1.0, best[1] ** 0.5), best[2]) * tried), best[3])
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """Fourier transforms of residuals (n, F), of their squares, and of where there are any."""
+
+    values: Tensor
+    squares: Tensor
+    there: Tensor
+
+    @staticmethod
+    def of(samples: Sequence[Tensor]) -> _Parts:
+        rows, there = torch.zeros(len(samples), HEAD).double(), torch.zeros(len(samples), HEAD).double()
+        for at, sample in enumerate(samples):
+            size = min(HEAD, len(sample))
+            rows[at, :size], there[at, :size] = sample[:size].double(), 1.0
+        return _Parts(*(torch.fft.rfft(part, 2 * HEAD) for part in (rows, rows.square(), there)))
+
+    def against(self, other: _Parts) -> tuple[Tensor, Tensor, Tensor]:
+        """(about ln p, squared correlation, numbers compared), each (n, shifts), of one release and n others."""
+        made = (
+            (self.values, other.values),
+            (self.squares, other.there),
+            (self.there, other.squares),
+            (self.there, other.there),
+        )
+        product, mine, theirs, width = (torch.fft.irfft(a * b.conj(), 2 * HEAD) for a, b in made)
+        width = width.round()
+        r2 = (product.square() / (mine * theirs).clamp_min(1e-12)).clamp(0, 1) * (width >= OVERLAP)
+        return (width - 1).clamp_min(0) / 2 * torch.log1p(-r2.clamp_max(1 - 1e-15)), r2, width
+
+
+def spread_over(names: list[T], most: int) -> list[T]:
     return names if len(names) <= most else [names[i] for i in np.linspace(0, len(names) - 1, most).astype(int)]
+
+
+def echoes(found: Mapping[str, tuple[int, float, int]]) -> Look:
+    """Does any release repeat its own noise? found: which -> (numbers compared, correlation, shifts tried)."""
+    return smallest(
+        (min(1.0, _correlated(r, width) * shifts), f"the noise of {which} repeats itself (correlation {r:.3g})")
+        for which, (width, r, shifts) in found.items()
+        if shifts
+    )
 
 
 def same_noise(first: Tensor, second: Tensor, says: str) -> Look:
@@ -149,7 +216,7 @@ def single_records(counts: Tensor, draws: int, probability: float, what: str) ->
 
 def same_coins(draws: Mapping[str, Tensor], probability: float) -> Look:
     """Do any two draws take the same records more often than independent coins do? draws: which -> (n,) bool."""
-    names = _spread_over(list(draws), DRAWS)
+    names = spread_over(list(draws), DRAWS)
     if len(names) < 2:
         return Look(1.0)
     width = max(len(draws[name]) for name in names)

@@ -18,8 +18,9 @@ from scipy.special import chdtri
 from torch import Tensor
 
 from attacks.canaries import Canaries
+from privdd.auditing.guarantees.contributions import HELD, singly, sizes
 from privdd.auditing.guarantees.crafted_records import holding, with_guests
-from privdd.auditing.guarantees.presence import HELD, HUGE, moved, presence, singly
+from privdd.auditing.guarantees.presence import HUGE, moved, presence
 from privdd.auditing.guarantees.recording_context import Heeded, exact, flat, unit, without, witness
 from privdd.core.keys import Keys
 from privdd.core.types import Records, Shard, State, Tensors
@@ -37,7 +38,8 @@ class QueryTally:
     changes: guest -> largest change, in units; calls: releases by partition; residual, numbers: sum of squares and
     count of the drawn noise values, in units of the stated noise; others: the other records' contributions in the
     first releases; moved: the most that they change; leak: what else depends on a record, in words, which has no
-    bound; kept: contributions of the guest ``keeps``, release by release.
+    bound; sizes: guest -> the norm of its contribution before it is clipped; kept: contributions of the guest
+    ``keeps``, release by release.
     """
 
     changes: dict[int, float] = field(default_factory=dict)
@@ -48,6 +50,7 @@ class QueryTally:
     moved: float = 0.0
     leak: str = ""
     pairs: float = 0.0
+    sizes: dict[int, float] = field(default_factory=dict)
     keeps: int = 0
     kept: list[Tensors] = field(default_factory=list)
 
@@ -97,11 +100,17 @@ class Examiner:
         tally.residual += float(gap.double().square().sum())
         tally.numbers += gap.numel()
         at = tally.calls[heeded.partition]
+        weighed = (
+            sizes(heeded.rows).tolist()[len(next(iter(heeded.rows.values()))) - heeded.guests :] if at == 1 else []
+        )
         searched = heeded.guests if at <= HELD or at % EVERY == 0 else 0
-        changes = [(flat(exact(mechanism, _with(heeded, i))) - flat(base)) / one for i in range(searched)]
+        alone = flat(exact(mechanism, without(heeded.rows, heeded.guests))) if searched else flat(base)
+        changes = [(flat(exact(mechanism, _with(heeded, i))) - alone) / one for i in range(searched)]
         for i, guest in enumerate(positions(self.guests, heeded.partition)[: heeded.guests]):
             if i < searched:
                 tally.changes[guest] = max(tally.changes.get(guest, 0.0), float(changes[i].norm()))
+            if i < len(weighed):
+                tally.sizes[guest] = weighed[i]
             if self.keep.get(heeded.name) == guest:
                 tally.kept.append(_only(heeded, i))
         if len(changes) > 1:
@@ -159,12 +168,14 @@ def _add_presence(
 ) -> None:
     if not tallies:
         return
-    guest = Records(guests.x[:1], guests.y[:1], torch.zeros(1, dtype=torch.long))
+    most = {max(t.sizes, key=lambda j: t.sizes[j]) for t in tallies.values() if t.sizes}
+    who = list(dict.fromkeys([0, *sorted(most)]))
+    tried = Records(guests.x[who], guests.y[who], torch.arange(len(who)))
     cells = len(plan.problem.class_list)
     calls = {name: HELD if None in tally.calls else HELD * cells for name, tally in tallies.items()}
-    most = {name: max(tally.calls.values()) * (1 if None in tally.calls else cells) for name, tally in tallies.items()}
-    limit = {name: min(count, most[name]) for name, count in calls.items()}
-    found, leak = presence(plan, snapshot, shard, base, guest, limit, keys)
+    made = {name: max(tally.calls.values()) * (1 if None in tally.calls else cells) for name, tally in tallies.items()}
+    limit = {name: min(count, made[name]) for name, count in calls.items()}
+    found, leak = presence(plan, snapshot, shard, base, tried, limit, keys)
     for name, tally in tallies.items():
         seen = found.get(name)
         if seen is not None and tally.changes:

@@ -17,7 +17,9 @@ from privdd.auditing.guarantees.own_ledger import ledger_findings
 from privdd.auditing.guarantees.own_noise import noise_finding
 from privdd.auditing.guarantees.own_sampling import is_sampled, sampling_finding
 from privdd.auditing.guarantees.queries import query_findings
+from privdd.auditing.guarantees.record_uploads import record_upload_findings
 from privdd.auditing.guarantees.statement import Subject
+from privdd.auditing.guarantees.told import told_findings
 from privdd.federated.method import defines
 from privdd.federated.noise_record import NoiseRecord
 from privdd.privacy.mechanisms import AggregateClip, FeatureNoise
@@ -43,7 +45,8 @@ def guarantee_findings(scene: Any, confidence: float) -> Iterator[Finding]:
         scene.plan.keys.fold("audit", "guarantee"),
     )
     began = time.monotonic()
-    tests = chain(own_findings(subject, scene.record), all_findings(subject), certificate_findings(subject))
+    own = own_findings(subject, scene.record)
+    tests = chain(own, told_findings(subject), all_findings(subject), certificate_findings(subject))
     for finding in tests:
         yield finding.with_measures(seconds=time.monotonic() - began)
         began = time.monotonic()
@@ -75,3 +78,5 @@ def all_findings(subject: Subject) -> Iterator[Finding]:
             yield from printed_findings(subject, name)
         elif kind is FeatureNoise:
             yield from feature_findings(subject, name)
+        elif name in subject.plan.method.uploads:
+            yield from record_upload_findings(subject, name)
