@@ -28,7 +28,7 @@ from privdd.auditing.guarantees.certificate import certificate_findings
 from privdd.auditing.guarantees.statement import Subject
 from privdd.auditing.pipeline import budget_of
 from privdd.cli.assemble import assemble, attacks_of
-from privdd.cli.config import composed
+from privdd.cli.config import all_attacks, composed, config_dir
 from privdd.federated.experiment import Experiment
 from privdd.federated.simulation import Progress, start, step
 
@@ -42,7 +42,6 @@ PROFILES: Mapping[str, tuple[list[str], float]] = {  # settings, and what certif
     "fedavg_dpsgd": (["algo=fedavg", "privacy=dpsgd"], SAMPLED_GOAL),
     "fedfed_dp": (["algo=fedfed_dp"], SAMPLED_GOAL),
 }
-PHASES = 2  # at most so many rounds of one run are audited with the same attacks
 
 
 def trained(experiment: Experiment) -> Progress:
@@ -53,15 +52,18 @@ def trained(experiment: Experiment) -> Progress:
 
 
 def membership_tests(experiment: Experiment, config: Any) -> int:
-    """At least as many as an audit of this run makes."""
+    """As many as an audit of this run makes, or more: not every phase sends everything."""
     attacks = [attack for attack in attacks_of(config).values() if attack.family == Family.MEMBERSHIP]
-    views = expected_views(experiment.plan.method, experiment.audit)
-    return PHASES * sum(reads(attack, *view) for view in views for attack in attacks)
+    method = experiment.plan.method
+    views = expected_views(method, experiment.audit)
+    return len({method.phase(t) for t in range(method.rounds)}) * sum(
+        reads(attack, *view) for view in views for attack in attacks
+    )
 
 
 def measured(overrides: Sequence[str]) -> dict[str, float]:
     """One run: accounted and certified epsilon, kappa, number of runs, seconds of processor time."""
-    config = composed("audit", list(overrides))
+    config = composed("audit", [f"attack=[{','.join(all_attacks([config_dir()]))}]", *overrides])
     experiment = assemble(config)
     plan, began = experiment.plan, time.process_time()
     progress = trained(experiment)
