@@ -104,12 +104,13 @@ def collect(
     profiles: Sequence[str], seeds: Sequence[int], more: Sequence[str], keep: Path | None
 ) -> list[dict[str, Any]]:
     """A row for each run, in order: from ``keep``, else measured now and written there."""
+    now = commit()
     known = {(row["profile"], row["seed"], tuple(row["more"])): row for row in stored(keep)}
     for name in profiles:
         for seed in seeds:
             if (name, seed, tuple(more)) in known:
                 continue
-            row = {"profile": name, "seed": seed, "more": list(more), "commit": commit()}
+            row = {"profile": name, "seed": seed, "more": list(more), "commit": now}
             row |= measured([*PROFILES[name][0], f"seed={seed}", *more])
             known[name, seed, tuple(more)] = row
             print(json.dumps(row), file=sys.stderr, flush=True)

@@ -37,7 +37,7 @@ def audited(overrides: Sequence[str], folder: Path) -> dict[str, Any]:
     return {
         "verdict": verdict, "accounted": figures["pld"], "certified": figures.get("certified"),
         "bounds": found["privacy"]["multiplicity"]["tests"], "seconds": cost,
-        "surfaces": {surface["name"]: surface["verdict"] for surface in found["surfaces"]},
+        "surfaces": {one["surface"]: one["verdict"] for one in found["surfaces"]},
     }  # fmt: skip
 
 
@@ -45,12 +45,13 @@ def collect(
     profiles: Sequence[str], seeds: Sequence[int], more: Sequence[str], keep: Path | None
 ) -> list[dict[str, Any]]:
     """A row for each run, seed by seed: from ``keep``, else run now and written there."""
+    now = commit()
     known = {(row["profile"], row["seed"], tuple(row["more"])): row for row in stored(keep)}
     for seed in seeds:
         for name in profiles:
             if (name, seed, tuple(more)) in known:
                 continue
-            row = {"profile": name, "seed": seed, "more": list(more), "commit": commit()}
+            row = {"profile": name, "seed": seed, "more": list(more), "commit": now}
             with tempfile.TemporaryDirectory() as folder:
                 row |= audited([*PROFILES[name][0], f"seed={seed}", *more], Path(folder) / "run")
             known[name, seed, tuple(more)] = row

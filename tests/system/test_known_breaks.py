@@ -49,7 +49,9 @@ def named_as_out(seed: int) -> tuple[Tensor, Tensor]:
     progress, sent = start(plan, experiment.ledger()), None
     while sent is None:
         progress, inbox, broadcast = step(plan, progress, shards, experiment.engine)
-        sent = next((r.values["features"]["x"] for r in inbox if r.client == plan.victim and "features" in r.values), None)
+        sent = next(
+            (r.values["features"]["x"] for r in inbox if r.client == plan.victim and "features" in r.values), None
+        )
     own, candidates, mechanism = shards[plan.victim], game.candidates, plan.mechanisms["features"]
     assert own.nulls is not None and isinstance(mechanism, FeatureNoise)
     ids = torch.cat([own.train.ids, own.nulls.ids]).sort().values
