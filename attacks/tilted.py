@@ -31,7 +31,9 @@ PROPOSALS = 20_000  # draws of the tilted law, of which the suitable ones are ke
 CHUNK = 4_000_000  # numbers in memory at a time
 SHARE = 0.05  # of the error probability, spent on the acceptance rate
 ORDERS = np.unique(np.geomspace(1, 4096, 160).astype(int))  # whole s to choose from
-STAKES = np.array([*(2.0 ** -np.arange(1, 8)), 0.75, 0.9, 0.96, 0.99, 1.0])  # bets, in units of the largest allowed
+MARGIN = 2.0  # the log of how much more a bet is planned to win than it must: runs do not go quite as planned
+STAKES = np.array([*(2.0 ** -np.arange(1, 8)), 0.75, 0.9, 0.96, 1.0, 0.99])  # bets, in units of the largest allowed
+SHARES = np.array([*[0.5 / (len(STAKES) - 1)] * (len(STAKES) - 1), 0.5])  # half of the money is on the last
 
 
 @dataclass(frozen=True)
@@ -85,15 +87,13 @@ def propose(
     if not 0 < delta < 1 or not 0 < confidence < 1 or runs < 1:
         raise ValueError(f"delta={delta}, confidence={confidence}, runs={runs}: in (0, 1), in (0, 1), at least 1")
     plan = _Plan.of(mus, q, delta)
-    target = delta * (1.02 * (1 - confidence) ** (-1 / runs))  # what the bet can just win against in so many runs
-    eps0 = plan.smallest(target, generator)
     error = SHARE * (1 - confidence)
+    eps0 = plan.smallest(delta * _winning(runs, (1 - confidence) - error), error, generator)
     coins, noise, losses = plan.accepted(eps0, generator)
     if not len(losses):
         return Draws(coins, noise, losses, losses, error)
-    rate = float(betaincinv(len(losses), PROPOSALS - len(losses) + 1, error))  # Clopper-Pearson, from below
     kept = slice(0, runs)
-    weights = plan.log_peak(eps0) + math.log(rate) - np.log(-np.expm1(eps0 - losses[kept]))
+    weights = plan.log_peak(eps0) + math.log(_rate(len(losses), error)) - np.log(-np.expm1(eps0 - losses[kept]))
     return Draws(coins[kept], noise[kept], weights, losses[kept], error)
 
 
@@ -127,11 +127,22 @@ def certified_epsilon(draws: Draws, losses: np.ndarray, delta: float, *, confide
     return low
 
 
+def _rate(accepted: float, error: float) -> float:
+    """Of so many accepted proposals, the Clopper-Pearson lower bound of the acceptance rate."""
+    return float(betaincinv(accepted, PROPOSALS - accepted + 1, error))
+
+
+def _winning(runs: int, error: float) -> float:
+    """A ratio that wins, with some to spare, if each of so many runs has it."""
+    wealth = math.exp((MARGIN - math.log(error * SHARES[-1])) / runs)
+    return 1.02 * (1 + (wealth - 1) / float(STAKES[-1]))
+
+
 def _wins(ratios: np.ndarray, error: float) -> bool:
     """Whether bets on a mean above 1 multiply their stake by 1/error: a mixture of constant stakes."""
     with np.errstate(divide="ignore"):
         wealth = np.log1p(STAKES[:, None] * (ratios - 1)).sum(1)
-    return bool(logsumexp(wealth) - math.log(len(STAKES)) >= -math.log(error))
+    return bool(logsumexp(wealth, b=SHARES) >= -math.log(error))
 
 
 @dataclass(frozen=True)
@@ -160,6 +171,12 @@ class _Plan:
         """K plus ln M, M the largest value of e^(-sY) (1 - e^(eps0 - Y))."""
         return self.cumulant - self.s * eps0 + self.s * math.log(self.s / (self.s + 1)) - math.log(self.s + 1)
 
+    def chances(self, losses: np.ndarray, eps0: float) -> np.ndarray:
+        """With which rejection keeps draws of these planned losses."""
+        peak = self.log_peak(eps0) - self.cumulant
+        with np.errstate(divide="ignore"):
+            return np.exp(-self.s * losses + np.log(-np.expm1(np.minimum(eps0 - losses, 0))) - peak)
+
     def tilted(self, count: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """(coins (n, T), noise (n, T)) of the presence of the record, tilted by the planned loss."""
         x = np.empty((count, len(self.mus)))
@@ -176,25 +193,27 @@ class _Plan:
     def losses(self, coins: np.ndarray, noise: np.ndarray) -> np.ndarray:
         return step_losses(noise + coins * self.mus, self.mus, self.q).sum(1)
 
-    def smallest(self, target: float, generator: np.random.Generator) -> float:
-        """About the epsilon at which delta(epsilon) of the plan is ``target``; a guess, from draws of its own."""
+    def smallest(self, target: float, error: float, generator: np.random.Generator) -> float:
+        """About the epsilon at which the least weight of a run is ``target``; a guess, from draws of its own.
+
+        error: of the bound on the acceptance rate that is part of each weight.
+        """
         losses = np.concatenate([self.losses(*self.tilted(n, generator)) for n in self._parts(PROPOSALS // 4)])
         low, high = 0.0, float(losses.max())
         for _ in range(50):
             middle = (low + high) / 2
-            parts = np.exp(self.cumulant - self.s * losses) * -np.expm1(np.minimum(middle - losses, 0))
-            low, high = (middle, high) if parts.mean() > target else (low, middle)
+            accepted = PROPOSALS * float(self.chances(losses, middle).mean())
+            weight = self.log_peak(middle) + math.log(_rate(accepted, error)) if accepted >= 1 else -math.inf
+            low, high = (middle, high) if weight > math.log(target) else (low, middle)
         return low
 
     def accepted(self, eps0: float, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(coins, noise, planned losses) of the proposals that rejection leaves."""
-        peak, kept = self.log_peak(eps0) - self.cumulant, []
+        kept = []
         for count in self._parts(PROPOSALS):
             coins, noise = self.tilted(count, generator)
             losses = self.losses(coins, noise)
-            with np.errstate(divide="ignore"):
-                chance = -self.s * losses + np.log(-np.expm1(np.minimum(eps0 - losses, 0))) - peak
-            taken = np.log(generator.random(count)) < chance
+            taken = generator.random(count) < self.chances(losses, eps0)
             kept.append((coins[taken], noise[taken], losses[taken]))
         coins, noise, losses = (np.concatenate(part) for part in zip(*kept))
         return coins, noise, losses

@@ -20,9 +20,10 @@ from privdd.core.keys import Keys
 from privdd.privacy.accounting import epsilon
 from privdd.privacy.clipping import clip_factors, clipped_sum, record_norms
 from privdd.privacy.lattice import BITS, Lattice
-from privdd.privacy.mechanism import Mechanism, Output
+from privdd.privacy.mechanism import Mechanism
 from privdd.privacy.mechanisms import ClientLevel, ClippedSum, FeatureNoise
 from privdd.privacy.noise import Noise, SystemNoise, noise_for
+from tests.float_noise import InFloat32, off_grid
 
 DELTA = 1e-5
 REFUSED, ACCEPTED = 1e-6, 1e-3
@@ -67,25 +68,12 @@ CASES = {
 }
 
 
-def off_grid(released: Tensor, clean: Tensor) -> bool:
-    """Whether some number cannot have been clean + noise in float32.
-
-    Where |released| <= |clean| / 4 the noise was within [3/4, 5/4] |clean|: every float32 there and ``clean``
-    itself is a multiple of half an ulp of ``clean``, hence so is their sum.
-    """
-    o, f = released.double().numpy(), clean.double().numpy()
-    grid = 2.0 ** (np.floor(np.log2(np.abs(f) + 1e-300)) - 24)
-    small = (np.abs(o) <= np.abs(f) / 4) & (f != 0)
-    cells = o[small] / grid[small]
-    return bool((cells != np.round(cells)).any())
-
-
 def betrayed(mechanism: Mechanism, case: Case, source: str, runs: int = 150) -> float:
     """The event of low bits, fixed beforehand, as a lower bound on epsilon (Clopper-Pearson, 95 %)."""
     drawn = noise(source)
     clean = flat(mechanism(case.inside, drawn).exact or {})
     hits = [
-        sum(off_grid(flat(mechanism(value, drawn).value)[: len(clean)], clean) for _ in range(runs))
+        sum(off_grid(flat(mechanism(value, drawn).value)[: len(clean)], clean) > 0 for _ in range(runs))
         for value in (case.inside, case.outside)
     ]
     return clopper_pearson(runs - hits[0], hits[0], runs - hits[1], hits[1], delta=DELTA)
@@ -93,21 +81,6 @@ def betrayed(mechanism: Mechanism, case: Case, source: str, runs: int = 150) -> 
 
 def flat(value: Mapping[str, Tensor]) -> Tensor:
     return torch.cat([value[name].flatten() for name in sorted(value)])
-
-
-class InFloat32(Mechanism):
-    """The planted fault: the same clean value and the same noise, added in float32."""
-
-    def __init__(self, inner: Mechanism) -> None:
-        self.inner = inner
-
-    def __call__(self, value: Mapping[str, Tensor], noise: Noise) -> Output:
-        honest = self.inner(value, noise)
-        exact = {name: (t.double() * (1 + 1e-7)).float() for name, t in (honest.exact or {}).items()}
-        drawn = {
-            name: torch.cat([t + honest.noise_std * noise.normal(tuple(t.shape)).float()]) for name, t in exact.items()
-        }
-        return Output(drawn, honest.event, noise_std=honest.noise_std, exact=exact)
 
 
 @pytest.mark.parametrize("source", SOURCES)

@@ -92,6 +92,6 @@ def test_the_examples_run_together(mine: Path, tmp_path: Path) -> None:
     assert update.mechanism == "Layerwise" and 0 < update.epsilon.pld < float("inf")
     assert {row.attack for row in found.findings if row.family == "membership"} == {"rank"}
     tested = {row.attack: row for row in found.findings if row.family == "guarantee"}
-    guarantee = {"t0_noise", "t1_sensitivity", "t2_likelihood_ratio", "t2_whole_run", "t3_transcript", "t3_curve"}
+    guarantee = {"t0_noise", "t1_sensitivity", "t2_whole_run", "t3_transcript", "t3_curve"}
     assert set(tested) == guarantee
     assert 0.99 < tested["t1_sensitivity"].kappa <= 1.001 and update.verdict == "consistent"

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from attacks.tilted import step_losses
 from privdd.core.types import Tensors
 from privdd.privacy.mechanism import Mechanism, Output
 
@@ -83,6 +83,45 @@ def _clean(mechanism: Mechanism, value: Tensors, draw: float = 0.0) -> Tensor:
     return whole(mechanism(value, Given(constant=draw)).value)
 
 
+def _shifts(mechanism: Mechanism, empty: Tensor, alone: Sequence[Tensors]) -> Tensor:
+    """How each input moves the numbers without noise, (H, numbers)."""
+    rows = [_clean(mechanism, one) - empty for one in alone]
+    return torch.stack(rows) if rows else empty.new_zeros(0, len(empty))
+
+
+def _directions(shifts: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    """(directions (H, numbers), lengths (H,)) of shifts in units of the noise."""
+    white = torch.where(scale > 0, shifts / scale, 0.0)
+    mus = white.norm(dim=1)
+    return white / mus.clamp_min(1e-300).unsqueeze(1), mus
+
+
+def _bare(shifts: Tensor, scale: Tensor) -> Tensor:
+    """Directions of shifts among the numbers that get no noise."""
+    return functional.normalize(torch.where(scale > 0, 0.0, shifts), dim=1, eps=1e-300)
+
+
+def _likelihoods(seen: Tensor, moved: Tensor, shifts: Tensor, own: Tensor, scale: Tensor, q: float) -> Tensor:
+    """ln of how likely a release is, (H,), over white noise, if record h takes part with probability q and then moves it by
+    ``shifts[h]``. seen: the release in units of its noise, moved: before noise; own (H, numbers): where a record may show.
+
+    Numbers without noise say by themselves whether it took part, or that neither can be.
+    """
+    white, bare = torch.where(scale > 0, shifts / scale, 0.0), own & (scale == 0)
+    fits = [~(bare & ((moved - at).abs() > 1e-6 * at.abs())).any(1) for at in (shifts, torch.zeros_like(shifts))]
+    chance = torch.tensor([q, 1 - q], dtype=torch.float64).log()
+    joins = chance[0] + white @ seen - white.square().sum(1) / 2
+    never = torch.full_like(joins, -torch.inf)
+    return torch.logaddexp(torch.where(fits[0], joins, never), torch.where(fits[1], chance[1], never))
+
+
+def _check_apart(one: Tensor, other: Tensor) -> None:
+    """Raises NotDealt where directions (H, numbers) of different records overlap."""
+    overlap = (one @ other.T).fill_diagonal_(0.0).abs().max()
+    if float(overlap) > APART:
+        raise NotDealt(f"the records' directions overlap ({float(overlap):.2g})")
+
+
 def deal(
     mechanism: Mechanism,
     blank: Blank,
@@ -91,25 +130,25 @@ def deal(
     noise: np.ndarray,
     generator: torch.Generator,
     nobody: Tensors,
+    against: Sequence[Tensors] = (),
 ) -> Dealt:
     """Release ``taken``; along record h's direction the noise is ``noise[h]`` standard deviations.
 
     nobody: the mechanism's input without any of H records, and blank what it makes of that; alone: with each of them
-    only; taken: with those whose coins say so, None for nobody. Raises NotDealt for noise of another form, and for records whose directions overlap.
+    only; taken: with those whose coins say so, None for nobody; against: with each of the records only that they are
+    exchanged for, by coins of the same law, where it is not nobody. Raises NotDealt for noise of another form, and
+    for records whose directions overlap.
     """
     empty, scale = blank.numbers, blank.scale
-    shifts = torch.stack([_clean(mechanism, one) - empty for one in alone])
+    shifts, others = _shifts(mechanism, empty, alone), _shifts(mechanism, empty, against)
     if taken is None:
         taken, clean = nobody, empty
     else:
         clean = empty + shifts[0] if taken is alone[0] else _clean(mechanism, taken)
-    open_ = ((shifts != 0) & (scale == 0)).any(1)
-    white = torch.where(scale > 0, shifts / scale, 0.0)
-    mus = white.norm(dim=1)
-    units = white / mus.clamp_min(1e-300).unsqueeze(1)
-    overlap = (units @ units.T).fill_diagonal_(0.0).abs().max()
-    if float(overlap) > APART:
-        raise NotDealt(f"the records' directions overlap ({float(overlap):.2g})")
+    units, mus = _directions(shifts, scale)
+    for rows in (shifts, others) if len(others) else (shifts,):
+        _check_apart(units, _directions(rows, scale)[0])
+        _check_apart(_bare(shifts, scale), _bare(rows, scale))
     draws = torch.randn(len(empty), generator=generator, dtype=torch.float64)
     draws += (torch.from_numpy(np.asarray(noise, float)) * (mus > 0) - units @ draws) @ units
     given = Given(draws, generator=generator)
@@ -117,6 +156,9 @@ def deal(
     gap = whole(output.value) - clean
     if bool(((gap - scale * draws).abs() > ROUNDING * scale + 1e-5 * clean.abs()).any()):
         raise NotDealt("its noise is not one draw for each number that it releases, times a scale")
-    x = units @ torch.where(scale > 0, (clean + gap - empty) / scale, 0.0)
-    losses = step_losses(x.numpy(), mus.numpy(), np.full(len(mus), float(mechanism.sampling_probability)))
-    return Dealt(output, mus.numpy(), np.where(open_.numpy(), np.inf, losses))
+    seen = torch.where(scale > 0, (clean + gap - empty) / scale, 0.0)
+    own, q = (shifts != 0) | (others != 0 if len(others) else False), float(mechanism.sampling_probability)
+    inside = _likelihoods(seen, clean - empty, shifts, own, scale, q)
+    beside = (others, q) if len(others) else (torch.zeros_like(shifts), 0.0)
+    outside = _likelihoods(seen, clean - empty, beside[0], own, scale, beside[1])
+    return Dealt(output, mus.numpy(), (inside - outside).numpy())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import Any
 
@@ -28,8 +28,9 @@ from privdd.privacy.mechanisms import AggregateClip, FeatureNoise
 def guarantee_findings(scene: Any, confidence: float) -> Iterator[Finding]:
     """T0 to T3 for every mechanism of the run that states a finite epsilon.
 
-    scene: ``privdd.auditing.views.Scene``; confidence: of each bound (its share of the run's error budget). Nothing is yielded for a run without mechanisms. Raises what a method
-    raises on crafted records: a test that cannot run has not been passed.
+    scene: ``privdd.auditing.views.Scene``; confidence: of each bound (its share of the run's error budget). Nothing is
+    yielded for a run without mechanisms. Raises what a method raises on crafted records: a test that cannot run has not
+    been passed.
     """
     privacy, budget = scene.experiment.privacy, scene.experiment.audit.guarantee
     if not scene.plan.mechanisms:
@@ -44,12 +45,30 @@ def guarantee_findings(scene: Any, confidence: float) -> Iterator[Finding]:
         budget,
         scene.plan.keys.fold("audit", "guarantee"),
     )
-    began = time.monotonic()
     own = own_findings(subject, scene.record)
     tests = chain(own, told_findings(subject), all_findings(subject), certificate_findings(subject))
-    for finding in tests:
+    yield from without_single_ratios(subject, _timed(tests))
+
+
+def _timed(findings: Iterable[Finding]) -> Iterator[Finding]:
+    began = time.monotonic()
+    for finding in findings:
         yield finding.with_measures(seconds=time.monotonic() - began)
         began = time.monotonic()
+
+
+def without_single_ratios(subject: Subject, findings: Iterable[Finding]) -> Iterator[Finding]:
+    """Likelihood ratios of single queries come last, and only where they say what no certificate does: of a run that
+    has none (Laplace noise, or noise of another form), or of a printed epsilon for which nothing is accounted."""
+    held, certified = list[Finding](), False
+    for finding in findings:
+        certified |= finding.attack == "t2_whole_run" and "epsilon_measured" in finding.measures
+        if finding.attack == "t2_likelihood_ratio" and subject.spends(finding.measures["signal"]):
+            held.append(finding)
+        else:
+            yield finding
+    for finding in [] if certified else held:
+        yield finding.with_measures(note=f"{finding.measures['note']}; the whole run has no certificate")
 
 
 def own_findings(subject: Subject, record: NoiseRecord | None) -> Iterator[Finding]:

@@ -2,7 +2,8 @@
 
 The client's data are crafted records alone, each the subject of a run of its own: the records share every release,
 but not the numbers in which they move it, so that what one leaves behind says nothing of the others. Under
-``replace`` each stands against another record (its opposite), else against none.
+``replace`` each stands against another record (its opposite), else against none; where records are sampled, both join
+by coins of the same law, and what each does is compared with what is released without either.
 """
 
 from __future__ import annotations
@@ -76,19 +77,26 @@ class Script:
         return coin, float(torch.randn((), generator=self.generator, dtype=torch.float64))
 
     def release(
-        self, mechanism: Mechanism, nobody: Tensors, alone: Sequence[Tensors], present: Tensors, hosts: Sequence[int]
+        self,
+        mechanism: Mechanism,
+        nobody: Tensors,
+        alone: Sequence[Tensors],
+        present: Tensors,
+        hosts: Sequence[int],
+        against: Sequence[Tensors] = (),
     ) -> Tensors:
-        """One release that concerns the runs ``hosts``; present: the input with all their records, by row or alone."""
+        """One release that concerns the runs ``hosts``; present: the input with all their records, by row or alone;
+        against: with each record only that one of them is exchanged for, where ``nobody`` holds none of these."""
         q = float(mechanism.sampling_probability)
-        if self.exchanged and q < 1:
-            raise NotDealt("no loss is known of a sampled record that is exchanged for another")
+        if self.exchanged and q < 1 and not against:
+            raise NotDealt("no loss is known of a sampled upload that is exchanged for another")
         dealt = [self.next(host, q) for host in hosts]
         coins = torch.tensor([coin for coin, _ in dealt])
         taken = _chosen(present, nobody, alone, coins)
         blank = self._blank(mechanism, nobody)
-        made = deal(mechanism, blank, alone, taken, np.array([z for _, z in dealt]), self.generator, nobody)
+        made = deal(mechanism, blank, alone, taken, np.array([z for _, z in dealt]), self.generator, nobody, against)
         self.numbers = max(self.numbers, len(blank.numbers))
-        allowed = stated_mu(made.output.event) * (2 if self.exchanged else 1)
+        allowed = stated_mu(made.output.event) * (2 if self.exchanged and not against else 1)
         for host, mu, loss in zip(hosts, made.mus, made.losses):
             self.losses[host] += loss
             self.steps[host].append((float(mu), q, float(mu) / allowed if allowed else np.inf))
@@ -148,12 +156,13 @@ class TiltedContext(ClientContext):
 
 def release(script: Script, mechanism: Mechanism, contributions: Tensors, hosts: Sequence[int]) -> Tensors:
     """One release of a query, of records that the script's runs ``hosts`` are about, or of none."""
-    if hosts and script.exchanged:
-        return script.release(mechanism, *exchange(contributions, len(hosts)), hosts)
+    count = len(hosts)
+    if hosts and script.exchanged and mechanism.sampling_probability >= 1:
+        return script.release(mechanism, *exchange(contributions, count), hosts)
     if hosts:
         row = lambda a, b: {n: tensor[a:b] for n, tensor in contributions.items()}  # noqa: E731
-        alone = [row(h, h + 1) for h in range(len(hosts))]
-        return script.release(mechanism, row(0, 0), alone, contributions, hosts)
+        alone, against = ([row(h, h + 1) for h in range(at, at + count)] for at in (0, count))
+        return script.release(mechanism, row(0, 0), alone, row(0, count), hosts, against if script.exchanged else ())
     size = sum(tensor.numel() for tensor in mechanism(contributions, Given()).value.values())
     draws = torch.randn(size, generator=script.generator, dtype=torch.float64)
     return mechanism(contributions, Given(draws)).value

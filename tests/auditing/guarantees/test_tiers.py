@@ -10,11 +10,12 @@ import torch
 from attacks.epsilon import gaussian_epsilon
 from privdd.auditing.findings import verdict
 from privdd.auditing.guarantees.aggregate_clip_theorem import within_theorem
+from privdd.auditing.guarantees.certificate import certificate_findings
 from privdd.auditing.guarantees.crafted_records import copies
 from privdd.auditing.guarantees.matching_transcripts import Law, transcripts
 from privdd.auditing.guarantees.queries import guests_of
 from privdd.auditing.guarantees.recording_context import Silence
-from privdd.auditing.guarantees.tiers import all_findings
+from privdd.auditing.guarantees.tiers import all_findings, without_single_ratios
 from privdd.auditing.guarantees.transcripts import QueryStage, by_class, of_features, on_transcript
 from privdd.core.keys import Keys
 from privdd.distillation.clipped_gradient import mean_gradients
@@ -190,3 +191,21 @@ def test_feature_ratios_are_the_densities(distribution):
 def test_guests_include_one_alone_in_its_class():
     guests = guests_of(subject(feddm(), {}))
     assert guests.names[-1] == "alone in its class" and int(guests.y[-1]) == CLASSES - 1
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "shown"),
+    [(ClippedSum(2.0, 0.02, 1.0, 20.0), ["t2_whole_run"]), (AggregateClip(5.0, 1.0), ["t2_likelihood_ratio"])],
+)
+def test_likelihood_ratios_of_a_query_are_shown_where_no_certificate_speaks_of_it(mechanism, shown):
+    method = feddm() if isinstance(mechanism, ClippedSum) else feddm(iterations=3)
+    name = "embedding" if isinstance(mechanism, ClippedSum) else "synthetic_gradient"
+    of = subject(method, {name: mechanism}, runs=20, slow_runs=20)
+    found = [f.attack for f in without_single_ratios(of, [*all_findings(of), *certificate_findings(of)])]
+    assert [attack for attack in found if attack.startswith("t2")] == shown
+
+
+def test_without_a_certificate_they_come_last_and_say_why():
+    of = subject(feddm(), {"embedding": ClippedSum(2.0, 0.02, 1.0, 20.0)}, runs=20, slow_runs=20)
+    *_, last = without_single_ratios(of, all_findings(of))
+    assert last.attack == "t2_likelihood_ratio" and "no certificate" in last.measures["note"]
