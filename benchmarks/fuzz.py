@@ -28,7 +28,6 @@ from benchmarks.fuzz_outcomes import FAULTS, Outcome, in_child, run_case
 from benchmarks.fuzz_replies import Honest, federation, reply_case, send
 from benchmarks.machine import hardware
 
-
 Work = tuple[str, Callable[[Path], Outcome]]  # a case's name, and what it does in an empty folder
 
 
