@@ -39,7 +39,8 @@ WORD = "PRIVDD_KILLED_RUN"
 
 def arguments(method: str, engine: str) -> list[str]:
     waived = [f"audit.waive.{name}=beside_the_point" for name in WAIVED]
-    return [f"algo={method.removesuffix('_dp')}", *METHODS[method], *TINY, *waived, f"engine={engine}", "engine.workers=2", "engine.threads=1"]
+    engines = ["engine=serial"] if engine == "serial" else [f"engine={engine}", "engine.workers=2"]
+    return [f"algo={method.removesuffix('_dp')}", *METHODS[method], *TINY, *waived, *engines, "engine.threads=1"]
 
 
 def started(token: str, *args: str, log: Path) -> subprocess.Popen[bytes]:

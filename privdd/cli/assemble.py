@@ -61,6 +61,7 @@ def assemble(config: DictConfig, *, noise_here: bool = True) -> Experiment:
     partition = Partition(**plain(config.partition))
     method = _of_role(build(config.algo), Method, "algo")  # type: ignore[type-abstract]
     mechanisms = _mechanisms(config, method)
+    method.check_mechanisms(mechanisms)
     dataset = load(keys=keys.fold("public"), **plain(config.data))
     shards = make_shards(dataset, partition, keys.fold("public", "partition"))
     problem = Problem(dataset.shape, dataset.classes, len(shards), run.device)

@@ -4,6 +4,16 @@ from __future__ import annotations
 
 import errno
 
+# What torch says -> what can be done about it.
+TORCH = {
+    "Expected more than 1 value per channel when training": "the network's norm has one value to take the mean "
+    "of (batch norm: a batch of one record whose maps are 1x1); choose norm=group, or other sizes of batch and data",
+    "not enough memory": "out of memory; choose a smaller model, batch or number of workers",
+    "can't allocate memory": "out of memory; choose a smaller model, batch or number of workers",
+    "CUDA out of memory": "out of memory on the GPU; choose a smaller model or batch",
+    "Storage size calculation overflowed": "out of memory; choose a smaller model or batch",
+}
+
 
 def explain(error: BaseException) -> str | None:
     """One line for errors that input, disk or network can cause; None for bugs of privdd."""
@@ -11,6 +21,10 @@ def explain(error: BaseException) -> str | None:
         name = f"{error.filename}: " if error.filename else ""
         known = {errno.ENOSPC: "no space left on the disk; what was written is kept, free space and resume"}
         return f"{name}{known.get(error.errno or 0, error.strerror or str(error))}"
+    if isinstance(error, ValueError | RuntimeError):
+        for said, line in TORCH.items():
+            if said in str(error):
+                return line
     if isinstance(error, ValueError | MemoryError | NotImplementedError):
         return " ".join(str(error).split()) or type(error).__name__
     module, name = type(error).__module__, type(error).__name__

@@ -89,6 +89,10 @@ class Method(ABC):
         """How often one client applies each mechanism in a round; None = unknown, so noise cannot be calibrated."""
         return None
 
+    def check_mechanisms(self, mechanisms: Mapping[str, Mechanism]) -> None:
+        """Raises ValueError, before anything is computed, where the settings do not fit the mechanisms."""
+        return None  # they fit
+
     def claims(self, plan: Any, shards: Sequence[Shard]) -> list[Claim]:
         """The theorems printed in the method's paper, evaluated for this run."""
         return []

@@ -17,6 +17,7 @@ from privdd.federated.heard import Heard
 from privdd.federated.noise_record import NoiseRecord
 from privdd.federated.simulation import Plan, Progress, accuracy, finish, start, step
 from privdd.privacy.ledger import Ledger
+from privdd.runtime import computed_with
 from privdd.runtime.engine import Engine
 from privdd.runtime.progress import stage
 from privdd.runtime.run_folder import RunFolder
@@ -42,9 +43,11 @@ class Trainer:
     record: NoiseRecord | None = None  # of an audit: is given what the clients' noise was, as far as it is trained here
 
     def run(self) -> Progress:
-        """All rounds, from the last whole checkpoint if there is one."""
+        """All rounds, from the last whole checkpoint if there is one. Raises BadConfig: see ``computed_with.note``."""
         progress = checkpoint.load(self.folder, self.plan) or start(self.plan, self.ledger)
         total = self.plan.method.rounds
+        begun = 0 < progress.round < total or (progress.round >= total and self.folder.half_audited)
+        computed_with.note(self.folder, goes_on=begun)
         if len(progress.accuracy) < total:
             self._check_memories(progress)
             progress = self._rounds(progress, total)

@@ -37,7 +37,8 @@ class ResNet18(Classifier):
 
     The last grid is averaged over 4x4 cells (over all of it below 8x8, as at 28 and 32 pixels); where
     more than one cell is left (96 pixels: 3x3) a Linear + ReLU neck brings 4608 to 512: FedLGD's head
-    for RETINA, whose activation the paper leaves open.
+    for RETINA, whose activation the paper leaves open. With instance norm a stage does not halve 2x2
+    maps: the mean of one value is that value, so 1x1 maps would be the same for every image.
     """
 
     def __init__(self, spec: ModelSpec, shape: Shape, classes: int) -> None:
@@ -47,11 +48,12 @@ class ResNet18(Classifier):
         self.stem = nn.Conv2d(shape[0], width, 3, padding=1, bias=False)
         self.stem_norm = norm_layer(spec.norm, width, spec.groups)
         blocks: list[nn.Module] = []
-        inputs = width
+        inputs, height, breadth = width, *shape[1:]
         for stage in range(4):
             filters = width << stage
-            blocks += [BasicBlock(inputs, filters, 1 if stage == 0 else 2, spec), BasicBlock(filters, filters, 1, spec)]
-            inputs = filters
+            stride = 1 if stage == 0 or (spec.norm == "instance" and max(height, breadth) <= 2) else 2
+            blocks += [BasicBlock(inputs, filters, stride, spec), BasicBlock(filters, filters, 1, spec)]
+            inputs, height, breadth = filters, -(-height // stride), -(-breadth // stride)
         self.body = nn.Sequential(*blocks)
         self.cells = max(1, -(-shape[1] // 8) // 4), max(1, -(-shape[2] // 8) // 4)
         wide = inputs * self.cells[0] * self.cells[1]

@@ -9,6 +9,7 @@ from typing import Any
 NORMS = ("instance", "group", "batch", "none")
 POOLINGS = ("avg", "max")
 INITS = ("default", "uniform_half")
+LARGEST = {"width": 2**20, "depth": 1000, "groups": 2**20, "latent": 2**24}  # beyond, a network takes hours to lay out
 
 # What a field left at None means, by network; networks that lack a field ignore it.
 DEFAULTS: dict[str, dict[str, Any]] = {
@@ -70,5 +71,5 @@ class ModelSpec:
 def _check_count(field: str, value: object) -> None:
     if value is None:
         return
-    if isinstance(value, bool) or not isinstance(value, int) or not value >= 1:
-        raise ValueError(f"model.{field}={value!r}: an integer >= 1 is needed")
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= LARGEST[field]:
+        raise ValueError(f"model.{field}={value!r}: an integer from 1 to {LARGEST[field]} is needed")

@@ -73,6 +73,11 @@ class RunFolder:
         return self.path / "findings.json"
 
     @property
+    def half_audited(self) -> bool:
+        """Whether some shadow models are there that no finding has come of yet."""
+        return (self.path / "worlds").is_dir() and not self.findings.exists()
+
+    @property
     def ledger(self) -> Path:
         return self.path / "ledger.json"
 

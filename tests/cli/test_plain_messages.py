@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from privdd.cli.assemble import assemble, attacks_of
 from privdd.cli.failures import explain
@@ -82,3 +83,19 @@ def test_arrays_that_are_no_data_set(kind: str, dtype: type, tmp_path: Path) -> 
     with pytest.raises(ValueError, match=said) as caught:
         assemble(config_of("train", "preset=smoke", "data=npz", f"data.root={tmp_path / 'x.npz'}"))
     assert "data.root=" in str(caught.value)
+
+
+OF_TORCH = {
+    "one value to take the mean of": lambda: torch.nn.BatchNorm2d(3)(torch.zeros(1, 3, 1, 1)),
+    "out of memory; choose a smaller model": lambda: torch.empty(2**60),
+    "out of memory; choose a smaller model or": lambda: torch.empty(2**40, 2**40),
+}
+
+
+@pytest.mark.parametrize("said", OF_TORCH)
+def test_what_torch_says_is_said_in_words_of_the_settings(said: str) -> None:
+    with pytest.raises((ValueError, RuntimeError)) as caught:
+        OF_TORCH[said]()
+    line = explain(caught.value)
+    assert line is not None and said in line and "\n" not in line
+    assert explain(RuntimeError("anything else")) is None

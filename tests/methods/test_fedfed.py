@@ -276,3 +276,18 @@ def test_features_cost_what_their_map_cost_as_well():
     found = ledger.epsilon(surfaces=["features"], client=victim)
     assert found == pytest.approx(whole, rel=1e-6) and found > 1.05 * alone
     assert found == pytest.approx(ledger.epsilon(client=victim), rel=1e-6)  # nothing else reads the records
+
+
+@pytest.mark.parametrize(("algo", "privacy", "copies"), [
+    ("fedfed_released", "none", "2 noised copies of each record, but as privacy is set 1 will be sent"),
+    ("fedfed", "fedfed_released", "1 noised copies of each record, but as privacy is set 2 will be sent"),
+    ("fedfed_released", "fedfed", "2 noised copies"),
+])  # fmt: skip
+def test_the_noises_of_phase_a_are_as_many_as_the_copies_that_are_sent(algo, privacy, copies):
+    """Otherwise features and labels would not be as many, found out rounds later."""
+    with pytest.raises(ValueError, match=f"^algo.loss.stds=.*{copies}"):
+        tiny(algo, f"privacy={privacy}")
+    both = {"none": "[0.3]", "fedfed": "[0.3]", "fedfed_released": "[0.1,0.2]"}[privacy]
+    _, inboxes, _ = trained(algo, f"privacy={privacy}", f"algo.loss.stds={both}")
+    sent = next(received.values for received in inboxes if "features" in received.values)
+    assert len(sent["features"]["x"]) == len(sent["labels"]["y"])

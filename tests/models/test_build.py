@@ -170,3 +170,18 @@ def test_bad_descriptions_are_refused(fields, message):
 def test_images_that_do_not_fit_are_refused(fields, shape):
     with pytest.raises(ValueError):
         build(ModelSpec(**fields), shape, 10)
+
+
+@pytest.mark.parametrize("fields", CLASSIFIERS, ids=str)
+def test_a_fresh_network_tells_small_images_apart(fields):
+    """Whatever the norm: one over a single value gives the same for every image, and nothing could be learned."""
+    spec = ModelSpec(**fields)
+    model, state = build(spec, (1, 8, 8), 10).eval(), initial(spec, (1, 8, 8), 10, torch.Generator().manual_seed(3))
+    logits = functional_call(model, state, (images(6, (1, 8, 8)),))
+    assert float(logits.std(0).min()) > 1e-6
+
+
+@pytest.mark.parametrize(("field", "value"), [("depth", 10**12), ("width", 10**12), ("latent", 10**12), ("groups", 10**12)])
+def test_a_network_that_nobody_could_hold_is_refused(field, value):
+    with pytest.raises(ValueError, match=f"^model.{field}={value}: an integer from 1 to "):
+        ModelSpec(**{"name": "vae", field: value})
