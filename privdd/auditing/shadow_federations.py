@@ -18,15 +18,36 @@ from privdd.auditing.game import Game
 from privdd.auditing.readers import POPULATION, READERS, Signals
 from privdd.auditing.replay import content_key
 from privdd.auditing.signals import Lens
+from privdd.auditing.views import Scene
 from privdd.core.types import Shard, State, Tensors
 from privdd.federated.channel import shapes
 from privdd.federated.simulation import Plan, start, step
 from privdd.privacy.ledger import Ledger
 from privdd.runtime.engine import Engine
-from privdd.runtime.progress import Bar
+from privdd.runtime.progress import Bar, stage
 from privdd.runtime.run_folder import DamagedRun, RunFolder, read_tensors, write_tensors
 
 SENT_AS = {Surface.GLOBAL_IMAGES: Surface.SYNTHETIC_IMAGES}
+
+
+def sent_at_the_end(scene: Scene, whole: Shard, folder: RunFolder) -> dict[str, Tensor]:
+    """Signals (K, n) of what the server sends at the end; K = 1 unless audit.federations asks for more.
+
+    whole: the audited client's data before any coin flip.
+    """
+    plan, experiment = scene.plan, scene.experiment
+    kept = scene.progress.memories.get(plan.victim, {})  # after the last round, as in every replay
+    lens = replace(scene.lens(max(scene.progress.snapshots)), memory=kept)
+    final = plan.method.broadcast(scene.progress.server)
+    real = server_signals(plan, scene.progress.server, lens, final)
+    worlds = min(experiment.audit.federations, len(scene.game.masks))
+    if worlds < 2:
+        return {key: value[None] for key, value in real.items()}
+    with stage("train shadow federations", worlds) as bar:
+        return replay_federations(
+            plan, experiment.shards, whole, scene.game, lens, real, worlds, folder, experiment.engine,
+            experiment.run.fingerprint, bar,
+        )  # fmt: skip
 
 
 def server_signals(plan: Plan, server: State, lens: Lens, final: Mapping[str, Tensors]) -> Signals:
