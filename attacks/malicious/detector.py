@@ -29,7 +29,7 @@ def isolation(parts: Tensor) -> float:
 
 def ordinary(model: nn.Module, generator: torch.Generator) -> nn.Module:
     """The same architecture with a usual random start (He et al. 2015), biases zero."""
-    fresh = copy.deepcopy(model)
+    fresh = copy.deepcopy(model).requires_grad_(True)
     with torch.no_grad():
         for value in fresh.parameters():
             scale = (2 / value[0].numel()) ** 0.5 if value.ndim > 1 else 0.0

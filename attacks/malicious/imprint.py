@@ -21,7 +21,7 @@ from attacks.types import Evidence, Surface, View
 
 # Of the first and the second layer and the head. Small products, so that local training hardly moves the thresholds: a step
 # changes a layer by the step size times the product of the other two, and training takes far fewer than 1 / that steps.
-FIRST, SECOND, HEAD = 0.02, 1e-3, 0.03
+FIRST, SECOND, HEAD = 0.02, 3e-4, 0.1
 RANGE = 0.05  # by how much a pixel may leave [0, 1] in a row that is taken for a record
 LEAST = 1e-3  # of the largest bias change: below it a unit was not activated
 
@@ -74,7 +74,8 @@ class Imprint(ChosenModel):
                 layer.weight.zero_()
                 layer.bias.zero_()
             second.weight[0] = SECOND
-            head.weight[:, 0] = HEAD * torch.linspace(-1, 1, head.out_features)
+            second.bias[0] = 1.0  # the unit stays open for every record, whichever way training moves it
+            head.weight[:, 0] = HEAD * torch.linspace(0, 1, head.out_features).square()  # no class at the others' mean
 
     def parts(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         """The size of each record's gradient in each unit of the first layer."""

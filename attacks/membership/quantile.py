@@ -20,6 +20,7 @@ from attacks.membership.signals import logit_scaled
 from attacks.ranges import check_counts, check_positive
 from attacks.types import Surface, View
 
+LOG_CHI = 1.2704  # a normal variable's squared residual is on average this far below its variance, in logarithms
 LEAST = 1e-3  # of a predicted standard deviation, in units of the scores' own
 
 
@@ -43,7 +44,7 @@ def standardised(scores: Tensor, known: Tensor, asked: Tensor, values: Tensor, r
     residual = (s - left_out).square()
     floor = (LEAST**2 * s.var()).clamp_min(1e-300)
     log_variance, _ = _ridge((residual + floor).log(), x, q, 10 * ridge)  # a second moment is harder to learn than a first
-    return (values.double() - mean) / (log_variance / 2).exp()
+    return (values.double() - mean) / ((log_variance + LOG_CHI) / 2).exp()
 
 
 def _ridge(y: Tensor, x: Tensor, asked: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
