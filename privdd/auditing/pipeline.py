@@ -29,7 +29,7 @@ from privdd.auditing.game import Game, draw_game
 from privdd.auditing.guarantees import guarantee_findings
 from privdd.auditing.noted_again import note_again
 from privdd.auditing.replay import recalled
-from privdd.auditing.shadow_federations import sent_at_the_end
+from privdd.auditing.shadow_federations import replayed, sent_at_the_end
 from privdd.auditing.shadows import Stage
 from privdd.auditing.views import Scene, client_views, granted, probe_view, server_views
 from privdd.core.keys import Keys
@@ -227,7 +227,7 @@ def _attack_all(scene: Scene, jobs: Sequence[Job], budget: ErrorBudget, folder: 
             stem = f"{view.surface}.{name}"
             used[stem] = used.get(stem, 0) + 1
             file = f"{stem}{f'.{used[stem]}' if used[stem] > 1 else ''}.safetensors"
-            said = [note, granted(scene.plan.method, view, attack.family), finding.measures.get("note", "")]
+            said = [note, granted(scene.plan.method, view, attack.family), replayed(scene, view), finding.measures.get("note", "")]
             extra: dict[str, Any] = {"note": "; ".join(filter(None, said)), "figure": file}
             if evidence.scores is not None and view.worlds is not None:
                 extra["diagnostics"] = {

@@ -37,9 +37,10 @@ from privdd.runtime.plain_folder import check_folder
 Run = Callable[[DictConfig, Path, Sequence[str]], int]
 # Settings that do not affect what clients send, so they may change: a resumed run must give the result of one that
 # was never interrupted, and a stored run that is attacked again keeps its own audited records.
+AGAIN = ("worlds", "federations", "federation_rounds", "victims", "confidence", "waive")
 CHANGEABLE = {
     "resume": ("engine",),
-    "run": ("attack", "engine", *(f"audit.{k}" for k in ("worlds", "federations", "victims", "confidence", "waive"))),
+    "run": ("attack", "engine", *(f"audit.{k}" for k in AGAIN)),
 }
 HELP = (
     "--help",
