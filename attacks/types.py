@@ -49,6 +49,7 @@ class Adversary(StrEnum):
     PEER = "peer"
     PUBLIC = "public"
     ANALYST = "analyst"
+    MALICIOUS_SERVER = "malicious_server"
 
 
 class Family(StrEnum):
@@ -103,7 +104,8 @@ class Worlds:
     signals: name -> (K, n), larger = more like a member; masks: (K, n) bool, True = in;
     logits: optional (K, n, C) of the model that each replay released or that its artifact trains;
     blind: (n,) scores of an attack that never sees any artifact; labels: (n,); rounds: the signals in R rounds of the
-    run, (K, n, R) with the same coins in all, the last being that of ``signals``; {} where there is one round only.
+    run, (K, n, R) with the same coins in all, the last being that of ``signals``; {} where there is one round only;
+    records: (n, c, h, w), the audited records themselves, of which the attacker asks whether each is in.
     """
 
     signals: Mapping[str, Tensor]
@@ -113,6 +115,7 @@ class Worlds:
     logits: Tensor | None = None
     public_logits: Tensor | None = None
     rounds: Mapping[str, Tensor] = field(default_factory=dict)
+    records: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.masks.ndim != 2 or self.masks.dtype != torch.bool:

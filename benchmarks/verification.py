@@ -22,7 +22,8 @@ import torch
 
 from privdd.api import audit
 from privdd.cli.config import choices, config_dir
-from privdd.runtime.run_folder import DamagedRun, read_tensors, write_tensors
+from privdd.runtime.files import DamagedRun
+from privdd.runtime.run_folder import read_tensors, write_tensors
 from privdd.verifying.verification import verify
 
 TINY = [

@@ -20,6 +20,7 @@ from attacks.membership.attack import audited_epsilon, nothing_read
 from attacks.types import Attack, Evidence, Family, Finding, Surface, Truth, View
 from privdd.auditing.autotune import Choice
 from privdd.auditing.canary_game import CanaryGame, check_playable, draw_canaries, findings_of_canaries
+from privdd.auditing.chosen_models import chosen_views
 from privdd.auditing.coverage import reads
 from privdd.auditing.diverged_run import unmeasured
 from privdd.auditing.earlier_rounds import over_rounds, own_round, rounds_of, stages_of
@@ -28,7 +29,7 @@ from privdd.auditing.game import Game, draw_game
 from privdd.auditing.guarantees import guarantee_findings
 from privdd.auditing.noted_again import note_again
 from privdd.auditing.replay import recalled
-from privdd.auditing.shadow_federations import replay_federations, server_signals
+from privdd.auditing.shadow_federations import replayed, sent_at_the_end
 from privdd.auditing.shadows import Stage
 from privdd.auditing.views import Scene, client_views, granted, probe_view, server_views
 from privdd.core.keys import Keys
@@ -111,7 +112,7 @@ def audit(experiment: Experiment, attacks: Mapping[str, Attack], folder: RunFold
     scene = Scene(experiment, progress, game, shards[plan.victim], record)
     grouped = rounds_of(progress.snapshots, experiment.audit.rounds)
     stages = _stages(scene, whole, folder, grouped)
-    stacked, sent = _worlds(stages), _federations(scene, whole, folder)
+    stacked, sent = _worlds(stages), sent_at_the_end(scene, whole, folder)
     replayed = clock()
     jobs = _jobs(scene, attacks, own_round(stacked, grouped), over_rounds(stacked, grouped), sent)
     tests = sum(job.attack.family == Family.MEMBERSHIP for job in jobs)
@@ -146,23 +147,6 @@ def _worlds(stages: Mapping[int, Stage]) -> dict[int, dict[str, Tensor]]:
         return {t: one.signals(bar) for t, one in stages.items()}
 
 
-def _federations(scene: Scene, whole: Shard, folder: RunFolder) -> dict[str, Tensor]:
-    """Signals (K, n) of what the server sends at the end; K = 1 unless audit.federations asks for more."""
-    plan, experiment = scene.plan, scene.experiment
-    kept = scene.progress.memories.get(plan.victim, {})  # after the last round, as in every replay
-    lens = replace(scene.lens(max(scene.progress.snapshots)), memory=kept)
-    final = plan.method.broadcast(scene.progress.server)
-    real = server_signals(plan, scene.progress.server, lens, final)
-    worlds = min(experiment.audit.federations, len(scene.game.masks))
-    if worlds < 2:
-        return {key: value[None] for key, value in real.items()}
-    with stage("train shadow federations", worlds) as bar:
-        return replay_federations(
-            plan, experiment.shards, whole, scene.game, lens, real, worlds, folder, experiment.engine,
-            experiment.run.fingerprint, bar,
-        )  # fmt: skip
-
-
 ByRound = Mapping[int, Mapping[str, Tensor]]  # audited round -> signals by "surface|signal"
 
 
@@ -180,12 +164,13 @@ class Job:
 def _jobs(
     scene: Scene, attacks: Mapping[str, Attack], stacked: ByRound, rounds: ByRound, sent: Mapping[str, Tensor]
 ) -> list[Job]:
-    return [
+    found = [
         Job(view, truth, note, name, attack)
         for view, truth, note in _views(scene, stacked, rounds, sent)
         for name, attack in attacks.items()
         if applies(attack, view)
     ]
+    return found + [Job(*chosen) for chosen in chosen_views(scene, attacks)]
 
 
 def _views(
@@ -242,7 +227,12 @@ def _attack_all(scene: Scene, jobs: Sequence[Job], budget: ErrorBudget, folder: 
             stem = f"{view.surface}.{name}"
             used[stem] = used.get(stem, 0) + 1
             file = f"{stem}{f'.{used[stem]}' if used[stem] > 1 else ''}.safetensors"
-            said = [note, granted(scene.plan.method, view, attack.family), finding.measures.get("note", "")]
+            said = [
+                note,
+                granted(scene.plan.method, view, attack.family),
+                replayed(scene, view),
+                finding.measures.get("note", ""),
+            ]
             extra: dict[str, Any] = {"note": "; ".join(filter(None, said)), "figure": file}
             if evidence.scores is not None and view.worlds is not None:
                 extra["diagnostics"] = {

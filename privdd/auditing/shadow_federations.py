@@ -1,6 +1,8 @@
 """Shadow models for adversaries who see only what the server sends: the whole federation is trained again.
 
-Each replayed federation (a world) flips the coins of the audited records anew.
+Each replayed federation (a world) flips the coins of the audited records anew. Where only the last rounds are replayed, the
+rounds before them are played once for all worlds, with coins of their own: not those of the run, of which such an
+adversary saw less than its replays would then know.
 """
 
 from __future__ import annotations
@@ -13,21 +15,54 @@ import torch
 from torch import Tensor
 
 from attacks.membership import signals as sig
-from attacks.types import Surface
+from attacks.types import Adversary, Surface, View
 from privdd.auditing.game import Game
 from privdd.auditing.readers import POPULATION, READERS, Signals
 from privdd.auditing.replay import content_key
 from privdd.auditing.signals import Lens
+from privdd.auditing.views import Scene
 from privdd.core.types import Shard, State, Tensors
 from privdd.federated.channel import shapes
-from privdd.federated.simulation import Plan, start, step
+from privdd.federated.method import Method
+from privdd.federated.simulation import Plan, Progress, start, step
 from privdd.privacy.ledger import Ledger
 from privdd.runtime.engine import Engine
 from privdd.runtime.files import DamagedRun
-from privdd.runtime.progress import Bar
+from privdd.runtime.progress import Bar, stage
 from privdd.runtime.run_folder import RunFolder, read_tensors, write_tensors
 
 SENT_AS = {Surface.GLOBAL_IMAGES: Surface.SYNTHETIC_IMAGES}
+
+
+def sent_at_the_end(scene: Scene, whole: Shard, folder: RunFolder) -> dict[str, Tensor]:
+    """Signals (K, n) of what the server sends at the end; K = 1 unless audit.federations asks for more.
+
+    whole: the audited client's data before any coin flip.
+    """
+    plan, experiment = scene.plan, scene.experiment
+    kept = scene.progress.memories.get(plan.victim, {})  # after the last round, as in every replay
+    lens = replace(scene.lens(max(scene.progress.snapshots)), memory=kept)
+    final = plan.method.broadcast(scene.progress.server)
+    real = server_signals(plan, scene.progress.server, lens, final)
+    worlds = min(experiment.audit.federations, len(scene.game.masks))
+    if worlds < 2:
+        return {key: value[None] for key, value in real.items()}
+    with stage("train shadow federations", worlds) as bar:
+        return replay_federations(
+            plan, experiment.shards, whole, scene.game, lens, real, worlds, folder, experiment.engine,
+            experiment.run.fingerprint, bar, experiment.audit.federation_rounds,
+        )  # fmt: skip
+
+
+def replayed(scene: Scene, view: View) -> str:
+    """For a finding's note: which rounds of the replays of the whole federation are their own; "" where all are."""
+    method, apart = scene.plan.method, scene.experiment.audit.federation_rounds
+    alone = (
+        view.worlds is None or len(view.worlds.masks) < 2 or view.adversary not in (Adversary.PEER, Adversary.PUBLIC)
+    )
+    if alone or view.surface == Surface.SHARED_FEATURES or not shared_rounds(method, apart):
+        return ""
+    return f"replayed federations differ in the last {apart} of {method.rounds} rounds, so that this is a lower figure than replays of all rounds give"
 
 
 def server_signals(plan: Plan, server: State, lens: Lens, final: Mapping[str, Tensors]) -> Signals:
@@ -56,7 +91,7 @@ def server_signals(plan: Plan, server: State, lens: Lens, final: Mapping[str, Te
 
 @dataclass(frozen=True)
 class Federation:
-    """One world: every round of every client, the audited client on the records that are in.
+    """One world: the rounds from ``begun`` on of every client, the audited client on the records that are in.
 
     The public initial model is the run's own; everything drawn later comes from the world's own streams.
     """
@@ -65,16 +100,39 @@ class Federation:
     shards: Sequence[Shard]
     lens: Lens
     world: int
+    begun: Progress
 
     def run(self) -> Signals:
         plan = replace(self.plan, keys=self.plan.keys.fold("world", self.world))
-        serial = Engine(threads=torch.get_num_threads())
-        progress, seen = start(self.plan, Ledger(self.plan.relation)), None  # type: ignore[arg-type]
-        for _ in range(plan.method.rounds):
-            progress, _, seen = step(plan, progress, self.shards, serial, seen)
+        progress = played(plan, self.begun, self.shards, plan.method.rounds)
         final = plan.method.broadcast(progress.server)
         own = replace(self.lens, memory=progress.memories.get(plan.victim, {}))
         return server_signals(plan, progress.server, own, final)
+
+
+def played(plan: Plan, progress: Progress, shards: Sequence[Shard], rounds: int) -> Progress:
+    """``progress`` after all rounds before ``rounds``."""
+    serial, seen = Engine(threads=torch.get_num_threads()), None
+    while progress.round < rounds:
+        progress, _, seen = step(plan, progress, shards, serial, seen)
+    return progress
+
+
+def shared_rounds(method: Method, replayed: int) -> int:
+    """How many first rounds all worlds have in common, if the last ``replayed`` are each world's own; 0 = all are."""
+    return max(0, method.rounds - replayed) if replayed else 0
+
+
+def _common_start(plan: Plan, shards: Sequence[Shard], whole: Shard, game: Game, rounds: int) -> Progress:
+    """The rounds that all worlds share, with fresh coins; before the first round where there are none."""
+    begun = start(plan, Ledger(plan.relation))  # type: ignore[arg-type]
+    if not rounds:
+        return begun
+    keys = plan.keys.fold("world", "shared")
+    coins = torch.rand(1, game.masks.shape[1], generator=keys.fold("secret", "coins").torch()) < 0.5
+    own = list(shards)
+    own[plan.victim] = replace(game, masks=coins).shard(whole, 0)
+    return played(replace(plan, keys=keys), begun, own, rounds)
 
 
 def run_federation(task: Federation) -> Signals:
@@ -83,9 +141,14 @@ def run_federation(task: Federation) -> Signals:
 
 def replay_federations(
     plan: Plan, shards: Sequence[Shard], whole: Shard, game: Game, lens: Lens, real: Signals,
-    worlds: int, folder: RunFolder, engine: Engine, config: str, bar: Bar,
+    worlds: int, folder: RunFolder, engine: Engine, config: str, bar: Bar, replayed: int = 0,
 ) -> dict[str, Tensor]:  # fmt: skip
-    """(K, n) signals of what the server sends; world 0 is ``real``, the others are replayed and kept."""
+    """(K, n) signals of what the server sends; world 0 is ``real``, the others are replayed and kept.
+
+    replayed: how many last rounds are each world's own, 0 = all.
+    """
+    shared = shared_rounds(plan.method, replayed)
+    config = f"{config} from round {shared}" if shared else config
     place = folder.path / "worlds" / f"federation-{content_key(plan, (lens.snapshot,), game, config)}"
     found: dict[int, Signals] = {0: real}
     for world in range(1, worlds):
@@ -96,10 +159,11 @@ def replay_federations(
     missing = [w for w in range(1, worlds) if w not in found]
     bar.advance(by=len(found))
     tasks = []
+    begun = _common_start(plan, shards, whole, game, shared if missing else 0)
     for w in missing:
         own = list(shards)
         own[plan.victim] = game.shard(whole, w)
-        tasks.append(Federation(plan, own, lens, w))
+        tasks.append(Federation(plan, own, lens, w, begun))
     for w, signals in zip(missing, engine.map(run_federation, tasks)):
         write_tensors(place / f"world_{w:04d}.safetensors", signals)
         found[w] = signals

@@ -18,7 +18,10 @@ CHANGEABLE = {
     "run": (
         "attack",
         "engine",
-        *(f"audit.{k}" for k in ("worlds", "federations", "victims", "confidence", "require", "waive")),
+        *(
+            f"audit.{k}"
+            for k in ("worlds", "federations", "federation_rounds", "victims", "confidence", "require", "waive")
+        ),
     ),
 }
 

@@ -60,23 +60,42 @@ def choices(group: str, folders: Sequence[str]) -> list[str]:
     return sorted(name for name in found if not name.startswith("_"))
 
 
+ON_REQUEST = "# Off by default"  # how the yaml of an attack begins that "all" does not mean
+
+
 def all_attacks(folders: Sequence[str]) -> list[str]:
-    """Every attack that a yaml exists for, the user's own folders included."""
-    return choices("attack", folders)
+    """What ``attack=all`` stands for: every attack that a yaml exists for, but those that are off by default."""
+    asked_for = {
+        path.stem
+        for folder in folders
+        for path in (Path(folder) / "attack").glob("*.yaml")
+        if path.read_text(encoding="utf-8").startswith(ON_REQUEST)
+    }
+    return [name for name in choices("attack", folders) if name not in asked_for]
 
 
 def expand(argv: Sequence[str], command: str) -> list[str]:
     """The arguments with ``attack=all`` (the default) spelled out, so that the config shows each one.
 
-    Who asks for certain attacks means these, whatever else is released: ``audit.require=some``.
+    Who asks for certain attacks means these, whatever else is released: ``audit.require=some``. ``attack=[all,NAME]``
+    adds an attack that is off by default.
     """
     folders = [config_dir(), *own_folders(argv)]
-    args = [_without_glob(a, folders) for a in argv if a != "attack=all"]
+    args = [_without_glob(_with_all(a, folders), folders) for a in argv if a != "attack=all"]
     if command == "audit" and not any(a.startswith("attack=") for a in args):
         args.append(f"attack=[{','.join(all_attacks(folders))}]")
-    elif command == "audit" and not any(a.startswith(("audit.require=", "scores=")) for a in args):
+    elif command == "audit" and not any(a.startswith(("audit.require=", "scores=", "attack=[all")) for a in argv):
         args.append("audit.require=some")
     return overrides_first(args)
+
+
+def _with_all(argument: str, folders: Sequence[str]) -> str:
+    """``attack=[all,NAME]`` with all attacks that are on by default in the place of "all"."""
+    group, _, value = argument.partition("=")
+    names = [name.strip() for name in value.strip("[] ").split(",")]
+    if group != "attack" or not value.startswith("[") or "all" not in names:
+        return argument
+    return f"attack=[{','.join(dict.fromkeys([*all_attacks(folders), *(n for n in names if n != 'all')]))}]"
 
 
 def _without_glob(argument: str, folders: Sequence[str]) -> str:

@@ -107,6 +107,7 @@ COUNTS = {
     "worlds": (1, "at least 1 is needed (world 0 is the run itself)"),
     "rounds": (1, "at least 1 is needed (the latest of each phase)"),
     "federations": (0, "0 or more is needed"),
+    "federation_rounds": (0, "0 (all rounds) or more is needed"),
     "victims": (0, "0 or more is needed"),
     "canaries": (0, "0 or more is needed"),
 }
@@ -121,8 +122,9 @@ class AuditSettings:
     replays of the whole federation. victims: records that each reconstruction attack is tried on. confidence: of
     guarantee tests, in (0, 1). training: how replays are trained. canaries:
     crafted records that fair coins add to the audited client's data. rounds: how many of a phase are replayed, the
-    latest included (one in the stored configs of earlier versions). require: whether every
-    surface has to be attacked. waive: surface -> why it is not attacked.
+    latest included (one in the stored configs of earlier versions). require: whether every surface has to be
+    attacked. federation_rounds: how many last rounds are each replayed federation's own, 0 = all. waive: surface -> why
+    it is not attacked.
     """
 
     client: int | Literal["auto"]
@@ -136,6 +138,7 @@ class AuditSettings:
     canaries: int = 0
     rounds: int = 1
     require: Required = "all"
+    federation_rounds: int = 0
     waive: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -98,7 +98,9 @@ def _other_relation(honest: Any, *given: Any, **more: Any) -> float:
     return honest(*given, **{**more, "relation": "add_remove"})
 
 
-def _accounting(change: Callable[[dpa.DpEvent, int], tuple[dpa.DpEvent, int]]) -> Callable[[], AbstractContextManager[None]]:
+def _accounting(
+    change: Callable[[dpa.DpEvent, int], tuple[dpa.DpEvent, int]],
+) -> Callable[[], AbstractContextManager[None]]:
     """The accountant counts other events than it is given: (event, count) -> (event, count). The audit's own is the same."""
     honest = events.tally
 

@@ -70,7 +70,10 @@ def _public() -> AbstractContextManager[None]:
     honest = channel.ClientContext.sample
 
     def sample(self: channel.ClientContext, name: str, count: int) -> Tensor:
-        before, self.noise = self.noise, noise_for("seed", Keys(self.keys.seed, self.keys.path).fold("coins", len(self.taken)))
+        before, self.noise = (
+            self.noise,
+            noise_for("seed", Keys(self.keys.seed, self.keys.path).fold("coins", len(self.taken))),
+        )
         taken, self.noise = honest(self, name, count), before
         return taken
 

@@ -128,6 +128,10 @@ ADVERSARY: Mapping[str, tuple[str, str]] = MappingProxyType(
             "the analyst",
             "sees every noised value the proof covers; no real party, but the one that a guarantee is made against",
         ),
+        "malicious_server": (
+            "a malicious server",
+            "breaks the protocol: it chooses the model that clients train; it is played only where an attack is asked for by name",
+        ),
     }
 )
 FAMILY: Mapping[str, str] = MappingProxyType(

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 
 from privdd.core.errors import BadConfig
-from privdd.runtime.run_folder import DamagedRun, RunFolder, read_json, write_json
+from privdd.runtime.files import DamagedRun, read_json, write_json
+from privdd.runtime.run_folder import RunFolder
 
 LOG = logging.getLogger("privdd")
 DECIDING = ("torch", "numpy")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +17,22 @@ from attacks.membership.signals import logit_scaled
 from privdd.auditing import shadow_federations as federations
 from privdd.auditing.pipeline import game_of
 from privdd.auditing.replay import world_plan
+from privdd.auditing.signals import Lens
 from privdd.cli import main as command
 from privdd.cli.assemble import assemble
 from privdd.cli.runs import run_audit
 from privdd.cli.stored_config import stored_config
 from privdd.core.types import State
+from privdd.federated import simulation
+from privdd.runtime.engine import Engine
 from privdd.runtime.run_folder import read_tensors
-from tests.federations import tiny
+from tests.federations import equal, tiny, tiny_config
 
 WORLDS = 5
+SMALL = ("audit.records=20", "audit.worlds=3", "attack=[lira]")
 AUDIT = [
     "algo=scaffold", "model=mlp", "preset=smoke", "data.limit=150", "data.test_limit=40", "partition=iid", "partition.clients=3",
-    "algo.rounds=2", "algo.local_epochs=2", "audit.records=20", f"audit.worlds={WORLDS}", f"audit.federations={WORLDS}",
+    "algo.rounds=2", "algo.local_epochs=2", "audit.records=20", f"audit.worlds={WORLDS}", f"audit.federations={WORLDS}", "audit.federation_rounds=0",
     "audit.victims=1", "attack=[lira,loss_threshold,label_counts]", "audit.waive.control_variate=elsewhere",
 ]  # fmt: skip
 
@@ -162,3 +167,44 @@ def test_a_limit_for_whole_clients_does_not_judge_single_records(audit: Callable
         kinds = {f["family"]: "epsilon_stated" in f for f in found["findings"] if "epsilon_measured" in f}
         limits[relation] = kinds["membership"], kinds["guarantee"]
     assert limits == {"zero_out": (False, True), "replace": (True, True)}
+
+
+@pytest.mark.parametrize("algo", ["scaffold", "fedproto"])
+def test_shared_rounds_are_played_once_and_the_others_are_each_worlds_own(algo: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """By hand: one round with the coins of the shared start, then one of each world's own, memories included."""
+    made = assemble(tiny_config(algo, *SMALL, command="audit"))
+    plan, victim = made.plan, made.plan.victim
+    whole, game = made.shards[victim], game_of(made)
+    assert plan.method.rounds == 2
+    played = []
+    monkeypatch.setattr(federations, "step", lambda p, progress, *rest: played.append(progress.round) or simulation.step(p, progress, *rest))
+    lens = Lens(plan.method, plan.problem, simulation.Snapshot(1, plan.method.broadcast(plan.method.init(plan.problem, plan.keys)), {}), game.candidates, made.test, {}, frozenset(), {})
+    begun = federations._common_start(plan, made.shards, whole, game, 1)
+    keys = plan.keys.fold("world", "shared")
+    coins = torch.rand(1, 20, generator=keys.fold("secret", "coins").torch()) < 0.5
+    kept = torch.ones(len(whole.train), dtype=torch.bool)
+    kept[game.audited] = coins[0]
+    shards = list(made.shards)
+    shards[victim] = whole.with_train(whole.train.take(kept))
+    by_hand = simulation.start(plan, made.ledger())
+    by_hand, _, _ = simulation.step(replace(plan, keys=keys), by_hand, shards, Engine())
+    assert begun.round == 1 and equal(begun.server, by_hand.server) and equal(begun.memories, by_hand.memories)
+    shards[victim] = game.shard(whole, 2)
+    own = replace(plan, keys=plan.keys.fold("world", 2))
+    by_hand, _, _ = simulation.step(own, by_hand, shards, Engine())
+    done = federations.played(own, begun, shards, 2)
+    assert equal(done.server, by_hand.server)
+    found = federations.Federation(plan, shards, lens, 2, begun).run()
+    expected = federations.server_signals(plan, by_hand.server, replace(lens, memory=by_hand.memories.get(victim, {})), plan.method.broadcast(by_hand.server))
+    assert equal(found, expected) and found
+    assert played == [0, 1, 1]
+    assert [federations.shared_rounds(plan.method, n) for n in (0, 1, 2, 5)] == [0, 1, 0, 0]
+
+
+def test_the_shared_coins_are_not_those_of_the_run() -> None:
+    """Else the replays would know more about the run's members than an adversary who saw the final model alone."""
+    made = assemble(tiny_config("fedavg", *SMALL, command="audit"))
+    whole, game = made.shards[made.plan.victim], game_of(made)
+    flipped = replace(game, masks=~game.masks)
+    a, b = (federations._common_start(made.plan, made.shards, whole, g, 1) for g in (game, flipped))
+    assert equal(a.server, b.server)

@@ -12,7 +12,7 @@ import pytest
 from privdd.cli.runs import run_audit, run_training
 from privdd.core.errors import BadConfig
 from privdd.runtime.computed_with import computed_with
-from privdd.runtime.run_folder import DamagedRun
+from privdd.runtime.files import DamagedRun
 from tests.federations import tiny_config
 
 AUDIT = ("attack=lira", "audit.records=12", "audit.worlds=3", *(f"audit.waive.{name}=small" for name in (

@@ -1,0 +1,108 @@
+"""A first layer that keeps records apart, so that an update holds them one by one.
+
+Fowl, Geiping, Czaja, Goldblum and Goldstein, "Robbing the Fed" (ICLR 2022), and Boenisch et al., "When the Curious
+Abandon Honesty" (2021): where one record alone activates a unit, the change of that unit's weights over the change of
+its bias is that record, exactly. Fowl et al. put the units' thresholds at quantiles of one measurement and subtract
+neighbours, which holds for one gradient step. Here each unit measures along its own direction and is rarely active (their
+sparse variant), so that it holds through many local steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from attacks.malicious.chosen import ChosenModel, clusters_of, gates, linear_layers
+from attacks.ranges import check_counts
+from attacks.types import Evidence, Surface, View
+
+# Of the first and the second layer and the head. Small products, so that local training hardly moves the thresholds: a step
+# changes a layer by the step size times the product of the other two, and training takes far fewer than 1 / that steps.
+FIRST, SECOND, HEAD = 0.02, 3e-4, 0.1
+RANGE = 0.05  # by how much a pixel may leave [0, 1] in a row that is taken for a record
+LEAST = 1e-3  # of the largest bias change: below it a unit was not activated
+
+
+def records_in(before: tuple[Tensor, Tensor], after: tuple[Tensor, Tensor], count: int) -> Tensor:
+    """At most ``count`` records (m, d) in [0, 1] from a first layer's weights (u, d) and bias (u,), before and after.
+
+    Weight decay shrinks all units alike, by a factor that the units tell which did nothing else.
+    """
+    weight, bias = (value.double() for value in before)
+    new_weight, new_bias = (value.double() for value in after)
+    kept = _decay(weight, new_weight)
+    change, moved = new_weight - kept * weight, new_bias - kept * bias
+    live = moved.abs() > LEAST * moved.abs().max().clamp_min(1e-300)
+    rows = change[live] / moved[live].unsqueeze(1)
+    fits = (rows.amin(1) > -RANGE) & (rows.amax(1) < 1 + RANGE)
+    return clusters_of(rows[fits].clamp(0, 1).float(), count)
+
+
+def _decay(before: Tensor, after: Tensor) -> Tensor:
+    """The factor that most idle rows were multiplied by: those closest to a multiple of what they were."""
+    factor = (before * after).sum(1) / before.square().sum(1).clamp_min(1e-300)
+    off = (after - factor.unsqueeze(1) * before).norm(dim=1)
+    idle = off.argsort()[: max(1, len(off) // 10)]
+    return factor[idle].median()
+
+
+@dataclass(frozen=True)
+class Imprint(ChosenModel):
+    """units: of the first layer; more of them isolate more records."""
+
+    units: int = 1024
+    name: ClassVar[str] = "imprint"
+    surfaces: ClassVar[frozenset[Surface]] = frozenset({Surface.UPDATE})
+
+    def __post_init__(self) -> None:
+        check_counts(self, "units")
+
+    def width(self, pixels: int, classes: int) -> int:
+        return self.units
+
+    def plant(self, model: nn.Module, public_x: Tensor, records: int, generator: torch.Generator) -> None:
+        """Every unit opens for one record in ``records``; all of them end in one unit of the second layer."""
+        first, second, head = linear_layers(model)
+        directions, thresholds = gates(public_x, first.out_features, 1 / max(records, 2), generator)
+        with torch.no_grad():
+            first.weight.copy_(FIRST * directions)
+            first.bias.copy_(-FIRST * thresholds)
+            for layer in (second, head):
+                layer.weight.zero_()
+                layer.bias.zero_()
+            second.weight[0] = SECOND
+            second.bias[0] = 1.0  # the unit stays open for every record, whichever way training moves it
+            head.weight[:, 0] = HEAD * torch.linspace(0, 1, head.out_features).square()  # no class at the others' mean
+
+    def parts(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        """The size of each record's gradient in each unit of the first layer."""
+        first = linear_layers(model)[0]
+        kept: list[Tensor] = []
+        handle = first.register_forward_hook(lambda module, inputs, out: kept.append(out))
+        try:
+            loss = nn.functional.cross_entropy(model(x), y, reduction="sum")
+            pull = torch.autograd.grad(loss, kept[0])[0]
+        finally:
+            handle.remove()
+        return pull.abs() * x.flatten(1).norm(dim=1, keepdim=True)
+
+    def run(self, view: View, generator: torch.Generator) -> Evidence:
+        """images (m, c, h, w): all that the update gave away, at most as many as the client holds records."""
+        capture, count = view.captures[0], int(view.knowledge.settings["batch_records"])
+        names = first_layer(view.knowledge.model)
+        before, after = ((state[names[0]], state[names[1]]) for state in (capture.broadcast, capture.value))
+        found = records_in(before, after, count)
+        if not len(found):
+            found = view.knowledge.public_x.mean(0).flatten()[None]
+        return Evidence(images=found.reshape(-1, *view.knowledge.shape))
+
+
+def first_layer(model: nn.Module | None) -> tuple[str, str]:
+    """The names of the first linear layer's weight and bias."""
+    layers = [] if model is None else [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    if not layers:
+        raise ValueError("imprint: the view holds no model with a linear layer")
+    return f"{layers[0]}.weight", f"{layers[0]}.bias"

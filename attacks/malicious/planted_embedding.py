@@ -1,0 +1,95 @@
+"""An embedding that lets one record through, so that a mean over a class carries that record.
+
+The counterpart of an imprint for methods that share no gradients: a mean of embeddings is safe only while every record
+adds to it. Here blocks of the embedding are copies of the pixels behind a gate that opens for about one record of a
+class. A class's mean over a block that one record opened is that record divided by the class's count.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from attacks.malicious.chosen import ChosenModel, clusters_of, gates, linear_layers
+from attacks.ranges import check_counts
+from attacks.types import Evidence, Family, Surface, View
+
+FIRST, SECOND = 1e-4, 1e-6  # of the two layers: so small that a round of local training leaves the embedding as it is
+OPEN = 10.0  # by how much a gate lifts the pixels for each unit that its measurement lies above the threshold
+SHUT = 2.0  # by how much a shut gate lies below: more than a pixel, so that training cannot open it by chance
+EXTRA = 2  # coordinates of a block beside the pixels: the gate alone, and the gate with a pixel that is always 1
+RANGE = 0.02
+
+
+@dataclass(frozen=True)
+class PlantedEmbedding(ChosenModel):
+    """blocks: copies of the pixels, each behind a gate of its own."""
+
+    blocks: int = 12
+    name: ClassVar[str] = "planted_embedding"
+    family: ClassVar[Family] = Family.RECONSTRUCTION
+    surfaces: ClassVar[frozenset[Surface]] = frozenset({Surface.PROTOTYPES})
+
+    def __post_init__(self) -> None:
+        check_counts(self, "blocks")
+
+    def width(self, pixels: int, classes: int) -> int:
+        return self.blocks * (pixels + EXTRA)
+
+    def plant(self, model: nn.Module, public_x: Tensor, records: int, generator: torch.Generator) -> None:
+        """First layer: the pixels, a pixel that is always 1, the gates. Second: blocks of what each gate lifts."""
+        first, second, head = linear_layers(model)
+        pixels, size = first.in_features, first.in_features + EXTRA
+        blocks = first.out_features // size
+        share = head.out_features / max(records, 2 * head.out_features)  # one record of a class of average size
+        weights, thresholds = gates(public_x, blocks, share, generator)
+        with torch.no_grad():
+            for layer in (first, second, head):
+                layer.weight.zero_()
+                layer.bias.zero_()
+            first.weight[:pixels] = FIRST * torch.eye(pixels)
+            first.bias[pixels] = FIRST
+            first.weight[pixels + 1 : pixels + 1 + blocks] = FIRST * weights
+            first.bias[pixels + 1 : pixels + 1 + blocks] = -FIRST * thresholds
+            for block in range(blocks):
+                at = slice(block * size, (block + 1) * size)
+                second.weight[at, pixels] = -SHUT * SECOND  # a shut block is below zero, whatever the pixels are
+                second.weight[at, pixels + 1 + block] = SECOND * OPEN
+                second.weight[at.start + 1, pixels] = (1 - SHUT) * SECOND
+                second.weight[at.start + EXTRA : at.stop, :pixels] = SECOND * torch.eye(pixels)
+
+    def parts(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        """Each record's embedding: what it adds to the sum of its class."""
+        with torch.no_grad():
+            return model.features(x).abs()  # type: ignore[operator]
+
+    def run(self, view: View, generator: torch.Generator) -> Evidence:
+        """images (m, c, h, w): every class and block that one record made."""
+        sent, shape = view.captures[0].value, view.knowledge.shape
+        pixels = view.knowledge.public_x[0].numel()
+        total = sent["mean"].double() * sent["count"].double().unsqueeze(1)
+        rows = unlocked(total, pixels).float()
+        found = clusters_of(rows, int(view.knowledge.settings["batch_records"]))
+        if not len(found):
+            found = view.knowledge.public_x.mean(0).flatten()[None]
+        return Evidence(images=found.reshape(-1, *shape))
+
+
+def unlocked(total: Tensor, pixels: int) -> Tensor:
+    """Records (m, pixels) in [0, 1] from the classes' sums (C, width) of the planted embedding.
+
+    A block that one record opened holds s (g + pixel - SHUT), where g is how far the gate is open and s the scale; its first
+    two coordinates, s (g - SHUT) and s (g + 1 - SHUT), say both. One that nobody opened is zero. One that several records opened holds
+    the sum of their pixels under the sum of their scales: a picture whose brightest pixel is rarely 1 and whose scale is a
+    multiple of everybody's.
+    """
+    size = pixels + EXTRA
+    by_block = total[:, : total.shape[1] // size * size].reshape(-1, size)
+    low, high = by_block[:, :1], by_block[:, 1:2]
+    scale = high - low
+    alone = (low > 0) & (scale < 1.5 * SECOND * FIRST)
+    rows = ((by_block[:, EXTRA:] - low) / scale.clamp_min(1e-300))[alone[:, 0]]
+    return rows[(rows.amin(1) > -RANGE) & (rows.amax(1) < 1 + RANGE)].clamp(0, 1)

@@ -1,0 +1,104 @@
+"""Membership without shadow models: what score would a model give a record that it was not trained on?
+
+Bertran, Tang, Roth, Kearns, Morgenstern and Wu, "Scalable Membership Inference Attacks via Quantile Regression" (NeurIPS
+2023): regress the target model's scores on public records, which it never saw, on the records themselves. A record that
+scores above a high quantile of that distribution is called a member; at each false-positive rate one quantile is the
+threshold. With their Gaussian quantiles all of these thresholds are one ranking: (score - mean) / standard deviation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from attacks.membership.attack import MembershipAttack, _worlds
+from attacks.membership.signals import logit_scaled
+from attacks.ranges import check_counts, check_positive
+from attacks.types import Surface, View
+
+LOG_CHI = 1.2704  # a normal variable's squared residual is on average this far below its variance, in logarithms
+LEAST = 1e-3  # of a predicted standard deviation, in units of the scores' own
+
+
+def standardised(scores: Tensor, known: Tensor, asked: Tensor, values: Tensor, ridge: float = 1.0) -> Tensor:
+    """(q,) float64: by how many standard deviations each score lies above what its record's features foretell.
+
+    scores (m,) of records that were not trained on, with features ``known`` (m, d); asked (q, d), values (q,): of the
+    records in question. Mean and log variance are ridge regressions on the features; the variance is fitted to the
+    residuals that each record has when it is left out (Allen 1974), so that a close fit does not look like certainty.
+    Raises ValueError for unequal lengths, fewer than 2 known records, or a ridge that is not positive.
+    """
+    if len(scores) != len(known) or len(values) != len(asked) or len(scores) < 2 or not ridge > 0:
+        raise ValueError(
+            f"scores {tuple(scores.shape)}, known {tuple(known.shape)}, asked {tuple(asked.shape)}, "
+            f"values {tuple(values.shape)}, ridge={ridge}: equal lengths, 2 known records and a positive ridge are needed"
+        )
+    s, x, q = scores.double(), known.double(), asked.double()
+    centre, spread = x.mean(0), x.std(0).clamp_min(1e-12)
+    x, q = (x - centre) / spread, (q - centre) / spread
+    mean, left_out = _ridge(s, x, q, ridge)
+    residual = (s - left_out).square()
+    floor = (LEAST**2 * s.var()).clamp_min(1e-300)
+    log_variance, _ = _ridge(
+        (residual + floor).log(), x, q, 10 * ridge
+    )  # a second moment is harder to learn than a first
+    return (values.double() - mean) / ((log_variance + LOG_CHI) / 2).exp()
+
+
+def _ridge(y: Tensor, x: Tensor, asked: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
+    """Predictions (q,) for ``asked``, and for each row of ``x`` (m, d) from the other rows; the intercept is not shrunk."""
+    gram = x.T @ x + ridge * torch.eye(x.shape[1], dtype=x.dtype)
+    weights = torch.linalg.solve(gram, x.T)  # (d, m)
+    slope, middle = weights @ (y - y.mean()), y.mean()
+    leverage = ((x * weights.T).sum(1) + 1 / len(y)).clamp(max=0.99)
+    fitted = middle + x @ slope
+    return middle + asked @ slope, y - (y - fitted) / (1 - leverage)
+
+
+def features_of(x: Tensor, labels: Tensor, axes: Tensor, classes: int) -> Tensor:
+    """Coordinates (n, d + classes) of images (n, c, h, w) along ``axes`` (p, d), and their class."""
+    return torch.cat([x.flatten(1) @ axes, F.one_hot(labels.long(), classes).to(axes)], 1)
+
+
+@dataclass(frozen=True)
+class QuantileRegression(MembershipAttack):
+    """Bertran et al. (2023) on the model's confidence; features are the records' principal components and their class.
+
+    components: of the public records' pixels; ridge: of the regression, in records.
+    """
+
+    components: int = 12
+    ridge: float = 1.0
+    name: ClassVar[str] = "quantile_regression"
+    surfaces: ClassVar[frozenset[Surface]] = frozenset(
+        {Surface.UPDATE, Surface.SYNTHETIC_IMAGES, Surface.SYNTHETIC_REPRESENTATIONS, Surface.GLOBAL_MODEL,
+         Surface.GLOBAL_IMAGES}
+    )  # fmt: skip
+    least_worlds: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_counts(self, "components")
+        check_positive(self, "ridge")
+
+    def nothing_to_read(self, view: View) -> str:
+        worlds = _worlds(view)
+        if worlds.public_logits is None or worlds.logits is None or worlds.records is None:
+            return "no model's outputs for public records were kept"
+        return super().nothing_to_read(view)
+
+    def score(self, view: View, name: str, seed: int) -> Tensor:
+        worlds, public = _worlds(view), view.knowledge
+        if worlds.public_logits is None or worlds.logits is None or worlds.records is None:
+            raise ValueError(f"{self.name}: the worlds carry no outputs for public records")
+        count, classes = worlds.public_logits.shape[-2:]
+        x, y = public.public_x[:count], public.public_y[:count]
+        flat = x.flatten(1) - x.flatten(1).mean(0)
+        axes = torch.linalg.svd(flat, full_matrices=False).Vh[: self.components].T
+        known, asked = features_of(x, y, axes, classes), features_of(worlds.records, worlds.labels, axes, classes)
+        outside, own = logit_scaled(worlds.public_logits, y), logit_scaled(worlds.logits, worlds.labels)
+        return torch.stack([standardised(s, known, asked, v, self.ridge) for s, v in zip(outside, own)])

@@ -1,0 +1,58 @@
+"""Class means of a planted embedding hold single records, exactly."""
+
+import torch
+
+from attacks.malicious.planted_embedding import EXTRA, PlantedEmbedding, unlocked
+from tests.attacks.malicious.test_imprint import CLASSES, PIXELS, pictures, worst
+
+
+class Net(torch.nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        linear = torch.nn.Linear
+        self.body = torch.nn.Sequential(linear(PIXELS, width), torch.nn.ReLU(), linear(width, width), torch.nn.ReLU())
+        self.head = linear(width, CLASSES)
+
+    def features(self, x: torch.Tensor) -> torch.Tensor:
+        return self.body(x.flatten(1))
+
+
+def sums(net: Net, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.one_hot(y, CLASSES).double().T @ net.features(x).detach().double()
+
+
+def planted(records: int) -> Net:
+    attack = PlantedEmbedding(blocks=10)
+    net = Net(attack.width(PIXELS, CLASSES))
+    attack.plant(net, pictures(500, 1), records, torch.Generator().manual_seed(2))
+    return net
+
+
+def test_a_block_that_one_record_opens_is_that_record() -> None:
+    """Brute force: the gate's unit says who opened a block."""
+    x, y, net = pictures(40, 3), torch.arange(40) % CLASSES, planted(40)
+    found = unlocked(sums(net, x, y), PIXELS)
+    gate = net.body[:2](x.flatten(1))[:, PIXELS + 1 : PIXELS + 1 + 10] / 1e-4
+    wide = gate * 10 > 2.01  # lifted above what shuts it
+    singles = [(c, b) for c in range(CLASSES) for b in range(10) if (gate[y == c, b] > 0).sum() == 1 and wide[y == c, b].sum() == 1]
+    assert len(singles) >= 5
+    records = torch.stack([x[y == c][gate[y == c, b].argmax()].flatten() for c, b in singles])
+    assert worst(found.float(), records.view(-1, 1, 5, 5)).max() < 1e-3
+
+
+def test_nobody_is_found_who_was_not_there() -> None:
+    x, y, net = pictures(40, 3), torch.arange(40) % CLASSES, planted(40)
+    found = unlocked(sums(net, x, y), PIXELS)
+    assert (worst(found.float(), pictures(40, 9)) < 0.05).sum() == 0
+    assert unlocked(torch.zeros(CLASSES, 10 * (PIXELS + EXTRA)), PIXELS).shape == (0, PIXELS)
+
+
+def test_two_records_behind_one_gate_are_not_taken_for_one() -> None:
+    net, x = planted(4), pictures(30, 4)
+    gate = net.body[:2](x.flatten(1))[:, PIXELS + 1] / 1e-4
+    both = x[gate.argsort(descending=True)[:2]]
+    assert (gate * 10 > 2.5).sum() >= 2
+    only = torch.zeros(2, dtype=torch.long)
+    block = sums(net, both, only)[:1, : PIXELS + EXTRA]
+    assert len(unlocked(block, PIXELS)) == 0
+    assert len(unlocked(sums(net, both[:1], only[:1])[:1, : PIXELS + EXTRA], PIXELS)) == 1
