@@ -19,6 +19,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "lenet": {"width": 12, "depth": 3},
     "mlp": {"width": 128, "depth": 2},
     "vae": {"width": 32, "norm": "batch", "latent": 2048},
+    "resnet_generator": {"width": 32, "norm": "batch"},
+    "zero": {},
     "projection": {"width": 16},
 }
 
@@ -27,8 +29,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 class ModelSpec:
     """One network of ``privdd.models``; None takes the network's own default (the paper's).
 
-    name: convnet, resnet18, smallcnn, simplecnn, lenet, mlp (classifiers), vae (FedFed's generator),
-        projection (FedRD's personal projection).
+    name: convnet, resnet18, smallcnn, simplecnn, lenet, mlp (classifiers), vae, resnet_generator, zero
+        (FedFed's generators), projection (FedRD's personal projection).
     width: filters (convnet: of each block; resnet18: of the first stage; mlp: units; projection: of
         its second convolution, a square number). depth: blocks or hidden layers (convnet: None
         = 3, fewer for images below 16x16).
