@@ -136,7 +136,7 @@ def test_whole_images_are_shared_at_the_protection_of_features():
     raw, features = experiment.plan.mechanisms["features"], tiny("fedfed").plan.mechanisms["features"]
     ratios = [m.stds(m.norm(64))[0] / m.norm(64) for m in (raw, features)]
     assert ratios[0] == pytest.approx(ratios[1]) and raw.norm(64) == 8.0
-    assert raw.stds(8.0)[0] == pytest.approx(math.sqrt(0.15) / 0.1)
+    assert raw.stds(8.0)[0] == pytest.approx(math.sqrt(0.15) / features.rho)
     plan, shard = experiment.plan, experiment.shards[0]
     assert plan.method.rounds == 1 + plan.method.base.rounds
     upload = plan.method.local(plan.method.broadcast(plan.method.init(plan.problem, Keys(0))), {}, shard, plan.context(0, 0))[0]
