@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from privdd.federated.experiment import Experiment
-from privdd.federated.simulation import Plan
+from privdd.federated.simulation import Plan, round_half_up
 from privdd.privacy.ledger import SERVER, Ledger, Release
 from privdd.privacy.mechanism import Mechanism
 
@@ -44,9 +44,11 @@ def public_facts(experiment: Experiment, ledger: Ledger) -> list[dict[str, str]]
 
 
 def _rounds(plan: Plan) -> Iterator[tuple[str, str]]:
-    clients, taken = plan.problem.clients, len(plan.participants(0))
+    clients, all_in = plan.problem.clients, [t for t in range(plan.method.rounds) if plan.method.everyone(t)]
+    taken = max(1, round_half_up(plan.fraction * clients))
     yield "rounds", str(plan.method.rounds)
     who = f"all {clients} clients in every round" if taken == clients else f"{taken} of {clients} clients a round"
+    who += f", all in round {', '.join(map(str, all_in))}" if all_in and taken < clients else ""
     yield "participation", who if taken == clients else f"{who}, drawn from the seed: who takes part is no secret"
     yield (
         "seed",

@@ -74,6 +74,7 @@ def assemble(config: DictConfig, *, noise_here: bool = True) -> Experiment:
     if privacy.epsilon is not None:
         plan = _calibrated(config, plan, privacy)
         run, privacy = run_settings(config), privacy_settings(config)  # with the calibrated noise
+    plan = replace(plan, method=plan.method.released_through(plan.mechanisms, problem))
     plan = replace(plan, settings=_noise_settings(run, audit), paired_noise=privacy.paired_noise)
     _check_delta(privacy, plan, shards)
     engine = Engine(**plain(config.engine))

@@ -21,7 +21,19 @@ from privdd.cli.sweeps import point_name
 from privdd.core.errors import BadConfig
 
 PRESETS = ("smoke", "default", "paper")
-GROUPS = ("algo", "attack", "base", "data", "engine", "experiment", "model", "partition", "preset", "privacy")
+GROUPS = (
+    "algo",
+    "algo/base",
+    "attack",
+    "base",
+    "data",
+    "engine",
+    "experiment",
+    "model",
+    "partition",
+    "preset",
+    "privacy",
+)
 
 
 def config_dir() -> str:
@@ -44,9 +56,17 @@ def _by_preset(*values: Any, _root_: Any) -> Any:
     return values[PRESETS.index(name)]
 
 
+def _term(name: str, otherwise: Any, *, _root_: Any) -> Any:
+    """What the chosen experiment gives all of its rows (``paper.terms``), else the algo's own value."""
+    value = OmegaConf.select(_root_, f"paper.terms.{name}")
+    return otherwise if value is None else value
+
+
 def register_resolvers() -> None:
     """Idempotent; called before anything is composed."""
     OmegaConf.register_new_resolver("by_preset", _by_preset, replace=True)
+    OmegaConf.register_new_resolver("per_square", lambda a, b: a / b**2, replace=True)
+    OmegaConf.register_new_resolver("term", _term, replace=True)
     OmegaConf.register_new_resolver("run_id", lambda: uuid.uuid4().hex[:6], replace=True, use_cache=True)
     OmegaConf.register_new_resolver("point", point_name, replace=True)
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.func import vjp, vmap
 
 from privdd.core.types import Records
-from privdd.distillation.networks import Embed, embedded
+from privdd.distillation.networks import CHUNK, Embed, embedded
 from privdd.federated.channel import ClientContext
 
 Pull = Callable[[Tensor], tuple[Tensor, ...]]
@@ -45,15 +45,18 @@ def record_gradients(images: Tensor, embed: Embed, x: Tensor, *, chunk: int | No
     return torch.cat(parts) if parts else images.new_zeros(0, *images.shape)
 
 
-def mean_gradients(images: Tensor, embed: Embed, batches: Sequence[Tensor]) -> Tensor:
+def mean_gradients(
+    images: Tensor, embed: Embed, batches: Sequence[Tensor], real: Embed | None = None, real_chunk: int = CHUNK
+) -> Tensor:
     """The gradient of every class's matching loss in one pass: images (C, m, c, h, w), a batch for each.
 
-    A class whose batch is empty has gradient zero.
+    real: the map of the records (None: as the images'); so many at a time (0: all, which batch norm in train mode
+    needs). A class whose batch is empty has gradient zero.
     """
     leaf = images.detach().requires_grad_(True)
     with torch.enable_grad():
         means = embed(leaf.flatten(0, 1)).unflatten(0, images.shape[:2]).mean(1)
-    rows = embedded(embed, torch.cat(list(batches))).split([len(x) for x in batches])
+    rows = embedded(real or embed, torch.cat(list(batches)), real_chunk).split([len(x) for x in batches])
     targets = [part.mean(0) if len(part) else own.detach() for part, own in zip(rows, means)]
     (gradient,) = torch.autograd.grad((means - torch.stack(targets)).square().sum(), leaf)
     return gradient
@@ -68,12 +71,15 @@ def release_gradients(
     *,
     batch: int | None = None,
     chunk: int | None = None,
+    real: Embed | None = None,
+    real_chunk: int = CHUNK,
 ) -> Tensor:
     """Protected matching gradient of every class's images, through ``ctx.mechanism("synthetic_gradient")``.
 
     images (C, m, c, h, w) -> (C, m, c, h, w). A mechanism that clips records gets every record's
     gradient of a Poisson sample of the class. One that clips the batch mean, as the papers print it,
-    gets that mean, of a fixed number ``batch`` of records drawn anew (None = all of the class).
+    gets that mean, of a fixed number ``batch`` of records drawn anew (None = all of the class), which ``real``
+    embeds where it is given (see ``mean_gradients``).
     """
     cells = [records.x[records.y == label] for label in class_list]
     if ctx.mechanisms[QUERY].per_record:
@@ -81,7 +87,7 @@ def release_gradients(
         rows = (record_gradients(own, embed, x, chunk=chunk) for own, x in zip(images, taken))
     else:
         drawn = [_fixed_batch(x, batch, label, ctx) for x, label in zip(cells, class_list)]
-        means = mean_gradients(images, embed, drawn)
+        means = mean_gradients(images, embed, drawn, real, real_chunk)
         rows = (mean.expand(max(len(x), 1), *mean.shape) for mean, x in zip(means, drawn))
     released = [
         ctx.mechanism(QUERY, {"gradient": gradients}, partition=f"label:{label}")["gradient"]

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +23,8 @@ from privdd.core.types import Records, State, Tensors
 from privdd.distillation.sampling import record_normals
 from privdd.federated.channel import ClientContext
 from privdd.models import ModelSpec, build
+from privdd.privacy.mechanism import Mechanism
+from privdd.privacy.mechanisms import FeatureNoise
 from privdd.training.dp_sgd import QUERY, dp_local_sgd
 
 CLASSIFIER, GENERATOR = "classifier.", "generator."
@@ -41,8 +44,9 @@ def inner_state(prefix: str, state: Tensors) -> State:
 class SplitLoss:
     """Weights of the joint loss (released code: re 5 x 10, ce 2, kl 0.005, x_ce 0.4).
 
-    stds: standard deviations of the noise under which the classifier must read x_s, one per copy.
-    rho: bound on ||x_s|| / ||x|| (section 3.3), None for no bound (the released code has none).
+    stds: scales of the noise under which the classifier must read x_s, one per copy; distribution: its law, for
+    laplace of scale b (standard deviation b sqrt 2). rho: bound on ||x_s|| / ||x|| (section 3.3), None for no bound
+    (the released code has none). These three are the mechanism's own (``under``), not settings of the loss.
     """
 
     reconstruction: float = 50.0
@@ -51,6 +55,7 @@ class SplitLoss:
     image_ce: float = 0.4
     stds: tuple[float, ...] = (0.3872983346,)
     rho: float | None = None
+    distribution: Literal["gaussian", "laplace"] = "gaussian"
 
     def __post_init__(self) -> None:
         for name in ("reconstruction", "feature_ce", "kl", "image_ce"):
@@ -60,6 +65,15 @@ class SplitLoss:
             raise ValueError(f"algo.loss.rho={self.rho}: null or a number in (0, 1] is needed")
         if not self.stds or any(not s >= 0 for s in self.stds):
             raise ValueError(f"algo.loss.stds={self.stds}: numbers of at least 0 are needed, one per copy")
+
+    def under(self, mechanism: Mechanism | None, numbers: int) -> SplitLoss:
+        """The loss for features of so many numbers that this mechanism releases; None: they are released as they are."""
+        if mechanism is None:
+            return replace(self, stds=(0.0,), rho=None)
+        if not isinstance(mechanism, FeatureNoise):
+            return self
+        stds = mechanism.stds(mechanism.norm(numbers))
+        return replace(self, stds=stds, rho=mechanism.rho, distribution=mechanism.distribution)
 
 
 def bounded(features: Tensor, x: Tensor, rho: float | None) -> Tensor:
@@ -87,7 +101,9 @@ class FeatureSplit(nn.Module):
         """The joint loss of a batch. noise: ``latent`` (b, z) and ``copy_i`` (b, c, h, w), standard normal."""
         q, mu, logvar = self.generator(x, noise["latent"])
         shared = bounded(x - q, x, loss.rho)
-        copies = [shared + std * noise[f"copy_{i}"] for i, std in enumerate(loss.stds)]
+        drawn = [noise[f"copy_{i}"] for i in range(len(loss.stds))]
+        drawn = [laplace(z) for z in drawn] if loss.distribution == "laplace" else drawn
+        copies = [shared + std * z for std, z in zip(loss.stds, drawn)]
         logits = self.classifier(torch.cat([*copies, x]))
         parts = logits.split(len(x))
         feature_ce = sum((F.cross_entropy(p, y) for p in parts[:-1]), logits.new_zeros(()))
@@ -117,6 +133,11 @@ def feature_map(generator: nn.Module, state: Tensors, rho: float | None) -> Call
         return torch.cat(parts) if parts else x
 
     return feature
+
+
+def laplace(normal: Tensor) -> Tensor:
+    """Standard normal draws -> Laplace draws of scale 1 with the same signs: P(|Z| > z) = P(|L| > -log P(|Z| > z))."""
+    return -normal.sign() * torch.erfc(normal.abs() / math.sqrt(2)).log()
 
 
 def draw_noise(x: Tensor, latent: int, copies: int, generator: torch.Generator) -> dict[str, Tensor]:

@@ -150,13 +150,15 @@ class Steps:
     """All that a matching step needs beside the records; anyone can compute it from the public random streams.
 
     maps: step -> the map of images (transform, then network); project: a record (b, c, h, w) as an
-    image of that space; start: N(0, 1) images (m, c, h, w) -> what the images start as.
+    image of that space; start: N(0, 1) images (m, c, h, w) -> what the images start as. untestable: why nothing can
+    be tested on these steps, "" where it can.
     """
 
     maps: Callable[[int], Embed]
     settings: Matching
     project: Embed = lambda x: x
     start: Embed = lambda noise: noise
+    untestable: str = ""
 
 
 def seen_maps(networks: Networks, settings: Matching, streams: Streams, shape: tuple[int, int, int]) -> Networks:

@@ -9,10 +9,12 @@ import torch
 from torch import Tensor
 
 from privdd.core.types import Artifact, Records, Shard, Upload
+from privdd.distillation.augmentation import Transform, draw
 from privdd.distillation.class_subsets import one_world, uploads
-from privdd.distillation.distribution_matching import Matching, Streams, match
+from privdd.distillation.clipped_gradient import QUERY, release_gradients
+from privdd.distillation.distribution_matching import Matching, Streams, descend, match
 from privdd.distillation.initial_images import initial_images, noise_images
-from privdd.distillation.networks import Networks, embedded
+from privdd.distillation.networks import Embed, Networks, embedded
 from privdd.distillation.private_matching import match_embeddings, match_protected, public_views
 from privdd.federated.channel import ClientContext
 
@@ -80,6 +82,53 @@ def protected_representations(
     return {
         NAME: Artifact({"x": images.flatten(0, 1)}, private=True),
         "labels": Artifact({"y": labels.repeat_interleave(dpc)}, private=True),
+    }
+
+
+def printed_representations(
+    project: Callable[[Tensor], Tensor],
+    networks: Networks,
+    shard: Shard,
+    settings: Matching,
+    ctx: ClientContext,
+    *,
+    dpc: int,
+    shape: Shape,
+) -> Upload:
+    """Equation 7 as FedRD prints it: representations from N(0, 1), each step's clipped mean gradient noised.
+
+    project is the client's own map, trained on its records without protection, and real records are transformed
+    before it: what is sent is no function of the mechanism's outputs alone, and nothing about it is private. Raises
+    ValueError for a mechanism that clips records.
+    """
+    if not ctx.protected(QUERY) or ctx.mechanisms[QUERY].per_record:
+        raise ValueError(
+            f"printed=True: equation 7 clips the batch's mean gradient; set privacy=aggregate_clip, not {QUERY}"
+        )
+    labels, streams = torch.tensor(ctx.problem.class_list), streams_of(ctx)
+    images = noise_images(labels, dpc, shape, ctx.keys.fold("start")).to(shard.train.x)
+    velocity = torch.zeros_like(images)
+    for t in range(settings.iterations):
+        embed, transform = networks(t), draw(settings.augment, shard.shape, streams.augment.fold(t).torch())
+
+        def real(x: Tensor, embed: Embed = embed, transform: Transform = transform) -> Tensor:
+            return embed(project(transform(x)))
+
+        gradient = release_gradients(
+            images,
+            embed,
+            shard.train,
+            ctx.problem.class_list,
+            ctx,
+            batch=settings.batch,
+            real=real,
+            real_chunk=settings.chunk,
+        )
+        images, velocity = descend(images, velocity, gradient, settings)
+    flags = {"public_map": False}
+    return {
+        NAME: Artifact({"x": images.flatten(0, 1)}, flags=flags),
+        "labels": Artifact({"y": labels.repeat_interleave(dpc)}, public="every class of the public list"),
     }
 
 

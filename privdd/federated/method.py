@@ -80,6 +80,10 @@ class Method(ABC):
         groups = {name: unpack(name, server) for name in self.broadcasts}
         return {name: group for name, group in groups.items() if group}
 
+    def everyone(self, round: int) -> bool:
+        """Whether all clients take part in a round, whatever ``participation`` is: one that collects from each of them."""
+        return False
+
     # --- privacy -----------------------------------------------------------------------------------
 
     queries: ClassVar[Mapping[str, Surface]] = {}  # what goes through ``ctx.mechanism`` in local work: name -> surface
@@ -108,6 +112,10 @@ class Method(ABC):
     def steps(self, broadcast: Broadcast, shard: Shard, ctx: Any) -> Any:
         """What everyone knows of a round's noised matching steps (``Steps``), None where there are none."""
         return None
+
+    def released_through(self, mechanisms: Mapping[str, Mechanism], problem: Problem) -> Method:
+        """The same method as it trains where its uploads go through these mechanisms: it may have to know their noise."""
+        return self
 
     def client_private(self) -> Method:
         """The same method as client-level privacy needs it: it sends changes of the model, and no record counts."""

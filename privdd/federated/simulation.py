@@ -66,10 +66,10 @@ class Plan:
         return "" if self.paired_noise else description([self.settings, self.mechanisms])
 
     def participants(self, round: int) -> list[int]:
-        """Public, seeded client sampling without replacement, in increasing order."""
+        """Public, seeded client sampling without replacement, in increasing order; all where the method needs them."""
         count = max(1, round_half_up(self.fraction * self.problem.clients))
-        if count == self.problem.clients:
-            return list(range(count))
+        if count == self.problem.clients or self.method.everyone(round):
+            return list(range(self.problem.clients))
         # by the seed alone: who takes part is public, and the same in every replay
         rng = Keys(self.keys.seed).fold("public", round, "clients").numpy()
         return sorted(int(k) for k in rng.choice(self.problem.clients, count, replace=False))

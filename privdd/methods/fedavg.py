@@ -19,10 +19,11 @@ from privdd.federated.method import Method
 from privdd.models import ModelSpec, build, initial
 from privdd.models.build import skeleton
 from privdd.privacy.mechanism import Mechanism
+from privdd.training.batching import Mix
 from privdd.training.client_round import ClientRound, Trained
 from privdd.training.dp_sgd import private_steps, train_privately
 from privdd.training.ensemble import vectorised_sgd, vectorises
-from privdd.training.local import Correction, Loss, Mix, local_sgd, outputs, placed, split, step_count
+from privdd.training.local import Correction, Loss, local_sgd, outputs, placed, split, step_count
 
 TRAINING = ("start", "loss", "correction", "local", "_train", "_shared")  # what decides how a client trains
 
@@ -42,7 +43,8 @@ class FedAvg(
     "update" (client-level privacy) must clip changes, so such a run uses ``client_private()``.
     With a mechanism for "dpsgd" training is DP-SGD, every upload is post-processing of it, and no
     record count leaves; relatives whose loss DP-SGD cannot protect declare no such query.
-    Where the broadcast holds "features" and "labels", every step adds a batch of them (FedFed).
+    Where the broadcast holds "features" and "labels", every step adds a batch of them (FedFed), balanced:
+    in passes of as many as the client's records, equally many of every class.
     """
 
     model: ModelSpec
@@ -55,6 +57,7 @@ class FedAvg(
     weighting: Literal["records", "uniform"] = "records"
     server_lr: float = 1.0
     update_is_delta: bool = False
+    balanced: bool = False
 
     uploads: ClassVar[Mapping[str, Surface]] = {
         "update": Surface.UPDATE,
@@ -232,10 +235,8 @@ class FedAvg(
     def _train(self, turn: ClientRound) -> Trained:
         model = skeleton(self.model, turn.shard.shape, turn.shard.classes)
         params, buffers = self.start(turn)
-        if not len(turn.shard.train) and self._uncounted:
-            return Trained(
-                params, dict(params), dict(buffers), 1
-            )  # no change, which is then clipped and noised like any other
+        if not len(turn.shard.train) and self._uncounted:  # no change, clipped and noised like any other
+            return Trained(params, dict(params), dict(buffers), 1)
         state, steps = local_sgd(
             model,
             {**params, **buffers},
@@ -294,5 +295,6 @@ class FedAvg(
         if "features" not in turn.broadcast:
             return None
         x, y = turn.broadcast["features"]["x"], turn.broadcast["labels"]["y"]
-        records = Records(x, y, torch.arange(len(y)))
-        return Mix(records, turn.ctx.keys.fold("shared").torch(), self.batch_size)
+        records, generator = Records(x, y, torch.arange(len(y))), turn.ctx.keys.fold("shared").torch()
+        own = len(y) if turn.ctx.protected("dpsgd") else len(turn.shard.train)  # no noise covers a count
+        return Mix(records, generator, self.batch_size, balanced=own if self.balanced else None)

@@ -39,7 +39,8 @@ from privdd.federated.channel import ClientContext
 from privdd.federated.method import Method
 from privdd.methods.fedavg import FedAvg
 from privdd.models import ModelSpec, initial
-from privdd.privacy.claims import FEATURE_THEOREMS, Claim, FeatureRun, effective_std
+from privdd.privacy.claims import FEATURE_THEOREMS, Claim, feature_run
+from privdd.privacy.mechanism import Mechanism
 from privdd.training.local import split
 
 LABELS_PUBLIC = "declared public: zero-out adjacency removes a record's image and keeps its label"
@@ -47,10 +48,10 @@ LABELS_PUBLIC = "declared public: zero-out adjacency removes a record's image an
 
 @dataclass(frozen=True, kw_only=True)
 class FedFed(Method):
-    """base: the method of phase B; generator: the VAE; loss: weights of phase A.
+    """base: the method of phase B; generator: q, or ModelSpec("zero") to share whole images; loss: weights of phase A.
 
-    The noise on the released features, and how many copies, belong to the mechanism set for the upload
-    "features"; ``loss.stds`` holds the same standard deviations for phase A. private_lr, private_momentum:
+    The noise on the released features, their bound rho and the number of copies belong to the mechanism set for the
+    upload "features"; phase A trains under the same (``released_through``). private_lr, private_momentum:
     of phase A by DP-SGD. keep_moments: AdamW's moments stay on the client between rounds (the released
     code). shared_only: phase B trains on shared features alone, so that it is post-processing (the sound
     profile), on shared_per_round features a round and client, a public constant.
@@ -83,9 +84,14 @@ class FedFed(Method):
     broadcasts: Mapping[str, Surface] = field(init=False)
 
     def __post_init__(self) -> None:
-        for name in ("distill_rounds", "distill_epochs", "distill_batch", "shared_per_round"):
-            if not getattr(self, name) >= 1:
-                raise ValueError(f"algo.{name}={getattr(self, name)!r}: at least 1")
+        for name, least in (
+            ("distill_rounds", 0),
+            ("distill_epochs", 1),
+            ("distill_batch", 1),
+            ("shared_per_round", 1),
+        ):
+            if not getattr(self, name) >= least:
+                raise ValueError(f"algo.{name}={getattr(self, name)!r}: at least {least}")
         for name in ("distill_lr", "private_lr"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"algo.{name}={getattr(self, name)!r}: a number above 0")
@@ -99,6 +105,14 @@ class FedFed(Method):
     @property
     def rounds(self) -> int:
         return self.distill_rounds + 1 + self.base.rounds
+
+    def everyone(self, round: int) -> bool:
+        """The features of all clients are collected (Algorithm 1, line 12)."""
+        return round == self.distill_rounds
+
+    def released_through(self, mechanisms: Mapping[str, Mechanism], problem: Problem) -> FedFed:
+        """Phase A under the noise, the bound and the copies of the mechanism that releases the features."""
+        return replace(self, loss=self.loss.under(mechanisms.get("features"), math.prod(problem.shape)))
 
     def _split(self, shape: tuple[int, int, int], classes: int) -> FeatureSplit:
         return split_skeleton(self.generator, self.base.model, shape, classes)
@@ -235,18 +249,10 @@ class FedFed(Method):
 
     def claims(self, plan: Any, shards: Sequence[Shard]) -> list[Claim]:
         """The theorems on shared features, evaluated for this run's noise; R is the rounds that read the features."""
-        mechanism = plan.mechanisms.get("features")
+        mechanism, raw = plan.mechanisms.get("features"), self.generator.name == "zero"
         if mechanism is None:
             return []
-        numbers = math.prod(plan.problem.shape)
-        norm = mechanism.norm(numbers)
-        run = FeatureRun(
-            variance=effective_std(mechanism.stds(norm)) ** 2,
-            rho=None if norm is None else norm / math.sqrt(numbers),  # of the largest norm of pixels in [0, 1]
-            rounds=self.base.rounds,
-            clients=plan.problem.clients,
-            noise_per_record=mechanism.broadcast_batch is None,
-        )
+        run = feature_run(mechanism, plan.problem, rounds=self.base.rounds, raw=raw)
         return [theorem(run) for theorem in FEATURE_THEOREMS]
 
     def classifier(self, problem: Problem) -> nn.Module:
@@ -256,11 +262,8 @@ class FedFed(Method):
     def model_state(self, name: str, value: Tensors, broadcast: Mapping[str, Tensors]) -> State | None:
         """The classifier state that an upload implies, or None."""
         if "generator" in broadcast:
-            return (
-                inner_state(CLASSIFIER, {**sent_networks(broadcast), **value})
-                if inner_state(CLASSIFIER, value)
-                else None
-            )
+            known = {**sent_networks(broadcast), **value}
+            return inner_state(CLASSIFIER, known) if inner_state(CLASSIFIER, value) else None
         return self.base.model_state(name, value, broadcast)
 
     def sent_state(self, broadcast: Mapping[str, Tensors]) -> State | None:

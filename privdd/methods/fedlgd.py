@@ -92,21 +92,18 @@ class FedLGD(Method, hooks=("selected", "refines")):
     shares_work: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        for name in ("rounds", "tau_step", "batch_size", "global_ipc"):
-            if not getattr(self, name) >= 1:
-                raise ValueError(f"{name}={getattr(self, name)!r}: at least 1")
+        counts = dict.fromkeys(("rounds", "tau_step", "batch_size", "global_ipc"), 1)
+        for name, least in (counts | dict.fromkeys(("tau", "contrast", "global_iterations"), 0)).items():
+            if not getattr(self, name) >= least:
+                raise ValueError(f"{name}={getattr(self, name)!r}: at least {least}")
         for name in ("lr", "local_epochs", "temperature", "global_lr"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name}={getattr(self, name)!r}: a number above 0")
-        for name in ("tau", "contrast", "global_iterations"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name}={getattr(self, name)!r}: a number from 0")
         if not 0 <= self.global_momentum < 1:
             raise ValueError(f"global_momentum={self.global_momentum!r}: a number in [0, 1)")
-        if self.target not in ("gradient", "displacement"):
-            raise ValueError(f"target={self.target!r}: allowed are gradient, displacement")
-        if self.server_start not in ("noise", "statistics"):
-            raise ValueError(f"server_start={self.server_start!r}: allowed are noise, statistics")
+        for name, allowed in (("target", ("gradient", "displacement")), ("server_start", ("noise", "statistics"))):
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name}={getattr(self, name)!r}: allowed are {', '.join(allowed)}")
         refuse_batch_norm(self.model.norm, "model")
 
     # --- rounds -------------------------------------------------------------------------------
@@ -172,9 +169,8 @@ class FedLGD(Method, hooks=("selected", "refines")):
         self, broadcast: Mapping[str, Tensors], memory: State, shard: Shard, ctx: ClientContext
     ) -> tuple[Upload, State]:
         if self._protected(ctx):
-            images, labels = protected_images(
-                self.virtual, memory, self._steps(broadcast, memory, shard, ctx), shard, ctx
-            )
+            steps = self._steps(broadcast, memory, shard, ctx)
+            images, labels = protected_images(self.virtual, memory, steps, shard, ctx)
         else:
             cells = one_world(shard.train, shard.classes)
             images, labels = self._distil(cells, broadcast, memory, shard, ctx), cells.labels
@@ -212,6 +208,10 @@ class FedLGD(Method, hooks=("selected", "refines")):
         own: Sequence[Keys] | None = None,
     ) -> Tensor:
         return distilled(self.virtual, cells, memory, self._steps(broadcast, memory, shard, ctx), shard, ctx, own)
+
+    def everyone(self, round: int) -> bool:
+        """All clients send their statistics in round 0, where the server's images start from them."""
+        return round == 0 and self.server_start == "statistics"
 
     def _statistics(self, shard: Shard) -> Tensors:
         found = class_statistics(shard.train, shard.classes, released=self.virtual.released_statistics)

@@ -23,7 +23,11 @@ from privdd.distillation.distribution_matching import Matching
 from privdd.distillation.initial_images import check_init, warn_short
 from privdd.distillation.networks import Networks, fresh
 from privdd.distillation.private_matching import Steps, clean_start, is_protected, refuse_batch_norm, spent
-from privdd.distillation.representations import distil_representations, protected_representations
+from privdd.distillation.representations import (
+    distil_representations,
+    printed_representations,
+    protected_representations,
+)
 from privdd.federated.channel import ClientContext
 from privdd.federated.method import Method
 from privdd.models import ModelSpec, build, initial, projected_shape
@@ -40,6 +44,8 @@ from privdd.privacy.mechanism import Mechanism
 from privdd.training.local import local_adam, outputs, split
 from privdd.training.server import ServerTraining, train_on, union
 
+PRINTED = "the projection is trained on the records and batch norm couples them, so no record has a gradient of its own"
+
 
 @dataclass(frozen=True, kw_only=True)
 class FedRD(Method):
@@ -54,7 +60,9 @@ class FedRD(Method):
 
     frozen_projection: a public projection that the server sends makes the representations, and the
     client's own serves its predictions alone. A guarantee needs this: whoever trains a projection on
-    the records lets one record move all representations. reads: noised reads a round.
+    the records lets one record move all representations. reads: noised reads a round. printed: equation 7 and table II
+    as printed, with the personal projection, batch norm and augmentation, under a mechanism that clips the batch's
+    mean: no guarantee comes of it.
 
     Clients without records, and classes with fewer records than dpc, are treated as in FedDM.
     """
@@ -71,6 +79,7 @@ class FedRD(Method):
     projection_batch: int = 256
     frozen_projection: bool = False
     reads: int = 4
+    printed: bool = False
 
     uploads: ClassVar[Mapping[str, Surface]] = {
         "representations": Surface.SYNTHETIC_REPRESENTATIONS,
@@ -96,6 +105,8 @@ class FedRD(Method):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name}={getattr(self, name)!r}: a number above 0")
         check_init(self.start)
+        if self.printed and (self.frozen_projection or self.start != "noise"):
+            raise ValueError("printed=True: table II has a personal projection and starts from noise")
         if self.projection.name != "projection":
             raise ValueError(f"projection.name={self.projection.name!r}: must be projection")
 
@@ -203,7 +214,9 @@ class FedRD(Method):
         return [*printed, fedrd_not_real(real_start=self.start == "real"), fedrd_secret_projection(frozen=frozen)]
 
     def steps(self, broadcast: Mapping[str, Tensors], shard: Shard, ctx: ClientContext) -> Steps:
-        """What everyone knows of a round's noised steps; the projection is the public one."""
+        """What everyone knows of a round's noised steps; with a projection that is not public, nothing."""
+        if "projection" not in broadcast:
+            return Steps(lambda t: lambda x: x, self.matching, untestable=PRINTED)
         shape = projected_shape(self.projection, shard.shape)
         networks = self._networks(shape, shard.classes, ctx, broadcast["model"]["head.weight"].device)
         project = self._projector(broadcast["projection"], shard.shape, shard.classes)
@@ -211,6 +224,8 @@ class FedRD(Method):
 
     def released(self, broadcast: Mapping[str, Tensors], shard: Shard, ctx: ClientContext) -> Upload:
         """What a client sends under a guarantee, without the training of its own projection."""
+        if "projection" not in broadcast:
+            return self.local(broadcast, {}, shard, ctx)[0]
         return self._upload(broadcast, broadcast["projection"], shard, ctx)
 
     # --- the projection -----------------------------------------------------------------------
@@ -257,21 +272,20 @@ class FedRD(Method):
         project = self._projector(broadcast.get("projection", own), shard.shape, shard.classes)
         networks = self._networks(shape, shard.classes, ctx, broadcast["model"]["head.weight"].device)
         settings = replace(self.matching, chunk=0) if self.model.norm == "batch" else self.matching
+        sizes: Any = {"dpc": self.dpc, "shape": shape}
         if not is_protected(ctx):
-            return distil_representations(
-                project, networks, shard, settings, ctx, dpc=self.dpc, start=self.start, shape=shape
-            )
+            return distil_representations(project, networks, shard, settings, ctx, start=self.start, **sizes)
+        if self.printed:
+            return printed_representations(project, networks, shard, settings, ctx, **sizes)
         self._check_guarantee()
-        return protected_representations(
-            project, networks, shard, settings, ctx, dpc=self.dpc, reads=self.reads, shape=shape
-        )
+        return protected_representations(project, networks, shard, settings, ctx, reads=self.reads, **sizes)
 
     def _check_guarantee(self) -> None:
         refuse_batch_norm(self.model.norm, "model")
         if not self.frozen_projection:
             raise ValueError(
                 "frozen_projection=False: a projection trained on the records lets one record move every "
-                "representation; set algo.frozen_projection=true"
+                "representation; set algo.frozen_projection=true (algo=fedrd_printed runs it as printed, without a guarantee)"
             )
         if self.start != "noise":
             raise ValueError(

@@ -16,8 +16,9 @@ from privdd.core.keys import Keys
 from privdd.core.types import Records
 from privdd.methods.fedavg import FedAvg
 from privdd.models.layers import Classifier
+from privdd.training.batching import batches
 from privdd.training.client_round import ClientRound
-from privdd.training.local import Loss, batches
+from privdd.training.local import Loss
 
 STYLE = 64  # dimensions of the latent style (released code: style_dim)
 CENTRE_STD, STYLE_STD = 0.3, 0.1  # spread of the class centres, and around them (released code: sample_z_mean, _std)
@@ -89,6 +90,8 @@ class VHL(FedAvg):
             raise ValueError(f"per_class={self.per_class!r}: at least 1")
 
     def loss(self, turn: ClientRound) -> Loss | None:
+        if not self.alpha and not self.align:
+            return None
         shard, keys = turn.shard, turn.ctx.keys
         noise = anchors(shard.shape, shard.classes, self.per_class, Keys(keys.seed).fold("public", "vhl"))
         indices = batches(len(noise), self.batch_size, keys.fold("anchors").torch(), noise.y.device)
@@ -96,8 +99,9 @@ class VHL(FedAvg):
         def joint(net: Classifier, x: Tensor, y: Tensor) -> Tensor:
             at = next(indices)
             extra, labels = noise.x[at].to(x), noise.y[at].to(y)
-            z, z_extra = net.features(x), net.features(extra)
-            aligned = supervised_contrast(torch.cat([z, z_extra]), torch.cat([y, labels]), self.temperature)
+            both = net.features(torch.cat([x, extra]))  # batch norm sees records and anchors as one batch
+            z, z_extra = both.split([len(x), len(extra)])
+            aligned = supervised_contrast(both, torch.cat([y, labels]), self.temperature)
             virtual = F.cross_entropy(net.head(z_extra), labels)
             return F.cross_entropy(net.head(z), y) + self.alpha * virtual + self.align * aligned
 

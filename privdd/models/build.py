@@ -15,6 +15,7 @@ from privdd.models.lenet import LeNet
 from privdd.models.mlp import MLP
 from privdd.models.projection import Projection
 from privdd.models.resnet import ResNet18
+from privdd.models.resnet_generator import ResNetGenerator, ZeroGenerator
 from privdd.models.smallcnn import SimpleCNN, SmallCNN
 from privdd.models.spec import ModelSpec
 from privdd.models.vae import VAE
@@ -27,6 +28,8 @@ NETWORKS: dict[str, Callable[[ModelSpec, Shape, int], nn.Module]] = {
     "lenet": LeNet,
     "mlp": MLP,
     "vae": VAE,
+    "resnet_generator": ResNetGenerator,
+    "zero": ZeroGenerator,
     "projection": Projection,
 }
 

@@ -20,7 +20,9 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "lenet": {"width": 12, "depth": 3},
     "mlp": {"width": 128, "depth": 2},
     "vae": {"width": 32, "norm": "batch", "latent": 2048},
-    "projection": {"width": 16},
+    "resnet_generator": {"width": 32, "norm": "batch"},
+    "zero": {},
+    "projection": {"width": 16, "depth": 2},
 }
 
 
@@ -28,11 +30,11 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 class ModelSpec:
     """One network of ``privdd.models``; None takes the network's own default (the paper's).
 
-    name: convnet, resnet18, smallcnn, simplecnn, lenet, mlp (classifiers), vae (FedFed's generator),
-        projection (FedRD's personal projection).
+    name: convnet, resnet18, smallcnn, simplecnn, lenet, mlp (classifiers), vae, resnet_generator, zero
+        (FedFed's generators), projection (FedRD's personal projection).
     width: filters (convnet: of each block; resnet18: of the first stage; mlp: units; projection: of
-        its second convolution, a square number). depth: blocks or hidden layers (convnet: None
-        = 3, fewer for images below 16x16).
+        its last convolution, a square number). depth: blocks or hidden layers (convnet: None
+        = 3, fewer for images below 16x16; projection: convolutions, 1 to 4).
     norm: instance | group | batch | none; groups: groups of the group norm (their greatest common
         divisor with the channels is used). pooling: avg | max.
     pad_grey: one-channel images get padding 3 in the first convolution, so 28x28 is treated as 32x32
@@ -64,6 +66,8 @@ class ModelSpec:
             value = getattr(self, field)
             if value is not None and value not in allowed:
                 raise ValueError(f"model.{field}={value!r}: one of {', '.join(allowed)}")
+        if self.name == "projection" and (self.depth or 2) > 4:
+            raise ValueError(f"model.depth={self.depth}: the projection has 1 to 4 convolutions")
         if self.name == "projection" and math.isqrt(self.width or 0) ** 2 != self.width:
             raise ValueError(f"model.width={self.width}: the projection needs a square number (1, 4, 9, 16, ...)")
 

@@ -60,7 +60,7 @@ PROFILES = {
     made.name: made
     for made in (
         _made("feddm_dp", EMBEDDING | {"labels"}, "algo=feddm_dp", *_SHORT),
-        _made("fedrd_dp", EMBEDDING | {"labels"}, "algo=fedrd_dp", "algo.model.width=4", "algo.projection_epochs=1",
+        _made("fedrd_dp", EMBEDDING | {"labels"}, "algo=fedrd_dp", "model.width=4", "algo.projection_epochs=1",
               "privacy.clip_norm=0.5", *_SHORT),
         _made(
             "fedlgd_dp", EMBEDDING, "algo=fedlgd_dp", "algo.rounds=2", "algo.local_epochs=1", "algo.global_iterations=2",

@@ -18,7 +18,8 @@ from torch.nn import functional as F
 from privdd.core.types import Records, State, Tensors
 from privdd.federated.channel import ClientContext
 from privdd.privacy.mechanism import Mechanism
-from privdd.training.local import Correction, Mix, batches
+from privdd.training.batching import Mix
+from privdd.training.local import Correction
 
 RecordLoss = Callable[..., Tensor]  # (parameters, x (1, c, h, w), y (1,), *draws (1, ...)) -> scalar
 Draws = Callable[[int, Tensor], tuple[Tensor, ...]]  # step, ids (n,) of a batch -> tensors (n, ...) that read no data
@@ -152,7 +153,7 @@ def train_privately(
 
 def _and_shared(model: nn.Module, extra: Mix, correct: Correction | None) -> Correction:
     """The given correction, then the gradient of the cross-entropy on one batch of shared records."""
-    indices = batches(len(extra.records), extra.batch_size, extra.generator, extra.records.y.device)
+    indices = extra.indices(extra.records.y.device)
 
     def loss(params: State, x: Tensor, y: Tensor) -> Tensor:
         return extra.weight * F.cross_entropy(functional_call(model, params, (x,)), y)

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from privdd.core.types import Records, State, Tensors
-from privdd.training.local import Correction, batches, step_count, twin
+from privdd.training.batching import batches
+from privdd.training.local import Correction, step_count, twin
 
 POINTWISE = (nn.ReLU, nn.LeakyReLU, nn.Sigmoid, nn.Tanh, nn.Identity, nn.MaxPool2d, nn.AvgPool2d)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from privdd.core.types import Records, State, Tensors
+from privdd.training.batching import Joined, Mix, batches
 
 Loss = Callable[[Any, Tensor, Tensor], Tensor]  # (network, x (b, c, h, w), y (b,)) -> scalar
 Correction = Callable[[Tensors, Tensors], Tensors]  # (parameters, gradients) -> gradients
@@ -22,23 +22,9 @@ def placed(tensors: Tensors, device: str | torch.device) -> State:
     return {name: tensor.to(device) for name, tensor in tensors.items()}
 
 
-def cross_entropy(net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+def cross_entropy(net: Any, x: Tensor, y: Tensor) -> Tensor:
     """Mean cross-entropy of ``net`` on one batch: the default local loss."""
     return F.cross_entropy(net(x), y)
-
-
-@dataclass(frozen=True)
-class Mix:
-    """A second labelled set that joins every step with its own batch, e.g. FedFed's shared features.
-
-    The step's loss becomes ``loss(private) + weight * cross-entropy(batch of records)``; the second
-    set is visited in its own permutations, so the private batches stay what they were without it.
-    """
-
-    records: Records
-    generator: torch.Generator
-    batch_size: int
-    weight: float = 1.0
 
 
 def twin(module: nn.Module) -> nn.Module:
@@ -122,12 +108,6 @@ def step_count(n: int, batch_size: int, epochs: float) -> int:
     return max(1, round(epochs * math.ceil(n / batch_size)))
 
 
-def batches(n: int, batch_size: int, generator: torch.Generator, device: torch.device) -> Iterator[Tensor]:
-    """Endless index batches: a fresh permutation each pass, the last batch of a pass may be smaller."""
-    while True:
-        yield from torch.randperm(n, generator=generator).to(device).split(batch_size)
-
-
 def local_sgd(
     model: nn.Module,
     params: Tensors,
@@ -160,13 +140,18 @@ def local_sgd(
     net, flat, grad = replica.module.train(), replica.flat, replica.grad
     order = memory_order(model)
     own = _source(records, batch_size, generator, flat, order)
-    shared = _source(extra.records, extra.batch_size, extra.generator, flat, order) if extra else None
+    shared = _shared(extra, flat, order) if extra else None
+    joined = Joined(net) if extra else None
     velocity = torch.zeros_like(flat) if momentum else None
     for _ in range(total):
         grad.zero_()
-        loss(net, *next(own)).backward()
-        if extra and shared:
-            (extra.weight * cross_entropy(net, *next(shared))).backward()
+        if extra and shared and joined:
+            x, y = next(shared)
+            joined.step(x)
+            value = loss(joined, *next(own))
+            (value + extra.weight * F.cross_entropy(joined.logits(), y)).backward()
+        else:
+            loss(net, *next(own)).backward()
         with torch.no_grad():
             if correct is not None:
                 replica.correct(correct)
@@ -181,6 +166,11 @@ def _source(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     x, y = records.x.to(like), records.y.to(like.device)
     return ((x[at].to(memory_format=order), y[at]) for at in batches(len(y), batch_size, generator, like.device))
+
+
+def _shared(extra: Mix, like: Tensor, order: torch.memory_format) -> Iterator[tuple[Tensor, Tensor]]:
+    x, y = extra.records.x.to(like), extra.records.y.to(like.device)
+    return ((x[at].to(memory_format=order), y[at]) for at in extra.indices(like.device))
 
 
 @torch.no_grad()

@@ -18,7 +18,7 @@ from tests.federations import ALGOS, tiny
 
 PRIVATE = {
     "fedavg": ["privacy=dpsgd", "privacy=client"],
-    "fedrd": ["privacy=aggregate_clip algo.frozen_projection=true algo.start=noise algo.model.norm=instance"],
+    "fedrd": ["privacy=aggregate_clip algo.frozen_projection=true algo.start=noise model.norm=instance"],
     "feddm": ["privacy=aggregate_clip algo.start=noise"],
     "scaffold": ["privacy=dpsgd"],
     "fedfed_dp": ["privacy.noise_source=os"],

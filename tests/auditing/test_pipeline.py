@@ -46,7 +46,7 @@ def notes(algo: str, folder: Path, *more: str) -> dict[tuple[str, str], str]:
 
 @pytest.fixture(scope="module")
 def fedrd(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], str]:
-    return notes("fedrd", tmp_path_factory.mktemp("fedrd"), "algo.model.width=4")
+    return notes("fedrd", tmp_path_factory.mktemp("fedrd"), "model.width=4")
 
 
 def test_a_personal_model_is_read_with_the_clients_own_part_and_says_so(fedrd: dict[tuple[str, str], str]) -> None:

@@ -41,7 +41,7 @@ PROFILES = {
     "client": ("fedavg", "privacy=client"),
     "dpsgd": ("fedavg", "privacy=dpsgd", "privacy.sampling_probability=0.1"),
     "feddm_dp": ("feddm_dp",),
-    "fedrd_dp": ("fedrd_dp", "algo.model.width=4"),
+    "fedrd_dp": ("fedrd_dp", "model.width=4"),
     "fedlgd_dp": ("fedlgd_dp",),
     "fedfed_dp": ("fedfed_dp", "privacy.sampling_probability=0.2"),
 }

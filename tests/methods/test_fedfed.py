@@ -77,7 +77,7 @@ def test_released_features_of_a_run_keep_the_bound():
     feature = method.maps(method.broadcast(servers[method.distill_rounds]), {}, experiment.plan.problem)["feature"]
     with torch.no_grad():
         norms = feature(x).flatten(1).norm(dim=1) / x.flatten(1).norm(dim=1)
-    assert method.loss.rho == 0.1 and (norms <= 0.1 * (1 + 1e-5)).all() and (norms > 0.05).any()
+    assert method.loss.rho == 0.3 and (norms <= 0.3 * (1 + 1e-5)).all() and (norms > 0.05).any()
 
 
 # --- the loss -----------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -13,10 +14,14 @@ from torch.nn import functional as F
 from privdd.core.keys import Keys
 from privdd.core.state import unpack
 from privdd.distillation.augmentation import draw
+from privdd.federated.simulation import Plan
 from privdd.methods.fedrd import FedRD
 from privdd.models import ModelSpec, build, initial, projected_shape
+from privdd.privacy.mechanisms import AggregateClip
 from privdd.training.local import local_adam
+from tests.federations import tiny
 from tests.methods.distilling import (
+    PRINTED,
     PROBLEM,
     SOUND,
     STEPWISE,
@@ -168,3 +173,57 @@ def test_it_learns(private: bool) -> None:
     right = [(method.predict(state, m, test.x).argmax(1) == test.y).float().mean() for m in memories.values()]
     assert float(torch.stack(right).mean()) > 0.5
     assert bool(unpack("projection", state)) is private
+
+
+# --- equation 7 as printed ------------------------------------------------------------------------
+
+
+def printed(**more: object) -> FedRD:
+    return make(**{"start": "noise", "printed": True, "dpc": 2, **more})
+
+
+def test_one_printed_step_is_equation_7_without_noise_and_clipping() -> None:
+    """N(0, 1) starts, the client's own projection, batch norm over the whole batch, augmented records."""
+    method, shard = printed(matching=matching(1, lr=0.5, augment="flip")), shards([60])[0]
+    quiet = {"synthetic_gradient": AggregateClip(1e-12, 1e4)}
+    ctx, sent = context(method, mechanisms=quiet), method.broadcast(method.init(PROBLEM, Keys(0)))
+    upload, memory = method.local(sent, {}, shard, ctx)
+    model = build(BATCH, (1, 8, 8), 10)
+    model.load_state_dict(initial(BATCH, (1, 8, 8), 10, ctx.public("networks", 0).torch()))
+    project, transform = method.maps({}, memory, PROBLEM)["projection"], draw("flip", (1, 8, 8), ctx.public("augment", 0).torch())
+    first = replace(method, matching=matching(0)).local(sent, {}, shard, context(method, mechanisms=quiet))[0]
+    s = first["representations"].value["x"].clone().requires_grad_(True)
+    assert abs(float(s.detach().mean())) < 0.2 and 0.8 < float(s.detach().std()) < 1.2  # N(0, 1), not projected noise
+    y = shard.train.y
+    order = [i for c in PROBLEM.class_list for i in (y == c).nonzero()[:, 0].tolist()]
+    rows = model.features(project(transform(shard.train.x[order]))).detach()  # type: ignore[operator]
+    means, loss = model.features(s).unflatten(0, (10, 2)).mean(1), torch.zeros(())  # type: ignore[operator]
+    for at, c in enumerate(PROBLEM.class_list):
+        own = rows[y[order] == c]
+        if len(own):
+            loss = loss + (own.mean(0) - means[at]).square().sum()
+    expected = s - 0.5 * torch.autograd.grad(loss, s)[0]
+    assert torch.allclose(upload["representations"].value["x"], expected.detach(), atol=1e-4)
+
+
+def test_what_is_printed_states_no_guarantee() -> None:
+    """No row is private, the claims name the private map, and nothing but the clipped mean is accepted."""
+    method, shard = printed(), shards([60])[0]
+    sent = method.broadcast(method.init(PROBLEM, Keys(0)))
+    upload, _ = method.local(sent, {}, shard, context(method, mechanisms=PRINTED))
+    assert not upload["representations"].private
+    plan = Plan(Keys(0), PROBLEM, method, dict(PRINTED))
+    claims = [c for c in method.claims(plan, shards([60, 60, 60])) if c.epsilon is not None and c.epsilon < math.inf]
+    assert len(claims) == 2 and not any(c.sound for c in claims)
+    assert all("trained on the same records" in c.why for c in claims)
+    with pytest.raises(ValueError, match="printed=True: equation 7 clips"):
+        method.local(sent, {}, shard, context(method, mechanisms=STEPWISE))
+    for wrong in ({"start": "real"}, {"frozen_projection": True}):
+        with pytest.raises(ValueError, match="printed=True: table II"):
+            printed(**wrong)
+
+
+def test_the_chosen_model_is_the_task_model() -> None:
+    assert tiny("fedrd").plan.method.model.norm == "batch" and tiny("fedrd_dp").plan.method.model.norm == "instance"
+    other = tiny("fedrd", "model=smallcnn", "model.width=4").plan.method.model
+    assert (other.name, other.width) == ("smallcnn", 4)

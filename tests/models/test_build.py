@@ -103,6 +103,26 @@ def test_projection_keeps_the_size(shape, out):
     assert y.shape == (2, *out)
 
 
+@pytest.mark.parametrize("depth", [1, 2, 3, 4])
+@pytest.mark.parametrize("shape", [(3, 32, 32), (1, 28, 28), (1, 9, 10)])
+def test_projections_of_figure_5_have_that_many_convolutions_and_one_output_size(depth, shape):
+    """Every pixel is read: its gradient is not zero for every output."""
+    spec = ModelSpec("projection", depth=depth)
+    model = build(spec, shape, 10)
+    model.load_state_dict(initial(spec, shape, 10, torch.Generator().manual_seed(0)))
+    x = images(1, shape).requires_grad_(True)
+    out = model(x)
+    assert out.shape[1:] == projected_shape(spec, shape) == projected_shape(ModelSpec("projection"), shape)
+    assert sum(isinstance(m, torch.nn.Conv2d) for m in model.modules()) == depth
+    out.square().sum().backward()
+    assert (x.grad != 0).float().mean() > 0.95
+
+
+def test_projections_of_more_than_four_convolutions_are_refused():
+    with pytest.raises(ValueError, match="depth=5"):
+        ModelSpec("projection", depth=5)
+
+
 @pytest.mark.parametrize("filters", [1, 4, 9, 25, 36])
 def test_projection_sizes_of_fedrd_table_iv(filters):
     assert projected_shape(ModelSpec("projection", width=filters), (3, 32, 32))[1:] == (8 * filters**0.5,) * 2

@@ -32,7 +32,7 @@ def test_same_seed_same_bits_and_no_global_draw(name):
     assert torch.equal(before, torch.get_rng_state())
     assert (numpy_before == np.random.get_state()[1]).all()  # noqa: NPY002
     assert all(torch.equal(first[k], again[k]) for k in first)
-    assert any(not torch.equal(first[k], other[k]) for k in first)
+    assert any(not torch.equal(first[k], other[k]) for k in first) or name == "zero"  # which has no values
 
 
 @pytest.mark.parametrize("name", NETWORKS)

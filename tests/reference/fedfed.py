@@ -1,9 +1,9 @@
-"""FedFed: generator and classifier together, one release of noised features, then FedAvg on both sets."""
+"""FedFed: generator and classifier together, one release of noised features, then FedAvg on both sets in one pass."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -12,7 +12,6 @@ from torch.nn import functional as F
 
 from privdd.core.keys import Keys
 from privdd.core.types import Shard, State
-from tests.reference.aligned import endless
 from tests.reference.averaging import sgd, start
 from tests.reference.draws import normal
 from tests.reference.networks import fresh, network
@@ -94,14 +93,33 @@ def _both_sets(m: Any, shards: Sequence[Shard], keys: Keys, x: Tensor, y: Tensor
     for t in range(m.distill_rounds + 1, m.rounds):
         sent = []
         for shard in shards:
-            drawn = endless(len(y), base.batch_size, client(keys, t, shard, "shared").torch())
+            drawn = _even(y, len(shard.train), base.batch_size, client(keys, t, shard, "shared").torch())
 
             def loss(net: nn.Module, own: Tensor, labels: Tensor, drawn: Any = drawn) -> Tensor:
                 at = next(drawn)
-                return F.cross_entropy(net(own), labels) + F.cross_entropy(net(x[at]), y[at])
+                outputs = net(torch.cat([own, x[at]]))
+                return F.cross_entropy(outputs[: len(own)], labels) + F.cross_entropy(outputs[len(own) :], y[at])
 
             model.load_state_dict(state)
             sgd(base, model, shard, client(keys, t, shard, "batch").torch(), loss)
             sent.append(values(model))
         state = weighted(sent, by_records(shards))
     return state
+
+
+def _even(y: Tensor, size: int, batch: int, generator: torch.Generator) -> Iterator[Tensor]:
+    """Passes of ``size`` rows, as many of each class as of any other, the rest from all; in batches."""
+    members = {int(c): torch.arange(len(y))[y == c] for c in sorted(set(y.tolist()))}
+    share = size // len(members)
+    while True:
+        rows: list[int] = []
+        for own in members.values():
+            if share <= len(own):
+                rows += own[torch.randperm(len(own), generator=generator)].tolist()[:share]
+            else:
+                rows += own[torch.randint(len(own), (share,), generator=generator)].tolist()
+        rows += torch.randint(len(y), (size - len(rows),), generator=generator).tolist()
+        order = torch.randperm(size, generator=generator).tolist()
+        shuffled = torch.tensor([rows[i] for i in order])
+        for at in range(0, size, batch):
+            yield shuffled[at : at + batch]

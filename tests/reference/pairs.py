@@ -101,7 +101,7 @@ def _fedlgd(size: Size) -> FedLGD:
 def _fedfed(size: Size) -> FedFed:
     generator = ModelSpec(name="vae", width=max(4, size.width // 2), latent=64, norm="group")
     return FedFed(
-        base=_averaging(FedAvg, weight_decay=1e-4)(size), generator=generator, loss=SplitLoss(rho=0.1),
+        base=_averaging(FedAvg, weight_decay=1e-4, balanced=True)(size), generator=generator, loss=SplitLoss(rho=0.1),
         distill_rounds=size.rounds, distill_batch=32,
     )  # fmt: skip
 

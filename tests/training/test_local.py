@@ -7,7 +7,8 @@ from torch.nn import functional as F
 from privdd.core.keys import Keys
 from privdd.core.types import Records
 from privdd.models import build, initial
-from privdd.training.local import Mix, evaluate, local_sgd, split
+from privdd.training.batching import Mix
+from privdd.training.local import evaluate, local_sgd, split
 from tests.methods.toy import BATCH_NORM, SPEC, digits
 
 SHAPE = (1, 8, 8)

@@ -11,8 +11,8 @@ from privdd.core.keys import Keys
 from privdd.core.types import Problem, Records, State, Tensors
 from privdd.federated.channel import ClientContext
 from privdd.privacy.mechanisms import ClippedSum
+from privdd.training.batching import Mix
 from privdd.training.dp_sgd import train_privately
-from privdd.training.local import Mix
 
 SHAPE, CLASSES, RATE, WEIGHT = (1, 2, 2), 3, 0.5, 0.25
 

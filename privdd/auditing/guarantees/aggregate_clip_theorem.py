@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from attacks.types import Finding
+from attacks.types import Adversary, Finding
 from privdd.auditing.guarantees.crafted_records import common_label, copies, holding, oddities
 from privdd.auditing.guarantees.matching_transcripts import Law, search, transcripts
 from privdd.auditing.guarantees.recording_context import Heeded, flat, witness
@@ -34,6 +34,11 @@ def printed_findings(subject: Subject, name: str) -> Iterator[Finding]:
     plan, label = subject.plan, common_label(subject.shard)
     mechanism = plan.mechanisms[name]
     steps = plan.method.steps(snapshot.broadcast, subject.shard, plan.context(snapshot.round, plan.victim))
+    if steps.untestable:
+        why = f"the printed theorem was not tested: {steps.untestable}"
+        printed = Statement(subject, subject.surface(name), math.inf, "the paper's theorem", name)
+        yield printed.finding("t1_sensitivity", Adversary.ANALYST, n=0, note=why)
+        return
     own = subject.shard.train
     base = own.x[own.y == label][0]
     law = Law(mechanism, steps.settings.batch, 1.0)  # type: ignore[arg-type]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from privdd.privacy.accounting import check_delta
 from privdd.privacy.claims.claim import DELTA, Claim
@@ -26,7 +27,8 @@ class FeatureRun:
 
     variance: sigma_s**2 in pixels, of the noise that remains after averaging copies; rho: the share of a record's
     norm that is shared (None: no bound); rounds: R, rounds that read the shared features; clients: k; delta and
-    delta_hat: of one client and of the composition, in (0, 1); noise_per_record: no noise image serves a batch.
+    delta_hat: of one client and of the composition, in (0, 1); noise_per_record: no noise image serves a batch;
+    raw: whole images are shared in place of features.
     """
 
     variance: float
@@ -34,6 +36,7 @@ class FeatureRun:
     rounds: int
     clients: int
     noise_per_record: bool = True
+    raw: bool = False
     delta: float = DELTA
     delta_hat: float = DELTA
 
@@ -83,6 +86,20 @@ def effective_std(stds: Sequence[float]) -> float:
     return sum(std**-2 for std in stds) ** -0.5
 
 
+def feature_run(mechanism: Any, problem: Any, *, rounds: int, raw: bool) -> FeatureRun:
+    """The run of a ``FeatureNoise`` on images of the problem's shape."""
+    numbers = math.prod(problem.shape)
+    norm = mechanism.norm(numbers)
+    return FeatureRun(
+        variance=effective_std(mechanism.stds(norm)) ** 2,
+        rho=None if norm is None else norm / math.sqrt(numbers),  # of the largest norm of pixels in [0, 1]
+        rounds=rounds,
+        clients=problem.clients,
+        noise_per_record=mechanism.broadcast_batch is None,
+        raw=raw,
+    )
+
+
 def lemma_d_2(*, variance: float, rho: float, delta: float, rounds: int) -> float:
     """rho sqrt(R log(1/delta)) / sigma_s: what Lemma D.2 prints inside its O(.), natural logarithm."""
     return rho * math.sqrt(rounds * math.log(1 / delta)) / math.sqrt(variance)
@@ -90,7 +107,8 @@ def lemma_d_2(*, variance: float, rho: float, delta: float, rounds: int) -> floa
 
 def fedfed_d_1(run: FeatureRun) -> Claim:
     """Yang et al. 2023 (FedFed), Lemma D.1: raw records shared, O(sqrt(R log(1/delta)) (rho / sigma_s + (1 - rho) / sigma_r))."""
-    why = "an order of magnitude, for sharing raw records, which this run does not do"
+    does = "as this run does" if run.raw else "which this run does not do"
+    why = f"an order of magnitude, for sharing raw records, {does}"
     return Claim("Yang 2023, Lemma D.1", None, False, why, neighbours=NEIGHBOURS)
 
 

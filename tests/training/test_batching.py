@@ -1,0 +1,106 @@
+"""Shared batches: one forward pass with the private one, and draws with even classes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from privdd.core.keys import Keys
+from privdd.core.types import Records
+from privdd.models import build, initial
+from privdd.training.batching import Joined, Mix, balanced_draw
+from privdd.training.local import local_sgd, outputs
+from tests.methods.toy import BATCH_NORM, digits
+
+SHAPE = (1, 8, 8)
+
+
+def shifted(at: range, centre: float, spread: float) -> Records:
+    """Digits under an affine change of grey values: another law than ``digits``, with the same classes."""
+    records = digits().take(at)
+    return Records(centre + spread * records.x, records.y, records.ids)
+
+
+def test_balanced_draws_have_even_classes():
+    """10 of each of 3 classes and one more; without repeats where a class suffices, all rows of its class where not."""
+    y = torch.tensor([0] * 100 + [1] * 20 + [4] * 3)
+    drawn = balanced_draw(y, 31, Keys(0).torch())
+    counts = torch.bincount(y[drawn], minlength=5)
+    assert len(drawn) == 31 and (counts[[0, 1, 4]] >= 10).all() and counts.sum() == 31 and counts[[2, 3]].sum() == 0
+    whole = balanced_draw(y, 30, Keys(1).torch())
+    for label in (0, 1):
+        rows = whole[y[whole] == label]
+        assert len(rows.unique()) == 10
+    assert not torch.equal(y[whole], y[whole].sort().values)  # in random order
+
+
+def test_balanced_draws_are_uniform_within_a_class():
+    """Every row of a class as often as any other: chi-squared over 400 draws (32.0 is its 0.99 quantile at 15)."""
+    y = torch.tensor([0] * 16 + [1] * 64)
+    generator = Keys(2).torch()
+    hits = sum(torch.bincount(balanced_draw(y, 8, generator), minlength=80) for _ in range(400))[:16].double()
+    assert float(((hits - hits.mean()) ** 2 / hits.mean()).sum()) < 32.0
+
+
+def test_a_mix_of_its_own_size_goes_in_passes():
+    records = digits().take(range(100))
+    index = Mix(records, Keys(0).torch(), 16, balanced=40).indices(torch.device("cpu"))
+    sizes = [len(next(index)) for _ in range(6)]
+    assert sizes == [16, 16, 8, 16, 16, 8]
+
+
+def test_one_pass_is_the_gradient_and_the_statistics_of_the_concatenated_batch():
+    """Against torch on one concatenated batch: parameters and running statistics after a step with batch norm."""
+    state, (own, shared) = initial(BATCH_NORM, SHAPE, 10, Keys(1).torch()), (digits().take(range(32)), shifted(range(50, 82), 2.0, 0.2))
+    extra = Mix(shared, Keys(5).torch(), 32, weight=0.7)
+    got, _ = local_sgd(
+        build(BATCH_NORM, SHAPE, 10), state, own, lr=0.1, batch_size=32, steps=1, generator=Keys(2).torch(), extra=extra
+    )
+    model = build(BATCH_NORM, SHAPE, 10)
+    model.load_state_dict(state)
+    ours, theirs = torch.randperm(32, generator=Keys(2).torch()), torch.randperm(32, generator=Keys(5).torch())
+    logits = model(torch.cat([own.x[ours], shared.x[theirs]]))
+    (F.cross_entropy(logits[:32], own.y[ours]) + 0.7 * F.cross_entropy(logits[32:], shared.y[theirs])).backward()
+    with torch.no_grad():
+        for p in model.parameters():
+            p -= 0.1 * p.grad
+    for name, value in got.items():
+        torch.testing.assert_close(value, model.state_dict()[name], rtol=1e-5, atol=1e-6, msg=name)
+
+
+class Counting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head, self.seen = nn.Identity(), []
+
+    def features(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen.append(len(x))
+        return x
+
+
+@pytest.mark.parametrize(("passes", "seen"), [(0, [3]), (1, [7]), (2, [7, 4])])
+def test_only_the_first_pass_of_a_step_takes_the_shared_batch_along(passes, seen):
+    """A loss that looks twice, or not at all, still gets its own images, and the shared batch is seen once."""
+    net = Counting()
+    joined, own, shared = Joined(net), torch.zeros(4, 2), torch.ones(3, 2)
+    joined.step(shared)
+    for _ in range(passes):
+        assert torch.equal(joined(own), own)
+    assert torch.equal(joined.logits(), shared) and net.seen == seen
+
+
+def accuracy(logits: torch.Tensor, y: torch.Tensor) -> float:
+    return float((logits.argmax(1) == y).float().mean())
+
+
+def test_evaluation_under_batch_norm_is_within_two_points_of_batch_statistics():
+    """Private digits and shared ones of quite another law: the running statistics fit what training saw."""
+    own, shared, test = digits().take(range(600)), shifted(range(600, 1200), 1.5, 0.3), digits().take(range(1200, 1797))
+    options = {"lr": 0.05, "momentum": 0.9, "batch_size": 32, "epochs": 6, "generator": Keys(2).torch()}
+    state, model = initial(BATCH_NORM, SHAPE, 10, Keys(1).torch()), build(BATCH_NORM, SHAPE, 10)
+    trained, _ = local_sgd(model, state, own, extra=Mix(shared, Keys(5).torch(), 32), **options)
+    model.load_state_dict({**state, **trained})
+    by_batch = accuracy(model.train()(torch.cat([test.x, shared.x[: len(test)]]))[: len(test)], test.y)
+    assert by_batch > 0.8 and abs(accuracy(outputs(model, trained, test.x), test.y) - by_batch) <= 0.02
