@@ -99,7 +99,7 @@ def clusters_of(rows: Tensor, count: int, near: float = NEAR) -> Tensor:
     far = (rows - rows.mean(0)).norm(dim=1)
     far = far / (far.max() + 1)  # below 1: it decides between equal numbers of votes
     left = torch.ones(len(rows), dtype=torch.bool)
-    chosen: list[int] = []
+    chosen: list[torch.Tensor] = []
     while left.any() and len(chosen) < count:
         votes = ((alike & left).sum(1) + far).masked_fill(~left, -1)
         best = int(votes.argmax())
