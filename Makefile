@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 ARGS ?=
 BENCHMARKS = $(filter-out __init__ machine,$(basename $(notdir $(wildcard benchmarks/*.py))))
 
-.PHONY: audit smoke test lint types benchmarks lock clean help
+.PHONY: audit smoke test lint types docs benchmarks lock clean help
 
 audit: $(VENV)/.runtime          ## install, then audit FedFed on real digits to a report
 	$(BIN)/python -m privdd.audit algo=fedfed $(ARGS) || [ $$? -eq 2 ]  # 2: a stated limit was broken
@@ -22,6 +22,9 @@ lint: $(VENV)/.dev               ## style
 
 types: $(VENV)/.dev              ## static types
 	$(BIN)/mypy
+
+docs: $(VENV)/.dev               ## the documentation, into site/
+	$(BIN)/mkdocs build --strict --quiet
 
 benchmarks: $(VENV)/.dev         ## every benchmark at its small size
 	for b in $(BENCHMARKS); do echo "== $$b"; $(BIN)/python -m benchmarks.$$b || exit 1; done
@@ -40,7 +43,7 @@ lock: $(VENV)/.dev               ## write the hash locks of this platform anew, 
 	$(BIN)/python tools/lock.py
 
 clean:                           ## remove the environment and build products
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache
+	rm -rf $(VENV) build dist site *.egg-info .pytest_cache .ruff_cache .mypy_cache
 
 help:                            ## this list
 	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/:[^#]*## /\t/'
