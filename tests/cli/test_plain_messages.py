@@ -38,6 +38,9 @@ SAID = {  # what was typed -> the whole line, from its start
     ("attack.base.temperature=-1",): "temperature=-1: a number above 0",
     ("attack.lira.confidence=7",): "confidence=7: a number in (0, 1)",
     ("privacy=dpsgd", "privacy.name=text"): "privacy.name=text: ",
+    ("algo=fedavgx",): "algo=fedavgx: unknown; known there: fedadam, fedavg, ",
+    ("attack=[liar]",): "attack=liar: unknown; known there: analytic_inversion, ",
+    ("preset=huge",): "preset=huge: unknown; known there: default, paper, smoke",
     ("partition.heldout=1000000000000",): "partition.heldout=1000000000000: ",
     ("name=négé",): "LexerNoViableAltException: name=négé ^: cannot be read; put the value into quotes",
 }  # fmt: skip
