@@ -38,6 +38,7 @@ SAID = {  # what was typed -> the whole line, from its start
     ("attack.base.temperature=-1",): "temperature=-1: a number above 0",
     ("attack.lira.confidence=7",): "confidence=7: a number in (0, 1)",
     ("privacy=dpsgd", "privacy.name=text"): "privacy.name=text: ",
+    ("participation=0.1", "algo.rounds=1", "audit.client=1"): "participation=0.1: the audited client 1 is drawn in none of the 1 round",
     ("algo=fedavgx",): "algo=fedavgx: unknown; known there: fedadam, fedavg, ",
     ("attack=[liar]",): "attack=liar: unknown; known there: analytic_inversion, ",
     ("preset=huge",): "preset=huge: unknown; known there: default, paper, smoke",
