@@ -13,7 +13,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob
-from hydra.errors import HydraException, MissingConfigException
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -160,17 +160,8 @@ def composed(command: str, overrides: Sequence[str], folders: Sequence[str] = ()
     try:
         with initialize_config_dir(config_dir=config_dir(), version_base="1.3"):
             return compose(config_name=command, overrides=[*overrides, *extra], return_hydra_config=hydra)
-    except MissingConfigException as error:
-        raise BadConfig(_no_such_file(error, [config_dir(), *folders])) from None
     except (HydraException, OmegaConfBaseException) as error:
         raise BadConfig(one_line(error)) from None
-
-
-def _no_such_file(error: MissingConfigException, folders: Sequence[str]) -> str:
-    """What was chosen in a group that has no such file, and what can be chosen there."""
-    group, _, name = str(error.missing_cfg_file).rpartition("/")
-    known = choices(group, folders) if group in GROUPS else []
-    return f"{group}={name}: unknown; known there: {', '.join(known)}" if known else one_line(error)
 
 
 def name_run(config: DictConfig, choices: Mapping[str, Any]) -> None:
