@@ -50,7 +50,7 @@ def unseen(folder: Path, edits: int, rng: random.Random) -> int:
     missed = 0
     for number in range(edits):
         kind = KINDS[number % len(KINDS)]
-        file = folder / kind if kind.endswith(".json") else rng.choice(sorted((folder / kind).rglob("*.safetensors")))
+        file = folder / kind if kind.endswith(".json") else rng.choice(_tensors(folder / kind))
         before = file.read_bytes()
         what = _edit_json(file, rng) if kind.endswith(".json") else _edit_tensor(file, rng)
         try:
@@ -61,6 +61,12 @@ def unseen(folder: Path, edits: int, rng: random.Random) -> int:
             pass
         file.write_bytes(before)
     return missed
+
+
+def _tensors(place: Path) -> list[Path]:
+    """Files that hold a number."""
+    found = sorted(place.rglob("*.safetensors"))
+    return [file for file in found if any(tensor.numel() for tensor in read_tensors(file).values())]
 
 
 def _edit_json(file: Path, rng: random.Random) -> str:

@@ -71,6 +71,8 @@ def assemble(config: DictConfig, *, noise_here: bool = True) -> Experiment:
     if noise_here and privacy.noise_source == "secret" and secret is None:
         raise needed()
     plan = Plan(keys, problem, method, mechanisms, privacy.noise_source, privacy.relation, fraction, victim)
+    if audit is not None:
+        _check_drawn(plan)
     if privacy.epsilon is not None:
         plan = _calibrated(config, plan, privacy)
         run, privacy = run_settings(config), privacy_settings(config)  # with the calibrated noise
@@ -106,6 +108,16 @@ def _victim(audit: AuditSettings | None, shards: Sequence[Shard]) -> int:
     if audit is None or audit.client == "auto":
         return max(range(len(shards)), key=lambda k: len(shards[k].train))
     return int(audit.client)
+
+
+def _check_drawn(plan: Plan) -> None:
+    """Raises BadConfig where the audited client never takes part, so that nothing of it could be attacked."""
+    rounds = plan.method.rounds
+    if not any(plan.victim in plan.participants(t) for t in range(rounds)):
+        raise BadConfig(
+            f"participation={plan.fraction:g}: the audited client {plan.victim} is drawn in none of the {rounds} "
+            "round(s); take a larger share, more rounds, or another audit.client"
+        )
 
 
 def _mechanisms(config: DictConfig, method: Method, noise_multiplier: float | None = None) -> dict[str, Mechanism]:

@@ -18,6 +18,14 @@ from privdd.runtime.plain_folder import check_folder
 from privdd.runtime.renames import renamed
 
 LARGEST = 2**20  # bytes
+DEEPEST = 50  # mappings and lists inside each other
+STARTS = (
+    yaml.FlowSequenceStartToken,
+    yaml.FlowMappingStartToken,
+    yaml.BlockMappingStartToken,
+    yaml.BlockSequenceStartToken,
+)
+ENDS = (yaml.FlowSequenceEndToken, yaml.FlowMappingEndToken, yaml.BlockEndToken)
 OUTSIDE = ("data.root", "engine.address")  # settings that make a run read files or connect outside its folder
 
 
@@ -50,8 +58,7 @@ def read_stored(path: Path) -> DictConfig:
         raise DamagedRun(f"{path}: not a run folder (no config.yaml)")
     try:
         text = read_bytes(file, LARGEST).decode()
-        if any(isinstance(token, yaml.AliasToken | yaml.TagToken) for token in yaml.scan(text, yaml.SafeLoader)):
-            raise ValueError("aliases and tags are not allowed")
+        _check_tokens(text)
         config = OmegaConf.load(io.StringIO(text))
         if not isinstance(config, DictConfig) or not {"algo", "data", "partition", "privacy"} <= set(config):
             raise ValueError("keys are missing")
@@ -60,6 +67,17 @@ def read_stored(path: Path) -> DictConfig:
         raise
     except Exception as error:  # yaml has its own family of errors
         raise DamagedRun(f"{file}: not a config of privdd ({' '.join(str(error).split())[:100]})") from None
+
+
+def _check_tokens(text: str) -> None:
+    """Raises ValueError for aliases, tags and deep nesting, at the first: to read on could take minutes."""
+    depth = 0
+    for token in yaml.scan(text, yaml.SafeLoader):
+        if isinstance(token, yaml.AliasToken | yaml.TagToken):
+            raise ValueError("aliases and tags are not allowed")
+        depth += isinstance(token, STARTS) - isinstance(token, ENDS)
+        if depth > DEEPEST:
+            raise ValueError(f"nested more than {DEEPEST} deep")
 
 
 def _completed(config: dict[str, Any]) -> dict[str, Any]:

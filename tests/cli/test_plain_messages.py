@@ -38,6 +38,10 @@ SAID = {  # what was typed -> the whole line, from its start
     ("attack.base.temperature=-1",): "temperature=-1: a number above 0",
     ("attack.lira.confidence=7",): "confidence=7: a number in (0, 1)",
     ("privacy=dpsgd", "privacy.name=text"): "privacy.name=text: ",
+    ("participation=0.1", "algo.rounds=1", "audit.client=0"): "participation=0.1: the audited client 0 is drawn in none of the 1 round",
+    ("algo=fedavgx",): "algo=fedavgx: unknown algo; ",
+    ("attack=[liar]",): "attack=liar: unknown attack; ",
+    ("preset=huge",): "preset=huge: unknown preset; ",
     ("partition.heldout=1000000000000",): "partition.heldout=1000000000000: ",
     ("name=négé",): "LexerNoViableAltException: name=négé ^: cannot be read; put the value into quotes",
 }  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -40,3 +41,12 @@ def test_places_outside_are_typed_again() -> None:
             check_outside(config, typed)
     check_outside(config, ["data.root=/x/y", "engine.address=far"])
     check_outside(composed("train", []), [])
+
+
+@pytest.mark.parametrize("deep", ["[" * 100_000, "{a: " * 20_000, "".join(" " * n + "a:\n" for n in range(300))])
+def test_a_deep_nest_is_refused_at_once(deep: str, tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(deep)
+    began = time.process_time()
+    with pytest.raises(DamagedRun, match="nested more than 50 deep"):
+        stored_config(tmp_path)
+    assert time.process_time() - began < 1

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.fuzz import Work, told
 from benchmarks.fuzz_cases import Case, case, chosen
 from benchmarks.fuzz_files import Damage, damage_cases, damaged, read_damaged, whole_runs
 from benchmarks.fuzz_outcomes import FAULTS, Outcome, in_child, problems, run_case
@@ -74,6 +75,19 @@ def test_a_crash_a_hang_and_a_death_are_told_apart(tmp_path: Path) -> None:
 
     found = {work.__name__: in_child(work, tmp_path / work.__name__, 1.0).kind for work in (crash, hang, die)}
     assert found == {"crash": "traceback", "hang": "timeout", "die": "killed"}
+
+
+def test_what_the_log_holds_is_counted_and_not_run_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log, made = tmp_path / "log", []
+
+    def cases(number: int) -> Work:
+        made.append(number)
+        return f"case {number}", lambda place: Outcome(("ran", "nonsense")[number % 2], "odd" * (number % 2))
+
+    assert told("things", cases, range(2), LIMIT, log) == {"ran": 1, "nonsense": 1}
+    assert told("things", cases, range(3), LIMIT, log) == {"ran": 2, "nonsense": 1} and made == [0, 1, 2]
+    assert capsys.readouterr().out.count("FAULT nonsense: 1: case 1\n    odd\n") == 2
+    assert told("others", cases, range(1), LIMIT, log) == {"ran": 1} and made == [0, 1, 2, 0]
 
 
 def test_a_bad_value_is_refused(tmp_path: Path) -> None:
