@@ -19,6 +19,7 @@ from privdd.auditing.guarantees.residual_law import (
     SHORT,
     Look,
     echoes,
+    extremes,
     reuse,
     same_noise,
     scale,
@@ -35,8 +36,8 @@ from privdd.federated.simulation import Plan, Task, watched_step
 NOISE = "t0_noise"
 ROUNDS, FIRST = (
     6,
-    3,
-)  # client rounds, the audited one's and others', and releases of one mechanism in each, that are compared with all others at every shift
+    2,
+)  # client rounds (twice: of the audited one, of others), and releases of a name in each, for ``shifted``
 
 Release = tuple[Watch, Noted]
 
@@ -105,6 +106,7 @@ def looks(subject: Subject, record: NoiseRecord, name: str, releases: list[Relea
     yield scale(_of_others(seen, subject.plan.victim))
     yield single_numbers(_columns([watch for watch in record.rounds.values() if watch.audited], name))
     yield shape([r.sample for _, r in mine])
+    yield extremes([r.sample for _, r in mine])
     yield reuse(_samples(mine))
     yield reuse({which: sample[:OTHERS] for which, sample in _samples(seen).items()})
     yield echoes({f"{_which(watch, r)}, release {at}": r.echo for at, (watch, r) in enumerate(mine)})

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import TypeVar
 
 import numpy as np
@@ -72,6 +73,16 @@ def shape(samples: Sequence[Tensor]) -> Look:
     return Look(float(p), f"the noise is not of the stated law (distance {gap:.3g} from it)")
 
 
+def extremes(samples: Sequence[Tensor]) -> Look:
+    """Is the largest of n residuals too small? P(all within m) = P(|x| <= m)**n: noise that is cut shows here first."""
+    values = torch.cat(list(samples)).double() if samples else torch.zeros(0)
+    if len(values) < SHORT:
+        return Look(1.0)
+    most = float(values.abs().max())
+    p = float(np.exp(len(values) * np.log1p(-2 * stats.norm.sf(most))))
+    return Look(p, f"none of {len(values)} noise values is above {most:.3g} standard deviations")
+
+
 def reuse(samples: Mapping[str, Tensor]) -> Look:
     """Do any two of these releases share noise? samples: which release -> residuals at the same places in each."""
     names = [name for name, sample in samples.items() if len(sample) >= 2]
@@ -91,28 +102,37 @@ def reuse(samples: Mapping[str, Tensor]) -> Look:
 
 
 def shifted(own: Mapping[str, Tensor], all_: Mapping[str, Tensor]) -> Look:
-    """Does noise of these releases come back in any release, its own too, at another place or backwards?
+    """Does noise of these releases come back in any release, its own too, at another place, backwards or with other signs?
 
     own, all_: which release -> residuals in the order in which they were drawn. Shares of a stream that do not start at
-    the same draw look independent place by place: every shift is tried, by Fourier transform.
+    the same draw, or are used for draws of other shapes (sizes and signs are drawn apart), look independent place by
+    place: every shift is tried, by Fourier transform, of the residuals and of their sizes.
     """
     mine, names = ([n for n, s in some.items() if len(s) >= OVERLAP] for some in (own, all_))
     best, tried = (0.0, 0.0, OVERLAP, ""), 0
-    for order in (1, -1):
-        other = _Parts.of([all_[name] for name in names])
-        for name in mine:
-            one = _Parts.of([all_[name][:HEAD].flip(0) if order < 0 else all_[name]])
-            log_p, r2, width = one.against(other)
-            same = [at for at, also in enumerate(names) if also == name]
-            log_p[same, 0 if order > 0 else slice(None)] = 0.0  # itself, and itself backwards: a palindrome of no news
+    for change in (_as_it_is, _size):
+        other = _Parts.of([change(all_[name][:HEAD]) for name in names])
+        for name, backwards in product(mine, (False, True)):
+            head = change(all_[name][:HEAD])
+            log_p, r2, width = _Parts.of([head.flip(0) if backwards else head]).against(other)
+            log_p[names.index(name), slice(None) if backwards else 0] = 0.0  # itself: no news
             tried += int((width >= OVERLAP).sum())
-            row, lag = divmod(int(log_p.argmin()), log_p.shape[1]) if log_p.numel() else (0, 0)
-            if log_p.numel() and float(log_p[row, lag]) < best[0]:
-                says = f"{name} and {names[row]} share their noise (at a shift, correlation {float(r2[row, lag]) ** 0.5:.3g})"
-                best = float(log_p[row, lag]), float(r2[row, lag]), int(width[row, lag]), says
-    if not best[3]:
-        return Look(1.0)
-    return Look(min(1.0, _correlated(min(1.0, best[1] ** 0.5), best[2]) * tried), best[3])
+            at = int(log_p.argmin())
+            if float(log_p.flatten()[at]) < best[0]:
+                r = float(r2.flatten()[at]) ** 0.5
+                says = f"{name} and {names[at // log_p.shape[1]]} share their noise (at a shift, correlation {r:.3g})"
+                best = float(log_p.flatten()[at]), min(1.0, r), int(width.flatten()[at]), says
+    return Look(min(1.0, _correlated(best[1], best[2]) * tried), best[3]) if best[3] else Look(1.0)
+
+
+def _as_it_is(residuals: Tensor) -> Tensor:
+    return residuals
+
+
+def _size(residuals: Tensor) -> Tensor:
+    """Absolute values of standard normal numbers as standard normal numbers."""
+    tail = torch.erfc(residuals.double().abs() / 2**0.5).clamp(1e-15, 1 - 1e-15)
+    return -torch.special.ndtri(tail)
 
 
 @dataclass(frozen=True)
@@ -139,9 +159,9 @@ class _Parts:
             (self.there, other.squares),
             (self.there, other.there),
         )
-        product, mine, theirs, width = (torch.fft.irfft(a * b.conj(), 2 * HEAD) for a, b in made)
+        inner, mine, theirs, width = (torch.fft.irfft(a * b.conj(), 2 * HEAD) for a, b in made)
         width = width.round()
-        r2 = (product.square() / (mine * theirs).clamp_min(1e-12)).clamp(0, 1) * (width >= OVERLAP)
+        r2 = (inner.square() / (mine * theirs).clamp_min(1e-12)).clamp(0, 1) * (width >= OVERLAP)
         return (width - 1).clamp_min(0) / 2 * torch.log1p(-r2.clamp_max(1 - 1e-15)), r2, width
 
 
