@@ -33,7 +33,7 @@ SHARE = 0.05  # of the error probability, spent on the acceptance rate
 ORDERS = np.unique(np.geomspace(1, 4096, 160).astype(int))  # whole s to choose from
 MARGIN = 2.0  # the log of how much more a bet is planned to win than it must: runs do not go quite as planned
 STAKES = np.array([*(2.0 ** -np.arange(1, 8)), 0.75, 0.9, 0.96, 1.0, 0.99])  # bets, in units of the largest allowed
-SHARES = np.array([*[0.5 / (len(STAKES) - 1)] * (len(STAKES) - 1), 0.5])  # half of the money is on the last
+SPLIT = np.array([*[0.5 / (len(STAKES) - 1)] * (len(STAKES) - 1), 0.5])  # half of the money is on the last
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ def _rate(accepted: float, error: float) -> float:
 
 def _winning(runs: int, error: float) -> float:
     """A ratio that wins, with some to spare, if each of so many runs has it."""
-    wealth = math.exp((MARGIN - math.log(error * SHARES[-1])) / runs)
+    wealth = math.exp((MARGIN - math.log(error * SPLIT[-1])) / runs)
     return 1.02 * (1 + (wealth - 1) / float(STAKES[-1]))
 
 
@@ -142,7 +142,7 @@ def _wins(ratios: np.ndarray, error: float) -> bool:
     """Whether bets on a mean above 1 multiply their stake by 1/error: a mixture of constant stakes."""
     with np.errstate(divide="ignore"):
         wealth = np.log1p(STAKES[:, None] * (ratios - 1)).sum(1)
-    return bool(logsumexp(wealth, b=SHARES) >= -math.log(error))
+    return bool(logsumexp(wealth, b=SPLIT) >= -math.log(error))
 
 
 @dataclass(frozen=True)

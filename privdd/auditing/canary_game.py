@@ -54,7 +54,8 @@ def check_playable(plan: Plan, unit: str) -> None:
     if plan.relation != "add_remove" or unit != "record":
         raise BadConfig(
             f"audit.canaries: a canary is one record more or less, and privacy.relation={plan.relation}, unit={unit}; "
-            "allowed are relation=add_remove and unit=record"
+            "allowed are relation=add_remove and unit=record (a whole client is one coin in one run: of it the certificate "
+            "of the whole run tells more)"
         )
     if not any(n in plan.method.queries and readable(m) for n, m in plan.mechanisms.items()):
         raise BadConfig("audit.canaries: needs a mechanism that adds Gaussian noise to a sum over records; set privacy")
