@@ -66,11 +66,16 @@ class LiraRounds(RoundsAttack):
 
 
 def fused_signals(worlds: Worlds) -> list[str]:
-    """The signals of which none reads what another reads better: no loss beside a confidence, no alignment beside a part."""
+    """The signals of which none reads what another reads better.
+
+    Loss and the norm of a record's own gradient are functions of its fit, which the confidence reads; an alignment, or an
+    inner product, is a part that was not solved for together with the others'.
+    """
     names = sorted(worlds.signals)
-    parts = any(name.startswith("joint") for name in names)
-    weaker = {"loss"} if "confidence" in names else set()
-    return [n for n in names if n not in weaker and not (parts and "alignment" in n)]
+    weaker = {"loss", "gradient_norm"} if "confidence" in names else set()
+    if any(name.startswith("joint") for name in names):
+        weaker |= {name for name in names if "alignment" in name or name == "gradient_product"}
+    return [name for name in names if name not in weaker]
 
 
 @dataclass(frozen=True)

@@ -76,6 +76,8 @@ def test_fusion_takes_all_signals_of_a_round_at_once() -> None:
     [
         ({"confidence", "loss", "alignment", "joint_head"}, ["confidence", "joint_head"]),
         ({"loss", "alignment"}, ["alignment", "loss"]),
+        ({"confidence", "gradient_norm", "gradient_product", "joint_head"}, ["confidence", "joint_head"]),
+        ({"gradient_norm", "gradient_product"}, ["gradient_norm", "gradient_product"]),
         ({"embedding_alignment", "joint", "distance"}, ["distance", "joint"]),
     ],
 )
