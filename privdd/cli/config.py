@@ -24,6 +24,7 @@ PRESETS = ("smoke", "default", "paper")
 GROUPS = (
     "algo",
     "algo/base",
+    "algo/inner",
     "attack",
     "base",
     "data",

@@ -62,14 +62,14 @@ def stages(
     refine: bool,
 ) -> list[tuple[Matching, Networks, Streams, int]]:
     """The matching runs of this round: settings, networks, streams and number of noised queries of each."""
-    model, state = skeleton(spec, shard.shape, shard.classes), broadcast["model"]
+    model = skeleton(spec, shard.shape, shard.classes)
     out = []
     if first:
-        law, device = partial(initial, spec, shard.shape, shard.classes), state["head.weight"].device
+        law, device = partial(initial, spec, shard.shape, shard.classes), shard.train.x.device
         networks = fresh(model, law, ctx.public("warmup", "networks"), device=device)
         out.append((virtual.warmup, networks, _streams(ctx, "warmup"), virtual.warmup_reads))
     if refine:
-        out.append((virtual.refine, fixed(model, state), _streams(ctx, "refine"), virtual.refine_reads))
+        out.append((virtual.refine, fixed(model, broadcast["model"]), _streams(ctx, "refine"), virtual.refine_reads))
     return out
 
 

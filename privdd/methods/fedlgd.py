@@ -50,7 +50,7 @@ class FedLGD(Method, hooks=("selected", "refines")):
     clients refine and train with cross-entropy alone on their own images; the server then matches the gradient of
     its images (global_ipc a class; global_iterations, global_lr, global_momentum) to the clients'. In the others
     clients train on both sets with cross-entropy and contrast times a supervised contrastive term of the given
-    temperature.
+    temperature, or (regulariser "mmd", figure 3a) times the distance of class means.
 
     target: "gradient", in selected rounds a client takes one full-batch step, so that its update is the
     gradient of equation 5; "displacement", a whole epoch as in the released code. server_start: noise (paper)
@@ -59,9 +59,8 @@ class FedLGD(Method, hooks=("selected", "refines")):
     round goes on from the model it trained last, as released; else it takes the server's. lr, batch_size,
     local_epochs: plain SGD of the clients.
 
-    With a mechanism for "embedding" all images come from noised reads of the records, and everything
-    sent is computed from those. A client without records trains on the server's images where it may,
-    and else sends the model back as it came.
+    With a mechanism for "embedding" all images come from noised reads of the records, and all that is sent from those.
+    A client without records trains on the server's images where it may, and else sends the model back as it came.
     """
 
     model: ModelSpec
@@ -74,6 +73,7 @@ class FedLGD(Method, hooks=("selected", "refines")):
     local_epochs: float = 1
     contrast: float = 10.0
     temperature: float = 0.07
+    regulariser: Literal["contrastive", "mmd"] = "contrastive"
     global_ipc: int = 10
     global_iterations: int = 500
     global_lr: float = 1.0
@@ -101,7 +101,8 @@ class FedLGD(Method, hooks=("selected", "refines")):
                 raise ValueError(f"{name}={getattr(self, name)!r}: a number above 0")
         if not 0 <= self.global_momentum < 1:
             raise ValueError(f"global_momentum={self.global_momentum!r}: a number in [0, 1)")
-        for name, allowed in (("target", ("gradient", "displacement")), ("server_start", ("noise", "statistics"))):
+        choices = {"target": ("gradient", "displacement"), "server_start": ("noise", "statistics")}
+        for name, allowed in (choices | {"regulariser": ("contrastive", "mmd")}).items():
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name}={getattr(self, name)!r}: allowed are {', '.join(allowed)}")
         refuse_batch_norm(self.model.norm, "model")
@@ -131,8 +132,7 @@ class FedLGD(Method, hooks=("selected", "refines")):
         """The plain average of the models; in selected rounds gradient matching at the old model."""
         before, clients = unpack("model", server), in_order(inbox)
         uniform = torch.full((len(clients),), 1 / len(clients), dtype=torch.float64)
-        mean = average(inbox, "update", uniform)
-        after = {name: value.to(before[name]) for name, value in mean.items()}
+        after = {name: value.to(before[name]) for name, value in average(inbox, "update", uniform).items()}
         images = server["images/x"]
         if self.server_start == "statistics" and all("class_statistics" in c.values for c in clients):
             images = self._from_statistics(images, average(inbox, "class_statistics", uniform))
@@ -195,8 +195,8 @@ class FedLGD(Method, hooks=("selected", "refines")):
     def _steps(
         self, broadcast: Mapping[str, Tensors], memory: State, shard: Shard, ctx: ClientContext
     ) -> list[tuple[Matching, Networks, Streams, int]]:
-        first, refine = "images/x" not in memory, self.refines(ctx.round)
-        return stages(self.virtual, self.model, broadcast, shard, ctx, first=first, refine=refine)
+        when = {"first": "images/x" not in memory, "refine": self.refines(ctx.round)}
+        return stages(self.virtual, self.model, broadcast, shard, ctx, **when)
 
     def _distil(
         self,
@@ -233,6 +233,7 @@ class FedLGD(Method, hooks=("selected", "refines")):
             epochs=self.local_epochs,
             contrast=self.contrast,
             temperature=self.temperature,
+            regulariser=self.regulariser,
             generator=ctx.keys.fold("train").torch(),
             one_step=self.target == "gradient" and self.selected(ctx.round),
         )
@@ -259,8 +260,7 @@ class FedLGD(Method, hooks=("selected", "refines")):
 
     def stand_ins(self, memory: State, problem: Problem) -> Tensor | None:
         """The client's virtual images, once it has some."""
-        images = memory.get("images/x")
-        return None if images is None else images.detach().reshape(-1, *problem.shape)
+        return memory["images/x"].detach().reshape(-1, *problem.shape) if "images/x" in memory else None
 
     def model_state(self, name: str, value: Tensors, broadcast: Mapping[str, Tensors]) -> State | None:
         """The classifier state that an upload implies, or None where it implies none."""

@@ -27,6 +27,23 @@ def contrasted(shared: Records, weight: float, temperature: float) -> Loss:
     return loss
 
 
+def mean_matched(shared: Records, weight: float) -> Loss:
+    """Figure 3a's alternative: cross-entropy of a batch + weight * MMD between batch and all of ``shared``."""
+
+    def loss(net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        features, anchors = net.features(x), net.features(shared.x)  # type: ignore[operator]
+        return F.cross_entropy(net.head(features), y) + weight * class_mmd(features, y, anchors, shared.y)  # type: ignore[operator]
+
+    return loss
+
+
+def class_mmd(a: Tensor, a_labels: Tensor, b: Tensor, b_labels: Tensor) -> Tensor:
+    """Mean over common classes of ||mean a_c - mean b_c||^2 (equation 1's MMD), features (n, d) -> scalar; 0 with none."""
+    common = [c for c in a_labels.unique().tolist() if bool((b_labels == c).any())]
+    gaps = [(a[a_labels == c].mean(0) - b[b_labels == c].mean(0)).square().sum() for c in common]
+    return torch.stack(gaps).mean() if gaps else a.sum() * 0
+
+
 def train_virtual(
     model: nn.Module,
     params: Tensors,
@@ -39,9 +56,10 @@ def train_virtual(
     contrast: float,
     temperature: float,
     generator: torch.Generator,
+    regulariser: str = "contrastive",
     one_step: bool = False,
 ) -> State:
-    """Plain SGD on ``own``, or on both sets with the contrastive term where ``shared`` is given.
+    """Plain SGD on ``own``, or on both sets with the regulariser (contrastive | mmd) where ``shared`` is given.
 
     one_step: a single step on the whole set, so that (before - after) / lr is its gradient. Without
     any record the parameters come back as they are.
@@ -50,7 +68,10 @@ def train_virtual(
     if not len(records):
         return dict(params)
     length = {"steps": 1, "batch_size": len(records)} if one_step else {"epochs": epochs, "batch_size": batch_size}
-    loss = contrasted(shared, contrast, temperature) if shared is not None else None
+    loss = None
+    if shared is not None:
+        tied = regulariser == "contrastive"
+        loss = contrasted(shared, contrast, temperature) if tied else mean_matched(shared, contrast)
     return local_sgd(model, params, records, lr=lr, generator=generator, loss=loss, **length)[0]  # type: ignore[arg-type]
 
 

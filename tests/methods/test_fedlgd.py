@@ -14,7 +14,9 @@ from privdd.core.types import Records
 from privdd.distillation.virtual_images import Virtual
 from privdd.methods.fedlgd import FedLGD
 from privdd.models import build
+from privdd.training.contrastive import class_mmd
 from privdd.training.local import evaluate
+from tests.federations import tiny, trained
 from tests.methods.distilling import (
     COUNTED,
     PROBLEM,
@@ -202,3 +204,16 @@ def test_it_learns(more: dict[str, object]) -> None:
     for t in range(5):
         server = method.aggregate(server, receive(method, server, memories, clients, t, 0), Keys(0).fold(t))
     assert evaluate(build(SPEC, (1, 8, 8), 10), unpack("model", server), clients[0].test)[0] > 0.35
+
+
+def test_the_mmd_regulariser_is_the_distance_of_class_means():
+    """By hand on three classes of which two are common; and one override selects it, with another end."""
+    a, b = torch.randn(6, 4, generator=Keys(0).torch()), torch.randn(5, 4, generator=Keys(1).torch())
+    y, z = torch.tensor([0, 0, 1, 1, 1, 2]), torch.tensor([0, 1, 1, 4, 4])
+    by_hand = sum(((a[y == c].mean(0) - b[z == c].mean(0)) ** 2).sum() for c in (0, 1)) / 2
+    assert class_mmd(a, y, b, z).item() == pytest.approx(by_hand.item(), rel=1e-6)
+    assert class_mmd(a, y, b, z + 7).item() == 0
+    one, other = (trained("fedlgd", *more)[0].server for more in (("algo.tau_step=2",), ("algo.tau_step=2", "algo.regulariser=mmd")))
+    assert not torch.equal(one["model/head.weight"], other["model/head.weight"])
+    with pytest.raises(ValueError, match="regulariser='mean'"):
+        replace(tiny("fedlgd").plan.method, regulariser="mean")

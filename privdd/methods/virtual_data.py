@@ -1,0 +1,127 @@
+"""Any method on virtual data: each client distils its records once and trains on the images in their place.
+
+The baselines of FedLGD (Huang et al., TMLR 2024, section 5.1: "we use local virtual data from our initialization
+stage for FL methods other than ours"), and any other pairing of a distiller with a method.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from torch import Tensor, nn
+
+from attacks.types import Surface
+from privdd.core.keys import Keys
+from privdd.core.state import pack, unpack
+from privdd.core.types import Problem, Received, Shard, State, Tensors, Upload
+from privdd.distillation.class_subsets import one_world
+from privdd.distillation.initial_images import remembered
+from privdd.distillation.private_matching import refuse_batch_norm
+from privdd.distillation.virtual_images import Virtual, distilled, stages
+from privdd.federated.channel import ClientContext
+from privdd.federated.method import Broadcast, Method
+from privdd.methods.fedavg import FedAvg
+from privdd.models import ModelSpec
+from privdd.privacy.mechanism import Mechanism
+from privdd.training.contrastive import as_records
+
+
+@dataclass(frozen=True, kw_only=True)
+class VirtualData(Method):
+    """inner: the method that trains; virtual: how a client's images are distilled, in networks like ``model``.
+
+    A client distils in the first round that it takes part in, from the records that it has then, and keeps the
+    images (its memory: ``images/...``; the inner method's is below ``inner/``). Everything else is the inner method's. model must
+    treat each image alone (no batch norm).
+    """
+
+    inner: FedAvg
+    model: ModelSpec
+    virtual: Virtual
+
+    uploads: Mapping[str, Surface] = field(init=False)
+    broadcasts: Mapping[str, Surface] = field(init=False)
+    visible_to: Mapping[str, tuple[str, ...]] = field(init=False)  # type: ignore[misc]
+    accuracy_kind: Literal["global", "personal"] = field(init=False)  # type: ignore[misc]
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.inner, FedAvg):
+            raise ValueError(f"algo.inner={type(self.inner).__name__}: a method of local training is needed")
+        refuse_batch_norm(self.model.norm, "model")
+        for name in ("uploads", "broadcasts", "visible_to", "accuracy_kind"):
+            object.__setattr__(self, name, getattr(self.inner, name))
+
+    @property
+    def rounds(self) -> int:
+        return self.inner.rounds
+
+    # --- the method protocol ------------------------------------------------------------------
+
+    def init(self, problem: Problem, keys: Keys) -> State:
+        return self.inner.init(problem, keys)
+
+    def broadcast(self, server: State) -> Broadcast:
+        return self.inner.broadcast(server)
+
+    def local(self, broadcast: Broadcast, memory: State, shard: Shard, ctx: ClientContext) -> tuple[Upload, State]:
+        images = {n: t for n, t in memory.items() if n.startswith("images/")} or self._distilled(shard, ctx)
+        own = as_records(images["images/x"].flatten(0, 1), images["images/label"].repeat_interleave(self.virtual.ipc))
+        upload, inner = self.inner.local(broadcast, unpack("inner", memory), shard.with_train(own), ctx)
+        return upload, {**images, **pack("inner", inner)}
+
+    def _distilled(self, shard: Shard, ctx: ClientContext) -> State:
+        """The images of the classes that the client holds, by distribution matching in new networks."""
+        cells = one_world(shard.train, shard.classes)
+        steps = stages(self.virtual, self.model, {}, shard, ctx, first=True, refine=False)
+        return remembered(distilled(self.virtual, cells, {}, steps, shard, ctx), cells.labels)
+
+    def aggregate(self, server: State, inbox: Sequence[Received], keys: Keys) -> State:
+        return self.inner.aggregate(server, inbox, keys)
+
+    def predict(self, server: State, memory: State | None, x: Tensor) -> Tensor:
+        """Logits (n, C), as the inner method predicts."""
+        return self.inner.predict(server, None if memory is None else unpack("inner", memory), x)
+
+    def client_private(self) -> VirtualData:
+        return replace(self, inner=self.inner.client_private())
+
+    # --- what an auditor needs: the inner method's, with the images in the records' place ---------------
+
+    def spends(self, round: int, mechanisms: Mapping[str, Mechanism]) -> dict[str, int]:
+        """How often one client applies each mechanism in one round."""
+        return self.inner.spends(round, mechanisms)
+
+    def remembers(self, round: int, memory: State) -> bool:
+        """Whether a round's upload reads what the client kept: its images."""
+        return bool(memory)
+
+    def phase(self, round: int) -> str:
+        return self.inner.phase(round)
+
+    def classifier(self, problem: Problem) -> nn.Module | None:
+        return self.inner.classifier(problem)
+
+    def sent_state(self, broadcast: Broadcast) -> State | None:
+        return self.inner.sent_state(broadcast)
+
+    def model_state(self, name: str, value: Tensors, broadcast: Broadcast) -> State | None:
+        return self.inner.model_state(name, value, broadcast)
+
+    def record_loss(
+        self, name: str, value: Tensors, broadcast: Broadcast, problem: Problem
+    ) -> Callable[[Tensor, Tensor], Tensor] | None:
+        return self.inner.record_loss(name, value, broadcast, problem)
+
+    def maps(self, broadcast: Broadcast, memory: State, problem: Problem) -> Mapping[str, Callable[[Tensor], Tensor]]:
+        return self.inner.maps(broadcast, unpack("inner", memory), problem)
+
+    def settings(self, shard_size: int) -> dict[str, Any]:
+        """The protocol's public numbers; updates come from virtual images, not from records."""
+        return {**self.inner.settings(shard_size), "images_per_class": self.virtual.ipc}
+
+    def stand_ins(self, memory: State, problem: Problem) -> Tensor | None:
+        """The client's virtual images, once it has some."""
+        images = memory.get("images/x")
+        return None if images is None else images.detach().reshape(-1, *problem.shape)
