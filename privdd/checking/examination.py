@@ -18,7 +18,7 @@ from privdd.checking.float_bits import bits
 from privdd.checking.looks import Looked, Strength
 from privdd.checking.neighbours import Pair, Tried, broken, pairs
 from privdd.checking.sampled import Clock, OutOfTime, affordable, drawn
-from privdd.checking.screening import screened
+from privdd.checking.screening import Ranked, screened
 from privdd.checking.shift_law import Shift, shift
 from privdd.checking.stated import Stated
 from privdd.checking.told_apart import told_apart
@@ -27,7 +27,8 @@ from privdd.core.errors import BadConfig
 LOOKS = 48  # tests that share the error probability; at most so many are made
 GAMES = 1200
 DEPTHS = (1000, 6000, 40_000)
-KEEP = 4
+LEARN = 20_000  # transcripts a side, at most; rare events show in many only
+KEEP = 12
 AFTER = 6  # calls that may still tell what an earlier one left behind
 STAGES = ("first calls", "search", "directions", "numbers without noise", "closer looks", "conditions")
 
@@ -85,8 +86,16 @@ class Examination:
 
     def between(self, data: Data) -> list[Data]:
         """One call on the data, one before it and several after it on data that are nobody's."""
-        other = scaled(self.mechanism.kind, self.tried, 0.5)
+        other = scaled(self.mechanism.kind, self._like(data), 0.5)
         return [other, data, *[other] * AFTER]
+
+    def _like(self, data: Data) -> Tried:
+        """Inputs of the sizes of ``data``."""
+        if self.mechanism.kind == "records":
+            return replace(self.tried, tables=(data.shape,))
+        updates = data[0] if self.mechanism.kind == "aggregate" else [data]
+        shapes = tuple(np.shape(a) for a in updates[0])
+        return replace(self.tried, structures=(shapes,), crowds=(len(updates),))
 
     def _first(self) -> None:
         data = scaled(self.mechanism.kind, self.tried, 1.0)
@@ -156,7 +165,7 @@ class Examination:
     def _closer(self) -> None:
         """Until something is refuted: more transcripts of the best pairs; then one call between public ones."""
         for depth in DEPTHS[1:]:
-            for one in self.ranked[: 2 if depth < DEPTHS[-1] else 1]:
+            for one in self.ranked[:2] if depth < DEPTHS[-1] else _unalike(self.ranked):
                 if self.result.refuted and (depth > DEPTHS[1] or one is not self.ranked[0]):
                     return  # one closer look is made all the same: how far above is it?
                 self._look(one.pair, depth, self.around, "neighbours")
@@ -183,11 +192,11 @@ class Examination:
         return affordable(cost, self.clock, share, wanted, block.rows[0].size)
 
     def _look(self, pair: Pair, depth: int, around: Callable[[Data], list[Data]], name: str) -> None:
-        """Half of the transcripts to learn from, at most 4000, the others to judge."""
-        count = self._affordable(around(pair.present), 0.3 if depth == DEPTHS[-1] else 0.15, 2 * depth) // 2
+        """Half of the transcripts to learn from, the others to judge."""
+        count = self._affordable(around(pair.present), 0.35 if depth == DEPTHS[-1] else 0.15, 2 * depth) // 2
         if count < 100:
             return
-        learn = min(count // 2, 4000)
+        learn = min(count // 2, LEARN)
         try:
             sides = [
                 [drawn(self.mechanism, around(side), n, self.clock) for side in (pair.present, pair.absent)]
@@ -220,6 +229,20 @@ class Examination:
     def _add(self, name: str, epsilon: float, strength: Strength, says: str, inputs: str, **numbers: float) -> None:
         outcome = "refuted" if epsilon > self.stated.limit else "not refuted"
         self.result.looks.append(Looked(name, outcome, says, epsilon, strength, inputs, numbers))
+
+
+def _unalike(ranked: list[Ranked]) -> list[Ranked]:
+    """The best pair of each size of data: what happens rarely shows in none of the averages that pairs are ranked by."""
+    best: dict[tuple[Any, ...], Ranked] = {}
+    for one in ranked:
+        best.setdefault(_size(one.pair.present), one)
+    return list(best.values())[:3]
+
+
+def _size(data: Data) -> tuple[Any, ...]:
+    if isinstance(data, np.ndarray):
+        return data.shape
+    return (len(data[0]), len(data[0][0])) if isinstance(data, tuple) else (len(data),)
 
 
 def _accepted(mechanism: Mechanism, stated: Stated, tried: Tried) -> Tried:

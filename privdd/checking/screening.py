@@ -18,7 +18,7 @@ from privdd.checking.learned import statistics
 from privdd.checking.neighbours import Pair
 from privdd.checking.sampled import Block, Clock, drawn
 
-FIRST, LEAST = 24, 8  # transcripts a side in the first round; in any
+FIRST, LEAST = 96, 8  # transcripts a side in the first round; in any
 CERTAIN = 1e6  # the score of what is told apart without exception
 
 
@@ -60,7 +60,7 @@ def screened(
         ranked = sorted(found, key=lambda one: -one.score) or ranked
         if len(ranked) <= keep:
             break
-        kept, count = [one.pair for one in ranked[: max(keep, len(ranked) // 5)]], count * 6
+        kept, count = [one.pair for one in ranked[: max(keep, len(ranked) // 4)]], count * 4
     return ranked[:keep], refusals
 
 
