@@ -6,7 +6,11 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from privdd.checking.command_line import Asked
+    from privdd.checking.run_check import Request
 
 REFUTED = 2
 
@@ -24,22 +28,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _main(argv: Sequence[str]) -> int:
-    from privdd.adapters.components import adapted
     from privdd.checking.check_page import write
     from privdd.checking.child import add_folder
     from privdd.checking.command_line import read
-    from privdd.checking.named import load_target
-    from privdd.checking.run_check import Request, checked, stages
+    from privdd.checking.run_check import checked, stages
     from privdd.runtime.progress import stage
 
+    if argv[0].startswith("components="):
+        return _components(argv)
     asked = read(argv)
     add_folder(Path.cwd())
     if asked.what != "mechanism":
         return _plugin(asked.what, asked.name, asked.args)
-    request = Request(
-        lambda: load_target(asked.name), asked.name, asked.stated, asked.args, asked.tried, adapted, True,
-        asked.seconds, asked.calls, asked.confidence,
-    )  # fmt: skip
+    request = _request(asked)
     command = shlex.join(["python", "-m", "privdd.check", *asked.given])
     with stage(f"check {asked.name}", stages()) as bar:
         result = checked(request, lambda name: bar.advance(name), command)
@@ -47,6 +48,38 @@ def _main(argv: Sequence[str]) -> int:
         print(write(result, asked.out))
     print(result.says, flush=True)
     return REFUTED if result.refuted else 0
+
+
+def _request(asked: Asked) -> Request:
+    from privdd.adapters.components import adapted
+    from privdd.checking.named import load_target
+    from privdd.checking.run_check import Request
+
+    return Request(
+        lambda: load_target(asked.name), asked.name, asked.stated, asked.args, asked.tried, adapted, True,
+        asked.seconds, asked.calls, asked.confidence,
+    )  # fmt: skip
+
+
+def _components(argv: Sequence[str]) -> int:
+    """The table of known components, one after the other, written after each."""
+    from privdd.checking.command_line import read
+    from privdd.checking.component_table import ROWS, page
+    from privdd.checking.run_check import checked
+    from privdd.core.errors import BadConfig
+    from privdd.runtime.progress import stage
+    from privdd.runtime.run_folder import write_bytes
+
+    target = argv[0].partition("=")[2]
+    if len(argv) > 1 or not target:
+        raise BadConfig("components=FILE.md stands alone")
+    done = []
+    with stage("components", len(ROWS)) as bar:
+        for row in ROWS:
+            done.append((row, checked(_request(read(row.arguments)))))
+            write_bytes(Path(target), page(done, f"python -m privdd.check components={target}").encode())
+            bar.advance(row.what)
+    return 0
 
 
 def _plugin(what: str, name: str, args: Mapping[str, Any]) -> int:

@@ -34,6 +34,8 @@ Exit status: 0 not refuted, 2 refuted, 1 error.
   seconds=45          processor time to spend; max_calls=600000; confidence=0.99; seed=0
   out=DIR             writes check.html and findings.json there
 
+  components=FILE.md  checks the components of other libraries that are known here and writes their table
+
   method=package.Name | attack=package.Name   a plugin class of privdd itself: does it keep its contract? (args.NAME=VALUE)
 """
 TOP = ("mechanism", "method", "attack", "kind", "relation", "calls", "inputs", "seconds", "max_calls", "confidence",

@@ -49,7 +49,7 @@ def _scalars(mechanism: Mechanism, tried: Tried, clock: Clock) -> list[Looked]:
     if blocks[0].rows.shape != blocks[1].rows.shape or blocks[0].rows.shape[2] < 2:
         return []
     first, second = (block.rows[:, 0] for block in blocks)
-    noise = first.std(0)
+    noise = np.ptp(first, axis=0)
     if noise[0] == 0 and noise[1:].max() > 0 and first[0, 0] != second[0, 0]:
         says = "an array of no dimensions (a scalar) is released without noise: arrays must have one at least"
         return [Looked("scalars", "condition", says, inputs="an update of shapes (), (5,)")]
