@@ -16,6 +16,7 @@ For a class of your own, which a yaml file names in ``_target_`` (README, "Add a
 - an attack inherits from ``Attack``, or from ``MembershipAttack`` where it scores records: it turns a ``View`` into
   ``Evidence``, and the evidence, held against the ``Truth``, into a ``Finding``;
 - a data set of your own is an npz file or a folder of pictures (``data=npz``, ``data=folder``), or a ``Dataset``;
+- ``check`` looks for what refutes the stated epsilon of any function on arrays; ``assert_private`` does so in a test;
 - ``reconstruction`` says from a ``Ledger`` how often a record could be named among k candidates;
 - ``ModelSpec`` names a network, ``build`` makes it, ``initial`` draws its weights.
 
@@ -48,6 +49,8 @@ if TYPE_CHECKING:
         Worlds,
     )  # fmt: skip
     from privdd.auditing.method_check import BrokenContract, check_method
+    from privdd.checking.in_python import assert_private, check
+    from privdd.checking.verdict import Checked
     from privdd.cli.main import config_of
     from privdd.core.keys import Keys
     from privdd.core.state import pack, unpack
@@ -92,6 +95,9 @@ PUBLIC: Mapping[str, str] = {
     "LossThreshold": "attacks.membership.threshold",
     "BrokenContract": "privdd.auditing.method_check",
     "check_method": "privdd.auditing.method_check",
+    "assert_private": "privdd.checking.in_python",
+    "check": "privdd.checking.in_python",
+    "Checked": "privdd.checking.verdict",
     "config_of": "privdd.cli.main",
     "Keys": "privdd.core.keys",
     "pack": "privdd.core.state",
@@ -125,11 +131,12 @@ PUBLIC: Mapping[str, str] = {
 }
 
 __all__ = [
-    "Adversary", "Artifact", "Attack", "BrokenContract", "Capture", "Claim", "ClientContext", "ClientRound", "Dataset",
+    "Adversary", "Artifact", "Attack", "BrokenContract", "Capture", "Checked", "Claim", "ClientContext", "ClientRound", "Dataset",
     "Evidence", "Family", "FedAvg", "Finding", "Findings", "Keys", "Knowledge", "Lattice", "Ledger", "LossThreshold",
     "Mechanism", "MembershipAttack", "Method", "ModelSpec", "Naming", "Noise", "Output", "Problem", "Received", "Records", "RunRecord", "Shard",
-    "State", "Surface", "Tensors", "Trained", "Truth", "Upload", "View", "Worlds", "audit", "average", "build",
-    "check_method", "compare", "config_of", "frontier", "initial", "load_run", "pack", "reconstruction", "train", "unpack",
+    "State", "Surface", "Tensors", "Trained", "Truth", "Upload", "View", "Worlds", "assert_private", "audit", "average",
+    "build", "check", "check_method", "compare", "config_of", "frontier", "initial", "load_run", "pack", "reconstruction",
+    "train", "unpack",
 ]  # fmt: skip
 
 

@@ -1,0 +1,32 @@
+"""The page and the JSON of a check."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from privdd.checking.looks import WORDS
+from privdd.checking.verdict import BREAKS, KEEPS, Checked
+from privdd.reporting.plots import environment
+from privdd.runtime.run_folder import write_bytes, write_json
+
+TONES = {BREAKS: "contradiction", KEEPS: "consistent"}
+
+
+def write(result: Checked, folder: Path) -> Path:
+    """``findings.json`` and ``check.html`` in ``folder`` -> the page."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "findings.json", result.as_json())
+    page = (
+        environment()
+        .get_template("check.html.jinja")
+        .render(c=result, tone=TONES.get(result.verdict, "unprotected"), strengths=WORDS, title=_title(result))
+    )
+    write_bytes(folder / "check.html", page.encode())
+    return folder / "check.html"
+
+
+def _title(result: Checked) -> str:
+    stated = f"epsilon {result.stated.epsilon:g} at delta {result.stated.delta:g}"
+    if result.refuted:
+        return f"The stated {stated} is refuted"
+    return f"Nothing found refutes the stated {stated}"

@@ -1,0 +1,103 @@
+"""The table of docs/components.md: components of other libraries, each with the command that repeats its row."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import math
+import shlex
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from privdd.checking.verdict import BREAKS, KEEPS, Checked
+
+MOD, SERVER = "flwr.clientapp.mod:LocalDpMod", "flwr.serverapp.strategy:DifferentialPrivacyServerSideFixedClipping"
+ADAPTIVE = "flwr.serverapp.strategy:DifferentialPrivacyServerSideAdaptiveClipping"
+CLIENT = "flwr.serverapp.strategy:DifferentialPrivacyClientSideFixedClipping"
+OPACUS = "opacus.optimizers:"
+SECONDS = 12  # of processor time for each row
+
+
+@dataclass(frozen=True)
+class Row:
+    """What is checked: arguments of ``privdd.check``, and in which configuration, in words."""
+
+    library: str
+    what: str
+    configuration: str
+    given: tuple[str, ...]
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        return (*self.given, f"seconds={SECONDS}")
+
+    @property
+    def command(self) -> str:
+        return shlex.join(["python", "-m", "privdd.check", *self.arguments])
+
+
+ROWS = (
+    Row("flwr", "LocalDpMod", "clip 1, sensitivity 1",
+        (f"mechanism={MOD}", "args.clipping_norm=1", "args.sensitivity=1", "stated.epsilon=10", "stated.delta=1e-5")),
+    Row("flwr", "LocalDpMod", "clip 1, sensitivity 1e-4",
+        (f"mechanism={MOD}", "args.clipping_norm=1", "args.sensitivity=1e-4", "stated.epsilon=10", "stated.delta=1e-5")),
+    Row("flwr", "DifferentialPrivacyServerSideFixedClipping over FedAvg", "equal and unequal weights",
+        (f"mechanism={SERVER}", "args.noise_multiplier=1", "args.clipping_norm=1")),
+    Row("flwr", "DifferentialPrivacyClientSideFixedClipping with fixedclipping_mod", "equal and unequal weights",
+        (f"mechanism={CLIENT}", "args.noise_multiplier=1", "args.clipping_norm=1")),
+    Row("flwr", "DifferentialPrivacyServerSideAdaptiveClipping over FedAvg", "equal and unequal weights",
+        (f"mechanism={ADAPTIVE}", "args.noise_multiplier=0.5", "args.clipped_count_stddev=1")),
+    Row("opacus", "DPOptimizer", "one step on all records",
+        (f"mechanism={OPACUS}DPOptimizer", "args.noise_multiplier=1")),
+    Row("opacus", "DPPerLayerOptimizer", "three layers, clip 1 each",
+        (f"mechanism={OPACUS}DPPerLayerOptimizer", "args.noise_multiplier=1")),
+    Row("opacus", "AdaClipDPOptimizer", "one step on all records",
+        (f"mechanism={OPACUS}AdaClipDPOptimizer", "args.noise_multiplier=1")),
+    Row("opacus", "UniformWithReplacementSampler, DPOptimizer", "rate 0.1, one batch",
+        ("mechanism=opacus.utils.uniform_sampler:UniformWithReplacementSampler", "args.noise_multiplier=1")),
+    Row("opacus", "PrivacyEngine's loader, DPOptimizer", "poisson_sampling=False, one epoch of 20 batches",
+        ("mechanism=opacus:PrivacyEngine", "args.noise_multiplier=0.6", "args.poisson_sampling=false",
+         "input.rows=[40,4]")),
+    Row("opacus", "PrivacyEngine's loader, DPOptimizer", "poisson_sampling=True, one epoch of 20 batches",
+        ("mechanism=opacus:PrivacyEngine", "args.noise_multiplier=0.6", "input.rows=[40,4]")),
+)  # fmt: skip
+VERDICTS = {BREAKS: "does not keep", KEEPS: "keeps (nothing refutes it)"}
+
+
+def page(results: Iterable[tuple[Row, Checked]], command: str) -> str:
+    """Markdown: a configuration is judged, not a project."""
+    lines = [
+        "# Components of other libraries",
+        "",
+        "What `python -m privdd.check` says of components as they are installed here, each in one configuration. A",
+        "configuration is judged, not a project: another one may keep what this one does not. *Keeps* means that nothing",
+        "was found that refutes the statement. kappa: the largest shift seen over the noise, in units of what is stated (1 = as",
+        "stated). Certified: a lower bound on epsilon at confidence 0.99, for any mechanism, and given the noise's law.",
+        "NVFlare, pfl-research and jax-privacy were not installed and not tried.",
+        "",
+        f"Made by `{command}`; each row's own command is below it.",
+        "",
+        "| Component | Version | Configuration | States | kappa | Certified (any / by law) | Verdict |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    commands = []
+    for at, (row, result) in enumerate(results, 1):
+        version = importlib.metadata.version(row.library)
+        kappa = "–" if result.kappa is None else f"{result.kappa:.3g}"
+        verdict = VERDICTS.get(result.verdict, "under conditions: " + "; ".join(_short(c) for c in result.conditions))
+        stated = f"({result.stated.epsilon:.3g}, {result.stated.delta:g}), {result.stated.relation}"
+        lines.append(
+            f"| {at}. {row.what} | {row.library} {version} | {row.configuration} | {stated} | {kappa} "
+            f"| {_bound(result.certified_any)} / {_bound(result.certified)} | {verdict} |"
+        )
+        on = f" (kappa on: {result.worst})" if result.worst else ""
+        commands.append(f"{at}. `{row.command}`{on}")
+    return "\n".join([*lines, "", *commands, ""])
+
+
+def _bound(value: float) -> str:
+    return "unbounded" if math.isinf(value) else f"{value:.3g}"
+
+
+def _short(condition: str) -> str:
+    """The part after the colon says what must hold."""
+    return condition.rpartition(": ")[2]

@@ -1,0 +1,48 @@
+"""Noise as declared: its law and its scale, where the statement names them."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from scipy import stats
+
+from privdd.checking.called import Mechanism, Refused
+from privdd.checking.constant_parts import scaled
+from privdd.checking.looks import Looked
+from privdd.checking.neighbours import Tried
+from privdd.checking.sampled import Clock, drawn
+from privdd.checking.shift_law import noise_law
+from privdd.checking.stated import Stated
+
+CALLS = 1500
+ROUNDING = 0.98  # of the declared scale: what a printed number may be off by
+
+
+def declared(mechanism: Mechanism, stated: Stated, tried: Tried, clock: Clock, confidence: float) -> list[Looked]:
+    """Rows for the law and the scale of each number's noise; none where nothing is declared."""
+    if stated.noise is None and stated.noise_std is None:
+        return []
+    try:
+        block = drawn(mechanism, [scaled(mechanism.kind, tried, 1.0)], CALLS, clock)
+    except Refused:
+        return []
+    values = block.rows[:, 0]
+    residuals = values - values.mean(0)
+    found = []
+    if stated.noise is not None:
+        law = noise_law(residuals)
+        outcome = "not refuted" if law == stated.noise else "refuted"
+        says = f"noise of the {stated.noise} law is declared, and its law is {law}"
+        found.append(Looked("law of the noise", outcome, says, strength="finite_sample"))
+    if stated.noise_std is not None:
+        std = residuals.std(0, ddof=1)
+        least = int(np.argmin(std))
+        # a sum of squares of n - 1 residuals; the fourth moment of Laplace noise makes it vary more
+        width = math.sqrt(2.0 if stated.noise != "laplace" else 5.0)
+        tail = stats.norm.isf((1 - confidence) / len(std))
+        highest = float(std[least]) ** 2 * (1 + tail * width / math.sqrt(CALLS))
+        outcome = "refuted" if highest < (ROUNDING * stated.noise_std) ** 2 else "not refuted"
+        says = f"the noise of number {least} has standard deviation {std[least]:.4g}; {stated.noise_std:g} is declared"
+        found.append(Looked("scale of the noise", outcome, says, strength="finite_sample"))
+    return found

@@ -1,0 +1,210 @@
+"""Neighbouring inputs to try: structured, by scale, direction, place, count, weights, duplicates and shapes.
+
+Each pair is data with the record and data without it, under the stated relation. A mechanism is told nothing of what
+is tried, so a pair costs a few calls; the most telling ones are looked at closely (``screening``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from privdd.checking.called import Data
+
+SHAPES: tuple[tuple[tuple[int, ...], ...], ...] = (
+    ((4, 3), (4,), (1,), (2, 2, 2)),
+    ((16,),),
+    ((2,), (2,), (2,), (2,), (2,), (2,), (2,), (2,)),
+    ((2, 2), (5,)),
+    ((1,),),
+)
+HUGE, LARGE, SMALL = 1e6, 1e3, 1e-3
+CLIENTS = (2, 10)
+RECORDS = ((2, 6), (20, 6), (4, 16), (1, 3))
+HEAVY = 5000  # the weight of the heaviest client, against 100
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Neighbours. says: what distinguishes them, in words; axis: the direction (m,) in which the record moves."""
+
+    present: Data
+    absent: Data
+    says: str
+    axis: np.ndarray
+
+
+@dataclass(frozen=True)
+class Tried:
+    """What inputs look like. structures: shapes of an update's arrays; tables: (n, d) of records; crowds: clients.
+
+    nothing: what a zeroed record holds; not 0 for mechanisms that refuse zeros.
+    """
+
+    structures: tuple[tuple[tuple[int, ...], ...], ...] = SHAPES
+    tables: tuple[tuple[int, int], ...] = RECORDS
+    crowds: tuple[int, ...] = CLIENTS
+    nothing: float = 0.0
+    seed: int = 0
+
+
+def directions(m: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """Unit vectors (m,) by name."""
+    first, last = np.zeros(m), np.zeros(m)
+    first[0], last[-1] = 1.0, 1.0
+    found = {
+        "spread evenly": np.full(m, 1 / math.sqrt(m)),
+        "random signs": rng.choice([-1.0, 1.0], m) / math.sqrt(m),
+        "one number": first,
+        "the last number": last,
+    }
+    return found if m > 1 else {"one number": first}
+
+
+def split(flat: np.ndarray, shapes: tuple[tuple[int, ...], ...]) -> list[np.ndarray]:
+    """A flat vector as arrays of these shapes (zero-dimensional ones stay arrays)."""
+    parts, at = [], 0
+    for shape in shapes:
+        size = math.prod(shape)
+        parts.append(np.array(flat[at : at + size], dtype=np.float64).reshape(shape))
+        at += size
+    return parts
+
+
+def size_of(shapes: tuple[tuple[int, ...], ...]) -> int:
+    return sum(math.prod(shape) for shape in shapes)
+
+
+def pairs(kind: str, relation: str, tried: Tried) -> list[Pair]:
+    """Everything that is tried of finite inputs, the most telling kinds first."""
+    rng = np.random.default_rng([tried.seed, 1])
+    make: dict[str, Callable[[str, Tried, np.random.Generator], Iterator[Pair]]] = {
+        "update": _updates,
+        "aggregate": _aggregates,
+        "records": _tables,
+    }
+    return list(make[kind](relation, tried, rng))
+
+
+def _opposites(relation: str, u: np.ndarray, scale: float, tried: Tried) -> Iterator[tuple[np.ndarray, str]]:
+    """What the record u * scale may become, other than removed."""
+    if relation == "replace":
+        yield -u * scale, "its opposite"
+    yield (u * tried.nothing), "zeros"
+
+
+def _updates(relation: str, tried: Tried, rng: np.random.Generator) -> Iterator[Pair]:
+    for shapes in tried.structures:
+        m = size_of(shapes)
+        for name, u in directions(m, rng).items():
+            for scale in (LARGE, HUGE, 1.0, SMALL):
+                for other, what in _opposites(relation, u, scale, tried):
+                    says = f"an update of norm {scale:g}, {name}, of {len(shapes)} array(s), against {what}"
+                    yield Pair(split(u * scale, shapes), split(other, shapes), says, u)
+        if relation == "replace":
+            a, b = list(directions(m, rng).values())[:2] if m > 1 else (np.ones(1), np.ones(1))
+            for one, two in ((LARGE, SMALL), (LARGE, 1.0), (LARGE, 2 * LARGE)):
+                says = f"an update of norm {one:g} against one of norm {two:g}"
+                yield Pair(split(a * one, shapes), split(b * two, shapes), says, a)
+
+
+def _aggregates(relation: str, tried: Tried, rng: np.random.Generator) -> Iterator[Pair]:
+    for shapes in tried.structures[:3]:
+        m = size_of(shapes)
+        ways = directions(m, rng)
+        for name, u in ways.items():
+            for clients in tried.crowds:
+                for others, crowd in _crowds(u, clients - 1, rng):
+                    for weights, weighing in _weights(clients):
+                        place = 0 if name != "random signs" else clients - 1
+                        for scale in (LARGE, SMALL) if crowd == "zeros" else (LARGE,):
+                            says = f"one of {clients} clients ({weighing}), norm {scale:g}, {name}, others {crowd}"
+                            yield from _one_client(relation, u, scale, others, weights, place, shapes, tried, says)
+
+
+def _weights(clients: int) -> Iterator[tuple[list[int], str]]:
+    """Weights with the record's first."""
+    yield [HEAVY] + [100] * (clients - 1), f"weights {HEAVY} : {clients - 1} x 100"
+    yield [100] * clients, "equal weights"
+    yield [1] + [1000] * (clients - 1), f"weights 1 : {clients - 1} x 1000"
+
+
+def _crowds(u: np.ndarray, count: int, rng: np.random.Generator) -> Iterator[tuple[list[np.ndarray], str]]:
+    """What the others send."""
+    yield [0 * u] * count, "zeros"
+    yield [-u * LARGE] * count, "its opposite"
+    yield [u * LARGE] * count, "the same"
+    yield [u * 10.0**k for k in np.linspace(-3, 3, count)], "of all sizes"
+    yield [r / np.linalg.norm(r) for r in rng.standard_normal((count, len(u)))], "random"
+
+
+def _one_client(
+    relation: str,
+    u: np.ndarray,
+    scale: float,
+    others: list[np.ndarray],
+    weights: list[int],
+    place: int,
+    shapes: tuple[tuple[int, ...], ...],
+    tried: Tried,
+    says: str,
+) -> Iterator[Pair]:
+    def with_record(record: np.ndarray) -> Data:
+        rows = [*others[:place], record, *others[place:]]
+        w = [*weights[1 : place + 1], weights[0], *weights[place + 1 :]]
+        return [split(r if r.any() else u * tried.nothing, shapes) for r in rows], w
+
+    if relation == "add_remove":
+        rest = [split(r if r.any() else u * tried.nothing, shapes) for r in others], weights[1:]
+        yield Pair(with_record(u * scale), rest, f"{says}, against its absence", u)
+        return
+    for other, what in _opposites(relation, u, scale, tried):
+        yield Pair(with_record(u * scale), with_record(other), f"{says}, against {what}", u)
+
+
+def _tables(relation: str, tried: Tried, rng: np.random.Generator) -> Iterator[Pair]:
+    for n, d in tried.tables:
+        if relation == "add_remove" and n == 1:  # without the record nothing is left: few mechanisms say what then
+            continue
+        for name, u in directions(d, rng).items():
+            for others, crowd in _crowds(u, n - 1, rng):
+                for place, where in ((0, "first"), (n - 1, "last"))[: 2 if n > 1 else 1]:
+                    for scale in (LARGE, 1.0, SMALL) if crowd == "zeros" and not place else (LARGE,):
+                        says = f"the {where} of {n} records, norm {scale:g}, {name}, others {crowd}"
+                        yield from _one_row(relation, u, scale, others, place, tried, says)
+
+
+def _one_row(
+    relation: str, u: np.ndarray, scale: float, others: list[np.ndarray], place: int, tried: Tried, says: str
+) -> Iterator[Pair]:
+    def table(rows: list[np.ndarray]) -> np.ndarray:
+        filled = [r if r.any() else u * tried.nothing for r in rows]
+        return np.array(filled, dtype=np.float64).reshape(len(filled), len(u))
+
+    before, after = others[:place], others[place:]
+    present = table([*before, u * scale, *after])
+    if relation == "add_remove":
+        yield Pair(present, table([*before, *after]), f"{says}, against its absence", u)
+        return
+    for other, what in _opposites(relation, u, scale, tried):
+        yield Pair(present, table([*before, other, *after]), f"{says}, against {what}", u)
+
+
+def broken(pair: Pair, kind: str, value: float) -> Pair:
+    """The same neighbours with one number of the record replaced by ``value``: NaN, or infinity."""
+    present: Data
+    if kind == "update":
+        present = [a.copy() for a in pair.present]
+        present[0].reshape(-1)[0] = value
+    elif kind == "aggregate":
+        updates, weights = pair.present
+        first = [a.copy() for a in updates[0]]
+        first[0].reshape(-1)[0] = value
+        present = ([first, *updates[1:]], weights)
+    else:
+        present = pair.present.copy()
+        present[0, 0] = value
+    return Pair(present, pair.absent, f"{pair.says}, one number of it {value}", pair.axis)

@@ -1,0 +1,92 @@
+"""Which neighbours are worth many calls? Successive halving over everything that is tried.
+
+Every pair gets a few transcripts, the better part of them more, and so on (Jamieson and Talwalkar 2016). Scores are
+only an order of search: whatever is said later is said of fresh transcripts.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from privdd.checking.called import Data, Mechanism, Refused
+from privdd.checking.learned import statistics
+from privdd.checking.neighbours import Pair
+from privdd.checking.sampled import Block, Clock, drawn
+
+FIRST, LEAST = 96, 8  # transcripts a side in the first round; in any
+CERTAIN = 1e6  # the score of what is told apart without exception
+
+
+@dataclass(frozen=True)
+class Ranked:
+    pair: Pair
+    score: float
+
+
+def screened(
+    mechanism: Mechanism,
+    pairs: Sequence[Pair],
+    around: Callable[[Data], list[Data]],
+    clock: Clock,
+    seconds: float,
+    *,
+    keep: int,
+) -> tuple[list[Ranked], list[str]]:
+    """The ``keep`` most promising pairs, best first, and what the mechanism said against inputs that it refused."""
+    ends, refusals = clock.left() - seconds, []
+    kept, count, ranked = list(pairs), FIRST, [Ranked(pair, 0.0) for pair in pairs[:keep]]
+    while kept:
+        cost = _cost(mechanism, kept[0], around, clock)
+        room = (clock.left() - ends) / 3 / max(cost, 1e-7)  # a third of what is left for each round
+        affordable = int(room / (2 * LEAST))
+        if affordable < 1:
+            break
+        if affordable < len(kept):
+            kept = [kept[int(i)] for i in np.linspace(0, len(kept) - 1, affordable)]
+        n = max(LEAST, min(count, int(room / (2 * len(kept)))))
+        found = []
+        for pair in kept:
+            try:
+                sides = [drawn(mechanism, around(side), n, clock) for side in (pair.present, pair.absent)]
+            except Refused as no:
+                refusals.append(str(no))
+                continue
+            found.append(Ranked(pair, score(sides[0], sides[1], pair.axis)))
+        ranked = sorted(found, key=lambda one: -one.score) or ranked
+        if len(ranked) <= keep:
+            break
+        kept, count = [one.pair for one in ranked[: max(keep, len(ranked) // 4)]], count * 4
+    return ranked[:keep], refusals
+
+
+def _cost(mechanism: Mechanism, pair: Pair, around: Callable[[Data], list[Data]], clock: Clock) -> float:
+    began = time.process_time()
+    try:
+        drawn(mechanism, around(pair.present), 3, clock)
+    except Refused:
+        return 1e-6
+    return (time.process_time() - began) / 3
+
+
+def score(present: Block, absent: Block, axis: np.ndarray | None) -> float:
+    """The largest effect of any statistic, in standard deviations: learned on one half, seen on the other."""
+    half = len(present) // 2
+    first = [Block(b.rows[:half], b.codes[:half]) for b in (present, absent)]
+    second = [Block(b.rows[half:], b.codes[half:]) for b in (present, absent)]
+    best = 0.0
+    for how, statistic in statistics(first[0], first[1], axis).items():
+        a, b = statistic(second[0]), statistic(second[1])
+        if not (np.isfinite(a).all() and np.isfinite(b).all()):
+            continue
+        gap, spread = abs(float(a.mean() - b.mean())), math.sqrt((float(a.var()) + float(b.var())) / 2)
+        if spread <= 1e-9 * gap:
+            effect = CERTAIN if gap else 0.0
+        else:
+            effect = min(gap / spread, CERTAIN) * (1.0 if how.startswith("shift") else 0.7)
+        best = max(best, effect)
+    return best

@@ -1,0 +1,157 @@
+"""What a shift costs under the noise's own law: far sharper than counting, and it trusts that law in the tails.
+
+Fresh transcripts of both inputs are projected on a direction learned beforehand. Where their residuals are normal, the
+shift is at least ``mu`` standard deviations at the asked confidence, and mu-GDP gives epsilon (Dong, Roth and Su 2022).
+Where every number has Laplace residuals, epsilon is that of the Laplace mechanism with the shift seen.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import stats
+
+from attacks.epsilon import gaussian_epsilon
+from privdd.checking.learned import Metric, shift_directions, totals
+from privdd.checking.sampled import Block
+
+NOT_REJECTED = 1e-4  # p-value above which a law is taken for the noise's
+POOL = 40_000
+LEAST = 400  # transcripts a side
+DRAWS = 200_000
+
+
+@dataclass(frozen=True)
+class Shift:
+    """law: gaussian, laplace, or other (no epsilon is said then); mu: shift over noise, best guess, and from below.
+
+    epsilon: from below at the asked confidence; about: from the best guess.
+    """
+
+    law: str
+    mu: float
+    mu_low: float
+    epsilon: float
+    about: float
+    transcripts: int
+
+
+NOTHING = Shift("other", 0.0, 0.0, 0.0, 0.0, 0)
+
+
+def shift(
+    trained: tuple[Block, Block],
+    fresh: tuple[Block, Block],
+    axis: np.ndarray | None,
+    *,
+    delta: float,
+    confidence: float,
+) -> Shift:
+    """The cost of the shift between two inputs. NOTHING where there is no shift, no noise, or no law for it."""
+    ways = shift_directions(*trained, axis)
+    a, b = totals(fresh[0]), totals(fresh[1])
+    if not ways or min(len(a), len(b)) < LEAST or a.shape[1] != b.shape[1] or a.shape[1] != len(ways[0]):
+        return NOTHING
+    residuals = np.concatenate([a - a.mean(0), b - b.mean(0)])
+    law = noise_law(residuals)
+    if law == "laplace":
+        return _laplace(trained, a, b, delta, confidence)
+    w = max(ways, key=lambda w: _honest(trained, w))
+    y, z = a @ w, b @ w
+    gap, spread = abs(float(y.mean() - z.mean())), max(float(y.std(ddof=1)), float(z.std(ddof=1)))
+    if spread <= 1e-9 * gap or gap == 0:
+        return NOTHING
+    mu = gap / spread
+    if law != "gaussian" or not (_normal(y) and _normal(z)):
+        return Shift("other", mu, 0.0, 0.0, 0.0, len(y) + len(z))
+    low = mu_from_below(y, z, confidence)
+    at = max(delta, 1e-12)
+    return Shift("gaussian", mu, low, gaussian_epsilon(low, at), gaussian_epsilon(mu, at), len(y) + len(z))
+
+
+def _honest(trained: tuple[Block, Block], w: np.ndarray) -> float:
+    """Squared shift on the training transcripts, less what a learned direction finds in noise alone."""
+    a, b = (totals(block) @ w for block in trained)
+    mu = float(a.mean() - b.mean()) / max(float(a.std()), float(b.std()), 1e-300)
+    return mu * mu - (len(w) + 1) * (1 / len(a) + 1 / len(b)) * (np.count_nonzero(w) > 1)
+
+
+def mu_from_below(y: np.ndarray, z: np.ndarray, confidence: float) -> float:
+    """A lower limit of |mean difference| / std of normal samples: the difference takes half of the error probability."""
+    tail = (1 - confidence) / 2
+    spread, freedom = max((float(y.std(ddof=1)), len(y) - 1), (float(z.std(ddof=1)), len(z) - 1))
+    highest = spread * math.sqrt(freedom / stats.chi2.ppf(tail / 2, freedom))  # of either sample
+    error = highest * math.sqrt(1 / len(y) + 1 / len(z)) * stats.norm.isf(tail / 2)
+    return max(0.0, (abs(float(y.mean() - z.mean())) - error) / highest)
+
+
+def noise_law(residuals: np.ndarray) -> str:
+    """gaussian, laplace or other: the law of residuals (n, m), pooled over numbers that are noised at all."""
+    std = residuals.std(0)
+    noised = std > 1e-9 * max(float(std.max(initial=0.0)), 1e-300)
+    if not noised.any():
+        return "other"
+    values = residuals[:, noised] / std[noised]
+    one = values.T.reshape(-1)
+    one = one[:: max(1, len(one) // POOL)]
+    if _normal(one):
+        return "gaussian"
+    scale = np.abs(values).mean(0)
+    two = (values / scale).T.reshape(-1)
+    two = two[:: max(1, len(two) // POOL)]
+    return "laplace" if stats.kstest(two, "laplace").pvalue > NOT_REJECTED else "other"
+
+
+def _normal(values: np.ndarray) -> bool:
+    spread = float(values.std())
+    if len(values) < 50 or spread == 0 or len(np.unique(values[:1000])) < 0.9 * min(len(values), 1000):
+        return False
+    centred = (values - values.mean()) / spread
+    p = min(float(stats.normaltest(centred).pvalue), float(stats.kstest(centred, "norm").pvalue))
+    return p > NOT_REJECTED
+
+
+def _laplace(trained: tuple[Block, Block], a: np.ndarray, b: np.ndarray, delta: float, confidence: float) -> Shift:
+    """Lower bound of the epsilon of independent Laplace numbers shifted as seen, signs and places learned before."""
+    before = [totals(block) for block in trained]
+    metric, seen = Metric.of(*before), before[0].mean(0) - before[1].mean(0)
+    error = metric.std * math.sqrt(1 / len(before[0]) + 1 / len(before[1]))
+    signs = np.where(np.abs(seen) > 3 * error, np.sign(seen), 0.0)
+    kept = np.flatnonzero(signs)
+    n = len(a) + len(b)
+    if not len(kept):
+        return Shift("laplace", 0.0, 0.0, 0.0, 0.0, n)
+    residuals = np.concatenate([a - np.median(a, 0), b - np.median(b, 0)])[:, kept]
+    tail = stats.norm.isf((1 - confidence) / (2 * len(kept)))
+    scale = np.abs(residuals).mean(0)
+    gap = (a.mean(0) - b.mean(0))[kept] * signs[kept]
+    relative = gap / scale
+    total_error = stats.norm.isf((1 - confidence) / 2) * math.sqrt(2 * len(kept) * (1 / len(a) + 1 / len(b)))
+    high = scale * (1 + tail / math.sqrt(len(residuals)))
+    low = max(0.0, float((gap / high).sum()) - total_error)
+    shrunk = np.maximum(relative, 0) * low / max(float(np.maximum(relative, 0).sum()), 1e-300)
+    epsilon, about = (_laplace_epsilon(each, delta) for each in (shrunk, np.maximum(relative, 0)))
+    return Shift("laplace", float(np.linalg.norm(relative)) / math.sqrt(2), low, epsilon, about, n)
+
+
+def _laplace_epsilon(shifts: np.ndarray, delta: float) -> float:
+    """Epsilon of Laplace(1) numbers shifted by ``shifts`` (k,), from below: at delta 1e-4 if delta is smaller and above 0.
+
+    One number alone, or delta 0: the sum of shifts, less what delta buys where there is one number.
+    """
+    total = float(shifts.sum())
+    if delta == 0 or total == 0:
+        return total
+    if len(shifts) == 1:  # delta(eps) = 1 - e^((eps - total) / 2)
+        return max(0.0, total + 2 * math.log1p(-delta))
+    at = max(delta, 1e-4)
+    x = np.random.default_rng(0).laplace(size=(DRAWS // max(1, len(shifts) // 20), len(shifts)))
+    losses = (np.abs(x + shifts) - np.abs(x)).sum(1)
+    low, high = 0.0, total
+    for _ in range(40):
+        middle = (low + high) / 2
+        parts = np.where(losses > middle, -np.expm1(np.minimum(middle - losses, 0)), 0.0)
+        low, high = (middle, high) if parts.mean() > at else (low, middle)
+    return low

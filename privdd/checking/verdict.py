@@ -1,0 +1,106 @@
+"""What a check concludes, as a value, as JSON and in one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from privdd.checking.examination import Examined
+from privdd.checking.looks import WORDS, Looked
+from privdd.checking.stated import Stated
+
+FORMAT = 1
+KEEPS, CONDITIONS, BREAKS = "not refuted", "not refuted, under conditions", "refuted"
+
+
+@dataclass(frozen=True)
+class Checked:
+    """verdict: refuted; not refuted; not refuted, under conditions. certified: the largest lower bound on epsilon.
+
+    certified_any: the largest that holds for any mechanism; kappa: shift over noise, over what the statement allows;
+    about: best guess of epsilon under the noise's law (both None where no law fits).
+    """
+
+    mechanism: str
+    stated: Stated
+    verdict: str
+    certified: float
+    certified_any: float
+    kappa: float | None
+    about: float | None
+    law: str
+    worst: str
+    looks: tuple[Looked, ...]
+    notes: tuple[str, ...]
+    confidence: float
+    calls: int
+    seconds: float
+    command: str = ""
+    conditions: tuple[str, ...] = field(default=())
+
+    @property
+    def refuted(self) -> bool:
+        return self.verdict == BREAKS
+
+    @property
+    def says(self) -> str:
+        """The conclusion in one line."""
+        claim = f"({self.stated.epsilon:g}, {self.stated.delta:g})-DP under {self.stated.relation}"
+        over = f" over {self.stated.calls} calls" if self.stated.calls > 1 else ""
+        head = f"{self.mechanism}: {claim}{over}: {self.verdict.upper() if self.refuted else self.verdict}"
+        if self.refuted:
+            worst = next(look for look in self.looks if look.outcome == "refuted")
+            best = max((look for look in self.looks if look.outcome == "refuted"), key=lambda look: look.epsilon)
+            shown = f"epsilon is above {best.epsilon:.4g} ({WORDS[best.strength]}): {best.says}"
+            return f"{head}: {shown if best.epsilon < float('inf') else worst.says}"
+        tail = "; ".join(self.conditions)
+        return (
+            f"{head}{': ' + tail if tail else ''}; largest bound {self.certified:.4g} at confidence {self.confidence:g}"
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        return {"format": FORMAT, **asdict(self), "says": self.says}
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> Checked:
+        """The inverse of ``as_json``."""
+        looks = tuple(Looked(**{**look, "epsilon": float(look["epsilon"])}) for look in data["looks"])
+        rest = {k: v for k, v in data.items() if k not in ("format", "says", "looks", "stated", "notes", "conditions")}
+        rest |= {key: float(rest[key]) for key in ("certified", "certified_any")}
+        rest |= {key: None if rest[key] is None else float(rest[key]) for key in ("kappa", "about")}
+        return Checked(
+            stated=Stated(**data["stated"]),
+            looks=looks,
+            notes=tuple(data["notes"]),
+            conditions=tuple(data["conditions"]),
+            **rest,
+        )
+
+
+def concluded(
+    name: str, stated: Stated, found: Examined, *, confidence: float, calls: int, seconds: float, command: str = ""
+) -> Checked:
+    """The verdict of an examination."""
+    conditions = tuple(look.says for look in found.looks if look.outcome == "condition")
+    verdict = BREAKS if found.refuted else CONDITIONS if conditions else KEEPS
+    bounds = [look.epsilon for look in found.looks if look.outcome in ("refuted", "not refuted")]
+    free = [look.epsilon for look in found.looks if look.strength == "finite_sample" and look.outcome != "condition"]
+    return Checked(
+        mechanism=name,
+        stated=stated,
+        verdict=verdict,
+        certified=max(bounds, default=0.0),
+        certified_any=max(free, default=0.0),
+        kappa=found.kappa,
+        about=found.about,
+        law=found.law,
+        worst=found.worst,
+        looks=tuple(found.looks),
+        notes=tuple(found.notes),
+        confidence=confidence,
+        calls=calls,
+        seconds=seconds,
+        command=command,
+        conditions=conditions,
+    )

@@ -1,0 +1,154 @@
+"""``python -m privdd.check``: its arguments, exit status and files; conditions and declared noise."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from privdd.check import main
+from privdd.checking.called import Mechanism
+from privdd.checking.command_line import read
+from privdd.checking.component_table import ROWS, page
+from privdd.checking.conditions import unusual_inputs
+from privdd.checking.constant_parts import constant_part
+from privdd.checking.declared_noise import declared
+from privdd.checking.float_bits import bits, lowest_bits
+from privdd.checking.looks import Looked
+from privdd.checking.named import guessed_kind, load_target, maker
+from privdd.checking.neighbours import Tried
+from privdd.checking.plugin_check import plugin
+from privdd.checking.sampled import Clock
+from privdd.checking.screening import screened
+from privdd.checking.stated import Stated
+from privdd.checking.verdict import KEEPS, Checked
+from privdd.core.errors import BadConfig
+
+RNG = np.random.default_rng()
+CODE = """
+import numpy as np
+RNG = np.random.default_rng({seed})
+def release(x, std={std}):
+    x = x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1.0)
+    return x.sum(0) + RNG.normal(0, std, x.shape[1])
+"""
+FEW = ("max_calls=30000", "seconds=10", "input.rows=[4,3]")
+
+
+def written(folder: Path, **values: object) -> str:
+    (folder / "mine.py").write_text(CODE.format(**{"seed": "", "std": 5.0, **values}))
+    return f"mechanism={folder / 'mine.py'}:release"
+
+
+@pytest.mark.parametrize(
+    ("argument", "says"),
+    [
+        ("stated.epsilom=1", "did you mean stated.epsilon"),
+        ("kind", "KEY=VALUE"),
+        ("relation=swap", "allowed are add_remove, replace, zero_out"),
+        ("calls=0.5", "a whole number"),
+        ("stated.epsilon=x", "a number is needed"),
+        ("input.rows=3", "are of this form"),
+        ("confidence=2", "confidence in"),
+    ],
+)
+def test_bad_arguments_are_refused_in_one_line(argument: str, says: str, tmp_path: Path, capsys) -> None:
+    extra = [] if argument.startswith("stated.epsilon=") else ["stated.epsilon=1"]
+    assert main([written(tmp_path), argument, *extra]) == 1
+    err = capsys.readouterr().err
+    assert says in err and err.count("\n") == 1 or says in err.splitlines()[-1]
+
+
+def test_exit_status_says_refuted_or_not_and_a_seed_is_seen_across_processes(tmp_path: Path, capsys) -> None:
+    assert main([written(tmp_path), "stated.epsilon=1", "stated.delta=1e-5", *FEW]) == 0
+    assert main([written(tmp_path), "stated.epsilon=1", "stated.delta=1e-5", "args.std=1", f"out={tmp_path / 'o'}", *FEW]) == 2
+    assert "REFUTED" in capsys.readouterr().out and "args.std=1" in (tmp_path / "o" / "check.html").read_text()
+    assert main([written(tmp_path, seed=3), "stated.epsilon=1", "stated.delta=1e-5", *FEW]) == 2
+    assert "two fresh starts gave the same noise" in capsys.readouterr().out
+
+
+def test_names_lead_to_callables_and_arguments_to_the_statement(tmp_path: Path) -> None:
+    class Made:
+        def __init__(self, epsilon: float, delta: float = 0.5) -> None:
+            self.said = epsilon, delta
+
+        def __call__(self, updates, weights):
+            return self.said
+
+    make, fresh = maker(Made, {}, {"epsilon": 3.0, "delta": 1e-5})
+    assert make()([], []) == (3.0, 0.5) and fresh and guessed_kind(make()) == "aggregate"
+    assert guessed_kind(lambda x: x) == "records" and guessed_kind(lambda update: update) == "update"
+    for name, says in (("nothing", "package.module:Name"), ("math:nope", "no nope"), ("no.such:f", "No module"), ("math:pi", "called")):
+        with pytest.raises(BadConfig, match=says):
+            load_target(name)
+    assert read(["mechanism=a:b", "args.x=[1,2]", "stated.epsilon=1"]).args == {"x": [1, 2]}
+
+
+def clipped(update):
+    flat = np.concatenate([a.ravel() for a in update])
+    return flat / max(1.0, float(np.linalg.norm(flat)))
+
+
+def gaussian(std: float):
+    return Mechanism(lambda: lambda update: clipped(update) + RNG.normal(0, std, sum(a.size for a in update)), "update")
+
+
+def test_conditions_are_told_and_nan_decides_where_it_is_stated() -> None:
+    clock, stated = Clock(60, 10**6), Stated(1.0, 1e-5)
+    assert [look.name for look in unusual_inputs(gaussian(4.0), stated, Tried(), clock)] == ["finite inputs"]
+    assert unusual_inputs(gaussian(4.0), Stated(1.0, 1e-5, inputs="any"), Tried(), clock) == []
+    loose = Mechanism(lambda: lambda update: [a + RNG.normal(size=np.shape(a)) * (np.ndim(a) > 0) for a in update], "update")
+    assert "scalars" in [look.name for look in unusual_inputs(loose, stated, Tried(), clock)]
+
+
+def test_low_bits_of_floats_tell_and_those_of_a_lattice_do_not() -> None:
+    assert lowest_bits(np.array([[0.75, 4.0], [0.0, 0.0]])).tolist() == [-2.0, 2000.0]
+    stated, clock = Stated(1.0, 1e-5, low_bits=True), Clock(60, 10**6)
+    plain = gaussian(3.7)
+    lattice = Mechanism(lambda: lambda update: np.trunc(clipped(update) * 2**14) / 2**14
+                        + np.rint(RNG.normal(0, 3.7, sum(a.size for a in update)) * 2**14) / 2**14, "update")  # fmt: skip
+    assert [look.outcome for m in (plain, lattice) for look in bits(m, stated, Tried(), clock)] == ["refuted", "not refuted"]
+
+
+def test_declared_noise_is_tested() -> None:
+    clock = Clock(60, 10**6)
+    for stated, outcomes in (
+        (Stated(1.0, 1e-5, noise="gaussian", noise_std=4.0), ["not refuted", "not refuted"]),
+        (Stated(1.0, 1e-5, noise="laplace", noise_std=6.0), ["refuted", "refuted"]),
+        (Stated(1.0, 1e-5), []),
+    ):
+        assert [look.outcome for look in declared(gaussian(4.0), stated, Tried(), clock, 0.999)] == outcomes
+
+
+def test_constant_numbers_are_named_and_noised_ones_are_not() -> None:
+    clock, rng = Clock(60, 10**6), np.random.default_rng(0)
+    leaky = Mechanism(lambda: lambda update: [RNG.normal(size=2), float(np.linalg.norm(update[0]))], "update")
+    found = constant_part(leaky, Tried(), clock, rng, delta=1e-5, confidence=0.999)
+    assert found is not None and found.place == 2 and found.epsilon > 13
+    assert constant_part(gaussian(1.0), Tried(), clock, rng, delta=1e-5, confidence=0.999) is None
+
+
+def test_the_search_prefers_the_pair_that_shifts() -> None:
+    from privdd.checking.neighbours import pairs
+
+    found, refusals = screened(gaussian(1.0), pairs("update", "zero_out", Tried()), lambda d: [d], Clock(60, 10**6), 15.0, keep=3)
+    assert refusals == [] and all("norm 0.001" not in one.pair.says for one in found) and found[0].score > 0.7
+
+
+def test_plugins_are_made_and_held_to_their_role() -> None:
+    from attacks.membership.threshold import LossThreshold
+
+    assert isinstance(plugin("attack", LossThreshold, {}), LossThreshold)
+    with pytest.raises(BadConfig, match="no Attack"):
+        plugin("attack", Path, {})
+    with pytest.raises(BadConfig, match="a class is needed"):
+        plugin("method", math.sqrt, {})
+
+
+def test_every_row_of_the_table_has_its_command() -> None:
+    result = Checked("m", Stated(1.0, 1e-5), KEEPS, 0.5, 0.2, 1.01, 1.0, "gaussian", "w", (Looked("a", "not refuted", "b"),), (), 0.99, 1, 1.0)
+    text = page([(row, result) for row in ROWS], "c")
+    assert all(row.command in text for row in ROWS) and text.count("keeps (nothing refutes it)") == len(ROWS)
+    assert len({row.what for row in ROWS}) >= 6

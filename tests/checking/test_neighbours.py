@@ -1,0 +1,53 @@
+"""Neighbouring inputs are neighbours under the relation that was asked for."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from privdd.checking.neighbours import Tried, broken, pairs
+
+
+@pytest.mark.parametrize("relation", ["add_remove", "replace", "zero_out"])
+def test_records_differ_in_one_row(relation: str) -> None:
+    for pair in pairs("records", relation, Tried()):
+        a, b = pair.present, pair.absent
+        assert len(a) - len(b) == (relation == "add_remove")
+        if relation == "add_remove":
+            left = [row for row in a.tolist()]
+            for row in b.tolist():
+                left.remove(row)
+            assert len(left) == 1
+        else:
+            changed = (a != b).any(1)
+            assert changed.sum() == 1 and (relation == "replace" or not b[changed].any())
+
+
+@pytest.mark.parametrize("relation", ["add_remove", "replace", "zero_out"])
+def test_crowds_differ_in_one_client(relation: str) -> None:
+    seen = set()
+    for pair in pairs("aggregate", relation, Tried()):
+        (a, wa), (b, wb) = pair.present, pair.absent
+        assert len(a) == len(wa) and len(b) == len(wb)
+        seen |= {tuple(wa)}
+        if relation == "add_remove":
+            assert len(a) - len(b) == 1 and sorted(wb) == sorted(wb) and sum(wa) > sum(wb)
+        else:
+            assert wa == wb and sum(any((p != q).any() for p, q in zip(u, v)) for u, v in zip(a, b)) == 1
+    assert (5000, *(100,) * 9) in seen
+
+
+def test_updates_become_zeros_or_opposites() -> None:
+    assert all(not any(a.any() for a in pair.absent) for pair in pairs("update", "zero_out", Tried()))
+    flat = [(np.concatenate([a.ravel() for a in p.present]), np.concatenate([a.ravel() for a in p.absent]))
+            for p in pairs("update", "replace", Tried())]  # fmt: skip
+    assert any(np.array_equal(a, -b) for a, b in flat) and all(not np.array_equal(a, b) for a, b in flat)
+
+
+def test_a_zero_that_is_refused_is_nearly_zero_and_nan_stays_in_the_record() -> None:
+    pair = pairs("update", "zero_out", Tried(nothing=1e-9))[0]
+    assert 0 < max(np.abs(a).max() for a in pair.absent) < 1e-8
+    for kind in ("update", "aggregate", "records"):
+        now = broken(pairs(kind, "zero_out", Tried())[0], kind, np.nan)
+        flat = str(now.present)
+        assert "nan" in flat and "nan" not in str(now.absent) and "nan" in now.says

@@ -1,0 +1,98 @@
+"""Whole checks of small mechanisms: verdicts, seeds, limits of time, errors in one line."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from privdd.api import assert_private, check
+from privdd.checking.child import Stopped, in_child
+from privdd.checking.examination import LOOKS
+from privdd.checking.neighbours import Tried
+from privdd.checking.stated import Stated, gaussian_mu
+from privdd.checking.verdict import Checked
+from privdd.core.errors import BadConfig
+
+SMALL = Tried(structures=(((6,),),), tables=((4, 3),), crowds=(3,))
+FEW = {"max_calls": 40_000, "seconds": 12.0, "tried": SMALL}
+STATED = {"epsilon": 2.0, "delta": 1e-5}
+RNG = np.random.default_rng()
+
+
+def clipped(update):
+    size = math.sqrt(sum(float((a * a).sum()) for a in update))
+    return [a * min(1.0, 1.0 / max(size, 1e-30)) if np.isfinite(size) else 0 * np.nan_to_num(a) for a in update]
+
+
+def noised(times: float):
+    std = times / gaussian_mu(2.0, 1e-5)
+    return lambda update: [a + RNG.normal(0, std, a.shape) for a in clipped(update)]
+
+
+def test_a_mechanism_that_keeps_its_epsilon_is_not_refuted(tmp_path: Path) -> None:
+    result = assert_private(noised(1.0), stated=STATED, kind="update", out=tmp_path, **FEW)
+    assert not result.refuted and 0.9 < result.kappa < 1.1 and result.certified < 2.1
+    assert len(result.looks) <= LOOKS and result.calls <= 41_000
+    stored = json.loads((tmp_path / "findings.json").read_text())
+    assert Checked.from_json(stored) == result and "A search that finds nothing" in (tmp_path / "check.html").read_text()
+
+
+def test_half_the_noise_is_refuted_and_its_epsilon_is_bounded_from_below() -> None:
+    with pytest.raises(AssertionError, match="REFUTED: epsilon is above"):
+        assert_private(noised(0.5), stated=STATED, kind="update", **FEW)
+    result = check(noised(0.5), stated=STATED, kind="update", **FEW)
+    true = 4.53  # mu-GDP at twice the mu, epsilon of it at 1e-5
+    assert result.kappa == pytest.approx(2.0, rel=0.1) and 2.1 < result.certified < 1.02 * true
+
+
+def test_a_number_without_noise_has_no_ceiling_at_ln_n() -> None:
+    def leaky(update):
+        return noised(1.0)(update), float(sum((a * a).sum() for a in update))
+
+    result = check(leaky, stated={"epsilon": 9.0, "delta": 1e-5}, kind="update", **FEW)
+    assert result.refuted and result.certified_any > 13
+
+
+class Seeded:
+    def __init__(self) -> None:
+        self.rng = np.random.default_rng(7)
+
+    def __call__(self, update):
+        return [a + self.rng.normal(0, 4.0, a.shape) for a in clipped(update)]
+
+
+def test_a_seed_in_the_code_is_found() -> None:
+    result = check(Seeded, stated=STATED, kind="update", **FEW)
+    assert result.refuted and any(look.name == "seeds" and look.outcome == "refuted" for look in result.looks)
+
+
+def test_what_cannot_be_checked_is_said_in_one_line() -> None:
+    for mechanism, says in (
+        (lambda update: 1 / 0, "refuses every input that was tried; the first error: ZeroDivisionError"),
+        (lambda update: object(), "it returns a object"),
+        (lambda update: sys.exit(3), "ended its process"),
+    ):
+        with pytest.raises(BadConfig, match=says) as error:
+            check(mechanism, stated=STATED, kind="update", **FEW)
+        assert "\n" not in str(error.value)
+    with pytest.raises(BadConfig, match="stated.delta=2"):
+        check(noised(1.0), stated={"epsilon": 1.0, "delta": 2}, kind="update", **FEW)
+
+
+def test_a_mechanism_that_hangs_is_stopped() -> None:
+    began = time.monotonic()
+    with pytest.raises(Stopped, match="stopped after 0.5 s"):
+        in_child(lambda say: time.sleep(60) or {}, 0.5)
+    assert time.monotonic() - began < 20
+
+
+def test_gaussian_mu_is_the_inverse_of_the_closed_form() -> None:
+    assert gaussian_mu(4.37717810, 1e-5) == pytest.approx(1.0, abs=1e-6)  # Balle and Wang, sigma = 1
+    assert Stated(4.37717810, 1e-5, calls=4).mu == pytest.approx(0.5, abs=1e-6)
+    assert Stated(1.0, noise_multiplier=4.0, relation="replace").mu == 0.5

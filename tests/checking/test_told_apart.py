@@ -1,0 +1,80 @@
+"""The tests on blocks of transcripts, against mechanisms whose epsilon is known in closed form."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from attacks.epsilon import gaussian_epsilon
+from privdd.checking.called import Mechanism
+from privdd.checking.direction_game import games, play
+from privdd.checking.learned import Metric, statistics
+from privdd.checking.neighbours import Tried
+from privdd.checking.sampled import Block, Clock
+from privdd.checking.shift_law import noise_law, shift
+from privdd.checking.told_apart import told_apart
+
+RNG = np.random.default_rng(5)
+
+
+def block(values: np.ndarray, code: str = "x") -> Block:
+    return Block(values.reshape(len(values), 1, -1), [code] * len(values))
+
+
+def gaussian_blocks(gap: np.ndarray, n: int) -> tuple[tuple[Block, Block], tuple[Block, Block]]:
+    sides = [[block(c * gap + RNG.standard_normal((n, len(gap)))) for c in (1, 0)] for _ in range(2)]
+    return (sides[0][0], sides[0][1]), (sides[1][0], sides[1][1])
+
+
+def test_the_bound_of_a_shift_is_below_the_truth_and_near_it() -> None:
+    gap, values = np.array([0.6, 0.0, 0.8]), []
+    for _ in range(20):
+        trained, fresh = gaussian_blocks(gap, 3000)
+        found = shift(trained, fresh, gap, delta=1e-5, confidence=0.95)
+        assert found.law == "gaussian"
+        values.append(found.epsilon)
+    true = gaussian_epsilon(1.0, 1e-5)
+    assert np.mean(np.array(values) > true) <= 0.1 and np.median(values) > 0.85 * true
+
+
+def test_laplace_is_told_from_gaussian_and_costs_its_sum_of_shifts() -> None:
+    draws = [[block(c * np.full(4, 0.5) + RNG.laplace(size=(4000, 4))) for c in (1, 0)] for _ in range(2)]
+    found = shift((draws[0][0], draws[0][1]), (draws[1][0], draws[1][1]), None, delta=0.0, confidence=0.99)
+    assert found.law == "laplace" and 1.5 < found.epsilon < 2.0
+    assert noise_law(RNG.standard_normal((4000, 3))) == "gaussian"
+    assert noise_law(RNG.uniform(size=(4000, 3))) == "other"
+
+
+def test_inputs_are_told_apart_by_shape_by_scale_and_not_by_chance() -> None:
+    zero = np.zeros((600, 2))
+    shapes = [(block(zero, "(2,)"), block(zero, "(3,)")) for _ in range(2)]
+    assert told_apart(*shapes, None, delta=1e-5, confidence=0.99).epsilon > 3.5
+    scales = [tuple(block(s * RNG.standard_normal((600, 30))) for s in (3, 1)) for _ in range(2)]
+    assert told_apart(*scales, None, delta=1e-5, confidence=0.99).epsilon > 3.5
+    wrong = [told_apart(*gaussian_blocks(np.zeros(3), 300), None, delta=0.0, confidence=0.9).epsilon > 0 for _ in range(60)]
+    assert np.mean(wrong) <= 0.15
+
+
+def test_statistics_see_values_that_come_back_and_the_metric_sees_shared_noise() -> None:
+    coins = [block(RNG.integers(0, 3, (200, 1)) + c) for c in (0.5, 0.0)]
+    assert statistics(coins[0], coins[1], None)["values that come back"](coins[0]).mean() == 1
+    shared = RNG.standard_normal((500, 1)) + np.zeros(3)
+    whitened = Metric.of(shared).whitened(np.array([1.0, -1.0, 0.0]))
+    assert abs(whitened).max() > 1e6  # nothing noises a difference
+
+
+@pytest.mark.parametrize(("shared", "least", "most"), [(True, 20.0, math.inf), (False, 0.0, gaussian_epsilon(1.0, 1e-5))])
+def test_one_noise_for_all_numbers_is_read_through(shared: bool, least: float, most: float) -> None:
+    rng = np.random.default_rng(3)
+
+    def mechanism(update):
+        flat = np.concatenate([a.ravel() for a in update])
+        flat = flat / max(1.0, float(np.linalg.norm(flat)))
+        return flat + (rng.standard_normal() if shared else rng.standard_normal(len(flat)))
+
+    game = next(games("update", Tried()))
+    found = play(Mechanism(lambda: mechanism, "update"), game, lambda data: [data], 800, Clock(60, 10**6), rng,
+                 delta=1e-5, confidence=0.99)  # fmt: skip
+    assert least <= found.epsilon <= most

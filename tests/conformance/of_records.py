@@ -1,0 +1,61 @@
+"""Mechanisms on tables of records: the faulty one, then its twin."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tests.conformance.parts import RNG, C, noise_for_poisson, poisson_epsilon, rows_clipped, sigma
+
+Q, BATCHES = 0.2, 10
+TWO, FOUR = sigma(2.0), sigma(4.0)
+SAMPLED = noise_for_poisson(1.0, Q)
+EPOCH_NOISE = 0.8
+EPOCH = poisson_epsilon(1 / BATCHES, EPOCH_NOISE, BATCHES)
+
+
+def whole_noise(x):
+    return rows_clipped(x).sum(0) + RNG.normal(0.0, FOUR, x.shape[1]).astype(int)
+
+
+def real_noise(x):
+    return rows_clipped(x).sum(0) + RNG.normal(0.0, FOUR, x.shape[1])
+
+
+def one_noise_for_all_rows(x):
+    return rows_clipped(x) + RNG.normal(0.0, FOUR, x.shape[1])
+
+
+def noise_for_each_row(x):
+    return rows_clipped(x) + RNG.normal(0.0, FOUR, x.shape)
+
+
+def shuffled_batches(x):
+    """An epoch of shuffled batches, accounted as if every batch were drawn by coins."""
+    order = RNG.permutation(len(x))
+    sums = [rows_clipped(x[part]).sum(0) for part in np.array_split(order, BATCHES)]
+    return np.stack(sums) + RNG.normal(0.0, EPOCH_NOISE, (BATCHES, x.shape[1]))
+
+
+def batches_by_coins(x):
+    sums = [rows_clipped(x[RNG.random(len(x)) < 1 / BATCHES]).sum(0) for _ in range(BATCHES)]
+    return np.stack(sums) + RNG.normal(0.0, EPOCH_NOISE, (BATCHES, x.shape[1]))
+
+
+def divided_by_the_batch(x):
+    batch = rows_clipped(x[RNG.random(len(x)) < Q])
+    return batch.sum(0) / max(len(batch), 1) + RNG.normal(0.0, SAMPLED * C / max(Q * len(x), 1.0), x.shape[1])
+
+
+def divided_by_a_constant(x):
+    batch = rows_clipped(x[RNG.random(len(x)) < Q])
+    return batch.sum(0) / 4.0 + RNG.normal(0.0, SAMPLED * C / 4.0, x.shape[1])
+
+
+def large_records_first(x):
+    """Drawn by importance: a record of norm 1 is always in."""
+    chance = np.clip(np.linalg.norm(rows_clipped(x), axis=1), Q, 1.0)
+    return rows_clipped(x[RNG.random(len(x)) < chance]).sum(0) + RNG.normal(0.0, SAMPLED, x.shape[1])
+
+
+def all_records_alike(x):
+    return rows_clipped(x[RNG.random(len(x)) < Q]).sum(0) + RNG.normal(0.0, SAMPLED, x.shape[1])

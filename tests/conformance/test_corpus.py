@@ -1,0 +1,28 @@
+"""A part of the corpus, with few calls; ``benchmarks/conformance.py`` runs all of it with many."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from privdd.api import check
+from privdd.checking.neighbours import Tried
+from tests.conformance.cases import CASES
+from tests.conformance.parts import norm, rows_clipped
+
+FEW = {"max_calls": 45_000, "seconds": 12.0, "tried": Tried(structures=(((3, 2), (2,)),), tables=((4, 3),), crowds=(10,))}
+QUICK = ["sensitivity apart from the clip", "weighted mean", "one noise for a batch", "an uncounted metric"]
+
+
+def test_the_corpus_is_one_of_pairs() -> None:
+    assert len(CASES) >= 24 and len({case.name for case in CASES}) == len(CASES)
+    assert all(case.faulty is not case.twin for case in CASES)
+    assert norm([np.array([3.0, 4.0])]) == 5 and rows_clipped(np.array([[3.0, 4.0]])) == pytest.approx(np.array([[0.6, 0.8]]))
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_a_fault_is_found_and_its_twin_is_not_accused(name: str) -> None:
+    case = next(case for case in CASES if case.name == name)
+    asked = {**case.asked(), **FEW}
+    assert check(case.faulty, **asked).refuted
+    assert not check(case.twin, **asked).refuted
