@@ -79,6 +79,13 @@ def _baselines(rows: Tensor, view: View, truth: Truth, generator: torch.Generato
     return out
 
 
+def adds_nothing(measures: Mapping[str, Any]) -> str:
+    """A sentence where the pictures are no nearer to the records than a guess that needs no artifact, else ""."""
+    guess = max((v for k, v in measures["baselines"].items() if k.startswith("psnr_")), default=-torch.inf)
+    low = measures["diagnostics"].get("psnr_interval", [measures["psnr"]])[0]
+    return "" if low > guess else "adds nothing to what a guess from public records gives"
+
+
 def _images(evidence: Evidence) -> Tensor:
     if evidence.images is None:
         raise ValueError("evidence.images is None: reconstructions are needed")
