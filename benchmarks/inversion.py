@@ -165,7 +165,9 @@ def batches(options: argparse.Namespace, model: nn.Module, x: Tensor, y: Tensor,
     found = guess_labels(model, [g[0] for g in observed], tuple(real.shape), Pixels(), SINGLE_STEP, rng)  # type: ignore[arg-type]
     overlap = (torch.bincount(found, minlength=10).minimum(torch.bincount(labels, minlength=10))).sum() / len(labels)
     means = class_means(x[-500:], y[-500:], 10)[found]
-    print(f"{options.norm} norm, {len(real)} records, labels found {float(overlap):.0%}, class mean {matched(means, real):.2f} dB")
+    print(
+        f"{options.norm} norm, {len(real)} records, labels found {float(overlap):.0%}, class mean {matched(means, real):.2f} dB"
+    )
     for start in ("noise", "class mean"):
         for name, method in METHODS.items():
             attack, given = replace(method, iterations=options.batch_iterations), None if start == "noise" else means
@@ -175,7 +177,10 @@ def batches(options: argparse.Namespace, model: nn.Module, x: Tensor, y: Tensor,
                 start=given, spread=1.0 if given is None else 0.1,
             )[0]  # fmt: skip
             taken = (time.process_time() - began) / len(real)
-            print(f"{name:10s} from {start:10s}: {matched(result.images, real):.2f} dB, {taken:.2f} CPU s a record", flush=True)
+            print(
+                f"{name:10s} from {start:10s}: {matched(result.images, real):.2f} dB, {taken:.2f} CPU s a record",
+                flush=True,
+            )
 
 
 def matched(images: Tensor, real: Tensor) -> float:

@@ -135,7 +135,11 @@ class InvertingGradients:
         repeated = [g.repeat_interleave(self.restarts, 0) for g in stacked]
         twin, corners = soften(model) if self.soften else (model, [])
         problem = Matching(
-            Victim(twin, local), OBJECTIVES[self.objective], repeated, labels.repeat_interleave(self.restarts, 0), self.tv
+            Victim(twin, local),
+            OBJECTIVES[self.objective],
+            repeated,
+            labels.repeat_interleave(self.restarts, 0),
+            self.tv,
         )
         slope: Slope = Priors(problem, 0.0, self.batchnorm, 0.0, statistics) if statistics else problem
         slope = Sharpening(slope, corners, self.soften, self.iterations) if corners else slope

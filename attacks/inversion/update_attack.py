@@ -114,7 +114,10 @@ class UpdateInversion(Attack):
         norm = torch.tensor(gradient_norm(problem.gradients))
         notes = {"held": held, "simulated": problem.simulated, "iterations": method.iterations}
         return Evidence(
-            images=found.images, labels=labels, extra={"objective": torch.tensor(found.objective), "norm": norm}, notes=notes
+            images=found.images,
+            labels=labels,
+            extra={"objective": torch.tensor(found.objective), "norm": norm},
+            notes=notes,
         )
 
     def _labels(self, view: View, capture: Capture, held: int, generator: torch.Generator) -> Tensor:

@@ -68,7 +68,7 @@ def test_several_records_of_a_real_update_are_found(epochs: int) -> None:
 
 def test_another_clients_update_says_nothing_about_these_records() -> None:
     truth, model = _truth(4), convnet(16, side=8, depth=1)
-    x, y = digits()
+    x, _ = digits()
     other = Truth(x[40:44], truth.y, truth.heldout_x, truth.heldout_y, truth.counts)
     found = _judged(replace(ATTACK, budget=2000), _scene(other, model, 1), truth)
     assert "adds nothing" in found["note"]
