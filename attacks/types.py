@@ -192,7 +192,9 @@ class Attack(ABC):
 
     ``run`` sees the view only; ``judge`` belongs to the evaluator and compares with the truth. Subclasses
     are usually frozen dataclasses whose fields are their settings. least_worlds: the fewest
-    models (target and shadow models together, K of ``Worlds``) that a membership attack can run on.
+    models (target and shadow models together, K of ``Worlds``) that a membership attack can run on. whole_client:
+    whether a gradient inversion reads what the audited client really sent, instead of what it would send if it
+    held one record.
     """
 
     if TYPE_CHECKING:  # class variables or fields, as it suits the attack
@@ -212,6 +214,7 @@ class Attack(ABC):
         adversaries: frozenset[Adversary]
 
     least_worlds: ClassVar[int] = 1
+    whole_client: ClassVar[bool] = False
 
     def __init_subclass__(cls, hooks: Sequence[str] = (), **more: Any) -> None:
         super().__init_subclass__(**more)

@@ -67,8 +67,8 @@ def _components(argv: Sequence[str]) -> int:
     from privdd.checking.component_table import ROWS, page
     from privdd.checking.run_check import checked
     from privdd.core.errors import BadConfig
+    from privdd.runtime.files import write_bytes
     from privdd.runtime.progress import stage
-    from privdd.runtime.run_folder import write_bytes
 
     target = argv[0].partition("=")[2]
     if len(argv) > 1 or not target:

@@ -45,38 +45,54 @@ def qualities(images: Tensor, truth: Tensor) -> dict[str, Tensor]:
     return scores
 
 
-def compare(images: Tensor, view: View, truth: Truth) -> Compared:
+def compare(images: Tensor, view: View, truth: Truth, rows: Tensor | None = None) -> Compared:
     """Each reconstruction gets its own record (Hungarian); the baselines get the same privilege.
 
+    rows: (m,) the record that each reconstruction stems from, where it is known; then nothing is assigned.
     identified: share whose record is nearer than every held-out record; chance: of one who picks
-    among records and held-out records blindly (the assignment may choose among all n records).
+    among records and held-out records blindly (an assignment may choose among all n records).
     """
     generator = torch.Generator().manual_seed(SEED)
     images = images[: len(truth.x)].to(truth.x)
-    rows = assign(images, truth.x)
+    paired = rows is not None
+    rows = rows if rows is not None else assign(images, truth.x)
     real = truth.x[rows]
     scores = qualities(images, real)
     means = {name: float(value.mean()) for name, value in scores.items()}
     gallery = identify(images, real, truth.heldout_x) if len(truth.heldout_x) else None
-    measures: dict[str, Any] = {**means, "n": len(images), "baselines": _baselines(rows, view, truth, generator)}
+    measures: dict[str, Any] = {
+        **means,
+        "n": len(images),
+        "baselines": _baselines(rows, view, truth, generator, paired),
+    }
     measures["lpips_trunk"] = getattr(pretrained(), "name", "not available")
     diagnostics: dict[str, Any] = {"psnr_interval": list(bootstrap(scores["psnr"], generator)), "rows": rows.tolist()}
     if gallery is not None:
         measures["identified"] = gallery.top(1)
-        measures["identified_chance"] = len(truth.x) / (len(truth.x) + len(truth.heldout_x))
+        choices = 1 if paired else len(truth.x)
+        measures["identified_chance"] = choices / (choices + len(truth.heldout_x))
         diagnostics |= {"median_rank": gallery.median, "gallery": gallery.size, "top5": gallery.top(5)}
     return Compared({**measures, "diagnostics": diagnostics}, {"real": real, "reconstructed": images}, rows)
 
 
-def _baselines(rows: Tensor, view: View, truth: Truth, generator: torch.Generator) -> dict[str, float]:
+def _baselines(
+    rows: Tensor, view: View, truth: Truth, generator: torch.Generator, paired: bool = False
+) -> dict[str, float]:
     """metric_baseline -> value; the strongest comes first. Guesses know the labels, then choose records as well."""
     knowledge = view.knowledge
     free = guesses(truth.y[rows], knowledge.public_x, knowledge.public_y, generator)
     out: dict[str, float] = {}
     for name in FIRST:
-        chosen = truth.x[assign(free[name].to(truth.x), truth.x)]
+        chosen = truth.x[rows if paired else assign(free[name].to(truth.x), truth.x)]
         out |= {f"{metric}_{name}": float(v.mean()) for metric, v in qualities(free[name], chosen).items()}
     return out
+
+
+def adds_nothing(measures: Mapping[str, Any]) -> str:
+    """A sentence where the pictures are no nearer to the records than a guess that needs no artifact, else ""."""
+    guess = max((v for k, v in measures["baselines"].items() if k.startswith("psnr_")), default=-torch.inf)
+    low = measures["diagnostics"].get("psnr_interval", [measures["psnr"]])[0]
+    return "" if low > guess else "adds nothing to what a guess from public records gives"
 
 
 def _images(evidence: Evidence) -> Tensor:

@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
+from attacks.baselines import class_means
+
 
 def blank(layer: type[nn.Module], *sizes: int, **options: int) -> nn.Module:
     """A layer whose weights are not drawn yet: the global random stream stays untouched."""
@@ -32,14 +34,18 @@ class Decoder(nn.Module):
 
     Works at half the image's size, where it is four times cheaper: full-size maps are folded to it
     (four pixels to four channels), others are resized, vectors pass a linear layer; the image is
-    unfolded at the end. Inputs are standardised by the training features' mean and deviation.
+    unfolded at the end. Inputs are standardised by the training features' mean and deviation. centres: (C, c, h, w)
+    images of the classes, from which it starts where labels are given.
     """
 
-    def __init__(self, features: Tensor, shape: tuple[int, int, int], width: int) -> None:
+    def __init__(
+        self, features: Tensor, shape: tuple[int, int, int], width: int, centres: Tensor | None = None
+    ) -> None:
         super().__init__()
         c, h, w = shape
         self.size, self.middle = (h, w), (math.ceil(h / 2), math.ceil(w / 2))
         self.low = (math.ceil(h / 4), math.ceil(w / 4))
+        self.centres = None if centres is None else centres.clamp(0.02, 0.98).logit()
         self.mean = features.mean(0, keepdim=True)
         self.spread = features.std().clamp_min(1e-6)
         self.spatial = features.ndim == 4
@@ -52,14 +58,16 @@ class Decoder(nn.Module):
         self.third = blank(nn.Conv2d, width, width, 3, padding=1)
         self.last = blank(nn.Conv2d, width, 4 * c, 3, padding=1)
 
-    def forward(self, features: Tensor) -> Tensor:
+    def forward(self, features: Tensor, labels: Tensor | None = None) -> Tensor:
         z = (features - self.mean) / self.spread
         z = z if self.spatial else F.relu(self.enter(z.flatten(1))).unflatten(1, (-1, *self.low))
         z = F.pixel_unshuffle(z, 2) if self.folded else z
         z = F.relu(self.first(z))
         z = z if z.shape[-2:] == self.middle else F.interpolate(z, self.middle, mode="bilinear", align_corners=False)
         z = F.relu(self.third(F.relu(self.second(z))))
-        return torch.sigmoid(F.pixel_shuffle(self.last(z), 2)[..., : self.size[0], : self.size[1]])
+        image = F.pixel_shuffle(self.last(z), 2)[..., : self.size[0], : self.size[1]]
+        known = self.centres is not None and labels is not None
+        return torch.sigmoid(image + self.centres[labels] if known else image)  # type: ignore[index]
 
 
 @dataclass(frozen=True)
@@ -85,9 +93,16 @@ class DecoderTraining:
         if not self.noise_std >= 0:
             raise ValueError(f"noise_std={self.noise_std}: a number >= 0 is needed")
 
-    def fit(self, features: Tensor, images: Tensor, generator: torch.Generator) -> Decoder:
-        """A decoder trained on pairs features (m, ...) and images (m, c, h, w) in [0, 1]."""
-        decoder = Decoder(features, (images.shape[1], images.shape[2], images.shape[3]), self.width).to(features.device)
+    def fit(
+        self, features: Tensor, images: Tensor, generator: torch.Generator, labels: Tensor | None = None
+    ) -> Decoder:
+        """A decoder trained on pairs features (m, ...) and images (m, c, h, w) in [0, 1].
+
+        labels: (m,), where those of the released features are known too.
+        """
+        centres = None if labels is None else class_means(images, labels, int(labels.max()) + 1)
+        shape = (images.shape[1], images.shape[2], images.shape[3])
+        decoder = Decoder(features, shape, self.width, centres).to(features.device)
         draw_weights(decoder, generator)
         optimiser = torch.optim.Adam(decoder.parameters(), lr=self.lr)
         schedule = torch.optim.lr_scheduler.MultiStepLR(optimiser, [2 * self.steps // 3], 0.5)
@@ -97,7 +112,7 @@ class DecoderTraining:
             if self.noise_std:
                 given = given + self.noise_std * torch.randn(given.shape, generator=generator).to(given)
             optimiser.zero_grad()
-            F.mse_loss(decoder(given), images[rows]).backward()
+            F.mse_loss(decoder(given, None if labels is None else labels[rows]), images[rows]).backward()
             optimiser.step()
             schedule.step()
         return decoder.eval().requires_grad_(False)

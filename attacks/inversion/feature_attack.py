@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
 
-from attacks.inversion.compare import compare
+from attacks.inversion.compare import adds_nothing, compare
 from attacks.inversion.decoder import DecoderTraining, draw_weights
 from attacks.inversion.features import (
     FeatureInverter,
@@ -91,6 +92,19 @@ def joined(view: View, known: FeatureMap | None) -> tuple[Tensor, int]:
     return torch.stack(rows).mean(0), len(rows)
 
 
+def released_labels(view: View, rows: int) -> Tensor | None:
+    """(rows,) the labels that were released with the rows, as classes; None where there are none."""
+    value, classes = view.captures[0].value, view.knowledge.classes
+    if "count" in value and len(value["count"].flatten()) == classes:
+        labels = torch.nonzero(value["count"].flatten() > 0).flatten()
+    elif "y" in value and value["y"].ndim == 1 and not value["y"].is_floating_point():
+        labels = value["y"][:rows]
+    else:
+        return None
+    known = len(labels) == rows and bool(((labels >= 0) & (labels < classes)).all())
+    return labels if known and int(labels.max()) <= int(view.knowledge.public_y.max()) else None
+
+
 def _same(a: Tensor | None, b: Tensor | None) -> bool:
     return a is b or (a is not None and b is not None and torch.equal(a, b))
 
@@ -99,9 +113,12 @@ def _same(a: Tensor | None, b: Tensor | None) -> bool:
 class FeatureInversion(Attack):
     """Records from shared features, on every rung of the knowledge ladder that the view grants.
 
-    Rounds in which the same rows went through the same map are averaged before the inversion.
+    Rounds in which the same rows went through the same map are averaged before the inversion. Decoders and the search
+    know the stated noise, and the labels where they are released with the rows. report: the rung that the finding
+    carries, or the next one down that the view grants; chosen before anything is seen.
     """
 
+    report: Rung = Rung.KNOWS_MAP
     limit: int = 16
     public: int = 500
     decoder: DecoderTraining = field(default_factory=DecoderTraining)
@@ -113,6 +130,7 @@ class FeatureInversion(Attack):
 
     def __post_init__(self) -> None:
         check_counts(self, "limit", "public")
+        object.__setattr__(self, "report", Rung(self.report))
 
     def run(self, view: View, generator: torch.Generator) -> Evidence:
         """images: the highest rung's; extra: every rung's images, by its name."""
@@ -120,15 +138,20 @@ class FeatureInversion(Attack):
         rows, captures = joined(view, known)
         picked = torch.randperm(len(rows), generator=generator)[: self.limit]
         z, public = rows[picked].detach(), view.knowledge.public_x[: self.public]
-        shadow = shadow_map(view, z, generator)
+        shadow, own = shadow_map(view, z, generator), released_labels(view, len(rows))
+        labels = None if own is None else (own[picked], view.knowledge.public_y[: self.public])
         found: dict[str, Tensor] = {}
         for rung, maps in self._rungs(known, shadow):
             inverter = FeatureInverter(rung, self._decoder(view, captures), self.whitebox)
             role = {"shadows": maps} if rung is Rung.SHADOW_MAP else {"maps": maps}
-            found[str(rung)] = inverter.invert([z], public, generator, **role).images
-        return Evidence(
-            images=next(iter(found.values())), extra=found, notes={"rung": next(iter(found)), "captures": captures}
-        )
+            found[str(rung)] = inverter.invert([z], public, generator, labels=labels, **role).images
+        rung = self._reported(found)
+        notes = {"rung": rung, "captures": captures, "picked": picked.tolist(), "labels": labels is not None}
+        return Evidence(images=found[rung], extra=found, notes=notes)
+
+    def _reported(self, found: Mapping[str, Tensor]) -> str:
+        order = list(Rung)
+        return next(str(rung) for rung in order[order.index(self.report) :] if str(rung) in found)
 
     def _decoder(self, view: View, captures: int) -> DecoderTraining:
         settings = view.knowledge.settings
@@ -151,16 +174,41 @@ class FeatureInversion(Attack):
         return [*rungs, (Rung.NOTHING, [])]
 
     def judge(self, evidence: Evidence, view: View, truth: Truth) -> Finding:
-        """The finding carries the best rung; ``diagnostics.ladder`` all of them."""
-        compared = {rung: compare(images, view, truth) for rung, images in evidence.extra.items()}
+        """The finding carries the rung fixed beforehand; ``diagnostics.ladder`` all of them."""
+        picked = torch.tensor(evidence.notes.get("picked", []), dtype=torch.int64)
+        mine = self._records(picked, view, truth)
+        keep = mine >= 0 if mine is not None else torch.ones(len(picked), dtype=torch.bool)
+        rows = None if mine is None else mine[keep]
+        compared = {rung: compare(images[keep], view, truth, rows) for rung, images in evidence.extra.items()}
         ladder = {
             rung: {k: c.measures[k] for k in ("psnr", "ssim", "lpips", "identified") if k in c.measures}
             for rung, c in compared.items()
         }
-        best = max(compared, key=lambda rung: compared[rung].measures["psnr"])
-        chosen, measures = compared[best], dict(compared[best].measures)
+        rung = str(evidence.notes["rung"])
+        chosen, measures = compared[rung], dict(compared[rung].measures)
         captures = int(evidence.notes.get("captures", 1))
-        measures["diagnostics"] = {**measures["diagnostics"], "ladder": ladder, "rung": best, "captures": captures}
-        if captures > 1:
-            measures["note"] = f"{captures} rounds' releases joined"
+        more = {
+            "ladder": ladder,
+            "rung": rung,
+            "captures": captures,
+            "pairing": "row" if mine is not None else "nearest",
+        }
+        measures["diagnostics"] = {**measures["diagnostics"], **more, "labels_known": bool(evidence.notes["labels"])}
+        words = [f"{captures} rounds' releases joined" if captures > 1 else "", adds_nothing(measures)]
+        if any(words):
+            measures["note"] = "; ".join(filter(None, words))
         return Finding(view.surface, self.name, self.family, view.adversary, measures, chosen.figures)
+
+    @staticmethod
+    def _records(picked: Tensor, view: View, truth: Truth) -> Tensor | None:
+        """Which record each picked row stems from (-1: none of them), where the release has one row per record."""
+        if view.surface != Surface.FEATURES or truth.rows is None or not len(picked):
+            return None
+        rows = len(joined(view, true_map(view))[0])
+        if rows <= int(truth.rows.max()) or rows > 2 * len(truth.rows):
+            return None
+        records = torch.full((rows,), -1)
+        records[truth.rows] = torch.arange(len(truth.rows))
+        found, labels = records[picked], released_labels(view, rows)
+        wrong = labels is not None and bool((truth.y[found[found >= 0]] != labels[picked][found >= 0]).any())
+        return None if wrong or bool((found < 0).all()) else found

@@ -33,7 +33,8 @@ class Rung(StrEnum):
 class WhiteBox:
     """min over x in [0, 1] of sum_k |f_k(x) - z_k|^2 / numel + tv TV(x) (He, Zhang, Lee 2019, eq. 2).
 
-    Several maps f_k are several rounds of the same records.
+    Several maps f_k are several rounds of the same records. Where the features carry noise the variation gives way to
+    what the start, a decoder's guess, is worth: see ``invert``.
     """
 
     iterations: int = 300
@@ -53,23 +54,45 @@ class WhiteBox:
         gaps = [(f(images) - z).square().flatten(1).mean(1) / z.var().clamp_min(1e-12) for f, z in zip(maps, released)]
         return torch.stack(gaps).sum(0)
 
-    def invert(self, maps: Sequence[FeatureMap], released: Sequence[Tensor], start: Tensor) -> tuple[Tensor, Tensor]:
-        """Best images (b, c, h, w) met from ``start`` and their residuals (b,)."""
+    def invert(
+        self,
+        maps: Sequence[FeatureMap],
+        released: Sequence[Tensor],
+        start: Tensor,
+        noise: float = 0.0,
+        doubt: float = 0.0,
+    ) -> tuple[Tensor, Tensor]:
+        """Best images (b, c, h, w) met from ``start`` and their residuals (b,).
+
+        noise: standard deviation of each released number's Gaussian noise. Above 0 the images are the most probable ones,
+        min sum_k |f_k(x) - z_k|^2 / (2 noise^2) + |x - start|^2 / (2 doubt^2), with doubt the root mean squared
+        error of the start.
+        """
+
+        def cost(images: Tensor, residual: Tensor) -> Tensor:
+            if not noise:
+                return residual + self.tv * total_variation(images)
+            misfit = torch.stack([(f(images) - z).square().flatten(1).sum(1) for f, z in zip(maps, released)]).sum(0)
+            return misfit / (2 * noise**2) + (images - start).square().flatten(1).sum(1) / (2 * max(doubt, 1e-3) ** 2)
+
         images = start.detach().clone().clamp(0, 1).requires_grad_()
         optimiser = torch.optim.Adam([images], lr=self.lr)
         best, lowest = images.detach().clone(), torch.full((len(images),), torch.inf, device=images.device)
         for step in range(self.iterations + 1):
             residual = self.residual(maps, released, images)
-            better = residual.detach() < lowest
-            best[better], lowest[better] = images.detach()[better], residual.detach()[better]
+            costs = cost(images, residual)
+            judged = (costs if noise else residual).detach()
+            better = judged < lowest
+            best[better], lowest[better] = images.detach()[better], judged[better]
             if step == self.iterations:
                 break
             optimiser.zero_grad()
-            (residual.sum() + self.tv * len(images) * total_variation(images)).backward(inputs=[images])
+            costs.sum().backward(inputs=[images])
             optimiser.step()
             with torch.no_grad():
                 images.clamp_(0, 1)
-        return best, lowest
+        with torch.no_grad():
+            return best, self.residual(maps, released, best)
 
 
 @dataclass(frozen=True)
@@ -91,35 +114,55 @@ class FeatureInverter:
         *,
         maps: Sequence[FeatureMap] = (),
         shadows: Sequence[FeatureMap] = (),
+        labels: tuple[Tensor, Tensor] | None = None,
     ) -> Reconstruction:
         """Images of the records behind ``released``: one tensor (b, ...) a round, rows in step.
 
         public: (m, c, h, w) public images; maps: the rounds' true maps (rungs knows_map and
-        can_query); shadows: as many maps of the same architecture (rung shadow_map). Raises
+        can_query); shadows: as many maps of the same architecture (rung shadow_map); labels: of the released rows (b,)
+        and of the public images (m,), where they are known. The noise is ``decoder.noise_std``. Raises
         ValueError where the rung's maps are missing.
         """
         needed = shadows if self.rung is Rung.SHADOW_MAP else maps
         if not released or (self.rung is not Rung.NOTHING and len(needed) != len(released)):
             raise ValueError(f"rung={self.rung}: {len(released)} releases need as many maps, got {len(needed)}")
+        doubt = 0.0
         if self.rung is Rung.NOTHING:
-            images, residual = look(torch.stack(list(released)).mean(0), public), torch.zeros(len(released[0]))
+            images = look(torch.stack(list(released)).mean(0), public)
         else:
-            images = self._decode(released, needed, public, generator)
-            residual = torch.zeros(len(images))
+            images, doubt = self._decode(released, needed, public, generator, labels)
+        residual = torch.zeros(len(images))
         if self.rung is Rung.KNOWS_MAP:
-            images, residual = self.whitebox.invert(maps, released, images)
+            images, residual = self.whitebox.invert(maps, released, images, self.decoder.noise_std, doubt)
         return Reconstruction(images, torch.full((len(images),), -1), float(residual.mean()))
 
     def _decode(
-        self, released: Sequence[Tensor], maps: Sequence[FeatureMap], public: Tensor, generator: torch.Generator
-    ) -> Tensor:
-        """Mean of the rounds' decoders: each sees the same records through another map."""
-        guesses = []
+        self,
+        released: Sequence[Tensor],
+        maps: Sequence[FeatureMap],
+        public: Tensor,
+        generator: torch.Generator,
+        labels: tuple[Tensor, Tensor] | None,
+    ) -> tuple[Tensor, float]:
+        """Mean of the rounds' decoders, each of which sees the same records through another map, and its error.
+
+        error: root mean square on a fifth of the public images, which the decoders are not fitted to where it is needed.
+        """
+        split = (
+            len(public) - len(public) // 5 if self.decoder.noise_std and self.rung is Rung.KNOWS_MAP else len(public)
+        )
+        own, known = labels if labels is not None else (None, None)
+        shown, guesses, checks = public[:split], [], []
         for f, z in zip(maps, released):
             with torch.no_grad():
                 pairs = torch.cat([f(part) for part in public.split(256)])
-            guesses.append(self.decoder.fit(pairs, public, generator)(z))
-        return torch.stack(guesses).mean(0)
+            decoder = self.decoder.fit(pairs[:split], shown, generator, None if known is None else known[:split])
+            guesses.append(decoder(z, own))
+            if split < len(public):
+                noise = self.decoder.noise_std * torch.randn(pairs[split:].shape, generator=generator).to(pairs)
+                checks.append(decoder(pairs[split:] + noise, None if known is None else known[split:]))
+        error = float((torch.stack(checks).mean(0) - public[split:]).square().mean().sqrt()) if checks else 0.0
+        return torch.stack(guesses).mean(0), error
 
 
 def look(released: Tensor, public: Tensor) -> Tensor:

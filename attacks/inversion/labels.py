@@ -11,7 +11,6 @@ import torch
 from scipy.stats import binom
 from torch import Tensor, nn
 
-from attacks.inversion import labels
 from attacks.inversion.result import Pixels
 from attacks.inversion.victim import LocalSteps, local_steps, observed, victim_model
 from attacks.types import SERVER, Adversary, Attack, Capture, Evidence, Family, Finding, Surface, Truth, View
@@ -135,6 +134,30 @@ def displacement(steps: int, momentum: float) -> float:
     return moved
 
 
+def update_counts(view: View, capture: Capture, generator: torch.Generator) -> Tensor:
+    """Label counts (C,) of the records behind a model update or gradient."""
+    model, settings = victim_model(view, capture), view.knowledge.settings
+    local, public = local_steps(settings), view.knowledge.public_x
+    scale = displacement(local.steps, local.momentum)
+    gradients = [g / scale for g in observed(view, capture, model)]
+    records = int(settings.get("batch_records", local.steps * (local.batch_size or 1)))
+    head = head_of(model, gradients)
+    if records == 1 or head.bias is None:
+        found = guess_labels(model, gradients, (records, *view.knowledge.shape), Pixels(), LocalSteps(), generator)
+        return tally(found, view.knowledge.classes)
+    return counts(head.bias, records, _probabilities(model, capture, public))
+
+
+def _probabilities(model: nn.Module, capture: Capture, public: Tensor) -> Tensor:
+    """Mean predicted probabilities on public records, half-way between the broadcast and the update."""
+    before = mean_probabilities(model, public)
+    if not capture.broadcast:
+        return before
+    after = copy.deepcopy(model)
+    after.load_state_dict({**after.state_dict(), **{k: v for k, v in capture.value.items()}}, strict=False)
+    return (before + mean_probabilities(after, public)) / 2
+
+
 @dataclass(frozen=True)
 class LabelCounts(Attack):
     """How many records of each class the client holds: from an update's last layer, or simply read off."""
@@ -148,41 +171,19 @@ class LabelCounts(Attack):
         """extra: counts (C,), summing to the number of records behind the artifact as far as it is known."""
         capture = view.captures[0]
         if view.surface == Surface.LABELS:
-            return Evidence(extra={"counts": labels.tally(capture.value["y"], view.knowledge.classes)})
+            return Evidence(extra={"counts": tally(capture.value["y"], view.knowledge.classes)})
         if view.surface == Surface.COUNTS:
             return Evidence(extra={"sizes": torch.cat([v.flatten().double() for v in capture.value.values()])})
-        return Evidence(extra={"counts": self._from_update(view, capture, generator)})
-
-    def _from_update(self, view: View, capture: Capture, generator: torch.Generator) -> Tensor:
-        model, settings = victim_model(view, capture), view.knowledge.settings
-        local, public = local_steps(settings), view.knowledge.public_x
-        scale = labels.displacement(local.steps, local.momentum)
-        gradients = [g / scale for g in observed(view, capture, model)]
-        records = int(settings.get("batch_records", local.steps * (local.batch_size or 1)))
-        head = labels.head_of(model, gradients)
-        if records == 1 or head.bias is None:
-            found = guess_labels(model, gradients, (records, *view.knowledge.shape), Pixels(), LocalSteps(), generator)
-            return labels.tally(found, view.knowledge.classes)
-        return labels.counts(head.bias, records, self._probabilities(model, capture, public))
-
-    @staticmethod
-    def _probabilities(model: nn.Module, capture: Capture, public: Tensor) -> Tensor:
-        """Mean predicted probabilities on public records, half-way between the broadcast and the update."""
-        before = labels.mean_probabilities(model, public)
-        if not capture.broadcast:
-            return before
-        after = copy.deepcopy(model)
-        after.load_state_dict({**after.state_dict(), **{k: v for k, v in capture.value.items()}}, strict=False)
-        return (before + labels.mean_probabilities(after, public)) / 2
+        return Evidence(extra={"counts": update_counts(view, capture, generator)})
 
     def judge(self, evidence: Evidence, view: View, truth: Truth) -> Finding:
         measures: dict[str, Any] = {"n": int(truth.counts.sum())}
         if "counts" in evidence.extra:
             found, true = evidence.extra["counts"].cpu(), truth.counts.cpu()
             if len(view.captures) > 1:  # each capture has its own records; the first one was read
-                true = labels.tally(truth.y[:1], len(true))
-            measures["label_accuracy"] = labels.overlap(found, true)
-            measures["baselines"] = {"label_accuracy_chance": labels.chance_overlap(true)}
+                true = tally(truth.y[:1], len(true))
+            measures["label_accuracy"] = overlap(found, true)
+            measures["baselines"] = {"label_accuracy_chance": chance_overlap(true)}
             measures["diagnostics"] = {"counts": found.tolist(), "true_counts": true.tolist()}
         else:
             sizes = evidence.extra["sizes"].tolist()

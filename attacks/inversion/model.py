@@ -40,16 +40,17 @@ class ModelInversion:
         *,
         mean: Channelwise = 0.0,
         std: Channelwise = 1.0,
+        start: Tensor | None = None,
     ) -> Reconstruction:
         """One image (c, h, w) in [0, 1] for each of ``labels`` (b,); all descend in one batch.
 
         The model must be in evaluation mode (its images then do not depend on each other), else
-        ValueError. objective: mean 1 - f_y.
+        ValueError. objective: mean 1 - f_y. start: (b, c, h, w) in [0, 1], else black.
         """
         if model.training:
             raise ValueError("model.training=True: evaluation mode is needed")
         pixels = Pixels(mean, std)
-        images = torch.zeros((len(labels), *shape), device=labels.device)
+        images = torch.zeros((len(labels), *shape), device=labels.device) if start is None else start.clone()
         best, lowest = images.clone(), torch.full((len(labels),), torch.inf, device=labels.device)
         window = torch.full((self.patience, len(labels)), torch.inf, device=labels.device)
         active = torch.ones(len(labels), dtype=torch.bool, device=labels.device)

@@ -42,6 +42,20 @@ def layerwise(candidate: Gradients, observed: Gradients) -> tuple[Tensor, list[T
     return torch.stack(norms).sum(), [gap / norm for gap, norm in zip(gaps, norms)]
 
 
+def absolute(candidate: Gradients, observed: Gradients) -> tuple[Tensor, list[Tensor]]:
+    """sum |g - t|_1 / sum |t|_1 over the whole concatenation.
+
+    Where a candidate image is near the record but some units of a ReLU network are on the wrong side, most entries of the
+    gradient agree and a few are far off. Squares and angles chase those few; absolute values treat them as outliers.
+    """
+    gaps = [g - t for g, t in zip(candidate, observed)]
+    size = torch.stack([t.abs().sum() for t in observed]).sum().clamp_min(TINY).reciprocal()
+    return torch.stack([gap.abs().sum() for gap in gaps]).sum() * size, [gap.sign() * size for gap in gaps]
+
+
+OBJECTIVES = {"cosine": cosine, "absolute": absolute}
+
+
 def total_variation(images: Tensor) -> Tensor:
     """(..., h, w) -> (): mean |x_{w+1} - x_w| + mean |x_{h+1} - x_h| (anisotropic, no padding)."""
     return images.diff(dim=-1).abs().mean() + images.diff(dim=-2).abs().mean()

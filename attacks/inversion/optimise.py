@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from attacks.inversion.objectives import Objective, total_variation
 from attacks.inversion.victim import Victim
 
 Progress = Callable[[int, float], None]
+FLOOR = 0.01  # share of the learning rate that a cosine schedule ends with
 
 
 class Slope(Protocol):
@@ -68,15 +70,16 @@ class Matching:
 class SignedAdam:
     """Adam on the gradient's sign, with a box and a step-wise learning rate (Geiping et al. 2020).
 
-    milestones: fractions of the iterations after which lr is divided by ten. patience: iterations
-    without an improvement of a thousandth before the next stage begins (0: never); in the last
-    stage the descent stops there. langevin: noise of this many lr added to each iterate.
+    schedule: "steps" divides lr by ten after the ``milestones`` (fractions of the iterations); "cosine" lowers it to
+    a hundredth along half a cosine. patience: iterations without an improvement of a thousandth before the next stage
+    begins (0: never); in the last stage the descent stops there. langevin: noise of this many lr added to each iterate.
     """
 
     iterations: int
     lr: float
     signed: bool = True
     milestones: tuple[float, ...] = (3 / 8, 5 / 8, 7 / 8)
+    schedule: Literal["steps", "cosine"] = "steps"
     patience: int = 0
     warmup: int = 0
     langevin: float = 0.0
@@ -91,8 +94,13 @@ class SignedAdam:
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name}={getattr(self, name)}: a number >= 0 is needed")
 
+        if self.schedule not in ("steps", "cosine"):
+            raise ValueError(f"schedule={self.schedule!r}: allowed are steps, cosine")
+
     def rate(self, stage: int, step: int) -> float:
         warm = min(1.0, (step + 1) / self.warmup) if self.warmup else 1.0
+        if self.schedule == "cosine":
+            return self.lr * warm * (FLOOR + (1 - FLOOR) * (1 + math.cos(math.pi * step / self.iterations)) / 2)
         return self.lr * 0.1**stage * warm
 
 
@@ -177,8 +185,11 @@ def descend(
     generator: torch.Generator,
     progress: Progress | None = None,
     every: int = 50,
+    skip: float = 0.0,
 ) -> Trace:
     """Minimise ``slope``'s objective from ``start`` (r, b, c, h, w) inside ``box``; keeps the best iterates.
+
+    skip: share of the iterations whose iterates are not kept, because the objective is still another one.
 
     A problem whose objective or gradient turns non-finite starts afresh from new noise.
     """
@@ -186,7 +197,8 @@ def descend(
     moments, stages, trace = Moments(images, rule), Stages(rule), Trace.start(images)
     for step in range(rule.iterations):
         data, total, gradient = slope(images)
-        trace.keep(images, data, total)
+        if step >= skip * rule.iterations:
+            trace.keep(images, data, total)
         trace.steps = step + 1
         if step % every == 0:
             trace.note(step, progress)

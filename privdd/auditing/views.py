@@ -154,10 +154,15 @@ def _captures(scene: Scene, snapshot: Snapshot, surface: Surface) -> Iterator[Ca
         if surface == Surface.UPDATE:
             state = lens.state(name, value)
             if state is not None and lens.start is not None:
-                value, broadcast = state, lens.start
+                value, broadcast = {**state, **_statistics(method, snapshot.sent)}, lens.start
         elif "labels" in snapshot.sent and name != "labels":
             value = {**value, **snapshot.sent["labels"]}
         yield Capture(snapshot.round, scene.plan.victim, name, value, broadcast)
+
+
+def _statistics(method: Method, sent: Mapping[str, Tensors]) -> Tensors:
+    """The batch-norm statistics that travelled with an update, if any."""
+    return sent["buffers"] if "buffers" in sent and method.uploads.get("buffers") == Surface.STATISTICS else {}
 
 
 def server_views(scene: Scene, final: Mapping[str, Tensors], stacked: Mapping[str, Tensor]) -> Iterator[View]:
@@ -213,10 +218,11 @@ def probe_view(scene: Scene, round: int, records: Sequence[int]) -> tuple[View, 
         ctx = replace(plan, keys=plan.keys.fold("probe", at)).context(round, plan.victim)
         upload, memory = plan.method.local(snapshot.broadcast, {}, alone, ctx)
         virtual.append(plan.method.stand_ins(memory, plan.problem))
-        sent = plan.channel.send({n: upload[n] for n in names if n in upload}, ctx)[0].values
+        sent = plan.channel.send({n: upload[n] for n in (*names, "buffers") if n in upload}, ctx)[0].values
         state = lens.state(names[0], sent[names[0]])
         if state is None:
             return None
+        state = {**state, **_statistics(plan.method, sent)}
         captures.append(Capture(round, plan.victim, names[0], state, lens.start))
     chosen = scene.shard.train.take(list(records))
     knowledge = scene.knowledge(round)

@@ -7,7 +7,7 @@ from pathlib import Path
 from privdd.checking.looks import WORDS
 from privdd.checking.verdict import BREAKS, KEEPS, Checked
 from privdd.reporting.plots import environment
-from privdd.runtime.run_folder import write_bytes, write_json
+from privdd.runtime.files import write_bytes, write_json
 
 TONES = {BREAKS: "contradiction", KEEPS: "consistent"}
 

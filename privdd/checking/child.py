@@ -82,7 +82,7 @@ def _own_chance() -> None:
 
 
 def _write(writer: int, value: Mapping[str, Any]) -> None:
-    from privdd.runtime.run_folder import jsonable
+    from privdd.runtime.files import jsonable
 
     data = json.dumps(jsonable(value), allow_nan=True).encode() + b"\n"
     while data:

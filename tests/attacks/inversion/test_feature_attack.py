@@ -74,3 +74,26 @@ def test_the_labels_beside_shared_features_are_no_release_of_rows() -> None:
     view = view_of([through(x[:8])], [y[:8]], 0.0)
     more = Capture(0, 0, "labels", {"y": y[:8]})
     assert joined(replace(view, surface=Surface.SHARED_FEATURES, captures=(*view.captures, more)), None)[1] == 1
+
+
+def test_rows_of_known_records_are_judged_by_their_own_records() -> None:
+    """A release whose rows are shuffled against the records is judged row by row, not by the best assignment."""
+    x, y = digits()
+    truth = Truth(x[:8], y[:8], x[100:199], y[100:199], torch.bincount(y[:8], minlength=10), rows=torch.arange(7, -1, -1))
+    view = view_of([through(x[:8]).flip(0)], [y[:8].flip(0)], 0.0)
+    found = SMALL.judge(SMALL.run(view, rng()), view, truth).measures
+    assert found["diagnostics"]["pairing"] == "row" and found["psnr"] > 25 and found["identified"] == 1
+    assert found["identified_chance"] == 1 / 100
+    lost = replace(truth, rows=torch.tensor([3, 0, 5, 1, 7, 2, 4, 6]))  # labels contradict: no such pairing
+    assert SMALL.judge(SMALL.run(view, rng()), view, lost).measures["diagnostics"]["pairing"] == "nearest"
+
+
+def test_the_reported_rung_is_fixed_beforehand() -> None:
+    x, y = digits()
+    truth = Truth(x[:8], y[:8], x[100:199], y[100:199], torch.bincount(y[:8], minlength=10))
+    view = view_of([through(x[:8])], [y[:8]], 0.0)
+    for rung in ("can_query", "nothing"):
+        attack = replace(SMALL, report=rung)
+        found = attack.judge(attack.run(view, rng()), view, truth).measures
+        ladder = found["diagnostics"]["ladder"]
+        assert found["diagnostics"]["rung"] == rung and found["psnr"] == ladder[rung]["psnr"] < ladder["knows_map"]["psnr"]

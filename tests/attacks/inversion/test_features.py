@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from attacks.baselines import class_means
 from attacks.images import psnr, ssim
 from attacks.inversion.decoder import DecoderTraining
 from attacks.inversion.features import FeatureInverter, Rung, WhiteBox, average_copies, look, remove_shared_noise
@@ -201,3 +202,22 @@ def test_no_global_random_stream_is_touched() -> None:
     WganGp(steps=1, width=4, critic_steps=1).fit(public, rng())
     Judge(steps=1).fit(public, torch.zeros(len(public)).long(), 2, rng())
     assert torch.equal(before, torch.random.get_rng_state())
+
+
+def test_the_search_knows_the_noise_and_the_decoder_the_labels() -> None:
+    """In noise, fitting the features exactly is worse than a decoder's guess; weighing both is better than either."""
+    (x, public, y), noise = _data(), 1.0
+    labels = digits()[1][:8], y
+    z, f = x + noise * torch.randn(x.shape, generator=rng(3)), nn.Identity()
+    told, quality = DecoderTraining(steps=150, width=12, noise_std=noise), {}
+    for name, rung, decoder, known in (
+        ("blind search", Rung.KNOWS_MAP, QUICK, None),
+        ("search", Rung.KNOWS_MAP, told, None),
+        ("decoder", Rung.CAN_QUERY, told, None),
+        ("labels", Rung.KNOWS_MAP, told, labels),
+    ):
+        found = FeatureInverter(rung, decoder, WhiteBox(iterations=100)).invert([z], public, rng(), maps=[f], labels=known)
+        quality[name] = float(psnr(found.images, x).mean())
+    means = float(psnr(class_means(public, y, 10)[labels[0]], x).mean())
+    assert quality["search"] > quality["blind search"] + 4
+    assert quality["search"] > quality["decoder"] - 0.5 and quality["labels"] > max(quality["search"], means) - 0.2
