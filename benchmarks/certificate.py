@@ -27,6 +27,7 @@ PROFILES = {
     "dp_head": ["algo=dp_head"],
     "dp_means": ["algo=dp_means"],
     "dp_moments": ["algo=dp_moments"],
+    "feddm_guided_dp": ["algo=feddm_guided_dp"],
     "fedavg client": ["algo=fedavg", "privacy=client"],
     "fedavg dpsgd": ["algo=fedavg", "privacy=dpsgd"],
     "fedfed_dp": ["algo=fedfed_dp"],

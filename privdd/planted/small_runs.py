@@ -28,7 +28,7 @@ NEEDS = {
     "steps": "records are not read step by step",
     "client": "protects records, not whole clients",
 }
-PUBLIC_MAP = ("feddm_public_dp", "dp_head", "dp_means", "dp_moments")
+PUBLIC_MAP = ("feddm_public_dp", "feddm_guided_dp", "dp_head", "dp_means", "dp_moments")
 EMBEDDING = frozenset({"records", "sampled", "counted", "classes"})
 
 
@@ -80,6 +80,11 @@ PROFILES = {
         _made(
             "dp_head", {"records", "sampled", "several"}, "algo=dp_head", "algo.rounds=2", "algo.rows.width=20",
             "privacy.sampling_probability=0.25",
+        ),
+        _made(
+            "feddm_guided_dp", {"records", "sampled", "several", "classes"}, "algo=feddm_guided_dp", "algo.rounds=2",
+            "algo.reads=2", "algo.rows.width=20", "algo.fitting.steps=2", "algo.guiding.steps=2", "algo.guiding.images=40",
+            "algo.server.epochs=1", "privacy.sampling_probability=0.25",
         ),
         _made("dp_means", {"records", "sampled", "classes"}, "algo=dp_means", "algo.rows.width=20",
               "privacy.sampling_probability=0.25"),
