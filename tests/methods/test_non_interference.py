@@ -18,9 +18,9 @@ from privdd.methods.fedavg import FedAvg
 from privdd.training.dp_sgd import private_steps
 from tests.federations import ALGOS, equal, tiny
 
-DPSGD = [a for a in ALGOS if not a.startswith(("fedfed", "feddm", "fedrd", "fedlgd"))]
+DPSGD = [a for a in ALGOS if not a.startswith(("fedfed", "feddm", "fedrd", "fedlgd", "dp_"))]
 CASES = {
-    **{a: () for a in ALGOS if a.endswith("_dp")},
+    **{a: () for a in ALGOS if a.endswith("_dp") or a.startswith("dp_")},
     "feddm_dp carrying over": ("algo.carry_over=true",),
     "feddm_dp per gradient": ("privacy=clipped_gradient", "privacy.sampling_probability=0.5"),
     **{a: ("privacy=dpsgd",) for a in DPSGD if "dpsgd" in tiny(a).plan.method.queries},
@@ -122,7 +122,7 @@ def test_mutants_that_peek_are_caught(mutant):
     assert any(interference(plan, list(experiment.shards), other)[0] for other in others.values())
 
 
-@pytest.mark.parametrize("case", [c for c in CASES if c.endswith("_dp")])
+@pytest.mark.parametrize("case", [c for c in CASES if c.endswith("_dp") or c.startswith("dp_")])
 def test_protected_profiles_leave_nothing_unprotected(case):
     """Every upload of a ``_dp`` profile is private, public with a reason, or noised on its way out."""
     experiment = tiny(case)

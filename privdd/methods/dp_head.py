@@ -1,0 +1,104 @@
+"""A linear head over a public map, trained by full-batch gradient descent on clipped, noised sums of gradients.
+
+DP-SGD (Abadi et al. 2016, algorithm 1) at sampling probability 1 on the last layer alone, as transfer learning under
+privacy does it (Tramer and Boneh, ICLR 2021; De et al. 2022): the baseline that a distilled set in the same map is up
+against.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from attacks.types import Surface
+from privdd.core.keys import Keys
+from privdd.core.types import Artifact, Problem, Received, Records, Shard, State, Tensors, Upload
+from privdd.distillation.public_head import head_gradients
+from privdd.federated.aggregation import in_order
+from privdd.federated.channel import ClientContext
+from privdd.methods.public_map import PublicMap
+from privdd.privacy.mechanism import Mechanism
+
+QUERY = "head_gradient"
+COUNTED = 0.25  # share of the clip norm with which a record is counted: the rest is its gradient's
+
+
+@dataclass(frozen=True, kw_only=True)
+class DPHead(PublicMap):
+    """rounds: steps, each of which is one noised release by every client; lr: of a step along the sum of what the
+    clients sent over the number of records; momentum: heavy ball, of the server; local_steps: noised
+    steps that a client takes by itself between two rounds (1: gradient descent; more: DP-FedAvg).
+
+    Each record adds its gradient and, beside it, a constant: so the number of records is known as
+    well, noised, and averaged over the rounds. Without a mechanism nothing is clipped or noised.
+    """
+
+    rounds: int
+    lr: float = 40.0
+    momentum: float = 0.9
+    local_steps: int = 1
+
+    uploads: ClassVar[Mapping[str, Surface]] = {"gradient": Surface.GRADIENT}
+    queries: ClassVar[Mapping[str, Surface]] = {QUERY: Surface.GRADIENT}
+
+    def __post_init__(self) -> None:
+        for name in ("rounds", "local_steps"):
+            if not getattr(self, name) >= 1:
+                raise ValueError(f"{name}={getattr(self, name)!r}: at least 1")
+        if not 0 < self.lr < float("inf"):
+            raise ValueError(f"lr={self.lr!r}: a finite number above 0")
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum={self.momentum!r}: a number in [0, 1)")
+
+    def init(self, problem: Problem, keys: Keys) -> State:
+        state = super().init(problem, keys)
+        return {**state, "velocity/head.weight": torch.zeros_like(state["model/head.weight"]),
+                "seen/count": torch.zeros(1), "seen/rounds": torch.zeros(1)}  # fmt: skip
+
+    def from_rows(
+        self, broadcast: Mapping[str, Tensors], rows: Tensor, shard: Shard, ctx: ClientContext
+    ) -> tuple[Upload, State]:
+        private = ctx.protected(QUERY)
+        weight, total, count = broadcast["model"]["head.weight"], torch.zeros(()), torch.zeros(())
+        for _ in range(self.local_steps):
+            sums = _released(weight, rows, shard.train, ctx)
+            total, count = total + sums["head.weight"], count + sums["count"]
+            weight = weight - self.lr / self.local_steps * sums["head.weight"] / sums["count"].clamp_min(1)
+        value = {"head.weight": total / self.local_steps, "count": count / self.local_steps}
+        return {"gradient": Artifact(value, private=private)}, {}
+
+    def aggregate(self, server: State, inbox: Sequence[Received], keys: Keys) -> State:
+        """One step; records are counted by the mean of all rounds so far."""
+        sent = [received.values["gradient"] for received in in_order(inbox)]
+        count = server["seen/count"] + torch.stack([s["count"] for s in sent]).sum(0)
+        rounds = server["seen/rounds"] + 1
+        total = torch.stack([s["head.weight"].double() for s in sent]).sum(0).float()
+        gradient = total / (count / rounds).clamp_min(1)
+        velocity = self.momentum * server["velocity/head.weight"] + gradient
+        weight = server["model/head.weight"] - self.lr * velocity
+        return {**server, "model/head.weight": weight, "velocity/head.weight": velocity, "seen/count": count,
+                "seen/rounds": rounds}  # fmt: skip
+
+    def spends(self, round: int, mechanisms: Mapping[str, Mechanism]) -> dict[str, int]:
+        return {name: self.local_steps for name in mechanisms if name == QUERY}
+
+    def settings(self, shard_size: int) -> dict[str, float]:
+        """The protocol's public numbers: what is sent is a sum over all records."""
+        return {"lr": self.lr, "momentum": 0.0, "batch_size": max(1, shard_size), "local_steps": self.local_steps}
+
+
+def _released(weight: Tensor, rows: Tensor, records: Records, ctx: ClientContext) -> Tensors:
+    """Sums over the records: of their gradients, and of one each; through the mechanism where there is one."""
+    if not ctx.protected(QUERY):
+        gradient = head_gradients(weight, rows.to(weight), records.y).sum(0)
+        return {"head.weight": gradient, "count": torch.tensor([float(len(rows))])}
+    clip = float(ctx.mechanisms[QUERY].clip_norm)  # type: ignore[attr-defined]
+    taken = ctx.sample(QUERY, len(rows)).to(rows.device)
+    rows, y = rows[taken].to(weight), records.y[taken]
+    gradient = head_gradients(weight, rows, y, clip * (1 - COUNTED**2) ** 0.5)
+    sums = ctx.mechanism(QUERY, {"head.weight": gradient, "count": torch.full((len(y), 1), clip * COUNTED)})
+    return {"head.weight": sums["head.weight"], "count": sums["count"] / (clip * COUNTED)}

@@ -1,0 +1,69 @@
+"""Class means in a public map, one noised release by every client: records go to the class of the nearest mean.
+
+Prototypes in a pre-trained map under differential privacy, as DPPL's (Papernot's group, 2024; there one mean a class
+as well): a baseline that any distilled set which carries class means must reach.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from attacks.types import Surface
+from privdd.core.keys import Keys
+from privdd.core.types import Artifact, Received, Shard, State, Tensors, Upload
+from privdd.distillation.public_head import nearest_mean
+from privdd.federated.aggregation import in_order
+from privdd.federated.channel import ClientContext
+from privdd.methods.public_map import PublicMap
+from privdd.privacy.mechanism import Mechanism
+
+QUERY = "class_sums"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DPMeans(PublicMap):
+    """least: classes of a smaller share of the counted records are left out, for their means would be noise.
+
+    A client sends the sum of its rows of every class, how many they are (both noised, where a mechanism is set: a row
+    ends with a constant, so that one release has both), and the public variance of the noise. One round.
+    """
+
+    least: float = 0.01
+
+    uploads: ClassVar[Mapping[str, Surface]] = {"prototypes": Surface.PROTOTYPES}
+    queries: ClassVar[Mapping[str, Surface]] = {QUERY: Surface.PROTOTYPES}
+    rounds: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.least < 1:
+            raise ValueError(f"least={self.least!r}: a share in [0, 1)")
+
+    def from_rows(
+        self, broadcast: Mapping[str, Tensors], rows: Tensor, shard: Shard, ctx: ClientContext
+    ) -> tuple[Upload, State]:
+        private, sums = ctx.protected(QUERY), []
+        taken = ctx.sample(QUERY, len(rows)).to(rows.device) if private else torch.ones(len(rows), dtype=torch.bool)
+        rows, y = rows[taken], shard.train.y[taken]
+        for label in ctx.problem.class_list:
+            mine = {"sum": rows[y == label]}
+            found = ctx.mechanism(QUERY, mine, partition=f"label:{label}") if private else {"sum": mine["sum"].sum(0)}
+            sums.append(found["sum"])
+        total = torch.stack(sums)
+        variance = float(ctx.mechanisms[QUERY].noise_std) ** 2 if private else 0.0  # type: ignore[attr-defined]
+        value = {"mean": total, "count": total[:, -1] / self.rows.last, "variance": torch.tensor([variance])}
+        return {"prototypes": Artifact(value, private=private)}, {}
+
+    def aggregate(self, server: State, inbox: Sequence[Received], keys: Keys) -> State:
+        sent = [received.values["prototypes"] for received in in_order(inbox)]
+        total, variance = (torch.stack([one[n].double() for one in sent]).sum(0) for n in ("mean", "variance"))
+        head = nearest_mean(total, variance, self.rows.last, self.least)
+        return {**server, "model/head.weight": head.float()}
+
+    def spends(self, round: int, mechanisms: Mapping[str, Mechanism]) -> dict[str, int]:
+        """How often one client applies each mechanism to one class in one round."""
+        return {name: 1 for name in mechanisms if name == QUERY}

