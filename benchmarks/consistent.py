@@ -62,6 +62,10 @@ def collect(
     return [known[name, seed, tuple(more)] for name in profiles for seed in seeds]
 
 
+def _cell(row: Mapping[str, Any] | None) -> str:
+    return f"{row['verdict']}, {row['certified'] or 0:.2f} of {row['accounted']:.2f}" if row else "not run"
+
+
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
     """Markdown: a line for each profile, a column for each seed: verdict, and certified of accounted."""
     seeds = sorted({row["seed"] for row in rows})
@@ -71,11 +75,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     ]
     for name in dict.fromkeys(row["profile"] for row in rows):
         mine = {row["seed"]: row for row in rows if row["profile"] == name}
-        cells = [
-            f"{row['verdict']}, {row['certified'] or 0:.2f} of {row['accounted']:.2f}"
-            for row in map(mine.get, seeds)
-            if row
-        ]
+        cells = [_cell(mine.get(seed)) for seed in seeds]
         costs = [row["seconds"] for row in mine.values()]
         bounds = "/".join(str(n) for n in sorted({row["bounds"] for row in mine.values()}))
         lines.append(f"| {name} | {' | '.join(cells)} | {bounds} | {sum(costs) / len(costs):.0f} |")
