@@ -187,7 +187,7 @@ class Findings(Part):
 
 def _views() -> Any:
     """Table and drawings: what makes them needs this module, and takes long to import."""
-    return importlib.import_module("privdd.reporting.in_python")
+    return importlib.import_module("privdd.reporting.notebook_view")
 
 
 def worst_verdict(verdicts: Iterable[str]) -> Verdict:

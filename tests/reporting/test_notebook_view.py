@@ -13,7 +13,7 @@ from sklearn.metrics import roc_auc_score
 
 from privdd.reporting.findings_file import load, validate
 from privdd.reporting.folder import read_run
-from privdd.reporting.in_python import html, rows
+from privdd.reporting.notebook_view import html, rows
 
 HOSTILE = "<script>alert(1)</script>"
 
