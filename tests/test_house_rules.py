@@ -72,6 +72,7 @@ TESTED_IN = {  # test file -> modules of which it is the test, where its name is
     "attacks/inversion/test_gradient.py": "attacks.inversion: lbfgs objectives optimise seethrough victim",
     "attacks/inversion/test_gradient_attack.py": "attacks.inversion: compare model_attack role_attack synthetic",
     "attacks/inversion/test_labels.py": "attacks.inversion: analytic",
+    "attacks/malicious/test_imprint.py": "attacks.malicious: chosen",
     "attacks/membership/test_attack.py": "attacks.membership: density shadow_classifier",
     "attacks/membership/test_formulas.py": "attacks.membership: base lira rmia signals threshold",
     "attacks/test_epsilon.py": "attacks: bounds one_run",

@@ -17,7 +17,6 @@ from privdd.core.types import State
 from privdd.federated.simulation import Plan
 from privdd.methods.fedavg import FedAvg
 from privdd.methods.fedproto import FedProto
-from privdd.models import ModelSpec
 
 NOTE = "one round with a model that the server chose; its architecture, three linear layers, is part of the choice"
 
@@ -38,7 +37,8 @@ def _answer(scene: Scene, attack: ChosenModel, method: FedAvg, name: str) -> Vie
     if surface is None:
         return None
     width = attack.width(shard.train.x[0].numel(), problem.classes)
-    asked = replace(method, model=ModelSpec("mlp", width=width, depth=2))
+    network = replace(method.model, name="mlp", width=width, depth=2, norm=None, pooling=None)
+    asked = replace(method, model=network)
     plan = replace(scene.plan, method=asked, keys=scene.plan.keys.fold("chosen", name))
     model = asked.classifier(problem)
     attack.plant(model, scene.public.x, len(shard.train), plan.keys.fold("plant").torch())

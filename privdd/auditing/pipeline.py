@@ -7,7 +7,7 @@ one shadow model. A scene is the finished run as the evaluator sees it.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -30,7 +30,7 @@ from privdd.auditing.guarantees import guarantee_findings
 from privdd.auditing.noted_again import note_again
 from privdd.auditing.replay import recalled
 from privdd.auditing.shadow_federations import replayed, sent_at_the_end
-from privdd.auditing.shadows import Stage
+from privdd.auditing.shadows import Stage, used_without
 from privdd.auditing.views import Scene, client_views, granted, probe_view, server_views
 from privdd.core.keys import Keys
 from privdd.core.types import Shard
@@ -114,10 +114,11 @@ def audit(experiment: Experiment, attacks: Mapping[str, Attack], folder: RunFold
     stages = _stages(scene, whole, folder, grouped)
     stacked, sent = _worlds(stages), sent_at_the_end(scene, whole, folder)
     replayed = clock()
+    lacking = frozenset[str]().union(*(stages[t].lacking(stacked[t]) for t in stages))
     jobs = _jobs(scene, attacks, own_round(stacked, grouped), over_rounds(stacked, grouped), sent)
     tests = sum(job.attack.family == Family.MEMBERSHIP for job in jobs)
     budget = budget_of(experiment, tests)
-    findings = tuple(_attack_all(scene, jobs, budget, folder))
+    findings = tuple(_attack_all(scene, jobs, budget, folder, lacking))
     findings += tuple(guarantee_findings(scene, budget.confidence))
     if canaries is not None:
         findings += tuple(findings_of_canaries(scene, canaries, heard, budget.confidence))
@@ -216,7 +217,10 @@ def applies(attack: Attack, view: View) -> bool:
     return reads(attack, view.surface, view.adversary, worlds)
 
 
-def _attack_all(scene: Scene, jobs: Sequence[Job], budget: ErrorBudget, folder: RunFolder) -> Iterator[Finding]:
+def _attack_all(
+    scene: Scene, jobs: Sequence[Job], budget: ErrorBudget, folder: RunFolder, lacking: Collection[str]
+) -> Iterator[Finding]:
+    """lacking: "surface|signal" that kept shadow models do not have."""
     used: dict[str, int] = {}
     with stage("attack", len(jobs)) as bar:
         for job in jobs:
@@ -231,6 +235,7 @@ def _attack_all(scene: Scene, jobs: Sequence[Job], budget: ErrorBudget, folder: 
                 note,
                 granted(scene.plan.method, view, attack.family),
                 replayed(scene, view),
+                used_without(view.surface, lacking) if attack.family == Family.MEMBERSHIP else "",
                 finding.measures.get("note", ""),
             ]
             extra: dict[str, Any] = {"note": "; ".join(filter(None, said)), "figure": file}

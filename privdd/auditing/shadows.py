@@ -6,7 +6,7 @@ Every world is cached on its own, so that an audit that was killed can go on.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -157,6 +157,10 @@ class Stage:
         common = [key for key in real if all(key in signals for signals in found.values())]
         return {key: torch.stack([found[w][key] for w in sorted(found)]) for key in common}
 
+    def lacking(self, stacked: Mapping[str, Tensor]) -> set[str]:
+        """What is read off the real upload, but was not kept by replays of an earlier version: not in ``stacked``."""
+        return {key.split("@")[-1] for key in self._real if key not in stacked}
+
     def _replayed(self, missing: Sequence[int], batched: bool) -> Iterator[tuple[int, Signals]]:
         """(world, signals) of the missing worlds, and of others in the same groups."""
         groups: list[Sequence[int]] = [[w] for w in missing]
@@ -204,3 +208,14 @@ def audited_rounds(snapshots: Mapping[int, Snapshot]) -> list[int]:
     for t in sorted(snapshots):
         latest[(snapshots[t].phase, frozenset(snapshots[t].sent))] = t
     return sorted(latest.values())
+
+
+def used_without(surface: str, lacking: Collection[str]) -> str:
+    """For a finding's note: the signals that kept shadow models of an earlier version lack; "" where they lack none.
+
+    lacking: as "surface|signal".
+    """
+    names = sorted(key.partition("|")[2] for key in lacking if key.partition("|")[0] == surface)
+    if not names:
+        return ""
+    return f"shadow models of an earlier version are used, which lack {', '.join(names)}; remove the folder worlds/ for new ones"

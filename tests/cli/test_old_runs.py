@@ -94,7 +94,7 @@ def test_a_stored_config_keeps_its_fingerprint_and_has_todays_settings() -> None
     today = composed("audit", [*ASKED, "name=feddm"])
     assert today.audit.canaries == AuditSettings.canaries  # came later: an old config has its default
     OmegaConf.set_struct(today, False)
-    del today.audit.canaries, today.audit.rounds, today.audit.require  # later too: one round, every surface is read
+    del today.audit.canaries, today.audit.rounds, today.audit.require, today.audit.federation_rounds  # later too: one round, every surface is read
     assert config == today
 
 
@@ -115,6 +115,9 @@ def test_it_is_attacked_again_with_the_shadow_models_that_it_kept(
     assert shadows == kept and len(kept) == 4
     after = found(path)
     assert {f["attack"] for f in after["findings"]} == {"lira", "loss_threshold"}
+    notes = {f["surface"]: f["note"] for f in after["findings"]}  # the signals that came later are not there, and it says so
+    assert "lack joint, joint_embedding, public_logits" in notes["synthetic_images"]
+    assert "earlier version" not in notes["labels"] + notes["global_model"]
     aucs = [{(f["surface"], f["attack"]): f["auc"] for f in one["findings"] if "auc" in f} for one in (before, after)]
     assert aucs[1] == pytest.approx({key: aucs[0][key] for key in aucs[1]}, abs=0.01)
     assert aucs[0].keys() - aucs[1].keys() == {("labels", "lira"), ("labels", "loss_threshold")}  # nothing to read
@@ -157,6 +160,7 @@ def test_a_stopped_run_goes_on_to_the_result_of_an_undisturbed_one(
     assert audit(f"resume={path}") == 0 and audit(*ASKED, "audit.rounds=1", f"hydra.run.dir={whole}") == 0
     today = stored_config(whole)
     assert today.audit.pop("canaries") == AuditSettings.canaries  # came later
+    assert today.audit.pop("federation_rounds") == 2  # came later: an old config has all rounds replayed
     assert today.audit.pop("require") == "some"  # came later: an old config has every surface read
     assert today.audit.pop("rounds") == AuditSettings.rounds  # came later: an old config has one round
     assert stored_config(path) == today
