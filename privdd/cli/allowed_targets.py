@@ -21,7 +21,7 @@ from privdd.privacy.mechanism import Mechanism
 from privdd.runtime.renames import TARGET
 
 ROLES = (Method, Mechanism, Attack)
-PLACES = ("privdd.methods", "privdd.privacy.mechanisms", "attacks.membership", "attacks.inversion")  # of the roles
+PLACES = ("privdd.methods", "privdd.privacy.mechanisms", "attacks.membership", "attacks.inversion", "attacks.malicious")
 PARTS = frozenset(  # classes without a role, of which methods and attacks are put together
     {
         "attacks.inversion.decoder.DecoderTraining",

@@ -32,7 +32,7 @@ def test_a_random_command_ends_well(number: int, tmp_path: Path) -> None:
 
 
 def test_all_methods_mechanisms_partitions_and_attacks_come_up() -> None:
-    typed = "".join(f"{word} " for number in range(200) for word in chosen(number, random.Random(number))[1])
+    typed = "".join(f"{word} " for number in range(400) for word in chosen(number, random.Random(number))[1])
     for group in ("algo", "partition", "privacy"):
         missing = [name for name in choices(group, [config_dir()]) if f"{group}={name} " not in typed]
         assert not missing, (group, missing)
