@@ -2,11 +2,12 @@
 
     python -m benchmarks.power_pictures [--seeds 3] [--write docs/power_pictures.md]
 
-Uploads carry known digits: updates and gradients are computed from them, features and images are the digits themselves with
-noise of a tenth of the range of grey, labels are theirs. In a null the same is sent of other digits. Pictures are found where
-the 95 % interval of the mean PSNR lies above the best guess from public records; copies where the 95 % interval of the share
-of images nearer to a member lies above one half; labels where more are right than in 97.5 % of uniform guesses. The
-exit status is 1 where an attack finds less than nine of ten planted leaks, or more nulls than chance explains.
+Uploads carry known digits: updates and gradients are computed from them, features and images are the digits themselves
+with noise of a tenth of the range of grey, labels are theirs. In a null the same is sent of other digits. Pictures are
+found where the 95 % interval of the mean PSNR lies above the best guess from public records; copies where the 95 %
+interval of the share of images nearer to a member lies above one half; labels where more are right than in 97.5 % of
+uniform guesses. The exit status is 1 where an attack finds less than nine of ten planted leaks, or more nulls than
+chance explains.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ def _truth(rows: Tensor, heldout: Tensor) -> Truth:
 
 
 def planted(surface: Surface, attack: Attack, seed: int) -> tuple[View, Truth, Truth]:
-    """A view whose upload carries eight digits (one at a time where the attack asks for it), those, and eight others."""
+    """A view whose upload carries eight digits (one at a time if the attack asks for it), these, and eight others."""
     rng = torch.Generator().manual_seed(seed)
     order, (x, y) = torch.randperm(1797, generator=rng), _digits()
     truth, other = (_truth(order[i : i + RECORDS], order[200:260]) for i in (0, 100))
