@@ -1,13 +1,13 @@
 """Gradient inversion: iterations per second against a plain autograd loop, restarts batched and one by one,
-and the PSNR of Inverting Gradients on four Fashion-MNIST test images, and on updates of eight test images after one local
-step, as published and as shipped here.
+and the PSNR of Inverting Gradients on four Fashion-MNIST test images, and on updates of eight test images after one
+local step, as published and as shipped here.
 
     python -m benchmarks.inversion [--iterations 1000] [--width 64] [--data /usr/share/datasets/fashion-mnist]
     python -m benchmarks.inversion --only batch [--norm none] [--first 0] [--batch-iterations 600]
 
---only batch: the gradient of ``--batch`` test images from ``--first`` on, pixels in [0, 1], labels recovered from it, one
-start; PSNR after the best assignment of reconstructions to images. "class mean": a start that costs public records (the
-last 500 of the test set), as ``update_inversion`` has them.
+--only batch: the gradient of ``--batch`` test images from ``--first`` on, pixels in [0, 1], labels recovered from it,
+one start; PSNR after the best assignment of reconstructions to images. "class mean": a start that costs public records
+(the last 500 of the test set), as ``update_inversion`` has them.
 
 A single problem gains little over the plain loop (1.1 to 1.2 times at widths 16 and 64): convolution and
 pooling kernels take most of either loop, and reverse-over-reverse already is the cheapest order. Problems
@@ -162,18 +162,18 @@ def batches(options: argparse.Namespace, model: nn.Module, x: Tensor, y: Tensor,
     rows = slice(options.first, options.first + options.batch)
     real, labels = x[rows], y[rows]
     observed = [g.detach()[None] for g in Victim(model).gradients(real, labels)]
-    found = guess_labels(model, [g[0] for g in observed], tuple(real.shape), Pixels(), SINGLE_STEP, rng)  # type: ignore[arg-type]
+    shape = (len(real), 1, 28, 28)
+    found = guess_labels(model, [g[0] for g in observed], shape, Pixels(), SINGLE_STEP, rng)
     overlap = (torch.bincount(found, minlength=10).minimum(torch.bincount(labels, minlength=10))).sum() / len(labels)
     means = class_means(x[-500:], y[-500:], 10)[found]
-    print(
-        f"{options.norm} norm, {len(real)} records, labels found {float(overlap):.0%}, class mean {matched(means, real):.2f} dB"
-    )
+    free = matched(means, real)
+    print(f"{options.norm} norm, {len(real)} records: {float(overlap):.0%} of labels, class mean {free:.2f} dB")
     for start in ("noise", "class mean"):
         for name, method in METHODS.items():
             attack, given = replace(method, iterations=options.batch_iterations), None if start == "noise" else means
             began = time.process_time()
             result = attack.reconstruct_each(
-                model, observed, tuple(real.shape), labels=found[None], generator=torch.Generator().manual_seed(1),
+                model, observed, shape, labels=found[None], generator=torch.Generator().manual_seed(1),
                 start=given, spread=1.0 if given is None else 0.1,
             )[0]  # fmt: skip
             taken = (time.process_time() - began) / len(real)

@@ -64,8 +64,8 @@ class WhiteBox:
     ) -> tuple[Tensor, Tensor]:
         """Best images (b, c, h, w) met from ``start`` and their residuals (b,).
 
-        noise: standard deviation of each released number's Gaussian noise. Above 0 the images are the most probable ones,
-        min sum_k |f_k(x) - z_k|^2 / (2 noise^2) + |x - start|^2 / (2 doubt^2), with doubt the root mean squared
+        noise: standard deviation of each released number's Gaussian noise. Above 0 the images are the most probable
+        ones, min sum_k |f_k(x) - z_k|^2 / (2 noise^2) + |x - start|^2 / (2 doubt^2), with doubt the root mean squared
         error of the start.
         """
 
@@ -146,7 +146,8 @@ class FeatureInverter:
     ) -> tuple[Tensor, float]:
         """Mean of the rounds' decoders, each of which sees the same records through another map, and its error.
 
-        error: root mean square on a fifth of the public images, which the decoders are not fitted to where it is needed.
+        error: root mean square on a fifth of the public images, which the decoders are not fitted to where it is
+        needed.
         """
         split = (
             len(public) - len(public) // 5 if self.decoder.noise_std and self.rung is Rung.KNOWS_MAP else len(public)

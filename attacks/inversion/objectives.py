@@ -45,8 +45,9 @@ def layerwise(candidate: Gradients, observed: Gradients) -> tuple[Tensor, list[T
 def absolute(candidate: Gradients, observed: Gradients) -> tuple[Tensor, list[Tensor]]:
     """sum |g - t|_1 / sum |t|_1 over the whole concatenation.
 
-    Where a candidate image is near the record but some units of a ReLU network are on the wrong side, most entries of the
-    gradient agree and a few are far off. Squares and angles chase those few; absolute values treat them as outliers.
+    Where a candidate image is near the record but some units of a ReLU network are on the wrong side, most entries of
+    the gradient agree and a few are far off. Squares and angles chase those few; absolute values treat them as
+    outliers.
     """
     gaps = [g - t for g, t in zip(candidate, observed)]
     size = torch.stack([t.abs().sum() for t in observed]).sum().clamp_min(TINY).reciprocal()

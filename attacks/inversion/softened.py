@@ -1,7 +1,8 @@
 """ReLU networks with rounded corners that sharpen during the search.
 
-The gradient of a ReLU network jumps where a unit switches on or off, which no derivative with respect to the image sees. With
-softplus(beta x) / beta in its place the search feels the switches; beta grows until the network is the victim's again.
+The gradient of a ReLU network jumps where a unit switches on or off, which no derivative with respect to the image
+sees. With softplus(beta x) / beta in its place the search feels the switches; beta grows until the network is the
+victim's again.
 """
 
 from __future__ import annotations

@@ -25,7 +25,9 @@ def through(x: Tensor) -> Tensor:
 
 def view_of(noised: list[Tensor], y: list[Tensor], std: float) -> View:
     x, labels = digits()
-    knowledge = Knowledge((1, 8, 8), 10, x[300:800], labels[300:800], maps={"feature": through}, settings={"noise_std": std})
+    knowledge = Knowledge(
+        (1, 8, 8), 10, x[300:800], labels[300:800], maps={"feature": through}, settings={"noise_std": std}
+    )
     captures = tuple(Capture(t, 0, "features", {"x": z, "y": own}) for t, (z, own) in enumerate(zip(noised, y)))
     return View(Surface.FEATURES, Adversary.SERVER, captures, knowledge)
 
@@ -39,9 +41,10 @@ def test_joined_rounds_show_more_than_one_and_the_finding_says_how_many() -> Non
         view = view_of(noised[:count], [y[:8]] * count, 0.6)
         found[count] = SMALL.judge(SMALL.run(view, rng()), view, truth).measures
     ladder = {count: found[count]["diagnostics"]["ladder"]["knows_map"]["psnr"] for count in found}
-    assert ladder[9] > ladder[1] + 4  # a third of the noise is 9.5 dB, less what the prior had taken off already
-    assert found[9]["diagnostics"]["captures"] == 9 and found[9]["note"] == "9 rounds' releases joined"
-    assert found[1]["diagnostics"]["captures"] == 1 and "note" not in found[1]
+    assert ladder[9] > ladder[1] + 2  # a third of the noise is 9.5 dB, less what the decoder had taken off already
+    assert ladder[1] > 4.4 + 5  # the noise itself is at 20 log10(1 / 0.6) = 4.4 dB
+    assert found[9]["diagnostics"]["captures"] == 9 and found[9]["note"].startswith("9 rounds' releases joined")
+    assert found[1]["diagnostics"]["captures"] == 1 and "joined" not in found[1].get("note", "")
 
 
 def test_rows_that_are_not_in_step_stay_apart() -> None:
@@ -79,7 +82,9 @@ def test_the_labels_beside_shared_features_are_no_release_of_rows() -> None:
 def test_rows_of_known_records_are_judged_by_their_own_records() -> None:
     """A release whose rows are shuffled against the records is judged row by row, not by the best assignment."""
     x, y = digits()
-    truth = Truth(x[:8], y[:8], x[100:199], y[100:199], torch.bincount(y[:8], minlength=10), rows=torch.arange(7, -1, -1))
+    truth = Truth(
+        x[:8], y[:8], x[100:199], y[100:199], torch.bincount(y[:8], minlength=10), rows=torch.arange(7, -1, -1)
+    )
     view = view_of([through(x[:8]).flip(0)], [y[:8].flip(0)], 0.0)
     found = SMALL.judge(SMALL.run(view, rng()), view, truth).measures
     assert found["diagnostics"]["pairing"] == "row" and found["psnr"] > 25 and found["identified"] == 1
@@ -96,4 +101,6 @@ def test_the_reported_rung_is_fixed_beforehand() -> None:
         attack = replace(SMALL, report=rung)
         found = attack.judge(attack.run(view, rng()), view, truth).measures
         ladder = found["diagnostics"]["ladder"]
-        assert found["diagnostics"]["rung"] == rung and found["psnr"] == ladder[rung]["psnr"] < ladder["knows_map"]["psnr"]
+        assert (
+            found["diagnostics"]["rung"] == rung and found["psnr"] == ladder[rung]["psnr"] < ladder["knows_map"]["psnr"]
+        )

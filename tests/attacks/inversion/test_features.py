@@ -216,7 +216,9 @@ def test_the_search_knows_the_noise_and_the_decoder_the_labels() -> None:
         ("decoder", Rung.CAN_QUERY, told, None),
         ("labels", Rung.KNOWS_MAP, told, labels),
     ):
-        found = FeatureInverter(rung, decoder, WhiteBox(iterations=100)).invert([z], public, rng(), maps=[f], labels=known)
+        found = FeatureInverter(rung, decoder, WhiteBox(iterations=100)).invert(
+            [z], public, rng(), maps=[f], labels=known
+        )
         quality[name] = float(psnr(found.images, x).mean())
     means = float(psnr(class_means(public, y, 10)[labels[0]], x).mean())
     assert quality["search"] > quality["blind search"] + 4

@@ -29,7 +29,9 @@ ALL = [
 ONE = (1, 1, 28, 28)
 
 
-@pytest.mark.parametrize("objective", [objectives.cosine, objectives.squared, objectives.layerwise, objectives.absolute])
+@pytest.mark.parametrize(
+    "objective", [objectives.cosine, objectives.squared, objectives.layerwise, objectives.absolute]
+)
 def test_cotangents_are_the_derivative_of_the_value(objective: objectives.Objective) -> None:
     g = [torch.randn(s, generator=rng(1), dtype=torch.float64).requires_grad_() for s in ((3, 4), (5,))]
     t = [torch.randn(s, generator=rng(2), dtype=torch.float64) for s in ((3, 4), (5,))]

@@ -37,6 +37,8 @@ def test_a_request_that_fits_is_accepted() -> None:
         ([torch.ones(2, 3), torch.full((2,), math.nan)], (1, 1, 8, 8), "NaN or infinity"),
     ],
 )
-def test_a_request_that_does_not_fit_is_refused(gradients: list[torch.Tensor], shape: tuple[int, ...], message: str) -> None:
+def test_a_request_that_does_not_fit_is_refused(
+    gradients: list[torch.Tensor], shape: tuple[int, ...], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         check_request(gradients, PARAMETERS, shape)
