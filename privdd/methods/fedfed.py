@@ -249,10 +249,9 @@ class FedFed(Method):
 
     def claims(self, plan: Any, shards: Sequence[Shard]) -> list[Claim]:
         """The theorems on shared features, evaluated for this run's noise; R is the rounds that read the features."""
-        mechanism, raw = plan.mechanisms.get("features"), self.generator.name == "zero"
-        if mechanism is None:
+        if (mechanism := plan.mechanisms.get("features")) is None:
             return []
-        run = feature_run(mechanism, plan.problem, rounds=self.base.rounds, raw=raw)
+        run = feature_run(mechanism, plan.problem, rounds=self.base.rounds, raw=self.generator.name == "zero")
         return [theorem(run) for theorem in FEATURE_THEOREMS]
 
     def classifier(self, problem: Problem) -> nn.Module:
