@@ -1,6 +1,6 @@
 """Accuracy of an experiment of configs/experiment beside the paper's, at a chosen CPU budget.
 
-    python -m benchmarks.accuracy [key=value ...] --experiment feddm_table2_mnist [--column "alpha 0.01"]
+    python -m benchmarks.accuracy [key=value ...] --experiment feddm_table2 [--column "MNIST, alpha 0.01"]
                                   [--row algo=feddm ...] [--seconds 40] [--seeds 0 1 2]
     python -m benchmarks.accuracy [key=value ...] --claim alpha [--seconds 40] [--seeds 0 1 2]
     python -m benchmarks.accuracy            small: the claim with one seed and 8 CPU s a run
@@ -34,7 +34,7 @@ from privdd.federated.simulation import Progress, accuracy, predict_in_batches, 
 
 # Few steps and many rounds: what a small CPU budget favours.
 SMALL = ("preset=smoke", "partition.clients=10", "model.width=32", "data.limit=10000", "data.test_limit=2000")
-CLAIM = ("experiment=feddm_table2_fashion_mnist", "partition.alpha=0.01", *SMALL, "algo.rounds=1000")
+CLAIM = ("experiment=feddm_table2", "data=fashion_mnist", "partition.alpha=0.01", *SMALL, "algo.rounds=1000")
 FEDAVG = ("algo=fedavg", "algo.batch_size=64", "algo.momentum=0", "algo.lr=0.05")
 VARIANTS = {
     "FedDM, real start": ("algo=feddm", "algo.matching.iterations=10"),
@@ -134,7 +134,7 @@ def table(name: str, columns: Sequence[str], rows: Sequence[str], seeds: Sequenc
                 run((f"experiment={name}", *part["overrides"], *row.split(), *more, f"seed={seed}"), seconds)[0] for seed in seeds
             ]
             used = ", ".join(f"{len(c.accuracy)} in {c.seconds[-1]:.0f}" for c in curves)
-            print(f"{row:<48} {shown([c.accuracy[-1] for c in curves]):>15} {printed:7.2f}   {used}", flush=True)
+            print(f"{row:<48} {shown([c.accuracy[-1] for c in curves]):>15} {math.nan if printed is None else printed:7.2f}   {used}", flush=True)
 
 
 def main() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,12 +17,14 @@ from privdd.data.dataset import DataNotFound, Dataset, dataset
 
 TEST_FRACTION = 0.2  # where the source has no test split of its own
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp"}
+ARRAYS = ("x", "y", "x_test", "y_test", "domain", "domain_test")
 Pair = tuple[Tensor, Tensor]
 
 
 def npz(name: str, root: Path | None, keys: Keys) -> Dataset:
     """data.root is the file: x (n, h, w), (n, h, w, c) or (n, c, h, w), uint8 or float in [0, 1]; y (n,)
-    integers from 0; x_test and y_test where there is a test split (else a fifth is drawn).
+    integers from 0; x_test and y_test where there is a test split (else a fifth is drawn). domain (n,), and
+    domain_test with a test split: integers or text that say where each record is from.
 
     Raises DataNotFound without the file and ValueError where an array does not fit.
     """
@@ -29,7 +33,7 @@ def npz(name: str, root: Path | None, keys: Keys) -> Dataset:
     try:
         check_archive(root)
         with np.load(root, allow_pickle=False) as stored:
-            arrays = {key: stored[key] for key in ("x", "y", "x_test", "y_test") if key in stored.files}
+            arrays = {key: stored[key] for key in ARRAYS if key in stored.files}
     except Exception as error:  # a damaged zip raises EOFError, zlib.error, NotImplementedError and others
         raise ValueError(
             f"data.root={root}: not an npz of plain arrays ({' '.join(str(error).split())[:120]})"
@@ -37,12 +41,35 @@ def npz(name: str, root: Path | None, keys: Keys) -> Dataset:
     if not {"x", "y"} <= set(arrays):
         raise ValueError(f"data.root={root}: arrays x and y are needed, found {sorted(arrays)}")
     train = _pair(root, arrays["x"], arrays["y"])
+    rows = torch.arange(len(train[1])), torch.arange(0)
     if {"x_test", "y_test"} <= set(arrays):
         test = _pair(root, arrays["x_test"], arrays["y_test"])
     else:
-        train, test = _split(train, keys)
+        whole, rows = train, _split_rows(len(train[1]), keys)
+        train, test = ((whole[0][at], whole[1][at]) for at in rows)
     classes = _classes(root, torch.cat([train[1], test[1]]))
-    return dataset(name, f"the user's arrays in {root.name}", classes, train, test)
+    flat = dataset(name, f"the user's arrays in {root.name}", classes, train, test)
+    return with_domains(flat, root, arrays, rows) if "domain" in arrays else flat
+
+
+def with_domains(flat: Dataset, root: Path, arrays: Mapping[str, NDArray[np.generic]], rows: Pair) -> Dataset:
+    """The data set with the domain of each record; rows: of the train and test records where one array held both."""
+    given = [arrays["domain"], arrays.get("domain_test", arrays["domain"][:0])]
+    for key, array in zip(("domain", "domain_test"), given):
+        if array.ndim != 1 or array.dtype.kind not in "iuU":
+            raise ValueError(
+                f"data.root={root}: {key} (n,) must hold integers or text, got {array.dtype} {array.shape}"
+            )
+    names, at = np.unique(np.concatenate([a.astype(str) for a in given]), return_inverse=True)
+    found = torch.from_numpy(at.astype(np.int64))
+    split = "x_test" in arrays
+    train, test = found.split([len(a) for a in given]) if split else (found[rows[0]], found[rows[1]])
+    if (len(train), len(test)) != (len(flat.train), len(flat.test)):
+        raise ValueError(
+            f"data.root={root}: domain and domain_test must say where each of {len(flat.train)} training and "
+            f"{len(flat.test)} test records is from, got {len(train)} and {len(test)}"
+        )
+    return replace(flat, domains=tuple(str(name) for name in names), domain=train, test_domain=test)
 
 
 def folder(name: str, root: Path | None, keys: Keys, size: int | None = None) -> Dataset:
@@ -99,11 +126,16 @@ def _classes(root: Path, labels: Tensor) -> int:
     return len(found)
 
 
+def _split_rows(count: int, keys: Keys) -> Pair:
+    """Which records are for training, and which for testing."""
+    order = torch.randperm(count, generator=keys.fold("split").torch())
+    cut = max(1, round(TEST_FRACTION * count))
+    return order[cut:].sort().values, order[:cut].sort().values
+
+
 def _split(whole: Pair, keys: Keys) -> tuple[Pair, Pair]:
     x, y = whole
-    order = torch.randperm(len(y), generator=keys.fold("split").torch())
-    cut = max(1, round(TEST_FRACTION * len(y)))
-    test, train = order[:cut].sort().values, order[cut:].sort().values
+    train, test = _split_rows(len(y), keys)
     return (x[train], y[train]), (x[test], y[test])
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from privdd.core.keys import Keys
 from privdd.core.types import Records
 from privdd.data.corruptions import corrupt, names_for
+from privdd.data.custom import folder
 from privdd.data.dataset import DataNotFound, Dataset, dataset
 from privdd.data.digits import digits
 from privdd.data.made_digits import SIDE, font_digits, on_photos, photos
@@ -84,6 +85,33 @@ def corrupted(source: Dataset, severity: int, corruptions: str | Sequence[str], 
         parts.append(Domain(name, pairs[0], pairs[1]))
     note = f"{source.note}; under {len(names)} corruptions at severity {severity}, each record under one"
     return _joined("corrupted", note, source.classes, parts)
+
+
+def domain_folder(root: Path | None, size: int | None, limits: Limits, keys: Keys) -> Dataset:
+    """data.root holds one subfolder for each domain, and each of them what ``custom.folder`` reads (FedLGD's RETINA).
+
+    All images become (3, size, size). Raises DataNotFound without such subfolders, ValueError where two domains do
+    not have the same classes.
+    """
+    names = sorted(p.name for p in root.iterdir() if p.is_dir()) if root is not None and root.is_dir() else []
+    if root is None or not names:
+        raise DataNotFound(
+            f"data.root={root}: data.name=domain_folder needs a folder with one subfolder for each domain"
+        )
+    parts, classes, first = [], 0, ""
+    for name in names:
+        data = folder("folder", root / name, keys.fold(name), size)
+        found = data.note.partition(": ")[2]  # the classes, by name
+        if first and found != first:
+            raise ValueError(f"data.root={root}: {names[0]} has the classes {first}, {name} has {found}")
+        first, classes = found, data.classes
+        parts.append(_domain(name, data, limits, keys))
+    shapes = {tuple(part.train[0].shape[1:]) for part in parts}
+    if len(shapes) > 1:
+        raise ValueError(f"data.root={root}: the domains differ in size; set data.size to bring them to one")
+    return _joined(
+        "domain_folder", f"the user's images in {root.name}, domains {', '.join(names)}: {first}", classes, parts
+    )
 
 
 def _domain(name: str, data: Dataset, limits: Limits, keys: Keys) -> Domain:

@@ -9,7 +9,7 @@ from privdd.core.keys import Keys
 from privdd.data.custom import folder, npz
 from privdd.data.dataset import Dataset
 from privdd.data.digits import digits
-from privdd.data.domains import Limits, corrupted, digit_domains
+from privdd.data.domains import Limits, corrupted, digit_domains, domain_folder
 from privdd.data.mnist import idx_family
 from privdd.data.vision import FAMILIES, vision_family
 
@@ -21,7 +21,7 @@ SOURCES = {
     "npz": npz,
 }
 LARGEST_SIDE = 4096
-NAMES = (*SOURCES, "folder", "digit_domains", "corrupted")
+NAMES = (*SOURCES, "folder", "domain_folder", "digit_domains", "corrupted")
 
 
 def reads_files(name: str, source: str | None = None) -> bool:
@@ -45,7 +45,7 @@ def load(
 
     root: folder (or npz file) to look in. size: side in pixels after resizing. limit: at most so many
     training records, test_limit (limit where None) test records, drawn by ``keys``; of each domain for
-    digit_domains and corrupted. source, severity, corruptions: of ``corrupted`` only. Raises ValueError
+    digit_domains, domain_folder and corrupted. source, severity, corruptions: of ``corrupted`` only. Raises ValueError
     for an unknown name or bad number and DataNotFound (a ValueError) where the data cannot be had.
     """
     for field, value in (("size", size), ("limit", limit), ("test_limit", test_limit)):
@@ -60,8 +60,10 @@ def load(
     here = keys.fold("data", name)
     if name == "digit_domains":
         return digit_domains(place, limits, here).resized(size)
+    if name == "domain_folder":
+        return domain_folder(place, size, limits, here)
     if name == "corrupted":
-        if source in ("corrupted", "digit_domains"):
+        if source in ("corrupted", "digit_domains", "domain_folder"):
             raise ValueError(f"data.source={source!r}: a data set of one domain is needed")
         return corrupted(load(source, root=root, size=size, keys=keys), severity, corruptions, limits, here)
     whole = folder(name, place, here, size) if name == "folder" else SOURCES[name](name, place, here)

@@ -241,18 +241,11 @@ class FedFed(Method):
             return self.base.spends(round, mechanisms)
         return {}
 
-    def check_mechanisms(self, mechanisms: Mapping[str, Any]) -> None:
-        sent = mechanisms["features"].public_constants(1).get("copies", 1) if "features" in mechanisms else 1
-        if sent != len(self.loss.stds):
-            noises = f"algo.loss.stds={list(self.loss.stds)}: {len(self.loss.stds)} noised copies of each record"
-            raise ValueError(f"{noises}, but as privacy is set {sent} will be sent; give {sent} number(s)")
-
     def claims(self, plan: Any, shards: Sequence[Shard]) -> list[Claim]:
         """The theorems on shared features, evaluated for this run's noise; R is the rounds that read the features."""
-        mechanism, raw = plan.mechanisms.get("features"), self.generator.name == "zero"
-        if mechanism is None:
+        if (mechanism := plan.mechanisms.get("features")) is None:
             return []
-        run = feature_run(mechanism, plan.problem, rounds=self.base.rounds, raw=raw)
+        run = feature_run(mechanism, plan.problem, rounds=self.base.rounds, raw=self.generator.name == "zero")
         return [theorem(run) for theorem in FEATURE_THEOREMS]
 
     def classifier(self, problem: Problem) -> nn.Module:

@@ -105,3 +105,55 @@ def test_font_digits_can_be_told_apart():
         for labels in (y.numpy(), np.random.default_rng(1).permutation(y.numpy()))
     )
     assert right > 0.4 > 0.2 > wrong
+
+
+def pictures(folder, labels, side, seed) -> None:
+    """A folder of grey png files, one subfolder for each class."""
+    from PIL import Image
+
+    rng = np.random.default_rng(seed)
+    for label in labels:
+        (folder / label).mkdir(parents=True)
+        for at in range(6):
+            Image.fromarray(rng.integers(0, 256, (side, side), dtype=np.uint8)).save(folder / label / f"{at}.png")
+
+
+def test_own_folders_are_domains(tmp_path):
+    """One client for each hospital, with its own pictures alone; the same classes everywhere, or a refusal."""
+    for seed, place in enumerate(("acrima", "drishti", "refuge")):
+        pictures(tmp_path / place, ("glaucoma", "normal"), 12 + 4 * seed, seed)
+    data = load("domain_folder", root=tmp_path, size=16, keys=Keys(0))
+    assert data.domains == ("acrima", "drishti", "refuge") and data.shape == (3, 16, 16) and data.classes == 2
+    assert torch.bincount(torch.cat([data.domain, data.test_domain])).tolist() == [12, 12, 12]
+    shards = make_shards(data, Partition(name="domains", heldout=0), Keys(0))
+    assert [len(s.train) for s in shards] == [int((data.domain == k).sum()) for k in range(3)]
+    for k, shard in enumerate(shards):
+        assert torch.equal(shard.train.x, data.train.x[data.domain == k])
+    with pytest.raises(ValueError, match="differ in size"):
+        load("domain_folder", root=tmp_path, keys=Keys(0))
+    pictures(tmp_path / "rim", ("glaucoma", "other"), 12, 9)
+    with pytest.raises(ValueError, match="rim has glaucoma, other"):
+        load("domain_folder", root=tmp_path, size=16, keys=Keys(0))
+    with pytest.raises(ValueError, match="one subfolder for each domain"):
+        load("domain_folder", root=tmp_path / "nowhere", keys=Keys(0))
+
+
+def test_an_npz_may_say_where_its_records_are_from(tmp_path):
+    """With and without a test split of its own; every record keeps its place."""
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(0, 256, (30, 8, 8), dtype=np.uint8), np.arange(30) % 3
+    places = np.array(["north", "south"])[np.arange(30) % 2]
+    np.savez(tmp_path / "own.npz", x=x, y=y, domain=places)
+    data = load("npz", root=tmp_path / "own.npz", keys=Keys(0))
+    assert data.domains == ("north", "south") and len(data.test) == 6
+    of = {images.tobytes(): place for images, place in zip(x, places)}
+    for records, domain in ((data.train, data.domain), (data.test, data.test_domain)):
+        kept = (records.x[:, 0] * 255).round().to(torch.uint8).numpy()
+        assert [of[image.tobytes()] for image in kept] == [data.domains[k] for k in domain]
+    np.savez(tmp_path / "split.npz", x=x, y=y, domain=np.arange(30) % 2, x_test=x[:9], y_test=y[:9], domain_test=np.ones(9, int))
+    data = load("npz", root=tmp_path / "split.npz", keys=Keys(0))
+    assert data.domain.tolist() == [k % 2 for k in range(30)] and data.test_domain.tolist() == [1] * 9
+    for wrong, said in ((np.zeros(29, int), "got 29"), (np.zeros(30), "integers or text")):
+        np.savez(tmp_path / "bad.npz", x=x, y=y, domain=wrong, x_test=x[:9], y_test=y[:9], domain_test=np.ones(9, int))
+        with pytest.raises(ValueError, match=said):
+            load("npz", root=tmp_path / "bad.npz", keys=Keys(0))

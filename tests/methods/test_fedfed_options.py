@@ -10,7 +10,7 @@ from scipy import stats
 
 from privdd.auditing.public_facts import public_facts
 from privdd.cli.assemble import assemble
-from privdd.cli.validation import check_overrides
+from privdd.cli.overrides import check_overrides
 from privdd.core.errors import BadConfig
 from privdd.core.keys import Keys
 from privdd.distillation.feature_split import FeatureSplit, SplitLoss, laplace
