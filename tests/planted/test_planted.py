@@ -29,8 +29,8 @@ EACH = [  # one of each group, in the profile where it is cheapest
     ("row_round_missing", "fedavg_client", "T0 ledger"),
     ("clean_sent", "fedavg_client", "wire"),
     ("sampling_off", "feddm_dp", "T0 sampling"),
-    ("count_hidden", "feddm_dp", "T1 sensitivity"),
-    ("mean_hidden", "feddm_dp", "method check"),
+    ("contributions_odd", "feddm_dp", "T1 sensitivity"),
+    ("mean_hidden", "feddm_dp", "T1 told"),
 ]
 
 

@@ -63,7 +63,8 @@ def _neighbours(subject: Subject) -> Iterator[_Neighbours]:
     one = Records(guests.x[:1], guests.y[:1], torch.zeros(1, dtype=torch.long))
     yield _Neighbours(f"{guests.names[0]!r} added", *pair(plan, shard, shard.train, one))
     if len(shard.train) > 1:
-        yield _Neighbours("the first record left out", *absent(plan, shard, 0))
+        # the last: one that is zeroed out comes after the others, where it is released row by row
+        yield _Neighbours("the last record left out", *absent(plan, shard, len(shard.train) - 1))
     first = replace(shard.train.take([0]), x=DIM * one.x.to(shard.train.x), y=one.y.to(shard.train.y))
     for label in range(1, min(shard.classes, 3)):
         against = replace(one, y=(one.y + label) % shard.classes)

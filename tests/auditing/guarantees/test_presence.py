@@ -77,6 +77,20 @@ def test_a_count_that_leaves_in_another_way_is_told(method: Sends, words: str) -
     assert words in changed(method)[2]
 
 
+def test_an_own_record_that_leaves_shows_a_rank_that_no_guest_shows() -> None:
+    """The largest record counts ten times; a guest of no size is never the largest."""
+    largest = lambda x: (rows := x.flatten(1) * 0.05) * (1 + 9 * (rows.norm(dim=1, keepdim=True) >= rows.norm(dim=1).max()))  # noqa: E731
+    assert changed(Sends(rows=largest))[1] > 0.2
+    first = lambda x: x.flatten(1) * 0.05 * torch.tensor([10.0] + [1.0] * (len(x) - 1)).unsqueeze(1)  # noqa: E731
+    assert changed(Sends(rows=first))[1] > 0.2
+
+
+def test_records_in_another_order_have_not_moved() -> None:
+    rows = torch.rand(6, 3)
+    assert moved([rows[1:]], [rows.flip(0)]) == 0.0
+    assert moved([rows[1:]], [2 * rows.flip(0)]) > 0.1
+
+
 def test_rounding_is_no_movement() -> None:
     rows = torch.rand(5, 3)
     assert moved([rows], [rows + 1e-7]) == 0.0 and moved([rows], [rows + 0.1]) > 0.5

@@ -7,21 +7,26 @@ from math import sqrt
 
 import pytest
 import torch
+from scipy import stats
 from torch import Tensor
 
 from privdd.auditing.guarantees.residual_law import (
     Look,
+    echoes,
+    extremes,
     rate,
     reuse,
     same_coins,
     same_noise,
     scale,
     shape,
+    shifted,
     single_numbers,
     single_records,
     smallest,
     spread,
 )
+from privdd.federated.noise_record import echo
 
 RUNS, LEVEL = 400, 0.05
 Trial = Callable[[torch.Generator], Look]
@@ -118,3 +123,29 @@ def test_larger_noise_than_stated_is_no_fault() -> None:
 def test_the_smallest_p_value_pays_for_all() -> None:
     found = smallest([(0.2, "a"), (0.01, "b"), (0.7, "c")])
     assert (found.p, found.says) == (pytest.approx(0.03), "b") and smallest([]).p == 1.0
+
+
+def test_noise_that_comes_back_elsewhere_is_told() -> None:
+    g = torch.Generator().manual_seed(0)
+    a, b = torch.randn(60, generator=g), torch.randn(80, generator=g)
+    signs = torch.randn(60, generator=g).sign()
+    for other in (torch.cat([b[:9], a]), torch.cat([b[:9], a]).flip(0), a * signs):
+        assert shifted({"a": a}, {"a": a, "other": other}).p < 1e-9
+    assert shifted({"a": a}, {"a": a, "b": b}).p > 1e-3
+    assert shifted({"a": a.repeat(2)}, {"a": a.repeat(2)}).p < 1e-9
+    assert echoes({"a": echo(a.repeat(2))}).p < 1e-9 and echoes({"a": echo(a)}).p > 1e-3
+
+
+def test_p_values_of_shifts_and_echoes_hold_for_independent_noise() -> None:
+    """Of 200 each, at most 5 % below 0.05 but for chance (binomial, one in a thousand)."""
+    g = torch.Generator().manual_seed(1)
+    draws = [{n: torch.randn(int(torch.randint(9, 60, (1,), generator=g)), generator=g) for n in "abcd"} for _ in range(200)]
+    most = int(stats.binom.ppf(0.999, 200, 0.05))
+    assert sum(shifted({"a": d["a"]}, d).p < 0.05 for d in draws) <= most
+    assert sum(echoes({"a": echo(d["a"])}).p < 0.05 for d in draws) <= most
+    assert sum(extremes(list(d.values())).p < 0.05 for d in draws) <= most
+
+
+def test_noise_that_is_cut_is_told_by_its_largest_value() -> None:
+    sample = torch.randn(300, generator=torch.Generator().manual_seed(2))
+    assert extremes([sample.clamp(-2, 2)]).p < 1e-4 < extremes([sample]).p

@@ -1,0 +1,36 @@
+"""The lower bound of a composition's epsilon: near what an accountant states, and never above."""
+
+from __future__ import annotations
+
+import dp_accounting as dpa
+import pytest
+
+from attacks.epsilon import gaussian_epsilon
+from privdd.auditing.guarantees.least_epsilon import at_least
+from privdd.privacy.accounting import Relation, epsilon
+
+G, P, L = dpa.GaussianDpEvent, dpa.PoissonSampledDpEvent, dpa.LaplaceDpEvent
+CASES = {
+    "gaussians": [(G(1.0), 3)],
+    "sampled": [(P(0.25, G(5.0)), 8), (G(20.0), 2)],
+    "steps": [(P(0.1, G(1.0)), 80)],
+    "laplace": [(L(1.0), 3)],
+    "composed": [(dpa.SelfComposedDpEvent(P(0.2, G(1.0)), 5), 1), (dpa.ComposedDpEvent([G(1.0), G(2.0)]), 1)],
+}
+
+
+@pytest.mark.parametrize("relation", ["add_remove", "zero_out", "replace"])
+@pytest.mark.parametrize("case", CASES)
+def test_it_is_just_below_the_accountant(case: str, relation: Relation) -> None:
+    event = dpa.ComposedDpEvent([dpa.SelfComposedDpEvent(one, n) for one, n in CASES[case]])
+    stated = epsilon(event, 1e-5, relation=relation)
+    assert 0.94 * stated < at_least(CASES[case], 1e-5, relation) <= stated * (1 + 1e-6)
+
+
+def test_a_gaussian_is_exact_and_an_exchange_moves_it_twice_as_far() -> None:
+    assert at_least([(G(2.0), 4)], 1e-5, "zero_out") == pytest.approx(gaussian_epsilon(1.0, 1e-5), rel=1e-6)
+    assert at_least([(G(2.0), 4)], 1e-5, "replace") == pytest.approx(gaussian_epsilon(2.0, 1e-5), rel=1e-6)
+
+
+def test_nothing_is_said_of_an_unknown_law() -> None:
+    assert at_least([(dpa.ZCDpEvent(0.1), 1), (G(1.0), 1)], 1e-5, "zero_out") == 0.0
