@@ -19,6 +19,7 @@ from privdd.checking.verdict import BREAKS, Checked, concluded
 from privdd.core.errors import BadConfig
 
 SECONDS, CALLS, CONFIDENCE = 45.0, 600_000, 0.99
+WALL = 20  # seconds on the wall for each of processor time, on a machine that others use too
 SAME = "two fresh starts gave the same noise: whoever runs the same code can subtract it"
 Adapter = Callable[[Any, Mapping[str, Any], Mapping[str, Any]], "tuple[Any, dict[str, Any]] | None"]
 
@@ -28,7 +29,7 @@ class Request:
     """target: -> the callable or class, asked in the child; name: of it. stated: fields of ``Stated``, kind may be missing.
 
     args: of a class, or keywords of a function. adapter: turns components of other libraries into callables. restarts:
-    whether a second process loads the mechanism afresh. seconds: of processor time; the wall limit is six times that.
+    whether a second process loads the mechanism afresh. seconds: of processor time; the wall limit is ``WALL`` times that.
     """
 
     target: Callable[[], Any]
@@ -47,10 +48,10 @@ def checked(request: Request, step: Callable[[str], None] = lambda name: None, c
     """Examine a mechanism in a child process. Raises BadConfig, one line, for what cannot be checked."""
     if not (request.seconds > 0 and request.calls >= 1000 and 0.5 <= request.confidence < 1):
         raise BadConfig("seconds above 0, calls of at least 1000 and confidence in [0.5, 1) are needed")
-    answer = in_child(lambda say: _examine(request, say), 6 * request.seconds, lambda note: step(str(note["step"])))
+    answer = in_child(lambda say: _examine(request, say), WALL * request.seconds, lambda note: step(str(note["step"])))
     result = Checked.from_json({**answer["checked"], "command": command})
     if request.restarts and not result.refuted and answer["first"]:
-        again = in_child(lambda say: _first(request), request.seconds)
+        again = in_child(lambda say: _first(request), WALL * request.seconds)
         if again["varies"] and again["first"] == answer["first"]:
             look = Looked("seeds", "refuted", SAME, float("inf"), "certain")
             result = replace(result, verdict=BREAKS, looks=(*result.looks, look))

@@ -11,6 +11,7 @@ import numpy as np
 
 from privdd.checking.called import Data, Mechanism, Refused
 
+WAITS = 12
 NUMBERS = 30_000_000  # in memory at a time
 
 
@@ -22,7 +23,7 @@ class OutOfTime(Exception):
 class Clock:
     """seconds of processor time and calls that may be spent; ``tick`` is told after every so many transcripts.
 
-    A mechanism that waits is stopped at four times the seconds on the wall.
+    A mechanism that waits is stopped at ``WAITS`` times the seconds on the wall.
     """
 
     seconds: float
@@ -33,7 +34,7 @@ class Clock:
 
     def left(self) -> float:
         worked, waited = time.process_time() - self.began, time.monotonic() - self.wall
-        return self.seconds - max(worked, waited / 4)
+        return self.seconds - max(worked, waited / WAITS)
 
     def check(self, mechanism: Mechanism) -> None:
         if self.left() <= 0 or mechanism.calls >= self.calls:

@@ -81,13 +81,13 @@ def test_what_cannot_be_checked_is_said_in_one_line() -> None:
         with pytest.raises(BadConfig, match=says) as error:
             check(mechanism, stated=STATED, kind="update", **FEW)
         assert "\n" not in str(error.value)
-    with pytest.raises(BadConfig, match="stated.delta=2"):
+    with pytest.raises(BadConfig, match=r"stated\.delta=2"):
         check(noised(1.0), stated={"epsilon": 1.0, "delta": 2}, kind="update", **FEW)
 
 
 def test_a_mechanism_that_hangs_is_stopped() -> None:
     began = time.monotonic()
-    with pytest.raises(Stopped, match="stopped after 0.5 s"):
+    with pytest.raises(Stopped, match=r"stopped after 0\.5 s"):
         in_child(lambda say: time.sleep(60) or {}, 0.5)
     assert time.monotonic() - began < 20
 
