@@ -15,7 +15,7 @@ from privdd.checking.constant_parts import constant_part, scaled
 from privdd.checking.declared_noise import declared
 from privdd.checking.direction_game import games, play
 from privdd.checking.float_bits import bits
-from privdd.checking.looks import Looked, Strength
+from privdd.checking.looks import SPENT, Looked, Strength
 from privdd.checking.neighbours import Pair, Tried, broken, pairs
 from privdd.checking.sampled import Clock, OutOfTime, affordable, drawn
 from privdd.checking.screening import Ranked, screened
@@ -30,7 +30,7 @@ DEPTHS = (1000, 6000, 40_000)
 LEARN = 20_000  # transcripts a side, at most; rare events show in many only
 KEEP = 12
 AFTER = 6  # calls that may still tell what an earlier one left behind
-STAGES = ("first calls", "search", "directions", "numbers without noise", "closer looks", "conditions")
+STAGES = ("first calls", "search", "directions", "numbers without noise", "conditions", "closer looks")
 
 
 @dataclass
@@ -72,12 +72,12 @@ class Examination:
         """Every stage, or as many as the budget pays for."""
         try:
             for name, stage in zip(
-                STAGES, (self._first, self._search, self._directions, self._constants, self._closer, self._conditions)
+                STAGES, (self._first, self._search, self._directions, self._constants, self._conditions, self._closer)
             ):
                 self.step(name)
                 stage()
         except OutOfTime:
-            self.result.notes.append(f"the time was spent in the stage {name!r}; what follows it was not looked at")
+            self.result.notes.append(f"{SPENT} in the stage {name!r}; what follows it was not looked at")
         return self.result
 
     def around(self, data: Data) -> list[Data]:
@@ -189,7 +189,8 @@ class Examination:
         except Refused:
             return 0
         cost = (time.process_time() - began) / 2
-        return affordable(cost, self.clock, share, wanted, block.rows[0].size)
+        calls = int(share * max(0, self.clock.calls - self.mechanism.calls) / len(inputs))
+        return min(calls, affordable(cost, self.clock, share, wanted, block.rows[0].size))
 
     def _look(self, pair: Pair, depth: int, around: Callable[[Data], list[Data]], name: str) -> None:
         """Half of the transcripts to learn from, the others to judge."""
@@ -223,7 +224,10 @@ class Examination:
             return
         if self.result.kappa is None or moved.epsilon > self._best:
             self._best = moved.epsilon  # the best guess is that of the best bound: the largest guess is a lucky one
-            self.result.kappa, self.result.about = moved.mu / (self.stated.mu * calls**0.5), moved.about
+            of_laplace = moved.about / max(self.stated.epsilon, 1e-12)  # its epsilon grows with the shift
+            of_gaussian = moved.mu / (self.stated.mu * calls**0.5)
+            self.result.kappa = of_laplace if moved.law == "laplace" else of_gaussian
+            self.result.about = moved.about
             self.result.law, self.result.worst = moved.law, pair.says
 
     def _add(self, name: str, epsilon: float, strength: Strength, says: str, inputs: str, **numbers: float) -> None:
