@@ -16,6 +16,7 @@ from privdd.checking import check_page
 from privdd.checking.child import Stopped, in_child
 from privdd.checking.examination import LOOKS
 from privdd.checking.neighbours import Tried
+from privdd.checking.run_check import WALL, stages
 from privdd.checking.stated import Stated, gaussian_mu
 from privdd.checking.verdict import Checked
 from privdd.core.errors import BadConfig
@@ -88,6 +89,7 @@ def test_what_cannot_be_checked_is_said_in_one_line() -> None:
 
 
 def test_a_mechanism_that_hangs_is_stopped() -> None:
+    assert WALL > 1 and stages() > 4
     began = time.monotonic()
     with pytest.raises(Stopped, match=r"stopped after 0\.5 s"):
         in_child(lambda say: time.sleep(60) or {}, 0.5)
