@@ -18,7 +18,7 @@ import torch
 
 from attacks.guarantee import attack_runs
 from privdd.api import check
-from privdd.checking.called import Mechanism, Refused
+from privdd.checking.called import BlackBox, Refused
 from privdd.checking.neighbours import Tried, pairs
 from privdd.checking.sampled import Clock, drawn
 from tests.conformance.cases import CASES, Case
@@ -29,7 +29,7 @@ PLAIN = 20_000  # calls a side
 def plain(case: Case, f: Any) -> float:
     """The bound of the plain test at confidence 0.95; 0 where a side is not of one shape."""
     calls = int(case.settings.get("calls", 1))
-    mechanism = Mechanism((lambda: f()) if isinstance(f, type) else (lambda: f), case.kind, fresh=isinstance(f, type))
+    mechanism = BlackBox((lambda: f()) if isinstance(f, type) else (lambda: f), case.kind, fresh=isinstance(f, type))
     pair = pairs(case.kind, case.relation, Tried())[0]
     count, clock = max(200, PLAIN // calls), Clock(600, 10**8)
     try:

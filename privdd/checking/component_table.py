@@ -19,7 +19,7 @@ CROWD = ("input.clients=10", "input.shapes=[[20]]")  # a strategy takes a millis
 
 
 @dataclass(frozen=True)
-class Row:
+class ComponentRow:
     """What is checked: arguments of ``privdd.check``, and in which configuration, in words."""
 
     library: str
@@ -37,34 +37,34 @@ class Row:
 
 
 ROWS = (
-    Row("flwr", "LocalDpMod", "clip 1, sensitivity 1",
+    ComponentRow("flwr", "LocalDpMod", "clip 1, sensitivity 1",
         (f"mechanism={MOD}", "args.clipping_norm=1", "args.sensitivity=1", "stated.epsilon=10", "stated.delta=1e-5")),
-    Row("flwr", "LocalDpMod", "clip 1, sensitivity 1e-4",
+    ComponentRow("flwr", "LocalDpMod", "clip 1, sensitivity 1e-4",
         (f"mechanism={MOD}", "args.clipping_norm=1", "args.sensitivity=1e-4", "stated.epsilon=10", "stated.delta=1e-5")),
-    Row("flwr", "DifferentialPrivacyServerSideFixedClipping over FedAvg", "equal and unequal weights",
+    ComponentRow("flwr", "DifferentialPrivacyServerSideFixedClipping over FedAvg", "equal and unequal weights",
         (f"mechanism={SERVER}", "args.noise_multiplier=1", "args.clipping_norm=1", *CROWD)),
-    Row("flwr", "DifferentialPrivacyClientSideFixedClipping with fixedclipping_mod", "equal and unequal weights",
+    ComponentRow("flwr", "DifferentialPrivacyClientSideFixedClipping with fixedclipping_mod", "equal and unequal weights",
         (f"mechanism={CLIENT}", "args.noise_multiplier=1", "args.clipping_norm=1", *CROWD)),
-    Row("flwr", "DifferentialPrivacyServerSideAdaptiveClipping over FedAvg", "equal and unequal weights",
+    ComponentRow("flwr", "DifferentialPrivacyServerSideAdaptiveClipping over FedAvg", "equal and unequal weights",
         (f"mechanism={ADAPTIVE}", "args.noise_multiplier=0.5", "args.clipped_count_stddev=1", *CROWD)),
-    Row("opacus", "DPOptimizer", "one step on all records",
+    ComponentRow("opacus", "DPOptimizer", "one step on all records",
         (f"mechanism={OPACUS}DPOptimizer", "args.noise_multiplier=1")),
-    Row("opacus", "DPPerLayerOptimizer", "three layers, clip 1 each",
+    ComponentRow("opacus", "DPPerLayerOptimizer", "three layers, clip 1 each",
         (f"mechanism={OPACUS}DPPerLayerOptimizer", "args.noise_multiplier=1")),
-    Row("opacus", "AdaClipDPOptimizer", "one step on all records",
+    ComponentRow("opacus", "AdaClipDPOptimizer", "one step on all records",
         (f"mechanism={OPACUS}AdaClipDPOptimizer", "args.noise_multiplier=1")),
-    Row("opacus", "UniformWithReplacementSampler, DPOptimizer", "rate 0.1, one batch",
+    ComponentRow("opacus", "UniformWithReplacementSampler, DPOptimizer", "rate 0.1, one batch",
         ("mechanism=opacus.utils.uniform_sampler:UniformWithReplacementSampler", "args.noise_multiplier=1")),
-    Row("opacus", "PrivacyEngine's loader, DPOptimizer", "poisson_sampling=False, one epoch of 20 batches",
+    ComponentRow("opacus", "PrivacyEngine's loader, DPOptimizer", "poisson_sampling=False, one epoch of 20 batches",
         ("mechanism=opacus:PrivacyEngine", "args.noise_multiplier=0.6", "args.poisson_sampling=false",
          "input.rows=[40,4]")),
-    Row("opacus", "PrivacyEngine's loader, DPOptimizer", "poisson_sampling=True, one epoch of 20 batches",
+    ComponentRow("opacus", "PrivacyEngine's loader, DPOptimizer", "poisson_sampling=True, one epoch of 20 batches",
         ("mechanism=opacus:PrivacyEngine", "args.noise_multiplier=0.6", "input.rows=[40,4]")),
 )  # fmt: skip
 VERDICTS = {BREAKS: "does not keep", KEEPS: "keeps (nothing refutes it)"}
 
 
-def page(results: Iterable[tuple[Row, Checked]], command: str) -> str:
+def page(results: Iterable[tuple[ComponentRow, Checked]], command: str) -> str:
     """Markdown: a configuration is judged, not a project."""
     lines = [
         "# Components of other libraries",

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from privdd.checking.called import Mechanism
+from privdd.checking.called import BlackBox
 from privdd.checking.child import in_child
 from privdd.checking.examination import STAGES, Examination
 from privdd.checking.looks import Looked
@@ -25,7 +25,7 @@ Adapter = Callable[[Any, Mapping[str, Any], Mapping[str, Any]], "tuple[Any, dict
 
 
 @dataclass(frozen=True)
-class Request:
+class CheckRequest:
     """target: -> the callable or class, asked in the child; name: of it. stated: fields of ``Stated``, kind may be missing.
 
     args: of a class, or keywords of a function. adapter: turns components of other libraries into callables. restarts:
@@ -44,7 +44,7 @@ class Request:
     confidence: float = CONFIDENCE
 
 
-def checked(request: Request, step: Callable[[str], None] = lambda name: None, command: str = "") -> Checked:
+def checked(request: CheckRequest, step: Callable[[str], None] = lambda name: None, command: str = "") -> Checked:
     """Examine a mechanism in a child process. Raises BadConfig, one line, for what cannot be checked."""
     if not (request.seconds > 0 and request.calls >= 1000 and 0.5 <= request.confidence < 1):
         raise BadConfig("seconds above 0, calls of at least 1000 and confidence in [0.5, 1) are needed")
@@ -58,7 +58,7 @@ def checked(request: Request, step: Callable[[str], None] = lambda name: None, c
     return result
 
 
-def _mechanism(request: Request) -> tuple[Mechanism, Stated]:
+def _mechanism(request: CheckRequest) -> tuple[BlackBox, Stated]:
     import sys
 
     if "torch" in sys.modules:
@@ -74,10 +74,10 @@ def _mechanism(request: Request) -> tuple[Mechanism, Stated]:
     kind = stated.get("kind") or guessed_kind(make())
     relation = stated.get("relation") or ("zero_out" if kind == "update" else "add_remove")
     whole = Stated(**{**stated, "kind": kind, "relation": relation})
-    return Mechanism(make, whole.kind, fresh=fresh), whole
+    return BlackBox(make, whole.kind, fresh=fresh), whole
 
 
-def _examine(request: Request, say: Callable[[Mapping[str, Any]], None]) -> dict[str, Any]:
+def _examine(request: CheckRequest, say: Callable[[Mapping[str, Any]], None]) -> dict[str, Any]:
     began = time.process_time()
     mechanism, stated = _mechanism(request)
     clock = Clock(request.seconds, request.calls)
@@ -96,7 +96,7 @@ def _examine(request: Request, say: Callable[[Mapping[str, Any]], None]) -> dict
     return {"checked": {**result.as_json(), "stated": asdict(stated)}, "first": found.first}
 
 
-def _first(request: Request) -> dict[str, Any]:
+def _first(request: CheckRequest) -> dict[str, Any]:
     """The same first calls, in another process."""
     mechanism, stated = _mechanism(request)
     clock = Clock(request.seconds, request.calls)
