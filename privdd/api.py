@@ -49,7 +49,7 @@ if TYPE_CHECKING:
         Worlds,
     )  # fmt: skip
     from privdd.auditing.method_check import BrokenContract, check_method
-    from privdd.checking.in_python import assert_private, check
+    from privdd.checking.asserted import assert_private, check
     from privdd.checking.verdict import Checked
     from privdd.cli.main import config_of
     from privdd.core.keys import Keys
@@ -95,8 +95,8 @@ PUBLIC: Mapping[str, str] = {
     "LossThreshold": "attacks.membership.threshold",
     "BrokenContract": "privdd.auditing.method_check",
     "check_method": "privdd.auditing.method_check",
-    "assert_private": "privdd.checking.in_python",
-    "check": "privdd.checking.in_python",
+    "assert_private": "privdd.checking.asserted",
+    "check": "privdd.checking.asserted",
     "Checked": "privdd.checking.verdict",
     "config_of": "privdd.cli.main",
     "Keys": "privdd.core.keys",

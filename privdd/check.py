@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from privdd.checking.command_line import Asked
-    from privdd.checking.run_check import Request
+    from privdd.checking.command_line import CommandLine
+    from privdd.checking.run_check import CheckRequest
 
 REFUTED = 2
 
@@ -50,12 +50,12 @@ def _main(argv: Sequence[str]) -> int:
     return REFUTED if result.refuted else 0
 
 
-def _request(asked: Asked) -> Request:
+def _request(asked: CommandLine) -> CheckRequest:
     from privdd.adapters.components import adapted
     from privdd.checking.named import load_target
-    from privdd.checking.run_check import Request
+    from privdd.checking.run_check import CheckRequest
 
-    return Request(
+    return CheckRequest(
         lambda: load_target(asked.name), asked.name, asked.stated, asked.args, asked.tried, adapted, True,
         asked.seconds, asked.calls, asked.confidence,
     )  # fmt: skip

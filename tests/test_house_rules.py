@@ -86,6 +86,12 @@ TESTED_IN = {  # test file -> modules of which it is the test, where its name is
     "auditing/test_findings.py": "privdd.auditing: coverage",
     "auditing/test_planted_faults.py": "privdd.auditing.guarantees: own_noise; privdd.auditing: noted_again",
     "auditing/test_signals.py": "attacks.membership: readout",
+    "adapters/test_components.py": "privdd.adapters: flower_components opacus_components",
+    "checking/test_called.py": "privdd.checking: sampled",
+    "checking/test_command_line.py": "privdd.checking: component_table conditions constant_parts declared_noise float_bits"
+    " looks named plugin_check screening",
+    "checking/test_run_check.py": "privdd.checking: check_page child asserted examination stated verdict",
+    "checking/test_told_apart.py": "privdd.checking: direction_game learned shift_law",
     "configs/test_experiment.py": "privdd.federated: experiment",
     "configs/test_groups.py": "privdd.cli: assemble config",
     "data/test_domains.py": "privdd.data: corruptions digits made_digits",
@@ -200,7 +206,7 @@ def test_the_table_names_modules_that_have_no_test_of_their_own() -> None:
 
 def test_every_test_folder_is_a_package_of_the_house() -> None:
     packages = {"." if path.parent == ROOT / "privdd" else relative(path.parent).removeprefix("privdd/") for path in OURS}
-    extra = {"system", "reference", "configs", "configs/experiment"}
+    extra = {"system", "reference", "conformance", "configs", "configs/experiment"}
     folders = {path.parent.relative_to(ROOT / "tests").as_posix() for path in ROOT.glob("tests/**/test_*.py")}
     assert folders <= packages | extra
 

@@ -16,7 +16,7 @@ class Refused(Exception):
 
 
 @dataclass(frozen=True)
-class Release:
+class Outcomes:
     """What one transcript lets out: every number, and all that is no number (types, shapes, names, texts)."""
 
     numbers: np.ndarray
@@ -24,7 +24,7 @@ class Release:
 
 
 @dataclass
-class Mechanism:
+class BlackBox:
     """A callable, made anew for each transcript where ``make`` makes it from a class.
 
     make: -> f; torch: whether f wants tensors. calls counts what was asked of it.
@@ -37,7 +37,7 @@ class Mechanism:
     _one: Callable[..., Any] | None = field(default=None, repr=False)
     fresh: bool = True
 
-    def transcript(self, inputs: Sequence[Data]) -> Release:
+    def transcript(self, inputs: Sequence[Data]) -> Outcomes:
         """One instance called on each input in turn. Raises Refused for any error that it raises."""
         try:
             f = self._instance()
@@ -73,13 +73,13 @@ class Mechanism:
         return array.copy()
 
 
-def _release(numbers: list[np.ndarray], words: list[str]) -> Release:
+def _release(numbers: list[np.ndarray], words: list[str]) -> Outcomes:
     vector = np.concatenate(numbers) if len(numbers) != 1 else numbers[0]
     finite = np.isfinite(vector)
     if not finite.all():
         words = [*words, f"{int(np.isnan(vector).sum())} NaN, {int(np.isinf(vector).sum())} infinite"]
         vector = np.where(finite, vector, 0.0)
-    return Release(vector, ";".join(words))
+    return Outcomes(vector, ";".join(words))
 
 
 def flatten(value: Any, numbers: list[np.ndarray], words: list[str]) -> None:

@@ -45,7 +45,7 @@ INPUT = ("shapes", "rows", "clients")
 
 
 @dataclass(frozen=True)
-class Asked:
+class CommandLine:
     """The command line. what: mechanism, method or attack; name: of the class or function."""
 
     what: str
@@ -60,7 +60,7 @@ class Asked:
     given: Sequence[str] = field(default=())
 
 
-def read(argv: Sequence[str]) -> Asked:
+def read(argv: Sequence[str]) -> CommandLine:
     """Raises BadConfig, one line, for anything that is not understood."""
     found: dict[str, Any] = {}
     for item in argv:
@@ -80,7 +80,7 @@ def read(argv: Sequence[str]) -> Asked:
             stated[key] = _number(f"stated.{key}" if key != "calls" else key, stated[key], whole=key == "calls")
     if stated.get("low_bits", False) not in (True, False):
         raise BadConfig(f"stated.low_bits={stated['low_bits']}: true or false is needed")
-    return Asked(
+    return CommandLine(
         whats[0],
         found[whats[0]],
         stated,

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from privdd.checking.called import Mechanism, Refused
+from privdd.checking.called import BlackBox, Refused
 from privdd.checking.constant_parts import scaled
 from privdd.checking.looks import Looked
 from privdd.checking.neighbours import Tried, broken, pairs
@@ -18,7 +18,7 @@ CALLS = 30
 SCALAR = ((), (5,))  # shapes of an update with a number of no dimensions, such as a counter of batch normalisation
 
 
-def unusual_inputs(mechanism: Mechanism, stated: Stated, tried: Tried, clock: Clock) -> list[Looked]:
+def unusual_inputs(mechanism: BlackBox, stated: Stated, tried: Tried, clock: Clock) -> list[Looked]:
     """Whether a record with NaN or infinity shows in the release in every call, and never without it."""
     found = _scalars(mechanism, tried, clock) if mechanism.kind != "records" else []
     if stated.inputs == "any":
@@ -39,7 +39,7 @@ def unusual_inputs(mechanism: Mechanism, stated: Stated, tried: Tried, clock: Cl
     return found
 
 
-def _scalars(mechanism: Mechanism, tried: Tried, clock: Clock) -> list[Looked]:
+def _scalars(mechanism: BlackBox, tried: Tried, clock: Clock) -> list[Looked]:
     """Whether numbers of no dimensions come out without noise where arrays have some."""
     one = replace(tried, structures=(SCALAR,))
     try:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from attacks.naming import from_names
-from privdd.checking.called import Data, Mechanism, Refused
+from privdd.checking.called import BlackBox, Data, Refused
 from privdd.checking.neighbours import Tried, size_of, split
 from privdd.checking.sampled import Clock, drawn
 
@@ -52,7 +52,7 @@ def scaled(kind: str, tried: Tried, factor: float) -> Data:
 
 
 def constant_part(
-    mechanism: Mechanism, tried: Tried, clock: Clock, rng: np.random.Generator, *, delta: float, confidence: float
+    mechanism: BlackBox, tried: Tried, clock: Clock, rng: np.random.Generator, *, delta: float, confidence: float
 ) -> Constant | None:
     """The first number without noise that tells the record's size; None where there is none."""
     make = lambda factor: scaled(mechanism.kind, tried, factor)  # noqa: E731
@@ -66,7 +66,7 @@ def constant_part(
 
 
 def _telling(
-    mechanism: Mechanism, make: Callable[[float], Data], low: float, high: float, clock: Clock
+    mechanism: BlackBox, make: Callable[[float], Data], low: float, high: float, clock: Clock
 ) -> Iterator[tuple[int, bool]]:
     """Places whose numbers repeat exactly and move one way with the factor; whether upwards. At most 4."""
     seen = []
@@ -86,7 +86,7 @@ def _telling(
 
 
 def _named(
-    mechanism: Mechanism,
+    mechanism: BlackBox,
     make: Callable[[float], Data],
     place: int,
     rising: bool,

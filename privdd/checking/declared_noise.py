@@ -7,7 +7,7 @@ import math
 import numpy as np
 from scipy import stats
 
-from privdd.checking.called import Mechanism, Refused
+from privdd.checking.called import BlackBox, Refused
 from privdd.checking.constant_parts import scaled
 from privdd.checking.looks import Looked
 from privdd.checking.neighbours import Tried
@@ -19,7 +19,7 @@ CALLS = 1500
 ROUNDING = 0.98  # of the declared scale: what a printed number may be off by
 
 
-def declared(mechanism: Mechanism, stated: Stated, tried: Tried, clock: Clock, confidence: float) -> list[Looked]:
+def declared(mechanism: BlackBox, stated: Stated, tried: Tried, clock: Clock, confidence: float) -> list[Looked]:
     """Rows for the law and the scale of each number's noise; none where nothing is declared."""
     if stated.noise is None and stated.noise_std is None:
         return []

@@ -14,14 +14,14 @@ from functools import partial
 import numpy as np
 
 from attacks.naming import best_cosine, from_cosines
-from privdd.checking.called import Data, Mechanism
+from privdd.checking.called import BlackBox, Data
 from privdd.checking.learned import Metric
 from privdd.checking.neighbours import HEAVY, LARGE, Tried, size_of, split
 from privdd.checking.sampled import Clock, drawn
 
 
 @dataclass(frozen=True)
-class Game:
+class DirectionGame:
     """with_record: unit vector (m,) -> data that holds a record in this direction; says: which data."""
 
     dimensions: int
@@ -39,23 +39,23 @@ class Named:
     transcripts: int
 
 
-def games(kind: str, tried: Tried) -> Iterator[Game]:
+def games(kind: str, tried: Tried) -> Iterator[DirectionGame]:
     """Data around the record: none, zeros, records that cancel it."""
     if kind == "records":
         for n, d in tried.tables[1:3] or tried.tables:
             if d > 1 and n > 1:
-                yield Game(d, partial(_table, n=n, nothing=tried.nothing), f"a record among {n} rows of zeros")
+                yield DirectionGame(d, partial(_table, n=n, nothing=tried.nothing), f"a record among {n} rows of zeros")
         return
     for shapes in tried.structures[:3]:
         m = size_of(shapes)
         if m < 2:
             continue
         if kind == "update":
-            yield Game(m, partial(_update, shapes=shapes), f"an update of {len(shapes)} array(s)")
+            yield DirectionGame(m, partial(_update, shapes=shapes), f"an update of {len(shapes)} array(s)")
         else:
             k = tried.crowds[-1]
             says = f"one of {k} clients, weights {HEAVY} : {k - 1} x 100"
-            yield Game(m, partial(_crowd, k=k, shapes=shapes, nothing=tried.nothing), says)
+            yield DirectionGame(m, partial(_crowd, k=k, shapes=shapes, nothing=tried.nothing), says)
 
 
 def _update(s: np.ndarray, shapes: tuple[tuple[int, ...], ...]) -> Data:
@@ -74,8 +74,8 @@ def _crowd(s: np.ndarray, k: int, shapes: tuple[tuple[int, ...], ...], nothing: 
 
 
 def play(
-    mechanism: Mechanism,
-    game: Game,
+    mechanism: BlackBox,
+    game: DirectionGame,
     around: Callable[[Data], list[Data]],
     count: int,
     clock: Clock,

@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from privdd.checking.called import Data, Mechanism, Refused
+from privdd.checking.called import BlackBox, Data, Refused
 from privdd.checking.conditions import unusual_inputs
 from privdd.checking.constant_parts import constant_part, scaled
 from privdd.checking.declared_noise import declared
 from privdd.checking.direction_game import games, play
 from privdd.checking.float_bits import bits
-from privdd.checking.looks import Looked, Strength
-from privdd.checking.neighbours import Pair, Tried, broken, pairs
+from privdd.checking.looks import SPENT, Looked, Strength
+from privdd.checking.neighbours import Neighbouring, Tried, broken, pairs
 from privdd.checking.sampled import Clock, OutOfTime, affordable, drawn
 from privdd.checking.screening import Ranked, screened
 from privdd.checking.shift_law import Shift, shift
@@ -30,7 +30,7 @@ DEPTHS = (1000, 6000, 40_000)
 LEARN = 20_000  # transcripts a side, at most; rare events show in many only
 KEEP = 12
 AFTER = 6  # calls that may still tell what an earlier one left behind
-STAGES = ("first calls", "search", "directions", "numbers without noise", "closer looks", "conditions")
+STAGES = ("first calls", "search", "directions", "numbers without noise", "conditions", "closer looks")
 
 
 @dataclass
@@ -54,7 +54,7 @@ class Examined:
 class Examination:
     """One mechanism against one statement. step: told the name of each stage as it begins."""
 
-    mechanism: Mechanism
+    mechanism: BlackBox
     stated: Stated
     tried: Tried
     clock: Clock
@@ -72,12 +72,12 @@ class Examination:
         """Every stage, or as many as the budget pays for."""
         try:
             for name, stage in zip(
-                STAGES, (self._first, self._search, self._directions, self._constants, self._closer, self._conditions)
+                STAGES, (self._first, self._search, self._directions, self._constants, self._conditions, self._closer)
             ):
                 self.step(name)
                 stage()
         except OutOfTime:
-            self.result.notes.append(f"the time was spent in the stage {name!r}; what follows it was not looked at")
+            self.result.notes.append(f"{SPENT} in the stage {name!r}; what follows it was not looked at")
         return self.result
 
     def around(self, data: Data) -> list[Data]:
@@ -189,9 +189,10 @@ class Examination:
         except Refused:
             return 0
         cost = (time.process_time() - began) / 2
-        return affordable(cost, self.clock, share, wanted, block.rows[0].size)
+        calls = int(share * max(0, self.clock.calls - self.mechanism.calls) / len(inputs))
+        return min(calls, affordable(cost, self.clock, share, wanted, block.rows[0].size))
 
-    def _look(self, pair: Pair, depth: int, around: Callable[[Data], list[Data]], name: str) -> None:
+    def _look(self, pair: Neighbouring, depth: int, around: Callable[[Data], list[Data]], name: str) -> None:
         """Half of the transcripts to learn from, the others to judge."""
         count = self._affordable(around(pair.present), 0.35 if depth == DEPTHS[-1] else 0.15, 2 * depth) // 2
         if count < 100:
@@ -217,13 +218,16 @@ class Examination:
         says = f"the record shifts the release by {moved.mu:.3g} times its {moved.law} noise"
         self._add(f"{name}, noise law", moved.epsilon, "noise_law", says, pair.says, mu=moved.mu)
 
-    def _keep(self, moved: Shift, pair: Pair) -> None:
+    def _keep(self, moved: Shift, pair: Neighbouring) -> None:
         calls = self.stated.calls
         if moved.law == "other":
             return
         if self.result.kappa is None or moved.epsilon > self._best:
             self._best = moved.epsilon  # the best guess is that of the best bound: the largest guess is a lucky one
-            self.result.kappa, self.result.about = moved.mu / (self.stated.mu * calls**0.5), moved.about
+            of_laplace = moved.about / max(self.stated.epsilon, 1e-12)  # its epsilon grows with the shift
+            of_gaussian = moved.mu / (self.stated.mu * calls**0.5)
+            self.result.kappa = of_laplace if moved.law == "laplace" else of_gaussian
+            self.result.about = moved.about
             self.result.law, self.result.worst = moved.law, pair.says
 
     def _add(self, name: str, epsilon: float, strength: Strength, says: str, inputs: str, **numbers: float) -> None:
@@ -245,7 +249,7 @@ def _size(data: Data) -> tuple[Any, ...]:
     return (len(data[0]), len(data[0][0])) if isinstance(data, tuple) else (len(data),)
 
 
-def _accepted(mechanism: Mechanism, stated: Stated, tried: Tried) -> Tried:
+def _accepted(mechanism: BlackBox, stated: Stated, tried: Tried) -> Tried:
     """Inputs that the mechanism takes: as tensors if not as arrays, with nearly zeros if not with zeros.
 
     Raises BadConfig where it takes none.
@@ -262,7 +266,7 @@ def _accepted(mechanism: Mechanism, stated: Stated, tried: Tried) -> Tried:
     raise BadConfig(f"the mechanism refuses every input that was tried; the first error: {said}")
 
 
-def _taken(mechanism: Mechanism, tried: Tried) -> tuple[Tried | None, str]:
+def _taken(mechanism: BlackBox, tried: Tried) -> tuple[Tried | None, str]:
     said, name = "", "tables" if mechanism.kind == "records" else "structures"
     kept: list[Any] = []
     for part in getattr(tried, name):

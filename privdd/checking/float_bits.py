@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from attacks.epsilon import best_threshold, from_scores
-from privdd.checking.called import Mechanism, Refused
+from privdd.checking.called import BlackBox, Refused
 from privdd.checking.looks import Looked
 from privdd.checking.neighbours import Tried, pairs
 from privdd.checking.sampled import Clock, drawn
@@ -36,7 +36,7 @@ def _moved(rows: np.ndarray, axis: np.ndarray) -> np.ndarray:
     return rows[:, [int(np.argmax(np.abs(axis)))]] if rows.shape[1] == len(axis) else rows
 
 
-def bits(mechanism: Mechanism, stated: Stated, tried: Tried, clock: Clock) -> list[Looked]:
+def bits(mechanism: BlackBox, stated: Stated, tried: Tried, clock: Clock) -> list[Looked]:
     """One row: whether low bits alone tell a record from its absence."""
     small = replace(tried, structures=tried.structures[-1:], tables=tried.tables[:1])  # few numbers: the record is most
     chosen = [p for p in pairs(mechanism.kind, stated.relation, small) if "one number" in p.says][:TRIED]

@@ -98,3 +98,8 @@ def guessed_kind(f: Any) -> str:
     if len(asked) == 2:
         return "aggregate"
     return "records" if asked and asked[0].name.lower() in ROWS else "update"
+
+
+def named(target: Any) -> str:
+    """A name for whoever reads: the function's or class's own."""
+    return str(getattr(target, "__name__", type(target).__name__))

@@ -28,7 +28,7 @@ HEAVY = 5000  # the weight of the heaviest client, against 100
 
 
 @dataclass(frozen=True)
-class Pair:
+class Neighbouring:
     """Neighbours. says: what distinguishes them, in words; axis: the direction (m,) in which the record moves."""
 
     present: Data
@@ -78,10 +78,10 @@ def size_of(shapes: tuple[tuple[int, ...], ...]) -> int:
     return sum(math.prod(shape) for shape in shapes)
 
 
-def pairs(kind: str, relation: str, tried: Tried) -> list[Pair]:
+def pairs(kind: str, relation: str, tried: Tried) -> list[Neighbouring]:
     """Everything that is tried of finite inputs, the most telling kinds first."""
     rng = np.random.default_rng([tried.seed, 1])
-    make: dict[str, Callable[[str, Tried, np.random.Generator], Iterator[Pair]]] = {
+    make: dict[str, Callable[[str, Tried, np.random.Generator], Iterator[Neighbouring]]] = {
         "update": _updates,
         "aggregate": _aggregates,
         "records": _tables,
@@ -96,22 +96,22 @@ def _opposites(relation: str, u: np.ndarray, scale: float, tried: Tried) -> Iter
     yield (u * tried.nothing), "zeros"
 
 
-def _updates(relation: str, tried: Tried, rng: np.random.Generator) -> Iterator[Pair]:
+def _updates(relation: str, tried: Tried, rng: np.random.Generator) -> Iterator[Neighbouring]:
     for shapes in tried.structures:
         m = size_of(shapes)
         for name, u in directions(m, rng).items():
             for scale in (LARGE, HUGE, 1.0, SMALL):
                 for other, what in _opposites(relation, u, scale, tried):
                     says = f"an update of norm {scale:g}, {name}, of {len(shapes)} array(s), against {what}"
-                    yield Pair(split(u * scale, shapes), split(other, shapes), says, u)
+                    yield Neighbouring(split(u * scale, shapes), split(other, shapes), says, u)
         if relation == "replace":
             a, b = list(directions(m, rng).values())[:2] if m > 1 else (np.ones(1), np.ones(1))
             for one, two in ((LARGE, SMALL), (LARGE, 1.0), (LARGE, 2 * LARGE)):
                 says = f"an update of norm {one:g} against one of norm {two:g}"
-                yield Pair(split(a * one, shapes), split(b * two, shapes), says, a)
+                yield Neighbouring(split(a * one, shapes), split(b * two, shapes), says, a)
 
 
-def _aggregates(relation: str, tried: Tried, rng: np.random.Generator) -> Iterator[Pair]:
+def _aggregates(relation: str, tried: Tried, rng: np.random.Generator) -> Iterator[Neighbouring]:
     for shapes in tried.structures[:3]:
         m = size_of(shapes)
         ways = directions(m, rng)
@@ -151,7 +151,7 @@ def _one_client(
     shapes: tuple[tuple[int, ...], ...],
     tried: Tried,
     says: str,
-) -> Iterator[Pair]:
+) -> Iterator[Neighbouring]:
     def with_record(record: np.ndarray) -> Data:
         rows = [*others[:place], record, *others[place:]]
         w = [*weights[1 : place + 1], weights[0], *weights[place + 1 :]]
@@ -159,13 +159,13 @@ def _one_client(
 
     if relation == "add_remove":
         rest = [split(r if r.any() else u * tried.nothing, shapes) for r in others], weights[1:]
-        yield Pair(with_record(u * scale), rest, f"{says}, against its absence", u)
+        yield Neighbouring(with_record(u * scale), rest, f"{says}, against its absence", u)
         return
     for other, what in _opposites(relation, u, scale, tried):
-        yield Pair(with_record(u * scale), with_record(other), f"{says}, against {what}", u)
+        yield Neighbouring(with_record(u * scale), with_record(other), f"{says}, against {what}", u)
 
 
-def _tables(relation: str, tried: Tried, rng: np.random.Generator) -> Iterator[Pair]:
+def _tables(relation: str, tried: Tried, rng: np.random.Generator) -> Iterator[Neighbouring]:
     for n, d in tried.tables:
         if relation == "add_remove" and n == 1:  # without the record nothing is left: few mechanisms say what then
             continue
@@ -179,7 +179,7 @@ def _tables(relation: str, tried: Tried, rng: np.random.Generator) -> Iterator[P
 
 def _one_row(
     relation: str, u: np.ndarray, scale: float, others: list[np.ndarray], place: int, tried: Tried, says: str
-) -> Iterator[Pair]:
+) -> Iterator[Neighbouring]:
     def table(rows: list[np.ndarray]) -> np.ndarray:
         filled = [r if r.any() else u * tried.nothing for r in rows]
         return np.array(filled, dtype=np.float64).reshape(len(filled), len(u))
@@ -187,13 +187,13 @@ def _one_row(
     before, after = others[:place], others[place:]
     present = table([*before, u * scale, *after])
     if relation == "add_remove":
-        yield Pair(present, table([*before, *after]), f"{says}, against its absence", u)
+        yield Neighbouring(present, table([*before, *after]), f"{says}, against its absence", u)
         return
     for other, what in _opposites(relation, u, scale, tried):
-        yield Pair(present, table([*before, other, *after]), f"{says}, against {what}", u)
+        yield Neighbouring(present, table([*before, other, *after]), f"{says}, against {what}", u)
 
 
-def broken(pair: Pair, kind: str, value: float) -> Pair:
+def broken(pair: Neighbouring, kind: str, value: float) -> Neighbouring:
     """The same neighbours with one number of the record replaced by ``value``: NaN, or infinity."""
     present: Data
     if kind == "update":
@@ -207,4 +207,4 @@ def broken(pair: Pair, kind: str, value: float) -> Pair:
     else:
         present = pair.present.copy()
         present[0, 0] = value
-    return Pair(present, pair.absent, f"{pair.says}, one number of it {value}", pair.axis)
+    return Neighbouring(present, pair.absent, f"{pair.says}, one number of it {value}", pair.axis)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from privdd.checking.called import Mechanism
+from privdd.checking.called import BlackBox
 from privdd.checking.child import in_child
 from privdd.checking.examination import STAGES, Examination
 from privdd.checking.looks import Looked
@@ -19,16 +19,17 @@ from privdd.checking.verdict import BREAKS, Checked, concluded
 from privdd.core.errors import BadConfig
 
 SECONDS, CALLS, CONFIDENCE = 45.0, 600_000, 0.99
+WALL = 20  # seconds on the wall for each of processor time, on a machine that others use too
 SAME = "two fresh starts gave the same noise: whoever runs the same code can subtract it"
 Adapter = Callable[[Any, Mapping[str, Any], Mapping[str, Any]], "tuple[Any, dict[str, Any]] | None"]
 
 
 @dataclass(frozen=True)
-class Request:
+class CheckRequest:
     """target: -> the callable or class, asked in the child; name: of it. stated: fields of ``Stated``, kind may be missing.
 
     args: of a class, or keywords of a function. adapter: turns components of other libraries into callables. restarts:
-    whether a second process loads the mechanism afresh. seconds: of processor time; the wall limit is six times that.
+    whether a second process loads the mechanism afresh. seconds: of processor time; the wall limit is ``WALL`` times that.
     """
 
     target: Callable[[], Any]
@@ -43,21 +44,21 @@ class Request:
     confidence: float = CONFIDENCE
 
 
-def checked(request: Request, step: Callable[[str], None] = lambda name: None, command: str = "") -> Checked:
+def checked(request: CheckRequest, step: Callable[[str], None] = lambda name: None, command: str = "") -> Checked:
     """Examine a mechanism in a child process. Raises BadConfig, one line, for what cannot be checked."""
     if not (request.seconds > 0 and request.calls >= 1000 and 0.5 <= request.confidence < 1):
         raise BadConfig("seconds above 0, calls of at least 1000 and confidence in [0.5, 1) are needed")
-    answer = in_child(lambda say: _examine(request, say), 6 * request.seconds, lambda note: step(str(note["step"])))
+    answer = in_child(lambda say: _examine(request, say), WALL * request.seconds, lambda note: step(str(note["step"])))
     result = Checked.from_json({**answer["checked"], "command": command})
     if request.restarts and not result.refuted and answer["first"]:
-        again = in_child(lambda say: _first(request), request.seconds)
+        again = in_child(lambda say: _first(request), WALL * request.seconds)
         if again["varies"] and again["first"] == answer["first"]:
             look = Looked("seeds", "refuted", SAME, float("inf"), "certain")
             result = replace(result, verdict=BREAKS, looks=(*result.looks, look))
     return result
 
 
-def _mechanism(request: Request) -> tuple[Mechanism, Stated]:
+def _mechanism(request: CheckRequest) -> tuple[BlackBox, Stated]:
     import sys
 
     if "torch" in sys.modules:
@@ -73,10 +74,10 @@ def _mechanism(request: Request) -> tuple[Mechanism, Stated]:
     kind = stated.get("kind") or guessed_kind(make())
     relation = stated.get("relation") or ("zero_out" if kind == "update" else "add_remove")
     whole = Stated(**{**stated, "kind": kind, "relation": relation})
-    return Mechanism(make, whole.kind, fresh=fresh), whole
+    return BlackBox(make, whole.kind, fresh=fresh), whole
 
 
-def _examine(request: Request, say: Callable[[Mapping[str, Any]], None]) -> dict[str, Any]:
+def _examine(request: CheckRequest, say: Callable[[Mapping[str, Any]], None]) -> dict[str, Any]:
     began = time.process_time()
     mechanism, stated = _mechanism(request)
     clock = Clock(request.seconds, request.calls)
@@ -95,7 +96,7 @@ def _examine(request: Request, say: Callable[[Mapping[str, Any]], None]) -> dict
     return {"checked": {**result.as_json(), "stated": asdict(stated)}, "first": found.first}
 
 
-def _first(request: Request) -> dict[str, Any]:
+def _first(request: CheckRequest) -> dict[str, Any]:
     """The same first calls, in another process."""
     mechanism, stated = _mechanism(request)
     clock = Clock(request.seconds, request.calls)

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from privdd.checking.called import Data, Mechanism, Refused
+from privdd.checking.called import BlackBox, Data, Refused
 
+WAITS = 12
 NUMBERS = 30_000_000  # in memory at a time
 
 
@@ -22,7 +23,7 @@ class OutOfTime(Exception):
 class Clock:
     """seconds of processor time and calls that may be spent; ``tick`` is told after every so many transcripts.
 
-    A mechanism that waits is stopped at four times the seconds on the wall.
+    A mechanism that waits is stopped at ``WAITS`` times the seconds on the wall.
     """
 
     seconds: float
@@ -33,9 +34,9 @@ class Clock:
 
     def left(self) -> float:
         worked, waited = time.process_time() - self.began, time.monotonic() - self.wall
-        return self.seconds - max(worked, waited / 4)
+        return self.seconds - max(worked, waited / WAITS)
 
-    def check(self, mechanism: Mechanism) -> None:
+    def check(self, mechanism: BlackBox) -> None:
         if self.left() <= 0 or mechanism.calls >= self.calls:
             raise OutOfTime
 
@@ -58,7 +59,7 @@ class Block:
         return Counter(self.codes).most_common(1)[0][0]
 
 
-def drawn(mechanism: Mechanism, inputs: Sequence[Data], count: int, clock: Clock, *, joined: bool = False) -> Block:
+def drawn(mechanism: BlackBox, inputs: Sequence[Data], count: int, clock: Clock, *, joined: bool = False) -> Block:
     """``count`` transcripts. joined: all calls of a transcript as one long vector, rows (n, 1, T m).
 
     Raises Refused where the mechanism refuses this input, and OutOfTime.
@@ -77,7 +78,7 @@ def drawn(mechanism: Mechanism, inputs: Sequence[Data], count: int, clock: Clock
     return Block(rows.reshape(count, calls, size // calls), codes)
 
 
-def refuses(mechanism: Mechanism, data: Data) -> str:
+def refuses(mechanism: BlackBox, data: Data) -> str:
     """What the mechanism says against this input; empty where it takes it."""
     try:
         mechanism.transcript([data])

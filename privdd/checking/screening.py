@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from privdd.checking.called import Data, Mechanism, Refused
+from privdd.checking.called import BlackBox, Data, Refused
 from privdd.checking.learned import statistics
-from privdd.checking.neighbours import Pair
+from privdd.checking.neighbours import Neighbouring
 from privdd.checking.sampled import Block, Clock, drawn
 
 FIRST, LEAST = 96, 8  # transcripts a side in the first round; in any
@@ -24,13 +24,13 @@ CERTAIN = 1e6  # the score of what is told apart without exception
 
 @dataclass(frozen=True)
 class Ranked:
-    pair: Pair
+    pair: Neighbouring
     score: float
 
 
 def screened(
-    mechanism: Mechanism,
-    pairs: Sequence[Pair],
+    mechanism: BlackBox,
+    pairs: Sequence[Neighbouring],
     around: Callable[[Data], list[Data]],
     clock: Clock,
     seconds: float,
@@ -64,7 +64,7 @@ def screened(
     return ranked[:keep], refusals
 
 
-def _cost(mechanism: Mechanism, pair: Pair, around: Callable[[Data], list[Data]], clock: Clock) -> float:
+def _cost(mechanism: BlackBox, pair: Neighbouring, around: Callable[[Data], list[Data]], clock: Clock) -> float:
     began = time.process_time()
     try:
         drawn(mechanism, around(pair.present), 3, clock)

@@ -19,7 +19,7 @@ from privdd.checking.sampled import Block
 
 NOT_REJECTED = 1e-4  # p-value above which a law is taken for the noise's
 POOL = 40_000
-LEAST = 400  # transcripts a side
+LEAST = 150  # transcripts a side
 DRAWS = 200_000
 
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from privdd.checking.examination import Examined
-from privdd.checking.looks import WORDS, Looked
+from privdd.checking.looks import SPENT, WORDS, Looked
 from privdd.checking.stated import Stated
 
 FORMAT = 1
@@ -44,6 +44,11 @@ class Checked:
         return self.verdict == BREAKS
 
     @property
+    def unfinished(self) -> bool:
+        """Whether the time was spent before every look was made, and nothing was refuted."""
+        return not self.refuted and any(note.startswith(SPENT) for note in self.notes)
+
+    @property
     def says(self) -> str:
         """The conclusion in one line."""
         claim = f"({self.stated.epsilon:g}, {self.stated.delta:g})-DP under {self.stated.relation}"
@@ -54,7 +59,7 @@ class Checked:
             best = max((look for look in self.looks if look.outcome == "refuted"), key=lambda look: look.epsilon)
             shown = f"epsilon is above {best.epsilon:.4g} ({WORDS[best.strength]}): {best.says}"
             return f"{head}: {shown if best.epsilon < float('inf') else worst.says}"
-        tail = "; ".join(self.conditions)
+        tail = "; ".join([*self.conditions, *(note for note in self.notes if note.startswith(SPENT))])
         return (
             f"{head}{': ' + tail if tail else ''}; largest bound {self.certified:.4g} at confidence {self.confidence:g}"
         )

@@ -15,6 +15,9 @@ MOD = "flwr.clientapp.mod:LocalDpMod"
 STRATEGIES = [name for name in PLACES if name.startswith("DifferentialPrivacy")]
 
 
+PLACED = {"privdd.adapters.flower_components", "privdd.adapters.opacus_components"}
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _flower() -> None:
     pytest.importorskip("flwr")
@@ -74,6 +77,7 @@ def test_samplers_draw_as_they_say() -> None:
 
 def test_other_classes_are_left_alone_and_the_table_leads_somewhere() -> None:
     assert adapted(dict, {}, {}) is None
+    assert {f"privdd.adapters.{place.partition(':')[0]}" for place in PLACES.values()} == PLACED
     for place in PLACES.values():
         file, _, function = place.partition(":")
         assert callable(getattr(importlib.import_module(f"privdd.adapters.{file}"), function))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from privdd.checking.called import Mechanism, Refused
+from privdd.checking.called import BlackBox, Refused
 from privdd.checking.sampled import Clock, OutOfTime, drawn, refuses
 
 
@@ -29,7 +29,7 @@ class Answer:
     ],
 )
 def test_every_number_and_every_word_is_released(value: object, numbers: list[float], says: str) -> None:
-    release = Mechanism(lambda: lambda update: value, "update").transcript([[np.ones(1)]])
+    release = BlackBox(lambda: lambda update: value, "update").transcript([[np.ones(1)]])
     assert release.numbers.tolist() == numbers and says in release.signature
 
 
@@ -40,7 +40,7 @@ def test_inputs_are_copies_and_errors_are_answers() -> None:
             raise ZeroDivisionError("two")
         return update
 
-    mechanism, data = Mechanism(lambda: spoils, "update"), [np.ones(2)]
+    mechanism, data = BlackBox(lambda: spoils, "update"), [np.ones(2)]
     assert mechanism.transcript([data, data]).numbers.tolist() == [2, 2, 2, 2]
     assert data[0].tolist() == [1, 1] and mechanism.calls == 2
     with pytest.raises(Refused, match="ZeroDivisionError: two"):
@@ -57,11 +57,11 @@ def test_a_class_is_made_anew_for_each_transcript() -> None:
             self.n += 1
             return self.n
 
-    block = drawn(Mechanism(Counts, "records"), [np.ones((1, 1))] * 2, 3, Clock(10, 1000))
+    block = drawn(BlackBox(Counts, "records"), [np.ones((1, 1))] * 2, 3, Clock(10, 1000))
     assert block.rows[:, :, 0].tolist() == [[1, 2]] * 3
 
 
 def test_a_spent_budget_is_said() -> None:
-    mechanism = Mechanism(lambda: lambda x: x, "records", calls=10)
+    mechanism = BlackBox(lambda: lambda x: x, "records", calls=10)
     with pytest.raises(OutOfTime):
         drawn(mechanism, [np.ones((1, 1))], 1, Clock(10, 10))

@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 
 from privdd.api import assert_private, check
+from privdd.checking import check_page
 from privdd.checking.child import Stopped, in_child
 from privdd.checking.examination import LOOKS
 from privdd.checking.neighbours import Tried
+from privdd.checking.run_check import WALL, stages
 from privdd.checking.stated import Stated, gaussian_mu
 from privdd.checking.verdict import Checked
 from privdd.core.errors import BadConfig
@@ -40,6 +42,7 @@ def test_a_mechanism_that_keeps_its_epsilon_is_not_refuted(tmp_path: Path) -> No
     assert not result.refuted and 0.9 < result.kappa < 1.1 and result.certified < 2.1
     assert len(result.looks) <= LOOKS and result.calls <= 41_000
     stored = json.loads((tmp_path / "findings.json").read_text())
+    assert check_page.TONES[result.verdict] == "consistent" or result.conditions
     assert Checked.from_json(stored) == result and "A search that finds nothing" in (tmp_path / "check.html").read_text()
 
 
@@ -86,6 +89,7 @@ def test_what_cannot_be_checked_is_said_in_one_line() -> None:
 
 
 def test_a_mechanism_that_hangs_is_stopped() -> None:
+    assert WALL > 1 and stages() > 4
     began = time.monotonic()
     with pytest.raises(Stopped, match=r"stopped after 0\.5 s"):
         in_child(lambda say: time.sleep(60) or {}, 0.5)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from attacks.epsilon import gaussian_epsilon
-from privdd.checking.called import Mechanism
+from privdd.checking.called import BlackBox
 from privdd.checking.direction_game import games, play
 from privdd.checking.learned import Metric, statistics
 from privdd.checking.neighbours import Tried
@@ -75,6 +75,6 @@ def test_one_noise_for_all_numbers_is_read_through(shared: bool, least: float, m
         return flat + (rng.standard_normal() if shared else rng.standard_normal(len(flat)))
 
     game = next(games("update", Tried()))
-    found = play(Mechanism(lambda: mechanism, "update"), game, lambda data: [data], 800, Clock(60, 10**6), rng,
+    found = play(BlackBox(lambda: mechanism, "update"), game, lambda data: [data], 800, Clock(60, 10**6), rng,
                  delta=1e-5, confidence=0.99)  # fmt: skip
     assert least <= found.epsilon <= most

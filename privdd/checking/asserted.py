@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from privdd.checking.named import named
 from privdd.checking.neighbours import Tried
-from privdd.checking.run_check import CALLS, CONFIDENCE, SECONDS, Request, checked
+from privdd.checking.run_check import CALLS, CONFIDENCE, SECONDS, CheckRequest, checked
 from privdd.checking.verdict import Checked
 
 
@@ -40,8 +41,8 @@ def check(
     """
     given = {**stated, "calls": calls, "inputs": inputs}
     given |= {name: value for name, value in (("kind", kind), ("relation", relation)) if value is not None}
-    name = str(getattr(mechanism, "__name__", type(mechanism).__name__))
-    request = Request(lambda: mechanism, name, given, args or {}, tried or Tried(), seconds=seconds, calls=max_calls,
+    name = named(mechanism)
+    request = CheckRequest(lambda: mechanism, name, given, args or {}, tried or Tried(), seconds=seconds, calls=max_calls,
                       confidence=confidence)  # fmt: skip
     result = checked(request)
     if out is not None:

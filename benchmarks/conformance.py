@@ -1,0 +1,66 @@
+"""How many faults of the corpus does the check find, how many twins does it accuse, and what does counting alone find?
+
+    python -m benchmarks.conformance [only=NAME,...] [seconds=45] [out=FILE.json]
+
+Beside it a plain black-box test: one natural pair of neighbours (a record of norm 1000, spread evenly, against its absence),
+2 x 20,000 transcripts, Fisher's direction, Clopper-Pearson (``attacks.guarantee.attack_runs``).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from attacks.guarantee import attack_runs
+from privdd.api import check
+from privdd.checking.called import BlackBox, Refused
+from privdd.checking.neighbours import Tried, pairs
+from privdd.checking.sampled import Clock, drawn
+from tests.conformance.cases import CASES, Case
+
+PLAIN = 20_000  # calls a side
+
+
+def plain(case: Case, f: Any) -> float:
+    """The bound of the plain test at confidence 0.95; 0 where a side is not of one shape."""
+    calls = int(case.settings.get("calls", 1))
+    mechanism = BlackBox((lambda: f()) if isinstance(f, type) else (lambda: f), case.kind, fresh=isinstance(f, type))
+    pair = pairs(case.kind, case.relation, Tried())[0]
+    count, clock = max(200, PLAIN // calls), Clock(600, 10**8)
+    try:
+        sides = [drawn(mechanism, [side] * calls, count, clock).rows.reshape(count, -1) for side in (pair.present, pair.absent)]
+    except Refused:
+        return 0.0
+    if sides[0].shape != sides[1].shape:
+        return 0.0
+    bound = attack_runs(*(torch.from_numpy(s) for s in sides), delta=case.delta, generator=np.random.default_rng(0))
+    return bound.value
+
+
+def main(argv: list[str]) -> int:
+    given = dict(item.partition("=")[::2] for item in argv)
+    wanted = given["only"].split(",") if "only" in given else [case.name for case in CASES]
+    rows = []
+    for case in (case for case in CASES if case.name in wanted):
+        for side, f in (("fault", case.faulty), ("twin", case.twin)):
+            result = check(f, **case.asked(), seconds=float(given.get("seconds", 45)))
+            beside = plain(case, f) > result.stated.limit
+            rows.append({"name": case.name, "side": side, "refuted": result.refuted, "plain": beside,
+                         "seconds": result.seconds, "certified": result.certified})  # fmt: skip
+            print(f"{case.name:45s} {side:5s} {result.verdict:30s} plain: {'refuted' if beside else '-':8s} {result.seconds:5.1f} s", flush=True)
+    for name in ("refuted", "plain"):
+        found, accused = (sum(r[name] for r in rows if r["side"] == side) for side in ("fault", "twin"))
+        print(f"{name}: {found} of {len(rows) // 2} faults, {accused} of {len(rows) // 2} twins accused")
+    print(f"slowest: {max(r['seconds'] for r in rows):.1f} s of processor time")
+    if "out" in given:
+        Path(given["out"]).write_text(json.dumps(rows, indent=1, default=float))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
