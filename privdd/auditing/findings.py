@@ -7,6 +7,7 @@ import platform
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
+from datetime import UTC, datetime
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ from privdd.privacy.ledger import SERVER, Ledger, Release
 from privdd.privacy.reconstruction import reconstruction, stated_at_most
 from privdd.reporting.findings_file import validate, write
 from privdd.reporting.schema import Findings, worst_verdict
+from privdd.runtime.commit import commit
 from privdd.runtime.engine import describe
 from privdd.runtime.files import jsonable, write_json
 from privdd.runtime.run_folder import RunFolder
@@ -268,6 +270,8 @@ def manifest(
     return {
         "schema": 1,
         "version": __version__,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": commit(),
         "seed": experiment.plan.keys.seed,
         "config": experiment.run.fingerprint,
         "command": list(argv),
