@@ -7,7 +7,6 @@ import platform
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from datetime import UTC, datetime
 from typing import Any
 
 import torch
@@ -28,9 +27,9 @@ from privdd.privacy.ledger import SERVER, Ledger, Release
 from privdd.privacy.reconstruction import reconstruction, stated_at_most
 from privdd.reporting.findings_file import validate, write
 from privdd.reporting.schema import Findings, worst_verdict
-from privdd.runtime.commit import commit
 from privdd.runtime.engine import describe
 from privdd.runtime.files import jsonable, write_json
+from privdd.runtime.provenance import provenance
 from privdd.runtime.run_folder import RunFolder
 
 UNREAD = "what was sent says the same of every record, or the same whoever is in"
@@ -270,8 +269,6 @@ def manifest(
     return {
         "schema": 1,
         "version": __version__,
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": commit(),
         "seed": experiment.plan.keys.seed,
         "config": experiment.run.fingerprint,
         "command": list(argv),
@@ -297,7 +294,7 @@ def write_run(folder: RunFolder, audited: Audited, argv: Sequence[str]) -> Findi
     write_ledger(folder.ledger, scene.progress.ledger)
     about = manifest(scene.experiment, scene.progress, audited.seconds, argv)
     worlds = [{"round": t, **asdict(choice)} for t, choice in audited.training.items()]
-    write_json(folder.manifest, about | {"worlds": worlds})
+    write_json(folder.manifest, about | provenance() | {"worlds": worlds})
     checked = validate(result, str(folder.findings))
     write(checked, folder.findings)
     return checked

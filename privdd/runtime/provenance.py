@@ -1,21 +1,26 @@
-"""Which commit of privdd is running, read from the files of its git folder: no program is started."""
+"""When a run was finished, and with which commit of privdd: for the manifest, and no number depends on it."""
 
 from __future__ import annotations
 
 import re
+from datetime import UTC, datetime
 from pathlib import Path
 
-import privdd
-
 HASH = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
+PACKAGE = Path(__file__).resolve().parents[1]
 
 
-def commit(package: Path | None = None) -> str | None:
-    """The checked-out commit of the source tree that holds ``package``; None where it is no git checkout.
+def provenance() -> dict[str, str | None]:
+    """{"date": UTC, to the second, "commit": in hexadecimal, None where privdd runs from no git checkout}."""
+    return {"date": datetime.now(UTC).isoformat(timespec="seconds"), "commit": commit(PACKAGE)}
 
-    Changes that were not committed do not show. package: the folder privdd, unset for the one that runs.
+
+def commit(package: Path) -> str | None:
+    """The checked-out commit of the source tree that holds the folder ``package``, read from git's files.
+
+    No program is started, and changes that were not committed do not show.
     """
-    git = (package or Path(privdd.__file__).parent).parent / ".git"
+    git = package.parent / ".git"
     try:
         head = (git / "HEAD").read_text(encoding="ascii").strip()
         if head.startswith("ref: "):
