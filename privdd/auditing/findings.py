@@ -29,6 +29,7 @@ from privdd.reporting.findings_file import validate, write
 from privdd.reporting.schema import Findings, worst_verdict
 from privdd.runtime.engine import describe
 from privdd.runtime.files import jsonable, write_json
+from privdd.runtime.provenance import provenance
 from privdd.runtime.run_folder import RunFolder
 
 UNREAD = "what was sent says the same of every record, or the same whoever is in"
@@ -293,7 +294,7 @@ def write_run(folder: RunFolder, audited: Audited, argv: Sequence[str]) -> Findi
     write_ledger(folder.ledger, scene.progress.ledger)
     about = manifest(scene.experiment, scene.progress, audited.seconds, argv)
     worlds = [{"round": t, **asdict(choice)} for t, choice in audited.training.items()]
-    write_json(folder.manifest, about | {"worlds": worlds})
+    write_json(folder.manifest, about | provenance() | {"worlds": worlds})
     checked = validate(result, str(folder.findings))
     write(checked, folder.findings)
     return checked

@@ -6,14 +6,17 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from privdd.reporting import epsilon_figures, figures, noise_words, plots, summary, tables, words
+from privdd.reporting import epsilon_figures, figures, noise_words, plots, strongest, tables, words
 from privdd.reporting.epsilon_figures import FrontierPoint
 from privdd.reporting.figures import RocLine
 from privdd.reporting.findings_file import FindingsError
 from privdd.reporting.folder import RunRecord, read_run
 from privdd.reporting.grouping import Setting, settings
 from privdd.reporting.plots import Album, Plot
+from privdd.reporting.schema import TprAt
+from privdd.reporting.strongest import beats_guessing
 from privdd.reporting.style import save
+from privdd.reporting.summary import weak
 from privdd.runtime.files import write_bytes
 
 CURVES = 8  # one per colour
@@ -30,19 +33,31 @@ def sentences(made: Sequence[Setting]) -> list[str]:
     """Who leaks most and least, at the smallest false-positive rate that every setting can resolve."""
     said = []
     for key in ("0.001", "0.01", "0.1"):
-        found = [(at.tpr, s.label) for s in made if (at := s.tpr(key)) is not None]
+        found = [(at.tpr, s.label, at) for s in made if (at := s.tpr(key)) is not None]
         if len(found) == len(made) > 1:
-            (low, least), (high, most) = min(found), max(found)
-            rate = words.one_in(float(key))
-            said.append(
-                f"At {rate} false alarms an attacker finds {words.share(high)} of the training records of "
-                f"{most}, and {words.share(low)} of those of {least}."
-            )
+            said += _members_found(float(key), sorted(found, key=lambda one: one[:2]))
             break
     said += noise_words.several(run.findings.privacy for s in made for run in s.runs)
     if len({(p.delta, p.unit, p.relation) for s in made for p in (r.findings.privacy for r in s.runs)}) > 1:
-        said.append("These runs do not share delta, unit and relation: their ε do not compare with each other.")
+        said.append("These runs do not share delta, unit and relation: their ε are not comparable.")
     return said
+
+
+def _members_found(fpr: float, found: Sequence[tuple[float, str, TprAt]]) -> list[str]:
+    """The strongest and the weakest; what is not above guessing by the rule of every page is said to be guessing."""
+    above = [one for one in found if beats_guessing(one[2], fpr)]
+    rate = words.one_in(fpr)
+    if not above:
+        return [f"At {rate} false alarms no setting's training records can be told apart better than by guessing."]
+    high, most, _ = above[-1]
+    said = f"At {rate} false alarms an attacker finds {words.share(high)} of the training records of {most}"
+    low, least, at = found[0]
+    if least == most:
+        return [f"{said}."]
+    if beats_guessing(at, fpr):
+        return [f"{said}, and {words.share(low)} of those of {least}."]
+    between = f"95 %: {words.share(at.ci[0])} to {words.share(at.ci[1])}"
+    return [f"{said}; for {least} its success cannot be told from guessing ({between})."]
 
 
 def roc_overlay(made: Sequence[Setting]) -> Plot | None:
@@ -61,7 +76,7 @@ def roc_overlay(made: Sequence[Setting]) -> Plot | None:
         return None
     lines = sorted(lines, key=lambda line: -float(line.curve.tpr[1]))[:CURVES]
     said = "; ".join(f"{line.label}: AUC {words.share(line.curve.auc)}" for line in lines)
-    caption = "For each setting its strongest attack, of the seed in the middle; bands are pointwise 95 % intervals."
+    caption = "Each setting's strongest attack, at the median seed; bands are pointwise 95 % intervals."
     return Plot("roc", "Membership, method by method", caption, f"ROC curves. {said}.", figures.roc(lines, 5.0))
 
 
@@ -99,7 +114,7 @@ def albums(made: Sequence[Setting]) -> list[Album]:
     found = []
     for setting in made:
         run = setting.runs[0]
-        row = summary.best_pictures(run.findings.findings)
+        row = strongest.best_pictures(run.findings.findings)
         one = plots.album(setting.label, run, row) if row else None
         if one is not None:
             found.append(one)
@@ -127,6 +142,8 @@ def write_comparison(
         albums=pictures,
         **_by_name(drawn),
         verdict=_tone(made),
+        weak=weak,
+        beats_guessing=beats_guessing,
     )
     write_bytes(out / "comparison.html", text.encode(errors="replace"))
     _write_tables(made, out)

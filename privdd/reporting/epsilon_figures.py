@@ -98,7 +98,7 @@ def strip(rows: Sequence[StripRow], width: float = 5.2) -> Figure:
         axes.tick_params(axis="y", length=0, labelcolor=INK)
         axis.dress(axes, "epsilon (smaller is more private; ∞ = no limit proven)")
         axes.grid(axis="y", visible=False)
-        figure.legend(handles=_strip_legend(), loc="outside lower center", ncols=3, handletextpad=0.3)
+        figure.legend(handles=_strip_legend(rows), loc="outside lower center", ncols=3, handletextpad=0.3)
     return figure
 
 
@@ -117,12 +117,23 @@ def _strip_row(axes: Axes, axis: EpsilonAxis, row: StripRow, height: int) -> Non
         axes.plot(axis.at(row.claim), height, marker="D", ms=7.5, mfc=PAPER, mec=CLAIM, mew=1.8, zorder=3)
 
 
-def _strip_legend() -> list[Line2D]:
-    return [
-        Line2D([], [], marker="D", ls="", ms=7, mfc=PAPER, mec=CLAIM, mew=1.8, label="claimed"),
-        Line2D([], [], marker="|", ls="", ms=11, mew=2.6, color=ACCOUNTED, label="proven (at most)"),
-        Line2D([], [], marker=">", ls="", ms=8, color=MEASURED, label="shown (at least)"),
-    ]
+def _strip_legend(rows: Sequence[StripRow]) -> list[Line2D]:
+    """Only what is drawn."""
+    drawn = (
+        (
+            any(r.claim is not None for r in rows),
+            {"marker": "D", "ms": 7, "mfc": PAPER, "mec": CLAIM, "mew": 1.8, "label": "claimed"},
+        ),
+        (
+            any(r.accounted is not None for r in rows),
+            {"marker": "|", "ms": 11, "mew": 2.6, "color": ACCOUNTED, "label": "proven (at most)"},
+        ),
+        (
+            any(r.measured is not None for r in rows),
+            {"marker": ">", "ms": 8, "color": MEASURED, "label": "shown (at least)"},
+        ),
+    )
+    return [Line2D([], [], ls="", **look) for there, look in drawn if there]
 
 
 def frontier(points: Sequence[FrontierPoint], width: float = 5.2) -> Figure:
@@ -141,10 +152,13 @@ def frontier(points: Sequence[FrontierPoint], width: float = 5.2) -> Figure:
         axes.set_ylabel("accuracy")
         axes.yaxis.set_major_formatter(PERCENT)
         handles, _ = axes.get_legend_handles_labels()
-        grey = [
-            Line2D([], [], marker=">", ls="", ms=6, mfc=PAPER, mec=MUTED, label="shown (at least)"),
-            Line2D([], [], marker="D", ls=(0, (3, 2)), ms=5, mfc=PAPER, color=MUTED, label="the paper's claim"),
-        ]
+        grey = []
+        if any(p.measured is not None for p in points):
+            grey.append(Line2D([], [], marker=">", ls="", ms=6, mfc=PAPER, mec=MUTED, label="shown (at least)"))
+        if any(p.claim is not None for p in points):
+            grey.append(
+                Line2D([], [], marker="D", ls=(0, (3, 2)), ms=5, mfc=PAPER, color=MUTED, label="the paper's claim")
+            )
         figure.legend(handles=handles + grey, loc="outside lower center", ncols=2)
     return figure
 

@@ -42,7 +42,7 @@ def roc(lines: Sequence[RocLine], width: float = 4.6) -> Figure:
         _draw_blind(axes, lines, floor)
         _mark_one_outsider(axes, lines, floor)
         axes.set(xscale="log", yscale="log", xlim=(floor, 1), ylim=(floor, 1), aspect="equal")
-        axes.set(xlabel="outsiders wrongly named", ylabel="members found")
+        axes.set(xlabel="false-positive rate (outsiders wrongly named)", ylabel="true-positive rate (members found)")
         axes.xaxis.set_major_formatter(PERCENT)
         axes.yaxis.set_major_formatter(PERCENT)
         figure.legend(loc="outside lower center", ncols=1 if len(lines) > 2 else 2, handlelength=2.6)
@@ -66,7 +66,8 @@ def _draw_blind(axes: Axes, lines: Sequence[RocLine], floor: float) -> None:
     if blind:
         worst = max(blind, key=lambda curve: abs(curve.auc - 0.5))
         label = "control: never saw the artifact" + (f" (furthest of {len(blind)})" if len(blind) > 1 else "")
-        tpr = np.maximum(worst.tpr, floor / 10)
+        low, tpr, high = (np.maximum(y, floor / 10) for y in (worst.lo, worst.tpr, worst.hi))
+        axes.fill_between(_steps(worst, floor), low, high, step="post", color=MUTED, alpha=0.1, lw=0)
         axes.step(_steps(worst, floor), tpr, where="post", color=MUTED, lw=1, label=label)
 
 

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from statistics import mean
 from typing import Any
 
-from privdd.reporting import summary
+from privdd.reporting import strongest
 from privdd.reporting.claimed import boldest
 from privdd.reporting.folder import RunRecord
 from privdd.reporting.schema import FindingRow, TprAt, worst_verdict
 from privdd.reporting.schema_values import Verdict
+from privdd.reporting.summary import weak
 
 # Keys about where and how a run was computed, not what was computed: at the top level, and at any depth.
 APART = frozenset({"engine", "hydra", "run", "resume", "device", "capture", "tracking", "name", "scores"})
@@ -31,6 +32,11 @@ class Setting:
     @property
     def verdict(self) -> Verdict:
         return worst_verdict(run.findings.verdict for run in self.runs)
+
+    @property
+    def weak(self) -> bool:
+        """Not contradicted, and still no reassurance: its limit is large, or its noise can be drawn again."""
+        return any(weak(self.verdict, run.findings) for run in self.runs)
 
     @property
     def accuracies(self) -> tuple[float, ...]:
@@ -65,7 +71,7 @@ class Setting:
     @property
     def measured(self) -> float | None:
         """The middle of the seeds' lower bounds: their largest would not hold at 95 %."""
-        return _middle([summary.measured_epsilon(run.findings.findings) for run in self.runs])
+        return _middle([strongest.measured_epsilon(run.findings.findings) for run in self.runs])
 
     @property
     def uploaded(self) -> int | None:
@@ -74,7 +80,7 @@ class Setting:
 
     @property
     def psnr(self) -> float | None:
-        best = [summary.best_pictures(run.findings.findings) for run in self.runs]
+        best = [strongest.best_pictures(run.findings.findings) for run in self.runs]
         return _middle([row.psnr for row in best if row is not None])
 
     def tpr(self, key: str) -> TprAt | None:
@@ -85,7 +91,7 @@ class Setting:
     def attack(self) -> tuple[RunRecord, FindingRow] | None:
         """The strongest membership attack of the run in the middle of the seeds."""
         found = [
-            (run, worst.row, worst) for run in self.runs if (worst := summary.worst_membership(run.findings.findings))
+            (run, worst.row, worst) for run in self.runs if (worst := strongest.worst_membership(run.findings.findings))
         ]
         if not found:
             return None

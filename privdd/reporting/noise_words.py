@@ -27,6 +27,11 @@ def marks(privacy: Privacy) -> list[str]:
     return [text for text, applies in ((SEED, noise.source == "seed"), (PAIRED, noise.paired)) if applies]
 
 
+def simulation(privacy: Privacy) -> bool:
+    """Whether the run's noise is known not to be fit for release: whoever holds the seed, or a twin, can take it off."""
+    return privacy.noise is not None and not privacy.noise.for_release
+
+
 def source(noise: NoiseRow) -> str:
     """Where the noise came from, in words."""
     return SOURCE[noise.source] + (", the same in every run with this seed" if noise.paired else "")

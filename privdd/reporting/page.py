@@ -1,12 +1,15 @@
-"""One run as one self-contained page: every figure inline, nothing loaded, no script."""
+"""One run as one self-contained page: every figure inline, nothing loaded, no script; and its twin for programs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
 
-from privdd.reporting import noise_words, plots, summary
+from privdd.reporting import noise_words, plots, strongest, summary
+from privdd.reporting.card import card_bytes, signature
 from privdd.reporting.claimed import boldest, exceeded, measures_of
+from privdd.reporting.decision import decisions, too_small
+from privdd.reporting.findings_tables import tables
 from privdd.reporting.folder import RunRecord, read_run
 from privdd.reporting.ladder import ladders
 from privdd.reporting.ledger_view import groups
@@ -15,12 +18,13 @@ from privdd.reporting.reproduce import recipe
 from privdd.reporting.style import save
 from privdd.reporting.unread import unread
 from privdd.runtime.files import write_bytes
+from privdd.runtime.seal import CARD
 
 
 def render(record: RunRecord, figures: list[Plot], albums: list[Album]) -> str:
     """The page's text. ``figures``: those of ``draw``, in any order."""
     findings = record.findings
-    picture = summary.best_pictures(findings.findings)
+    picture = strongest.best_pictures(findings.findings)
     claim = boldest(findings.privacy.claims)
     named = {plot.name: plot for plot in figures}
     return (
@@ -29,15 +33,19 @@ def render(record: RunRecord, figures: list[Plot], albums: list[Album]) -> str:
         .render(
             f=findings,
             headline=summary.verdict(findings),
+            weak=summary.weak,
+            decisions=decisions(findings, record.ledger),
+            small=too_small(findings),
+            signature=signature(record),
+            tables=tables(findings.findings),
             claim=claim,
-            exceeded=exceeded(claim, summary.measured_epsilon(findings.findings), findings.privacy.delta),
+            exceeded=exceeded(claim, strongest.measured_epsilon(findings.findings), findings.privacy.delta),
             measures_of=measures_of,
-            measured=summary.measured(findings.findings),
-            measured_bound=summary.measured_epsilon(findings.findings),
-            member=summary.worst_membership(findings.findings),
+            measured=strongest.measured(findings.findings),
+            measured_bound=strongest.measured_epsilon(findings.findings),
+            member=strongest.worst_membership(findings.findings),
             picture=picture,
-            blind=summary.blind_psnr(picture) if picture else None,
-            blind_psnr=summary.blind_psnr,
+            blind=strongest.blind_psnr(picture) if picture else None,
             lines=summary.surface_lines(findings),
             unread=unread(findings),
             strip=named["epsilon"],
@@ -61,7 +69,7 @@ def draw(record: RunRecord) -> list[Plot]:
 
 
 def write_report(run_dir: Path | str, read: Callable[[Path | str], RunRecord] = read_run) -> Path:
-    """``report.html`` and ``figures/*.svg|png`` inside a run folder; returns the page's path.
+    """``report.html``, ``card.json`` and ``figures/*.svg|png`` inside a run folder; returns the page's path.
 
     read: how the folder is opened. Raises FindingsError or DamagedRun (one line) on a folder that is no finished, undamaged run.
     """
@@ -69,6 +77,7 @@ def write_report(run_dir: Path | str, read: Callable[[Path | str], RunRecord] = 
     figures, albums = draw(record), plots.albums(record)
     page = record.path / "report.html"
     write_bytes(page, render(record, figures, albums).encode(errors="replace"))
+    write_bytes(record.path / CARD, card_bytes(record))
     folder = record.path / "figures"
     for plot in figures:
         save(plot.figure, plot.drawing, folder, plot.name)

@@ -13,7 +13,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from privdd.reporting import epsilon_figures, figures, summary, words
+from privdd.reporting import epsilon_figures, figures, strongest, summary, words
 from privdd.reporting.claimed import boldest
 from privdd.reporting.curves import curve, psnr
 from privdd.reporting.epsilon_figures import StripRow
@@ -67,6 +67,12 @@ class Album:
     real: np.ndarray
     rebuilt: np.ndarray
 
+    @property
+    def when(self) -> str:
+        """The round of a finding whose note begins with it: "train phase, round 4"; else ""."""
+        first = (self.row.note or "").split(";")[0]
+        return first if "round" in first and len(first) < 40 else ""
+
     def save(self, folder: Path, name: str) -> None:
         figure = figures.pictures(self.real, self.rebuilt, PAIRS)
         save(figure, to_svg(figure), folder, name)
@@ -111,7 +117,7 @@ def roc_line(label: str, evidence: Evidence) -> RocLine | None:
 
 def strength(row: FindingRow) -> tuple[float, float, float]:
     """Sorts membership findings: smallest rate that can be seen, true-positive rate there, AUC."""
-    found = summary.worst_membership([row])
+    found = strongest.worst_membership([row])
     return (-found.fpr, found.at.tpr, row.auc or 0.0) if found else (-2.0, 0.0, row.auc or 0.0)
 
 
@@ -146,13 +152,13 @@ def album(owner: str, record: RunRecord, row: FindingRow) -> Album | None:
     order = figures.best_first(real, rebuilt)[:PAIRS]
     pairs = tuple(Pair(png_uri(real[i]), png_uri(rebuilt[i]), figures.decibel(float(quality[i]))) for i in order)
     median = figures.decibel(float(np.median(quality)))
-    return Album(owner, row, pairs, len(real), median, summary.blind_psnr(row), real, rebuilt)
+    return Album(owner, row, pairs, len(real), median, strongest.blind_psnr(row), real, rebuilt)
 
 
 def albums(record: RunRecord) -> list[Album]:
     """Every attack's pictures, those furthest above a blind guess first."""
-    rows = sorted(record.findings.findings, key=summary.picture_gain, reverse=True)
-    found = (album(record.findings.run.algo, record, row) for row in rows if row.family in summary.PICTURE_FAMILIES)
+    rows = sorted(record.findings.findings, key=strongest.picture_gain, reverse=True)
+    found = (album(record.findings.run.algo, record, row) for row in rows if row.family in strongest.PICTURE_FAMILIES)
     return [one for one in found if one is not None]
 
 
@@ -164,7 +170,7 @@ def strip_rows(record: RunRecord) -> list[StripRow]:
         "whole run",
         claim.number if claim else None,
         findings.privacy.epsilon.best,
-        summary.measured_epsilon(findings.findings),
+        strongest.measured_epsilon(findings.findings),
     )
     lines = summary.surface_lines(findings)
     return [whole, *(StripRow(s.title.lower(), _claimed(s), s.accounted, s.measured) for s in lines)]

@@ -3,38 +3,38 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from privdd.reporting import words
+from privdd.reporting import noise_words, words
 from privdd.reporting.claimed import boldest, exceeded
-from privdd.reporting.schema import FindingRow, Findings, SurfaceRow, TprAt
+from privdd.reporting.same_values import refuted_source, rows_of, verdict_of
+from privdd.reporting.schema import FindingRow, Findings, SurfaceRow
 from privdd.reporting.schema_values import Verdict
+from privdd.reporting.strongest import (
+    FEATURE_ATTACKS,
+    Membership,
+    best_pictures,
+    blind_psnr,
+    bound,
+    measured,
+    measured_epsilon,
+    worst_membership,
+)
 from privdd.reporting.unread import SENTENCE, only_unread
 from privdd.reporting.without_model import without_model
 from privdd.reporting.words import number, one_in, share
 
-PICTURE_FAMILIES = frozenset({"gradient_inversion", "model_inversion", "reconstruction"})
-FEATURE_ATTACKS = frozenset({"known_neighbour"})  # their PSNR is of shared features, not of pictures
-
-
-@dataclass(frozen=True)
-class Membership:
-    """The strongest membership attack at the smallest false-positive rate that any attack can resolve."""
-
-    row: FindingRow
-    fpr: float
-    at: TprAt
-
-    @property
-    def beats_guessing(self) -> bool:
-        return self.at.ci[0] > self.fpr
+LARGE_EPSILON = 8.0  # above it a limit is no reassurance: odds about a record may change 3 000-fold
 
 
 @dataclass(frozen=True)
 class SurfaceLine:
-    """One row of the table that a privacy officer reads; epsilons >= 0, infinite, or None for none."""
+    """One row of the table that a privacy officer reads; epsilons >= 0, infinite, or None for none.
+
+    holds: the title of the refuted surface whose values this one sends on, or "".
+    """
 
     row: SurfaceRow
     title: str
@@ -44,6 +44,8 @@ class SurfaceLine:
     accounted: float
     measured: float | None
     worst: tuple[str, ...]
+    verdict: Verdict
+    holds: str
 
 
 @dataclass(frozen=True)
@@ -54,67 +56,31 @@ class Headline:
     label: str
     title: str
     sentences: tuple[str, ...]
-
-
-def bound(row: FindingRow) -> float:
-    """The row's lower bound on epsilon; at joint confidence where the run made several tests."""
-    joint = (row.diagnostics or {}).get("epsilon_familywise")
-    return float(joint) if isinstance(joint, int | float) else row.epsilon_measured or 0.0
-
-
-def measured(rows: Iterable[FindingRow]) -> FindingRow | None:
-    """The finding with the largest lower bound that needs no assumption on the scores' distribution."""
-    sound = [r for r in rows if r.epsilon_measured is not None and r.epsilon_validity not in ("gaussian_only", "curve")]
-    return max(sound, key=bound, default=None)
-
-
-def measured_epsilon(rows: Iterable[FindingRow]) -> float | None:
-    best = measured(rows)
-    return bound(best) if best else None
-
-
-def worst_membership(rows: Iterable[FindingRow]) -> Membership | None:
-    """Among attacks that saw an artifact; rates that the sample is too small for are passed over."""
-    found = [
-        Membership(row, float(key), at)
-        for row in rows
-        if row.family == "membership" and row.tpr_at_fpr
-        for key, at in row.tpr_at_fpr.items()
-        if at.resolvable
-    ]
-    return min(found, key=lambda m: (m.fpr, -m.at.tpr), default=None)
-
-
-def blind_psnr(row: FindingRow) -> float | None:
-    """The PSNR in dB of the best guess that never saw the artifact, if the finding has one."""
-    return max((value for name, value in (row.baselines or {}).items() if name.startswith("psnr")), default=None)
-
-
-def picture_gain(row: FindingRow) -> float:
-    """How many dB a reconstruction is above the best blind guess; 0 where there is none to compare with."""
-    base = blind_psnr(row)
-    return (row.psnr or 0.0) - base if base is not None else 0.0
-
-
-def best_pictures(rows: Iterable[FindingRow]) -> FindingRow | None:
-    """The reconstruction furthest above a blind guess: an average picture alone can reach a high PSNR."""
-    found = [r for r in rows if r.family in PICTURE_FAMILIES and r.psnr is not None and r.attack not in FEATURE_ATTACKS]
-    return max(found, key=lambda r: (picture_gain(r), r.psnr or 0.0), default=None)
+    weak: bool = False  # not contradicted, and still no reassurance
 
 
 def surface_lines(findings: Findings) -> list[SurfaceLine]:
     """One line per released surface: gravest verdict first, then the largest measured epsilon."""
     lines = [_surface_line(row, findings) for row in findings.surfaces]
-    return sorted(lines, key=lambda line: (words.GRAVITY.index(line.row.verdict), -(line.measured or 0.0)))
+    return sorted(lines, key=lambda line: (words.GRAVITY.index(line.verdict), -(line.measured or 0.0)))
 
 
 def _surface_line(row: SurfaceRow, findings: Findings) -> SurfaceLine:
-    mine = [f for f in findings.findings if f.surface == row.surface]
+    mine, source = rows_of(row, findings), refuted_source(row, findings)
+    own = [f for f in findings.findings if f.surface == row.surface]
     title, meaning = words.SURFACE[row.surface]
-    stated = _stated(mine)
     seen = "the server" if row.sender == "client" else "every client"
     return SurfaceLine(
-        row, title, meaning, seen, stated, row.epsilon.best, measured_epsilon(mine), tuple(_worst_phrases(mine))
+        row,
+        title,
+        meaning,
+        seen,
+        _stated(mine),
+        row.epsilon.best,
+        measured_epsilon(mine),
+        tuple(_worst_phrases(own)),
+        verdict_of(row, findings),
+        words.SURFACE[source.surface][0] if source else "",
     )
 
 
@@ -181,7 +147,14 @@ def verdict(findings: Findings) -> Headline:
     told = (_claim_sentence, _membership_sentence, _feature_sentence, _picture_sentence)
     sentences = (first, *(tell(findings) for tell in told))
     kind = findings.verdict
-    return Headline(kind, words.VERDICT[kind], title, tuple(s for s in sentences if s))
+    return Headline(kind, words.VERDICT[kind], title, tuple(s for s in sentences if s), weak(kind, findings))
+
+
+def weak(kind: Verdict, findings: Findings, epsilon: float | None = None) -> bool:
+    """Whether "not contradicted" is no reason for green: the limit is large, or anyone can draw the noise again."""
+    privacy = findings.privacy
+    limit = privacy.epsilon.best if epsilon is None else epsilon
+    return kind == "consistent" and (limit > LARGE_EPSILON or (limit > 0 and noise_words.simulation(privacy)))
 
 
 def utility_note(config: Mapping[str, Any]) -> str:
@@ -216,15 +189,21 @@ def _consistent(findings: Findings) -> tuple[str, str]:
     low = measured_epsilon(findings.findings)
     tail = f"the strongest attack showed ε of at least {number(low)}" if low is not None else "no attack measured an ε"
     return (
-        "The stated limit held against every attack tried.",
+        _held(privacy.epsilon.best, noise_words.simulation(privacy)),
         f"Everything sent is covered by ε = {number(privacy.epsilon.best)} at δ = {number(privacy.delta)}; {tail}. "
-        "That is no proof: the proof is the accounting.",
+        f"Surviving attacks is not proof; the ε = {number(privacy.epsilon.best)} limit comes from the accounting.",
     )
+
+
+def _held(epsilon: float, simulated: bool) -> str:
+    if epsilon > LARGE_EPSILON:
+        return f"The stated limit was not contradicted, but ε = {number(epsilon)} is too large to protect anyone."
+    return "No attack tried here contradicted the stated limit." + (" This is a simulation." if simulated else "")
 
 
 def _contradiction(findings: Findings) -> tuple[str, str]:
     broken = words.listed(_titles(findings, "contradiction") or ["release"])
-    title = "The stated limit is false."
+    title = "The privacy limit claimed for this method does not hold in this run."
     surfaces = {row.surface for row in findings.surfaces if row.verdict == "contradiction"}
     rows = [r for r in findings.findings if r.surface in surfaces]
     over = [r for r in rows if r.epsilon_measured is not None and r.epsilon_stated is not None]
@@ -232,10 +211,14 @@ def _contradiction(findings: Findings) -> tuple[str, str]:
     if over:
         worst = max(over, key=lambda r: (r.epsilon_validity != "curve", bound(r)))
         by, curve = words.attack(worst.attack), worst.epsilon_validity == "curve"
-        showed = "refuted the curve behind it, which has to be that of an ε above" if curve else "showed ε ≥"
+        proves = (
+            "refutes the curve behind it: it has to be that of an ε above"
+            if curve
+            else "proves that the true ε is at least"
+        )
         return title, (
-            f"On the {broken}, ε ≤ {number(worst.epsilon_stated)} is stated, and {by} {showed} "
-            f"{number(bound(worst))} at {share(worst.confidence or 0.95)} confidence."
+            f"On the {broken}, {by} {proves} {number(bound(worst))} ({share(worst.confidence or 0.95)} confidence); "
+            f"ε ≤ {number(worst.epsilon_stated)} is stated."
         )
     phrases = _worst_phrases([r for r in rows if r.kappa is not None or r.attack.startswith("t0_")])
     return title, f"On the {broken}, {(*phrases, 'an attack broke the stated limit')[0]}."
@@ -249,7 +232,7 @@ def _claim_sentence(findings: Findings) -> str:
         return ""
     where = words.SURFACE[best.surface][0].lower()
     return (
-        f"The printed claim of ε = {number(claim.number)} at δ = {number(claim.delta or findings.privacy.delta)} "
+        f"The published claim of ε = {number(claim.number)} at δ = {number(claim.delta or findings.privacy.delta)} "
         f"({claim.source}) is less than the ε of at least {number(bound(best))} at δ = {number(findings.privacy.delta)} "
         f"that {words.attack(best.attack)} showed on the {where}."
     )

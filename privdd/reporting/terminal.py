@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from privdd.reporting import summary, words
+from privdd.reporting import strongest, summary, words
 from privdd.reporting.claimed import boldest
 from privdd.reporting.schema import Findings
 from privdd.reporting.words import number
@@ -26,7 +26,7 @@ def print_summary(findings: Findings, file: IO[str], width: int | None = None) -
     """
     console = console_for(file, width)
     said = summary.verdict(findings)
-    console.print(Text(f"{said.label}: {said.title}", style=STYLE[said.kind]))
+    console.print(Text(f"{said.label}: {said.title}", style="yellow" if said.weak else STYLE[said.kind]))
     for sentence in said.sentences:
         console.print(Text(sentence))
     console.print(Text(_epsilons(findings)))
@@ -70,7 +70,7 @@ def _epsilons(findings: Findings) -> str:
     return (
         f"epsilon claimed {number(claim.number if claim else None)}, "
         f"proven at most {number(privacy.epsilon.pld)} (PLD) / {number(privacy.epsilon.rdp)} (RDP), "
-        f"shown at least {number(summary.measured_epsilon(findings.findings))}; "
+        f"shown at least {number(strongest.measured_epsilon(findings.findings))}; "
         f"delta {number(privacy.delta)}, unit {privacy.unit}, {privacy.relation}"
         + (f"; accuracy {words.accuracy(utility)} ({utility.accuracy_kind})" if utility else "")
     )
@@ -88,6 +88,7 @@ def _table(findings: Findings) -> Table:
         worst = "; ".join(line.worst) or (line.row.audited if isinstance(line.row.audited, str) else words.NONE)
         epsilons = (number(v) for v in (line.stated, line.accounted, line.measured))
         cells = (line.row.surface, words.mechanism(line.row.mechanism), *epsilons, worst)
-        verdict = Text(words.VERDICT[line.row.verdict].lower(), style=STYLE[line.row.verdict])
+        pale = summary.weak(line.verdict, findings, line.accounted)
+        verdict = Text(words.VERDICT[line.verdict].lower(), style="yellow" if pale else STYLE[line.verdict])
         table.add_row(*(Text(str(cell)) for cell in cells), verdict)
     return table

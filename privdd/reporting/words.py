@@ -80,6 +80,17 @@ def mechanism(text: str) -> str:
     return prefix + ", ".join(said)
 
 
+def fold(epsilon: float) -> str:
+    """By how much odds may change at most: e to the epsilon, as "10-fold" or "about 5 million-fold"."""
+    if epsilon > math.log(1e12):
+        return "more than a trillion-fold"
+    times = math.exp(epsilon)
+    for size, name in ((1e9, " billion"), (1e6, " million"), (1e3, NBSP + "000")):
+        if times >= size:
+            return f"about {times / size:.0f}{name}-fold"
+    return f"{times:.2g}-fold"
+
+
 def one_in(rate: float) -> str:
     """0.001 as "1 in 1 000"."""
     return f"1 in {round(1 / rate):,}".replace(",", NBSP)
@@ -90,7 +101,7 @@ VERDICT: Mapping[Verdict, str] = MappingProxyType(
     {
         "unprotected": "Unprotected",
         "untested": "Untested",
-        "consistent": "Consistent",
+        "consistent": "Not contradicted",
         "contradiction": "Contradicted",
     }
 )
@@ -98,7 +109,7 @@ VERDICT_MEANS: Mapping[Verdict, str] = MappingProxyType(
     {
         "unprotected": "nothing proves a limit on what this reveals about one record",
         "untested": "a limit is stated, and no test looked at some part of what it rests on",
-        "consistent": "a limit is stated, and no attack here broke it; that is no proof of it",
+        "consistent": "a limit is stated, and no attack here broke it; surviving attacks is not proof",
         "contradiction": "the stated limit is false: more leaks than it allows, or the run's noise is not what it states",
     }
 )

@@ -19,6 +19,7 @@ from privdd.runtime.plain_folder import plain_files
 MANIFEST = "manifest.json"
 SIGNATURE = "signature.json"
 PAGE = "report.html"
+CARD = "card.json"  # the page's twin for other programs
 FIGURES = "figures/"
 UNSEALED = frozenset({MANIFEST, SIGNATURE, "point.json", ".lock"})  # point.json: a sweep's own note beside the run
 FILES, DRAWN, SEAL = "files", "page", "seal"  # keys of the manifest; the page is redrawn from the files at any time
@@ -33,7 +34,7 @@ def sha256(file: Path) -> str:
 
 def is_page(name: str) -> bool:
     """Whether a file was drawn from the others."""
-    return name == PAGE or name.startswith(FIGURES)
+    return name in (PAGE, CARD) or name.startswith(FIGURES)
 
 
 def digests(folder: Path) -> dict[str, str]:

@@ -1,15 +1,16 @@
-"""``report.html`` against the page that the folder's own files give."""
+"""``report.html`` and ``card.json`` against what the folder's own files give."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 
+from privdd.reporting.card import card_bytes
 from privdd.reporting.folder import RunRecord
 from privdd.reporting.page import draw, render
 from privdd.reporting.plots import albums
 from privdd.runtime.files import read_bytes
-from privdd.runtime.seal import DRAWN_WITH, PAGE, library
+from privdd.runtime.seal import CARD, DRAWN_WITH, PAGE, library
 from privdd.verifying.disagreement import Disagreement
 
 LARGEST = 256 * 2**20  # bytes
@@ -17,11 +18,14 @@ DRAWING = re.compile(rb"<svg\b.*?</svg>|data:image/png;base64,[A-Za-z0-9+/=]*", 
 
 
 def check_page(record: RunRecord) -> Iterator[Disagreement]:
-    """The page is drawn again and compared byte by byte.
+    """The page and its card are made again and compared byte by byte.
 
     Where it was drawn by another version of Matplotlib (see ``other_library``), the drawings inside it are left out. A
     folder without a page has nothing to check.
     """
+    card = record.path / CARD
+    if card.is_file() and read_bytes(card, LARGEST) != card_bytes(record):
+        yield Disagreement(CARD, "all of it", "another card", "the one that the run's files give")
     file = record.path / PAGE
     if not file.is_file():
         return

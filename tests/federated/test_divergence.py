@@ -116,7 +116,7 @@ def test_an_audit_attacks_nothing_and_says_why(tmp_path: Path) -> None:
     page = write_report(folder.path).read_text()
     round = result.utility.diverged
     assert f"Training diverged in round {round}: there is no model to judge." in page
-    assert f"none (diverged in round {round})" in page and "held against every attack" not in page
+    assert f"none (diverged in round {round})" in page and "contradicted the stated limit" not in page
     with (tmp_path / "summary.txt").open("w") as file:
         print_summary(result, file)
     said = " ".join((tmp_path / "summary.txt").read_text().split())

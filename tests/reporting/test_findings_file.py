@@ -12,7 +12,8 @@ import pytest
 
 from privdd.reporting.findings_file import FindingsError, load, validate, write
 from privdd.reporting.schema import Findings
-from privdd.reporting.summary import best_pictures, measured, verdict, worst_membership
+from privdd.reporting.strongest import best_pictures, measured, worst_membership
+from privdd.reporting.summary import verdict
 
 
 @pytest.fixture

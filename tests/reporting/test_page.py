@@ -15,7 +15,8 @@ from safetensors.torch import save_file
 
 from privdd.report import main
 from privdd.reporting.comparison import write_comparison
-from privdd.reporting.findings_file import FindingsError
+from privdd.reporting.findings_file import FindingsError, load
+from privdd.reporting.findings_tables import Cell, tables
 from privdd.reporting.page import write_report
 from tests.conftest import SmallAudit
 from tests.reporting.checker import problems
@@ -94,9 +95,9 @@ def test_the_checker_sees_what_it_must() -> None:
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
-        ("unprotected", ["No proven limit", "Unprotected", "∞", "no protection", "The printed claim of ε = 0.9"]),
-        ("consistent", ["held against every attack", "That is no proof", "4.85"]),
-        ("contradiction", ["The stated limit is false", "ε ≤ 0.9 is stated", "does not follow"]),
+        ("unprotected", ["No proven limit", "Unprotected", "∞", "no protection", "The published claim of ε = 0.9"]),
+        ("consistent", ["No attack tried here contradicted the stated limit", "Surviving attacks is not proof", "Not contradicted", "4.85"]),
+        ("contradiction", ["claimed for this method does not hold", "ε ≤ 0.9 is stated", "does not cover this run"]),
     ],
 )
 def test_the_verdict_comes_first_in_words(pages: dict[str, Path], kind: str, words: list[str]) -> None:
@@ -136,6 +137,39 @@ def test_the_page_shows_the_numbers_of_the_findings(pages: dict[str, Path], runs
     assert f"{max(r.get('psnr', 0) for r in data['findings']):.1f}\u00a0dB" in text
     assert text.count("<img ") == 2 * 8 * 2  # two attacks, eight pairs each
     assert "python -m privdd.audit algo=fedfed seed=0" in text
+
+
+def test_every_finding_stands_in_the_table_of_its_question(runs: dict[str, Path]) -> None:
+    rows = load(runs["unprotected"]).findings
+    made = {one.name: one for one in tables(rows)}
+    assert made.keys() == {"t-membership", "t-pictures"}  # no test of a guarantee, so no table of it
+    assert sorted(id(row) for one in made.values() for row, _ in one.rows) == sorted(id(row) for row in rows)
+    for one in made.values():
+        assert all(len(cells) == len(one.columns) for _, cells in one.rows)
+        filled = [any(cells[i] != Cell() for _, cells in one.rows) for i in range(len(one.columns))]
+        assert all(filled)
+    titles = [column.title for column in made["t-pictures"].columns]
+    assert "PSNR ↑" in titles and "Labels" in titles and "AUC" not in titles
+
+
+def test_a_run_without_outsiders_enough_carries_a_banner_and_no_rate_as_a_finding(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", preset="smoke")
+    data = json.loads((folder / "findings.json").read_text())
+    for row in data["findings"]:
+        for key, at in row.get("tpr_at_fpr", {}).items():
+            at |= {"tpr": 0.016, "ci": [0.0, 0.3], "resolvable": key == "0.01"}
+    (folder / "findings.json").write_text(json.dumps(data))
+    text = write_report(folder).read_text(encoding="utf-8")
+    assert problems(text) == []
+    assert "Smoke run (250 audited records, 16 replays): too small to decide" in text.split("<h1>")[0]
+    assert '<div class="big small">As by guessing</div>' in text and '<div class="big">1.6' not in text
+
+
+@pytest.mark.parametrize(("noise", "green"), [(1.0, True), (0.5, False)])  # epsilon 4.85 and 9.7
+def test_a_large_limit_is_not_green(tmp_path: Path, noise: float, green: bool) -> None:
+    text = write_report(write_run(tmp_path / "run", kind="consistent", noise=noise)).read_text(encoding="utf-8")
+    assert ('<div class="hero consistent">' in text) is green
+    assert ('<div class="hero consistent weak">' in text) is not green
 
 
 def test_hostile_texts_are_shown_and_do_nothing(hostile: Path, tmp_path: Path) -> None:
@@ -236,12 +270,16 @@ FLAGS = (
 )  # fmt: skip
 
 
-def browse(page: Path, profile: Path) -> tuple[str, list[str]]:
-    """The document as the browser holds it, and its console lines."""
+def chromium() -> str:
     browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if browser is None:
         pytest.skip("no Chromium on this machine")
-    command = [browser, *FLAGS, f"--user-data-dir={profile}", page.resolve().as_uri()]
+    return browser
+
+
+def browse(page: Path, profile: Path) -> tuple[str, list[str]]:
+    """The document as the browser holds it, and its console lines."""
+    command = [chromium(), *FLAGS, f"--user-data-dir={profile}", page.resolve().as_uri()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=True)
     return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
 

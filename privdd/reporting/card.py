@@ -1,0 +1,94 @@
+"""``card.json``: the decision lines of a run's page for other programs, and the block that says what was audited.
+
+Written from the run's files alone, so the same run gives the same card. No record, score or picture is in it.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from privdd.reporting import noise_words, strongest, words
+from privdd.reporting.claimed import boldest
+from privdd.reporting.decision import Decision, decisions, too_small
+from privdd.reporting.folder import RunRecord
+from privdd.reporting.reproduce import recipe
+from privdd.reporting.summary import LARGE_EPSILON, verdict
+from privdd.runtime.files import jsonable
+
+SCHEMA = 1
+
+
+def known(record: RunRecord, key: str) -> str:
+    """A text of the manifest, at most 100 characters; "not recorded" where there is none."""
+    value = record.manifest.get(key)
+    return value[:100] if isinstance(value, str) and value.strip() else "not recorded"
+
+
+def attackers(record: RunRecord) -> str:
+    """The parties that attacks played, in words."""
+    played = dict.fromkeys(words.ADVERSARY[row.adversary][0] for row in record.findings.findings)
+    return words.listed(list(played)) if played else "nobody"
+
+
+def signature(record: RunRecord) -> list[tuple[str, str]]:
+    """(name, value): what was audited, when, with what, and against whom."""
+    run, noise = record.findings.run, record.findings.privacy.noise
+    named = [
+        ("method", run.algo), ("data", run.data), ("date", known(record, "date")), ("privdd", run.version),
+        ("commit", known(record, "commit")), ("clients", str(run.clients)), ("rounds", str(run.rounds)),
+        ("preset", run.preset), ("seed", str(run.seed)), ("attackers", attackers(record)),
+    ]  # fmt: skip
+    return [*named, ("noise", noise_words.source(noise))] if noise else named
+
+
+def card(record: RunRecord) -> dict[str, Any]:
+    """Schema 1 of ``card.json`` (docs/reference/run-folder.md); infinity is "inf", what does not apply is null."""
+    findings = record.findings
+    privacy, claim, said = findings.privacy, boldest(findings.privacy.claims), verdict(findings)
+    small = too_small(findings)
+    return {
+        "schema": SCHEMA,
+        "run": dict(signature(record)) | {"command": recipe(record).command},
+        "verdict": findings.verdict,
+        "headline": said.title,
+        "large_enough": not small,
+        "why_too_small": small or None,
+        "simulation": noise_words.simulation(privacy),
+        "epsilon": {
+            "claimed": claim.number if claim else None,
+            "proven_at_most": privacy.epsilon.best,
+            "shown_at_least": strongest.measured_epsilon(findings.findings),
+            "delta": privacy.delta,
+            "unit": privacy.unit,
+            "relation": privacy.relation,
+            "large": LARGE_EPSILON,
+        },
+        "artifacts": [_artifact(one) for one in decisions(findings, record.ledger)],
+    }
+
+
+def _artifact(one: Decision) -> dict[str, Any]:
+    line = one.line
+    return {
+        "surface": str(line.row.surface),
+        "sender": line.row.sender,
+        "decision": one.kind,
+        "title": one.title,
+        "tone": one.tone,
+        "why": one.why,
+        "conditions": list(one.conditions),
+        "attackers_can": list(one.can),
+        "seen_by": one.seen_by,
+        "verdict": line.verdict,
+        "same_values_as": line.holds or None,
+        "epsilon": {"stated": line.stated, "proven_at_most": line.accounted, "shown_at_least": line.measured},
+        "sample": one.sample or None,
+        "large_enough": one.enough,
+        "how_sure": one.sure or None,
+    }
+
+
+def card_bytes(record: RunRecord) -> bytes:
+    """The file as it is written."""
+    return (json.dumps(jsonable(card(record)), indent=1, ensure_ascii=True, allow_nan=False) + "\n").encode()

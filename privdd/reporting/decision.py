@@ -1,0 +1,191 @@
+"""May an artifact be shared? One decision for each, from its verdict, its limit, what attacks did, and the sample's size.
+
+A leak that was found counts at any sample size; that none was found counts only where the sample could have shown one.
+The decision says what this run supports. It is no legal judgement, and no proof.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from privdd.reporting import noise_words, words
+from privdd.reporting.leaks import certain, leaks
+from privdd.reporting.ledger_view import VISIBLE
+from privdd.reporting.same_values import rows_of
+from privdd.reporting.schema import FindingRow, Findings
+from privdd.reporting.schema_privacy import Privacy
+from privdd.reporting.strongest import rates
+from privdd.reporting.summary import LARGE_EPSILON, SurfaceLine, surface_lines
+from privdd.reporting.unread import only_unread
+from privdd.reporting.words import number, one_in, share
+
+Kind = Literal["do_not_share", "share_only_under", "no_leak_found"]
+Tone = Literal["bad", "warn", "good"]
+ENOUGH_FPR = 0.001  # a sample that is to decide has to show an attack at 1 false alarm in 1 000
+ENOUGH_PICTURES = 30  # where only reconstructions were tried
+SEED = "its noise comes from the seed on this page, so everyone can take it off; such a run is a simulation, not for release"
+PAIRED = "its noise is the same in every run with this seed, so two of them undo it; such a run is a simulation"
+UNKNOWN = "its noise was drawn where nobody can draw it again, which this folder does not say"
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What to do with one artifact. conditions: only of "share_only_under"; can: what attackers did, in words.
+
+    enough: whether the sample could have shown a leak; sure: how much the decision can be relied on.
+    """
+
+    line: SurfaceLine
+    kind: Kind
+    tone: Tone
+    title: str
+    why: str
+    conditions: tuple[str, ...]
+    can: tuple[str, ...]
+    seen_by: str
+    sample: str
+    enough: bool
+    sure: str
+
+
+def decisions(findings: Findings, ledger: Mapping[str, Any] | None = None) -> list[Decision]:
+    """One for each surface: what must not be shared first."""
+    made = [_decide(line, findings, seen_by(line, ledger or {})) for line in surface_lines(findings)]
+    order = ("do_not_share", "no_leak_found", "share_only_under")
+    return sorted(made, key=lambda one: order.index(one.kind))  # stable: within a kind, the gravest verdict first
+
+
+def too_small(findings: Findings) -> str:
+    """A banner where the run is too small to decide that nothing leaks; else ""."""
+    rows = [row for row in findings.findings if row.family == "membership" and row.tpr_at_fpr]
+    size = _sample(rows)
+    if findings.run.preset == "smoke":
+        return f"Smoke run{f' ({size})' if size else ''}: too small to decide. A leak found here counts; none found says little."
+    if rows and not _shows(rows):
+        return (
+            f"Too small to decide: {size or 'the sample'} cannot show an attack at {one_in(ENOUGH_FPR)} false alarms. "
+            "A leak found here counts; none found says little."
+        )
+    return ""
+
+
+def seen_by(line: SurfaceLine, ledger: Mapping[str, Any]) -> str:
+    """Who holds the artifact: as the ledger's rows say, else by who sent it."""
+    releases = ledger.get("releases")
+    found: dict[str, None] = {}
+    for release in releases if isinstance(releases, list) else []:
+        if isinstance(release, dict) and release.get("surface") == line.row.surface:
+            seen = release.get("visible_to")
+            named = [str(one) for one in seen] if isinstance(seen, list) else []
+            found |= {VISIBLE[one]: None for one in named if one in VISIBLE and one != "analyst"}
+    return words.listed(list(found)) if found else line.seen_by
+
+
+def _decide(line: SurfaceLine, findings: Findings, seen: str) -> Decision:
+    rows, privacy = rows_of(line.row, findings), findings.privacy
+    can, enough = tuple(leaks(rows)), _enough(rows, findings.run.preset)
+    kind, tone, why = _judge(line, rows, privacy, bool(can))
+    conditions = tuple(_conditions(line, privacy, enough)) if kind == "share_only_under" else ()
+    return Decision(
+        line, kind, tone if enough or tone != "good" else "warn", _title(kind, line), why, conditions, can,
+        seen, _sample(rows), enough, _sure(kind, line, rows, bool(can), enough),
+    )  # fmt: skip
+
+
+def _judge(line: SurfaceLine, rows: list[FindingRow], privacy: Privacy, leaked: bool) -> tuple[Kind, Tone, str]:
+    limit = line.accounted
+    if line.verdict == "contradiction":
+        same = f": it holds the same values as the {line.holds.lower()}" if line.holds else ""
+        return "do_not_share", "bad", f"the limit stated for it does not hold{same}"
+    if math.isinf(limit):
+        return _unprotected(line, rows, leaked)
+    if limit == 0:
+        return "no_leak_found", "good" if line.verdict == "consistent" else "warn", "no record enters it: ε = 0"
+    if noise_words.simulation(privacy):
+        return "do_not_share", "warn", SEED if privacy.noise and privacy.noise.source == "seed" else PAIRED
+    if limit > LARGE_EPSILON and leaked:
+        return "do_not_share", "bad", f"an attack works, and its limit of ε = {number(limit)} forbids little"
+    plain = line.verdict == "consistent" and limit <= LARGE_EPSILON and privacy.noise is not None
+    what = "no attack contradicted its limit" if line.verdict == "consistent" else "its limit was tested in part"
+    return "share_only_under", "good" if plain else "warn", what
+
+
+def _unprotected(line: SurfaceLine, rows: list[FindingRow], leaked: bool) -> tuple[Kind, Tone, str]:
+    if leaked:
+        return "do_not_share", "bad", "nothing limits what it reveals, and an attack works"
+    if only_unread(rows):
+        return (
+            "no_leak_found",
+            "warn",
+            "nothing limits what it reveals; the attacks found nothing in it that depends on a record",
+        )
+    if line.row.audited is not True:
+        return "do_not_share", "bad", f"nothing limits what it reveals, and no attack was tried ({line.row.audited})"
+    return "no_leak_found", "warn", "nothing limits what it reveals; the attacks tried here failed, and others may not"
+
+
+def _title(kind: Kind, line: SurfaceLine) -> str:
+    if kind == "share_only_under":
+        return f"Share only under ε = {number(line.accounted)}"
+    return "Do not share" if kind == "do_not_share" else "No leak found by this test"
+
+
+def _conditions(line: SurfaceLine, privacy: Privacy, enough: bool) -> list[str]:
+    large = f"; that is above {number(LARGE_EPSILON)} and protects little" if line.accounted > LARGE_EPSILON else ""
+    limit = (
+        f"an attacker's odds about one {privacy.unit} ({words.RELATION[privacy.relation]}) may change "
+        f"{words.fold(line.accounted)}, except with probability {number(privacy.delta)}{large}"
+    )
+    said = [
+        limit,
+        *(f"someone looks at what no test did: {gap}" for gap in line.row.untested if line.verdict == "untested"),
+    ]
+    said += [UNKNOWN] if privacy.noise is None else []
+    return said if enough else [*said, "the audit is repeated with a larger sample"]
+
+
+def _sure(kind: Kind, line: SurfaceLine, rows: list[FindingRow], leaked: bool, enough: bool) -> str:
+    if line.verdict == "contradiction":
+        return "sure: shown at 95 % confidence or by the run's own noise"
+    if kind == "do_not_share" and leaked:
+        return (
+            "sure: better than guessing at 95 % confidence"
+            if certain(rows)
+            else "likely: above a guess, but without an interval"
+        )
+    if line.row.audited is not True:
+        return "not attacked" if not only_unread(rows) else ""
+    seen = [] if line.accounted == 0 else rates(rows)
+    missed = (
+        f"at 95 %, the strongest attack may still name up to {share(seen[0].at.ci[1])} of members at {one_in(seen[0].fpr)} false alarms"
+        if seen
+        else ""
+    )
+    return "; ".join(filter(None, ("" if enough else "not sure: too small to decide", missed)))
+
+
+def _shows(rows: list[FindingRow]) -> bool:
+    return any(one.fpr <= ENOUGH_FPR for one in rates(rows))
+
+
+def _enough(rows: list[FindingRow], preset: str) -> bool:
+    if preset == "smoke":
+        return False
+    if any(row.family == "membership" and row.tpr_at_fpr for row in rows):
+        return _shows(rows)
+    pictures = [row.n or 0 for row in rows if row.psnr is not None]
+    return not pictures or max(pictures) >= ENOUGH_PICTURES
+
+
+def _sample(rows: list[FindingRow]) -> str:
+    """The largest sample of a membership attack in words; else of pictures; "" where nothing was counted."""
+    members = [row for row in rows if row.family == "membership" and row.n]
+    if members:
+        worlds = max((row.worlds or 0 for row in members), default=0)
+        replays = f", {worlds} replay{'s' if worlds != 1 else ''}" if worlds else ""
+        return f"{max(row.n or 0 for row in members)} audited records{replays}"
+    pictures = max((row.n or 0 for row in rows if row.psnr is not None), default=0)
+    return f"{pictures} rebuilt picture{'s' if pictures != 1 else ''}" if pictures else ""

@@ -1,0 +1,165 @@
+"""All findings as three tables, one for each question: a table has only the columns that its question fills."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from privdd.reporting import words
+from privdd.reporting.schema import FindingRow
+from privdd.reporting.strongest import PICTURE_FAMILIES, blind_psnr
+from privdd.reporting.words import NONE, number, share
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A value in words, and what stands below it in small print; numeric cells are set to the right."""
+
+    text: str = NONE
+    small: str = ""
+
+
+@dataclass(frozen=True)
+class Column:
+    """title: the standard name; plain: the same in plain words, or ""."""
+
+    title: str
+    plain: str
+    numeric: bool
+    cell: Callable[[FindingRow], Cell]
+
+
+@dataclass(frozen=True)
+class FindingsTable:
+    """One question: (row, its cells) in the order of the file; columns are those that any row fills."""
+
+    name: str
+    question: str
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[FindingRow, tuple[Cell, ...]], ...]
+
+
+def tables(findings: Iterable[FindingRow]) -> list[FindingsTable]:
+    """Membership, pictures and labels, guarantee; a question without findings has no table."""
+    rows = list(findings)
+    asked = (
+        ("t-membership", "Was this record used?", {"membership"}, MEMBERSHIP),
+        ("t-pictures", "Can pictures and classes be rebuilt?", {*PICTURE_FAMILIES, "label"}, PICTURES),
+        ("t-guarantee", "Does the stated limit hold?", {"guarantee"}, GUARANTEE),
+    )
+    made = (
+        _table(name, question, columns, [r for r in rows if r.family in families])
+        for name, question, families, columns in asked
+    )
+    return [one for one in made if one.rows]
+
+
+def _table(name: str, question: str, columns: Sequence[Column], rows: Sequence[FindingRow]) -> FindingsTable:
+    cells = [[column.cell(row) for column in columns] for row in rows]
+    kept = [i for i in range(len(columns)) if any(line[i] != Cell() for line in cells)]
+    body = tuple((row, tuple(line[i] for i in kept)) for row, line in zip(rows, cells, strict=True))
+    return FindingsTable(name, question, tuple(columns[i] for i in kept), body)
+
+
+def _attacker(row: FindingRow) -> Cell:
+    return Cell(words.ADVERSARY[row.adversary][0])
+
+
+def _auc(row: FindingRow) -> Cell:
+    return Cell(share(row.auc), _between(row.auc_ci))
+
+
+def _tpr(key: str) -> Callable[[FindingRow], Cell]:
+    def cell(row: FindingRow) -> Cell:
+        at = (row.tpr_at_fpr or {}).get(key)
+        if at is None:
+            return Cell()
+        return Cell(share(at.tpr), _between(at.ci)) if at.resolvable else Cell("too few")
+
+    return cell
+
+
+def _worst(row: FindingRow) -> Cell:
+    worst = row.worst_records
+    return Cell() if worst is None else Cell(share(worst.tpr), f"worst {share(worst.share)}; {_between(worst.ci)}")
+
+
+def _epsilon(row: FindingRow) -> Cell:
+    if row.epsilon_measured is None:
+        return Cell()
+    gaussian = ", if scores are Gaussian" if row.epsilon_validity == "gaussian_only" else ""
+    return Cell(number(row.epsilon_measured), (row.epsilon_method or "").replace("_", " ") + gaussian)
+
+
+def _kappa(row: FindingRow) -> Cell:
+    return Cell(number(row.kappa), "" if row.kappa_allowed is None else f"limit {number(row.kappa_allowed)}")
+
+
+def _psnr(row: FindingRow) -> Cell:
+    blind = blind_psnr(row)
+    return Cell(number(row.psnr), "" if blind is None or row.psnr is None else f"blind {number(blind)}")
+
+
+def _lpips(row: FindingRow) -> Cell:
+    return Cell(number(row.lpips), (row.lpips_trunk or "").split(":")[0])
+
+
+def _identified(row: FindingRow) -> Cell:
+    return Cell(
+        share(row.identified), "" if row.identified_chance is None else f"chance {share(row.identified_chance)}"
+    )
+
+
+def _labels(row: FindingRow) -> Cell:
+    chance = max((v for k, v in (row.baselines or {}).items() if k.startswith("label_accuracy")), default=None)
+    return Cell(
+        share(row.label_accuracy), "" if chance is None or row.label_accuracy is None else f"blind {share(chance)}"
+    )
+
+
+def _size(row: FindingRow) -> Cell:
+    worlds = "" if row.worlds is None else f"{row.worlds} replay{'s' if row.worlds != 1 else ''}"
+    return Cell(NONE if row.n is None else str(row.n), worlds)
+
+
+def _note(row: FindingRow) -> Cell:
+    return Cell(row.note) if row.note else Cell()
+
+
+def _between(interval: tuple[float, float] | None) -> str:
+    return "" if interval is None else f"{share(interval[0])} to {share(interval[1])}"
+
+
+ATTACKER, NOTE = Column("Attacker", "", False, _attacker), Column("Note", "", False, _note)
+TRIALS = Column("n", "trials", True, _size)
+EPSILON = Column("ε", "at least", True, _epsilon)
+MEMBERSHIP = (
+    ATTACKER,
+    Column("AUC", "50 % is guessing", True, _auc),
+    Column("TPR at 0.1 % FPR", "members found", True, _tpr("0.001")),
+    Column("TPR at 1 % FPR", "members found", True, _tpr("0.01")),
+    Column("TPR at 10 % FPR", "members found", True, _tpr("0.1")),
+    Column("Worst records", "at 0.1 % FPR", True, _worst),
+    Column("Blind AUC", "control", True, lambda row: Cell(share(row.blind_auc))),
+    EPSILON,
+    Column("n", "records", True, _size),
+    NOTE,
+)
+PICTURES = (
+    ATTACKER,
+    Column("PSNR ↑", "dB", True, _psnr),
+    Column("SSIM ↑", "", True, lambda row: Cell(number(row.ssim))),
+    Column("LPIPS ↓", "", True, _lpips),
+    Column("Identified", "right record", True, _identified),
+    Column("Labels", "classes right", True, _labels),
+    TRIALS,
+    NOTE,
+)
+GUARANTEE = (
+    ATTACKER,
+    EPSILON,
+    Column("ε", "stated", True, lambda row: Cell(number(row.epsilon_stated))),
+    Column("κ", "moved by one record", True, _kappa),
+    TRIALS,
+    NOTE,
+)

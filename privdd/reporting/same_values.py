@@ -1,0 +1,33 @@
+"""Same values, same verdict: a pool that sends a client's values on to everyone is refuted where they are.
+
+``findings.json`` judges each surface by its own tests. A pool of released features holds the very values whose limit a
+test broke, so its limit is broken too, and more people see it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from privdd.reporting.schema import FindingRow, Findings, SurfaceRow
+from privdd.reporting.schema_values import Verdict
+
+POOLS: Mapping[str, str] = MappingProxyType({"shared_features": "features"})  # surface -> the one whose values it holds
+
+
+def refuted_source(row: SurfaceRow, findings: Findings) -> SurfaceRow | None:
+    """The surface whose values this one holds, where its stated limit is contradicted."""
+    mine = [other for other in findings.surfaces if other.surface == POOLS.get(row.surface)]
+    return next((other for other in mine if other.verdict == "contradiction"), None)
+
+
+def verdict_of(row: SurfaceRow, findings: Findings) -> Verdict:
+    """The surface's verdict, or that of the values it holds where these are refuted."""
+    return "contradiction" if refuted_source(row, findings) else row.verdict
+
+
+def rows_of(row: SurfaceRow, findings: Findings) -> list[FindingRow]:
+    """The findings on a surface; of a pool of refuted values, also those that looked at the values."""
+    source = refuted_source(row, findings)
+    about = {row.surface, source.surface} if source else {row.surface}
+    return [found for found in findings.findings if found.surface in about]

@@ -1,0 +1,56 @@
+"""card.json: the decision lines for other programs, the same as on the page, and plain JSON."""
+
+from __future__ import annotations
+
+import html
+import json
+from pathlib import Path
+
+import pytest
+
+from privdd.reporting.card import card_bytes
+from privdd.reporting.decision import decisions
+from privdd.reporting.folder import read_run
+from privdd.reporting.page import write_report
+from tests.reporting.fixture import write_run
+
+KEYS = {"schema", "run", "verdict", "headline", "large_enough", "why_too_small", "simulation", "epsilon", "artifacts"}
+OF_ARTIFACT = {
+    "surface", "sender", "decision", "title", "tone", "why", "conditions", "attackers_can", "seen_by", "verdict",
+    "same_values_as", "epsilon", "sample", "large_enough", "how_sure",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["unprotected", "consistent", "contradiction"])
+def test_the_card_says_what_the_page_says(tmp_path: Path, kind: str) -> None:
+    folder = write_run(tmp_path / "run", kind=kind)
+    page = write_report(folder).read_text(encoding="utf-8")
+    record = read_run(folder)
+    card = json.loads(
+        (folder / "card.json").read_text(), parse_constant=lambda name: pytest.fail(f"{name} in card.json")
+    )
+    assert (folder / "card.json").read_bytes() == card_bytes(record)
+    assert card.keys() == KEYS and card["schema"] == 1 and card["verdict"] == kind
+    assert all(one.keys() == OF_ARTIFACT for one in card["artifacts"])
+    assert [one["decision"] for one in card["artifacts"]] == [d.kind for d in decisions(record.findings, record.ledger)]
+    first = html.unescape(page[page.index('class="decisions"') : page.index('class="cards"')])
+    for one in card["artifacts"]:
+        assert one["title"] in first and one["seen_by"] in first
+        assert all(said in first for said in one["attackers_can"] + one["conditions"])
+    assert card["epsilon"]["proven_at_most"] == (
+        "inf" if kind == "unprotected" else record.findings.privacy.epsilon.best
+    )
+
+
+def test_the_signature_names_what_the_manifest_knows(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    assert json.loads(card_bytes(read_run(folder)))["run"]["commit"] == "not recorded"
+    manifest = json.loads((folder / "manifest.json").read_text())
+    (folder / "manifest.json").write_text(
+        json.dumps(manifest | {"date": "2026-11-22T08:00:00+00:00", "commit": "<b>" + 200 * "f"})
+    )
+    about = json.loads(card_bytes(read_run(folder)))["run"]
+    assert about["date"] == "2026-11-22T08:00:00+00:00" and len(about["commit"]) == 100
+    assert about["attackers"] == "the server" and about["command"] == "python -m privdd.audit algo=fedfed seed=0"
+    text = write_report(folder).read_text(encoding="utf-8")
+    assert "&lt;b&gt;" in text and "<b>" not in text and "2026-11-22T08:00:00+00:00" in text

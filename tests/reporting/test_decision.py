@@ -1,0 +1,213 @@
+"""The decision line of an artifact against a table of cases, each a run folder with one thing changed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from privdd.reporting.decision import Decision, decisions, too_small
+from privdd.reporting.findings_file import load, validate
+from privdd.reporting.folder import read_run
+from privdd.reporting.leaks import leaks
+from privdd.reporting.schema import Findings
+from privdd.reporting.summary import surface_lines, verdict, weak
+from tests.reporting.fixture import membership, write_run
+
+SEED = {"source": "seed", "paired": False, "for_release": False}
+SECRET = {"source": "secret", "paired": False, "for_release": True}
+RATES = ("0.001", "0.01", "0.1")
+NOTHING = {key: {"tpr": float(key), "ci": [0.0, 4 * float(key)], "resolvable": True} for key in RATES}
+STRONG = {key: {"tpr": 0.5, "ci": [0.45, 0.55], "resolvable": True} for key in RATES}
+COARSE = {key: {"tpr": float(key), "ci": [0.0, 0.3], "resolvable": key == "0.1"} for key in RATES}
+
+
+def row(rates: dict[str, Any] | None, **more: Any) -> dict[str, Any]:
+    """A membership finding on the features; its AUC is that of guessing unless ``more`` says otherwise."""
+    head = {
+        "surface": "features",
+        "attack": "lira",
+        "family": "membership",
+        "adversary": "server",
+        "n": 120,
+        "worlds": 64,
+    }
+    numbers = {"auc": 0.5, "auc_ci": [0.45, 0.55], "tpr_at_fpr": rates, "status": "measured"}
+    return head | ({} if rates is None else numbers) | more
+
+
+def run(
+    rows: list[dict[str, Any]],
+    judged: str,
+    epsilon: Any,
+    noise: dict[str, Any] | None = SECRET,
+    preset: str = "default",
+    **surface: Any,
+) -> Findings:
+    """Findings about released features alone."""
+    pair = {"pld": epsilon, "rdp": epsilon}
+    sent = {
+        "surface": "features", "sender": "client", "names": ["features"], "rounds": 1, "bytes": 10, "mechanism": "m",
+        "epsilon": pair, "audited": True, "verdict": judged,
+    }  # fmt: skip
+    privacy = {"delta": 1e-5, "unit": "record", "relation": "add_remove", "epsilon": pair, "claims": []}
+    seconds = {"train": 1.0, "worlds": 1.0, "attacks": 1.0, "total": 3.0}
+    about = {
+        "algo": "a",
+        "data": "d",
+        "preset": preset,
+        "seed": 0,
+        "version": "1",
+        "clients": 2,
+        "rounds": 1,
+        "seconds": seconds,
+    }
+    return validate(
+        {
+            "schema": 2, "run": about, "privacy": privacy | ({} if noise is None else {"noise": noise}),
+            "surfaces": [sent | surface], "findings": rows, "verdict": judged,
+        }
+    )  # fmt: skip
+
+
+def decided(*given: Any, **more: Any) -> Decision:
+    return decisions(run(*given, **more))[0]
+
+
+UNREAD = row(None, status="nothing_to_read", note="nothing to read: x")
+BROKEN = row(
+    NOTHING,
+    attack="t2_likelihood_ratio",
+    family="guarantee",
+    epsilon_measured=6.0,
+    epsilon_stated=0.9,
+    epsilon_validity="finite_sample",
+)
+CASES: list[tuple[str, Findings, tuple[str, str, str], str]] = [
+    ("unprotected, strong attack", run([row(STRONG)], "unprotected", "inf"), ("do_not_share", "bad", "Do not share"), "nothing limits"),
+    ("unprotected, no leak", run([row(NOTHING)], "unprotected", "inf"), ("no_leak_found", "warn", "No leak found by this test"), "others may not"),
+    ("unprotected, only the AUC is above guessing", run([row(NOTHING, auc=0.7, auc_ci=[0.6, 0.8])], "unprotected", "inf"), ("do_not_share", "bad", "Do not share"), "attack works"),
+    ("contradiction", run([BROKEN], "contradiction", 0.9), ("do_not_share", "bad", "Do not share"), "does not hold"),
+    ("contradiction of a smoke run", run([BROKEN], "contradiction", 0.9, preset="smoke"), ("do_not_share", "bad", "Do not share"), "does not hold"),
+    ("untested", run([row(NOTHING)], "untested", 2.0, untested=["m, noise: no test"]), ("share_only_under", "warn", "Share only under ε = 2"), "tested in part"),
+    ("not contradicted, small limit", run([row(NOTHING)], "consistent", 2.0), ("share_only_under", "good", "Share only under ε = 2"), "no attack"),
+    ("not contradicted, an attack within the limit", run([row(STRONG)], "consistent", 7.9), ("share_only_under", "good", "Share only under ε = 7.9"), "no attack"),
+    ("not contradicted, at the limit of 8", run([row(NOTHING)], "consistent", 8.0), ("share_only_under", "good", "Share only under ε = 8"), "no attack"),
+    ("not contradicted, large limit", run([row(NOTHING)], "consistent", 15.5), ("share_only_under", "warn", "Share only under ε = 15.5"), "no attack"),
+    ("not contradicted, large limit, strong attack", run([row(STRONG)], "consistent", 15.5), ("do_not_share", "bad", "Do not share"), "forbids little"),
+    ("noise from the printed seed", run([row(NOTHING)], "consistent", 2.0, noise=SEED), ("do_not_share", "warn", "Do not share"), "simulation"),
+    ("noise not recorded", run([row(NOTHING)], "consistent", 2.0, noise=None), ("share_only_under", "warn", "Share only under ε = 2"), "no attack"),
+    ("smoke run, small limit", run([row(NOTHING)], "consistent", 2.0, preset="smoke"), ("share_only_under", "warn", "Share only under ε = 2"), "no attack"),
+    ("nothing to read", run([UNREAD], "unprotected", "inf", audited="nothing to read: x"), ("no_leak_found", "warn", "No leak found by this test"), "depends on a record"),
+    ("not attacked", run([], "unprotected", "inf", audited="not attacked: x"), ("do_not_share", "bad", "Do not share"), "no attack was tried"),
+    ("waived, but limited", run([], "consistent", 2.0, audited="waived: x"), ("share_only_under", "good", "Share only under ε = 2"), "no attack"),
+    ("no record in it", run([row(NOTHING)], "consistent", 0.0, noise=SEED), ("no_leak_found", "good", "No leak found by this test"), "no record"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("findings", "expected", "why"), [case[1:] for case in CASES], ids=[case[0] for case in CASES])
+def test_the_decision_of_each_case(findings: Findings, expected: tuple[str, str, str], why: str) -> None:
+    [one] = decisions(findings)
+    assert (one.kind, one.tone, one.title) == expected
+    assert why in one.why and bool(one.conditions) is (one.kind == "share_only_under")
+
+
+def test_no_condition_is_left_out() -> None:
+    one = decided([row(COARSE)], "untested", 15.5, noise=None, untested=["m, noise: no test", "m, sampling: no test"])
+    said = "; ".join(one.conditions)
+    for words in (
+        "about 5 million-fold",
+        "above 8",
+        "m, noise: no test",
+        "m, sampling: no test",
+        "does not say",
+        "larger sample",
+    ):
+        assert words in said, words
+
+
+def test_green_needs_a_small_limit_a_large_sample_and_noise_that_is_known_to_be_secret() -> None:
+    green = [name for name, findings, *_ in CASES if decisions(findings)[0].tone == "good"]
+    assert all(weak(f.verdict, f) is False for name, f, *_ in CASES if name in green)
+    assert weak("consistent", run([], "consistent", 8.1)) and not weak("consistent", run([], "consistent", 8.0))
+    assert weak("consistent", run([], "consistent", 2.0, noise=SEED)) and not weak(
+        "contradiction", run([], "consistent", 9.0)
+    )
+    assert "too large to protect" in verdict(run([row(NOTHING)], "consistent", 15.5)).title
+
+
+def test_what_attackers_can_do_is_only_what_beats_guessing() -> None:
+    assert decided([row(NOTHING)], "unprotected", "inf").can == ()
+    [said] = decided([row(NOTHING), row(STRONG, adversary="peer")], "unprotected", "inf").can
+    assert said.startswith("Another client can name 50") and "1 in 1\u00a0000 false alarms" in said
+    picture = {"surface": "features", "attack": "x", "family": "reconstruction", "adversary": "server", "n": 40}
+    for psnr, told in ((12.1, True), (12.0, False)):
+        rows = run(
+            [picture | {"psnr": psnr, "baselines": {"psnr_mean": 12.0, "psnr_black": 3.0}}], "unprotected", "inf"
+        ).findings
+        assert bool(leaks(rows)) is told
+    for n, told in ((100, True), (10, False)):  # 60 of 100 against one half: lower end 0.497; 65 of 100: 0.548
+        rows = run(
+            [picture | {"identified": 0.65 if told else 0.6, "identified_chance": 0.5, "n": n}], "unprotected", "inf"
+        ).findings
+        assert bool(leaks(rows)) is told
+
+
+def test_the_sample_decides_how_sure_that_nothing_leaks() -> None:
+    fine, coarse = decided([row(NOTHING)], "unprotected", "inf"), decided([row(COARSE)], "unprotected", "inf")
+    assert fine.enough and not coarse.enough and "too small to decide" in coarse.sure
+    assert (
+        "up to 0.4\u00a0% of members at 1 in 1\u00a0000" in fine.sure
+        and fine.sample == "120 audited records, 64 replays"
+    )
+    assert too_small(run([row(NOTHING)], "unprotected", "inf")) == ""
+    assert "cannot show" in too_small(run([row(COARSE)], "unprotected", "inf"))
+    assert "Smoke run (120 audited records" in too_small(run([row(NOTHING)], "unprotected", "inf", preset="smoke"))
+
+
+def test_a_pool_of_refuted_features_is_refuted_and_another_is_not(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", kind="contradiction")
+    data = json.loads((folder / "findings.json").read_text())
+    pool = data["surfaces"][0] | {
+        "surface": "shared_features",
+        "sender": "server",
+        "verdict": "unprotected",
+        "epsilon": {"pld": "inf", "rdp": "inf"},
+    }
+    looked = membership(folder, "shared_features", "lira", 0.0, 1, None)
+    data |= {"surfaces": [*data["surfaces"], pool], "findings": [*data["findings"], looked]}
+    for broken, kind in ((True, "contradiction"), (False, "unprotected")):
+        data["surfaces"][0]["verdict"] = data["verdict"] = "contradiction" if broken else "unprotected"
+        (folder / "findings.json").write_text(json.dumps(data))
+        lines = {line.row.surface: line for line in surface_lines(load(folder))}
+        assert lines["shared_features"].verdict == kind and bool(lines["shared_features"].holds) is broken
+        if broken:
+            assert (
+                lines["shared_features"].stated == 0.9
+                and lines["shared_features"].measured == lines["features"].measured
+            )
+            made = {one.line.row.surface: one for one in decisions(load(folder))}
+            assert made["shared_features"].kind == "do_not_share" and "same values" in made["shared_features"].why
+
+
+def test_who_sees_it_is_read_from_the_ledger(tmp_path: Path) -> None:
+    record = read_run(write_run(tmp_path / "run"))
+    seen = {one.line.row.surface: one.seen_by for one in decisions(record.findings, record.ledger)}
+    assert (
+        seen["features"] == "the server" and seen["global_model"] == "the server"
+    )  # the fixture's ledger names the server alone
+    bare = {one.line.row.surface: one.seen_by for one in decisions(record.findings)}
+    assert bare["features"] == "the server" and bare["global_model"] == "every client"
+    odd = {
+        "releases": [
+            {"surface": "features", "visible_to": ["peer", "public", "<b>", "analyst"]},
+            3,
+            {"surface": "features", "visible_to": 7},
+        ]
+    }
+    assert decisions(record.findings, odd)[0].seen_by in ("the other clients and anyone", "the server")
+    assert {o.line.row.surface: o.seen_by for o in decisions(record.findings, odd)}[
+        "features"
+    ] == "the other clients and anyone"

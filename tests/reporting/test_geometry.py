@@ -1,0 +1,100 @@
+"""The page as a browser lays it out: on a phone, on a desk, and on paper.
+
+The page is measured from outside, in a frame of each width, so it stays as it is and runs nothing.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from privdd.reporting.page import write_report
+from tests.reporting.fixture import write_run
+from tests.reporting.test_page import FLAGS, browse, chromium
+
+WIDTHS = (390, 768, 1400, 1920)
+FRAME = """<!doctype html><meta charset="utf-8"><body style="margin:0"><iframe id="f" srcdoc="%s"
+ style="border:0;width:1400px;height:3000px"></iframe><pre id="out"></pre><script>
+const frame = document.getElementById("f");
+frame.onload = () => {
+  const page = frame.contentDocument, found = {};
+  page.querySelectorAll("details").forEach(one => { one.open = true; });
+  for (const width of %s) {
+    frame.style.width = width + "px";
+    const box = one => one.getBoundingClientRect();
+    const cells = [...page.querySelectorAll(".dense td, .dense th")];
+    found[width] = {
+      over: page.documentElement.scrollWidth - width,
+      rows: Math.max(...[...page.querySelectorAll("tr")].map(one => box(one).height)),
+      cell: Math.min(...cells.map(one => box(one).width)),
+      broken: [...page.querySelectorAll("th, .t")].filter(one => one.scrollWidth > one.clientWidth + 1).length,
+    };
+  }
+  document.getElementById("out").textContent = JSON.stringify(found);
+};</script>"""
+NOTE = "round 1, 4 release(s) of 'embedding' of a client that holds 'alone in its class', or nothing; a perfect attack on so many runs reaches 3.3; "
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of a run with as many findings, of every kind, and as long notes as a smoke run of FedFed has."""
+    folder = write_run(tmp_path_factory.mktemp("many") / "run", preset="smoke")
+    data = json.loads((folder / "findings.json").read_text())
+    rows = [row | {"note": NOTE, "figure": f"{row['surface']}.{row['attack']}.safetensors"} for row in data["findings"]]
+    proof = {
+        "surface": "features", "attack": "t2_likelihood_ratio", "family": "guarantee", "adversary": "analyst", "n": 400,
+        "epsilon_measured": 0.3, "epsilon_method": "likelihood_ratio", "epsilon_validity": "finite_sample", "kappa": 1.0,
+        "kappa_allowed": 1.0, "signal": "class_counts", "note": 2 * NOTE,
+    }  # fmt: skip
+    shadow = rows[0] | {"attack": "shadow_classifier", "figure": "none.safetensors"}
+    data["findings"] = rows + [shadow] * 44 + [proof] * 12
+    (folder / "findings.json").write_text(json.dumps(data))
+    return write_report(folder)
+
+
+def measure(page: str, folder: Path) -> dict[str, Any]:
+    """What the browser says of a page at each width, with all details open."""
+    host = folder / "frame.html"
+    host.write_text(FRAME % (html.escape(page, quote=True), json.dumps(WIDTHS)), encoding="utf-8")
+    document, _ = browse(host, folder / "profile")
+    found = re.search(r'<pre id="out">(.*?)</pre>', document, re.DOTALL)
+    assert found and found.group(1), "the browser measured nothing"
+    return {int(width): values for width, values in json.loads(html.unescape(found.group(1))).items()}
+
+
+@pytest.mark.browser
+def test_no_row_towers_and_nothing_leaves_the_page(many: Path, tmp_path: Path) -> None:
+    found = measure(many.read_text(encoding="utf-8"), tmp_path)
+    assert found.keys() == set(WIDTHS)
+    for width, values in found.items():
+        assert values["over"] <= 0, (width, values)
+        assert values["cell"] >= 36 and values["broken"] == 0, (width, values)
+    assert found[1400]["rows"] <= 200 and found[1920]["rows"] <= 200, found
+
+
+@pytest.mark.browser
+def test_the_measure_sees_a_table_of_letters_and_a_page_too_wide(many: Path, tmp_path: Path) -> None:
+    """The fault that the first pages had: any letter may begin a line, and so cells are as narrow as one."""
+    text = many.read_text(encoding="utf-8")
+    letters = text.replace("</style>", "body {overflow-wrap: anywhere} .findings .note, .findings .t, .findings th {min-width: 0 !important} "
+                           ".wrap > footer {width: 2000px}</style>")  # fmt: skip
+    found = measure(letters, tmp_path)
+    assert found[1400]["rows"] > 200 and found[390]["over"] > 0
+
+
+@pytest.mark.browser
+def test_the_page_prints_on_at_most_fifteen_sheets(many: Path, tmp_path: Path) -> None:
+    paper = tmp_path / "report.pdf"
+    flags = [flag for flag in FLAGS if flag != "--dump-dom"]
+    command = [chromium(), *flags, f"--user-data-dir={tmp_path / 'profile'}", "--no-pdf-header-footer", f"--print-to-pdf={paper}"]
+    subprocess.run([*command, many.resolve().as_uri()], capture_output=True, timeout=600, check=True)
+    sheets = re.findall(rb"/MediaBox\s*\[([^\]]*)\]", paper.read_bytes())
+    assert 3 <= len(sheets) <= 15
+    sizes = [[float(one) for one in sheet.split()] for sheet in sheets]
+    assert {wide > tall for _, _, wide, tall in sizes} == {True, False}  # the findings lie across

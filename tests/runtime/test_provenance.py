@@ -1,0 +1,49 @@
+"""The commit against git itself, in every state that a checkout's files can be in."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from privdd.runtime.provenance import commit, provenance
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A fresh repository with one commit; returns the folder of its package."""
+    if shutil.which("git") is None:
+        pytest.skip("no git on this machine")
+    (tmp_path / "privdd").mkdir()
+    git(tmp_path, "init", "-q", "-b", "main")
+    git(tmp_path, "-c", "user.name=n", "-c", "user.email=e", "commit", "-q", "--allow-empty", "-m", "one")
+    return tmp_path / "privdd"
+
+
+def git(folder: Path, *words: str) -> str:
+    return subprocess.run(["git", *words], cwd=folder, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def test_the_commit_is_gits_own_on_a_branch_packed_or_detached(checkout: Path) -> None:
+    head = git(checkout, "rev-parse", "HEAD")
+    assert commit(checkout) == head
+    git(checkout, "pack-refs", "--all")
+    assert commit(checkout) == head
+    git(checkout, "checkout", "-q", "--detach")
+    assert commit(checkout) == head
+
+
+def test_what_is_no_checkout_has_no_commit(checkout: Path, tmp_path: Path) -> None:
+    assert commit(tmp_path / "elsewhere" / "privdd") is None
+    (checkout.parent / ".git" / "HEAD").write_text("junk")
+    assert commit(checkout) is None
+    (checkout.parent / ".git" / "HEAD").write_bytes(b"ref: refs/heads/\xff")
+    assert commit(checkout) is None
+
+
+def test_the_date_is_now_in_utc() -> None:
+    date = datetime.fromisoformat(str(provenance()["date"]))
+    assert abs(datetime.now(UTC) - date) < timedelta(minutes=5)
