@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from attacks.types import Adversary, Capture, Family, Knowledge, Surface, Truth, View, Worlds
 from privdd.auditing.game import Game
 from privdd.auditing.signals import Lens, maps_of
-from privdd.core.types import Records, Shard, Tensors
+from privdd.core.types import Records, Shard, State, Tensors
 from privdd.federated.experiment import Experiment
 from privdd.federated.method import Method
 from privdd.federated.noise_record import NoiseRecord
@@ -180,9 +180,17 @@ def server_views(scene: Scene, final: Mapping[str, Tensors], stacked: Mapping[st
         captures = tuple(Capture(method.rounds, -1, name, value, {}) for name, value in _flattened(values))
         knowledge = scene.knowledge(round)
         if surface == Surface.GLOBAL_MODEL and knowledge.model is not None:
-            state = {k: t for _, value in _flattened(values) for k, t in value.items()}
-            knowledge.model.load_state_dict(state, strict=False)
+            knowledge.model.load_state_dict(_fitting(values, knowledge.model), strict=False)
         yield View(surface, adversary, captures, knowledge, worlds)
+
+
+def _fitting(values: Mapping[str, Tensors], model: nn.Module) -> State:
+    """Of what the server sends, the parameters of this model: of several networks, the first that has them."""
+    own: Mapping[str, Tensor] = model.state_dict()
+    state: State = {}
+    for _, value in _flattened(values):
+        state |= {k: t for k, t in value.items() if k in own and own[k].shape == t.shape and k not in state}
+    return state
 
 
 def _flattened(values: Mapping[str, Tensors]) -> list[tuple[str, Tensors]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -119,7 +120,7 @@ def _strip_row(axes: Axes, axis: EpsilonAxis, row: StripRow, height: int) -> Non
 
 def _strip_legend(rows: Sequence[StripRow]) -> list[Line2D]:
     """Only what is drawn."""
-    drawn = (
+    drawn: tuple[tuple[bool, dict[str, Any]], ...] = (
         (
             any(r.claim is not None for r in rows),
             {"marker": "D", "ms": 7, "mfc": PAPER, "mec": CLAIM, "mew": 1.8, "label": "claimed"},

@@ -51,3 +51,13 @@ def test_rounds_are_joined_where_the_same_rows_went_through_the_same_map(
     for capture in captures:
         sent = progress.snapshots[capture.round].sent
         assert any(all(torch.equal(capture.value[k], v[k]) for k in capture.value.keys() & v.keys()) for v in sent.values())
+
+
+def test_of_several_networks_that_a_server_sends_the_auditors_own_is_filled() -> None:
+    """feddm_guided_dp sends a head and a network, whose last layers have one name and other shapes."""
+    model = torch.nn.Linear(3, 2)
+    own = {"weight": torch.ones(2, 3), "bias": torch.ones(2)}
+    other = {"weight": torch.zeros(2, 5), "bias": torch.zeros(2)}
+    for sent in ({"model": own, "network": other}, {"network": {"weight": other["weight"]}, "model": own}):
+        model.load_state_dict(views_module._fitting(sent, model))
+        assert torch.equal(model.weight, own["weight"]) and torch.equal(model.bias, own["bias"])
