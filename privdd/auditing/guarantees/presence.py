@@ -108,21 +108,29 @@ class _Look:
         return out
 
     def heeds(self, limit: Mapping[str, int]) -> None:
-        """Half of the records are drawn: the releases must be those of a client that holds this half and draws all."""
-        plan, whole = self.plan, self.shard.train
-        if all(float(plan.mechanisms[name].sampling_probability) >= 1 for name in limit):
-            return
+        """Half of the records are drawn: the releases must be those of a client that holds this half and draws all.
+
+        Only where all records are drawn from at once: in draws from a part of them, who is who is not known.
+        """
+        plan, whole, asked = self.plan, self.shard.train, set[int]()
+        sampled = [name for name in limit if float(plan.mechanisms[name].sampling_probability) < 1]
         half = torch.rand(len(whole), generator=self.keys.fold("half").torch()) < 0.5
-        some = Seen(limit)
-        ctx = {"drawn": lambda count: half if count == len(half) else torch.ones(count, dtype=torch.bool)}
-        out = played(plan, self.snapshot, holding(self.shard, whole.take(half)), some, self.keys, None)
-        drawn = played(plan, self.snapshot, holding(self.shard, whole), Seen(limit), self.keys, out.outputs, **ctx)
-        for name in limit:
-            if float(plan.mechanisms[name].sampling_probability) < 1:
-                gap = _largest(some.totals.get(name, []), drawn.seen.totals.get(name, []))
-                self.said = self.said or (
-                    f"not those records contribute to {name!r} that were drawn" if gap > CELL else ""
-                )
+
+        def drawn(count: int) -> Tensor:
+            asked.add(count)
+            return half if count == len(half) else torch.ones(count, dtype=torch.bool)
+
+        if not sampled:
+            return
+        some = holding(self.shard, whole.take(half))
+        out = played(plan, self.snapshot, some, Seen(limit), self.keys, None)
+        heeded = played(
+            plan, self.snapshot, holding(self.shard, whole), Seen(limit), self.keys, out.outputs, drawn=drawn
+        )
+        for name in sampled if asked == {len(half)} else ():
+            gap = _largest(out.seen.totals.get(name, []), heeded.seen.totals.get(name, []))
+            if gap > CELL:
+                self.said = self.said or f"not those records contribute to {name!r} that were drawn"
 
     def leaving(self, seen: Seen) -> list[int]:
         """Places of own records that leave: the first, and that which contributes most to each query."""

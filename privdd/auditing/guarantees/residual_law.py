@@ -79,7 +79,7 @@ def extremes(samples: Sequence[Tensor]) -> Look:
     if len(values) < SHORT:
         return Look(1.0)
     most = float(values.abs().max())
-    p = float(np.exp(len(values) * np.log1p(-2 * stats.norm.sf(most))))
+    p = float(np.exp(len(values) * stats.halfnorm.logcdf(max(most, 1e-300))))
     return Look(p, f"none of {len(values)} noise values is above {most:.3g} standard deviations")
 
 
