@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from privdd.core.errors import BadConfig
+from privdd.privacy.accounting import epsilon
 
 DELTA = 1e-5
 PARTS = 3  # arrays that a gradient is split into
@@ -28,8 +29,7 @@ def _multiplier(args: Mapping[str, Any]) -> float:
 def _said(event: dpa.DpEvent, stated: Mapping[str, Any]) -> dict[str, Any]:
     """Epsilon of an event by the exact accountant, for one row more or less."""
     delta = float(stated.get("delta", DELTA))
-    epsilon = float(dpa.pld.PLDAccountant().compose(event).get_epsilon(delta))
-    return {"epsilon": epsilon, "delta": delta, "kind": "records", "relation": "add_remove"}
+    return {"epsilon": epsilon(event, delta), "delta": delta, "kind": "records", "relation": "add_remove"}
 
 
 def _step(target: type, args: Mapping[str, Any]) -> Callable[[np.ndarray], list[np.ndarray]]:

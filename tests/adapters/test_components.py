@@ -66,13 +66,13 @@ def test_layers_are_clipped_each() -> None:
 
 
 def test_samplers_draw_as_they_say() -> None:
-    f, said = made(opacus("UniformWithReplacementSampler"), {"noise_multiplier": 1e-6, "sample_rate": 0.25})
+    f, said = made(opacus("UniformWithReplacementSampler"), {"noise_multiplier": 0.05, "sample_rate": 0.25})
     taken = np.array([np.concatenate(f(np.ones((1, 1))))[0] for _ in range(400)])
     assert 0.15 < (taken > 0.5).mean() < 0.35 and 0 < said["epsilon"] < math.inf
     for poisson, spread in ((True, True), (False, False)):
-        f, _ = made(opacus("PrivacyEngine"), {"noise_multiplier": 1e-6, "batches": 5, "poisson_sampling": poisson})
+        f, _ = made(opacus("PrivacyEngine"), {"noise_multiplier": 0.05, "batches": 5, "poisson_sampling": poisson})
         sums = np.array([f(np.ones((20, 1)))[:, 0] for _ in range(20)])
-        assert sums.shape[1] == 5 and (sums.std() > 0.5) == spread
+        assert sums.shape[1] == 5 and (sums.std() > 0.8) == spread
 
 
 def test_other_classes_are_left_alone_and_the_table_leads_somewhere() -> None:
