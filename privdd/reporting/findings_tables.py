@@ -12,7 +12,7 @@ from privdd.reporting.words import NONE, number, share
 
 
 @dataclass(frozen=True)
-class Cell:
+class TableCell:
     """A value in words, and what stands below it in small print; numeric cells are set to the right."""
 
     text: str = NONE
@@ -26,7 +26,7 @@ class Column:
     title: str
     plain: str
     numeric: bool
-    cell: Callable[[FindingRow], Cell]
+    cell: Callable[[FindingRow], TableCell]
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class FindingsTable:
     name: str
     question: str
     columns: tuple[Column, ...]
-    rows: tuple[tuple[FindingRow, tuple[Cell, ...]], ...]
+    rows: tuple[tuple[FindingRow, tuple[TableCell, ...]], ...]
 
 
 def tables(findings: Iterable[FindingRow]) -> list[FindingsTable]:
@@ -56,74 +56,78 @@ def tables(findings: Iterable[FindingRow]) -> list[FindingsTable]:
 
 def _table(name: str, question: str, columns: Sequence[Column], rows: Sequence[FindingRow]) -> FindingsTable:
     cells = [[column.cell(row) for column in columns] for row in rows]
-    kept = [i for i in range(len(columns)) if any(line[i] != Cell() for line in cells)]
+    kept = [i for i in range(len(columns)) if any(line[i] != TableCell() for line in cells)]
     body = tuple((row, tuple(line[i] for i in kept)) for row, line in zip(rows, cells, strict=True))
     return FindingsTable(name, question, tuple(columns[i] for i in kept), body)
 
 
-def _attacker(row: FindingRow) -> Cell:
-    return Cell(words.ADVERSARY[row.adversary][0])
+def _attacker(row: FindingRow) -> TableCell:
+    return TableCell(words.ADVERSARY[row.adversary][0])
 
 
-def _auc(row: FindingRow) -> Cell:
-    return Cell(share(row.auc), _between(row.auc_ci))
+def _auc(row: FindingRow) -> TableCell:
+    return TableCell(share(row.auc), _between(row.auc_ci))
 
 
-def _tpr(key: str) -> Callable[[FindingRow], Cell]:
-    def cell(row: FindingRow) -> Cell:
+def _tpr(key: str) -> Callable[[FindingRow], TableCell]:
+    def cell(row: FindingRow) -> TableCell:
         at = (row.tpr_at_fpr or {}).get(key)
         if at is None:
-            return Cell()
-        return Cell(share(at.tpr), _between(at.ci)) if at.resolvable else Cell("too few")
+            return TableCell()
+        return TableCell(share(at.tpr), _between(at.ci)) if at.resolvable else TableCell("too few")
 
     return cell
 
 
-def _worst(row: FindingRow) -> Cell:
+def _worst(row: FindingRow) -> TableCell:
     worst = row.worst_records
-    return Cell() if worst is None else Cell(share(worst.tpr), f"worst {share(worst.share)}; {_between(worst.ci)}")
+    return (
+        TableCell()
+        if worst is None
+        else TableCell(share(worst.tpr), f"worst {share(worst.share)}; {_between(worst.ci)}")
+    )
 
 
-def _epsilon(row: FindingRow) -> Cell:
+def _epsilon(row: FindingRow) -> TableCell:
     if row.epsilon_measured is None:
-        return Cell()
+        return TableCell()
     gaussian = ", if scores are Gaussian" if row.epsilon_validity == "gaussian_only" else ""
-    return Cell(number(row.epsilon_measured), (row.epsilon_method or "").replace("_", " ") + gaussian)
+    return TableCell(number(row.epsilon_measured), (row.epsilon_method or "").replace("_", " ") + gaussian)
 
 
-def _kappa(row: FindingRow) -> Cell:
-    return Cell(number(row.kappa), "" if row.kappa_allowed is None else f"limit {number(row.kappa_allowed)}")
+def _kappa(row: FindingRow) -> TableCell:
+    return TableCell(number(row.kappa), "" if row.kappa_allowed is None else f"limit {number(row.kappa_allowed)}")
 
 
-def _psnr(row: FindingRow) -> Cell:
+def _psnr(row: FindingRow) -> TableCell:
     blind = blind_psnr(row)
-    return Cell(number(row.psnr), "" if blind is None or row.psnr is None else f"blind {number(blind)}")
+    return TableCell(number(row.psnr), "" if blind is None or row.psnr is None else f"blind {number(blind)}")
 
 
-def _lpips(row: FindingRow) -> Cell:
-    return Cell(number(row.lpips), (row.lpips_trunk or "").split(":")[0])
+def _lpips(row: FindingRow) -> TableCell:
+    return TableCell(number(row.lpips), (row.lpips_trunk or "").split(":")[0])
 
 
-def _identified(row: FindingRow) -> Cell:
-    return Cell(
+def _identified(row: FindingRow) -> TableCell:
+    return TableCell(
         share(row.identified), "" if row.identified_chance is None else f"chance {share(row.identified_chance)}"
     )
 
 
-def _labels(row: FindingRow) -> Cell:
+def _labels(row: FindingRow) -> TableCell:
     chance = max((v for k, v in (row.baselines or {}).items() if k.startswith("label_accuracy")), default=None)
-    return Cell(
+    return TableCell(
         share(row.label_accuracy), "" if chance is None or row.label_accuracy is None else f"blind {share(chance)}"
     )
 
 
-def _size(row: FindingRow) -> Cell:
+def _size(row: FindingRow) -> TableCell:
     worlds = "" if row.worlds is None else f"{row.worlds} replay{'s' if row.worlds != 1 else ''}"
-    return Cell(NONE if row.n is None else str(row.n), worlds)
+    return TableCell(NONE if row.n is None else str(row.n), worlds)
 
 
-def _note(row: FindingRow) -> Cell:
-    return Cell(row.note) if row.note else Cell()
+def _note(row: FindingRow) -> TableCell:
+    return TableCell(row.note) if row.note else TableCell()
 
 
 def _between(interval: tuple[float, float] | None) -> str:
@@ -140,7 +144,7 @@ MEMBERSHIP = (
     Column("TPR at 1 % FPR", "members found", True, _tpr("0.01")),
     Column("TPR at 10 % FPR", "members found", True, _tpr("0.1")),
     Column("Worst records", "at 0.1 % FPR", True, _worst),
-    Column("Blind AUC", "control", True, lambda row: Cell(share(row.blind_auc))),
+    Column("Blind AUC", "control", True, lambda row: TableCell(share(row.blind_auc))),
     EPSILON,
     Column("n", "records", True, _size),
     NOTE,
@@ -148,7 +152,7 @@ MEMBERSHIP = (
 PICTURES = (
     ATTACKER,
     Column("PSNR ↑", "dB", True, _psnr),
-    Column("SSIM ↑", "", True, lambda row: Cell(number(row.ssim))),
+    Column("SSIM ↑", "", True, lambda row: TableCell(number(row.ssim))),
     Column("LPIPS ↓", "", True, _lpips),
     Column("Identified", "right record", True, _identified),
     Column("Labels", "classes right", True, _labels),
@@ -158,7 +162,7 @@ PICTURES = (
 GUARANTEE = (
     ATTACKER,
     EPSILON,
-    Column("ε", "stated", True, lambda row: Cell(number(row.epsilon_stated))),
+    Column("ε", "stated", True, lambda row: TableCell(number(row.epsilon_stated))),
     Column("κ", "moved by one record", True, _kappa),
     TRIALS,
     NOTE,

@@ -27,6 +27,7 @@ def render(record: RunRecord, figures: list[Plot], albums: list[Album]) -> str:
     picture = strongest.best_pictures(findings.findings)
     claim = boldest(findings.privacy.claims)
     named = {plot.name: plot for plot in figures}
+    made = decisions(findings, record.ledger)
     return (
         plots.environment()
         .get_template("report.html.jinja")
@@ -34,7 +35,8 @@ def render(record: RunRecord, figures: list[Plot], albums: list[Album]) -> str:
             f=findings,
             headline=summary.verdict(findings),
             weak=summary.weak,
-            decisions=decisions(findings, record.ledger),
+            decisions=made,
+            seen={(one.line.row.surface, one.line.row.sender): one.seen_by for one in made},
             small=too_small(findings),
             signature=signature(record),
             tables=tables(findings.findings),

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from privdd.report import main
 from privdd.reporting.comparison import write_comparison
 from privdd.reporting.findings_file import FindingsError, load
-from privdd.reporting.findings_tables import Cell, tables
+from privdd.reporting.findings_tables import TableCell, tables
 from privdd.reporting.page import write_report
 from tests.conftest import SmallAudit
 from tests.reporting.checker import problems
@@ -146,7 +146,7 @@ def test_every_finding_stands_in_the_table_of_its_question(runs: dict[str, Path]
     assert sorted(id(row) for one in made.values() for row, _ in one.rows) == sorted(id(row) for row in rows)
     for one in made.values():
         assert all(len(cells) == len(one.columns) for _, cells in one.rows)
-        filled = [any(cells[i] != Cell() for _, cells in one.rows) for i in range(len(one.columns))]
+        filled = [any(cells[i] != TableCell() for _, cells in one.rows) for i in range(len(one.columns))]
         assert all(filled)
     titles = [column.title for column in made["t-pictures"].columns]
     assert "PSNR ↑" in titles and "Labels" in titles and "AUC" not in titles
