@@ -152,7 +152,7 @@ def _sure(kind: Kind, line: SurfaceLine, rows: list[FindingRow], leaked: bool, e
         return "sure: shown at 95 % confidence or by the run's own noise"
     if kind == "do_not_share" and leaked:
         return (
-            "sure: better than guessing at 95 % confidence"
+            "sure: above guessing with 95 % confidence"
             if certain(rows)
             else "likely: above a guess, but without an interval"
         )

@@ -71,9 +71,15 @@ def _members(rows: Iterable[FindingRow]) -> list[str]:
     best = finds_members(rows)
     if best is not None:
         low, high = best.at.ci
+        worst = best.row.worst_records
+        tail = (
+            f"; of the most exposed {share(worst.share)} of records, {share(worst.tpr)}"
+            if worst and worst.ci[0] > 0.001
+            else ""
+        )
         return [
             f"{who(best.row)} can name {share(best.at.tpr)} of the training records at {one_in(best.fpr)} false alarms "
-            f"(95 %: {share(low)} to {share(high)})"
+            f"(95 %: {share(low)} to {share(high)}){tail}"
         ]
     ranked = ranks_members(rows)
     if ranked is None:

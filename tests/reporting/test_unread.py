@@ -59,7 +59,8 @@ def test_one_attack_that_read_something_speaks_for_the_surface(tmp_path: Path) -
     findings, page = read_run(folder).findings, write_report(folder).read_text()
     assert not only_unread([row for row in findings.findings if row.surface == "features"])
     assert SENTENCE not in said(folder) and "neither found nor failed: threshold on the" in page
-    assert "of records: 73" in page  # the most exposed records
+    assert "73.4\u00a0%<small>worst 1\u00a0%; 61\u00a0% to 83\u00a0%" in page  # the most exposed records
+    assert "; of the most exposed 1\u00a0% of records, 73.4\u00a0%" in page
 
 
 def test_only_membership_attacks_that_ran_count(silent: Path) -> None:

@@ -108,7 +108,7 @@ def lemma_d_2(*, variance: float, rho: float, delta: float, rounds: int) -> floa
 def fedfed_d_1(run: FeatureRun) -> Claim:
     """Yang et al. 2023 (FedFed), Lemma D.1: raw records shared, O(sqrt(R log(1/delta)) (rho / sigma_s + (1 - rho) / sigma_r))."""
     does = "as this run does" if run.raw else "which this run does not do"
-    why = f"an order of magnitude, for sharing raw records, {does}"
+    why = f"fixed only up to unstated constants, for sharing raw records, {does}"
     return Claim("Yang 2023, Lemma D.1", None, False, why, neighbours=NEIGHBOURS)
 
 
@@ -121,7 +121,7 @@ def fedfed_d_3(run: FeatureRun) -> Claim:
 def fedfed_d_2(run: FeatureRun) -> Claim:
     """Yang et al. 2023 (FedFed), Lemma D.2: epsilon = O(rho sqrt(R log(1/delta)) / sigma_s). No number."""
     wrong = [
-        "an order of magnitude: constants, the record's norm and the factor 2 of an exchange are dropped",
+        "fixed only up to unstated constants: the record's norm and the factor 2 for replacing a record are missing",
         UNPROTECTED,
     ]
     if run.rho is None:
