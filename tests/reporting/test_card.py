@@ -12,6 +12,7 @@ from privdd.reporting.card import card_bytes
 from privdd.reporting.decision import decisions
 from privdd.reporting.folder import read_run
 from privdd.reporting.page import write_report
+from privdd.verifying.drawn_page import check_page
 from tests.reporting.fixture import write_run
 
 KEYS = {"schema", "run", "verdict", "headline", "large_enough", "why_too_small", "simulation", "epsilon", "artifacts"}
@@ -54,3 +55,14 @@ def test_the_signature_names_what_the_manifest_knows(tmp_path: Path) -> None:
     assert about["attackers"] == "the server" and about["command"] == "python -m privdd.audit algo=fedfed seed=0"
     text = write_report(folder).read_text(encoding="utf-8")
     assert "&lt;b&gt;" in text and "<b>" not in text and "2026-11-22T08:00:00+00:00" in text
+
+
+def test_a_card_that_says_something_else_than_the_run_is_seen(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    write_report(folder)
+    assert list(check_page(read_run(folder))) == []
+    text = (folder / "card.json").read_text()
+    (folder / "card.json").write_text(text.replace("do_not_share", "share_only_under"))
+    assert [one.file for one in check_page(read_run(folder))] == ["card.json"]
+    (folder / "card.json").unlink()
+    assert list(check_page(read_run(folder))) == []  # folders of earlier versions have none
