@@ -14,8 +14,8 @@ from privdd.reporting.strongest import (
     blind_psnr,
     bound,
     finds_members,
-    picture_gain,
     ranks_members,
+    rebuilds,
 )
 from privdd.reporting.words import number, one_in, share
 
@@ -89,7 +89,7 @@ def _members(rows: Iterable[FindingRow]) -> list[str]:
 
 def _pictures(rows: Iterable[FindingRow]) -> list[str]:
     best = best_pictures(rows)
-    if best is None or picture_gain(best) <= 0:
+    if best is None or not rebuilds(best):
         return []
     tries = f", median of {best.n}" if best.n else ""
     return [

@@ -1,7 +1,7 @@
 """Which finding is the strongest, and the one rule of what counts as better than guessing, on every page.
 
 The rule: the lower end of a 95 % interval lies above what guessing gives. Pictures come without an interval: there, the
-median has to lie above the best guess that never saw the artifact.
+median has to lie clearly above the best guess that never saw the artifact.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from scipy.special import betaincinv
 from privdd.reporting.schema import FindingRow, TprAt
 
 PICTURE_FAMILIES = frozenset({"gradient_inversion", "model_inversion", "reconstruction"})
+PICTURE_MARGIN = 0.5  # dB; a choice: less is not told apart from a guess by eye, nor from chance by a few pictures
 FEATURE_ATTACKS = frozenset({"known_neighbour"})  # their PSNR is of shared features, not of pictures
 
 
@@ -66,6 +67,11 @@ def picture_gain(row: FindingRow) -> float:
     """How many dB a reconstruction is above the best blind guess; 0 where there is none to compare with."""
     base = blind_psnr(row)
     return (row.psnr or 0.0) - base if base is not None else 0.0
+
+
+def rebuilds(row: FindingRow) -> bool:
+    """The one rule, for pictures: at least ``PICTURE_MARGIN`` dB above the best blind guess."""
+    return picture_gain(row) >= PICTURE_MARGIN
 
 
 def best_pictures(rows: Iterable[FindingRow]) -> FindingRow | None:

@@ -20,6 +20,7 @@ from privdd.reporting.strongest import (
     bound,
     measured,
     measured_epsilon,
+    rebuilds,
     worst_membership,
 )
 from privdd.reporting.unread import SENTENCE, only_unread
@@ -119,7 +120,7 @@ def _worst_phrases(rows: list[FindingRow]) -> list[str]:
 def _picture_phrase(best: FindingRow) -> str:
     base = blind_psnr(best)
     tail = f" ({number(base)} dB blind)" if base is not None else ""
-    if base is not None and (best.psnr or 0.0) <= base:
+    if base is not None and not rebuilds(best):
         return f"{words.attack(best.attack)}: no picture above a blind guess"
     return f"{words.attack(best.attack)}: rebuilds pictures at {number(best.psnr)} dB{tail}"
 
@@ -273,9 +274,9 @@ def _picture_sentence(findings: Findings) -> str:
         return ""
     where = words.SURFACE[best.surface][0].lower()
     base = blind_psnr(best)
-    if base is not None and (best.psnr or 0.0) <= base:
+    if base is not None and not rebuilds(best):
         return (
-            f"No attack rebuilt pictures better than a blind guess does "
+            f"No attack rebuilt pictures clearly better than a blind guess does "
             f"({number(best.psnr)} dB from the {where}, {number(base)} dB blind)."
         )
     tail = f", where a blind guess reaches {number(base)} dB" if base is not None else ""

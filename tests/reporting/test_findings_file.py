@@ -145,7 +145,7 @@ def changed(data: dict[str, Any], **measures: Any) -> Findings:
 def test_a_picture_below_a_blind_guess_is_not_called_a_reconstruction(data: dict[str, Any]) -> None:
     below = verdict(changed(data, psnr=9.0, baselines={"psnr_mean": 12.0, "ssim_mean": 99.0})).sentences
     above = verdict(changed(data, psnr=15.0, baselines={"psnr_mean": 12.0, "psnr_black": 3.0})).sentences
-    assert any("No attack rebuilt pictures better than a blind guess" in s and "12 dB blind" in s for s in below)
+    assert any("No attack rebuilt pictures clearly better than a blind guess" in s and "12 dB blind" in s for s in below)
     assert any("reaches 15 dB PSNR, where a blind guess reaches 12 dB" in s for s in above)
 
 
