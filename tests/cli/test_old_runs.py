@@ -24,10 +24,12 @@ from omegaconf import OmegaConf
 from privdd import report
 from privdd.auditing.coverage import NOT_READ
 from privdd.cli import main as command
+from privdd.cli.assemble import assemble
 from privdd.cli.config import composed
 from privdd.cli.read_settings import fingerprint
 from privdd.cli.runs import run_audit
 from privdd.cli.stored_config import stored_config
+from privdd.cli.validation import check_types
 from privdd.federated.settings import AuditSettings
 from privdd.runtime.renames import TARGET, renamed
 from privdd.runtime.run_folder import read_tensors
@@ -80,6 +82,7 @@ def files(path: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("algo", NAMES["fingerprints"])
 def test_a_run_of_today_has_the_fingerprint_of_the_same_run_before(algo: str) -> None:
+    """Of every algo whose settings are what they were (those of FedFed, FedRD and FedLGD were corrected since)."""
     assert fingerprint(composed("audit", [f"algo={algo}", "preset=smoke"])) == NAMES["fingerprints"][algo]
 
 
@@ -95,7 +98,23 @@ def test_a_stored_config_keeps_its_fingerprint_and_has_todays_settings() -> None
     assert today.audit.canaries == AuditSettings.canaries  # came later: an old config has its default
     OmegaConf.set_struct(today, False)
     del today.audit.canaries, today.audit.rounds, today.audit.require, today.audit.federation_rounds  # later too: one round, every surface is read
+    del today.attack.feature_inversion.report  # an old config has its default
     assert config == today
+
+
+STORED = {"fedfed": ("loss.rho", 0.1), "fedlgd": ("contrast", 1.0), "fedrd": ("model.norm", "batch")}
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_what_an_earlier_version_stored_of_a_corrected_method_is_built_with_its_own_settings(name: str) -> None:
+    key, value = STORED[name]
+    config = stored_config(OLD / "configs" / name)
+    check_types(config)
+    assert OmegaConf.select(config.algo, key) == value
+    made: Any = assemble(config).plan.method
+    for part in key.split("."):
+        made = getattr(made, part)
+    assert made == value
 
 
 def test_the_report_opens(old: Callable[[str], Path]) -> None:
@@ -163,6 +182,7 @@ def test_a_stopped_run_goes_on_to_the_result_of_an_undisturbed_one(
     assert today.audit.pop("federation_rounds") == 2  # came later: an old config has all rounds replayed
     assert today.audit.pop("require") == "some"  # came later: an old config has every surface read
     assert today.audit.pop("rounds") == AuditSettings.rounds  # came later: an old config has one round
+    assert today.attack.feature_inversion.pop("report") == "knows_map"  # came later: the first that was inverted
     assert stored_config(path) == today
     sent = [sorted(p.relative_to(run) for p in (run / "artifacts").rglob("*.safetensors")) for run in (path, whole)]
     assert sent[0] == sent[1] and len(sent[0]) == 6
