@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 
 from attacks.types import SENT_BY_SERVER, Attack, Surface
 from privdd.cli.assemble import attacks_of, build
-from privdd.cli.config import GROUPS, PRESETS, choices, composed, config_dir, expand
+from privdd.cli.config import GROUPS, PRESETS, all_attacks, choices, composed, config_dir, expand
 from privdd.cli.read_settings import plain
 from privdd.data.partition import Partition
 from privdd.federated.capture import Capture
@@ -68,8 +68,11 @@ def test_every_privacy_builds(name, preset):
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_every_attack_builds(preset):
-    attacks = attacks_of(composed("audit", expand([f"preset={preset}"], "audit")))
+    """Those that are on by default, and the others on request."""
+    attacks = attacks_of(composed("audit", expand([f"preset={preset}", f"attack=[{','.join(names('attack'))}]"], "audit")))
     assert sorted(attacks) == names("attack")
+    default = attacks_of(composed("audit", expand([f"preset={preset}"], "audit")))
+    assert sorted(default) == sorted(all_attacks([config_dir()])) and set(default) < set(attacks)
     for attack in attacks.values():
         assert isinstance(attack, Attack) and attack.surfaces
 

@@ -32,7 +32,7 @@ def test_ledger_rows_equal_what_the_server_received(algo):
     assert [r.digest for r in rows] == [digest(value) for *_, value in sent]
     assert [dict(r.shape) for r in rows] == [{k: tuple(t.shape) for k, t in value.items()} for *_, value in sent]
     assert {str(tiny(algo).plan.method.uploads[r.name]) for r in rows} == {r.surface for r in rows}
-    assert len(sent) >= 2 * 3
+    assert len(sent) >= 3 * min(2, tiny(algo).plan.method.rounds)  # some release once
 
 
 @pytest.mark.parametrize("algo", ALGOS)

@@ -82,7 +82,7 @@ def test_no_row_towers_and_nothing_leaves_the_page(many: Path, tmp_path: Path) -
 def test_the_measure_sees_a_table_of_letters_and_a_page_too_wide(many: Path, tmp_path: Path) -> None:
     """The fault that the first pages had: any letter may begin a line, and so cells are as narrow as one."""
     text = many.read_text(encoding="utf-8")
-    fault = "body {overflow-wrap: anywhere} .findings .note {min-width: 0; width: 1px} .findings td + td {min-width: 200px} footer {width: 2000px}</style>"
+    fault = "body {overflow-wrap: anywhere} .findings .note {min-width: 0; width: 1px} .findings td + td {min-width: 200px} .findings td {line-height: 3} footer {width: 2000px}</style>"
     letters = text.replace("</style>", fault)
     found = measure(letters, tmp_path)
     assert found[1400]["rows"] > 200 and found[390]["over"] > 0, found

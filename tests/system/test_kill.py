@@ -20,7 +20,7 @@ from privdd.cli.failures import explain
 from privdd.cli.runs import prepare, run_training
 from privdd.cli.stored_config import stored_config
 from privdd.core.errors import BadConfig
-from privdd.runtime import run_folder as store
+from privdd.runtime import files as store
 from privdd.runtime.files import DamagedRun
 
 HERE = Path(__file__).parent

@@ -14,6 +14,7 @@ import pytest
 
 from privdd import selftest, verify
 from privdd.api import audit
+from privdd.checking.command_line import read as read_check
 from privdd.cli.config import expand
 from privdd.cli.main import checked
 from privdd.report import parser
@@ -77,6 +78,9 @@ def test_the_commands_are_accepted(line: str, mine: Path) -> None:
         return
     if module == "privdd.selftest":
         assert selftest.read(argv).profile
+        return
+    if module == "privdd.check":
+        assert read_check(argv)
         return
     command = module.removeprefix("privdd.")
     if "--cfg" in argv:

@@ -18,6 +18,7 @@ from attacks.types import Adversary, Family, Finding
 from privdd.auditing.guarantees.residual_law import (
     SHORT,
     Look,
+    allowed,
     echoes,
     extremes,
     reuse,
@@ -81,8 +82,8 @@ def noise_finding(subject: Subject, record: NoiseRecord, name: str) -> Finding:
         text = f"the noise of this run was not looked at: {why}"
     else:
         found = smallest((look.p, look.says) for look in looks(subject, record, name, releases))
-        wrong = found.p < 1 - subject.confidence
-        diagnostics |= {"p_value": found.p, "p_allowed": 1 - subject.confidence}
+        wrong = found.p < allowed(subject.confidence)
+        diagnostics |= {"p_value": found.p, "p_allowed": allowed(subject.confidence)}
         others = len({w.client for w, _ in releases} - {subject.plan.victim})
         text = f"{len(mine)} release(s) of the run in {len({w.round for w, _ in mine})} round(s), and {others} other client(s)"
         text += f": {found.says if wrong else 'the noise is what is stated, and no two releases share it'}"

@@ -19,6 +19,7 @@ from attacks.types import Adversary, Family, Finding
 from privdd.auditing.guarantees.own_noise import not_looked_at, noted, repeated
 from privdd.auditing.guarantees.residual_law import (
     Look,
+    allowed,
     rate,
     same_coins,
     single_records,
@@ -51,7 +52,7 @@ def sampling_finding(subject: Subject, record: NoiseRecord, name: str) -> Findin
             tossed_again(subject, record, name),
         )
     )
-    wrong = found.p < 1 - subject.confidence
+    wrong = found.p < allowed(subject.confidence)
     draws = sum(coins.name == name for watch in watches for coins in watch.coins)
     if not wrong and not why and not draws:
         why = "the method does not draw by ctx.sample, so who was taken is not known"
@@ -61,7 +62,7 @@ def sampling_finding(subject: Subject, record: NoiseRecord, name: str) -> Findin
         diagnostics["untested"] = why
         text = f"the sampling of this run was not looked at: {why}"
     else:
-        diagnostics |= {"p_value": found.p, "p_allowed": 1 - subject.confidence}
+        diagnostics |= {"p_value": found.p, "p_allowed": allowed(subject.confidence)}
         text += f": {found.says if wrong else f'coins of probability {probability:.3g}, independent of each other'}"
         if wrong:
             diagnostics["refuted"] = True

@@ -32,6 +32,15 @@ class Look:
     says: str = ""
 
 
+CAREFUL = 0.1  # a fault of noise or sampling shows far below any usual limit, so a tenth of a test's share is enough
+
+
+def allowed(confidence: float) -> float:
+    """The p-value below which a run's own noise or sampling is refuted: a healthy run is accused ten times less often
+    than the share of the test would let it be. confidence: of one test, in (0, 1)."""
+    return CAREFUL * (1 - confidence)
+
+
 def smallest(found: Iterable[tuple[float, str]]) -> Look:
     """Bonferroni: the smallest p-value times how many there are."""
     made = list(found)
