@@ -48,7 +48,9 @@ def shadow_map(view: View, like: Tensor, generator: torch.Generator) -> FeatureM
     if view.surface == Surface.PROTOTYPES and model is not None and hasattr(model, "features"):
         other = copy.deepcopy(model).eval().requires_grad_(False)
         draw_weights(other, generator)
-        return other.features  # type: ignore[return-value]
+        with torch.no_grad():
+            fits = other.features(view.knowledge.public_x[:1]).shape[1:] == like.shape[1:]  # type: ignore[operator]
+        return other.features if fits else None  # type: ignore[return-value]
     if like.ndim != 4 or tuple(like.shape[2:]) != tuple(view.knowledge.shape[1:]):
         return None
     c = view.knowledge.shape[0]

@@ -6,10 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from attacks.inversion.decoder import DecoderTraining
-from attacks.inversion.feature_attack import FeatureInversion, joined
+from attacks.inversion.feature_attack import FeatureInversion, joined, shadow_map
 from attacks.inversion.features import WhiteBox
 from attacks.types import Adversary, Capture, Knowledge, Surface, Truth, View
 from tests.attacks.pictures import digits, rng
@@ -104,3 +104,21 @@ def test_the_reported_rung_is_fixed_beforehand() -> None:
         assert (
             found["diagnostics"]["rung"] == rung and found["psnr"] == ladder[rung]["psnr"] < ladder["knows_map"]["psnr"]
         )
+
+
+class Embedding(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, width)
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.layer(x.flatten(1))
+
+
+def test_a_model_with_other_features_is_no_shadow_of_the_map() -> None:
+    """feddm_guided_dp releases means in one map while its model has features of another width."""
+    x, y = digits()
+    knowledge = Knowledge((1, 8, 8), 10, x[:9], y[:9], model=Embedding(5))
+    view = View(Surface.PROTOTYPES, Adversary.SERVER, (), knowledge)
+    assert shadow_map(view, torch.zeros(3, 5), rng()) is not None
+    assert shadow_map(view, torch.zeros(3, 6), rng()) is None
