@@ -39,7 +39,8 @@ def noised(times: float):
 
 def test_a_mechanism_that_keeps_its_epsilon_is_not_refuted(tmp_path: Path) -> None:
     result = assert_private(noised(1.0), stated=STATED, kind="update", out=tmp_path, **FEW)
-    assert not result.refuted and 0.9 < result.kappa < 1.1 and result.certified < 2.1
+    # kappa is an estimate, from as many calls as the clock allowed; half the noise, below, makes it 2
+    assert not result.refuted and 0.85 < result.kappa < 1.25 and result.certified < 2.1
     assert len(result.looks) <= LOOKS and result.calls <= 41_000
     stored = json.loads((tmp_path / "findings.json").read_text())
     assert result.conditions or check_page.TONES[result.verdict] == "consistent"
