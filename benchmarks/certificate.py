@@ -9,20 +9,17 @@ exit status is 1 where a median misses its goal or a certificate is above what i
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from attacks.types import Family
 from benchmarks.machine import hardware
+from benchmarks.profile_runs import PROFILES, collect, options
 from privdd.auditing.coverage import expected_views, reads
 from privdd.auditing.guarantees.certificate import certificate_findings
 from privdd.auditing.guarantees.statement import Subject
@@ -32,20 +29,7 @@ from privdd.cli.config import all_attacks, composed, config_dir
 from privdd.federated.experiment import Experiment
 from privdd.federated.simulation import Progress, start, step
 
-GOAL, SAMPLED_GOAL, SECONDS = 0.90, 0.85, 30.0
-PROFILES: Mapping[str, tuple[list[str], float]] = {  # settings, and what certified / accounted must reach
-    "feddm_dp": (["algo=feddm_dp"], GOAL),
-    "fedrd_dp": (["algo=fedrd_dp"], GOAL),
-    "fedlgd_dp": (["algo=fedlgd_dp"], GOAL),
-    "feddm_public_dp": (["algo=feddm_public_dp"], GOAL),
-    "dp_head": (["algo=dp_head"], GOAL),
-    "dp_means": (["algo=dp_means"], GOAL),
-    "dp_moments": (["algo=dp_moments"], GOAL),
-    "feddm_guided_dp": (["algo=feddm_guided_dp"], GOAL),
-    "fedavg_client": (["algo=fedavg", "privacy=client"], GOAL),
-    "fedavg_dpsgd": (["algo=fedavg", "privacy=dpsgd"], SAMPLED_GOAL),
-    "fedfed_dp": (["algo=fedfed_dp"], SAMPLED_GOAL),
-}
+SECONDS = 30.0  # of processor time that a certificate may cost
 
 
 def trained(experiment: Experiment) -> Progress:
@@ -88,40 +72,6 @@ def measured(overrides: Sequence[str]) -> dict[str, float]:
         "runs": found.measures["n"], "tests": budget.tests, "kappa_min": kappa["min"], "energy": kappa["energy"],
         "seconds": cost, "training": training,
     }  # fmt: skip
-
-
-def commit() -> str:
-    """The commit that is checked out, "+" where files differ from it; "unknown" outside of a repository."""
-    here = Path(__file__).parent
-    made = [
-        subprocess.run(["git", *words], cwd=here, capture_output=True, text=True, check=False).stdout.strip()
-        for words in (["rev-parse", "--short", "HEAD"], ["status", "--porcelain", "-uno"])
-    ]
-    return made[0] + ("+" if made[1] else "") if made[0] else "unknown"
-
-
-def stored(file: Path | None) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in file.read_text().splitlines()] if file and file.is_file() else []
-
-
-def collect(
-    profiles: Sequence[str], seeds: Sequence[int], more: Sequence[str], keep: Path | None
-) -> list[dict[str, Any]]:
-    """A row for each run, in order: from ``keep``, else measured now and written there."""
-    now = commit()
-    known = {(row["profile"], row["seed"], tuple(row["more"])): row for row in stored(keep)}
-    for name in profiles:
-        for seed in seeds:
-            if (name, seed, tuple(more)) in known:
-                continue
-            row = {"profile": name, "seed": seed, "more": list(more), "commit": now}
-            row |= measured([*PROFILES[name][0], f"seed={seed}", *more])
-            known[name, seed, tuple(more)] = row
-            print(json.dumps(row), file=sys.stderr, flush=True)
-            if keep:
-                with keep.open("a") as file:
-                    file.write(json.dumps(row) + "\n")
-    return [known[name, seed, tuple(more)] for name in profiles for seed in seeds]
 
 
 def broken(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -194,22 +144,11 @@ far the crafted record moves a release, as a share of what is allowed; "bounds" 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table, or write the page; 1 where a goal is missed."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.certificate", description=__doc__)
-    parser.add_argument("--profiles", default=",".join(PROFILES))
-    parser.add_argument("--seeds", default="0,1,2")
-    parser.add_argument("--keep", type=Path, help="finished runs, one a line")
-    parser.add_argument("--write", type=Path, help="the file that the page is written to")
-    parser.add_argument("more", nargs="*", help="settings for every run, as key=value")
-    options = parser.parse_args(arguments)
-    profiles = options.profiles.split(",")
-    if unknown := sorted(set(profiles) - set(PROFILES)):
-        parser.error(f"--profiles {','.join(unknown)}: known are {', '.join(PROFILES)}")
+    given = options("certificate", __doc__, "0,1,2", arguments)
     torch.set_num_threads(1)
-    more = ["data=digits", "preset=default", *options.more]
-    rows = collect(profiles, [int(seed) for seed in options.seeds.split(",")], more, options.keep)
-    command = " ".join(["python -m benchmarks.certificate", *([f"--write {options.write}"] if options.write else [])])
-    if options.write:
-        options.write.write_text(page(rows, command))
+    rows = collect(given, ["data=digits", "preset=default", *given.more], measured)
+    if given.write:
+        given.write.write_text(page(rows, given.command))
     else:
         print(table(rows))
     for line in broken(rows):

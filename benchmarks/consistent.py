@@ -8,10 +8,8 @@ a verdict is any other than "consistent".
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import io
-import json
 import sys
 import tempfile
 import time
@@ -21,45 +19,23 @@ from typing import Any
 
 import torch
 
-from benchmarks.certificate import PROFILES, commit, stored
 from benchmarks.machine import hardware
+from benchmarks.profile_runs import collect, options
 from privdd.api import audit
 
 
-def audited(overrides: Sequence[str], folder: Path) -> dict[str, Any]:
-    """One whole audit: its verdict, what is accounted and certified, and the notes of rows that contradict or failed."""
+def audited(overrides: Sequence[str]) -> dict[str, Any]:
+    """One whole audit: its verdict, what is accounted and certified, and the verdict of each surface."""
     began = time.process_time()
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        verdict = audit(*overrides, out=folder).verdict
-    cost = time.process_time() - began
-    found = json.loads((folder / "findings.json").read_text())
-    figures = found["privacy"]["epsilon"]
+    quiet = contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO())
+    with tempfile.TemporaryDirectory() as folder, quiet[0], quiet[1]:
+        found = audit(*overrides, out=Path(folder) / "run")
+    cost, figures, budget = time.process_time() - began, found.privacy.epsilon, found.privacy.multiplicity
+    assert budget is not None  # every run of today has one
     return {
-        "verdict": verdict, "accounted": figures["pld"], "certified": figures.get("certified"),
-        "bounds": found["privacy"]["multiplicity"]["tests"], "seconds": cost,
-        "surfaces": {one["surface"]: one["verdict"] for one in found["surfaces"]},
+        "verdict": found.verdict, "accounted": figures.pld, "certified": figures.certified, "bounds": budget.tests,
+        "seconds": cost, "surfaces": {str(one.surface): one.verdict for one in found.surfaces},
     }  # fmt: skip
-
-
-def collect(
-    profiles: Sequence[str], seeds: Sequence[int], more: Sequence[str], keep: Path | None
-) -> list[dict[str, Any]]:
-    """A row for each run, seed by seed: from ``keep``, else run now and written there."""
-    now = commit()
-    known = {(row["profile"], row["seed"], tuple(row["more"])): row for row in stored(keep)}
-    for seed in seeds:
-        for name in profiles:
-            if (name, seed, tuple(more)) in known:
-                continue
-            row = {"profile": name, "seed": seed, "more": list(more), "commit": now}
-            with tempfile.TemporaryDirectory() as folder:
-                row |= audited([*PROFILES[name][0], f"seed={seed}", *more], Path(folder) / "run")
-            known[name, seed, tuple(more)] = row
-            print(json.dumps(row), file=sys.stderr, flush=True)
-            if keep:
-                with keep.open("a") as file:
-                    file.write(json.dumps(row) + "\n")
-    return [known[name, seed, tuple(more)] for name in profiles for seed in seeds]
 
 
 def _cell(row: Mapping[str, Any] | None) -> str:
@@ -103,22 +79,11 @@ Digits, preset `smoke`. Commit {commits}; {hardware()}.
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table, or write the page; 1 where a run is not consistent."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.consistent", description=__doc__)
-    parser.add_argument("--profiles", default=",".join(PROFILES))
-    parser.add_argument("--seeds", default="0,1,2,3,4")
-    parser.add_argument("--keep", type=Path, help="finished runs, one a line")
-    parser.add_argument("--write", type=Path, help="the file that the page is written to")
-    parser.add_argument("more", nargs="*", help="settings for every run, as key=value")
-    options = parser.parse_args(arguments)
-    profiles = options.profiles.split(",")
-    if unknown := sorted(set(profiles) - set(PROFILES)):
-        parser.error(f"--profiles {','.join(unknown)}: known are {', '.join(PROFILES)}")
+    given = options("consistent", __doc__, "0,1,2,3,4", arguments)
     torch.set_num_threads(1)
-    more = ["data=digits", "preset=smoke", *options.more]
-    rows = collect(profiles, [int(seed) for seed in options.seeds.split(",")], more, options.keep)
-    command = " ".join(["python -m benchmarks.consistent", *([f"--write {options.write}"] if options.write else [])])
-    if options.write:
-        options.write.write_text(page(rows, command))
+    rows = collect(given, ["data=digits", "preset=smoke", *given.more], audited)
+    if given.write:
+        given.write.write_text(page(rows, given.command))
     else:
         print(table(rows))
     odd = [row for row in rows if row["verdict"] != "consistent"]

@@ -12,10 +12,11 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 import torch
 from scipy.stats import binom
@@ -28,6 +29,11 @@ from privdd.cli.config import all_attacks, composed, config_dir
 
 LEVEL = 0.025  # of one side of a 95 % interval
 NOBODY = Truth(*[torch.zeros(1, *SHAPE), torch.zeros(1, dtype=torch.long)] * 2, torch.zeros(CLASSES))
+
+
+def blind_or_wrong(found: int, nulls: int, seeds: int) -> bool:
+    """Fewer than nine of ten planted leaks found, or more nulls than chance explains (p < 0.001)."""
+    return found < 0.9 * seeds or float(binom.sf(nulls - 1, seeds, LEVEL)) < 1e-3
 
 
 @dataclass(frozen=True)
@@ -46,7 +52,7 @@ class Power:
         """Blind to the leak, or crying wolf (p < 0.001). Where nothing could be read, in every null as well."""
         if self.unread:
             return self.unread != 2 * self.seeds or self.surface != Surface.COUNTS
-        return self.found < 0.9 * self.seeds or float(binom.sf(self.nulls - 1, self.seeds, LEVEL)) < 1e-3
+        return blind_or_wrong(self.found, self.nulls, self.seeds)
 
     def __str__(self) -> str:
         return "nothing to read" if self.unread else f"{self.found}/{self.seeds}, {self.nulls}/{self.seeds}"
@@ -111,23 +117,43 @@ read.
 """
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the table, or write it to a file; 1 where an attack is blind or cries wolf, else 0."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.power", description=__doc__)
+Row = TypeVar("Row", bound="Judged")
+
+
+class Judged(Protocol):
+    """What was found of one attack on one surface, and whether that is wrong."""
+
+    @property
+    def broken(self) -> bool: ...
+
+
+def command(
+    name: str,
+    doc: str | None,
+    measured: Callable[[range], list[Row]],
+    markdown: Callable[[Sequence[Row], float], str],
+    arguments: Sequence[str] | None,
+) -> int:
+    """Print the table of ``measured(seeds)``, or write it to a file; 1 where an attack is blind or cries wolf, else 0."""
+    parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}", description=doc)
     parser.add_argument("--seeds", type=int, default=3, help="planted leaks, and nulls, for each attack and surface")
     parser.add_argument("--write", type=Path, help="the file that the table is written to")
     options = parser.parse_args(arguments)
     began = time.process_time()
-    rows = [power(surface, name, range(options.seeds)) for surface, name in claimed()]
+    rows = measured(range(options.seeds))
     table = markdown(rows, time.process_time() - began)
     if options.write:
         options.write.write_text(table)
     else:
         print(table)
-    for row in rows:
-        if row.broken:
-            print(f"{row.attack} on {row.surface}: {row}", file=sys.stderr)
-    return int(any(row.broken for row in rows))
+    wrong = [row for row in rows if row.broken]
+    for row in wrong:
+        print(row, file=sys.stderr)
+    return int(bool(wrong))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    return command("power", __doc__, lambda seeds: [power(*one, seeds) for one in claimed()], markdown, arguments)
 
 
 if __name__ == "__main__":

@@ -12,16 +12,12 @@ chance explains.
 
 from __future__ import annotations
 
-import argparse
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from pathlib import Path
 
 import torch
-from scipy.stats import binom
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
@@ -37,7 +33,7 @@ from attacks.inversion.synthetic import CopyDetection
 from attacks.inversion.update_attack import UpdateInversion
 from attacks.inversion.victim import Victim
 from attacks.types import Adversary, Attack, Capture, Knowledge, Surface, Truth, View
-from benchmarks.power import LEVEL
+from benchmarks.power import LEVEL, blind_or_wrong, command
 from privdd.models import ModelSpec, build, initial
 
 CLASSES, RECORDS, NOISE, LR = 10, 8, 0.1, 0.1
@@ -67,7 +63,7 @@ class Found:
     @property
     def broken(self) -> bool:
         """Blind to the leak, or crying wolf (p < 0.001)."""
-        return self.found < 0.9 * self.seeds or float(binom.sf(self.nulls - 1, self.seeds, LEVEL)) < 1e-3
+        return blind_or_wrong(self.found, self.nulls, self.seeds)
 
 
 @lru_cache
@@ -170,19 +166,8 @@ def markdown(rows: Sequence[Found], seconds: float) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the table, or write it to a file; 1 where an attack is blind or cries wolf, else 0."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.power_pictures", description=__doc__)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--write", type=Path)
-    options = parser.parse_args(arguments)
-    began = time.process_time()
-    rows = [power(surface, name, range(options.seeds)) for surface, name in claimed()]
-    table = markdown(rows, time.process_time() - began)
-    if options.write:
-        options.write.write_text(table)
-    else:
-        print(table)
-    return int(any(row.broken for row in rows))
+    measured = lambda seeds: [power(*one, seeds) for one in claimed()]  # noqa: E731
+    return command("power_pictures", __doc__, measured, markdown, arguments)
 
 
 if __name__ == "__main__":
