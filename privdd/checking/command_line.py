@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -112,14 +113,17 @@ def _value(text: str) -> Any:
 
 
 def _number(name: str, value: Any, *, whole: bool = False) -> Any:
-    good = isinstance(value, (int, float)) and not isinstance(value, bool) and (not whole or value == int(value))
+    good = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    good = good and (not whole or value == int(value))
     if not good:
         raise BadConfig(f"{name}={value}: a {'whole ' if whole else ''}number is needed")
     return int(value) if whole else float(value)
 
 
 def _tried(found: Mapping[str, Any]) -> Tried:
-    tried = Tried(seed=int(_number("seed", found.get("seed", 0), whole=True)))
+    tried = Tried(seed=_number("seed", found.get("seed", 0), whole=True))
+    if tried.seed < 0:
+        raise BadConfig(f"seed={tried.seed}: a whole number from 0 is needed")
     try:
         if "input.shapes" in found:
             shapes = tuple(tuple(int(n) for n in shape) for shape in found["input.shapes"])
@@ -129,7 +133,7 @@ def _tried(found: Mapping[str, Any]) -> Tried:
             tried = replace(tried, tables=((n, d),))
         if "input.clients" in found:
             tried = replace(tried, crowds=(int(found["input.clients"]),))
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise BadConfig("input.shapes=[[4,3],[4]], input.rows=[20,6] and input.clients=10 are of this form") from None
     sizes = [k for s in tried.structures for shape in s for k in shape] + [k for t in tried.tables for k in t]
     if not all(1 <= k <= 100_000 for k in [*sizes, *tried.crowds]) or not all(tried.structures):

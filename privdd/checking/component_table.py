@@ -73,7 +73,7 @@ def page(results: Iterable[tuple[ComponentRow, Checked]], command: str) -> str:
         "configuration is judged, not a project: another one may keep what this one does not. *Keeps* means that nothing",
         "was found that refutes the statement. kappa: the largest shift seen over the noise, in units of what is stated (1 = as",
         "stated). Certified: a lower bound on epsilon at confidence 0.99, for any mechanism, and given the noise's law.",
-        "NVFlare, pfl-research and jax-privacy were not installed and not tried.",
+        "No component of NVFlare, pfl-research or jax-privacy was tried.",
         "",
         f"Made by `{command}`; each row's own command is below it.",
         "",

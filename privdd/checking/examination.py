@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from privdd.checking.accepted import accepted
 from privdd.checking.called import BlackBox, Data, Refused
 from privdd.checking.conditions import unusual_inputs
 from privdd.checking.constant_parts import constant_part, scaled
@@ -24,6 +26,7 @@ from privdd.checking.stated import Stated
 from privdd.checking.told_apart import told_apart
 from privdd.core.errors import BadConfig
 
+FEWEST = 100  # transcripts of an input: from fewer nothing is learned
 LOOKS = 48  # tests that share the error probability; at most so many are made
 GAMES = 1200
 DEPTHS = (1000, 6000, 40_000)
@@ -66,7 +69,12 @@ class Examination:
     def __post_init__(self) -> None:
         self.each = 1 - (1 - self.confidence) / LOOKS
         self.rng = np.random.default_rng([self.tried.seed, 3])
-        self.tried = _accepted(self.mechanism, self.stated, self.tried)
+        self.tried, notes = accepted(self.mechanism, self.tried)
+        self.result.notes += notes
+        if not pairs(self.mechanism.kind, self.stated.relation, self.tried):
+            raise BadConfig(
+                "no neighbours: tables of two rows at least are needed, or nothing is left without the record"
+            )
 
     def run(self) -> Examined:
         """Every stage, or as many as the budget pays for."""
@@ -84,9 +92,12 @@ class Examination:
         """The calls that the statement is about."""
         return [data] * self.stated.calls
 
-    def between(self, data: Data) -> list[Data]:
-        """One call on the data, one before it and several after it on data that are nobody's."""
-        other = scaled(self.mechanism.kind, self._like(data), 0.5)
+    def between(self, data: Data, like: Data | None = None) -> list[Data]:
+        """One call on the data, one before it and several after it on data that are nobody's.
+
+        like: data of the size of those; neighbours of different sizes need the same ones (default: ``data``).
+        """
+        other = scaled(self.mechanism.kind, self._like(data if like is None else like), 0.5)
         return [other, data, *[other] * AFTER]
 
     def _like(self, data: Data) -> Tried:
@@ -136,10 +147,11 @@ class Examination:
             for game in games(self.mechanism.kind, self.tried):
                 if self.result.refuted and self._seen_free():
                     return
-                count = self._affordable(around(game.with_record(np.eye(game.dimensions)[0])), 0.1, GAMES)
-                if count < 100:
-                    continue
                 try:
+                    count = self._affordable(around(game.with_record(np.eye(game.dimensions)[0])), 0.1, GAMES)
+                    if count < FEWEST:
+                        self._left_out(name)
+                        continue
                     found = play(self.mechanism, game, around, count, self.clock, self.rng,
                                  delta=self.stated.delta, confidence=self.each)  # fmt: skip
                 except Refused as no:
@@ -174,31 +186,36 @@ class Examination:
 
     def _between(self) -> None:
         for one in self.ranked[:1]:
-            self._look(one.pair, 2 * DEPTHS[0], self.between, "neighbours, between public calls")
+            around = partial(self.between, like=one.pair.present)
+            self._look(one.pair, 2 * DEPTHS[0], around, "neighbours, between public calls")
 
     def _conditions(self) -> None:
         self.result.looks += unusual_inputs(self.mechanism, self.stated, self.tried, self.clock)
         if self.result.refuted and not self.stated.low_bits:
             return
-        self.result.looks += bits(self.mechanism, self.stated, self.tried, self.clock)
+        self.result.looks += bits(self.mechanism, self.stated, self.tried, self.clock, self.each)
+
+    def _left_out(self, name: str) -> None:
+        """Say once that too little was left of the time or the calls."""
+        note = f"{SPENT} before {name!r} could be looked at everywhere"
+        if note not in self.result.notes:
+            self.result.notes.append(note)
 
     def _affordable(self, inputs: list[Data], share: float, wanted: int) -> int:
         began = time.process_time()
-        try:
-            block = drawn(self.mechanism, inputs, 2, self.clock)
-        except Refused:
-            return 0
+        block = drawn(self.mechanism, inputs, 2, self.clock)
         cost = (time.process_time() - began) / 2
         calls = int(share * max(0, self.clock.calls - self.mechanism.calls) / len(inputs))
         return min(calls, affordable(cost, self.clock, share, wanted, block.rows[0].size))
 
     def _look(self, pair: Neighbouring, depth: int, around: Callable[[Data], list[Data]], name: str) -> None:
         """Half of the transcripts to learn from, the others to judge."""
-        count = self._affordable(around(pair.present), 0.35 if depth == DEPTHS[-1] else 0.15, 2 * depth) // 2
-        if count < 100:
-            return
-        learn = min(count // 2, LEARN)
         try:
+            count = self._affordable(around(pair.present), 0.35 if depth == DEPTHS[-1] else 0.15, 2 * depth) // 2
+            if count < FEWEST:
+                self._left_out(name)
+                return
+            learn = min(count // 2, LEARN)
             sides = [
                 [drawn(self.mechanism, around(side), n, self.clock) for side in (pair.present, pair.absent)]
                 for n in (learn, count - learn)
@@ -247,44 +264,3 @@ def _size(data: Data) -> tuple[Any, ...]:
     if isinstance(data, np.ndarray):
         return data.shape
     return (len(data[0]), len(data[0][0])) if isinstance(data, tuple) else (len(data),)
-
-
-def _accepted(mechanism: BlackBox, stated: Stated, tried: Tried) -> Tried:
-    """Inputs that the mechanism takes: as tensors if not as arrays, with nearly zeros if not with zeros.
-
-    Raises BadConfig where it takes none.
-    """
-    said = ""
-    for torch in (False, True):
-        mechanism.torch = torch
-        for nothing in (0.0, 1e-9):
-            now = replace(tried, nothing=nothing)
-            good, said_now = _taken(mechanism, now)
-            said = said or said_now
-            if good is not None:
-                return good
-    raise BadConfig(f"the mechanism refuses every input that was tried; the first error: {said}")
-
-
-def _taken(mechanism: BlackBox, tried: Tried) -> tuple[Tried | None, str]:
-    said, name = "", "tables" if mechanism.kind == "records" else "structures"
-    kept: list[Any] = []
-    for part in getattr(tried, name):
-        one = _with(tried, name, (part,))
-        plain, empty = scaled(mechanism.kind, one, 1.0), scaled(mechanism.kind, one, 0.0)
-        if tried.nothing:
-            empty = scaled(mechanism.kind, one, tried.nothing)
-        try:
-            mechanism.transcript([plain])
-            mechanism.transcript([empty])
-        except Refused as no:
-            said = said or str(no)
-            continue
-        kept.append(part)
-    if not kept:
-        return None, said
-    return _with(tried, name, tuple(kept)), said
-
-
-def _with(tried: Tried, name: str, parts: Any) -> Tried:
-    return replace(tried, tables=parts) if name == "tables" else replace(tried, structures=parts)

@@ -20,7 +20,6 @@ from privdd.checking.stated import Stated
 CALLS = 4000
 SHOWN = 600  # where it only is a condition
 TRIED = 6  # pairs
-CONFIDENCE = 0.999
 
 
 def lowest_bits(rows: np.ndarray) -> np.ndarray:
@@ -36,7 +35,7 @@ def _moved(rows: np.ndarray, axis: np.ndarray) -> np.ndarray:
     return rows[:, [int(np.argmax(np.abs(axis)))]] if rows.shape[1] == len(axis) else rows
 
 
-def bits(mechanism: BlackBox, stated: Stated, tried: Tried, clock: Clock) -> list[Looked]:
+def bits(mechanism: BlackBox, stated: Stated, tried: Tried, clock: Clock, confidence: float) -> list[Looked]:
     """One row: whether low bits alone tell a record from its absence."""
     small = replace(tried, structures=tried.structures[-1:], tables=tried.tables[:1])  # few numbers: the record is most
     chosen = [p for p in pairs(mechanism.kind, stated.relation, small) if "one number" in p.says][:TRIED]
@@ -58,7 +57,7 @@ def bits(mechanism: BlackBox, stated: Stated, tried: Tried, clock: Clock) -> lis
         for sign in (1.0, -1.0):
             at = best_threshold(sign * parts[0][0], parts[0][1], stated.delta)
             bound = from_scores(sign * parts[1][0], parts[1][1], delta=stated.delta, thresholds=[at],
-                                confidence=1 - (1 - CONFIDENCE) / (2 * TRIED))  # fmt: skip
+                                confidence=1 - (1 - confidence) / (2 * TRIED))  # fmt: skip
             best = max(best, (bound.value, pair.says))
     says = "the lowest bits of the released numbers tell the record from its absence"
     if stated.low_bits:

@@ -85,7 +85,7 @@ def statistics(present: Block, absent: Block, axis: np.ndarray | None) -> dict[s
         found[f"shift {at}"] = partial(_along, w=w)
     a, b = (block.rows.reshape(-1, block.rows.shape[2]) for block in (present, absent))
     metric = Metric.of(b)
-    found["energy"] = lambda block: _scored(block, metric).__pow__(2).sum((1, 2))
+    found["energy"] = lambda block: np.square(_scored(block, metric)).sum((1, 2))
     found["largest number"] = lambda block: _scored(block, metric).max((1, 2))
     found["smallest number"] = lambda block: _scored(block, metric).min((1, 2))
     found["weakest number"] = lambda block: np.abs(_scored(block, metric)).min((1, 2))
@@ -105,8 +105,10 @@ def _scored(block: Block, metric: Metric) -> np.ndarray:
 def _by_call(present: Block, absent: Block, axis: np.ndarray | None) -> dict[str, Statistic]:
     """For transcripts of several calls, or calls that return several rows: the row that holds the record."""
     width = present.rows.shape[2]
-    size = len(axis) if axis is not None and len(axis) and width % len(axis) == 0 else width
-    if present.rows.shape[1] * width == size or axis is None:
+    if axis is None:
+        return {}
+    size = len(axis) if width % len(axis) == 0 else width
+    if present.rows.shape[1] * width == size:
         return {}
     u = axis if size == len(axis) else (present.rows - absent.rows[: len(present)]).mean((0, 1))
 

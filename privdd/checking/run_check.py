@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -46,15 +47,17 @@ class CheckRequest:
 
 def checked(request: CheckRequest, step: Callable[[str], None] = lambda name: None, command: str = "") -> Checked:
     """Examine a mechanism in a child process. Raises BadConfig, one line, for what cannot be checked."""
-    if not (request.seconds > 0 and request.calls >= 1000 and 0.5 <= request.confidence < 1):
-        raise BadConfig("seconds above 0, calls of at least 1000 and confidence in [0.5, 1) are needed")
+    if not (0 < request.seconds < math.inf and request.calls >= 1000 and 0.5 <= request.confidence < 1):
+        raise BadConfig("finite seconds above 0, calls of at least 1000 and confidence in [0.5, 1) are needed")
     answer = in_child(lambda say: _examine(request, say), WALL * request.seconds, lambda note: step(str(note["step"])))
     result = Checked.from_json({**answer["checked"], "command": command})
     if request.restarts and not result.refuted and answer["first"]:
         again = in_child(lambda say: _first(request), WALL * request.seconds)
         if again["varies"] and again["first"] == answer["first"]:
-            look = Looked("seeds", "refuted", SAME, float("inf"), "certain")
-            result = replace(result, verdict=BREAKS, looks=(*result.looks, look))
+            look = Looked("seeds", "refuted", SAME, math.inf, "certain")
+            result = replace(
+                result, verdict=BREAKS, certified=math.inf, certified_any=math.inf, looks=(*result.looks, look)
+            )
     return result
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from privdd.checking.called import BlackBox, Data, Refused
+from privdd.checking.called import BlackBox, Data
 
 WAITS = 12
 NUMBERS = 30_000_000  # in memory at a time
@@ -21,14 +21,13 @@ class OutOfTime(Exception):
 
 @dataclass
 class Clock:
-    """seconds of processor time and calls that may be spent; ``tick`` is told after every so many transcripts.
+    """seconds of processor time and calls that may be spent.
 
     A mechanism that waits is stopped at ``WAITS`` times the seconds on the wall.
     """
 
     seconds: float
     calls: int
-    tick: Callable[[], None] = lambda: None
     began: float = field(default_factory=time.process_time)
     wall: float = field(default_factory=time.monotonic)
 
@@ -68,7 +67,6 @@ def drawn(mechanism: BlackBox, inputs: Sequence[Data], count: int, clock: Clock,
     for at in range(count):
         if at % 32 == 0:
             clock.check(mechanism)
-            clock.tick()
         found.append(mechanism.transcript(inputs))
     sizes = Counter(len(one.numbers) for one in found)
     size = sizes.most_common(1)[0][0]
@@ -76,15 +74,6 @@ def drawn(mechanism: BlackBox, inputs: Sequence[Data], count: int, clock: Clock,
     rows = np.stack([one.numbers if len(one.numbers) == size else np.zeros(size) for one in found])
     calls = 1 if joined or size % len(inputs) else len(inputs)
     return Block(rows.reshape(count, calls, size // calls), codes)
-
-
-def refuses(mechanism: BlackBox, data: Data) -> str:
-    """What the mechanism says against this input; empty where it takes it."""
-    try:
-        mechanism.transcript([data])
-    except Refused as no:
-        return str(no)
-    return ""
 
 
 def affordable(block_cost: float, clock: Clock, share: float, wanted: int, width: int) -> int:

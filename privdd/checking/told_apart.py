@@ -15,7 +15,7 @@ LEVEL = 0.9  # of the bounds that statistics are compared by, on the transcripts
 
 @dataclass(frozen=True)
 class Apart:
-    """epsilon: lower bound at the asked confidence; how: which statistic; gap: how far apart it keeps the two sides."""
+    """epsilon: lower bound at the asked confidence; how: by which statistic; transcripts: of both sides that judged it."""
 
     epsilon: float
     how: str
@@ -70,9 +70,9 @@ def told_apart(
     rule, made = best_rule(trained[0], trained[1], axis, delta)
     if rule.how not in made:
         return Apart(0.0, "nothing", 0)
-    a, b = (made[rule.how](block) for block in fresh)
-    if fresh[0].rows.shape[1:] != trained[0].rows.shape[1:] and rule.how != "what is no number":
+    if rule.how != "what is no number" and len({block.rows.shape[1:] for block in (*trained, *fresh)}) > 1:
         return Apart(0.0, "nothing", 0)
+    a, b = (made[rule.how](block) for block in fresh)
     scores, inside = _scores(np.nan_to_num(a), np.nan_to_num(b), rule.sign)
     bound = from_scores(scores, inside, delta=delta, confidence=confidence, thresholds=[rule.threshold])
     return Apart(bound.value, rule.how, len(scores))

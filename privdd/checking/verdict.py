@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -55,10 +56,9 @@ class Checked:
         over = f" over {self.stated.calls} calls" if self.stated.calls > 1 else ""
         head = f"{self.mechanism}: {claim}{over}: {self.verdict.upper() if self.refuted else self.verdict}"
         if self.refuted:
-            worst = next(look for look in self.looks if look.outcome == "refuted")
             best = max((look for look in self.looks if look.outcome == "refuted"), key=lambda look: look.epsilon)
             shown = f"epsilon is above {best.epsilon:.4g} ({WORDS[best.strength]}): {best.says}"
-            return f"{head}: {shown if best.epsilon < float('inf') else worst.says}"
+            return f"{head}: {shown if 0 < best.epsilon < math.inf else best.says}"
         tail = "; ".join([*self.conditions, *(note for note in self.notes if note.startswith(SPENT))])
         return (
             f"{head}{': ' + tail if tail else ''}; largest bound {self.certified:.4g} at confidence {self.confidence:g}"
@@ -90,7 +90,7 @@ def concluded(
     conditions = tuple(look.says for look in found.looks if look.outcome == "condition")
     verdict = BREAKS if found.refuted else CONDITIONS if conditions else KEEPS
     bounds = [look.epsilon for look in found.looks if look.outcome in ("refuted", "not refuted")]
-    free = [look.epsilon for look in found.looks if look.strength == "finite_sample" and look.outcome != "condition"]
+    free = [look.epsilon for look in found.looks if look.strength != "noise_law" and look.outcome != "condition"]
     return Checked(
         mechanism=name,
         stated=stated,

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from privdd.checking.called import BlackBox, Refused
-from privdd.checking.sampled import Clock, OutOfTime, drawn, refuses
+from privdd.checking.sampled import Clock, OutOfTime, drawn
 
 
 @dataclass
@@ -45,7 +45,6 @@ def test_inputs_are_copies_and_errors_are_answers() -> None:
     assert data[0].tolist() == [1, 1] and mechanism.calls == 2
     with pytest.raises(Refused, match="ZeroDivisionError: two"):
         mechanism.transcript([[np.full(2, 2.0)]])
-    assert refuses(mechanism, data) == "" and "two" in refuses(mechanism, [np.full(2, 2.0)])
 
 
 def test_a_class_is_made_anew_for_each_transcript() -> None:

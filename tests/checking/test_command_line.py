@@ -52,6 +52,10 @@ def written(folder: Path, **values: object) -> str:
         ("stated.epsilon=x", "a number is needed"),
         ("input.rows=3", "are of this form"),
         ("confidence=2", "confidence in"),
+        ("calls=1e999", "a whole number"),
+        ("seed=-1", "from 0"),
+        ("input.clients=1e999", "are of this form"),
+        ("input.rows=[1,3]", "no neighbours"),
     ],
 )
 def test_bad_arguments_are_refused_in_one_line(argument: str, says: str, tmp_path: Path, capsys) -> None:
@@ -109,7 +113,8 @@ def test_low_bits_of_floats_tell_and_those_of_a_lattice_do_not() -> None:
     plain = gaussian(3.7)
     lattice = BlackBox(lambda: lambda update: np.trunc(clipped(update) * 2**14) / 2**14
                         + np.rint(RNG.normal(0, 3.7, sum(a.size for a in update)) * 2**14) / 2**14, "update")  # fmt: skip
-    assert [look.outcome for m in (plain, lattice) for look in bits(m, stated, Tried(), clock)] == ["refuted", "not refuted"]
+    assert [look.outcome for m in (plain, lattice) for look in bits(m, stated, Tried(), clock, 0.999)] == ["refuted", "not refuted"]
+    assert bits(plain, stated, Tried(), clock, 1 - 1e-12)[0].epsilon < bits(plain, stated, Tried(), clock, 0.9)[0].epsilon
 
 
 def test_declared_noise_is_tested() -> None:

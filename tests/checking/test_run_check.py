@@ -74,6 +74,12 @@ class Seeded:
 def test_a_seed_in_the_code_is_found() -> None:
     result = check(Seeded, stated=STATED, kind="update", **FEW)
     assert result.refuted and any(look.name == "seeds" and look.outcome == "refuted" for look in result.looks)
+    assert result.certified == result.certified_any == math.inf and "add the same noise" in result.says
+
+
+def test_a_refuted_declaration_of_the_noise_bounds_no_epsilon() -> None:
+    result = check(noised(2.0), stated={**STATED, "noise": "laplace"}, kind="update", **FEW)
+    assert result.refuted and "its law is gaussian" in result.says and "above 0" not in result.says
 
 
 def test_what_cannot_be_checked_is_said_in_one_line() -> None:

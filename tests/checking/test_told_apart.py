@@ -57,6 +57,13 @@ def test_inputs_are_told_apart_by_shape_by_scale_and_not_by_chance() -> None:
     assert np.mean(wrong) <= 0.15
 
 
+def test_transcripts_of_another_size_than_those_that_were_learned_on_bound_nothing() -> None:
+    trained, _ = gaussian_blocks(np.array([5.0, 0.0, 0.0]), 400)
+    _, other = gaussian_blocks(np.array([5.0, 0.0]), 400)
+    for fresh in ((other[0], other[1]), (trained[0], other[1])):
+        assert told_apart(trained, fresh, np.array([1.0, 0.0, 0.0]), delta=1e-5, confidence=0.99).epsilon == 0
+
+
 def test_statistics_see_values_that_come_back_and_the_metric_sees_shared_noise() -> None:
     coins = [block(RNG.integers(0, 3, (200, 1)) + c) for c in (0.5, 0.0)]
     assert statistics(coins[0], coins[1], None)["values that come back"](coins[0]).mean() == 1

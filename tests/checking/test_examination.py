@@ -1,0 +1,63 @@
+"""Stages of a check: what is compared with what, and that nothing is left out in silence."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from privdd.checking.called import BlackBox
+from privdd.checking.examination import Examination
+from privdd.checking.neighbours import Tried, pairs
+from privdd.checking.sampled import Clock
+from privdd.checking.screening import Ranked
+from privdd.checking.stated import Stated, gaussian_mu
+
+RNG = np.random.default_rng(11)
+STATED = {"epsilon": 2.0, "delta": 1e-5}
+SMALL = Tried(structures=(((3,),),), tables=((4, 3),), crowds=(3,))
+STD = 1 / gaussian_mu(2.0, 1e-5)
+
+
+def clipped_sum(rows: np.ndarray) -> np.ndarray:
+    rows = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1.0)
+    return rows.sum(0) + RNG.normal(0, STD, rows.shape[1])
+
+
+def of_clients(updates, weights):
+    return clipped_sum(np.array([update[0] for update in updates]))
+
+
+def examined(f, kind: str, *, calls: int = 10**6, **stated: object) -> Examination:
+    said = Stated(**STATED, kind=kind, relation="add_remove", **stated)  # type: ignore[arg-type]
+    made = Examination(BlackBox(lambda: f, kind, fresh=False), said, SMALL, Clock(60, calls), 0.99, lambda name: None)
+    made.ranked = [Ranked(pair, 1.0) for pair in pairs(kind, "add_remove", SMALL)[:1]]
+    return made
+
+
+@pytest.mark.parametrize(("f", "kind"), [(clipped_sum, "records"), (of_clients, "aggregate")])
+def test_public_calls_are_the_same_with_a_record_and_without_it(f, kind: str) -> None:
+    made = examined(f, kind)
+    made._between()
+    assert len(made.result.looks) == 2 and not made.result.refuted, made.result.looks
+
+
+def test_what_no_time_is_left_for_is_said_once() -> None:
+    made = examined(clipped_sum, "records", calls=500)
+    made._between()
+    made._between()
+    assert made.result.looks == [] and made.result.notes == [
+        "the time was spent before 'neighbours, between public calls' could be looked at everywhere"
+    ]
+
+
+def test_sizes_that_are_refused_are_said_and_one_row_alone_has_no_neighbour() -> None:
+    def three_numbers(x):
+        return clipped_sum(x) if x.shape[1] == 3 else 1 / 0
+
+    said = Stated(**STATED, kind="records", relation="add_remove")
+    make = lambda tables: Examination(BlackBox(lambda: three_numbers, "records", fresh=False), said, Tried(tables=tables),  # noqa: E731
+                                      Clock(60, 10**6), 0.99, lambda name: None)  # fmt: skip
+    made = make(((4, 3), (4, 6)))
+    assert made.tried.tables == ((4, 3),) and "1 of the sizes that are tried were refused" in made.result.notes[0]
+    with pytest.raises(ValueError, match="no neighbours"):
+        make(((1, 3), (4, 6)))
