@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+LONG = 1000  # characters
 Data = Any  # update: list of arrays; aggregate: (list of updates, list of weights); records: array (n, d)
 
 
@@ -92,7 +94,9 @@ def flatten(value: Any, numbers: list[np.ndarray], words: list[str]) -> None:
             numbers.append(np.stack([value.real, value.imag]).astype(np.float64).ravel())
             words.append(f"{value.dtype.name}{value.shape}")
         else:
-            words.append(repr(value.tolist())[:1000])
+            words.append(_word(value.tolist()))
+    elif isinstance(value, (complex, np.complexfloating)):
+        flatten(np.asarray(value), numbers, words)
     elif isinstance(value, (float, int, np.number)):
         numbers.append(np.array([float(value)]))
         words.append(type(value).__name__)
@@ -108,12 +112,18 @@ def flatten(value: Any, numbers: list[np.ndarray], words: list[str]) -> None:
         _flatten_other(value, numbers, words)
 
 
+def _word(value: Any) -> str:
+    """All of a text counts; long ones by their digest."""
+    text = repr(value)
+    return text if len(text) <= LONG else hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
 def _flatten_other(value: Any, numbers: list[np.ndarray], words: list[str]) -> None:
     detach = getattr(value, "detach", None)
     if detach is not None:
         flatten(detach().cpu().numpy(), numbers, words)
     elif isinstance(value, (str, bytes, bool, type(None))):
-        words.append(repr(value)[:1000])
+        words.append(_word(value))
     elif hasattr(value, "__dataclass_fields__"):
         words.append(type(value).__name__)
         for name in value.__dataclass_fields__:

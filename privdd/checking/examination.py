@@ -225,7 +225,8 @@ class Examination:
             return
         trained, fresh = ((blocks[0], blocks[1]) for blocks in sides)
         apart = told_apart(trained, fresh, pair.axis, delta=self.stated.delta, confidence=self.each)
-        says = f"two inputs are told apart by {apart.how}, {apart.transcripts} transcripts"
+        seen = f"told apart by {apart.how}" if apart.epsilon else "not told apart"
+        says = f"two inputs are {seen}, {apart.transcripts} transcripts"
         self._add(name, apart.epsilon, "finite_sample", says, pair.says, transcripts=apart.transcripts)
         moved = shift(trained, fresh, pair.axis, delta=self.stated.delta, confidence=self.each)
         if not moved.transcripts:

@@ -26,11 +26,17 @@ class Answer:
         (Answer(np.zeros(1), 0.5), [0, 0.5], "Answer"),
         (([np.arange(3)], "four"), [0, 1, 2], "'four'"),
         (np.array([1.0, np.nan, np.inf]), [1, 0, 0], "1 NaN, 1 infinite"),
+        ([np.complex128(1 + 2j), 3j], [1, 2, 0, 3], "complex128"),
     ],
 )
 def test_every_number_and_every_word_is_released(value: object, numbers: list[float], says: str) -> None:
     release = BlackBox(lambda: lambda update: value, "update").transcript([[np.ones(1)]])
     assert release.numbers.tolist() == numbers and says in release.signature
+
+
+def test_the_end_of_a_long_text_counts() -> None:
+    sent = [BlackBox(lambda end=end: lambda x: [1.0, "a" * 5000 + end], "records").transcript([np.ones((1, 1))]) for end in "bc"]
+    assert sent[0].signature != sent[1].signature and max(len(one.signature) for one in sent) < 1000
 
 
 def test_inputs_are_copies_and_errors_are_answers() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from privdd.checking.accepted import accepted
 from privdd.checking.called import BlackBox
 from privdd.checking.examination import Examination
 from privdd.checking.neighbours import Tried, pairs
@@ -50,14 +51,13 @@ def test_what_no_time_is_left_for_is_said_once() -> None:
     ]
 
 
-def test_sizes_that_are_refused_are_said_and_one_row_alone_has_no_neighbour() -> None:
+def test_sizes_that_are_refused_are_said_and_one_row_alone_has_no_neighbours() -> None:
     def three_numbers(x):
         return clipped_sum(x) if x.shape[1] == 3 else 1 / 0
 
-    said = Stated(**STATED, kind="records", relation="add_remove")
-    make = lambda tables: Examination(BlackBox(lambda: three_numbers, "records", fresh=False), said, Tried(tables=tables),  # noqa: E731
-                                      Clock(60, 10**6), 0.99, lambda name: None)  # fmt: skip
-    made = make(((4, 3), (4, 6)))
-    assert made.tried.tables == ((4, 3),) and "1 of the sizes that are tried were refused" in made.result.notes[0]
+    box = BlackBox(lambda: three_numbers, "records", fresh=False)
+    kept, notes = accepted(box, Tried(tables=((4, 3), (4, 6))))
+    assert kept.tables == ((4, 3),) and "1 of the sizes that are tried were refused" in notes[0]
     with pytest.raises(ValueError, match="no neighbours"):
-        make(((1, 3), (4, 6)))
+        Examination(box, Stated(**STATED, kind="records", relation="add_remove"), Tried(tables=((1, 3), (4, 6))),
+                    Clock(60, 10**6), 0.99, lambda name: None)  # fmt: skip
