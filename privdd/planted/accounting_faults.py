@@ -131,7 +131,7 @@ def _flagged(**flags: bool | None) -> Callable[[], AbstractContextManager[None]]
     return outputs(change)
 
 
-RECORDS = ("records",)
+RECORDS, ROUNDS = ("records",), ("rounds",)
 ACCOUNTING_FAULTS = (
     Fault("event_quieter", "twice the noise multiplier is stated",
           outputs(lambda m, o, n: replace(o, event=with_multiplier(o.event, 2)))),
@@ -141,10 +141,10 @@ ACCOUNTING_FAULTS = (
           outputs(lambda m, o, n: replace(o, event=with_rate(o.event, 0.5))), ("sampled",)),
     Fault("row_quieter", "the ledger enters twice the noise multiplier", _protected(lambda r: replace(r, event=with_multiplier(r.event, 2)))),
     Fault("row_count_dropped", "several releases are entered as one", _protected(lambda r: replace(r, count=1)), ("counted",)),
-    Fault("row_round_missing", "only the first round is entered", _protected(_free_later), two_rounds=True),
-    Fault("row_own_cell", "rounds are entered as if they read different records", _protected(_own_cell), two_rounds=True),
+    Fault("row_round_missing", "only the first round is entered", _protected(_free_later), ROUNDS, two_rounds=True),
+    Fault("row_own_cell", "rounds are entered as if they read different records", _protected(_own_cell), ROUNDS, two_rounds=True),
     Fault("row_other_client", "later rounds are entered for other clients",
-          _protected(lambda r: replace(r, client=(r.client + r.round) % CLIENTS)), two_rounds=True),
+          _protected(lambda r: replace(r, client=(r.client + r.round) % CLIENTS)), ROUNDS, two_rounds=True),
     Fault("row_without_origin", "what was computed from releases is entered as if from nothing", _rows(_rootless), RECORDS),
     Fault("row_tells_count", "the ledger says how many records came", _counted(lambda o, n: replace(o, why=f"{o.why}; {n} records")), RECORDS),
     Fault("row_tells_normaliser", "sum, noise and row are divided by the number of records", _by_realised_count, RECORDS),

@@ -13,7 +13,9 @@ from torch import Tensor
 from privdd.auditing.guarantees.recording_context import Witness
 from privdd.core.types import Tensors
 from privdd.distillation import noisy_embedding
+from privdd.distillation.public_head import PublicRows
 from privdd.federated import channel
+from privdd.methods import dp_head
 from privdd.planted.fault import Fault, swapped
 from privdd.privacy import clipping
 from privdd.privacy.lattice import ROOM, Lattice
@@ -26,12 +28,21 @@ Factors = Callable[[Tensor, float], Tensor]
 Rows = Callable[[Tensor], Tensor]
 
 
+def _unbounded() -> tuple[Any, str, Any]:
+    """A method's own bound on its contributions taken away: nothing but the mechanism's clipping is left."""
+    honest = dp_head.head_gradients
+    return dp_head, "head_gradients", lambda weight, rows, y, longest=None: honest(weight, rows, y)
+
+
 def _factors(made: Factors) -> Callable[[], AbstractContextManager[None]]:
     """What each record is multiplied by: (norms (n,), clip norm) -> (n,). Sums are then counted in 64 bits."""
     under = Lattice.under
     roomy = staticmethod(lambda std, norm: replace(under(std, norm), largest=ROOM))
     return lambda: swapped(
-        (clipping, "clip_factors", made), (gaussian_features, "clip_factors", made), (Lattice, "under", roomy)
+        (clipping, "clip_factors", made),
+        (gaussian_features, "clip_factors", made),
+        (Lattice, "under", roomy),
+        _unbounded(),
     )
 
 
@@ -56,7 +67,7 @@ def _mean_clipped() -> AbstractContextManager[None]:
         total, size = _summed(value)
         return honest(total, clip_norm * size, *more, **settings)
 
-    return swapped((clipped_sum, "clipped_sum", made))
+    return swapped((clipped_sum, "clipped_sum", made), _unbounded())
 
 
 def _tensor_by_tensor() -> AbstractContextManager[None]:
@@ -66,7 +77,7 @@ def _tensor_by_tensor() -> AbstractContextManager[None]:
     def made(value: Tensors, *more: Any, **settings: Any) -> Tensor:
         return torch.cat([honest({name: tensor}, *more, **settings) for name, tensor in value.items()])
 
-    return swapped((clipped_sum, "clipped_sum", made), (client_level, "clipped_sum", made))
+    return swapped((clipped_sum, "clipped_sum", made), (client_level, "clipped_sum", made), _unbounded())
 
 
 def _number_by_number() -> AbstractContextManager[None]:
@@ -77,7 +88,7 @@ def _number_by_number() -> AbstractContextManager[None]:
         cut = {name: tensor.detach().clamp(-clip_norm, clip_norm) for name, tensor in value.items()}
         return honest(cut, 1e6 * clip_norm, *more, **settings)
 
-    return swapped((clipped_sum, "clipped_sum", made), (client_level, "clipped_sum", made))
+    return swapped((clipped_sum, "clipped_sum", made), (client_level, "clipped_sum", made), _unbounded())
 
 
 def _divided_by_the_count() -> AbstractContextManager[None]:
@@ -95,7 +106,7 @@ def _divided_by_the_count() -> AbstractContextManager[None]:
 
 def _contributions(change: Rows) -> Callable[[], AbstractContextManager[None]]:
     """What records contribute, changed for all of them at once: rows (n, ...) -> (n, ...)."""
-    embedded, gradients = noisy_embedding.embedded, dp_sgd.record_gradients
+    embedded, gradients, public = noisy_embedding.embedded, dp_sgd.record_gradients, PublicRows.of
 
     def rows(embed: Any, x: Tensor, chunk: int) -> Tensor:
         return change(embedded(embed, x, chunk))
@@ -103,7 +114,11 @@ def _contributions(change: Rows) -> Callable[[], AbstractContextManager[None]]:
     def grads(*given: Any) -> Tensors:
         return {name: change(tensor) for name, tensor in gradients(*given).items()}
 
-    return lambda: swapped((noisy_embedding, "embedded", rows), (dp_sgd, "record_gradients", grads))
+    return lambda: swapped(
+        (noisy_embedding, "embedded", rows),
+        (dp_sgd, "record_gradients", grads),
+        (PublicRows, "of", lambda self, x: change(public(self, x))),
+    )
 
 
 def _stale() -> AbstractContextManager[None]:
@@ -123,6 +138,13 @@ def _stale() -> AbstractContextManager[None]:
 def _noised_moments(rows: Tensor) -> Tensor:
     """Standardised over the batch, as batch norm does."""
     return (rows - rows.mean(0)) / rows.std(0, unbiased=False).clamp_min(1e-3) if len(rows) > 1 else rows
+
+
+def _largest_most(rows: Tensor) -> Tensor:
+    """Ten times the record whose numbers add up to most, a tenth of each other: lengths may all be the same."""
+    sums = rows.flatten(1).sum(1)
+    times = torch.where(sums >= sums.max(), 10.0, 0.1) if len(rows) else sums
+    return rows * times.to(rows).reshape(-1, *(1,) * (rows.ndim - 1))
 
 
 def _gradients_by_count() -> AbstractContextManager[None]:
@@ -158,25 +180,26 @@ def _in_two_classes() -> AbstractContextManager[None]:
 
 RECORDS = ("records",)
 CLASSES, STEPS = ("records", "classes"), ("records", "steps")
+CLIPPED = ("clipped",)
 CLIPPING_FAULTS = (
-    Fault("clip_missing", "nothing is clipped", _factors(_unclipped)),
-    Fault("clip_double", "clipped to twice the stated norm", _factors(lambda n, c: (2 * c / n.clamp_min(1e-30)).clamp_max(1.0) * torch.isfinite(n))),
-    Fault("clip_by_mean_norm", "all records are scaled by the mean of their norms", _factors(_by_mean), RECORDS),
+    Fault("clip_missing", "nothing is clipped", _factors(_unclipped), CLIPPED),
+    Fault("clip_double", "clipped to twice the stated norm", _factors(lambda n, c: (2 * c / n.clamp_min(1e-30)).clamp_max(1.0) * torch.isfinite(n)), CLIPPED),
+    Fault("clip_by_mean_norm", "all records are scaled by the mean of their norms", _factors(_by_mean), (*RECORDS, *CLIPPED)),
     Fault("clip_by_count", "clipped to the stated norm times the number of records",
-          _factors(lambda n, c: (c * len(n) / n.clamp_min(1e-30)).clamp_max(1.0) * torch.isfinite(n)), RECORDS),
-    Fault("clip_the_mean", "the mean of the batch is clipped, not each record", _mean_clipped, RECORDS),
-    Fault("clip_tensor_by_tensor", "each tensor is clipped by itself", _tensor_by_tensor, ("several",)),
-    Fault("clip_number_by_number", "each number is cut, not each record's norm", _number_by_number),
-    Fault("normaliser_is_the_count", "divided by the number of records that came, with the stated noise", _divided_by_the_count, RECORDS),
+          _factors(lambda n, c: (c * len(n) / n.clamp_min(1e-30)).clamp_max(1.0) * torch.isfinite(n)), (*RECORDS, *CLIPPED)),
+    Fault("clip_the_mean", "the mean of the batch is clipped, not each record", _mean_clipped, (*RECORDS, *CLIPPED)),
+    Fault("clip_tensor_by_tensor", "each tensor is clipped by itself", _tensor_by_tensor, ("several", *CLIPPED)),
+    Fault("clip_number_by_number", "each number is cut, not each record's norm", _number_by_number, CLIPPED),
+    Fault("normaliser_is_the_count", "divided by the number of records that came, with the stated noise", _divided_by_the_count, (*RECORDS, "normalised")),
     Fault("contributions_centred", "the client's own mean is taken off each contribution",
           _contributions(lambda rows: rows - rows.mean(0) if len(rows) else rows), RECORDS),
     Fault("contributions_standardised", "contributions standardised over the batch", _contributions(_noised_moments), RECORDS),
     Fault("contributions_odd", "a hundredth where the number of records is odd",
           _contributions(lambda rows: rows * (0.01 if len(rows) % 2 else 1.0)), RECORDS),
-    Fault("contributions_by_count", "50 over the number of records", _contributions(lambda rows: rows * 50 / max(len(rows), 1)), CLASSES),
+    Fault("contributions_by_count", "20 over the number of records", _contributions(lambda rows: rows * 20 / max(len(rows), 1)), CLASSES),
     Fault("gradients_by_count", "gradients are brought to the norm 20 over the number of records", _gradients_by_count, STEPS),
     Fault("record_in_two_classes", "each record counts in its own class and in the next", _in_two_classes, CLASSES),
     Fault("contributions_sorted", "a record's contribution depends on whether it is the largest",
-          _contributions(lambda rows: rows * (1 + 9 * (rows.flatten(1).norm(dim=1) >= rows.flatten(1).norm(dim=1).max()).to(rows)).reshape(-1, *(1,) * (rows.ndim - 1)) if len(rows) else rows), RECORDS),
+          _contributions(_largest_most), RECORDS),
     Fault("contributions_stale", "what was contributed before is kept without noise and added again", _stale, RECORDS),
 )  # fmt: skip

@@ -218,11 +218,12 @@ def _bare_where_empty() -> AbstractContextManager[None]:
 
 SECRET = ("privacy.noise_source=secret", "privacy.secret=known-to-the-self-test")
 LAPLACE = ("+privacy.mechanisms.features.distribution=laplace",)
+ROUNDS = ("rounds",)
 NOISE_FAULTS = (
     Fault("noise_missing", "no noise at all", _times(0.0)),
     Fault("noise_half", "half of the stated noise", _times(0.5)),
     Fault("noise_two_thirds", "two thirds of the stated noise", _times(2 / 3)),
-    Fault("noise_first_round_only", "no noise after the first round", _times(0.0, lambda k: _named(k, "round") != "0")),
+    Fault("noise_first_round_only", "no noise after the first round", _times(0.0, lambda k: _named(k, "round") != "0"), ROUNDS),
     Fault("noise_of_others_missing", "clients other than the audited one add half of the noise", _times(0.5, lambda k: _named(k, "client") == "2")),
     Fault("noise_one_number_bare", "the first number of each tensor has no noise", _changed(_first_bare)),
     Fault("noise_last_tensor_bare", "the last tensor of each release has no noise", outputs(_last_bare)),
@@ -231,13 +232,13 @@ NOISE_FAULTS = (
     Fault("noise_uniform", "uniform noise of the stated variance", _of_law(_uniform)),
     Fault("noise_laplace", "Laplace noise of the variance of the stated Gaussian", _of_law(lambda n, s: n.laplace(s) / 2**0.5)),
     Fault("laplace_half", "Laplace noise of half the stated scale", _noise(_laplace_half), ("features",), LAPLACE),  # type: ignore[arg-type]
-    Fault("noise_shared_by_rounds", "the same noise in every round", _without("round"), two_rounds=True),
+    Fault("noise_shared_by_rounds", "the same noise in every round", _without("round"), ROUNDS, two_rounds=True),
     Fault("noise_shared_by_clients", "all clients draw the same noise", _without("client")),
     Fault("noise_shared_by_releases", "the same noise at every release of a round",
           _noise(lambda s, k: Repeated(noise_for(s, k), _same)), ("counted",)),  # type: ignore[arg-type]
     Fault("noise_one_stream", "one stream of noise for all rounds and clients", _noise(_one_stream)),  # type: ignore[arg-type]
-    Fault("noise_shared_by_names", "two mechanisms of a client draw the same noise", _of_each_name, ("records", "classes")),
-    Fault("noise_later_by_rounds", "each round's noise is the former's, one draw later", _noise(_later), two_rounds=True),  # type: ignore[arg-type]
+    Fault("noise_shared_by_names", "two mechanisms of a client draw the same noise", _of_each_name, ("names",)),
+    Fault("noise_later_by_rounds", "each round's noise is the former's, one draw later", _noise(_later), ROUNDS, two_rounds=True),  # type: ignore[arg-type]
     Fault("noise_tiled", "the second half of each draw repeats the first", _changed(_tiled)),
     Fault("noise_integer", "noise cut to whole numbers of standard deviations", _changed(torch.trunc)),
     Fault("noise_rounded", "noise rounded to whole numbers of standard deviations", _changed(torch.round)),

@@ -27,9 +27,13 @@ NEEDS = {
     "classes": "releases are not made class by class",
     "steps": "records are not read step by step",
     "client": "protects records, not whole clients",
+    "clipped": "bounds each contribution by itself, so that clipping changes nothing",
+    "normalised": "releases sums that nothing divides",
+    "rounds": "has one round",
+    "names": "has one mechanism",
 }
 PUBLIC_MAP = ("feddm_public_dp", "feddm_guided_dp", "dp_head", "dp_means", "dp_moments")
-EMBEDDING = frozenset({"records", "sampled", "counted", "classes"})
+EMBEDDING = frozenset({"records", "sampled", "counted", "classes", "clipped", "normalised", "rounds", "names"})
 
 
 @dataclass(frozen=True)
@@ -69,7 +73,7 @@ PROFILES = {
             "privacy.sampling_probability=0.25",
         ),
         _made(
-            "fedfed_dp", {"records", "sampled", "several", "counted", "features", "channel", "steps"}, "algo=fedfed_dp",
+            "fedfed_dp", {"records", "sampled", "several", "counted", "features", "channel", "steps", "clipped", "normalised", "rounds"}, "algo=fedfed_dp",
             "algo.distill_rounds=1", "algo.base.rounds=1", "algo.base.local_epochs=1", "privacy.sampling_probability=0.2",
             two_rounds=("algo.distill_rounds=2",),
         ),
@@ -78,21 +82,21 @@ PROFILES = {
             "algo.fitting.steps=2", "algo.server.epochs=1", "privacy.sampling_probability=0.25",
         ),
         _made(
-            "dp_head", {"records", "sampled", "several"}, "algo=dp_head", "algo.rounds=2", "algo.rows.width=20",
+            "dp_head", {"records", "sampled", "several", "clipped", "rounds"}, "algo=dp_head", "algo.rounds=2", "algo.rows.width=150",
             "privacy.sampling_probability=0.25",
         ),
         _made(
-            "feddm_guided_dp", {"records", "sampled", "several", "classes"}, "algo=feddm_guided_dp", "algo.rounds=2",
+            "feddm_guided_dp", {"records", "sampled", "several", "classes", "clipped", "rounds", "names"}, "algo=feddm_guided_dp", "algo.rounds=2",
             "algo.reads=2", "algo.rows.width=20", "algo.fitting.steps=2", "algo.guiding.steps=2", "algo.guiding.images=40",
             "algo.server.epochs=1", "privacy.sampling_probability=0.25",
         ),
-        _made("dp_means", {"records", "sampled", "classes"}, "algo=dp_means", "algo.rows.width=20",
+        _made("dp_means", {"records", "sampled", "classes"}, "algo=dp_means", "algo.rows.width=150",
               "privacy.sampling_probability=0.25"),
-        _made("dp_moments", {"records", "sampled", "several"}, "algo=dp_moments", "algo.rows.width=10",
+        _made("dp_moments", {"records", "sampled", "several"}, "algo=dp_moments", "algo.rows.width=60",
               "privacy.sampling_probability=0.25"),
-        _made("fedavg_client", {"several", "channel", "client"}, "algo=fedavg", "privacy=client", "algo.rounds=2", "algo.local_epochs=1"),
+        _made("fedavg_client", {"several", "channel", "client", "clipped", "rounds"}, "algo=fedavg", "privacy=client", "algo.rounds=2", "algo.local_epochs=1"),
         _made(
-            "fedavg_dpsgd", {"records", "sampled", "several", "counted", "steps"}, "algo=fedavg", "privacy=dpsgd", "algo.rounds=2",
+            "fedavg_dpsgd", {"records", "sampled", "several", "counted", "steps", "clipped", "normalised", "rounds"}, "algo=fedavg", "privacy=dpsgd", "algo.rounds=2",
             "algo.local_epochs=1", "privacy.sampling_probability=0.1",
         ),
     )

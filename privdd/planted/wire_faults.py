@@ -166,7 +166,7 @@ WIRE_FAULTS = (
     Fault("count_hidden", "the number of records is hidden in what is sent", _told(lambda s: torch.tensor([float(len(s.train))])), RECORDS),
     Fault("mean_hidden", "the mean record is hidden in what is sent", _told(_mean), RECORDS),
     Fault("record_hidden", "one record is hidden in what is sent", _told(_first), RECORDS),
-    Fault("memory_told", "the mean record is remembered and sent in the next round", _local(_remembered), RECORDS, two_rounds=True),
+    Fault("memory_told", "the mean record is remembered and sent in the next round", _local(_remembered), ("records", "rounds"), two_rounds=True),
     Fault("release_ignored", "local work goes on with the value before noise", _clean_used, RECORDS),
     Fault("clean_sent", "the noised value is entered, the clean one travels", _sent(_clean_sent), ("channel",)),
     Fault("extra_tensor", "a tensor travels that no row tells of", _sent(_extra)),

@@ -35,10 +35,7 @@ from privdd.federated.noise_record import OTHERS, NoiseRecord, Noted, Watch
 from privdd.federated.simulation import Plan, Task, watched_step
 
 NOISE = "t0_noise"
-ROUNDS, FIRST = (
-    6,
-    2,
-)  # client rounds (twice: of the audited one, of others), and releases of a name in each, for ``shifted``
+ROUNDS, FIRST = 6, 2  # for ``shifted``: client rounds, of the audited one and of others, and releases of a name in each
 
 Release = tuple[Watch, Noted]
 
@@ -106,8 +103,11 @@ def looks(subject: Subject, record: NoiseRecord, name: str, releases: list[Relea
     yield scale(_totals(mine))
     yield scale(_of_others(seen, subject.plan.victim))
     yield single_numbers(_columns([watch for watch in record.rounds.values() if watch.audited], name))
-    yield shape([r.sample for _, r in mine])
-    yield extremes([r.sample for _, r in mine])
+    heads = [r.sample[:OTHERS] for _, r in seen]
+    yield single_numbers(_at_one_place(heads))
+    for some in ([r.sample for _, r in mine], heads):
+        yield shape(some)
+        yield extremes(some)
     yield reuse(_samples(mine))
     yield reuse({which: sample[:OTHERS] for which, sample in _samples(seen).items()})
     yield echoes({f"{_which(watch, r)}, release {at}": r.echo for at, (watch, r) in enumerate(mine)})
@@ -151,6 +151,13 @@ def _columns(watches: list[Watch], name: str) -> dict[str, tuple[int, Tensor]]:
                 if before.shape == total.shape:
                     found[key] = kept + count, before + total
     return found
+
+
+def _at_one_place(heads: list[Tensor]) -> dict[str, tuple[int, Tensor]]:
+    """The same of the first numbers of every client's releases: the audited one may make a single release in a run."""
+    sizes = sorted({len(head) for head in heads if len(head)})
+    alike = {size: torch.stack([head.double() for head in heads if len(head) == size]) for size in sizes}
+    return {f"all clients, the first {size}": (len(rows), rows.square().sum(0)) for size, rows in alike.items()}
 
 
 def _samples(releases: list[Release]) -> dict[str, Tensor]:
