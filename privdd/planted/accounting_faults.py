@@ -163,5 +163,6 @@ ACCOUNTING_FAULTS = (
           RECORDS, ("privacy.unit=client",)),
     Fault("unit_called_record", "a client's update is clipped and a record is stated to be protected",
           _flagged(unit_of_client=None), ("client",), ("privacy.unit=record",)),
-    Fault("unit_not_declared", "the ledger is for clients, the mechanism for records", nullcontext, RECORDS, ("privacy.unit=client",)),
+    Fault("unit_not_declared", "the ledger is for clients, the mechanism for records", nullcontext, RECORDS, ("privacy.unit=client",),
+          refusal="its mechanism protects a record, this ledger's unit is a client"),
 )  # fmt: skip

@@ -16,7 +16,8 @@ Plant = Callable[[], AbstractContextManager[None]]
 class Fault:
     """key: what it is called on the command line; says: what is wrong, in words; needs: of ``NEEDS``, what a
     profile must have; never: profiles it does not apply to, with why; settings: of the run that it is planted in;
-    two_rounds: whether every mechanism must be used in two rounds.
+    two_rounds: whether every mechanism must be used in two rounds; refusal: words of the error that is the right
+    answer to it (any other error is none).
     """
 
     key: str
@@ -26,6 +27,7 @@ class Fault:
     settings: tuple[str, ...] = ()
     never: tuple[tuple[str, str], ...] = ()
     two_rounds: bool = False
+    refusal: str = ""
 
     def not_applicable(self, profile: Profile) -> str:
         """Why it cannot be planted in a profile; "" where it can."""

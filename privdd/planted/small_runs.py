@@ -19,18 +19,18 @@ COMMON = (
 NEEDS = {
     "records": "protects whole clients, not records",
     "sampled": "does not sample records",
-    "several": "a release has one tensor",
+    "several": "releases one tensor at a time",
     "counted": "makes each release once a round",
     "features": "releases nothing record by record",
     "labels": "sends no labels of synthetic data",
-    "channel": "its noise is added inside local work",
-    "classes": "releases are not made class by class",
-    "steps": "records are not read step by step",
+    "channel": "adds its noise inside local work",
+    "classes": "does not release class by class",
+    "steps": "does not read records step by step",
     "client": "protects records, not whole clients",
     "clipped": "bounds each contribution by itself, so that clipping changes nothing",
     "normalised": "releases sums that nothing divides",
     "rounds": "has one round",
-    "names": "has one mechanism",
+    "names": "uses one mechanism in a round",
 }
 PUBLIC_MAP = ("feddm_public_dp", "feddm_guided_dp", "dp_head", "dp_means", "dp_moments")
 EMBEDDING = frozenset({"records", "sampled", "counted", "classes", "clipped", "normalised", "rounds", "names"})

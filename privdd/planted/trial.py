@@ -87,10 +87,12 @@ def tried(profile: Profile, fault: Fault | None, seed: int) -> Outcome:
         warnings.simplefilter("ignore")
         try:
             verdict, said = _audited(profile.experiment(seed, *more), Path(folder), fault is None)
-        except ValueError as refusal:
-            verdict, said = REFUSED, [(REFUSED, " ".join(str(refusal).split()))]
-        except Exception as problem:  # the plant broke the run; that is no detection
-            verdict, error = "error", f"{type(problem).__name__}: {' '.join(str(problem).split())}"[:300]
+        except Exception as problem:  # where it names no fault, the plant broke the run; that is no detection
+            text = " ".join(str(problem).split())
+            if fault and fault.refusal and fault.refusal in text:
+                verdict, said = REFUSED, [(REFUSED, text)]
+            else:
+                verdict, error = "error", f"{type(problem).__name__}: {text}"[:300]
     tiers = tuple(dict.fromkeys(tier for tier, _ in said))
     seconds = round(time.monotonic() - began, 1)
     return Outcome(name, profile.name, seed, verdict, tiers, said[0][1][:300] if said else "", error, seconds)

@@ -3,7 +3,8 @@
 Epsilon is composed from the ledger's rows. So they are held against what was noted of the mechanisms while the run
 trained (``privdd.federated.noise_record``): each release is counted, in its own cell and round, for its own client,
 with the event that the mechanism stated; the rate of sampling in that event is the one that coins were tossed at;
-what was computed from releases says so; and the epsilon stated is that of what was noted. No error is spent on any of it: a row is right or wrong.
+what was computed from releases says so; and the epsilon stated is that of what was noted. No error is spent on any of
+it: a row is right or wrong.
 """
 
 from __future__ import annotations

@@ -61,6 +61,13 @@ def record_upload_findings(subject: Subject, name: str) -> Iterator[Finding]:
 def _neighbours(subject: Subject) -> Iterator[_Neighbours]:
     plan, shard, guests = subject.plan, subject.shard, guests_of(subject)
     one = Records(guests.x[:1], guests.y[:1], torch.zeros(1, dtype=torch.long))
+    if plan.relation == "replace":
+        crafted = _in_place(shard, one)
+        yield _Neighbours(f"{guests.names[0]!r} in place of a record", holding(shard, shard.train), crafted)
+        yield _Neighbours(
+            f"{guests.names[0]!r} in place of its negative", _in_place(shard, replace(one, x=1 - one.x)), crafted
+        )
+        return
     yield _Neighbours(f"{guests.names[0]!r} added", *pair(plan, shard, shard.train, one))
     if len(shard.train) > 1:
         # the last: one that is zeroed out comes after the others, where it is released row by row
@@ -70,6 +77,13 @@ def _neighbours(subject: Subject) -> Iterator[_Neighbours]:
         against = replace(one, y=(one.y + label) % shard.classes)
         says = "a record that outweighs the only other one, of another class"
         yield _Neighbours(says, *pair(plan, holding(shard, first), first, against))
+
+
+def _in_place(shard: Shard, one: Records) -> Shard:
+    """The client with another record in place of its first."""
+    own = shard.train
+    other = replace(own.take([0]), x=one.x.to(own.x), y=one.y.to(own.y))
+    return holding(shard, Records.concat([other, own.take(range(1, len(own)))]))
 
 
 def _across(subject: Subject, snapshot: Snapshot, name: str) -> float:
@@ -101,6 +115,6 @@ def _moved(subject: Subject, snapshot: Snapshot, name: str, of: _Neighbours) -> 
         return None
     one, other = flat(before.exact), flat(after.exact)
     if one.shape != other.shape:
-        return 0.0 if plan.relation == "replace" else HUGE
+        return HUGE
     order = 1 if isinstance(before.event, dpa.LaplaceDpEvent) else 2
     return float((other.double() - one.double()).norm(p=order)) / unit(before)

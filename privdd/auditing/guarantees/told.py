@@ -25,6 +25,6 @@ def told_findings(subject: Subject) -> Iterator[Finding]:
         found = telling_rows(subject.plan, round, snapshot.broadcast, dict(snapshot.memory), subject.shard)
         for says in found:
             refuted = {"refuted": True, "unit": subject.ledger.unit}
-            measures = {"signal": names[0], "n": 1, "note": says, "diagnostics": refuted}
+            measures = {"signal": names[-1], "n": 1, "note": says, "diagnostics": refuted}
             yield Finding(subject.surface(names[-1]), TOLD, Family.GUARANTEE, Adversary.ANALYST, measures)
             return

@@ -69,5 +69,11 @@ def test_the_number_of_rows_is_private_under_add_remove() -> None:
     assert kappa(Rows(), OwnRows(), "add_remove") > 1e5
 
 
+def test_under_replace_one_record_is_exchanged_for_another() -> None:
+    """So the number of rows stays, and a row may move by two units at most."""
+    assert 0.5 < kappa(Rows(), OwnRows(), "replace") <= 2 + 1e-4
+    assert kappa(Rows(), OwnRows(clips=False), "replace") > 3
+
+
 def test_an_upload_that_is_clipped_as_a_whole_may_move_across_the_ball() -> None:
     assert kappa(Rows(mean=True), Unflagged(2.0, 1.0)) == pytest.approx(2.0, rel=1e-3)
