@@ -15,9 +15,8 @@ Plant = Callable[[], AbstractContextManager[None]]
 @dataclass(frozen=True)
 class Fault:
     """key: what it is called on the command line; says: what is wrong, in words; needs: of ``NEEDS``, what a
-    profile must have; never: profiles it does not apply to, with why; settings: of the run that it is planted in;
-    two_rounds: whether every mechanism must be used in two rounds; refusal: words of the error that is the right
-    answer to it (any other error is none).
+    profile must have; settings: of the run that it is planted in; two_rounds: whether every mechanism must be used in
+    two rounds; refusal: words of the error that is the right answer to it (any other error is none).
     """
 
     key: str
@@ -25,16 +24,12 @@ class Fault:
     plant: Plant
     needs: tuple[str, ...] = ()
     settings: tuple[str, ...] = ()
-    never: tuple[tuple[str, str], ...] = ()
     two_rounds: bool = False
     refusal: str = ""
 
     def not_applicable(self, profile: Profile) -> str:
         """Why it cannot be planted in a profile; "" where it can."""
-        for need in self.needs:
-            if need not in profile.has:
-                return NEEDS[need]
-        return dict(self.never).get(profile.name, "")
+        return next((NEEDS[need] for need in self.needs if need not in profile.has), "")
 
 
 @contextmanager
