@@ -167,12 +167,12 @@ def _representations(lens: Lens, name: str, value: Tensors, values: Mapping[str,
 
 
 def _prototypes(lens: Lens, name: str, value: Tensors, values: Mapping[str, Tensors]) -> Mapping[str, Tensor]:
-    """A class mean and a class count move with each of the class's members, and nothing else of the class's does.
+    """A class mean (or sum) and a class count move with each of the class's members, and nothing else of the class's does.
 
     "count": the record's own class; "row": the norm of its class's mean, which needs no map; "alignment": the part
     of the class's sum (mean times count) along the record, seen from public records, where the server knows a map.
     """
-    y, mean = lens.candidates.y, value["mean"].flatten(1)
+    y, mean = lens.candidates.y, value["mean" if "mean" in value else "sum"].flatten(1)
     found = {"row": mean.norm(dim=1)[y]}
     if "count" in value:
         found["count"] = value["count"][y]

@@ -100,11 +100,21 @@ class _Known:
         return hash(repr(self))
 
 
+def centre_of(extractor: AlexNet, shape: tuple[int, int, int], keys: Keys) -> Tensor:
+    """The mean embedding (p,) of ``CENTRED`` images of smooth noise, drawn from public ``keys``."""
+    return _centre(_Known(extractor), shape, keys)
+
+
+@lru_cache(maxsize=16)
+def _centre(of: _Known, shape: tuple[int, int, int], keys: Keys) -> Tensor:
+    return embedded(of.extractor, smooth_images(torch.zeros(1, dtype=torch.long), CENTRED, shape, keys)[0]).mean(0)
+
+
 @lru_cache(maxsize=16)
 def _constants(of: _Known, width: int, shape: tuple[int, int, int]) -> tuple[Tensor, Tensor]:
     """(the centre (p,), the projection (p, width)): public constants, the same in every run."""
     keys = Keys(0).fold("public rows")
-    centre = embedded(of.extractor, smooth_images(torch.zeros(1, dtype=torch.long), CENTRED, shape, keys)[0]).mean(0)
+    centre = centre_of(of.extractor, shape, keys)
     drawn = torch.randn(len(centre), width, generator=keys.fold("projection").torch())
     return centre, drawn / math.sqrt(width)
 
@@ -172,8 +182,8 @@ def moments(rows: Tensor, y: Tensor, classes: int, share: float) -> dict[str, Te
 def ridge_head(sums: Mapping[str, Tensor], ridge: float, share: float) -> Tensor:
     """The head (C, d) of ridge regression on the labels, from noised ``moments`` and the noise's "variance" (1,).
 
-    The penalty is ``ridge`` times sqrt(d variance), about half of the largest eigenvalue of the noise, and
-    eigenvalues that noise made negative count as 0.
+    The penalty is ``ridge`` times sqrt(d variance / share); the noise's largest eigenvalue is about sqrt(2) times that
+    root. Eigenvalues that noise made negative count as 0.
     """
     width = sums["xy"].shape[1]
     at = torch.triu_indices(width, width)

@@ -55,12 +55,12 @@ class DPMeans(PublicMap):
             sums.append(found["sum"])
         total = torch.stack(sums)
         variance = float(ctx.mechanisms[QUERY].noise_std) ** 2 if private else 0.0  # type: ignore[attr-defined]
-        value = {"mean": total, "count": total[:, -1] / self.rows.last, "variance": torch.tensor([variance])}
+        value = {"sum": total, "count": total[:, -1] / self.rows.last, "variance": torch.tensor([variance])}
         return {"prototypes": Artifact(value, private=private)}, {}
 
     def aggregate(self, server: State, inbox: Sequence[Received], keys: Keys) -> State:
         sent = [received.values["prototypes"] for received in in_order(inbox)]
-        total, variance = (torch.stack([one[n].double() for one in sent]).sum(0) for n in ("mean", "variance"))
+        total, variance = (torch.stack([one[n].double() for one in sent]).sum(0) for n in ("sum", "variance"))
         head = nearest_mean(total, variance, self.rows.last, self.least)
         return {**server, "model/head.weight": head.float()}
 

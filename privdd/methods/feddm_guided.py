@@ -20,10 +20,10 @@ from privdd.core.state import pack, unpack
 from privdd.core.types import Artifact, Problem, Received, Records, Shard, State, Tensors, Upload
 from privdd.distillation.fitting import Fitting
 from privdd.distillation.guided_images import Guiding, guided_set
-from privdd.distillation.initial_images import smooth_images
 from privdd.distillation.networks import embedded
 from privdd.distillation.private_matching import refuse_batch_norm
 from privdd.distillation.public_features import AlexNet
+from privdd.distillation.public_head import centre_of
 from privdd.federated.aggregation import in_order
 from privdd.federated.channel import ClientContext
 from privdd.methods.dp_head import DPHead
@@ -35,7 +35,6 @@ from privdd.training.server import ServerTraining, train_on
 
 SUMS = "class_sums"
 COUNTED = 0.3  # of a record's length, how much counts it
-CENTRED = 64  # public images of smooth noise whose mean embedding is taken off
 FEWEST = 20  # a mean is never taken over fewer records than this
 
 
@@ -85,11 +84,10 @@ class FedDMGuided(DPHead):
         return upload, {}
 
     def _sums(self, records: Records, ctx: ClientContext) -> Artifact:
-        """Of each class: the sum of its embeddings from the centre, over ``reach``, and the number of its records."""
+        """Of each class: the sum of what its records add (``_added``), and their number."""
         if private := ctx.protected(SUMS):
             records = records.take(ctx.sample(SUMS, len(records)).to(records.y.device))
-        moved = embedded(self.looks, records.x) - self._centre(ctx.problem.shape)
-        part = moved / moved.norm(dim=1, keepdim=True).clamp_min(self.reach) * (1 - COUNTED**2) ** 0.5
+        part = self._added(embedded(self.looks, records.x), ctx.problem.shape)
         rows, sums = torch.cat([part, torch.full_like(part[:, :1], COUNTED)], 1), []
         scale = float(ctx.mechanisms[SUMS].clip_norm) if private else 1.0  # type: ignore[attr-defined]
         for label in ctx.problem.class_list:
@@ -98,13 +96,17 @@ class FedDMGuided(DPHead):
             sums.append(made["sum"] / scale)
         total = torch.stack(sums)
         std = float(ctx.mechanisms[SUMS].noise_std) / scale if private else 0.0  # type: ignore[attr-defined]
-        value = {"mean": total[:, :-1], "count": total[:, -1] / COUNTED, "variance": torch.tensor([std**2])}
+        value = {"sum": total[:, :-1], "count": total[:, -1] / COUNTED, "variance": torch.tensor([std**2])}
         return Artifact(value, private=private)
 
     def _centre(self, shape: tuple[int, int, int]) -> Tensor:
         """A public constant: the mean embedding of smooth noise."""
-        start = smooth_images(torch.zeros(1, dtype=torch.long), CENTRED, shape, Keys(0).fold("looks"))
-        return embedded(self.looks, start[0]).mean(0)
+        return centre_of(self.looks, shape, Keys(0).fold("looks"))
+
+    def _added(self, embeddings: Tensor, shape: tuple[int, int, int]) -> Tensor:
+        """What records with these embeddings (n, p) add to a sum: their way from the centre, over ``reach``."""
+        moved = embeddings - self._centre(shape)
+        return moved / moved.norm(dim=1, keepdim=True).clamp_min(self.reach) * (1 - COUNTED**2) ** 0.5
 
     def aggregate(self, server: State, inbox: Sequence[Received], keys: Keys) -> State:
         """The head's next step; after the last round, the data set and a network that is trained on it."""
@@ -141,7 +143,7 @@ class FedDMGuided(DPHead):
 
     def _targets(self, server: State, shape: tuple[int, int, int]) -> Tensor:
         """Mean embedding of every class (C, p): the linear estimate of least squared error from the noised sums."""
-        sums, count = server["sums/mean"], (server["sums/count"]).clamp_min(FEWEST)[:, None]
+        sums, count = server["sums/sum"], server["sums/count"].clamp_min(FEWEST)[:, None]
         drowned = sums.shape[1] * server["sums/variance"]  # squared length of the noise; a sum of n is about n long
         move = sums * count / (count.square() + drowned) * self.reach / (1 - COUNTED**2) ** 0.5
         return self._centre(shape) + move.float()
@@ -161,4 +163,9 @@ class FedDMGuided(DPHead):
         return {**super().spends(round, mechanisms), **sums}
 
     def maps(self, broadcast: Mapping[str, Tensors], memory: State, problem: Problem) -> dict[str, Any]:
-        return {"embedding": self.looks, "public": self.looks}
+        """A record to what it adds to its class's sum."""
+
+        def added(x: Tensor) -> Tensor:
+            return self._added(self.looks(x), problem.shape)
+
+        return {"embedding": added, "public": added}

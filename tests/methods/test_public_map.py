@@ -70,6 +70,19 @@ def test_worlds_side_by_side_send_what_each_sends_alone(algo: str) -> None:
                 assert torch.allclose(upload[name].value[key], value, atol=1e-3), (name, key)
 
 
+@pytest.mark.parametrize("algo", ["dp_means", "feddm_guided_dp"])
+def test_without_noise_class_sums_are_those_of_the_map_that_an_auditor_is_told(algo: str) -> None:
+    """What attacks invert, sum over count, is the mean of ``maps["embedding"]`` over the class's records."""
+    experiment = tiny(algo, "privacy=none")
+    plan, shard = experiment.plan, experiment.shards[0]
+    broadcast = plan.method.broadcast(plan.method.init(plan.problem, plan.keys))
+    sent = plan.method.local(broadcast, {}, shard, plan.context(0, 0))[0]["prototypes"].value
+    own = plan.method.maps(broadcast, {}, plan.problem)["embedding"](shard.train.x)
+    for label in shard.train.y.unique().tolist():
+        mean = own[shard.train.y == label].mean(0)
+        assert torch.allclose(sent["sum"][label] / sent["count"][label], mean, atol=1e-4)
+
+
 def test_without_noise_it_is_gradient_descent_with_momentum() -> None:
     experiment = tiny("dp_head", "privacy=none", "algo.rounds=4", "algo.lr=5")
     plan, method = experiment.plan, experiment.plan.method
