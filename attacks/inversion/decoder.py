@@ -94,13 +94,19 @@ class DecoderTraining:
             raise ValueError(f"noise_std={self.noise_std}: a number >= 0 is needed")
 
     def fit(
-        self, features: Tensor, images: Tensor, generator: torch.Generator, labels: Tensor | None = None
+        self,
+        features: Tensor,
+        images: Tensor,
+        generator: torch.Generator,
+        labels: Tensor | None = None,
+        classes: int = 0,
     ) -> Decoder:
         """A decoder trained on pairs features (m, ...) and images (m, c, h, w) in [0, 1].
 
-        labels: (m,), where those of the released features are known too.
+        labels: (m,), where those of the released features are known too; classes: how many there are, for the images
+        may lack some.
         """
-        centres = None if labels is None else class_means(images, labels, int(labels.max()) + 1)
+        centres = None if labels is None else class_means(images, labels, classes)
         shape = (images.shape[1], images.shape[2], images.shape[3])
         decoder = Decoder(features, shape, self.width, centres).to(features.device)
         draw_weights(decoder, generator)

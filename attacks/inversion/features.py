@@ -153,11 +153,13 @@ class FeatureInverter:
             len(public) - len(public) // 5 if self.decoder.noise_std and self.rung is Rung.KNOWS_MAP else len(public)
         )
         own, known = labels if labels is not None else (None, None)
+        classes = 0 if labels is None else int(torch.cat(labels).max()) + 1
         shown, guesses, checks = public[:split], [], []
         for f, z in zip(maps, released):
             with torch.no_grad():
                 pairs = torch.cat([f(part) for part in public.split(256)])
-            decoder = self.decoder.fit(pairs[:split], shown, generator, None if known is None else known[:split])
+            told = None if known is None else known[:split]
+            decoder = self.decoder.fit(pairs[:split], shown, generator, told, classes)
             guesses.append(decoder(z, own))
             if split < len(public):
                 noise = self.decoder.noise_std * torch.randn(pairs[split:].shape, generator=generator).to(pairs)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from attacks.inversion.decoder import DecoderTraining
-from attacks.inversion.feature_attack import FeatureInversion, joined, shadow_map
+from attacks.inversion.feature_attack import FeatureInversion, class_rows, joined, shadow_map
 from attacks.inversion.features import WhiteBox
 from attacks.types import Adversary, Capture, Knowledge, Surface, Truth, View
 from tests.attacks.pictures import digits, rng
@@ -122,3 +122,9 @@ def test_a_model_with_other_features_is_no_shadow_of_the_map() -> None:
     view = View(Surface.PROTOTYPES, Adversary.SERVER, (), knowledge)
     assert shadow_map(view, torch.zeros(3, 5), rng()) is not None
     assert shadow_map(view, torch.zeros(3, 6), rng()) is None
+
+
+def test_class_sums_are_read_as_the_means_of_the_classes_that_have_records() -> None:
+    mean, count = torch.rand(4, 5), torch.tensor([3.0, 0.0, 1.0, 7.0])
+    for value in ({"mean": mean, "count": count}, {"sum": mean * count[:, None], "count": count}):
+        torch.testing.assert_close(class_rows(value), mean[[0, 2, 3]])

@@ -223,3 +223,12 @@ def test_the_search_knows_the_noise_and_the_decoder_the_labels() -> None:
     means = float(psnr(class_means(public, y, 10)[labels[0]], x).mean())
     assert quality["search"] > quality["blind search"] + 4
     assert quality["search"] > quality["decoder"] - 0.5 and quality["labels"] > max(quality["search"], means) - 0.2
+
+
+def test_a_class_that_no_public_record_has_starts_from_the_mean_of_all() -> None:
+    """The last fifth of the public records, which decoders are not fitted to, may be all there is of a class."""
+    (x, public, _), told = _data(), DecoderTraining(steps=2, width=4, noise_std=0.5)
+    labels = torch.tensor([1, 2, 3, 4]), torch.arange(5).repeat_interleave(len(public) // 5)
+    inverter = FeatureInverter(Rung.KNOWS_MAP, told, WhiteBox(iterations=2))
+    found = inverter.invert([x[:4]], public, rng(), maps=[nn.Identity()], labels=labels)
+    assert found.images.shape == x[:4].shape and bool(found.images.isfinite().all())
