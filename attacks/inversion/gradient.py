@@ -61,6 +61,8 @@ class InvertingGradients:
         for name in ("tv", "batchnorm", "soften"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name}={getattr(self, name)}: a number >= 0 is needed")
+        if self.soften and self.patience:
+            raise ValueError(f"patience={self.patience}: with soften the objective keeps changing; 0 is needed")
         self._rule()
 
     def _rule(self) -> SignedAdam:

@@ -69,11 +69,11 @@ class ModelInversion(Attack):
         measures["baselines"] = self._baselines(view, referee, labels[held], member_means)
         judge_accuracy = success(referee, truth.heldout_x, truth.heldout_y) if len(truth.heldout_x) else None
         measures["diagnostics"] = {"methods": table, "method": best, "judge_accuracy": judge_accuracy}
-        interval = bootstrap(psnr(evidence.extra[best][held], member_means), generator)
-        measures["diagnostics"]["psnr_interval"] = list(interval)
-        gain = psnr(evidence.extra[best][held], member_means) - psnr(self._public_means(view)[held], member_means)
-        measures["diagnostics"]["gain_interval"] = list(bootstrap(gain, generator))
-        words = "" if bootstrap(gain, generator)[0] > 0 else "; adds nothing to the public mean image of each class"
+        quality = psnr(evidence.extra[best][held], member_means)
+        measures["diagnostics"]["psnr_interval"] = list(bootstrap(quality, generator))
+        gain = bootstrap(quality - psnr(self._public_means(view)[held], member_means), generator)
+        measures["diagnostics"]["gain_interval"] = list(gain)
+        words = "" if gain[0] > 0 else "; adds nothing to the public mean image of each class"
         measures["note"] = f"against the mean image of each class of the client{words}"
         figures = {"real": member_means, "reconstructed": evidence.extra[best][held]}
         return Finding(view.surface, self.name, self.family, view.adversary, measures, figures)
@@ -84,8 +84,7 @@ class ModelInversion(Attack):
 
     @staticmethod
     def _baselines(view: View, referee: nn.Module, labels: Tensor, means: Tensor) -> dict[str, float]:
-        knowledge = view.knowledge
-        public = class_means(knowledge.public_x, knowledge.public_y, knowledge.classes)[labels]
-        free = {"class_mean": public, "mean": knowledge.public_x.mean(0).expand_as(public), "black": public * 0}
+        public = ModelInversion._public_means(view)[labels]
+        free = {"class_mean": public, "mean": view.knowledge.public_x.mean(0).expand_as(public), "black": public * 0}
         out = {f"psnr_{name}": float(psnr(images, means).mean()) for name, images in free.items()}
         return out | {f"label_accuracy_{name}": success(referee, images, labels) for name, images in free.items()}

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from attacks.baselines import class_means
 from attacks.inversion.compare import _images, adds_nothing, compare
 from attacks.inversion.gradient import InvertingGradients, gradient_norm
-from attacks.inversion.labels import chance_overlap, displacement, overlap, tally, update_counts
+from attacks.inversion.labels import chance_overlap, displacement, overlap, update_counts
 from attacks.inversion.seethrough import Statistics, sent_statistics
 from attacks.inversion.victim import LocalSteps, local_steps, observed, victim_model
 from attacks.ranges import check_counts
@@ -95,11 +95,13 @@ class UpdateInversion(Attack):
         return ""
 
     def run(self, view: View, generator: torch.Generator) -> Evidence:
-        """images (m, c, h, w) and labels (m,), m = min(records, the client's); extra: objective, gradient norm."""
+        """images (m, c, h, w) and labels (m,), m = min(records, the client's); extra: objective, gradient norm, and the
+        recovered label counts (C,) of all records."""
         capture, settings = view.captures[0], view.knowledge.settings
         held = int(settings.get("batch_records", 1))
         problem = posed(view, capture, self.simulated)
-        labels = self._labels(view, capture, held, generator)
+        counts = update_counts(view, capture, generator)
+        labels = self._labels(counts, held, generator)
         method = self._within_budget(problem, len(labels))
         found = method.reconstruct_each(
             problem.model,
@@ -117,13 +119,12 @@ class UpdateInversion(Attack):
         return Evidence(
             images=found.images,
             labels=labels,
-            extra={"objective": torch.tensor(found.objective), "norm": norm},
+            extra={"objective": torch.tensor(found.objective), "norm": norm, "counts": counts},
             notes=notes,
         )
 
-    def _labels(self, view: View, capture: Capture, held: int, generator: torch.Generator) -> Tensor:
+    def _labels(self, counts: Tensor, held: int, generator: torch.Generator) -> Tensor:
         """Recovered labels of at most ``records`` records, in a random order: which record came when is unknown."""
-        counts = update_counts(view, capture, generator)
         labels = torch.repeat_interleave(torch.arange(len(counts)), counts)
         return labels[torch.randperm(len(labels), generator=generator)][: min(held, self.records)]
 
@@ -143,11 +144,9 @@ class UpdateInversion(Attack):
         """Best assignment of images to records; identified, chance and the naive baselines as everywhere."""
         compared = compare(_images(evidence), view, truth)
         measures: dict[str, Any] = dict(compared.measures)
-        if evidence.labels is not None:
-            found = tally(evidence.labels, view.knowledge.classes)
-            measures["label_accuracy"] = overlap(found, truth.counts)
-            chance = {"label_accuracy_chance": chance_overlap(truth.counts)}
-            measures["baselines"] = {**measures["baselines"], **chance}
+        measures["label_accuracy"] = overlap(evidence.extra["counts"].cpu(), truth.counts)
+        chance = {"label_accuracy_chance": chance_overlap(truth.counts)}
+        measures["baselines"] = {**measures["baselines"], **chance}
         measures["diagnostics"] = {**measures["diagnostics"], **self._diagnose(evidence, view, truth)}
         words = f"{len(truth.x)} records, {_how(evidence.notes)}"
         measures["note"] = "; ".join(filter(None, [words, adds_nothing(measures)]))

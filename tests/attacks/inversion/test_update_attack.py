@@ -99,6 +99,13 @@ def test_many_steps_are_approximated_half_way_and_the_budget_holds() -> None:
     assert replace(ATTACK, budget=1).run(view, rng(1)).notes["iterations"] == LEAST
 
 
+def test_labels_are_counted_for_all_records_however_few_images_are_sought() -> None:
+    """One image says little of twelve labels: the share is that of the recovered counts, 1 where they are right."""
+    truth, model = _truth(12), convnet(8, side=8, depth=1)
+    few = _judged(replace(ATTACK, budget=600, records=1), _scene(truth, model, 1), truth)
+    assert few["n"] == 1 and few["label_accuracy"] > 0.8
+
+
 def test_batch_norm_statistics_count_where_they_were_sent() -> None:
     truth, model = _truth(6), convnet(4, side=8, depth=1, norm=nn.BatchNorm2d).train()
     view = _scene(truth, model, 1)
@@ -122,3 +129,8 @@ def test_without_a_known_model_there_is_nothing_to_read() -> None:
 def test_bad_settings_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
         UpdateInversion(**wrong)
+
+
+def test_a_softened_search_has_no_plateau() -> None:
+    with pytest.raises(ValueError, match="patience=5"):
+        InvertingGradients(soften=100.0, patience=5)
