@@ -54,7 +54,9 @@ def npz(name: str, root: Path | None, keys: Keys) -> Dataset:
 
 def with_domains(flat: Dataset, root: Path, arrays: Mapping[str, NDArray[np.generic]], rows: Pair) -> Dataset:
     """The data set with the domain of each record; rows: of the train and test records where one array held both."""
-    given = [arrays["domain"], arrays.get("domain_test", arrays["domain"][:0])]
+    split = {"x_test", "y_test"} <= set(arrays)
+    none = arrays["domain"][:0]
+    given = [arrays["domain"], arrays.get("domain_test", none) if split else none]
     for key, array in zip(("domain", "domain_test"), given):
         if array.ndim != 1 or array.dtype.kind not in "iuU":
             raise ValueError(
@@ -62,7 +64,6 @@ def with_domains(flat: Dataset, root: Path, arrays: Mapping[str, NDArray[np.gene
             )
     names, at = np.unique(np.concatenate([a.astype(str) for a in given]), return_inverse=True)
     found = torch.from_numpy(at.astype(np.int64))
-    split = "x_test" in arrays
     train, test = found.split([len(a) for a in given]) if split else (found[rows[0]], found[rows[1]])
     if (len(train), len(test)) != (len(flat.train), len(flat.test)):
         raise ValueError(

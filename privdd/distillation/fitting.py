@@ -7,6 +7,7 @@ one public map, one target a class, Adam (Kingma and Ba, ICLR 2015) with a cosin
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -61,13 +62,20 @@ def fit(images: Tensor, targets: Tensor, embed: Embed, settings: Fitting, *, chu
 
 
 def _fit(images: Tensor, targets: Tensor, embed: Embed, settings: Fitting) -> Tensor:
-    mean, square = torch.zeros_like(images), torch.zeros_like(images)
-    (slow, slower), images = BETAS, images.clamp(0, 1)
-    for t in range(1, settings.steps + 1):
-        slope = _slope(images, targets, embed, settings.smoothness)
-        mean = slow * mean + (1 - slow) * slope
-        square = slower * square + (1 - slower) * slope.square()
-        lr = settings.lr * (1 + math.cos(math.pi * (t - 1) / settings.steps)) / 2
+    def slope(x: Tensor) -> Tensor:
+        return _slope(x, targets, embed, settings.smoothness)
+
+    return adam(images.clamp(0, 1), slope, settings.steps, settings.lr)
+
+
+def adam(images: Tensor, slope: Callable[[Tensor], Tensor], steps: int, lr: float) -> Tensor:
+    """Images in [0, 1] after ``steps`` of Adam against ``slope``; the rate falls from lr to 0 along half a cosine."""
+    mean, square, (slow, slower) = torch.zeros_like(images), torch.zeros_like(images), BETAS
+    for t in range(1, steps + 1):
+        gradient = slope(images)
+        mean = slow * mean + (1 - slow) * gradient
+        square = slower * square + (1 - slower) * gradient.square()
+        rate = lr * (1 + math.cos(math.pi * (t - 1) / steps)) / 2
         move = (mean / (1 - slow**t)) / ((square / (1 - slower**t)).sqrt() + TINY)
-        images = (images - lr * move).clamp(0, 1)
+        images = (images - rate * move).clamp(0, 1)
     return images

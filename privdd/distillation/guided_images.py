@@ -6,7 +6,6 @@ no privacy.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -15,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from privdd.core.keys import Keys
-from privdd.distillation.fitting import BETAS, TINY, Fitting, fit, variation
+from privdd.distillation.fitting import Fitting, adam, fit, variation
 from privdd.distillation.initial_images import smooth_images
 from privdd.distillation.networks import Embed, embedded
 
@@ -82,17 +81,13 @@ def pushed_apart(images: Tensor, y: Tensor, score: Score, guiding: Guiding, chun
 
 
 def _pushed(x: Tensor, y: Tensor, score: Score, guiding: Guiding) -> Tensor:
-    mean, square, (slow, slower) = torch.zeros_like(x), torch.zeros_like(x), BETAS
-    for t in range(1, guiding.steps + 1):
-        leaf = x.detach().requires_grad_(True)
+    def slope(images: Tensor) -> Tensor:
+        leaf = images.detach().requires_grad_(True)
         with torch.enable_grad():
             loss = F.cross_entropy(score(leaf), y, reduction="sum") + guiding.smoothness * variation(leaf).sum()
-        (slope,) = torch.autograd.grad(loss, leaf)
-        mean, square = slow * mean + (1 - slow) * slope, slower * square + (1 - slower) * slope.square()
-        lr = guiding.lr * (1 + math.cos(math.pi * (t - 1) / guiding.steps)) / 2
-        step = (mean / (1 - slow**t)) / ((square / (1 - slower**t)).sqrt() + TINY)
-        x = (x - lr * step).clamp(0, 1).detach()
-    return x
+        return torch.autograd.grad(loss, leaf)[0]
+
+    return adam(x, slope, guiding.steps, guiding.lr)
 
 
 def varied(pool: Tensor, guiding: Guiding, generator: torch.Generator) -> Tensor:

@@ -93,10 +93,6 @@ class VirtualData(Method):
         """How often one client applies each mechanism in one round."""
         return self.inner.spends(round, mechanisms)
 
-    def remembers(self, round: int, memory: State) -> bool:
-        """Whether a round's upload reads what the client kept: its images."""
-        return bool(memory)
-
     def phase(self, round: int) -> str:
         return self.inner.phase(round)
 
@@ -118,8 +114,8 @@ class VirtualData(Method):
         return self.inner.maps(broadcast, unpack("inner", memory), problem)
 
     def settings(self, shard_size: int) -> dict[str, Any]:
-        """The protocol's public numbers; updates come from virtual images, not from records."""
-        return {**self.inner.settings(shard_size), "images_per_class": self.virtual.ipc}
+        """The inner method's, as if it trained on the records: how many images there are depends on their classes."""
+        return self.inner.settings(shard_size)
 
     def stand_ins(self, memory: State, problem: Problem) -> Tensor | None:
         """The client's virtual images, once it has some."""

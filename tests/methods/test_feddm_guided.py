@@ -81,7 +81,7 @@ def test_a_data_set_and_a_network_are_published_after_the_last_round_only() -> N
 
 @weights
 def test_the_network_learns_from_the_data_set_alone() -> None:
-    """Chance is 0.1. Nothing but the released set is read: trained again from it, the network agrees with the head."""
+    """Chance is 0.1."""
     experiment = tiny(
         "feddm_guided_dp", *ALL, "privacy.noise_multiplier=0.1", "algo.rounds=10", "algo.rows.width=100",
         "algo.fitting.steps=30", "algo.ipc=5", "algo.guiding.steps=10", "algo.guiding.images=600", "algo.server.epochs=30",
