@@ -72,6 +72,14 @@ def trained(algo: str, *more: str) -> tuple[Progress, tuple[Received, ...], tupl
     return progress, tuple(inboxes), tuple(servers)
 
 
+def finished(experiment: Experiment) -> Progress:
+    """The state after all rounds."""
+    progress = start(experiment.plan, experiment.ledger())
+    while progress.round < experiment.plan.method.rounds:
+        progress = step(experiment.plan, progress, experiment.shards, Engine())[0]
+    return progress
+
+
 def turn(plan: Plan, progress: Progress, shard: Shard, round: int) -> Received:
     """One client's round, through the channel."""
     broadcast = plan.method.broadcast(progress.server)

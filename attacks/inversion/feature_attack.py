@@ -142,7 +142,7 @@ class FeatureInversion(Attack):
         object.__setattr__(self, "report", Rung(self.report))
 
     def run(self, view: View, generator: torch.Generator) -> Evidence:
-        """images: the highest rung's; extra: every rung's images, by its name."""
+        """images: those of the reported rung; extra: every rung's, by its name."""
         known = true_map(view)
         rows, captures = joined(view, known)
         picked = torch.randperm(len(rows), generator=generator)[: self.limit]

