@@ -60,7 +60,7 @@ class Power:
 
 @lru_cache
 def attacks() -> Mapping[str, MembershipAttack]:
-    """Every membership attack that is shipped, with its shipped settings."""
+    """Every membership attack that is on by default, with its shipped settings."""
     config = composed("audit", [f"attack=[{','.join(all_attacks([config_dir()]))}]"])
     return {name: attack for name, attack in attacks_of(config).items() if isinstance(attack, MembershipAttack)}
 
@@ -100,8 +100,8 @@ def markdown(rows: Sequence[Power], seconds: float) -> str:
     return f"""# Would the attacks have seen it?
 
 An attack that finds nothing says something only if it finds a leak that is there. For each surface an upload is made of
-a client's members and of Gaussian noise, read by the same code as in an audit, and given to every membership attack that
-claims the surface, with its shipped settings: {RECORDS} records, {WORLDS} replays. Each member moves models and gradients by
+a client's members and of Gaussian noise, read by the same code as in an audit, and given to every membership attack of
+`attack=all` that claims the surface, with its shipped settings: {RECORDS} records, {WORLDS} replays. Each member moves models and gradients by
 {PULL:g} standard deviations of the noise along its own gradient; images, features and representations are the members'
 own with noise of standard deviation {NOISE:g}, which is the records' own spread; labels and prototypes count the members
 of ten classes. A leak counts as found where the 95 % interval of the AUC lies above one half. In a null the same is sent

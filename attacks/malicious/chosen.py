@@ -47,21 +47,20 @@ class ChosenModel(Attack, hooks=("plant", "width", "parts")):
     def judge(self, evidence: Evidence, view: View, truth: Truth) -> Finding:
         """As for any inversion, with the share of all records that were recovered, and a detector's rate."""
         images = _images(evidence)
-        measures: dict[str, Any] = dict(compare(images, view, truth).measures)
-        figures = compare(images, view, truth).figures
+        found = compare(images, view, truth)
+        measures: dict[str, Any] = dict(found.measures)
         near = torch.cdist(truth.x.flatten(1), images.flatten(1).to(truth.x)) / truth.x[0].numel() ** 0.5
         more = {"recovered": float((near.min(1).values < NEAR).double().mean()), "records": len(truth.x)}
         diagnostics = {**measures.pop("diagnostics", {}), **more, **self._detected(view, truth)}
-        return Finding(
-            view.surface, self.name, self.family, view.adversary, {**measures, "diagnostics": diagnostics}, figures
-        )
+        measures["diagnostics"] = diagnostics
+        return Finding(view.surface, self.name, self.family, view.adversary, measures, found.figures)
 
     def _detected(self, view: View, truth: Truth) -> Mapping[str, float]:
         model = view.knowledge.model
         if model is None:
             return {}
         batch = int(view.knowledge.settings.get("batch_size", 16))
-        return detection_rate(lambda net, x, y: self.parts(net, x, y), model, truth.x, truth.y, batch)
+        return detection_rate(self.parts, model, truth.x, truth.y, batch)
 
 
 def linear_layers(model: nn.Module) -> list[nn.Linear]:

@@ -90,7 +90,10 @@ def _state(view: View) -> dict[str, Tensor] | None:
     model: nn.Module | None = view.knowledge.model
     if model is None or not view.captures or "projection" in view.knowledge.maps:
         return None
-    sent = {name: value for capture in view.captures for name, value in capture.value.items()}
-    needed = dict(model.named_parameters()).keys()
-    own = {name: value for name, value in model.state_dict().items() if name not in needed}
-    return {**own, **sent} if needed <= sent.keys() else None
+    own = model.state_dict()
+    sent: dict[str, Tensor] = {}
+    for capture in view.captures:  # of several networks, the first whose values have the model's names and shapes
+        for name, value in capture.value.items():
+            if name in own and own[name].shape == value.shape:
+                sent.setdefault(name, value)
+    return {**own, **sent} if dict(model.named_parameters()).keys() <= sent.keys() else None

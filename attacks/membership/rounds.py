@@ -92,11 +92,12 @@ class Fusion(RoundsAttack):
 
     def reads(self, view: View) -> list[Tensor]:
         worlds = _worlds(view)
-        return [in_all_rounds(worlds, n) for n in (fused_signals(worlds) if self.signal == "auto" else [self.signal])]
+        names = fused_signals(worlds) if self.signal == "auto" else [primary_signal(view.surface, worlds, self.signal)]
+        return [in_all_rounds(worlds, name) for name in names]
 
     def score(self, view: View, name: str, seed: int) -> Tensor:
         worlds = _worlds(view)
-        vectors = [torch.stack(of, -1) for of in zip(*(one.unbind(-1) for one in self.reads(view)))]
+        vectors = [torch.stack(of, -1) for of in zip(*(one.unbind(-1) for one in self.reads(view)), strict=True)]
         return torch.stack([leave_one_out(self._ratio, one, worlds.masks) for one in vectors], -1)
 
     def _ratio(self, signals: Tensor, masks: Tensor, target: Tensor) -> Tensor:

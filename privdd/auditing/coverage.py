@@ -24,8 +24,6 @@ def reads(attack: Attack, surface: Surface, adversary: Adversary, worlds: int) -
         return False
     if attack.family == Family.MEMBERSHIP:
         return worlds >= attack.least_worlds
-    if adversary == Adversary.MALICIOUS_SERVER:  # the answer to a model of its own, and nothing else
-        return worlds == 0
     if attack.family == Family.GRADIENT_INVERSION and not attack.whole_client:
         return worlds == 0  # these attack single-record probes, the worst case, instead of the real update
     return worlds > 0

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from attacks.types import Family, Finding
+from attacks.types import Adversary, Family, Finding
 from privdd import __version__
 from privdd.auditing.certified import certified, certified_on
 from privdd.auditing.coverage import not_attacked
@@ -32,7 +32,6 @@ from privdd.runtime.files import jsonable, write_json
 from privdd.runtime.provenance import provenance
 from privdd.runtime.run_folder import RunFolder
 
-UNREAD = "what was sent says the same of every record, or the same whoever is in"
 # A finding without any of these only explains why its attack had nothing to read; it does not count as an attack.
 DECIDING = ("finite_sample", "curve")  # bounds whose being above what is stated is a contradiction
 MEASURED = {"auc", "psnr", "label_accuracy", "identified", "epsilon_measured"}
@@ -173,10 +172,11 @@ def _surfaces(
     for (surface, sender), releases in rows.items():
         epsilon, mine = both(progress.ledger, [surface]), [f for f in findings if str(f.surface) == surface]
         missing = gaps(progress.ledger, surface, findings)
-        attacked = any(f.family != Family.GUARANTEE and MEASURED & set(f.measures) for f in mine)
+        tried = [f for f in mine if f.family != Family.GUARANTEE and f.adversary != Adversary.MALICIOUS_SERVER]
+        attacked = any(MEASURED & set(f.measures) for f in tried)  # on what the run itself sent
         audited: bool | str = True if attacked else not_attacked(waived[surface]) if surface in waived else False
         if audited is False and any(str(f.surface) == surface and unread(f) for f in findings):
-            audited = f"nothing to read: {UNREAD}"
+            audited = "nothing to read: what was sent says the same of every record, or the same whoever is in"
         if audited is False and progress.diverged is not None:
             audited = f"waived: {words(progress.diverged)}"
         if audited is False:
@@ -294,7 +294,7 @@ def write_run(folder: RunFolder, audited: Audited, argv: Sequence[str]) -> Findi
     write_ledger(folder.ledger, scene.progress.ledger)
     about = manifest(scene.experiment, scene.progress, audited.seconds, argv)
     worlds = [{"round": t, **asdict(choice)} for t, choice in audited.training.items()]
-    write_json(folder.manifest, about | provenance() | {"worlds": worlds})
+    write_json(folder.manifest, about | provenance() | {"worlds": worlds, "attacks_not_run": list(audited.not_run)})
     checked = validate(result, str(folder.findings))
     write(checked, folder.findings)
     return checked

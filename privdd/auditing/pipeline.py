@@ -31,7 +31,7 @@ from privdd.auditing.noted_again import note_again
 from privdd.auditing.replay import recalled
 from privdd.auditing.shadow_federations import replayed, sent_at_the_end
 from privdd.auditing.shadows import Stage, used_without
-from privdd.auditing.views import Scene, client_views, granted, probe_view, server_views
+from privdd.auditing.views import Scene, client_views, granted, other_networks, probe_view, server_views
 from privdd.core.keys import Keys
 from privdd.core.types import Shard
 from privdd.federated.experiment import Experiment
@@ -56,6 +56,7 @@ class Audited:
     seconds: Mapping[str, float]
     budget: ErrorBudget  # of all bounds that can decide the verdict
     training: Mapping[int, Choice] = field(default_factory=dict)  # audited round -> how its replays were trained
+    not_run: Sequence[str] = ()  # attacks that were asked for and had no view to attack
 
 
 def budget_of(experiment: Experiment, membership: int) -> ErrorBudget:
@@ -128,7 +129,8 @@ def audit(experiment: Experiment, attacks: Mapping[str, Attack], folder: RunFold
         "attacks": clock() - replayed,
         "total": clock() - began,
     }
-    return Audited(scene, findings, seconds, budget, {t: stages[t].choice for t in grouped})
+    not_run = sorted(attacks.keys() - {finding.attack for finding in findings})
+    return Audited(scene, findings, seconds, budget, {t: stages[t].choice for t in grouped}, not_run)
 
 
 def _stages(scene: Scene, whole: Shard, folder: RunFolder, grouped: Mapping[int, Sequence[int]]) -> dict[int, Stage]:
@@ -235,6 +237,7 @@ def _attack_all(
                 note,
                 granted(scene.plan.method, view, attack.family),
                 replayed(scene, view),
+                other_networks(view),
                 used_without(view.surface, lacking) if attack.family == Family.MEMBERSHIP else "",
                 finding.measures.get("note", ""),
             ]
@@ -280,11 +283,11 @@ def _kept(finding: Finding, evidence: Evidence, view: View) -> dict[str, Tensor]
 
 
 def _one(attack: Attack, view: View, truth: Truth, generator: torch.Generator, name: str) -> tuple[Finding, Evidence]:
-    if (finding := nothing_sent(attack, view)) is not None:
-        return finding, Evidence()
-    if why := attack.nothing_to_read(view):
-        return nothing_read(attack, view, why), Evidence()
     try:
+        if (finding := nothing_sent(attack, view)) is not None:
+            return finding, Evidence()
+        if why := attack.nothing_to_read(view):
+            return nothing_read(attack, view, why), Evidence()
         evidence: Evidence = attack.run(view, generator)
         finding = attack.judge(evidence, view, truth)
         return finding, Evidence() if finding.measures.get("status") == "nothing_to_read" else evidence

@@ -62,7 +62,7 @@ def replayed(scene: Scene, view: View) -> str:
     )
     if alone or view.surface == Surface.SHARED_FEATURES or not shared_rounds(method, apart):
         return ""
-    return f"replayed federations differ in the last {apart} of {method.rounds} rounds, so that this is a lower figure than replays of all rounds give"
+    return f"replayed federations differ in the last {apart} of {method.rounds} rounds: replays of all rounds may show more"
 
 
 def server_signals(plan: Plan, server: State, lens: Lens, final: Mapping[str, Tensors]) -> Signals:
@@ -76,6 +76,8 @@ def server_signals(plan: Plan, server: State, lens: Lens, final: Mapping[str, Te
     with torch.no_grad():
         for name, value in final.items():
             surface = plan.method.broadcasts[name]
+            if surface == Surface.GLOBAL_MODEL and f"{surface}|confidence" in found:
+                continue  # of several networks: the method predicts with one, whichever names they have
             if surface == Surface.GLOBAL_MODEL:
                 logits = plan.method.predict(server, lens.memory, lens.candidates.x)
                 public = plan.method.predict(server, lens.memory, lens.public.x[:POPULATION])

@@ -193,6 +193,21 @@ def _fitting(values: Mapping[str, Tensors], model: nn.Module) -> State:
     return state
 
 
+def other_networks(view: View) -> str:
+    """For a finding's note: the networks that the server sends beside the protocol's classifier; "" where there are none."""
+    if view.surface != Surface.GLOBAL_MODEL or view.knowledge.model is None:
+        return ""
+    own: Mapping[str, Tensor] = view.knowledge.model.state_dict()
+    shapes = {name: value.shape for name, value in own.items()}
+    names = [c.name for c in view.captures if any(shapes.get(k) != t.shape for k, t in c.value.items())]
+    if not names:
+        return ""
+    return (
+        f"the server sends {', '.join(names)} beside the classifier: signals are read from what the method predicts "
+        "with, parameters and labels from the classifier, and nothing from the rest"
+    )
+
+
 def _flattened(values: Mapping[str, Tensors]) -> list[tuple[str, Tensors]]:
     labels = values.get("labels", {})
     return [(n, {**v, **labels} if n in ("features", "images") else v) for n, v in values.items()]

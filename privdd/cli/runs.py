@@ -127,11 +127,14 @@ def _audit(config: DictConfig, path: Path, argv: Sequence[str], held: ExitStack)
     folder = prepare(path, config)
     say(experiment, path)
     with resumable("audit", path, config):
-        result = write_run(folder, audit(experiment, attacks, folder), argv)
+        audited = audit(experiment, attacks, folder)
+        result = write_run(folder, audited, argv)
         page = write_report(path)
     track(config.tracking, path, result.utility.accuracy_by_round if result.utility else (), scalars_of(result))
     seal(path)
     print_summary(result, sys.stdout)
+    if audited.not_run:
+        print(f"not run, as {config.name} releases nothing that they read: {', '.join(audited.not_run)}")
     print(f"\nreport: {page}\nresult: {folder.findings}")
     return CONTRADICTION if result.verdict == "contradiction" else 0
 

@@ -254,6 +254,21 @@ def test_what_certain_attacks_do_not_read_is_said_and_not_called_waived(tmp_path
     }
 
 
+def test_an_answer_to_a_chosen_model_does_not_count_as_a_look_at_what_was_sent(tmp_path, monkeypatch, capsys):
+    """A malicious server reads another upload than the run's own; and an attack with nothing to read here is named."""
+    monkeypatch.setattr("privdd.reporting.page.write_report", lambda path: path)
+    config = small_config("attack=[copy_detection,imprint,model_inversion]", "attack.imprint.units=64", "audit.require=some",
+                          "attack.model_inversion.prior=null", "attack.model_inversion.miface.iterations=2",
+                          "attack.model_inversion.referee.steps=2")  # fmt: skip
+    assert run_audit(config, tmp_path, []) == 0
+    found = read_json(tmp_path / "findings.json")
+    assert any(f["attack"] == "imprint" and f["surface"] == "update" and "psnr" in f for f in found["findings"])
+    rows = {r["surface"]: r["audited"] for r in found["surfaces"]}
+    assert rows["update"] == "not attacked: not read by the attacks asked for" and rows["global_model"] is True
+    assert read_json(tmp_path / "manifest.json")["attacks_not_run"] == ["copy_detection"]
+    assert "not run, as fedavg releases nothing that they read: copy_detection\n" in capsys.readouterr().out
+
+
 def test_all_attacks_cover_every_method():
     """attack=all, the default, leaves no surface of any yaml open."""
     from privdd.cli.config import expand
@@ -300,6 +315,12 @@ def test_what_the_message_says_to_add_is_enough(algo):
     check_coverage(method, attacks_of(config), replace(settings, waive=dict(waived)))
     with pytest.raises(BadConfig):
         check_coverage(method, attacks_of(config), replace(settings, waive=dict(waived[1:])))
+
+
+@pytest.mark.parametrize("attack", ["lira", "fusion"])
+def test_a_signal_that_a_surface_lacks_is_named_with_those_it_has(attack, tmp_path):
+    with pytest.raises(AttackFailed, match=rf"attack {attack} on update .*signal='nowhere': surface update has \['align"):
+        run_audit(small_config(f"attack=[{attack}]", f"attack.{attack}.signal=nowhere", "audit.worlds=5", "audit.require=some"), tmp_path, [])
 
 
 def test_an_attack_that_breaks_stops_the_audit(tmp_path, monkeypatch):

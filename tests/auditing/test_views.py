@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from attacks.types import Surface
+from attacks.types import Adversary, Capture, Knowledge, Surface, View
 from privdd.auditing import views as views_module
 from privdd.auditing.pipeline import game_of
 from privdd.auditing.readers import read_signals
 from privdd.auditing.shadows import audited_rounds
-from privdd.auditing.views import Scene, client_views
+from privdd.auditing.views import Scene, client_views, other_networks
 from privdd.cli.assemble import assemble
 from privdd.cli.config import composed
 from privdd.federated.trainer import Trainer
@@ -51,6 +52,19 @@ def test_rounds_are_joined_where_the_same_rows_went_through_the_same_map(
     for capture in captures:
         sent = progress.snapshots[capture.round].sent
         assert any(all(torch.equal(capture.value[k], v[k]) for k in capture.value.keys() & v.keys()) for v in sent.values())
+
+
+def test_networks_beside_the_classifier_are_named_and_buffers_are_none() -> None:
+    """As feddm_guided_dp sends a head and a network, FedAvg a model's parameters and its buffers apart."""
+    model = torch.nn.BatchNorm1d(2)
+    state = model.state_dict()
+    sent = [{"weight": state["weight"], "bias": state["bias"]}, {"running_mean": torch.ones(2)}, {"weight": torch.zeros(3, 4)}]
+    captures = [Capture(2, -1, name, value, {}) for name, value in zip(("model", "buffers", "network"), sent)]
+    knowledge = Knowledge((1, 2, 2), 2, torch.zeros(1), torch.zeros(1), model)
+    view = View(Surface.GLOBAL_MODEL, Adversary.PUBLIC, tuple(captures), knowledge)
+    assert other_networks(view).startswith("the server sends network beside the classifier: ")
+    assert other_networks(replace(view, captures=view.captures[:2])) == ""
+    assert other_networks(replace(view, surface=Surface.GLOBAL_IMAGES)) == ""
 
 
 def test_of_several_networks_that_a_server_sends_the_auditors_own_is_filled() -> None:

@@ -1,5 +1,7 @@
 """Label-only membership against a model whose decisions are known, and on a null."""
 
+from dataclasses import replace
+
 import torch
 from torch import nn
 
@@ -56,6 +58,18 @@ def test_it_finds_what_the_sent_model_remembers_and_nothing_in_one_that_remember
         scores = LabelOnly().run(view(x[coins[1]], coins, x), torch.Generator().manual_seed(2)).scores
         found.append(roc(scores[0], coins[0].numpy()).auc)
     assert abs(sum(found) / 20 - 0.5) < 0.05
+
+
+def test_of_several_networks_that_were_sent_it_reads_the_one_whose_shapes_are_the_models() -> None:
+    x = torch.rand(N, 1, 5, 5, generator=torch.Generator().manual_seed(0))
+    masks = torch.rand(2, N, generator=torch.Generator().manual_seed(1)) < 0.5
+    seen = view(x[masks[0]], masks, x)
+    other = Capture(0, -1, "network", {"kept": torch.zeros(3, 4), "body.weight": torch.zeros(2)})
+    expected = LabelOnly().run(seen, torch.Generator().manual_seed(2)).scores
+    for sent in ((*seen.captures, other), (other, *seen.captures)):
+        found = LabelOnly().run(replace(seen, captures=sent), torch.Generator().manual_seed(2)).scores
+        assert torch.equal(found, expected)
+    assert "no model" in LabelOnly().nothing_to_read(replace(seen, captures=(other,)))
 
 
 def test_it_reads_the_model_that_was_sent_and_not_the_one_before() -> None:
