@@ -81,10 +81,10 @@ class PlantedEmbedding(ChosenModel):
 def unlocked(total: Tensor, pixels: int) -> Tensor:
     """Records (m, pixels) in [0, 1] from the classes' sums (C, width) of the planted embedding.
 
-    A block that one record opened holds s (g + pixel - SHUT), where g is how far the gate is open and s the scale; its first
-    two coordinates, s (g - SHUT) and s (g + 1 - SHUT), say both. One that nobody opened is zero. One that several records opened holds
-    the sum of their pixels under the sum of their scales: a picture whose brightest pixel is rarely 1 and whose scale is a
-    multiple of everybody's.
+    A block that one record opened holds s (g + pixel - SHUT), where g is how far the gate is open and s the scale; its
+    first two coordinates, s (g - SHUT) and s (g + 1 - SHUT), say both. One that nobody opened is zero. One that several
+    records opened holds the sum of their pixels under the sum of their scales: a picture whose brightest pixel is rarely
+    1 and whose scale is a multiple of everybody's.
     """
     size = pixels + EXTRA
     by_block = total[:, : total.shape[1] // size * size].reshape(-1, size)

@@ -57,7 +57,8 @@ def lira(
     authors' script does. Offline takes OUT worlds only: log Phi((t - mu_out) / sigma_out), the
     paper's one-sided test ("logpdf": the script's two-sided one, for reproduction).
     variance: "per_record" is numpy's std of each record's worlds; "pooled" pools the residuals around
-    each record's own centre, IN and OUT apart; "auto" is per record from 63 worlds up (64 replays, one of them the target), else pooled;
+    each record's own centre, IN and OUT apart; "auto" is per record from 63 worlds up
+    (64 replays, one of them the target), else pooled;
     the uncentred ones serve CONVENTIONS. A record with no IN (or OUT) world takes the other side's
     centre shifted by the median gap of the rest. Raises ValueError for bad shapes, NaN, or no world
     on a side that is needed.

@@ -2,7 +2,8 @@
 
 Where one noise tensor serves a batch of released rows, row_j - f(x_i) is that noise if row j stems from record i.
 So the noises that two candidates imply coincide if both are in, and differ by whole features otherwise; one member
-alone implies noise of the stated size, an outsider a larger one. No shadow model and no known record is needed. ``KnownNeighbour`` is the same observation by an insider.
+alone implies noise of the stated size, an outsider a larger one. No shadow model and no known record is needed.
+``KnownNeighbour`` is the same observation by an insider.
 """
 
 from __future__ import annotations

@@ -108,8 +108,10 @@ def _judge(line: SurfaceLine, rows: list[FindingRow], privacy: Privacy, leaked: 
         return "do_not_share", "warn", SEED if privacy.noise and privacy.noise.source == "seed" else PAIRED
     if limit > LARGE_EPSILON and leaked:
         return "do_not_share", "bad", f"an attack works, and its limit of ε = {number(limit)} forbids little"
-    plain = line.verdict == "consistent" and limit <= LARGE_EPSILON and privacy.noise is not None
+    tried = line.row.audited is True or only_unread(rows)
+    plain = tried and line.verdict == "consistent" and limit <= LARGE_EPSILON and privacy.noise is not None
     what = "no attack contradicted its limit" if line.verdict == "consistent" else "its limit was tested in part"
+    what = what if tried else f"no attack was tried ({line.row.audited}); its limit rests on its proof and its tests"
     return "share_only_under", "good" if plain else "warn", what
 
 

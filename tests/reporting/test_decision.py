@@ -103,7 +103,8 @@ CASES: list[tuple[str, Findings, tuple[str, str, str], str]] = [
     ("smoke run, small limit", run([row(NOTHING)], "consistent", 2.0, preset="smoke"), ("share_only_under", "warn", "Share only under ε = 2"), "no attack"),
     ("nothing to read", run([UNREAD], "unprotected", "inf", audited="nothing to read: x"), ("no_leak_found", "warn", "No leak found by this test"), "depends on a record"),
     ("not attacked", run([], "unprotected", "inf", audited="not attacked: x"), ("do_not_share", "bad", "Do not share"), "no attack was tried"),
-    ("waived, but limited", run([], "consistent", 2.0, audited="waived: x"), ("share_only_under", "good", "Share only under ε = 2"), "no attack"),
+    ("waived, but limited", run([], "consistent", 2.0, audited="waived: x"), ("share_only_under", "warn", "Share only under ε = 2"), "no attack was tried (waived: x)"),
+    ("nothing to read, and limited", run([UNREAD], "consistent", 2.0, audited="nothing to read: x"), ("share_only_under", "good", "Share only under ε = 2"), "no attack contradicted"),
     ("no record in it", run([row(NOTHING)], "consistent", 0.0, noise=SEED), ("no_leak_found", "good", "No leak found by this test"), "no record"),
 ]  # fmt: skip
 
