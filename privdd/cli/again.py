@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from omegaconf import DictConfig, OmegaConf
 
 from privdd.cli.config import composed, own_folders
+from privdd.cli.quoting import value_of
 from privdd.cli.stored_config import OUTSIDE, check_outside
 from privdd.cli.unused_settings import check_engine_used
 from privdd.core.errors import BadConfig
@@ -34,7 +35,7 @@ def again(config: DictConfig, command: str, argv: Sequence[str], given: Sequence
     typed = [a for a in given if "=" in a and not a.startswith((f"{word}=", "-"))]
     for item in typed:
         key = item.split("=")[0]
-        same = key in OUTSIDE and str(OmegaConf.select(config, key)) == item.partition("=")[2].strip("'\"")
+        same = key in OUTSIDE and str(OmegaConf.select(config, key)) == value_of(item)
         if not same and not any(key == part or item.startswith(f"{part}.") for part in CHANGEABLE[word]):
             raise BadConfig(f"{item}: together with {word}= only {', '.join(CHANGEABLE[word])} can be changed")
     spelled = [a for a in argv if a in typed or (a.startswith("attack=") and word == "run")]
@@ -46,7 +47,7 @@ def again(config: DictConfig, command: str, argv: Sequence[str], given: Sequence
     if word == "resume" and threads is not None:
         _keep_threads(config, threads, any(item.startswith("engine.threads=") for item in typed))
     check_engine_used(config, [item.split("=")[0] for item in typed])
-    if word == "run" and any(item.startswith("attack=") for item in typed):
+    if word == "run" and "audit.require=some" in argv:  # so ``expand`` says where certain attacks were asked for
         OmegaConf.update(config, "audit.require", "some", force_add=True)
     return config
 

@@ -105,16 +105,21 @@ def expand(argv: Sequence[str], command: str) -> list[str]:
     args = [_without_glob(_with_all(a, folders), folders) for a in argv if a != "attack=all"]
     if command == "audit" and not any(a.startswith("attack=") for a in args):
         args.append(f"attack=[{','.join(all_attacks(folders))}]")
-    elif command == "audit" and not any(a.startswith(("audit.require=", "scores=", "attack=[all")) for a in argv):
+    elif command == "audit" and not any(a.startswith(("audit.require=", "scores=")) or "all" in _listed(a) for a in argv):
         args.append("audit.require=some")
     return overrides_first(args)
 
 
+def _listed(argument: str) -> list[str]:
+    """The names in ``attack=[A,B]``; none in any other argument."""
+    inside = argument.removeprefix("attack=[")
+    return [] if inside == argument else [name.strip() for name in inside.rstrip("] ").split(",")]
+
+
 def _with_all(argument: str, folders: Sequence[str]) -> str:
     """``attack=[all,NAME]`` with all attacks that are on by default in the place of "all"."""
-    group, _, value = argument.partition("=")
-    names = [name.strip() for name in value.strip("[] ").split(",")]
-    if group != "attack" or not value.startswith("[") or "all" not in names:
+    names = _listed(argument)
+    if "all" not in names:
         return argument
     return f"attack=[{','.join(dict.fromkeys([*all_attacks(folders), *(n for n in names if n != 'all')]))}]"
 

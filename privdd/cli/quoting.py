@@ -33,11 +33,16 @@ def _reads(item: str) -> bool:
     return True
 
 
+def value_of(override: str) -> str:
+    """What Hydra reads from ``key=value``, its quotes taken off. Raises HydraException where it cannot."""
+    return str(OverridesParser.create().parse_override(override).value())
+
+
 def assignment(key: str, value: str) -> str:
     """``key=value`` as Hydra reads it back: quoted where it has to be."""
     plain = f"{key}={value}"
     try:
-        if str(OverridesParser.create().parse_override(plain).value()) == value:
+        if value_of(plain) == value:
             return plain
     except (HydraException, ValueError):
         pass

@@ -12,16 +12,23 @@ from omegaconf import OmegaConf
 from privdd.cli.again import CHANGEABLE
 from privdd.cli.config import composed
 from privdd.cli.main import _main
+from privdd.cli.quoting import assignment
 from privdd.core.errors import BadConfig
+
+
+def taken_up(command: str, word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stored: list[str], *typed: str) -> Any:
+    """The config with which a run of ``stored`` settings is taken up again by ``word=``."""
+    (tmp_path / "config.yaml").write_text(OmegaConf.to_yaml(composed(command, stored), resolve=True))
+    seen: list[Any] = []
+    monkeypatch.setattr(sys, "argv", [f"privdd.{command}", f"{word}={tmp_path}", *typed])
+    assert _main(command, lambda config, path, args: seen.append(config) or 0) == 0
+    return seen[0]
 
 
 def resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stored: list[str], *typed: str) -> dict[str, Any]:
     """The engine with which a run of ``stored`` settings goes on."""
-    (tmp_path / "config.yaml").write_text(OmegaConf.to_yaml(composed("train", stored), resolve=True))
-    seen: list[Any] = []
-    monkeypatch.setattr(sys, "argv", ["privdd.train", f"resume={tmp_path}", *typed])
-    assert _main("train", lambda config, path, args: seen.append(config) or 0) == 0
-    return OmegaConf.to_container(seen[0].engine)  # type: ignore[return-value]
+    found = taken_up("train", "resume", tmp_path, monkeypatch, stored, *typed)
+    return OmegaConf.to_container(found.engine)  # type: ignore[return-value]
 
 
 def test_another_engine_keeps_the_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,6 +49,31 @@ def test_other_threads_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_what_decides_the_result_is_refused(typed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(BadConfig, match="together with resume= only engine can be changed"):
         resumed(tmp_path, monkeypatch, ["preset=smoke"], typed)
+
+
+@pytest.mark.parametrize("root", ["/data/plain.npz", "/data/rené x.npz", "/data/it's.npz"])
+def test_the_place_of_the_data_is_typed_again_in_any_letters(root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stored = ["preset=smoke", "data=npz", assignment("data.root", root)]
+    assert taken_up("train", "resume", tmp_path, monkeypatch, stored, f"data.root={root}").data.root == root
+    with pytest.raises(BadConfig, match="together with resume= only engine"):
+        resumed(tmp_path, monkeypatch, stored, f"data.root={root}.other")
+
+
+@pytest.mark.parametrize(
+    ("typed", "required"),
+    [
+        (["attack=[rmia]"], "some"),
+        (["attack=[rmia]", "audit.require=all"], "all"),
+        (["audit.require=all", "attack=[rmia]"], "all"),
+        (["attack=[rmia,all]"], "all"),  # as stored
+        ([], "all"),
+    ],
+)
+def test_only_certain_attacks_are_required_unless_all_are_asked_for(
+    typed: list[str], required: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored = ["preset=smoke", "attack=[lira]"]
+    assert taken_up("audit", "run", tmp_path, monkeypatch, stored, *typed).audit.require == required
 
 
 def test_what_may_change_is_there() -> None:
