@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+import privdd
 from privdd.api import audit, compare, config_of, load_run, train
 
 TINY = (
@@ -59,3 +63,15 @@ def test_mistakes_are_one_line_and_leave_no_folder(tmp_path: Path, typed: str) -
     with pytest.raises(ValueError) as caught:
         audit(*TINY, typed, out=tmp_path / "run")
     assert "\n" not in str(caught.value) and not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("name", ["attacks.py", "attacks/__init__.py"])
+def test_another_package_named_attacks_is_named(name: str, tmp_path: Path) -> None:
+    """It comes first on the path, as where Python is started in its folder."""
+    place = tmp_path / name
+    place.parent.mkdir(exist_ok=True)
+    place.write_text('MARKER = "privdd-attacks"\n')
+    path = os.pathsep.join([str(tmp_path), str(Path(privdd.__file__).parents[1])])
+    command = [sys.executable, "-c", "import privdd"]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}, cwd="/", timeout=60)
+    assert done.returncode == 1 and f"another package named 'attacks' shadows privdd's: {place}" in done.stderr

@@ -105,7 +105,9 @@ def expand(argv: Sequence[str], command: str) -> list[str]:
     args = [_without_glob(_with_all(a, folders), folders) for a in argv if a != "attack=all"]
     if command == "audit" and not any(a.startswith("attack=") for a in args):
         args.append(f"attack=[{','.join(all_attacks(folders))}]")
-    elif command == "audit" and not any(a.startswith(("audit.require=", "scores=")) or "all" in _listed(a) for a in argv):
+    elif command == "audit" and not any(
+        a.startswith(("audit.require=", "scores=")) or "all" in _listed(a) for a in argv
+    ):
         args.append("audit.require=some")
     return overrides_first(args)
 

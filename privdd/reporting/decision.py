@@ -102,17 +102,20 @@ def _judge(line: SurfaceLine, rows: list[FindingRow], privacy: Privacy, leaked: 
         return "do_not_share", "bad", f"the limit stated for it does not hold{same}"
     if math.isinf(limit):
         return _unprotected(line, rows, leaked)
+    if limit == 0 and leaked:
+        return "do_not_share", "bad", "an attack works, though by its limit of ε = 0 no record enters it"
     if limit == 0:
         return "no_leak_found", "good" if line.verdict == "consistent" else "warn", "no record enters it: ε = 0"
-    if noise_words.simulation(privacy):
-        return "do_not_share", "warn", SEED if privacy.noise and privacy.noise.source == "seed" else PAIRED
     if limit > LARGE_EPSILON and leaked:
         return "do_not_share", "bad", f"an attack works, and its limit of ε = {number(limit)} forbids little"
-    tried = line.row.audited is True or only_unread(rows)
-    plain = tried and line.verdict == "consistent" and limit <= LARGE_EPSILON and privacy.noise is not None
-    what = "no attack contradicted its limit" if line.verdict == "consistent" else "its limit was tested in part"
-    what = what if tried else f"no attack was tried ({line.row.audited}); its limit rests on its proof and its tests"
-    return "share_only_under", "good" if plain else "warn", what
+    if noise_words.simulation(privacy):
+        return "do_not_share", "warn", SEED if privacy.noise and privacy.noise.source == "seed" else PAIRED
+    if line.verdict == "untested":
+        return "share_only_under", "warn", "not all that its limit rests on was tested"
+    if _untried(line, rows):
+        return "share_only_under", "warn", f"its noise was tested, but no attack was tried ({line.row.audited})"
+    plain = limit <= LARGE_EPSILON and privacy.noise is not None
+    return "share_only_under", "good" if plain else "warn", "no attack contradicted its limit"
 
 
 def _unprotected(line: SurfaceLine, rows: list[FindingRow], leaked: bool) -> tuple[Kind, Tone, str]:
@@ -124,9 +127,14 @@ def _unprotected(line: SurfaceLine, rows: list[FindingRow], leaked: bool) -> tup
             "warn",
             "nothing limits what it reveals; the attacks found nothing in it that depends on a record",
         )
-    if line.row.audited is not True:
+    if _untried(line, rows):
         return "do_not_share", "bad", f"nothing limits what it reveals, and no attack was tried ({line.row.audited})"
     return "no_leak_found", "warn", "nothing limits what it reveals; the attacks tried here failed, and others may not"
+
+
+def _untried(line: SurfaceLine, rows: list[FindingRow]) -> bool:
+    """Whether no attack looked at it: one that found nothing to read did look."""
+    return line.row.audited is not True and not only_unread(rows)
 
 
 def _title(kind: Kind, line: SurfaceLine) -> str:
@@ -154,12 +162,12 @@ def _sure(kind: Kind, line: SurfaceLine, rows: list[FindingRow], leaked: bool, e
         return "sure: shown at 95 % confidence or by the run's own noise"
     if kind == "do_not_share" and leaked:
         return (
-            "sure: above guessing with 95 % confidence"
+            "its 95 % interval lies above guessing, as about 1 in 40 would by chance"
             if certain(rows)
             else "likely: above a guess, but without an interval"
         )
-    if line.row.audited is not True:
-        return "not attacked" if not only_unread(rows) else ""
+    if _untried(line, rows):
+        return "not attacked"
     seen = [] if line.accounted == 0 else rates(rows)
     missed = (
         f"at 95 %, the strongest attack may still name up to {share(seen[0].at.ci[1])} of members at {one_in(seen[0].fpr)} false alarms"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from privdd.reporting import words
+from privdd.reporting import noise_words, words
 from privdd.reporting.schema import FindingRow, Findings
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ SHOWN = ("surface", "attack", "adversary", "auc", "epsilon_measured", "psnr", "n
 def rows(findings: Findings) -> list[dict[str, Any]]:
     """One mapping per finding, its columns of plain values; what does not apply to any finding has no column."""
     made = [_row(row) for row in findings.findings]
-    kept = [name for name in dict.fromkeys(key for row in made for key in row)]
+    kept = list(dict.fromkeys(key for row in made for key in row))
     return [{name: row.get(name) for name in kept} for row in made]
 
 
@@ -46,7 +46,7 @@ def frame(findings: Findings) -> pandas.DataFrame:
 
 
 def html(findings: Findings) -> str:
-    """A short view for notebooks: verdict, epsilon, and a line for every finding. All text is escaped."""
+    """A short view for notebooks: verdict, epsilon, what its noise allows, a line for every finding. All text is escaped."""
     privacy, made = findings.privacy, rows(findings)
     columns = [name for name in SHOWN if any(row.get(name) is not None for row in made)]
     head = Markup("").join(Markup("<th>{}</th>").format(name.replace("_", " ")) for name in columns)
@@ -55,7 +55,7 @@ def html(findings: Findings) -> str:
         for row in made
     )
     text = Markup(
-        "<p><b>{}</b> on {}: {}; epsilon at most {} at delta {} ({}, {})</p><table><tr>{}</tr>{}</table>"
+        "<p><b>{}</b> on {}: {}; epsilon at most {} at delta {} ({}, {})</p>{}<table><tr>{}</tr>{}</table>"
     ).format(
         findings.run.algo,
         findings.run.data,
@@ -64,6 +64,7 @@ def html(findings: Findings) -> str:
         words.number(privacy.delta),
         f"unit {privacy.unit}",
         privacy.relation,
+        Markup("").join(Markup("<p>{}</p>").format(mark) for mark in noise_words.marks(privacy)),
         head,
         body,
     )

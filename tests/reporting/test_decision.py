@@ -92,7 +92,7 @@ CASES: list[tuple[str, Findings, tuple[str, str, str], str]] = [
     ("unprotected, only the AUC is above guessing", run([row(NOTHING, auc=0.7, auc_ci=[0.6, 0.8])], "unprotected", "inf"), ("do_not_share", "bad", "Do not share"), "attack works"),
     ("contradiction", run([BROKEN], "contradiction", 0.9), ("do_not_share", "bad", "Do not share"), "does not hold"),
     ("contradiction of a smoke run", run([BROKEN], "contradiction", 0.9, preset="smoke"), ("do_not_share", "bad", "Do not share"), "does not hold"),
-    ("untested", run([row(NOTHING)], "untested", 2.0, untested=["m, noise: no test"]), ("share_only_under", "warn", "Share only under ε = 2"), "tested in part"),
+    ("untested", run([row(NOTHING)], "untested", 2.0, untested=["m, noise: no test"]), ("share_only_under", "warn", "Share only under ε = 2"), "not all that its limit rests on"),
     ("not contradicted, small limit", run([row(NOTHING)], "consistent", 2.0), ("share_only_under", "good", "Share only under ε = 2"), "no attack"),
     ("not contradicted, an attack within the limit", run([row(STRONG)], "consistent", 7.9), ("share_only_under", "good", "Share only under ε = 7.9"), "no attack"),
     ("not contradicted, at the limit of 8", run([row(NOTHING)], "consistent", 8.0), ("share_only_under", "good", "Share only under ε = 8"), "no attack"),
@@ -103,8 +103,10 @@ CASES: list[tuple[str, Findings, tuple[str, str, str], str]] = [
     ("smoke run, small limit", run([row(NOTHING)], "consistent", 2.0, preset="smoke"), ("share_only_under", "warn", "Share only under ε = 2"), "no attack"),
     ("nothing to read", run([UNREAD], "unprotected", "inf", audited="nothing to read: x"), ("no_leak_found", "warn", "No leak found by this test"), "depends on a record"),
     ("not attacked", run([], "unprotected", "inf", audited="not attacked: x"), ("do_not_share", "bad", "Do not share"), "no attack was tried"),
+    ("noise from the printed seed, large limit, strong attack", run([row(STRONG)], "consistent", 15.5, noise=SEED), ("do_not_share", "bad", "Do not share"), "forbids little"),
     ("waived, but limited", run([], "consistent", 2.0, audited="waived: x"), ("share_only_under", "warn", "Share only under ε = 2"), "no attack was tried (waived: x)"),
     ("nothing to read, and limited", run([UNREAD], "consistent", 2.0, audited="nothing to read: x"), ("share_only_under", "good", "Share only under ε = 2"), "no attack contradicted"),
+    ("no record in it, and an attack works", run([row(STRONG)], "consistent", 0.0), ("do_not_share", "bad", "Do not share"), "an attack works"),
     ("no record in it", run([row(NOTHING)], "consistent", 0.0, noise=SEED), ("no_leak_found", "good", "No leak found by this test"), "no record"),
 ]  # fmt: skip
 

@@ -14,6 +14,7 @@ from sklearn.metrics import roc_auc_score
 from privdd.reporting.findings_file import load, validate
 from privdd.reporting.folder import read_run
 from privdd.reporting.notebook_view import html, rows
+from privdd.reporting.schema_privacy import NoiseRow
 
 HOSTILE = "<script>alert(1)</script>"
 
@@ -98,3 +99,7 @@ def test_the_short_view_escapes_and_states(runs: dict[str, Path]) -> None:
     for part in (found.verdict, found.privacy.unit, found.privacy.relation, found.findings[0].attack):
         assert part in text
     assert text.count("<tr>") == 1 + len(rows(found))
+    assert "not for release" not in text  # the fixture does not say where its noise came from
+    noise = NoiseRow(source="seed", paired=False, for_release=False)
+    drawn = found.model_copy(update={"privacy": found.privacy.model_copy(update={"noise": noise})})
+    assert "Simulation, not for release" in html(drawn)
