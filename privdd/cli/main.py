@@ -27,7 +27,7 @@ from privdd.cli.config import (
     register_resolvers,
 )
 from privdd.cli.help import answered
-from privdd.cli.overrides import check_overrides
+from privdd.cli.overrides import OF_HYDRA, check_overrides
 from privdd.cli.quoting import quoted
 from privdd.cli.secret import taken, unused
 from privdd.cli.sweeps import Sweep, asked, count_points, is_sweep, pinned
@@ -36,7 +36,6 @@ from privdd.runtime.allocator import keep_memory
 from privdd.runtime.plain_folder import check_folder
 
 Run = Callable[[DictConfig, Path, Sequence[str]], int]
-OF_HYDRA = ("--hydra-help", "--info", "-i", "--cfg", "-c", "--shell-completion", "-sc", "--package", "-p", "--resolve")
 
 
 def main(command: str, run: Run) -> int:
@@ -54,7 +53,6 @@ def _main(command: str, run: Run) -> int:
     typed, trusted = _without_trust(public)
     argv = expand(typed, command)
     if any(a.split("=")[0] in OF_HYDRA for a in argv):
-        sys.argv = [sys.argv[0], *sys.argv[1:]]
         _hydra(command, run, argv)
         return 0
     config = checked(command, argv)

@@ -16,10 +16,8 @@ from privdd.cli.config import GROUPS, choices, composed, config_dir, one_line, o
 from privdd.cli.type_check import hint_at
 from privdd.core.errors import BadConfig
 
-OPTIONS = (
-    "-m", "--multirun", "--config-dir", "-cd", "--help", "-h", "--version", "--hydra-help", "--info", "-i", "--cfg",
-    "-c", "--shell-completion", "-sc", "--package", "-p", "--resolve",
-)  # fmt: skip
+OF_HYDRA = ("--hydra-help", "--info", "-i", "--cfg", "-c", "--shell-completion", "-sc", "--package", "-p", "--resolve")
+OPTIONS = ("-m", "--multirun", "--config-dir", "-cd", "--help", "-h", "--version", *OF_HYDRA)
 
 
 def check_overrides(command: str, argv: Sequence[str]) -> DictConfig:

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from privdd.cli.config import choices, config_dir
+from privdd.cli.config import choices, composed, config_dir
 from privdd.cli.main import checked
 from privdd.cli.read_settings import fingerprint
-from privdd.cli.terms import differing, reason, row_terms, rows_of
 from privdd.core.errors import BadConfig
+from tests.configs.experiment_terms import differing, reason, row_terms, rows_of
 
 EXPERIMENTS = choices("experiment", [config_dir()])
 KEYS = {"source", "metric", "best", "stand_in", "offline", "terms", "differs", "columns"}
@@ -50,6 +50,17 @@ def test_rows_of_a_column_are_on_equal_terms_or_say_which_differ(name: str) -> N
     for term, said in paper["differs"].items():
         for start in said:
             assert any(t == term and reason({term: {start: "x"}}, t, row) for t, row in used), f"{term} {start}: does not differ"
+
+
+def test_unequal_rounds_and_networks_are_seen() -> None:
+    """The faults that this is for: 50 rounds beside 1016, and another network."""
+    plain = row_terms(composed("train", ["experiment=feddm_table2", "algo=fedavg", "preset=paper"]))
+    longer = row_terms(composed("train", ["experiment=feddm_table2", "algo=fedprox", "preset=paper", "algo.rounds=50"]))
+    other = row_terms(composed("train", ["experiment=feddm_table2", "algo=feddm", "preset=paper", "model.width=64"]))
+    assert differing({"a": plain, "b": longer, "c": other}) == {"rounds": {"b"}, "model": {"c"}}
+    assert differing({"a": plain, "c": {**other, "model": plain["model"]}}) == {}  # FedDM trains no classifier locally
+    assert reason({"rounds": {"algo=fedfed": "why"}}, "rounds", "algo=fedfed algo/base=fedprox") == "why"
+    assert reason({"rounds": {"algo=fedfed": "why"}}, "rounds", "algo=fedfed_raw") == ""
 
 
 def test_terms_reach_every_row() -> None:
