@@ -162,7 +162,7 @@ def _sure(kind: Kind, line: SurfaceLine, rows: list[FindingRow], leaked: bool, e
         return "sure: shown at 95 % confidence or by the run's own noise"
     if kind == "do_not_share" and leaked:
         return (
-            "its 95 % interval lies above guessing, as about 1 in 40 would by chance"
+            "sure: better than guessing, at 95 % confidence for all rates in this report"
             if certain(rows)
             else "likely: above a guess, but without an interval"
         )

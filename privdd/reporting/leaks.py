@@ -14,6 +14,7 @@ from privdd.reporting.strongest import (
     blind_psnr,
     bound,
     finds_members,
+    lower_end,
     ranks_members,
     rebuilds,
 )
@@ -27,7 +28,7 @@ def leaks(rows: Sequence[FindingRow]) -> list[str]:
 
 
 def certain(rows: Sequence[FindingRow]) -> bool:
-    """Whether any of it has a 95 % interval above guessing; pictures and features have none."""
+    """Whether any of it has an interval above guessing, at 95 % for all rates of the run; pictures and features have none."""
     return any(tell(rows) for tell in (_limits, _members, _names, _labels))
 
 
@@ -74,7 +75,7 @@ def _members(rows: Iterable[FindingRow]) -> list[str]:
         worst = best.row.worst_records
         tail = (
             f"; of the most exposed {share(worst.share)} of records, {share(worst.tpr)}"
-            if worst and worst.ci[0] > 0.001
+            if worst and lower_end(worst.tpr, worst.ci[0], best.row._looks.count) > 0.001
             else ""
         )
         return [
@@ -103,7 +104,7 @@ def _names(rows: Iterable[FindingRow]) -> list[str]:
     over = [
         (r, hit, chance)
         for r, hit, chance in known
-        if hit is not None and chance is not None and above_chance(hit, chance, r.n)
+        if hit is not None and chance is not None and above_chance(hit, chance, r.n, r._looks.count)
     ]
     if not over:
         return []
@@ -126,7 +127,7 @@ def _labels(rows: Iterable[FindingRow]) -> list[str]:
         for r in rows
         if r.family == "label" and r.label_accuracy is not None
     ]
-    over = [one for one in read if above_chance(one[1], one[2], one[0].n)]
+    over = [one for one in read if above_chance(one[1], one[2], one[0].n, one[0]._looks.count)]
     if not over:
         return []
     row, rate, chance = max(over, key=lambda one: one[1])

@@ -24,6 +24,7 @@ from privdd.reporting.schema_values import (  # fmt: skip
     Epsilon,
     FileName,
     Finite,
+    Looks,
     Origin,
     Part,
     Positive,
@@ -92,6 +93,7 @@ class TprAt(Part):
     tpr: Unit
     ci: tuple[Unit, Unit]
     resolvable: bool
+    _looks: Looks = PrivateAttr(default_factory=Looks)
 
 
 FprKey = Annotated[str, Field(pattern=r"^(0\.\d*[1-9]\d*|1e-\d+)$")]
@@ -142,6 +144,13 @@ class FindingRow(Part):
     status: Status | None = None
     note: Text | None = None
     figure: FileName | None = None
+    _looks: Looks = PrivateAttr(default_factory=Looks)
+
+    @property
+    def rates(self) -> int:
+        """How many of its figures could lie above guessing by chance: each is one more try at 95 %."""
+        shown = sum(at.resolvable for at in (self.tpr_at_fpr or {}).values())
+        return shown + sum(one is not None for one in (self.auc_ci, self.identified, self.label_accuracy))
 
     @property
     def evidence_name(self) -> str:
@@ -176,6 +185,15 @@ class Findings(Part):
 
     def _repr_html_(self) -> str:
         return _views().html(self)
+
+    @model_validator(mode="after")
+    def _count_looks(self) -> Findings:
+        looks = Looks(max(1, sum(row.rates for row in self.findings)))
+        for row in self.findings:
+            row._looks = looks
+            for at in (row.tpr_at_fpr or {}).values():
+                at._looks = looks
+        return self
 
     @model_validator(mode="after")
     def _verdict_covers_surfaces(self) -> Findings:

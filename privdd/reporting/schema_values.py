@@ -60,3 +60,13 @@ class Origin:
         return isinstance(other, Origin)
 
     __hash__ = None  # type: ignore[assignment]
+
+
+class Looks:
+    """At how many rates the page looks for an attack that works: no part of what findings say, so any two are equal."""
+
+    def __init__(self, count: int = 1) -> None:
+        self.count = count
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Looks)

@@ -1,19 +1,23 @@
 """Which finding is the strongest, and the one rule of what counts as better than guessing, on every page.
 
-The rule: the lower end of a 95 % interval lies above what guessing gives. Pictures come without an interval: there, the
-median has to lie clearly above the best guess that never saw the artifact.
+The rule: the lower end of an interval lies above what guessing gives, and all intervals of a run hold together at 95 %:
+the strongest of many attacks is picked by its result, so each interval is widened as Bonferroni's inequality asks for the
+number of rates in the run. Pictures come without an interval: there, the median has to lie clearly above the best guess
+that never saw the artifact.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from scipy.special import betaincinv
+from scipy.special import betaincinv, ndtri
 
 from privdd.reporting.schema import FindingRow, TprAt
 
 PICTURE_FAMILIES = frozenset({"gradient_inversion", "model_inversion", "reconstruction"})
+ALPHA = 0.05  # the chance that any interval of a run that guesses lies off: 95 % confidence
 PICTURE_MARGIN = 0.5  # dB; a choice: less is not told apart from a guess by eye, nor from chance by a few pictures
 FEATURE_ATTACKS = frozenset({"known_neighbour"})  # their PSNR is of shared features, not of pictures
 
@@ -33,7 +37,17 @@ class Membership:
 
 def beats_guessing(at: TprAt, fpr: float) -> bool:
     """The one rule, for a true-positive rate: guessing reaches the false-positive rate itself."""
-    return at.ci[0] > fpr
+    return lower_end(at.tpr, at.ci[0], at._looks.count) > fpr
+
+
+def lower_end(rate: float, low: float, looks: int) -> float:
+    """The lower end that holds at 95 % for all of ``looks`` intervals, from the one that holds for a single interval.
+
+    rate, low: in [0, 1]. The distance grows by the ratio of normal quantiles on the arcsine scale, where the variance of
+    a rate does not depend on the rate (Bartlett, 1936).
+    """
+    middle, end = (math.asin(math.sqrt(min(max(one, 0.0), 1.0))) for one in (rate, low))
+    return math.sin(max(middle - (middle - end) * float(ndtri(ALPHA / 2 / looks) / ndtri(ALPHA / 2)), 0.0)) ** 2
 
 
 def bound(row: FindingRow) -> float:
@@ -99,13 +113,23 @@ def finds_members(rows: Iterable[FindingRow]) -> Membership | None:
 
 def ranks_members(rows: Iterable[FindingRow]) -> FindingRow | None:
     """The attack of the largest AUC among those whose interval lies above one half."""
-    found = [r for r in rows if r.family == "membership" and r.auc is not None and r.auc_ci and r.auc_ci[0] > 0.5]
-    return max(found, key=lambda r: r.auc or 0.0, default=None)
+    found = [
+        (r.auc, r)
+        for r in rows
+        if r.family == "membership"
+        and r.auc is not None
+        and r.auc_ci
+        and lower_end(r.auc, r.auc_ci[0], r._looks.count) > 0.5
+    ]
+    return max(found, key=lambda one: one[0])[1] if found else None
 
 
-def above_chance(rate: float, chance: float, n: int | None) -> bool:
-    """Whether ``rate`` of ``n`` tries is more than chance (Clopper and Pearson, 1934: lower end of the 95 % interval)."""
+def above_chance(rate: float, chance: float, n: int | None, looks: int = 1) -> bool:
+    """Whether ``rate`` of ``n`` tries is more than chance (Clopper and Pearson, 1934: lower end of the 95 % interval).
+
+    looks: at how many such rates the run looks; the 95 % hold for all of them together.
+    """
     if not n or rate <= chance:
         return False
     hits = round(rate * n)
-    return hits > 0 and float(betaincinv(hits, n - hits + 1, 0.025)) > chance
+    return hits > 0 and float(betaincinv(hits, n - hits + 1, ALPHA / 2 / looks)) > chance
