@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from privdd.runtime import leftovers
 from privdd.runtime.chunks import Lost, spread
 from privdd.runtime.payload import answer
 
@@ -85,6 +86,7 @@ def connect(address: str | None, workers: int) -> Any:
         else:
             # workers import what this process can import; without address="local" Ray would attach to
             # whatever cluster was last started on this machine
+            leftovers.watch()
             place = {"env_vars": {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}}
             ray.init(
                 address="local",
