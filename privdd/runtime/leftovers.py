@@ -1,59 +1,60 @@
-"""Ends what Ray started for a run that was killed: its agents outlive the run by several seconds, or by more on a busy machine.
+"""Ends what Ray started for a run that was killed: its agents would outlive the run, some of them for good.
 
-    python -m privdd.runtime.leftovers MARK < PIPE
+    python -m privdd.runtime.leftovers PID WORD < PIPE
 
-Waits until the run closes its end of the pipe, however it ends, and then kills every process that has MARK in its
-environment. Linux alone shows the environment of processes; elsewhere Ray's own clean-up has to do.
+Keeps a list of the descendants of process PID that come from a child with WORD in its command line; when that process
+closes its end of the pipe, however it ends, they are killed. An orderly end leaves none of them.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import signal
+import select
 import subprocess
 import sys
 import time
-import uuid
-from pathlib import Path
 
-NAME = "PRIVDD_RAY_CLUSTER"
+import psutil
+
+EVERY = 1.0  # seconds between looks at what has been started
+PATIENCE = 1.0  # seconds for Ray to end by itself
 _pipes: list[subprocess.Popen[bytes]] = []  # held open for as long as this process lives
-PATIENCE = 1.0  # seconds for Ray to end by itself, which it does after an orderly end
 
 
-def watch() -> None:
-    """From here on, what this process starts ends with it. Call it before Ray's processes start."""
-    if not Path("/proc/self/environ").exists():
-        return
-    mark = os.environ[NAME] = uuid.uuid4().hex
-    here = [sys.executable, "-m", "privdd.runtime.leftovers", mark]
-    bare = {name: value for name, value in os.environ.items() if name != NAME} | {
-        "PYTHONPATH": os.pathsep.join(sys.path)
-    }
-    # a session of its own: Ctrl-C is for the run; stdin stays open as long as the run lives
-    _pipes.append(subprocess.Popen(here, stdin=subprocess.PIPE, env=bare, start_new_session=True))
+def watch(word: str) -> None:
+    """From here on, the children whose command line holds ``word``, and what they start, end with this process."""
+    here = [sys.executable, "-m", "privdd.runtime.leftovers", str(os.getpid()), word]
+    paths = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    # a session of its own: Ctrl-C is for the run
+    _pipes.append(subprocess.Popen(here, stdin=subprocess.PIPE, env=paths, start_new_session=True))
 
 
-def marked(mark: str) -> list[int]:
-    """The processes that were started with ``mark``; this one's own environment is as it was at its start."""
-    found = []
-    for place in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # gone, or another user's
-            if f"{NAME}={mark}".encode() in (place / "environ").read_bytes().split(b"\0"):
-                found.append(int(place.name))
+def descendants(run: psutil.Process, word: str) -> set[psutil.Process]:
+    """What comes from those children, themselves too. A process is known by its number and its start."""
+    found = set()
+    with contextlib.suppress(psutil.Error):  # one is gone meanwhile: the next look sees the others
+        for child in run.children():
+            if child.pid != os.getpid() and any(word in part for part in child.cmdline()):
+                found |= {child, *child.children(recursive=True)}
     return found
 
 
-def end(mark: str) -> None:
-    for _ in range(3):  # one may have started another meanwhile
-        for process in marked(mark):
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(process, signal.SIGKILL)
-        time.sleep(0.2)
+def wait(run: psutil.Process, word: str) -> set[psutil.Process]:
+    """What had been started when the run ended. An agent loses its parent then, so it has to be known before."""
+    started: set[psutil.Process] = set()
+    while not select.select([sys.stdin], [], [], EVERY)[0]:
+        started = {one for one in started | descendants(run, word) if one.is_running()}
+    return started
+
+
+def end(started: set[psutil.Process]) -> None:
+    for one in started:
+        with contextlib.suppress(psutil.Error):  # it has ended by itself
+            one.kill()
 
 
 if __name__ == "__main__":
-    sys.stdin.buffer.read()
+    left = wait(psutil.Process(int(sys.argv[1])), sys.argv[2])
     time.sleep(PATIENCE)
-    end(sys.argv[1])
+    end(left)

@@ -8,11 +8,11 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from privdd.runtime import leftovers
 from privdd.runtime.chunks import Lost, spread
 from privdd.runtime.payload import answer
 
@@ -74,6 +74,8 @@ def connect(address: str | None, workers: int) -> Any:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         import ray
+
+        from privdd.runtime import leftovers
     except ImportError:
         raise ValueError("engine=ray: ray is not installed; install it with: pip install 'privdd[ray]'") from None
     if ray.is_initialized():
@@ -86,7 +88,7 @@ def connect(address: str | None, workers: int) -> Any:
         else:
             # workers import what this process can import; without address="local" Ray would attach to
             # whatever cluster was last started on this machine
-            leftovers.watch()
+            leftovers.watch(str(Path(ray.__file__).parent))
             place = {"env_vars": {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}}
             ray.init(
                 address="local",

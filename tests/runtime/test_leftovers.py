@@ -12,10 +12,13 @@ import pytest
 RUN = """
 import subprocess, sys, time
 from privdd.runtime import leftovers
-before = subprocess.Popen(["sleep", "60"])
-leftovers.watch()
-after = subprocess.Popen(["sleep", "60"], start_new_session=True)
-print(before.pid, after.pid, flush=True)
+other = subprocess.Popen(["sleep", "61"])
+leftovers.watch("PARENT=1")
+parent = subprocess.Popen(["sh", "-c", "PARENT=1; sleep 62 & echo $!; wait"], stdout=subprocess.PIPE, text=True, start_new_session=True)
+child = int(parent.stdout.readline())
+time.sleep(4)  # the guard has to start, and to look
+parent.kill()
+print(other.pid, child, flush=True)
 sys.stdin.read() if sys.argv[1] == "ends" else time.sleep(60)
 """
 
@@ -27,20 +30,20 @@ def alive(process: int) -> bool:
         return False
 
 
-@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="only Linux shows the environment of a process")
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the state of a process as Linux tells it")
 @pytest.mark.parametrize("how", ["killed", "ends"])
 def test_what_a_run_started_ends_with_it(how: str) -> None:
     run = subprocess.Popen([sys.executable, "-c", RUN, how], stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True)
     assert run.stdout is not None and run.stdin is not None
-    before, after = map(int, run.stdout.readline().split())
+    other, orphan = map(int, run.stdout.readline().split())
     try:
-        assert alive(before) and alive(after)
+        assert alive(other) and alive(orphan)
         run.kill() if how == "killed" else run.stdin.close()
         deadline = time.monotonic() + 60  # seconds on a busy machine; about one and a half otherwise
-        while alive(after) and time.monotonic() < deadline:
+        while alive(orphan) and time.monotonic() < deadline:
             time.sleep(0.1)
-        assert not alive(after) and alive(before)
+        assert not alive(orphan) and alive(other)
     finally:
         run.kill()
         run.wait()
-        subprocess.run(["kill", "-9", str(before), str(after)], check=False, capture_output=True)
+        subprocess.run(["kill", "-9", str(other), str(orphan)], check=False, capture_output=True)
