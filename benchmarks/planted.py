@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from attacks.types import Adversary, Knowledge, Surface, View
+from attacks.types import Adversary, Capture, Knowledge, Surface, View
 from privdd.auditing.game import Game
 from privdd.auditing.readers import read_signals
 from privdd.auditing.shadow_federations import server_signals
@@ -157,11 +157,14 @@ def planted(surface: Surface, seed: int, *, null: bool = False) -> View:
     problem = Problem(SHAPE, CLASSES, clients=1)
     lens = Lens(method, problem, Snapshot(0, {"model": start}, {}), candidates, public, {}, frozenset(), noise)
     masks, others = (torch.rand(WORLDS, RECORDS, generator=g) < 0.5 for _ in range(2))
-    signals = [_read(lens, surface, PLANTED[surface](lens, coins, g)) for coins in (others if null else masks)]
+    sent = [PLANTED[surface](lens, coins, g) for coins in (others if null else masks)]
+    signals = [_read(lens, surface, values) for values in sent]
     stacked = {key: torch.stack([one[key] for one in signals]) for key in signals[0]}
     game = Game(candidates, torch.arange(RECORDS), masks)
-    knowledge = Knowledge(SHAPE, CLASSES, public.x, public.y, settings={"delta": 1e-5})
-    return View(surface, SENDER.get(surface, Adversary.SERVER), (), knowledge, as_worlds(stacked, str(surface), game, public))
+    knowledge = Knowledge(SHAPE, CLASSES, public.x, public.y, model=Linear(), settings={"delta": 1e-5})
+    captures = tuple(Capture(0, 0, name, value, {"model": start}) for name, value in sent[0].items())
+    worlds = as_worlds(stacked, str(surface), game, public)
+    return View(surface, SENDER.get(surface, Adversary.SERVER), captures, knowledge, worlds)
 
 
 def _read(lens: Lens, surface: Surface, values: Values) -> dict[str, Tensor]:

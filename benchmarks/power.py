@@ -25,7 +25,7 @@ from attacks.membership.attack import MembershipAttack
 from attacks.types import Surface, Truth, View
 from benchmarks.planted import CLASSES, NOISE, PULL, RECORDS, SHAPE, WORLDS, planted
 from privdd.cli.assemble import attacks_of
-from privdd.cli.config import all_attacks, composed, config_dir
+from privdd.cli.config import composed, config_dir
 
 LEVEL = 0.025  # of one side of a 95 % interval
 NOBODY = Truth(*[torch.zeros(1, *SHAPE), torch.zeros(1, dtype=torch.long)] * 2, torch.zeros(CLASSES))
@@ -60,8 +60,9 @@ class Power:
 
 @lru_cache
 def attacks() -> Mapping[str, MembershipAttack]:
-    """Every membership attack that is on by default, with its shipped settings."""
-    config = composed("audit", [f"attack=[{','.join(all_attacks([config_dir()]))}]"])
+    """Every membership attack, those that are off by default too, with its shipped settings."""
+    names = sorted(path.stem for path in (Path(config_dir()) / "attack").glob("[!_]*.yaml"))
+    config = composed("audit", [f"attack=[{','.join(names)}]"])
     return {name: attack for name, attack in attacks_of(config).items() if isinstance(attack, MembershipAttack)}
 
 
@@ -100,8 +101,8 @@ def markdown(rows: Sequence[Power], seconds: float) -> str:
     return f"""# Would the attacks have seen it?
 
 An attack that finds nothing says something only if it finds a leak that is there. For each surface an upload is made of
-a client's members and of Gaussian noise, read by the same code as in an audit, and given to every membership attack of
-`attack=all` that claims the surface, with its shipped settings: {RECORDS} records, {WORLDS} replays. Each member moves models and gradients by
+a client's members and of Gaussian noise, read by the same code as in an audit, and given to every membership attack that
+claims the surface, those that are off by default too, with its shipped settings: {RECORDS} records, {WORLDS} replays. Each member moves models and gradients by
 {PULL:g} standard deviations of the noise along its own gradient; images, features and representations are the members'
 own with noise of standard deviation {NOISE:g}, which is the records' own spread; labels and prototypes count the members
 of ten classes. A leak counts as found where the 95 % interval of the AUC lies above one half. In a null the same is sent
