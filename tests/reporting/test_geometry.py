@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from privdd.reporting.comparison import write_comparison
 from privdd.reporting.page import write_report
 from privdd.reporting.pdf import print_pdf
 from tests.reporting.fixture import write_run
@@ -76,6 +77,14 @@ def test_no_row_towers_and_nothing_leaves_the_page(many: Path, tmp_path: Path) -
         assert values["over"] <= 0, (width, values)
         assert values["cell"] >= 36 and values["broken"] == 0, (width, values)
     assert found[1400]["rows"] <= 200 and found[1920]["rows"] <= 200, found
+
+
+@pytest.mark.browser
+def test_a_comparison_stays_on_the_page_too(runs: dict[str, Path], tmp_path: Path) -> None:
+    page = write_comparison([*runs.values(), write_run(tmp_path / "long", algo="a_method_with_a_very_long_name_dp")], tmp_path)
+    for width, values in measure(page.read_text(encoding="utf-8"), tmp_path).items():
+        assert values["over"] <= 0 and values["broken"] == 0, (width, values)
+        assert values["rows"] <= 200 or width < 720, (width, values)  # on a phone each row is a card
 
 
 @pytest.mark.browser

@@ -277,9 +277,9 @@ def chromium() -> str:
     return browser
 
 
-def browse(page: Path, profile: Path) -> tuple[str, list[str]]:
+def browse(page: Path, profile: Path, *flags: str) -> tuple[str, list[str]]:
     """The document as the browser holds it, and its console lines."""
-    command = [chromium(), *FLAGS, f"--user-data-dir={profile}", page.resolve().as_uri()]
+    command = [chromium(), *FLAGS, *flags, f"--user-data-dir={profile}", page.resolve().as_uri()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=True)
     return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
 

@@ -29,7 +29,7 @@ def test_a_run_is_printed_and_its_seal_still_holds(
 def test_without_a_browser_one_line_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("PRIVDD_BROWSER", raising=False)
-    with pytest.raises(NoBrowser, match="a PDF needs a browser, and none of chromium, .* is on the PATH; or open the page"):
+    with pytest.raises(NoBrowser, match=r"a PDF needs a browser, and none of chromium, .* is on the PATH; or open the page"):
         browser()
 
 
