@@ -60,11 +60,18 @@ _RC: dict[Any, Any] = {
 }
 
 
+class Drawing(Figure):
+    """A figure that a notebook shows as a picture, whether or not pyplot was imported."""
+
+    def _repr_png_(self) -> bytes:
+        return to_png(self)
+
+
 @contextmanager
 def canvas(width: float, height: float) -> Iterator[tuple[Figure, Axes]]:
     """A figure of width x height inches and one axes, drawn in the project's style, never shown."""
     with matplotlib.rc_context(_RC):
-        figure = Figure(figsize=(width, height), layout="constrained")
+        figure = Drawing(figsize=(width, height), layout="constrained")
         FigureCanvasAgg(figure)
         yield figure, figure.add_subplot()
 
