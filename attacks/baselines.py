@@ -8,15 +8,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from attacks.arrays import arrays
 from attacks.images import negative_mse
 
 
+@arrays
 def class_means(x: Tensor, y: Tensor, classes: int) -> Tensor:
     """(classes, c, h, w) mean image of each class; a class without records gets the mean of all."""
     rows = [x[y == c].mean(0) if bool((y == c).any()) else x.mean(0) for c in range(classes)]
     return torch.stack(rows)
 
 
+@arrays
 def guesses(truth_y: Tensor, public_x: Tensor, public_y: Tensor, generator: torch.Generator) -> Mapping[str, Tensor]:
     """The four reconstructions that need no attack, (n, c, h, w) each, from public records and labels.
 
@@ -59,6 +62,7 @@ class Identification:
         return float(self.ranks.double().median())
 
 
+@arrays
 def identify(reconstructions: Tensor, truth: Tensor, others: Tensor) -> Identification:
     """Rank of each record among itself and ``others`` by pixel distance to its reconstruction.
 

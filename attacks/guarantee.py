@@ -16,6 +16,7 @@ from scipy.special import betaincinv
 from sklearn.covariance import ledoit_wolf_shrinkage
 from torch import Tensor
 
+from attacks.arrays import arrays
 from attacks.epsilon import Bound, best_threshold, from_scores
 
 
@@ -28,6 +29,7 @@ class Certificate:
     confidence: float
 
 
+@arrays
 def likelihood_ratio_certificate(ratios: Tensor, *, k: int = 5, confidence: float = 0.95) -> Certificate:
     """T2 from n independent draws of L = ln P(o)/Q(o), o drawn from P (natural logarithm).
 
@@ -46,6 +48,7 @@ def likelihood_ratio_certificate(ratios: Tensor, *, k: int = 5, confidence: floa
     return Certificate(max(largest - math.log(2), 0.0), share / 2, confidence)
 
 
+@arrays
 def gaussian_log_ratio(outputs: Tensor, mean_p: Tensor, mean_q: Tensor, std: float | Tensor) -> Tensor:
     """ln N(o; mean_p, std^2) / N(o; mean_q, std^2), summed over coordinates: outputs (n, d) -> (n,) float64."""
     o, p, q = outputs.double(), mean_p.double(), mean_q.double()
@@ -55,6 +58,7 @@ def gaussian_log_ratio(outputs: Tensor, mean_p: Tensor, mean_q: Tensor, std: flo
     return (((o - q).square() - (o - p).square()) / (2 * scale.square())).sum(-1)
 
 
+@arrays
 def subsampled_log_ratio(ratios: Tensor, probability: float) -> Tensor:
     """ln of (1 - q) Q + q P over Q, from per-release ratios ln P/Q (n, steps) -> their sum (n,).
 
@@ -67,6 +71,7 @@ def subsampled_log_ratio(ratios: Tensor, probability: float) -> Tensor:
     return mixed.sum(-1)
 
 
+@arrays
 def attack_runs(
     inside: Tensor, outside: Tensor, *, delta: float, generator: np.random.Generator, confidence: float = 0.95
 ) -> Bound:

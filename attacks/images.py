@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
+from attacks.arrays import arrays
 from attacks.lpips_weights import Trunk, distance
 
 ARROWS = {
@@ -30,6 +31,7 @@ def _checked(a: Tensor, b: Tensor) -> None:
         raise ValueError(f"images have shapes {tuple(a.shape)} and {tuple(b.shape)}: two equal (b, c, h, w) are needed")
 
 
+@arrays
 def psnr(a: Tensor, b: Tensor) -> Tensor:
     """Peak signal-to-noise ratio in dB with range 1, at most 200. (b, c, h, w) x 2 -> (b,)."""
     _checked(a, b)
@@ -52,6 +54,7 @@ def _local_mean(images: Tensor, window: Tensor) -> Tensor:
     return F.conv2d(across, window.view(1, 1, -1, 1).expand(c, -1, -1, -1), groups=c)
 
 
+@arrays
 def ssim(a: Tensor, b: Tensor) -> Tensor:
     """Structural similarity (Wang et al. 2004), Gaussian window of sigma 1.5 (11 x 11), range 1.
 
@@ -70,6 +73,7 @@ def ssim(a: Tensor, b: Tensor) -> Tensor:
     return (top / bottom).flatten(1).mean(1).float()
 
 
+@arrays
 def lpips(a: Tensor, b: Tensor, trunk: Trunk | None = None) -> Tensor:
     """Learned perceptual distance (Zhang et al. 2018), AlexNet, version 0.1; smaller is more alike.
 
@@ -80,12 +84,14 @@ def lpips(a: Tensor, b: Tensor, trunk: Trunk | None = None) -> Tensor:
     return distance(a, b, trunk)
 
 
+@arrays
 def negative_mse(a: Tensor, b: Tensor) -> Tensor:
     """All pairs: (m, c, h, w), (n, c, h, w) -> (m, n), larger is more alike."""
     x, y = a.flatten(1).double(), b.flatten(1).double()
     return -(torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist") ** 2) / x.shape[1]
 
 
+@arrays
 def match(
     reconstructions: Tensor, truth: Tensor, similarity: Callable[[Tensor, Tensor], Tensor] = negative_mse
 ) -> Tensor:
@@ -102,6 +108,7 @@ def match(
     return torch.as_tensor(rows[np.argsort(records)])
 
 
+@arrays
 def bootstrap(
     values: Tensor, generator: torch.Generator, confidence: float = 0.95, draws: int = 2000
 ) -> tuple[float, float]:

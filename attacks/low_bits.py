@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from attacks.arrays import arrays
+
 NEAR = 8.0  # times std: numbers further from zero are multiples of a coarse step by their float format alone
 FINEST = 2.0**-18  # times std: the finest step that the format of a float32 number within NEAR would not give by itself
 
@@ -36,6 +38,7 @@ class LowBits:
         return self.off > 0
 
 
+@arrays
 def off_lattice(values: Tensor, step: float) -> Tensor:
     """Which numbers are not multiples of ``step`` (exact, in float64); NaN and infinities are off it."""
     if not (math.isfinite(step) and step > 0):
@@ -44,6 +47,7 @@ def off_lattice(values: Tensor, step: float) -> Tensor:
     return ~(quotient == quotient.round()) | ~quotient.isfinite()
 
 
+@arrays
 def low_bits(released: Tensor, std: float, step: float | None = None) -> LowBits:
     """Judge one release, or many of one mechanism joined together.
 

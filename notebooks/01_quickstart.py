@@ -1,7 +1,7 @@
 # ---
 # jupyter:
 #   jupytext:
-#     formats: py:percent
+#     formats: ipynb,py:percent
 #   kernelspec:
 #     display_name: Python 3
 #     language: python
@@ -14,8 +14,6 @@
 # the result. The same as `python -m privdd.audit algo=fedavg preset=smoke` in a shell.
 
 # %%
-from IPython.display import SVG
-
 from privdd.api import audit, load_run
 
 OVERRIDES = ("algo=fedavg", "preset=smoke", "partition.clients=3", "algo.rounds=2", "audit.worlds=6",
@@ -31,6 +29,12 @@ for s in found.surfaces:
     print(f"{s.surface:14} sent by the {s.sender:8} protection: {s.mechanism:40} epsilon <= {s.epsilon.best:<8} {s.verdict}")
 
 # %% [markdown]
+# The same as a figure: claimed, proven, shown. `found.plot("roc")`, below, draws the attacks.
+
+# %%
+found.plot("epsilon")
+
+# %% [markdown]
 # Every attack. `auc` 0.5 is guessing; `blind_auc` is the control that never saw the artifact.
 
 # %%
@@ -38,13 +42,12 @@ for f in found.findings:
     seen = {"auc": f.auc, "blind_auc": f.blind_auc, "epsilon at least": f.epsilon_measured, "psnr": f.psnr}
     print(f"{f.surface:14} {f.attack:16}", {name: round(value, 3) for name, value in seen.items() if value is not None})
 
-# %%
-run = load_run("runs/quickstart")
-SVG(filename=str(run.path / "figures" / "epsilon.svg"))
-
 # %% [markdown]
 # The whole page is `runs/quickstart/report.html`; it opens offline.
 
 # %%
-assert run.findings == found
+found.plot("roc")
+
+# %%
+assert load_run("runs/quickstart").findings == found
 assert all(0.3 < f.blind_auc < 0.7 for f in found.findings if f.blind_auc is not None)

@@ -1,4 +1,4 @@
-"""``python -m privdd.report DIR [DIR ...] [--out DIR]``: the page of one run, or a comparison of several."""
+"""``python -m privdd.report DIR [DIR ...] [--out DIR] [--pdf]``: the page of one run, or a comparison of several."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("runs", nargs="+", type=Path, metavar="DIR", help="a run folder (with findings.json)")
     made.add_argument("--out", type=Path, metavar="DIR", help="where a comparison goes (default: ./comparison)")
+    made.add_argument("--pdf", action="store_true", help="print the page too, with a Chromium or Chrome on the PATH")
     return made
 
 
@@ -28,6 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 1
 
     from privdd.reporting.findings_file import load  # takes long to import
+    from privdd.reporting.pdf import print_pdf
     from privdd.reporting.terminal import print_summary
     from privdd.verifying.verified_pages import compare, report
 
@@ -38,6 +40,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             page = compare(given.runs, given.out or Path("comparison"))
         print(page, flush=True)
+        if given.pdf:
+            print(print_pdf(page), flush=True)
     except (DamagedRun, OSError) as error:
         print(f"privdd-report: {error}", file=sys.stderr)
         return 1

@@ -1,9 +1,18 @@
 #!/bin/sh
-# What some tests use if it is there: a browser, Fashion-MNIST, LPIPS weights. Under CI (CI=true, as root on
-# Debian) they are installed; elsewhere only named, because a test run must not change somebody's machine.
+# What some tests use if it is there: a browser, axe-core (accessibility), Fashion-MNIST, LPIPS weights. Under CI (CI=true,
+# as root on Debian) they are installed; elsewhere only named, because a test run must not change somebody's machine.
 set -u
 python=$1
 missing=""
+axe=.cache/axe  # tests/reporting/test_axe.py knows the version and its digest
+if [ ! -f $axe/node_modules/axe-core/axe.min.js ]; then
+    if [ "${CI:-}" = "true" ] && command -v npm >/dev/null 2>&1; then
+        npm install --silent --no-audit --no-fund --ignore-scripts --prefix $axe axe-core@4.14.1 >/dev/null 2>&1 \
+            || echo "not installed: axe-core (its tests skip and say so)"
+    else
+        echo "not here: axe-core (its tests skip and say so; npm install --prefix $axe axe-core@4.14.1)"
+    fi
+fi
 command -v chromium >/dev/null 2>&1 || missing="$missing chromium"
 [ -d /usr/share/datasets/fashion-mnist ] || missing="$missing dataset-fashion-mnist"
 [ -z "$missing" ] && exit 0

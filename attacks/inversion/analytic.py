@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from attacks.arrays import arrays
 from attacks.inversion import analytic
 from attacks.inversion.compare import _images, compare
 from attacks.inversion.features import WhiteBox
@@ -18,6 +19,7 @@ from attacks.ranges import check_counts
 from attacks.types import SERVER, UPDATES, Adversary, Attack, Evidence, Family, Finding, Truth, View
 
 
+@arrays
 def linear_inputs(weight_grad: Tensor, bias_grad: Tensor) -> Tensor:
     """Candidates for the layer's input, (rows, d), the most reliable first.
 
@@ -37,6 +39,7 @@ def linear_inputs(weight_grad: Tensor, bias_grad: Tensor) -> Tensor:
     return (weight_grad[order].double() / bias_grad[order].double().unsqueeze(1)).to(weight_grad.dtype)
 
 
+@arrays
 def distinct(rows: Tensor, count: int, similarity: float = 0.999) -> Tensor:
     """At most ``count`` rows, each with a cosine below ``similarity`` to every earlier pick."""
     picked: list[Tensor] = []
@@ -53,12 +56,14 @@ def biased_linears(model: nn.Module) -> list[nn.Linear]:
     return [m for m in model.modules() if isinstance(m, nn.Linear) and m.bias is not None]
 
 
+@arrays
 def layer_inputs(model: nn.Module, gradients: Sequence[Tensor], layer: nn.Linear) -> Tensor:
     """``linear_inputs`` of one layer of ``model``; gradients in the order of ``model.parameters()``."""
     by_id = {id(p): g for p, g in zip(model.parameters(), gradients)}
     return linear_inputs(by_id[id(layer.weight)], by_id[id(layer.bias)])
 
 
+@arrays
 def reconstruct(
     model: nn.Module,
     gradients: Sequence[Tensor],

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from attacks.arrays import arrays
 from attacks.inversion.decoder import DecoderTraining
 from attacks.inversion.objectives import total_variation
 from attacks.inversion.result import Reconstruction
@@ -168,6 +169,7 @@ class FeatureInverter:
         return torch.stack(guesses).mean(0), error
 
 
+@arrays
 def look(released: Tensor, public: Tensor) -> Tensor:
     """The release shown as images: channels averaged, resized, each stretched to [0, 1].
 
@@ -183,6 +185,7 @@ def look(released: Tensor, public: Tensor) -> Tensor:
     return z.expand(-1, shape[0], -1, -1).clone()
 
 
+@arrays
 def remove_shared_noise(released: Tensor, batch: int, expected: Tensor) -> Tensor:
     """Subtract noise that a whole batch shares; what stays is the batch mean's own deviation.
 
@@ -195,6 +198,7 @@ def remove_shared_noise(released: Tensor, batch: int, expected: Tensor) -> Tenso
     return torch.cat([part - part.mean(0) + expected for part in released.split(batch)])
 
 
+@arrays
 def average_copies(released: Tensor, copies: int, interleaved: bool = False) -> Tensor:
     """(copies * n, ...) -> (n, ...): several noised copies of a record averaged.
 

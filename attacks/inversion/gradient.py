@@ -14,6 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from attacks.arrays import arrays
 from attacks.inversion.labels import guess_labels
 from attacks.inversion.lbfgs import DLG, IDLG
 from attacks.inversion.objectives import OBJECTIVES
@@ -177,6 +178,7 @@ class InvertingGradients:
         return float(OBJECTIVES[self.objective]([g.detach() for g in candidate], gradients)[0])
 
 
+@arrays
 def gradient_norm(gradients: Sequence[Tensor]) -> float:
     """The Euclidean norm of the whole list."""
     return float(torch.stack([g.square().sum() for g in gradients]).sum().sqrt())

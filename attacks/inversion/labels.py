@@ -11,6 +11,7 @@ import torch
 from scipy.stats import binom
 from torch import Tensor, nn
 
+from attacks.arrays import arrays
 from attacks.inversion.result import Pixels
 from attacks.inversion.victim import LocalSteps, local_steps, observed, victim_model
 from attacks.types import SERVER, Adversary, Attack, Capture, Evidence, Family, Finding, Surface, Truth, View
@@ -26,6 +27,7 @@ class Head:
     bias: Tensor | None
 
 
+@arrays
 def head_of(model: nn.Module, gradients: Sequence[Tensor]) -> Head:
     """The gradients of the model's last nn.Linear; raises ValueError where there is none."""
     layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
@@ -35,6 +37,7 @@ def head_of(model: nn.Module, gradients: Sequence[Tensor]) -> Head:
     return Head(by_id[id(layers[-1].weight)], None if layers[-1].bias is None else by_id[id(layers[-1].bias)])
 
 
+@arrays
 def idlg(weight: Tensor) -> int:
     """The label of a single record: argmin_c sum_j dL/dW[c, j] (Zhao et al. 2020, eq. 5).
 
@@ -43,6 +46,7 @@ def idlg(weight: Tensor) -> int:
     return int(weight.sum(1).argmin())
 
 
+@arrays
 def counts(bias: Tensor, batch: int, probabilities: Tensor) -> Tensor:
     """Label counts (C,) int64 of a batch, summing to ``batch``.
 
@@ -63,6 +67,7 @@ def counts(bias: Tensor, batch: int, probabilities: Tensor) -> Tensor:
     return found
 
 
+@arrays
 @torch.no_grad()
 def mean_probabilities(model: nn.Module, images: Tensor) -> Tensor:
     """(C,) mean softmax over ``images`` (public ones, or noise), in evaluation mode."""
@@ -74,6 +79,7 @@ def mean_probabilities(model: nn.Module, images: Tensor) -> Tensor:
     return probabilities
 
 
+@arrays
 @torch.no_grad()
 def head_inputs(model: nn.Module, images: Tensor) -> Tensor:
     """(d,) mean input of the last linear layer over ``images``."""
@@ -87,6 +93,7 @@ def head_inputs(model: nn.Module, images: Tensor) -> Tensor:
     return seen[-1]
 
 
+@arrays
 def recover(model: nn.Module, gradients: Sequence[Tensor], batch: int, images: Tensor) -> Tensor:
     """Labels (batch,) in ascending order: iDLG's rule for one record, counts for more.
 
@@ -104,17 +111,20 @@ def recover(model: nn.Module, gradients: Sequence[Tensor], batch: int, images: T
     return torch.repeat_interleave(torch.arange(len(found)), found.cpu())
 
 
+@arrays
 def tally(labels: Tensor, classes: int) -> Tensor:
     """(n,) -> (classes,) counts: what a release that carries labels gives away by itself."""
     return torch.bincount(labels.long().flatten(), minlength=classes)
 
 
+@arrays
 def overlap(found: Tensor, true: Tensor) -> float:
     """Share of the true multiset of labels that was found; both (C,) counts, scaled to one total."""
     share = found.double() / found.sum().clamp_min(1)
     return float(torch.minimum(share, true.double() / true.sum().clamp_min(1)).sum())
 
 
+@arrays
 def chance_overlap(true: Tensor) -> float:
     """The expected ``overlap`` of uniformly guessed labels with ``true`` (C,) counts: exact."""
     total, classes = int(true.sum()), len(true)
@@ -191,6 +201,7 @@ class LabelCounts(Attack):
         return Finding(view.surface, self.name, self.family, Adversary.SERVER, measures)
 
 
+@arrays
 def guess_labels(
     model: nn.Module,
     gradients: Sequence[Tensor],

@@ -10,6 +10,7 @@ import torch
 from scipy.stats import beta
 from torch import Tensor
 
+from attacks.arrays import arrays
 from attacks.images import negative_mse
 from attacks.inversion.compare import fit_to, qualities
 from attacks.inversion.features import look
@@ -45,6 +46,7 @@ def proportion_interval(hits: int, trials: int, confidence: float = 0.95) -> tup
     return low, high
 
 
+@arrays
 def copy_report(
     synthetic: Tensor, members: Tensor, heldout: Tensor, generator: torch.Generator, confidence: float = 0.95
 ) -> CopyReport:

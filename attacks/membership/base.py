@@ -9,11 +9,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from attacks.arrays import arrays
 from attacks.membership.attack import MembershipAttack, _worlds, leave_one_out, log_odds
 from attacks.ranges import check_positive
 from attacks.types import View
 
 
+@arrays
 def base(log_probs: Tensor, masks: Tensor, target: Tensor, *, temperature: float = 1.0, online: bool = True) -> Tensor:
     """log p(y|x, target) - log mean_k p(y|x, shadow_k): score per record (n,), float64, larger = member.
 

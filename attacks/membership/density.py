@@ -14,12 +14,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from attacks.arrays import arrays
 from attacks.membership.attack import MembershipAttack, _worlds
 from attacks.membership.shadow_classifier import _cross_fit
 from attacks.ranges import check_counts
 from attacks.types import View
 
 
+@arrays
 def density_ratio(inside: Tensor, outside: Tensor, query: Tensor, *, bandwidth: float | None = None) -> Tensor:
     """log p_in(q) - log p_out(q): (m,) float64, larger = member.
 

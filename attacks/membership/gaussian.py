@@ -11,6 +11,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from attacks.arrays import arrays
+
 Covariance = Literal["shared", "per_side"]
 LEAST_OWN = 0.25  # share of a record's own gap that is kept whatever the spread says: see _shrunk
 PRIOR = 4  # worlds that the pooled variance counts for in a record's own
@@ -33,6 +35,7 @@ class Side:
         return -torch.einsum("nq,qr,nr->n", off, self.precision, off) / 2 - self.std.log().sum(-1) - self.log_det
 
 
+@arrays
 def gaussian_ratio(signals: Tensor, masks: Tensor, target: Tensor, *, covariance: Covariance = "shared") -> Tensor:
     """Log-likelihood ratio of membership per record (n,), float64, larger = member.
 
@@ -56,6 +59,7 @@ def gaussian_ratio(signals: Tensor, masks: Tensor, target: Tensor, *, covariance
     return member.log_density(target) - other.log_density(target)
 
 
+@arrays
 def fit(x: Tensor, mask: Tensor, two: bool) -> tuple[Side, Side]:
     """Members' side and non-members'. x (K, n, q) float64 of like size, mask (K, n); two: a covariance for each side."""
     inside, outside = _mean(x, mask), _mean(x, ~mask)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from attacks.arrays import arrays
 from attacks.membership.attack import MembershipAttack, _worlds
 from attacks.ranges import check_counts
 from attacks.types import Evidence, Finding, Surface, Truth, View, Worlds
@@ -23,6 +24,7 @@ SHIFTS = ((0, 0), (0, 1), (0, -1), (1, 0), (-1, 0), (1, 1), (-1, -1), (1, -1), (
 LEVELS = (0.1, 0.2, 0.3, 0.5)  # standard deviation of noise; records are in [0, 1]
 
 
+@arrays
 def robustness(
     labels_of: Callable[[Tensor], Tensor], x: Tensor, y: Tensor, copies: int, generator: torch.Generator
 ) -> Tensor:

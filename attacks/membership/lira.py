@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.special import log_ndtr
 
+from attacks.arrays import arrays
 from attacks.membership.attack import MembershipAttack, _worlds, leave_one_out
 from attacks.types import View
 
@@ -40,6 +41,7 @@ class Side:
     std: Tensor
 
 
+@arrays
 def lira(
     signals: Tensor,
     masks: Tensor,

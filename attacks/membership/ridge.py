@@ -9,10 +9,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from attacks.arrays import arrays
+
 RIDGE = 0.1  # of the mean squared length of a candidate's vector; of many numbers a record (a model's), SMALL is enough
 SMALL = 0.01
 
 
+@arrays
 def solver(directions: Tensor, ridge: float = RIDGE) -> Tensor:
     """W (n, p) float64, for directions D (n, p): W v = argmin_c |v - c D|^2 + ridge * mean_i |D_i|^2 * |c|^2.
 
@@ -28,11 +31,13 @@ def solver(directions: Tensor, ridge: float = RIDGE) -> Tensor:
     return torch.linalg.solve(gram + ridge * scale * torch.eye(len(gram), dtype=gram.dtype), d)
 
 
+@arrays
 def coefficients(released: Tensor, directions: Tensor, ridge: float = RIDGE) -> Tensor:
     """Each candidate's part in ``released`` (..., p), for directions (n, p) -> (..., n) float64."""
     return released.double() @ solver(directions, ridge).T
 
 
+@arrays
 def class_coefficients(means: Tensor, own: Tensor, labels: Tensor, ridge: float = RIDGE) -> Tensor:
     """The same within each class, relative to its candidates' mean, which every record of the class shares.
 

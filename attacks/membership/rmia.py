@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from attacks.arrays import arrays
 from attacks.membership.attack import MembershipAttack, _worlds, log_odds
 from attacks.membership.signals import logit_scaled
 from attacks.ranges import check_positive
@@ -16,6 +17,7 @@ from attacks.types import View
 TINY = 1e-300
 
 
+@arrays
 def rmia(
     probs: Tensor,
     masks: Tensor,

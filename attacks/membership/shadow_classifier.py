@@ -15,6 +15,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
+from attacks.arrays import arrays
 from attacks.membership.attack import MembershipAttack, _worlds
 from attacks.ranges import check_counts
 from attacks.types import View
@@ -22,6 +23,7 @@ from attacks.types import View
 Kind = Literal["mlp", "logistic"]
 
 
+@arrays
 def top_k(logits: Tensor, labels: Tensor, k: int = 3) -> Tensor:
     """Attack features (..., n, k + 2): the k largest log-probabilities, the true label's, and whether it leads."""
     logp = logits.double().log_softmax(-1)
@@ -30,6 +32,7 @@ def top_k(logits: Tensor, labels: Tensor, k: int = 3) -> Tensor:
     return torch.cat([leading, own, (own >= leading[..., :1]).double()], -1)
 
 
+@arrays
 def shadow_classifier(
     features: Tensor,
     masks: Tensor,

@@ -14,6 +14,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from attacks.arrays import arrays
 from attacks.membership.attack import MembershipAttack, _worlds
 from attacks.types import Surface, View
 
@@ -22,6 +23,7 @@ FLOOR = 1e-12  # of a squared gap: below what float32 features of unit scale can
 COINCIDES = 1e-3  # of the noise's standard deviation: a gap below it is no accident in more than a few coordinates
 
 
+@arrays
 def noise_coincidence(rows: Tensor, labels: Tensor, clean: Tensor, y: Tensor, batch: int, std: float) -> Tensor:
     """(n,) how clearly each candidate's implied noise is that of a batch; larger = more like a member.
 

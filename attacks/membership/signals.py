@@ -10,7 +10,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from attacks.arrays import arrays
 
+
+@arrays
 def logit_scaled(logits: Tensor, labels: Tensor) -> Tensor:
     """z_y - logsumexp of the other logits: logits (..., n, C), labels (n,) -> (..., n).
 
@@ -24,12 +27,14 @@ def logit_scaled(logits: Tensor, labels: Tensor) -> Tensor:
     return own - logits.scatter(-1, index, -torch.inf).logsumexp(-1)
 
 
+@arrays
 def negative_loss(logits: Tensor, labels: Tensor) -> Tensor:
     """Log-probability of the true label: logits (..., n, C), labels (n,) -> (..., n), at most 0."""
     index = labels.long().expand(logits.shape[:-1]).unsqueeze(-1)
     return logits.log_softmax(-1).gather(-1, index).squeeze(-1)
 
 
+@arrays
 def output_gradient(logits: Tensor, labels: Tensor) -> Tensor:
     """softmax - one-hot label, the gradient of each record's cross-entropy at the outputs: (..., n, C) -> (..., n, C).
 
@@ -38,6 +43,7 @@ def output_gradient(logits: Tensor, labels: Tensor) -> Tensor:
     return logits.softmax(-1) - torch.nn.functional.one_hot(labels.long(), logits.shape[-1]).to(logits)
 
 
+@arrays
 def gradient_alignment(update: Tensor, gradients: Tensor, *, cosine: bool = True) -> Tensor:
     """How far ``update`` (..., p) points along each record's own descent step.
 
@@ -47,6 +53,7 @@ def gradient_alignment(update: Tensor, gradients: Tensor, *, cosine: bool = True
     return alignment(update, -gradients, cosine=cosine)
 
 
+@arrays
 def embedding_alignment(means: Tensor, embeddings: Tensor, labels: Tensor, *, cosine: bool = True) -> Tensor:
     """Alignment of class means (..., C, d) with each record's embedding (n, d) of class labels (n,) -> (..., n)."""
     own = means[..., labels.long(), :]
@@ -54,12 +61,14 @@ def embedding_alignment(means: Tensor, embeddings: Tensor, labels: Tensor, *, co
     return product / _norms(own, embeddings) if cosine else product
 
 
+@arrays
 def alignment(value: Tensor, directions: Tensor, *, cosine: bool = True) -> Tensor:
     """Inner product or cosine of ``value`` (..., p) with ``directions`` (n, p) -> (..., n)."""
     product = value @ directions.T
     return product / _norms(value.unsqueeze(-2), directions) if cosine else product
 
 
+@arrays
 def matched_filter(features: Tensor, clean: Tensor, noise_std: float, *, shared_noise: bool = False) -> Tensor:
     """Log-likelihood ratio that some released row is ``clean[i]`` plus Gaussian noise, against pure noise.
 
@@ -77,6 +86,7 @@ def matched_filter(features: Tensor, clean: Tensor, noise_std: float, *, shared_
     return ((features @ clean.T) - energy).amax(-2) / noise_std**2
 
 
+@arrays
 def averaged_copies(released: Tensor, stds: Sequence[float]) -> tuple[Tensor, float]:
     """Copies of the same n rows, each with its own noise, as one: (copies * n, d), copy after copy -> (n, d), its std.
 
@@ -90,6 +100,7 @@ def averaged_copies(released: Tensor, stds: Sequence[float]) -> tuple[Tensor, fl
     return torch.einsum("k,knd->nd", weights, released.unflatten(0, (len(stds), -1))), float(precision.sum() ** -0.5)
 
 
+@arrays
 def nearest_distance(records: Tensor, synthetic: Tensor, *, count: int = 1) -> Tensor:
     """Minus the mean Euclidean distance to the ``count`` nearest of a synthetic set.
 
@@ -103,6 +114,7 @@ def nearest_distance(records: Tensor, synthetic: Tensor, *, count: int = 1) -> T
     return -distance.topk(count, dim=-1, largest=False).values.mean(-1)
 
 
+@arrays
 def class_statistics(mean: Tensor, std: Tensor, values: Tensor, labels: Tensor) -> Tensor:
     """Gaussian log-density of each record's own channel means under its class's released statistics.
 

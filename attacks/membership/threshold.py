@@ -8,10 +8,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from attacks.arrays import arrays
 from attacks.membership.attack import MembershipAttack, _worlds
 from attacks.types import View
 
 
+@arrays
 def loss_threshold(signal: Tensor) -> Tensor:
     """The signal itself as the score, (n,) float64, larger = member; for a loss pass minus the loss."""
     score = torch.as_tensor(signal).double()

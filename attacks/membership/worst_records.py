@@ -9,9 +9,12 @@ import torch
 from scipy.stats import beta
 from torch import Tensor
 
+from attacks.arrays import arrays
+
 SHARE, RATE = 0.01, 0.001  # the worst 1 % of records, at 1 false alarm in 1 000
 
 
+@arrays
 def worst_records(scores: Tensor, masks: Tensor, confidence: float = 0.95) -> dict[str, Any] | None:
     """{"share", "tpr", "ci"}: how often the worst SHARE of records is found when it is in, at a false-positive rate RATE.
 

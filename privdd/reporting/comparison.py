@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from privdd.reporting import epsilon_figures, figures, noise_words, plots, strongest, tables, words
+from privdd.reporting import epsilon_figures, figures, noise_words, plots, readings, strongest, tables, words
 from privdd.reporting.epsilon_figures import FrontierPoint
 from privdd.reporting.figures import RocLine
 from privdd.reporting.findings_file import FindingsError
@@ -77,7 +77,14 @@ def roc_overlay(made: Sequence[Setting]) -> Plot | None:
     lines = sorted(lines, key=lambda line: -float(line.curve.tpr[1]))[:CURVES]
     said = "; ".join(f"{line.label}: AUC {words.share(line.curve.auc)}" for line in lines)
     caption = "Each setting's strongest attack, at the median seed; bands are pointwise 95 % intervals."
-    return Plot("roc", "Membership, method by method", caption, f"ROC curves. {said}.", figures.roc(lines, 5.0))
+    return Plot(
+        "roc",
+        "Membership, method by method",
+        caption,
+        f"ROC curves. {said}.",
+        figures.roc(lines, 5.0),
+        *readings.roc(lines),
+    )
 
 
 def _named(setting: Setting, surface: str, attack: str) -> str:

@@ -16,6 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from privdd.reporting.hover import AREA
 from privdd.reporting.style import (
     ACCOUNTED,
     CLAIM,
@@ -97,7 +98,8 @@ def strip(rows: Sequence[StripRow], width: float = 5.2) -> Figure:
         axes.set_yticks(range(len(rows)), [row.label for row in rows])
         axes.set_ylim(len(rows) - 0.4, -0.6)
         axes.tick_params(axis="y", length=0, labelcolor=INK)
-        axis.dress(axes, "epsilon (smaller is more private; ∞ = no limit proven)")
+        axes.patch.set_gid(AREA)
+        axis.dress(axes, "ε (smaller is more private; ∞ = no limit proven)")
         axes.grid(axis="y", visible=False)
         figure.legend(handles=_strip_legend(rows), loc="outside lower center", ncols=3, handletextpad=0.3)
     return figure

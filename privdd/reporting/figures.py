@@ -13,6 +13,7 @@ from matplotlib.ticker import MaxNLocator
 
 from attacks.images import CEILING
 from privdd.reporting.curves import Curve, psnr
+from privdd.reporting.hover import AREA, MOST, curve_id
 from privdd.reporting.style import INK, MUTED, PERCENT, canvas, colour, dash
 
 FLOOR = 1e-4
@@ -33,9 +34,10 @@ def roc(lines: Sequence[RocLine], width: float = 4.6) -> Figure:
     Steps, with a pointwise 95 % Clopper-Pearson band. The diagonal is guessing; the dotted mark is
     one non-member, below which a rate cannot be seen.
     """
-    with canvas(width, width + 0.25 * math.ceil((len(lines) + 2) / 2)) as (figure, axes):
-        floor = max(FLOOR, 10.0 ** math.floor(math.log10(min(1 / line.curve.outsiders for line in lines))))
-        floor = min(floor, 0.1)
+    columns = 1 if len(lines) > 2 or max(len(line.label) for line in lines) > 30 else 2
+    with canvas(width, width + 0.25 * math.ceil((len(lines) + 3) / columns)) as (figure, axes):
+        floor = roc_floor(lines)
+        axes.patch.set_gid(AREA)
         axes.plot([floor, 1], [floor, 1], color=MUTED, lw=1, ls=(0, (4, 3)), label="guessing")
         for index, line in enumerate(lines):
             _draw_curve(axes, line, index, floor)
@@ -45,8 +47,20 @@ def roc(lines: Sequence[RocLine], width: float = 4.6) -> Figure:
         axes.set(xlabel="false-positive rate (outsiders wrongly named)", ylabel="true-positive rate (members found)")
         axes.xaxis.set_major_formatter(PERCENT)
         axes.yaxis.set_major_formatter(PERCENT)
-        figure.legend(loc="outside lower center", ncols=1 if len(lines) > 2 else 2, handlelength=2.6)
+        figure.legend(loc="outside lower center", ncols=columns, handlelength=2.6)
     return figure
+
+
+def roc_floor(lines: Sequence[RocLine]) -> float:
+    """Where both axes begin: the decade of one non-member."""
+    floor = max(FLOOR, 10.0 ** math.floor(math.log10(min(1 / line.curve.outsiders for line in lines))))
+    return min(floor, 0.1)
+
+
+def blind_line(lines: Sequence[RocLine]) -> Curve | None:
+    """The control that is drawn: the one furthest from guessing."""
+    blind = [line.blind for line in lines if line.blind is not None]
+    return max(blind, key=lambda curve: abs(curve.auc - 0.5), default=None)
 
 
 def _steps(curve: Curve, floor: float) -> np.ndarray:
@@ -56,19 +70,22 @@ def _steps(curve: Curve, floor: float) -> np.ndarray:
 def _draw_curve(axes: Axes, line: RocLine, index: int, floor: float) -> None:
     x = _steps(line.curve, floor)
     low, high = (np.maximum(y, floor / 10) for y in (line.curve.lo, line.curve.hi))
-    axes.fill_between(x, low, high, step="post", color=colour(index), alpha=0.16, lw=0)
+    label = "95 % interval" if index == 0 else None
+    band = axes.fill_between(x, low, high, step="post", color=colour(index), alpha=0.16, lw=0, label=label)
+    band.set_gid(curve_id(index, "band"))
     tpr = np.maximum(line.curve.tpr, floor / 10)
-    axes.step(x, tpr, where="post", color=colour(index), ls=dash(index), label=line.label, zorder=3)
+    gid = curve_id(index, "line")
+    axes.step(x, tpr, where="post", color=colour(index), ls=dash(index), label=line.label, zorder=3, gid=gid)
 
 
 def _draw_blind(axes: Axes, lines: Sequence[RocLine], floor: float) -> None:
-    blind = [line.blind for line in lines if line.blind is not None]
-    if blind:
-        worst = max(blind, key=lambda curve: abs(curve.auc - 0.5))
-        label = "control: never saw the artifact" + (f" (furthest of {len(blind)})" if len(blind) > 1 else "")
-        low, tpr, high = (np.maximum(y, floor / 10) for y in (worst.lo, worst.tpr, worst.hi))
-        axes.fill_between(_steps(worst, floor), low, high, step="post", color=MUTED, alpha=0.1, lw=0)
-        axes.step(_steps(worst, floor), tpr, where="post", color=MUTED, lw=1, label=label)
+    worst, many = blind_line(lines), sum(line.blind is not None for line in lines)
+    if worst is not None:
+        label = "control: never saw the artifact" + (f" (furthest of {many})" if many > 1 else "")
+        x, (low, tpr, high) = _steps(worst, floor), (np.maximum(y, floor / 10) for y in (worst.lo, worst.tpr, worst.hi))
+        band = axes.fill_between(x, low, high, step="post", color=MUTED, alpha=0.1, lw=0)
+        band.set_gid(curve_id(len(lines), "band"))
+        axes.step(x, tpr, where="post", color=MUTED, lw=1, label=label, gid=curve_id(len(lines), "line"))
 
 
 def _mark_one_outsider(axes: Axes, lines: Sequence[RocLine], floor: float) -> None:
@@ -84,8 +101,10 @@ def accuracy(series: Mapping[str, Sequence[float]], width: float = 4.6) -> Figur
         for index, (label, values) in enumerate(series.items()):
             rounds = np.arange(1, len(values) + 1)
             marker = "o" if len(values) <= 12 else None
-            axes.plot(rounds, values, color=colour(index), ls=dash(index), marker=marker, ms=3.5, label=label)
-        axes.set(xlabel="round", ylabel="accuracy", ylim=(0, 1))
+            gid = curve_id(index, "line") if index < MOST else None
+            axes.plot(rounds, values, color=colour(index), ls=dash(index), marker=marker, ms=3.5, label=label, gid=gid)
+        axes.patch.set_gid(AREA)
+        axes.set(xlabel="communication round", ylabel="test accuracy", ylim=(0, 1))
         axes.yaxis.set_major_formatter(PERCENT)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         if len(series) > 1:

@@ -14,7 +14,7 @@ from privdd.reporting.schema import FindingRow, Findings
 if TYPE_CHECKING:
     import pandas
 
-Kind = Literal["roc", "epsilon", "ladder"]
+Kind = Literal["roc", "epsilon", "frontier", "ladder"]
 LISTED = ("auc_ci", "tpr_at_fpr", "worst_records", "baselines", "diagnostics", "figure")  # not one value each
 SHOWN = ("surface", "attack", "adversary", "auc", "epsilon_measured", "psnr", "n")
 
@@ -80,8 +80,9 @@ def _cell(value: Any) -> str:
 def figure(findings: Findings, folder: Path | None, kind: Kind = "roc") -> Figure:
     """One drawing of a run.
 
-    kind: roc = each surface's strongest membership attack; epsilon = claimed, proven and shown; ladder = what
-    attackers rebuild who know less and less. folder: the run's. Raises ValueError where there is nothing to draw.
+    kind: roc = each surface's strongest membership attack; epsilon = claimed, proven and shown; frontier = the
+    run's accuracy at its epsilon (``privdd.api.frontier`` draws several runs); ladder = what attackers rebuild who know
+    less and less. folder: the run's. Raises ValueError where there is nothing to draw.
     """
     from privdd.reporting.folder import RunRecord
 
@@ -91,6 +92,8 @@ def figure(findings: Findings, folder: Path | None, kind: Kind = "roc") -> Figur
         from privdd.reporting.plots import strip
 
         return strip(RunRecord(Path(), findings)).figure
+    if kind == "frontier":
+        return _frontier(findings)
     if kind == "ladder":
         return _ladder(findings)
     if folder is None:
@@ -114,13 +117,27 @@ def _roc(record: Any) -> Figure:
     return figures.roc(lines)
 
 
+def _frontier(findings: Findings) -> Figure:
+    from privdd.reporting.claimed import boldest
+    from privdd.reporting.epsilon_figures import FrontierPoint, frontier
+    from privdd.reporting.strongest import measured_epsilon
+
+    if findings.utility is None or findings.utility.diverged is not None:
+        raise ValueError("kind='frontier': this run has no accuracy")
+    claim, shown = boldest(findings.privacy.claims), measured_epsilon(findings.findings)
+    stated = claim.number if claim else None
+    accuracies = (findings.utility.accuracy,)
+    return frontier([FrontierPoint(findings.run.algo, findings.privacy.epsilon.best, accuracies, shown, stated)])
+
+
 def _ladder(findings: Findings) -> Figure:
     from privdd.reporting.ladder import ladders
+    from privdd.reporting.style import Drawing
 
     found = [ladder for ladder in ladders(findings) if any(step.psnr is not None for step in ladder.steps)]
     if not found:
         raise ValueError("kind='ladder': no inversion of this run has one")
-    made = Figure(figsize=(6.4, 0.45 * sum(len(one.steps) + 1 for one in found) + 0.6), layout="constrained")
+    made = Drawing(figsize=(6.4, 0.45 * sum(len(one.steps) + 1 for one in found) + 0.6), layout="constrained")
     for axes, one in zip(made.subplots(len(found), squeeze=False)[:, 0], found):
         axes.barh([step.who for step in one.steps], [step.psnr or 0.0 for step in one.steps])
         axes.invert_yaxis()

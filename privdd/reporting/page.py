@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from privdd.reporting import noise_words, plots, strongest, summary
+from privdd.reporting import assessment, noise_words, plots, strongest, summary
 from privdd.reporting.card import card_bytes, signature
 from privdd.reporting.claimed import boldest, exceeded, measures_of
 from privdd.reporting.decision import decisions, too_small
@@ -60,6 +60,9 @@ def render(record: RunRecord, figures: list[Plot], albums: list[Album]) -> str:
             recipe=recipe(record),
             marks=noise_words.marks(findings.privacy),
             noise=noise_words.source(findings.privacy.noise) if findings.privacy.noise else "",
+            risks=assessment.risks(findings),
+            attack_kinds=assessment.kinds(findings),
+            guarantee=assessment.guarantee(findings, record.ledger),
         )
     )
 

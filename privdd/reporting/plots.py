@@ -13,12 +13,13 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from privdd.reporting import epsilon_figures, figures, strongest, summary, words
+from privdd.reporting import epsilon_figures, figures, readings, strongest, summary, words
 from privdd.reporting.claimed import boldest
 from privdd.reporting.curves import curve, psnr
 from privdd.reporting.epsilon_figures import StripRow
 from privdd.reporting.figures import RocLine
 from privdd.reporting.folder import Evidence, RunRecord
+from privdd.reporting.hover import Toggle, Zone, layer
 from privdd.reporting.schema import FindingRow
 from privdd.reporting.style import png_uri, save, themed, to_svg
 
@@ -27,13 +28,18 @@ PAIRS = 8  # pictures shown of one attack
 
 @dataclass(frozen=True)
 class Plot:
-    """A figure on its way to the page and to ``figures/``; alt says what it shows without seeing it."""
+    """A figure on its way to the page and to ``figures/``; alt says what it shows without seeing it.
+
+    zones: what can be read off it on the page; toggles: the curves that can be switched off there.
+    """
 
     name: str
     title: str
     caption: str
     alt: str
     figure: Figure
+    zones: tuple[Zone, ...] = ()
+    toggles: tuple[Toggle, ...] = ()
 
     @cached_property
     def drawing(self) -> str:
@@ -41,8 +47,11 @@ class Plot:
 
     @property
     def svg(self) -> Markup:
-        """Safe as markup: matplotlib escapes the drawing's text, ``themed`` the label."""
-        return Markup(themed(self.drawing, self.name, self.alt))
+        """Safe as markup: matplotlib escapes the drawing's text, ``themed`` the label, ``layer`` its own."""
+        axes = self.figure.axes
+        return Markup(
+            themed(self.drawing, self.name, self.alt, layer(self.drawing, axes[0], self.zones) if axes else "")
+        )
 
 
 @dataclass(frozen=True)
@@ -139,7 +148,7 @@ def _roc_plot(title: str, row: FindingRow, line: RocLine) -> Plot:
     points = line.curve
     caption = f"{line.label}: AUC {words.share(points.auc)}, {points.members} members, {points.outsiders} outsiders."
     alt = f"ROC curve on logarithmic axes for the {title.lower()}. {caption}"
-    return Plot(f"roc-{slug(row.surface)}", title, caption, alt, figures.roc([line], 4.2))
+    return Plot(f"roc-{slug(row.surface)}", title, caption, alt, figures.roc([line], 4.2), *readings.roc([line]))
 
 
 def album(owner: str, record: RunRecord, row: FindingRow) -> Album | None:
@@ -192,7 +201,14 @@ def strip(record: RunRecord) -> Plot:
         "An arrow to the right of a stated or proven bound contradicts it. A paper's claim, shown for the "
         "whole run, may speak of only a part of what was sent."
     )
-    return Plot("epsilon", "Claimed, proven, shown", caption, f"Epsilon: {said}.", epsilon_figures.strip(rows))
+    return Plot(
+        "epsilon",
+        "Claimed, proven, shown",
+        caption,
+        f"Epsilon: {said}.",
+        epsilon_figures.strip(rows),
+        readings.strip(rows),
+    )
 
 
 def accuracy(runs: Iterable[tuple[str, RunRecord]]) -> Plot | None:
@@ -205,4 +221,5 @@ def accuracy(runs: Iterable[tuple[str, RunRecord]]) -> Plot | None:
     if not series:
         return None
     alt = "Accuracy by round. " + "; ".join(f"{k}: ends at {words.share(v[-1])}" for k, v in series.items())
-    return Plot("accuracy", "Accuracy by round", "On test records, after each round.", alt, figures.accuracy(series))
+    caption = "On test records, after each round."
+    return Plot("accuracy", "Accuracy by round", caption, alt, figures.accuracy(series), readings.accuracy(series))

@@ -176,8 +176,9 @@ class Findings(Part):
         """A pandas table with one row per finding. Raises ImportError where pandas is missing."""
         return _views().frame(self)
 
-    def plot(self, kind: Literal["roc", "epsilon", "ladder"] = "roc") -> Figure:
-        """A matplotlib figure: "roc", "epsilon" (claimed, proven, shown) or "ladder" (of inversion attacks).
+    def plot(self, kind: Literal["roc", "epsilon", "frontier", "ladder"] = "roc") -> Figure:
+        """A matplotlib figure: "roc", "epsilon" (claimed, proven, shown), "frontier" (accuracy at this epsilon) or
+        "ladder" (of inversion attacks).
 
         Raises ValueError where there is nothing to draw.
         """

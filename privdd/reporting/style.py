@@ -24,6 +24,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 from PIL import Image
 
+from privdd.reporting.hover import classed
 from privdd.runtime.files import write_bytes
 
 INK, MUTED, GRID, PAPER = "#1b2024", "#5b656e", "#d9dfe4", "#fffffe"
@@ -59,11 +60,18 @@ _RC: dict[Any, Any] = {
 }
 
 
+class Drawing(Figure):
+    """A figure that a notebook shows as a picture, whether or not pyplot was imported."""
+
+    def _repr_png_(self) -> bytes:
+        return to_png(self)
+
+
 @contextmanager
 def canvas(width: float, height: float) -> Iterator[tuple[Figure, Axes]]:
     """A figure of width x height inches and one axes, drawn in the project's style, never shown."""
     with matplotlib.rc_context(_RC):
-        figure = Figure(figsize=(width, height), layout="constrained")
+        figure = Drawing(figsize=(width, height), layout="constrained")
         FigureCanvasAgg(figure)
         yield figure, figure.add_subplot()
 
@@ -114,16 +122,19 @@ def save(figure: Figure, svg: str, folder: Path, name: str) -> None:
     write_bytes(folder / f"{name}.png", to_png(figure))
 
 
-def themed(svg: str, prefix: str, label: str) -> str:
-    """The drawing for use inside a page: ids made unique, colours as CSS variables, a spoken label."""
+def themed(svg: str, prefix: str, label: str, layer: str = "") -> str:
+    """The drawing for use inside a page: ids made unique, colours as CSS variables, a spoken label.
+
+    layer: markup that is added at the end.
+    """
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{prefix}-", svg)
-    svg = re.sub(r"#[0-9a-f]{6}\b", lambda m: _variable(m.group()), svg)
+    svg = classed(re.sub(r"#[0-9a-f]{6}\b", lambda m: _variable(m.group()), svg))
     view = re.search(r'viewBox="([^"]*)"', svg)
     width = view.group(1).split()[2] if view else "400"
     head = f'<svg class="plot" style="max-width:{float(width) * 1.5:.0f}px" role="img" aria-label="{_attribute(label)}"'
-    body = svg[svg.index(">") + 1 :]
+    body = svg[svg.index(">") + 1 : svg.rindex("</svg>")] + layer + "</svg>"
     return f'{head} viewBox="{view.group(1) if view else ""}">{body}'.strip()
 
 

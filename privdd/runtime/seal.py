@@ -21,7 +21,9 @@ SIGNATURE = "signature.json"
 PAGE = "report.html"
 CARD = "card.json"  # the page's twin for other programs
 FIGURES = "figures/"
-UNSEALED = frozenset({MANIFEST, SIGNATURE, "point.json", ".lock"})  # point.json: a sweep's own note beside the run
+UNSEALED = frozenset(
+    {MANIFEST, SIGNATURE, "point.json", "report.pdf", ".lock"}
+)  # a sweep's own note; a print of the page
 FILES, DRAWN, SEAL = "files", "page", "seal"  # keys of the manifest; the page is redrawn from the files at any time
 DRAWN_WITH = "drawn_with"
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import builtins
+from base64 import b64decode
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from IPython.core.formatters import DisplayFormatter
 from sklearn.metrics import roc_auc_score
 
 from privdd.reporting.findings_file import load, validate
@@ -64,15 +66,28 @@ def test_the_roc_is_that_of_the_scores(runs: dict[str, Path]) -> None:
     assert min(abs(max(aucs) - area) for area in areas) < 0.02
 
 
-@pytest.mark.parametrize("kind", ["roc", "epsilon"])
+@pytest.mark.parametrize("kind", ["roc", "epsilon", "frontier"])
 def test_drawings_open(runs: dict[str, Path], kind: str, tmp_path: Path) -> None:
     load(runs["contradiction"]).plot(kind).savefig(tmp_path / "x.png")
     assert (tmp_path / "x.png").stat().st_size > 1000
 
 
+def test_a_frontier_of_one_run_is_its_own_point(runs: dict[str, Path]) -> None:
+    found = load(runs["consistent"])
+    places = [line.get_xydata() for line in found.plot("frontier").axes[0].lines]
+    assert found.utility and any((abs(at[:, 1] - found.utility.accuracy) < 1e-9).all() for at in places)
+    with pytest.raises(ValueError, match="has no accuracy"):
+        found.model_copy(update={"utility": None}).plot("frontier")
+
+
+def test_a_notebook_shows_a_drawing_as_a_picture(runs: dict[str, Path]) -> None:
+    shown, _ = DisplayFormatter().format(load(runs["consistent"]).plot("epsilon"))
+    assert shown["image/png"].startswith(b"\x89PNG") or b64decode(shown["image/png"]).startswith(b"\x89PNG")
+
+
 def test_what_cannot_be_drawn_is_said(runs: dict[str, Path]) -> None:
     found = load(runs["consistent"])
-    with pytest.raises(ValueError, match="allowed are roc, epsilon, ladder"):
+    with pytest.raises(ValueError, match="allowed are roc, epsilon, frontier, ladder"):
         found.plot("bars")
     bare = validate(found.model_dump(mode="json", by_alias=True, exclude_none=True))
     assert bare == found  # where it was read from is no part of it

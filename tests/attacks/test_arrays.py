@@ -1,0 +1,209 @@
+"""Every public function of tensors takes NumPy arrays, and gives back what it was given: the same numbers, as arrays."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import pkgutil
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import attacks
+from attacks.arrays import arrays
+from attacks.inversion.result import Pixels
+from attacks.inversion.victim import LocalSteps
+
+# Parts of an audit's own course, or differentiated inside a search: what they take besides tensors comes from there.
+INSIDE = {
+    "lpips_weights": "its distance is public as images.lpips",
+    "canaries": "makes records for an audit",
+    "inversion.compare": "compares with an audit's View",
+    "inversion.decoder": "a network's blocks",
+    "inversion.feature_attack": "reads an audit's View",
+    "inversion.judge": "of a trained judge",
+    "inversion.objectives": "differentiated inside a search",
+    "inversion.optimise": "the search itself",
+    "inversion.result": "checks of a request",
+    "inversion.seethrough": "differentiated inside a search",
+    "inversion.victim": "of a captured client",
+    "malicious.chosen": "builds the model that a malicious server sends",
+    "malicious.detector": "of a model and its client",
+    "malicious.imprint": "reads the update of a chosen model",
+    "malicious.planted_embedding": "reads the means of a chosen model",
+    "membership.attack": "scores an audit's Worlds",
+    "membership.few_shadows": "indices of an audit's Worlds",
+    "membership.quantile": "rows of its own regression",
+    "membership.readable": "says what an audit's value holds",
+}
+
+
+def public() -> Iterator[tuple[str, Callable[..., Any]]]:
+    """(module:name, function) of everything public that has a tensor among its parameters."""
+    for info in pkgutil.walk_packages(attacks.__path__, "attacks."):
+        module = importlib.import_module(info.name)
+        short = info.name.removeprefix("attacks.")
+        for name, value in vars(module).items():
+            if name.startswith("_") or not inspect.isfunction(value) or value.__module__ != info.name:
+                continue
+            hints = " ".join(str(hint) for key, hint in value.__annotations__.items() if key != "return")
+            if re.search(r"\bTensor\b", hints) and short not in INSIDE:
+                yield f"{short}:{name}", value
+
+
+PUBLIC = dict(public())
+
+
+def random(*shape: int, seed: int = 0, positive: bool = False) -> Tensor:
+    values = torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return values.sigmoid() if positive else values
+
+
+def coins(*shape: int) -> Tensor:
+    return random(*shape, seed=7) > 0
+
+
+def generator() -> torch.Generator:
+    return torch.Generator().manual_seed(3)
+
+
+def net() -> nn.Module:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, generator=generator())
+    return model
+
+
+Y, GRADIENTS = torch.tensor([0, 1, 2, 0, 1, 2]), (random(3, 4).float(), random(3, seed=1).float())
+IMAGES = random(6, 1, 12, 12, positive=True)
+OTHERS = random(6, 1, 12, 12, seed=1, positive=True)
+SMALL = random(6, 1, 2, 2, positive=True).float()
+SIGNALS, MASKS = random(8, 6), torch.cat([coins(4, 6), ~coins(4, 6)])
+PROBS = random(8, 6, positive=True)
+EXAMPLES: dict[str, Callable[[], tuple[Any, ...]]] = {
+    "baselines:class_means": lambda: (IMAGES, Y, 3),
+    "baselines:guesses": lambda: (Y, IMAGES, Y, generator()),
+    "baselines:identify": lambda: (IMAGES, IMAGES, OTHERS),
+    "guarantee:attack_runs": lambda: (random(60, 2), random(60, 2, seed=1) + 1, {"delta": 1e-5, "generator": np.random.default_rng(0)}),
+    "guarantee:gaussian_log_ratio": lambda: (random(9, 4, 2), random(2), torch.zeros(2), 1.5),
+    "guarantee:likelihood_ratio_certificate": lambda: (random(50),),
+    "guarantee:subsampled_log_ratio": lambda: (random(9, 4), 0.3),
+    "images:bootstrap": lambda: (random(20), generator()),
+    "images:lpips": lambda: (IMAGES.float(), OTHERS.float()),
+    "images:match": lambda: (IMAGES, IMAGES.flip(0)),
+    "images:negative_mse": lambda: (IMAGES, OTHERS),
+    "images:psnr": lambda: (IMAGES, OTHERS),
+    "images:ssim": lambda: (IMAGES, OTHERS),
+    "inversion.analytic:distinct": lambda: (random(6, 4), 3),
+    "inversion.analytic:layer_inputs": lambda: ((model := net()), list(GRADIENTS), model[1]),
+    "inversion.analytic:linear_inputs": lambda: GRADIENTS,
+    "inversion.analytic:reconstruct": lambda: (net(), list(GRADIENTS), (2, 1, 2, 2)),
+    "inversion.features:average_copies": lambda: (random(6, 4), 2),
+    "inversion.features:look": lambda: (IMAGES, OTHERS),
+    "inversion.features:remove_shared_noise": lambda: (random(6, 4), 3, random(4, seed=1)),
+    "inversion.gradient:gradient_norm": lambda: (list(GRADIENTS),),
+    "inversion.labels:chance_overlap": lambda: (torch.tensor([3, 1, 2]),),
+    "inversion.labels:counts": lambda: (random(3), 5, random(3, seed=1).softmax(0)),
+    "inversion.labels:guess_labels": lambda: (net(), list(GRADIENTS), (2, 1, 2, 2), Pixels(), LocalSteps(), generator()),
+    "inversion.labels:head_inputs": lambda: (net(), SMALL),
+    "inversion.labels:head_of": lambda: (net(), list(GRADIENTS)),
+    "inversion.labels:idlg": lambda: (random(3, 4),),
+    "inversion.labels:mean_probabilities": lambda: (net(), SMALL),
+    "inversion.labels:overlap": lambda: (torch.tensor([3, 1, 2]), torch.tensor([2, 2, 2])),
+    "inversion.labels:recover": lambda: (net(), list(GRADIENTS), 4, SMALL),
+    "inversion.labels:tally": lambda: (Y, 3),
+    "inversion.synthetic:copy_report": lambda: (IMAGES, IMAGES, OTHERS, generator()),
+    "low_bits:low_bits": lambda: (random(200), 1.0),
+    "low_bits:off_lattice": lambda: (random(20), 0.25),
+    "membership.base:base": lambda: (-PROBS, MASKS, -PROBS[0]),
+    "membership.density:density_ratio": lambda: (random(6, 4), random(6, 4, seed=1), random(3, 4, seed=2)),
+    "membership.gaussian:fit": lambda: (random(8, 6, 2), MASKS, True),
+    "membership.gaussian:gaussian_ratio": lambda: (random(8, 6, 2), MASKS, random(6, 2)),
+    "membership.label_only:robustness": lambda: (lambda x: x.flatten(1).sum(1) > 0, IMAGES, coins(6), 2, generator()),
+    "membership.lira:lira": lambda: (SIGNALS, MASKS, SIGNALS[0]),
+    "membership.readout:class_means": lambda: (random(6, 4), Y, 3),
+    "membership.readout:nearest": lambda: (random(6, 4), random(5, 4, seed=1), 2.0),
+    "membership.readout:readout": lambda: (random(6, 4), Y, random(3, 4, seed=1), 3),
+    "membership.ridge:class_coefficients": lambda: (random(3, 4), random(6, 4, seed=1), Y),
+    "membership.ridge:coefficients": lambda: (random(4), random(6, 4, seed=1)),
+    "membership.ridge:solver": lambda: (random(6, 4),),
+    "membership.rmia:rmia": lambda: (PROBS, MASKS, PROBS[0]),
+    "membership.shadow_classifier:shadow_classifier": lambda: (random(8, 6, 2), MASKS, random(6, 2), Y, {"iterations": 3}),
+    "membership.shadow_classifier:top_k": lambda: (random(6, 4), Y, 2),
+    "membership.shared_noise:noise_coincidence": lambda: (random(6, 4), Y, random(6, 4, seed=1), Y, 2, 1.0),
+    "membership.signals:alignment": lambda: (random(4), random(6, 4, seed=1)),
+    "membership.signals:averaged_copies": lambda: (random(6, 4), (1.0, 2.0)),
+    "membership.signals:class_statistics": lambda: (random(3, 2), random(3, 2, positive=True), random(6, 2), Y),
+    "membership.signals:embedding_alignment": lambda: (random(3, 4), random(6, 4, seed=1), Y),
+    "membership.signals:gradient_alignment": lambda: (random(4), random(6, 4, seed=1)),
+    "membership.signals:logit_scaled": lambda: (random(6, 3), Y),
+    "membership.signals:matched_filter": lambda: (random(5, 4), random(6, 4, seed=1), 1.0),
+    "membership.signals:nearest_distance": lambda: (random(6, 4), random(5, 4, seed=1)),
+    "membership.signals:negative_loss": lambda: (random(6, 3), Y),
+    "membership.signals:output_gradient": lambda: (random(6, 3), Y),
+    "membership.threshold:loss_threshold": lambda: (random(6),),
+    "membership.worst_records:worst_records": lambda: (random(40, 30), torch.cat([coins(20, 30), ~coins(20, 30)])),
+}  # fmt: skip
+
+
+def call(function: Callable[..., Any], given: tuple[Any, ...]) -> Any:
+    named = given[-1] if given and isinstance(given[-1], dict) else {}
+    return function(*(given[:-1] if named else given), **named)
+
+
+def as_arrays(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.numpy()
+    return [as_arrays(one) for one in value] if isinstance(value, list) else value
+
+
+def leaves(value: Any) -> list[Any]:
+    if dataclasses.is_dataclass(value):
+        return [leaf for field in dataclasses.fields(value) for leaf in leaves(getattr(value, field.name))]
+    if isinstance(value, dict):
+        return [leaf for key in value for leaf in leaves(value[key])]
+    return [leaf for one in value for leaf in leaves(one)] if isinstance(value, tuple | list) else [value]
+
+
+def test_every_public_function_of_tensors_has_the_door() -> None:
+    assert len(PUBLIC) > 50 and set(PUBLIC) == set(EXAMPLES)
+    assert [name for name, function in PUBLIC.items() if not hasattr(function, "takes_arrays")] == []
+    assert [name for name in INSIDE if not importlib.import_module(f"attacks.{name}")] == []
+
+
+@pytest.mark.parametrize("name", sorted(PUBLIC))
+def test_arrays_give_the_same_numbers_as_arrays(name: str) -> None:
+    told = call(PUBLIC[name], EXAMPLES[name]())
+    made = call(PUBLIC[name], tuple(as_arrays(one) for one in EXAMPLES[name]()))
+    assert type(made) is type(told) or isinstance(made, np.ndarray)
+    want, have = leaves(told), leaves(made)
+    assert len(want) == len(have) > 0
+    for a, b in zip(want, have):
+        if isinstance(a, Tensor):
+            assert isinstance(b, np.ndarray) and b.dtype == a.numpy().dtype, type(b)
+            np.testing.assert_array_equal(b, a.numpy())
+        else:
+            assert not isinstance(b, Tensor) and (a == b or a != a)
+
+
+def test_beside_a_tensor_tensors_come_back_and_what_was_given_stays() -> None:
+    @arrays
+    def doubled(a: Tensor, b: Tensor) -> Tensor:
+        return a.add_(b)
+
+    kept = np.ones(3)[::-1]
+    kept.flags.writeable = False
+    assert isinstance(doubled(kept, torch.ones(3)), Tensor) and doubled(kept, np.ones(3)).tolist() == [2, 2, 2]
+    assert kept.tolist() == [1, 1, 1]  # torch holds neither reversed nor read-only memory: it was given a copy
+
+
+def test_other_arguments_pass_untouched() -> None:
+    asked = object()
+    assert arrays(lambda x: x)(asked) is asked
+    assert arrays(lambda x, y: (x, {"k": [y]}))(3, np.arange(2))[1]["k"][0].tolist() == [0, 1]

@@ -1,0 +1,78 @@
+"""No serious accessibility violation by axe-core, on a report and a comparison, in light and in dark.
+
+axe-core (Deque Systems, MPL-2.0) is a tool of development: `tools/test_extras.sh` installs it by npm into `.cache/axe`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import html
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from privdd.reporting.comparison import write_comparison
+from privdd.reporting.page import write_report
+from tests.reporting.test_page import browse, chromium
+
+ROOT = Path(__file__).parents[2]
+VERSION, DIGEST = "4.14.1", "29348999450cdf2849a8e70b7912fc2da85a849da39c0d0d5394f51d4a9ed95c"
+POLICY = re.compile(r'<meta http-equiv="Content-Security-Policy"[^>]*>')
+RUN = """<script>%s</script><script>
+document.querySelectorAll("details").forEach(one => { one.open = true; });
+axe.run(document, {resultTypes: ["violations"]}).then(found => {
+  const out = document.createElement("pre");
+  out.id = "axe-found";
+  out.textContent = JSON.stringify({
+    dark: matchMedia("(prefers-color-scheme: dark)").matches, passes: found.passes.length,
+    bad: found.violations.map(one => [one.impact, one.id, one.nodes.map(node => node.target.join(" ")).slice(0, 4)]),
+  });
+  document.body.append(out);
+});</script></body>"""
+
+
+def axe() -> str:
+    chromium()
+    path = Path(os.environ.get("PRIVDD_AXE") or ROOT / ".cache" / "axe" / "node_modules" / "axe-core" / "axe.min.js")
+    if not path.is_file():
+        pytest.skip(f"no axe-core: npm install --prefix .cache/axe axe-core@{VERSION}")
+    data = path.read_bytes()
+    assert hashlib.sha256(data).hexdigest() == DIGEST, f"{path} is not axe-core {VERSION}"
+    return data.decode().replace("</script", "<\\/script")
+
+
+def look(text: str, folder: Path, *, dark: bool) -> dict[str, Any]:
+    """axe's violations of a page. The page's own policy forbids scripts, so the copy that is looked at has none."""
+    (folder / "page.html").write_text(POLICY.sub("", text).replace("</body>", RUN % axe()), encoding="utf-8")
+    flags = ("--virtual-time-budget=60000", *(("--blink-settings=preferredColorScheme=0",) if dark else ()))
+    document, _ = browse(folder / "page.html", folder / "profile", *flags)
+    found = re.search(r'<pre id="axe-found">(.*?)</pre>', document, re.DOTALL)
+    assert found, "axe said nothing"
+    return json.loads(html.unescape(found.group(1)))
+
+
+@pytest.fixture(scope="module")
+def pages(runs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    made = {"report": write_report(runs["contradiction"])}
+    made["comparison"] = write_comparison(list(runs.values()), tmp_path_factory.mktemp("out"))
+    return {name: path.read_text(encoding="utf-8") for name, path in made.items()}
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("name", ["report", "comparison"])
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_no_serious_violation(pages: dict[str, str], name: str, dark: bool, tmp_path: Path) -> None:
+    found = look(pages[name], tmp_path, dark=dark)
+    assert found["dark"] is dark and found["passes"] > 20
+    assert [one for one in found["bad"] if one[0] in ("serious", "critical")] == []
+
+
+@pytest.mark.browser
+def test_axe_sees_a_picture_without_words_and_grey_on_grey(pages: dict[str, str], tmp_path: Path) -> None:
+    bad = pages["report"].replace("</style>", ".also {color: #ccc !important}</style>").replace("</main>", '<img src="data:,"></main>')
+    seen = {one[1] for one in look(bad, tmp_path, dark=False)["bad"]}
+    assert {"image-alt", "color-contrast"} <= seen

@@ -1,0 +1,58 @@
+"""Values at the pointer: they stand where the curve is, and hide with it."""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from privdd.reporting import figures, readings
+from privdd.reporting.comparison import write_comparison
+from privdd.reporting.curves import curve
+from privdd.reporting.figures import RocLine
+from privdd.reporting.hover import Zone, layer
+from privdd.reporting.style import themed, to_svg
+
+
+@pytest.fixture(scope="module")
+def line() -> RocLine:
+    rng = np.random.default_rng(0)
+    members = np.arange(400) < 200
+    return RocLine("<LiRA>", curve(members + rng.normal(size=400), members), curve(rng.normal(size=400), members))
+
+
+def test_marks_lie_on_the_drawn_curve(line: RocLine) -> None:
+    """The drawn path is matplotlib's own: each mark has to be on one of its horizontal steps."""
+    figure = figures.roc([line])
+    svg = to_svg(figure)
+    path = re.search(r'id="c0-line">\s*<path d="([^"]*)"', svg)
+    assert path
+    at = np.array(re.findall(r"-?[\d.]+", path.group(1)), float).reshape(-1, 2)
+    marks = re.findall(r'class="c0 dot" cx="([\d.]+)" cy="([\d.]+)"', layer(svg, figure.axes[0], readings.roc([line])[0]))
+    assert len(marks) > 10
+    for x, y in np.array(marks, float):
+        steps = [(a, b) for a, b in pairwise(at) if abs(a[1] - b[1]) < 0.01 and a[0] - 0.1 <= x <= b[0] + 0.1]
+        assert any(abs(a[1] - y) < 0.1 for a, _ in steps), (x, y)
+
+
+def test_names_are_escaped_and_parts_have_the_class_of_their_curve(line: RocLine) -> None:
+    figure = figures.roc([line])
+    svg = to_svg(figure)
+    made = themed(svg, "roc", "told", layer(svg, figure.axes[0], readings.roc([line])[0]))
+    assert "<LiRA>" not in made and "&lt;LiRA&gt;" in made and made.endswith("</svg>")
+    for number in (0, 1):
+        for part in ("line", "band"):
+            assert f'<g class="c{number}" id="roc-c{number}-{part}"' in made
+
+
+def test_the_page_has_a_switch_for_every_curve_that_it_can_hide(runs: dict[str, Path], tmp_path: Path) -> None:
+    text = write_comparison(list(runs.values()), tmp_path).read_text(encoding="utf-8")
+    switches = set(re.findall(r'<input type="checkbox" class="k(\d)" checked>', text))
+    assert switches and all(f"figure:has(.k{n}:not(:checked)) .c{n}" in text and f'<g class="c{n}"' in text for n in switches)
+
+
+def test_a_drawing_without_an_area_has_no_layer(line: RocLine) -> None:
+    assert layer("<svg></svg>", figures.roc([line]).axes[0], [Zone(None, None, "x", ())]) == ""
