@@ -93,6 +93,12 @@ class FedAvg(
         """The same method as client-level privacy needs it: changes travel, record counts do not."""
         return replace(self, update_is_delta=True, weighting="uniform")
 
+    def adds_up(self, mechanisms: Mapping[str, Mechanism]) -> Literal["sum", "mean"] | None:
+        """Where all clients weigh alike, and neither noise inside of local training nor more than a model is sent."""
+        plain = all(getattr(type(self), name) is getattr(FedAvg, name) for name in ("outcome", "aggregate"))
+        plain = plain and type(self).pseudo_gradient is FedAvg.pseudo_gradient and type(self).uploads is FedAvg.uploads
+        return "mean" if plain and self.weighting == "uniform" and "dpsgd" not in mechanisms else None
+
     @property
     def _uncounted(self) -> bool:
         """Whether what is sent must not tell how many records there are, as under client-level privacy."""
