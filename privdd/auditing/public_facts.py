@@ -63,7 +63,11 @@ def _summed(plan: Plan) -> str:
     said = f"the sum over the clients of a round, never of fewer than {trust.fewest(asked)}, and no single upload"
     if plan.mechanisms:
         said += f"; each client adds one of {trust.shares(asked)} shares of the noise"
-        said += f", so that what is stated holds if {trust.colluding} of them tell the server theirs" if trust.colluding else ""
+        said += (
+            f", so that what is stated holds if {trust.colluding} of them tell the server theirs"
+            if trust.colluding
+            else ""
+        )
     return f"{said}. Secure aggregation is taken on trust: its protocol is not run"
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import dp_accounting as dpa
+
 from privdd.core.keys import Keys
 from privdd.core.types import Problem, Received, Shard, State, Tensors
 from privdd.federated.channel import Channel, ClientContext, digest, rooted, shapes, size_of

@@ -64,7 +64,9 @@ class Trust:
     def fewest(self, asked: int) -> int:
         """The fewest clients whose sum is revealed, of a round that asks so many. Raises BadConfig if it cannot be."""
         if self.least is None and self.dropout:
-            raise BadConfig(f"trust.dropout={self.dropout:g}: set trust.least, the fewest clients whose sum is revealed")
+            raise BadConfig(
+                f"trust.dropout={self.dropout:g}: set trust.least, the fewest clients whose sum is revealed"
+            )
         fewest = asked if self.least is None else int(self.least)
         if not 2 <= fewest <= asked:
             raise BadConfig(f"trust.least={fewest}: a round asks {asked} client(s); a number from 2 to that is needed")

@@ -64,6 +64,10 @@ def of_sums(subject: Subject) -> Subject:
 def _said_of_sums(finding: Finding) -> Finding:
     if finding.attack.startswith("t0"):
         return finding
+    diagnostics = finding.measures.get("diagnostics", {})
+    if certificate := diagnostics.get("certificate"):
+        certificate = {**certificate, "trusts": [*certificate["trusts"], ADDS_UP]}
+        finding = finding.with_measures(diagnostics={**diagnostics, "certificate": certificate})
     return finding.with_measures(note=f"{finding.measures.get('note', '')}; of the sum: {ADDS_UP}")
 
 

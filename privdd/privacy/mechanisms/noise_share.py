@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 from privdd.core.types import Tensors
 from privdd.privacy.mechanism import Mechanism, Output
@@ -75,8 +75,10 @@ def share_of(mechanism: Mechanism, parts: int) -> Mechanism:
     """The same mechanism with noise for one of ``parts`` clients. Raises ValueError where its noise cannot be shared."""
     kind = SHARED.get(type(mechanism))
     if kind is None:
-        raise ValueError(f"{type(mechanism).__name__} adds its noise to what one client sends, not to a sum over clients")
-    return kind(**asdict(mechanism), parts=parts)  # type: ignore[call-overload]
+        raise ValueError(
+            f"{type(mechanism).__name__} adds its noise to what one client sends, not to a sum over clients"
+        )
+    return kind(**vars(mechanism), parts=parts)  # type: ignore[call-arg]
 
 
 def parts_of(mechanism: Mechanism) -> int:
@@ -88,6 +90,5 @@ def whole_of(mechanism: Mechanism) -> Mechanism:
     """The mechanism whose noise is that of the sum: what a share is a share of."""
     if not isinstance(mechanism, SumShare | ClientShare):
         return mechanism
-    settings = asdict(mechanism)
-    del settings["parts"]
+    settings = {name: value for name, value in vars(mechanism).items() if name != "parts"}
     return (ClippedSum if isinstance(mechanism, SumShare) else ClientLevel)(**settings)
