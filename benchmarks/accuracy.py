@@ -30,7 +30,8 @@ from benchmarks.machine import hardware
 from privdd.cli.assemble import assemble
 from privdd.cli.overrides import check_overrides
 from privdd.federated.experiment import Experiment
-from privdd.federated.simulation import Progress, accuracy, predict_in_batches, start, step
+from privdd.federated.measured import accuracy, predict_in_batches
+from privdd.federated.simulation import Progress, start, step
 
 # Few steps and many rounds: what a small CPU budget favours.
 SMALL = ("preset=smoke", "partition.clients=10", "model.width=32", "data.limit=10000", "data.test_limit=2000")

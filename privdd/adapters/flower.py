@@ -26,7 +26,8 @@ from privdd.core.types import Received, Records, Shard, State
 from privdd.federated.channel import digest
 from privdd.federated.divergence import share_right
 from privdd.federated.experiment import Experiment
-from privdd.federated.simulation import Plan, Task, client_step, predict_in_batches
+from privdd.federated.measured import predict_in_batches
+from privdd.federated.simulation import Plan, Task, client_step
 from privdd.privacy.ledger import Ledger
 from privdd.privacy.mechanism import Row
 

@@ -23,7 +23,8 @@ from privdd.core.types import Received, Records, Shard, State
 from privdd.federated.channel import digest
 from privdd.federated.dropped import Dropped, dropped_rows
 from privdd.federated.experiment import Experiment
-from privdd.federated.simulation import Plan, Progress, Task, accuracy
+from privdd.federated.measured import accuracy
+from privdd.federated.simulation import Plan, Progress, Task
 from privdd.federated.trainer import Trainer
 from privdd.privacy.mechanism import Row
 from privdd.runtime.lock import locked

@@ -57,6 +57,8 @@ def check_playable(plan: Plan, unit: str) -> None:
             "allowed are relation=add_remove and unit=record (a whole client is one coin in one run: of it the certificate "
             "of the whole run tells more)"
         )
+    if plan.trust.summed:
+        raise BadConfig("audit.canaries: not offered under trust=secagg, where no client's own releases are seen")
     if not any(n in plan.method.queries and readable(m) for n, m in plan.mechanisms.items()):
         raise BadConfig("audit.canaries: needs a mechanism that adds Gaussian noise to a sum over records; set privacy")
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from attacks.malicious.chosen import ChosenModel
 from attacks.types import Adversary, Attack, Capture, Knowledge, Surface, Truth, View
+from privdd.auditing.seen_sums import of_others, replaying, seen
 from privdd.auditing.views import Scene
 from privdd.core.state import pack
 from privdd.core.types import State
@@ -43,9 +44,10 @@ def _answer(scene: Scene, attack: ChosenModel, method: FedAvg, name: str) -> Vie
     model = asked.classifier(problem)
     attack.plant(model, scene.public.x, len(shard.train), plan.keys.fold("plant").torch())
     broadcast, memory = _handed_out(plan, asked, dict(model.state_dict()))
-    ctx = plan.context(0, plan.victim)
+    ctx = replaying(plan, 0)
     upload, _ = asked.local(broadcast, memory, shard, ctx)
-    sent = plan.channel.send(upload, ctx)[0].values
+    others = of_others(plan, 0, broadcast, scene.experiment.shards)
+    sent = seen(plan, 0, plan.channel.send(upload, ctx)[0].values, others)
     value = next(value for key, value in sent.items() if method.uploads[key] == surface)
     if surface == Surface.UPDATE:
         value = asked.model_state("update", value, broadcast) or value

@@ -139,7 +139,8 @@ def _stages(scene: Scene, whole: Shard, folder: RunFolder, grouped: Mapping[int,
 
     def make(t: int) -> Stage:
         held = (scene.game, scene.lens(t), folder, experiment.engine, experiment.run.fingerprint, training)
-        return Stage(scene.plan, snapshots, t, whole, *held)
+        crowd = experiment.shards if scene.plan.trust.summed else ()
+        return Stage(scene.plan, snapshots, t, whole, *held, crowd=crowd)
 
     return stages_of(make, scene.lens, grouped)
 
@@ -235,7 +236,7 @@ def _attack_all(
             file = f"{stem}{f'.{used[stem]}' if used[stem] > 1 else ''}.safetensors"
             said = [
                 note,
-                granted(scene.plan.method, view, attack.family),
+                granted(scene.plan, view, attack.family),
                 replayed(scene, view),
                 other_networks(view),
                 used_without(view.surface, lacking) if attack.family == Family.MEMBERSHIP else "",

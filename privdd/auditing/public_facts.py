@@ -50,10 +50,25 @@ def _rounds(plan: Plan) -> Iterator[tuple[str, str]]:
     who = f"all {clients} clients in every round" if taken == clients else f"{taken} of {clients} clients a round"
     who += f", all in round {', '.join(map(str, all_in))}" if all_in and taken < clients else ""
     yield "participation", who if taken == clients else f"{who}, drawn from the seed: who takes part is no secret"
+    if plan.trust.summed:
+        yield "what the server sees", _summed(plan)
     yield (
         "seed",
         "initial model, networks, augmentation and the order of batches are drawn from it; the noise's source is separate",
     )
+
+
+def _summed(plan: Plan) -> str:
+    trust, asked = plan.trust, len(plan.asked(0))
+    said = f"the sum over the clients of a round, never of fewer than {trust.fewest(asked)}, and no single upload"
+    if plan.mechanisms:
+        said += f"; each client adds one of {trust.shares(asked)} shares of the noise"
+        said += (
+            f", so that what is stated holds if {trust.colluding} of them tell the server theirs"
+            if trust.colluding
+            else ""
+        )
+    return f"{said}. Secure aggregation is taken on trust: its protocol is not run"
 
 
 def _mechanisms(plan: Plan, ledger: Ledger) -> Iterator[tuple[str, str]]:

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from privdd.auditing.game import Game
+from privdd.auditing.seen_sums import Uploads, replaying, seen
 from privdd.core.state import marked
 from privdd.core.types import Shard, State, Tensors, Upload
 from privdd.federated.channel import ClientContext, digest
@@ -42,7 +43,8 @@ class Replay:
 
     chain: the client's rounds, from the first that the audited one depends on to the audited one; shard: the
     client's data before any coin flip; batched: all worlds at once by the method's ``local_batched``, else one
-    by one; passing: earlier rounds of the chain whose uploads are wanted too.
+    by one; passing: earlier rounds of the chain whose uploads are wanted too; others: round -> what the other clients
+    add, where the server sees sums.
     """
 
     plan: Plan
@@ -52,6 +54,7 @@ class Replay:
     worlds: Sequence[int]
     batched: bool = False
     passing: frozenset[int] = frozenset()
+    others: Mapping[int, Uploads] = field(default_factory=dict)
 
     def run(self) -> list[Mapping[str, Tensors]] | None:
         """What the client would have sent in the last round of the chain, by world.
@@ -70,7 +73,8 @@ class Replay:
             return None
         # the same context as the local work: noise on what is sent comes next in its stream
         send = self.plan.channel.send
-        return [{t: send(upload, ctx)[0].values for t, (upload, ctx) in rounds.items()} for rounds in done]
+        view = lambda t, sent: seen(self.plan, t, sent, self.others.get(t, {}))  # noqa: E731
+        return [{t: view(t, send(upload, ctx)[0].values) for t, (upload, ctx) in rounds.items()} for rounds in done]
 
     def _wanted(self, snapshot: Snapshot) -> bool:
         return snapshot.round == self.chain[-1].round or snapshot.round in self.passing
@@ -82,7 +86,7 @@ class Replay:
             if not self._wanted(snapshot):
                 memory = memory_after(plan, snapshot, memory, shard)
                 continue
-            ctx = plan.context(snapshot.round, plan.victim)
+            ctx = replaying(plan, snapshot.round)
             upload, memory = plan.method.local(snapshot.broadcast, memory, shard, ctx)
             done[snapshot.round] = (upload, ctx)
         return done
@@ -91,7 +95,7 @@ class Replay:
         made: list[Done] = [{} for _ in plans]
         memories: list[State] = [{} for _ in plans]
         for snapshot in self.chain:
-            contexts = [plan.context(snapshot.round, plan.victim) for plan in plans]
+            contexts = [replaying(plan, snapshot.round) for plan in plans]
             found = self.plan.method.local_batched(snapshot.broadcast, memories, shards, contexts)
             if found is None:
                 return None

@@ -18,6 +18,7 @@ from privdd.auditing.autotune import Choice, Trial, choose, key_of
 from privdd.auditing.game import Game
 from privdd.auditing.readers import Signals, read_signals
 from privdd.auditing.replay import Replay, Sent, chain_to, chunks, content_key
+from privdd.auditing.seen_sums import Uploads, of_others
 from privdd.auditing.signals import Lens
 from privdd.core.types import Shard, Tensors
 from privdd.federated.channel import shapes
@@ -74,6 +75,7 @@ class Stage:
     training: str = "auto"  # auto | loop | vectorised
     passing: Mapping[int, Lens] = field(default_factory=dict)
     like: Stage | None = None
+    crowd: Sequence[Shard] = ()  # all clients' data, where the server sees sums
 
     @property
     def snapshot(self) -> Snapshot:
@@ -124,8 +126,14 @@ class Stage:
             return self.task(self.groups[0], batched=True).run() if self.groups else None
 
     def task(self, worlds: Sequence[int], *, batched: bool) -> ReplayTask:
-        replay = Replay(self.plan, self.chain, self.shard, self.game, worlds, batched, frozenset(self.passing))
+        held = (worlds, batched, frozenset(self.passing), self.others)
+        replay = Replay(self.plan, self.chain, self.shard, self.game, *held)
         return ReplayTask(replay, self.lens, self.passing)
+
+    @cached_property
+    def others(self) -> dict[int, Uploads]:
+        """Round -> what the other clients add to the sum that the server sees."""
+        return {s.round: of_others(self.plan, s.round, s.broadcast, self.crowd) for s in self.chain if self.crowd}
 
     @cached_property
     def _real(self) -> Signals:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from attacks.types import Adversary, Capture, Family, Knowledge, Surface, Truth, View, Worlds
 from privdd.auditing.game import Game
+from privdd.auditing.seen_sums import GRANTED, of_others, replaying, seen
 from privdd.auditing.signals import Lens, maps_of
 from privdd.core.types import Records, Shard, State, Tensors
 from privdd.federated.experiment import Experiment
@@ -213,8 +214,11 @@ def _flattened(values: Mapping[str, Tensors]) -> list[tuple[str, Tensors]]:
     return [(n, {**v, **labels} if n in ("features", "images") else v) for n, v in values.items()]
 
 
-def granted(method: Method, view: View, family: Family) -> str:
+def granted(plan: Plan, view: View, family: Family) -> str:
     """A sentence for the finding's note on what an attack is given beyond its adversary's position; "" if nothing."""
+    method = plan.method
+    if plan.trust.summed and view.adversary in (Adversary.SERVER, Adversary.MALICIOUS_SERVER):
+        return GRANTED
     personal = method.accuracy_kind == "personal"
     if view.surface == Surface.GLOBAL_MODEL and personal and family == Family.MEMBERSHIP:
         return (
@@ -233,15 +237,17 @@ def probe_view(scene: Scene, round: int, records: Sequence[int]) -> tuple[View, 
     plan, snapshot = scene.plan, scene.progress.snapshots[round]
     names = [n for n in snapshot.sent if plan.method.uploads[n] == Surface.UPDATE]
     lens = scene.lens(round)
+    others = of_others(plan, round, snapshot.broadcast, scene.experiment.shards) if names else {}
     if not names or lens.start is None or not records:
         return None
     captures, virtual = [], []
     for at in records:
         alone = replace(scene.shard, train=scene.shard.train.take([at]))
-        ctx = replace(plan, keys=plan.keys.fold("probe", at)).context(round, plan.victim)
+        ctx = replaying(replace(plan, keys=plan.keys.fold("probe", at)), round)
         upload, memory = plan.method.local(snapshot.broadcast, {}, alone, ctx)
         virtual.append(plan.method.stand_ins(memory, plan.problem))
         sent = plan.channel.send({n: upload[n] for n in (*names, "buffers") if n in upload}, ctx)[0].values
+        sent = seen(plan, round, sent, others)
         state = lens.state(names[0], sent[names[0]])
         if state is None:
             return None

@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from attacks.types import Attack
 from privdd.cli.config import all_attacks, composed, config_dir
-from privdd.cli.read_settings import audit_settings, plain, privacy_settings, run_settings
+from privdd.cli.read_settings import audit_settings, plain, privacy_settings, run_settings, trust_of
 from privdd.cli.secret import needed, secret_of
 from privdd.cli.validation import check_types
 from privdd.core.errors import BadConfig
@@ -28,6 +28,7 @@ from privdd.federated.experiment import Experiment
 from privdd.federated.method import Method
 from privdd.federated.settings import AuditSettings, PrivacySettings, RunSettings
 from privdd.federated.simulation import Plan
+from privdd.federated.trust import Trust
 from privdd.privacy.accounting import calibrate
 from privdd.privacy.description import description
 from privdd.privacy.mechanism import Mechanism
@@ -71,11 +72,13 @@ def assemble(config: DictConfig, *, noise_here: bool = True) -> Experiment:
     if noise_here and privacy.noise_source == "secret" and secret is None:
         raise needed()
     plan = Plan(keys, problem, method, mechanisms, privacy.noise_source, privacy.relation, fraction, victim)
+    plan = trusting(plan, trust_of(config))
     if audit is not None:
         _check_drawn(plan)
     if privacy.epsilon is not None:
         plan = _calibrated(config, plan, privacy)
         run, privacy = run_settings(config), privacy_settings(config)  # with the calibrated noise
+    plan = replace(plan, mechanisms=plan.trust.dealt(plan.mechanisms, len(plan.asked(0))))
     plan = replace(plan, method=plan.method.released_through(plan.mechanisms, problem))
     plan = replace(plan, settings=_noise_settings(run, audit), paired_noise=privacy.paired_noise)
     _check_delta(privacy, plan, shards)
@@ -108,6 +111,18 @@ def _victim(audit: AuditSettings | None, shards: Sequence[Shard]) -> int:
     if audit is None or audit.client == "auto":
         return max(range(len(shards)), key=lambda k: len(shards[k].train))
     return int(audit.client)
+
+
+def trusting(plan: Plan, trust: Trust) -> Plan:
+    """The plan under a trust model, whole noise still. Raises BadConfig for a method whose uploads do not add up."""
+    if trust.summed and plan.method.adds_up(plan.mechanisms) is None:
+        raise BadConfig(
+            f"trust={trust.name}: what {type(plan.method).__name__} sends under these settings does not add up, so no server could "
+            "do with the sum alone; allowed is trust=local (FedAvg adds up with algo.weighting=uniform, or privacy=client)"
+        )
+    if trust.summed:
+        trust.shares(len(plan.asked(0)))
+    return replace(plan, trust=trust)
 
 
 def _check_drawn(plan: Plan) -> None:

@@ -34,6 +34,7 @@ GROUPS = (
     "partition",
     "preset",
     "privacy",
+    "trust",
 )
 
 

@@ -36,6 +36,7 @@ from privdd.runtime.allocator import keep_memory
 from privdd.runtime.plain_folder import check_folder
 
 Run = Callable[[DictConfig, Path, Sequence[str]], int]
+TRUST_MODELS = {"local", "secagg", "shuffle"}  # configs/trust: what a server sees, and no packages
 
 
 def main(command: str, run: Run) -> int:
@@ -100,13 +101,13 @@ def config_of(command: str, *overrides: str, config_dir: Path | str | None = Non
 
 
 def _without_trust(argv: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
-    """The arguments without ``trust=``, and the packages that it names."""
-    named = [a.removeprefix("trust=") for a in argv if a.startswith("trust=")]
-    if not named:
+    """The arguments without the packages that ``trust=`` names, and these; ``trust=secagg`` names what a server sees."""
+    naming = [a for a in argv if a.startswith("trust=") and not set(a[6:].strip("[]").split(",")) <= TRUST_MODELS]
+    if not naming:
         return list(argv), ()
     from privdd.cli.allowed_targets import trusted_packages
 
-    kept = [a for a in argv if not a.startswith("trust=")]
+    named, kept = [a.removeprefix("trust=") for a in naming], [a for a in argv if a not in naming]
     return kept, tuple(package for text in named for package in trusted_packages(text))
 
 

@@ -13,6 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from privdd.core.checks import refused
 from privdd.core.errors import BadConfig
 from privdd.federated.settings import AuditSettings, Budget, PrivacySettings, RunSettings
+from privdd.federated.trust import LOCAL, Trust
 from privdd.runtime.renames import original
 
 UNFINGERPRINTED = ("attack", "audit", "engine", "capture", "run", "resume", "scores", "name", "tracking", "paper")
@@ -33,6 +34,8 @@ def fingerprint(config: DictConfig) -> str:
     content = {k: v for k, v in original(plain(config)).items() if k not in UNFINGERPRINTED}
     if isinstance(privacy := content.get("privacy"), dict):
         content["privacy"] = {k: v for k, v in privacy.items() if k not in OF_THE_NOISE}
+    if isinstance(trust := content.get("trust"), dict) and trust.get("name") == "local":
+        del content["trust"]  # as in every run of earlier versions
     return hashlib.blake2b(json.dumps(content, sort_keys=True, default=str).encode(), digest_size=8).hexdigest()
 
 
@@ -52,6 +55,13 @@ def privacy_settings(config: DictConfig) -> PrivacySettings:
     """The keys that all privacy files share. Raises BadConfig, naming key, value and what is allowed."""
     privacy = mapping_at(config, "privacy")
     return PrivacySettings(**_required("privacy", privacy, PrivacySettings))
+
+
+def trust_of(config: DictConfig) -> Trust:
+    """What the server sees; local in the stored configs of earlier versions. Raises BadConfig, naming key and value."""
+    if config.get("trust") is None:
+        return LOCAL
+    return Trust(**_required("trust", mapping_at(config, "trust"), Trust))
 
 
 def audit_settings(config: DictConfig) -> AuditSettings | None:

@@ -9,6 +9,7 @@ from attacks.types import Surface
 from privdd.core.state import pack
 from privdd.core.types import Received
 from privdd.federated.simulation import Plan
+from privdd.federated.trust import SUM
 from privdd.runtime.run_folder import RunFolder, write_tensors
 
 
@@ -34,7 +35,7 @@ class Capture:
     def wants(self, plan: Plan, round: int, received: Received) -> bool:
         rounds = {"all": True, "first_last": round in (0, plan.method.rounds - 1)}
         in_round = rounds[self.rounds] if isinstance(self.rounds, str) else round in self.rounds
-        clients = {"all": True, "victim": received.client == plan.victim}
+        clients = {"all": True, "victim": received.client in (plan.victim, SUM)}
         of_client = clients[self.clients] if isinstance(self.clients, str) else received.client in self.clients
         return in_round and of_client
 

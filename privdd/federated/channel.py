@@ -180,7 +180,7 @@ def _row(
         clip_norm=output.clip_norm,
         sensitivity=output.sensitivity,
         why=output.why,
-        noise_std=output.noise_std,
+        noise_std=output.noise_std * output.shares**0.5,
         lattice=output.lattice,
         flags=output.flags,
         nonprivate_reason=f"side conditions fail: {', '.join(broken)}" if broken else None,

@@ -117,6 +117,14 @@ class Method(ABC):
         """The same method as it trains where its uploads go through these mechanisms: it may have to know their noise."""
         return self
 
+    def adds_up(self, mechanisms: Mapping[str, Mechanism]) -> Literal["sum", "mean"] | None:
+        """What the server computes from, if it is the sum or the mean of all uploads, name by name and number by number.
+
+        Then secure aggregation may stand between (``privdd.federated.trust``). Where there are mechanisms, an upload
+        must moreover be a linear function of their outputs, for their noise is dealt among the clients.
+        """
+        return None
+
     def client_private(self) -> Method:
         """The same method as client-level privacy needs it: it sends changes of the model, and no record counts."""
         return self

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import dp_accounting as dpa
-import torch
-from torch import Tensor
 
 from privdd.core.keys import Keys
-from privdd.core.types import Problem, Received, Records, Shard, State, Tensors
+from privdd.core.types import Problem, Received, Shard, State, Tensors
 from privdd.federated.channel import Channel, ClientContext, digest, rooted, shapes, size_of
-from privdd.federated.divergence import share_right
 from privdd.federated.dropped import Dropped
 from privdd.federated.heard import Heard
 from privdd.federated.kept_rounds import KEPT, spread_out
 from privdd.federated.method import Method
 from privdd.federated.noise_record import NoiseRecord, Watch, answers
+from privdd.federated.trust import LOCAL, SUM, Trust, added, sum_rows, unseen
 from privdd.privacy.description import description
 from privdd.privacy.ledger import SERVER, Ledger
 from privdd.privacy.mechanism import Mechanism, Row
@@ -31,7 +29,8 @@ class Plan:
     """How a federation runs: who takes part, which noise, which client is audited.
 
     fraction: share of clients drawn each round (at least one); victim: the audited client. settings: a digest of
-    the settings that this run differs in from others with its seed; paired_noise: draw the same noise all the same.
+    the settings that this run differs in from others with its seed; paired_noise: draw the same noise all the same;
+    trust: what the server sees of the uploads (mechanisms: as each client applies them under it).
     """
 
     keys: Keys
@@ -44,6 +43,7 @@ class Plan:
     victim: int = 0
     settings: str = ""
     paired_noise: bool = False
+    trust: Trust = LOCAL
 
     def __post_init__(self) -> None:
         if not 0 < self.fraction <= 1:
@@ -66,6 +66,10 @@ class Plan:
         return "" if self.paired_noise else description([self.settings, self.mechanisms])
 
     def participants(self, round: int) -> list[int]:
+        """Who takes part in a round, in increasing order: those asked, but for those that drop out."""
+        return self.trust.staying(self.asked(round), Keys(self.keys.seed).fold("public", round))
+
+    def asked(self, round: int) -> list[int]:
         """Public, seeded client sampling without replacement, in increasing order; all where the method needs them."""
         count = max(1, round_half_up(self.fraction * self.problem.clients))
         if count == self.problem.clients or self.method.everyone(round):
@@ -168,7 +172,7 @@ def step(
     transcript: list[Heard] | None = None,
     record: NoiseRecord | None = None,
 ) -> tuple[Progress, list[Received], Mapping[str, Tensors]]:
-    """One round: (new progress, what the server received in client order, what it had broadcast).
+    """One round: (new progress, what the server received in client order, or the sum of it, what it had broadcast).
 
     seen: the broadcast of the round before, so that tensors which did not change are not hashed again; transcript: is
     given what the audited client released; record: what the noise and the sampling of all clients were.
@@ -184,6 +188,7 @@ def step(
     uploaded: dict[int, int] = {}
     before = progress.memories.get(plan.victim, {})
     for received, rows, memory in answers(engine, tasks, client_step, watched_step, record, transcript):
+        rows = unseen(rows) if plan.trust.summed else rows
         written = ledger.append(rooted(rows, len(ledger), progress.sent_ids), absolute=True)
         if isinstance(received, Dropped):  # nothing of it is used, so nothing that the server sends depends on it
             continue
@@ -191,7 +196,11 @@ def step(
         inbox.append(received)
         memories[received.client] = memory
         uploaded[received.client] = size_of(received.values)
-    server = plan.method.aggregate(progress.server, inbox, plan.keys.fold("round", t, "server"))
+    if plan.trust.summed:
+        inbox, ids = _handed(plan, ledger, inbox, ids)
+    server = progress.server  # stays as it is where too few clients are left for a sum
+    if inbox or not plan.trust.summed:
+        server = plan.method.aggregate(server, inbox, plan.keys.fold("round", t, "server"))
     snapshots = _snapshots(plan, progress.snapshots, t, broadcast, before, inbox)
     moved = replace(
         progress,
@@ -205,6 +214,17 @@ def step(
         snapshots=snapshots,
     )
     return moved, inbox, broadcast
+
+
+def _handed(plan: Plan, ledger: Ledger, inbox: list[Received], ids: list[int]) -> tuple[list[Received], list[int]]:
+    """In place of single uploads: (their sum, the ids of its rows). Nothing where there is none."""
+    kind = plan.method.adds_up(plan.mechanisms)
+    if kind is None or not inbox:
+        return [], []
+    total = added(inbox, kind)
+    rows = [ledger.releases[at] for at in ids]
+    of = {name: [row.id for row in rows if row.name == name] for name in total.values}
+    return [total], list(ledger.append(sum_rows(total, plan.method.uploads, plan.method.visible_to, of), absolute=True))
 
 
 def finish(plan: Plan, progress: Progress) -> Progress:
@@ -266,7 +286,8 @@ def _snapshots(
     inbox: Sequence[Received],
 ) -> dict[int, Snapshot]:
     """Rounds of the victim spread over every phase, with its first and latest; all rounds where memory links them."""
-    mine = [r for r in inbox if r.client == plan.victim]
+    in_sum = plan.trust.summed and plan.victim in plan.participants(round)
+    mine = [r for r in inbox if r.client == plan.victim or (in_sum and r.client == SUM)]
     if not mine:
         return dict(kept)
     new = Snapshot(round, broadcast, memory, mine[0].values, plan.method.phase(round))
@@ -275,26 +296,3 @@ def _snapshots(
     alike = sorted(t for t, s in kept.items() if s.phase == new.phase and set(s.sent) == set(new.sent))
     left = spread_out([*alike, round], KEPT)
     return {**{t: s for t, s in kept.items() if t not in alike or t in left}, round: new}
-
-
-def predict_in_batches(predict: Callable[[Tensor], Tensor], x: Tensor, batch: int = 500) -> Tensor:
-    with torch.no_grad():
-        return torch.cat([predict(part) for part in x.split(batch)])
-
-
-def accuracy(plan: Plan, progress: Progress, test: Records, shards: Sequence[Shard]) -> float:
-    """Global: on the test set; personal: mean over clients of their own test split, with their memory.
-
-    NaN where a model's output is not finite.
-    """
-    method = plan.method
-    if method.accuracy_kind == "global":
-        logits = predict_in_batches(lambda x: method.predict(progress.server, None, x), test.x)
-        return share_right(logits, test.y)
-    values = []
-    for k, shard in enumerate(shards):
-        memory = progress.memories.get(k)
-        if memory and len(shard.test):
-            logits = predict_in_batches(lambda x, m=memory: method.predict(progress.server, m, x), shard.test.x)  # type: ignore[misc]
-            values.append(share_right(logits, shard.test.y))
-    return sum(values) / len(values) if values else 0.0

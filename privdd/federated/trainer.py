@@ -8,14 +8,16 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from privdd.core.errors import BadConfig
 from privdd.core.state import marked
 from privdd.core.types import Records, Shard
 from privdd.federated import checkpoint
 from privdd.federated.capture import Capture
 from privdd.federated.divergence import finite, words
 from privdd.federated.heard import Heard
+from privdd.federated.measured import accuracy
 from privdd.federated.noise_record import NoiseRecord
-from privdd.federated.simulation import Plan, Progress, accuracy, finish, start, step
+from privdd.federated.simulation import Plan, Progress, finish, start, step
 from privdd.privacy.ledger import Ledger
 from privdd.runtime import computed_with
 from privdd.runtime.engine import Engine
@@ -44,6 +46,10 @@ class Trainer:
 
     def run(self) -> Progress:
         """All rounds, from the last whole checkpoint if there is one. Raises BadConfig: see ``computed_with.note``."""
+        if self.plan.trust.summed and self.engine.clients_remember:
+            raise BadConfig(
+                "trust=secagg: a simulation of what a server would see; real clients need a protocol such as Flower's SecAgg+"
+            )
         progress = checkpoint.load(self.folder, self.plan) or start(self.plan, self.ledger)
         total = self.plan.method.rounds
         begun = 0 < progress.round < total or (progress.round >= total and self.folder.half_audited)

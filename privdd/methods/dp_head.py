@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -82,6 +82,10 @@ class DPHead(PublicMap):
         weight = server["model/head.weight"] - self.lr * velocity
         return {**server, "model/head.weight": weight, "velocity/head.weight": velocity, "seen/count": count,
                 "seen/rounds": rounds}  # fmt: skip
+
+    def adds_up(self, mechanisms: Mapping[str, Mechanism]) -> Literal["sum", "mean"] | None:
+        """Where a client takes one step between two rounds: more of them, each from where the last one led, do not add."""
+        return "sum" if self.local_steps == 1 else None
 
     def spends(self, round: int, mechanisms: Mapping[str, Mechanism]) -> dict[str, int]:
         return {name: self.local_steps for name in mechanisms if name == QUERY}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -63,6 +63,9 @@ class DPMeans(PublicMap):
         total, variance = (torch.stack([one[n].double() for one in sent]).sum(0) for n in ("sum", "variance"))
         head = nearest_mean(total, variance, self.rows.last, self.least)
         return {**server, "model/head.weight": head.float()}
+
+    def adds_up(self, mechanisms: Mapping[str, Mechanism]) -> Literal["sum", "mean"] | None:
+        return "sum"
 
     def spends(self, round: int, mechanisms: Mapping[str, Mechanism]) -> dict[str, int]:
         """How often one client applies each mechanism to one class in one round."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -73,6 +73,9 @@ class DPMoments(PublicMap):
         """The head that one client's moments alone give."""
         alone = {key: tensor.double() for key, tensor in value.items()}
         return {"head.weight": ridge_head(alone, self.ridge, self.share).float()}
+
+    def adds_up(self, mechanisms: Mapping[str, Mechanism]) -> Literal["sum", "mean"] | None:
+        return "sum"
 
     def spends(self, round: int, mechanisms: Mapping[str, Mechanism]) -> dict[str, int]:
         return {name: 1 for name in mechanisms if name == QUERY}

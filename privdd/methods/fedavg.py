@@ -26,13 +26,11 @@ from privdd.training.ensemble import vectorised_sgd, vectorises
 from privdd.training.local import Correction, Loss, local_sgd, outputs, placed, split, step_count
 
 TRAINING = ("start", "loss", "correction", "local", "_train", "_shared")  # what decides how a client trains
+COMBINED = ("outcome", "aggregate", "pseudo_gradient", "uploads")  # what decides what is sent, and how it is combined
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedAvg(
-    Method,
-    hooks=("start", "loss", "correction", "outcome", "pseudo_gradient", "server_step"),
-):
+class FedAvg(Method, hooks=("start", "loss", "correction", "outcome", "pseudo_gradient", "server_step")):
     """Each client trains the global model on its records; the server averages the results.
 
     rounds, local_epochs (fractions allowed), batch_size: lengths; lr, momentum, weight_decay: the
@@ -92,6 +90,11 @@ class FedAvg(
     def client_private(self) -> Self:
         """The same method as client-level privacy needs it: changes travel, record counts do not."""
         return replace(self, update_is_delta=True, weighting="uniform")
+
+    def adds_up(self, mechanisms: Mapping[str, Mechanism]) -> Literal["sum", "mean"] | None:
+        """Where all clients weigh alike, and no noise is added inside of local training."""
+        changed = any(getattr(type(self), name) is not getattr(FedAvg, name) for name in COMBINED)
+        return None if changed or self.weighting != "uniform" or "dpsgd" in mechanisms else "mean"
 
     @property
     def _uncounted(self) -> bool:
@@ -221,14 +224,10 @@ class FedAvg(
 
     def settings(self, shard_size: int) -> dict[str, float]:
         """The protocol's public numbers for a client of ``shard_size`` records."""
-        return {
-            "lr": self.lr,
-            "momentum": self.momentum,
-            "weight_decay": self.weight_decay,
-            "batch_size": self.batch_size,
-            "local_steps": step_count(shard_size, self.batch_size, self.local_epochs),
-            "update_is_delta": self.update_is_delta,
+        sgd = {
+            name: getattr(self, name) for name in ("lr", "momentum", "weight_decay", "batch_size", "update_is_delta")
         }
+        return {**sgd, "local_steps": step_count(shard_size, self.batch_size, self.local_epochs)}
 
     # --- training -----------------------------------------------------------------------------
 

@@ -21,7 +21,8 @@ class Output:
     event: one application's ``DpEvent``; sensitivity: L2 (or L1 for Laplace) change that one record
     can cause before noise; noise_std: absolute scale of the noise; flags: the side conditions of the
     proof (all must be true, else the ledger turns the event into NonPrivateDpEvent); lattice: the public step
-    of which every released number is a multiple (``privdd.privacy.lattice``), None = there is none.
+    of which every released number is a multiple (``privdd.privacy.lattice``), None = there is none; shares: how many
+    clients' noise of this scale makes that of the event, in their sum.
     """
 
     value: Tensors
@@ -33,6 +34,7 @@ class Output:
     flags: Mapping[str, bool] = field(default_factory=dict)
     exact: Tensors | None = None  # before noise: for the sensitivity falsifier only, never stored
     lattice: float | None = None
+    shares: int = 1
 
 
 class Mechanism(ABC):

@@ -59,7 +59,9 @@ class RunFolder:
     path: Path
 
     def artifact(self, round: int, client: int) -> Path:
-        return self.path / "artifacts" / f"round_{round:03d}" / f"client_{client}.safetensors"
+        """What a client sent; a negative number: the sum over the clients of a round."""
+        name = f"client_{client}" if client >= 0 else "sum"
+        return self.path / "artifacts" / f"round_{round:03d}" / f"{name}.safetensors"
 
     @property
     def checkpoint(self) -> Path:

@@ -8,13 +8,14 @@ from pathlib import Path
 
 from privdd.core.state import unpack
 from privdd.federated.channel import digest
+from privdd.federated.trust import SUM
 from privdd.privacy.ledger import Ledger
 from privdd.reporting.folder import RunRecord
 from privdd.runtime.plain_folder import plain_files
 from privdd.runtime.run_folder import read_tensors
 from privdd.verifying.disagreement import Disagreement
 
-KEPT = re.compile(r"artifacts/round_(\d+)/client_(\d+)\.safetensors")
+KEPT = re.compile(r"artifacts/round_(\d+)/(?:client_(\d+)|sum)\.safetensors")
 
 
 def check_sent(record: RunRecord, ledger: Ledger | None) -> Iterator[Disagreement]:
@@ -35,7 +36,7 @@ def check_kept(folder: Path, ledger: Ledger) -> Iterator[Disagreement]:
             continue
         whole = read_tensors(folder / name)
         for sent in dict.fromkeys(key.split("/", 1)[0] for key in whole):
-            stored = rows.get((int(at[1]), int(at[2]), sent))
+            stored = rows.get((int(at[1]), SUM if at[2] is None else int(at[2]), sent))
             found = digest(unpack(sent, whole))
             if stored != found:
                 yield Disagreement(name, sent, f"{stored} in ledger.json", found)

@@ -71,7 +71,7 @@ def test_a_method_says_what_it_sends_and_for_how_long(name: str) -> None:
         ({"remember": lambda self, round: True}, "did you mean remembers?"),
         ({"local_worlds": lambda self: None}, "Odd.local_worlds: no hook"),
         ({"acuracy_kind": "personal"}, "did you mean accuracy_kind?"),
-        ({"zebra": 3}, "known: accuracy_kind, aggregate, broadcast"),
+        ({"zebra": 3}, "known: accuracy_kind, adds_up, aggregate"),
         ({"__annotations__": {"querries": "dict"}, "querries": None}, "did you mean queries?"),
         ({"__annotations__": {"recal": "ClassVar[int]"}, "recal": 1}, "did you mean recall?"),
     ],

@@ -20,12 +20,12 @@ from privdd.cli.config import composed
 from privdd.core.types import Records, Shard
 from privdd.federated.channel import POST_PROCESSING, digest
 from privdd.federated.experiment import Experiment
+from privdd.federated.measured import accuracy
 from privdd.federated.simulation import (
     SERVER,
     Plan,
     Progress,
     Snapshot,
-    accuracy,
     finish,
     rooted,
     round_half_up,

@@ -31,6 +31,7 @@ from privdd.auditing.guarantees.residual_law import (
     spread_over,
 )
 from privdd.auditing.guarantees.statement import Subject
+from privdd.auditing.guarantees.summed_noise import sum_looks, summed
 from privdd.federated.noise_record import OTHERS, NoiseRecord, Noted, Watch
 from privdd.federated.simulation import Plan, Task, watched_step
 
@@ -72,13 +73,17 @@ def noise_finding(subject: Subject, record: NoiseRecord, name: str) -> Finding:
     """One row for the noise of a mechanism: what was looked at, and whether it refutes what is stated."""
     releases = noted(record, name)
     why = not_looked_at(subject, name, releases)
+    sums: dict[str, Tensor] = {}
+    if subject.plan.trust.summed and not why:
+        sums, why = summed(subject, name, releases)
     mine = [one for one in releases if one[0].audited]
     diagnostics: dict[str, object] = {"unit": subject.ledger.unit}
     if why:
         diagnostics["untested"] = why
         text = f"the noise of this run was not looked at: {why}"
     else:
-        found = smallest((look.p, look.says) for look in looks(subject, record, name, releases))
+        seen = [*looks(subject, record, name, releases), *(sum_looks(subject, name, sums) if sums else [])]
+        found = smallest((look.p, look.says) for look in seen)
         wrong = found.p < allowed(subject.confidence)
         diagnostics |= {"p_value": found.p, "p_allowed": allowed(subject.confidence)}
         others = len({w.client for w, _ in releases} - {subject.plan.victim})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -19,10 +20,12 @@ from privdd.auditing.guarantees.own_sampling import is_sampled, sampling_finding
 from privdd.auditing.guarantees.queries import query_findings
 from privdd.auditing.guarantees.record_uploads import record_upload_findings
 from privdd.auditing.guarantees.statement import Subject
+from privdd.auditing.guarantees.summed_noise import ADDS_UP
 from privdd.auditing.guarantees.told import told_findings
 from privdd.federated.method import defines
 from privdd.federated.noise_record import NoiseRecord
 from privdd.privacy.mechanisms import AggregateClip, FeatureNoise
+from privdd.privacy.mechanisms.noise_share import whole_of
 
 
 def guarantee_findings(scene: Any, confidence: float) -> Iterator[Finding]:
@@ -45,9 +48,27 @@ def guarantee_findings(scene: Any, confidence: float) -> Iterator[Finding]:
         budget,
         scene.plan.keys.fold("audit", "guarantee"),
     )
-    own = own_findings(subject, scene.record)
+    own, summed = own_findings(subject, scene.record), subject.plan.trust.summed
+    subject = of_sums(subject) if summed else subject
     tests = chain(own, told_findings(subject), all_findings(subject), certificate_findings(subject))
-    yield from without_single_ratios(subject, _timed(tests))
+    found = without_single_ratios(subject, _timed(tests))
+    yield from (_said_of_sums(finding) for finding in found) if summed else found
+
+
+def of_sums(subject: Subject) -> Subject:
+    """The subject as the server's sums show it: one client's contribution under the noise of all shares together."""
+    whole = {name: whole_of(mechanism) for name, mechanism in subject.plan.mechanisms.items()}
+    return replace(subject, plan=replace(subject.plan, mechanisms=whole))
+
+
+def _said_of_sums(finding: Finding) -> Finding:
+    if finding.attack.startswith("t0"):
+        return finding
+    diagnostics = finding.measures.get("diagnostics", {})
+    if certificate := diagnostics.get("certificate"):
+        certificate = {**certificate, "trusts": [*certificate["trusts"], ADDS_UP]}
+        finding = finding.with_measures(diagnostics={**diagnostics, "certificate": certificate})
+    return finding.with_measures(note=f"{finding.measures.get('note', '')}; of the sum: {ADDS_UP}")
 
 
 def _timed(findings: Iterable[Finding]) -> Iterator[Finding]:

@@ -15,7 +15,7 @@ from privdd.privacy.noise import Noise
 
 
 @dataclass(frozen=True)
-class ClientLevel(Mechanism):
+class ClientLevel(Mechanism, hooks=("noise_std",)):
     """clip_C(update) + N(0, (z C)**2 I), noised by the client itself: no trusted server is assumed.
 
     The unit is a client; the neighbour is the client whose update is zero. The norm spans all tensors.
@@ -34,15 +34,20 @@ class ClientLevel(Mechanism):
         _ = self._lattice  # raises for noise that is too small
 
     @property
+    def noise_std(self) -> float:
+        """Standard deviation of the noise on the released value."""
+        return self.noise_multiplier * self.clip_norm
+
+    @property
     def _lattice(self) -> Lattice:
-        return Lattice.under(self.noise_multiplier * self.clip_norm, self.clip_norm)
+        return Lattice.under(self.noise_std, self.clip_norm)
 
     @property
     def event(self) -> dpa.DpEvent:
         return dpa.GaussianDpEvent(float(self.noise_multiplier))
 
     def __call__(self, value: Tensors, noise: Noise) -> Output:
-        lattice, std = self._lattice, self.noise_multiplier * self.clip_norm
+        lattice, std = self._lattice, self.noise_std
         alone = {name: tensor.detach().unsqueeze(0) for name, tensor in value.items()}
         whole = clipped_sum(alone, self.clip_norm, lattice)
         exact, released = (lattice.numbers(t, torch.float64) for t in (whole, lattice.noised(whole, std, noise.normal)))

@@ -1,0 +1,139 @@
+"""Who sees what: every upload (local), or the sum of a round's uploads alone (secure aggregation).
+
+Secure aggregation is the ideal functionality: the server is handed the sum over the clients that stay, if they are
+enough, and nothing else. The protocol (Bonawitz et al. 2017) is not run. Clients deal the noise among themselves
+(``privdd.privacy.mechanisms.noise_share``): each adds a share that reaches the target over ``least - colluding`` clients,
+so that the sum has it however many drop out or tell the server their shares. The ledger states what the sum costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+import dp_accounting as dpa
+import torch
+
+from attacks.types import Surface
+from privdd.core.checks import check_choice, refused, whole
+from privdd.core.errors import BadConfig
+from privdd.core.keys import Keys
+from privdd.core.types import Received, Tensors
+from privdd.federated.channel import digest, shapes
+from privdd.privacy.mechanism import Mechanism, Row
+from privdd.privacy.mechanisms.noise_share import share_of
+
+SUM = -2  # in the place of a client's number: the sum over a round's clients
+UNSEEN = ("analyst",)  # who holds a single upload that is added up before the server sees it
+TrustModel = Literal["local", "secagg", "shuffle"]
+NO_SHUFFLE = (
+    "trust=shuffle: not offered. Amplification by shuffling (Feldman, McMillan and Talwar 2021) needs uploads that say "
+    "little about all of a client's data; under privacy.unit=record an upload hides one record, and under unit=client its "
+    "Gaussian noise has no pure local epsilon. Allowed are local, secagg"
+)
+
+
+@dataclass(frozen=True)
+class Trust:
+    """name: what the server sees; least: fewest clients whose sum it learns, None = as many as a round asks;
+    dropout: chance that a client drops out of a round, in [0, 1); colluding: clients that may give their noise away."""
+
+    name: TrustModel = "local"
+    least: int | None = None
+    dropout: float = 0.0
+    colluding: int = 0
+
+    def __post_init__(self) -> None:
+        check_choice("trust", self.name, get_args(TrustModel))
+        if self.name == "shuffle":
+            raise BadConfig(NO_SHUFFLE)
+        if self.least is not None:
+            whole("trust.least", self.least, 2, "a whole number from 2 is needed, or null for all clients of a round")
+        whole("trust.colluding", self.colluding, 0, "a whole number from 0 is needed")
+        if isinstance(self.dropout, bool) or not 0 <= self.dropout < 1:
+            raise refused("trust.dropout", self.dropout, "a number in [0, 1) is needed")
+        if not self.summed and (self.least, self.dropout, self.colluding) != (None, 0.0, 0):
+            raise BadConfig("trust.least, trust.dropout, trust.colluding: these need trust=secagg")
+
+    @property
+    def summed(self) -> bool:
+        """Whether the server sees nothing but sums."""
+        return self.name == "secagg"
+
+    def fewest(self, asked: int) -> int:
+        """The fewest clients whose sum is revealed, of a round that asks so many. Raises BadConfig if it cannot be."""
+        if self.least is None and self.dropout:
+            raise BadConfig(
+                f"trust.dropout={self.dropout:g}: set trust.least, the fewest clients whose sum is revealed"
+            )
+        fewest = asked if self.least is None else int(self.least)
+        if not 2 <= fewest <= asked:
+            raise BadConfig(f"trust.least={fewest}: a round asks {asked} client(s); a number from 2 to that is needed")
+        return fewest
+
+    def shares(self, asked: int) -> int:
+        """Over how many clients the noise is dealt. Raises BadConfig where nobody is left to add any."""
+        parts = self.fewest(asked) - self.colluding
+        if parts < 1:
+            raise BadConfig(f"trust.colluding={self.colluding}: fewer than trust.least={self.fewest(asked)} is needed")
+        return parts
+
+    def staying(self, asked: Sequence[int], keys: Keys) -> list[int]:
+        """Who is left of a round's clients, by public coins; nobody where they are too few for a sum."""
+        if not self.summed or not self.dropout:
+            return list(asked)
+        coins = torch.rand(len(asked), generator=keys.fold("dropouts").torch(), dtype=torch.float64)
+        left = [client for client, coin in zip(asked, coins.tolist()) if coin >= self.dropout]
+        return left if len(left) >= self.fewest(len(asked)) else []
+
+    def dealt(self, mechanisms: Mapping[str, Mechanism], asked: int) -> dict[str, Mechanism]:
+        """The mechanisms as each client applies them. Raises BadConfig for one whose noise cannot be dealt."""
+        if not self.summed:
+            return dict(mechanisms)
+        parts = self.shares(asked)
+        try:
+            return {name: share_of(mechanism, parts) for name, mechanism in mechanisms.items()}
+        except ValueError as why:
+            raise BadConfig(f"trust={self.name}: {why}") from None
+
+
+LOCAL = Trust()
+
+
+def added(inbox: Sequence[Received], kind: Literal["sum", "mean"]) -> Received:
+    """What the server is handed of a round: the sum of every upload, or the mean, their number being public; float32."""
+    ordered, first = sorted(inbox, key=lambda received: received.client), inbox[0]
+    over = len(inbox) if kind == "mean" else 1
+    return Received(SUM, first.round, {name: _total([r.values[name] for r in ordered], over) for name in first.values})
+
+
+def _total(values: Sequence[Tensors], over: int) -> dict[str, torch.Tensor]:
+    return {key: (torch.stack([v[key].double() for v in values]).sum(0) / over).float() for key in values[0]}
+
+
+def unseen(rows: Sequence[Row]) -> list[Row]:
+    """The rows of a client whose upload is added up: the ledger keeps them, and nobody holds what they tell of."""
+    return [replace(row, visible_to=UNSEEN) for row in rows]
+
+
+def sum_rows(
+    total: Received, uploads: Mapping[str, Surface], visible_to: Mapping[str, tuple[str, ...]],
+    ids: Mapping[str, Sequence[int]],
+) -> list[Row]:  # fmt: skip
+    """The ledger rows of what the server is handed; ids: name -> rows of the single uploads that were added."""
+    return [
+        Row(
+            round=total.round,
+            client=SUM,
+            name=name,
+            surface=str(uploads[name]),
+            visible_to=visible_to.get(name, ("server",)),
+            shape=shapes(value),
+            digest=digest(value),
+            event=dpa.NoOpDpEvent(),
+            why=f"the sum of {len(ids[name])} clients' uploads: the server sees no single one",
+            post_of=tuple(ids[name]),
+        )
+        for name, value in total.values.items()
+    ]

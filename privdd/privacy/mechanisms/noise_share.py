@@ -1,0 +1,94 @@
+"""Shares of noise: each client adds a part of it, and the sum over clients has all of it (Dwork et al. 2006).
+
+For a sum that reaches the server through secure aggregation. Among p clients each adds Gaussian noise of std / sqrt(p)
+to its clean value, so that the sum has noise of ``std``; what more clients add is independent of it, and only hides more.
+
+Rounding. Every share is rounded to whole steps of one public lattice, and integers are added. Let W be the sum of p
+rounded shares of s steps each, and Z = N(0, p s**2) plus p - 1 independent uniform draws from [-1/2, 1/2]. Each
+probability of W differs from that of round(Z) by at most 3 p exp(-pi**2 s**2 / 2). Proof: on [-pi, pi] the
+characteristic function of a rounded share is exp(-s**2 t**2 / 2) sin(t / 2) / (t / 2) but for the terms at t + 2 pi k,
+k not 0 (Poisson summation), together below exp(-pi**2 s**2 / 2); that of round(Z) is its p-th power, but for terms
+that are smaller still; and a probability is a mean of the characteristic function. So for a whole number m, m + W is as
+good as round(m + Z), a function of the ideal mechanism m + N(0, p s**2). A lattice has 2**16 steps or more a share, so that
+what is left out is below 10**-(10**9).
+
+Numbers are float64 here, so that they and their sums are exact up to 2**53 steps: the sum of values that float32 had
+rounded one by one would not be a function of the sum. A deployment adds the integers themselves.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from privdd.core.types import Tensors
+from privdd.privacy.mechanism import Mechanism, Output
+from privdd.privacy.mechanisms.client_level import ClientLevel
+from privdd.privacy.mechanisms.clipped_sum import ClippedSum
+from privdd.privacy.noise import Noise
+
+
+@dataclass(frozen=True)
+class SumShare(ClippedSum):
+    """``ClippedSum`` of one client of many: what is stated holds for a sum over at least ``parts`` clients."""
+
+    parts: int = 1
+
+    @property
+    def noise_std(self) -> float:
+        """Of the share, on what this client releases."""
+        return super().noise_std / math.sqrt(self.parts)
+
+    def __call__(self, value: Tensors, noise: Noise) -> Output:
+        return _as_share(super().__call__(_exact(value), noise), self.parts)
+
+
+@dataclass(frozen=True)
+class ClientShare(ClientLevel):
+    """``ClientLevel`` of one client of many, likewise."""
+
+    parts: int = 1
+
+    @property
+    def noise_std(self) -> float:
+        """Of the share, on what this client releases."""
+        return super().noise_std / math.sqrt(self.parts)
+
+    def __call__(self, value: Tensors, noise: Noise) -> Output:
+        return _as_share(super().__call__(_exact(value), noise), self.parts)
+
+
+def _exact(value: Tensors) -> Tensors:
+    return {name: tensor.double() for name, tensor in value.items()}
+
+
+def _as_share(output: Output, parts: int) -> Output:
+    why = f"{output.why}; its share of the noise is one of {parts} that reach the stated noise in the sum"
+    return replace(output, why=why, shares=parts)
+
+
+SHARED: Mapping[type[Mechanism], type[Mechanism]] = {ClippedSum: SumShare, ClientLevel: ClientShare}
+
+
+def share_of(mechanism: Mechanism, parts: int) -> Mechanism:
+    """The same mechanism with noise for one of ``parts`` clients. Raises ValueError where its noise cannot be shared."""
+    kind = SHARED.get(type(mechanism))
+    if kind is None:
+        raise ValueError(
+            f"{type(mechanism).__name__} adds its noise to what one client sends, not to a sum over clients"
+        )
+    return kind(**vars(mechanism), parts=parts)  # type: ignore[call-arg]
+
+
+def parts_of(mechanism: Mechanism) -> int:
+    """Over how many clients its noise is dealt; 1 where each adds all of it."""
+    return mechanism.parts if isinstance(mechanism, SumShare | ClientShare) else 1
+
+
+def whole_of(mechanism: Mechanism) -> Mechanism:
+    """The mechanism whose noise is that of the sum: what a share is a share of."""
+    if not isinstance(mechanism, SumShare | ClientShare):
+        return mechanism
+    settings = {name: value for name, value in vars(mechanism).items() if name != "parts"}
+    return (ClippedSum if isinstance(mechanism, SumShare) else ClientLevel)(**settings)

@@ -1,0 +1,62 @@
+"""Replays under secure aggregation: the view is the victim's upload among the others', under the noise of all shares."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from scipy import stats
+
+from privdd.auditing.seen_sums import of_others, replaying, seen
+from privdd.federated.simulation import Plan, Snapshot
+from tests.federations import tiny, trained
+
+torch.set_num_threads(1)
+PLAIN = ("fedavg", "algo.weighting=uniform", "trust=secagg", "model=mlp")
+NOISED = ("fedavg", "privacy=client", "trust=secagg", "model=mlp")
+
+
+def state(*settings: str) -> tuple[Plan, Snapshot, list[object]]:
+    experiment = tiny(*settings)
+    return experiment.plan, trained(*settings)[0].snapshots[0], list(experiment.shards)
+
+
+def replayed(plan: Plan, snapshot: Snapshot, shards: list[object]) -> dict[str, torch.Tensor]:
+    others = of_others(plan, 0, snapshot.broadcast, shards)  # type: ignore[arg-type]
+    ctx = replaying(plan, 0)
+    upload, _ = plan.method.local(snapshot.broadcast, {}, shards[plan.victim], ctx)  # type: ignore[arg-type]
+    return dict(seen(plan, 0, plan.channel.send(upload, ctx)[0].values, others)["update"])
+
+
+def test_without_noise_a_replay_on_the_same_records_is_what_the_server_saw() -> None:
+    plan, snapshot, shards = state(*PLAIN)
+    again = replayed(plan, snapshot, shards)
+    for key, value in snapshot.sent["update"].items():
+        assert torch.allclose(again[key], value, atol=1e-6)
+
+
+def test_the_noise_of_a_replay_is_that_of_all_shares() -> None:
+    """Accepted at its closed form, refused at that of one share, of the audited client alone."""
+    plan, snapshot, shards = state(*NOISED)
+    plans = [replace(plan, keys=plan.keys.fold("world", w)) for w in (1, 2)]
+    one, two = (torch.cat([t.flatten() for t in replayed(p, snapshot, shards).values()]) for p in plans)
+    share = float(plan.mechanisms["update"].noise_std)  # type: ignore[attr-defined]
+    square = float((one - two).double().square().sum()) * 9  # of the sum over three clients, twice
+    spread = stats.chi2.cdf(square / (2 * 3 * share**2), len(one))
+    assert 1e-6 < spread < 1 - 1e-6
+    assert stats.chi2.cdf(square / (2 * share**2), len(one)) > 1 - 1e-6
+    assert math.isclose(share * math.sqrt(2), 1.0)  # dealt among two of three: one may collude
+
+
+def test_where_every_upload_is_seen_nothing_is_added() -> None:
+    experiment = tiny("fedavg", "model=mlp")
+    assert of_others(experiment.plan, 0, {}, experiment.shards) == {}
+    sent = {"update": {"w": torch.ones(2)}}
+    assert seen(experiment.plan, 0, sent, {}) is sent
+
+
+def test_laplace_noise_is_not_dealt() -> None:
+    with pytest.raises(ValueError, match="Laplace"):
+        replaying(tiny(*NOISED).plan, 0).noise.laplace((1,))
