@@ -108,6 +108,12 @@ def own_findings(subject: Subject, record: NoiseRecord | None) -> Iterator[Findi
             yield sampling_finding(subject, noted, name)
 
 
+def all_findings(subject: Subject) -> Iterator[Finding]:
+    """Findings for every mechanism of the plan, one after the other."""
+    for test in _of_mechanisms(subject):
+        yield from test.findings(subject, *test.names)
+
+
 def _of_mechanisms(subject: Subject) -> list[GuaranteeTest]:
     """Tests for every mechanism of the plan; if the unit is a client, of what a whole client moves."""
     kinds = {name: type(mechanism) for name, mechanism in subject.plan.mechanisms.items()}
