@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from attacks.arrays import arrays
+from attacks.inversion.batched import Posed, alike, at_once, joined, slope_of
 from attacks.inversion.labels import guess_labels
 from attacks.inversion.lbfgs import DLG, IDLG
 from attacks.inversion.objectives import OBJECTIVES
@@ -124,33 +125,93 @@ class InvertingGradients:
         noise of standard deviation ``spread`` in either case. statistics: of the victim's batches at each batch-norm
         layer, a penalty of weight ``batchnorm``. Problems and restarts go through the model as one batch.
         """
+        pixels = Pixels(mean, std)
+        posed = self._posed(model, gradients, shape, pixels, labels, generator, local, start, spread)
+        return self._solved([posed], pixels, generator, local, progress, statistics)[0]
+
+    def reconstruct_models(
+        self,
+        models: Sequence[nn.Module],
+        gradients: Sequence[Sequence[Sequence[Tensor] | Tensor]],
+        shape: tuple[int, int, int, int],
+        *,
+        generators: Sequence[torch.Generator],
+        local: LocalSteps = SINGLE_STEP,
+    ) -> list[list[Reconstruction]]:
+        """``reconstruct_each`` of several models at once, with the same images up to rounding.
+
+        gradients[m][i] holds parameter i's gradients of model m. Models that are not ``alike`` are solved one by one.
+        """
+        pixels = Pixels(0.0, 1.0)
+        posed = [
+            self._posed(model, each, shape, pixels, None, generator, local, None, 1.0)
+            for model, each, generator in zip(models, gradients, generators, strict=True)
+        ]
+        if alike(models) and not (self.soften or self.patience):  # a plateau is judged over the whole batch
+            return self._solved(posed, pixels, generators[0], local, None, None)
+        return [self._solved([one], pixels, g, local, None, None)[0] for one, g in zip(posed, generators)]
+
+    def _posed(
+        self,
+        model: nn.Module,
+        gradients: Sequence[Sequence[Tensor] | Tensor],
+        shape: tuple[int, int, int, int],
+        pixels: Pixels,
+        labels: Tensor | None,
+        generator: torch.Generator,
+        local: LocalSteps,
+        start: Tensor | None,
+        spread: float,
+    ) -> Posed:
+        """One model's problems: their labels where none are given, and where every restart begins."""
         stacked = [torch.stack(list(g)).detach() for g in gradients]
-        pixels, k = Pixels(mean, std), len(stacked[0])
+        k = len(stacked[0])
         for i in range(k):
             check_request([g[i] for g in stacked], list(model.parameters()), shape)
         if labels is None:
             rows = [guess_labels(model, [g[i] for g in stacked], shape, pixels, local, generator) for i in range(k)]
             labels = torch.stack(rows)
-        labels = labels.to(stacked[0].device)
         starts = torch.zeros((k * self.restarts, *shape), dtype=stacked[0].dtype, device=stacked[0].device)
         starts = spread * normal_like(starts, generator)
         starts = starts if start is None else starts + pixels.to_input(start.to(starts))
         repeated = [g.repeat_interleave(self.restarts, 0) for g in stacked]
-        twin, corners = soften(model) if self.soften else (model, [])
+        return Posed(model, repeated, labels.to(stacked[0].device), starts)
+
+    def _solved(
+        self,
+        posed: Sequence[Posed],
+        pixels: Pixels,
+        generator: torch.Generator,
+        local: LocalSteps,
+        progress: Progress | None,
+        statistics: Statistics | None,
+    ) -> list[list[Reconstruction]]:
+        """The reconstructions of every model's problems, from one descent on all of them."""
+        starts, labels = torch.cat([one.starts for one in posed]), torch.cat([one.labels for one in posed])
+        twin, corners = soften(posed[0].model) if self.soften else (posed[0].model, [])
+        victim = Victim(twin, local)
         problem = Matching(
-            Victim(twin, local),
+            victim,
             OBJECTIVES[self.objective],
-            repeated,
+            [torch.cat(part) for part in zip(*(one.observed for one in posed))],
             labels.repeat_interleave(self.restarts, 0),
             self.tv,
+            joined(posed),
+            at_once(victim, starts[0]),
         )
         slope: Slope = Priors(problem, 0.0, self.batchnorm, 0.0, statistics) if statistics else problem
-        slope = Sharpening(slope, corners, self.soften, self.iterations) if corners else slope
+        if corners:
+            slope = Sharpening(slope, corners, self.soften, self.iterations)
+        elif not statistics:
+            slope = slope_of(problem, len(starts), self.iterations)
         skip = SHARP if corners else 0.0
         trace = descend(slope, starts, self._rule(), pixels.box(starts), generator, progress, skip=skip)
-        return [
-            self._best(trace, labels[i], range(i * self.restarts, (i + 1) * self.restarts), pixels) for i in range(k)
+        best = [
+            self._best(trace, own, range(i * self.restarts, (i + 1) * self.restarts), pixels)
+            for i, own in enumerate(labels)
         ]
+        ends = torch.tensor([len(one.labels) for one in posed]).cumsum(0).tolist()
+        return [best[end - len(one.labels) : end] for end, one in zip(ends, posed)]
 
     def _best(self, trace: Trace, labels: Tensor, rows: range, pixels: Pixels) -> Reconstruction:
         row = min(rows, key=lambda r: float(trace.data[r]))

@@ -7,16 +7,29 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from attacks.inversion.compare import _images, compare
-from attacks.inversion.gradient import DLG, IDLG, InvertingGradients, SeeThrough, gradient_norm
+from attacks.inversion.gradient import DLG, IDLG, InvertingGradients, Reconstruction, SeeThrough, gradient_norm
 from attacks.inversion.seethrough import sent_statistics
 from attacks.inversion.victim import LocalSteps, local_steps, observed, victim_model
 from attacks.ranges import check_counts
 from attacks.types import SERVER, UPDATES, Adversary, Attack, Capture, Evidence, Family, Finding, Truth, View
 
 Method = InvertingGradients | DLG | IDLG | SeeThrough
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """One view as a problem: gradients by capture in the model's order; together: all captures are of one model."""
+
+    view: View
+    captures: Sequence[Capture]
+    model: nn.Module
+    local: LocalSteps
+    gradients: list[list[Tensor]]
+    shape: tuple[int, int, int, int]
+    together: bool
 
 
 @dataclass(frozen=True)
@@ -35,34 +48,60 @@ class GradientInversion(Attack):
 
     def run(self, view: View, generator: torch.Generator) -> Evidence:
         """images (captures * records, c, h, w), labels, extra objective / norm per capture."""
+        return self.run_each([view], [generator])[0]
+
+    def run_each(self, views: Sequence[View], generators: Sequence[torch.Generator]) -> list[Evidence]:
+        """``run`` on several views: those whose clients trained alike are solved as one batch."""
+        asked = [self._asked(view) for view in views]
+        groups: dict[tuple[tuple[int, ...], LocalSteps], list[int]] = {}
+        for i, one in enumerate(asked):
+            groups.setdefault((one.shape, one.local), []).append(i)
+        found: dict[int, list[Reconstruction]] = {}
+        for (_, local), rows in groups.items():
+            together = [i for i in rows if asked[i].together and isinstance(self.method, InvertingGradients)]
+            found |= zip(together, self._solved([asked[i] for i in together], local, [generators[i] for i in together]))
+            found |= {i: self._one_by_one(asked[i], generators[i]) for i in rows if i not in found}
+        return [self._evidence(one, found[i]) for i, one in enumerate(asked)]
+
+    def _asked(self, view: View) -> _Asked:
         captures = view.captures[: self.captures]
         model, local = victim_model(view, captures[0]), local_steps(view.knowledge.settings)
         gradients = [observed(view, capture, model) for capture in captures]
-        records = int(view.knowledge.settings.get("batch_records", 1))
-        shape = (records, *view.knowledge.shape)
-        if isinstance(self.method, InvertingGradients) and _one_model(captures):
-            stacked = [torch.stack(part) for part in zip(*gradients)]
-            results = self.method.reconstruct_each(model, stacked, shape, generator=generator, local=local)
-        else:
-            results = [
-                self.method.reconstruct(
-                    victim_model(view, c),
-                    g,
-                    shape,
-                    generator=generator,
-                    local=local,
-                    **self._statistics(c, model, local),
-                )
-                for c, g in zip(captures, gradients)
-            ]
+        shape = (int(view.knowledge.settings.get("batch_records", 1)), *view.knowledge.shape)
+        return _Asked(view, captures, model, local, gradients, shape, _one_model(captures))
+
+    def _solved(
+        self, asked: Sequence[_Asked], local: LocalSteps, generators: Sequence[torch.Generator]
+    ) -> list[list[Reconstruction]]:
+        if not asked or not isinstance(self.method, InvertingGradients):
+            return []
+        stacked = [[torch.stack(part) for part in zip(*one.gradients)] for one in asked]
+        return self.method.reconstruct_models(
+            [one.model for one in asked], stacked, asked[0].shape, generators=generators, local=local
+        )
+
+    def _one_by_one(self, asked: _Asked, generator: torch.Generator) -> list[Reconstruction]:
+        return [
+            self.method.reconstruct(
+                victim_model(asked.view, capture),
+                gradient,
+                asked.shape,
+                generator=generator,
+                local=asked.local,
+                **self._statistics(capture, asked.model, asked.local),
+            )
+            for capture, gradient in zip(asked.captures, asked.gradients)
+        ]
+
+    def _evidence(self, asked: _Asked, results: Sequence[Reconstruction]) -> Evidence:
         return Evidence(
             images=torch.cat([r.images for r in results]),
             labels=torch.cat([r.labels for r in results]),
             extra={
                 "objective": torch.tensor([r.objective for r in results]),
-                "norm": torch.tensor([gradient_norm(g) for g in gradients]),
+                "norm": torch.tensor([gradient_norm(g) for g in asked.gradients]),
             },
-            notes={"method": type(self.method).__name__, "records": records},
+            notes={"method": type(self.method).__name__, "records": asked.shape[0]},
         )
 
     def _statistics(self, capture: Capture, model: nn.Module, local: LocalSteps) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -25,9 +25,11 @@ class Slope(Protocol):
 
 @dataclass(frozen=True)
 class Matching:
-    """The gradient-matching problem: r problems that share one model.
+    """The gradient-matching problem: r problems that share one architecture.
 
-    observed: list of (r, *parameter shape); labels: (r, b) classes; tv: weight of total variation.
+    observed: list of (r, *parameter shape); labels: (r, b) classes; tv: weight of total variation; parameters: name ->
+    (r, *shape), where every problem has a model of its own, {}: all have the victim's; together: how many problems may
+    go through the model at once (0: all), which bounds memory.
     """
 
     victim: Victim
@@ -35,12 +37,28 @@ class Matching:
     observed: list[Tensor]
     labels: Tensor
     tv: float = 0.0
+    parameters: Mapping[str, Tensor] = field(default_factory=dict)
+    together: int = 0
 
     def __call__(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        if len(images) > 1 and self.victim.batchable():
-            return torch.func.vmap(self._functional)(images, self.labels, self.observed)
+        if self.batched(len(images)):
+            return self.at(images, self.labels, self.observed, self.parameters)
         rows = [self._plain(x, y, [t[r] for t in self.observed]) for r, (x, y) in enumerate(zip(images, self.labels))]
         return tuple(torch.stack(part) for part in zip(*rows))  # type: ignore[return-value]
+
+    def batched(self, problems: int) -> bool:
+        """Whether so many problems go through the model as one batch. Raises ValueError where each has a model of its
+        own and they cannot."""
+        if self.parameters and not self.victim.batchable():
+            raise ValueError("parameters: problems with models of their own need a model that vmap can run")
+        return (problems > 1 or bool(self.parameters)) and self.victim.batchable()
+
+    def at(
+        self, images: Tensor, labels: Tensor, observed: list[Tensor], parameters: Mapping[str, Tensor]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The value at all problems' images as one batch, of nothing but the arguments."""
+        size = self.together if 0 < self.together < len(images) else None
+        return torch.func.vmap(self._functional, chunk_size=size)(images, labels, observed, dict(parameters))
 
     def _plain(self, images: Tensor, labels: Tensor, observed: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         leaf = images.detach().requires_grad_()
@@ -56,8 +74,13 @@ class Matching:
         (slope,) = torch.autograd.grad(outputs, leaf, seeds)
         return data, total, slope
 
-    def _functional(self, images: Tensor, labels: Tensor, observed: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        gradients, pull = torch.func.vjp(lambda x: self.victim.gradients(x, labels, functional=True), images)[:2]
+    def _functional(
+        self, images: Tensor, labels: Tensor, observed: list[Tensor], parameters: Mapping[str, Tensor]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        def sent(x: Tensor) -> list[Tensor]:
+            return self.victim.gradients(x, labels, functional=True, parameters=parameters or None)
+
+        gradients, pull = torch.func.vjp(sent, images)[:2]
         data, cotangents = self.objective(gradients, observed)
         (slope,) = pull(cotangents)
         if not self.tv:

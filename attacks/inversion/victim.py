@@ -89,16 +89,24 @@ class Victim:
         buffers = {name: b.clone() for name, b in self.model.named_buffers()}
         return F.cross_entropy(functional_call(self.model, {**parameters, **buffers}, (images,)), labels)
 
-    def gradients(self, images: Tensor, labels: Tensor, *, functional: bool = False) -> list[Tensor]:
+    def gradients(
+        self,
+        images: Tensor,
+        labels: Tensor,
+        *,
+        functional: bool = False,
+        parameters: Mapping[str, Tensor] | None = None,
+    ) -> list[Tensor]:
         """(theta_0 - theta_T) / lr as a differentiable function of the images.
 
         With one step this is the gradient itself. labels: (b,) classes or (b, C) probabilities.
-        functional: differentiate with torch.func, which nests inside vmap.
+        functional: differentiate with torch.func, which nests inside vmap. parameters: theta_0, in the model's order
+        (only with ``functional``); None: the model's own.
         """
         if not functional and self._plain:
             value = F.cross_entropy(self.model(images), labels)  # without swapping parameters: fastest
             return list(torch.autograd.grad(value, list(self.model.parameters()), create_graph=True))
-        start = self.parameters()
+        start = self.parameters() if parameters is None else dict(parameters)
         here = start if functional else {name: p.requires_grad_() for name, p in start.items()}
         speed: list[Tensor] = []
         for step in range(self.local.steps):

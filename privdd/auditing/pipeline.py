@@ -11,13 +11,11 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from attacks.inversion.compare import nothing_sent
-from attacks.membership.attack import audited_epsilon, nothing_read
-from attacks.types import Attack, Evidence, Family, Finding, Surface, Truth, View
+from attacks.types import Attack, Family, Finding, Surface, Truth, View
+from privdd.auditing.attack_tasks import AttackTask, Job, Terms, attack_tasks
 from privdd.auditing.autotune import Choice
 from privdd.auditing.canary_game import CanaryGame, check_playable, draw_canaries, findings_of_canaries
 from privdd.auditing.chosen_models import chosen_views
@@ -26,13 +24,18 @@ from privdd.auditing.diverged_run import unmeasured
 from privdd.auditing.earlier_rounds import over_rounds, own_round, rounds_of, stages_of
 from privdd.auditing.error_budget import ErrorBudget, error_budget
 from privdd.auditing.game import Game, draw_game
-from privdd.auditing.guarantees import guarantee_findings
+from privdd.auditing.guarantees.tiers import (
+    GuaranteeTest,
+    guarantee_tests,
+    own_tests,
+    subject_of,
+    without_single_ratios,
+)  # fmt: skip
 from privdd.auditing.noted_again import note_again
 from privdd.auditing.replay import recalled
 from privdd.auditing.shadow_federations import replayed, sent_at_the_end
 from privdd.auditing.shadows import Stage, used_without
 from privdd.auditing.views import Scene, client_views, granted, other_networks, probe_view, server_views
-from privdd.core.keys import Keys
 from privdd.core.types import Shard
 from privdd.federated.experiment import Experiment
 from privdd.federated.heard import Heard
@@ -41,10 +44,6 @@ from privdd.federated.trainer import Trainer
 from privdd.runtime.progress import stage
 from privdd.runtime.run_folder import RunFolder, write_tensors
 from privdd.runtime.workers import threads
-
-
-class AttackFailed(RuntimeError):
-    """An attack that applies to a surface failed; a report without it would look better than the truth."""
 
 
 @dataclass(frozen=True)
@@ -119,8 +118,7 @@ def audit(experiment: Experiment, attacks: Mapping[str, Attack], folder: RunFold
     jobs = _jobs(scene, attacks, own_round(stacked, grouped), over_rounds(stacked, grouped), sent)
     tests = sum(job.attack.family == Family.MEMBERSHIP for job in jobs)
     budget = budget_of(experiment, tests)
-    findings = tuple(_attack_all(scene, jobs, budget, folder, lacking))
-    findings += tuple(guarantee_findings(scene, budget.confidence))
+    findings = _attack_all(scene, jobs, budget, folder, lacking)
     if canaries is not None:
         findings += tuple(findings_of_canaries(scene, canaries, heard, budget.confidence))
     seconds = {
@@ -152,17 +150,6 @@ def _worlds(stages: Mapping[int, Stage]) -> dict[int, dict[str, Tensor]]:
 
 
 ByRound = Mapping[int, Mapping[str, Tensor]]  # audited round -> signals by "surface|signal"
-
-
-@dataclass(frozen=True)
-class Job:
-    """One attack on one view; note: where the view comes from, in words."""
-
-    view: View
-    truth: Truth
-    note: str
-    name: str
-    attack: Attack
 
 
 def _jobs(
@@ -222,77 +209,56 @@ def applies(attack: Attack, view: View) -> bool:
 
 def _attack_all(
     scene: Scene, jobs: Sequence[Job], budget: ErrorBudget, folder: RunFolder, lacking: Collection[str]
-) -> Iterator[Finding]:
-    """lacking: "surface|signal" that kept shadow models do not have."""
-    used: dict[str, int] = {}
-    with stage("attack", len(jobs)) as bar:
-        for job in jobs:
-            view, truth, note, name, attack = job.view, job.truth, job.note, job.name, job.attack
-            generator = attack_stream(scene.plan.keys, name, view.surface, note)
-            began = time.monotonic()
-            finding, evidence = _one(attack, view, truth, generator, name)
-            stem = f"{view.surface}.{name}"
-            used[stem] = used.get(stem, 0) + 1
-            file = f"{stem}{f'.{used[stem]}' if used[stem] > 1 else ''}.safetensors"
-            said = [
-                note,
-                granted(scene.plan, view, attack.family),
-                replayed(scene, view),
-                other_networks(view),
-                used_without(view.surface, lacking) if attack.family == Family.MEMBERSHIP else "",
-                finding.measures.get("note", ""),
-            ]
-            extra: dict[str, Any] = {"note": "; ".join(filter(None, said)), "figure": file}
-            if evidence.scores is not None and view.worlds is not None:
-                extra["diagnostics"] = {
-                    **finding.measures.get("diagnostics", {}),
-                    **_decisive(evidence.scores, view, scene.experiment.privacy.delta, budget, generator),
-                }
-            finding = finding.with_measures(seconds=time.monotonic() - began, **extra)
-            write_tensors(folder.path / "evidence" / file, _kept(finding, evidence, view))
-            yield replace(finding, attack=name)
-            bar.advance(f"{view.surface} {name}")
+) -> tuple[Finding, ...]:
+    """Findings of all attacks, then of all guarantee tests, which share the engine.
+
+    lacking: "surface|signal" that kept shadow models do not have.
+    """
+    terms = Terms(scene.plan.keys, scene.experiment.privacy.delta, budget)
+    subject = subject_of(scene, budget.confidence)
+    attacks, tests = attack_tasks(jobs, terms), guarantee_tests(subject)
+    files, found = evidence_files(jobs), dict[int, Finding]()
+    engine = scene.experiment.engine
+    with stage("attack", len(jobs) + len(tests)) as bar:
+        with threads(engine.threads):
+            rest = own_tests(subject, scene.record)
+        work: list[AttackTask | GuaranteeTest] = [*(task for _, task in attacks), *tests]
+        answers = engine.map(run_any, work)
+        for rows, _ in attacks:
+            for at, done in zip(rows, next(answers)):
+                job = jobs[at]
+                said = [job.note, *_said(scene, job, lacking), done.finding.measures.get("note", "")]
+                note = "; ".join(filter(None, said))
+                found[at] = done.finding.with_measures(note=note, figure=files[at])
+                write_tensors(folder.path / "evidence" / files[at], done.kept)
+                bar.advance(f"{job.view.surface} {job.name}")
+        for test in tests:
+            rest += next(answers)
+            bar.advance(test.what)
+    return (*(found[at] for at in range(len(jobs))), *without_single_ratios(subject, rest))
 
 
-def attack_stream(keys: Keys, attack: str, surface: str, where: str) -> torch.Generator:
-    """The randomness of one attack; where: the first words of its finding's note. A verifier draws it again."""
-    return keys.fold("attack", attack, surface, where).torch()
+def _said(scene: Scene, job: Job, lacking: Collection[str]) -> list[str]:
+    """What a finding's note says of how its view came about; lacking: as of ``_attack_all``."""
+    view, attack = job.view, job.attack
+    return [
+        granted(scene.plan, view, attack.family),
+        replayed(scene, view),
+        other_networks(view),
+        used_without(view.surface, lacking) if attack.family == Family.MEMBERSHIP else "",
+    ]
 
 
-def _decisive(
-    scores: Tensor, view: View, delta: float, budget: ErrorBudget, generator: torch.Generator
-) -> dict[str, float]:
-    """The bound that may decide a verdict: at its share of the run's error budget."""
-    if view.worlds is None:
-        return {}
-    rng = np.random.default_rng(int(torch.randint(2**31 - 1, (1,), generator=generator)))
-    bound = audited_epsilon(scores, view.worlds.masks[: len(scores)], delta, rng, confidence=budget.confidence)
-    return {"epsilon_familywise": bound.value, "tests": budget.tests}
+def evidence_files(jobs: Sequence[Job]) -> list[str]:
+    """The name of each job's evidence file: "surface.attack", numbered from the second on."""
+    used, files = dict[str, int](), list[str]()
+    for job in jobs:
+        stem = f"{job.view.surface}.{job.name}"
+        used[stem] = used.get(stem, 0) + 1
+        files.append(f"{stem}{f'.{used[stem]}' if used[stem] > 1 else ''}.safetensors")
+    return files
 
 
-def _kept(finding: Finding, evidence: Evidence, view: View) -> dict[str, Tensor]:
-    """What the report's figures are drawn from: images, and exact scores with their membership bits."""
-    kept = {name: tensor for name, tensor in finding.figures.items() if not name.startswith("roc_")}
-    if evidence.scores is not None and view.worlds is not None:
-        count = len(evidence.scores)
-        masks = view.worlds.masks[:count]
-        blind = view.worlds.blind.expand(masks.shape)
-        world, record = torch.meshgrid(torch.arange(count), torch.arange(masks.shape[1]), indexing="ij")
-        kept |= {"scores": evidence.scores.double().flatten(), "members": masks.flatten().to(torch.uint8)}
-        kept |= {"blind": blind.flatten(), "record": record.flatten(), "world": world.flatten()}
-    return kept
-
-
-def _one(attack: Attack, view: View, truth: Truth, generator: torch.Generator, name: str) -> tuple[Finding, Evidence]:
-    try:
-        if (finding := nothing_sent(attack, view)) is not None:
-            return finding, Evidence()
-        if why := attack.nothing_to_read(view):
-            return nothing_read(attack, view, why), Evidence()
-        evidence: Evidence = attack.run(view, generator)
-        finding = attack.judge(evidence, view, truth)
-        return finding, Evidence() if finding.measures.get("status") == "nothing_to_read" else evidence
-    except Exception as error:
-        raise AttackFailed(
-            f"attack {name} on {view.surface} ({view.adversary}) failed: {type(error).__name__}: {error}"
-        ) from error
+def run_any(task: AttackTask | GuaranteeTest) -> list[Any]:
+    """What an engine runs: one attack, or one guarantee test."""
+    return task.run()

@@ -56,13 +56,13 @@ def assemble(config: DictConfig, *, noise_here: bool = True) -> Experiment:
     """
     check_types(config)
     run, privacy, audit = run_settings(config), privacy_settings(config), audit_settings(config)
-    _check_device(run.device)
     secret = secret_of(config)
     keys = Keys(run.seed, secret=(secret or "").encode())
     partition = Partition(**plain(config.partition))
     method = _of_role(build(config.algo), Method, "algo")  # type: ignore[type-abstract]
     mechanisms = _mechanisms(config, method)
     method.check_mechanisms(mechanisms)
+    _check_device(run.device, method)
     dataset = load(keys=keys.fold("public"), **plain(config.data))
     shards = make_shards(dataset, partition, keys.fold("public", "partition"))
     problem = Problem(dataset.shape, dataset.classes, len(shards), run.device)
@@ -100,9 +100,12 @@ def _of_role(made: Any, role: type[Role], key: str) -> Role:
     return made
 
 
-def _check_device(device: str) -> None:
+def _check_device(device: str, method: Method) -> None:
+    """Raises BadConfig where there is no GPU, or nothing of the method would run on it."""
     import torch
 
+    if device != "cpu" and not method.on_gpu:
+        raise BadConfig(f"device={device}: {type(method).__name__} computes on the CPU alone; leave device=cpu")
     if device != "cpu" and not torch.cuda.is_available():
         raise BadConfig(f"device={device}: allowed are cpu, and cuda where a GPU is present")
 

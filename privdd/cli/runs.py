@@ -190,7 +190,8 @@ def _train(config: DictConfig, path: Path, argv: Sequence[str], held: ExitStack)
 
 
 def say(experiment: Any, path: Path) -> None:
-    """Print one line about the run before training starts: method, data, clients, audited client, folder."""
+    """Print a line about the run before training starts: method, data, clients, audited client, folder; on a GPU one
+    more, what runs there."""
     shards = experiment.shards
     sizes = [len(s.train) for s in shards]
     print(
@@ -198,3 +199,6 @@ def say(experiment: Any, path: Path) -> None:
         f"{len(shards)} clients of {min(sizes)} to {max(sizes)} records, audited client {experiment.plan.victim}; {path}",
         file=sys.stderr,
     )
+    if experiment.run.device != "cpu":
+        rest = "the server, attacks and guarantee tests run on the CPU"
+        print(f"privdd: on {experiment.run.device}: {experiment.plan.method.on_gpu}; {rest}", file=sys.stderr)

@@ -192,6 +192,9 @@ class Method(ABC):
     # --- speed -------------------------------------------------------------------------------------
 
     worlds_per_pass: ClassVar[int] = 8  # client rounds in one call of ``local_batched``
+    on_gpu: ClassVar[str] = (
+        ""  # what ``device=cuda`` places on a GPU, in words; "" = nothing, and the setting is refused
+    )
     shares_work: ClassVar[bool] = False  # K rounds at once cost little more than one: always batched, without measuring
 
     def local_batched(

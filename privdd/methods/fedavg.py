@@ -57,6 +57,7 @@ class FedAvg(Method, hooks=("start", "loss", "correction", "outcome", "pseudo_gr
     update_is_delta: bool = False
     balanced: bool = False
 
+    on_gpu = "local training"
     uploads: ClassVar[Mapping[str, Surface]] = {
         "update": Surface.UPDATE,
         "buffers": Surface.STATISTICS,
@@ -167,10 +168,8 @@ class FedAvg(Method, hooks=("start", "loss", "correction", "outcome", "pseudo_gr
         shards: Sequence[Shard],
         contexts: Sequence[ClientContext],
     ) -> Sequence[tuple[Upload, State]] | None:
-        """As one wide network, each client with its own batches; None for layers without such a form.
-
-        None too under DP-SGD and where records are mixed with shared features.
-        """
+        """As one wide network, each client with its own batches; None for layers without such a form, under DP-SGD,
+        and where records are mixed with shared features."""
         model = skeleton(self.model, shards[0].shape, shards[0].classes)
         if "features" in broadcast or any(ctx.protected("dpsgd") for ctx in contexts) or not vectorises(model):
             return None

@@ -71,6 +71,7 @@ class FedFed(Method):
     shared_only: bool = False
     shared_per_round: int = 512
 
+    on_gpu = "local training of phase B (not the split into features)"
     queries: ClassVar[Mapping[str, Surface]] = {"dpsgd": Surface.GRADIENT}
     visible_to: ClassVar[Mapping[str, tuple[str, ...]]] = dict.fromkeys(("features", "labels"), ("server", "peer"))
     _own_uploads: ClassVar[Mapping[str, Surface]] = {

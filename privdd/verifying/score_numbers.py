@@ -13,8 +13,8 @@ from torch import Tensor
 
 from attacks.membership.attack import audited_epsilon, measure
 from attacks.types import Family, Worlds
+from privdd.auditing.attack_tasks import attack_stream
 from privdd.auditing.error_budget import CANARIES, PER_MECHANISM, WHOLE_RUN, ErrorBudget
-from privdd.auditing.pipeline import attack_stream
 from privdd.core.keys import Keys
 from privdd.reporting.folder import LIMIT, RunRecord
 from privdd.reporting.schema import FindingRow

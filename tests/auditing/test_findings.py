@@ -16,9 +16,9 @@ from dp_accounting.rdp import RdpAccountant
 
 from attacks.membership.lira import Lira
 from privdd.auditing import pipeline as auditing
+from privdd.auditing.attack_tasks import AttackFailed
 from privdd.auditing.coverage import check_coverage
 from privdd.auditing.findings import both
-from privdd.auditing.pipeline import AttackFailed
 from privdd.cli.assemble import attacks_of, shipped_attacks
 from privdd.cli.config import composed
 from privdd.cli.read_settings import audit_settings

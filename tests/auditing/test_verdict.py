@@ -15,9 +15,9 @@ import torch
 
 from attacks.membership.attack import audited_epsilon
 from attacks.types import Adversary, Family, Finding, Knowledge, Surface, View, Worlds
+from privdd.auditing.attack_tasks import decisive
 from privdd.auditing.error_budget import error_budget
 from privdd.auditing.findings import for_records, reconstruction_rows, stated_epsilons, verdict
-from privdd.auditing.pipeline import _decisive
 from privdd.cli import external_scores
 from privdd.cli.config import composed
 from privdd.privacy.accounting import epsilon as accounted
@@ -98,7 +98,7 @@ def test_epsilon_familywise_shares_five_percent_among_all_tests() -> None:
     view = View(Surface.UPDATE, Adversary.SERVER, (), knowledge, Worlds({}, masks, torch.zeros(400), labels))
     bounds = {}
     for tests in (1, 20):
-        said = _decisive(scores, view, 1e-4, error_budget(0.95, tests, 0), torch.Generator().manual_seed(2))
+        said = decisive(scores, view, 1e-4, error_budget(0.95, tests, 0), torch.Generator().manual_seed(2))
         rng = np.random.default_rng(int(torch.randint(2**31 - 1, (1,), generator=torch.Generator().manual_seed(2))))
         expected = audited_epsilon(scores, masks, 1e-4, rng, confidence={1: 0.95, 20: 0.9975}[tests])
         assert said == {"epsilon_familywise": expected.value, "tests": tests}

@@ -18,7 +18,7 @@ DEPENDED_ON = [
     "privdd.reporting.schema:worst_verdict",
     "privdd.auditing.findings:stated_epsilons",  # "stated"
     "privdd.auditing.findings:per_client",  # bytes of a client
-    "privdd.auditing.pipeline:_decisive",  # epsilon_familywise
+    "privdd.auditing.attack_tasks:decisive",  # epsilon_familywise
     "privdd.auditing.views:probe_view",  # gradient inversion, "a client that holds one record"
     "privdd.auditing.views:blind_scores",  # blind AUC
     "privdd.auditing.views:as_worlds",

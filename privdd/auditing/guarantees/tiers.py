@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
-from itertools import chain
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 from attacks.types import Finding
@@ -28,31 +27,58 @@ from privdd.privacy.mechanisms import AggregateClip, FeatureNoise
 from privdd.privacy.mechanisms.noise_share import whole_of
 
 
-def guarantee_findings(scene: Any, confidence: float) -> Iterator[Finding]:
-    """T0 to T3 for every mechanism of the run that states a finite epsilon.
+@dataclass(frozen=True)
+class GuaranteeTest:
+    """A part of the tests that depends on no other, so that an engine may run it: findings(subject, *names)."""
 
-    scene: ``privdd.auditing.views.Scene``; confidence: of each bound (its share of the run's error budget). Nothing is
-    yielded for a run without mechanisms. Raises what a method raises on crafted records: a test that cannot run has not
-    been passed.
+    subject: Subject
+    findings: Callable[..., Iterator[Finding]]
+    names: tuple[Any, ...] = ()
+
+    def run(self) -> list[Finding]:
+        found = list(_timed(self.findings(self.subject, *self.names)))
+        return [_said_of_sums(finding) for finding in found] if self.subject.plan.trust.summed else found
+
+    @property
+    def what(self) -> str:
+        """For a line of progress."""
+        return self.findings.__name__.removesuffix("_findings").replace("_", " ")
+
+
+def guarantee_findings(scene: Any, confidence: float) -> Iterator[Finding]:
+    """T0 to T3 for every mechanism of the run that states a finite epsilon, one test after the other.
+
+    Arguments as of ``subject_of``. Nothing is yielded for a run without mechanisms. Raises what a method raises on
+    crafted records: a test that cannot run has not been passed.
+    """
+    subject = subject_of(scene, confidence)
+    rest = [finding for test in guarantee_tests(subject) for finding in test.run()]
+    yield from without_single_ratios(subject, [*own_tests(subject, scene.record), *rest])
+
+
+def subject_of(scene: Any, confidence: float) -> Subject:
+    """The finished run as the tests see it.
+
+    scene: ``privdd.auditing.views.Scene``; confidence: of each bound (its share of the run's error budget).
     """
     privacy, budget = scene.experiment.privacy, scene.experiment.audit.guarantee
-    if not scene.plan.mechanisms:
-        return
-    subject = Subject(
-        scene.plan,
-        scene.shard,
-        scene.progress.snapshots,
-        scene.progress.ledger,
-        privacy.delta,
-        confidence,
-        budget,
-        scene.plan.keys.fold("audit", "guarantee"),
-    )
-    own, summed = own_findings(subject, scene.record), subject.plan.trust.summed
-    subject = of_sums(subject) if summed else subject
-    tests = chain(own, told_findings(subject), all_findings(subject), certificate_findings(subject))
-    found = without_single_ratios(subject, _timed(tests))
-    yield from (_said_of_sums(finding) for finding in found) if summed else found
+    keys = scene.plan.keys.fold("audit", "guarantee")
+    ran = (scene.plan, scene.shard, scene.progress.snapshots, scene.progress.ledger)
+    return Subject(*ran, privacy.delta, confidence, budget, keys)
+
+
+def guarantee_tests(subject: Subject) -> list[GuaranteeTest]:
+    """All tests but those of the run's own noise, in the order of their findings."""
+    if not subject.plan.mechanisms:
+        return []
+    shown = of_sums(subject) if subject.plan.trust.summed else subject
+    told, whole = GuaranteeTest(shown, told_findings), GuaranteeTest(shown, certificate_findings)
+    return [told, *_of_mechanisms(shown), whole]
+
+
+def own_tests(subject: Subject, record: NoiseRecord | None) -> list[Finding]:
+    """T0, on what this process noted of the run itself."""
+    return list(_timed(own_findings(subject, record))) if subject.plan.mechanisms else []
 
 
 def of_sums(subject: Subject) -> Subject:
@@ -62,8 +88,6 @@ def of_sums(subject: Subject) -> Subject:
 
 
 def _said_of_sums(finding: Finding) -> Finding:
-    if finding.attack.startswith("t0"):
-        return finding
     diagnostics = finding.measures.get("diagnostics", {})
     if certificate := diagnostics.get("certificate"):
         certificate = {**certificate, "trusts": [*certificate["trusts"], ADDS_UP]}
@@ -103,20 +127,25 @@ def own_findings(subject: Subject, record: NoiseRecord | None) -> Iterator[Findi
 
 
 def all_findings(subject: Subject) -> Iterator[Finding]:
-    """Findings for every mechanism of the plan; if the unit is a client, what a whole client moves."""
+    """Findings for every mechanism of the plan, one after the other."""
+    for test in _of_mechanisms(subject):
+        yield from test.findings(subject, *test.names)
+
+
+def _of_mechanisms(subject: Subject) -> list[GuaranteeTest]:
+    """Tests for every mechanism of the plan; if the unit is a client, of what a whole client moves."""
     kinds = {name: type(mechanism) for name, mechanism in subject.plan.mechanisms.items()}
     if subject.ledger.unit == "client":
-        for name in [n for n in kinds if n in subject.plan.method.uploads]:
-            yield from client_findings(subject, name)
-        yield from client_query_findings(subject)
-        return
-    yield from query_findings(
-        subject, [n for n, k in kinds.items() if n in subject.plan.method.queries and k is not AggregateClip]
-    )
+        sent = [name for name in kinds if name in subject.plan.method.uploads]
+        each = [GuaranteeTest(subject, client_findings, (name,)) for name in sent]
+        return [*each, GuaranteeTest(subject, client_query_findings)]
+    asked = [n for n, k in kinds.items() if n in subject.plan.method.queries and k is not AggregateClip]
+    tests = [GuaranteeTest(subject, query_findings, (asked,))]
     for name, kind in kinds.items():
         if kind is AggregateClip and defines(subject.plan.method, "steps"):
-            yield from printed_findings(subject, name)
+            tests.append(GuaranteeTest(subject, printed_findings, (name,)))
         elif kind is FeatureNoise:
-            yield from feature_findings(subject, name)
+            tests.append(GuaranteeTest(subject, feature_findings, (name,)))
         elif name in subject.plan.method.uploads:
-            yield from record_upload_findings(subject, name)
+            tests.append(GuaranteeTest(subject, record_upload_findings, (name,)))
+    return tests

@@ -1,0 +1,159 @@
+"""Attacks as tasks for an engine: each with its own random stream, so that its result depends on nothing else.
+
+Jobs of one attack that cost less together than one by one are one task.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from attacks.inversion.compare import nothing_sent
+from attacks.membership.attack import audited_epsilon, nothing_read
+from attacks.types import Attack, Evidence, Family, Finding, Truth, View
+from privdd.auditing.error_budget import ErrorBudget
+from privdd.core.keys import Keys
+
+LONGEST_FIRST = (Family.GRADIENT_INVERSION, Family.MODEL_INVERSION, Family.RECONSTRUCTION)  # then all others
+
+
+class AttackFailed(RuntimeError):
+    """An attack that applies to a surface failed; a report without it would look better than the truth."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One attack on one view; note: where the view comes from, in words."""
+
+    view: View
+    truth: Truth
+    note: str
+    name: str
+    attack: Attack
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What all attacks of a run share."""
+
+    keys: Keys
+    delta: float
+    budget: ErrorBudget
+
+
+@dataclass(frozen=True)
+class Attacked:
+    """What one job gave; kept: the tensors of its evidence file."""
+
+    finding: Finding
+    kept: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class AttackTask:
+    """Jobs of one attack. Raises AttackFailed."""
+
+    jobs: tuple[Job, ...]
+    terms: Terms
+
+    def run(self) -> list[Attacked]:
+        streams = [attack_stream(self.terms.keys, job.name, job.view.surface, job.note) for job in self.jobs]
+        began = time.monotonic()
+        refused = [_refused(job) for job in self.jobs]
+        open_jobs = [i for i, found in enumerate(refused) if found is None]
+        evidence = dict(zip(open_jobs, self._evidence(open_jobs, streams)))
+        spent = (time.monotonic() - began) / len(self.jobs)
+        return [
+            self._judged(job, refused[i], evidence.get(i, Evidence()), streams[i], spent)
+            for i, job in enumerate(self.jobs)
+        ]
+
+    def _evidence(self, rows: Sequence[int], streams: Sequence[torch.Generator]) -> list[Evidence]:
+        if not rows:
+            return []
+        jobs = [self.jobs[i] for i in rows]
+        try:
+            return jobs[0].attack.run_each([job.view for job in jobs], [streams[i] for i in rows])
+        except Exception as error:
+            raise _failed(jobs[0], error) from error
+
+    def _judged(
+        self, job: Job, refused: Finding | None, evidence: Evidence, stream: torch.Generator, spent: float
+    ) -> Attacked:
+        began = time.monotonic()
+        try:
+            finding = job.attack.judge(evidence, job.view, job.truth) if refused is None else refused
+        except Exception as error:
+            raise _failed(job, error) from error
+        if finding.measures.get("status") == "nothing_to_read":
+            evidence = Evidence()
+        if evidence.scores is not None and job.view.worlds is not None:
+            bound = decisive(evidence.scores, job.view, self.terms.delta, self.terms.budget, stream)
+            finding = finding.with_measures(diagnostics={**finding.measures.get("diagnostics", {}), **bound})
+        finding = finding.with_measures(seconds=spent + time.monotonic() - began)
+        return Attacked(replace(finding, attack=job.name), kept(finding, evidence, job.view))
+
+
+def _refused(job: Job) -> Finding | None:
+    """A finding that nothing was sent or is there to be read, instead of an attack; None where there is."""
+    try:
+        if (finding := nothing_sent(job.attack, job.view)) is not None:
+            return finding
+        why = job.attack.nothing_to_read(job.view)
+    except Exception as error:
+        raise _failed(job, error) from error
+    return nothing_read(job.attack, job.view, why) if why else None
+
+
+def _failed(job: Job, error: Exception) -> AttackFailed:
+    view, text = job.view, f"{type(error).__name__}: {error}"
+    return AttackFailed(f"attack {job.name} on {view.surface} ({view.adversary}) failed: {text}")
+
+
+def attack_tasks(jobs: Sequence[Job], terms: Terms) -> list[tuple[tuple[int, ...], AttackTask]]:
+    """(positions of its jobs, task) of all tasks, those that take longest first."""
+    groups: dict[tuple[str, int], list[int]] = {}
+    for at, job in enumerate(jobs):
+        alone = type(job.attack).run_each is Attack.run_each
+        groups.setdefault((job.name, at if alone else -1), []).append(at)
+    order = sorted(groups.values(), key=lambda rows: (_rank(jobs[rows[0]].attack.family), rows[0]))
+    return [(tuple(rows), AttackTask(tuple(jobs[at] for at in rows), terms)) for rows in order]
+
+
+def _rank(family: Family) -> int:
+    return LONGEST_FIRST.index(family) if family in LONGEST_FIRST else len(LONGEST_FIRST)
+
+
+def attack_stream(keys: Keys, attack: str, surface: str, where: str) -> torch.Generator:
+    """The randomness of one attack; where: the first words of its finding's note. A verifier draws it again."""
+    return keys.fold("attack", attack, surface, where).torch()
+
+
+def decisive(
+    scores: Tensor, view: View, delta: float, budget: ErrorBudget, generator: torch.Generator
+) -> dict[str, Any]:
+    """The bound that may decide a verdict: at its share of the run's error budget."""
+    if view.worlds is None:
+        return {}
+    rng = np.random.default_rng(int(torch.randint(2**31 - 1, (1,), generator=generator)))
+    bound = audited_epsilon(scores, view.worlds.masks[: len(scores)], delta, rng, confidence=budget.confidence)
+    return {"epsilon_familywise": bound.value, "tests": budget.tests}
+
+
+def kept(finding: Finding, evidence: Evidence, view: View) -> dict[str, Tensor]:
+    """What the report's figures are drawn from: images, and exact scores with their membership bits."""
+    found = {name: tensor for name, tensor in finding.figures.items() if not name.startswith("roc_")}
+    if evidence.scores is not None and view.worlds is not None:
+        count = len(evidence.scores)
+        masks = view.worlds.masks[:count]
+        blind = view.worlds.blind.expand(masks.shape)
+        world, record = torch.meshgrid(torch.arange(count), torch.arange(masks.shape[1]), indexing="ij")
+        found |= {"scores": evidence.scores.double().flatten(), "members": masks.flatten().to(torch.uint8)}
+        found |= {"blind": blind.flatten(), "record": record.flatten(), "world": world.flatten()}
+    return found

@@ -1,0 +1,102 @@
+"""Attacks and guarantee tests are tasks: the same bits on every engine and in every order.
+
+One worker: what is tested is that a task takes all that it reads along, and a second worker takes seconds to start.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from attacks.inversion.analytic import AnalyticInversion
+from attacks.inversion.gradient import InvertingGradients
+from attacks.inversion.gradient_attack import GradientInversion
+from attacks.membership.lira import Lira
+from attacks.membership.shadow_classifier import ShadowClassifier
+from attacks.types import Adversary, Attack, Evidence, Family, Finding, Surface, Truth, View
+from privdd.auditing.attack_tasks import AttackFailed
+from privdd.auditing.pipeline import audit
+from privdd.cli.assemble import assemble
+from privdd.federated.experiment import Experiment
+from privdd.runtime.engine import Engine
+from privdd.runtime.run_folder import RunFolder
+from tests.federations import tiny_config
+
+SMALL = [
+    "model.width=4", "privacy=dpsgd", "audit.records=20", "audit.worlds=4", "audit.federations=0", "audit.victims=2",
+    "audit.rounds=1", "audit.guarantee.runs=20", "audit.guarantee.slow_runs=20", "audit.guarantee.images=1",
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Backwards(Engine):
+    """Runs the last task first."""
+
+    def map(self, fn: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
+        work = list(items)
+        return iter([fn(item) for item in reversed(work)][::-1])
+
+
+def attacks() -> dict[str, Attack]:
+    inversion = GradientInversion(InvertingGradients(iterations=3, objective="absolute"), captures=2)
+    return {"lira": Lira(), "classifier": ShadowClassifier(), "analytic": AnalyticInversion(), "inverting": inversion}
+
+
+def experiment() -> Experiment:
+    return assemble(tiny_config("fedavg", *SMALL, command="audit"))
+
+
+def found(engine: Engine, folder: Path, attacks: dict[str, Attack]) -> tuple[list[Any], dict[str, str]]:
+    """The findings without their seconds, and a digest of each evidence file."""
+    made = audit(replace(experiment(), engine=engine), attacks, RunFolder(folder)).findings
+    rows = [(f.surface, f.attack, f.adversary, {k: v for k, v in f.measures.items() if k != "seconds"}) for f in made]
+    files = {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in sorted((folder / "evidence").iterdir())}
+    return rows, files
+
+
+@pytest.fixture(scope="module")
+def serial(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Any], dict[str, str]]:
+    return found(Engine(), tmp_path_factory.mktemp("serial"), attacks())
+
+
+@pytest.mark.parametrize("engine", [Engine("processes", workers=1), Backwards()], ids=["processes", "backwards"])
+def test_same_bits_on_every_engine_and_in_every_order(
+    engine: Engine, serial: tuple[list[Any], dict[str, str]], tmp_path: Path
+) -> None:
+    rows, files = found(engine, tmp_path, attacks())
+    assert repr(rows) == repr(serial[0])
+    assert files == serial[1] and len(files) >= 6
+    assert {"inverting", "t2_whole_run", "t1_sensitivity"} <= {row[1] for row in rows}
+
+
+def test_findings_stand_in_the_order_of_views_and_attacks(serial: tuple[list[Any], dict[str, str]]) -> None:
+    """Not in the order in which they were run, longest first."""
+    names = [row[1] for row in serial[0]]
+    assert names.index("lira") < names.index("inverting") < names.index("t2_whole_run")
+    assert {"update.inverting.safetensors", "update.inverting.2.safetensors"} <= serial[1].keys()
+
+
+@dataclass(frozen=True)
+class Breaks(Attack):
+    name: str = "breaks"
+    family: Family = Family.GRADIENT_INVERSION
+    surfaces: frozenset[Surface] = frozenset({Surface.UPDATE})
+    adversaries: frozenset[Adversary] = frozenset({Adversary.SERVER})
+
+    def run(self, view: View, generator: torch.Generator) -> Evidence:
+        raise ZeroDivisionError("nothing to divide by")
+
+    def judge(self, evidence: Evidence, view: View, truth: Truth) -> Finding:
+        raise AssertionError("never asked")
+
+
+def test_an_attack_that_fails_in_a_worker_stops_the_audit(tmp_path: Path) -> None:
+    says = r"^attack mine on update \(server\) failed: ZeroDivisionError: nothing to divide by$"
+    with pytest.raises(AttackFailed, match=says):
+        found(Engine("processes", workers=1), tmp_path, {"mine": Breaks(), "lira": Lira()})
