@@ -71,7 +71,9 @@ def privdd_tap(run: str | Path) -> Callable[..., Message]:
     """A mod for ``ClientApp(mods=[...])`` that records what the client gets and sends, in RUN/clients/NODE."""
 
     def tap(message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
-        recorder = TapRecorder(Path(run) / CLIENTS / str(context.node_id), "client", {"library": library(), "claims": []})
+        recorder = TapRecorder(
+            Path(run) / CLIENTS / str(context.node_id), "client", {"library": library(), "claims": []}
+        )
         heading = recorder.safely("what a message is", lambda: _heading(message, context, call_next))
         pending = heading and recorder.safely("the start of a message", lambda: _received(recorder, heading, message))
         try:

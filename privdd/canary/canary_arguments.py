@@ -29,6 +29,7 @@ Exit status: 0 done, 2 the bound is above the stated epsilon (open), or a file d
     updates=RUN              signal=update or loss: a recording of privdd_tap or tapped
     client.NAME=NODE         which of its clients is site NAME (needed unless site and client are one)
     clip=C                   the norm that each record's gradient was clipped to, if it was
+    known.NAME=FILE.npz      other records of site NAME, or records like them: their part of an update is taken off first
     before=FILE after=FILE   signal=loss: first and last model as safetensors, where there is no recording
     model=package.module:Net args.NAME=VALUE      your network (also file.py:Net)
     scores=FILE              signal=scores: your own, npz or csv with id and score
@@ -47,15 +48,15 @@ RECOMPUTE = 1e-3  # how far a score computed again may be off, relative to the l
 
 
 def read(command: str, argv: Sequence[str]) -> dict[str, Any]:
-    """Key -> value (text, numbers, ``shape``); ``args`` and ``client`` hold what follows their dots. Raises BadConfig."""
-    found: dict[str, Any] = {"args": {}, "client": {}}
+    """Key -> value (text, numbers, ``shape``); ``args``, ``client`` and ``known`` hold what follows their dots. Raises BadConfig."""
+    found: dict[str, Any] = {"args": {}, "client": {}, "known": {}}
     for item in argv:
         key, equals, text = item.partition("=")
         if not equals or not text:
             raise BadConfig(f"{item}: KEY=VALUE is needed")
         group, dot, name = key.partition(".")
-        if dot and group in ("args", "client") and command != "issue":
-            _put(found[group], name, _value(text) if group == "args" else _whole(key, text), key)
+        if dot and group in GROUPS and command != "issue":
+            _put(found[group], name, GROUPS[group](key, text), key)
         else:
             _put(found, _known(command, key), _parsed(command, key, text), key)
     if "sealed" not in found:
@@ -88,7 +89,7 @@ def _parsed(command: str, key: str, text: str) -> Any:
     return text
 
 
-def _value(text: str) -> Any:
+def _value(key: str, text: str) -> Any:
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):
@@ -109,6 +110,9 @@ def _whole(key: str, text: str) -> int:
     if not text.strip().isdecimal() or len(text.strip()) > 20:
         raise BadConfig(f"{key}={text}: a whole number from 0 is needed")
     return int(text)
+
+
+GROUPS: dict[str, Any] = {"args": _value, "client": _whole, "known": lambda key, text: text}
 
 
 def check_issue(given: Mapping[str, Any]) -> list[str]:

@@ -16,23 +16,30 @@ import numpy as np
 from torch import Tensor, nn
 
 from attacks.one_run_canaries import likelihood_ratios, noise_beside
-from privdd.canary.network import descents, difference, load, losses
+from privdd.canary.network import class_sums, descents, difference, load, losses
 from privdd.canary.sealed_files import read_npz
 from privdd.core.errors import BadConfig
 from privdd.runtime.files import DamagedRun
 
 Round = tuple[Mapping[str, Tensor], Mapping[str, Tensor]]  # what a client was sent, what it replied
+Pair = tuple[np.ndarray, np.ndarray]
 LARGEST_TEXT = 50_000_000
 MOST_NUMBERS = 100_000_000  # of all canaries' gradients together
 
 
 def by_updates(
-    model: nn.Module, rounds: Iterable[Round], x: np.ndarray, y: np.ndarray, clip: float | None = None
+    model: nn.Module,
+    rounds: Iterable[Round],
+    x: np.ndarray,
+    y: np.ndarray,
+    clip: float | None = None,
+    known: Pair | None = None,
 ) -> np.ndarray:
     """(m,) from one client's rounds. clip: norm to which each record's gradient was clipped, None = it was not.
 
-    Of a large network every k-th parameter is read, so that m gradients fit into memory. Raises BadConfig for messages
-    that do not fit the model, and where there is none.
+    known: other records of the client, or records like them: what each class of them does to an update is taken off
+    first, whatever its size. Of a large network every k-th parameter is read, so that m gradients fit into memory.
+    Raises BadConfig for messages that do not fit the model, and where there is none.
     """
     m, heard = len(y), 0
     gram, precision, product, moment = np.zeros((m, m)), np.zeros((m, m)), np.zeros(m), np.zeros(m)
@@ -41,6 +48,8 @@ def by_updates(
         load(model, sent)
         rows = descents(model, x, y, every, clip).astype(np.float64)
         update = difference(model, sent, replied)[::every]
+        if known is not None:
+            rows, update = beside(class_sums(model, *known, every, clip), rows, update)
         noise = noise_beside(rows, update, max(float(update.std()), 1e-12))
         both, along = rows @ rows.T, rows @ update
         gram, product = gram + both, product + along
@@ -49,6 +58,12 @@ def by_updates(
         raise BadConfig("updates=: no round of this client was recorded")
     step = _step(gram, product)
     return likelihood_ratios(step**2 * precision, step * moment, 0.5)
+
+
+def beside(others: np.ndarray, rows: np.ndarray, update: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """rows (m, p) and update (p,) without their parts in the span of others (k, p) (Frisch and Waugh 1933)."""
+    basis = np.linalg.qr(others.T)[0]
+    return rows - (rows @ basis) @ basis.T, update - basis @ (basis.T @ update)
 
 
 def _step(gram: np.ndarray, product: np.ndarray) -> float:

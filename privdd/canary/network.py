@@ -79,17 +79,26 @@ def descents(model: nn.Module, x: np.ndarray, y: np.ndarray, every: int = 1, cli
 
     clip: largest norm of a whole gradient.
     """
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    rows = []
+    return torch.stack([_descent(model, x[at : at + 1], y[at : at + 1], every, clip) for at in range(len(y))]).numpy()
+
+
+def class_sums(model: nn.Module, x: np.ndarray, y: np.ndarray, every: int = 1, clip: float | None = None) -> np.ndarray:
+    """The sum of the descents of the records of each class that there is, (classes, p / k) float64."""
+    sums: dict[int, Tensor] = {}
     for at in range(len(y)):
-        out = _logits(model, x[at : at + 1], y[at : at + 1])
-        loss = nn.functional.cross_entropy(out, torch.from_numpy(y[at : at + 1]).long())
-        grads = torch.autograd.grad(loss, parameters, allow_unused=True)
-        whole = torch.cat([(torch.zeros_like(p) if g is None else g).reshape(-1) for g, p in zip(grads, parameters)])
-        if clip is not None:
-            whole = whole * min(1.0, clip / max(float(whole.norm()), 1e-30))
-        rows.append(-whole[::every].float())
-    return torch.stack(rows).numpy()
+        one, label = _descent(model, x[at : at + 1], y[at : at + 1], every, clip).double(), int(y[at])
+        sums[label] = sums[label] + one if label in sums else one
+    return torch.stack([sums[label] for label in sorted(sums)]).numpy()
+
+
+def _descent(model: nn.Module, x: np.ndarray, y: np.ndarray, every: int, clip: float | None) -> Tensor:
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    loss = nn.functional.cross_entropy(_logits(model, x, y), torch.from_numpy(y).long())
+    grads = torch.autograd.grad(loss, parameters, allow_unused=True)
+    whole = torch.cat([(torch.zeros_like(p) if g is None else g).reshape(-1) for g, p in zip(grads, parameters)])
+    if clip is not None:
+        whole = whole * min(1.0, clip / max(float(whole.norm()), 1e-30))
+    return -whole[::every].float()
 
 
 def _logits(model: nn.Module, x: np.ndarray, y: np.ndarray) -> Tensor:

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from privdd.canary.canary_scores import by_loss, by_updates, from_file
+from privdd.canary.commitment import digest_of
 from privdd.canary.network import built
-from privdd.canary.sealed_files import Sealed
+from privdd.canary.sealed_files import Sealed, records
 from privdd.checking.child import add_folder
 from privdd.checking.named import load_target
 from privdd.core.errors import BadConfig
@@ -67,14 +68,19 @@ def _of_updates(
     sealed: Sealed, given: Mapping[str, Any], model: Any, recordings: list[Recording]
 ) -> tuple[np.ndarray, dict[str, Any]]:
     scores, told = np.empty(len(sealed.canaries.y)), {}
+    known = {site: records(Path(path)) for site, path in given.get("known", {}).items()}
+    if unknown := sorted(set(known) - set(sealed.sites)):
+        raise BadConfig(f"known.{unknown[0]}=: no such site")
     for site in sealed.sites:
         recording, node = _client(recordings, site, given["client"], len(sealed.sites))
         replies, ids = recording.replies(node), sealed.canaries.of(site)
         rounds = ((recording.broadcast(reply).arrays(), reply.arrays()) for reply in replies)
-        scores[ids] = by_updates(model, rounds, sealed.canaries.x[ids], sealed.canaries.y[ids], given.get("clip"))
+        x, y = sealed.canaries.x[ids], sealed.canaries.y[ids]
+        scores[ids] = by_updates(model, rounds, x, y, given.get("clip"), known.get(site))
         told[site] = [reply.digest for reply in replies]
-    clipped = {} if given.get("clip") is None else {"clip": given["clip"]}
-    return scores, {"signal": "update", "replies": told, **clipped}
+    more = {} if given.get("clip") is None else {"clip": given["clip"]}
+    more |= {"known": {site: digest_of(*pair) for site, pair in known.items()}} if known else {}
+    return scores, {"signal": "update", "replies": told, **more}
 
 
 def _client(recordings: list[Recording], site: str, named: Mapping[str, int], sites: int) -> tuple[Recording, int]:

@@ -55,8 +55,8 @@ def test_arguments_that_are_wrong_are_refused(argv: list[str], said: str, tmp_pa
 
 
 def test_arguments_are_read() -> None:
-    found = read("open", ["sealed=s", "clip=0.5", "args.width=8", "args.name=x", "client.a=7"])
-    assert found == {"sealed": "s", "clip": 0.5, "args": {"width": 8, "name": "x"}, "client": {"a": 7}}
+    found = read("open", ["sealed=s", "clip=0.5", "args.width=8", "args.name=x", "client.a=7", "known.a=k.npz"])
+    assert found == {"sealed": "s", "clip": 0.5, "args": {"width": 8, "name": "x"}, "client": {"a": 7}, "known": {"a": "k.npz"}}
     assert read("issue", ["sealed=s", "shape=(1, 28, 28)"])["shape"] == (1, 28, 28)
 
 
