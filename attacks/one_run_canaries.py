@@ -49,22 +49,22 @@ class CanaryScores:
         rows, signal = effects.astype(np.float64), observed.astype(np.float64)
         self.releases += 1
         self.gain += float(np.square(rows).sum()) / std**2
-        real = _noise(rows, signal, std)
+        real = noise_beside(rows, signal, std)
         precision, moment = rows @ rows.T / real**2, rows @ signal / real**2
         if probability == 1:
             self._precision[np.ix_(at, at)] += precision
             self._moment[at] += moment
             return
-        ratios = _ratios(precision, moment, probability / 2)
+        ratios = likelihood_ratios(precision, moment, probability / 2)
         stay = math.log1p(-probability)
         self._sampled[at] += np.logaddexp(stay, math.log(probability) + ratios)
 
     def scores(self) -> np.ndarray:
         """(m,), larger = in."""
-        return self._sampled + _ratios(self._precision, self._moment, 0.5)
+        return self._sampled + likelihood_ratios(self._precision, self._moment, 0.5)
 
 
-def _noise(rows: np.ndarray, signal: np.ndarray, std: float) -> float:
+def noise_beside(rows: np.ndarray, signal: np.ndarray, std: float) -> float:
     """The noise scale outside the span of the rows, at most ``std`` and at least a ten-thousandth of it."""
     solution, _, rank, _ = np.linalg.lstsq(rows.T, signal, rcond=1e-9)
     free = len(signal) - int(rank)
@@ -74,7 +74,7 @@ def _noise(rows: np.ndarray, signal: np.ndarray, std: float) -> float:
     return min(std, max(math.sqrt(float(rest @ rest) / free), 1e-4 * std))
 
 
-def _ratios(precision: np.ndarray, moment: np.ndarray, mean: float) -> np.ndarray:
+def likelihood_ratios(precision: np.ndarray, moment: np.ndarray, mean: float) -> np.ndarray:
     """ln of z_i = 1 over z_i = 0, each, the other coefficients being unknown with this mean and a coin's variance."""
     spread = 1 / (mean * (1 - mean))
     whole = np.linalg.inv(precision + spread * np.eye(len(moment)))

@@ -30,7 +30,9 @@ MAY_IMPORT: dict[str, set[str]] = {  # a package may import itself and these, no
 }  # fmt: skip
 MAY_IMPORT["verifying"] = {"core", "runtime", "privacy", "federated", "auditing", "reporting", "attacks"}  # never cli: it runs nothing
 MAY_IMPORT["checking"] = {"core", "runtime", "privacy", "reporting", "attacks"}  # mechanisms of others, as black boxes
+MAY_IMPORT["tapping"] = {"core", "runtime", "privacy", "federated", "attacks"}  # recordings of federations that others run
 MAY_IMPORT["cli"] = {*MAY_IMPORT}
+MAY_IMPORT["canary"] = {"core", "runtime", "tapping", "checking", "cli", "attacks"}  # sealed canaries: no simulation is run
 MAY_IMPORT["planted"] = {*MAY_IMPORT, "cli"}  # faults for the self-test: they are planted everywhere
 MAY_IMPORT["adapters"] = {*MAY_IMPORT, "cli"} - {"planted"}
 DOORS = {"__init__", "api", "audit", "check", "report", "selftest", "train", "verify"}  # the only modules at the top of privdd; they may import all

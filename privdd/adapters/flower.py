@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -42,7 +43,9 @@ def own_data(experiment: Experiment, client: int) -> Shard:
     return game_of(experiment).shard(shard, 0) if audited else shard
 
 
-def client_app(own: Own, *, tells_accuracy: bool = False, simulation: bool = False) -> ClientApp:
+def client_app(
+    own: Own, *, tells_accuracy: bool = False, simulation: bool = False, mods: Sequence[Any] = ()
+) -> ClientApp:
     """A ClientApp that answers ``query`` with its client number and ``train`` with one round's upload.
 
     own: from Flower's context (its node_config names the client) to plan, an empty ledger and the shard.
@@ -51,8 +54,9 @@ def client_app(own: Own, *, tells_accuracy: bool = False, simulation: bool = Fal
     it is for studies, and a guarantee holds for everything else.
     simulation: the data is nobody's, so noise may be drawn from the seed. Everyone who takes part knows the seed: a
     real client draws its noise from the operating system or from a secret of its own, or answers with an error.
+    mods: of Flower, around every message (``privdd_tap("run")`` records what leaves).
     """
-    app = ClientApp()
+    app = ClientApp(mods=list(mods))
 
     @app.query()
     def who(message: Message, context: Context) -> Message:

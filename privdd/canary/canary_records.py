@@ -1,0 +1,51 @@
+"""Records for canaries: crafted ones, unlike one another and unlike any data, or real ones in the tail with wrong labels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from attacks.canaries import independent, patches
+from privdd.core.errors import BadConfig
+
+POOL = 3  # candidates for each canary
+MOST = 6000  # candidates altogether: the choice among them is a QR decomposition
+
+Pair = tuple[np.ndarray, np.ndarray]
+
+
+def crafted(shape: Sequence[int], classes: int, count: int, seed: int) -> Pair:
+    """(x (count, *shape) float32 in [0, 1], y (count,) int64, all classes in turn), nearly orthogonal.
+
+    Images (c, h, w) or (h, w) are blocks of black and white, as of ``audit.canaries``; any other shape is zeros and
+    ones by fair coins. Out of a pool the rows are taken that the ones before span least.
+    """
+    generator = np.random.default_rng(seed)
+    total = max(count, min(POOL * count, MOST))
+    if len(shape) in (2, 3) and min(shape[-2:]) > 3:
+        image = tuple(shape) if len(shape) == 3 else (1, *shape)
+        pool = patches(image, total, torch.Generator().manual_seed(seed)).numpy().reshape(total, *shape)  # type: ignore[arg-type]
+    else:
+        pool = generator.integers(0, 2, (total, *shape)).astype(np.float32)
+    rows = pool.reshape(total, -1)
+    chosen = independent(rows - rows.mean(), count)
+    return np.ascontiguousarray(pool[chosen], np.float32), np.arange(count, dtype=np.int64) % classes
+
+
+def mislabelled(x: np.ndarray, y: np.ndarray, classes: int, count: int, seed: int) -> Pair:
+    """The ``count`` of the given records furthest from the mean of their class, each with a wrong label drawn evenly.
+
+    x (n, ...), y (n,). These must be nobody's training records. Raises BadConfig for too few.
+    """
+    if count > len(y):
+        raise BadConfig(f"from=: {len(y)} records are too few for {count} canaries")
+    flat = x.reshape(len(x), -1).astype(np.float64)
+    far = np.zeros(len(y))
+    for label in np.unique(y):
+        mine = y == label
+        far[mine] = np.linalg.norm(flat[mine] - flat[mine].mean(0), axis=1)
+    chosen = np.sort(np.argsort(-far, kind="stable")[:count])
+    shift = np.random.default_rng(seed).integers(1, classes, count)
+    return np.ascontiguousarray(x[chosen]), ((y[chosen] + shift) % classes).astype(np.int64)

@@ -1,0 +1,112 @@
+"""A network of the user's own with recorded parameters in it, and what single records would do to them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from privdd.core.errors import BadConfig
+
+
+def built(make: Any, args: Mapping[str, Any]) -> nn.Module:
+    """``make(**args)`` as a module in evaluation mode. Raises BadConfig, one line."""
+    try:
+        model = make(**args) if isinstance(make, type) or not isinstance(make, nn.Module) else make
+    except Exception as error:  # whatever the user's constructor raises
+        raise BadConfig(f"model=: {type(error).__name__}: {error}") from error
+    if not isinstance(model, nn.Module):
+        raise BadConfig(f"model=: a torch.nn.Module is needed, got {type(model).__name__}")
+    return model.eval()
+
+
+def aligned(model: nn.Module, arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The arrays by the names of the model's state: equal names, names with one prefix, or lists in the state's order.
+
+    Raises BadConfig where they do not fit the model.
+    """
+    state = model.state_dict()
+    found = dict(arrays)
+    if set(found) != set(state):
+        prefixes = {name[: -len(last)] for last in list(state)[:1] for name in found if name.endswith(last)}
+        found = next((cut for prefix in prefixes if set(cut := _cut(found, prefix)) >= set(state)), found)
+    if not set(found) >= set(state):
+        if len(found) != len(state):
+            raise BadConfig(f"model=: its state has {len(state)} tensors, the recorded message {len(found)}")
+        found = dict(zip(state, found.values()))
+    for name, value in state.items():
+        if found[name].shape != value.shape:
+            raise BadConfig(
+                f"model=: {name} has shape {tuple(value.shape)}, the recorded one {tuple(found[name].shape)}"
+            )
+    return {name: found[name] for name in state}
+
+
+def _cut(arrays: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): value for name, value in arrays.items() if name.startswith(prefix)}
+
+
+def load(model: nn.Module, arrays: Mapping[str, Tensor]) -> None:
+    model.load_state_dict({name: value.clone() for name, value in aligned(model, arrays).items()})
+
+
+def trained_names(model: nn.Module) -> list[str]:
+    return [name for name, p in model.named_parameters() if p.requires_grad]
+
+
+def difference(model: nn.Module, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> np.ndarray:
+    """after - before of all trained parameters, (p,) float64."""
+    old, new = aligned(model, before), aligned(model, after)
+    return np.concatenate([(new[n].double() - old[n].double()).reshape(-1).numpy() for n in trained_names(model)])
+
+
+def losses(model: nn.Module, x: np.ndarray, y: np.ndarray, batch: int = 256) -> np.ndarray:
+    """Cross-entropy of each record, (n,) float64. Raises BadConfig for outputs that are no logits of these labels."""
+    found = []
+    with torch.no_grad():
+        for at in range(0, len(y), batch):
+            out = _logits(model, x[at : at + batch], y[at : at + batch])
+            labels = torch.from_numpy(y[at : at + batch]).long()
+            found.append(nn.functional.cross_entropy(out.double(), labels, reduction="none").numpy())
+    return np.concatenate(found)
+
+
+def descents(model: nn.Module, x: np.ndarray, y: np.ndarray, every: int = 1, clip: float | None = None) -> np.ndarray:
+    """Minus the loss gradient of each record at the model's parameters, every k-th of them: (n, p / k) float32.
+
+    clip: largest norm of a whole gradient.
+    """
+    return torch.stack([_descent(model, x[at : at + 1], y[at : at + 1], every, clip) for at in range(len(y))]).numpy()
+
+
+def class_sums(model: nn.Module, x: np.ndarray, y: np.ndarray, every: int = 1, clip: float | None = None) -> np.ndarray:
+    """The sum of the descents of the records of each class that there is, (classes, p / k) float64."""
+    sums: dict[int, Tensor] = {}
+    for at in range(len(y)):
+        one, label = _descent(model, x[at : at + 1], y[at : at + 1], every, clip).double(), int(y[at])
+        sums[label] = sums[label] + one if label in sums else one
+    return torch.stack([sums[label] for label in sorted(sums)]).numpy()
+
+
+def _descent(model: nn.Module, x: np.ndarray, y: np.ndarray, every: int, clip: float | None) -> Tensor:
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    loss = nn.functional.cross_entropy(_logits(model, x, y), torch.from_numpy(y).long())
+    grads = torch.autograd.grad(loss, parameters, allow_unused=True)
+    whole = torch.cat([(torch.zeros_like(p) if g is None else g).reshape(-1) for g, p in zip(grads, parameters)])
+    if clip is not None:
+        whole = whole * min(1.0, clip / max(float(whole.norm()), 1e-30))
+    return -whole[::every].float()
+
+
+def _logits(model: nn.Module, x: np.ndarray, y: np.ndarray) -> Tensor:
+    kind = next((p.dtype for p in model.parameters()), torch.float32)
+    try:
+        out = model(torch.from_numpy(np.ascontiguousarray(x)).to(kind))
+    except Exception as error:  # shapes that the user's network does not take
+        raise BadConfig(f"model=: fails on canaries of shape {x.shape[1:]}: {type(error).__name__}: {error}") from error
+    if not isinstance(out, Tensor) or out.ndim != 2 or len(out) != len(x) or out.shape[1] <= int(y.max()):
+        raise BadConfig(f"model=: logits (n, classes) for labels up to {int(y.max())} are needed")
+    return out

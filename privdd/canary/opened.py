@@ -1,0 +1,96 @@
+"""What opened canaries show: a lower bound on epsilon from one run, and a file from which anybody computes it again.
+
+The bound is the larger of Steinke, Nasr and Jagielski's (2023) and Mahloujifar, Melis and Chaudhuri's (2024) at
+half of the error each, over guesses whose numbers were fixed in the public statement. It holds at the stated confidence
+for every mechanism and every score that was computed without the coins.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from attacks.epsilon import fdp_one_run, one_run, right_guesses
+from privdd.canary.commitment import stream
+from privdd.canary.sealed_files import OPENED, SCHEMA, Sealed, check_commitment, secret_of
+from privdd.runtime.files import DamagedRun, read_json
+
+METHODS = {"one_run": one_run, "fdp_one_run": fdp_one_run}
+TOLERANCE = 1e-9  # relative, between a bound and the one computed again
+KEYS = {"schema", "salt", "coins", "scores", "artifact", "guesses_right", "bounds", "bound", "stated", "verdict"}
+
+
+def result(
+    sealed: Sealed, salt: bytes, coins: Mapping[str, str], scores: np.ndarray, artifact: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The content of opened.json. scores: (m,), larger = in, by id. Raises DamagedRun for a commitment that does not fit."""
+    inside = check_commitment(sealed, salt, coins)
+    told = sealed.statement
+    if scores.shape != inside.shape or not np.isfinite(scores).all():
+        raise DamagedRun(f"scores {scores.shape}: {len(inside)} finite numbers are needed, one for each canary")
+    pairs = [(int(i), int(o)) for i, o in told["guesses"]]
+    ties = np.random.default_rng(stream(salt, "ties"))  # fixed with the coins, so that nobody can draw until it fits
+    counts = right_guesses(scores, inside, pairs, ties)
+    each = 1 - (1 - told["confidence"]) / (len(counts) * len(METHODS))
+    bounds = {
+        name: max(bound(len(inside), *c, delta=told["delta"], confidence=each) for c in counts)
+        for name, bound in METHODS.items()
+    }
+    value = max(bounds.values())
+    stated = told["stated"]
+    return {
+        "schema": SCHEMA,
+        "salt": salt.hex(),
+        "coins": dict(coins),
+        "scores": [float(score) for score in scores],
+        "artifact": dict(artifact),
+        "guesses_right": [[made, right] for made, right in counts],
+        "bounds": bounds,
+        "bound": value,
+        "stated": stated,
+        "verdict": "nothing stated" if stated is None else "contradiction" if value > stated else "consistent",
+    }
+
+
+def check_opened(sealed: Sealed, path: Path) -> dict[str, Any]:
+    """opened.json, every number of it computed again. Raises DamagedRun, one line, for the first that differs."""
+    told = read_json(path)
+    if (
+        not isinstance(told, dict)
+        or set(told) != KEYS
+        or told["schema"] != SCHEMA
+        or not isinstance(told["artifact"], dict)
+    ):
+        raise DamagedRun(f"{path}: no {OPENED} of schema {SCHEMA}")
+    salt, coins = secret_of(told, path)
+    scores = told["scores"]
+    if not isinstance(scores, list) or not all(type(s) in (int, float) and math.isfinite(s) for s in scores):
+        raise DamagedRun(f"{path}: scores: a list of finite numbers is needed")
+    again = result(sealed, salt, coins, np.asarray(scores, dtype=np.float64), told["artifact"])
+    for name in sorted(KEYS - {"bounds", "bound"}):
+        if told[name] != again[name]:
+            raise DamagedRun(f"{path}: {name} is {_short(told[name])}, computed again it is {_short(again[name])}")
+    if not isinstance(told["bounds"], dict) or set(told["bounds"]) != set(again["bounds"]):
+        raise DamagedRun(f"{path}: bounds are not {', '.join(again['bounds'])}")
+    for name, mine in {**again["bounds"], "bound": again["bound"]}.items():
+        theirs = told["bound"] if name == "bound" else told["bounds"][name]
+        if type(theirs) not in (int, float) or not math.isclose(theirs, mine, rel_tol=TOLERANCE, abs_tol=TOLERANCE):
+            raise DamagedRun(f"{path}: {name} is {_short(theirs)}, computed again it is {mine:.6g}")
+    return again
+
+
+def said(found: Mapping[str, Any], sealed: Sealed) -> str:
+    """One line for the terminal."""
+    m, told = len(found["scores"]), sealed.statement
+    right = ", ".join(f"{right} of {made}" for made, right in found["guesses_right"])
+    bound = f"epsilon >= {found['bound']:.3g} at delta {told['delta']:g} ({told['confidence']:.0%})"
+    line = f"{m} canaries, coins read: {right}; {bound}"
+    return line if found["stated"] is None else f"{line}; stated {found['stated']:g}: {found['verdict']}"
+
+
+def _short(value: Any) -> str:
+    return str(value)[:60]

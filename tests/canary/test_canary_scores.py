@@ -1,0 +1,168 @@
+"""Scores read the coins out of updates and losses that were made with them, and know nothing where there is nothing."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from privdd.canary.__main__ import main
+from privdd.canary.canary_records import crafted, mislabelled
+from privdd.canary.canary_scores import by_loss, by_updates, from_file
+from privdd.canary.network import aligned, descents, difference, losses
+from privdd.canary.scored_artifacts import scored
+from privdd.canary.sealed_files import check_commitment, read_sealed, read_secret
+from privdd.core.errors import BadConfig
+from privdd.runtime.files import DamagedRun
+from privdd.tapping.message_file import Heading
+from privdd.tapping.recorder import TapRecorder
+from tests.canary.small import CLASSES, NET, SHAPE, Net, issued
+
+COUNT = 40
+
+
+@pytest.fixture
+def canaries() -> tuple[np.ndarray, np.ndarray]:
+    return crafted(SHAPE, CLASSES, COUNT, 1)
+
+
+def step(net: Net, x: np.ndarray, y: np.ndarray, rate: float, noise: float, seed: int) -> dict[str, torch.Tensor]:
+    """The state after one full-batch step on these records, with noise on every parameter."""
+    rows, draw = descents(net, x, y).sum(0), np.random.default_rng(seed)
+    moved, at = {}, 0
+    for name, value in net.state_dict().items():
+        part = rows[at : at + value.numel()].reshape(value.shape)
+        moved[name] = value + rate * torch.from_numpy(part + noise * draw.normal(size=part.shape)).float()
+        at += value.numel()
+    return moved
+
+
+def test_gradients_are_those_of_the_whole_batch(canaries) -> None:
+    x, y = canaries
+    net = Net()
+    loss = torch.nn.functional.cross_entropy(net(torch.from_numpy(x)), torch.from_numpy(y), reduction="sum")
+    whole = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(net.parameters()))])
+    rows = descents(net, x, y)
+    assert np.allclose(-rows.sum(0), whole, atol=1e-4) and np.array_equal(descents(net, x, y, every=3), rows[:, ::3])
+    assert np.allclose(np.linalg.norm(descents(net, x, y, clip=0.5), axis=1), np.minimum(np.linalg.norm(rows, axis=1), 0.5), atol=1e-5)
+    assert np.allclose(losses(net, x, y).sum(), loss.item(), rtol=1e-4)
+
+
+@pytest.mark.parametrize("rate", [1e-3, 0.5])
+def test_an_update_tells_every_coin_however_long_its_step(rate: float, canaries) -> None:
+    x, y = canaries
+    inside = np.random.default_rng(5).random(COUNT) < 0.5
+    sent, replied = Net().state_dict(), step(Net(), x[inside], y[inside], rate, 1e-3, 0)
+    assert np.array_equal(by_updates(Net(), [(sent, replied)], x, y) > 0, inside)
+
+
+def test_rounds_add_up(canaries) -> None:
+    """Noise that hides the coins in one round does so less in twenty: as the square root, like a z score."""
+    x, y = canaries
+    inside = np.random.default_rng(6).random(COUNT) < 0.5
+    sent = Net().state_dict()
+    rounds = [(sent, step(Net(), x[inside], y[inside], 0.1, 2.0, seed)) for seed in range(20)]
+    right = [np.mean((by_updates(Net(), rounds[:n], x, y) > 0) == inside) for n in (1, 20)]
+    assert right[0] < 0.85 < 0.9 < right[1]
+
+
+def test_nothing_is_read_where_no_canary_was(canaries) -> None:
+    x, y = canaries
+    sent = Net().state_dict()
+    replied = {k: v + 0.1 * torch.from_numpy(np.random.default_rng(1).normal(size=v.shape)).float() for k, v in sent.items()}
+    inside = np.random.default_rng(7).random(COUNT) < 0.5
+    assert abs(np.mean((by_updates(Net(), [(sent, replied)], x, y) > 0) == inside) - 0.5) < 0.3
+
+
+def test_losses_fall_for_records_that_were_trained_on(canaries) -> None:
+    x, y = canaries
+    inside = np.random.default_rng(8).random(COUNT) < 0.5
+    after = step(Net(), x[inside], y[inside], 0.3, 0.0, 0)
+    scores = by_loss(Net(), Net().state_dict(), after, x, y)
+    assert scores[inside].mean() > scores[~inside].mean() + 0.5
+    assert np.allclose(by_loss(Net(), None, after, x, y), scores - losses(Net(), x, y))
+
+
+def test_recorded_arrays_find_their_place_in_the_model() -> None:
+    net, state = Net(), Net().state_dict()
+    for names in (["fc.weight", "fc.bias"], ["model/fc.weight", "model/fc.bias"], ["0", "1"]):
+        found = aligned(net, dict(zip(names, state.values())))
+        assert list(found) == list(state) and all(torch.equal(found[k], state[k]) for k in state)
+    assert len(aligned(net, {"other": torch.zeros(1), **{f"a/{k}": v for k, v in state.items()}})) == 2
+    assert np.all(difference(net, state, {k: v + 1 for k, v in state.items()}).round(5) == 1)
+    with pytest.raises(BadConfig, match=r"fc\.weight has shape \(3, 36\), the recorded one \(36, 3\)"):
+        aligned(net, {"fc.weight": state["fc.weight"].T, "fc.bias": state["fc.bias"]})
+    with pytest.raises(BadConfig, match="its state has 2 tensors, the recorded message 1"):
+        aligned(net, {"x": state["fc.bias"]})
+
+
+def test_crafted_canaries_point_in_their_own_directions() -> None:
+    x, y = crafted((1, 16, 16), 10, 50, 0)
+    centred = (x - x.mean()).reshape(50, -1)
+    cosine = (centred @ centred.T) / np.outer(*2 * [np.linalg.norm(centred, axis=1)])
+    assert np.median(np.abs(cosine[~np.eye(50, dtype=bool)])) < 0.15 and np.linalg.matrix_rank(centred) == 50
+    assert np.bincount(y).tolist() == [5] * 10 and x.min() >= 0 and x.max() <= 1
+    assert crafted((30,), 2, 20, 0)[0].shape == (20, 30) and np.array_equal(crafted((30,), 2, 20, 0)[0], crafted((30,), 2, 20, 0)[0])
+
+
+def test_mislabelled_canaries_are_of_the_tail_and_wrong() -> None:
+    draw = np.random.default_rng(0)
+    x, y = draw.normal(size=(100, 4)), np.arange(100) % 2
+    x[:10] += 50
+    found, labels = mislabelled(x, y, 2, 10, 0)
+    assert np.array_equal(found, x[:10]) and np.array_equal(labels, 1 - y[:10])
+    with pytest.raises(BadConfig, match="too few"):
+        mislabelled(x, y, 2, 101, 0)
+
+
+def recorded(folder: Path, sealed_at: Path, read: float = 1.0) -> None:
+    """A server's recording of two rounds of two clients (nodes 7 and 9, sites a and b) that hold their heads."""
+    recorder = TapRecorder(folder, "server", {})
+    recorder.begin()
+    numpy = lambda state: {k: v.numpy() for k, v in state.items()}  # noqa: E731
+    for round in (1, 2):
+        recorder.keep(Heading(round, -1, "train", "broadcast"), numpy(Net().state_dict()))
+        for node, site in ((7, "a"), (9, "b")):
+            held = np.load(sealed_at / f"site-{site}.npz")
+            recorder.keep(Heading(round, node, "train", "reply"), numpy(step(Net(), held["x"], held["y"], 0.1, 0.01, node)))
+    recorder.end("complete")
+
+
+def test_sites_are_opened_from_a_recording_and_recomputed_by_others(tmp_path: Path, capsys) -> None:
+    issued(tmp_path / "s", "stated=1")
+    recorded(tmp_path / "run", tmp_path / "s")
+    given = [f"sealed={tmp_path / 's'}", f"updates={tmp_path / 'run'}", NET, "client.a=7", "client.b=9"]
+    assert main(["open", *given]) == 2
+    assert "60 canaries, coins read: 6 of 6, 30 of 30, " in capsys.readouterr().out
+    assert main(["verify", *given]) == 0 and ": agrees\n" in capsys.readouterr().out
+    assert main(["verify", *given[:3], "client.a=9", "client.b=7"]) == 2  # other artifacts
+    scores, told = scored(read_sealed(tmp_path / "s"), {"updates": str(tmp_path / "run"), "model": NET[6:], "args": {}, "client": {"a": 9, "b": 7}})
+    assert scores.shape == (60,) and list(told["replies"]) == ["a", "b"]
+    assert main(["open", *given[:4]]) == 1
+    assert "client.b=NODE is needed, one of 7, 9" in capsys.readouterr().err
+
+
+def test_the_signal_was_fixed_when_the_canaries_were_issued(tmp_path: Path, capsys) -> None:
+    issued(tmp_path / "s", "signal=loss", sites="a")
+    here = f"sealed={tmp_path / 's'}"
+    held = np.load(tmp_path / "s" / "site-a.npz")
+    save_file(Net().state_dict(), tmp_path / "before.safetensors")
+    save_file(step(Net(), held["x"], held["y"], 0.1, 0.0, 0), tmp_path / "after.safetensors")
+    assert main(["open", here, f"scores={tmp_path}/x.npz"]) == 1 and "issued with signal=loss" in capsys.readouterr().err
+    assert main(["open", here, NET]) == 1 and "after=FILE, is needed" in capsys.readouterr().err
+    assert main(["open", here, NET, f"before={tmp_path}/before.safetensors", f"after={tmp_path}/after.safetensors"]) == 0
+    inside = check_commitment(read_sealed(tmp_path / "s"), *read_secret(tmp_path / "s" / "secret.json"))
+    assert f"{len(inside)} canaries" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("rows", [[(0, 1.0), (1, 2.0)], [(1, 2.0), (0, 1.0)]])
+def test_scores_are_matched_by_id(rows: list[tuple[int, float]], tmp_path: Path) -> None:
+    with (tmp_path / "s.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("id", "score"), *rows])
+    assert from_file(tmp_path / "s.csv", 2).tolist() == [1.0, 2.0]
+    with pytest.raises(DamagedRun, match="one score for each id from 0 to 2"):
+        from_file(tmp_path / "s.csv", 3)

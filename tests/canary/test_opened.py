@@ -1,0 +1,169 @@
+"""Bounds of opened canaries hold where the truth is known, and nobody can change what was sealed."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.stats import binom
+
+from privdd.canary.__main__ import main
+from privdd.canary.commitment import coins_of, commitment, text_of
+from privdd.canary.opened import check_opened, result
+from privdd.canary.sealed_files import (
+    Canary,
+    Sealed,
+    check_commitment,
+    digest_of,
+    read_sealed,
+    read_secret,
+    write_sealed,
+)
+from privdd.runtime.files import DamagedRun
+from tests.canary.small import issued
+
+M = 200
+
+
+def sealed(folder: Path, salt: bytes, stated: float | None = None) -> Sealed:
+    x = np.arange(M, dtype=np.float32).reshape(M, 1)
+    told = {"signal": "scores", "confidence": 0.95, "delta": 0.0, "stated": stated}
+    return write_sealed(folder, salt, Canary(x, np.zeros(M, np.int64), np.repeat(["a"], M)), told)
+
+
+def coins(folder: Path) -> dict[str, str]:
+    return read_secret(folder / "secret.json")[1]
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 1.0, 3.0])
+def test_the_bound_covers_randomised_response(epsilon: float, tmp_path: Path) -> None:
+    """Each coin is told rightly with probability e^eps / (1 + e^eps): exactly epsilon-DP, and its best guess is a sign.
+
+    At 95 % confidence at most 5 % of runs may exceed epsilon; 300 runs reject a rate above that at 1e-4.
+    """
+    chance, above, largest = np.random.default_rng(int(epsilon)), 0, 0.0
+    for run in range(300):
+        salt = chance.bytes(32)
+        inside = coins_of(salt, "a", M)
+        told = np.where(chance.random(M) < 1 / (1 + math.exp(-epsilon)), inside, ~inside)
+        scores = np.where(told, 1.0, -1.0)
+        if run == 0:
+            made = sealed(tmp_path, salt)
+            statement = made.statement
+        mark = commitment(salt, {"a": text_of(inside)}, statement)
+        found = result(Sealed(statement, mark, made.canaries), salt, {"a": text_of(inside)}, scores, {})
+        above, largest = above + (found["bound"] > epsilon), max(largest, found["bound"])
+    assert binom.sf(above - 1, 300, 0.05) > 1e-4
+    assert epsilon == 0 or largest > epsilon / 3  # and it says something
+
+
+def test_coins_are_fair_independent_and_each_site_s_own() -> None:
+    drawn = np.stack([coins_of(bytes([at] * 32), "a", 1003) for at in range(200)])
+    assert abs(drawn.mean() - 0.5) < 5 / math.sqrt(4 * drawn.size)
+    products = np.corrcoef(drawn.T[:60])
+    assert np.abs(products[~np.eye(60, dtype=bool)]).max() < 5.5 / math.sqrt(200)
+    assert not np.array_equal(coins_of(b"s" * 32, "a", 500), coins_of(b"s" * 32, "b", 500))
+    assert np.array_equal(coins_of(b"s" * 32, "a", 500)[:100], coins_of(b"s" * 32, "a", 100))
+
+
+def test_the_site_gets_exactly_the_heads(tmp_path: Path) -> None:
+    found = issued(tmp_path / "s")
+    inside = check_commitment(found, *read_secret(tmp_path / "s" / "secret.json"))
+    for site in ("a", "b"):
+        held = np.load(tmp_path / "s" / f"site-{site}.npz")
+        ids = [i for i in found.canaries.of(site) if inside[i]]
+        assert held["id"].tolist() == ids and 5 < len(ids) < 25
+        assert np.array_equal(held["x"], found.canaries.x[ids]) and np.array_equal(held["y"], found.canaries.y[ids])
+    assert (tmp_path / "s" / "secret.json").stat().st_mode & 0o077 == 0
+    public = (tmp_path / "s" / "public.json").read_text()
+    assert not any(c in public for c in coins(tmp_path / "s").values())
+
+
+def flipped(text: str) -> str:
+    return ("1" if text[0] == "0" else "0") + text[1:]
+
+
+def test_coins_salt_or_statement_that_were_changed_do_not_fit(tmp_path: Path) -> None:
+    found = sealed(tmp_path, b"k" * 32, stated=2.0)
+    salt, own = read_secret(tmp_path / "secret.json")
+    assert check_commitment(found, salt, own).sum() == own["a"].count("1")
+    changed: list[tuple[Sealed, bytes, dict[str, str]]] = [
+        (found, salt, {"a": flipped(own["a"])}),
+        (found, b"l" * 32, own),
+        (Sealed({**found.statement, "stated": 9.0}, found.commitment, found.canaries), salt, own),
+        (Sealed({**found.statement, "signal": "loss"}, found.commitment, found.canaries), salt, own),
+    ]
+    for one in changed:
+        with pytest.raises(DamagedRun, match="the commitment does not fit"):
+            check_commitment(*one)
+    chosen = {"a": "1" * M}  # an issuer who chooses coins and commits to them
+    with pytest.raises(DamagedRun, match="they were chosen, not drawn"):
+        check_commitment(Sealed(found.statement, commitment(salt, chosen, found.statement), found.canaries), salt, chosen)
+
+
+def opened(folder: Path, stated: float | None = 1.0, right: float = 1.0) -> int:
+    """Scores that read this share of the coins, through the command."""
+    made = sealed(folder, b"n" * 32, stated)
+    inside = check_commitment(made, *read_secret(folder / "secret.json"))
+    scores = np.where(np.arange(M) < right * M, inside, ~inside).astype(float)
+    np.savez(folder / "scores.npz", id=np.arange(M)[::-1], score=scores[::-1])
+    return main(["open", f"sealed={folder}", f"scores={folder / 'scores.npz'}"])
+
+
+def published(folder: Path, to: Path) -> Path:
+    """The public files alone."""
+    to.mkdir()
+    for name in ("public.json", "canaries.npz", "opened.json"):
+        (to / name).write_bytes((folder / name).read_bytes())
+    return to
+
+
+def test_a_third_party_recomputes_everything_from_the_published_files(tmp_path: Path, capsys: Any) -> None:
+    assert opened(tmp_path / "s") == 2
+    assert "200 canaries, coins read: 20 of 20, 100 of 100, " in (out := capsys.readouterr().out) and "contradiction" in out
+    there = published(tmp_path / "s", tmp_path / "there")
+    assert main(["verify", f"sealed={there}"]) == 0
+    assert "agrees (scores taken as stored" in capsys.readouterr().out
+    assert main(["verify", f"sealed={there}", f"scores={tmp_path / 's' / 'scores.npz'}"]) == 0
+    assert main(["open", f"sealed={tmp_path / 's'}", f"scores={tmp_path / 's' / 'nowhere.npz'}"]) == 1
+
+
+def test_half_of_the_coins_say_nothing(tmp_path: Path) -> None:
+    assert opened(tmp_path / "s", right=0.5) == 0
+    found = check_opened(read_sealed(tmp_path / "s"), tmp_path / "s" / "opened.json")
+    assert found["verdict"] == "consistent" and found["bound"] < 0.5
+
+
+LIES: list[Any] = [
+    lambda told: told.update(bound=0.1), lambda told: told["bounds"].update(one_run=0.1), lambda told: told.update(verdict="consistent"),
+    lambda told: told.update(stated=50.0), lambda told: told["scores"].__setitem__(0, -told["scores"][0]),
+    lambda told: told["guesses_right"][0].__setitem__(1, 3), lambda told: told.update(salt="0" * 64),
+    lambda told: told["coins"].update(a=flipped(told["coins"]["a"])), lambda told: told["coins"].update(b="1"),
+    lambda told: told.update(more=1), lambda told: told.update(scores=[1.0]), lambda told: told.update(bounds={}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("at", range(len(LIES)))
+def test_whatever_is_changed_in_the_opened_file_is_seen(at: int, tmp_path: Path, capsys: Any) -> None:
+    opened(tmp_path / "s", right=0.97)
+    path = tmp_path / "s" / "opened.json"
+    told = json.loads(path.read_text())
+    LIES[at](told)
+    path.write_text(json.dumps(told))
+    capsys.readouterr()
+    assert main(["verify", f"sealed={tmp_path / 's'}"]) == 2
+    out = capsys.readouterr().out.splitlines()
+    assert len(out) == 2 and "DOES NOT AGREE" in out[1]
+
+
+def test_canaries_that_were_exchanged_are_seen(tmp_path: Path) -> None:
+    opened(tmp_path / "s")
+    held = dict(np.load(tmp_path / "s" / "canaries.npz"))
+    held["x"][3] += 1
+    np.savez(tmp_path / "s" / "canaries.npz", **held)
+    assert main(["verify", f"sealed={tmp_path / 's'}"]) == 2
+    assert digest_of(held["x"]) != digest_of(held["x"].astype(np.float64)) != digest_of(held["x"][:5])
