@@ -56,7 +56,7 @@ def _one(
     began, worlds = time.monotonic(), _worlds(view)
     why = attack.nothing_to_read(view)
     if why:
-        return Judged(_said(nothing_read(attack, view, why), name, note))
+        return Judged(said_of(nothing_read(attack, view, why), name, note))
     stream = attack_stream(keys, name, str(view.surface), note)
     scores = attack.run(view, stream).scores
     if scores is None:
@@ -66,7 +66,7 @@ def _one(
     evidence = Evidence(scores=scores[:1], notes={"seed": first, "queries": 0})
     finding = attack.judge(evidence, replace(view, worlds=target), NOBODY)
     if finding.measures.get("status") == "nothing_to_read":
-        return Judged(_said(finding, name, note))
+        return Judged(said_of(finding, name, note))
     rng = np.random.default_rng(second)
     delta = float(view.knowledge.settings["delta"])
     bound = audited_epsilon(scores[:1], target.masks, delta, rng, confidence=budget.confidence)
@@ -82,7 +82,7 @@ def _one(
     if diagnostics:
         finding = finding.with_measures(diagnostics=diagnostics)
     told = f"most exposed training records, by their place in the file from 0: {', '.join(map(str, exposed))}"
-    said = _said(finding, name, note, NOT_ALIKE if unlike else "", told if exposed else "", _shadows(worlds))
+    said = said_of(finding, name, note, NOT_ALIKE if unlike else "", told if exposed else "", _shadows(worlds))
     return Judged(said.with_measures(seconds=time.monotonic() - began), _kept(scores[:1], target, row))
 
 
@@ -104,7 +104,7 @@ def _shadows(worlds: Worlds) -> str:
     return f"{count} shadow models" if count else ""
 
 
-def _said(finding: Finding, name: str, *notes: str) -> Finding:
+def said_of(finding: Finding, name: str, *notes: str) -> Finding:
     file = f"{finding.surface}.{name}.safetensors"
     said = [*notes, str(finding.measures.get("note", ""))]
     return replace(finding.with_measures(note="; ".join(filter(None, said)), figure=file), attack=name)
@@ -129,12 +129,14 @@ def _kept(scores: Tensor, target: Worlds, row: Tensor) -> dict[str, Tensor]:
     }
 
 
-def not_attacked(surface: Surface, attacks: Sequence[str], why: str, note: str) -> list[Judged]:
+def not_attacked(
+    surface: Surface, attacks: Sequence[str], why: str, note: str, family: Family = Family.MEMBERSHIP
+) -> list[Judged]:
     """A row for each attack that could not be tried, with the reason."""
     return [
         Judged(
-            _said(
-                Finding(surface, name, Family.MEMBERSHIP, Adversary.PUBLIC, {"n": 0, "status": "not_attacked"}),
+            said_of(
+                Finding(surface, name, family, Adversary.PUBLIC, {"n": 0, "status": "not_attacked"}),
                 name,
                 note,
                 f"not attacked: {why}",

@@ -47,8 +47,11 @@ class Labelled:
         return (self.x, self.y) if self.kind == "torch" else (self.x.numpy(), self.y.numpy())
 
 
-def read(key: str, path: Path) -> Labelled:
-    """An npz with x (n, ...) and y (n,). Raises BadConfig, naming ``key`` and file, in one line."""
+def read(key: str, path: Path, *, least: int = LEAST, labels: bool = True) -> Labelled:
+    """An npz with x (n, ...) and y (n,). Raises BadConfig, naming ``key`` and file, in one line.
+
+    labels: whether y has to be there; without it every label is 0.
+    """
     where = f"{key}={path}"
     if not path.is_file():
         raise BadConfig(f"{where}: no such file")
@@ -62,22 +65,26 @@ def read(key: str, path: Path) -> Labelled:
     except Exception as error:  # a damaged zip raises EOFError, zlib.error, NotImplementedError and others
         why = " ".join(str(error).split())[:120]
         raise BadConfig(f"{where}: not an .npz of plain arrays ({why})") from error
-    if len(arrays) < 2:
-        raise BadConfig(f"{where}: arrays x and y are needed, found {', '.join(found)[:200] or 'none'}")
-    return labelled(where, arrays["x"], arrays["y"])
+    if not {"x", *["y"] * labels} <= set(arrays):
+        raise BadConfig(
+            f"{where}: {'arrays x and y are' if labels else 'an array x is'} needed, "
+            f"found {', '.join(found)[:200] or 'none'}"
+        )
+    return labelled(where, arrays["x"], arrays.get("y"), least=least)
 
 
-def labelled(key: str, x: Any, y: Any) -> Labelled:
+def labelled(key: str, x: Any, y: Any = None, *, least: int = LEAST) -> Labelled:
     """Checked arrays or tensors. Raises BadConfig, naming ``key``, for another shape, labels that are no whole numbers
     from 0, and values that are not finite."""
     kind = "torch" if isinstance(x, Tensor) else "numpy"
-    values, labels = _array(x), _array(y)
+    values = _array(x)
+    labels = np.zeros(len(values) if values.ndim else 0, np.int64) if y is None else _array(y)
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
     if values.ndim < 2 or labels.ndim != 1 or len(values) != len(labels):
         raise BadConfig(f"{key}: x (n, ...) and y (n,) are needed, got {values.shape} and {labels.shape}")
-    if len(values) < LEAST:
-        raise BadConfig(f"{key}: {len(values)} records; at least {LEAST} are needed")
+    if len(values) < least:
+        raise BadConfig(f"{key}: {len(values)} records; at least {least} are needed")
     if values.dtype.kind not in "biuf" or not values[0].size or not np.isfinite(values).all():
         raise BadConfig(f"{key}: x must hold finite numbers, got {values.dtype} {values.shape}")
     if labels.dtype.kind not in "biuf" or not (labels == np.floor(labels)).all() or labels.min() < 0:

@@ -18,6 +18,7 @@ from privdd.targets.labelled import Labelled, read
 from privdd.targets.model_target import Settings, model_run
 from privdd.targets.outside_run import OutsideRun, write_outside
 from privdd.targets.stated_limit import stated_limit
+from privdd.targets.synthetic_target import synthetic_run
 from privdd.targets.target_command import FILES, PREFIX, TargetCommand, read_command
 from privdd.targets.weights import model_of
 
@@ -38,6 +39,9 @@ def _run(typed: TargetCommand) -> OutsideRun:
     stated, settings = stated_limit(typed.stated), _settings(typed)
     train, heldout = _records(typed, "train"), _records(typed, "heldout")
     about = {"name": _label(typed), "data": typed.path("train").name, "files": _digests(typed)}
+    if typed.get("target.synthetic"):
+        made = read("target.synthetic", typed.path("synthetic"), least=2, labels=False)
+        return synthetic_run(made, train, heldout, typed.get("target.generator"), stated, settings, about)
     weights = typed.path("weights") if typed.get("target.weights") else None
     model = model_of(str(typed.get("target.model")), typed.args, weights)
     return model_run(model, train, heldout, typed.get("target.training"), stated, settings, about)
