@@ -17,6 +17,8 @@ For a class of your own, which a yaml file names in ``_target_`` (README, "Add a
   ``Evidence``, and the evidence, held against the ``Truth``, into a ``Finding``;
 - a data set of your own is an npz file or a folder of pictures (``data=npz``, ``data=folder``), or a ``Dataset``;
 - ``check`` looks for what refutes the stated epsilon of any function on arrays; ``assert_private`` does so in a test;
+- ``audit_model`` attacks a model that was trained elsewhere, of scikit-learn, torch or anything else, and
+  ``audit_synthetic`` a synthetic data set;
 - ``reconstruction`` says from a ``Ledger`` how often a record could be named among k candidates;
 - ``ModelSpec`` names a network, ``build`` makes it, ``initial`` draws its weights.
 
@@ -69,6 +71,7 @@ if TYPE_CHECKING:
     from privdd.privacy.reconstruction import Naming, reconstruction
     from privdd.reporting.folder import RunRecord
     from privdd.reporting.schema import Findings
+    from privdd.targets.from_python import audit_model, audit_synthetic
     from privdd.training.client_round import ClientRound, Trained
     from privdd.verifying.verification import verified as load_run
     from privdd.verifying.verified_pages import compare, frontier
@@ -126,6 +129,8 @@ PUBLIC: Mapping[str, str] = {
     "RunRecord": "privdd.reporting.folder",
     "load_run": "privdd.verifying.verification:verified",
     "Findings": "privdd.reporting.schema",
+    "audit_model": "privdd.targets.from_python",
+    "audit_synthetic": "privdd.targets.from_python",
     "ClientRound": "privdd.training.client_round",
     "Trained": "privdd.training.client_round",
 }
@@ -134,7 +139,7 @@ __all__ = [
     "Adversary", "Artifact", "Attack", "BrokenContract", "Capture", "Checked", "Claim", "ClientContext", "ClientRound", "Dataset",
     "Evidence", "Family", "FedAvg", "Finding", "Findings", "Keys", "Knowledge", "Lattice", "Ledger", "LossThreshold",
     "Mechanism", "MembershipAttack", "Method", "ModelSpec", "Naming", "Noise", "Output", "Problem", "Received", "Records", "RunRecord", "Shard",
-    "State", "Surface", "Tensors", "Trained", "Truth", "Upload", "View", "Worlds", "assert_private", "audit", "average",
+    "State", "Surface", "Tensors", "Trained", "Truth", "Upload", "View", "Worlds", "assert_private", "audit", "audit_model", "audit_synthetic", "average",
     "build", "check", "check_method", "compare", "config_of", "frontier", "initial", "load_run", "pack", "reconstruction",
     "train", "unpack",
 ]  # fmt: skip

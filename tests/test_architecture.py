@@ -31,6 +31,7 @@ MAY_IMPORT: dict[str, set[str]] = {  # a package may import itself and these, no
 MAY_IMPORT["verifying"] = {"core", "runtime", "privacy", "federated", "auditing", "reporting", "attacks"}  # never cli: it runs nothing
 MAY_IMPORT["checking"] = {"core", "runtime", "privacy", "reporting", "attacks"}  # mechanisms of others, as black boxes
 MAY_IMPORT["tapping"] = {"core", "runtime", "privacy", "federated", "attacks"}  # recordings of federations that others run
+MAY_IMPORT["targets"] = {"core", "runtime", "privacy", "federated", "auditing", "reporting", "checking", "attacks"}  # what others trained
 MAY_IMPORT["cli"] = {*MAY_IMPORT}
 MAY_IMPORT["canary"] = {"core", "runtime", "tapping", "checking", "cli", "attacks"}  # sealed canaries: no simulation is run
 MAY_IMPORT["planted"] = {*MAY_IMPORT, "cli"}  # faults for the self-test: they are planted everywhere
@@ -156,6 +157,7 @@ LIKE = {"rand_like", "randn_like", "randint_like"}
 NUMPY = {"default_rng", "Generator", "PCG64", "SeedSequence", "BitGenerator"}  # what does not touch the global state
 EXCEPTIONS = {
     ("attacks.lpips_weights", "pickle"): "a restricted unpickler that can build arrays only, for published weights",
+    ("privdd.targets.weights", "torch.load"): "weights_only=True: torch's own restricted unpickler, which builds tensors only",
     ("privdd.checking.child", "np.random.seed"): "a forked process inherits the generator that a stranger's code may draw from",
 }
 

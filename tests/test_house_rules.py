@@ -131,6 +131,9 @@ TESTED_IN = {  # test file -> modules of which it is the test, where its name is
     "runtime/test_chunks.py": "privdd.runtime: allocator payload",
     "runtime/test_engine.py": "privdd.runtime: processes ray workers",
     "system/test_commands.py": "privdd.cli: main runs",
+    "targets/test_model_target.py": "privdd.targets: from_python judged label_queries outside_run shadow_training",
+    "targets/test_run_target.py": "privdd.targets: target_command weights",
+    "targets/test_synthetic_target.py": "privdd.targets: near_copies nearest synthetic_signals table_risks",
     "verifying/test_verification.py": "privdd.runtime: seal; privdd.verifying: disagreement drawn_page"
     " file_digests ledger_numbers not_recomputable score_numbers sent_values training_numbers verdict_numbers verified_pages",
     "system/test_damaged_files.py": "privdd.cli: failures",

@@ -17,25 +17,28 @@ FROM_THE_STATEMENT = {"epsilon": "epsilon", "eps": "epsilon", "target_epsilon": 
 ROWS = {"x", "data", "records", "rows", "dataset", "samples", "batch", "values", "table"}
 
 
-def load_target(name: str) -> Any:
-    """``package.module:Name``, ``package.module.Name`` or ``folder/file.py:Name``. Raises BadConfig, one line."""
+def load_target(name: str, key: str = "mechanism") -> Any:
+    """``package.module:Name``, ``package.module.Name`` or ``folder/file.py:Name``. Raises BadConfig, one line.
+
+    key: the setting that holds the name, for messages.
+    """
     module, colon, attribute = name.rpartition(":")
     if not colon:
         module, _, attribute = name.rpartition(".")
     if not module or not attribute:
-        raise BadConfig(f"mechanism={name}: package.module:Name or file.py:Name is needed")
+        raise BadConfig(f"{key}={name}: package.module:Name or file.py:Name is needed")
     try:
         found = _from_file(Path(module)) if module.endswith(".py") else importlib.import_module(module)
     except BadConfig:
         raise
     except Exception as error:  # whatever the module raises as it is imported
-        raise BadConfig(f"mechanism={name}: {type(error).__name__}: {error}") from error
+        raise BadConfig(f"{key}={name}: {type(error).__name__}: {error}") from error
     for part in attribute.split("."):
         if not hasattr(found, part):
-            raise BadConfig(f"mechanism={name}: {module} has no {attribute}")
+            raise BadConfig(f"{key}={name}: {module} has no {attribute}")
         found = getattr(found, part)
     if not callable(found):
-        raise BadConfig(f"mechanism={name}: it cannot be called")
+        raise BadConfig(f"{key}={name}: it cannot be called")
     return found
 
 

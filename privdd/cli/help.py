@@ -70,6 +70,10 @@ OPTIONS_TEXT = (
 )
 READ_ON = "README.md says what the numbers mean; docs/ has the tables; privdd.report, .verify and .selftest --help."
 ENDING = {
-    "audit": ("Exit status: 0 done, whatever leaks; 2 a stated limit is contradicted; 1 error.", READ_ON),
+    "audit": (
+        "target.model=, target.synthetic= and target.updates= audit what was made elsewhere: target.model= --help.",
+        "Exit status: 0 done, whatever leaks; 2 a stated limit is contradicted; 1 error.",
+        READ_ON,
+    ),
     "train": ("Exit status: 0 done; 1 error.", READ_ON),
 }

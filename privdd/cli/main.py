@@ -34,6 +34,7 @@ from privdd.cli.sweeps import Sweep, asked, count_points, is_sweep, pinned
 from privdd.core.errors import BadConfig
 from privdd.runtime.allocator import keep_memory
 from privdd.runtime.plain_folder import check_folder
+from privdd.targets.target_command import USAGE, asks_for_target
 
 Run = Callable[[DictConfig, Path, Sequence[str]], int]
 TRUST_MODELS = {"local", "secagg", "shuffle"}  # configs/trust: what a server sees, and no packages
@@ -45,9 +46,17 @@ def main(command: str, run: Run) -> int:
 
 
 def _main(command: str, run: Run) -> int:
+    outside = command == "audit" and asks_for_target(sys.argv[1:])
+    if outside and {"-h", "--help"} & {*sys.argv}:
+        print(USAGE, end="")
+        return 0
     if answered(command, sys.argv[1:], sys.stdout):
         return 0
     keep_memory()
+    if outside:
+        from privdd.targets.run_target import run_target
+
+        return run_target(sys.argv[1:])
     register_resolvers()
     public, secret_typed = taken(quoted(sys.argv[1:]))
     sys.argv = [sys.argv[0], *public]

@@ -195,7 +195,7 @@ def _sample(rows: list[FindingRow]) -> str:
     members = [row for row in rows if row.family == "membership" and row.n]
     if members:
         worlds = max((row.worlds or 0 for row in members), default=0)
-        replays = f", {worlds} replay{'s' if worlds != 1 else ''}" if worlds else ""
+        replays = f", {worlds} replays" if worlds > 1 else ""
         return f"{max(row.n or 0 for row in members)} audited records{replays}"
     pictures = max((row.n or 0 for row in rows if row.psnr is not None), default=0)
     return f"{pictures} rebuilt picture{'s' if pictures != 1 else ''}" if pictures else ""

@@ -70,6 +70,7 @@ def _surface_line(row: SurfaceRow, findings: Findings) -> SurfaceLine:
     mine, source = rows_of(row, findings), refuted_source(row, findings)
     own = [f for f in findings.findings if f.surface == row.surface]
     title, meaning = words.SURFACE[row.surface]
+    meaning = meaning if findings.run.clients else words.BROUGHT.get(row.surface, meaning)
     seen = "the server" if row.sender == "client" else "every client"
     return SurfaceLine(
         row,

@@ -130,6 +130,16 @@ SURFACE: Mapping[str, tuple[str, str]] = MappingProxyType(
         "shared_features": ("Shared feature pool", "all clients' features, sent on to everyone"),
     }
 )
+# The same where a target was brought from outside: no run of privdd made it.
+BROUGHT: Mapping[str, str] = MappingProxyType(
+    {
+        "update": "what a client sent, as it was captured",
+        "gradient": "what a client sent, as it was captured",
+        "synthetic_images": "the synthetic set that was brought",
+        "synthetic_representations": "the synthetic set that was brought: records that are no pictures",
+        "global_model": "the trained model that was brought",
+    }
+)
 ADVERSARY: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
         "server": ("the server", "runs the protocol honestly, and looks at every upload of every client"),

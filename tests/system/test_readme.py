@@ -18,6 +18,7 @@ from privdd.checking.command_line import read as read_check
 from privdd.cli.config import expand
 from privdd.cli.main import checked
 from privdd.report import parser
+from privdd.targets.target_command import asks_for_target, read_command
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "docs" / "index.md", *sorted((ROOT / "docs").glob("*/*.md"))]
@@ -81,6 +82,9 @@ def test_the_commands_are_accepted(line: str, mine: Path) -> None:
         return
     if module == "privdd.check":
         assert read_check(argv)
+        return
+    if asks_for_target(argv):
+        assert read_command(argv).given
         return
     command = module.removeprefix("privdd.")
     if "--cfg" in argv:

@@ -1,0 +1,73 @@
+"""``python -m privdd.audit target.*``: files in, a run folder and an exit status out."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from privdd.checking.child import add_folder
+from privdd.core.errors import BadConfig
+from privdd.reporting.terminal import print_summary
+from privdd.runtime.engine import Engine
+from privdd.runtime.run_folder import RunFolder
+from privdd.runtime.seal import sha256
+from privdd.targets.from_python import folder
+from privdd.targets.labelled import Labelled, read
+from privdd.targets.model_target import Settings, model_run
+from privdd.targets.outside_run import OutsideRun, write_outside
+from privdd.targets.stated_limit import stated_limit
+from privdd.targets.synthetic_target import synthetic_run
+from privdd.targets.target_command import FILES, PREFIX, TargetCommand, read_command
+from privdd.targets.weights import model_of
+
+
+def run_target(argv: Sequence[str]) -> int:
+    """-> 0 done, whatever leaks; 2 a stated epsilon is contradicted. Raises ValueError with one line."""
+    typed = read_command(argv)
+    add_folder(Path.cwd())
+    run = _run(typed)
+    path = folder(typed.get("out"))
+    result = write_outside(run, path, ["python", "-m", "privdd.audit", *argv])
+    print_summary(result, sys.stdout)
+    print(f"\nreport: {path / 'report.html'}\nresult: {RunFolder(path).findings}")
+    return 2 if result.verdict == "contradiction" else 0
+
+
+def _run(typed: TargetCommand) -> OutsideRun:
+    stated, settings = stated_limit(typed.stated), _settings(typed)
+    train, heldout = _records(typed, "train"), _records(typed, "heldout")
+    about = {"name": _label(typed), "data": typed.path("train").name, "files": _digests(typed)}
+    if typed.get("target.synthetic"):
+        made = read("target.synthetic", typed.path("synthetic"), least=2, labels=False)
+        return synthetic_run(made, train, heldout, typed.get("target.generator"), stated, settings, about)
+    weights = typed.path("weights") if typed.get("target.weights") else None
+    model = model_of(str(typed.get("target.model")), typed.args, weights)
+    return model_run(model, train, heldout, typed.get("target.training"), stated, settings, about)
+
+
+def _records(typed: TargetCommand, name: str) -> Labelled:
+    return read(f"target.{name}", typed.path(name, "(.npz with x and y)"))
+
+
+def _settings(typed: TargetCommand) -> Settings:
+    engine: dict[str, Any] = {"kind": typed.get("engine") or "serial"}
+    if typed.get("engine.workers") is not None:
+        engine["workers"] = typed.get("engine.workers")
+    if engine["kind"] == "ray":
+        raise BadConfig("engine=ray: a target's shadow models run with engine=serial or engine=processes")
+    given = {"seed": typed.get("seed"), "confidence": typed.get("confidence")}
+    given |= {name: typed.get(PREFIX + name) for name in ("records", "shadows")}
+    return Settings(**{name: value for name, value in given.items() if value is not None}, engine=Engine(**engine))
+
+
+def _label(typed: TargetCommand) -> str:
+    given = typed.get("name") or typed.get("target.model") or "synthetic set"
+    return str(given).rpartition(":")[2]
+
+
+def _digests(typed: TargetCommand) -> dict[str, str]:
+    """sha256 of every file that was read."""
+    paths = {name: typed.path(name) for name in FILES if typed.get(PREFIX + name)}
+    return {name: sha256(path) for name, path in paths.items() if path.is_file()}

@@ -1,0 +1,101 @@
+"""Arguments of ``python -m privdd.audit target.model=...``: KEY=VALUE, each understood or refused in one line."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from privdd.core.checks import whole
+from privdd.core.errors import BadConfig
+
+PREFIX = "target."
+FILES = ("weights", "train", "heldout", "synthetic", "updates")
+NAMES = ("model", "training", "generator")
+COUNTS = ("shadows", "records")
+WORDS = ("kind",)
+TOP = ("seed", "name", "out", "confidence", "engine", "engine.workers")
+STATED = ("epsilon", "delta", "relation", "unit")
+TEXTS = (*(PREFIX + name for name in (*FILES, *NAMES, *WORDS)), "name", "out", "engine")
+KEYS = (
+    *(PREFIX + name for name in (*NAMES, *FILES, *COUNTS, *WORDS)), *(f"stated.{name}" for name in STATED), *TOP,
+)  # fmt: skip
+USAGE = """usage: python -m privdd.audit target.model=MODULE:CLASS target.weights=FILE target.train=FILE target.heldout=FILE [KEY=VALUE ...]
+       python -m privdd.audit target.synthetic=FILE target.train=FILE target.heldout=FILE [KEY=VALUE ...]
+       python -m privdd.audit target.updates=DIR target.model=MODULE:CLASS target.weights=FILE target.train=... target.heldout=...
+
+  target.model=NAME       a torch module, made with target.args.NAME=VALUE, or a function that predicts
+  target.weights=FILE     its weights: .safetensors, or a state_dict in .pt
+  target.train=FILE       .npz with x (n, ...) and y (n,): the training records; target.heldout: others of the same kind
+  target.training=NAME    function (x, y, seed) -> model: shadow models are trained (target.shadows=64)
+  target.synthetic=FILE   .npz of a synthetic set instead of a model; target.generator=NAME: function (x, y, seed) -> (x, y)
+  target.updates=DIR      captured updates, DIR/round_000/client_0.safetensors; target.kind=update or gradient
+  target.records=10000    audited at most
+  stated.epsilon= stated.delta=1e-5 stated.relation=replace|add_remove|zero_out stated.unit=record|client
+  seed=0 name=LABEL confidence=0.95 engine=serial|processes engine.workers=0 out=DIR
+"""
+
+
+@dataclass(frozen=True)
+class TargetCommand:
+    """What was typed. files, names, counts: by their key without "target."; args: of the model's class."""
+
+    given: dict[str, Any]
+    args: dict[str, Any] = field(default_factory=dict)
+    stated: dict[str, Any] = field(default_factory=dict)
+
+    def path(self, name: str, why: str = "") -> Path:
+        """A file that is needed. Raises BadConfig where it was not typed."""
+        if PREFIX + name not in self.given:
+            raise BadConfig(f"target.{name}=... is needed{why and f' {why}'}")
+        return Path(self.given[PREFIX + name])
+
+    def get(self, key: str) -> Any:
+        return self.given.get(key)
+
+
+def asks_for_target(argv: Sequence[str]) -> bool:
+    """Whether the command line is about a target from outside."""
+    return any(item.startswith(PREFIX) for item in argv)
+
+
+def read_command(argv: Sequence[str]) -> TargetCommand:
+    """Raises BadConfig, one line, for anything that is not understood."""
+    found: dict[str, Any] = {}
+    for item in argv:
+        key, equals, text = item.partition("=")
+        key = "out" if key == "hydra.run.dir" else key
+        if not equals or not text:
+            raise BadConfig(f"{item}: KEY=VALUE is needed")
+        if key in found:
+            raise BadConfig(f"{key}: given twice")
+        found[_known(key)] = text.strip("'") if key in TEXTS else _value(text)
+    whats = [name for name in ("synthetic", "updates") if PREFIX + name in found]
+    if len(whats) > 1 or (not whats and PREFIX + "model" not in found):
+        raise BadConfig("one of target.model=, target.synthetic= and target.updates= is needed")
+    for key, least in ((PREFIX + "shadows", 0), (PREFIX + "records", 8), ("seed", 0), ("engine.workers", 0)):
+        if key in found:
+            found[key] = whole(key, found[key], least, f"a whole number of at least {least} is needed")
+    args = {key.removeprefix("target.args."): value for key, value in found.items() if key.startswith("target.args.")}
+    stated = {key.removeprefix("stated."): value for key, value in found.items() if key.startswith("stated.")}
+    return TargetCommand(found, args, stated)
+
+
+def _known(key: str) -> str:
+    if key in KEYS or (key.startswith("target.args.") and key.removeprefix("target.args.").isidentifier()):
+        return key
+    close = difflib.get_close_matches(key, KEYS, 1)
+    hint = f"did you mean {close[0]}?" if close else f"beside target.* only {', '.join((*TOP, 'stated.*'))} are read"
+    raise BadConfig(f"{key}: unknown for a target from outside; {hint}")
+
+
+def _value(text: str) -> Any:
+    if text in ("true", "false", "null"):
+        return {"true": True, "false": False, "null": None}[text]
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
