@@ -82,10 +82,22 @@ def papers() -> Mapping[str, Mapping[str, Any]]:
     return found
 
 
-def scale_overrides(entry: PaperEntry, scale: str) -> tuple[str, ...]:
-    """What a scale sets for every row of an entry: the preset, the paper's own scale, the entry's own last."""
+def scale_overrides(entry: PaperEntry, scale: str, row: str = "") -> tuple[str, ...]:
+    """What a scale sets: the preset, the paper's own scale, what one method needs, the entry's own last."""
     family = _file()["scales"][scale]
-    return (*family["all"], *family.get(entry.paper, ()), *entry.overrides.get(scale, ()))
+    method = next((items for start, items in family.get("rows", {}).items() if starts(row, start)), ())
+    return (*family["all"], *family.get(entry.paper, ()), *method, *entry.overrides.get(scale, ()))
+
+
+def differs_at(scale: str) -> Mapping[str, Mapping[str, str]]:
+    """term -> start of a row -> why its rows are on unequal terms at this scale alone."""
+    found: Mapping[str, Mapping[str, str]] = _file()["scales"][scale].get("differs", {})
+    return found
+
+
+def starts(row: str, start: str) -> bool:
+    """Whether a row begins with these whole words."""
+    return row == start or row.startswith(f"{start} ")
 
 
 def find(name: str) -> PaperEntry:

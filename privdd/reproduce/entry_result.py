@@ -10,7 +10,7 @@ from privdd.cli.paper_rows import paper_of
 from privdd.reproduce.entries import PaperEntry
 from privdd.reproduce.fidelity_sheet import Difference, differences, lasting, stand_in
 from privdd.reproduce.paper_order import RowPair, Whole, kendall, leads, ordered, pair
-from privdd.reproduce.plan_rows import TableCell
+from privdd.reproduce.plan_rows import PaperCell
 from privdd.reproduce.row_results import RowResult
 from privdd.reproduce.same_terms import Uneven, uneven
 from privdd.reproduce.typed import Wish
@@ -86,7 +86,7 @@ def _row(row: RowResult, target: float | None) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def result(entry: PaperEntry, asked: Wish, made: Sequence[TableCell], rows: Sequence[RowResult]) -> Result:
+def result(entry: PaperEntry, asked: Wish, made: Sequence[PaperCell], rows: Sequence[RowResult]) -> Result:
     """Compare. Rows without all seeds take no part in what is said about the order."""
     paper = paper_of(entry.experiment)
     names = dict.fromkeys(cell.column for cell in made)
@@ -94,7 +94,7 @@ def result(entry: PaperEntry, asked: Wish, made: Sequence[TableCell], rows: Sequ
         _column(entry, name, [r for r in rows if r.cell.column == name], len(asked.seeds)) for name in names
     )
     return Result(
-        entry, asked, paper["source"], paper["metric"], paper["best"], columns, tuple(uneven(entry, made)),
+        entry, asked, paper["source"], paper["metric"], paper["best"], columns, tuple(uneven(entry, asked.scale, made)),
         tuple(differences(entry, made)), tuple(lasting(entry)), stand_in(entry, asked.scale),
     )  # fmt: skip
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from privdd.cli.paper_rows import paper_of, settings_of
 from privdd.reproduce.entries import PaperEntry, papers
-from privdd.reproduce.plan_rows import TableCell, paper_cell
+from privdd.reproduce.plan_rows import PaperCell, paper_cell
 
 DIRECTIONS = (  # start of a key -> which way it is likely to push, most particular first
     ("data.name", "another task: numbers are not comparable, the order may be"),
@@ -50,7 +50,7 @@ class Difference:
         return next((says for start, says in DIRECTIONS if self.key.startswith(start)), UNKNOWN)
 
 
-def differences(entry: PaperEntry, made: Sequence[TableCell]) -> list[Difference]:
+def differences(entry: PaperEntry, made: Sequence[PaperCell]) -> list[Difference]:
     """Of all cells, those of one key and two values together. A copy of the model within a method is not named again."""
     found: dict[tuple[str, str, str], list[str]] = {}
     values: dict[tuple[str, str, str], tuple[Any, Any]] = {}

@@ -13,7 +13,7 @@ from privdd.reproduce.entries import PaperEntry, scale_overrides
 
 
 @dataclass(frozen=True)
-class TableCell:
+class PaperCell:
     """One number of a table. printed: the paper's accuracy in percent, None where it prints no number."""
 
     column: str
@@ -43,7 +43,7 @@ def columns(entry: PaperEntry, scale: str) -> tuple[str, ...]:
     return chosen
 
 
-def cells(entry: PaperEntry, scale: str, more: Sequence[str] = ()) -> list[TableCell]:
+def cells(entry: PaperEntry, scale: str, more: Sequence[str] = ()) -> list[PaperCell]:
     """Every number of the entry at a scale. more: overrides for all of them (device=cuda).
 
     Small and medium take the stand-in data that the experiment names; scale=paper takes the paper's own.
@@ -56,12 +56,17 @@ def cells(entry: PaperEntry, scale: str, more: Sequence[str] = ()) -> list[Table
         for row, printed in part["accuracy"].items():
             own = row.split()
             overrides = merged(
-                [f"experiment={entry.experiment}"], part["overrides"], offline, scale_overrides(entry, scale), own, more
+                [f"experiment={entry.experiment}"],
+                part["overrides"],
+                offline,
+                scale_overrides(entry, scale, row),
+                own,
+                more,
             )
-            made.append(TableCell(column, row, printed, overrides))
+            made.append(PaperCell(column, row, printed, overrides))
     return made
 
 
-def paper_cell(entry: PaperEntry, cell: TableCell) -> TableCell:
+def paper_cell(entry: PaperEntry, cell: PaperCell) -> PaperCell:
     """The same number at the paper's own scale and data, against which a run is compared."""
     return next(one for one in cells(entry, "paper") if (one.column, one.row) == (cell.column, cell.row))

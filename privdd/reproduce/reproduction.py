@@ -11,14 +11,14 @@ from privdd.core.errors import BadConfig
 from privdd.reproduce.entries import PaperEntry, catalogue, find
 from privdd.reproduce.entry_page import headline, write
 from privdd.reproduce.entry_result import Result, result
-from privdd.reproduce.plan_rows import TableCell, cells
+from privdd.reproduce.plan_rows import PaperCell, cells
 from privdd.reproduce.row_results import results
 from privdd.reproduce.train_rows import train
 from privdd.reproduce.typed import Wish
 from privdd.runtime.files import write_bytes
 
 
-def planned(entry: PaperEntry, asked: Wish) -> list[TableCell]:
+def planned(entry: PaperEntry, asked: Wish) -> list[PaperCell]:
     """Raises BadConfig for an entry that trains nothing, with the reason."""
     if not entry.runs:
         raise BadConfig(f"{entry.name}: {entry.kind}: {entry.why}")

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from privdd.reporting.trained import read_training
-from privdd.reproduce.plan_rows import TableCell
+from privdd.reproduce.plan_rows import PaperCell
 from privdd.runtime.files import DamagedRun, read_json
 from privdd.runtime.run_folder import RunFolder
 
@@ -20,7 +20,7 @@ class RowResult:
     that one client sends and receives up to each round, mean over clients and seeds; failed: seed -> why, in a line;
     diverged: how many seeds ended without a model."""
 
-    cell: TableCell
+    cell: PaperCell
     best: bool
     curves: Mapping[int, tuple[float, ...]]
     uploaded: tuple[float, ...] = ()
@@ -58,13 +58,13 @@ class RowResult:
 
 
 def results(
-    cells: Sequence[TableCell], seeds: Sequence[int], folder: Path, best: bool, failed: Mapping[Path, str]
+    cells: Sequence[PaperCell], seeds: Sequence[int], folder: Path, best: bool, failed: Mapping[Path, str]
 ) -> list[RowResult]:
     """The results of all cells, as their folders tell. Raises DamagedRun or FindingsError, one line, for a bad folder."""
     return [_result(cell, seeds, folder, best, failed) for cell in cells]
 
 
-def _result(cell: TableCell, seeds: Sequence[int], folder: Path, best: bool, failed: Mapping[Path, str]) -> RowResult:
+def _result(cell: PaperCell, seeds: Sequence[int], folder: Path, best: bool, failed: Mapping[Path, str]) -> RowResult:
     curves, up, down, gone = {}, [], [], 0
     paths = {seed: folder / cell.folder(seed) for seed in seeds}
     wrong = {seed: failed[path] for seed, path in paths.items() if path in failed}

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from privdd.cli.equal_terms import differing, reason
 from privdd.cli.paper_rows import paper_of, terms_of
-from privdd.reproduce.entries import PaperEntry
-from privdd.reproduce.plan_rows import TableCell
+from privdd.reproduce.entries import PaperEntry, differs_at
+from privdd.reproduce.plan_rows import PaperCell
 
 UNSAID = "no reason is given: do not compare this row with the others"
 
@@ -23,12 +23,17 @@ class Uneven:
     why: str
 
 
-def uneven(entry: PaperEntry, made: Sequence[TableCell]) -> list[Uneven]:
+def uneven(entry: PaperEntry, scale: str, made: Sequence[PaperCell]) -> list[Uneven]:
     """Every row whose rounds, participation, network, data, local training or privacy are not those of the others."""
     said = paper_of(entry.experiment)["differs"]
+    here = differs_at(scale)
     found = []
     for column in dict.fromkeys(cell.column for cell in made):
         terms = {cell.row: terms_of(cell.overrides) for cell in made if cell.column == column}
         for term, rows in differing(terms).items():
-            found += [Uneven(column, row, term, reason(said, term, row) or UNSAID) for row in terms if row in rows]
+            found += [
+                Uneven(column, row, term, reason(said, term, row) or reason(here, term, row) or UNSAID)
+                for row in terms
+                if row in rows
+            ]
     return found

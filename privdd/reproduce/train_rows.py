@@ -11,7 +11,7 @@ from typing import Any
 
 from privdd.cli.paper_rows import train_row
 from privdd.cli.sweeps import RESULTS, Sweep, point_error
-from privdd.reproduce.plan_rows import TableCell
+from privdd.reproduce.plan_rows import PaperCell
 from privdd.runtime.plain_folder import check_folder
 from privdd.runtime.progress import stage
 
@@ -21,7 +21,7 @@ class RowJob:
     """One training."""
 
     sweep: Sweep
-    cell: TableCell
+    cell: PaperCell
     seed: int
 
     @property
@@ -41,7 +41,7 @@ def run_job(job: RowJob) -> str:
     return point_error(job.path) if status else ""
 
 
-def train(cells: Sequence[TableCell], seeds: Sequence[int], folder: Path, jobs: int, label: str) -> dict[Path, str]:
+def train(cells: Sequence[PaperCell], seeds: Sequence[int], folder: Path, jobs: int, label: str) -> dict[Path, str]:
     """Train every cell with every seed into ``folder`` -> folder of each that failed: why.
 
     Rows that failed do not stop the others. The same training in two columns is done once.

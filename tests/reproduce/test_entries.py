@@ -35,7 +35,7 @@ def test_every_row_of_every_entry_is_a_training_with_one_value_for_each_key(scal
             keys = [item.split("=")[0] for item in cell.overrides]
             assert len(keys) == len({*keys}) and {*cell.row.split()} <= {*cell.overrides}, (entry.name, cell.row)
             own = {part.split("=")[0] for part in cell.row.split()}  # a row may set a key of its scale itself
-            assert {item for item in merged(scale_overrides(entry, scale)) if item.split("=")[0] not in own} <= {*cell.overrides}
+            assert {item for item in merged(scale_overrides(entry, scale, cell.row)) if item.split("=")[0] not in own} <= {*cell.overrides}
 
 
 def test_what_the_text_says_is_about_rows_that_are_trained() -> None:
