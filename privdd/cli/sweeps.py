@@ -178,3 +178,8 @@ def stored_status(path: Path) -> int:
     """The exit status that a finished run had: 2 where it found a contradiction."""
     file = path / "findings.json"
     return 2 if file.is_file() and read_json(file).get("verdict") == "contradiction" else 0
+
+
+def point_error(path: Path) -> str:
+    """Why a point failed, in one line ("" where it did not)."""
+    return str(read_json(path / MARK)["error"])

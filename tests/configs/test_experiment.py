@@ -9,10 +9,11 @@ import pytest
 from omegaconf import OmegaConf
 
 from privdd.cli.config import choices, composed, config_dir
+from privdd.cli.equal_terms import differing, reason, row_terms
 from privdd.cli.main import checked
 from privdd.cli.read_settings import fingerprint
 from privdd.core.errors import BadConfig
-from tests.configs.experiment_terms import differing, reason, row_terms, rows_of
+from tests.configs.experiment_terms import rows_of
 
 EXPERIMENTS = choices("experiment", [config_dir()])
 KEYS = {"source", "metric", "best", "stand_in", "offline", "terms", "differs", "columns"}

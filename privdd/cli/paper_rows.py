@@ -1,0 +1,68 @@
+"""One row of a paper's table: its config as plain values, its terms, and its training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from privdd.cli.config import choices, config_dir, register_resolvers
+from privdd.cli.equal_terms import row_terms
+from privdd.cli.main import config_of
+from privdd.cli.read_settings import plain
+from privdd.cli.runs import run_training
+from privdd.core.errors import BadConfig
+
+LEFT_OUT = ("paper", "preset", "name", "seed", "engine", "capture", "run", "resume", "tracking", "device")
+
+
+@lru_cache(maxsize=64)
+def paper_of(experiment: str) -> Mapping[str, Any]:
+    """The ``paper`` block of ``experiment=NAME`` as written: source, metric, terms, columns with the printed numbers.
+
+    Raises BadConfig for an unknown experiment.
+    """
+    known = choices("experiment", [config_dir()])
+    if experiment not in known:
+        raise BadConfig(f"experiment={experiment}: one of {', '.join(known)}")
+    node = OmegaConf.load(Path(config_dir()) / "experiment" / f"{experiment}.yaml").paper
+    found: dict[str, Any] = OmegaConf.to_container(node, resolve=False)  # type: ignore[assignment]
+    return found
+
+
+@lru_cache(maxsize=256)
+def _config(overrides: tuple[str, ...]) -> DictConfig:
+    return config_of("train", *overrides)
+
+
+def row_config(overrides: Sequence[str], seed: int = 0) -> DictConfig:
+    """The whole config of a row. Raises BadConfig, in one line."""
+    config = _config(tuple(overrides)).copy()
+    config.seed = seed
+    return config
+
+
+def terms_of(overrides: Sequence[str]) -> dict[str, Any]:
+    """What the row must share with the others of its column to be compared with them."""
+    return row_terms(_config(tuple(overrides)))
+
+
+def settings_of(overrides: Sequence[str]) -> dict[str, Any]:
+    """Dotted key -> value of every setting that can change a result."""
+    return dict(_flat({k: v for k, v in plain(_config(tuple(overrides))).items() if k not in LEFT_OUT}))
+
+
+def _flat(node: Any, prefix: str = "") -> list[tuple[str, Any]]:
+    if isinstance(node, dict) and node:
+        return [item for key, value in node.items() for item in _flat(value, f"{prefix}.{key}" if prefix else str(key))]
+    return [(prefix, node)]
+
+
+def train_row(overrides: Sequence[str], seed: int, path: Path) -> int:
+    """Train the row into ``path``; one that was stopped goes on. Raises what training raises."""
+    register_resolvers()
+    typed = ["python", "-m", "privdd.train", *overrides, f"seed={seed}"]
+    return run_training(row_config(overrides, seed), path, typed)

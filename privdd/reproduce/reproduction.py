@@ -1,0 +1,72 @@
+"""Train an entry and write its page; all entries, one after the other."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from privdd.cli.paper_rows import paper_of
+from privdd.core.errors import BadConfig
+from privdd.reproduce.entries import PaperEntry, catalogue, find
+from privdd.reproduce.entry_page import headline, write
+from privdd.reproduce.entry_result import Result, result
+from privdd.reproduce.plan_rows import PaperCell, cells
+from privdd.reproduce.row_results import results
+from privdd.reproduce.train_rows import train
+from privdd.reproduce.typed import Wish
+from privdd.runtime.files import write_bytes
+
+
+def planned(entry: PaperEntry, asked: Wish) -> list[PaperCell]:
+    """Raises BadConfig for an entry that trains nothing, with the reason."""
+    if not entry.runs:
+        raise BadConfig(f"{entry.name}: {entry.kind}: {entry.why}")
+    return cells(entry, asked.scale, () if asked.device == "cpu" else (f"device={asked.device}",))
+
+
+def reproduced(entry: PaperEntry, asked: Wish) -> tuple[Result, Path, int]:
+    """(what came out, its page, how many trainings failed). What was trained before is not trained again."""
+    made = planned(entry, asked)
+    rows = asked.out / asked.scale / "rows" / entry.experiment
+    failed = train(made, asked.seeds, rows, asked.jobs, entry.name)
+    found = results(made, asked.seeds, rows, bool(paper_of(entry.experiment)["best"]), failed)
+    compared = result(entry, asked, made, found)
+    return compared, write(compared, asked.out / asked.scale / entry.name), len(failed)
+
+
+def say(found: Result, page: Path, failed: int) -> None:
+    for column in found.columns:
+        print(f"{found.entry.name}, {column.name}: {headline(column)}")
+    if failed:
+        print(f"privdd: error: {failed} trainings failed; the page says which and why", file=sys.stderr)
+    print(f"page: {page}", flush=True)
+
+
+def one(asked: Wish) -> int:
+    found, page, failed = reproduced(find(asked.name), asked)
+    say(found, page, failed)
+    return int(failed > 0)
+
+
+def everything(asked: Wish) -> int:
+    """Every entry that runs here; those that do not are named with the reason."""
+    lines, failures = [], 0
+    for entry in catalogue().values():
+        if not entry.runs:
+            lines.append(f"{entry.name}: not run ({entry.kind}: {entry.why})")
+            continue
+        found, page, failed = reproduced(
+            entry, Wish(entry.name, asked.scale, asked.seeds, asked.jobs, asked.out, asked.device)
+        )
+        say(found, page, failed)
+        failures += failed
+        lines += [f"{entry.name}, {column.name}: {headline(column)}" for column in found.columns]
+    return _summary(lines, asked, failures)
+
+
+def _summary(lines: Sequence[str], asked: Wish, failures: int) -> int:
+    file = asked.out / asked.scale / "summary.txt"
+    write_bytes(file, "".join(f"{line}\n" for line in lines).encode())
+    print(f"summary: {file}")
+    return int(failures > 0)

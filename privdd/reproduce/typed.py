@@ -1,0 +1,105 @@
+"""The command line of ``python -m privdd.reproduce``."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from privdd.core.errors import BadConfig
+from privdd.reproduce.entries import SCALES
+
+USAGE = """usage: python -m privdd.reproduce list | NAME | all | privacy [scale=small] [seeds=0-2] [jobs=1] [out=DIR] [device=cpu]
+
+Trains all rows of a table or figure of a paper, and writes one page: the paper's numbers beside these, whether its order
+holds, accuracy against rounds and bytes, and every setting that differs from the paper.
+
+  list            every table and figure: what runs here, what needs which data, what is out of reach
+  NAME            feddm.table2, fedrd.table1, fedfed.figure11, fedlgd.table1, ...
+  all             every entry that runs with what comes with privdd
+  privacy         the papers' sentences about privacy, each with the test that decides it
+  scale=small     at most 15 minutes an entry on two cores; medium: hours; paper: the papers' settings and data, for a GPU
+  seeds=0-2       0-2, or 0,5; differences are taken seed by seed
+  jobs=N          rows side by side, in processes of their own
+  out=DIR         default outputs/reproduce; rows that are finished there are not trained again
+  device=cuda     for all rows
+
+Exit status: 0 done, whether or not the paper's order holds; 1 error.
+"""
+MOST_JOBS = 256
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What was typed. name: an entry, or list, all or privacy."""
+
+    name: str
+    scale: str = "small"
+    seeds: tuple[int, ...] = (0, 1, 2)
+    jobs: int = 1
+    out: Path = Path("outputs/reproduce")
+    device: str = "cpu"
+
+    @property
+    def command(self) -> str:
+        """The command that gives the same numbers."""
+        seeds = ",".join(map(str, self.seeds))
+        device = "" if self.device == "cpu" else f" device={self.device}"
+        return f"python -m privdd.reproduce {self.name} scale={self.scale} seeds={seeds}{device}"
+
+
+def read(argv: Sequence[str]) -> Wish:
+    """Raises BadConfig, one line, for anything that is not understood."""
+    names = [item for item in argv if "=" not in item]
+    if len(names) != 1:
+        raise BadConfig(f"{' '.join(names) or 'nothing'}: one name is needed: list, all, privacy or an entry")
+    given: dict[str, str] = {}
+    for item in argv:
+        key, equals, value = item.partition("=")
+        if equals:
+            _check_key(key, value, given)
+            given[key] = value
+    seeds = _seeds(given["seeds"]) if "seeds" in given else Wish.seeds
+    jobs = _whole("jobs", given.get("jobs", "1"))
+    if not 1 <= jobs <= MOST_JOBS:
+        raise BadConfig(f"jobs={jobs}: 1 to {MOST_JOBS}")
+    scale, device = given.get("scale", "small"), given.get("device", "cpu")
+    _one_of("scale", scale, SCALES)
+    _one_of("device", device, ("cpu", "cuda"))
+    return Wish(names[0], scale, seeds, jobs, Path(given.get("out", str(Wish.out))), device)
+
+
+def _check_key(key: str, value: str, given: dict[str, str]) -> None:
+    known = ("scale", "seeds", "jobs", "out", "device")
+    if key not in known:
+        close = difflib.get_close_matches(key, known, 1)
+        raise BadConfig(
+            f"{key}: unknown; {f'did you mean {close[0]}?' if close else 'allowed are ' + ', '.join(known)}"
+        )
+    if key in given or not value:
+        raise BadConfig(f"{key}={value}: once, with a value")
+
+
+def _one_of(key: str, value: str, allowed: Sequence[str]) -> None:
+    if value not in allowed:
+        close = difflib.get_close_matches(value, allowed, 1)
+        raise BadConfig(
+            f"{key}={value}: {f'did you mean {close[0]}? ' if close else ''}allowed are {', '.join(allowed)}"
+        )
+
+
+def _whole(key: str, text: str) -> int:
+    if not (text.isascii() and text.isdigit()) or len(text) > 9:
+        raise BadConfig(f"{key}={text}: a whole number from 0 is needed")
+    return int(text)
+
+
+def _seeds(text: str) -> tuple[int, ...]:
+    first, dash, last = text.partition("-")
+    if not dash:
+        return tuple(dict.fromkeys(_whole("seeds", part) for part in text.split(",")))
+    low, high = _whole("seeds", first), _whole("seeds", last)
+    if not low <= high <= low + 99:
+        raise BadConfig(f"seeds={text}: from the smaller to the larger, at most 100")
+    return tuple(range(low, high + 1))
