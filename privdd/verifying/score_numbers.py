@@ -37,8 +37,9 @@ class Rescored:
 
 
 def scored_rows(record: RunRecord) -> list[tuple[int, FindingRow]]:
-    """(position, row) of the findings of membership attacks."""
-    return [(at, row) for at, row in enumerate(record.findings.findings) if row.family == Family.MEMBERSHIP]
+    """(position, row) of the findings of membership attacks, but for attacks on a diverged run: they say no number."""
+    rows = [(at, row) for at, row in enumerate(record.findings.findings) if row.family == Family.MEMBERSHIP]
+    return [(at, row) for at, row in rows if row.status != "not_attacked" or row.figure or row.rates]
 
 
 def check_scores(record: RunRecord) -> Iterator[Disagreement]:

@@ -28,6 +28,8 @@ from privdd.reporting.terminal import print_summary
 from privdd.reporting.trained import print_trained, write_trained
 from privdd.reporting.without_model import without_model
 from privdd.runtime.run_folder import RunFolder
+from privdd.runtime.seal import seal
+from privdd.verifying.verification import verify
 from tests.federations import tiny, tiny_config
 
 WILD = ["algo.lr=1e15", "algo.rounds=2", "model=mlp"]
@@ -121,6 +123,8 @@ def test_an_audit_attacks_nothing_and_says_why(tmp_path: Path) -> None:
         print_summary(result, file)
     said = " ".join((tmp_path / "summary.txt").read_text().split())
     assert f"accuracy none (diverged in round {round})" in said and said.startswith("Diverged: Training diverged")
+    seal(folder.path)
+    assert verify(folder.path).disagreements == ()
     compared = write_comparison([folder.path], tmp_path / "compared").read_text()
     assert "1 of 1 diverged" in compared
     (row,) = csv.DictReader((tmp_path / "compared" / "frontier.csv").open())
