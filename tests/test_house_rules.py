@@ -88,8 +88,9 @@ TESTED_IN = {  # test file -> modules of which it is the test, where its name is
     "auditing/test_signals.py": "attacks.membership: readout",
     "adapters/test_flower_tap.py": "privdd.adapters: flower_claims; privdd.tapping: recorder recording tapped_ledger",
     "adapters/test_components.py": "privdd.adapters: flower_components opacus_components",
-    "canary/test_canary_scores.py": "privdd.canary: canary_records network scored_artifacts",
+    "canary/test_canary_scores.py": "privdd.canary: canary_records scored_artifacts; privdd.tapping: recorded_network",
     "canary/test_opened.py": "privdd.canary: commitment issuing sealed_files",
+    "targets/test_recorded_run.py": "privdd.targets: claimed_limit; privdd.tapping: named_recording",
     "canary/test_hostile_seals.py": "privdd.canary: __main__ canary_arguments",
     "checking/test_called.py": "privdd.checking: sampled",
     "checking/test_command_line.py": "privdd.checking: component_table conditions constant_parts declared_noise float_bits"

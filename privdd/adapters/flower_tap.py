@@ -8,6 +8,7 @@ whatever goes wrong with a recording is logged and marked in it; the training ne
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,13 @@ from flwr.serverapp.strategy import Strategy
 
 from privdd.adapters.flower_claims import of_mods, of_strategy
 from privdd.tapping.message_file import BROADCAST, FINAL, REPLY, SERVER, Heading
-from privdd.tapping.recorder import COMPLETE, HEAD, STOPPED, Pending, TapRecorder
+from privdd.tapping.named_recording import CLIENTS, HEAD
+from privdd.tapping.recorder import COMPLETE, STOPPED, Pending, TapRecorder
 
-CLIENTS = "clients"  # recordings of clients, beside the server's
 ROUND = ("server-round", "server_round", "round", "current_round")
 
 
+@cache
 def library() -> str:
     return f"flwr {version('flwr')}"
 

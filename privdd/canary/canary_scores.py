@@ -16,10 +16,10 @@ import numpy as np
 from torch import Tensor, nn
 
 from attacks.one_run_canaries import likelihood_ratios, noise_beside
-from privdd.canary.network import class_sums, descents, difference, load, losses
 from privdd.canary.sealed_files import read_npz
 from privdd.core.errors import BadConfig
 from privdd.runtime.files import DamagedRun
+from privdd.tapping.recorded_network import class_sums, descents, difference, load, losses
 
 Round = tuple[Mapping[str, Tensor], Mapping[str, Tensor]]  # what a client was sent, what it replied
 Pair = tuple[np.ndarray, np.ndarray]

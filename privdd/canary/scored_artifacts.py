@@ -10,13 +10,13 @@ import numpy as np
 
 from privdd.canary.canary_scores import by_loss, by_updates, from_file
 from privdd.canary.commitment import digest_of
-from privdd.canary.network import built
 from privdd.canary.sealed_files import Sealed, records
 from privdd.checking.child import add_folder
 from privdd.checking.named import load_target
 from privdd.core.errors import BadConfig
 from privdd.runtime.run_folder import read_tensors
 from privdd.runtime.seal import sha256
+from privdd.tapping.recorded_network import built
 from privdd.tapping.recording import Recording, read_all
 
 
@@ -74,7 +74,7 @@ def _of_updates(
     for site in sealed.sites:
         recording, node = _client(recordings, site, given["client"], len(sealed.sites))
         replies, ids = recording.replies(node), sealed.canaries.of(site)
-        rounds = ((recording.broadcast(reply).arrays(), reply.arrays()) for reply in replies)
+        rounds = ((recording.broadcast(reply).arrays(), recording.replied(reply)) for reply in replies)
         x, y = sealed.canaries.x[ids], sealed.canaries.y[ids]
         scores[ids] = by_updates(model, rounds, x, y, given.get("clip"), known.get(site))
         told[site] = [reply.digest for reply in replies]

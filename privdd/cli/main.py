@@ -34,6 +34,7 @@ from privdd.cli.sweeps import Sweep, asked, count_points, is_sweep, pinned
 from privdd.core.errors import BadConfig
 from privdd.runtime.allocator import keep_memory
 from privdd.runtime.plain_folder import check_folder
+from privdd.tapping.named_recording import recording_named
 from privdd.targets.target_command import USAGE, asks_for_target
 
 Run = Callable[[DictConfig, Path, Sequence[str]], int]
@@ -53,6 +54,10 @@ def _main(command: str, run: Run) -> int:
     if answered(command, sys.argv[1:], sys.stdout):
         return 0
     keep_memory()
+    if command == "audit" and (recording := recording_named(sys.argv[1:])) is not None:
+        from privdd.targets.recorded_run import run_recorded
+
+        return run_recorded(recording, sys.argv[1:])
     if outside:
         from privdd.targets.run_target import run_target
 

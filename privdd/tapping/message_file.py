@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -16,11 +18,12 @@ from torch import Tensor
 
 from privdd.core.types import State
 from privdd.federated.channel import digest
-from privdd.runtime.files import DamagedRun, read_bytes, write_bytes
+from privdd.runtime.files import DamagedRun, read_bytes
 from privdd.runtime.run_folder import LARGEST_HEADER, LARGEST_TENSORS
 
 BROADCAST, REPLY, FINAL = "broadcast", "reply", "final"
 SERVER = -1
+DIFFERENCE = "privdd/difference"  # among the metrics of a reply that holds changes of parameters, not parameters
 HEADING = "privdd"  # the only key of the header: with several, safetensors writes other bytes each time
 
 
@@ -65,8 +68,24 @@ def write_message(path: Path, heading: Heading, arrays: Mapping[str, np.ndarray]
     }
     mark = digest(tensors)
     told = {**asdict(heading), "order": list(tensors), "digest": mark}
-    write_bytes(path, safetensors.torch.save(tensors, {HEADING: json.dumps(told, allow_nan=False)}))
+    _write(path, safetensors.torch.save(tensors, {HEADING: json.dumps(told, allow_nan=False)}))
     return mark
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Beside the target, then renamed. Not forced onto the disk, which would cost most of a tap's time: a file that a
+    power failure cuts short is not what its header says, and is refused when it is read.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        Path(name).chmod(0o644)
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
 
 
 def read_heading(path: Path) -> tuple[Heading, str, dict[str, tuple[int, ...]]]:

@@ -18,9 +18,9 @@ import numpy as np
 
 from privdd.runtime.files import write_json
 from privdd.tapping.message_file import Heading, place, write_message
+from privdd.tapping.named_recording import HEAD
 
 LOG = logging.getLogger("privdd")
-HEAD = "tap.json"
 SCHEMA = 1
 RECORDING, COMPLETE, STOPPED = "recording", "complete", "stopped"
 

@@ -11,8 +11,9 @@ from typing import Any
 from privdd.core.types import State
 from privdd.runtime.files import DamagedRun, read_json
 from privdd.runtime.plain_folder import plain_files
-from privdd.tapping.message_file import BROADCAST, FINAL, REPLY, SERVER, Heading, read_heading, read_message
-from privdd.tapping.recorder import COMPLETE, HEAD, SCHEMA
+from privdd.tapping.message_file import BROADCAST, DIFFERENCE, FINAL, REPLY, SERVER, Heading, read_heading, read_message
+from privdd.tapping.named_recording import CLIENTS, HEAD
+from privdd.tapping.recorder import COMPLETE, SCHEMA
 
 WRITTEN_LATER = (
     "ledger.json",
@@ -24,7 +25,6 @@ WRITTEN_LATER = (
     "figures/",
     ".lock",
 )
-CLIENTS = "clients/"
 
 
 @dataclass(frozen=True)
@@ -76,14 +76,19 @@ class Recording:
                     return found
         raise DamagedRun(f"{self.folder}: what client {asked.node} was sent in round {asked.round} was not recorded")
 
+    def replied(self, reply: Recorded) -> State:
+        """The parameters that a reply stands for: what it holds, or what it changes added to what was sent."""
+        arrays = reply.arrays()
+        if DIFFERENCE not in reply.heading.metrics:
+            return arrays
+        before = self.broadcast(reply).arrays()
+        return {
+            name: before[name] + arrays[name].to(before[name]) if name in arrays else before[name] for name in before
+        }
+
     def final(self) -> Recorded | None:
         """The last aggregate; of a client's recording None."""
         return next((m for m in self.messages if m.heading.part == FINAL), None)
-
-
-def is_recording(folder: Path) -> bool:
-    """Whether a tap wrote into this folder: a server's recording, or clients' below it."""
-    return (folder / HEAD).is_file() or any(folder.glob(f"{CLIENTS}*/{HEAD}"))
 
 
 def read_recording(folder: Path) -> Recording:
@@ -107,7 +112,7 @@ def read_recording(folder: Path) -> Recording:
 def read_all(folder: Path) -> list[Recording]:
     """The server's recording first, where there is one, then each client's; what both saw has to agree."""
     folders = [folder] if (folder / HEAD).is_file() else []
-    folders += sorted(path.parent for path in folder.glob(f"{CLIENTS}*/{HEAD}"))
+    folders += sorted(path.parent for path in folder.glob(f"{CLIENTS}/*/{HEAD}"))
     if not folders:
         raise DamagedRun(f"{folder}: no recording (no {HEAD})")
     found = [read_recording(one) for one in folders]
@@ -118,7 +123,7 @@ def read_all(folder: Path) -> list[Recording]:
 
 
 def _of_recording(name: str) -> bool:
-    return name != HEAD and not name.startswith((CLIENTS, *WRITTEN_LATER))
+    return name != HEAD and not name.startswith((f"{CLIENTS}/", *WRITTEN_LATER))
 
 
 def _check_whole(folder: Path, head: Mapping[str, Any], names: Sequence[str]) -> None:

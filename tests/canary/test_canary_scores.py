@@ -13,12 +13,12 @@ from safetensors.torch import save_file
 from privdd.canary.__main__ import main
 from privdd.canary.canary_records import crafted, mislabelled
 from privdd.canary.canary_scores import by_loss, by_updates, from_file
-from privdd.canary.network import aligned, descents, difference, losses
 from privdd.canary.scored_artifacts import scored
 from privdd.canary.sealed_files import check_commitment, read_sealed, read_secret
 from privdd.core.errors import BadConfig
 from privdd.runtime.files import DamagedRun
 from privdd.tapping.message_file import Heading
+from privdd.tapping.recorded_network import aligned, class_sums, descents, difference, losses
 from privdd.tapping.recorder import TapRecorder
 from tests.canary.small import CLASSES, NET, SHAPE, Net, issued
 
@@ -50,6 +50,34 @@ def test_gradients_are_those_of_the_whole_batch(canaries) -> None:
     assert np.allclose(-rows.sum(0), whole, atol=1e-4) and np.array_equal(descents(net, x, y, every=3), rows[:, ::3])
     assert np.allclose(np.linalg.norm(descents(net, x, y, clip=0.5), axis=1), np.minimum(np.linalg.norm(rows, axis=1), 0.5), atol=1e-5)
     assert np.allclose(losses(net, x, y).sum(), loss.item(), rtol=1e-4)
+
+
+class Stubborn(Net):
+    """A network that torch.func cannot transform."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * (1.0 if float(x.detach().sum()) > -1e9 else 2.0)
+
+
+def test_gradients_side_by_side_are_those_one_by_one(canaries) -> None:
+    x, y = canaries
+    assert np.allclose(descents(Stubborn(), x, y), descents(Net(), x, y), atol=1e-5)
+    sums = class_sums(Net(), x, y, 2, 0.5)
+    rows = descents(Net(), x, y, 2, 0.5).astype(np.float64)
+    assert np.allclose(sums, [rows[y == label].sum(0) for label in range(CLASSES)], atol=1e-5)
+
+
+def test_what_the_other_records_did_is_taken_off(canaries) -> None:
+    """Three hundred other records hide forty canaries, until they are known."""
+    x, y = canaries
+    draw = np.random.default_rng(3)
+    others = draw.normal(size=(300, *SHAPE)).astype(np.float32), draw.integers(0, CLASSES, 300)
+    inside = draw.random(COUNT) < 0.5
+    replied = step(Net(), np.concatenate([others[0], x[inside]]), np.concatenate([others[1], y[inside]]), 0.1, 0.3, 0)
+    rounds = [(Net().state_dict(), replied)]
+    hidden = np.mean((by_updates(Net(), rounds, x, y) > 0) == inside)
+    known = np.mean((by_updates(Net(), rounds, x, y, known=others) > 0) == inside)
+    assert known > 0.9 and known > hidden + 0.1
 
 
 @pytest.mark.parametrize("rate", [1e-3, 0.5])

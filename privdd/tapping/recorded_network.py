@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from privdd.core.errors import BadConfig
+
+BATCH = 256  # records whose gradients are worked out side by side
+MOST = 50_000_000  # numbers of these gradients, at most
 
 
 def built(make: Any, args: Mapping[str, Any]) -> nn.Module:
@@ -79,26 +82,66 @@ def descents(model: nn.Module, x: np.ndarray, y: np.ndarray, every: int = 1, cli
 
     clip: largest norm of a whole gradient.
     """
-    return torch.stack([_descent(model, x[at : at + 1], y[at : at + 1], every, clip) for at in range(len(y))]).numpy()
+    return np.concatenate([rows.numpy() for rows in _descents(model, x, y, every, clip)])
 
 
 def class_sums(model: nn.Module, x: np.ndarray, y: np.ndarray, every: int = 1, clip: float | None = None) -> np.ndarray:
     """The sum of the descents of the records of each class that there is, (classes, p / k) float64."""
-    sums: dict[int, Tensor] = {}
-    for at in range(len(y)):
-        one, label = _descent(model, x[at : at + 1], y[at : at + 1], every, clip).double(), int(y[at])
-        sums[label] = sums[label] + one if label in sums else one
-    return torch.stack([sums[label] for label in sorted(sums)]).numpy()
+    labels, at = np.unique(y, return_inverse=True)
+    sums: Any = 0
+    start = 0
+    for rows in _descents(model, x, y, every, clip):
+        ones = torch.nn.functional.one_hot(torch.from_numpy(at[start : start + len(rows)]), len(labels)).double()
+        sums, start = sums + ones.T @ rows.double(), start + len(rows)
+    return sums.numpy()
 
 
-def _descent(model: nn.Module, x: np.ndarray, y: np.ndarray, every: int, clip: float | None) -> Tensor:
+def _descents(model: nn.Module, x: np.ndarray, y: np.ndarray, every: int, clip: float | None) -> Iterator[Tensor]:
+    """Batches of rows (b, p / k): side by side where the network allows, else one by one."""
+    _logits(model, x[:1], y[:1])
+    size = max(1, min(BATCH, MOST // max(1, sum(p.numel() for p in model.parameters()))))
+    together = True
+    for at in range(0, len(y), size):
+        part = x[at : at + size], y[at : at + size]
+        try:
+            rows = _together(model, *part) if together else _one_by_one(model, *part)
+        except RuntimeError:  # what torch.func cannot transform: in-place changes, loops over values, custom functions
+            together, rows = False, _one_by_one(model, *part)
+        if clip is not None:
+            rows = rows * (clip / rows.norm(dim=1, keepdim=True).clamp_min(1e-30)).clamp_max(1.0)
+        yield -rows[:, ::every].float()
+
+
+def _together(model: nn.Module, x: np.ndarray, y: np.ndarray) -> Tensor:
+    own = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
+    rest = {
+        name: v.detach()
+        for name, v in {**dict(model.named_parameters()), **dict(model.named_buffers())}.items()
+        if name not in own
+    }
+
+    def loss(parameters: dict[str, Tensor], one: Tensor, label: Tensor) -> Tensor:
+        out = torch.func.functional_call(model, {**parameters, **rest}, (one[None],))
+        return nn.functional.cross_entropy(out, label[None])
+
+    kind = next((p.dtype for p in own.values()), torch.float32)
+    records, labels = torch.from_numpy(np.ascontiguousarray(x)).to(kind), torch.from_numpy(y).long()
+    found = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0))(own, records, labels)
+    return torch.cat([value.reshape(len(y), -1) for value in found.values()], 1)
+
+
+def _one_by_one(model: nn.Module, x: np.ndarray, y: np.ndarray) -> Tensor:
     parameters = [p for p in model.parameters() if p.requires_grad]
-    loss = nn.functional.cross_entropy(_logits(model, x, y), torch.from_numpy(y).long())
-    grads = torch.autograd.grad(loss, parameters, allow_unused=True)
-    whole = torch.cat([(torch.zeros_like(p) if g is None else g).reshape(-1) for g, p in zip(grads, parameters)])
-    if clip is not None:
-        whole = whole * min(1.0, clip / max(float(whole.norm()), 1e-30))
-    return -whole[::every].float()
+    rows = []
+    for at in range(len(y)):
+        loss = nn.functional.cross_entropy(
+            _logits(model, x[at : at + 1], y[at : at + 1]), torch.from_numpy(y[at : at + 1]).long()
+        )
+        grads = torch.autograd.grad(loss, parameters, allow_unused=True)
+        rows.append(
+            torch.cat([(torch.zeros_like(p) if g is None else g).reshape(-1) for g, p in zip(grads, parameters)])
+        )
+    return torch.stack(rows)
 
 
 def _logits(model: nn.Module, x: np.ndarray, y: np.ndarray) -> Tensor:
