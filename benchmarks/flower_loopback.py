@@ -10,6 +10,7 @@ is audited as a user would, by ``python -m privdd.audit run=DIR``. Needs ``privd
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import socket
@@ -17,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +41,7 @@ clientapp = "privdd_app:client"
 config = "{config}"
 folder = "{folder}"
 """
+CODE = "from privdd.adapters.flower_app import client, server\n\n__all__ = ['client', 'server']\n"
 BIN = Path(sys.executable).parent
 
 
@@ -51,20 +54,20 @@ def ports(count: int) -> list[int]:
     return found
 
 
-def write_app(place: Path, port: int) -> Path:
+def write_app(place: Path, port: int, code: str = CODE) -> Path:
     """The app's folder and Flower's home, whose connection "here" is this SuperLink."""
     app, home = place / "app", place / "home"
     app.mkdir()
     home.mkdir(exist_ok=True)
     (app / "pyproject.toml").write_text(APP.format(config=place / "config", folder=place / "deployed"))
-    (app / "privdd_app.py").write_text("from privdd.adapters.flower_app import client, server\n\n__all__ = ['client', 'server']\n")
+    (app / "privdd_app.py").write_text(code)
     text = f'[superlink]\ndefault = "here"\n[superlink.here]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
     (home / "config.toml").write_text(text)
     return app
 
 
 def started(place: Path, environment: dict[str, str]) -> tuple[list[subprocess.Popen[bytes]], int]:
-    """SuperLink and two SuperNodes -> (processes, the SuperLink's port)."""
+    """SuperLink and two SuperNodes, working in ``place`` -> (processes, the SuperLink's port)."""
     port, *nodes = ports(3)
     link = [BIN / "flower-superlink", "--insecure", "--disable-runtime-dependency-installation", "--port", port]
     commands = [link] + [
@@ -74,9 +77,24 @@ def started(place: Path, environment: dict[str, str]) -> tuple[list[subprocess.P
     running = []
     for number, command in enumerate(commands):
         log = (place / f"log_{number}").open("wb")
-        running.append(subprocess.Popen([str(c) for c in command], env=environment, stdout=log, stderr=log, start_new_session=True))
-        time.sleep(3.0 if number == 0 else 0.0)
+        running.append(subprocess.Popen([str(c) for c in command], env=environment, cwd=place, stdout=log, stderr=log, start_new_session=True))
+        if number == 0:
+            wait_for(port, running[0])
     return running, port
+
+
+def wait_for(port: int, process: subprocess.Popen[bytes], seconds: float = 120.0) -> None:
+    """Return once a port of loopback is listened to, or the process has ended, or after ``seconds``."""
+    ends = time.monotonic() + seconds
+    while time.monotonic() < ends and process.poll() is None:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1.0):
+            return
+        time.sleep(0.2)
+
+
+def has_ledger(place: Path) -> bool:
+    """Whether a federation of privdd's own has finished."""
+    return (place / "deployed" / "ledger.json").is_file()
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
@@ -88,16 +106,16 @@ def end(process: subprocess.Popen[bytes]) -> None:
         os.killpg(process.pid, 9)
 
 
-def deployed(place: Path, timeout: float) -> float:
-    """Seconds from the submission to the finished run folder. Raises RuntimeError after ``timeout``."""
+def deployed(place: Path, timeout: float, code: str = CODE, finished: Callable[[Path], bool] = has_ledger) -> float:
+    """Seconds from the submission of an app until ``finished(place)``. Raises RuntimeError after ``timeout``."""
     environment = {**os.environ, "FLWR_HOME": str(place / "home"), "FLWR_TELEMETRY_ENABLED": "0", "OMP_NUM_THREADS": "1",
                    "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "PATH": f"{BIN}:{os.environ['PATH']}"}
     running, port = started(place, environment)
     try:
-        app = write_app(place, port)
+        app = write_app(place, port, code)
         began = time.monotonic()
         ran = subprocess.run([str(BIN / "flwr"), "run", str(app), "here"], env=environment, capture_output=True, text=True)
-        while not (place / "deployed" / "ledger.json").is_file():
+        while not finished(place):
             if time.monotonic() - began > timeout or ran.returncode:
                 logs = "\n".join((place / f"log_{k}").read_text(errors="replace")[-1500:] for k in range(3))
                 raise RuntimeError(f"no result:\n{ran.stdout[-1500:]}{ran.stderr[-1500:]}\n{logs}")

@@ -46,9 +46,9 @@ from privdd.runtime.files import read_json
 from privdd.runtime.run_folder import RunFolder
 
 SETTINGS = [
-    "preset=default", "data=digits", "partition=iid", "partition.clients=2", "model=mlp", "algo=fedavg", "algo.rounds=10",
-    "algo.lr=2", "algo.momentum=0", "algo.weight_decay=0", "privacy=dpsgd", "privacy.sampling_probability=1",
-    "privacy.expected_batch=700", "privacy.noise_multiplier=1", "privacy.clip_norm=1", "attack=[]", "algo.local_epochs=1",
+    "preset=default", "data=fashion_mnist", "data.limit=4000", "data.test_limit=2000", "partition=iid", "partition.clients=2", "model=mlp", "algo=fedavg", "algo.rounds=20",
+    "algo.lr=3", "algo.momentum=0", "algo.weight_decay=0", "privacy=dpsgd", "privacy.sampling_probability=1",
+    "privacy.expected_batch=2000", "privacy.noise_multiplier=1.4", "privacy.clip_norm=1", "attack=[]", "algo.local_epochs=1",
     "audit.worlds=2", "audit.federations=0",
 ]  # fmt: skip
 SITE = "hospital"

@@ -1,0 +1,51 @@
+"""The app of docs/tutorials/flower.md on a real SuperLink with two SuperNodes over loopback, and its audit."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr")
+
+from benchmarks.flower_loopback import deployed
+from privdd.cli import main as cli
+from privdd.reporting.findings_file import load
+from privdd.runtime.files import read_json
+from privdd.tapping.recording import read_all
+
+PAGE = (Path(__file__).parents[2] / "docs" / "tutorials" / "flower.md").read_text()
+
+
+def records(seed: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+    draw = np.random.default_rng(seed)
+    return draw.normal(size=(count, 1, 16, 16)).astype(np.float32), draw.integers(0, 3, count)
+
+
+def finished(place: Path) -> bool:
+    """The server has closed its recording."""
+    return (place / "run" / "tap.json").is_file() and read_json(place / "run" / "tap.json").get("state") != "recording"
+
+
+@pytest.mark.engine
+def test_the_example_is_recorded_over_real_servers_and_audited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (code,) = re.findall(r"```python\n(# tapped_app\.py\n.*?)```", PAGE, re.S)
+    (command,) = re.findall(r"```sh\npython -m privdd\.audit (run=run .*)\n```", PAGE)
+    lines = [line for line in code.splitlines() if line.strip() and not line.startswith(("#", "import", "from"))]
+    assert len(lines) <= 20
+    for name, seed in (("site-0", 1), ("site-1", 2), ("others", 3)):
+        x, y = records(seed, 120)
+        np.savez(tmp_path / f"{name}.npz", x=x, y=y)
+    (tmp_path / "tapped_app.py").write_text(code)
+    deployed(tmp_path, 300, code, finished)
+    server, *clients = read_all(tmp_path / "run")  # what both saw agrees, else this raises
+    assert len(server.nodes) == 2 == len(clients) and len(server.replies(server.nodes[0])) == 1
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["privdd-audit", *shlex.split(command), "out=audit"])
+    assert cli.main("audit", lambda *a: 77) == 0
+    found = {(f.surface, f.attack): f.auc for f in load(tmp_path / "audit").findings}
+    assert found["update", "tracing"] > 0.8
