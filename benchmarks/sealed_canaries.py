@@ -6,7 +6,7 @@ FedAvg with DP-SGD on Flower: the audited client adds the heads of its ``site-ho
 it sends with ``privdd_tap``; ``privdd.canary open`` scores the recorded updates. Its bound stands beside that of
 ``audit.canaries``, which simulates the same seed and reads every noised step, and its accuracy beside that of the same
 federation without canaries. Messages go through a grid in this process, with --servers through a SuperLink and
-two SuperNodes over loopback, which gives the same bits and takes longer.
+two SuperNodes over loopback, which takes longer. Coins and canaries are drawn anew each time.
 """
 
 from __future__ import annotations
@@ -147,15 +147,18 @@ import os
 from pathlib import Path
 from benchmarks.sealed_canaries import with_canaries
 from privdd.adapters.flower import client_app
-from privdd.adapters.flower_app import own, server
+from privdd.adapters.flower_app import assembled, server
 from privdd.adapters.flower_tap import privdd_tap
 
 PLACE, VICTIM = Path(os.environ["SEALED_PLACE"]), int(os.environ["SEALED_VICTIM"])
 
 
 def mine(context):
-    plan, ledger, shard = own(context)
-    return plan, ledger, with_canaries(shard, PLACE / "sealed" / "site-hospital.npz") if shard.client == VICTIM else shard
+    experiment = assembled(str(context.run_config["config"]))[1]
+    shard = experiment.shards[int(context.node_config["partition-id"])]
+    if shard.client == VICTIM:
+        shard = with_canaries(shard, PLACE / "sealed" / "site-hospital.npz")
+    return experiment.plan, experiment.ledger(), shard
 
 
 client = client_app(mine, simulation=True, mods=[privdd_tap(PLACE / "run")])
