@@ -68,6 +68,8 @@ class OutsideRun:
     seconds: Mapping[str, float]
     accuracy: float | None = None
     about: Mapping[str, Any] = field(default_factory=dict)
+    clients: int = 0
+    rounds: int = 0
 
 
 def write_outside(run: OutsideRun, path: Path, command: Sequence[str]) -> Findings:
@@ -103,7 +105,7 @@ def _result(run: OutsideRun, ledger: Ledger) -> dict[str, Any]:
         "schema": 2,
         "run": {
             "algo": run.name, "data": run.data, "preset": "none", "seed": run.seed, "version": __version__,
-            "clients": 0, "rounds": 0,
+            "clients": run.clients, "rounds": run.rounds,
             "seconds": {name: round(run.seconds.get(name, 0.0), 3) for name in ("train", "worlds", "attacks", "total")},
         },
         **utility,
