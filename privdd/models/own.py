@@ -143,7 +143,8 @@ def _cut(spec: OwnModel, whole: nn.Module, classes: int) -> tuple[str, nn.Linear
 def _check_passes(spec: OwnModel, network: OwnNetwork, uncut: nn.Module, name: str, shape: Shape) -> None:
     """Raises ValueError where records do not pass, or where the cut network does not compute what the whole one does."""
     generator = torch.Generator().manual_seed(0)
-    whole, trial = (part.to_empty(device="cpu").eval() for part in (uncut, copy.deepcopy(network)))
+    whole, trial = uncut.to_empty(device="cpu").eval(), copy.deepcopy(network).to_empty(device="cpu")
+    trial.eval()
     for tensor in (*whole.parameters(), *whole.buffers()):
         tensor.data.copy_(
             torch.rand(tensor.shape, generator=generator).to(tensor.dtype) - 0.3 * tensor.is_floating_point()

@@ -18,8 +18,8 @@ from attacks.inversion.update_attack import UpdateInversion
 from attacks.membership.records_alone import records_alone
 from attacks.membership.threshold import LossThreshold
 from attacks.types import Adversary, Attack, Family, Knowledge, Surface, Truth, View, Worlds
+from privdd.auditing.attack_tasks import attack_stream
 from privdd.auditing.error_budget import error_budget
-from privdd.auditing.pipeline import attack_stream
 from privdd.core.checks import check_number, whole
 from privdd.core.errors import BadConfig
 from privdd.core.keys import Keys
