@@ -19,7 +19,7 @@ from privdd.targets.captured_updates import captured
 from privdd.targets.from_python import folder
 from privdd.targets.labelled import Labelled, read
 from privdd.targets.model_target import Settings, model_run
-from privdd.targets.outside_run import OutsideRun, write_outside
+from privdd.targets.outside_run import OutsideRun, check_free, write_outside
 from privdd.targets.stated_limit import StatedLimit, stated_limit
 from privdd.targets.synthetic_target import synthetic_run
 from privdd.targets.target_command import FILES, PREFIX, TargetCommand, read_command
@@ -31,8 +31,9 @@ def run_target(argv: Sequence[str]) -> int:
     """-> 0 done, whatever leaks; 2 a stated epsilon is contradicted. Raises ValueError with one line."""
     typed = read_command(argv)
     add_folder(Path.cwd())
-    run = _run(typed)
     path = folder(typed.get("out"))
+    check_free(path)
+    run = _run(typed)
     result = write_outside(run, path, ["python", "-m", "privdd.audit", *argv])
     print_summary(result, sys.stdout)
     print(f"\nreport: {path / 'report.html'}\nresult: {RunFolder(path).findings}")

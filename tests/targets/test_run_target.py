@@ -72,6 +72,8 @@ def test_a_module_with_its_weights_becomes_a_page(here: Path, monkeypatch: pytes
     assert found.run.algo == "mine" and found.run.data == "train.npz" and found.verdict == "unprotected"
     assert manifest["command"][3:] == typed and set(manifest["target"]["files"]) == {"weights", "train", "heldout"}
     assert verify(here / "run").disagreements == ()
+    with pytest.raises(BadConfig, match=r"run: holds a run already \(findings.json\); use another folder"):
+        run_target(typed)
     assert "not attacked: needs a training function" in (here / "run" / "report.html").read_text()
 
 
