@@ -21,7 +21,7 @@ from privdd.runtime.files import DamagedRun
 from privdd.runtime.run_folder import read_tensors
 from privdd.runtime.seal import seal
 from privdd.targets.coin_game import coin_game
-from privdd.targets.judged import NOT_ALIKE
+from privdd.targets.judged import NOT_ALIKE, most_exposed
 from privdd.targets.label_queries import noised
 from privdd.targets.labelled import labelled
 from privdd.targets.model_target import Settings, model_run
@@ -162,3 +162,8 @@ def test_label_queries_ask_of_noised_copies() -> None:
     kept = noised(lambda v: (v[:, 0] > 0).long(), x, y, 8, torch.Generator().manual_seed(0))
     assert (kept[0::4] == 1).all() and (kept[2::4] == 1).all()
     assert ((kept[1::4] > 0.2) & (kept[1::4] < 0.8)).all()
+
+
+def test_only_members_are_called_exposed() -> None:
+    scores, member = torch.tensor([5.0, 9.0, 7.0, 1.0]), torch.tensor([True, False, True, True])
+    assert most_exposed(scores, member, torch.tensor([10, 11, 12, 13])) == [12, 10, 13]
