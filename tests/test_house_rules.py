@@ -139,6 +139,7 @@ TESTED_IN = {  # test file -> modules of which it is the test, where its name is
     "targets/test_model_target.py": "privdd.targets: from_python judged label_queries outside_run shadow_training",
     "targets/test_run_target.py": "privdd.targets: target_command weights",
     "targets/test_synthetic_target.py": "privdd.targets: near_copies nearest synthetic_signals table_risks",
+    "targets/test_updates_target.py": "privdd.targets: captured_updates update_signals",
     "verifying/test_verification.py": "privdd.runtime: seal; privdd.verifying: disagreement drawn_page"
     " file_digests ledger_numbers not_recomputable score_numbers sent_values training_numbers verdict_numbers verified_pages",
     "system/test_damaged_files.py": "privdd.cli: failures",

@@ -42,10 +42,12 @@ PARTS = frozenset(  # classes without a role, of which methods and attacks are p
         "privdd.distillation.public_head.PublicRows",
         "privdd.distillation.virtual_images.Virtual",
         "privdd.models.ModelSpec",
+        "privdd.models.OwnModel",
         "privdd.training.server.ServerTraining",
     }
 )
 NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
+OWN_MODEL = "privdd.models.OwnModel"
 PLAIN = re.compile(r"\w[\w-]{0,100}")
 PACKAGE = re.compile(r"[A-Za-z]\w*(\.[A-Za-z]\w*)*")
 
@@ -72,10 +74,19 @@ def check_targets(config: dict[str, Any], trusted: Sequence[str] = ()) -> None:
                 raise BadConfig(f"{key or 'config'}: {name} is not allowed in a stored config")
         if TARGET in node:
             _check_class(key, allowed_class(f"{key}.{TARGET}", node[TARGET], trusted))
+            if node[TARGET] == OWN_MODEL:
+                _check_own_model(key, str(node.get("target")), trusted)
     attacks = config.get("attack") or {}
     for name in attacks if isinstance(attacks, dict) else ():
         if not PLAIN.fullmatch(str(name)):  # it becomes part of a file's name
             raise BadConfig(f"attack: {str(name)[:60]!r} is no plain name")
+
+
+def _check_own_model(key: str, target: str, trusted: Sequence[str]) -> None:
+    """The module that a network of the user's own is named in is imported too, so it has to be trusted."""
+    module = target.partition(":")[0]
+    if not NAME.fullmatch(f"{module}.x") or not (module == "privdd.models.own" or within(module, trusted)):
+        raise BadConfig(f"{key}.target={target[:200]}: if {module[:80]} is your own module, add trust={module[:80]}")
 
 
 def allowed_class(key: str, path: Any, trusted: Sequence[str] = ()) -> type:
@@ -116,7 +127,9 @@ def foreign_packages(config: dict[str, Any]) -> list[str]:
     """The packages, sorted, that ``trust=`` has to name before this config can be read from a run folder."""
     paths = [str(node[TARGET]) for _, node in _nodes(config, "") if TARGET in node]
     inside = [path in PARTS or within(path.rpartition(".")[0], PLACES) for path in paths]
-    return sorted({path.split(".")[0] for path, known in zip(paths, inside, strict=True) if not known})
+    own = [str(node.get("target")).partition(":")[0] for _, node in _nodes(config, "") if node.get(TARGET) == OWN_MODEL]
+    foreign = {path.split(".")[0] for path, known in zip(paths, inside, strict=True) if not known}
+    return sorted(foreign | {name.split(".")[0] for name in own if name != "privdd.models.own"})
 
 
 def within(module: str, packages: Sequence[str]) -> bool:

@@ -35,7 +35,7 @@ from privdd.core.errors import BadConfig
 from privdd.runtime.allocator import keep_memory
 from privdd.runtime.plain_folder import check_folder
 from privdd.tapping.named_recording import recording_named
-from privdd.targets.target_command import USAGE, asks_for_target
+from privdd.targets.target_command import USAGE, asks_for_target, read_command
 
 Run = Callable[[DictConfig, Path, Sequence[str]], int]
 TRUST_MODELS = {"local", "secagg", "shuffle"}  # configs/trust: what a server sees, and no packages
@@ -59,6 +59,7 @@ def _main(command: str, run: Run) -> int:
 
         return run_recorded(recording, sys.argv[1:])
     if outside:
+        read_command(sys.argv[1:])  # quick, where the imports below are not
         from privdd.targets.run_target import run_target
 
         return run_target(sys.argv[1:])

@@ -116,7 +116,7 @@ def _fixed(mechanisms: Any) -> list[str]:
 def _models(node: Any, key: str) -> Iterator[str]:
     """Where below ``key`` a model is described."""
     if OmegaConf.is_dict(node):
-        if str(node.get("_target_")).endswith(".ModelSpec"):
+        if str(node.get("_target_")).endswith((".ModelSpec", ".OwnModel")):
             yield key
         for name in node:
             yield from _models(node.get(name), f"{key}.{name}")

@@ -2,7 +2,8 @@
 
 from privdd.models.build import build
 from privdd.models.init import initial
+from privdd.models.own import OwnModel
 from privdd.models.projection import projected_shape
 from privdd.models.spec import ModelSpec
 
-__all__ = ["ModelSpec", "build", "initial", "projected_shape"]
+__all__ = ["ModelSpec", "OwnModel", "build", "initial", "projected_shape"]

@@ -13,6 +13,7 @@ from privdd.models.convnet import ConvNet
 from privdd.models.layers import Shape
 from privdd.models.lenet import LeNet
 from privdd.models.mlp import MLP
+from privdd.models.own import OwnNetwork
 from privdd.models.projection import Projection
 from privdd.models.resnet import ResNet18
 from privdd.models.resnet_generator import ResNetGenerator, ZeroGenerator
@@ -31,6 +32,7 @@ NETWORKS: dict[str, Callable[[ModelSpec, Shape, int], nn.Module]] = {
     "resnet_generator": ResNetGenerator,
     "zero": ZeroGenerator,
     "projection": Projection,
+    "own": OwnNetwork,
 }
 
 

@@ -75,7 +75,7 @@ def _one(
     if unlike:
         finding = replace(finding, measures={k: v for k, v in finding.measures.items() if k not in BOUND})
         decisive = {}
-    exposed = _most_exposed(scores[0], worlds.masks[0], row) if naming else []
+    exposed = most_exposed(scores[0], worlds.masks[0], row) if naming else []
     if exposed:
         decisive["most_exposed"] = exposed
     diagnostics = {**finding.measures.get("diagnostics", {}), **decisive}
@@ -110,7 +110,7 @@ def said_of(finding: Finding, name: str, *notes: str) -> Finding:
     return replace(finding.with_measures(note="; ".join(filter(None, said)), figure=file), attack=name)
 
 
-def _most_exposed(scores: Tensor, member: Tensor, row: Tensor) -> list[int]:
+def most_exposed(scores: Tensor, member: Tensor, row: Tensor) -> list[int]:
     """Places in the training file of the members with the highest scores, highest first."""
     inside = torch.nonzero(member).flatten()
     order = scores[inside].argsort(descending=True, stable=True)[:NAMED]

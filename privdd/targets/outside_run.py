@@ -17,6 +17,7 @@ from attacks.types import SENT_BY_SERVER, Surface
 from privdd import __version__
 from privdd.auditing.error_budget import ErrorBudget
 from privdd.auditing.findings import MEASURED, both, finding_row, size_in_bytes, verdict
+from privdd.core.errors import BadConfig
 from privdd.federated.channel import digest, shapes
 from privdd.federated.checkpoint import write_ledger
 from privdd.privacy.ledger import SERVER, Ledger, Release
@@ -74,8 +75,7 @@ class OutsideRun:
 
 def write_outside(run: OutsideRun, path: Path, command: Sequence[str]) -> Findings:
     """Everything into the folder ``path``, findings.json last. Raises BadConfig where another process writes there."""
-    if path.is_dir():
-        check_folder(path)
+    check_free(path)
     with locked(path):
         folder, ledger = RunFolder(path), _ledger(run)
         for one in run.judged:
@@ -87,6 +87,14 @@ def write_outside(run: OutsideRun, path: Path, command: Sequence[str]) -> Findin
         write_report(path)
         seal(path)
     return result
+
+
+def check_free(path: Path) -> None:
+    """Raises BadConfig where the folder holds a run already: its files would stand beside the new ones."""
+    if path.is_dir():
+        check_folder(path)
+    if held := [name for name in ("findings.json", "config.yaml", "manifest.json") if (path / name).exists()]:
+        raise BadConfig(f"{path}: holds a run already ({held[0]}); use another folder")
 
 
 def _ledger(run: OutsideRun) -> Ledger:

@@ -7,19 +7,23 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from privdd.checking.child import add_folder
 from privdd.core.errors import BadConfig
 from privdd.reporting.terminal import print_summary
 from privdd.runtime.engine import Engine
 from privdd.runtime.run_folder import RunFolder
 from privdd.runtime.seal import sha256
+from privdd.targets.captured_updates import captured
 from privdd.targets.from_python import folder
 from privdd.targets.labelled import Labelled, read
 from privdd.targets.model_target import Settings, model_run
-from privdd.targets.outside_run import OutsideRun, write_outside
-from privdd.targets.stated_limit import stated_limit
+from privdd.targets.outside_run import OutsideRun, check_free, write_outside
+from privdd.targets.stated_limit import StatedLimit, stated_limit
 from privdd.targets.synthetic_target import synthetic_run
 from privdd.targets.target_command import FILES, PREFIX, TargetCommand, read_command
+from privdd.targets.updates_target import LocalTraining, updates_run
 from privdd.targets.weights import model_of
 
 
@@ -27,8 +31,9 @@ def run_target(argv: Sequence[str]) -> int:
     """-> 0 done, whatever leaks; 2 a stated epsilon is contradicted. Raises ValueError with one line."""
     typed = read_command(argv)
     add_folder(Path.cwd())
-    run = _run(typed)
     path = folder(typed.get("out"))
+    check_free(path)
+    run = _run(typed)
     result = write_outside(run, path, ["python", "-m", "privdd.audit", *argv])
     print_summary(result, sys.stdout)
     print(f"\nreport: {path / 'report.html'}\nresult: {RunFolder(path).findings}")
@@ -44,7 +49,28 @@ def _run(typed: TargetCommand) -> OutsideRun:
         return synthetic_run(made, train, heldout, typed.get("target.generator"), stated, settings, about)
     weights = typed.path("weights") if typed.get("target.weights") else None
     model = model_of(str(typed.get("target.model")), typed.args, weights)
+    if typed.get("target.updates"):
+        return _updates(typed, model, train, heldout, stated, settings, about)
     return model_run(model, train, heldout, typed.get("target.training"), stated, settings, about)
+
+
+def _updates(
+    typed: TargetCommand,
+    model: Any,
+    train: Labelled,
+    heldout: Labelled,
+    stated: StatedLimit,
+    settings: Settings,
+    about: dict[str, Any],
+) -> OutsideRun:
+    if not isinstance(model, nn.Module):
+        raise BadConfig("target.model: a torch module is needed to read updates")
+    updates = captured(typed.path("updates"), model, typed.get("target.kind") or "update")
+    client = typed.get("target.client")
+    local = {name: typed.get(PREFIX + name) for name in ("lr", "steps", "batch", "momentum")}
+    known = LocalTraining(**{name: value for name, value in local.items() if value is not None})
+    whose = min(one.client for one in updates.captures) if client is None else client
+    return updates_run(model, updates, whose, train, heldout, known, stated, settings, about)
 
 
 def _records(typed: TargetCommand, name: str) -> Labelled:

@@ -163,8 +163,11 @@ def _risks(
     names = ("singling_out", "linkability")
     if train.x.ndim != 2:
         return not_attacked(surface, names, NO_TABLE, NOTE, Family.RECONSTRUCTION)
-    a, b, c = (torch.cat([flat(one.x, scale), one.y[:, None].double()], 1) for one in (synthetic, train, heldout))
-    found = singling_out(a, b, c, keys.fold(names[0]).torch()), linkability(a, b, c, keys.fold(names[1]).torch())
+    made, own, other = (torch.cat([flat(s.x, scale), s.y[:, None].double()], 1) for s in (synthetic, train, heldout))
+    found = (
+        singling_out(made, own, other, keys.fold(names[0]).torch()),
+        linkability(made, own, other, keys.fold(names[1]).torch()),
+    )
     return [_risk(surface, name, risk) for name, risk in zip(names, found)]
 
 

@@ -15,13 +15,14 @@ from privdd.core.errors import BadConfig
 PREFIX = "target."
 FILES = ("weights", "train", "heldout", "synthetic", "updates")
 NAMES = ("model", "training", "generator")
-COUNTS = ("shadows", "records")
+COUNTS = ("shadows", "records", "client", "steps", "batch")
+NUMBERS = ("lr", "momentum")
 WORDS = ("kind",)
 TOP = ("seed", "name", "out", "confidence", "engine", "engine.workers")
 STATED = ("epsilon", "delta", "relation", "unit")
 TEXTS = (*(PREFIX + name for name in (*FILES, *NAMES, *WORDS)), "name", "out", "engine")
 KEYS = (
-    *(PREFIX + name for name in (*NAMES, *FILES, *COUNTS, *WORDS)), *(f"stated.{name}" for name in STATED), *TOP,
+    *(PREFIX + name for name in (*NAMES, *FILES, *COUNTS, *NUMBERS, *WORDS)), *(f"stated.{name}" for name in STATED), *TOP,
 )  # fmt: skip
 USAGE = """usage: python -m privdd.audit target.model=MODULE:CLASS target.weights=FILE target.train=FILE target.heldout=FILE [KEY=VALUE ...]
        python -m privdd.audit target.synthetic=FILE target.train=FILE target.heldout=FILE [KEY=VALUE ...]
@@ -32,7 +33,9 @@ USAGE = """usage: python -m privdd.audit target.model=MODULE:CLASS target.weight
   target.train=FILE       .npz with x (n, ...) and y (n,): the training records; target.heldout: others of the same kind
   target.training=NAME    function (x, y, seed) -> model: shadow models are trained (target.shadows=64)
   target.synthetic=FILE   .npz of a synthetic set instead of a model; target.generator=NAME: function (x, y, seed) -> (x, y)
-  target.updates=DIR      captured updates, DIR/round_000/client_0.safetensors; target.kind=update or gradient
+  target.updates=DIR      captured updates, DIR/round_000/client_0.safetensors; target.kind=update, model
+                          or gradient; target.client=0, whose records target.train are; how it trained, where known:
+                          target.lr= target.steps= target.batch= target.momentum=
   target.records=10000    audited at most
   stated.epsilon= stated.delta=1e-5 stated.relation=replace|add_remove|zero_out stated.unit=record|client
   seed=0 name=LABEL confidence=0.95 engine=serial|processes engine.workers=0 out=DIR
@@ -76,7 +79,13 @@ def read_command(argv: Sequence[str]) -> TargetCommand:
     whats = [name for name in ("synthetic", "updates") if PREFIX + name in found]
     if len(whats) > 1 or (not whats and PREFIX + "model" not in found):
         raise BadConfig("one of target.model=, target.synthetic= and target.updates= is needed")
-    for key, least in ((PREFIX + "shadows", 0), (PREFIX + "records", 8), ("seed", 0), ("engine.workers", 0)):
+    for key, least in (
+        (PREFIX + "shadows", 0),
+        (PREFIX + "records", 8),
+        (PREFIX + "client", 0),
+        ("seed", 0),
+        ("engine.workers", 0),
+    ):
         if key in found:
             found[key] = whole(key, found[key], least, f"a whole number of at least {least} is needed")
     args = {key.removeprefix("target.args."): value for key, value in found.items() if key.startswith("target.args.")}

@@ -88,6 +88,9 @@ def test_a_trusted_package_may_bring_classes_but_no_functions() -> None:
     with pytest.raises(BadConfig, match="of privdd's own only"):
         allowed_class("algo", f"{CANARY}.Own", ("test", "tests.clix"))
     assert foreign_packages({"algo": {"_target_": f"{CANARY}.Own"}}) == ["tests"]
+    own = {"model": {"_target_": "privdd.models.OwnModel", "target": f"{CANARY}:Own"}}
+    check_targets(own, ("tests",))
+    assert foreign_packages(own) == ["tests"]
 
 
 @pytest.mark.parametrize(
@@ -100,6 +103,10 @@ def test_a_trusted_package_may_bring_classes_but_no_functions() -> None:
         ({"model": {"_target_": "attacks.membership.lira.Lira"}}, "no ModelSpec"),
         ({"algo": {"_target_": "privdd.methods.fedavg.FedAvg", "_partial_": True}}, "_partial_"),
         ({"algo": {"_target_": "privdd.methods.fedavg.FedAvg", "_args_": ["x"]}}, "_args_"),
+        ({"model": {"_target_": "privdd.models.OwnModel", "target": "tests.cli.canary_module:Own"}}, "add trust=tests.cli"),
+        ({"algo": {"g": {"_target_": "privdd.models.OwnModel", "target": "os"}}}, "g.target=os: if os is your own module"),
+        ({"model": {"_target_": "privdd.models.OwnModel"}}, "model.target=None"),
+        ({"model": {"_target_": "privdd.models.own.OwnModel", "target": "os:x"}}, "of privdd's own only"),
         ({"name": "${oc.env:HOME}"}, "interpolation"),
         ({"data": {"x": [{"${oc.env:HOME}": 1}]}}, "interpolation"),
     ],

@@ -72,9 +72,13 @@ def test_a_module_with_its_weights_becomes_a_page(here: Path, monkeypatch: pytes
     assert found.run.algo == "mine" and found.run.data == "train.npz" and found.verdict == "unprotected"
     assert manifest["command"][3:] == typed and set(manifest["target"]["files"]) == {"weights", "train", "heldout"}
     assert verify(here / "run").disagreements == ()
+    with pytest.raises(BadConfig, match=r"run: holds a run already \(findings.json\); use another folder"):
+        run_target(typed)
+    assert "not attacked: needs a training function" in (here / "run" / "report.html").read_text()
 
 
-def test_a_contradicted_statement_is_status_2(here: Path) -> None:
+def test_a_contradicted_statement_is_status_2(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("privdd.targets.outside_run.write_report", lambda path: path)  # drawn in the test above
     (here / "net2.py").write_text(NET + "from tests.targets.memory import remembering\nimport numpy as np\n"
                                   "held = np.load('train.npz')\npredict = remembering(held['x'], held['y'], 0)\n")  # fmt: skip
     typed = ["target.model=net2.py:predict", *SETS, "target.training=net2.py:train", "target.shadows=4", "out=run"]
