@@ -1,4 +1,4 @@
-"""One row of a paper's table: its config as plain values, its terms, and its training."""
+"""One row of a paper's table: its config as plain values, its terms, its training; audits of the same kind."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from privdd.cli.config import choices, config_dir, register_resolvers
 from privdd.cli.equal_terms import row_terms
 from privdd.cli.main import config_of
 from privdd.cli.read_settings import plain
-from privdd.cli.runs import run_training
+from privdd.cli.runs import run_audit, run_training
 from privdd.core.errors import BadConfig
 
 LEFT_OUT = ("paper", "preset", "name", "seed", "engine", "capture", "run", "resume", "tracking", "device")
@@ -66,3 +66,9 @@ def train_row(overrides: Sequence[str], seed: int, path: Path) -> int:
     register_resolvers()
     typed = ["python", "-m", "privdd.train", *overrides, f"seed={seed}"]
     return run_training(row_config(overrides, seed), path, typed)
+
+
+def audit_row(overrides: Sequence[str], path: Path) -> int:
+    """Audit a run into ``path`` -> exit status of privdd.audit; one that was stopped goes on."""
+    register_resolvers()
+    return run_audit(config_of("audit", *overrides), path, ["python", "-m", "privdd.audit", *overrides])
