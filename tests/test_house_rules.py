@@ -106,7 +106,7 @@ TESTED_IN = {  # test file -> modules of which it is the test, where its name is
     "distillation/test_gradient_matching.py": "privdd.training: contrastive",
     "distillation/test_public_features.py": "privdd.distillation: fitting",
     "reproduce/test_entries.py": "privdd.reproduce: entry_list plan_rows; privdd.cli: paper_rows",
-    "reproduce/test_sentences.py": "privdd.reproduce: attack_verdicts audit_runs formula_verdicts on_trial sentence_page",
+    "reproduce/test_sentences.py": "privdd.reproduce: attack_verdicts audit_runs decided formula_verdicts on_trial sentence_page",
     "reproduce/test_typed.py": "privdd.reproduce: __main__",
     "reproduce/test_train_rows.py": "privdd.reproduce: entry_figures entry_page entry_result fidelity_sheet reproduction"
     " row_results same_terms",

@@ -15,7 +15,7 @@ from privdd.data.digits import digits
 from privdd.privacy.accounting import epsilon as accounted
 from privdd.privacy.claims.claim import DELTA
 from privdd.privacy.claims.feature_theorems import kairouz, printed_composition
-from privdd.reproduce.sentences import HERE, NOT, OPEN, Decision, Evidence
+from privdd.reproduce.decided import HERE, NOT, OPEN, Decided, Grounds
 
 SIGMAS, PRINTED = (1.0, 3.0, 5.0), (10.0, 1.11, 0.4)
 STEPS, BATCH, CLASS = (
@@ -31,7 +31,7 @@ def gaussian_epsilon(sigma: float, sensitivity: float, delta: float = DELTA) -> 
     return accounted(dpa.GaussianDpEvent(sigma / sensitivity), delta)
 
 
-def feddm_theorem(evidence: Evidence) -> Decision:
+def feddm_theorem(evidence: Grounds) -> Decided:
     """The kindest case: T steps at the smallest q, Poisson batches, and each record clipped (the method clips their mean)."""
     q = BATCH / CLASS
     lines, holds = [], True
@@ -47,10 +47,10 @@ def feddm_theorem(evidence: Evidence) -> Decision:
     lines.append(
         "this is the kindest case: a client that holds all 5,000 records of a class, each record clipped by itself"
     )
-    return Decision(HERE if holds else NOT, tuple(lines))
+    return Decided(HERE if holds else NOT, tuple(lines))
 
 
-def fedrd_table_two(evidence: Evidence) -> Decision:
+def fedrd_table_two(evidence: Grounds) -> Decided:
     natural = [2 * math.log(1 / DELTA) / sigma**2 for sigma in SIGMAS]
     common = [2 * math.log10(1 / DELTA) / sigma**2 for sigma in SIGMAS]
     same = [abs(a - b) < 0.01 for a, b in zip(natural, PRINTED, strict=True)]
@@ -59,10 +59,10 @@ def fedrd_table_two(evidence: Evidence) -> Decision:
         f"base 10: {', '.join(f'{v:.3g}' for v in common)}",
         f"printed: {', '.join(f'{v:g}' for v in PRINTED)}",
     )
-    return Decision(HERE if all(same) else NOT, lines)
+    return Decided(HERE if all(same) else NOT, lines)
 
 
-def fedfed_less_noise(evidence: Evidence) -> Decision:
+def fedfed_less_noise(evidence: Grounds) -> Decided:
     """One Gaussian release of a vector of norm at most rho, against one of norm at most 1."""
     raw = 1.0
     target = gaussian_epsilon(raw, 1.0)
@@ -75,21 +75,21 @@ def fedfed_less_noise(evidence: Evidence) -> Decision:
         f"noise over norm is the same for both ({high / SHARE:.3g} and {raw:.3g}): less noise, on a signal as much weaker",
         "the generator is trained on raw records and sent without noise, so this says nothing of the whole method",
     )
-    return Decision(HERE if high < raw else NOT, lines)
+    return Decided(HERE if high < raw else NOT, lines)
 
 
-def fedfed_square(evidence: Evidence) -> Decision:
+def fedfed_square(evidence: Grounds) -> Decided:
     once, twice, four = (gaussian_epsilon(s, norm) for s, norm in ((1.0, 1.0), (2.0, 2.0), (4.0, 2.0)))
     lines = (
         f"norm 1, noise 1: epsilon {once:.3g}; norm 2, noise 2: {twice:.3g}; norm 2, noise 4: {four:.3g}",
         "twice the norm needs twice the noise, as in the paper's own proof (appendix D.1)",
     )
-    return Decision(
+    return Decided(
         NOT if math.isclose(once, twice, rel_tol=1e-6) and not math.isclose(once, four, rel_tol=0.05) else HERE, lines
     )
 
 
-def fedfed_composition(evidence: Evidence) -> Decision:
+def fedfed_composition(evidence: Grounds) -> Decided:
     lines, below = [], False
     for clients in (10, 100):
         epsilon = 0.876
@@ -97,10 +97,10 @@ def fedfed_composition(evidence: Evidence) -> Decision:
         below = below or printed < source * (1 - 1e-9)
         lines.append(f"{clients} clients of epsilon {epsilon:g}: printed {printed:.4g}, its source {source:.4g}")
     lines.append("clients hold different records, so no composition over clients is needed: the worst client counts")
-    return Decision(NOT if below else HERE, tuple(lines))
+    return Decided(NOT if below else HERE, tuple(lines))
 
 
-def fedlgd_lpips(evidence: Evidence) -> Decision:
+def fedlgd_lpips(evidence: Grounds) -> Decided:
     """LPIPS between pictures and the same with more and more noise."""
     pictures = digits("digits", None, Keys(0)).test.x[:32]
     noise = torch.randn(pictures.shape, generator=Keys(0).fold("lpips").torch())
@@ -108,10 +108,10 @@ def fedlgd_lpips(evidence: Evidence) -> Decision:
     try:
         found = [float(lpips((pictures + s * noise).clamp(0, 1), pictures).mean()) for s in steps]
     except LpipsUnavailable:
-        return Decision(OPEN, ("no pretrained weights of LPIPS on this machine",))
+        return Decided(OPEN, ("no pretrained weights of LPIPS on this machine",))
     lines = (
         "LPIPS between 32 pictures and themselves under noise of "
         + ", ".join(f"{s:g}: {v:.3f}" for s, v in zip(steps, found, strict=True)),
         "a smaller LPIPS means more alike, so the paper's numbers as printed say that the attack got better",
     )
-    return Decision(NOT if bool(np.all(np.diff(found) > 0)) else HERE, lines)
+    return Decided(NOT if bool(np.all(np.diff(found) > 0)) else HERE, lines)

@@ -8,18 +8,19 @@ from dataclasses import asdict
 from pathlib import Path
 
 from privdd.reporting.plots import environment
-from privdd.reproduce.sentences import HERE, NOT, OPEN, Decision, Sentence
+from privdd.reproduce.decided import HERE, NOT, OPEN, Decided
+from privdd.reproduce.sentences import Sentence
 from privdd.runtime.files import write_bytes, write_json
 
 
-def counted(decisions: Mapping[str, Decision]) -> str:
+def counted(decisions: Mapping[str, Decided]) -> str:
     """ "3 hold here, 4 do not, 2 are undecided"."""
     found = Counter(decision.verdict for decision in decisions.values())
     return f"{found[HERE]} hold here, {found[NOT]} do not, {found[OPEN]} are undecided"
 
 
 def write_sentences(
-    sentences: Sequence[Sentence], decisions: Mapping[str, Decision], folder: Path, command: str
+    sentences: Sequence[Sentence], decisions: Mapping[str, Decided], folder: Path, command: str
 ) -> Path:
     """``privacy.html`` and ``privacy.json`` in ``folder`` -> the page."""
     folder.mkdir(parents=True, exist_ok=True)

@@ -20,14 +20,15 @@ from privdd.reproduce.attack_verdicts import (
     strongest_membership,
 )
 from privdd.reproduce.audit_runs import AUDITS, AuditRuns
+from privdd.reproduce.decided import HERE, NOT, OPEN, Decided
 from privdd.reproduce.on_trial import tried
 from privdd.reproduce.sentence_page import counted, write_sentences
-from privdd.reproduce.sentences import HERE, NOT, OPEN, Decision, Sentence, all_sentences
+from privdd.reproduce.sentences import SENTENCES, Sentence
 from privdd.reproduce.typed import Wish
 
 
 class Made:
-    """Evidence that was made up."""
+    """Grounds that was made up."""
 
     def __init__(self, found: dict | None = None, result: dict | None = None) -> None:
         self.found, self.result = found or {}, result or {}
@@ -126,7 +127,7 @@ def test_a_training_decides_as_its_order_does(verdict: str, expected: str) -> No
 
 
 def test_every_sentence_is_quoted_and_named_once() -> None:
-    sentences = all_sentences()
+    sentences = SENTENCES
     assert len({s.name for s in sentences}) == len({s.quote for s in sentences}) == len(sentences) >= 10
     assert {s.by for s in sentences} == {"formula", "attack", "training"}
 
@@ -139,8 +140,8 @@ def test_finished_audits_are_used_again_and_the_page_is_escaped(tmp_path: Path, 
     monkeypatch.setattr(AuditRuns, "results", lambda self, entry: {"columns": [{"text": [{"worse": "algo=fedfed_raw", "gain": 0.0, "p": None, "verdict": "reversed in the mean"}]}]})
     assert tried(Wish("privacy", out=tmp_path)) == 0
     told = json.loads((tmp_path / "privacy" / "privacy.json").read_text())
-    assert len(told["sentences"]) == len(all_sentences()) and "do not" in capsys.readouterr().out
+    assert len(told["sentences"]) == len(SENTENCES) and "do not" in capsys.readouterr().out
     hostile = Sentence("x", "<i>", "<script>alert(1)</script>", "r", "formula", formula.fedfed_square)
-    page = write_sentences([hostile], {"x": Decision(OPEN, ("<b>",))}, tmp_path / "h", "cmd").read_text()
+    page = write_sentences([hostile], {"x": Decided(OPEN, ("<b>",))}, tmp_path / "h", "cmd").read_text()
     assert "<script>" not in page and "&lt;script&gt;" in page and "<b>" not in page
-    assert counted({"x": Decision(OPEN, ())}) == "0 hold here, 0 do not, 1 are undecided"
+    assert counted({"x": Decided(OPEN, ())}) == "0 hold here, 0 do not, 1 are undecided"
