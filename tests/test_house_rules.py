@@ -99,7 +99,7 @@ TESTED_IN = {  # test file -> modules of which it is the test, where its name is
     "checking/test_told_apart.py": "privdd.checking: direction_game learned shift_law",
     "configs/test_experiment.py": "privdd.federated: experiment; privdd.cli: equal_terms",
     "configs/test_groups.py": "privdd.cli: assemble config",
-    "data/test_domains.py": "privdd.data: corruptions digits made_digits",
+    "data/test_domains.py": "privdd.data: corruptions digits image_filters made_digits textured_corruptions",
     "data/test_shards.py": "privdd.data: dataset",
     "data/test_sources.py": "privdd.data: custom download mnist vision",
     "distillation/test_distribution_matching.py": "privdd.distillation: class_subsets initial_images networks sampling",
