@@ -112,5 +112,5 @@ def _likeness(found: Sequence[Mapping[str, Mapping[str, float]]]) -> ExtraTable:
     rows = tuple(
         (kind, f"{PRINTED_PSNR[kind]:g}", _spread([one["psnr"][kind] for one in found])) for kind in ("x_r", "x_s")
     )
-    note = "PSNR to x in dB, higher is more alike; x_s as it is, neither scaled nor shifted."
+    note = "PSNR to x in dB, higher is more alike; pixels are clipped to [0, 1], as those of x_s below 0 are."
     return ExtraTable("Table 12: how alike x and its parts are", ("part", "paper", "here"), rows, note)
