@@ -149,6 +149,13 @@ def test_figures_say_where_each_row_ends(whole: tuple[Path, dict]) -> None:
     assert axes.lines[0].get_xdata()[-1] == found.columns[0].rows[0].uploaded[-1]
 
 
+def test_rows_are_named_without_what_all_of_them_say() -> None:
+    assert label("algo=virtual_data") == "fedavg on virtual data"
+    assert label("algo=virtual_data algo/inner=moon algo.virtual.ipc=50") == "moon on virtual data virtual.ipc=50"
+    assert label("algo=fedfed algo/base=scaffold") == "fedfed on scaffold"
+    assert label("algo=feddm model=convnet algo.ipc=3") == "feddm model=convnet ipc=3"
+
+
 def test_a_row_that_fails_is_named_and_does_not_stop_the_others(tmp_path: Path) -> None:
     """More clients than FedDM can be dealt to at seed 0 fail; the page says so, and the other entry's rows stand."""
     broken = PaperEntry(ENTRY.name, "x", ENTRY.experiment, overrides={"small": (*TINY, "data.limit=4")})
