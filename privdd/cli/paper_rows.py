@@ -1,4 +1,4 @@
-"""One row of a paper's table: its config as plain values, its terms, and its training."""
+"""One row of a paper's table: its config as plain values, its terms, its training; audits of the same kind."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from privdd.cli.assemble import assemble
 from privdd.cli.config import choices, config_dir, register_resolvers
 from privdd.cli.equal_terms import row_terms
 from privdd.cli.main import config_of
 from privdd.cli.read_settings import plain
-from privdd.cli.runs import run_training
+from privdd.cli.runs import run_audit, run_training
 from privdd.core.errors import BadConfig
+from privdd.federated.experiment import Experiment
 
 LEFT_OUT = ("paper", "preset", "name", "seed", "engine", "capture", "run", "resume", "tracking", "device")
 
@@ -66,3 +68,15 @@ def train_row(overrides: Sequence[str], seed: int, path: Path) -> int:
     register_resolvers()
     typed = ["python", "-m", "privdd.train", *overrides, f"seed={seed}"]
     return run_training(row_config(overrides, seed), path, typed)
+
+
+def experiment_of(overrides: Sequence[str], seed: int) -> Experiment:
+    """The row, assembled, to be run by hand."""
+    register_resolvers()
+    return assemble(row_config(overrides, seed))
+
+
+def audit_row(overrides: Sequence[str], path: Path) -> int:
+    """Audit a run into ``path`` -> exit status of privdd.audit; one that was stopped goes on."""
+    register_resolvers()
+    return run_audit(config_of("audit", *overrides), path, ["python", "-m", "privdd.audit", *overrides])

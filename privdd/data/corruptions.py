@@ -1,7 +1,8 @@
 """Image corruptions named after CIFAR-10-C (Hendrycks and Dietterich 2019), as plain array code.
 
-A dozen of its nineteen, with its severities 1 to 5; the others need textures or codecs. Images are
-(n, c, h, w) in [0, 1]; every draw comes from the generator. Pixel values are clipped to [0, 1].
+All nineteen, with its severities 1 to 5; those of weather and lenses are in ``textured_corruptions``, which says where
+they are not the original. Images are (n, c, h, w) in [0, 1]; every draw comes from the generator. Pixel values are
+clipped to [0, 1].
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Generator, Tensor
 from torch.nn import functional as F
+
+from privdd.data.image_filters import disk, filtered, gaussian_kernel, smoothed, streaked, zoomed
+from privdd.data.textured_corruptions import TEXTURED
 
 Corruption = Callable[[Tensor, int, Generator], Tensor]
 
@@ -58,29 +62,23 @@ def _speckle_noise(x: Tensor, level: int, g: Generator) -> Tensor:
 
 
 def _gaussian_blur(x: Tensor, level: int, g: Generator) -> Tensor:
-    return _filtered(x, _gaussian_kernel((0.4, 0.6, 0.7, 0.8, 1.0)[level]))
+    return filtered(x, gaussian_kernel((0.4, 0.6, 0.7, 0.8, 1.0)[level]))
 
 
 def _defocus_blur(x: Tensor, level: int, g: Generator) -> Tensor:
     radius, soft = ((0.3, 0.4), (0.4, 0.5), (0.5, 0.6), (1.0, 0.2), (1.5, 0.1))[level]
-    return _filtered(x, _smoothed(_disk(radius), _gaussian_kernel(soft)))
+    return filtered(x, smoothed(disk(radius), gaussian_kernel(soft)))
 
 
 def _motion_blur(x: Tensor, level: int, g: Generator) -> Tensor:
     radius, sigma = ((6, 1.0), (6, 1.5), (6, 2.0), (8, 2.0), (9, 2.5))[level]
-    angles = (torch.rand(len(x), generator=g) - 0.5) * (math.pi / 2)
-    steps = torch.arange(radius + 1)
-    weights = (-(steps**2) / (2 * sigma**2)).exp()
-    out = torch.zeros_like(x)
-    for step, weight in zip(steps.tolist(), (weights / weights.sum()).tolist()):
-        out += weight * _shifted(x, step * angles.cos(), step * angles.sin())
-    return out
+    return streaked(x, radius, sigma, (torch.rand(len(x), generator=g) - 0.5) * (math.pi / 2))
 
 
 def _zoom_blur(x: Tensor, level: int, g: Generator) -> Tensor:
     largest = (0.05, 0.10, 0.15, 0.20, 0.25)[level]
     zooms = torch.arange(0, largest + 0.005, 0.01)
-    total = x + sum(_zoomed(x, 1 + float(zoom)) for zoom in zooms)
+    total = x + sum(zoomed(x, 1 + float(zoom)) for zoom in zooms)
     return total / (len(zooms) + 1)
 
 
@@ -122,47 +120,6 @@ CORRUPTIONS: dict[str, Corruption] = {
     "contrast": _contrast,
     "saturate": _saturate,
     "pixelate": _pixelate,
+    **TEXTURED,
 }
 COLOUR_ONLY = ("saturate",)
-
-
-def _filtered(x: Tensor, kernel: Tensor) -> Tensor:
-    """Each channel through one odd-sided kernel, borders repeated."""
-    side = kernel.shape[-1] // 2
-    padded = F.pad(x, (side,) * 4, mode="replicate")
-    channels = x.shape[1]
-    return F.conv2d(padded, kernel.to(x.dtype).expand(channels, 1, *kernel.shape), groups=channels)
-
-
-def _gaussian_kernel(sigma: float) -> Tensor:
-    side = max(1, math.ceil(4 * sigma))
-    line = (-(torch.arange(-side, side + 1) ** 2) / (2 * sigma**2)).exp()
-    kernel = line[:, None] * line[None, :]
-    return kernel / kernel.sum()
-
-
-def _disk(radius: float) -> Tensor:
-    axis = torch.arange(-3, 4)
-    disk = (axis[:, None] ** 2 + axis[None, :] ** 2 <= radius**2).float()
-    return disk / disk.sum()
-
-
-def _smoothed(kernel: Tensor, by: Tensor) -> Tensor:
-    side = by.shape[-1] - 1
-    return F.conv2d(kernel[None, None], by[None, None], padding=side)[0, 0]
-
-
-def _shifted(x: Tensor, dx: Tensor, dy: Tensor) -> Tensor:
-    """Each image moved by its own (dx, dy) pixels, bilinear, borders repeated."""
-    height, width = x.shape[2:]
-    theta = torch.zeros(len(x), 2, 3)
-    theta[:, 0, 0] = theta[:, 1, 1] = 1
-    theta[:, 0, 2], theta[:, 1, 2] = 2 * dx / width, 2 * dy / height
-    grid = F.affine_grid(theta, list(x.shape), align_corners=False)
-    return F.grid_sample(x, grid, mode="bilinear", padding_mode="border", align_corners=False)
-
-
-def _zoomed(x: Tensor, zoom: float) -> Tensor:
-    theta = torch.tensor([[1 / zoom, 0.0, 0.0], [0.0, 1 / zoom, 0.0]]).expand(len(x), 2, 3)
-    grid = F.affine_grid(theta, list(x.shape), align_corners=False)
-    return F.grid_sample(x, grid, mode="bilinear", padding_mode="border", align_corners=False)

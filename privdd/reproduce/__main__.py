@@ -34,6 +34,10 @@ def _main(argv: Sequence[str]) -> int:
     from privdd.runtime.allocator import keep_memory
 
     keep_memory()
+    if asked.name == "privacy":
+        from privdd.reproduce.on_trial import tried
+
+        return tried(asked)
     return everything(asked) if asked.name == "all" else one(asked)
 
 

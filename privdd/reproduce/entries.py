@@ -33,7 +33,8 @@ class PaperEntry:
 
     experiment: the file in configs/experiment whose rows it shows, "" where none are trained for it; kind: one of
     ``RUNS``, ``ELSEWHERE``, ``NOTHING``, ``OUT``; why: of the last three; needs: data sets of the paper that do not come
-    with privdd; small: the columns that scale=small trains (empty: all).
+    with privdd; small: the columns that scale=small trains (empty: all);
+    features: measure x, x_s and x_r as well (``feature_kinds``).
     """
 
     name: str
@@ -43,6 +44,7 @@ class PaperEntry:
     why: str = ""
     needs: tuple[str, ...] = ()
     small: tuple[str, ...] = ()
+    features: bool = False
     ahead: tuple[Ahead, ...] = ()
     overrides: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 

@@ -43,10 +43,12 @@ def plots(column: TableColumn) -> list[Plot]:
 
 
 def label(row: str) -> str:
-    """A row without the words that every row has."""
-    return (
-        row.removeprefix("algo=").replace(" algo/base=", " on ").replace(" algo/inner=", " of ").replace(" algo.", " ")
-    )
+    """A row without the words that every row has: "fedprox on virtual data", "fedfed on scaffold"."""
+    words = row.removeprefix("algo=").split()
+    if words[0] == "virtual_data":
+        inner = next((word for word in words if word.startswith("algo/inner=")), "algo/inner=fedavg")
+        words = [f"{inner.partition('=')[2]} on virtual data", *(word for word in words[1:] if word != inner)]
+    return " ".join(words).replace(" algo/base=", " on ").replace(" algo.", " ")
 
 
 def _draw(rows: Sequence[RowResult], in_bytes: bool) -> Figure:

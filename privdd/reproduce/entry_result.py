@@ -8,6 +8,7 @@ from typing import Any
 
 from privdd.cli.paper_rows import paper_of
 from privdd.reproduce.entries import PaperEntry
+from privdd.reproduce.feature_kinds import ExtraTable
 from privdd.reproduce.fidelity_sheet import Difference, differences, lasting, stand_in
 from privdd.reproduce.paper_order import RowPair, Whole, kendall, leads, ordered, pair
 from privdd.reproduce.plan_rows import PaperCell
@@ -57,6 +58,7 @@ class Result:
     differences: tuple[Difference, ...]
     lasting: tuple[Mapping[str, str], ...]
     stand_in: str
+    tables: tuple[ExtraTable, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -67,6 +69,7 @@ class Result:
             "uneven": [asdict(one) for one in self.uneven],
             "fidelity": [{**asdict(one), "direction": one.direction} for one in self.differences],
             "at_every_scale": [dict(one) for one in self.lasting],
+            "tables": [asdict(one) for one in self.tables],
         }  # fmt: skip
 
 
@@ -86,7 +89,13 @@ def _row(row: RowResult, target: float | None) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def result(entry: PaperEntry, asked: Wish, made: Sequence[PaperCell], rows: Sequence[RowResult]) -> Result:
+def result(
+    entry: PaperEntry,
+    asked: Wish,
+    made: Sequence[PaperCell],
+    rows: Sequence[RowResult],
+    tables: Sequence[ExtraTable] = (),
+) -> Result:
     """Compare. Rows without all seeds take no part in what is said about the order."""
     paper = paper_of(entry.experiment)
     names = dict.fromkeys(cell.column for cell in made)
@@ -95,7 +104,7 @@ def result(entry: PaperEntry, asked: Wish, made: Sequence[PaperCell], rows: Sequ
     )
     return Result(
         entry, asked, paper["source"], paper["metric"], paper["best"], columns, tuple(uneven(entry, asked.scale, made)),
-        tuple(differences(entry, made)), tuple(lasting(entry)), stand_in(entry, asked.scale),
+        tuple(differences(entry, made)), tuple(lasting(entry)), stand_in(entry, asked.scale), tuple(tables),
     )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from privdd.core.errors import BadConfig
 from privdd.reproduce.entries import PaperEntry, catalogue, find
 from privdd.reproduce.entry_page import headline, write
 from privdd.reproduce.entry_result import Result, result
+from privdd.reproduce.feature_kinds import tables
 from privdd.reproduce.plan_rows import PaperCell, cells
 from privdd.reproduce.row_results import results
 from privdd.reproduce.train_rows import train
@@ -31,7 +32,8 @@ def reproduced(entry: PaperEntry, asked: Wish) -> tuple[Result, Path, int]:
     rows = asked.out / asked.scale / "rows" / entry.experiment
     failed = train(made, asked.seeds, rows, asked.jobs, entry.name)
     found = results(made, asked.seeds, rows, bool(paper_of(entry.experiment)["best"]), failed)
-    compared = result(entry, asked, made, found)
+    extra = tables(made, asked.seeds, asked.out / asked.scale / "rows") if entry.features else []
+    compared = result(entry, asked, made, found, extra)
     return compared, write(compared, asked.out / asked.scale / entry.name), len(failed)
 
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import io
+import math
+
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from privdd.core.keys import Keys
 from privdd.data import Partition, load, make_shards
 from privdd.data.corruptions import CORRUPTIONS, corrupt, names_for
+from privdd.data.image_filters import displaced, streaked
 from privdd.data.made_digits import font_digits, on_photos
+from privdd.data.textured_corruptions import plasma
 
 
 def photo(count: int = 4, channels: int = 3, side: int = 24) -> torch.Tensor:
@@ -31,7 +37,8 @@ def test_corruption_is_keyed_bounded_and_grows_with_severity(name):
         assert torch.equal(y, again) and y.shape == x.shape and y.min() >= 0 and y.max() <= 1
         damage.append(float((y - x).pow(2).mean()))
     assert torch.equal(before, torch.get_rng_state())
-    assert damage[4] > damage[0] > 0 or name == "saturate"  # saturate turns from pale to vivid at severity 3
+    # saturate turns from pale to vivid at severity 3; elastic_transform from turning to rippling at severity 2
+    assert damage[4] > damage[0] > 0 or (name in ("saturate", "elastic_transform") and min(damage) > 0)
 
 
 def test_noise_has_the_stated_moments():
@@ -56,6 +63,48 @@ def test_closed_forms():
     torch.testing.assert_close(corrupt("contrast", x, 4, generator()), 0.3 * centred + x.mean((2, 3), keepdim=True))
 
 
+def test_textures_and_codecs_do_what_they_say():
+    """Glass moves pixels and makes none; JPEG is Pillow's; fog, snow and frost brighten; mud covers what it covers."""
+    x = photo(side=32)
+    flat = torch.full((2, 3, 32, 32), 0.5)
+    torch.testing.assert_close(corrupt("glass_blur", flat, 5, generator()), flat, atol=1e-5, rtol=0)
+    torch.testing.assert_close(corrupt("elastic_transform", flat, 5, generator()), flat, atol=1e-5, rtol=0)
+    shuffled = corrupt("glass_blur", x, 1, generator())  # a blur of 0.05 pixels changes nothing
+    torch.testing.assert_close(shuffled.flatten(2).sort(-1).values, x.flatten(2).sort(-1).values, atol=1e-5, rtol=0)
+    packed = io.BytesIO()
+    Image.fromarray((x[0] * 255).byte().permute(1, 2, 0).numpy()).save(packed, "JPEG", quality=50)
+    expected = torch.from_numpy(np.asarray(Image.open(packed)).copy()).permute(2, 0, 1) / 255
+    torch.testing.assert_close(corrupt("jpeg_compression", x, 4, generator())[0], expected)
+    for name in ("snow", "frost"):
+        assert corrupt(name, x * 0.5, 1, generator()).mean() > (x * 0.5).mean()
+    fog = corrupt("fog", flat, 2, generator())  # 0.5 + 0.5 cloud, scaled by 0.5 / (0.5 + 0.5)
+    assert fog.min() >= 0.25 - 1e-6 and fog.max() <= 0.5 + 1e-6 and fog.std() > 0.02
+    mud = corrupt("spatter", flat, 5, generator())
+    touched = (mud != 0.5).any(1)
+    assert 0.005 < touched.float().mean() < 0.5 and (mud[:, 0][touched] > mud[:, 2][touched]).all()
+
+
+def test_warps_by_hand():
+    """A displacement of one pixel is a shift; smearing spreads one point along the angle alone."""
+    x = photo(side=8)
+    ones, zeros = torch.ones(4, 8, 8), torch.zeros(4, 8, 8)
+    torch.testing.assert_close(displaced(x, ones, zeros)[..., :-1], x[..., 1:], atol=1e-5, rtol=0)
+    torch.testing.assert_close(displaced(x, zeros, ones)[:, :, :-1], x[:, :, 1:], atol=1e-5, rtol=0)
+    point = torch.zeros(1, 1, 9, 9)
+    point[0, 0, 4, 4] = 1
+    smeared = streaked(point, 2, 1.0, torch.zeros(1))[0, 0]
+    weights = torch.tensor([1.0, math.exp(-0.5), math.exp(-2.0)])
+    torch.testing.assert_close(smeared[4, 2:5].flip(0), weights / weights.sum(), atol=1e-5, rtol=0)
+    assert smeared.sum() == pytest.approx(1, abs=1e-5) and smeared[3].abs().max() < 1e-5
+
+
+def test_clouds_are_keyed_within_bounds_and_rougher_where_they_decay_less():
+    smooth, rough = (plasma(8, 32, decay, generator()) for decay in (3.0, 1.5))
+    assert torch.equal(smooth, plasma(8, 32, 3.0, generator())) and not torch.equal(smooth[0], smooth[1])
+    assert float(smooth.min()) == 0 and float(smooth.max()) == 1
+    assert rough.diff(dim=2).abs().mean() > 1.5 * smooth.diff(dim=2).abs().mean()
+
+
 def test_bad_corruptions_are_refused():
     with pytest.raises(ValueError, match="rain"):
         corrupt("rain", photo(), 1, generator())
@@ -65,7 +114,7 @@ def test_bad_corruptions_are_refused():
         corrupt("saturate", photo(channels=1), 1, generator())
     with pytest.raises(ValueError, match="each once"):
         names_for(3, ["contrast", "contrast"])
-    assert "saturate" not in names_for(1) and len(names_for(3)) == 12
+    assert "saturate" not in names_for(1) and len(names_for(3)) == 19
 
 
 def test_corrupted_set_deals_each_record_once():

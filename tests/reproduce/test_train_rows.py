@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -18,10 +20,13 @@ from privdd.reproduce.entry_figures import label, plots
 from privdd.reproduce.entry_page import PAGE
 from privdd.reproduce.entry_result import SCHEMA
 from privdd.reproduce.fidelity_sheet import DIRECTIONS
+from privdd.reproduce.plan_rows import cells
 from privdd.reproduce.reproduction import reproduced
 from privdd.reproduce.row_results import results
 from privdd.reproduce.train_rows import train
 from privdd.reproduce.typed import Wish
+from privdd.runtime import processes
+from privdd.runtime.payload import packed, unpacked
 
 TINY = ("data=digits", "data.limit=120", "data.test_limit=60", "partition.clients=3", "model.width=4", "paper.terms.rounds=2", "algo.matching.iterations=2", "algo.server.epochs=2")
 AHEAD = Ahead("algo=feddm algo.rho=3", "algo=feddm algo.rho=10", "a <b>bold</b> claim")
@@ -144,6 +149,13 @@ def test_figures_say_where_each_row_ends(whole: tuple[Path, dict]) -> None:
     assert axes.lines[0].get_xdata()[-1] == found.columns[0].rows[0].uploaded[-1]
 
 
+def test_rows_are_named_without_what_all_of_them_say() -> None:
+    assert label("algo=virtual_data") == "fedavg on virtual data"
+    assert label("algo=virtual_data algo/inner=moon algo.virtual.ipc=50") == "moon on virtual data virtual.ipc=50"
+    assert label("algo=fedfed algo/base=scaffold") == "fedfed on scaffold"
+    assert label("algo=feddm model=convnet algo.ipc=3") == "feddm model=convnet ipc=3"
+
+
 def test_a_row_that_fails_is_named_and_does_not_stop_the_others(tmp_path: Path) -> None:
     """More clients than FedDM can be dealt to at seed 0 fail; the page says so, and the other entry's rows stand."""
     broken = PaperEntry(ENTRY.name, "x", ENTRY.experiment, overrides={"small": (*TINY, "data.limit=4")})
@@ -153,14 +165,22 @@ def test_a_row_that_fails_is_named_and_does_not_stop_the_others(tmp_path: Path) 
     assert found["columns"][0]["leader"] is None
 
 
-def test_the_same_training_in_two_columns_is_done_once_and_processes_change_nothing(whole: tuple[Path, dict], tmp_path: Path) -> None:
-    from dataclasses import replace
+def test_the_same_training_in_two_columns_is_done_once_and_travels_to_workers(
+    whole: tuple[Path, dict], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What workers would be sent is packed and unpacked here; their pool has tests of its own."""
+    asked: list[tuple[int, int]] = []
 
-    from privdd.reproduce.plan_rows import cells
+    def sent_and_run(fn: Callable, work: Sequence, *, workers: int, threads: int, retries: int) -> Iterator:
+        asked.append((workers, threads))
+        for item in work:
+            there, thing = unpacked(packed((fn, item)))
+            yield unpacked(packed(there(thing)))
 
+    monkeypatch.setattr(processes, "process_map", sent_and_run)
     made = cells(ENTRY, "small")[:2]
     twice = [*made, *(replace(cell, column="again") for cell in made)]
-    assert train(twice, (0,), tmp_path / "rows", 2, "two") == {}
+    assert train(twice, (0,), tmp_path / "rows", 8, "two") == {} and asked == [(2, 1)]
     assert len(list(tmp_path.glob("rows/*/training.json"))) == 2
     found = results(twice, (0,), tmp_path / "rows", False, {})
     by_row = {row["row"]: row["by_seed"]["0"] for row in whole[1]["columns"][0]["rows"]}

@@ -1,0 +1,46 @@
+"""Every sentence with its verdict: one page, one JSON."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from privdd.reporting.plots import environment
+from privdd.reproduce.decided import HERE, NOT, OPEN, Decided
+from privdd.reproduce.sentences import Sentence
+from privdd.runtime.files import write_bytes, write_json
+
+
+def counted(decisions: Mapping[str, Decided]) -> str:
+    """ "3 hold here, 4 do not, 2 are undecided"."""
+    found = Counter(decision.verdict for decision in decisions.values())
+    return f"{found[HERE]} hold here, {found[NOT]} do not, {found[OPEN]} are undecided"
+
+
+def write_sentences(
+    sentences: Sequence[Sentence], decisions: Mapping[str, Decided], folder: Path, command: str
+) -> Path:
+    """``privacy.html`` and ``privacy.json`` in ``folder`` -> the page."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = [
+        {
+            "name": s.name,
+            "where": s.where,
+            "quote": s.quote,
+            "reading": s.reading,
+            "by": s.by,
+            **asdict(decisions[s.name]),
+        }
+        for s in sentences
+    ]
+    write_json(folder / "privacy.json", {"schema": 1, "command": command, "sentences": rows})
+    tones = {HERE: "consistent", NOT: "contradiction", OPEN: "unprotected"}
+    text = (
+        environment()
+        .get_template("sentences.html.jinja")
+        .render(rows=rows, tones=tones, counted=counted(decisions), command=command)
+    )
+    write_bytes(folder / "privacy.html", text.encode(errors="replace"))
+    return folder / "privacy.html"
