@@ -150,7 +150,7 @@ def page(found: Mapping[Cell, Done]) -> str:
         "Accuracy in per cent at equal accounted ε (δ = 1e-5, one record more or less, the total over all rounds): mean ± standard",
         "deviation over seeds, and how many. 6,000 records (digits: all 1,437), 2,000 test records (digits: 360), labels skewed by",
         "Dirichlet(α). Each method's settings are the same in all tables; they were chosen on a seed of Fashion-MNIST that is not",
-        "reported. A public map is pre-trained on ImageNet by others. Under secure aggregation (`trust=secagg`) the server sees sums",
+        "reported, and dp_head has its own under secure aggregation. A public map is pre-trained on ImageNet by others. Under secure aggregation (`trust=secagg`) the server sees sums",
         "only, and one client may collude. Written by `python -m benchmarks.leaderboard`, which goes on where it stopped.",
     ]  # fmt: skip
     missing = []
