@@ -24,6 +24,7 @@ from privdd.data.partition import Partition
 from privdd.data.shards import make_shards
 from privdd.data.sources import load
 from privdd.federated.capture import Capture
+from privdd.federated.crowd import too_few
 from privdd.federated.experiment import Experiment
 from privdd.federated.method import Method
 from privdd.federated.settings import AuditSettings, PrivacySettings, RunSettings
@@ -82,6 +83,8 @@ def assemble(config: DictConfig, *, noise_here: bool = True) -> Experiment:
     plan = replace(plan, method=plan.method.released_through(plan.mechanisms, problem))
     plan = replace(plan, settings=_noise_settings(run, audit), paired_noise=privacy.paired_noise)
     _check_delta(privacy, plan, shards)
+    if said := too_few(plan):
+        warnings.warn(said, stacklevel=2)
     engine = Engine(**plain(config.engine))
     return Experiment(run, privacy, audit, plan, dataset, shards, engine, Capture(**plain(config.capture)))
 

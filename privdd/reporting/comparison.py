@@ -11,6 +11,7 @@ from privdd.reporting.epsilon_figures import FrontierPoint
 from privdd.reporting.figures import RocLine
 from privdd.reporting.findings_file import FindingsError
 from privdd.reporting.folder import RunRecord, read_run
+from privdd.reporting.frontier import places
 from privdd.reporting.grouping import Setting, settings
 from privdd.reporting.plots import Album, Plot
 from privdd.reporting.schema import TprAt
@@ -144,6 +145,7 @@ def write_comparison(
     page = plots.environment().get_template("comparison.html.jinja")
     text = page.render(
         made=made,
+        places=places(made),
         title=headline(made),
         sentences=sentences(made),
         albums=pictures,

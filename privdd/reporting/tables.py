@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from statistics import stdev
 from typing import Any
 
+from privdd.reporting.frontier import places
 from privdd.reporting.grouping import Setting
 from privdd.reporting.words import number, share
 
@@ -79,9 +80,10 @@ def frontier_table(settings: Sequence[Setting]) -> Table:
         "method", "setting", "seeds", "epsilon_pld", "epsilon_rdp", "epsilon_claimed", "epsilon_measured",
         "delta", "unit", "relation", "accuracy_mean", "accuracy_std", "accuracy_min", "accuracy_max", "diverged",
         "tpr_at_0.001", "tpr_at_0.01", "psnr", "uploaded_bytes_per_client", "verdict",
-        "noise_source", "paired_noise",
+        "noise_source", "paired_noise", "trust", "public_data", "dominated_by",
     )  # fmt: skip
-    return header, [_frontier_row(setting) for setting in settings]
+    placed = {id(p.setting): [p.trust, p.public or None, p.dominated or None] for p in places(settings)}
+    return header, [[*_frontier_row(s), *placed.get(id(s), [None] * 3)] for s in settings]
 
 
 def _frontier_row(s: Setting) -> list[Any]:

@@ -1,0 +1,78 @@
+"""Who is beaten on equal terms: by epsilon and accuracy, and never by a setting that trusts or knows more."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from privdd.reporting.comparison import write_comparison
+from privdd.reporting.frontier import places, public_data, trust_of
+from privdd.reporting.grouping import Setting
+from tests.reporting.fixture import write_run
+
+ALEXNET = {"rows": {"extractor": {"_target_": "privdd.distillation.public_features.AlexNet"}}}
+
+
+def setting(label: str, epsilon: float, *accuracies: float, trust: str = "local", **more: Any) -> Setting:
+    terms = {"delta": 1e-5, "unit": "record", "relation": "add_remove"} | more
+    bound = SimpleNamespace(best=epsilon, certified=more.get("certified"))
+    privacy = SimpleNamespace(epsilon=bound, delta=terms["delta"], unit=terms["unit"], relation=terms["relation"])
+    config = {"trust": {"name": trust}, "algo": more.get("algo", {}), "partition": {"clients": more.get("clients", 3)}}
+    runs = [
+        SimpleNamespace(
+            config=config,
+            findings=SimpleNamespace(
+                run=SimpleNamespace(data="digits"), privacy=privacy, utility=SimpleNamespace(accuracy=a, diverged=None), findings=[]
+            ),
+        )
+        for a in accuracies
+    ]
+    return Setting(label, label, (), tuple(runs))  # type: ignore[arg-type]
+
+
+def beaten(*made: Setting) -> dict[str, str]:
+    return {p.setting.label: p.dominated for p in places(made)}
+
+
+def test_less_accuracy_at_no_less_epsilon_is_beaten() -> None:
+    assert beaten(setting("a", 1.0, 0.8), setting("b", 3.0, 0.7), setting("c", 3.0, 0.9)) == {"a": "", "b": "c", "c": ""}
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"trust": "secagg"}, {"algo": ALEXNET}, {"unit": "client"}, {"relation": "zero_out"}, {"delta": 1e-6}, {"clients": 10},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_setting_on_other_terms_beats_nobody(other: dict[str, Any]) -> None:
+    assert beaten(setting("weak", 3.0, 0.7), setting("strong", 1.0, 0.9, **other))["weak"] == ""
+
+
+def test_stricter_terms_beat_laxer_ones() -> None:
+    lax = setting("lax", 3.0, 0.7, trust="secagg", algo=ALEXNET)
+    assert beaten(lax, setting("strict", 3.0, 0.8)) == {"lax": "strict", "strict": ""}
+
+
+def test_accuracies_within_the_seeds_spread_are_equal() -> None:
+    close = setting("one", 1.0, 0.70, 0.80, 0.75), setting("two", 1.0, 0.72, 0.82, 0.77)
+    assert set(beaten(*close).values()) == {""}
+    far = setting("one", 1.0, 0.70, 0.71, 0.72), setting("two", 1.0, 0.80, 0.81, 0.82)
+    assert beaten(*far) == {"one": "two", "two": ""}
+
+
+def test_what_is_read_from_a_stored_config() -> None:
+    assert (trust_of({}), trust_of({"trust": {"name": "secagg"}})) == ("local", "secagg")
+    assert public_data({"algo": ALEXNET}) == "ImageNet (AlexNet's weights)" and public_data({"algo": {"lr": 1}}) == ""
+    assert public_data({}) == ""
+
+
+def test_the_page_and_its_csv_say_who_is_beaten(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / str(z), algo="fedfed_dp", kind="consistent", noise=z, seed=0) for z in (0.5, 2.0)]
+    page = write_comparison(runs, tmp_path / "out")
+    assert "Beaten by" in page.read_text(encoding="utf-8")
+    head = (tmp_path / "out" / "frontier.csv").read_text(encoding="utf-8").splitlines()[0]
+    assert head.endswith("trust,public_data,dominated_by")
