@@ -25,7 +25,7 @@ from privdd.cli.config import composed
 from privdd.cli.runs import run_audit
 from tests.conftest import SmallAudit
 from tests.federations import SHORT
-from tests.system.test_readme import BLOCKS, commands, mine
+from tests.system.test_readme import BLOCKS, ROOT, commands, mine
 
 __all__ = ["mine"]  # a fixture
 # The start of a line -> why no test here runs it, and where its like is run.
@@ -36,8 +36,18 @@ NOT_RUN = {
     "privdd.audit algo=fedavg engine=ray": "wants a cluster: tests/system/test_two_nodes.py starts one",
     "privdd.audit -m algo=fedavg,feddm,fedfed,fedlgd hydra/launcher=joblib": "starts workers: tests/cli/test_sweeps.py",
     "privdd.audit -m algo=fedfed_dp": "its slow part, the method, is audited in tests/auditing/test_findings.py; sweeps: tests/cli/test_sweeps.py",
+    "privdd.audit target.model=": "trains models of its own: tests/targets/test_run_target.py",
+    "privdd.audit target.synthetic=": "the same: tests/targets/test_synthetic_target.py",
+    "privdd.report DIR --pdf": "needs a browser: tests/reporting/test_pdf.py",
     "make audit": "installs into an environment of its own, then runs privdd.audit algo=fedfed, which is run here",
     "make test": "is how tests are run",
+}
+# How a block of Python begins -> the test that runs it.
+PYTHON = {
+    "from privdd.api import audit": "tests/system/test_readme.py:test_python_examples_run",
+    "# mine/": "tests/system/test_readme.py:test_the_examples_run_together",
+    "# test_signs.py": "tests/system/test_readme.py:test_the_contract_check_runs",
+    "from sklearn.datasets import load_digits": "tests/targets/test_tutorial.py",
 }
 SMALL = ("data.test_limit=40", "partition.clients=2", "audit.records=12", "audit.worlds=3", "audit.victims=1")
 GUARANTEE = ("audit.guarantee.runs=20", "audit.guarantee.slow_runs=20", "audit.guarantee.images=1")
@@ -132,8 +142,27 @@ def test_a_shown_command_runs(line: str, place: Path, monkeypatch: pytest.Monkey
     assert "Traceback" not in said.err
 
 
+def test_the_tab_key_completes_settings(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    line = "privdd-audit algo=fedf"
+    monkeypatch.setattr(sys, "argv", ["privdd-audit", "-sc", "query=bash"])
+    monkeypatch.setenv("COMP_LINE", line)
+    monkeypatch.setenv("COMP_POINT", str(len(line)))
+    GlobalHydra.instance().clear()
+    command.main("audit", run_audit)
+    assert {"algo=fedfed", "algo=fedfed_dp"} <= set(capsys.readouterr().out.split())
+
+
 def test_what_is_not_run_is_listed_and_shown() -> None:
     left = [line for line in shown() if not run_here(line)]
     assert [line for line in left if not any(line.startswith(start) for start in NOT_RUN)] == []
     assert [start for start in NOT_RUN if not any(line.startswith(start) for line in left)] == []
     assert len(shown()) - len(left) >= 15
+
+
+def test_every_block_of_python_is_run_by_a_test() -> None:
+    blocks = [text for kind, text in BLOCKS if kind == "python"]
+    assert [text for text in blocks if not text.startswith(tuple(PYTHON))] == []
+    assert [start for start in PYTHON if not any(text.startswith(start) for text in blocks)] == []
+    for place in PYTHON.values():
+        path, _, name = place.partition(":")
+        assert f"def {name}(" in (ROOT / path).read_text(encoding="utf-8") if name else (ROOT / path).is_file()
