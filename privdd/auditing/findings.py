@@ -179,6 +179,8 @@ def _surfaces(
             audited = "nothing to read: what was sent says the same of every record, or the same whoever is in"
         if audited is False and progress.diverged is not None:
             audited = f"waived: {words(progress.diverged)}"
+        if audited is False and (silent := [f for f in tried if f.measures.get("status") == "nothing_to_read"]):
+            audited = f"not attacked: {silent[0].attack} could not read it; {silent[0].measures.get('note', '')}"
         if audited is False:
             raise RuntimeError(f"surface {surface} was released and neither attacked nor waived")
         yield {

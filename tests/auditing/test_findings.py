@@ -15,11 +15,13 @@ from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
 from attacks.membership.lira import Lira
+from attacks.types import Adversary, Family, Finding, Surface
+from privdd.auditing import findings
 from privdd.auditing import pipeline as auditing
 from privdd.auditing.attack_tasks import AttackFailed
 from privdd.auditing.coverage import check_coverage
 from privdd.auditing.findings import both
-from privdd.cli.assemble import attacks_of, shipped_attacks
+from privdd.cli.assemble import assemble, attacks_of, shipped_attacks
 from privdd.cli.config import composed
 from privdd.cli.read_settings import audit_settings
 from privdd.cli.runs import run_audit
@@ -331,3 +333,17 @@ def test_an_attack_that_breaks_stops_the_audit(tmp_path, monkeypatch):
     with pytest.raises(AttackFailed, match=r"attack lira on update \(server\) failed: ZeroDivisionError: no shadows"):
         run_audit(small_config("attack=[lira,loss_threshold]"), tmp_path, [])
     assert not (tmp_path / "findings.json").exists()
+
+
+def test_a_surface_that_its_only_attack_could_not_read_was_not_attacked() -> None:
+    """An attack of one's own may find nothing to compare in a single world: that is said, and the run goes on."""
+    progress, _, _ = trained("fedavg")
+    note = {"status": "nothing_to_read", "note": "nothing to read: its scores are the same", "worlds": 1}
+    sent = {release.surface for release in progress.ledger.releases}
+    mute = [Finding(Surface(one), "rank", Family.MEMBERSHIP, Adversary.SERVER, dict(note)) for one in sent]
+    experiment = assemble(tiny_config("fedavg", command="audit"))
+    rows = list(findings._surfaces(experiment, progress, mute, {}))
+    assert len(rows) >= 2
+    assert {row["audited"] for row in rows} == {f"not attacked: rank could not read it; {note['note']}"}
+    with pytest.raises(RuntimeError, match="neither attacked nor waived"):
+        list(findings._surfaces(experiment, progress, [], {}))

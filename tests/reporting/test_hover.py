@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import json
 import re
 from itertools import pairwise
 from pathlib import Path
@@ -14,7 +16,9 @@ from privdd.reporting.comparison import write_comparison
 from privdd.reporting.curves import curve
 from privdd.reporting.figures import RocLine
 from privdd.reporting.hover import Zone, layer
+from privdd.reporting.page import write_report
 from privdd.reporting.style import themed, to_svg
+from tests.reporting.test_page import browse
 
 
 @pytest.fixture(scope="module")
@@ -56,3 +60,24 @@ def test_the_page_has_a_switch_for_every_curve_that_it_can_hide(runs: dict[str, 
 
 def test_a_drawing_without_an_area_has_no_layer(line: RocLine) -> None:
     assert layer("<svg></svg>", figures.roc([line]).axes[0], [Zone(None, None, "x", ())]) == ""
+
+
+SWITCH = """<!doctype html><meta charset="utf-8"><iframe id="f" srcdoc="%s" style="width:1400px;height:3000px"></iframe><pre id="out"></pre>
+<script>const frame = document.getElementById("f");
+frame.onload = () => {
+  const page = frame.contentDocument, figure = page.querySelector(".toggles").parentElement;
+  const seen = () => ["c0", "c1"].map(one => page.defaultView.getComputedStyle(figure.querySelector("." + one)).display);
+  const before = seen();
+  figure.querySelector(".k0").click();
+  document.getElementById("out").textContent = JSON.stringify([before, seen()]);
+};</script>"""
+
+
+@pytest.mark.browser
+def test_a_curve_that_is_switched_off_is_gone_and_the_others_stay(runs: dict[str, Path], tmp_path: Path) -> None:
+    text = write_report(runs["unprotected"]).read_text(encoding="utf-8")
+    (tmp_path / "host.html").write_text(SWITCH % html.escape(text, quote=True), encoding="utf-8")
+    document, console = browse(tmp_path / "host.html", tmp_path / "profile")
+    found = re.search(r'<pre id="out">(.*?)</pre>', document)
+    assert found and console == []
+    assert json.loads(html.unescape(found.group(1))) == [["inline", "inline"], ["none", "inline"]]
