@@ -17,7 +17,7 @@ from privdd.cli.type_check import hint_at
 from privdd.core.errors import BadConfig
 
 OF_HYDRA = ("--hydra-help", "--info", "-i", "--cfg", "-c", "--shell-completion", "-sc", "--package", "-p", "--resolve")
-OPTIONS = ("-m", "--multirun", "--config-dir", "-cd", "--help", "-h", "--version", *OF_HYDRA)
+OPTIONS = ("-m", "--multirun", "--config-dir", "-cd", "--help", "-h", "--version", "--dry-run", *OF_HYDRA)
 
 
 def check_overrides(command: str, argv: Sequence[str]) -> DictConfig:
