@@ -72,7 +72,7 @@ def test_force_is_a_truth_value_and_missing_in_old_configs() -> None:
     config = tiny_config("fedavg")
     assert forced(config) is False and forced(OmegaConf.create({"seed": 0})) is False
     assert forced(tiny_config("fedavg", "resources.force=true")) is True
-    with pytest.raises(BadConfig, match="^resources.force='often': true or false is needed"):
+    with pytest.raises(BadConfig, match=r"^resources.force='often': true or false is needed"):
         forced(tiny_config("fedavg", "resources.force=often"))
 
 
