@@ -25,7 +25,9 @@ from privdd.runtime.run_folder import RunFolder
 from privdd.runtime.workers import threads
 
 AGAIN = "~"  # marks the second and third run of an attack in the probe
-START = 4.0  # CPU seconds until training: imports, config, data; measured, as the probe itself has them behind it
+START = (
+    7.0  # CPU seconds of imports, config, data and what ends a run: measured, as the probe itself has them behind it
+)
 SHADOW = 0.05  # CPU seconds of all membership attacks on one surface for one world: measured
 RECORDED = 0.7  # of its steps' cost: a long search replays recorded kernels
 
