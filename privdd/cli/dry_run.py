@@ -13,7 +13,6 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from privdd.cli.read_settings import forced
 from privdd.core.errors import BadConfig
 
 OPTION = "--dry-run"
@@ -29,6 +28,7 @@ def dry_run(config: DictConfig, path: Path) -> int:
     """Print the price of the audit of ``config`` into ``path``; exit status 0. Raises BadConfig for what cannot run."""
     from privdd.auditing.findings import write_run
     from privdd.cli.assemble import assemble, attacks_of
+    from privdd.cli.read_settings import forced
     from privdd.pricing.needs import check_fits
     from privdd.pricing.probe import Probe, price
     from privdd.reporting.page import write_report

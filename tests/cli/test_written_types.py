@@ -61,7 +61,7 @@ def test_right_values_and_what_is_not_understood_pass() -> None:
 
 def test_a_mistyped_number_imports_no_torch() -> None:
     code = (
-        "import sys; from privdd.cli.overrides import check_overrides\n"
+        "import sys, privdd.cli.main; from privdd.cli.overrides import check_overrides\n"
         "try: check_overrides('audit', ['algo.rounds=abc'])\n"
         "except ValueError as e: print(e, 'torch' in sys.modules)"
     )
