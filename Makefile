@@ -3,7 +3,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 ARGS ?=
-BENCHMARKS = $(filter-out __init__ machine,$(basename $(notdir $(wildcard benchmarks/*.py))))
+# of speed, minutes in all; the others take hours, or measure findings: python -m benchmarks.NAME --help
+BENCHMARKS = gate overhead dp_sgd dp_distillation simulation engines worlds inversion accounting
 
 .PHONY: audit smoke test lint types docs benchmarks lock clean help
 
@@ -26,7 +27,7 @@ types: $(VENV)/.dev              ## static types
 docs: $(VENV)/.dev               ## the documentation, into site/
 	$(BIN)/mkdocs build --strict --quiet
 
-benchmarks: $(VENV)/.dev         ## every benchmark at its small size
+benchmarks: $(VENV)/.dev         ## speed against references (fails beyond a margin), then every benchmark of speed
 	for b in $(BENCHMARKS); do echo "== $$b"; $(BIN)/python -m benchmarks.$$b || exit 1; done
 
 $(VENV)/.runtime: pyproject.toml constraints.txt $(wildcard locks/*)

@@ -32,6 +32,7 @@ MAY_IMPORT["verifying"] = {"core", "runtime", "privacy", "federated", "auditing"
 MAY_IMPORT["checking"] = {"core", "runtime", "privacy", "reporting", "attacks"}  # mechanisms of others, as black boxes
 MAY_IMPORT["tapping"] = {"core", "runtime", "privacy", "federated", "attacks"}  # recordings of federations that others run
 MAY_IMPORT["targets"] = {"tapping", "core", "runtime", "privacy", "federated", "auditing", "reporting", "checking", "attacks"}  # what others trained
+MAY_IMPORT["pricing"] = {"core", "runtime", "federated", "auditing", "attacks"}
 MAY_IMPORT["cli"] = {*MAY_IMPORT}
 MAY_IMPORT["canary"] = {"core", "runtime", "tapping", "checking", "cli", "attacks"}  # sealed canaries: no simulation is run
 MAY_IMPORT["planted"] = {*MAY_IMPORT, "cli"}  # faults for the self-test: they are planted everywhere

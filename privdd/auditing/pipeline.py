@@ -111,7 +111,7 @@ def audit(experiment: Experiment, attacks: Mapping[str, Attack], folder: RunFold
     trained = clock()
     scene = Scene(experiment, progress, game, shards[plan.victim], record)
     grouped = rounds_of(progress.snapshots, experiment.audit.rounds)
-    stages = _stages(scene, whole, folder, grouped)
+    stages = stages_at(scene, whole, folder, grouped)
     stacked, sent = _worlds(stages), sent_at_the_end(scene, whole, folder)
     replayed = clock()
     lacking = frozenset[str]().union(*(stages[t].lacking(stacked[t]) for t in stages))
@@ -131,7 +131,7 @@ def audit(experiment: Experiment, attacks: Mapping[str, Attack], folder: RunFold
     return Audited(scene, findings, seconds, budget, {t: stages[t].choice for t in grouped}, not_run)
 
 
-def _stages(scene: Scene, whole: Shard, folder: RunFolder, grouped: Mapping[int, Sequence[int]]) -> dict[int, Stage]:
+def stages_at(scene: Scene, whole: Shard, folder: RunFolder, grouped: Mapping[int, Sequence[int]]) -> dict[int, Stage]:
     """The replays of every round of ``grouped`` (audited round -> its rounds), not yet run."""
     experiment, snapshots, training = scene.experiment, scene.progress.snapshots, scene.experiment.audit.training
 

@@ -66,6 +66,7 @@ OPTIONS_TEXT = (
     "  -m                 several values, KEY=A,B,C, run one after the other and are compared",
     "  --config-dir DIR   a folder of your own yaml files (algo/, attack/, data/, ... below it)",
     "  --cfg job          print the whole configuration and stop",
+    "  --dry-run          audit: print CPU time, memory and disk that it would take, by stage, and stop",
     "  --version, --help",
 )
 READ_ON = "README.md says what the numbers mean; docs/ has the tables; privdd.report, .verify and .selftest --help."

@@ -16,6 +16,7 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, open_dict
 
+from privdd.cli import dry_run
 from privdd.cli.config import (
     composed,
     config_dir,
@@ -67,7 +68,10 @@ def _main(command: str, run: Run) -> int:
     public, secret_typed = taken(quoted(sys.argv[1:]))
     sys.argv = [sys.argv[0], *public]
     typed, trusted = _without_trust(public)
+    priced_only = dry_run.wanted(typed)
     argv = expand(typed, command)
+    if priced_only:
+        return dry_run.priced(command, argv, config_of(command, *argv))
     if any(a.split("=")[0] in OF_HYDRA for a in argv):
         _hydra(command, run, argv)
         return 0

@@ -14,10 +14,11 @@ from omegaconf import DictConfig, OmegaConf
 
 from privdd.cli.config import GROUPS, choices, composed, config_dir, one_line, own_folders
 from privdd.cli.type_check import hint_at
+from privdd.cli.written_types import check_plain
 from privdd.core.errors import BadConfig
 
 OF_HYDRA = ("--hydra-help", "--info", "-i", "--cfg", "-c", "--shell-completion", "-sc", "--package", "-p", "--resolve")
-OPTIONS = ("-m", "--multirun", "--config-dir", "-cd", "--help", "-h", "--version", *OF_HYDRA)
+OPTIONS = ("-m", "--multirun", "--config-dir", "-cd", "--help", "-h", "--version", "--dry-run", *OF_HYDRA)
 
 
 def check_overrides(command: str, argv: Sequence[str]) -> DictConfig:
@@ -37,7 +38,9 @@ def check_overrides(command: str, argv: Sequence[str]) -> DictConfig:
     base = composed(command, [_first_value(o) for o in group], folders)
     for override in plain:
         _known(base, override.key_or_group)
-    return composed(command, [_first_value(o) for o in parsed], folders)
+    config = composed(command, [_first_value(o) for o in parsed], folders)
+    check_plain(config, [o.key_or_group for o in plain])
+    return config
 
 
 def _check_form(argv: Sequence[str], folders: Sequence[str]) -> None:

@@ -16,7 +16,19 @@ from privdd.federated.settings import AuditSettings, Budget, PrivacySettings, Ru
 from privdd.federated.trust import LOCAL, Trust
 from privdd.runtime.renames import original
 
-UNFINGERPRINTED = ("attack", "audit", "engine", "capture", "run", "resume", "scores", "name", "tracking", "paper")
+UNFINGERPRINTED = (
+    "attack",
+    "audit",
+    "engine",
+    "capture",
+    "run",
+    "resume",
+    "scores",
+    "name",
+    "tracking",
+    "paper",
+    "resources",
+)
 
 OF_THE_NOISE = ("secret", "paired_noise")  # neither changes what is run, and runs of earlier versions have neither
 
@@ -37,6 +49,14 @@ def fingerprint(config: DictConfig) -> str:
     if isinstance(trust := content.get("trust"), dict) and trust.get("name") == "local":
         del content["trust"]  # as in every run of earlier versions
     return hashlib.blake2b(json.dumps(content, sort_keys=True, default=str).encode(), digest_size=8).hexdigest()
+
+
+def forced(config: DictConfig) -> bool:
+    """``resources.force``; stored configs of earlier versions have none. Raises BadConfig where it is no truth value."""
+    value = mapping_at(config, "resources").get("force", False) if "resources" in config else False
+    if not isinstance(value, bool):
+        raise refused("resources.force", value, "true or false is needed")
+    return value
 
 
 def algo_name(config: DictConfig) -> str:

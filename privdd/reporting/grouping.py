@@ -16,7 +16,7 @@ from privdd.reporting.schema_values import Verdict
 from privdd.reporting.summary import weak
 
 # Keys about where and how a run was computed, not what was computed: at the top level, and at any depth.
-APART = frozenset({"engine", "hydra", "run", "resume", "device", "capture", "tracking", "name", "scores"})
+APART = frozenset({"engine", "hydra", "run", "resume", "device", "capture", "tracking", "name", "scores", "resources"})
 APART_ANYWHERE = frozenset({"seed", "root"})
 
 

@@ -19,7 +19,7 @@ from attacks.low_bits import low_bits, off_lattice
 from privdd.core.keys import Keys
 from privdd.privacy.accounting import epsilon
 from privdd.privacy.clipping import clip_factors, clipped_sum, record_norms
-from privdd.privacy.lattice import BITS, Lattice
+from privdd.privacy.lattice import BITS, Lattice, Total
 from privdd.privacy.mechanism import Mechanism
 from privdd.privacy.mechanisms import ClientLevel, ClippedSum, FeatureNoise
 from privdd.privacy.noise import Noise, SystemNoise, noise_for
@@ -305,3 +305,19 @@ def test_the_authors_features_stay_as_they_print_them() -> None:
     for mechanism in (FeatureNoise(noise_std=0.3), FeatureNoise(noise_std=0.3, clip_norm=1.0, broadcast_batch=4)):
         output = mechanism({"x": rand(6, 1, 4, 4)}, noise())
         assert output.lattice is None and low_bits(output.value["x"], 0.3).betrays
+
+
+@pytest.mark.parametrize("largest", [2.0**12, 2.0**29.5, 2.0**30, 2.0**35])
+def test_a_running_sum_is_the_sum_of_all_rounded_records(largest: float) -> None:
+    """Every record at its bound and of one sign, so that int32 overflows where too many are added in it."""
+    lattice = Lattice(2.0**-16, largest)
+    whole = torch.full((11, 5), largest * lattice.step, dtype=torch.float64)
+    whole[:, 1] *= -1
+    whole[:, 2] *= 0.3
+    running, first = Total(lattice, (5,)), 0
+    for size in (1, 1, 3, 0, 1, 4, 1):
+        running.add(whole[first : first + size], torch.ones(size))
+        first += size
+    expected = sum((torch.trunc(row / lattice.step).to(torch.int64) for row in whole), torch.zeros(5, dtype=torch.int64))
+    assert first == 11 and torch.equal(running.value(), expected)
+    assert torch.equal(running.value(), lattice.total(whole, torch.ones(11)))

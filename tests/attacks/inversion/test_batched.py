@@ -65,7 +65,7 @@ def test_several_models_in_one_batch_give_the_images_of_each_alone(monkeypatch: 
 
 @pytest.mark.parametrize("together", [0, 1, 3])
 def test_a_bound_on_memory_changes_no_value(together: int) -> None:
-    model, (x, y) = models(1)[0], digits()
+    model, (_, y) = models(1)[0], digits()
     given = sent(model, 0, 4)
     start = torch.rand((4, *SHAPE), generator=rng(1))
     one = Matching(Victim(model, LOCAL), OBJECTIVES["absolute"], given, y[:4, None], 1e-3)
@@ -93,7 +93,7 @@ def test_recorded_kernels_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_kernels_are_recorded_once_and_see_new_images(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, (x, y) = models(1)[0], digits()
+    model, (_, y) = models(1)[0], digits()
     matching = Matching(Victim(model, LOCAL), OBJECTIVES["absolute"], sent(model, 0, 2), y[:2, None], 1e-3)
     recorded, calls = Recorded(matching), []
     real = optimise.Matching._functional
@@ -128,5 +128,5 @@ def test_problems_with_models_of_their_own_need_one_that_can_be_batched() -> Non
     model, (x, y) = convnet(4, side=8, depth=1, norm=nn.BatchNorm2d).train(), digits()
     rows = {name: torch.stack([p.detach(), p.detach()]) for name, p in model.named_parameters()}
     problem = Matching(Victim(model), OBJECTIVES["absolute"], [], y[:2, None], parameters=rows)
-    with pytest.raises(ValueError, match="^parameters: problems with models of their own"):
+    with pytest.raises(ValueError, match=r"^parameters: problems with models of their own"):
         problem(x[:2, None])

@@ -1,0 +1,123 @@
+"""``--dry-run``: what an audit would take, by stage, from a short probe of it; nothing is kept."""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import redirect_stderr
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from privdd.core.errors import BadConfig
+
+OPTION = "--dry-run"
+ROUNDS = ("algo.rounds", "algo.distill_rounds", "algo.base.rounds")
+LENGTHS = ("iterations", "steps", "budget")  # of an attack's search, at any depth of its config
+PARTS = (40, 20)  # a search of the probe is so many times shorter than its own
+LONG = 100  # shorter searches are run as they are
+FEW = {"rounds": 1, "federations": 0, "victims": 2}  # of the audit, at most
+WORLDS = 3
+
+
+def dry_run(config: DictConfig, path: Path) -> int:
+    """Print the price of the audit of ``config`` into ``path``; exit status 0. Raises BadConfig for what cannot run."""
+    from privdd.auditing.findings import write_run
+    from privdd.cli.assemble import assemble, attacks_of
+    from privdd.cli.read_settings import forced
+    from privdd.pricing.needs import check_fits
+    from privdd.pricing.probe import Probe, price
+    from privdd.reporting.page import write_report
+
+    if config.get("scores") is not None or config.get("run") is not None or config.get("resume") is not None:
+        raise BadConfig(f"{OPTION}: only a run that trains has a price; leave scores=, run= and resume= away")
+    whole = assemble(copy.deepcopy(config))
+    check_fits(whole, path, force=forced(config))
+    small = _small(config, whole.plan.method.worlds_per_pass if whole.plan.method.shares_work else 0)
+    attacks, lengths = dict(attacks_of(config)), {}
+    for name, node in (small.get("attack") or {}).items():
+        if lengthened := shortened(OmegaConf.to_container(node, resolve=True)):
+            first, second, lengths[name] = lengthened
+            attacks[name], attacks[f"{name}~1"], attacks[f"{name}~2"] = _built(first, first, second)
+    with tempfile.TemporaryDirectory() as folder:
+        OmegaConf.save(small, Path(folder) / "config.yaml", resolve=True)
+
+        def report(kept: Any, audited: Any) -> None:
+            whole_names = [f for f in audited.findings if "~" not in f.attack]
+            write_run(kept, replace(audited, findings=tuple(whole_names)), ["privdd.audit", OPTION])
+            write_report(kept.path)
+
+        with redirect_stderr(StringIO()):
+            found = price(whole, Probe(assemble(small), attacks, lengths), Path(folder), report)
+    print(
+        "\n".join(
+            [f"{config.name or 'this run'}: nothing was kept; from a short probe on this machine", *found.lines()]
+        )
+    )
+    return 0
+
+
+def _small(config: DictConfig, together: int) -> DictConfig:
+    """The config of the probe. together: worlds of one pass, where the method replays them so."""
+    small = copy.deepcopy(config)
+    with open_dict(small):
+        for key in ROUNDS:
+            if OmegaConf.select(small, key) is not None:
+                OmegaConf.update(small, key, 1)
+        for name, most in FEW.items():
+            small.audit[name] = min(most, small.audit[name])
+        small.audit.worlds = min(max(WORLDS, together + 1), small.audit.worlds)
+        small.participation, small.tracking = 1.0, None
+        small.engine = {"kind": "serial", "threads": small.engine.threads}
+        small.audit.require = "some"
+    return small
+
+
+def shortened(node: Any) -> tuple[Any, Any, tuple[int, int, int]] | None:
+    """An attack's config with its searches shortened by both of ``PARTS``, and the lengths of its longest search in
+    the two and in itself; None where it has no long search."""
+    longest = max((value for _, value in _searches(node)), default=0)
+    if longest < LONG:
+        return None
+    made = []
+    for part in PARTS:
+        made.append(copy.deepcopy(node))
+        for place, value in list(_searches(made[-1])):
+            place[0][place[1]] = max(1, round(value / part)) if value >= LONG else value
+    first, second = (max(1, round(longest / part)) for part in PARTS)
+    return made[0], made[1], (first, second, longest)
+
+
+def _searches(node: Any) -> Iterator[tuple[tuple[dict[str, Any], str], int]]:
+    """((mapping, key), value) of every length of a search at or below ``node``."""
+    for key, value in node.items() if isinstance(node, Mapping) else ():
+        if key in LENGTHS and isinstance(value, int) and not isinstance(value, bool):
+            yield (node, key), value  # type: ignore[misc]
+        yield from _searches(value)
+
+
+def _built(*nodes: Any) -> list[Any]:
+    from privdd.cli.assemble import build
+
+    return [build(OmegaConf.create(node)) for node in nodes]
+
+
+def wanted(argv: list[str]) -> bool:
+    """Whether the arguments ask for a price; the option is taken out of them."""
+    asked = OPTION in argv
+    while OPTION in argv:
+        argv.remove(OPTION)
+    return asked
+
+
+def priced(command: str, argv: list[str], config: DictConfig) -> int:
+    """``dry_run`` of a checked command line."""
+    from privdd.cli.sweeps import is_sweep
+
+    if command != "audit" or is_sweep(argv):
+        raise BadConfig(f"{OPTION}: the price of one audit; leave -m away")
+    return dry_run(config, Path.cwd())

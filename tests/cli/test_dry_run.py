@@ -1,0 +1,47 @@
+"""``--dry-run`` prints the price of an audit and keeps nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from privdd.cli import dry_run
+from privdd.cli.main import config_of
+from privdd.core.errors import BadConfig
+
+FEW = ["algo=fedproto", "preset=smoke", "data.limit=150", "data.test_limit=40", "partition.clients=3", "model.width=4"]
+
+
+def test_searches_are_shortened_at_any_depth_and_short_ones_are_not() -> None:
+    node = {"captures": 500, "method": {"iterations": 1000, "lr": 0.1}, "prior": {"steps": 400}, "budget": 60}
+    found = dry_run.shortened(node)
+    assert found is not None
+    first, second, lengths = found
+    assert (first["method"]["iterations"], first["prior"]["steps"], first["budget"], first["captures"]) == (25, 10, 60, 500)
+    assert (second["method"]["iterations"], second["prior"]["steps"]) == (50, 20) and lengths == (25, 50, 1000)
+    assert node["method"] == {"iterations": 1000, "lr": 0.1}
+    assert dry_run.shortened({"iterations": 99, "flag": True}) is None
+
+
+def test_a_price_has_every_stage_and_keeps_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = config_of("audit", *FEW, "attack=[lira,label_counts]", "name=mine")
+    before = OmegaConf.to_yaml(config)
+    assert dry_run.dry_run(config, tmp_path) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert out[0].startswith("mine: ") and {"train", "worlds", "attacks", "start", "report"} <= {line.split()[0] for line in out[1:]}
+    assert "CPU s; memory" in out[-1]
+    assert list(tmp_path.iterdir()) == [] and OmegaConf.to_yaml(config) == before
+
+
+def test_what_has_no_price_is_refused() -> None:
+    with pytest.raises(BadConfig, match=r"^--dry-run: .*leave -m away"):
+        dry_run.priced("audit", ["-m", "seed=0,1"], config_of("audit", *FEW))
+    with pytest.raises(BadConfig, match=r"^--dry-run: the price of one audit"):
+        dry_run.priced("train", [], config_of("train", "algo=fedavg"))
+    argv = ["algo=fedavg", "--dry-run"]
+    assert dry_run.wanted(argv) and argv == ["algo=fedavg"] and not dry_run.wanted(argv)
