@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import math
-import platform
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
-
-import torch
 
 from attacks.types import Adversary, Family, Finding
 from privdd import __version__
@@ -18,6 +14,7 @@ from privdd.auditing.coverage import not_attacked
 from privdd.auditing.looked_at import gaps
 from privdd.auditing.pipeline import Audited
 from privdd.auditing.public_facts import noise_of, public_facts
+from privdd.auditing.run_manifest import manifest
 from privdd.federated.checkpoint import write_ledger
 from privdd.federated.divergence import words
 from privdd.federated.experiment import Experiment
@@ -27,7 +24,6 @@ from privdd.privacy.ledger import SERVER, Ledger, Release
 from privdd.privacy.reconstruction import reconstruction, stated_at_most
 from privdd.reporting.findings_file import validate, write
 from privdd.reporting.schema import Findings, worst_verdict
-from privdd.runtime.engine import describe
 from privdd.runtime.files import jsonable, write_json
 from privdd.runtime.provenance import provenance
 from privdd.runtime.run_folder import RunFolder
@@ -262,31 +258,6 @@ def finding_row(finding: Finding, stated: float | None) -> dict[str, Any]:
         "adversary": finding.adversary,
     }
     return {k: str(v) for k, v in head.items()} | measures
-
-
-def manifest(
-    experiment: Experiment, progress: Progress, seconds: Mapping[str, float], argv: Sequence[str]
-) -> dict[str, Any]:
-    """Where, when and on what a run was made, and every client's bytes by round."""
-    return {
-        "schema": 1,
-        "version": __version__,
-        "seed": experiment.plan.keys.seed,
-        "config": experiment.run.fingerprint,
-        "command": list(argv),
-        "machine": {
-            "system": platform.system(),
-            "processor": platform.machine(),
-            "python": sys.version.split()[0],
-            "torch": torch.__version__,
-        },
-        "engine": describe(experiment.engine),
-        "audited_client": experiment.plan.victim,
-        "data_note": experiment.dataset.note,
-        "seconds": dict(seconds),
-        "uploaded_bytes": [{str(k): v for k, v in r.items()} for r in progress.uploaded],
-        "downloaded_bytes": [{str(k): v for k, v in r.items()} for r in progress.downloaded],
-    }
 
 
 def write_run(folder: RunFolder, audited: Audited, argv: Sequence[str]) -> Findings:

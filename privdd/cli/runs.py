@@ -150,7 +150,8 @@ def run_training(config: DictConfig, path: Path, argv: Sequence[str]) -> int:
 def _train(config: DictConfig, path: Path, argv: Sequence[str], held: ExitStack) -> int:
     import time
 
-    from privdd.auditing.findings import both, manifest, per_client
+    from privdd.auditing.findings import both, per_client
+    from privdd.auditing.run_manifest import manifest
     from privdd.cli.assemble import assemble
     from privdd.cli.tracking import check_tracking, track
     from privdd.federated.divergence import words

@@ -80,7 +80,7 @@ def run_here(line: str) -> bool:
 @pytest.fixture
 def place(mine: Path, audited: Callable[[str], SmallAudit], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working folder with everything that the commands speak of."""
-    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))  # for the process in which a mechanism is checked
     for name in ("runs/first", "outputs/run-a", "DIR"):
         shutil.copytree(audited("fedavg").path, tmp_path / name)
     shutil.copytree(audited("fedavg_seed1").path, tmp_path / "outputs/run-b")
