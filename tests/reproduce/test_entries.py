@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -70,3 +71,10 @@ def test_a_mistyped_name_is_refused_with_the_nearest() -> None:
         find("fedrd.tabel1")
     with pytest.raises(BadConfig, match="reproduce list"):
         find("xyz")
+
+
+def test_the_page_of_results_counts_them_as_they_are() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "reproduction.md").read_text(encoding="utf-8")
+    assert f"{len(ENTRIES)} entries, of which {len(RUNNING)} run here" in " ".join(text.split())
+    named = {*re.findall(r"privdd\.reproduce ((?:feddm|fedrd|fedfed|fedlgd)\.\w+)", text)}
+    assert named and all(find(name).runs for name in named)
