@@ -49,7 +49,7 @@ def test_contents(wheel):
     assert modules <= names
     assert not [n for n in names if n.split("/")[0] not in ("privdd", "attacks") and ".dist-info/" not in n]
     assert not [n for n in names if "__pycache__" in n or n.startswith("tests/")]
-    assert {line.split(" = ")[0] for line in scripts.splitlines() if " = " in line} == {"privdd-audit", "privdd-train", "privdd-report", "privdd-selftest", "privdd-verify", "privdd-check"}
+    assert {line.split(" = ")[0] for line in scripts.splitlines() if " = " in line} == {"privdd-audit", "privdd-train", "privdd-report", "privdd-selftest", "privdd-verify", "privdd-check", "privdd-reproduce", "privdd-canary"}
     assert any(n.endswith("licenses/LICENSE") for n in names)
 
 
