@@ -93,7 +93,7 @@ def test_a_second_run_into_the_same_folder_goes_elsewhere(tmp_path: Path) -> Non
 # --- what goes wrong is marked, and never reaches the training -------------------------------------
 
 
-@pytest.mark.parametrize("at", [0, 3, 7])
+@pytest.mark.parametrize("at", [0, 2, 3, 7])
 def test_a_full_disk_leaves_the_training_alone_and_fails_the_recording(at: int, tmp_path: Path, monkeypatch: Any, caplog: Any) -> None:
     plain, _ = trained(client(), fedavg())
     calls, true_write = [], recorder.write_message
