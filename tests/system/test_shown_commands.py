@@ -40,6 +40,7 @@ NOT_RUN = {
     "privdd.audit target.synthetic=": "the same: tests/targets/test_synthetic_target.py",
     "privdd.report DIR --pdf": "needs a browser: tests/reporting/test_pdf.py",
     "make audit": "installs into an environment of its own, then runs privdd.audit algo=fedfed, which is run here",
+    "python3 -m venv": "installs into an environment of its own; tests/system/test_wheel.py installs what is built",
     "make test": "is how tests are run",
 }
 # How a block of Python begins -> the test that runs it.
