@@ -12,12 +12,15 @@ from scipy.stats import mannwhitneyu
 from torch import Tensor
 from torch.nn import functional as F
 
+from attacks.arrays import arrays
+
 FOLDS = 5
 COMPONENTS = 24  # principal components of the records; their squares are used as well
 UNFAIR = 1e-6  # p-value below which the control counts: cross-fitted scores vary up to 1.5 times as much as the test assumes,
 # as measured on records without any difference, so that this is below 1 in 1 000 of them
 
 
+@arrays
 def records_alone(x: Tensor, labels: Tensor, member: Tensor, generator: torch.Generator) -> Tensor:
     """Scores (n,) float64 of a ridge classifier on records x (n, ...) and labels (n,), each by one fitted without it.
 
@@ -41,6 +44,7 @@ def records_alone(x: Tensor, labels: Tensor, member: Tensor, generator: torch.Ge
     return scores
 
 
+@arrays
 def told_apart(blind: Tensor, member: Tensor) -> bool:
     """Whether scores (n,) that saw no target rank members (n,) bool above others (Mann and Whitney 1947, one-sided)."""
     inside, outside = blind[member].double().numpy(), blind[~member].double().numpy()

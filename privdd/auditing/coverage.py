@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Literal
 
-from attacks.types import Adversary, Attack, Family, Surface
+from attacks.types import Adversary, Attack, Family, Finding, Surface
 from privdd.auditing.readers import missing_hooks
 from privdd.core.errors import BadConfig
 from privdd.federated.method import Method
 from privdd.federated.settings import AuditSettings
 
 NOT_READ = "not read by the attacks asked for"  # why a surface is not attacked where audit.require=some
+
+
+def not_read(findings: Sequence[Finding]) -> str | Literal[False]:
+    """That a surface was not attacked, where an attack tried and its own scores told it nothing; else False."""
+    silent = [one for one in findings if one.measures.get("status") == "nothing_to_read"]
+    return (
+        f"not attacked: {silent[0].attack} could not read it; {silent[0].measures.get('note', '')}" if silent else False
+    )
 
 
 def not_attacked(reason: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from attacks.types import Adversary, Family, Finding
 from privdd import __version__
 from privdd.auditing.certified import certified, certified_on
-from privdd.auditing.coverage import not_attacked
+from privdd.auditing.coverage import not_attacked, not_read
 from privdd.auditing.looked_at import gaps
 from privdd.auditing.pipeline import Audited
 from privdd.auditing.public_facts import noise_of, public_facts
@@ -173,10 +173,8 @@ def _surfaces(
         audited: bool | str = True if attacked else not_attacked(waived[surface]) if surface in waived else False
         if audited is False and any(str(f.surface) == surface and unread(f) for f in findings):
             audited = "nothing to read: what was sent says the same of every record, or the same whoever is in"
-        if audited is False and progress.diverged is not None:
-            audited = f"waived: {words(progress.diverged)}"
-        if audited is False and (silent := [f for f in tried if f.measures.get("status") == "nothing_to_read"]):
-            audited = f"not attacked: {silent[0].attack} could not read it; {silent[0].measures.get('note', '')}"
+        audited = audited if audited or progress.diverged is None else f"waived: {words(progress.diverged)}"
+        audited = audited or not_read(tried)
         if audited is False:
             raise RuntimeError(f"surface {surface} was released and neither attacked nor waived")
         yield {

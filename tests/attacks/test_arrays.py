@@ -24,6 +24,7 @@ from attacks.inversion.victim import LocalSteps
 INSIDE = {
     "lpips_weights": "its distance is public as images.lpips",
     "canaries": "makes records for an audit",
+    "inversion.batched": "of a search over several victims",
     "inversion.compare": "compares with an audit's View",
     "inversion.decoder": "a network's blocks",
     "inversion.feature_attack": "reads an audit's View",
@@ -130,6 +131,8 @@ EXAMPLES: dict[str, Callable[[], tuple[Any, ...]]] = {
     "membership.readout:class_means": lambda: (random(6, 4), Y, 3),
     "membership.readout:nearest": lambda: (random(6, 4), random(5, 4, seed=1), 2.0),
     "membership.readout:readout": lambda: (random(6, 4), Y, random(3, 4, seed=1), 3),
+    "membership.records_alone:records_alone": lambda: (random(30, 4), torch.arange(30) % 3, coins(30), generator()),
+    "membership.records_alone:told_apart": lambda: (random(30), coins(30)),
     "membership.ridge:class_coefficients": lambda: (random(3, 4), random(6, 4, seed=1), Y),
     "membership.ridge:coefficients": lambda: (random(4), random(6, 4, seed=1)),
     "membership.ridge:solver": lambda: (random(6, 4),),

@@ -39,7 +39,10 @@ NOT_RUN = {
     "privdd.audit target.model=": "trains models of its own: tests/targets/test_run_target.py",
     "privdd.audit target.synthetic=": "the same: tests/targets/test_synthetic_target.py",
     "privdd.report DIR --pdf": "needs a browser: tests/reporting/test_pdf.py",
+    "privdd.canary": "three parties and their files: tests/canary/test_opened.py goes through issue, open and verify",
+    "privdd.reproduce": "trains for minutes: tests/reproduce/test_train_rows.py and test_typed.py, at a smaller size",
     "make audit": "installs into an environment of its own, then runs privdd.audit algo=fedfed, which is run here",
+    "python3 -m venv": "installs into an environment of its own; tests/system/test_wheel.py installs what is built",
     "make test": "is how tests are run",
 }
 # How a block of Python begins -> the test that runs it.
@@ -47,6 +50,8 @@ PYTHON = {
     "from privdd.api import audit": "tests/system/test_readme.py:test_python_examples_run",
     "# mine/": "tests/system/test_readme.py:test_the_examples_run_together",
     "# test_signs.py": "tests/system/test_readme.py:test_the_contract_check_runs",
+    "# tapped_app.py": "tests/system/test_tapped_loopback.py",
+    "from nvflare import FilterType": "tests/adapters/test_nvflare_tap.py",
     "from sklearn.datasets import load_digits": "tests/targets/test_tutorial.py",
 }
 SMALL = ("data.test_limit=40", "partition.clients=2", "audit.records=12", "audit.worlds=3", "audit.victims=1")
