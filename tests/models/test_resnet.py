@@ -1,4 +1,4 @@
-"""ResNet-18 against torchvision's, with the CIFAR stem put in."""
+"""ResNet-18 (privdd.models.resnet) against torchvision's, with the CIFAR stem put in."""
 
 from __future__ import annotations
 
