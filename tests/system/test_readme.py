@@ -19,6 +19,8 @@ from privdd.checking.command_line import read as read_check
 from privdd.cli.config import expand
 from privdd.cli.main import checked
 from privdd.report import parser
+from privdd.reproduce.entries import find
+from privdd.reproduce.typed import read as read_reproduce
 from privdd.targets.target_command import asks_for_target, read_command
 
 ROOT = Path(__file__).parents[2]
@@ -87,6 +89,12 @@ def test_the_commands_are_accepted(line: str, mine: Path) -> None:
     if module == "privdd.canary":
         assert read_canary(argv[0], argv[1:])["sealed"]
         return
+    if module == "privdd.reproduce":
+        asked = read_reproduce(argv)
+        assert asked.name in ("list", "all", "privacy") or find(asked.name)
+        return
+    if "--dry-run" in argv:
+        argv.remove("--dry-run")
     if asks_for_target(argv):
         argv = [a for a in argv if not a.startswith(("run=", "target.client="))]  # of a recording
         assert read_command(argv).given
