@@ -38,7 +38,7 @@ class Metric:
         n, m = residuals.shape
         std = np.sqrt(np.square(residuals).sum(0) / max(1, n - len(sides)))
         largest = float(np.abs(np.concatenate(sides)).max(initial=0.0))
-        floor = max(largest * 1e-13, FLOOR * float(std.max(initial=0.0)), 1e-300)
+        floor = max(largest * 1e-13, FLOOR * float(std.max(initial=0.0)), 1e-60)
         precision = None
         if m <= WIDE and n > 3 * m:
             scale = np.maximum(std, floor)

@@ -47,6 +47,13 @@ def test_a_mechanism_that_keeps_its_epsilon_is_not_refuted(tmp_path: Path) -> No
     assert Checked.from_json(stored) == result and "A search that finds nothing" in (tmp_path / "check.html").read_text()
 
 
+@pytest.mark.parametrize("value", [0.0, 3.0, math.nan])
+def test_a_release_that_never_changes_is_checked_to_the_end(value: float) -> None:
+    """It has no noise at all, and needs none."""
+    result = check(lambda update: [np.full(a.shape, value) for a in update], stated=STATED, kind="update", **(FEW | {"seconds": 2.0}))
+    assert not result.refuted and result.certified == 0
+
+
 def test_half_the_noise_is_refuted_and_its_epsilon_is_bounded_from_below() -> None:
     with pytest.raises(AssertionError, match="REFUTED: epsilon is above"):
         assert_private(noised(0.5), stated=STATED, kind="update", **FEW)
