@@ -47,6 +47,7 @@ def render(record: RunRecord, figures: list[Plot], albums: list[Album]) -> str:
             measured_bound=strongest.measured_epsilon(findings.findings),
             member=strongest.worst_membership(findings.findings),
             picture=picture,
+            rebuilds=picture is not None and strongest.rebuilds(picture),
             blind=strongest.blind_psnr(picture) if picture else None,
             lines=summary.surface_lines(findings),
             unread=unread(findings),

@@ -68,6 +68,8 @@ MECHANISMS = MappingProxyType(
         "ClippedSum": "clipped, noised sums over records",
         "AggregateClip": "a clipped, noised batch mean",
         "ClientLevel": "clipped, noised whole updates",
+        "SumShare": "clipped sums, whose noise the clients share out",
+        "ClientShare": "clipped whole updates, whose noise the clients share out",
     }
 )
 
