@@ -30,6 +30,8 @@ FEWEST = 100  # transcripts of an input: from fewer nothing is learned
 LOOKS = 48  # tests that share the error probability; at most so many are made
 GAMES = 1200
 DEPTHS = (1000, 6000, 40_000)
+ALL_LEFT = 400_000
+SHARES = {DEPTHS[-1]: 0.35, ALL_LEFT: 0.9}  # of the time and the calls that are left
 LEARN = 20_000  # transcripts a side, at most; rare events show in many only
 KEEP = 12
 AFTER = 6  # calls that may still tell what an earlier one left behind
@@ -65,6 +67,7 @@ class Examination:
     step: Callable[[str], None]
     result: Examined = field(default_factory=Examined)
     _best: float = 0.0
+    _bound: float = 0.0  # the largest for any mechanism, of the pair ``_nearest`` to a refutation
 
     def __post_init__(self) -> None:
         self.each = 1 - (1 - self.confidence) / LOOKS
@@ -139,6 +142,7 @@ class Examination:
             self.result.notes.append(
                 f"{len(refusals)} of {len(tried)} pairs were refused, the first with: {refusals[0]}"
             )
+        self._nearest = self.ranked[0].pair
         for one in self.ranked[:2]:
             self._look(one.pair, DEPTHS[0], self.around, "neighbours")
 
@@ -183,6 +187,8 @@ class Examination:
                 self._look(one.pair, depth, self.around, "neighbours")
             if depth == DEPTHS[1] and not self.result.refuted:
                 self._between()
+        if not self.result.refuted:  # what is rare shows in many transcripts only
+            self._look(self._nearest, ALL_LEFT, self.around, "neighbours, all that is left")
 
     def _between(self) -> None:
         for one in self.ranked[:1]:
@@ -211,7 +217,7 @@ class Examination:
     def _look(self, pair: Neighbouring, depth: int, around: Callable[[Data], list[Data]], name: str) -> None:
         """Half of the transcripts to learn from, the others to judge."""
         try:
-            count = self._affordable(around(pair.present), 0.35 if depth == DEPTHS[-1] else 0.15, 2 * depth) // 2
+            count = self._affordable(around(pair.present), SHARES.get(depth, 0.15), 2 * depth) // 2
             if count < FEWEST:
                 self._left_out(name)
                 return
@@ -227,6 +233,8 @@ class Examination:
         apart = told_apart(trained, fresh, pair.axis, delta=self.stated.delta, confidence=self.each)
         seen = f"told apart by {apart.how}" if apart.epsilon else "not told apart"
         says = f"two inputs are {seen}, {apart.transcripts} transcripts"
+        if around == self.around and apart.epsilon > self._bound:
+            self._bound, self._nearest = apart.epsilon, pair
         self._add(name, apart.epsilon, "finite_sample", says, pair.says, transcripts=apart.transcripts)
         moved = shift(trained, fresh, pair.axis, delta=self.stated.delta, confidence=self.each)
         if not moved.transcripts:
