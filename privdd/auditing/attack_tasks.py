@@ -69,10 +69,7 @@ class AttackTask:
         open_jobs = [i for i, found in enumerate(refused) if found is None]
         evidence = dict(zip(open_jobs, self._evidence(open_jobs, streams)))
         spent = (time.monotonic() - began) / len(self.jobs)
-        return [
-            self._judged(job, refused[i], evidence.get(i, Evidence()), streams[i], spent)
-            for i, job in enumerate(self.jobs)
-        ]
+        return [self._judged(job, refused[i], evidence.get(i, Evidence()), spent) for i, job in enumerate(self.jobs)]
 
     def _evidence(self, rows: Sequence[int], streams: Sequence[torch.Generator]) -> list[Evidence]:
         if not rows:
@@ -83,9 +80,7 @@ class AttackTask:
         except Exception as error:
             raise _failed(jobs[0], error) from error
 
-    def _judged(
-        self, job: Job, refused: Finding | None, evidence: Evidence, stream: torch.Generator, spent: float
-    ) -> Attacked:
+    def _judged(self, job: Job, refused: Finding | None, evidence: Evidence, spent: float) -> Attacked:
         began = time.monotonic()
         try:
             finding = job.attack.judge(evidence, job.view, job.truth) if refused is None else refused
@@ -94,7 +89,8 @@ class AttackTask:
         if finding.measures.get("status") == "nothing_to_read":
             evidence = Evidence()
         if evidence.scores is not None and job.view.worlds is not None:
-            bound = decisive(evidence.scores, job.view, self.terms.delta, self.terms.budget, stream)
+            _, seed = attack_seeds(self.terms.keys, job.name, job.view.surface, job.note)
+            bound = decisive(evidence.scores, job.view, self.terms.delta, self.terms.budget, seed)
             finding = finding.with_measures(diagnostics={**finding.measures.get("diagnostics", {}), **bound})
         finding = finding.with_measures(seconds=spent + time.monotonic() - began)
         return Attacked(replace(finding, attack=job.name), kept(finding, evidence, job.view))
@@ -135,13 +131,21 @@ def attack_stream(keys: Keys, attack: str, surface: str, where: str) -> torch.Ge
     return keys.fold("attack", attack, surface, where).torch()
 
 
-def decisive(
-    scores: Tensor, view: View, delta: float, budget: ErrorBudget, generator: torch.Generator
-) -> dict[str, Any]:
-    """The bound that may decide a verdict: at its share of the run's error budget."""
+def attack_seeds(keys: Keys, attack: str, surface: str, where: str) -> tuple[int, int]:
+    """What a membership attack draws first, and what its decisive bound draws, whatever else the attack drew.
+
+    Both break ties between scores; a verifier, who has the scores and not the attack, draws them again.
+    """
+    stream = attack_stream(keys, attack, surface, where)
+    first, second = (int(torch.randint(2**31 - 1, (1,), generator=stream)) for _ in range(2))
+    return first, second
+
+
+def decisive(scores: Tensor, view: View, delta: float, budget: ErrorBudget, seed: int) -> dict[str, Any]:
+    """The bound that may decide a verdict: at its share of the run's error budget. seed: breaks ties between scores."""
     if view.worlds is None:
         return {}
-    rng = np.random.default_rng(int(torch.randint(2**31 - 1, (1,), generator=generator)))
+    rng = np.random.default_rng(seed)
     bound = audited_epsilon(scores, view.worlds.masks[: len(scores)], delta, rng, confidence=budget.confidence)
     return {"epsilon_familywise": bound.value, "tests": budget.tests}
 

@@ -15,7 +15,7 @@ from attacks.membership.attack import audited_epsilon, nothing_read
 from attacks.membership.label_only import first_world
 from attacks.membership.records_alone import told_apart
 from attacks.types import Adversary, Attack, Evidence, Family, Finding, Surface, Truth, View, Worlds
-from privdd.auditing.attack_tasks import attack_stream
+from privdd.auditing.attack_tasks import attack_seeds, attack_stream
 from privdd.auditing.error_budget import ErrorBudget
 from privdd.core.keys import Keys
 
@@ -62,7 +62,7 @@ def _one(
     if scores is None:
         raise ValueError(f"{name}: brought back no scores")
     target = first_world(worlds)
-    first, second = _seeds(keys, name, str(view.surface), note)
+    first, second = attack_seeds(keys, name, str(view.surface), note)
     evidence = Evidence(scores=scores[:1], notes={"seed": first, "queries": 0})
     finding = attack.judge(evidence, replace(view, worlds=target), NOBODY)
     if finding.measures.get("status") == "nothing_to_read":
@@ -90,13 +90,6 @@ def _worlds(view: View) -> Worlds:
     if view.worlds is None:
         raise ValueError(f"surface {view.surface}: the view carries no worlds")
     return view.worlds
-
-
-def _seeds(keys: Keys, name: str, surface: str, note: str) -> tuple[int, int]:
-    """What an attack draws first, and what its decisive bound draws: a verifier draws both again."""
-    stream = attack_stream(keys, name, surface, note)
-    first, second = (int(torch.randint(2**31 - 1, (1,), generator=stream)) for _ in range(2))
-    return first, second
 
 
 def _shadows(worlds: Worlds) -> str:

@@ -14,7 +14,7 @@ from torch import Tensor
 from attacks.membership.attack import audited_epsilon, measure
 from attacks.membership.records_alone import told_apart
 from attacks.types import Family, Worlds
-from privdd.auditing.attack_tasks import attack_stream
+from privdd.auditing.attack_tasks import attack_seeds
 from privdd.auditing.error_budget import CANARIES, PER_MECHANISM, WHOLE_RUN, ErrorBudget
 from privdd.core.keys import Keys
 from privdd.reporting.folder import LIMIT, RunRecord
@@ -125,8 +125,8 @@ def _own(
 ) -> Rescored:
     """With the random streams of the run: they break ties between scores."""
     where = str(row.note or "").split("; ")[0]
-    stream = attack_stream(Keys(record.findings.run.seed), row.attack, str(row.surface), where)
-    first, second = (np.random.default_rng(int(torch.randint(SEEDS, (1,), generator=stream))) for _ in range(2))
+    seeds = attack_seeds(Keys(record.findings.run.seed), row.attack, str(row.surface), where)
+    first, second = (np.random.default_rng(seed) for seed in seeds)
     try:
         measures, _ = measure(
             scores, worlds, delta=delta, generator=first, confidence=confidence, targets=min(targets, len(scores))

@@ -19,10 +19,13 @@ from attacks.inversion.gradient import InvertingGradients
 from attacks.inversion.gradient_attack import GradientInversion
 from attacks.membership.lira import Lira
 from attacks.membership.shadow_classifier import ShadowClassifier
-from attacks.types import Adversary, Attack, Evidence, Family, Finding, Surface, Truth, View
-from privdd.auditing.attack_tasks import AttackFailed
+from attacks.membership.threshold import LossThreshold
+from attacks.types import Adversary, Attack, Evidence, Family, Finding, Knowledge, Surface, Truth, View, Worlds
+from privdd.auditing.attack_tasks import AttackFailed, AttackTask, Job, Terms
+from privdd.auditing.error_budget import ErrorBudget
 from privdd.auditing.pipeline import audit
 from privdd.cli.assemble import assemble
+from privdd.core.keys import Keys
 from privdd.federated.experiment import Experiment
 from privdd.runtime.engine import Engine
 from privdd.runtime.run_folder import RunFolder
@@ -100,3 +103,33 @@ def test_an_attack_that_fails_in_a_worker_stops_the_audit(tmp_path: Path) -> Non
     says = r"^attack mine on update \(server\) failed: ZeroDivisionError: nothing to divide by$"
     with pytest.raises(AttackFailed, match=says):
         found(Engine("processes", workers=1), tmp_path, {"mine": Breaks(), "lira": Lira()})
+
+
+@dataclass(frozen=True)
+class Thirsty(LossThreshold):
+    """Draws more than its first seed, as label_only does for its noise."""
+
+    def run(self, view: View, generator: torch.Generator) -> Evidence:
+        evidence = super().run(view, generator)
+        torch.randn(7, generator=generator)
+        return evidence
+
+
+def test_the_decisive_bound_depends_on_no_other_draw_of_the_attack() -> None:
+    """A verifier knows the scores and not what the attack drew; tied scores make the bound depend on the seed."""
+    draw = torch.Generator().manual_seed(0)
+    masks = torch.rand(1, 300, generator=draw) < 0.5
+    signal = ((masks.double() + torch.randn(1, 300, generator=draw)) > 0.5).double()
+    worlds = Worlds({"confidence": signal}, masks, torch.zeros(300), torch.zeros(300, dtype=torch.long))
+    known = Knowledge((1, 1, 1), 2, torch.zeros(1, 1, 1, 1), torch.zeros(1, dtype=torch.long), settings={"delta": 1e-5})
+    view = View(Surface.UPDATE, Adversary.SERVER, (), known, worlds)
+    truth = Truth(*[torch.zeros(0, 1, 1, 1), torch.zeros(0, dtype=torch.long)] * 2, torch.zeros(2))
+
+    def bound(attack: Attack, seed: int) -> float:
+        task = AttackTask((Job(view, truth, "here", "mine", attack),), Terms(Keys(seed), 1e-5, ErrorBudget(0.05)))
+        value: float = task.run()[0].finding.measures["diagnostics"]["epsilon_familywise"]
+        return value
+
+    plain = [bound(LossThreshold("confidence"), seed) for seed in range(8)]
+    assert len({*plain}) > 3
+    assert [bound(Thirsty("confidence"), seed) for seed in range(8)] == plain
