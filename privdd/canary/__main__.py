@@ -128,7 +128,7 @@ def _again(sealed: Sealed, given: Mapping[str, Any], found: Mapping[str, Any]) -
     if artifact != found["artifact"]:
         raise DamagedRun("opened.json speaks of another artifact than the one given")
     theirs: np.ndarray = np.asarray(found["scores"])
-    if float(np.abs(scores - theirs).max()) > RECOMPUTE * float(np.abs(theirs).max()):
+    if not float(np.abs(scores - theirs).max()) <= RECOMPUTE * float(np.abs(theirs).max()):  # NaN agrees with nothing
         raise DamagedRun("the scores are not those of the artifact")
     return True
 

@@ -37,8 +37,10 @@ def crafted(shape: Sequence[int], classes: int, count: int, seed: int) -> Pair:
 def mislabelled(x: np.ndarray, y: np.ndarray, classes: int, count: int, seed: int) -> Pair:
     """The ``count`` of the given records furthest from the mean of their class, each with a wrong label drawn evenly.
 
-    x (n, ...), y (n,). These must be nobody's training records. Raises BadConfig for too few.
+    x (n, ...), y (n,). These must be nobody's training records. Raises BadConfig for too few records or classes.
     """
+    if classes < 2:
+        raise BadConfig("from=: its records have one class; at least 2 are needed for a wrong label")
     if count > len(y):
         raise BadConfig(f"from=: {len(y)} records are too few for {count} canaries")
     flat = x.reshape(len(x), -1).astype(np.float64)

@@ -8,7 +8,6 @@ loss: how far a canary's loss fell from the first model to the last.
 from __future__ import annotations
 
 import csv
-import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -19,12 +18,11 @@ from attacks.one_run_canaries import likelihood_ratios, noise_beside
 from privdd.canary.sealed_files import read_npz
 from privdd.core.errors import BadConfig
 from privdd.runtime.files import DamagedRun
-from privdd.tapping.recorded_network import class_sums, descents, difference, load, losses
+from privdd.tapping.recorded_network import class_sums, descents, difference, load, losses, thinning
 
 Round = tuple[Mapping[str, Tensor], Mapping[str, Tensor]]  # what a client was sent, what it replied
 Pair = tuple[np.ndarray, np.ndarray]
 LARGEST_TEXT = 50_000_000
-MOST_NUMBERS = 100_000_000  # of all canaries' gradients together
 
 
 def by_updates(
@@ -43,7 +41,7 @@ def by_updates(
     """
     m, heard = len(y), 0
     gram, precision, product, moment = np.zeros((m, m)), np.zeros((m, m)), np.zeros(m), np.zeros(m)
-    every = max(1, math.ceil(m * sum(p.numel() for p in model.parameters() if p.requires_grad) / MOST_NUMBERS))
+    every = thinning(model, m)
     for sent, replied in rounds:
         load(model, sent)
         rows = descents(model, x, y, every, clip).astype(np.float64)
@@ -114,8 +112,8 @@ def _csv(path: Path) -> tuple[np.ndarray, np.ndarray]:
     try:
         with path.open(newline="", encoding="utf-8") as file:
             rows = [(int(row["id"]), float(row["score"])) for row in csv.DictReader(file)]
+        return np.array([r[0] for r in rows], np.int64), np.array([r[1] for r in rows])
     except FileNotFoundError:
         raise DamagedRun(f"{path}: no such file") from None
-    except (ValueError, KeyError, TypeError, csv.Error) as error:
+    except (ValueError, KeyError, TypeError, OverflowError, csv.Error) as error:
         raise DamagedRun(f"{path}: columns id and score of numbers are needed ({str(error)[:80]})") from None
-    return np.array([r[0] for r in rows], np.int64), np.array([r[1] for r in rows])

@@ -68,7 +68,7 @@ def check_opened(sealed: Sealed, path: Path) -> dict[str, Any]:
         raise DamagedRun(f"{path}: no {OPENED} of schema {SCHEMA}")
     salt, coins = secret_of(told, path)
     scores = told["scores"]
-    if not isinstance(scores, list) or not all(type(s) in (int, float) and math.isfinite(s) for s in scores):
+    if not isinstance(scores, list) or not all(type(s) is float and math.isfinite(s) for s in scores):
         raise DamagedRun(f"{path}: scores: a list of finite numbers is needed")
     again = result(sealed, salt, coins, np.asarray(scores, dtype=np.float64), told["artifact"])
     for name in sorted(KEYS - {"bounds", "bound"}):

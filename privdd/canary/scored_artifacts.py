@@ -68,7 +68,7 @@ def _of_updates(
     sealed: Sealed, given: Mapping[str, Any], model: Any, recordings: list[Recording]
 ) -> tuple[np.ndarray, dict[str, Any]]:
     scores, told = np.empty(len(sealed.canaries.y)), {}
-    known = {site: records(Path(path)) for site, path in given.get("known", {}).items()}
+    known = {site: _known(site, Path(path), sealed) for site, path in given.get("known", {}).items()}
     if unknown := sorted(set(known) - set(sealed.sites)):
         raise BadConfig(f"known.{unknown[0]}=: no such site")
     for site in sealed.sites:
@@ -81,6 +81,22 @@ def _of_updates(
     more = {} if given.get("clip") is None else {"clip": given["clip"]}
     more |= {"known": {site: digest_of(*pair) for site, pair in known.items()}} if known else {}
     return scores, {"signal": "update", "replies": told, **more}
+
+
+def _known(site: str, path: Path, sealed: Sealed) -> tuple[np.ndarray, np.ndarray]:
+    """Other records of a site. Raises BadConfig where canaries are among them: the file would tell the scores their coins."""
+    x, y = records(path)
+    theirs = _pairs(sealed.canaries.x, sealed.canaries.y)
+    if there := len(theirs & _pairs(x, y)):
+        raise BadConfig(
+            f"known.{site}={path}: holds {there} of the canaries, and so their coins; the site's other records alone are needed"
+        )
+    return x, y
+
+
+def _pairs(x: np.ndarray, y: np.ndarray) -> set[tuple[bytes, int]]:
+    flat = x.reshape(len(x), -1).astype(np.float64)
+    return {(row.tobytes(), int(label)) for row, label in zip(flat, y)}
 
 
 def _client(recordings: list[Recording], site: str, named: Mapping[str, int], sites: int) -> tuple[Recording, int]:

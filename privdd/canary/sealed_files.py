@@ -18,7 +18,7 @@ import numpy as np
 from attacks.archive import check_archive
 from attacks.membership.attack import guess_counts
 from privdd.canary.commitment import SALT, coins_of, commitment, digest_of, text_of
-from privdd.core.checks import check_number, is_number
+from privdd.core.checks import check_number
 from privdd.runtime.files import DamagedRun, read_json, write_bytes, write_json
 
 PUBLIC, CANARIES, SECRET, OPENED = "public.json", "canaries.npz", "secret.json", "opened.json"
@@ -144,7 +144,8 @@ def _check_statement(path: Path, told: Mapping[str, Any], mark: Any) -> None:
         check_number("confidence", told["confidence"])
         check_number("delta", told["delta"])
         good = good and 0 < told["confidence"] < 1 and 0 <= told["delta"] < 1
-        good = good and (told["stated"] is None or (is_number(told["stated"]) and told["stated"] >= 0))
+        check_number("stated", told["stated"], optional=True)
+        good = good and (told["stated"] is None or told["stated"] >= 0)
     except (ValueError, TypeError, AttributeError, KeyError):
         good = False
     if not good:

@@ -26,7 +26,7 @@ def is_number(value: Any) -> bool:
 
 def check_finite(key: str, value: float) -> None:
     """Raises BadConfig for NaN, the infinities and what no 64-bit integer holds."""
-    if not math.isfinite(value) or abs(value) >= LARGEST:
+    if abs(value) >= LARGEST or not math.isfinite(value):  # in this order: isfinite overflows at 10**400
         raise refused(key, value, FINITE)
 
 

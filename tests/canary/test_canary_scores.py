@@ -145,6 +145,8 @@ def test_mislabelled_canaries_are_of_the_tail_and_wrong() -> None:
     assert np.array_equal(found, x[:10]) and np.array_equal(labels, 1 - y[:10])
     with pytest.raises(BadConfig, match="too few"):
         mislabelled(x, y, 2, 101, 0)
+    with pytest.raises(BadConfig, match="one class"):
+        mislabelled(x, 0 * y, 1, 10, 0)
 
 
 def recorded(folder: Path, sealed_at: Path, read: float = 1.0) -> None:
@@ -170,6 +172,10 @@ def test_sites_are_opened_from_a_recording_and_recomputed_by_others(tmp_path: Pa
     assert main(["verify", *given[:3], "client.a=9", "client.b=7"]) == 2  # other artifacts
     scores, told = scored(read_sealed(tmp_path / "s"), {"updates": str(tmp_path / "run"), "model": NET[6:], "args": {}, "client": {"a": 9, "b": 7}})
     assert scores.shape == (60,) and list(told["replies"]) == ["a", "b"]
+    public, held = np.load(tmp_path / "s" / "canaries.npz"), np.load(tmp_path / "s" / "site-a.npz")
+    np.savez(tmp_path / "all.npz", x=np.concatenate([public["x"] + 9, held["x"]]), y=np.concatenate([public["y"], held["y"]]))
+    assert main(["open", *given, f"known.a={tmp_path / 'all.npz'}"]) == 1  # the site's file with its canaries in it
+    assert f"holds {len(held['y'])} of the canaries, and so their coins" in capsys.readouterr().err
     assert main(["open", *given[:4]]) == 1
     assert "client.b=NODE is needed, one of 7, 9" in capsys.readouterr().err
 
@@ -194,3 +200,6 @@ def test_scores_are_matched_by_id(rows: list[tuple[int, float]], tmp_path: Path)
     assert from_file(tmp_path / "s.csv", 2).tolist() == [1.0, 2.0]
     with pytest.raises(DamagedRun, match="one score for each id from 0 to 2"):
         from_file(tmp_path / "s.csv", 3)
+    (tmp_path / "s.csv").write_text(f"id,score\n{10**30},1\n")
+    with pytest.raises(DamagedRun, match="columns id and score of numbers"):
+        from_file(tmp_path / "s.csv", 1)

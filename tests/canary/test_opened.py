@@ -143,7 +143,7 @@ LIES: list[Any] = [
     lambda told: told.update(stated=50.0), lambda told: told["scores"].__setitem__(0, -told["scores"][0]),
     lambda told: told["guesses_right"][0].__setitem__(1, 3), lambda told: told.update(salt="0" * 64),
     lambda told: told["coins"].update(a=flipped(told["coins"]["a"])), lambda told: told["coins"].update(b="1"),
-    lambda told: told.update(more=1), lambda told: told.update(scores=[1.0]), lambda told: told.update(bounds={}),
+    lambda told: told["scores"].__setitem__(0, 10**400), lambda told: told.update(more=1), lambda told: told.update(scores=[1.0]), lambda told: told.update(bounds={}),
 ]  # fmt: skip
 
 
