@@ -101,7 +101,7 @@ def read_heading(path: Path) -> tuple[Heading, str, dict[str, tuple[int, ...]]]:
         return (*_heading(json.loads(told[HEADING])), shapes)
     except FileNotFoundError:
         raise DamagedRun(f"{path}: no such file") from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise DamagedRun(f"{path}: no recorded message ({type(error).__name__}: {str(error)[:100]})") from None
 
 
@@ -139,7 +139,7 @@ def _heading(told: Any) -> tuple[Heading, str]:
         raise ValueError("metrics, claims and digest: an object, a list and text are needed")
     if told["partition"] is not None and type(told["partition"]) is not int:
         raise ValueError(f"partition={told['partition']!r}")
-    if not all(isinstance(claim, dict) for claim in told["claims"]):
-        raise ValueError("claims: objects are needed")
+    if not all(isinstance(claim, dict) and isinstance(claim.get("settings", {}), dict) for claim in told["claims"]):
+        raise ValueError("claims: objects with settings are needed")
     rest = {name: told[name] for name in ("kind", "part", "partition", "metrics")}
     return Heading(**whole, **rest, claims=tuple(told["claims"])), told["digest"]

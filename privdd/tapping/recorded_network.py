@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -13,6 +14,7 @@ from privdd.core.errors import BadConfig
 
 BATCH = 256  # records whose gradients are worked out side by side
 MOST = 50_000_000  # numbers of these gradients, at most
+MOST_NUMBERS = 100_000_000  # of all records' gradients that are kept together
 
 
 def built(make: Any, args: Mapping[str, Any]) -> nn.Module:
@@ -64,6 +66,11 @@ def difference(model: nn.Module, before: Mapping[str, Tensor], after: Mapping[st
     """after - before of all trained parameters, (p,) float64."""
     old, new = aligned(model, before), aligned(model, after)
     return np.concatenate([(new[n].double() - old[n].double()).reshape(-1).numpy() for n in trained_names(model)])
+
+
+def thinning(model: nn.Module, count: int) -> int:
+    """k, so that every k-th parameter of ``count`` gradients fits into memory."""
+    return max(1, math.ceil(count * sum(p.numel() for p in model.parameters() if p.requires_grad) / MOST_NUMBERS))
 
 
 def losses(model: nn.Module, x: np.ndarray, y: np.ndarray, batch: int = 256) -> np.ndarray:

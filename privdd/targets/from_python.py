@@ -12,7 +12,7 @@ from privdd.reporting.schema import Findings
 from privdd.runtime.engine import Engine
 from privdd.targets.labelled import Labelled, labelled
 from privdd.targets.model_target import Settings, model_run
-from privdd.targets.outside_run import OutsideRun, write_outside
+from privdd.targets.outside_run import check_free, write_outside
 from privdd.targets.stated_limit import stated_limit
 from privdd.targets.synthetic_target import synthetic_run
 
@@ -41,12 +41,14 @@ def audit_model(
     (LiRA, RMIA); stated: {"epsilon": 3, "delta": 1e-5, "relation": "add_remove", "unit": "record"}, which a bound above
     it contradicts. Raises ValueError, one line, for what cannot be audited.
     """
+    path = folder(out)
+    check_free(path)
     given: dict[str, Any] = {"seed": seed, "records": records, "shadows": shadows, "engine": engine or Engine()}
     found = model_run(
         model, _pair("train", train), _pair("heldout", heldout), fit,
         stated_limit(stated or {}), Settings(**given), {"name": name, "data": "arrays"},
     )  # fmt: skip
-    return finished(found, out)
+    return write_outside(found, path, IN_PYTHON)
 
 
 def audit_synthetic(
@@ -68,18 +70,15 @@ def audit_synthetic(
     synthetic: (x, y), or x alone; generator: (x, y, seed) -> such a set, as this one was made: with it, shadow sets give
     each record its own scale. The rest as of ``audit_model``. Raises ValueError, one line, for what cannot be audited.
     """
+    path = folder(out)
+    check_free(path)
     given: dict[str, Any] = {"seed": seed, "records": records, "shadows": shadows, "engine": engine or Engine()}
     pair = synthetic if isinstance(synthetic, tuple | list) else (synthetic, None)
     found = synthetic_run(
         labelled("synthetic", *pair, least=2), _pair("train", train), _pair("heldout", heldout), generator,
         stated_limit(stated or {}), Settings(**given), {"name": name, "data": "arrays"},
     )  # fmt: skip
-    return finished(found, out)
-
-
-def finished(run: OutsideRun, out: Path | str | None) -> Findings:
-    """The run, written to a folder."""
-    return write_outside(run, folder(out), IN_PYTHON)
+    return write_outside(found, path, IN_PYTHON)
 
 
 def folder(out: Path | str | None) -> Path:

@@ -20,6 +20,7 @@ from attacks.membership.signals import logit_scaled
 from attacks.membership.threshold import LossThreshold
 from attacks.types import Adversary, Knowledge, Surface, View, Worlds
 from privdd.auditing.error_budget import ErrorBudget, error_budget
+from privdd.core.checks import check_share
 from privdd.core.errors import BadConfig
 from privdd.core.keys import Keys
 from privdd.runtime.engine import Engine
@@ -56,8 +57,7 @@ class Settings:
                 raise BadConfig(f"target.{name}={value!r}: a whole number of at least {least} is needed")
         if self.shadows == 1:
             raise BadConfig("target.shadows=1: at least 2 shadow models are needed, or 0 for none")
-        if not 0 < self.confidence < 1:
-            raise BadConfig(f"confidence={self.confidence!r}: a number in (0, 1) is needed")
+        check_share("confidence", self.confidence)
 
 
 def model_run(

@@ -32,14 +32,15 @@ from privdd.core.keys import Keys
 from privdd.privacy.mechanism import Row
 from privdd.reporting.terminal import print_summary
 from privdd.runtime.run_folder import RunFolder
-from privdd.tapping.recorded_network import aligned, built, descents, difference, load
+from privdd.tapping.recorded_network import aligned, built, descents, difference, load, thinning
 from privdd.tapping.recording import Recorded, Recording, read_all
 from privdd.targets.claimed_limit import claimed_limit
 from privdd.targets.coin_game import CoinGame, coin_game
 from privdd.targets.from_python import folder
 from privdd.targets.judged import Judged, judged_all
 from privdd.targets.labelled import Labelled, check_alike, read
-from privdd.targets.outside_run import Held, OutsideRun, write_outside
+from privdd.targets.model_target import Settings
+from privdd.targets.outside_run import Held, OutsideRun, check_free, write_outside
 from privdd.targets.predictor import Predictor, predictor
 from privdd.targets.target_command import TargetCommand, read_command
 
@@ -69,13 +70,14 @@ def run_recorded(path: Path, argv: Sequence[str]) -> int:
             f"run={path}: a whole recording of clients {nodes}; to audit it, give target.model=module:Net, target.train=FILE.npz "
             "and target.heldout=FILE.npz (records of one client, and others like them), and target.client= of several"
         )
-    typed = read_command(rest)
+    typed = read_command(rest, "recording")
+    out = folder(typed.get("out"))
+    check_free(out)
     client = [item.removeprefix("target.client=") for item in argv if item.startswith("target.client=")]
     recording, node = chosen(recordings, client[0] if client else None)
     add_folder(Path.cwd())
     model = built(load_target(str(typed.get("target.model")), "target.model"), typed.args)
     found = recorded_run(recording, node, model, typed, began)
-    out = folder(typed.get("out"))
     result = write_outside(found, out, ["python", "-m", "privdd.audit", *argv])
     print_summary(result, sys.stdout)
     print(f"\nreport: {out / 'report.html'}\nresult: {RunFolder(out).findings}")
@@ -113,9 +115,10 @@ def recorded_run(recording: Recording, node: int, model: nn.Module, typed: Targe
     """The audit of one client's recorded rounds. Raises BadConfig and DamagedRun, one line."""
     train, heldout = (read(f"target.{n}", typed.path(n, "(.npz with x and y)")) for n in ("train", "heldout"))
     check_alike("target.train", train, "target.heldout", heldout)
-    seed, confidence = int(typed.get("seed") or 0), float(typed.get("confidence") or 0.95)
-    keys = Keys(seed).fold("target")
-    game = coin_game(train, heldout, int(typed.get("target.records") or RECORDS), 0, keys)
+    given = {"seed": typed.get("seed"), "records": typed.get("target.records"), "confidence": typed.get("confidence")}
+    settings = Settings(**{"records": RECORDS, **{name: value for name, value in given.items() if value is not None}})
+    keys = Keys(settings.seed).fold("target")
+    game = coin_game(train, heldout, settings.records, 0, keys)
     replies = [reply for reply in recording.replies(node) if reply.shapes]
     if not replies:
         raise BadConfig(f"target.client={node}: no update of this client was recorded")
@@ -125,16 +128,16 @@ def recorded_run(recording: Recording, node: int, model: nn.Module, typed: Targe
     if final is not None:
         load(model, final.arrays())
         views.append(_view(Surface.GLOBAL_MODEL, Adversary.PUBLIC, model, game, keys, limit.exchanged()[1]))
-    attacks = [_attacks(view, confidence) for view in views]
-    budget = error_budget(confidence, sum(map(len, attacks)), 0)
+    attacks = [_attacks(view, settings.confidence) for view in views]
+    budget = error_budget(settings.confidence, sum(map(len, attacks)), 0)
     judged: list[Judged] = []
     for view, those in zip(views, attacks):
-        judged += judged_all(view, those, game.row, Keys(seed), budget, NOTE)
+        judged += judged_all(view, those, game.row, Keys(settings.seed), budget, NOTE)
     about = {"recording": str(recording.head.get("library", "")), "client": node, "records": [len(train), len(heldout)]}
     accuracy = float((_outputs(model, heldout).argmax(1) == heldout.y).double().mean()) if final is not None else None
     done = time.monotonic()
     return OutsideRun(
-        str(typed.get("name") or "recorded federation"), typed.path("train").name, seed, list(_held(recording, replies)),
+        str(typed.get("name") or "recorded federation"), typed.path("train").name, settings.seed, list(_held(recording, replies)),
         judged, limit, budget, {"attacks": done - began, "total": done - began}, accuracy, about,
         len(recording.nodes), len(replies),
     )  # fmt: skip
@@ -175,13 +178,17 @@ def _update_view(
 
 
 def _parts(recording: Recording, reply: Recorded, model: nn.Module, game: CoinGame) -> Tensor:
-    """(n,): each audited record's part in one update, all solved for together by ridge regression on their descents."""
+    """(n,): each audited record's part in one update, all solved for together by ridge regression on their descents.
+
+    Of a large network every k-th parameter is read.
+    """
     before = recording.broadcast(reply).arrays()
     load(model, before)
-    rows = descents(model, game.records.x.numpy(), game.records.y.numpy()).astype(np.float64)
+    every = thinning(model, len(game.records))
+    rows = descents(model, game.records.x.numpy(), game.records.y.numpy(), every).astype(np.float64)
     gram = rows @ rows.T
     ridge = 1e-2 * float(np.trace(gram)) / len(gram)
-    update = difference(model, before, recording.replied(reply))
+    update = difference(model, before, recording.replied(reply))[::every]
     return torch.from_numpy(np.linalg.solve(gram + max(ridge, 1e-12) * np.eye(len(gram)), rows @ update))
 
 

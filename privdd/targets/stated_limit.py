@@ -49,7 +49,7 @@ class StatedLimit:
         epsilon = math.inf if self.epsilon is None else float(self.epsilon)
         if self.relation == "replace" or self.epsilon is None:
             return epsilon, self.delta
-        return 2 * epsilon, (1 + math.exp(epsilon)) * self.delta
+        return 2 * epsilon, (1 + math.exp(min(epsilon, 700.0))) * self.delta  # exp of more than 709 overflows
 
     def claims(self) -> list[dict[str, Any]]:
         """``privacy.claims`` of findings.json."""

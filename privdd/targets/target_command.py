@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import difflib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,12 @@ TEXTS = (*(PREFIX + name for name in (*FILES, *NAMES, *WORDS)), "name", "out", "
 KEYS = (
     *(PREFIX + name for name in (*NAMES, *FILES, *COUNTS, *NUMBERS, *WORDS)), *(f"stated.{name}" for name in STATED), *TOP,
 )  # fmt: skip
+READ = {  # what a target of each kind reads beside train, heldout and records
+    "model": ("model", "weights", "training", "shadows"),
+    "synthetic": ("synthetic", "generator", "shadows"),
+    "updates": ("model", "weights", "updates", "kind", "client", "lr", "steps", "batch", "momentum"),
+    "recording": ("model",),  # the client is chosen before
+}
 USAGE = """usage: python -m privdd.audit target.model=MODULE:CLASS target.weights=FILE target.train=FILE target.heldout=FILE [KEY=VALUE ...]
        python -m privdd.audit target.synthetic=FILE target.train=FILE target.heldout=FILE [KEY=VALUE ...]
        python -m privdd.audit target.updates=DIR target.model=MODULE:CLASS target.weights=FILE target.train=... target.heldout=...
@@ -65,8 +71,11 @@ def asks_for_target(argv: Sequence[str]) -> bool:
     return any(item.startswith(PREFIX) for item in argv)
 
 
-def read_command(argv: Sequence[str]) -> TargetCommand:
-    """Raises BadConfig, one line, for anything that is not understood."""
+def read_command(argv: Sequence[str], kind: str = "") -> TargetCommand:
+    """Raises BadConfig, one line, for anything that is not understood, or that a target of its kind does not read.
+
+    kind: of ``READ``; "": by what was typed.
+    """
     found: dict[str, Any] = {}
     for item in argv:
         key, equals, text = item.partition("=")
@@ -79,6 +88,7 @@ def read_command(argv: Sequence[str]) -> TargetCommand:
     whats = [name for name in ("synthetic", "updates") if PREFIX + name in found]
     if len(whats) > 1 or (not whats and PREFIX + "model" not in found):
         raise BadConfig("one of target.model=, target.synthetic= and target.updates= is needed")
+    _check_read(found, kind or (whats[0] if whats else "model"))
     for key, least in (
         (PREFIX + "shadows", 0),
         (PREFIX + "records", 8),
@@ -91,6 +101,13 @@ def read_command(argv: Sequence[str]) -> TargetCommand:
     args = {key.removeprefix("target.args."): value for key, value in found.items() if key.startswith("target.args.")}
     stated = {key.removeprefix("stated."): value for key, value in found.items() if key.startswith("stated.")}
     return TargetCommand(found, args, stated)
+
+
+def _check_read(found: Mapping[str, Any], kind: str) -> None:
+    read = ("train", "heldout", "records", *READ[kind], *["args"] * ("model" in READ[kind]))
+    for key in found:
+        if key.startswith(PREFIX) and key.split(".")[1] not in read:
+            raise BadConfig(f"{key}: not read of {'a recording' if kind == 'recording' else f'target.{kind}'}")
 
 
 def _known(key: str) -> str:

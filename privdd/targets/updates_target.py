@@ -34,7 +34,6 @@ from privdd.targets.stated_limit import StatedLimit
 from privdd.targets.update_signals import signals_of_updates
 
 READS = {"gradient_alignment": "alignment", "joint_gradients": "joint", "confidence_gain": "confidence"}
-REBUILD = ("update_inversion", "gradient_inversion", "analytic_inversion")
 NO_PICTURES = "records are no pictures (c, h, w) in [0, 1] of at least 5 x 5 pixels"
 NO_STEPS = "needs how the client trained: target.lr and target.steps (and target.batch)"
 MOST_IN_A_BATCH = 32  # records behind one gradient that are sought pixel by pixel
@@ -127,15 +126,18 @@ def _rebuilt(
     described = view.surface == Surface.GRADIENT or (local.lr is not None and local.steps is not None)
     pictures = train.pictures and min(train.shape[1:]) >= 5
     attacks = _inversions(view.surface, len(train)) if pictures and described else {}
-    missing = [
-        name for name in REBUILD[:2] if name not in attacks and (name == REBUILD[0]) == (view.surface == Surface.UPDATE)
-    ]
+    search = "update_inversion" if view.surface == Surface.UPDATE else "gradient_inversion"
     why = NO_PICTURES if not pictures else NO_STEPS if not described else _too_many(len(train))
     kind = next(view.knowledge.model.parameters()).dtype if view.knowledge.model is not None else torch.float32
     counts = torch.bincount(train.y, minlength=view.knowledge.classes)
     truth = Truth(train.x.to(kind), train.y, heldout.x.to(kind), heldout.y, counts)
     found = [_one(name, attack, view, truth, keys, note) for name, attack in attacks.items()]
-    return found + not_attacked(view.surface, missing, why, note, Family.GRADIENT_INVERSION)
+    for name, family in (
+        ("label_counts", Family.LABEL),
+        *((n, Family.GRADIENT_INVERSION) for n in ("analytic_inversion", search)),
+    ):
+        found += not_attacked(view.surface, [name] if name not in attacks else [], why, note, family)
+    return found
 
 
 def _inversions(surface: Surface, records: int) -> dict[str, Attack]:

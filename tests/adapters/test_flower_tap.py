@@ -145,6 +145,17 @@ def test_a_client_that_dies_in_a_round_leaves_a_mark(tmp_path: Path, monkeypatch
         read_all(tmp_path)
 
 
+def test_a_mark_that_cannot_be_taken_away_leaves_the_training_alone(tmp_path: Path, monkeypatch: Any) -> None:
+    def no(self: Path, **more: Any) -> None:
+        raise PermissionError(13, "no")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "unlink", no)
+        trained(client(privdd_tap(tmp_path)), fedavg(), rounds=1)
+    with pytest.raises(DamagedRun, match="its end was not recorded"):
+        read_all(tmp_path)
+
+
 def flip(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[-3] ^= 1

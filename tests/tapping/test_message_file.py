@@ -50,6 +50,7 @@ GOOD = {"round": 1, "node": 1, "kind": "train", "part": "reply", "run": 0, "part
         ("not json", None), ([], None), ({**GOOD, "round": -1}, None), ({**GOOD, "round": True}, None), ({**GOOD, "node": "1"}, None),
         ({**GOOD, "part": "other"}, None), ({**GOOD, "claims": [1]}, None), ({**GOOD, "more": 1}, None), (GOOD, 2**40), (GOOD, 3),
         ({**GOOD, "partition": "x"}, None), ("[" * 100_000, None),
+        ({**GOOD, "claims": [{"settings": [1]}]}, None),
     ],
 )  # fmt: skip
 def test_a_heading_that_is_none_is_refused(told: object, size: int | None, tmp_path: Path) -> None:
@@ -57,6 +58,14 @@ def test_a_heading_that_is_none_is_refused(told: object, size: int | None, tmp_p
     with pytest.raises(DamagedRun, match=r"m\.safetensors: no recorded message") as caught:
         read_heading(tmp_path / "m.safetensors")
     assert "\n" not in str(caught.value)
+
+
+def test_a_shape_without_end_is_refused(tmp_path: Path) -> None:
+    written(tmp_path / "m.safetensors", GOOD)
+    head = (tmp_path / "m.safetensors").read_bytes()[8:].replace(b"{", b'{"w": {"shape": [Infinity]}, ', 1)
+    (tmp_path / "m.safetensors").write_bytes(len(head).to_bytes(8, "little") + head)
+    with pytest.raises(DamagedRun, match="no recorded message"):
+        read_heading(tmp_path / "m.safetensors")
 
 
 def test_a_heading_without_its_arrays_is_refused(tmp_path: Path) -> None:

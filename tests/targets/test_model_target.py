@@ -12,7 +12,7 @@ import torch
 from sklearn.metrics import roc_auc_score
 from sklearn.tree import DecisionTreeClassifier
 
-from privdd.api import audit_model, load_run
+from privdd.api import audit_model, audit_synthetic, load_run
 from privdd.core.errors import BadConfig
 from privdd.core.keys import Keys
 from privdd.privacy.ledger import Ledger
@@ -143,6 +143,15 @@ def test_shadow_models_get_their_world_and_their_seed() -> None:
         assert len(x) == len(game.rest) + int(game.masks[world].sum())
         assert seed == Keys(5).fold("shadow", world).integer() % (2**31 - 1)
     assert len({seed for _, seed in asked}) == 3
+
+
+def test_a_folder_that_holds_a_run_is_refused_before_anything_is_trained(tmp_path: Path) -> None:
+    (tmp_path / "findings.json").touch()
+    asked: list[int] = []
+    for audit, given, how in ((audit_model, forgetful, "fit"), (audit_synthetic, TRAIN, "generator")):
+        with pytest.raises(BadConfig, match="holds a run already"):
+            audit(given, train=TRAIN, heldout=HELDOUT, out=tmp_path, **{how: lambda x, y, seed: asked.append(seed)})
+    assert asked == []
 
 
 def test_a_training_function_is_watched() -> None:

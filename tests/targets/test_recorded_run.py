@@ -114,6 +114,8 @@ def test_records_that_were_never_there_are_not_seen(here: Path, monkeypatch: pyt
 
 
 def test_a_claim_that_the_updates_break_is_contradicted(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where of so many parameters only every other one is read."""
+    monkeypatch.setattr("privdd.tapping.recorded_network.MOST_NUMBERS", 100 * 771)
     federation(here / "run", records(1), claims=(LOCAL,))
     assert asked(typed("target.client=5", "out=audit"), monkeypatch) == 2
     (claim,) = load(here / "audit").privacy.claims
@@ -134,17 +136,27 @@ def test_a_claim_about_aggregates_is_shown_and_not_compared_with_updates(here: P
     assert claimed_limit(read_recording(here / "other"), 5, {"epsilon": 2.0}).epsilon == 2.0
 
 
+def test_a_claim_of_almost_no_noise_is_shown_and_not_compared(here: Path) -> None:
+    federation(here / "run", records(1), rounds=1, claims=({**LOCAL, "noise_multiplier": 0.01},))
+    limit = claimed_limit(read_recording(here / "run"), 5, {})
+    assert limit.epsilon is None and limit.claims()[0]["epsilon"] > 1000
+
+
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
         (["run=run"], "a whole recording of clients 5, 6; to audit it, give target.model"), (typed(), "target.client=None: one of 5, 6 is needed"),
         (typed("target.client=4"), "target.client=4"), (typed("target.client=5", "target.rounds=3"), "target.rounds"),
         ([*typed()[:3], "target.client=5"], "target.heldout"),
+        (typed("target.client=5", "target.shadows=4"), "target.shadows: not read of a recording"),
+        (typed("target.client=5", "confidence=0"), "confidence=0: a number in (0, 1)"),
+        (typed("target.client=5", "out=run"), "run: holds a run already"),
         (["run=run", "target.model=json:loads", *typed()[2:], "target.client=5"], "model="),
     ],
 )  # fmt: skip
 def test_what_cannot_be_audited_is_said_in_one_line(argv: list[str], said: str, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     federation(here / "run", records(1), rounds=1)
+    (here / "run" / "findings.json").write_text("{}")
     assert asked(argv, monkeypatch) == 1
     err = capsys.readouterr().err
     assert said in err and err.count("\n") == 1

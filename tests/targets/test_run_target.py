@@ -111,6 +111,10 @@ def test_a_contradicted_statement_is_status_2(here: Path, monkeypatch: pytest.Mo
         (["target.model=net.py:predict", *SETS, "seed=-1"], "seed=-1: a whole number"),
         (["target.model=a", "target.model=b"], "target.model: given twice"),
         (["target.train=a"], "one of target.model=, target.synthetic= and target.updates= is needed"),
+        (["target.model=net.py:predict", *SETS, "confidence=much"], "confidence='much': a number is needed"),
+        (["target.model=net.py:predict", *SETS, "target.generator=net.py:train"], "target.generator: not read of target.model"),
+        (["target.synthetic=out.npz", *SETS, "target.args.width=3"], "target.args.width: not read of target.synthetic"),
+        (["target.updates=.", *SETS, "target.training=net.py:train"], "target.training: not read of target.updates"),
         (["target.model=net.py:predict", *SETS, "engine=ray"], "engine=ray: a target's shadow models run with"),
     ],
 )  # fmt: skip

@@ -43,6 +43,8 @@ def test_a_group_of_two_by_brute_force() -> None:
         ({"delta": 1e-5}, "stated.delta: stated.epsilon is needed beside it"),
         ({"epsilon": 1, "noise": 1}, "stated.noise: unknown"),
         ({"epsilon": 20, "relation": "add_remove"}, "nothing can contradict it"),
+        ({"epsilon": 1000, "relation": "add_remove"}, "nothing can contradict it"),
+        ({"epsilon": 10**400}, "a finite number below"),
     ],
 )
 def test_a_wrong_statement_is_one_line(given: dict[str, Any], said: str) -> None:

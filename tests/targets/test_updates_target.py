@@ -74,7 +74,8 @@ def test_members_of_one_step_are_found(tmp_path: Path, monkeypatch: pytest.Monke
     found = run(folder(tmp_path / "captured", change(TRAIN)))
     by = measures(found)
     assert by["joint_gradients"]["auc_ci"][0] > 0.6
-    assert by["update_inversion"]["status"] == "not_attacked" and "target.lr" in by["update_inversion"]["note"]
+    for name in ("update_inversion", "analytic_inversion", "label_counts"):
+        assert by[name]["status"] == "not_attacked" and "target.lr" in by[name]["note"], name
     write_outside(found, tmp_path / "run", [])
     assert load(tmp_path / "run").run.clients == 1 and verify(tmp_path / "run").disagreements == ()
 
