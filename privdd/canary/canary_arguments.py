@@ -29,7 +29,7 @@ Exit status: 0 done, 2 the bound is above the stated epsilon (open), or a file d
     updates=RUN              signal=update or loss: a recording of privdd_tap or tapped
     client.NAME=NODE         which of its clients is site NAME (needed unless site and client are one)
     clip=C                   the norm that each record's gradient was clipped to, if it was
-    known.NAME=FILE.npz      other records of site NAME, or records like them: their part of an update is taken off first
+    known.NAME=FILE.npz      other records of site NAME, or like them, no canaries: their part of an update is taken off first
     before=FILE after=FILE   signal=loss: first and last model as safetensors, where there is no recording
     model=package.module:Net args.NAME=VALUE      your network (also file.py:Net)
     scores=FILE              signal=scores: your own, npz or csv with id and score

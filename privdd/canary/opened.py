@@ -2,7 +2,7 @@
 
 The bound is the larger of Steinke, Nasr and Jagielski's (2023) and Mahloujifar, Melis and Chaudhuri's (2024) at
 half of the error each, over guesses whose numbers were fixed in the public statement. It holds at the stated confidence
-for every mechanism and every score that was computed without the coins.
+for every mechanism and every score that was computed without the coins, which nothing here can see: see the tutorial.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 ``DIR/round_000/client_0.safetensors`` holds tensors under the names of the model's state_dict. What they are is said by
 ``target.kind``: "update" (what the client's weights changed by), "model" (its weights) or "gradient". The model that it
-started from is ``DIR/round_000/server.safetensors`` where there is one, else ``target.weights``.
+started from is ``DIR/round_000/server.safetensors``; of a single round it may be ``target.weights``.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from privdd.runtime.plain_folder import plain_files
 from privdd.runtime.run_folder import read_tensors
 
 FILE = re.compile(r"round_(\d{1,6})/client_(\d{1,6})\.safetensors")
+SENT = "server.safetensors"  # beside the clients' files of a round: the model that they were sent
 KINDS = ("update", "model", "gradient")
 
 
@@ -54,6 +55,12 @@ def captured(folder: Path, model: nn.Module, kind: str) -> Captured:
         raise BadConfig(f"target.updates={error}") from None
     if not names:
         raise BadConfig(f"target.updates={folder}: holds no round_000/client_0.safetensors")
+    rounds = sorted({name.split("/")[0] for name in names})
+    unknown = [one for one in rounds if len(rounds) > 1 and not (folder / one / SENT).is_file()]
+    if unknown:
+        raise BadConfig(
+            f"target.updates={folder}: {unknown[0]}/{SENT} is needed: of several rounds, each started from its own model"
+        )
     surface = Surface.GRADIENT if kind == "gradient" else Surface.UPDATE
     found = [_one(folder, name, model, kind) for name in names]
     return Captured(tuple(sorted(found, key=lambda one: (one.round, one.client))), surface, kind)
@@ -64,7 +71,7 @@ def _one(folder: Path, name: str, model: nn.Module, kind: str) -> Capture:
     if at is None:
         raise ValueError(f"{name}: no name of a captured update")
     value, own = _read(folder / name), dict(model.state_dict())
-    server = folder / name.split("/")[0] / "server.safetensors"
+    server = folder / name.split("/")[0] / SENT
     sent = {**own, **_fitting(server, _read(server), own)} if server.is_file() else own
     value = _fitting(folder / name, value, own)
     missing = sorted({key for key, _ in model.named_parameters()} - value.keys())

@@ -144,6 +144,14 @@ def test_folders_and_settings_are_checked(tmp_path: Path) -> None:
         captured(tmp_path / "none", network(), "update")
     with pytest.raises(BadConfig, match=r"holds no round_000/client_0.safetensors"):
         captured(tmp_path, network(), "update")
+    folder(tmp_path / "long", change(TRAIN))
+    (tmp_path / "long" / "round_001").mkdir()
+    for name in ("round_000/server", "round_001/client_0"):
+        safetensors.torch.save_file(network().state_dict(), tmp_path / "long" / f"{name}.safetensors")
+    with pytest.raises(BadConfig, match=r"round_001/server.safetensors is needed"):
+        captured(tmp_path / "long", network(), "model")
+    safetensors.torch.save_file({}, tmp_path / "long" / "round_001" / "server.safetensors")
+    assert [one.round for one in captured(tmp_path / "long", network(), "update").captures] == [0, 1]
     with pytest.raises(BadConfig, match=r"target.kind=delta: allowed are update, model, gradient"):
         captured(tmp_path, network(), "delta")
     with pytest.raises(BadConfig, match=r"target.client=4: nothing was captured of it; there are 0, 1"):
