@@ -10,7 +10,7 @@ from typing import Any
 
 from privdd.core.types import State
 from privdd.runtime.files import DamagedRun, read_json
-from privdd.runtime.plain_folder import plain_files
+from privdd.runtime.plain_folder import check_folder, plain_files
 from privdd.tapping.message_file import BROADCAST, DIFFERENCE, FINAL, REPLY, SERVER, Heading, read_heading, read_message
 from privdd.tapping.named_recording import CLIENTS, HEAD
 from privdd.tapping.recorder import COMPLETE, SCHEMA
@@ -110,7 +110,11 @@ def read_recording(folder: Path) -> Recording:
 
 
 def read_all(folder: Path) -> list[Recording]:
-    """The server's recording first, where there is one, then each client's; what both saw has to agree."""
+    """The server's recording first, where there is one, then each client's; what both saw has to agree.
+
+    Raises DamagedRun, one line, for a folder with a link in it, and where there is none.
+    """
+    check_folder(folder)
     folders = [folder] if (folder / HEAD).is_file() else []
     folders += sorted(path.parent for path in folder.glob(f"{CLIENTS}/*/{HEAD}"))
     if not folders:

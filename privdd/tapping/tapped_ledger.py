@@ -26,7 +26,7 @@ BESIDE = "sent beside what the component protects"
 def ledger_of(recording: Recording, delta: float | None = None) -> Ledger:
     """Unit client, relation zero_out, for that is what the recognised components speak of; delta: theirs, or 1e-5."""
     claims = [claim for message in recording.messages for claim in message.heading.claims]
-    stated = [c["settings"]["delta"] for c in claims if is_number(c.get("settings", {}).get("delta"))]
+    stated = [value for claim in claims for name, value in _numbers(claim) if name == "delta"]
     ledger = Ledger("zero_out", "client", delta or (min(stated) if stated else DELTA))
     for message in recording.messages:
         ledger.append(list(_rows(message)))
@@ -74,5 +74,10 @@ def _multiplier(message: Recorded, claim: Mapping[str, Any]) -> float:
 
 
 def _said(claim: Mapping[str, Any]) -> str:
-    settings = ", ".join(f"{name}={value:g}" for name, value in claim.get("settings", {}).items() if is_number(value))
+    settings = ", ".join(f"{name}={value:g}" for name, value in _numbers(claim))
     return f"{str(claim.get('component'))[:60]}({settings})"
+
+
+def _numbers(claim: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The settings that a claim tells as numbers, but for those that no float holds."""
+    return ((name, v) for name, v in claim.get("settings", {}).items() if is_number(v) and abs(v) < 1e300)

@@ -104,6 +104,8 @@ def _scaled(values: NDArray[Any]) -> Tensor:
         return torch.from_numpy(values.astype(np.float32) / 255)
     if values.dtype.kind in "bu":
         values = values.astype(np.int64)
+    if values.dtype.itemsize > 8 or not values.dtype.isnative:  # torch has neither long doubles nor foreign byte orders
+        values = values.astype(np.float64 if values.dtype.kind == "f" else np.int64)
     return torch.from_numpy(np.ascontiguousarray(values))
 
 

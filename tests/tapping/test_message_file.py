@@ -11,7 +11,7 @@ import torch
 
 from privdd.runtime.files import DamagedRun
 from privdd.tapping.message_file import Heading, place, read_heading, read_message, write_message
-from privdd.tapping.recording import read_recording
+from privdd.tapping.recording import read_all, read_recording
 
 KINDS = ["float64", "float32", "float16", "int64", "int32", "uint8", "bool"]
 
@@ -86,6 +86,18 @@ def test_a_link_in_a_recording_is_refused(tmp_path: Path) -> None:
     (tmp_path / "round-001").symlink_to("/etc")
     with pytest.raises(DamagedRun, match="is a link"):
         read_recording(tmp_path)
+
+
+def test_a_client_that_lies_elsewhere_is_refused(tmp_path: Path) -> None:
+    """Where no server recorded anything, the clients' folders are all that is read."""
+    heading = Heading(1, 1, "train", "reply")
+    for folder in (tmp_path / "elsewhere", tmp_path / "run" / "clients" / "1"):
+        write_message(folder / place(heading), heading, {"w": np.ones(2)})
+        (folder / "tap.json").write_text('{"schema": 1, "by": "client"}')
+    assert len(read_all(tmp_path / "run")) == 1
+    (tmp_path / "run" / "clients" / "2").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(DamagedRun, match="is a link"):
+        read_all(tmp_path / "run")
 
 
 def test_messages_of_two_runs_are_not_one_recording(tmp_path: Path) -> None:
