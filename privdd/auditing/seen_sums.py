@@ -56,7 +56,11 @@ def of_others(plan: Plan, round: int, broadcast: Mapping[str, Tensors], shards: 
             continue
         ctx = plan.context(round, client)
         ctx.noise = Scaled(ctx.noise, 0.0)
-        upload, _ = plan.method.local(broadcast, {}, shards[client], ctx)
+        upload, memory = plan.method.local(broadcast, {}, shards[client], ctx)
+        if memory:
+            raise ValueError(
+                f"trust={plan.trust.name}: what {type(plan.method).__name__}'s clients remember is not replayed"
+            )
         for name, value in plan.channel.send(upload, ctx)[0].values.items():
             into = total.setdefault(name, {})
             for key, tensor in value.items():
