@@ -138,7 +138,8 @@ class InvertingGradients:
         generators: Sequence[torch.Generator],
         local: LocalSteps = SINGLE_STEP,
     ) -> list[list[Reconstruction]]:
-        """``reconstruct_each`` of several models at once, with the same images up to rounding.
+        """``reconstruct_each`` of several models at once, with the same images up to rounding (but for searches that
+        turn non-finite and start afresh: their new noise is the first generator's, and the others wait for a step).
 
         gradients[m][i] holds parameter i's gradients of model m. Models that are not ``alike`` are solved one by one.
         """

@@ -69,6 +69,7 @@ def client_app(
         round, asked = int(words["round"]), digest(sent_here)  # type: ignore[arg-type]
         sent = _sent_before(context, shard.client, round, asked)
         if sent is None:
+            _check_trust(plan)
             _check_noise(plan, simulation)
             memory = _remembered(context, shard.client, bool(words["remembers"]))
             received, rows, memory = _step(Task(plan, round, shard.client, nested(sent_here), memory, shard))
@@ -94,6 +95,14 @@ def client_app(
         return Message(records({}, client=shard.client, refuses=int(not tells_accuracy), **told), reply_to=message)
 
     return app
+
+
+def _check_trust(plan: Plan) -> None:
+    """Raises FederationFailed under secure aggregation, which is not run here: the server would see each upload, with a share of the noise."""
+    if plan.trust.summed:
+        raise FederationFailed(
+            f"trust={plan.trust.name}: this client would send its own upload, with a share of the noise"
+        )
 
 
 def _check_noise(plan: Plan, simulation: bool) -> None:

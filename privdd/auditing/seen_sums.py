@@ -1,8 +1,8 @@
 """What a server sees of a replay when uploads are added up: the audited client's upload among those of the others.
 
 The others' part of a round is computed once, from their own data and without noise; each replay adds fresh noise of all
-clients' shares. So the attacks are granted what the other clients' data add to the sum, as differential privacy grants
-it, and none of their noise.
+clients' shares. So membership attacks are granted what the other clients' data add to the sum, as differential privacy
+grants it, and none of their noise. Attacks without replays are not: they read the sum as if it were one client's.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from privdd.privacy.noise import Noise
 
 Uploads = Mapping[str, Tensors]  # name of an upload -> its tensors
 GRANTED = "the adversary sees the sum over clients, and knows what the other clients' data add to it"
+NOT_GRANTED = "the adversary sees the sum over clients, and takes it for what the audited client sent"
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,11 @@ def of_others(plan: Plan, round: int, broadcast: Mapping[str, Tensors], shards: 
             continue
         ctx = plan.context(round, client)
         ctx.noise = Scaled(ctx.noise, 0.0)
-        upload, _ = plan.method.local(broadcast, {}, shards[client], ctx)
+        upload, memory = plan.method.local(broadcast, {}, shards[client], ctx)
+        if memory:
+            raise ValueError(
+                f"trust={plan.trust.name}: what {type(plan.method).__name__}'s clients remember is not replayed"
+            )
         for name, value in plan.channel.send(upload, ctx)[0].values.items():
             into = total.setdefault(name, {})
             for key, tensor in value.items():

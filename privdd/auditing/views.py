@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from attacks.types import Adversary, Capture, Family, Knowledge, Surface, Truth, View, Worlds
 from privdd.auditing.game import Game
-from privdd.auditing.seen_sums import GRANTED, of_others, replaying, seen
+from privdd.auditing.seen_sums import GRANTED, NOT_GRANTED, of_others, replaying, seen
 from privdd.auditing.signals import Lens, maps_of
 from privdd.core.types import Records, Shard, State, Tensors
 from privdd.federated.experiment import Experiment
@@ -218,7 +218,7 @@ def granted(plan: Plan, view: View, family: Family) -> str:
     """A sentence for the finding's note on what an attack is given beyond its adversary's position; "" if nothing."""
     method = plan.method
     if plan.trust.summed and view.adversary in (Adversary.SERVER, Adversary.MALICIOUS_SERVER):
-        return GRANTED
+        return GRANTED if family == Family.MEMBERSHIP else NOT_GRANTED  # only replays hold the others' part
     personal = method.accuracy_kind == "personal"
     if view.surface == Surface.GLOBAL_MODEL and personal and family == Family.MEMBERSHIP:
         return (

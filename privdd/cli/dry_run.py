@@ -68,10 +68,12 @@ def _small(config: DictConfig, together: int) -> DictConfig:
         for key in ROUNDS:
             if OmegaConf.select(small, key) is not None:
                 OmegaConf.update(small, key, 1)
+        if str(small.algo["_target_"]).endswith(".FedDMGuided"):
+            small.algo.reads = 1  # rounds with a read, where other methods count reads of a round
         for name, most in FEW.items():
             small.audit[name] = min(most, small.audit[name])
         small.audit.worlds = min(max(WORLDS, together + 1), small.audit.worlds)
-        small.participation, small.tracking = 1.0, None
+        small.participation, small.trust.dropout, small.tracking = 1.0, 0.0, None  # all are there in the one round
         small.engine = {"kind": "serial", "threads": small.engine.threads}
         small.audit.require = "some"
     return small

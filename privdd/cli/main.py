@@ -40,6 +40,10 @@ from privdd.targets.target_command import USAGE, asks_for_target, read_command
 
 Run = Callable[[DictConfig, Path, Sequence[str]], int]
 TRUST_MODELS = {"local", "secagg", "shuffle"}  # configs/trust: what a server sees, and no packages
+NOT_TRUSTED = (
+    "trust: packages are allowed together with run= or resume= only (a config of your own is trusted as it is); "
+    "what the server sees is trust=local or trust=secagg"
+)
 
 
 def main(command: str, run: Run) -> int:
@@ -71,6 +75,8 @@ def _main(command: str, run: Run) -> int:
     priced_only = dry_run.wanted(typed)
     argv = expand(typed, command)
     if priced_only:
+        if trusted:
+            raise BadConfig(NOT_TRUSTED)
         return dry_run.priced(command, argv, config_of(command, *argv))
     if any(a.split("=")[0] in OF_HYDRA for a in argv):
         _hydra(command, run, argv)
@@ -87,7 +93,7 @@ def _main(command: str, run: Run) -> int:
                 raise unused()
             return run(again(stored, command, argv, typed, word), path, sys.argv)
     if trusted:
-        raise BadConfig("trust: allowed together with run= or resume= only (a config of your own is trusted as it is)")
+        raise BadConfig(NOT_TRUSTED)
     if secret_typed and config.privacy.noise_source != "secret":
         raise unused()
     return _hydra(command, run, argv)

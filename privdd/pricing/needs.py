@@ -13,6 +13,8 @@ from privdd.core.errors import BadConfig
 from privdd.core.types import Received
 from privdd.federated.experiment import Experiment
 from privdd.federated.kept_rounds import KEPT
+from privdd.federated.simulation import Plan
+from privdd.federated.trust import SUM
 
 BYTES = 4  # of a number
 GROUND = 400 * 2**20  # bytes of a process that has imported everything: measured
@@ -41,13 +43,19 @@ def _artifacts(experiment: Experiment) -> int:
         capture.wants(plan, t, Received(client, t, {}))
         for t in range(plan.method.rounds)
         if plan.method.phase(t) == "train"
-        for client in plan.participants(t)
+        for client in handed_over(plan, t)
     )
     return each * sent
 
 
+def handed_over(plan: Plan, round: int) -> list[int]:
+    """Whose uploads the server is handed in a round: every client's that takes part, or their sum's alone."""
+    there = plan.participants(round)
+    return [SUM] if plan.trust.summed and there else there
+
+
 def _memory(experiment: Experiment) -> int:
-    """The program, a client's records, the kept rounds of the audited client, and one gradient for each audited record."""
+    """The program, all clients' records, the kept rounds of the audited client, and one gradient for each audited record."""
     plan = experiment.plan
     model = _model(experiment)
     own = GROUND + BYTES * math.prod(plan.problem.shape) * sum(len(s.train) for s in experiment.shards)

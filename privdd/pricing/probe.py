@@ -19,7 +19,7 @@ from privdd.auditing.pipeline import Audited, audit, stages_at
 from privdd.federated.experiment import Experiment
 from privdd.federated.kept_rounds import KEPT
 from privdd.federated.simulation import Plan
-from privdd.pricing.needs import needs
+from privdd.pricing.needs import handed_over, needs
 from privdd.pricing.price import Price
 from privdd.runtime.run_folder import RunFolder
 from privdd.runtime.workers import threads
@@ -139,13 +139,18 @@ def _federation_rounds(whole: Experiment) -> int:
 
 
 def _disk(whole: Experiment, small: Experiment, folder: Path) -> int:
-    """Bytes of the run folder: artifacts by client round, shadow models by number, the rest as it is."""
+    """Bytes of the run folder: artifacts by what the server is handed, shadow models by number, the rest as it is."""
     sizes = {part: _size(folder / part) for part in ("artifacts", "worlds")}
     rest = _size(folder) - sum(sizes.values())
-    rounds = client_rounds(whole.plan) / client_rounds(small.plan)
+    rounds = _uploads(whole.plan) / _uploads(small.plan)
     replays = (whole.audit.worlds - 1) * replayed_rounds(whole.plan, whole.audit.rounds)
     few = (small.audit.worlds - 1) * replayed_rounds(small.plan, small.audit.rounds)
     return int(rest + sizes["artifacts"] * rounds + sizes["worlds"] * replays / max(few, 1))
+
+
+def _uploads(plan: Plan) -> int:
+    """How many uploads, or sums of them, the server is handed in the whole of training."""
+    return sum(len(handed_over(plan, t)) for t in range(plan.method.rounds))
 
 
 def _size(folder: Path) -> int:

@@ -9,7 +9,9 @@ import pytest
 import torch
 from scipy import stats
 
+from attacks.types import Adversary, Family, Knowledge, Surface, View
 from privdd.auditing.seen_sums import of_others, replaying, seen
+from privdd.auditing.views import granted
 from privdd.federated.simulation import Plan, Snapshot
 from tests.federations import tiny, trained
 
@@ -60,3 +62,13 @@ def test_where_every_upload_is_seen_nothing_is_added() -> None:
 def test_laplace_noise_is_not_dealt() -> None:
     with pytest.raises(ValueError, match="Laplace"):
         replaying(tiny(*NOISED).plan, 0).noise.laplace((1,))
+
+
+def test_a_note_grants_the_others_part_to_the_attacks_that_have_it() -> None:
+    """The sum less the others' part is in no view: only replays of the client are made with it."""
+    view = View(Surface.UPDATE, Adversary.SERVER, (), Knowledge((1, 8, 8), 10, torch.zeros(1, 1, 8, 8), torch.zeros(1)))
+    summed, local = tiny(*PLAIN).plan, tiny("fedavg", "model=mlp").plan
+    said = {family: granted(summed, view, family) for family in Family}
+    assert {family for family, words in said.items() if "knows what the other" in words} == {Family.MEMBERSHIP}
+    assert all("sees the sum" in words for words in said.values())
+    assert not any(granted(local, view, family) for family in Family)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
 
 from privdd.cli import dry_run
-from privdd.cli.main import config_of
+from privdd.cli.assemble import assemble
+from privdd.cli.main import _main, config_of
 from privdd.core.errors import BadConfig
 
 FEW = ["algo=fedproto", "preset=smoke", "data.limit=150", "data.test_limit=40", "partition.clients=3", "model.width=4"]
@@ -45,3 +47,22 @@ def test_what_has_no_price_is_refused() -> None:
         dry_run.priced("train", [], config_of("train", "algo=fedavg"))
     argv = ["algo=fedavg", "--dry-run"]
     assert dry_run.wanted(argv) and argv == ["algo=fedavg"] and not dry_run.wanted(argv)
+
+
+def test_packages_to_trust_are_refused_with_a_price_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["privdd.audit", *FEW, "trust=my_package", "--dry-run"])
+    with pytest.raises(BadConfig, match=r"^trust: packages .* trust=local or trust=secagg$"):
+        _main("audit", lambda *at: 0)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["algo=feddm_guided_dp", "preset=smoke"],
+        ["algo=fedavg", "preset=smoke", "privacy=client", "model=mlp", "seed=1", "trust=secagg", "trust.least=2", "trust.dropout=.5"],
+    ],
+    ids=["reads in more rounds than one", "the audited client drops out of the first"],
+)
+def test_the_probe_of_one_round_can_be_assembled(settings: list[str]) -> None:
+    config = config_of("audit", *settings, "data.limit=150", "data.test_limit=40", "attack=[lira]")
+    assert assemble(dry_run._small(config, 0)).plan.participants(0) == list(range(5))

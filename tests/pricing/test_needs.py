@@ -38,6 +38,12 @@ def test_artifacts_take_what_was_said_and_little_more(algo: str, more: list[str]
     assert said <= real <= 1.5 * said
 
 
+def test_of_a_sum_one_artifact_is_kept_however_many_clients_add_to_it(tmp_path: Path) -> None:
+    experiment = tiny("fedavg", "model=mlp", "algo.weighting=uniform", "trust=secagg", "partition.clients=4")
+    said, real = needs(experiment).disk, written(experiment, tmp_path)
+    assert said <= real <= 1.5 * said
+
+
 def test_memory_holds_one_gradient_for_each_audited_record() -> None:
     few, many = (
         needs(assemble(tiny_config("fedavg", f"audit.records={n}", command="audit"))).memory for n in (10, 20)

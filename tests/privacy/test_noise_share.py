@@ -45,6 +45,20 @@ def test_the_sum_has_the_noise_of_the_closed_form(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", WHOLE)
+def test_a_share_clips_as_the_whole_does(kind: str) -> None:
+    """So what T1 finds of the whole mechanism holds for a share; the share's lattice is finer."""
+    whole = WHOLE[kind]
+    value = {"x": 5 * contribution(kind, 0)["x"]}
+    one, other = (released(mechanism, 0, value) for mechanism in (whole, share_of(whole, 7)))
+    records = 3 if kind == "sum" else 1
+    assert one.lattice is not None and other.exact is not None and one.exact is not None
+    assert torch.allclose(one.exact["x"].double(), other.exact["x"].double(), rtol=1e-6, atol=records * one.lattice)
+    alone = released(share_of(whole, 7), 0, {"x": value["x"][:1] if kind == "sum" else value["x"]})
+    assert alone.exact is not None and 0.99 * whole.clip_norm < float(alone.exact["x"].norm()) * (3 if kind == "sum" else 1)
+    assert alone.sensitivity == one.sensitivity >= float(alone.exact["x"].norm())
+
+
+@pytest.mark.parametrize("kind", WHOLE)
 def test_shares_and_their_sum_are_whole_steps_of_one_lattice(kind: str) -> None:
     outputs = [released(share_of(WHOLE[kind], 7), k, contribution(kind, k)) for k in range(7)]
     step = outputs[0].lattice

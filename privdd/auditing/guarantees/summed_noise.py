@@ -22,23 +22,33 @@ ADDS_UP = "the noise of the sum over clients is that of the shares that each of 
 
 
 def summed(subject: Subject, name: str, releases: list[Release]) -> tuple[dict[str, Tensor], str]:
-    """(which sum -> its residuals, standard normal if all shares are what they state, why some are not there)."""
-    by_sum: dict[tuple[int, str, int], dict[int, Tensor]] = defaultdict(dict)
+    """(which sum -> its residuals, standard normal if all shares are what they state, why one cannot be looked at).
+
+    Sums whose residuals were counted and no longer kept (``noise_record.RUN``) are left out, unless no other is there.
+    """
+    by_sum: dict[tuple[int, str, int], dict[int, Noted]] = defaultdict(dict)
     for watch, release in releases:
         where, at = (watch.round, release.partition or ""), 0
         while watch.client in by_sum[*where, at]:
             at += 1
-        by_sum[*where, at][watch.client] = release.sample[:OTHERS].double()
-    found, missing = {}, ""
-    for (round, cell, at), heads in by_sum.items():
+        by_sum[*where, at][watch.client] = release
+    stated = {row.round for row in subject.ledger.releases if row.name == name and row.protected}
+    if unseen := sorted(stated - {round for round, _, _ in by_sum}):
+        return {}, f"no share of round {unseen[0]} was noted"
+    found, gone = {}, ""
+    for (round, cell, at), shares in by_sum.items():
         there = subject.plan.participants(round)
-        sizes = {len(head) for head in heads.values()}
-        if set(heads) != set(there) or len(sizes) != 1 or 0 in sizes:
-            missing = missing or f"the shares of {len(heads)} of {len(there)} clients were noted in round {round}"
+        noted = [one for one in shares.values() if not one.missing]
+        if set(shares) != set(there) or len(noted) < len(there):
+            return {}, f"the shares of {len(noted)} of {len(there)} clients were noted in round {round}"
+        heads = [one.sample[:OTHERS].double() for one in noted]
+        sizes = {len(head) for head in heads}
+        if len(sizes) != 1 or 0 in sizes:
+            gone = gone or f"the residuals of round {round} were not kept"
             continue
         which = ", ".join(filter(None, (f"round {round}", cell, f"sum {at}")))
-        found[which] = torch.stack(list(heads.values())).sum(0) / math.sqrt(len(heads))
-    return found, missing if not found else ""
+        found[which] = torch.stack(heads).sum(0) / math.sqrt(len(heads))
+    return found, "" if found else gone
 
 
 def sum_looks(subject: Subject, name: str, sums: dict[str, Tensor]) -> list[Look]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -29,20 +30,21 @@ SUMMED = ("fedavg", "privacy=client", "trust=secagg", "model=mlp", "partition.cl
 
 @dataclass(frozen=True)
 class OneQuiet(Plan):
-    """Client 2's draws are multiplied by ``times``."""
+    """Client 2's draws are multiplied by ``times``, in one round or in all."""
 
     times: float = 0.0
+    only: int | None = None
 
     def context(self, round: int, client: int, **more: Any) -> ClientContext:
         ctx = super().context(round, client, **more)
-        if client == 2:
+        if client == 2 and self.only in (None, round):
             ctx.noise = Scaled(ctx.noise, self.times)
         return ctx
 
 
-def run(times: float) -> tuple[Subject, NoiseRecord]:
+def run(times: float, only: int | None = None) -> tuple[Subject, NoiseRecord]:
     experiment = tiny(*SUMMED)
-    plan = OneQuiet(**{f.name: getattr(experiment.plan, f.name) for f in fields(Plan)}, times=times)
+    plan = OneQuiet(**{f.name: getattr(experiment.plan, f.name) for f in fields(Plan)}, times=times, only=only)
     record, progress = NoiseRecord(plan.victim), start(plan, experiment.ledger())
     while progress.round < plan.method.rounds:
         progress, _, _ = step(plan, progress, experiment.shards, Engine(), record=record)
@@ -71,6 +73,28 @@ def test_shares_that_are_not_there_make_the_noise_untested() -> None:
         for release in watch.releases if client == 2 else ():
             release.sample = torch.zeros(0)
     assert "untested" in noise_finding(subject, record, "update").measures["diagnostics"]
+
+
+@pytest.mark.parametrize("gone", ["a share", "all shares", "what a share was"])
+def test_one_round_that_was_not_seen_makes_the_noise_untested(gone: str) -> None:
+    """Of a client that is not audited, or of a round that the audited one is not in."""
+    subject, record = run(1.0)
+    other = next(k for k in range(4) if k != subject.plan.victim)
+    if gone == "a share":
+        record.rounds[3, other].releases.clear()
+    elif gone == "what a share was":
+        record.rounds[3, other].releases[0].missing = "its values are not finite"
+    releases = [one for one in noted(record, "update") if gone != "all shares" or one[0].round != 3]
+    sums, why = summed(subject, "update", releases)
+    assert not sums and "round 3" in why
+    if gone != "all shares":
+        assert "round 3" in noise_finding(subject, record, "update").measures["diagnostics"]["untested"]
+
+
+def test_a_client_that_halves_its_noise_in_one_round_is_found() -> None:
+    healthy, faulty = run(1.0), run(0.5, 3)
+    right, wrong = (noise_finding(*one, "update").measures["diagnostics"] for one in (healthy, faulty))
+    assert "refuted" not in right and wrong["refuted"] is True
 
 
 def test_noise_dealt_among_more_than_are_honest_is_counted() -> None:
