@@ -45,7 +45,9 @@ COMMON = (
     "partition.heldout=0", "model.width=16",
 )
 FEDDM = ("algo=feddm_dp", "algo.rounds=4", "algo.reads=2")
-PUBLIC = ("algo=feddm_public_dp", "algo.least=40", "algo.fitting.steps=80")
+PUBLIC = (
+    "algo=feddm_public_dp", "algo.least=40", "algo.fitting.steps=80", "algo.extractor.layers=[1,2,3]", "algo.extractor.grid=3",
+)
 FEDAVG = (
     "algo=fedavg", "privacy=dpsgd", "algo.rounds=5", "algo.local_epochs=1", "algo.lr=2", "algo.momentum=0",
     "algo.weight_decay=0", "privacy.expected_batch=200",

@@ -36,7 +36,9 @@ METHODS: Mapping[str, tuple[str, ...]] = {
     "dp_head, secagg": (*HEAD, "algo.rounds=60", "algo.lr=15", "algo.rows.width=400", "trust=secagg"),
     "dp_means, secagg": ("algo=dp_means", "algo.rows.extractor.side=64", "trust=secagg"),
     "dp_moments, secagg": ("algo=dp_moments", "algo.rows.extractor.side=64", "trust=secagg"),
-    "feddm_public_dp": ("algo=feddm_public_dp", "algo.least=40", "algo.fitting.steps=80"),
+    "feddm_public_dp": (
+        "algo=feddm_public_dp", "algo.least=40", "algo.fitting.steps=80", "algo.extractor.layers=[1,2,3]", "algo.extractor.grid=3",
+    ),
     "feddm_guided_dp": (
         "algo=feddm_guided_dp", "algo.rounds=30", "algo.reads=8", "algo.ipc=10", "algo.fitting.steps=60", "algo.guiding.steps=30",
         "algo.guiding.images=4000", "algo.server.epochs=25", "algo.server.batch_size=100", "algo.server.lr=0.02",

