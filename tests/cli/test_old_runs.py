@@ -82,7 +82,7 @@ def files(path: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("algo", NAMES["fingerprints"])
 def test_a_run_of_today_has_the_fingerprint_of_the_same_run_before(algo: str) -> None:
-    """Of every algo whose settings are what they were (those of FedFed, FedRD and FedLGD were corrected since)."""
+    """Of every algo whose settings are what they were (those of FedFed, FedRD, FedLGD and FedDM in a public map were changed since)."""
     assert fingerprint(composed("audit", [f"algo={algo}", "preset=smoke"])) == NAMES["fingerprints"][algo]
 
 
