@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import difflib
 import math
 from collections.abc import Mapping, Sequence
@@ -13,6 +12,7 @@ from typing import Any
 from privdd.checking.neighbours import Tried
 from privdd.checking.run_check import CALLS, CONFIDENCE, SECONDS
 from privdd.core.errors import BadConfig
+from privdd.core.plain_value import plain_value
 
 USAGE = """usage: privdd-check mechanism=package.module:Name stated.epsilon=E [stated.delta=D] [KEY=VALUE ...]
 
@@ -70,7 +70,7 @@ def read(argv: Sequence[str]) -> CommandLine:
             raise BadConfig(f"{item}: KEY=VALUE is needed")
         if key in found:
             raise BadConfig(f"{key}: given twice")
-        found[_known(key)] = text if key in ("mechanism", "method", "attack", "out") else _value(text)
+        found[_known(key)] = text if key in ("mechanism", "method", "attack", "out") else plain_value(text)
     whats = [what for what in ("mechanism", "method", "attack") if what in found]
     if len(whats) != 1:
         raise BadConfig("one of mechanism=, method= and attack= is needed")
@@ -101,15 +101,6 @@ def _known(key: str) -> str:
         return key
     close = difflib.get_close_matches(key, keys, 1)
     raise BadConfig(f"{key}: unknown; {f'did you mean {close[0]}?' if close else 'see --help'}")
-
-
-def _value(text: str) -> Any:
-    if text in ("true", "false", "null"):
-        return {"true": True, "false": False, "null": None}[text]
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return text
 
 
 def _number(name: str, value: Any, *, whole: bool = False) -> Any:

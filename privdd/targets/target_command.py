@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from typing import Any
 
 from privdd.core.checks import whole
 from privdd.core.errors import BadConfig
+from privdd.core.plain_value import plain_value
 
 PREFIX = "target."
 FILES = ("weights", "train", "heldout", "synthetic", "updates")
@@ -84,7 +84,7 @@ def read_command(argv: Sequence[str], kind: str = "") -> TargetCommand:
             raise BadConfig(f"{item}: KEY=VALUE is needed")
         if key in found:
             raise BadConfig(f"{key}: given twice")
-        found[_known(key)] = text.strip("'") if key in TEXTS else _value(text)
+        found[_known(key)] = text.strip("'") if key in TEXTS else plain_value(text)
     whats = [name for name in ("synthetic", "updates") if PREFIX + name in found]
     if len(whats) > 1 or (not whats and PREFIX + "model" not in found):
         raise BadConfig("one of target.model=, target.synthetic= and target.updates= is needed")
@@ -116,12 +116,3 @@ def _known(key: str) -> str:
     close = difflib.get_close_matches(key, KEYS, 1)
     hint = f"did you mean {close[0]}?" if close else f"beside target.* only {', '.join((*TOP, 'stated.*'))} are read"
     raise BadConfig(f"{key}: unknown for a target from outside; {hint}")
-
-
-def _value(text: str) -> Any:
-    if text in ("true", "false", "null"):
-        return {"true": True, "false": False, "null": None}[text]
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return text
