@@ -8,7 +8,7 @@ import torch
 from scipy.stats import ks_2samp
 from torch.func import functional_call
 
-from privdd.models import ModelSpec, build, initial
+from privdd.models import ModelSpec, OwnModel, build, initial
 from privdd.models.build import NETWORKS
 
 SMALL = {"resnet18": 4, "vae": 8, "projection": 16, "lenet": 12, "simplecnn": 6}
@@ -16,6 +16,8 @@ SHAPE = (1, 16, 16)
 
 
 def spec_of(name: str) -> ModelSpec:
+    if name == "own":
+        return OwnModel("own", target="privdd.models.own:Example")
     return ModelSpec(name, width=SMALL.get(name, 16), latent=8 if name == "vae" else None)
 
 

@@ -31,7 +31,7 @@ DEPENDED_ON = [
     "attacks.roc:tpr_at_fpr",
     "privdd.federated.channel:ClientContext.sample",  # privacy.sampling_probability
     "privdd.federated.simulation:Plan.participants",  # participation
-    "privdd.federated.simulation:accuracy",
+    "privdd.federated.measured:accuracy",
     "privdd.federated.simulation:size_of",
     "privdd.training.dp_sgd:private_steps",  # "steps = local epochs / this"
     "privdd.distillation.noisy_embedding:weights",
