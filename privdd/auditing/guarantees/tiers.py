@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 from attacks.types import Finding
@@ -36,8 +37,12 @@ class GuaranteeTest:
     names: tuple[Any, ...] = ()
 
     def run(self) -> list[Finding]:
-        found = list(_timed(self.findings(self.subject, *self.names)))
-        return [_said_of_sums(finding) for finding in found] if self.subject.plan.trust.summed else found
+        return list(self.each())
+
+    def each(self) -> Iterator[Finding]:
+        """Finding by finding: those before an error are kept by whoever iterates."""
+        found = _timed(self.findings(self.subject, *self.names))
+        yield from map(_said_of_sums, found) if self.subject.plan.trust.summed else found
 
     @property
     def what(self) -> str:
@@ -52,8 +57,8 @@ def guarantee_findings(scene: Any, confidence: float) -> Iterator[Finding]:
     crafted records: a test that cannot run has not been passed.
     """
     subject = subject_of(scene, confidence)
-    rest = [finding for test in guarantee_tests(subject) for finding in test.run()]
-    yield from without_single_ratios(subject, [*own_tests(subject, scene.record), *rest])
+    rest = (finding for test in guarantee_tests(subject) for finding in test.each())
+    yield from without_single_ratios(subject, chain(own_tests(subject, scene.record), rest))
 
 
 def subject_of(scene: Any, confidence: float) -> Subject:
