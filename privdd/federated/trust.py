@@ -16,7 +16,7 @@ import dp_accounting as dpa
 import torch
 
 from attacks.types import Surface
-from privdd.core.checks import check_choice, refused, whole
+from privdd.core.checks import check_choice, is_number, refused, whole
 from privdd.core.errors import BadConfig
 from privdd.core.keys import Keys
 from privdd.core.types import Received, Tensors
@@ -51,7 +51,7 @@ class Trust:
         if self.least is not None:
             whole("trust.least", self.least, 2, "a whole number from 2 is needed, or null for all clients of a round")
         whole("trust.colluding", self.colluding, 0, "a whole number from 0 is needed")
-        if isinstance(self.dropout, bool) or not 0 <= self.dropout < 1:
+        if not is_number(self.dropout) or not 0 <= self.dropout < 1:
             raise refused("trust.dropout", self.dropout, "a number in [0, 1) is needed")
         if not self.summed and (self.least, self.dropout, self.colluding) != (None, 0.0, 0):
             raise BadConfig("trust.least, trust.dropout, trust.colluding: these need trust=secagg")
