@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import shutil
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -98,9 +99,10 @@ def check_fits(experiment: Experiment, folder: Path, *, force: bool) -> None:
 
 
 def free_disk(folder: Path) -> int:
-    """Bytes free where ``folder`` is, or will be."""
+    """Bytes free where ``folder`` is, or will be. What is no disk (/proc) has none to tell of: writing to it fails by itself."""
     there = next(p for p in (folder.absolute(), *folder.absolute().parents) if p.exists())
-    return shutil.disk_usage(there).free
+    found = shutil.disk_usage(there)
+    return found.free if found.total else sys.maxsize
 
 
 def free_memory() -> int | None:
