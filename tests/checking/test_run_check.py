@@ -60,7 +60,7 @@ def test_half_the_noise_is_refuted_and_its_epsilon_is_bounded_from_below() -> No
     result = check(noised(0.5), stated=STATED, kind="update", **FEW)
     true = 4.53  # mu-GDP at twice the mu, epsilon of it at 1e-5
     # kappa is an estimate, as above: far from the 1 of the noise that is stated
-    assert 1.7 < result.kappa < 2.4 and 2.1 < result.certified < 1.02 * true
+    assert 1.5 < result.kappa < 3.0 and 2.1 < result.certified < 1.02 * true
 
 
 def test_a_number_without_noise_has_no_ceiling_at_ln_n() -> None:
