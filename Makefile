@@ -6,7 +6,7 @@ ARGS ?=
 # of speed, minutes in all; the others take hours, or measure findings: python -m benchmarks.NAME --help
 BENCHMARKS = gate overhead dp_sgd dp_distillation simulation engines worlds inversion accounting
 
-.PHONY: audit smoke test lint types docs benchmarks lock clean help
+.PHONY: audit smoke test fast lint types docs benchmarks lock clean help
 
 audit: $(VENV)/.runtime          ## install, then audit FedFed on real digits to a report
 	$(BIN)/python -m privdd.audit algo=fedfed $(ARGS) || [ $$? -eq 2 ]  # 2: a stated limit was broken
@@ -17,6 +17,9 @@ smoke: $(VENV)/.runtime          ## the same in under a minute
 test: $(VENV)/.dev               ## install with the test tools, then run all tests; PRIVDD_TEST_ORDER=SEED shuffles them
 	sh tools/test_extras.sh $(BIN)/python
 	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
+
+fast: $(VENV)/.dev               ## the same without the slowest tests (tests/slow.txt): under 8 minutes on 2 cores
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow" $(ARGS)
 
 lint: $(VENV)/.dev               ## style
 	$(BIN)/ruff check . && $(BIN)/ruff format --check privdd attacks

@@ -30,6 +30,7 @@ SMALL_AUDIT = [
     "audit.guarantee.runs=20", "audit.guarantee.slow_runs=20", "audit.guarantee.images=1", "attack.gradient_inversion.method.iterations=5",
     "attack=[lira,loss_threshold,label_counts,known_neighbour,gradient_inversion]",
 ]  # fmt: skip
+SLOW = Path(__file__).with_name("slow.txt")  # written by tools/slow_tests.py
 FEDAVG = ["algo=fedavg", "algo.rounds=2", "algo.local_epochs=3"]
 FEDFED = ["algo.distill_rounds=2", "algo.base.rounds=1"]
 AUDITS = {
@@ -43,7 +44,11 @@ AUDITS = {
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """PRIVDD_TEST_ORDER=SEED: files in random order, and the tests of each file too."""
+    """Marks the tests of slow.txt. PRIVDD_TEST_ORDER=SEED: files in random order, and the tests of each file too."""
+    slow = set(SLOW.read_text(encoding="utf-8").splitlines())
+    for item in items:
+        if item.nodeid in slow:
+            item.add_marker(pytest.mark.slow)
     seed = os.environ.get("PRIVDD_TEST_ORDER")
     if seed is None:
         return

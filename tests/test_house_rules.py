@@ -288,3 +288,10 @@ def test_no_test_edits_the_search_path(path: Path) -> None:
 )
 def test_the_search_for_edits_sees(source: str) -> None:
     assert list(path_edits(ast.parse(source)))
+
+
+def test_what_the_fast_suite_leaves_out_is_there() -> None:
+    """A renamed test would be slow again without a word."""
+    for name in (ROOT / "tests" / "slow.txt").read_text().splitlines():
+        file, _, test = name.partition("::")
+        assert f"def {test.partition('[')[0]}(" in (ROOT / file).read_text(), name
