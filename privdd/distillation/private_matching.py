@@ -7,7 +7,7 @@ or by batch as the papers print it). Either way every class of a public list is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,13 +21,14 @@ from privdd.distillation.fitting import Fitting, fit
 from privdd.distillation.networks import CHUNK, Embed, Networks, embedded
 from privdd.distillation.noisy_embedding import class_counts, noisy_embeddings
 from privdd.federated.channel import ClientContext
+from privdd.privacy.mechanism import Mechanism
 
 QUERIES = ("embedding", "synthetic_gradient")
 
 
-def is_protected(ctx: ClientContext) -> bool:
-    """Whether a mechanism is set for the query that this client's synthetic images depend on."""
-    return any(ctx.protected(name) for name in QUERIES)
+def is_protected(mechanisms: Mapping[str, Mechanism]) -> bool:
+    """Whether a mechanism is set for the query that a client's synthetic images depend on."""
+    return any(name in mechanisms for name in QUERIES)
 
 
 def refuse_batch_norm(norm: str | None, where: str) -> None:
@@ -36,14 +37,14 @@ def refuse_batch_norm(norm: str | None, where: str) -> None:
         raise ValueError(f"{where}.norm=batch: with it one record changes all embeddings; use instance, group or none")
 
 
-def refuse_ignored(fitting: Fitting | None, least: float, ctx: ClientContext) -> None:
+def refuse_ignored(fitting: Fitting | None, least: float, mechanisms: Mapping[str, Mechanism]) -> None:
     """Raises ValueError for settings that have an effect only with a mechanism that this run does not set."""
-    if fitting is not None and not ctx.protected("embedding"):
+    if fitting is not None and "embedding" not in mechanisms:
         raise ValueError(
             f"fitting={fitting!r}: follows noised reads, so privacy must set a mechanism for 'embedding' "
             "(privacy=public_embedding); set fitting=null for plain matching in the same map"
         )
-    if least and not ctx.protected("class_counts"):
+    if least and "class_counts" not in mechanisms:
         raise ValueError(
             f"least={least!r}: compares noised counts, so privacy must set a mechanism for 'class_counts'; "
             "set least=0 to send every class"

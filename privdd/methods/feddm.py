@@ -125,8 +125,7 @@ class FedDM(Method):
     def local(
         self, broadcast: Mapping[str, Tensors], memory: State, shard: Shard, ctx: ClientContext
     ) -> tuple[Upload, State]:
-        refuse_ignored(self.fitting, self.least, ctx)
-        if is_protected(ctx):
+        if is_protected(ctx.mechanisms):
             return self._protected(broadcast, memory, shard, ctx)
         if self.start == "real" and ctx.round == 0:
             warn_short(shard, self.ipc, ctx.keys)
@@ -146,6 +145,11 @@ class FedDM(Method):
         """Logits (n, C) of the global model."""
         state = unpack("model", server)
         return outputs(skeleton(self.model, tuple(x.shape[1:]), len(state["head.weight"])), state, x)  # type: ignore[arg-type]
+
+    def check_mechanisms(self, mechanisms: Mapping[str, Mechanism]) -> None:
+        refuse_ignored(self.fitting, self.least, mechanisms)
+        if is_protected(mechanisms) and self.start not in PUBLIC:
+            raise ValueError(f"start={self.start!r}: a guarantee needs start=noise or smooth, others read the records")
 
     def spends(self, round: int, mechanisms: Mapping[str, Mechanism]) -> dict[str, int]:
         """How often one client applies each mechanism to one class in one round."""
@@ -210,7 +214,7 @@ class FedDM(Method):
 
         Where images start is each context's own. None under noise, or where something is remembered.
         """
-        if is_protected(contexts[0]) or any(memories):
+        if is_protected(contexts[0].mechanisms) or any(memories):
             return None
         cells, own = batched_cells(shards), [ctx.keys for ctx in contexts]
         images = self._distil(cells, broadcast, {}, shards[0], contexts[0], own)
@@ -243,8 +247,7 @@ class FedDM(Method):
         self, broadcast: Mapping[str, Tensors], memory: State, shard: Shard, ctx: ClientContext
     ) -> tuple[Upload, State]:
         """Images of every class, from noise and what the mechanisms released."""
-        if self.start not in PUBLIC:
-            raise ValueError(f"start={self.start!r}: a guarantee needs start=noise or smooth, others read the records")
+        self.check_mechanisms(ctx.mechanisms)
         labels = torch.tensor(ctx.problem.class_list)
         start = public_start(self.start, labels, self.ipc, shard.shape, ctx.keys.fold("start")).to(
             broadcast["model"]["head.weight"]

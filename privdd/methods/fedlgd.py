@@ -168,7 +168,8 @@ class FedLGD(Method, hooks=("selected", "refines")):
     def local(
         self, broadcast: Mapping[str, Tensors], memory: State, shard: Shard, ctx: ClientContext
     ) -> tuple[Upload, State]:
-        if self._protected(ctx):
+        self.check_mechanisms(ctx.mechanisms)
+        if ctx.protected("embedding"):
             steps = self._steps(broadcast, memory, shard, ctx)
             images, labels = protected_images(self.virtual, memory, steps, shard, ctx)
         else:
@@ -176,7 +177,7 @@ class FedLGD(Method, hooks=("selected", "refines")):
             images, labels = self._distil(cells, broadcast, memory, shard, ctx), cells.labels
         own = as_records(images.flatten(0, 1), labels.repeat_interleave(self.virtual.ipc))
         update = self._train(broadcast, memory, own, shard, ctx)
-        upload = {"update": Artifact(update, private=self._protected(ctx))}
+        upload = {"update": Artifact(update, private=ctx.protected("embedding"))}
         if self.server_start == "statistics" and ctx.round == 0:
             upload["class_statistics"] = Artifact(self._statistics(shard))
         return upload, remembered(images, labels) | self._stale(update, ctx)
@@ -185,12 +186,9 @@ class FedLGD(Method, hooks=("selected", "refines")):
         """The model trained last, and when, where a client goes on from it."""
         return pack("trained", update) | {"trained_in": torch.tensor([ctx.round])} if self.stale else {}
 
-    def _protected(self, ctx: ClientContext) -> bool:
-        if not ctx.protected("embedding"):
-            return False
-        if self.server_start != "noise":
+    def check_mechanisms(self, mechanisms: Mapping[str, Mechanism]) -> None:
+        if "embedding" in mechanisms and self.server_start != "noise":
             raise ValueError("server_start=statistics: it sends class statistics as they are; a guarantee needs noise")
-        return True
 
     def _steps(
         self, broadcast: Mapping[str, Tensors], memory: State, shard: Shard, ctx: ClientContext
@@ -286,7 +284,7 @@ class FedLGD(Method, hooks=("selected", "refines")):
         None later on (each client has its own images by then), under noise, and where statistics are sent or
         scaled by a client's number of records.
         """
-        if self._protected(contexts[0]) or any(memories):
+        if contexts[0].protected("embedding") or any(memories):
             return None
         if self.server_start == "statistics" or self.virtual.released_statistics:
             return None

@@ -273,14 +273,16 @@ class FedRD(Method):
         networks = self._networks(shape, shard.classes, ctx, broadcast["model"]["head.weight"].device)
         settings = replace(self.matching, chunk=0) if self.model.norm == "batch" else self.matching
         sizes: Any = {"dpc": self.dpc, "shape": shape}
-        if not is_protected(ctx):
+        if not is_protected(ctx.mechanisms):
             return distil_representations(project, networks, shard, settings, ctx, start=self.start, **sizes)
         if self.printed:
             return printed_representations(project, networks, shard, settings, ctx, **sizes)
-        self._check_guarantee()
+        self.check_mechanisms(ctx.mechanisms)
         return protected_representations(project, networks, shard, settings, ctx, reads=self.reads, **sizes)
 
-    def _check_guarantee(self) -> None:
+    def check_mechanisms(self, mechanisms: Mapping[str, Mechanism]) -> None:
+        if self.printed or not is_protected(mechanisms):
+            return
         refuse_batch_norm(self.model.norm, "model")
         if not self.frozen_projection:
             raise ValueError(
