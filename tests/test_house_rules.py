@@ -95,7 +95,8 @@ TESTED_IN = {  # test file -> modules of which it is the test, where its name is
     "checking/test_called.py": "privdd.checking: sampled",
     "checking/test_command_line.py": "privdd.checking: component_table conditions constant_parts declared_noise float_bits"
     " looks named plugin_check screening",
-    "checking/test_examination.py": "privdd.checking: accepted",
+    "checking/test_examination.py": "privdd.checking: accepted examined examining secret_records",
+    "checking/test_pieces.py": "privdd.checking: one_call",
     "checking/test_run_check.py": "privdd.checking: check_page child asserted stated verdict",
     "checking/test_told_apart.py": "privdd.checking: direction_game learned shift_law",
     "configs/test_experiment.py": "privdd.federated: experiment; privdd.cli: equal_terms",

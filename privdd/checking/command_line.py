@@ -32,7 +32,7 @@ Exit status: 0 not refuted, 2 refuted, 1 error.
   stated.low_bits=true                      the statement is about the released floats, to the last bit
   stated.tolerance=0.05                     refuted only above (1 + tolerance) epsilon
   input.shapes=[[4,3],[4]] input.rows=[20,6] input.clients=10     inputs of this shape only
-  seconds=45          processor time to spend; max_calls=2000000; confidence=0.99; seed=0
+  seconds=45          processor time to spend; max_calls=4000000; confidence=0.99; seed=0
   out=DIR             writes check.html and findings.json there
 
   components=FILE.md  checks the components of other libraries that are known here and writes their table

@@ -9,6 +9,7 @@ no number (shapes, types, names, NaN).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -83,19 +84,56 @@ def statistics(present: Block, absent: Block, axis: np.ndarray | None) -> dict[s
         return found
     for at, w in enumerate(shift_directions(present, absent, axis)):
         found[f"shift {at}"] = partial(_along, w=w)
-    a, b = (block.rows.reshape(-1, block.rows.shape[2]) for block in (present, absent))
-    metric = Metric.of(b)
+    metric = Metric.of(absent.rows.reshape(-1, absent.rows.shape[2]))
     found["energy"] = lambda block: np.square(_scored(block, metric)).sum((1, 2))
     found["largest number"] = lambda block: _scored(block, metric).max((1, 2))
     found["smallest number"] = lambda block: _scored(block, metric).min((1, 2))
     found["weakest number"] = lambda block: np.abs(_scored(block, metric)).min((1, 2))
     found |= _by_call(present, absent, axis)
-    if len(np.unique(a[:, 0])) < len(a) or len(np.unique(b[:, 0])) < len(b):
-        seen = [np.unique(column) for column in a.T]
-        found["values that come back"] = lambda block: np.mean(
-            [np.isin(block.rows[:, :, j], seen[j]).mean(1) for j in range(len(seen))], axis=0
+    return found | _by_value(present, absent) | _calls_weighed(present, absent, axis)
+
+
+def _by_value(present: Block, absent: Block) -> dict[str, Statistic]:
+    """Numbers that come back exactly, as no continuous noise lets them: the share of them, and the odds of each outcome."""
+    width = present.rows.shape[2]
+    a, b = (block.rows.reshape(-1, width) for block in (present, absent))
+    known = [(j, np.unique(x)) for j, x in enumerate(a.T)]
+    again = [(j, u) for j, u in known if len(u) < len(a) or len(np.unique(b[:, j])) < len(b)]
+    if not again:
+        return {}
+    found: dict[str, Statistic] = {
+        "values that come back": lambda block: np.mean(
+            [np.isin(block.rows[:, :, j], u).mean(1) for j, u in again], axis=0
+        )
+    }
+    seen = [Counter(_outcomes(block)) for block in (present, absent)]
+    if len(seen[0]) + len(seen[1]) <= (len(present) + len(absent)) / 4:
+        shift = np.log(len(absent) / len(present))
+        found["odds of the outcome"] = lambda block: (
+            shift + np.array([np.log((seen[0][x] + 0.5) / (seen[1][x] + 0.5)) for x in _outcomes(block)])
         )
     return found
+
+
+def _outcomes(block: Block) -> list[tuple[str, bytes]]:
+    return [(code, row.tobytes()) for code, row in zip(block.codes, block.rows)]
+
+
+def _calls_weighed(present: Block, absent: Block, axis: np.ndarray | None) -> dict[str, Statistic]:
+    """Calls that have less noise than others, or share theirs, count for more than in the sum."""
+    if present.rows.shape[1] < 2:
+        return {}
+    found: dict[str, Statistic] = {}
+    for at, w in enumerate(shift_directions(present, absent, axis)[:2]):
+        a, b = present.rows @ w, absent.rows @ w
+        over = Metric.of(a, b).whitened(a.mean(0) - b.mean(0))
+        if np.isfinite(over).all() and over.any():
+            found[f"shift {at}, calls weighed"] = partial(_over_calls, w=w, over=over / np.linalg.norm(over))
+    return found
+
+
+def _over_calls(block: Block, w: np.ndarray, over: np.ndarray) -> np.ndarray:
+    return (block.rows @ w) @ over
 
 
 def _scored(block: Block, metric: Metric) -> np.ndarray:

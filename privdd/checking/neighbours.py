@@ -22,8 +22,11 @@ SHAPES: tuple[tuple[tuple[int, ...], ...], ...] = (
     ((1,),),
 )
 HUGE, LARGE, SMALL = 1e6, 1e3, 1e-3
-CLIENTS = (2, 10)
-RECORDS = ((2, 6), (20, 6), (4, 16), (1, 3))
+BETWEEN = (2.0, 6.0, 40.0)  # norms that a clip at another norm lets through
+CLIENTS = (1, 2, 10)
+RECORDS = ((2, 6), (20, 6), (64, 4), (4, 16), (1, 3))
+PLAIN = ("spread evenly", "one number")  # directions that more is tried of
+EVERYWHERE = 20  # rows
 HEAVY = 5000  # the weight of the heaviest client, against 100
 
 
@@ -41,18 +44,22 @@ class Neighbouring:
 class Tried:
     """What inputs look like. structures: shapes of an update's arrays; tables: (n, d) of records; crowds: clients.
 
-    nothing: what a zeroed record holds; not 0 for mechanisms that refuse zeros.
+    nothing: what a zeroed record holds; not 0 for mechanisms that refuse zeros. along: directions (unit vectors) that are
+    tried instead of the usual ones, where the record has as many numbers.
     """
 
     structures: tuple[tuple[tuple[int, ...], ...], ...] = SHAPES
     tables: tuple[tuple[int, int], ...] = RECORDS
     crowds: tuple[int, ...] = CLIENTS
     nothing: float = 0.0
+    along: tuple[np.ndarray, ...] = ()
     seed: int = 0
 
 
-def directions(m: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """Unit vectors (m,) by name."""
+def directions(m: int, rng: np.random.Generator, along: tuple[np.ndarray, ...] = ()) -> dict[str, np.ndarray]:
+    """Unit vectors (m,) by name; those of ``along`` that fit, if any does."""
+    if any(len(u) == m for u in along):
+        return {f"the direction that shows most ({at})": u for at, u in enumerate(along) if len(u) == m}
     first, last = np.zeros(m), np.zeros(m)
     first[0], last[-1] = 1.0, 1.0
     found = {
@@ -99,8 +106,8 @@ def _opposites(relation: str, u: np.ndarray, scale: float, tried: Tried) -> Iter
 def _updates(relation: str, tried: Tried, rng: np.random.Generator) -> Iterator[Neighbouring]:
     for shapes in tried.structures:
         m = size_of(shapes)
-        for name, u in directions(m, rng).items():
-            for scale in (LARGE, HUGE, 1.0, SMALL):
+        for name, u in directions(m, rng, tried.along).items():
+            for scale in (LARGE, HUGE, 1.0, SMALL, *(BETWEEN if name in PLAIN else ())):
                 for other, what in _opposites(relation, u, scale, tried):
                     says = f"an update of norm {scale:g}, {name}, of {len(shapes)} array(s), against {what}"
                     yield Neighbouring(split(u * scale, shapes), split(other, shapes), says, u)
@@ -114,13 +121,16 @@ def _updates(relation: str, tried: Tried, rng: np.random.Generator) -> Iterator[
 def _aggregates(relation: str, tried: Tried, rng: np.random.Generator) -> Iterator[Neighbouring]:
     for shapes in tried.structures[:3]:
         m = size_of(shapes)
-        ways = directions(m, rng)
+        ways = directions(m, rng, tried.along)
         for name, u in ways.items():
             for clients in tried.crowds:
+                if relation == "add_remove" and clients == 1:
+                    continue
                 for others, crowd in _crowds(u, clients - 1, rng):
-                    for weights, weighing in _weights(clients):
+                    for weights, weighing in _weights(clients) if clients > 1 else [([100], "its weight 100")]:
                         place = 0 if name != "random signs" else clients - 1
-                        for scale in (LARGE, SMALL) if crowd == "zeros" else (LARGE,):
+                        more = (SMALL, *(BETWEEN if name in PLAIN and weighing == "equal weights" else ()))
+                        for scale in (LARGE, *(more if crowd == "zeros" else ())):
                             says = f"one of {clients} clients ({weighing}), norm {scale:g}, {name}, others {crowd}"
                             yield from _one_client(relation, u, scale, others, weights, place, shapes, tried, says)
 
@@ -135,8 +145,12 @@ def _weights(clients: int) -> Iterator[tuple[list[int], str]]:
 def _crowds(u: np.ndarray, count: int, rng: np.random.Generator) -> Iterator[tuple[list[np.ndarray], str]]:
     """What the others send."""
     yield [0 * u] * count, "zeros"
+    if not count:
+        return
     yield [-u * LARGE] * count, "its opposite"
     yield [u * LARGE] * count, "the same"
+    if count > 2:
+        yield [u * LARGE] * (count // 2) + [-u * LARGE] * (count - count // 2), "one half against the other"
     yield [u * 10.0**k for k in np.linspace(-3, 3, count)], "of all sizes"
     yield [r / np.linalg.norm(r) for r in rng.standard_normal((count, len(u)))], "random"
 
@@ -169,12 +183,19 @@ def _tables(relation: str, tried: Tried, rng: np.random.Generator) -> Iterator[N
     for n, d in tried.tables:
         if relation == "add_remove" and n == 1:  # without the record nothing is left: few mechanisms say what then
             continue
-        for name, u in directions(d, rng).items():
+        for name, u in directions(d, rng, tried.along).items():
             for others, crowd in _crowds(u, n - 1, rng):
-                for place, where in ((0, "first"), (n - 1, "last"))[: 2 if n > 1 else 1]:
-                    for scale in (LARGE, 1.0, SMALL) if crowd == "zeros" and not place else (LARGE,):
+                for place, where in _places(n, crowd == "zeros" and name == PLAIN[0]):
+                    more = (1.0, SMALL, *(BETWEEN if name in PLAIN else ()))
+                    for scale in (LARGE, *(more if crowd == "zeros" and not place else ())):
                         says = f"the {where} of {n} records, norm {scale:g}, {name}, others {crowd}"
                         yield from _one_row(relation, u, scale, others, place, tried, says)
+
+
+def _places(n: int, everywhere: bool) -> list[tuple[int, str]]:
+    """The first and the last; everywhere: all of a few rows, as a sampler with a fixed seed leaves some out."""
+    ends = [(0, "first"), (n - 1, "last")][: 2 if n > 1 else 1]
+    return ends + [(at, f"number {at + 1}") for at in range(1, n - 1)] if everywhere and n <= EVERYWHERE else ends
 
 
 def _one_row(

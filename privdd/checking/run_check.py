@@ -19,7 +19,7 @@ from privdd.checking.stated import Stated
 from privdd.checking.verdict import BREAKS, Checked, concluded
 from privdd.core.errors import BadConfig
 
-SECONDS, CALLS, CONFIDENCE = 45.0, 2_000_000, 0.99
+SECONDS, CALLS, CONFIDENCE = 45.0, 4_000_000, 0.99
 WALL = 20  # seconds on the wall for each of processor time, on a machine that others use too
 SAME = "two fresh starts gave the same noise: whoever runs the same code can subtract it"
 Adapter = Callable[[Any, Mapping[str, Any], Mapping[str, Any]], "tuple[Any, dict[str, Any]] | None"]

@@ -33,16 +33,22 @@ def screened(
     pairs: Sequence[Neighbouring],
     around: Callable[[Data], list[Data]],
     clock: Clock,
-    seconds: float,
+    share: float,
     *,
     keep: int,
 ) -> tuple[list[Ranked], list[str]]:
-    """The ``keep`` most promising pairs, best first, and what the mechanism said against inputs that it refused."""
-    ends, refusals = clock.left() - seconds, []
+    """The ``keep`` most promising pairs, best first, and what the mechanism said against inputs that it refused.
+
+    share: of the time and of the calls that are left.
+    """
+    ends, refusals = clock.left() * (1 - share), []
+    last = mechanism.calls + share * (clock.calls - mechanism.calls)
     kept, count, ranked = list(pairs), FIRST, [Ranked(pair, 0.0) for pair in pairs[:keep]]
     while kept:
         cost = _cost(mechanism, kept[0], around, clock)
-        room = (clock.left() - ends) / 3 / max(cost, 1e-7)  # a third of what is left for each round
+        calls = len(around(kept[0].present))
+        room = min((clock.left() - ends) / max(cost, 1e-7), (last - mechanism.calls) / calls)
+        room /= 3  # a third of what is left for each round
         affordable = int(room / (2 * LEAST))
         if affordable < 1:
             break

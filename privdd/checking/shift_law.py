@@ -64,7 +64,7 @@ def shift(
     if spread <= 1e-9 * gap or gap == 0:
         return NOTHING
     mu = gap / spread
-    if law != "gaussian" or not (_normal(y) and _normal(z)):
+    if law != "gaussian" or not (normal(y) and normal(z)):
         return Shift("other", mu, 0.0, 0.0, 0.0, len(y) + len(z))
     low = mu_from_below(y, z, confidence)
     at = max(delta, 1e-12)
@@ -96,7 +96,7 @@ def noise_law(residuals: np.ndarray) -> str:
     values = residuals[:, noised] / std[noised]
     one = values.T.reshape(-1)
     one = one[:: max(1, len(one) // POOL)]
-    if _normal(one):
+    if normal(one):
         return "gaussian"
     scale = np.abs(values).mean(0)
     two = (values / scale).T.reshape(-1)
@@ -104,7 +104,8 @@ def noise_law(residuals: np.ndarray) -> str:
     return "laplace" if stats.kstest(two, "laplace").pvalue > NOT_REJECTED else "other"
 
 
-def _normal(values: np.ndarray) -> bool:
+def normal(values: np.ndarray) -> bool:
+    """Whether values (n,), 50 at least, pass two tests of normality and do not repeat."""
     spread = float(values.std())
     if len(values) < 50 or spread == 0 or len(np.unique(values[:1000])) < 0.9 * min(len(values), 1000):
         return False

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from privdd.checking.examination import Examined
+from privdd.checking.examined import Examined
 from privdd.checking.looks import SPENT, WORDS, Looked
 from privdd.checking.stated import Stated
 

@@ -65,7 +65,7 @@ def audit_synthetic(
     out: Path | str | None = None,
     engine: Engine | None = None,
 ) -> Findings:
-    """Membership, copies, singling out and linkability of a synthetic set -> what findings.json holds.
+    """Membership, copies, singling out, linkability and inference of a synthetic set -> what findings.json holds.
 
     synthetic: (x, y), or x alone; generator: (x, y, seed) -> such a set, as this one was made: with it, shadow sets give
     each record its own scale. The rest as of ``audit_model``. Raises ValueError, one line, for what cannot be audited.

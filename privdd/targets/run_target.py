@@ -70,7 +70,8 @@ def _updates(
     local = {name: typed.get(PREFIX + name) for name in ("lr", "steps", "batch", "momentum")}
     known = LocalTraining(**{name: value for name, value in local.items() if value is not None})
     whose = min(one.client for one in updates.captures) if client is None else client
-    return updates_run(model, updates, whose, train, heldout, known, stated, settings, about)
+    return updates_run(model, updates, whose, train, heldout, known, stated, settings, about,
+                       typed.get("target.training"))  # fmt: skip
 
 
 def _records(typed: TargetCommand, name: str) -> Labelled:

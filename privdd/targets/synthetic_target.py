@@ -1,4 +1,4 @@
-"""A synthetic data set from outside: membership, copies, singling out and linkability."""
+"""A synthetic data set from outside: membership, copies, singling out, linkability and inference."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from privdd.targets.outside_run import Held, OutsideRun
 from privdd.targets.shadow_training import SEEDS, Fit, called, run_all
 from privdd.targets.stated_limit import StatedLimit
 from privdd.targets.synthetic_signals import signals_of
-from privdd.targets.table_risks import Risk, linkability, singling_out
+from privdd.targets.table_risks import Risk, inference, linkability, singling_out
 
 NOTE = "the synthetic set as it was brought"
 NO_GENERATOR = "needs the function that makes such a set (target.generator, in Python generator=)"
-NO_TABLE = "singling out and linkability are defined for tables, x (n, columns)"
+NO_TABLE = "singling out, linkability and inference are defined for tables, x (n, columns)"
 SOURCE = "Giomi et al. 2023"
 SHOWN = 16  # pairs of pictures that the page shows
 
@@ -160,13 +160,14 @@ def _risks(
     surface: Surface, synthetic: Labelled, train: Labelled, heldout: Labelled, scale: Tensor, keys: Keys
 ) -> list[Judged]:
     """Of tables; the class is a column like any other."""
-    names = ("singling_out", "linkability")
+    names = ("singling_out", "linkability", "inference")
     if train.x.ndim != 2:
         return not_attacked(surface, names, NO_TABLE, NOTE, Family.RECONSTRUCTION)
     made, own, other = (torch.cat([flat(s.x, scale), s.y[:, None].double()], 1) for s in (synthetic, train, heldout))
     found = (
         singling_out(made, own, other, keys.fold(names[0]).torch()),
         linkability(made, own, other, keys.fold(names[1]).torch()),
+        inference(made, own, other, keys.fold(names[2]).torch()),
     )
     return [_risk(surface, name, risk) for name, risk in zip(names, found)]
 

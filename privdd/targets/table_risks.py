@@ -1,7 +1,7 @@
-"""Singling out and linkability of a synthetic table: two of the risks that European data protection names.
+"""Singling out, linkability and inference of a synthetic table: the three risks that European data protection names.
 
 Giomi, Boenisch, Wehmeyer and Tasnadi, "A unified framework for quantifying privacy risk in synthetic data" (PoPETs 2023),
-sections 4.1 and 4.2, reimplemented in their simplest form. Each attack is run against training records, and in the same
+sections 4.1 to 4.3, reimplemented in their simplest form. Each attack is run against training records, and in the same
 way against held-out ones (the control); only what it does better on the first is the synthetic set's doing.
 """
 
@@ -16,6 +16,7 @@ from attacks.inversion.synthetic import proportion_interval
 from privdd.targets.nearest import nearest
 
 WORDS = 12  # a column with at most so many different values holds kinds, and is compared for equality
+CLOSE = 0.05  # of a number's value: nearer guesses are right, as in the source's implementation
 PREDICATES, COLUMNS, TRIES = 500, 3, 4  # predicates that are kept, columns in each, and draws for each that is kept
 
 
@@ -84,3 +85,26 @@ def linkability(synthetic: Tensor, train: Tensor, heldout: Tensor, generator: to
         first, second = (nearest(asked[:, half], synthetic[:, half], min(near, len(synthetic)))[1] for half in halves)
         found.append(int((first[:, :, None] == second[:, None]).flatten(1).any(1).sum()))
     return Risk(found[0], found[1], size)
+
+
+def inference(synthetic: Tensor, train: Tensor, heldout: Tensor, generator: torch.Generator) -> Risk:
+    """Section 4.3: an attacker knows all columns but one of each of (n, d) records and takes that one from the nearest
+    synthetic record (m, d). Right is the same kind, or a value within ``CLOSE`` of the true one; the secret column is
+    drawn anew for each record, so records are asked about once. At least 2 columns."""
+    if synthetic.shape[1] < 2:
+        raise ValueError("inference: at least 2 columns are needed")
+    size = min(len(train), len(heldout))
+    kinds = torch.tensor([len(column.unique()) <= WORDS for column in synthetic.T])
+    found = []
+    for x in (train, heldout):
+        asked = x[torch.randperm(len(x), generator=generator)[:size]]
+        secret = torch.randint(x.shape[1], (size,), generator=generator)
+        found.append(sum(_guessed(asked[secret == c], synthetic, c, bool(kinds[c])) for c in secret.unique().tolist()))
+    return Risk(found[0], found[1], size)
+
+
+def _guessed(asked: Tensor, synthetic: Tensor, column: int, kind: bool) -> int:
+    others = torch.arange(synthetic.shape[1]) != column
+    guess = synthetic[nearest(asked[:, others], synthetic[:, others])[1][:, 0], column]
+    true = asked[:, column]
+    return int((guess == true if kind else (guess - true).abs() <= CLOSE * true.abs()).sum())

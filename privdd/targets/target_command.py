@@ -27,7 +27,19 @@ KEYS = (
 READ = {  # what a target of each kind reads beside train, heldout and records
     "model": ("model", "weights", "training", "shadows"),
     "synthetic": ("synthetic", "generator", "shadows"),
-    "updates": ("model", "weights", "updates", "kind", "client", "lr", "steps", "batch", "momentum"),
+    "updates": (
+        "model",
+        "weights",
+        "training",
+        "shadows",
+        "updates",
+        "kind",
+        "client",
+        "lr",
+        "steps",
+        "batch",
+        "momentum",
+    ),
     "recording": ("model",),  # the client is chosen before
 }
 USAGE = """usage: python -m privdd.audit target.model=MODULE:CLASS target.weights=FILE target.train=FILE target.heldout=FILE [KEY=VALUE ...]
@@ -41,7 +53,8 @@ USAGE = """usage: python -m privdd.audit target.model=MODULE:CLASS target.weight
   target.synthetic=FILE   .npz of a synthetic set instead of a model; target.generator=NAME: function (x, y, seed) -> (x, y)
   target.updates=DIR      captured updates, DIR/round_000/client_0.safetensors; target.kind=update, model
                           or gradient; target.client=0, whose records target.train are; how it trained, where known:
-                          target.lr= target.steps= target.batch= target.momentum=
+                          target.lr= target.steps= target.batch= target.momentum=. Shadow updates are trained with
+                          target.training=sgd by these, or by a function (model, x, y, seed) -> model
   target.records=10000    audited at most
   stated.epsilon= stated.delta=1e-5 stated.relation=replace|add_remove|zero_out stated.unit=record|client
   seed=0 name=LABEL confidence=0.95 engine=serial|processes engine.workers=0 out=DIR

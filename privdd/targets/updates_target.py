@@ -15,7 +15,10 @@ from attacks.inversion.gradient import InvertingGradients
 from attacks.inversion.gradient_attack import GradientInversion
 from attacks.inversion.labels import LabelCounts
 from attacks.inversion.update_attack import UpdateInversion
+from attacks.membership.attack import MembershipAttack
+from attacks.membership.lira import Lira
 from attacks.membership.records_alone import records_alone
+from attacks.membership.rmia import Rmia
 from attacks.membership.threshold import LossThreshold
 from attacks.types import Adversary, Attack, Family, Knowledge, Surface, Truth, View, Worlds
 from privdd.auditing.attack_tasks import attack_stream
@@ -30,11 +33,14 @@ from privdd.targets.labelled import Labelled, check_alike
 from privdd.targets.model_target import Settings
 from privdd.targets.outside_run import Held, OutsideRun
 from privdd.targets.predictor import predictor
+from privdd.targets.shadow_training import Fit
+from privdd.targets.shadow_updates import SGD, PlainSGD, shadow_updates
 from privdd.targets.stated_limit import StatedLimit
-from privdd.targets.update_signals import signals_of_updates
+from privdd.targets.update_signals import signals_of_worlds
 
 READS = {"gradient_alignment": "alignment", "joint_gradients": "joint", "confidence_gain": "confidence"}
 NO_PICTURES = "records are no pictures (c, h, w) in [0, 1] of at least 5 x 5 pixels"
+NO_SHADOWS = "needs how the client trained: target.training, a function or sgd"
 NO_STEPS = "needs how the client trained: target.lr and target.steps (and target.batch)"
 MOST_IN_A_BATCH = 32  # records behind one gradient that are sought pixel by pixel
 ITERATIONS, BUDGET, TV = 600, 6000, 1e-3
@@ -77,29 +83,45 @@ def updates_run(
     stated: StatedLimit,
     settings: Settings,
     about: Mapping[str, Any],
+    fit: Fit | None = None,
 ) -> OutsideRun:
-    """The audit of what one client sent; train: its own records. Raises BadConfig, one line, for what does not fit."""
+    """The audit of what one client sent; train: its own records. Raises BadConfig, one line, for what does not fit.
+
+    fit: with it shadow updates are trained (``shadow_updates``); "sgd" stands for plain SGD as ``local`` describes it.
+    """
     began = time.monotonic()
     if not isinstance(model, nn.Module):
         raise BadConfig("target.model: a torch module is needed to read updates")
     check_alike("target.train", train, "target.heldout", heldout)
     classes = predictor(model, "target.model").classes(train.x, torch.cat([train.y, heldout.y]))
     mine, keys = updates.of(client), Keys(settings.seed).fold("target")
-    game = coin_game(train, heldout, settings.records, 0, keys)
+    shadows = settings.shadows if fit is not None else 0
+    game = coin_game(train, heldout, settings.records, shadows, keys)
     note = f"what client {client} sent in {len(mine)} round{'s' if len(mine) > 1 else ''}, as it was captured"
-    signals = signals_of_updates(model, mine, game.records, classes, updates.kind == "gradient")
+    sent = updates.kind == "gradient"
+    others = (
+        shadow_updates(None if sent else _trained_by(fit, local), model, mine, game, keys, settings.engine)
+        if shadows
+        else []
+    )
+    signals = signals_of_worlds(model, [mine, *others], game.records, classes, sent)
+    made = time.monotonic()
     known = _known(model, game, train, classes, local, stated)
     view = View(updates.surface, Adversary.SERVER, mine[:1], known, _worlds(signals, game, keys))
-    attacks = {name: LossThreshold(signal, settings.confidence) for name, signal in READS.items() if signal in signals}
-    budget = error_budget(settings.confidence, len(attacks), 0)
+    attacks: dict[str, MembershipAttack] = {name: LossThreshold(signal, settings.confidence) for name, signal in READS.items() if signal in signals}
+    best = "joint" if "joint" in signals else "alignment"
+    attacks |= {"lira": Lira(best, settings.confidence), "rmia": Rmia(best, settings.confidence)} if shadows else {}
+    missing = [] if shadows else ["lira", "rmia"]
+    budget = error_budget(settings.confidence, len(attacks) + len(missing), 0)
     judged = judged_all(view, attacks, game.row, Keys(settings.seed), budget, note)
+    judged += not_attacked(view.surface, missing, NO_SHADOWS, note)
     judged += _rebuilt(view, train, heldout, local, Keys(settings.seed), f"round {mine[0].round} alone; {note}")
     done = time.monotonic()
     clients, rounds = (1 + max(getattr(one, of) for one in updates.captures) for of in ("client", "round"))
     return OutsideRun(
         str(about.get("name", "updates")), str(about.get("data", "arrays")), settings.seed,
         [Held(updates.surface, updates.kind, one.value, one.round, one.client) for one in updates.captures],
-        judged, stated, budget, {"attacks": done - began, "total": done - began}, None,
+        judged, stated, budget, {"worlds": made - began, "attacks": done - made, "total": done - began}, None,
         {**about, "client": client, "records": [len(train), len(heldout)], "shape": list(train.shape)}, clients, rounds,
     )  # fmt: skip
 
@@ -116,7 +138,15 @@ def _known(
 
 def _worlds(signals: Mapping[str, Tensor], game: CoinGame, keys: Keys) -> Worlds:
     blind = records_alone(game.records.x, game.records.y, game.member, keys.fold("blind").torch())
-    return Worlds({name: value[None] for name, value in signals.items()}, game.masks, blind, game.records.y)
+    return Worlds(signals, game.masks, blind, game.records.y)
+
+
+def _trained_by(fit: Fit | None, local: LocalTraining) -> Fit | PlainSGD | None:
+    if fit != SGD:
+        return fit
+    if local.lr is None or local.steps is None:
+        raise BadConfig("target.training=sgd: needs target.lr and target.steps (and target.batch, target.momentum)")
+    return PlainSGD(local.lr, local.steps, local.batch, local.momentum)
 
 
 def _rebuilt(

@@ -138,7 +138,7 @@ def test_constant_numbers_are_named_and_noised_ones_are_not() -> None:
 def test_the_search_prefers_the_pair_that_shifts() -> None:
     from privdd.checking.neighbours import pairs
 
-    found, refusals = screened(gaussian(1.0), pairs("update", "zero_out", Tried()), lambda d: [d], Clock(60, 10**6), 15.0, keep=3)
+    found, refusals = screened(gaussian(1.0), pairs("update", "zero_out", Tried()), lambda d: [d], Clock(60, 10**6), 0.25, keep=3)
     assert refusals == [] and all("norm 0.001" not in one.pair.says for one in found) and found[0].score > 0.7
 
 

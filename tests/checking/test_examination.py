@@ -8,9 +8,13 @@ import pytest
 from privdd.checking.accepted import accepted
 from privdd.checking.called import BlackBox
 from privdd.checking.examination import Examination
+from privdd.checking.examined import Examined
+from privdd.checking.examining import Examining
+from privdd.checking.looks import Looked
 from privdd.checking.neighbours import Tried, pairs
 from privdd.checking.sampled import Clock
 from privdd.checking.screening import Ranked
+from privdd.checking.secret_records import SecretRecords
 from privdd.checking.stated import Stated, gaussian_mu
 
 RNG = np.random.default_rng(11)
@@ -61,3 +65,36 @@ def test_sizes_that_are_refused_are_said_and_one_row_alone_has_no_neighbours() -
     with pytest.raises(ValueError, match="no neighbours"):
         Examination(box, Stated(**STATED, kind="records", relation="add_remove"), Tried(tables=((1, 3), (4, 6))),
                     Clock(60, 10**6), 0.99, lambda name: None)  # fmt: skip
+
+
+def seeded_by_the_data(update):
+    return update[0] / max(1.0, np.linalg.norm(update[0])) + np.random.default_rng(abs(hash(update[0].tobytes()))).normal(0, STD, 3)
+
+
+class EveryFifthPlain:
+    def __init__(self) -> None:
+        self.at = 0
+
+    def __call__(self, update):
+        self.at += 1
+        inside = update[0] / max(1.0, float(np.linalg.norm(update[0])))
+        return inside if self.at % 5 == 0 else inside + RNG.normal(0, STD, 3)
+
+
+@pytest.mark.parametrize(("target", "stage", "name"), [(seeded_by_the_data, "constants", "looked up in a table"),
+                                                       (EveryFifthPlain, "directions", "one call among many")])  # fmt: skip
+def test_a_secret_record_is_named_from_what_has_no_noise(target, stage: str, name: str) -> None:
+    fresh = isinstance(target, type)
+    box = BlackBox(target if fresh else lambda: target, "update", fresh=fresh)
+    made = SecretRecords(box, Stated(**STATED, kind="update"), SMALL, Clock(60, 40_000), 0.99, lambda name: None)
+    getattr(made, stage)()
+    assert [look.name for look in made.result.looks if look.outcome == "refuted"] == [name]
+
+
+def test_a_bound_is_compared_with_the_limit_and_not_with_epsilon_itself() -> None:
+    box = BlackBox(lambda: clipped_sum, "records", fresh=False)
+    made = Examining(box, Stated(**STATED, kind="records", tolerance=0.1), SMALL, Clock(60, 10**4), 0.99, lambda name: None)
+    for epsilon, refuted in ((2.19, False), (2.21, True)):
+        made._add("a look", epsilon, "finite_sample", "says", "inputs")
+        assert made.result.refuted == refuted
+    assert not Examined(looks=[Looked("a look", "condition", "says")]).refuted

@@ -14,7 +14,7 @@ import pytest
 from privdd.api import assert_private, check
 from privdd.checking import check_page
 from privdd.checking.child import Stopped, in_child
-from privdd.checking.examination import LOOKS
+from privdd.checking.examining import LOOKS
 from privdd.checking.neighbours import Tried
 from privdd.checking.run_check import WALL, stages
 from privdd.checking.stated import Stated, gaussian_mu

@@ -83,5 +83,5 @@ def test_one_noise_for_all_numbers_is_read_through(shared: bool, least: float, m
 
     game = next(games("update", Tried()))
     found = play(BlackBox(lambda: mechanism, "update"), game, lambda data: [data], 800, Clock(60, 10**6), rng,
-                 delta=1e-5, confidence=0.99)  # fmt: skip
+                 asked=1.0, delta=1e-5, confidence=0.99)  # fmt: skip
     assert least <= found.epsilon <= most

@@ -7,7 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.conformance import of_crowds as crowds
+from tests.conformance import of_noise as noise
 from tests.conformance import of_records as records
+from tests.conformance import of_robust as robust
+from tests.conformance import of_sampling as sampling
+from tests.conformance import of_state as state
 from tests.conformance import of_updates as updates
 from tests.conformance.parts import DELTA
 
@@ -35,7 +39,16 @@ def _update(name: str, faulty: Any, twin: Any, epsilon: float, relation: str = "
     return Case(name, faulty, twin, "update", relation, epsilon, **more)
 
 
+def _crowd(name: str, faulty: Any, twin: Any, epsilon: float, relation: str = "zero_out", **more: Any) -> Case:
+    return Case(name, faulty, twin, "aggregate", relation, epsilon, **more)
+
+
+def _table(name: str, faulty: Any, twin: Any, epsilon: float, relation: str = "add_remove", **more: Any) -> Case:
+    return Case(name, faulty, twin, "records", relation, epsilon, **more)
+
+
 u, c, r = updates, crowds, records
+n, b, t, s = noise, robust, sampling, state
 CASES = [
     _update("sensitivity apart from the clip", u.sensitivity_apart, u.sensitivity_is_the_clip, 4.0),
     _update("square root of the noise", u.square_root_of_the_noise, u.noise_as_it_is, 2.0),
@@ -65,4 +78,45 @@ CASES = [
     Case("shuffle accounted as Poisson", r.shuffled_batches, r.batches_by_coins, "records", "add_remove", r.EPOCH),
     Case("normaliser from the realised batch", r.divided_by_the_batch, r.divided_by_a_constant, "records", "add_remove", 1.0),
     Case("a biased sampler", r.large_records_first, r.all_records_alike, "records", "add_remove", 1.0),
+    _update("a pool of noise used in turn", s.PoolOfNoise, s.NewNoise, 2.0),
+    _update("every tenth call without noise", s.EveryTenthCallPlain, s.NewNoise, 2.0),
+    _update("antithetic noise", s.SecondNoiseIsTheFirstNegated, s.NewNoise, 2.0),
+    _update("noise fades over twenty calls", s.NoiseFades, s.NoiseStays, 4.0, settings={"calls": 20}),
+    _table("one sample for all rounds", s.OneSampleForAllRounds, s.NewSampleInEachRound, r.EPOCH, settings={"calls": 10}),
+    _update("seeded by the second", s.seeded_by_the_second, s.seeded_by_the_system, 2.0),
+    _update("seeded by the data", s.seeded_by_the_data, s.seeded_by_the_system, 8.0),
+    _update("clipped before momentum", s.ClippedBeforeMomentum, s.NoisedBeforeMomentum, 4.0, settings={"calls": 10}),
+    _update("noise skipped in 2 % of calls", n.skipped_in_two_of_a_hundred, n.never_skipped, 2.0),
+    _update("uniform noise", n.uniform_of_the_same_variance, n.gaussian, 4.0),
+    _update("noise cut off at three sigma", n.cut_off_at_three_sigma, n.not_cut_off, 1.0),
+    _update("one noise for each column", n.one_noise_for_each_column, n.noise_for_each_number, 2.0),
+    _update("only the sign of the noise", n.signs_of_noise, n.gaussian, 4.0),
+    _update("the textbook's formula above epsilon 1", n.textbook_above_one, n.exact_above_one, 50.0),
+    _update("noise over the root of the size", n.noise_over_the_root_of_the_size, n.gaussian, 4.0),
+    _update("zeros get no noise", n.noise_where_there_is_something, n.gaussian, 4.0),
+    _update("biases get no noise", n.weights_but_not_biases, n.gaussian, 4.0),
+    _update("epsilon for the scale of Laplace noise", n.laplace_with_epsilon_for_scale, n.laplace_with_its_inverse, 0.5, delta=0.0),
+    _update("clipped beyond ten times the norm only", n.clipped_beyond_ten_only, n.clipped_beyond_one, 2.0),
+    _update("learning rates after the clip", n.rates_after_the_clip, n.rates_before_the_clip, 4.0),
+    _update("projected after the clip", n.projected, n.projected_and_clipped, 4.0),
+    _update("largest numbers of the raw update", n.largest_of_the_raw, n.largest_of_the_noised, 4.0),
+    _update("precision by the norm", n.precision_by_the_norm, n.one_precision, 4.0),
+    _update("whole epsilon for each sign", n.eight_signs, n.signs_that_share, 2.0, delta=0.0),
+    _crowd("a client alone gets no noise", b.plain_for_a_client_alone, b.noised_for_a_client_alone, 2.0),
+    _crowd("median with the mean's noise", b.median_with_noise_for_the_mean, b.median_with_noise_for_the_median, 4.0),
+    _crowd("zero updates are not counted", b.mean_of_those_that_sent, b.mean_of_all, 4.0),
+    _crowd("shares of noise for ten clients", b.shares_of_ten, b.shares_of_those_who_came, 4.0),
+    _crowd("scaled by the largest norm", b.scaled_by_the_largest, b.scaled_by_a_constant, 4.0),
+    _crowd("one client chosen", b.nearest_to_all, b.mean_of_all, 4.0),
+    _crowd("share of clipped clients", b.weights_as_metric, b.noised_metric, 4.0),
+    _table("a sampler with a fixed seed", t.coins_of_a_fixed_seed, t.fresh_coins, 1.0),
+    _table("what does not fill a batch is dropped", t.whole_batches_only, t.the_last_batch_too, 4.0),
+    _table("batches of a fixed size", t.of_fixed_size, t.fresh_coins, 1.0),
+    _table("drawn with replacement", t.with_replacement, t.fresh_coins, 1.0),
+    _table("report noisy max with half the noise", t.winner_of_half_the_noise, t.winner, 1.0, delta=0.0),
+    _table("noised sum over the count", t.divided_by_the_count, t.divided_by_a_public_count, 4.0),
+    _table("empty bins get no noise", t.bins_with_something_in, t.all_bins, 2.0, delta=0.0),
+    _table("standardised by the data", t.standardised, t.standardised_by_constants, 4.0),
+    _table("copies of a record clipped alone", t.copies_clipped_alone, t.copies_clipped_together, 4.0),
+    _table("a count bounded by itself", t.counted_as_they_are, t.counted_with_noise, 1.0, delta=0.0),
 ]  # fmt: skip

@@ -10,7 +10,7 @@ from privdd.checking.neighbours import Tried
 from tests.conformance.cases import CASES
 from tests.conformance.parts import norm, rows_clipped
 
-FEW = {"max_calls": 45_000, "seconds": 12.0, "tried": Tried(structures=(((3, 2), (2,)),), tables=((4, 3),), crowds=(10,))}
+FEW = {"max_calls": 45_000, "seconds": 6.0, "tried": Tried(structures=(((3, 2), (2,)),), tables=((4, 3),), crowds=(10,))}
 QUICK = ["sensitivity apart from the clip", "weighted mean", "one noise for a batch", "an uncounted metric"]
 
 

@@ -114,7 +114,7 @@ def test_a_contradicted_statement_is_status_2(here: Path, monkeypatch: pytest.Mo
         (["target.model=net.py:predict", *SETS, "confidence=much"], "confidence='much': a number is needed"),
         (["target.model=net.py:predict", *SETS, "target.generator=net.py:train"], "target.generator: not read of target.model"),
         (["target.synthetic=out.npz", *SETS, "target.args.width=3"], "target.args.width: not read of target.synthetic"),
-        (["target.updates=.", *SETS, "target.training=net.py:train"], "target.training: not read of target.updates"),
+        (["target.updates=.", *SETS, "target.generator=net.py:train"], "target.generator: not read of target.updates"),
         (["target.model=net.py:predict", *SETS, "engine=ray"], "engine=ray: a target's shadow models run with"),
     ],
 )  # fmt: skip

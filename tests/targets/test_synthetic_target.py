@@ -22,7 +22,7 @@ from privdd.targets.outside_run import OutsideRun
 from privdd.targets.stated_limit import StatedLimit
 from privdd.targets.synthetic_signals import signals_of
 from privdd.targets.synthetic_target import synthetic_run
-from privdd.targets.table_risks import Risk, linkability, singling_out
+from privdd.targets.table_risks import Risk, inference, linkability, singling_out
 from privdd.verifying.verification import verify
 from tests.targets.memory import records
 
@@ -146,3 +146,22 @@ def test_singling_out_names_one_record_and_no_more() -> None:
     found = singling_out(key, key, key + torch.tensor([100.0, 0, 0]), torch.Generator().manual_seed(0))
     assert found.attacks > 0 and found.rate == 1 and found.control == 0 and found.risk == 1
     assert Risk(50, 20, 100).risk == pytest.approx(0.3 / 0.8) and 0.2 < Risk(50, 20, 100).chance < 0.3
+
+
+def test_inference_against_records_one_by_one() -> None:
+    """Scaled values: the secret column of each record from its nearest neighbour in the others, by a plain loop."""
+    g = torch.Generator().manual_seed(4)
+    made, train, out = (torch.cat([torch.rand(n, 3, generator=g), torch.randint(0, 2, (n, 1), generator=g)], 1) for n in (40, 30, 30))
+    found = inference(made, train, out, torch.Generator().manual_seed(2))
+    same, hits = torch.Generator().manual_seed(2), []
+    for x in (train, out):
+        asked, secret = x[torch.randperm(30, generator=same)], torch.randint(4, (30,), generator=same)
+        right = 0
+        for row, c in zip(asked, secret.tolist()):
+            known = [k for k in range(4) if k != c]
+            guess = made[min(range(40), key=lambda j: float((row[known] - made[j, known]).norm())), c]
+            right += bool(guess == row[c]) if c == 3 else abs(float(guess - row[c])) <= 0.05 * abs(float(row[c]))
+        hits.append(right)
+    assert [found.hits, found.control] == hits and found.attacks == 30
+    copied = inference(train, train, out, torch.Generator().manual_seed(2))
+    assert copied.rate == 1 and copied.control < 30

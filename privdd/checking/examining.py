@@ -1,0 +1,92 @@
+"""What every stage of an examination needs: the mechanism, the budget, and a place for what is found."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from privdd.checking.accepted import accepted
+from privdd.checking.called import BlackBox, Data
+from privdd.checking.constant_parts import scaled
+from privdd.checking.examined import Examined
+from privdd.checking.looks import SPENT, Looked, Strength
+from privdd.checking.neighbours import Tried, pairs
+from privdd.checking.sampled import Clock, affordable, drawn
+from privdd.checking.stated import Stated
+from privdd.core.errors import BadConfig
+
+FEWEST = 100  # transcripts of an input: from fewer nothing is learned
+LOOKS = 64  # tests that share the error probability; at most so many are made
+AFTER = 6  # calls that may still tell what an earlier one left behind
+
+
+@dataclass
+class Examining:
+    """One mechanism against one statement. step: told the name of each stage as it begins."""
+
+    mechanism: BlackBox
+    stated: Stated
+    tried: Tried
+    clock: Clock
+    confidence: float
+    step: Callable[[str], None]
+    result: Examined = field(default_factory=Examined)
+    worst: list[Tried] = field(default_factory=list)  # inputs along the directions in which most was seen
+
+    def __post_init__(self) -> None:
+        self.each = 1 - (1 - self.confidence) / LOOKS
+        self.rng = np.random.default_rng([self.tried.seed, 3])
+        self.tried, notes = accepted(self.mechanism, self.tried)
+        self.result.notes += notes
+        if not pairs(self.mechanism.kind, self.stated.relation, self.tried):
+            raise BadConfig(
+                "no neighbours: tables of two rows at least are needed, or nothing is left without the record"
+            )
+
+    def around(self, data: Data) -> list[Data]:
+        """The calls that the statement is about."""
+        return [data] * self.stated.calls
+
+    def between(self, data: Data, like: Data | None = None) -> list[Data]:
+        """One call on the data, one before it and several after it on data that are nobody's.
+
+        like: data of the size of those; neighbours of different sizes need the same ones (default: ``data``).
+        """
+        other = scaled(self.mechanism.kind, self._like(data if like is None else like), 0.5)
+        return [other, data, *[other] * AFTER]
+
+    def _like(self, data: Data) -> Tried:
+        """Inputs of the sizes of ``data``."""
+        if self.mechanism.kind == "records":
+            return replace(self.tried, tables=(data.shape,))
+        updates = data[0] if self.mechanism.kind == "aggregate" else [data]
+        shapes = tuple(np.shape(a) for a in updates[0])
+        return replace(self.tried, structures=(shapes,), crowds=(len(updates),))
+
+    @property
+    def _asked(self) -> dict[str, float]:
+        return {"asked": self.stated.limit, "delta": self.stated.delta, "confidence": self.each}
+
+    def _seen_free(self) -> bool:
+        """Whether a bound without assumptions refutes already: then the rest of the stage is left out."""
+        return any(look.outcome == "refuted" and look.strength != "noise_law" for look in self.result.looks)
+
+    def _left_out(self, name: str) -> None:
+        """Say once that too little was left of the time or the calls."""
+        note = f"{SPENT} before {name!r} could be looked at everywhere"
+        if note not in self.result.notes:
+            self.result.notes.append(note)
+
+    def _affordable(self, inputs: list[Data], share: float, wanted: int) -> int:
+        began = time.process_time()
+        block = drawn(self.mechanism, inputs, 2, self.clock)
+        cost = (time.process_time() - began) / 2
+        calls = int(share * max(0, self.clock.calls - self.mechanism.calls) / len(inputs))
+        return min(calls, affordable(cost, self.clock, share, wanted, block.rows[0].size))
+
+    def _add(self, name: str, epsilon: float, strength: Strength, says: str, inputs: str, **numbers: float) -> None:
+        outcome = "refuted" if epsilon > self.stated.limit else "not refuted"
+        self.result.looks.append(Looked(name, outcome, says, epsilon, strength, inputs, numbers))

@@ -1,0 +1,86 @@
+"""Stages in which the record is a secret drawn among very many, to be named from what is released."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from privdd.checking.called import Refused
+from privdd.checking.constant_parts import constant_part
+from privdd.checking.direction_game import games, play
+from privdd.checking.examining import FEWEST, Examining
+from privdd.checking.looked_up import GAMES, looked_up
+from privdd.checking.one_call import CALLS, hidden_call
+from privdd.checking.one_call import GAMES as GAMES_HIDDEN
+
+DIRECTIONS = 1200  # games
+CANDIDATES = 100_000
+WITHOUT_NOISE = "a piece of the release, or what two pieces differ in, is the record itself, scaled: it has no noise"
+
+
+@dataclass
+class SecretRecords(Examining):
+    """Bounds without a ceiling at the logarithm of the number of calls, for any mechanism."""
+
+    def directions(self) -> None:
+        """The record's direction, read back; then one call on it among many."""
+        for around, name in ((self.around, "directions"), (self.between, "directions, between public calls")):
+            for game in games(self.mechanism.kind, self.tried):
+                if self.result.refuted and self._seen_free():
+                    return
+                try:
+                    count = self._affordable(around(game.with_record(np.eye(game.dimensions)[0])), 0.1, DIRECTIONS)
+                    if count < FEWEST:
+                        self._left_out(name)
+                        continue
+                    found = play(self.mechanism, game, around, count, self.clock, self.rng, **self._asked)
+                except Refused as no:
+                    self.result.notes.append(f"{name}: refused with: {no}")
+                    continue
+                says = f"the record's direction, one of a sphere, is read back with a cosine of {found.cosine:.3g}"
+                self._add(name, found.epsilon, "finite_sample", says, found.says, transcripts=found.transcripts)
+                self._add(f"{name}, as released", found.pieces, "finite_sample", WITHOUT_NOISE, found.says)
+                if found.worst is not None and around == self.around:
+                    self.worst.append(replace(game.tried, along=(found.worst,)))
+        self._hidden()
+
+    def _hidden(self) -> None:
+        """One call among many of the same instance."""
+        name = "one call among many"
+        for game in list(games(self.mechanism.kind, self.tried))[:1]:
+            try:
+                count = self._affordable([game.without()] * CALLS, 0.08, GAMES_HIDDEN)
+                if count < CALLS:
+                    self._left_out(name)
+                    return
+                bound = hidden_call(self.mechanism, game, count, self.clock, self.rng, **self._asked)
+            except Refused as no:
+                self.result.notes.append(f"{name}: refused with: {no}")
+                return
+            self._add(name, bound, "finite_sample", WITHOUT_NOISE, game.says)
+
+    def constants(self) -> None:
+        """What has no noise at all."""
+        try:
+            found = constant_part(self.mechanism, self.tried, self.clock, self.rng,
+                                  delta=self.stated.delta, confidence=self.each)  # fmt: skip
+        except Refused:
+            return
+        if found is not None:
+            says = f"number {found.place} of the release has no noise and tells the record's size ({found.won} of 16 named)"
+            self._add("numbers without noise", found.epsilon, "finite_sample", says, "a record of a secret norm")
+        elif not self.result.refuted:
+            self._look_up()
+
+    def _look_up(self) -> None:
+        """Whatever repeats exactly, in a table of candidates."""
+        for game in list(games(self.mechanism.kind, self.tried))[:1]:
+            count = lambda: self._affordable([game.without()], 0.2, CANDIDATES)  # noqa: E731, B023
+            try:
+                found = looked_up(self.mechanism, game, count, self.rng, delta=self.stated.delta, confidence=self.each)
+            except Refused:
+                return
+            if found is not None:
+                says = f"what repeats exactly in the release names the record: {found.won} of {GAMES} among {found.candidates}"
+                self._add("looked up in a table", found.epsilon, "finite_sample", says, game.says)
