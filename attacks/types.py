@@ -105,7 +105,8 @@ class Worlds:
     logits: optional (K, n, C) of the model that each replay released or that its artifact trains;
     blind: (n,) scores of an attack that never sees any artifact; labels: (n,); rounds: the signals in R rounds of the
     run, (K, n, R) with the same coins in all, the last being that of ``signals``; {} where there is one round only;
-    records: (n, c, h, w), the audited records themselves, of which the attacker asks whether each is in.
+    records: (n, c, h, w), the audited records themselves, of which the attacker asks whether each is in; kinds: positions
+    (m,) of audited records that were made hard to fit, by what was done to them.
     """
 
     signals: Mapping[str, Tensor]
@@ -116,6 +117,7 @@ class Worlds:
     public_logits: Tensor | None = None
     rounds: Mapping[str, Tensor] = field(default_factory=dict)
     records: Tensor | None = None
+    kinds: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.masks.ndim != 2 or self.masks.dtype != torch.bool:

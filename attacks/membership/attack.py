@@ -18,7 +18,7 @@ from torch import Tensor
 
 from attacks.epsilon import Bound, one_run_from_scores
 from attacks.membership.readable import nothing_in, nothing_in_any
-from attacks.membership.worst_records import worst_records
+from attacks.membership.worst_records import by_kind, worst_records
 from attacks.roc import Clusters, auc_interval, roc, thin, tpr_at_fpr
 from attacks.types import Adversary, Attack, Evidence, Family, Finding, Surface, Truth, View, Worlds
 
@@ -181,8 +181,8 @@ def measure(
     ROC, AUC and TPR pool all K leave-one-world-out targets. Their intervals are clustered two ways,
     by record and by world, because each world also serves as a shadow of the others. Epsilon is
     Steinke's one-run bound on the run that happened (row 0) and, with ``targets`` > 1, on the next
-    rows too, sharing alpha. The blind control's AUC is pooled in the same way. "worst_records" is absent where
-    there are too few non-members to see it.
+    rows too, sharing alpha. The blind control's AUC is pooled in the same way. "worst_records" and "by_kind" are
+    absent where there are too few non-members to see them, "by_kind" also where no record was made hard to fit.
     """
     member, flat = worlds.masks.flatten().numpy(), scores.double().flatten().numpy()
     count, records = worlds.masks.shape
@@ -205,6 +205,8 @@ def measure(
     }
     if (worst := worst_records(scores, worlds.masks, confidence)) is not None:
         measures["worst_records"] = worst
+    if (kinds := by_kind(scores, worlds.masks, worlds.kinds, confidence)) is not None:
+        measures["by_kind"] = kinds
     fpr, tpr = thin(curve)
     return measures, {"roc_fpr": fpr, "roc_tpr": tpr}
 

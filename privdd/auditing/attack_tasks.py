@@ -40,11 +40,12 @@ class Job:
 
 @dataclass(frozen=True)
 class Terms:
-    """What all attacks of a run share."""
+    """What all attacks of a run share. pictures: whether the most exposed records themselves are kept."""
 
     keys: Keys
     delta: float
     budget: ErrorBudget
+    pictures: bool = False
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,8 @@ class AttackTask:
             bound = decisive(evidence.scores, job.view, self.terms.delta, self.terms.budget, seed)
             finding = finding.with_measures(diagnostics={**finding.measures.get("diagnostics", {}), **bound})
         finding = finding.with_measures(seconds=spent + time.monotonic() - began)
-        return Attacked(replace(finding, attack=job.name), kept(finding, evidence, job.view))
+        records = exposed(finding, job.view) if self.terms.pictures else {}
+        return Attacked(replace(finding, attack=job.name), kept(finding, evidence, job.view) | records)
 
 
 def _refused(job: Job) -> Finding | None:
@@ -160,4 +162,18 @@ def kept(finding: Finding, evidence: Evidence, view: View) -> dict[str, Tensor]:
         world, record = torch.meshgrid(torch.arange(count), torch.arange(masks.shape[1]), indexing="ij")
         found |= {"scores": evidence.scores.double().flatten(), "members": masks.flatten().to(torch.uint8)}
         found |= {"blind": blind.flatten(), "record": record.flatten(), "world": world.flatten()}
+        found |= {f"kind_{kind}": at for kind, at in view.worlds.kinds.items()}
     return found
+
+
+def exposed(finding: Finding, view: View) -> dict[str, Tensor]:
+    """The most exposed records themselves (m, c, h, w) with their labels (m,), in the order of the finding's list.
+
+    Empty where the finding names none, or they are no pictures.
+    """
+    rows = (finding.measures.get("worst_records") or {}).get("records", [])
+    records = None if view.worlds is None else view.worlds.records
+    if not rows or view.worlds is None or records is None or records.ndim != 4 or records.shape[1] not in (1, 3):
+        return {}
+    at = torch.tensor([row["record"] for row in rows])
+    return {"exposed": records[at].clone(), "exposed_label": view.worlds.labels[at].clone()}

@@ -15,6 +15,7 @@ from privdd.auditing.looked_at import gaps
 from privdd.auditing.pipeline import Audited
 from privdd.auditing.public_facts import noise_of, public_facts
 from privdd.auditing.run_manifest import manifest
+from privdd.data.tail import named
 from privdd.federated.checkpoint import write_ledger
 from privdd.federated.divergence import words
 from privdd.federated.experiment import Experiment
@@ -70,6 +71,7 @@ def _run(experiment: Experiment, progress: Progress, seconds: Mapping[str, float
         "version": __version__,
         "clients": experiment.plan.problem.clients,
         "rounds": experiment.plan.method.rounds,
+        **({"tail": dict(named(experiment.audit.tail))} if experiment.audit.tail.size else {}),
         "seconds": {name: round(float(seconds.get(name, 0.0)), 3) for name in ("train", "worlds", "attacks", "total")},
     }
 

@@ -5,13 +5,15 @@ A replay of the audited client is called a world; each world yields one shadow m
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from privdd.core.keys import Keys
 from privdd.core.types import Records, Shard
+from privdd.data.tail import Tail, drawn_records, kinds_of
 
 
 @dataclass(frozen=True)
@@ -20,13 +22,15 @@ class Game:
 
     audited: (n,) positions in the client's whole training set; masks: (K, n) bool, True = in, row 0 is the real
     run; whole: the client's training records before any coin flip; relation: what "out" means: the record is
-    removed (add_remove, replace), or zeroed out with its label kept (zero_out).
+    removed (add_remove, replace), or zeroed out with its label kept (zero_out). kinds: places among the audited records of
+    those that were made hard to fit, by what was done to them.
     """
 
     whole: Records
     audited: Tensor
     masks: Tensor
     relation: str = "add_remove"
+    kinds: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
     def candidates(self) -> Records:
@@ -46,17 +50,22 @@ class Game:
         return replace(shard, train=self.whole.take(keep), heldout=Records.concat([shard.heldout, gone]), nulls=nulls)
 
 
-def draw_game(shard: Shard, records: int, worlds: int, keys: Keys, relation: str = "add_remove") -> Game:
+def draw_game(
+    shard: Shard, records: int, worlds: int, keys: Keys, relation: str = "add_remove", tail: Tail | None = None
+) -> Game:
     """Draw the audited ``records`` (at most three quarters of the client's) and their coin flips in K worlds.
 
-    The coin flips are secret, independent and fair. At least one record is never audited, so that the client
+    The coin flips are secret, independent and fair. tail: what ``with_tail`` did to the shard, with the same keys. At least one record is never audited, so that the client
     never trains on nothing.
     """
     size = len(shard.train)
     if size < 4:
         raise ValueError(f"audit.client={shard.client}: it holds {size} records, too few to audit (4 are needed)")
-    count = min(records, max(1, 3 * size // 4))
-    audited = torch.randperm(size, generator=keys.fold("audited").torch())[:count].sort().values
+    drawn = drawn_records(size, records, keys)
+    audited = drawn.sort().values
+    kinds = {
+        kind: torch.searchsorted(audited, at).sort().values for kind, at in kinds_of(tail or Tail(), drawn).items()
+    }
     generator = keys.fold("secret", "coins").torch()
-    masks = torch.rand(worlds, count, generator=generator) < 0.5
-    return Game(shard.train, audited, masks, relation)
+    masks = torch.rand(worlds, len(audited), generator=generator) < 0.5
+    return Game(shard.train, audited, masks, relation, kinds)

@@ -68,7 +68,7 @@ def game_of(experiment: Experiment) -> Game:
     """The audited records and all coin flips; row 0 of the masks is what the run itself trains on."""
     plan, audit = experiment.plan, experiment.audit
     keys = plan.keys.fold("audit", plan.victim)
-    return draw_game(experiment.shards[plan.victim], audit.records, audit.worlds, keys, plan.relation)
+    return draw_game(experiment.shards[plan.victim], audit.records, audit.worlds, keys, plan.relation, audit.tail)
 
 
 def canaries_of(experiment: Experiment) -> CanaryGame | None:
@@ -214,7 +214,7 @@ def _attack_all(
 
     lacking: "surface|signal" that kept shadow models do not have.
     """
-    terms = Terms(scene.plan.keys, scene.experiment.privacy.delta, budget)
+    terms = Terms(scene.plan.keys, scene.experiment.privacy.delta, budget, scene.experiment.audit.worst_pictures)
     subject = subject_of(scene, budget.confidence)
     attacks, tests = attack_tasks(jobs, terms), guarantee_tests(subject)
     files, found = evidence_files(jobs), dict[int, Finding]()

@@ -275,7 +275,9 @@ def as_worlds(
     candidates = game.candidates
     masks = game.masks[: len(next(iter(mine.values())))]
     blind, later = blind_scores(candidates, public), _of_surface(rounds or {}, surface)
-    return Worlds(mine, masks, blind, candidates.y, logits, population, rounds=later, records=candidates.x)
+    return Worlds(
+        mine, masks, blind, candidates.y, logits, population, rounds=later, records=candidates.x, kinds=game.kinds
+    )
 
 
 def _of_surface(stacked: Mapping[str, Tensor], surface: str) -> dict[str, Tensor]:

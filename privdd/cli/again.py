@@ -21,7 +21,16 @@ CHANGEABLE = {
         "engine",
         *(
             f"audit.{k}"
-            for k in ("worlds", "federations", "federation_rounds", "victims", "confidence", "require", "waive")
+            for k in (
+                "worlds",
+                "federations",
+                "federation_rounds",
+                "victims",
+                "confidence",
+                "require",
+                "waive",
+                "worst_pictures",
+            )
         ),
     ),
 }

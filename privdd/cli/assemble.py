@@ -23,6 +23,7 @@ from privdd.core.types import Problem, Shard
 from privdd.data.partition import Partition
 from privdd.data.shards import make_shards
 from privdd.data.sources import load
+from privdd.data.tail import named, with_tail
 from privdd.federated.capture import Capture
 from privdd.federated.crowd import too_few
 from privdd.federated.experiment import Experiment
@@ -70,6 +71,8 @@ def assemble(config: DictConfig, *, noise_here: bool = True) -> Experiment:
     if "update" in mechanisms:
         method = method.client_private()
     victim, fraction = _victim(audit, shards), float(run.participation)
+    if audit is not None and audit.tail.size:
+        shards[victim] = with_tail(shards[victim], audit.tail, audit.records, keys.fold("audit", victim))
     if noise_here and privacy.noise_source == "secret" and secret is None:
         raise needed()
     plan = Plan(keys, problem, method, mechanisms, privacy.noise_source, privacy.relation, fraction, victim)
@@ -91,7 +94,10 @@ def assemble(config: DictConfig, *, noise_here: bool = True) -> Experiment:
 
 def _noise_settings(run: RunSettings, audit: AuditSettings | None) -> str:
     """All that decides what clients send, the records left out for the audit among it."""
-    return description([run.fingerprint, None if audit is None else [audit.client, audit.records]])
+    if audit is None:
+        return description([run.fingerprint, None])
+    tail = [dict(named(audit.tail))] if audit.tail.size else []  # runs without one keep the noise of earlier versions
+    return description([run.fingerprint, [audit.client, audit.records, *tail]])
 
 
 def _of_role(made: Any, role: type[Role], key: str) -> Role:

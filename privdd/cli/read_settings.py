@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from privdd.core.checks import refused
 from privdd.core.errors import BadConfig
-from privdd.federated.settings import AuditSettings, Budget, PrivacySettings, RunSettings
+from privdd.federated.settings import AuditSettings, Budget, HardRecords, PrivacySettings, RunSettings
 from privdd.federated.trust import LOCAL, Trust
 from privdd.runtime.renames import original
 
@@ -91,9 +91,12 @@ def audit_settings(config: DictConfig) -> AuditSettings | None:
     audit = mapping_at(config, "audit")
     budget = mapping_at(config, "audit.guarantee")
     waive = {str(k): v for k, v in mapping_at(config, "audit.waive").items() if v is not None}
-    known = _required(
-        "audit", {**audit, "guarantee": Budget(**_known("audit.guarantee", budget, Budget))}, AuditSettings
-    )
+    tail = mapping_at(config, "audit.tail") if "tail" in audit else {}  # stored configs of earlier versions have none
+    parts = {
+        "guarantee": Budget(**_known("audit.guarantee", budget, Budget)),
+        "tail": HardRecords(**_known("audit.tail", tail, HardRecords)),
+    }
+    known = _required("audit", {**audit, **parts}, AuditSettings)
     return AuditSettings(**{**known, "waive": waive})
 
 

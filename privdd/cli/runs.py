@@ -49,7 +49,8 @@ def _decides(config: DictConfig) -> dict[str, Any]:
     """The parts of a config that affect what clients send."""
     parts = {str(k): v for k, v in plain(config).items() if k not in UNFINGERPRINTED}
     audited = {f"audit.{k}": OmegaConf.select(config, f"audit.{k}") for k in ("client", "records")}
-    return parts | audited
+    tail = plain(OmegaConf.select(config, "audit.tail")) or {}  # stored configs of earlier versions have none
+    return parts | audited | {f"audit.tail.{k}": v for k, v in tail.items() if v}
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from typing import Literal, get_args
 from attacks.types import Surface
 from privdd.core.checks import check_choice, check_number, check_share, check_text, refused, whole
 from privdd.core.errors import BadConfig
+from privdd.data.tail import Tail
 from privdd.privacy.accounting import NEIGHBOURS, Relation
 from privdd.privacy.ledger import UNITS
 
@@ -102,6 +103,15 @@ class Budget:
             object.__setattr__(self, name, value)
 
 
+@dataclass(frozen=True)
+class HardRecords(Tail):
+    """The counts of ``audit.tail``, checked."""
+
+    def __post_init__(self) -> None:
+        for name in ("mislabelled", "near_duplicates"):
+            object.__setattr__(self, name, whole(f"audit.tail.{name}", getattr(self, name), 0, "0 or more is needed"))
+
+
 COUNTS = {
     "records": (1, "at least 1 is needed"),
     "worlds": (1, "at least 1 is needed (world 0 is the run itself)"),
@@ -124,7 +134,8 @@ class AuditSettings:
     crafted records that fair coins add to the audited client's data. rounds: how many of a phase are replayed, the
     latest included (one in the stored configs of earlier versions). require: whether every surface has to be
     attacked. federation_rounds: how many last rounds are each replayed federation's own, 0 = all. waive: surface -> why
-    it is not attacked.
+    it is not attacked. tail: how many audited records are made hard to fit. worst_pictures: whether the run folder and the
+    report show the most exposed records themselves, which are the client's own data.
     """
 
     client: int | Literal["auto"]
@@ -140,6 +151,8 @@ class AuditSettings:
     require: Required = "all"
     federation_rounds: int = 0
     waive: Mapping[str, str] = field(default_factory=dict)
+    tail: HardRecords = HardRecords()
+    worst_pictures: bool = True
 
     def __post_init__(self) -> None:
         known = isinstance(self.client, int) and not isinstance(self.client, bool) and self.client >= 0
@@ -150,6 +163,8 @@ class AuditSettings:
         check_share("audit.confidence", self.confidence)
         check_choice("audit.training", self.training, get_args(TrainingWay))
         check_choice("audit.require", self.require, get_args(Required))
+        if not isinstance(self.worst_pictures, bool):
+            raise refused("audit.worst_pictures", self.worst_pictures, "true or false is needed")
         for surface, reason in self.waive.items():
             check_choice("audit.waive", surface, [str(s) for s in Surface])
             check_text(f"audit.waive.{surface}", reason)

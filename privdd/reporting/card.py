@@ -11,6 +11,7 @@ from typing import Any
 from privdd.reporting import noise_words, strongest, words
 from privdd.reporting.claimed import boldest
 from privdd.reporting.decision import Decision, decisions, too_small
+from privdd.reporting.exposed import KIND
 from privdd.reporting.folder import RunRecord
 from privdd.reporting.reproduce import recipe
 from privdd.reporting.summary import LARGE_EPSILON, verdict
@@ -39,6 +40,10 @@ def signature(record: RunRecord) -> list[tuple[str, str]]:
         ("commit", known(record, "commit")), ("clients", str(run.clients)), ("rounds", str(run.rounds)),
         ("preset", run.preset), ("seed", str(run.seed)), ("attackers", attackers(record)),
     ]  # fmt: skip
+    if run.tail:  # rates and accuracy are not those of the client's data as they were
+        named.append(
+            ("audited records changed", words.listed([f"{n} {KIND.get(kind, kind)}" for kind, n in run.tail.items()]))
+        )
     return [*named, ("noise", noise_words.source(noise))] if noise else named
 
 

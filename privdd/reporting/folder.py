@@ -24,6 +24,7 @@ LIMIT = 256 * 2**20  # largest evidence file in bytes that is read
 
 FLAT = ("scores", "members", "blind", "record", "world")
 PICTURES = ("real", "reconstructed")
+EXPOSED = ("exposed", "exposed_label")
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Evidence:
     """What was stored of one attack: scores (m,), members (m,) bool, blind (m,), pictures (b, c, h, w).
 
     record, world: (m,) labels of scores that may be correlated (world: the replay); the ROC's band
-    then allows for it.
+    then allows for it. exposed (b, c, h, w), exposed_label (b,): the most exposed records themselves, where they are kept.
     """
 
     scores: np.ndarray | None = None
@@ -41,6 +42,8 @@ class Evidence:
     world: np.ndarray | None = None
     real: np.ndarray | None = None
     reconstructed: np.ndarray | None = None
+    exposed: np.ndarray | None = None
+    exposed_label: np.ndarray | None = None
 
     @property
     def has_curve(self) -> bool:
@@ -74,16 +77,21 @@ class RunRecord:
 
 
 def _checked(arrays: Mapping[str, np.ndarray], path: Path) -> Evidence:
-    part = {name: arrays[name] for name in FLAT + PICTURES if name in arrays}
+    part = {name: arrays[name] for name in FLAT + PICTURES + EXPOSED if name in arrays}
     for name, value in part.items():
         if not np.isfinite(value).all():
             raise FindingsError(f"{path}: {name!r} holds NaN or infinity")
     _same_shape(part, FLAT, 1, path)
     _same_shape(part, PICTURES, 4, path)
-    if "real" in part and 0 in part["real"].shape[2:]:
-        raise FindingsError(f"{path}: pictures need at least one pixel, got {part['real'].shape}")
-    if "real" in part and part["real"].shape[1] not in (1, 3):
-        raise FindingsError(f"{path}: pictures need 1 or 3 channels, got {part['real'].shape[1]}")
+    _same_shape(part, ("exposed",), 4, path)
+    _same_shape(part, ("exposed_label",), 1, path)
+    for name in {"real", "exposed"} & part.keys():
+        if 0 in part[name].shape[2:]:
+            raise FindingsError(f"{path}: pictures need at least one pixel, got {part[name].shape}")
+        if part[name].shape[1] not in (1, 3):
+            raise FindingsError(f"{path}: pictures need 1 or 3 channels, got {part[name].shape[1]}")
+    if "exposed" in part and len(part["exposed"]) != len(part.get("exposed_label", ())):
+        raise FindingsError(f"{path}: {len(part['exposed'])} exposed records need as many labels")
     if "members" in part:
         part["members"] = part["members"] > 0.5
     return Evidence(**part)

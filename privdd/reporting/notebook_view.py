@@ -15,7 +15,15 @@ if TYPE_CHECKING:
     import pandas
 
 Kind = Literal["roc", "epsilon", "frontier", "ladder"]
-LISTED = ("auc_ci", "tpr_at_fpr", "worst_records", "baselines", "diagnostics", "figure")  # not one value each
+LISTED = (
+    "auc_ci",
+    "tpr_at_fpr",
+    "worst_records",
+    "by_kind",
+    "baselines",
+    "diagnostics",
+    "figure",
+)  # not one value each
 SHOWN = ("surface", "attack", "adversary", "auc", "epsilon_measured", "psnr", "n")
 
 

@@ -9,6 +9,7 @@ from privdd.reporting import assessment, noise_words, plots, strongest, summary
 from privdd.reporting.card import card_bytes, signature
 from privdd.reporting.claimed import boldest, exceeded, measures_of
 from privdd.reporting.decision import decisions, too_small
+from privdd.reporting.exposed import exposed, kinds, tail_words
 from privdd.reporting.findings_tables import tables
 from privdd.reporting.folder import RunRecord, read_run
 from privdd.reporting.ladder import ladders
@@ -59,7 +60,9 @@ def render(record: RunRecord, figures: list[Plot], albums: list[Album]) -> str:
             ladders=ladders(findings),
             ledger=groups(record.ledger),
             recipe=recipe(record),
-            marks=noise_words.marks(findings.privacy),
+            marks=[*noise_words.marks(findings.privacy), *filter(None, [tail_words(findings.run)])],
+            exposed=exposed(record),
+            kinds=kinds(record),
             noise=noise_words.source(findings.privacy.noise) if findings.privacy.noise else "",
             risks=assessment.risks(findings),
             attack_kinds=assessment.kinds(findings),

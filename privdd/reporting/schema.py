@@ -58,6 +58,9 @@ class Run(Part):
     clients: Count
     rounds: Count
     seconds: Seconds
+    tail: dict[Literal["mislabelled", "near_duplicates"], Count] | None = (
+        None  # audited records that were made hard to fit
+    )
 
 
 class Utility(Part):
@@ -99,11 +102,32 @@ class TprAt(Part):
 FprKey = Annotated[str, Field(pattern=r"^(0\.\d*[1-9]\d*|1e-\d+)$")]
 
 
+class WorstRecord(Part):
+    """One exposed record: found in hits of trials replays that it is in. record: its place among the audited ones."""
+
+    record: Count
+    hits: Count
+    trials: Count
+    tpr: Unit
+    ci: tuple[Unit, Unit]
+
+
 class WorstRecords(Part):
     """How often the most exposed ``share`` of records is found when it is in, at a false-positive rate of 0.1 %."""
 
     share: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
     tpr: Unit
+    ci: tuple[Unit, Unit]
+    records: list[WorstRecord] = Field(default_factory=list)  # absent in files of earlier versions
+
+
+class KindRates(Part):
+    """Records of one kind, at the threshold whose false-positive rate over all records is 0.1 %; ci: of tpr."""
+
+    n: Count
+    auc: Unit
+    tpr: Unit
+    fpr: Unit
     ci: tuple[Unit, Unit]
 
 
@@ -119,6 +143,7 @@ class FindingRow(Part):
     auc_ci: tuple[Unit, Unit] | None = None
     tpr_at_fpr: dict[FprKey, TprAt] | None = None
     worst_records: WorstRecords | None = None
+    by_kind: dict[Literal["mislabelled", "near_duplicates", "ordinary"], KindRates] | None = None
     blind_auc: Unit | None = None
     epsilon_measured: Epsilon | None = None
     epsilon_method: Text | None = None

@@ -41,7 +41,8 @@ def read_training(path: Path) -> RunRecord:
             clients=0,
             rounds=0,
             seconds=seconds,
-            **names,
+            data=names["data"],
+            preset=names["preset"],
         )
         found = Findings(
             run=run, utility=_utility(result), surfaces=[], findings=[],

@@ -65,6 +65,8 @@ def _compared(at: int, row: FindingRow, found: Rescored) -> Iterator[Disagreemen
     key = f"findings.{at} ({row.surface} {row.attack})"
     stored = row.model_dump(exclude_none=True)
     for name, value in found.measures.items():
+        if name == "worst_records" and not stored.get(name, {}).get("records"):
+            value = {**value, "records": []}  # earlier versions name no single record
         yield from differing("findings.json", f"{key}.{name}", stored.get(name), value)
     diagnostics = stored.get("diagnostics", {})
     for name, value in found.decisive.items():
@@ -108,7 +110,11 @@ def evidence_of(record: RunRecord, row: FindingRow) -> tuple[Worlds, Tensor] | N
             raise ValueError("finite blind scores are needed")
         shape = (worlds, records)
         masks = flat[1].bool().reshape(shape)
-        return Worlds({}, masks, blind.reshape(shape), torch.zeros(records)), flat[0].double().reshape(shape)
+        kinds = {name.removeprefix("kind_"): at.long() for name, at in parts.items() if name.startswith("kind_")}
+        if any(at.ndim != 1 or not len(at) or at.min() < 0 or at.max() >= records for at in kinds.values()):
+            raise ValueError("a kind's places must be those of records")
+        worlds_held = Worlds({}, masks, blind.reshape(shape), torch.zeros(records), kinds=kinds)
+        return worlds_held, flat[0].double().reshape(shape)
     except (KeyError, ValueError, RuntimeError, IndexError) as error:
         raise DamagedRun(f"{path}: not the scores of an attack ({' '.join(str(error).split())[:100]})") from None
 

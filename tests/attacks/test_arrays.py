@@ -151,6 +151,7 @@ EXAMPLES: dict[str, Callable[[], tuple[Any, ...]]] = {
     "membership.signals:negative_loss": lambda: (random(6, 3), Y),
     "membership.signals:output_gradient": lambda: (random(6, 3), Y),
     "membership.threshold:loss_threshold": lambda: (random(6),),
+    "membership.worst_records:by_kind": lambda: (random(40, 60), coins(40, 60), {"kinds": {"mislabelled": torch.arange(5)}}),
     "membership.worst_records:worst_records": lambda: (random(40, 30), torch.cat([coins(20, 30), ~coins(20, 30)])),
 }  # fmt: skip
 

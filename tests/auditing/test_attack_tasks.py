@@ -133,3 +133,27 @@ def test_the_decisive_bound_depends_on_no_other_draw_of_the_attack() -> None:
     plain = [bound(LossThreshold("confidence"), seed) for seed in range(8)]
     assert len({*plain}) > 3
     assert [bound(Thirsty("confidence"), seed) for seed in range(8)] == plain
+
+
+def exposing_view(shape: tuple[int, ...]) -> View:
+    """64 replays in which the first two of 120 records give themselves away."""
+    draw = torch.Generator().manual_seed(2)
+    masks = torch.rand(64, 120, generator=draw) < 0.5
+    signal = torch.randn(64, 120, generator=draw).double()
+    signal[:, :2] += 9 * masks[:, :2]
+    records = torch.rand(120, *shape, generator=draw)
+    worlds = Worlds({"confidence": signal}, masks, torch.zeros(120), torch.arange(120) % 7, records=records)
+    known = Knowledge((1, 1, 1), 7, torch.zeros(1, 1, 1, 1), torch.zeros(1, dtype=torch.long), settings={"delta": 1e-5})
+    return View(Surface.UPDATE, Adversary.SERVER, (), known, worlds)
+
+
+@pytest.mark.parametrize(("shape", "asked", "kept"), [((1, 4, 4), True, True), ((1, 4, 4), False, False), ((5,), True, False), ((2, 4, 4), True, False)])
+def test_the_most_exposed_records_are_kept_only_where_asked_for_and_pictures(shape: tuple[int, ...], asked: bool, kept: bool) -> None:
+    view, truth = exposing_view(shape), Truth(*[torch.zeros(0, 1, 1, 1), torch.zeros(0, dtype=torch.long)] * 2, torch.zeros(2))
+    task = AttackTask((Job(view, truth, "here", "mine", Lira("confidence")),), Terms(Keys(0), 1e-5, ErrorBudget(0.05), asked))
+    (done,) = task.run()
+    named = [row["record"] for row in done.finding.measures["worst_records"]["records"]]
+    assert named == [0, 1] and ("exposed" in done.kept) == kept and ("exposed_label" in done.kept) == kept
+    if kept:
+        assert view.worlds is not None and view.worlds.records is not None
+        assert torch.equal(done.kept["exposed"], view.worlds.records[:2]) and done.kept["exposed_label"].tolist() == [0, 1]

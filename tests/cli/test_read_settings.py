@@ -8,6 +8,7 @@ from omegaconf import OmegaConf, open_dict
 from privdd.cli.assemble import assemble
 from privdd.cli.config import composed
 from privdd.cli.read_settings import audit_settings, fingerprint, privacy_settings, run_settings
+from privdd.cli.runs import _decides
 from privdd.core.errors import BadConfig
 
 TINY = ["preset=smoke", "data.limit=120", "partition=iid", "partition.clients=3"]
@@ -53,3 +54,20 @@ def test_the_calibrated_noise_is_that_of_the_run_and_of_its_fingerprint() -> Non
     assert made.privacy.noise_multiplier == config.privacy.noise_multiplier == made.plan.mechanisms["dpsgd"].noise_multiplier
     assert made.run.fingerprint == fingerprint(config) != before
     assert assemble(config).run.fingerprint == made.run.fingerprint  # as a stored config is assembled again
+
+
+@pytest.mark.parametrize("typed", ["audit.tail.mislabelled=-1", "audit.tail.near_duplicates=1.5", "audit.worst_pictures=7"])
+def test_a_bad_value_for_hard_records_or_pictures_is_named(typed: str) -> None:
+    with pytest.raises(BadConfig, match=typed.replace(".", r"\.")):
+        audit_settings(composed("audit", [*TINY, typed]))
+
+
+def test_stored_configs_without_hard_records_have_none_and_are_the_same_run() -> None:
+    config = composed("audit", TINY)
+    stored = OmegaConf.create(OmegaConf.to_container(config, resolve=True))
+    with open_dict(stored):
+        del stored.audit["tail"], stored.audit["worst_pictures"]
+    audit = audit_settings(stored)
+    assert audit is not None and audit.tail.size == 0 and audit.worst_pictures
+    changed = composed("audit", [*TINY, "audit.tail.mislabelled=3"])
+    assert _decides(stored) == _decides(config) != _decides(changed)

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from scipy.stats import binomtest
 
-from attacks.membership.worst_records import worst_records
+from attacks.membership.worst_records import by_kind, worst_records
 
 
 def game(seed, worlds=64, records=200, exposed=0):
@@ -49,3 +49,37 @@ def test_a_rate_that_cannot_be_seen_is_not_reported():
     scores, masks = game(0, worlds=8, records=60)
     assert worst_records(scores, masks) is None
     assert worst_records(*game(0, worlds=2, records=2000)) is None
+
+
+def test_each_exposed_record_is_counted_in_the_replays_that_did_not_choose_it():
+    """By hand: in every replay a record that is in is found with its own rate; both halves choose the exposed two."""
+    scores, masks = game(3, exposed=2)
+    found = worst_records(scores, masks)
+    threshold = scores[~masks].sort(descending=True).values[int(0.001 * int((~masks).sum()))]
+    assert [one["record"] for one in found["records"]] == [0, 1]
+    for one in found["records"]:
+        inside = masks[:, one["record"]]
+        assert one["trials"] == int(inside.sum()) and one["hits"] == int((scores[inside, one["record"]] > threshold).sum())
+        exact = binomtest(one["hits"], one["trials"]).proportion_ci(0.95, "exact")
+        assert np.allclose(one["ci"], [exact.low, exact.high]) and one["tpr"] == one["hits"] / one["trials"]
+    assert found["tpr"] == sum(one["hits"] for one in found["records"]) / sum(one["trials"] for one in found["records"])
+
+
+def test_in_a_null_no_single_record_looks_exposed():
+    """Judged where it was chosen, one record in a run of a null would be found several times over."""
+    rates = [one["tpr"] for seed in range(40) for one in worst_records(*game(seed))["records"]]
+    assert len(rates) >= 80 and np.mean(rates) < 0.003
+
+
+def test_kinds_are_told_apart_at_one_threshold():
+    scores, masks = game(5, exposed=4)
+    kinds = {"mislabelled": torch.tensor([0, 1, 2, 3]), "near_duplicates": torch.arange(10, 30)}
+    found = by_kind(scores, masks, kinds)
+    threshold = scores[~masks].sort(descending=True).values[int(0.001 * int((~masks).sum()))]
+    assert list(found) == ["mislabelled", "near_duplicates", "ordinary"] and found["ordinary"]["n"] == 176
+    for kind, at in {**kinds, "ordinary": torch.tensor([*range(4, 10), *range(30, 200)])}.items():
+        named, inside = (scores > threshold)[:, at], masks[:, at]
+        assert found[kind]["tpr"] == float((named & inside).sum() / inside.sum().double())
+        assert found[kind]["fpr"] == float((named & ~inside).sum() / (~inside).sum().double())
+    assert found["mislabelled"]["auc"] > 0.65 > 0.6 > found["ordinary"]["auc"]
+    assert by_kind(scores, masks, {}) is None and by_kind(scores[:4], masks[:4], kinds) is None

@@ -1,0 +1,94 @@
+"""Audited records that are made hard to fit, so that the records which leak most are among those that are audited.
+
+A model learns an ordinary record from its neighbours, and has to memorise one whose label they speak against. Aerni, Zhang
+and Tramer (2024) judge privacy on such records: an audit of ordinary ones understates what the most exposed lose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from privdd.core.errors import BadConfig
+from privdd.core.keys import Keys
+from privdd.core.types import Records, Shard
+
+NOISE = 0.02  # standard deviation of a near-duplicate's pixels around its twin's, in [0, 1]: too little to be seen
+
+
+@dataclass(frozen=True)
+class Tail:
+    """How many audited records get another label, and how many become a near-duplicate, with another label, of a record
+    that the client always trains on. 0 and more; none by default."""
+
+    mislabelled: int = 0
+    near_duplicates: int = 0
+
+    @property
+    def size(self) -> int:
+        return self.mislabelled + self.near_duplicates
+
+
+def drawn_records(size: int, records: int, keys: Keys) -> Tensor:
+    """The audited positions of a client with ``size`` records, in the order drawn: at most three quarters of them."""
+    count = min(records, max(1, 3 * size // 4))
+    return torch.randperm(size, generator=keys.fold("audited").torch())[:count]
+
+
+def kinds_of(tail: Tail, drawn: Tensor) -> dict[str, Tensor]:
+    """kind -> its positions in the client's data, in the order drawn; kinds without a record are left out."""
+    first = tail.mislabelled
+    parts = {"mislabelled": drawn[:first], "near_duplicates": drawn[first : tail.size]}
+    return {kind: at for kind, at in parts.items() if len(at)}
+
+
+def with_tail(shard: Shard, tail: Tail, records: int, keys: Keys) -> Shard:
+    """The shard with that many of its audited records made hard to fit; ids stay.
+
+    keys: those that the audited records are drawn with. Labels are drawn among the client's own other classes. Raises
+    BadConfig where fewer records are audited than the tail holds, or there are too few others to be twins, or the
+    client holds one class only.
+    """
+    drawn, train = drawn_records(len(shard.train), records, keys), shard.train
+    check_fits(tail, len(drawn), len(train), int(train.y.unique().numel()))
+    x, y, generator = train.x.clone(), train.y.clone(), keys.fold("tail").torch()
+    kinds = kinds_of(tail, drawn)
+    for at in kinds.get("mislabelled", drawn[:0]).tolist():
+        y[at] = _another(int(train.y[at]), train, generator)
+    never = torch.ones(len(train), dtype=torch.bool)
+    never[drawn] = False  # no coin is flipped for these: they are in every replay
+    twins = never.nonzero()[:, 0]
+    for at, twin in zip(kinds.get("near_duplicates", drawn[:0]).tolist(), twins.tolist()):
+        noise = torch.randn(train.x[twin].shape, generator=generator).to(train.x)
+        x[at] = (train.x[twin] + NOISE * noise).clamp(0, 1)
+        y[at] = _another(int(train.y[twin]), train, generator)
+    return shard.with_train(Records(x, y, train.ids))
+
+
+def check_fits(tail: Tail, audited: int, size: int, classes: int) -> None:
+    """Raises BadConfig, one line, where a client with ``size`` records of so many classes cannot have this tail."""
+    if tail.size > audited:
+        raise BadConfig(f"audit.tail: {tail.size} records, and {audited} of the audited client are audited")
+    if tail.near_duplicates > size - audited:
+        raise BadConfig(
+            f"audit.tail.near_duplicates={tail.near_duplicates}: each needs a record that is never audited, and the audited "
+            f"client has {size - audited}; audit fewer (audit.records)"
+        )
+    if tail.size and classes < 2:
+        raise BadConfig(
+            "audit.tail: the audited client holds one class, so there is no other label; take another audit.client"
+        )
+
+
+def _another(label: int, train: Records, generator: torch.Generator) -> int:
+    """A label of the client's other than ``label``, uniform over its classes."""
+    others = [c for c in train.y.unique().tolist() if c != label]
+    return int(others[int(torch.randint(len(others), (1,), generator=generator))])
+
+
+def named(tail: Tail) -> Mapping[str, int]:
+    """The kinds that there are, with their counts; empty without a tail."""
+    return {kind: count for kind, count in vars(tail).items() if count}
