@@ -17,6 +17,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, open_dict
 
 from privdd.cli import dry_run
+from privdd.cli.as_written import as_written
 from privdd.cli.config import (
     composed,
     config_dir,
@@ -79,7 +80,7 @@ def _main(command: str, run: Run) -> int:
             raise BadConfig(NOT_TRUSTED)
         return dry_run.priced(command, argv, config_of(command, *argv))
     if any(a.split("=")[0] in OF_HYDRA for a in argv):
-        _hydra(command, run, argv)
+        _hydra(command, run, argv, typed)
         return 0
     config = checked(command, argv)
     for word in ("resume", "run"):
@@ -91,12 +92,12 @@ def _main(command: str, run: Run) -> int:
             stored = stored_config(path, trusted)
             if secret_typed and stored.privacy.noise_source != "secret":
                 raise unused()
-            return run(again(stored, command, argv, typed, word), path, sys.argv)
+            return run(again(stored, command, argv, typed, word), path, ["python", "-m", f"privdd.{command}", *public])
     if trusted:
         raise BadConfig(NOT_TRUSTED)
     if secret_typed and config.privacy.noise_source != "secret":
         raise unused()
-    return _hydra(command, run, argv)
+    return _hydra(command, run, argv, typed)
 
 
 def checked(command: str, argv: Sequence[str]) -> DictConfig:
@@ -136,7 +137,8 @@ def _without_trust(argv: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
     return kept, tuple(package for text in named for package in trusted_packages(text))
 
 
-def _hydra(command: str, run: Run, argv: Sequence[str]) -> int:
+def _hydra(command: str, run: Run, argv: Sequence[str], given: Sequence[str]) -> int:
+    """argv: what Hydra reads; given: what the user wrote, which the run records as its command."""
     status: list[int] = []
     sweep = _sweep(command, argv) if is_sweep(argv) else None
 
@@ -144,7 +146,7 @@ def _hydra(command: str, run: Run, argv: Sequence[str]) -> int:
         node = HydraConfig.get()
         path = Path(node.runtime.output_dir)
         name_run(config, node.runtime.choices)
-        typed = ["python", "-m", f"privdd.{command}", *node.overrides.task]
+        typed = ["python", "-m", f"privdd.{command}", *as_written(node.overrides.task, given)]
         if sweep is not None:
             return sweep.point(path, lambda: _point(config, node.overrides.task, lambda: run(config, path, typed)))
         status.append(guarded(lambda: run(config, path, typed)))  # Hydra would print a traceback

@@ -19,6 +19,7 @@ from privdd.core.errors import BadConfig
 
 OF_HYDRA = ("--hydra-help", "--info", "-i", "--cfg", "-c", "--shell-completion", "-sc", "--package", "-p", "--resolve")
 OPTIONS = ("-m", "--multirun", "--config-dir", "-cd", "--help", "-h", "--version", "--dry-run", *OF_HYDRA)
+OWN_DATA = "; for a file of yours write data=npz data.root=FILE, for pictures data=folder data.root=DIR."
 
 
 def check_overrides(command: str, argv: Sequence[str]) -> DictConfig:
@@ -77,9 +78,9 @@ def _check_choice(override: Override, folders: Sequence[str]) -> None:
                 f"{override.input_line}: files whose names start with _ hold what others share and cannot be chosen"
             )
         if name not in known and "/" not in name:
-            close = difflib.get_close_matches(name, known, 1)
-            meant = f"did you mean {close[0]}? " if close else ""
-            raise BadConfig(f"{group}={name}: unknown {group}; {meant}Allowed are {', '.join(known)}")
+            close = difflib.get_close_matches(name.lower(), known, 1)
+            meant = f"; did you mean {close[0]}?" if close else OWN_DATA if group == "data" and "." in name else "."
+            raise BadConfig(f"{group}={name}: unknown {group}{meant} Allowed are {', '.join(known)}")
 
 
 def _named(override: Override) -> Iterator[str]:
@@ -112,14 +113,15 @@ def _known(config: DictConfig, key: str) -> None:
 
 
 def _hint(config: DictConfig, part: str, names: Sequence[str], where: str) -> str:
-    """The nearest key: at the same place, else of the same name anywhere, else one alike anywhere."""
-    beside = hint_at(part, names, where)
-    if beside.startswith("did you mean"):
-        return beside
+    """The nearest key: of the same name below the same place, else alike there, else of the same name or alike anywhere."""
     keys = sorted(_keys(OmegaConf.to_container(config, resolve=False)), key=lambda k: (k.count("."), k))
     same = [key for key in keys if key.rsplit(".", 1)[-1] == part]
+    below = [key for key in same if where and key.startswith(f"{where}.")]
+    beside = hint_at(part, names, where)
+    if beside.startswith("did you mean") and not below:
+        return beside
     alike = difflib.get_close_matches(part, [key.rsplit(".", 1)[-1] for key in keys], 1, cutoff=0.7)
-    same = same or [key for key in keys if alike and key.rsplit(".", 1)[-1] == alike[0]]
+    same = below or same or [key for key in keys if alike and key.rsplit(".", 1)[-1] == alike[0]]
     return f"did you mean {' or '.join(same[:3])}?" if same else beside
 
 

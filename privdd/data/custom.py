@@ -28,15 +28,18 @@ def npz(name: str, root: Path | None, keys: Keys) -> Dataset:
 
     Raises DataNotFound without the file and ValueError where an array does not fit.
     """
-    if root is None or not root.is_file():
-        raise DataNotFound(f"data.root={root}: data.name=npz needs a .npz file with arrays x and y")
+    if root is None:
+        raise DataNotFound("data=npz: data.root=FILE is needed, a .npz file with arrays x and y")
+    if not root.is_file():
+        raise DataNotFound(f"data.root={root}: no such file; data=npz needs a .npz file with arrays x and y")
     try:
         check_archive(root)
         with np.load(root, allow_pickle=False) as stored:
             arrays = {key: stored[key] for key in ARRAYS if key in stored.files}
     except Exception as error:  # a damaged zip raises EOFError, zlib.error, NotImplementedError and others
         raise ValueError(
-            f"data.root={root}: not an npz of plain arrays ({' '.join(str(error).split())[:120]})"
+            f"data.root={root}: not a .npz file of plain arrays, as numpy.savez writes it "
+            f"({' '.join(str(error).split())[:120]})"
         ) from error
     if not {"x", "y"} <= set(arrays):
         raise ValueError(f"data.root={root}: arrays x and y are needed, found {sorted(arrays)}")
@@ -78,8 +81,10 @@ def folder(name: str, root: Path | None, keys: Keys, size: int | None = None) ->
 
     All images become size x size (needed where they differ in size); colour if any image is coloured.
     """
-    if root is None or not root.is_dir():
-        raise DataNotFound(f"data.root={root}: data.name=folder needs a folder with one subfolder for each class")
+    if root is None:
+        raise DataNotFound("data=folder: data.root=DIR is needed, a folder with one subfolder for each class")
+    if not root.is_dir():
+        raise DataNotFound(f"data.root={root}: no such folder; data=folder needs one subfolder for each class in it")
     split = (root / "train").is_dir() and (root / "test").is_dir()
     base = root / "train" if split else root
     names = sorted(p.name for p in base.iterdir() if p.is_dir())

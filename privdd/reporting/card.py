@@ -13,8 +13,9 @@ from privdd.reporting.claimed import boldest
 from privdd.reporting.decision import Decision, decisions, too_small
 from privdd.reporting.exposed import KIND
 from privdd.reporting.folder import RunRecord
+from privdd.reporting.leaks import LARGE_EPSILON
 from privdd.reporting.reproduce import recipe
-from privdd.reporting.summary import LARGE_EPSILON, verdict
+from privdd.reporting.summary import verdict
 from privdd.runtime.files import jsonable
 
 SCHEMA = 1

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from privdd.reporting import noise_words, words
-from privdd.reporting.leaks import certain, leaks
+from privdd.reporting.leaks import LARGE_EPSILON, certain, leaks, weak_noise
 from privdd.reporting.ledger_view import VISIBLE
 from privdd.reporting.same_values import rows_of
 from privdd.reporting.schema import FindingRow, Findings
 from privdd.reporting.schema_privacy import Privacy
 from privdd.reporting.strongest import rates
-from privdd.reporting.summary import LARGE_EPSILON, SurfaceLine, surface_lines
+from privdd.reporting.summary import SurfaceLine, surface_lines
 from privdd.reporting.unread import only_unread
 from privdd.reporting.words import number, one_in, share
 
@@ -28,6 +28,8 @@ ENOUGH_FPR = 0.001  # a sample that is to decide has to show an attack at 1 fals
 ENOUGH_PICTURES = 30  # where only reconstructions were tried
 SEED = "its noise comes from the seed on this page, so everyone can take it off; such a run is a simulation, not for release"
 PAIRED = "its noise is the same in every run with this seed, so two of them undo it; such a run is a simulation"
+SHOWN = "sure: shown at 95 % confidence for all tests of this run"
+NO_LIMIT = "nothing limits what it reveals, and its noise is too small to"
 UNKNOWN = "its noise was drawn where nobody can draw it again, which this folder does not say"
 
 
@@ -81,17 +83,21 @@ def seen_by(line: SurfaceLine, ledger: Mapping[str, Any]) -> str:
             seen = release.get("visible_to")
             named = [str(one) for one in seen] if isinstance(seen, list) else []
             found |= {VISIBLE[one]: None for one in named if one in VISIBLE and one != "analyst"}
+    if VISIBLE["public"] in found:
+        return VISIBLE["public"]  # which is everyone else too
     return words.listed(list(found)) if found else line.seen_by
 
 
 def _decide(line: SurfaceLine, findings: Findings, seen: str) -> Decision:
     rows, privacy = rows_of(line.row, findings), findings.privacy
-    can, enough = tuple(leaks(rows)), _enough(rows, findings.run.preset)
+    weak = weak_noise(rows) if math.isinf(line.accounted) and line.verdict != "contradiction" else []
+    can, enough = (*weak, *leaks(rows)), _enough(rows, findings.run.preset)
     kind, tone, why = _judge(line, rows, privacy, bool(can))
+    why = NO_LIMIT if weak else why
     conditions = tuple(_conditions(line, privacy, enough)) if kind == "share_only_under" else ()
     return Decision(
         line, kind, tone if enough or tone != "good" else "warn", _title(kind, line), why, conditions, can,
-        seen, _sample(rows), enough, _sure(kind, line, rows, bool(can), enough),
+        seen, _sample(rows), enough, SHOWN if weak else _sure(kind, line, rows, bool(can), enough),
     )  # fmt: skip
 
 

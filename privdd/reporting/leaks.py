@@ -15,11 +15,13 @@ from privdd.reporting.strongest import (
     bound,
     finds_members,
     lower_end,
+    measured,
     ranks_members,
     rebuilds,
 )
 from privdd.reporting.words import number, one_in, share
 
+LARGE_EPSILON = 8.0  # above it a limit is no reassurance: odds about a record may change 3 000-fold
 
 def leaks(rows: Sequence[FindingRow]) -> list[str]:
     """The most serious first; empty where nothing beat guessing."""
@@ -65,6 +67,17 @@ def _limits(rows: Iterable[FindingRow]) -> list[str]:
             f"One record moves it {number(worst.kappa)} times as far as the proof allows for ({number(worst.kappa_allowed)})"
         )
     return said + [row.note for row in rows if row.note and (row.diagnostics or {}).get("refuted")]
+
+
+def weak_noise(rows: Iterable[FindingRow]) -> list[str]:
+    """Of what has noise and still no limit: that a test of the noise itself showed a large epsilon."""
+    best = measured(r for r in rows if r.family == "guarantee")
+    if best is None or bound(best) <= LARGE_EPSILON:
+        return []
+    return [
+        f"Its noise does not hide every record: for a crafted one, {words.attack(best.attack)} proves that the true ε is "
+        f"at least {number(bound(best))}"
+    ]
 
 
 def _members(rows: Iterable[FindingRow]) -> list[str]:
@@ -122,17 +135,21 @@ def _features(rows: Iterable[FindingRow]) -> list[str]:
 
 
 def _labels(rows: Iterable[FindingRow]) -> list[str]:
-    read = [
-        (r, r.label_accuracy, max(_chances(r), default=0.0))
-        for r in rows
-        if r.family == "label" and r.label_accuracy is not None
-    ]
-    over = [one for one in read if above_chance(one[1], one[2], one[0].n, one[0]._looks.count)]
+    over = [one for one in label_rates(rows) if above_chance(one[1], one[2], one[0].n, one[0]._looks.count)]
     if not over:
         return []
     row, rate, chance = max(over, key=lambda one: one[1])
     tail = f" (guessing {share(chance)})" if chance else ""
     return [f"{who(row)} can read which classes a client holds: {share(rate)} right{tail}"]
+
+
+def label_rates(rows: Iterable[FindingRow]) -> list[tuple[FindingRow, float, float]]:
+    """(finding, share of labels read, share that guessing reads or 0 where that is not known), of attacks on labels."""
+    return [
+        (r, r.label_accuracy, max(_chances(r), default=0.0))
+        for r in rows
+        if r.family == "label" and r.label_accuracy is not None
+    ]
 
 
 def _chances(row: FindingRow) -> list[float]:

@@ -15,10 +15,15 @@ from privdd.reporting.schema_values import Verdict
 POOLS: Mapping[str, str] = MappingProxyType({"shared_features": "features"})  # surface -> the one whose values it holds
 
 
+def source_of(row: SurfaceRow, findings: Findings) -> SurfaceRow | None:
+    """The surface whose values this one holds."""
+    return next((other for other in findings.surfaces if other.surface == POOLS.get(row.surface)), None)
+
+
 def refuted_source(row: SurfaceRow, findings: Findings) -> SurfaceRow | None:
-    """The surface whose values this one holds, where its stated limit is contradicted."""
-    mine = [other for other in findings.surfaces if other.surface == POOLS.get(row.surface)]
-    return next((other for other in mine if other.verdict == "contradiction"), None)
+    """The same, where its stated limit is contradicted."""
+    source = source_of(row, findings)
+    return source if source is not None and source.verdict == "contradiction" else None
 
 
 def verdict_of(row: SurfaceRow, findings: Findings) -> Verdict:
@@ -27,7 +32,11 @@ def verdict_of(row: SurfaceRow, findings: Findings) -> Verdict:
 
 
 def rows_of(row: SurfaceRow, findings: Findings) -> list[FindingRow]:
-    """The findings on a surface; of a pool of refuted values, also those that looked at the values."""
-    source = refuted_source(row, findings)
-    about = {row.surface, source.surface} if source else {row.surface}
-    return [found for found in findings.findings if found.surface in about]
+    """The findings on a surface; of a pool, also the tests of the noise on its values, and of refuted values all findings."""
+    source, refuted = source_of(row, findings), refuted_source(row, findings)
+    return [
+        found
+        for found in findings.findings
+        if found.surface == row.surface
+        or (source is not None and found.surface == source.surface and (refuted or found.family == "guarantee"))
+    ]

@@ -9,6 +9,7 @@ from typing import Any
 
 from privdd.reporting import noise_words, words
 from privdd.reporting.claimed import boldest, exceeded
+from privdd.reporting.leaks import LARGE_EPSILON, label_rates
 from privdd.reporting.same_values import refuted_source, rows_of, verdict_of
 from privdd.reporting.schema import FindingRow, Findings, SurfaceRow
 from privdd.reporting.schema_values import Verdict
@@ -27,7 +28,6 @@ from privdd.reporting.unread import SENTENCE, only_unread
 from privdd.reporting.without_model import without_model
 from privdd.reporting.words import number, one_in, share
 
-LARGE_EPSILON = 8.0  # above it a limit is no reassurance: odds about a record may change 3 000-fold
 
 
 @dataclass(frozen=True)
@@ -112,9 +112,9 @@ def _worst_phrases(rows: list[FindingRow]) -> list[str]:
         phrases.append(_picture_phrase(best))
     phrases += [_feature_phrase(r) for r in rows if r.attack in FEATURE_ATTACKS and r.psnr is not None]
     phrases += ["nothing in it to tell members by"] if only_unread(rows) else []
-    labels = [r.label_accuracy for r in rows if r.label_accuracy is not None]
-    if labels:
-        phrases.append(f"reads {share(max(labels))} of labels")
+    read = max(label_rates(rows), key=lambda one: one[1], default=None)
+    if read:
+        phrases.append(f"reads {share(read[1])} of labels" + (f" (guessing {share(read[2])})" if read[2] else ""))
     return phrases
 
 

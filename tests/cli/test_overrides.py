@@ -15,7 +15,7 @@ MISTYPED = {
     "algo=fedfd": "algo=fedfd: unknown algo; did you mean fedfed?",
     "attack=[lira,rmai]": "attack=rmai: unknown attack; did you mean rmia?",
     "algo=fedavg,fedag": "algo=fedag: unknown algo; did you mean fedavg?",
-    "privacy=zzzz": "privacy=zzzz: unknown privacy; Allowed are aggregate_clip, ",
+    "privacy=zzzz": "privacy=zzzz: unknown privacy. Allowed are aggregate_clip, ",
     "worlds=3": "worlds: unknown key; did you mean audit.worlds?",
     "privacy.worlds=3": "privacy.worlds: unknown key; did you mean audit.worlds?",
     "noise_mult=2": "noise_mult: unknown key; did you mean privacy.noise_multiplier?",

@@ -54,7 +54,7 @@ def test_the_signature_names_what_the_manifest_knows(tmp_path: Path) -> None:
     assert about["date"] == "2026-11-22T08:00:00+00:00" and len(about["commit"]) == 100
     assert about["attackers"] == "the server" and about["command"] == "python -m privdd.audit algo=fedfed seed=0"
     text = write_report(folder).read_text(encoding="utf-8")
-    assert "&lt;b&gt;" in text and "<b>" not in text and "2026-11-22T08:00:00+00:00" in text
+    assert "&lt;b&gt;" in text and "<b>" not in text and "2026-11-22 08:00:00 UTC" in text
 
 
 def test_a_card_that_says_something_else_than_the_run_is_seen(tmp_path: Path) -> None:

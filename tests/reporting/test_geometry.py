@@ -1,4 +1,4 @@
-"""The page as a browser lays it out: on a phone, on a desk, and on paper.
+"""The page as a browser lays it out: on a phone, on a desk, and on paper; in light and in dark.
 
 The page is measured from outside, in a frame of each width, so it stays as it is and runs nothing.
 """
@@ -26,11 +26,13 @@ const frame = document.getElementById("f");
 frame.onload = () => {
   const page = frame.contentDocument, found = {};
   page.querySelectorAll("details").forEach(one => { one.open = true; });
-  for (const width of %s) {
+  for (const scheme of ["light", "dark"]) for (const width of %s) {
     frame.style.width = width + "px";
+    frame.style.colorScheme = scheme;
+    const seen = frame.contentWindow.matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
     const box = one => one.getBoundingClientRect();
     const cells = [...page.querySelectorAll(".dense td, .dense th")];
-    found[width] = {
+    found[seen + " " + width] = {
       over: page.documentElement.scrollWidth - width,
       rows: Math.max(...[...page.querySelectorAll("tr")].filter(one =>
         frame.contentWindow.getComputedStyle(one).display === "table-row").map(one => box(one).height)),
@@ -61,19 +63,19 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def measure(page: str, folder: Path) -> dict[str, Any]:
-    """What the browser says of a page at each width, with all details open."""
+    """What the browser says of a page at each "light 390", "dark 1400", with all details open."""
     host = folder / "frame.html"
     host.write_text(FRAME % (html.escape(page, quote=True), json.dumps(WIDTHS)), encoding="utf-8")
     document, _ = browse(host, folder / "profile")
     found = re.search(r'<pre id="out">(.*?)</pre>', document, re.DOTALL)
     assert found and found.group(1), "the browser measured nothing"
-    return {int(width): values for width, values in json.loads(html.unescape(found.group(1))).items()}
+    return json.loads(html.unescape(found.group(1)))
 
 
 @pytest.mark.browser
 def test_no_row_towers_and_nothing_leaves_the_page(many: Path, tmp_path: Path) -> None:
     found = measure(many.read_text(encoding="utf-8"), tmp_path)
-    assert found.keys() == set(WIDTHS)
+    assert found.keys() == {f"{scheme} {width}" for scheme in ("light", "dark") for width in WIDTHS}
     for width, values in found.items():
         assert values["over"] <= 0, (width, values)
         assert values["cell"] >= 36 and values["broken"] == 0, (width, values)
@@ -92,10 +94,11 @@ def test_a_comparison_stays_on_the_page_too(runs: dict[str, Path], tmp_path: Pat
 def test_the_measure_sees_a_table_of_letters_and_a_page_too_wide(many: Path, tmp_path: Path) -> None:
     """The fault that the first pages had: any letter may begin a line, and so cells are as narrow as one."""
     text = many.read_text(encoding="utf-8")
-    fault = "body {overflow-wrap: anywhere} .findings .note {min-width: 0; width: 1px} .findings td + td {min-width: 200px} .findings td {line-height: 3} footer {width: 2000px}</style>"
+    fault = "body {overflow-wrap: anywhere} .findings .note {min-width: 0; width: 1px} .findings td + td {min-width: 200px} .findings td {line-height: 3} footer {width: 500px} @media (prefers-color-scheme: dark) {footer {width: 2000px}}</style>"
     letters = text.replace("</style>", fault)
     found = measure(letters, tmp_path)
-    assert found[1400]["rows"] > 200 and found[390]["over"] > 0, found
+    assert found["light 1400"]["rows"] > 200 and found["light 390"]["over"] > 0, found
+    assert found["dark 1400"]["over"] > 0 >= found["light 1400"]["over"], found
 
 
 def sheets(page: Path) -> list[str]:

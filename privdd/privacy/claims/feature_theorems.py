@@ -157,7 +157,7 @@ def fedfed_3_3(run: FeatureRun) -> Claim:
 def fedfed_3_4(run: FeatureRun) -> Claim:
     """Yang et al. 2023 (FedFed), Theorem 3.4 as printed in appendix D.7, over k clients, at its total delta."""
     value = printed_composition(run.lemma(), run.clients, run.delta_hat)
-    note = "it misprints its source: sqrt(k eps^2 / delta_hat) for sqrt(k eps^2) / delta_hat"
+    note = "the theorem it cites has sqrt(k eps^2) / delta_hat where the paper prints sqrt(k eps^2 / delta_hat)"
     return _composed("Yang 2023, Theorem 3.4 as printed", run, value, run.own_values[0], note)
 
 
@@ -169,8 +169,8 @@ def fedfed_3_4_source(run: FeatureRun) -> Claim:
 
 def _composed(source: str, run: FeatureRun, value: float, own: float, note: str) -> Claim:
     why = [
-        f"records of {run.clients} clients are disjoint, so the worst client counts and composition is needless",
-        "it rests on Lemma D.2 with its dropped constant set to 1",
+        f"the {run.clients} clients hold different records, so the least protected client decides and nothing has to be composed",
+        "it rests on Lemma D.2, whose constant the paper leaves out; 1 is used here",
         UNPROTECTED,
         *([note] if note else []),
     ]
