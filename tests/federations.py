@@ -39,7 +39,6 @@ SHORT = {
     "algo.projection_epochs": 1,
     "algo.per_class": 5,
     "algo.rows.width": 20,
-    "algo.guiding.steps": 2,
     "algo.guiding.images": 40,
     "privacy.sampling_probability": 0.5,
 }
@@ -47,8 +46,9 @@ SHORT = {
 
 def tiny_config(algo: str, *more: str, command: str = "train") -> DictConfig:
     """The config of ``algo`` on 120 digits and three clients, with the fewest rounds and steps."""
-    config = composed(command, [f"algo={algo}", *TINY, *more])
     typed = {item.split("=")[0] for item in more}
+    seen = [] if "trust" in typed else ["trust=local"]
+    config = composed(command, [f"algo={algo}", *TINY, *seen, *more])
     for key, value in SHORT.items():
         if key not in typed and OmegaConf.select(config, key) is not None:
             OmegaConf.update(config, key, value)

@@ -37,6 +37,7 @@ PARTS = frozenset(  # classes without a role, of which methods and attacks are p
         "privdd.distillation.distribution_matching.Matching",
         "privdd.distillation.feature_split.SplitLoss",
         "privdd.distillation.fitting.Fitting",
+        "privdd.distillation.coarse_pixels.CoarsePixels",
         "privdd.distillation.guided_images.Guiding",
         "privdd.distillation.public_features.AlexNet",
         "privdd.distillation.public_head.PublicRows",

@@ -1,11 +1,13 @@
-"""FedDM's idea with more than class means: a data set of images and soft labels out of two noised reads.
+"""FedDM's idea with more than class means: a data set of images and soft labels out of three noised reads.
 
-Clients release noised class sums in one public map and noised gradients of a linear head in another. From both, which
-is post-processing, the server makes images, labels them by the head, trains a network on them, and publishes all.
+Clients release noised class sums and second moments of how their records look, and noised gradients of a linear head in
+a public map. From them, which is post-processing, the server draws images, labels them by the head and by the classes
+that they were drawn from, trains a network on them, and publishes all.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -18,12 +20,10 @@ from attacks.types import Surface
 from privdd.core.keys import Keys
 from privdd.core.state import pack, unpack
 from privdd.core.types import Artifact, Problem, Received, Records, Shard, State, Tensors, Upload
-from privdd.distillation.fitting import Fitting
+from privdd.distillation.class_model import ClassModel, class_model
+from privdd.distillation.coarse_pixels import CoarsePixels
 from privdd.distillation.guided_images import Guiding, guided_set
-from privdd.distillation.networks import embedded
 from privdd.distillation.private_matching import refuse_batch_norm
-from privdd.distillation.public_features import AlexNet
-from privdd.distillation.public_head import centre_of
 from privdd.federated.aggregation import in_order
 from privdd.federated.channel import ClientContext
 from privdd.methods.dp_head import DPHead
@@ -33,30 +33,34 @@ from privdd.privacy.mechanism import Mechanism
 from privdd.training.local import outputs
 from privdd.training.server import ServerTraining, train_on
 
-SUMS = "class_sums"
+SUMS, MOMENTS = "class_sums", "second_moments"
+SENT = {SUMS: "prototypes", MOMENTS: "moments"}
 COUNTED = 0.3  # of a record's length, how much counts it
-FEWEST = 20  # a mean is never taken over fewer records than this
 
 
 @dataclass(frozen=True, kw_only=True)
 class FedDMGuided(DPHead):
-    """model: the network that is trained on the images (no batch norm); looks: the public map in which class means are
-    read and images are fitted; reach: embeddings further than this from the centre are pulled in; reads: the first
-    rounds, in which class sums are released beside the head's gradients; ipc: images a class that others
-    are mixed from; fitting, guiding: how images follow the means and then the head; server: the network's training.
+    """model: the network that is trained on the images (no batch norm); looks: the public map in which classes are
+    modelled and images drawn; varied: the coarser one in which records differ within a class; reach: looks longer than
+    this are shortened; reads, varied_reads: the first rounds, in which class sums and second moments are released
+    beside the head's gradients; guiding: how images are drawn and labelled; server: the network's training.
     """
 
     model: ModelSpec
-    looks: AlexNet
-    fitting: Fitting
+    looks: CoarsePixels
+    varied: CoarsePixels
     guiding: Guiding
     server: ServerTraining
     reads: int = 1
-    reach: float = 1.9
-    ipc: int = 10
+    varied_reads: int = 1
+    reach: float = 0.4
 
-    uploads: ClassVar[Mapping[str, Surface]] = {**DPHead.uploads, "prototypes": Surface.PROTOTYPES}
-    queries: ClassVar[Mapping[str, Surface]] = {**DPHead.queries, SUMS: Surface.PROTOTYPES}
+    uploads: ClassVar[Mapping[str, Surface]] = {
+        **DPHead.uploads, "prototypes": Surface.PROTOTYPES, "moments": Surface.STATISTICS,
+    }  # fmt: skip
+    queries: ClassVar[Mapping[str, Surface]] = {
+        **DPHead.queries, SUMS: Surface.PROTOTYPES, MOMENTS: Surface.STATISTICS,
+    }  # fmt: skip
     broadcasts: ClassVar[Mapping[str, Surface]] = {
         "model": Surface.GLOBAL_MODEL,
         "images": Surface.GLOBAL_IMAGES,
@@ -66,56 +70,62 @@ class FedDMGuided(DPHead):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("reads", "ipc"):
-            if not getattr(self, name) >= 1:
-                raise ValueError(f"{name}={getattr(self, name)!r}: at least 1")
-        if self.reads > self.rounds:
-            raise ValueError(f"reads={self.reads}: at most rounds={self.rounds}")
+        for name in ("reads", "varied_reads"):
+            if not 1 <= getattr(self, name) <= self.rounds:
+                raise ValueError(f"{name}={getattr(self, name)!r}: at least 1, and at most rounds={self.rounds}")
         if not 0 < self.reach < float("inf"):
             raise ValueError(f"reach={self.reach!r}: a finite number above 0")
+        if self.varied.side > self.looks.side:
+            raise ValueError(f"varied.side={self.varied.side}: at most looks.side={self.looks.side}")
         refuse_batch_norm(self.model.norm, "model")
+
+    def _reads(self, round: int) -> list[str]:
+        """The queries besides the head's in a round."""
+        return [name for name, reads in ((SUMS, self.reads), (MOMENTS, self.varied_reads)) if round < reads]
 
     def from_rows(
         self, broadcast: Mapping[str, Tensors], rows: Tensor, shard: Shard, ctx: ClientContext
     ) -> tuple[Upload, State]:
         upload = dict(super().from_rows(broadcast, rows, shard, ctx)[0])
-        if ctx.round < self.reads:
-            upload["prototypes"] = self._sums(shard.train, ctx)
+        for name in self._reads(ctx.round):
+            read = self._sums if name == SUMS else self._moments
+            upload[SENT[name]] = read(self._taken(name, shard.train, ctx), ctx)
         return upload, {}
+
+    def _taken(self, name: str, records: Records, ctx: ClientContext) -> Records:
+        return records.take(ctx.sample(name, len(records)).to(records.y.device)) if ctx.protected(name) else records
 
     def _sums(self, records: Records, ctx: ClientContext) -> Artifact:
         """Of each class: the sum of what its records add (``_added``), and their number."""
-        if private := ctx.protected(SUMS):
-            records = records.take(ctx.sample(SUMS, len(records)).to(records.y.device))
-        part = self._added(embedded(self.looks, records.x), ctx.problem.shape)
-        rows, sums = torch.cat([part, torch.full_like(part[:, :1], COUNTED)], 1), []
-        scale = float(ctx.mechanisms[SUMS].clip_norm) if private else 1.0  # type: ignore[attr-defined]
-        for label in ctx.problem.class_list:
-            own = {"sum": scale * rows[records.y == label]}
-            made = ctx.mechanism(SUMS, own, partition=f"label:{label}") if private else {"sum": own["sum"].sum(0)}
-            sums.append(made["sum"] / scale)
-        total = torch.stack(sums)
-        std = float(ctx.mechanisms[SUMS].noise_std) / scale if private else 0.0  # type: ignore[attr-defined]
-        value = {"sum": total[:, :-1], "count": total[:, -1] / COUNTED, "variance": torch.tensor([std**2])}
-        return Artifact(value, private=private)
+        part = self._added(records.x) * math.sqrt(1 - COUNTED**2)
+        rows = torch.cat([part, torch.full_like(part[:, :1], COUNTED)], 1)
+        made = [_released(SUMS, rows[records.y == label], ctx, f"label:{label}") for label in ctx.problem.class_list]
+        total = torch.stack([sums for sums, _ in made])
+        value = {"sum": total[:, :-1], "count": total[:, -1] / COUNTED, "variance": torch.tensor([made[0][1]])}
+        return Artifact(value, private=ctx.protected(SUMS))
 
-    def _centre(self, shape: tuple[int, int, int]) -> Tensor:
-        """A public constant: the mean embedding of smooth noise."""
-        return centre_of(self.looks, shape, Keys(0).fold("looks"))
+    def _moments(self, records: Records, ctx: ClientContext) -> Artifact:
+        """The upper triangle of the sum of a a' over what records add, off the diagonal times sqrt(2): as long as it."""
+        added = self._added(records.x)[:, self.varied.among(self.looks, ctx.problem.shape)]
+        down, right = torch.triu_indices(added.shape[1], added.shape[1])
+        rows = added[:, down] * added[:, right] * torch.where(down == right, 1.0, math.sqrt(2))
+        total, variance = _released(MOMENTS, rows, ctx)
+        return Artifact({"sum": total, "variance": torch.tensor([variance])}, private=ctx.protected(MOMENTS))
 
-    def _added(self, embeddings: Tensor, shape: tuple[int, int, int]) -> Tensor:
-        """What records with these embeddings (n, p) add to a sum: their way from the centre, over ``reach``."""
-        moved = embeddings - self._centre(shape)
-        return moved / moved.norm(dim=1, keepdim=True).clamp_min(self.reach) * (1 - COUNTED**2) ** 0.5
+    def _added(self, x: Tensor) -> Tensor:
+        """What records (n, c, h, w) add to a sum: how they look, over ``reach`` and at most 1 long."""
+        looks = self.looks(x)
+        return looks / looks.norm(dim=1, keepdim=True).clamp_min(self.reach)
 
     def aggregate(self, server: State, inbox: Sequence[Received], keys: Keys) -> State:
         """The head's next step; after the last round, the data set and a network that is trained on it."""
         clients = in_order(inbox)
         server = super().aggregate(server, inbox, keys)
-        sent = [one.values["prototypes"] for one in clients if "prototypes" in one.values]
-        for name in sent[0] if sent else ():
-            total = torch.stack([one[name].double() for one in sent]).sum(0)
-            server[f"sums/{name}"] = server.get(f"sums/{name}", 0.0) + total
+        for upload in (SENT[name] for name in self._reads(clients[0].round)):
+            sent = [one.values[upload] for one in clients]
+            for name in sent[0]:
+                total = torch.stack([one[name].double() for one in sent]).sum(0)
+                server[f"{upload}/{name}"] = server.get(f"{upload}/{name}", 0.0) + total
         if clients[0].round + 1 == self.rounds:
             server |= self._published(server, keys)
         return server
@@ -127,9 +137,7 @@ class FedDMGuided(DPHead):
         def score(x: Tensor) -> Tensor:
             return self.rows(x) @ weight.T
 
-        x, soft = guided_set(
-            self._targets(server, shape), self.looks, score, shape, self.ipc, self.fitting, self.guiding, keys
-        )
+        x, soft = guided_set(self._classes(server, shape), self.looks, score, shape, self.guiding, keys)
         start = initial(self.model, shape, classes, keys.fold("network").torch())
 
         def loss(net: nn.Module, images: Tensor, at: Tensor) -> Tensor:
@@ -141,12 +149,20 @@ class FedDMGuided(DPHead):
         labels = {"y": soft.argmax(1), "soft": soft}
         return {"images/x": x, **pack("labels", labels), **pack("network", trained)}
 
-    def _targets(self, server: State, shape: tuple[int, int, int]) -> Tensor:
-        """Mean embedding of every class (C, p): the linear estimate of least squared error from the noised sums."""
-        sums, count = server["sums/sum"], server["sums/count"].clamp_min(FEWEST)[:, None]
-        drowned = sums.shape[1] * server["sums/variance"]  # squared length of the noise; a sum of n is about n long
-        move = sums * count / (count.square() + drowned) * self.reach / (1 - COUNTED**2) ** 0.5
-        return self._centre(shape) + move.float()
+    def _classes(self, server: State, shape: tuple[int, int, int]) -> ClassModel:
+        """How the records of each class look, by the mean of all reads."""
+        at, unit = self.varied.among(self.looks, shape), self.reach / math.sqrt(1 - COUNTED**2)
+        sums, moments = (
+            {n: t / (reads**2 if n == "variance" else reads) for n, t in unpack(SENT[query], server).items()}
+            for query, reads in ((SUMS, self.reads), (MOMENTS, self.varied_reads))
+        )
+        square = moments["sum"].new_zeros(len(at), len(at))
+        down, right = torch.triu_indices(len(at), len(at))
+        square[down, right] = moments["sum"] / torch.where(down == right, 1.0, math.sqrt(2)).to(square)
+        square = torch.where(square != 0, square, square.T) * self.reach**2
+        given = {"sum": sums["sum"] * unit, "count": sums["count"], "variance": sums["variance"] * unit**2,
+                 "moments": square, "moments_variance": moments["variance"] * self.reach**4}  # fmt: skip
+        return class_model(given, self.looks.bands(shape), at)
 
     def init(self, problem: Problem, keys: Keys) -> State:
         return {**super().init(problem, keys), "seen/shape": torch.tensor(problem.shape)}
@@ -159,13 +175,18 @@ class FedDMGuided(DPHead):
         return outputs(skeleton(self.model, tuple(x.shape[1:]), len(state["head.weight"])), state, x)  # type: ignore[arg-type]
 
     def spends(self, round: int, mechanisms: Mapping[str, Mechanism]) -> dict[str, int]:
-        sums = {name: 1 for name in mechanisms if name == SUMS and round < self.reads}
-        return {**super().spends(round, mechanisms), **sums}
+        read = {name: 1 for name in self._reads(round) if name in mechanisms}
+        return {**super().spends(round, mechanisms), **read}
 
     def maps(self, broadcast: Mapping[str, Tensors], memory: State, problem: Problem) -> dict[str, Any]:
         """A record to what it adds to its class's sum."""
+        return {"embedding": self._added, "public": self._added}
 
-        def added(x: Tensor) -> Tensor:
-            return self._added(self.looks(x), problem.shape)
 
-        return {"embedding": added, "public": added}
+def _released(name: str, rows: Tensor, ctx: ClientContext, cell: str | None = None) -> tuple[Tensor, float]:
+    """(the sum of the rows (n, d), each at most 1 long; the variance of the noise in it): noised where that is set."""
+    if not ctx.protected(name):
+        return rows.sum(0), 0.0
+    mechanism = ctx.mechanisms[name]
+    clip, std = float(mechanism.clip_norm), float(mechanism.noise_std)  # type: ignore[attr-defined]
+    return ctx.mechanism(name, {"sum": clip * rows}, partition=cell)["sum"] / clip, (std / clip) ** 2
