@@ -11,9 +11,10 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from privdd.core.hard_records import Tail
 from privdd.core.keys import Keys
 from privdd.core.types import Records, Shard
-from privdd.data.tail import Tail, drawn_records, kinds_of
+from privdd.data.tail import drawn_records, kinds_of
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ from privdd.cli.config import (
 from privdd.cli.help import answered
 from privdd.cli.overrides import OF_HYDRA, check_overrides
 from privdd.cli.quoting import quoted
+from privdd.cli.read_settings import audit_settings, privacy_settings, run_settings
 from privdd.cli.secret import taken, unused
 from privdd.cli.sweeps import Sweep, asked, count_points, is_sweep, pinned
 from privdd.core.errors import BadConfig
@@ -103,6 +104,7 @@ def _main(command: str, run: Run) -> int:
 def checked(command: str, argv: Sequence[str]) -> DictConfig:
     """The config that was typed (first value of each sweep). Raises BadConfig with one line."""
     config = check_overrides(command, argv)
+    run_settings(config), privacy_settings(config), audit_settings(config)  # what can be told without torch
 
     from privdd.cli.unused_settings import check_used
     from privdd.cli.validation import check_types

@@ -6,15 +6,17 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from privdd.core.checks import refused
 from privdd.core.errors import BadConfig
 from privdd.federated.settings import AuditSettings, Budget, HardRecords, PrivacySettings, RunSettings
-from privdd.federated.trust import LOCAL, Trust
 from privdd.runtime.renames import original
+
+if TYPE_CHECKING:
+    from privdd.federated.trust import Trust
 
 UNFINGERPRINTED = (
     "attack",
@@ -79,6 +81,8 @@ def privacy_settings(config: DictConfig) -> PrivacySettings:
 
 def trust_of(config: DictConfig) -> Trust:
     """What the server sees; local in the stored configs of earlier versions. Raises BadConfig, naming key and value."""
+    from privdd.federated.trust import LOCAL, Trust  # imports torch
+
     if config.get("trust") is None:
         return LOCAL
     return Trust(**_required("trust", mapping_at(config, "trust"), Trust))

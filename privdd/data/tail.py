@@ -7,29 +7,16 @@ and Tramer (2024) judge privacy on such records: an audit of ordinary ones under
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from privdd.core.errors import BadConfig
+from privdd.core.hard_records import Tail
 from privdd.core.keys import Keys
 from privdd.core.types import Records, Shard
 
 NOISE = 0.02  # standard deviation of a near-duplicate's pixels around its twin's, in [0, 1]: too little to be seen
-
-
-@dataclass(frozen=True)
-class Tail:
-    """How many audited records get another label, and how many become a near-duplicate, with another label, of a record
-    that the client always trains on. 0 and more; none by default."""
-
-    mislabelled: int = 0
-    near_duplicates: int = 0
-
-    @property
-    def size(self) -> int:
-        return self.mislabelled + self.near_duplicates
 
 
 def drawn_records(size: int, records: int, keys: Keys) -> Tensor:

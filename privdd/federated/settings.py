@@ -10,12 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from attacks.types import Surface
 from privdd.core.checks import check_choice, check_number, check_share, check_text, refused, whole
 from privdd.core.errors import BadConfig
-from privdd.data.tail import Tail
-from privdd.privacy.accounting import NEIGHBOURS, Relation
-from privdd.privacy.ledger import UNITS
+from privdd.core.hard_records import Tail
+from privdd.core.neighbours import RELATIONS, UNITS, Relation
 
 TrainingWay = Literal["auto", "loop", "vectorised"]
 Required = Literal["all", "some"]
@@ -79,7 +77,7 @@ class PrivacySettings:
         if self.epsilon is not None and not self.epsilon > 0:
             raise refused("privacy.epsilon", self.epsilon, "a number above 0 is needed")
         check_choice("privacy.noise_source", self.noise_source, NOISE_SOURCES)
-        check_choice("privacy.relation", self.relation, NEIGHBOURS)
+        check_choice("privacy.relation", self.relation, RELATIONS)
         check_choice("privacy.unit", self.unit, UNITS)
 
     @property
@@ -165,6 +163,9 @@ class AuditSettings:
         check_choice("audit.require", self.require, get_args(Required))
         if not isinstance(self.worst_pictures, bool):
             raise refused("audit.worst_pictures", self.worst_pictures, "true or false is needed")
+        if self.waive:
+            from attacks.types import Surface  # imports torch, which a refused value should not have to wait for
+
         for surface, reason in self.waive.items():
             check_choice("audit.waive", surface, [str(s) for s in Surface])
             check_text(f"audit.waive.{surface}", reason)

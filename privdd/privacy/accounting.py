@@ -22,9 +22,9 @@ from dp_accounting.pld.common import DifferentialPrivacyParameters
 from dp_accounting.rdp import RdpAccountant
 from scipy.optimize import brentq
 
+from privdd.core.neighbours import Relation
 from privdd.privacy.events import Tally, UnsupportedEvent, tally
 
-Relation = Literal["add_remove", "zero_out", "replace"]
 Accountant = Literal["pld", "rdp"]
 NEIGHBOURS = {
     "add_remove": dpa.NeighboringRelation.ADD_OR_REMOVE_ONE,

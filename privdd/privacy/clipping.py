@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -49,7 +53,7 @@ def clipped_sum(contributions: Tensors, clip_norm: float, lattice: Lattice, *, p
     """Sum over records of the contributions, (d,) for d numbers a record, in steps of ``lattice`` (int64).
 
     Each is clipped to L2 norm C across all tensors together, divided by ``per`` and rounded towards zero, so that
-    none is longer than C / per, and the sum, of integers, is exact. ``shaped`` makes tensors of it again.
+    none is longer than C / per, and the sum, of integers, is exact. ``Layout`` makes tensors of it again.
     """
     rows = [as_rows(tensor.detach()) for tensor in contributions.values()]
     kind = torch.float64 if any(part.dtype == torch.float64 for part in rows) else torch.float32
@@ -57,13 +61,55 @@ def clipped_sum(contributions: Tensors, clip_norm: float, lattice: Lattice, *, p
     total = Total(lattice, (width,), rows[0].device)
     at_once = max(1, BLOCK // max(1, width))
     for first in range(0, len(rows[0]), at_once):
-        block = torch.cat([part[first : first + at_once].to(kind) for part in rows], 1)
+        parts = rows if len(rows[0]) <= at_once else [part[first : first + at_once] for part in rows]
+        block = torch.cat([part if part.dtype == kind else part.to(kind) for part in parts], 1)
         total.add(block, clip_factors(_norms(block, 2), clip_norm) / per)
     return total.value()
 
 
-def shaped(flat: Tensor, like: Tensors) -> dict[str, Tensor]:
-    """``clipped_sum``'s numbers (d,) as tensors with the names, shapes and types of one record's contribution."""
-    parts = flat.split([math.prod(tensor.shape[1:]) for tensor in like.values()])
-    kinds = [tensor.dtype if tensor.is_floating_point() else torch.float32 for tensor in like.values()]
-    return {n: part.reshape(t.shape[1:]).to(kind) for (n, t), part, kind in zip(like.items(), parts, kinds)}
+@dataclass(frozen=True)
+class Layout:
+    """Names, shapes and types of one record's contribution."""
+
+    names: tuple[str, ...]
+    shapes: tuple[torch.Size, ...]
+    kinds: tuple[torch.dtype, ...]
+
+    @staticmethod
+    def of(like: Tensors) -> Layout:
+        """Of contributions (n, ...); whole numbers become float32."""
+        kinds = tuple(tensor.dtype if tensor.is_floating_point() else torch.float32 for tensor in like.values())
+        return Layout(tuple(like), tuple(tensor.shape[1:] for tensor in like.values()), kinds)
+
+    def shaped(self, flat: Tensor) -> dict[str, Tensor]:
+        """``clipped_sum``'s numbers (d,) as tensors with memory of their own."""
+        flat = (
+            flat.to(self.kinds[0]) if len(set(self.kinds)) == 1 else flat
+        )  # one conversion instead of many small ones
+        parts: Any = torch.split_with_sizes_copy(flat, [s.numel() for s in self.shapes])  # type: ignore[func-returns-value]
+        return {n: p.view(s).to(k) for n, p, s, k in zip(self.names, parts, self.shapes, self.kinds)}
+
+
+@dataclass(frozen=True)
+class Unread(Mapping[str, Tensor]):
+    """Tensors that are made when they are first read: few releases are asked what they were before noise.
+
+    steps: ``clipped_sum``'s numbers.
+    """
+
+    steps: Tensor
+    lattice: Lattice
+    layout: Layout
+
+    @cached_property
+    def made(self) -> dict[str, Tensor]:
+        return self.layout.shaped(self.lattice.numbers(self.steps, torch.float64))
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.made[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.layout.names)
+
+    def __len__(self) -> int:
+        return len(self.layout.names)

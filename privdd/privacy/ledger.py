@@ -18,13 +18,13 @@ from typing import Any
 
 import dp_accounting as dpa
 
-from privdd.privacy.accounting import Accountant, Relation, check_delta, check_relation, epsilon_of
+from privdd.core.neighbours import UNITS, Relation
+from privdd.privacy.accounting import Accountant, check_delta, check_relation, epsilon_of
 from privdd.privacy.events import Tally, UnsupportedEvent, from_form, tally, to_form
 from privdd.privacy.mechanism import Row
 
 SCHEMA = 2  # 1 had the number of records in every row, and no lattice: still read, without them
 SERVER = -1  # the client number of rows that the server writes
-UNITS = ("record", "client")
 FREE = (dpa.NoOpDpEvent, dpa.NonPrivateDpEvent)  # events without a mechanism behind them
 ALIKE = ("shape", "flags", "name", "surface", "visible_to", "why", "nonprivate_reason")  # in most rows: kept once
 

@@ -17,7 +17,8 @@ import dp_accounting as dpa
 import numpy as np
 from scipy.special import ndtr, ndtri
 
-from privdd.privacy.accounting import COARSE, Relation, check_delta, check_relation, composed_loss, epsilon_of
+from privdd.core.neighbours import Relation
+from privdd.privacy.accounting import COARSE, check_delta, check_relation, composed_loss, epsilon_of
 from privdd.privacy.events import Tally, tally
 
 TradeOff = Callable[[Any], Any]  # type I errors in [0, 1], floats or arrays -> type II errors

@@ -23,6 +23,7 @@ from privdd.reporting.words import number, one_in, share
 
 LARGE_EPSILON = 8.0  # above it a limit is no reassurance: odds about a record may change 3 000-fold
 
+
 def leaks(rows: Sequence[FindingRow]) -> list[str]:
     """The most serious first; empty where nothing beat guessing."""
     found = (_limits, _members, _pictures, _names, _features, _labels)

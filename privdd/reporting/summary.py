@@ -29,7 +29,6 @@ from privdd.reporting.without_model import without_model
 from privdd.reporting.words import number, one_in, share
 
 
-
 @dataclass(frozen=True)
 class SurfaceLine:
     """One row of the table that a privacy officer reads; epsilons >= 0, infinite, or None for none.

@@ -108,7 +108,9 @@ def updates_run(
     made = time.monotonic()
     known = _known(model, game, train, classes, local, stated)
     view = View(updates.surface, Adversary.SERVER, mine[:1], known, _worlds(signals, game, keys))
-    attacks: dict[str, MembershipAttack] = {name: LossThreshold(signal, settings.confidence) for name, signal in READS.items() if signal in signals}
+    attacks: dict[str, MembershipAttack] = {
+        name: LossThreshold(signal, settings.confidence) for name, signal in READS.items() if signal in signals
+    }
     best = "joint" if "joint" in signals else "alignment"
     attacks |= {"lira": Lira(best, settings.confidence), "rmia": Rmia(best, settings.confidence)} if shadows else {}
     missing = [] if shadows else ["lira", "rmia"]

@@ -47,6 +47,8 @@ QUICK = {
     "unknown algo": ["algo=fedfd"],
     "unknown key": ["worlds=3"],
     "unknown option": ["--preset", "smoke"],
+    "value of audit": ["audit.worlds=0"],
+    "value of privacy": ["privacy.delta=2"],
 }
 
 

@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from privdd.core.errors import BadConfig
+from privdd.core.hard_records import Tail
 from privdd.core.keys import Keys
 from privdd.core.types import Records, Shard
-from privdd.data.tail import NOISE, Tail, drawn_records, kinds_of, named, with_tail
+from privdd.data.tail import NOISE, drawn_records, kinds_of, named, with_tail
 
 SIZE, AUDITED = 60, 40
 

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from joblib.externals.loky import get_reusable_executor, process_executor
 
-from privdd.auditing.pipeline import game_of
+from attacks.types import Finding
+from privdd.auditing.attack_tasks import Attacked, AttackTask
+from privdd.auditing.guarantees.tiers import GuaranteeTest
+from privdd.auditing.pipeline import audit, game_of, run_any
 from privdd.auditing.replay import Replay, chain_to
 from privdd.cli.assemble import assemble
 from privdd.cli.config import composed
@@ -20,7 +25,9 @@ from privdd.core.types import State
 from privdd.federated.simulation import Plan, Progress, start, step
 from privdd.privacy.ledger import Ledger
 from privdd.runtime.engine import Engine
+from privdd.runtime.run_folder import RunFolder
 from privdd.runtime.workers import LostWorkers
+from tests.auditing.test_attack_tasks import attacks, experiment
 from tests.runtime import crash_tasks
 from tests.runtime.crash_tasks import Deadly
 
@@ -73,6 +80,29 @@ def both_workers(engine: Engine, marker: Path) -> set[int]:
     return found
 
 
+@dataclass(frozen=True)
+class Keeping(Engine):
+    """Serial, and keeps the attacks and guarantee tests with their answers."""
+
+    work: list[AttackTask | GuaranteeTest] = field(default_factory=list)
+    answers: list[list[Any]] = field(default_factory=list)
+
+    def map(self, fn: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
+        work = list(items)
+        answers = [fn(item) for item in work]
+        if fn is run_any:
+            self.work.extend(work), self.answers.extend(answers)
+        return iter(answers)
+
+
+def bits(part: Attacked | Finding) -> tuple[Any, ...]:
+    """All of a finding but its seconds, and of the tensors that are kept."""
+    finding, kept = (part.finding, part.kept) if isinstance(part, Attacked) else (part, {})
+    told = {key: value for key, value in finding.measures.items() if key != "seconds"}
+    tensors = {name: (str(t.dtype), tuple(t.shape), t.numpy().tobytes()) for name, t in kept.items()}
+    return finding.surface, finding.attack, finding.adversary, repr(told), tensors
+
+
 SERIAL: dict[str, tuple[Plan, Progress, list[State]]] = {}
 
 
@@ -90,6 +120,19 @@ def test_rounds_and_worlds_are_bit_identical(engine: Engine, overrides: list[str
     for mine, other in zip(worlds, expected_worlds, strict=True):
         assert mine.keys() == other.keys() and all(torch.equal(mine[k], other[k]) for k in mine)
     assert not torch.equal(worlds[0]["update/head.weight"], worlds[1]["update/head.weight"])
+
+
+@pytest.mark.parametrize("engine", [pytest.param(Engine("ray", workers=1), marks=pytest.mark.engine)], indirect=True)
+def test_attacks_and_guarantee_tests_are_bit_identical_on_ray(engine: Engine, tmp_path: Path) -> None:
+    """Only they are run twice; whole audits in processes and in reverse order: tests/auditing/test_attack_tasks."""
+    few = {name: attack for name, attack in attacks().items() if name in ("lira", "inverting")}
+    kept = Keeping()
+    audit(replace(experiment(), engine=kept), few, RunFolder(tmp_path))
+    found = list(engine.map(run_any, kept.work))
+    assert {part.finding.attack for parts in found for part in parts if isinstance(part, Attacked)} == set(few)
+    assert {part.attack for parts in found for part in parts if isinstance(part, Finding)} >= {"t2_whole_run", "t1_sensitivity"}
+    for mine, other in zip(found, kept.answers, strict=True):
+        assert [bits(part) for part in mine] == [bits(part) for part in other]
 
 
 @pytest.mark.parametrize("engine", OTHERS, indirect=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -63,7 +64,10 @@ class Dealt:
 
 def whole(value: Tensors) -> Tensor:
     """All numbers as one float64 vector, in the order in which a mechanism noises them."""
-    return torch.cat([tensor.detach().reshape(-1).double().cpu() for tensor in value.values()])
+    parts = [tensor.detach().reshape(-1) for tensor in value.values()]
+    if len({part.dtype for part in parts}) > 1:  # else one conversion, instead of one for each of many small tensors
+        parts = [part.double() for part in parts]
+    return torch.cat(parts).double().cpu()
 
 
 @dataclass(frozen=True)
@@ -72,6 +76,11 @@ class Blank:
 
     numbers: Tensor
     scale: Tensor
+
+    @cached_property
+    def bare(self) -> bool:
+        """Whether there are numbers that get no noise."""
+        return not bool((self.scale > 0).all())
 
     @staticmethod
     def of(mechanism: Mechanism, nobody: Tensors) -> Blank:
@@ -101,15 +110,19 @@ def _bare(shifts: Tensor, scale: Tensor) -> Tensor:
     return functional.normalize(torch.where(scale > 0, 0.0, shifts), dim=1, eps=1e-300)
 
 
-def _likelihoods(seen: Tensor, moved: Tensor, shifts: Tensor, own: Tensor, scale: Tensor, q: float) -> Tensor:
+def _likelihoods(seen: Tensor, moved: Tensor, shifts: Tensor, own: Tensor | None, scale: Tensor, q: float) -> Tensor:
     """ln of how likely a release is, (H,), over white noise, if record h takes part with probability q and then moves it by
-    ``shifts[h]``. seen: the release in units of its noise, moved: before noise; own (H, numbers): where a record may show.
+    ``shifts[h]``. seen: the release in units of its noise, moved: before noise; own (H, numbers): where a record may show, None where
+    all numbers get noise.
 
     Numbers without noise say by themselves whether it took part, or that neither can be.
     """
+    chance = torch.tensor([q, 1 - q], dtype=torch.float64).log()
+    if own is None:
+        white = shifts / scale
+        return torch.logaddexp(chance[0] + white @ seen - white.square().sum(1) / 2, chance[1])
     white, bare = torch.where(scale > 0, shifts / scale, 0.0), own & (scale == 0)
     fits = [~(bare & ((moved - at).abs() > 1e-6 * at.abs())).any(1) for at in (shifts, torch.zeros_like(shifts))]
-    chance = torch.tensor([q, 1 - q], dtype=torch.float64).log()
     joins = chance[0] + white @ seen - white.square().sum(1) / 2
     never = torch.full_like(joins, -torch.inf)
     return torch.logaddexp(torch.where(fits[0], joins, never), torch.where(fits[1], chance[1], never))
@@ -146,9 +159,10 @@ def deal(
     else:
         clean = empty + shifts[0] if taken is alone[0] else _clean(mechanism, taken)
     units, mus = _directions(shifts, scale)
-    for rows in (shifts, others) if len(others) else (shifts,):
-        _check_apart(units, _directions(rows, scale)[0])
-        _check_apart(_bare(shifts, scale), _bare(rows, scale))
+    for rows in (shifts, others) if len(others) else (shifts,) if len(shifts) > 1 else ():
+        _check_apart(units, units if rows is shifts else _directions(rows, scale)[0])
+        if blank.bare:
+            _check_apart(_bare(shifts, scale), _bare(rows, scale))
     draws = torch.randn(len(empty), generator=generator, dtype=torch.float64)
     draws += (torch.from_numpy(np.asarray(noise, float)) * (mus > 0) - units @ draws) @ units
     given = Given(draws, generator=generator)
@@ -157,8 +171,11 @@ def deal(
     if bool(((gap - scale * draws).abs() > ROUNDING * scale + 1e-5 * clean.abs()).any()):
         raise NotDealt("its noise is not one draw for each number that it releases, times a scale")
     seen = torch.where(scale > 0, (clean + gap - empty) / scale, 0.0)
-    own, q = (shifts != 0) | (others != 0 if len(others) else False), float(mechanism.sampling_probability)
+    own = (shifts != 0) | (others != 0 if len(others) else False) if blank.bare else None
+    q = float(mechanism.sampling_probability)
     inside = _likelihoods(seen, clean - empty, shifts, own, scale, q)
+    if not len(others) and own is None:  # nobody: the likelihood of white noise
+        return Dealt(output, mus.numpy(), inside.numpy())
     beside = (others, q) if len(others) else (torch.zeros_like(shifts), 0.0)
     outside = _likelihoods(seen, clean - empty, beside[0], own, scale, beside[1])
     return Dealt(output, mus.numpy(), (inside - outside).numpy())

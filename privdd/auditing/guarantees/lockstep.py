@@ -51,10 +51,8 @@ class LockstepContext(TiltedContext):
         names, released = list(contributions), list[str]()
 
         def answer(tensors: Sequence[Tensor]) -> list[Tensor]:
-            made = [
-                release(script, mechanism, {n: t[at] for n, t in zip(names, tensors)}, hosts)
-                for at, script in enumerate(self.scripts)
-            ]
+            each = zip(*(tensor.unbind() for tensor in tensors))  # the tensors of one run
+            made = [release(script, mechanism, dict(zip(names, of)), hosts) for script, of in zip(self.scripts, each)]
             released.extend(made[0])
             return [torch.stack([one[n] for one in made]) for n in made[0]]
 

@@ -97,11 +97,9 @@ def exact(mechanism: Mechanism, rows: Tensors) -> Tensors:
 
 def _same(one: Tensors, other: Tensors) -> bool:
     """Up to rounding: a value may be shown in more digits than it is released in."""
-    return one.keys() == other.keys() and all(
-        one[n].shape == other[n].shape
-        and torch.allclose(one[n].double(), other[n].double(), rtol=1e-6, atol=1e-9, equal_nan=True)
-        for n in one
-    )
+    if one.keys() != other.keys() or any(one[n].shape != other[n].shape for n in one):
+        return False
+    return torch.allclose(flat(one).double(), flat(other).double(), rtol=1e-6, atol=1e-9, equal_nan=True)
 
 
 def flat(value: Tensors) -> Tensor:

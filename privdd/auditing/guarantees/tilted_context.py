@@ -161,8 +161,9 @@ def release(script: Script, mechanism: Mechanism, contributions: Tensors, hosts:
         return script.release(mechanism, *exchange(contributions, count), hosts)
     if hosts:
         row = lambda a, b: {n: tensor[a:b] for n, tensor in contributions.items()}  # noqa: E731
-        alone, against = ([row(h, h + 1) for h in range(at, at + count)] for at in (0, count))
-        return script.release(mechanism, row(0, 0), alone, row(0, count), hosts, against if script.exchanged else ())
+        alone = [row(h, h + 1) for h in range(count)]
+        against = [row(h, h + 1) for h in range(count, 2 * count)] if script.exchanged else ()
+        return script.release(mechanism, row(0, 0), alone, alone[0] if count == 1 else row(0, count), hosts, against)
     size = sum(tensor.numel() for tensor in mechanism(contributions, Given()).value.values())
     draws = torch.randn(size, generator=script.generator, dtype=torch.float64)
     return mechanism(contributions, Given(draws)).value

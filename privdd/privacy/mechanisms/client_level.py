@@ -8,7 +8,7 @@ import dp_accounting as dpa
 import torch
 
 from privdd.core.types import Tensors
-from privdd.privacy.clipping import clipped_sum, positive, shaped
+from privdd.privacy.clipping import Layout, Unread, clipped_sum, positive
 from privdd.privacy.lattice import ON_LATTICE, Lattice
 from privdd.privacy.mechanism import Mechanism, Output
 from privdd.privacy.noise import Noise
@@ -50,9 +50,9 @@ class ClientLevel(Mechanism, hooks=("noise_std",)):
         lattice, std = self._lattice, self.noise_std
         alone = {name: tensor.detach().unsqueeze(0) for name, tensor in value.items()}
         whole = clipped_sum(alone, self.clip_norm, lattice)
-        exact, released = (lattice.numbers(t, torch.float64) for t in (whole, lattice.noised(whole, std, noise.normal)))
+        released, layout = lattice.noised(whole, std, noise.normal), Layout.of(alone)
         return Output(
-            shaped(released, alone),
+            layout.shaped(lattice.numbers(released, torch.float64)),
             self.event,
             clip_norm=float(self.clip_norm),
             sensitivity=float(self.clip_norm),
@@ -60,5 +60,5 @@ class ClientLevel(Mechanism, hooks=("noise_std",)):
             noise_std=std,
             lattice=lattice.step,
             flags={"unit:client": True},
-            exact=shaped(exact, alone),
+            exact=Unread(whole, lattice, layout),
         )

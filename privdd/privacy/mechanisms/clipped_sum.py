@@ -9,7 +9,7 @@ import dp_accounting as dpa
 import torch
 
 from privdd.core.types import Tensors
-from privdd.privacy.clipping import clipped_sum, positive, shaped
+from privdd.privacy.clipping import Layout, Unread, clipped_sum, positive
 from privdd.privacy.lattice import ON_LATTICE, Lattice
 from privdd.privacy.mechanism import Mechanism, Output
 from privdd.privacy.noise import Noise
@@ -61,14 +61,14 @@ class ClippedSum(Mechanism, hooks=("noise_std",)):
     def __call__(self, value: Tensors, noise: Noise) -> Output:
         lattice, std = self._lattice, self.noise_std
         total = clipped_sum(value, self.clip_norm, lattice, per=self.normaliser)
-        exact, released = (lattice.numbers(t, torch.float64) for t in (total, lattice.noised(total, std, noise.normal)))
+        released, layout = lattice.noised(total, std, noise.normal), Layout.of(value)
         return Output(
-            shaped(released, value),
+            layout.shaped(lattice.numbers(released, torch.float64)),
             self.event,
             clip_norm=float(self.clip_norm),
             sensitivity=self.clip_norm / self.normaliser,
             why=f"one record adds one vector of norm at most clip_norm, divided by a constant and {ON_LATTICE}",
             noise_std=std,
             lattice=lattice.step,
-            exact=shaped(exact, value),
+            exact=Unread(total, lattice, layout),
         )

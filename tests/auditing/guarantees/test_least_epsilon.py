@@ -7,7 +7,8 @@ import pytest
 
 from attacks.epsilon import gaussian_epsilon
 from privdd.auditing.guarantees.least_epsilon import at_least
-from privdd.privacy.accounting import Relation, epsilon
+from privdd.core.neighbours import Relation
+from privdd.privacy.accounting import epsilon
 
 G, P, L = dpa.GaussianDpEvent, dpa.PoissonSampledDpEvent, dpa.LaplaceDpEvent
 CASES = {
