@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from privdd.core.hard_records import Tail
+from privdd.core.hard_counts import Tail
 from privdd.core.keys import Keys
 from privdd.core.types import Records, Shard
 from privdd.data.tail import drawn_records, kinds_of

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from privdd.core.errors import BadConfig
-from privdd.core.hard_records import Tail
+from privdd.core.hard_counts import Tail
 from privdd.core.keys import Keys
 from privdd.core.types import Records, Shard
 

@@ -12,8 +12,8 @@ from typing import Literal, get_args
 
 from privdd.core.checks import check_choice, check_number, check_share, check_text, refused, whole
 from privdd.core.errors import BadConfig
-from privdd.core.hard_records import Tail
-from privdd.core.neighbours import RELATIONS, UNITS, Relation
+from privdd.core.hard_counts import Tail
+from privdd.core.relations import RELATIONS, UNITS, Relation
 
 TrainingWay = Literal["auto", "loop", "vectorised"]
 Required = Literal["all", "some"]

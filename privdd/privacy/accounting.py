@@ -22,7 +22,7 @@ from dp_accounting.pld.common import DifferentialPrivacyParameters
 from dp_accounting.rdp import RdpAccountant
 from scipy.optimize import brentq
 
-from privdd.core.neighbours import Relation
+from privdd.core.relations import Relation
 from privdd.privacy.events import Tally, UnsupportedEvent, tally
 
 Accountant = Literal["pld", "rdp"]

@@ -53,7 +53,7 @@ def clipped_sum(contributions: Tensors, clip_norm: float, lattice: Lattice, *, p
     """Sum over records of the contributions, (d,) for d numbers a record, in steps of ``lattice`` (int64).
 
     Each is clipped to L2 norm C across all tensors together, divided by ``per`` and rounded towards zero, so that
-    none is longer than C / per, and the sum, of integers, is exact. ``Layout`` makes tensors of it again.
+    none is longer than C / per, and the sum, of integers, is exact. ``RecordLayout`` makes tensors of it again.
     """
     rows = [as_rows(tensor.detach()) for tensor in contributions.values()]
     kind = torch.float64 if any(part.dtype == torch.float64 for part in rows) else torch.float32
@@ -68,7 +68,7 @@ def clipped_sum(contributions: Tensors, clip_norm: float, lattice: Lattice, *, p
 
 
 @dataclass(frozen=True)
-class Layout:
+class RecordLayout:
     """Names, shapes and types of one record's contribution."""
 
     names: tuple[str, ...]
@@ -76,10 +76,10 @@ class Layout:
     kinds: tuple[torch.dtype, ...]
 
     @staticmethod
-    def of(like: Tensors) -> Layout:
+    def of(like: Tensors) -> RecordLayout:
         """Of contributions (n, ...); whole numbers become float32."""
         kinds = tuple(tensor.dtype if tensor.is_floating_point() else torch.float32 for tensor in like.values())
-        return Layout(tuple(like), tuple(tensor.shape[1:] for tensor in like.values()), kinds)
+        return RecordLayout(tuple(like), tuple(tensor.shape[1:] for tensor in like.values()), kinds)
 
     def shaped(self, flat: Tensor) -> dict[str, Tensor]:
         """``clipped_sum``'s numbers (d,) as tensors with memory of their own."""
@@ -99,7 +99,7 @@ class Unread(Mapping[str, Tensor]):
 
     steps: Tensor
     lattice: Lattice
-    layout: Layout
+    layout: RecordLayout
 
     @cached_property
     def made(self) -> dict[str, Tensor]:

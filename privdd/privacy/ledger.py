@@ -18,7 +18,7 @@ from typing import Any
 
 import dp_accounting as dpa
 
-from privdd.core.neighbours import UNITS, Relation
+from privdd.core.relations import UNITS, Relation
 from privdd.privacy.accounting import Accountant, check_delta, check_relation, epsilon_of
 from privdd.privacy.events import Tally, UnsupportedEvent, from_form, tally, to_form
 from privdd.privacy.mechanism import Row

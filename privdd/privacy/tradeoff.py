@@ -17,7 +17,7 @@ import dp_accounting as dpa
 import numpy as np
 from scipy.special import ndtr, ndtri
 
-from privdd.core.neighbours import Relation
+from privdd.core.relations import Relation
 from privdd.privacy.accounting import COARSE, check_delta, check_relation, composed_loss, epsilon_of
 from privdd.privacy.events import Tally, tally
 

@@ -10,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from privdd.cli.assemble import assemble
 from privdd.core.errors import BadConfig
-from privdd.core.neighbours import UNITS
+from privdd.core.relations import UNITS
 from privdd.privacy.accounting import NEIGHBOURS
 from privdd.privacy.mechanism import Mechanism
 from tests.federations import tiny_config

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from privdd.core.errors import BadConfig
-from privdd.core.hard_records import Tail
+from privdd.core.hard_counts import Tail
 from privdd.core.keys import Keys
 from privdd.core.types import Records, Shard
 from privdd.data.tail import NOISE, drawn_records, kinds_of, named, with_tail

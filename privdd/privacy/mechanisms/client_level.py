@@ -8,7 +8,7 @@ import dp_accounting as dpa
 import torch
 
 from privdd.core.types import Tensors
-from privdd.privacy.clipping import Layout, Unread, clipped_sum, positive
+from privdd.privacy.clipping import RecordLayout, Unread, clipped_sum, positive
 from privdd.privacy.lattice import ON_LATTICE, Lattice
 from privdd.privacy.mechanism import Mechanism, Output
 from privdd.privacy.noise import Noise
@@ -50,7 +50,7 @@ class ClientLevel(Mechanism, hooks=("noise_std",)):
         lattice, std = self._lattice, self.noise_std
         alone = {name: tensor.detach().unsqueeze(0) for name, tensor in value.items()}
         whole = clipped_sum(alone, self.clip_norm, lattice)
-        released, layout = lattice.noised(whole, std, noise.normal), Layout.of(alone)
+        released, layout = lattice.noised(whole, std, noise.normal), RecordLayout.of(alone)
         return Output(
             layout.shaped(lattice.numbers(released, torch.float64)),
             self.event,

@@ -9,7 +9,7 @@ import dp_accounting as dpa
 import torch
 
 from privdd.core.types import Tensors
-from privdd.privacy.clipping import Layout, Unread, clipped_sum, positive
+from privdd.privacy.clipping import RecordLayout, Unread, clipped_sum, positive
 from privdd.privacy.lattice import ON_LATTICE, Lattice
 from privdd.privacy.mechanism import Mechanism, Output
 from privdd.privacy.noise import Noise
@@ -61,7 +61,7 @@ class ClippedSum(Mechanism, hooks=("noise_std",)):
     def __call__(self, value: Tensors, noise: Noise) -> Output:
         lattice, std = self._lattice, self.noise_std
         total = clipped_sum(value, self.clip_norm, lattice, per=self.normaliser)
-        released, layout = lattice.noised(total, std, noise.normal), Layout.of(value)
+        released, layout = lattice.noised(total, std, noise.normal), RecordLayout.of(value)
         return Output(
             layout.shaped(lattice.numbers(released, torch.float64)),
             self.event,

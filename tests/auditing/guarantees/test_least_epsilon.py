@@ -7,7 +7,7 @@ import pytest
 
 from attacks.epsilon import gaussian_epsilon
 from privdd.auditing.guarantees.least_epsilon import at_least
-from privdd.core.neighbours import Relation
+from privdd.core.relations import Relation
 from privdd.privacy.accounting import epsilon
 
 G, P, L = dpa.GaussianDpEvent, dpa.PoissonSampledDpEvent, dpa.LaplaceDpEvent
