@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from privdd.privacy.clipping import SAFE, Layout, as_rows, clip_factors, clipped_sum, positive, record_norms
+from privdd.privacy.clipping import SAFE, RecordLayout, as_rows, clip_factors, clipped_sum, positive, record_norms
 from privdd.privacy.lattice import Lattice
 
 FINE = Lattice(2.0**-24)
@@ -36,7 +36,7 @@ def test_the_sum_is_that_of_rows_clipped_one_by_one() -> None:
     given, bound = contributions(), 10.0
     norms = record_norms(given).tolist()
     assert min(norms) < bound < max(norms)
-    sums = Layout.of(given).shaped(FINE.numbers(clipped_sum(given, bound, FINE, per=4.0)))
+    sums = RecordLayout.of(given).shaped(FINE.numbers(clipped_sum(given, bound, FINE, per=4.0)))
     assert sums.keys() == given.keys()
     for name, total in sums.items():
         by_hand = sum(row * min(1.0, bound / norm) for row, norm in zip(given[name], norms)) / 4
@@ -51,7 +51,7 @@ def test_a_row_that_is_no_number_counts_for_nothing() -> None:
 def test_no_records_sum_to_zero() -> None:
     assert as_rows(torch.zeros(0, 2, 3)).shape == (0, 6) and as_rows(torch.zeros(4)).shape == (4, 1)
     nobody = {"x": torch.zeros(0, 2, 3)}
-    assert Layout.of(nobody).shaped(clipped_sum(nobody, 1.0, FINE))["x"].tolist() == [[0] * 3] * 2
+    assert RecordLayout.of(nobody).shaped(clipped_sum(nobody, 1.0, FINE))["x"].tolist() == [[0] * 3] * 2
 
 
 @pytest.mark.parametrize("order", [1, 2])
