@@ -100,6 +100,8 @@ class MembershipAttack(Attack, hooks=("score", "reads")):
         name = primary_signal(view.surface, view.worlds, self.signal)
         seed = int(torch.randint(2**31 - 1, (1,), generator=generator))
         scores = self.score(view, name, seed)
+        if not torch.isfinite(scores).all():
+            raise ValueError(f"surface {view.surface.value}: {self.name} gives scores that are NaN or infinite")
         return Evidence(scores=scores, notes={"signal": name, "seed": seed})
 
     def score(self, view: View, name: str, seed: int) -> Tensor:

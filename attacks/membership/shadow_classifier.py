@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -21,6 +22,7 @@ from attacks.ranges import check_counts
 from attacks.types import View
 
 Kind = Literal["mlp", "logistic"]
+SURE = -53 * math.log(2)  # of log p: a network that is surer says p = 1, whose log-odds are infinite
 
 
 @arrays
@@ -59,7 +61,8 @@ def shadow_classifier(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # a small, fixed number of passes is intended
         model.fit(rows[chosen], inside[chosen])
-    logp = model.predict_log_proba(_rows(target, labels))
+    with np.errstate(divide="ignore"):
+        logp = model.predict_log_proba(_rows(target, labels)).clip(min=SURE)
     return torch.from_numpy(logp[:, 1] - logp[:, 0]).reshape(target.shape[:-1])
 
 

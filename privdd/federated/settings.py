@@ -159,6 +159,8 @@ class AuditSettings:
         for name, (least, needed) in COUNTS.items():
             object.__setattr__(self, name, whole(f"audit.{name}", getattr(self, name), least, needed))
         check_share("audit.confidence", self.confidence)
+        if 1 - self.confidence == 1:
+            raise refused("audit.confidence", self.confidence, "it cannot be told from 0")
         check_choice("audit.training", self.training, get_args(TrainingWay))
         check_choice("audit.require", self.require, get_args(Required))
         if not isinstance(self.worst_pictures, bool):

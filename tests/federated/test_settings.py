@@ -41,6 +41,7 @@ WRONG = [
     (AuditSettings, AUDIT, "federations", -1, "audit.federations=-1: 0 or more is needed"),
     (AuditSettings, AUDIT, "victims", -1, "audit.victims=-1: 0 or more is needed"),
     (AuditSettings, AUDIT, "confidence", 1, "audit.confidence=1: a number in (0, 1) is needed"),
+    (AuditSettings, AUDIT, "confidence", 1e-300, "audit.confidence=1e-300: it cannot be told from 0"),
     (AuditSettings, AUDIT, "confidence", math.nan, "audit.confidence=nan: a finite number"),
     (AuditSettings, AUDIT, "training", "fast", "audit.training=fast: allowed are auto, loop, vectorised"),
     (AuditSettings, AUDIT, "waive", {"update": " "}, "audit.waive.update: a reason is needed"),

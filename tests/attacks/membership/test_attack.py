@@ -13,7 +13,7 @@ from attacks.membership.base import Base
 from attacks.membership.density import GradientDensity, density_ratio
 from attacks.membership.lira import Lira
 from attacks.membership.rmia import Rmia
-from attacks.membership.shadow_classifier import ShadowClassifier
+from attacks.membership.shadow_classifier import ShadowClassifier, shadow_classifier
 from attacks.membership.threshold import LossThreshold
 from attacks.types import Adversary, Attack, Knowledge, Surface, Truth, View, Worlds
 from privdd.cli.assemble import attacks_of
@@ -161,6 +161,22 @@ def test_one_world_is_enough_for_a_threshold_and_too_few_for_shadows():
         if attack.least_worlds > 1:
             with pytest.raises(ValueError, match="worlds=1"):
                 audit(attack, worlds(1, 40))
+
+
+@pytest.mark.parametrize("kind", ["mlp", "logistic"])
+def test_a_classifier_that_is_sure_gives_finite_scores(kind):
+    """A target far from every shadow model, as where training diverged: the classifier says 1 and 0 exactly."""
+    masks = torch.rand(8, 20, generator=torch.Generator().manual_seed(0)) < 0.5
+    features = torch.where(masks, 1.0, -1.0).double().unsqueeze(-1)
+    far = torch.tensor([1e9, -1e9]).double().repeat(10).reshape(1, 20, 1)
+    scores = shadow_classifier(features, masks, far, torch.zeros(20, dtype=torch.long), kind=kind)
+    assert torch.isfinite(scores).all() and (scores[0, ::2] > 30).all() and (scores[0, 1::2] < -30).all()
+
+
+def test_scores_that_are_no_numbers_fail_the_attack(monkeypatch):
+    monkeypatch.setattr(LossThreshold, "score", lambda self, view, name, seed: torch.full((4, 10), math.inf))
+    with pytest.raises(ValueError, match="loss_threshold gives scores that are NaN or infinite"):
+        LossThreshold().run(view(worlds(4, 10)), torch.Generator())
 
 
 def test_density_ratio_agrees_with_scipy():
