@@ -12,6 +12,7 @@ from torch import Tensor
 
 from attacks.membership import signals as sig
 from attacks.membership.readout import class_means, nearest, readout
+from attacks.membership.ridge import class_coefficients
 from attacks.membership.shared_noise import SIGNAL, noise_coincidence
 from attacks.types import Surface
 from privdd.auditing.joint_signals import parts_by_layer, parts_in_means
@@ -170,12 +171,16 @@ def _prototypes(lens: Lens, name: str, value: Tensors, values: Mapping[str, Tens
     """A class mean (or sum) and a class count move with each of the class's members, and nothing else of the class's does.
 
     "count": the record's own class; "row": the norm of its class's mean, which needs no map; "alignment": the part
-    of the class's sum (mean times count) along the record, seen from public records, where the server knows a map.
+    of the class's sum (mean times count) along the record, seen from public records, where the server knows a map;
+    "joint_opening": the record's part in the class's mean, by the map that all clients start from.
     """
     y, mean = lens.candidates.y, value["mean" if "mean" in value else "sum"].flatten(1)
     found = {"row": mean.norm(dim=1)[y]}
     if "count" in value:
         found["count"] = value["count"][y]
+    if lens.opened is not None and lens.opened.shape[1:] == mean.shape[1:]:
+        absent = value["count"] == 0 if "count" in value else mean.new_zeros(len(mean), dtype=torch.bool)
+        found["joint_opening"] = class_coefficients(mean.masked_fill(absent[:, None], torch.nan), lens.opened, y)
     see = lens.embed if lens.start is not None else lens.public_map
     own = embedded(see, lens.candidates.x) if see is not None else mean[:0]
     if own.shape[1:] != mean.shape[1:] or see is None:

@@ -41,6 +41,7 @@ class Lens:
     memory: State
     waived: frozenset[str]  # surfaces that need not be read
     noise: Mapping[str, Any]  # of the feature mechanism: std, broadcast_batch, copies
+    opening: State | None = None  # the classifier that all clients are known to start from, where none is sent
 
     # --- what the attacker can compute --------------------------------------------------------
 
@@ -140,9 +141,13 @@ class Lens:
         """(b, d) penultimate features of the broadcast classifier; pixels where none was sent."""
         if self.start is None or self.model is None:
             return x.flatten(1)
-        features = _Features(self.model)
-        state = {f"model.{k}": t for k, t in self.start.items()}
-        return embedded(lambda part: functional_call(features, state, (part,)), x)
+        return _penultimate(self.model, self.start, x)
+
+    @cached_property
+    def opened(self) -> Tensor | None:
+        """(n, d) features of the audited records under the classifier that all clients start from; None without one."""
+        state = self._complete(self.opening)
+        return None if state is None or self.model is None else _penultimate(self.model, state, self.candidates.x)
 
     @cached_property
     def mapped(self) -> tuple[Tensor, Tensor]:
@@ -156,6 +161,11 @@ class Lens:
     def public_map(self) -> Callable[[Tensor], Tensor] | None:
         """The public map in which synthetic images were matched, the same in all rounds; None if there is none."""
         return maps_of(self.method, self.snapshot, self.memory, self.problem).get("public")
+
+
+def _penultimate(model: nn.Module, state: State, x: Tensor) -> Tensor:
+    features, named = _Features(model), {f"model.{k}": t for k, t in state.items()}
+    return embedded(lambda part: functional_call(features, named, (part,)), x)
 
 
 def embedded(see: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:

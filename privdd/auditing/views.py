@@ -55,8 +55,10 @@ class Scene:
         snapshot = self.progress.snapshots[round]
         waived = frozenset(self.experiment.auditing.waive if self.experiment.auditing else ())
         plan, candidates = self.plan, self.game.candidates
-        noise = feature_noise(plan)
-        return Lens(plan.method, plan.problem, snapshot, candidates, self.public, snapshot.memory, waived, noise)
+        noise, opening = feature_noise(plan), plan.method.opening(plan.problem, plan.keys.seed)
+        return Lens(
+            plan.method, plan.problem, snapshot, candidates, self.public, snapshot.memory, waived, noise, opening
+        )
 
     def truth(self) -> Truth:
         train, out = self.shard.train, self.shard.heldout

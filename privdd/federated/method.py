@@ -165,6 +165,10 @@ class Method(ABC):
         """For an upload that implies no classifier: (x (n, c, h, w), y (n,)) -> loss (n,), smaller for members."""
         return None
 
+    def opening(self, problem: Problem, seed: int) -> State | None:
+        """The classifier that all clients start from and everybody knows, though no server sends it; None without one."""
+        return None
+
     def maps(self, broadcast: Broadcast, memory: State, problem: Problem) -> Mapping[str, Images]:
         """Maps from records to what is shared, by role: "feature", "embedding", "projection", "public"."""
         return {}

@@ -107,5 +107,9 @@ class FedProto(FedAvg):
             return net.head(z)
         return (-torch.cdist(z, server["prototypes/mean"].to(z))).masked_fill(~known, -torch.inf)
 
+    def opening(self, problem: Problem, seed: int) -> State:
+        """The public initial model; clients train copies of their own, which never travel."""
+        return self._initial(problem.shape, problem.classes, seed)
+
     def _initial(self, shape: tuple[int, int, int], classes: int, seed: int) -> State:
         return initial(self.model, shape, classes, Keys(seed).fold("public", "fedproto", "model").torch())

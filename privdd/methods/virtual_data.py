@@ -110,6 +110,9 @@ class VirtualData(Method):
     ) -> Callable[[Tensor, Tensor], Tensor] | None:
         return self.inner.record_loss(name, value, broadcast, problem)
 
+    def opening(self, problem: Problem, seed: int) -> State | None:
+        return self.inner.opening(problem, seed)
+
     def maps(self, broadcast: Broadcast, memory: State, problem: Problem) -> Mapping[str, Callable[[Tensor], Tensor]]:
         return self.inner.maps(broadcast, unpack("inner", memory), problem)
 
