@@ -98,6 +98,8 @@ def test_a_stored_config_keeps_its_fingerprint_and_has_todays_settings() -> None
     assert today.audit.canaries == AuditSettings.canaries  # came later: an old config has its default
     OmegaConf.set_struct(today, False)
     del today.audit.canaries, today.audit.rounds, today.audit.require, today.audit.federation_rounds  # later too: one round, every surface is read
+    assert (dict(today.audit.tail), today.audit.worst_pictures) == (vars(AuditSettings.tail), AuditSettings.worst_pictures)
+    del today.audit.tail, today.audit.worst_pictures
     del today.attack.feature_inversion.report  # an old config has its default
     del today.trust, today.resources  # likewise
     assert config == today
