@@ -186,6 +186,7 @@ def test_a_stopped_run_goes_on_to_the_result_of_an_undisturbed_one(
     assert today.audit.pop("require") == "some"  # came later: an old config has every surface read
     assert today.audit.pop("rounds") == AuditSettings.rounds  # came later: an old config has one round
     assert today.attack.feature_inversion.pop("report") == "knows_map"  # came later: the first that was inverted
+    assert dict(today.audit.pop("tail")) == vars(AuditSettings.tail) and today.audit.pop("worst_pictures")  # came later
     del today.trust, today.resources  # came later
     assert stored_config(path) == today
     sent = [sorted(p.relative_to(run) for p in (run / "artifacts").rglob("*.safetensors")) for run in (path, whole)]
