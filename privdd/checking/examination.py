@@ -27,7 +27,7 @@ from privdd.checking.told_apart import told_apart
 
 DEPTHS = (1000, 6000, 40_000)
 ALL_LEFT = 400_000
-SHARES = {DEPTHS[-1]: 0.25, ALL_LEFT: 0.9}  # of the time and the calls that are left
+SHARES = {DEPTHS[-1]: 0.25, ALL_LEFT: 0.8}  # of the time and the calls that are left
 LEARN = 20_000  # transcripts a side, at most; rare events show in many only
 KEEP = 12
 STAGES = ("first calls", "search", "directions", "numbers without noise", "conditions", "closer looks")

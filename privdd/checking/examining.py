@@ -20,6 +20,7 @@ from privdd.core.errors import BadConfig
 
 FEWEST = 100  # transcripts of an input: from fewer nothing is learned
 LOOKS = 64  # tests that share the error probability; at most so many are made
+TIMED = 20  # transcripts by which the cost of one is told, where they are cheap
 AFTER = 6  # calls that may still tell what an earlier one left behind
 
 
@@ -81,9 +82,12 @@ class Examining:
             self.result.notes.append(note)
 
     def _affordable(self, inputs: list[Data], share: float, wanted: int) -> int:
-        began = time.process_time()
-        block = drawn(self.mechanism, inputs, 2, self.clock)
-        cost = (time.process_time() - began) / 2
+        for count in (2, TIMED):  # the first calls are slower than those that follow
+            began = time.process_time()
+            block = drawn(self.mechanism, inputs, count, self.clock)
+            cost = (time.process_time() - began) / count
+            if cost * TIMED > 0.005 * self.clock.left() or len(inputs) * TIMED > 0.001 * self.clock.calls:
+                break
         calls = int(share * max(0, self.clock.calls - self.mechanism.calls) / len(inputs))
         return min(calls, affordable(cost, self.clock, share, wanted, block.rows[0].size))
 

@@ -19,6 +19,7 @@ from scipy.special import logsumexp
 
 from privdd.checking.sampled import Block
 
+PRODUCTS = 24  # numbers of a transcript up to which their products are looked at too
 WIDE = 300  # numbers above which the covariance of the noise is taken to be diagonal
 FLOOR = 1e-12  # relative: variances below are taken for rounding
 Statistic = Callable[[Block], np.ndarray]
@@ -89,7 +90,7 @@ def statistics(present: Block, absent: Block, axis: np.ndarray | None) -> dict[s
     found["largest number"] = lambda block: _scored(block, metric).max((1, 2))
     found["smallest number"] = lambda block: _scored(block, metric).min((1, 2))
     found["weakest number"] = lambda block: np.abs(_scored(block, metric)).min((1, 2))
-    found |= _by_call(present, absent, axis)
+    found |= _by_call(present, absent, axis) | _by_products(present, absent)
     return found | _by_value(present, absent) | _calls_weighed(present, absent, axis)
 
 
@@ -113,6 +114,22 @@ def _by_value(present: Block, absent: Block) -> dict[str, Statistic]:
             shift + np.array([np.log((seen[0][x] + 0.5) / (seen[1][x] + 0.5)) for x in _outcomes(block)])
         )
     return found
+
+
+def _by_products(present: Block, absent: Block) -> dict[str, Statistic]:
+    """Fisher's direction over the numbers and their products: a flag that says whether to look, or noise that correlates."""
+    if present.rows[0].size > PRODUCTS:
+        return {}
+    centre = Metric.of(absent.rows.reshape(len(absent), -1)).centre
+    pairs = np.triu_indices(len(centre))
+
+    def products(block: Block) -> np.ndarray:
+        flat = block.rows.reshape(len(block), -1) - centre
+        return np.concatenate([flat, flat[:, pairs[0]] * flat[:, pairs[1]]], axis=1)
+
+    a, b = products(present), products(absent)
+    way = Metric.of(a, b).whitened(a.mean(0) - b.mean(0))
+    return {"numbers and their products": lambda block: products(block) @ way} if np.isfinite(way).all() else {}
 
 
 def _outcomes(block: Block) -> list[tuple[str, bytes]]:

@@ -20,6 +20,8 @@ from privdd.targets.from_python import folder
 from privdd.targets.labelled import Labelled, read
 from privdd.targets.model_target import Settings, model_run
 from privdd.targets.outside_run import OutsideRun, check_free, write_outside
+from privdd.targets.recipes import RECIPES, recipe
+from privdd.targets.shadow_training import Fit
 from privdd.targets.stated_limit import StatedLimit, stated_limit
 from privdd.targets.synthetic_target import synthetic_run
 from privdd.targets.target_command import FILES, PREFIX, TargetCommand, read_command
@@ -46,12 +48,22 @@ def _run(typed: TargetCommand) -> OutsideRun:
     about = {"name": _label(typed), "data": typed.path("train").name, "files": _digests(typed)}
     if typed.get("target.synthetic"):
         made = read("target.synthetic", typed.path("synthetic"), least=2, labels=False)
-        return synthetic_run(made, train, heldout, typed.get("target.generator"), stated, settings, about)
+        return synthetic_run(made, train, heldout, _generator(typed), stated, settings, about)
     weights = typed.path("weights") if typed.get("target.weights") else None
     model = model_of(str(typed.get("target.model")), typed.args, weights)
     if typed.get("target.updates"):
         return _updates(typed, model, train, heldout, stated, settings, about)
     return model_run(model, train, heldout, typed.get("target.training"), stated, settings, about)
+
+
+def _generator(typed: TargetCommand) -> Fit | None:
+    """A recipe of privdd by its name, or the owner's function."""
+    name = typed.get("target.generator")
+    if name in RECIPES:
+        return recipe(str(name), dict(typed.args))
+    if typed.args:
+        raise BadConfig(f"target.args.*: read of target.model and of the generators {', '.join(RECIPES)}")
+    return name
 
 
 def _updates(

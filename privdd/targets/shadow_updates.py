@@ -101,7 +101,7 @@ def _weights(task: OneClient, one: Capture, seed: int) -> dict[str, Tensor]:
     if not isinstance(made, nn.Module):
         raise BadConfig(f"{KEY}: returned a {type(made).__name__}; the trained torch module is needed")
     state = {name: value.detach() for name, value in made.state_dict().items()}
-    for name, value in one.value.items():
+    for name, value in sorted(one.value.items()):
         if name not in state or state[name].shape != value.shape:
             raise BadConfig(f"{KEY}: the model that it returned has no {name} {tuple(value.shape)}")
         if not torch.isfinite(state[name].double()).all():

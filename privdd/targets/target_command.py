@@ -50,7 +50,8 @@ USAGE = """usage: python -m privdd.audit target.model=MODULE:CLASS target.weight
   target.weights=FILE     its weights: .safetensors, or a state_dict in .pt
   target.train=FILE       .npz with x (n, ...) and y (n,): the training records; target.heldout: others of the same kind
   target.training=NAME    function (x, y, seed) -> model: shadow models are trained (target.shadows=64)
-  target.synthetic=FILE   .npz of a synthetic set instead of a model; target.generator=NAME: function (x, y, seed) -> (x, y)
+  target.synthetic=FILE   .npz of a synthetic set instead of a model; target.generator=NAME: function (x, y, seed) -> (x, y),
+                          or distribution_matching, privdd's own (target.args.per_class=10 iterations=200 batch= lr= start=)
   target.updates=DIR      captured updates, DIR/round_000/client_0.safetensors; target.kind=update, model
                           or gradient; target.client=0, whose records target.train are; how it trained, where known:
                           target.lr= target.steps= target.batch= target.momentum=. Shadow updates are trained with
@@ -117,7 +118,7 @@ def read_command(argv: Sequence[str], kind: str = "") -> TargetCommand:
 
 
 def _check_read(found: Mapping[str, Any], kind: str) -> None:
-    read = ("train", "heldout", "records", *READ[kind], *["args"] * ("model" in READ[kind]))
+    read = ("train", "heldout", "records", *READ[kind], *["args"] * (kind == "synthetic" or "model" in READ[kind]))
     for key in found:
         if key.startswith(PREFIX) and key.split(".")[1] not in read:
             raise BadConfig(f"{key}: not read of {'a recording' if kind == 'recording' else f'target.{kind}'}")

@@ -54,3 +54,29 @@ def test_a_zero_that_is_refused_is_nearly_zero_and_nan_stays_in_the_record() -> 
         now = broken(pairs(kind, "zero_out", Tried())[0], kind, np.nan)
         flat = str(now.present)
         assert "nan" in flat and "nan" not in str(now.absent) and "nan" in now.says
+
+
+def test_every_row_of_twenty_is_the_record_once_and_a_client_is_alone_once() -> None:
+    """What a sampler with a fixed seed leaves out, and what is done for one client only."""
+    tables = [pair for pair in pairs("records", "zero_out", Tried()) if len(pair.present) == 20]
+    assert {int(np.flatnonzero((p.present != p.absent).any(1))[0]) for p in tables} == set(range(20))
+    for relation in ("zero_out", "replace", "add_remove"):
+        sizes = {len(pair.present[0]) for pair in pairs("aggregate", relation, Tried())}
+        assert sizes == ({2, 10} if relation == "add_remove" else {1, 2, 10})
+
+
+def test_one_half_of_a_crowd_opposes_the_other() -> None:
+    """So that one client decides the median's sign."""
+    halves = [pair for pair in pairs("aggregate", "zero_out", Tried()) if "one half against the other" in pair.says]
+    for pair in halves:
+        signs = [np.sign(update[0].sum()) for update in pair.absent[0]]
+        assert {signs.count(1.0), signs.count(-1.0)} <= {4, 5, 0} and len(pair.present[0]) == 10
+    assert halves
+
+
+def test_norms_between_the_clip_and_a_thousand_are_tried_and_directions_that_are_given() -> None:
+    norms = {float(np.sqrt(sum(np.square(a).sum() for a in pair.present))) for pair in pairs("update", "zero_out", Tried())}
+    assert {2.0, 6.0, 40.0} <= {round(norm, 6) for norm in norms}
+    u = np.array([0.6, 0.0, 0.8])
+    given = pairs("records", "add_remove", Tried(tables=((4, 3),), along=(u, np.ones(7))))
+    assert given and all(np.array_equal(pair.axis, u) for pair in given)

@@ -85,3 +85,41 @@ def test_one_noise_for_all_numbers_is_read_through(shared: bool, least: float, m
     found = play(BlackBox(lambda: mechanism, "update"), game, lambda data: [data], 800, Clock(60, 10**6), rng,
                  asked=1.0, delta=1e-5, confidence=0.99)  # fmt: skip
     assert least <= found.epsilon <= most
+
+
+def test_a_flag_that_says_where_to_look_is_read_together_with_the_number() -> None:
+    """The number alone is a mixture of one in five; with the flag it is a shift by 4."""
+    def sides(n: int) -> tuple[Block, Block]:
+        drawn = RNG.random((2, n)) < 0.2
+        numbers = RNG.standard_normal((2, n)) + 4 * drawn * np.array([[1], [0]])
+        made = [block(np.stack([numbers[k], drawn[k]], 1)) for k in (0, 1)]
+        return made[0], made[1]
+
+    trained, fresh = sides(8000), sides(8000)
+    made = statistics(*trained, None)
+    gaps = {how: abs(of(fresh[0]).mean() - of(fresh[1]).mean()) / max(of(fresh[1]).std(), 1e-9) for how, of in made.items()}
+    assert gaps["numbers and their products"] > 1.2 * max(gap for how, gap in gaps.items() if how.startswith("shift"))
+    assert "numbers and their products" not in statistics(*gaussian_blocks(np.ones(40), 200)[0], None)
+
+
+def test_calls_with_less_noise_count_for_more() -> None:
+    """Three calls, of which the second has a tenth of the noise."""
+    std = np.array([1.0, 0.1, 1.0])[:, None]
+
+    def side(shift: float) -> Block:
+        return Block(shift + std * RNG.standard_normal((1500, 3, 1)), ["x"] * 1500)
+
+    made = statistics(side(0.2), side(0.0), np.ones(1))
+    one, other = side(0.2), side(0.0)
+    gaps = {how: (of(one).mean() - of(other).mean()) / max(of(other).std(), 1e-9) for how, of in made.items()}
+    assert gaps["shift 0, calls weighed"] == pytest.approx(0.2 * np.sqrt(102), rel=0.15) and gaps["shift 0"] < 0.6
+
+
+def test_outcomes_are_weighed_by_their_odds() -> None:
+    """Five outcomes whose odds go up and down: no threshold on their number orders them."""
+    odds = np.array([[0.1, 0.4, 0.1, 0.3, 0.1], [0.3, 0.1, 0.3, 0.1, 0.2]])
+    sides = [block(RNG.choice(5, (20_000, 1), p=p).astype(float)) for p in odds]
+    of = statistics(sides[0], sides[1], None)["odds of the outcome"]
+    each = [float(of(block(np.array([[float(k)]])))[0]) for k in range(5)]
+    assert each == pytest.approx(np.log(odds[0] / odds[1]).tolist(), abs=0.12)
+    assert "odds of the outcome" not in statistics(*gaussian_blocks(np.ones(2), 200)[0], None)

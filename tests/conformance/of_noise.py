@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 
 import numpy as np
@@ -158,3 +159,48 @@ def signs_that_share(update):
     each = 2.0 / sum(np.size(a) for a in update)
     kept = math.exp(each) / (1 + math.exp(each))
     return [np.where(RNG.random(np.shape(a)) < kept, 1, -1) * np.where(np.nan_to_num(a) >= 0, 1, -1) for a in update]
+
+
+def scaled_with_its_noise(update):
+    """Noise comes first; then update and noise are scaled by the clip factor together."""
+    factor = min(1.0, C / max(norm(update), 1e-30))
+    return [a * factor for a in noised(update, FOUR)]
+
+
+def rounded_after_the_clip(update):
+    """Whole steps of a quarter: numbers just above an eighth double."""
+    return noised([np.rint(a / 0.25) * 0.25 for a in clipped(update)], FOUR)
+
+
+def rounded_before_the_clip(update):
+    return noised(clipped([np.rint(a / 0.25) * 0.25 for a in update]), FOUR)
+
+
+def noise_upwards_only(update):
+    return [a + np.abs(RNG.normal(0.0, FOUR, np.shape(a))) for a in clipped(update)]
+
+
+def noise_as_a_factor(update):
+    return [a * (1 + RNG.normal(0.0, FOUR, np.shape(a))) for a in clipped(update)]
+
+
+def with_a_checksum(update):
+    return {"arrays": noised(clipped(update), FOUR), "checksum": hashlib.sha256(b"".join(a.tobytes() for a in update)).hexdigest()}
+
+
+def with_a_checksum_of_what_is_sent(update):
+    sent = noised(clipped(update), FOUR)
+    return {"arrays": sent, "checksum": hashlib.sha256(b"".join(a.tobytes() for a in sent)).hexdigest()}
+
+
+def head_not_clipped(update):
+    return noised([*clipped(update)[:-1], update[-1]], FOUR)
+
+
+def laplace_by_the_root(update):
+    """Sixteen calls, composed as if the noise were Gaussian."""
+    return [a + RNG.laplace(0.0, math.sqrt(16) / 2.0, np.shape(a)) for a in _within_l1(update)]
+
+
+def laplace_by_the_sum(update):
+    return [a + RNG.laplace(0.0, 16 / 2.0, np.shape(a)) for a in _within_l1(update)]

@@ -102,3 +102,29 @@ def counted_as_they_are(x):
 
 def counted_with_noise(x):
     return np.array([max(len(x) + RNG.laplace(0.0, 1.0), 0.0)])
+
+
+def told_who_was_drawn(x):
+    """The sum of a batch by coins, and beside it who was drawn."""
+    drawn = RNG.random(len(x)) < Q
+    return {"sum": rows_clipped(x[drawn]).sum(0) + RNG.normal(0.0, SAMPLED, x.shape[1]), "drawn": drawn}
+
+
+def within_the_range_of_the_data(x):
+    """Noised means are cut off at the data's own smallest and largest values."""
+    inside = np.clip(np.nan_to_num(x), -C, C) / np.sqrt(x.shape[1])
+    noisy = inside.sum(0) + RNG.normal(0.0, FOUR, x.shape[1])
+    return np.clip(noisy, inside.min(0) * len(x), inside.max(0) * len(x))
+
+
+def within_a_public_range(x):
+    inside = np.clip(np.nan_to_num(x), -C, C) / np.sqrt(x.shape[1])
+    return np.clip(inside.sum(0) + RNG.normal(0.0, FOUR, x.shape[1]), -5.0, 5.0)
+
+
+def largest_with_noise_of_a_mean(x):
+    return np.clip(np.nan_to_num(x), 0.0, C).max(0) + RNG.laplace(0.0, C * x.shape[1] / (2.0 * len(x)), x.shape[1])
+
+
+def mean_with_noise_of_a_mean(x):
+    return np.clip(np.nan_to_num(x), 0.0, C).mean(0) + RNG.laplace(0.0, C * x.shape[1] / (2.0 * len(x)), x.shape[1])

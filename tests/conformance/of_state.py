@@ -7,7 +7,7 @@ import time
 import numpy as np
 
 from tests.conformance.of_records import EPOCH_NOISE
-from tests.conformance.parts import RNG, clipped, noised, rows_clipped, sigma
+from tests.conformance.parts import RNG, clipped, noised, norm, rows_clipped, sigma
 
 TWO, FOUR = sigma(2.0), sigma(4.0)
 POOL, Q = 10, 0.1
@@ -123,3 +123,15 @@ class NoisedBeforeMomentum:
         sent = noised(clipped(update), FOUR * np.sqrt(10))
         self.momentum = sent if self.momentum is None else [0.9 * m + s for m, s in zip(self.momentum, sent)]
         return self.momentum
+
+
+class ClippedByTheLastNorm:
+    """The factor is that of the call before."""
+
+    def __init__(self):
+        self.last = None
+
+    def __call__(self, update):
+        now = norm(update)
+        self.last, before = now, now if self.last is None else self.last
+        return noised([a * min(1.0, 1 / max(before, 1e-30)) for a in update], TWO)

@@ -113,7 +113,7 @@ def test_a_contradicted_statement_is_status_2(here: Path, monkeypatch: pytest.Mo
         (["target.train=a"], "one of target.model=, target.synthetic= and target.updates= is needed"),
         (["target.model=net.py:predict", *SETS, "confidence=much"], "confidence='much': a number is needed"),
         (["target.model=net.py:predict", *SETS, "target.generator=net.py:train"], "target.generator: not read of target.model"),
-        (["target.synthetic=out.npz", *SETS, "target.args.width=3"], "target.args.width: not read of target.synthetic"),
+        (["target.synthetic=out.npz", *SETS, "target.args.width=3"], "read of target.model and of the generators distribution_matching"),
         (["target.updates=.", *SETS, "target.generator=net.py:train"], "target.generator: not read of target.updates"),
         (["target.model=net.py:predict", *SETS, "engine=ray"], "engine=ray: a target's shadow models run with"),
     ],
