@@ -94,6 +94,14 @@ def shortened(node: Any) -> tuple[Any, Any, tuple[int, int, int]] | None:
     return made[0], made[1], (first, second, longest)
 
 
+def longest_searches(config: DictConfig) -> dict[str, int]:
+    """Attack -> the length of its longest search; 0 of one that does not search."""
+    nodes = OmegaConf.to_container(config.get("attack") or OmegaConf.create({}), resolve=True)
+    each = nodes.items() if isinstance(nodes, dict) else ()
+    longest = lambda node: max((value for (_, key), value in _searches(node) if key != "budget"), default=0)  # noqa: E731
+    return {str(name): longest(node) for name, node in each}
+
+
 def _searches(node: Any) -> Iterator[tuple[tuple[dict[str, Any], str], int]]:
     """((mapping, key), value) of every length of a search at or below ``node``."""
     for key, value in node.items() if isinstance(node, Mapping) else ():

@@ -109,8 +109,10 @@ def _audit(config: DictConfig, path: Path, argv: Sequence[str], held: ExitStack)
     from privdd.auditing.findings import write_run
     from privdd.auditing.pipeline import audit
     from privdd.cli.assemble import assemble, attacks_of, shipped_attacks
+    from privdd.cli.dry_run import longest_searches
     from privdd.cli.tracking import check_tracking, scalars_of, track
     from privdd.cli.validation import check_types
+    from privdd.pricing.beforehand import said_before
     from privdd.pricing.needs import check_fits
     from privdd.reporting.page import write_report
     from privdd.reporting.terminal import print_summary
@@ -129,6 +131,11 @@ def _audit(config: DictConfig, path: Path, argv: Sequence[str], held: ExitStack)
     held.enter_context(locked(path))
     folder = prepare(path, config)
     say(experiment, path)
+    method, searches = experiment.plan.method, longest_searches(config)
+    there = {*method.uploads.values(), *method.broadcasts.values()}
+    wanted = [searches[name] for name, attack in attacks.items() if there & attack.surfaces]
+    if not folder.checkpoint.exists() and (price := said_before(experiment, wanted)):
+        print(f"privdd: {price}", file=sys.stderr)
     with resumable("audit", path, config):
         audited = audit(experiment, attacks, folder)
         result = write_run(folder, audited, argv)

@@ -69,7 +69,7 @@ def _stages(whole: Experiment, probe: Probe, audited: Audited, share: float) -> 
         "train": per_round * client_rounds(whole.plan),
         "worlds": share * seconds["worlds"]
         + per_world * (whole.audit.worlds - 1) * replayed_rounds(whole.plan, whole.audit.rounds),
-        "federations": per_round * whole.audit.federations * _federation_rounds(whole),
+        "federations": per_round * whole.audit.federations * federation_rounds(whole),
         "attacks": sum(attacks.values()),
         "guarantee tests": share * sum(_seconds(audited, Family.GUARANTEE).values()),
     }
@@ -131,7 +131,7 @@ def replayed_rounds(plan: Plan, most: int) -> int:
     return sum(min(most, KEPT, phases.count(phase)) for phase in set(phases))
 
 
-def _federation_rounds(whole: Experiment) -> int:
+def federation_rounds(whole: Experiment) -> int:
     """Client rounds of one replay of the whole federation."""
     plan, last = whole.plan, whole.audit.federation_rounds
     rounds = range(plan.method.rounds)[-last:] if last else range(plan.method.rounds)

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from opacus.validators import ModuleValidator
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
@@ -28,6 +27,8 @@ QUERY = "dpsgd"
 
 def check_model(model: nn.Module) -> None:
     """Raises ValueError for layers that mix records or that Opacus does not support."""
+    from opacus.validators import ModuleValidator  # slow to import, and methods that may use DP-SGD need not
+
     training = model.training
     errors = ModuleValidator.validate(model.train())
     model.train(training)
@@ -132,8 +133,6 @@ def train_privately(
     how many records the client has. ``extra`` holds records that everyone knows already, so their exact
     gradient is added after the noise, as a correction.
     """
-    from privdd.training.dp_sgd import dp_local_sgd  # Opacus is slow to import and few runs need it
-
     steps = private_steps(ctx.mechanisms["dpsgd"], epochs)
     if extra is not None:
         correct = _and_shared(model, extra, correct)

@@ -62,7 +62,7 @@ def printed_findings(subject: Subject, name: str) -> Iterator[Finding]:
         subject.keys.fold("runs").torch(),
     )
     given = f"{where}, {count} copies and {guests.names[0]!r} or not, T q^2 = {_load(steps.settings.iterations, inside):.2g}"
-    yield from statement.statistical(runs, given, final=True)
+    yield from statement.statistical(runs, given, final=runs)
 
 
 def _load(steps: int, law: Law) -> float:

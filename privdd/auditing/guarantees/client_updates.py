@@ -68,7 +68,7 @@ def client_findings(subject: Subject, name: str) -> Iterator[Finding]:
     pair = crafted[what], {n: -t if opposite else torch.zeros_like(t) for n, t in crafted[what].items()}
     runs = of_updates(mechanism, *pair, calls, count, subject.keys.fold("runs", name))
     note = f"{calls} noised update(s): {what!r} each time, or {'its opposite' if opposite else 'zero'}"
-    yield from statement.statistical(runs, note, final=False)
+    yield from statement.statistical(runs, note, final=None)
     whole = dpa.SelfComposedDpEvent(event, calls)
     yield curve_finding(statement, runs.ratios[: runs.runs], runs.ratios[runs.runs :], whole, note)
 

@@ -56,7 +56,7 @@ def feature_findings(subject: Subject, name: str) -> Iterator[Finding]:
     noise = SeededNoise(subject.keys.fold("runs", name).torch())
     runs = of_features(mechanism, row, subject.budget.runs, noise)
     note = f"{where}: {guests.names[worst]!r}, or nothing"
-    yield from statement.statistical(runs, note, final=True)
+    yield from statement.statistical(runs, note, final=runs)
     if subject.spends(name):
         ratios = runs.ratios
         yield curve_finding(statement, ratios[: runs.runs], ratios[runs.runs :], outputs[0].event, note)

@@ -8,9 +8,12 @@ from attacks.canaries import Canaries, join
 from attacks.types import Finding
 from privdd.auditing.guarantees.accounted_curve import curve_finding
 from privdd.auditing.guarantees.crafted_records import alone, common_label, oddities, own_records, spare_label
+from privdd.auditing.guarantees.matching_transcripts import Transcripts
 from privdd.auditing.guarantees.sensitivity import QueryTally, examine
 from privdd.auditing.guarantees.statement import Statement, Subject
 from privdd.auditing.guarantees.transcripts import IMAGES, QueryStage, by_class, on_transcript, sampled_event
+from privdd.core.keys import Keys
+from privdd.federated.settings import Budget
 from privdd.federated.simulation import Snapshot
 from privdd.privacy.accounting import epsilon
 
@@ -42,6 +45,16 @@ def _examined(subject: Subject, snapshot: Snapshot, guests: Canaries) -> dict[st
     return examine(subject.plan, snapshot, subject.shard, base, guests, subject.keys.fold("t1", snapshot.round), labels)
 
 
+def _runs(stage: QueryStage, calls: int, budget: Budget, keys: Keys) -> tuple[Transcripts, Transcripts | None]:
+    """Runs up to their last release, ``calls`` of them, and a few that go on to their images: no bound from images is
+    evidence for a claim, and they take nearly all of the time. Where every step is a release, the same runs."""
+    if stage.name == PER_STEP:
+        found = by_class(stage, budget.slow_runs, keys)
+        return found, found if found.final.shape[1] else None
+    few = by_class(stage, budget.slow_runs, keys.fold("images"))
+    return by_class(stage, budget.runs, keys, releases=calls), few if few.final.shape[1] else None
+
+
 def _of_query(
     subject: Subject, snapshot: Snapshot, name: str, tally: QueryTally, guests: Canaries
 ) -> Iterator[Finding]:
@@ -56,11 +69,11 @@ def _of_query(
     stage = QueryStage(subject.few_images(), snapshot, subject.shard, name, guests.x[worst])
     keys, budget = subject.keys.fold("runs", name), subject.budget
     if None not in tally.calls and any(image in stage.plan.method.uploads for image in IMAGES):
-        runs = budget.slow_runs if name == PER_STEP else budget.runs
-        found, what = by_class(stage, runs, keys), guests.names[worst]
+        found, final, what = *_runs(stage, calls, budget, keys), guests.names[worst]
     else:
-        found, what = on_transcript(mechanism, tally.kept, budget.slow_runs, keys), guests.names[tally.keeps]
+        final, what = None, guests.names[tally.keeps]
+        found = on_transcript(mechanism, tally.kept, budget.slow_runs, keys)
     note = f"{where} of a client that holds {what!r}, or nothing"
-    yield from statement.statistical(found, note, final=bool(found.final.shape[1]))
+    yield from statement.statistical(found, note, final=final)
     event = sampled_event(mechanism, calls)
     yield curve_finding(statement, found.ratios[: found.runs], found.ratios[found.runs :], event, note)

@@ -104,8 +104,8 @@ class Statement:
         certificate = {"tier": "T2", "trusts": list(trusts), "runs": runs, "kappa": kappa}
         return found.with_measures(diagnostics={**found.measures["diagnostics"], "certificate": certificate})
 
-    def statistical(self, found: Transcripts, note: str, *, final: bool) -> Iterator[Finding]:
-        """T2, and T3 on the transcript and on what is finally sent."""
+    def statistical(self, found: Transcripts, note: str, *, final: Transcripts | None) -> Iterator[Finding]:
+        """T2, and T3 on the transcript and on what is finally sent, of the runs ``final`` (None: not that)."""
         confidence, delta = self.subject.confidence, self.subject.delta
         best = self._certificate(found)
         yield self.finding(
@@ -118,14 +118,12 @@ class Statement:
             n=2 * found.runs,
             note=f"{note}; {self._verdict(best)}",
         )
-        looks = [("t3_transcript", Adversary.ANALYST, found.ratios.unsqueeze(1))]
-        looks += [("t3_final", Adversary.SERVER, found.final)] if final else []
-        for attack, adversary, rows in looks:
+        looks = [("t3_transcript", Adversary.ANALYST, found.ratios.unsqueeze(1), found.runs)]
+        looks += [("t3_final", Adversary.SERVER, final.final, final.runs)] if final else []
+        for attack, adversary, rows, runs in looks:
             rng = self.subject.keys.fold(attack, self.surface).numpy()
-            bound = attack_runs(
-                rows[: found.runs], rows[found.runs :], delta=delta, generator=rng, confidence=confidence
-            )
-            ceiling = math.log(found.runs / 2 / 3.7)
+            bound = attack_runs(rows[:runs], rows[runs:], delta=delta, generator=rng, confidence=confidence)
+            ceiling = math.log(runs / 2 / 3.7)
             text = f"{note}; a perfect attack on so many runs reaches {ceiling:.2g}; {self._verdict(bound.value)}"
             yield self.finding(
                 attack,
@@ -134,7 +132,7 @@ class Statement:
                 epsilon_method=bound.method,
                 epsilon_validity=bound.validity,
                 confidence=confidence,
-                n=2 * found.runs,
+                n=2 * runs,
                 note=text + (SILENT if attack == "t3_final" else ""),
             )
 

@@ -45,12 +45,17 @@ class QueryStage:
         return float(self.plan.mechanisms[self.name].sampling_probability)
 
 
+class AllReleased(Exception):
+    """Raised after the last release: what follows is post-processing."""
+
+
 @dataclass
 class Recorder:
-    """Adds up each run's log ratio, release by release; a run is a partition."""
+    """Adds up each run's log ratio, release by release; a run is a partition. left: releases until it is enough, 0 = all."""
 
     stage: QueryStage
     ratios: Tensor
+    left: int = 0
 
     def __call__(self, mechanism: Mechanism, heeded: Heeded) -> None:
         if heeded.name != self.stage.name or not heeded.guests:
@@ -61,12 +66,18 @@ class Recorder:
         released = flat(heeded.released.value).unsqueeze(0)
         step = gaussian_log_ratio(released, flat(inside), flat(outside), heeded.released.noise_std)
         self.ratios[at] += subsampled_log_ratio(step.unsqueeze(1), self.stage.probability)[0]
+        self.left -= 1
+        if not self.left:
+            raise AllReleased
 
 
-def by_class(stage: QueryStage, runs: int, keys: Keys) -> Transcripts:
-    """One run per class, all in one call: the method's own release of 2R classes, R of them with the guest."""
+def by_class(stage: QueryStage, runs: int, keys: Keys, *, releases: int = 0) -> Transcripts:
+    """One run per class, all in one call: the method's own release of 2R classes, R of them with the guest.
+
+    releases: of a class, after which the runs end without images; 0 = they end with images.
+    """
     plan, total = stage.plan, 2 * runs
-    recorder = Recorder(stage, torch.zeros(total, dtype=torch.float64))
+    recorder = Recorder(stage, torch.zeros(total, dtype=torch.float64), releases * total)
     coins = keys.fold("coins").torch()
 
     def inside(name: str, partition: str | None) -> bool:
@@ -85,7 +96,10 @@ def by_class(stage: QueryStage, runs: int, keys: Keys) -> Transcripts:
     )
     records = copies(stage.guest, 0, total)
     records.y.copy_(torch.arange(total))
-    upload = _released(stage, ctx, holding(stage.shard, records))
+    try:
+        upload = _released(stage, ctx, holding(stage.shard, records))
+    except AllReleased:
+        return Transcripts(recorder.ratios, torch.zeros(total, 0))
     return Transcripts(recorder.ratios, _rows(upload, total))
 
 

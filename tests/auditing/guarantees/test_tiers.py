@@ -117,7 +117,7 @@ def test_certificates_of_a_sound_query_never_exceed_its_epsilon():
     one = subject(feddm(), {"embedding": mechanism}, runs=20)
     for seed in range(40):
         runs = on_transcript(mechanism, rows, 60, Keys(seed))
-        findings = Statement(one, one.surface("embedding"), exact, "closed form", "embedding").statistical(runs, "", final=False)
+        findings = Statement(one, one.surface("embedding"), exact, "closed form", "embedding").statistical(runs, "", final=None)
         found.append([f.measures["epsilon_measured"] for f in findings])
     worst = torch.tensor(found).max(0).values
     assert bool((worst <= exact).all()) and torch.tensor(found)[:, 0].median() > 0.3 * exact
@@ -127,12 +127,14 @@ def test_log_ratios_of_runs_by_class_follow_the_closed_form():
     """A record that fills the clip norm in K reads: ln P/Q ~ N(+-mu^2/2, mu^2) with mu = sqrt(K) / sigma."""
     one = subject(feddm(), {"embedding": ClippedSum(1.5, 0.1, 1.0, 10.0)})
     guests = guests_of(one)
-    runs = by_class(QueryStage(one.plan, one.snapshots[0], one.shard, "embedding", guests.x[0]), 200, Keys(3))
+    stage = QueryStage(one.plan, one.snapshots[0], one.shard, "embedding", guests.x[0])
+    runs, short = by_class(stage, 200, Keys(3)), by_class(stage, 200, Keys(3), releases=3)
     mu2 = 3 / 1.5**2
     for ratios, sign in ((runs.ratios[:200], 1), (runs.ratios[200:], -1)):
         assert float(ratios.mean()) == pytest.approx(sign * mu2 / 2, abs=4 * math.sqrt(mu2 / 200))
         assert float(ratios.var()) == pytest.approx(mu2, rel=0.45)
     assert runs.final.shape == (400, 2 * math.prod(SHAPE)) and len(runs.final.unique(dim=0)) == 400
+    assert torch.equal(short.ratios, runs.ratios) and short.final.shape == (400, 0)  # to the last release, and no images
 
 
 def test_stacked_steps_are_those_of_the_mechanism():
