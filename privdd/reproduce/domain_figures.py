@@ -101,7 +101,7 @@ def before_and_after(
             (f"{names[a]} and {names[b]}", *(spread([run[at][side] for run in values], 100) for side in (0, 1)))
             for at, (a, b) in enumerate(pairs)
         ),
-        "Squared MMD times 100, with the same Gaussian kernel in both columns; mean ± standard deviation over seeds. The "
+        "Squared MMD times 100 of up to 100 records and 100 images of each client, with the same Gaussian kernel in both columns; mean ± standard deviation over seeds. The "
         "paper says that distillation brings the clients closer together: then the second column is smaller.",
     )
     real, virtual = real_sets(made[0]), virtual_sets(made[0])
@@ -156,7 +156,7 @@ def _scatter(panels: dict[str, list[Points]], names: Sequence[str], seed: int) -
         for at, (panel, sets) in enumerate(panels.items()):
             part = figure.add_subplot(1, len(panels), at + 1)
             for index, (label, points) in enumerate(zip(names, flat_map(sets, seed))):
-                part.scatter(*points.T, s=9, marker="ox^sv"[index % 5], color=colour(index), label=label, lw=0)
+                part.scatter(*points.T, s=9, marker="osD^v"[index % 5], color=colour(index), label=label, lw=0)
             part.set(title=panel, xticks=[], yticks=[])
             part.grid(False)
         handles = figure.axes[0].get_legend_handles_labels()

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from privdd.reporting.style import SERIES
 from privdd.reproduce.analyses import ANALYSES, analysed
 from privdd.reproduce.domain_figures import bandwidth, flat_map, mmd
 from privdd.reproduce.entries import catalogue
@@ -63,6 +64,8 @@ def test_a_small_run_of_fedlgd_is_shown_in_every_way(tmp_path: Path) -> None:
     assert len(before.rows) == clients * (clients - 1) // 2 and all(len(one) == 3 for one in before.rows)
     assert [one[0] for one in regulariser.rows] == ["with it (lambda 10)", "without"]
     assert [plot.name for plot in plots] == ["tsne-domains", "tsne-regulariser", "virtual-images"]
+    for drawn in (plots[0].drawing, plots[1].drawing):
+        assert min(drawn.count(SERIES[0]), drawn.count(SERIES[1])) >= 10  # points of both clients are seen
     images, labels = row.virtual(0)
     assert len(images) == len(labels) and torch.equal(images[0], row.progress.memories[0]["images/x"][0, 0])
     assert len(plots[2].figure.axes) == 10 * (clients + 1) and all(plot.drawing.startswith("<?xml") for plot in plots)
