@@ -156,7 +156,8 @@ def _scatter(panels: dict[str, list[Points]], names: Sequence[str], seed: int) -
         for at, (panel, sets) in enumerate(panels.items()):
             part = figure.add_subplot(1, len(panels), at + 1)
             for index, (label, points) in enumerate(zip(names, flat_map(sets, seed))):
-                part.scatter(*points.T, s=9, marker="osD^v"[index % 5], color=colour(index), label=label, lw=0)
+                marker, x, y = "osD^v"[index % 5], points[:, 0], points[:, 1]
+                part.scatter(x, y, s=9, marker=marker, color=colour(index), label=label, lw=0)
             part.set(title=panel, xticks=[], yticks=[])
             part.grid(False)
         handles = figure.axes[0].get_legend_handles_labels()
