@@ -38,7 +38,7 @@ MAY_IMPORT["canary"] = {"core", "runtime", "tapping", "checking", "cli", "attack
 MAY_IMPORT["planted"] = {*MAY_IMPORT, "cli"}  # faults for the self-test: they are planted everywhere
 MAY_IMPORT["adapters"] = {*MAY_IMPORT, "cli"} - {"planted"}
 MAY_IMPORT["reproduce"] = {
-    "core", "models", "runtime", "privacy", "data", "federated", "training", "reporting", "cli", "attacks",
+    "core", "models", "runtime", "privacy", "data", "federated", "training", "distillation", "reporting", "cli", "attacks",
 }  # fmt: skip
 DOORS = {"__init__", "api", "audit", "check", "report", "selftest", "train", "verify"}  # the only modules at the top of privdd; they may import all
 

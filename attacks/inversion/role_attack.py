@@ -1,4 +1,4 @@
-"""FedFed's two model inversion attackers (Xiong et al. 2023, appendix E) as attacks of the audit."""
+"""FedFed's two model inversion attackers (Yang et al. 2023, appendix E) as attacks of the audit."""
 
 from __future__ import annotations
 

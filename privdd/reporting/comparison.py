@@ -39,9 +39,14 @@ def sentences(made: Sequence[Setting]) -> list[str]:
             said += _members_found(float(key), sorted(found, key=lambda one: one[:2]))
             break
     said += noise_words.several(run.findings.privacy for s in made for run in s.runs)
-    if len({(p.delta, p.unit, p.relation) for s in made for p in (r.findings.privacy for r in s.runs)}) > 1:
-        said.append("These runs do not share delta, unit and relation: their ε are not comparable.")
+    if not comparable(made):
+        said.append("These runs do not share δ, unit and neighbouring relation: their ε are not comparable.")
     return said
+
+
+def comparable(made: Sequence[Setting]) -> bool:
+    """Whether all runs state their epsilon at one delta, for one unit and one neighbouring relation."""
+    return len({(p.delta, p.unit, p.relation) for s in made for p in (r.findings.privacy for r in s.runs)}) <= 1
 
 
 def _members_found(fpr: float, found: Sequence[tuple[float, str, TprAt]]) -> list[str]:
@@ -100,6 +105,8 @@ def frontier(made: Sequence[Setting]) -> Plot | None:
     points = [FrontierPoint(s.method, s.epsilon, s.accuracies, s.measured, s.claim) for s in made]
     said = "; ".join(f"{s.label}: epsilon {words.number(s.epsilon)}, accuracy {words.share(s.accuracy)}" for s in made)
     caption = "Mean and range over seeds. Choosing the best point on private data costs privacy beyond its ε."
+    if not comparable(made):
+        caption = f"Read each point alone: these ε are not of one δ, unit and neighbouring relation. {caption}"
     return Plot("frontier", "Epsilon against accuracy", caption, f"{said}.", epsilon_figures.frontier(points))
 
 

@@ -83,6 +83,12 @@ class Setting:
         best = [strongest.best_pictures(run.findings.findings) for run in self.runs]
         return _middle([row.psnr for row in best if row is not None])
 
+    @property
+    def rebuilds(self) -> bool:
+        """Whether any seed's best picture is clearly above a blind guess, by the rule of ``strongest``."""
+        best = [strongest.best_pictures(run.findings.findings) for run in self.runs]
+        return any(strongest.rebuilds(row) for row in best if row is not None)
+
     def tpr(self, key: str) -> TprAt | None:
         """The strongest attack's rate at that false-positive rate, of the run in the middle of the seeds."""
         found = [at for at in (_strongest_at(run, key) for run in self.runs) if at is not None]

@@ -34,7 +34,7 @@ class PaperEntry:
     experiment: the file in configs/experiment whose rows it shows, "" where none are trained for it; kind: one of
     ``RUNS``, ``ELSEWHERE``, ``NOTHING``, ``OUT``; why: of the last three; needs: data sets of the paper that do not come
     with privdd; small: the columns that scale=small trains (empty: all);
-    features: measure x, x_s and x_r as well (``feature_kinds``).
+    features: measure x, x_s and x_r as well (``feature_kinds``); also: further tables and figures (``analyses``).
     """
 
     name: str
@@ -45,6 +45,7 @@ class PaperEntry:
     needs: tuple[str, ...] = ()
     small: tuple[str, ...] = ()
     features: bool = False
+    also: tuple[str, ...] = ()
     ahead: tuple[Ahead, ...] = ()
     overrides: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
@@ -73,9 +74,9 @@ def catalogue() -> Mapping[str, PaperEntry]:
 def _entry(name: str, part: Mapping[str, Any]) -> PaperEntry:
     given = dict(part)
     ahead = tuple(Ahead(**one) for one in given.pop("ahead", ()))
-    needs, small = tuple(given.pop("needs", ())), tuple(given.pop("small", ()))
+    needs, small, also = (tuple(given.pop(key, ())) for key in ("needs", "small", "also"))
     own = {scale: tuple(items) for scale, items in given.pop("overrides", {}).items()}
-    return PaperEntry(name, needs=needs, small=small, ahead=ahead, overrides=own, **given)
+    return PaperEntry(name, needs=needs, small=small, also=also, ahead=ahead, overrides=own, **given)
 
 
 def papers() -> Mapping[str, Mapping[str, Any]]:

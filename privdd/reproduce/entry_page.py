@@ -44,7 +44,7 @@ def write(found: Result, folder: Path) -> Path:
         .render(r=found, drawn=drawn, label=label, headline=headline, says=SAYS, tone=_tone(found))
     )
     write_bytes(folder / PAGE, text.encode(errors="replace"))
-    for several in drawn.values():
+    for several in (*drawn.values(), found.plots):
         for plot in several:
             save(plot.figure, plot.drawing, folder / "figures", plot.name)
     return folder / PAGE

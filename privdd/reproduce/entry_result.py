@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from privdd.cli.paper_rows import paper_of
+from privdd.reporting.plots import Plot
 from privdd.reproduce.entries import PaperEntry
 from privdd.reproduce.feature_kinds import ExtraTable
 from privdd.reproduce.fidelity_sheet import Difference, differences, lasting, stand_in
@@ -59,6 +60,7 @@ class Result:
     lasting: tuple[Mapping[str, str], ...]
     stand_in: str
     tables: tuple[ExtraTable, ...] = ()
+    plots: tuple[Plot, ...] = ()  # beside the curves; on the page alone
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -95,6 +97,7 @@ def result(
     made: Sequence[PaperCell],
     rows: Sequence[RowResult],
     tables: Sequence[ExtraTable] = (),
+    plots: Sequence[Plot] = (),
 ) -> Result:
     """Compare. Rows without all seeds take no part in what is said about the order."""
     paper = paper_of(entry.experiment)
@@ -104,7 +107,7 @@ def result(
     )
     return Result(
         entry, asked, paper["source"], paper["metric"], paper["best"], columns, tuple(uneven(entry, asked.scale, made)),
-        tuple(differences(entry, made)), tuple(lasting(entry)), stand_in(entry, asked.scale), tuple(tables),
+        tuple(differences(entry, made)), tuple(lasting(entry)), stand_in(entry, asked.scale), tuple(tables), tuple(plots),
     )  # fmt: skip
 
 

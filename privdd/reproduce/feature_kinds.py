@@ -91,14 +91,15 @@ def _trained(experiment: Experiment, records: Records, tests: Mapping[str, Recor
     return {kind: evaluate(model, state, tests[kind])[0] for kind in KINDS}
 
 
-def _spread(values: Sequence[float], factor: float = 1.0) -> str:
+def spread(values: Sequence[float], factor: float = 1.0) -> str:
+    """ "12.3 ± 0.4", the mean and the standard deviation (n - 1) of values times factor; of one value no deviation."""
     more = f" ± {factor * float(np.std(values, ddof=1)):.1f}" if len(values) > 1 else ""
     return f"{factor * float(np.mean(values)):.1f}{more}"
 
 
 def _accuracies(found: Sequence[Mapping[str, Mapping[str, float]]]) -> ExtraTable:
     rows = tuple(
-        (kind, *(_spread([one[f"trained on {kind}"][test] for one in found], 100) for test in KINDS)) for kind in KINDS
+        (kind, *(spread([one[f"trained on {kind}"][test] for one in found], 100) for test in KINDS)) for kind in KINDS
     )
     return ExtraTable(
         "Figure 17: trained on the row, tested on the column (accuracy in percent)",
@@ -110,7 +111,7 @@ def _accuracies(found: Sequence[Mapping[str, Mapping[str, float]]]) -> ExtraTabl
 
 def _likeness(found: Sequence[Mapping[str, Mapping[str, float]]]) -> ExtraTable:
     rows = tuple(
-        (kind, f"{PRINTED_PSNR[kind]:g}", _spread([one["psnr"][kind] for one in found])) for kind in ("x_r", "x_s")
+        (kind, f"{PRINTED_PSNR[kind]:g}", spread([one["psnr"][kind] for one in found])) for kind in ("x_r", "x_s")
     )
     note = "PSNR to x in dB, higher is more alike; pixels are clipped to [0, 1], as those of x_s below 0 are."
     return ExtraTable("Table 12: how alike x and its parts are", ("part", "paper", "here"), rows, note)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from privdd.cli.paper_rows import paper_of
 from privdd.core.errors import BadConfig
+from privdd.reproduce.analyses import analysed
 from privdd.reproduce.entries import PaperEntry, catalogue, find
 from privdd.reproduce.entry_page import headline, write
 from privdd.reproduce.entry_result import Result, result
@@ -33,7 +34,8 @@ def reproduced(entry: PaperEntry, asked: Wish) -> tuple[Result, Path, int]:
     failed = train(made, asked.seeds, rows, asked.jobs, entry.name)
     found = results(made, asked.seeds, rows, bool(paper_of(entry.experiment)["best"]), failed)
     extra = tables(made, asked.seeds, asked.out / asked.scale / "rows") if entry.features else []
-    compared = result(entry, asked, made, found, extra)
+    more, drawn = analysed(entry.also, made, asked.seeds, rows)
+    compared = result(entry, asked, made, found, [*extra, *more], drawn)
     return compared, write(compared, asked.out / asked.scale / entry.name), len(failed)
 
 

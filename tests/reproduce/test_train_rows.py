@@ -14,7 +14,10 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from torch.func import functional_call
+from torch.nn.functional import cross_entropy
 
+from privdd.reproduce.ball_figures import losses
 from privdd.reproduce.entries import Ahead, PaperEntry
 from privdd.reproduce.entry_figures import label, plots
 from privdd.reproduce.entry_page import PAGE
@@ -23,10 +26,13 @@ from privdd.reproduce.fidelity_sheet import DIRECTIONS
 from privdd.reproduce.plan_rows import cells
 from privdd.reproduce.reproduction import reproduced
 from privdd.reproduce.row_results import results
+from privdd.reproduce.stored_row import stored
 from privdd.reproduce.train_rows import train
 from privdd.reproduce.typed import Wish
 from privdd.runtime import processes
 from privdd.runtime.payload import packed, unpacked
+from tests.reporting.test_axe import look
+from tests.reporting.test_geometry import measure
 
 TINY = ("data=digits", "data.limit=120", "data.test_limit=60", "partition.clients=3", "model.width=4", "paper.terms.rounds=2", "algo.matching.iterations=2", "algo.server.epochs=2")
 AHEAD = Ahead("algo=feddm algo.rho=3", "algo=feddm algo.rho=10", "a <b>bold</b> claim")
@@ -125,6 +131,35 @@ class Reader(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         self.text += data
+
+
+def test_the_surrogate_and_the_radius_are_those_of_the_stored_rows(whole: tuple[Path, dict]) -> None:
+    """At distance 0 the loss on records is that of the model which the server had sent last, by hand."""
+    out, made = whole[0], cells(ENTRY, "small")
+    row = stored(made[0], 0, out / "small/rows" / ENTRY.experiment)
+    assert row is not None
+    last = row.progress.snapshots[1]
+    far, values = losses(row)
+    shard = row.experiment.shards[row.experiment.plan.victim].train
+    logits = functional_call(row.model.eval(), dict(last.broadcast["model"]), (shard.x,))
+    assert values[0, :, 0] == pytest.approx(float(cross_entropy(logits, shard.y)), rel=1e-4) and far[-1] == 2 * 3.0
+    found, page, _ = reproduced(replace(ENTRY, also=("surrogate", "images by round", "radius")), Wish(ENTRY.name, "small", (0, 1), 1, out))
+    near, radius = found.tables
+    assert [line[0] for line in near.rows] == [label(cell.row) for cell in made] and [line[0] for line in radius.rows] == ["3", "5", "10"]
+    assert len(found.plots) == 6 and f"{100 * found.columns[0].rows[0].mean:.1f}" in radius.rows[0][2]
+    figures = {path.name for path in (page.parent / "figures").iterdir()}
+    assert {f"{plot.name}.svg" for plot in found.plots} <= figures and "The surrogate within the ball" in page.read_text()
+    for path in [page.parent / "figures" / f"{plot.name}.{end}" for plot in found.plots for end in ("svg", "png")]:
+        path.unlink()  # the entry itself has none of these
+
+
+@pytest.mark.browser
+def test_a_browser_lays_the_page_out_and_axe_finds_nothing_serious(whole: tuple[Path, dict], tmp_path: Path) -> None:
+    reproduced(ENTRY, Wish(ENTRY.name, "small", (0, 1), 1, whole[0]))
+    text = (whole[0] / "small" / ENTRY.name / PAGE).read_text(encoding="utf-8")
+    for width, values in measure(text, tmp_path).items():
+        assert values["over"] <= 0 and values["broken"] == 0 and values["rows"] <= 200, (width, values)
+    assert [one for one in look(text, tmp_path, dark=True)["bad"] if one[0] in ("serious", "critical")] == []
 
 
 def test_the_page_is_whole_and_escaped(whole: tuple[Path, dict]) -> None:

@@ -157,7 +157,7 @@ def fedfed_3_3(run: FeatureRun) -> Claim:
 def fedfed_3_4(run: FeatureRun) -> Claim:
     """Yang et al. 2023 (FedFed), Theorem 3.4 as printed in appendix D.7, over k clients, at its total delta."""
     value = printed_composition(run.lemma(), run.clients, run.delta_hat)
-    note = "the theorem it cites has sqrt(k eps^2) / delta_hat where the paper prints sqrt(k eps^2 / delta_hat)"
+    note = "it misprints the theorem that it cites: sqrt(k eps^2 / delta_hat) for sqrt(k eps^2) / delta_hat"
     return _composed("Yang 2023, Theorem 3.4 as printed", run, value, run.own_values[0], note)
 
 
