@@ -97,7 +97,7 @@ class FedDMGuided(DPHead):
 
     def _sums(self, records: Records, ctx: ClientContext) -> Artifact:
         """Of each class: the sum of what its records add (``_added``), and their number."""
-        part = self._added(records.x) * math.sqrt(1 - COUNTED**2)
+        part = self._counted(records.x)
         rows = torch.cat([part, torch.full_like(part[:, :1], COUNTED)], 1)
         made = [_released(SUMS, rows[records.y == label], ctx, f"label:{label}") for label in ctx.problem.class_list]
         total = torch.stack([sums for sums, _ in made])
@@ -116,6 +116,10 @@ class FedDMGuided(DPHead):
         """What records (n, c, h, w) add to a sum: how they look, over ``reach`` and at most 1 long."""
         looks = self.looks(x)
         return looks / looks.norm(dim=1, keepdim=True).clamp_min(self.reach)
+
+    def _counted(self, x: Tensor) -> Tensor:
+        """Of that, what leaves room for the number that counts the record."""
+        return self._added(x) * math.sqrt(1 - COUNTED**2)
 
     def aggregate(self, server: State, inbox: Sequence[Received], keys: Keys) -> State:
         """The head's next step; after the last round, the data set and a network that is trained on it."""
@@ -180,7 +184,7 @@ class FedDMGuided(DPHead):
 
     def maps(self, broadcast: Mapping[str, Tensors], memory: State, problem: Problem) -> dict[str, Any]:
         """A record to what it adds to its class's sum."""
-        return {"embedding": self._added, "public": self._added}
+        return {"embedding": self._counted, "public": self._counted}
 
 
 def _released(name: str, rows: Tensor, ctx: ClientContext, cell: str | None = None) -> tuple[Tensor, float]:
