@@ -87,10 +87,9 @@ class DPHead(PublicMap):
         gradient = total / records
         velocity = self.momentum * server["velocity/head.weight"] + gradient
         noise = torch.stack([s["variance"] for s in sent]).sum(0).sqrt() / records
-        step = self._step(noise)
-        weight = server["model/head.weight"] - step * velocity
+        weight = server["model/head.weight"] - self._step(noise) * velocity
         return {**server, "model/head.weight": weight, "velocity/head.weight": velocity, "seen/count": count,
-                "seen/rounds": rounds, "seen/step": step}  # fmt: skip
+                "seen/rounds": rounds, "seen/noise": noise}  # fmt: skip
 
     def _step(self, noise: Tensor) -> Tensor:
         """The length of a step along a mean gradient with noise of this standard deviation, (1,)."""

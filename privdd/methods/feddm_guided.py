@@ -34,6 +34,7 @@ from privdd.training.local import outputs
 from privdd.training.server import ServerTraining, train_on
 
 SUMS, MOMENTS = "class_sums", "second_moments"
+SURE = 3  # the head is trusted wholly where its steps could be noisier by this factor before they were shortened
 COUNTED = 0.3  # of a record's length, how much counts it
 
 
@@ -140,7 +141,8 @@ class FedDMGuided(DPHead):
         def score(x: Tensor) -> Tensor:
             return self.rows(x) @ weight.T
 
-        sure = float(server["seen/step"]) / self.lr  # 1 where noise did not ask for shorter steps
+        noise = self.lr * float(server["seen/noise"])  # of a whole step
+        sure = 1.0 if self.noisiest is None else min(1.0, self.noisiest / (SURE * max(noise, 1e-30)))
         x, soft = guided_set(self._classes(server, shape), self.looks, score, shape, self.guiding, keys, sure)
         start = initial(self.model, shape, classes, keys.fold("network").torch())
 
