@@ -41,7 +41,7 @@ METHODS: Mapping[str, tuple[str, ...]] = {
     ),
     "feddm_guided_dp": (
         "algo=feddm_guided_dp", "algo.rounds=60", "algo.reads=22", "algo.varied_reads=4", "algo.guiding.images=12000",
-        "algo.server.epochs=5", "algo.server.batch_size=100", "algo.server.lr=0.02",
+        "algo.server.epochs=5", "algo.server.batch_size=100",
     ),
     "feddm_dp": ("algo=feddm_dp", "algo.rounds=4", "algo.reads=2", "privacy.clip_norm=5"),
     "DP-FedAvg": (

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -35,6 +35,7 @@ from privdd.training.server import ServerTraining, train_on
 
 SUMS, MOMENTS = "class_sums", "second_moments"
 SURE = 3  # the head is trusted wholly where its steps could be noisier by this factor before they were shortened
+FASTER, LONGER = 1.5, 0.6  # by how much more of lr and epochs a network learns from a head that is trusted wholly
 COUNTED = 0.3  # of a record's length, how much counts it
 
 
@@ -43,7 +44,7 @@ class FedDMGuided(DPHead):
     """model: the network that is trained on the images (no batch norm); looks: the public map in which classes are
     modelled and images drawn; varied: the coarser one in which records differ within a class; reach: looks longer than
     this are shortened; reads, varied_reads: the first rounds, in which class sums and second moments are released
-    beside the head's gradients; guiding: how images are drawn and labelled; server: the network's training.
+    beside the head's gradients; guiding: how images are drawn and labelled; server: the network's training (longer where the head is sure).
     """
 
     model: ModelSpec
@@ -151,7 +152,9 @@ class FedDMGuided(DPHead):
 
         at = torch.arange(len(x))
         network = skeleton(self.model, shape, classes)
-        trained = train_on(network, start, Records(x, at, at), self.server, keys.fold("batch").torch(), loss)
+        server_lr, epochs = self.server.lr * (1 + FASTER * sure), self.server.epochs * (1 + LONGER * sure)
+        training = replace(self.server, lr=server_lr, epochs=epochs)  # longer, it learns the noise of noisy labels
+        trained = train_on(network, start, Records(x, at, at), training, keys.fold("batch").torch(), loss)
         labels = {"y": soft.argmax(1), "soft": soft}
         return {"images/x": x, **pack("labels", labels), **pack("network", trained)}
 
