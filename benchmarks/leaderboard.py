@@ -32,7 +32,7 @@ HEAD = ("algo=dp_head", "algo.rows.extractor.side=64")
 METHODS: Mapping[str, tuple[str, ...]] = {
     "dp_means": ("algo=dp_means", "algo.rows.extractor.side=64"),
     "dp_moments": ("algo=dp_moments", "algo.rows.extractor.side=64"),
-    "dp_head": (*HEAD, "algo.rounds=30"),
+    "dp_head": (*HEAD, "algo.rounds=60"),
     "dp_head, secagg": (*HEAD, "algo.rounds=60", "algo.lr=15", "algo.rows.width=400", "trust=secagg"),
     "dp_means, secagg": ("algo=dp_means", "algo.rows.extractor.side=64", "trust=secagg"),
     "dp_moments, secagg": ("algo=dp_moments", "algo.rows.extractor.side=64", "trust=secagg"),
@@ -40,8 +40,8 @@ METHODS: Mapping[str, tuple[str, ...]] = {
         "algo=feddm_public_dp", "algo.least=40", "algo.fitting.steps=80", "algo.extractor.layers=[1,2,3]", "algo.extractor.grid=3",
     ),
     "feddm_guided_dp": (
-        "algo=feddm_guided_dp", "algo.rounds=30", "algo.reads=11", "algo.varied_reads=2", "algo.guiding.images=8000",
-        "algo.server.epochs=6", "algo.server.batch_size=100", "algo.server.lr=0.02",
+        "algo=feddm_guided_dp", "algo.rounds=60", "algo.reads=22", "algo.varied_reads=4", "algo.guiding.images=12000",
+        "algo.server.epochs=5", "algo.server.batch_size=100",
     ),
     "feddm_dp": ("algo=feddm_dp", "algo.rounds=4", "algo.reads=2", "privacy.clip_norm=5"),
     "DP-FedAvg": (

@@ -40,6 +40,7 @@ PARTS = frozenset(  # classes without a role, of which methods and attacks are p
         "privdd.distillation.coarse_pixels.CoarsePixels",
         "privdd.distillation.guided_images.Guiding",
         "privdd.distillation.public_features.AlexNet",
+        "privdd.distillation.random_features.RandomCosine",
         "privdd.distillation.public_head.PublicRows",
         "privdd.distillation.virtual_images.Virtual",
         "privdd.models.ModelSpec",

@@ -22,6 +22,7 @@ from privdd.core.types import Records, Shard
 from privdd.distillation.initial_images import smooth_images
 from privdd.distillation.networks import embedded
 from privdd.distillation.public_features import AlexNet
+from privdd.distillation.random_features import RandomCosine
 from privdd.models.layers import Classifier
 
 CENTRED = 64  # public images of smooth noise whose mean embedding is taken off
@@ -41,7 +42,7 @@ class PublicRows:
     images of smooth noise. A row depends on its image alone.
     """
 
-    extractor: AlexNet
+    extractor: AlexNet | RandomCosine
     width: int = 800
     constant: float = 0.3
 
@@ -94,13 +95,13 @@ _MEMORY = _Memory()
 class _Known:
     """A map as a key of a cache, by what it says of itself: its settings may hold lists."""
 
-    extractor: AlexNet
+    extractor: AlexNet | RandomCosine
 
     def __hash__(self) -> int:
         return hash(repr(self))
 
 
-def centre_of(extractor: AlexNet, shape: tuple[int, int, int], keys: Keys) -> Tensor:
+def centre_of(extractor: AlexNet | RandomCosine, shape: tuple[int, int, int], keys: Keys) -> Tensor:
     """The mean embedding (p,) of ``CENTRED`` images of smooth noise, drawn from public ``keys``."""
     return _centre(_Known(extractor), shape, keys)
 

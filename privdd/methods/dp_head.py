@@ -30,7 +30,8 @@ COUNTED = 0.25  # share of the clip norm with which a record is counted: the res
 @dataclass(frozen=True, kw_only=True)
 class DPHead(PublicMap):
     """rounds: steps, each of which is one noised release by every client; lr: of a step along the sum of what the
-    clients sent over the number of records; momentum: heavy ball, of the server; local_steps: noised
+    clients sent over the number of records; noisiest: a step is made so much shorter that the noise in it has at most
+    this standard deviation in every number (None: never); momentum: heavy ball, of the server; local_steps: noised
     steps that a client takes by itself between two rounds (1: gradient descent; more: DP-FedAvg).
 
     Each record adds its gradient and, beside it, a constant: so the number of records is known as
@@ -39,6 +40,7 @@ class DPHead(PublicMap):
 
     rounds: int
     lr: float = 40.0
+    noisiest: float | None = None
     momentum: float = 0.9
     local_steps: int = 1
 
@@ -51,6 +53,8 @@ class DPHead(PublicMap):
                 raise ValueError(f"{name}={getattr(self, name)!r}: at least 1")
         if not 0 < self.lr < float("inf"):
             raise ValueError(f"lr={self.lr!r}: a finite number above 0")
+        if self.noisiest is not None and not 0 < self.noisiest < float("inf"):
+            raise ValueError(f"noisiest={self.noisiest!r}: a finite number above 0, or null")
         if not 0 <= self.momentum < 1:
             raise ValueError(f"momentum={self.momentum!r}: a number in [0, 1)")
 
@@ -68,7 +72,9 @@ class DPHead(PublicMap):
             sums = _released(weight, rows, shard.train, ctx)
             total, count = total + sums["head.weight"], count + sums["count"]
             weight = weight - self.lr / self.local_steps * sums["head.weight"] / sums["count"].clamp_min(1)
-        value = {"head.weight": total / self.local_steps, "count": count / self.local_steps}
+        std = float(ctx.mechanisms[QUERY].noise_std) if private else 0.0  # type: ignore[attr-defined]
+        variance = torch.tensor([std**2 / self.local_steps])
+        value = {"head.weight": total / self.local_steps, "count": count / self.local_steps, "variance": variance}
         return {"gradient": Artifact(value, private=private)}, {}
 
     def aggregate(self, server: State, inbox: Sequence[Received], keys: Keys) -> State:
@@ -77,11 +83,18 @@ class DPHead(PublicMap):
         count = server["seen/count"] + torch.stack([s["count"] for s in sent]).sum(0)
         rounds = server["seen/rounds"] + 1
         total = torch.stack([s["head.weight"].double() for s in sent]).sum(0).float()
-        gradient = total / (count / rounds).clamp_min(1)
+        records = (count / rounds).clamp_min(1)
+        gradient = total / records
         velocity = self.momentum * server["velocity/head.weight"] + gradient
-        weight = server["model/head.weight"] - self.lr * velocity
+        noise = torch.stack([s["variance"] for s in sent]).sum(0).sqrt() / records
+        weight = server["model/head.weight"] - self._step(noise) * velocity
         return {**server, "model/head.weight": weight, "velocity/head.weight": velocity, "seen/count": count,
-                "seen/rounds": rounds}  # fmt: skip
+                "seen/rounds": rounds, "seen/noise": noise}  # fmt: skip
+
+    def _step(self, noise: Tensor) -> Tensor:
+        """The length of a step along a mean gradient with noise of this standard deviation, (1,)."""
+        longest = torch.full_like(noise, self.lr)
+        return longest if self.noisiest is None else longest.minimum(self.noisiest / noise.clamp_min(1e-30))
 
     def adds_up(self, mechanisms: Mapping[str, Mechanism]) -> Literal["sum", "mean"] | None:
         """Where a client takes one step between two rounds: more of them, each from where the last one led, do not add."""

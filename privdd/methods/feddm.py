@@ -45,6 +45,7 @@ from privdd.distillation.private_matching import (
     spent,
 )
 from privdd.distillation.public_features import AlexNet
+from privdd.distillation.random_features import RandomCosine
 from privdd.federated.channel import ClientContext
 from privdd.federated.method import Method
 from privdd.models import ModelSpec, build, initial
@@ -85,7 +86,7 @@ class FedDM(Method):
     rho: float = 5.0
     logits: bool = True
     reads: int = 4
-    extractor: AlexNet | None = None
+    extractor: AlexNet | RandomCosine | None = None
     fitting: Fitting | None = None
     least: float = 0.0
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -34,7 +34,8 @@ from privdd.training.local import outputs
 from privdd.training.server import ServerTraining, train_on
 
 SUMS, MOMENTS = "class_sums", "second_moments"
-SENT = {SUMS: "prototypes", MOMENTS: "moments"}
+SURE = 3  # the head is trusted wholly where its steps could be noisier by this factor before they were shortened
+FASTER, LONGER = 1.5, 0.6  # by how much more of lr and epochs a network learns from a head that is trusted wholly
 COUNTED = 0.3  # of a record's length, how much counts it
 
 
@@ -43,7 +44,7 @@ class FedDMGuided(DPHead):
     """model: the network that is trained on the images (no batch norm); looks: the public map in which classes are
     modelled and images drawn; varied: the coarser one in which records differ within a class; reach: looks longer than
     this are shortened; reads, varied_reads: the first rounds, in which class sums and second moments are released
-    beside the head's gradients; guiding: how images are drawn and labelled; server: the network's training.
+    beside the head's gradients; guiding: how images are drawn and labelled; server: the network's training (longer where the head is sure).
     """
 
     model: ModelSpec
@@ -55,11 +56,9 @@ class FedDMGuided(DPHead):
     varied_reads: int = 1
     reach: float = 0.4
 
-    uploads: ClassVar[Mapping[str, Surface]] = {
-        **DPHead.uploads, "prototypes": Surface.PROTOTYPES, "moments": Surface.STATISTICS,
-    }  # fmt: skip
+    uploads: ClassVar[Mapping[str, Surface]] = {**DPHead.uploads, "prototypes": Surface.PROTOTYPES}
     queries: ClassVar[Mapping[str, Surface]] = {
-        **DPHead.queries, SUMS: Surface.PROTOTYPES, MOMENTS: Surface.STATISTICS,
+        **DPHead.queries, SUMS: Surface.PROTOTYPES, MOMENTS: Surface.PROTOTYPES,
     }  # fmt: skip
     broadcasts: ClassVar[Mapping[str, Surface]] = {
         "model": Surface.GLOBAL_MODEL,
@@ -70,9 +69,11 @@ class FedDMGuided(DPHead):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("reads", "varied_reads"):
-            if not 1 <= getattr(self, name) <= self.rounds:
-                raise ValueError(f"{name}={getattr(self, name)!r}: at least 1, and at most rounds={self.rounds}")
+        for name, most in (("reads", "rounds"), ("varied_reads", "reads")):
+            if not 1 <= getattr(self, name) <= getattr(self, most):
+                raise ValueError(
+                    f"{name}={getattr(self, name)!r}: at least 1, and at most {most}={getattr(self, most)}"
+                )
         if not 0 < self.reach < float("inf"):
             raise ValueError(f"reach={self.reach!r}: a finite number above 0")
         if self.varied.side > self.looks.side:
@@ -87,45 +88,49 @@ class FedDMGuided(DPHead):
         self, broadcast: Mapping[str, Tensors], rows: Tensor, shard: Shard, ctx: ClientContext
     ) -> tuple[Upload, State]:
         upload = dict(super().from_rows(broadcast, rows, shard, ctx)[0])
-        for name in self._reads(ctx.round):
-            read = self._sums if name == SUMS else self._moments
-            upload[SENT[name]] = read(self._taken(name, shard.train, ctx), ctx)
+        read = {SUMS: self._sums, MOMENTS: self._moments}
+        parts = [read[name](self._taken(name, shard.train, ctx), ctx) for name in self._reads(ctx.round)]
+        if parts:
+            private = all(ctx.protected(name) for name in self._reads(ctx.round))
+            upload["prototypes"] = Artifact({k: t for part in parts for k, t in part.items()}, private=private)
         return upload, {}
 
     def _taken(self, name: str, records: Records, ctx: ClientContext) -> Records:
         return records.take(ctx.sample(name, len(records)).to(records.y.device)) if ctx.protected(name) else records
 
-    def _sums(self, records: Records, ctx: ClientContext) -> Artifact:
+    def _sums(self, records: Records, ctx: ClientContext) -> State:
         """Of each class: the sum of what its records add (``_added``), and their number."""
-        part = self._added(records.x) * math.sqrt(1 - COUNTED**2)
+        part = self._counted(records.x)
         rows = torch.cat([part, torch.full_like(part[:, :1], COUNTED)], 1)
         made = [_released(SUMS, rows[records.y == label], ctx, f"label:{label}") for label in ctx.problem.class_list]
         total = torch.stack([sums for sums, _ in made])
-        value = {"sum": total[:, :-1], "count": total[:, -1] / COUNTED, "variance": torch.tensor([made[0][1]])}
-        return Artifact(value, private=ctx.protected(SUMS))
+        return {"sum": total[:, :-1], "count": total[:, -1] / COUNTED, "variance": torch.tensor([made[0][1]])}
 
-    def _moments(self, records: Records, ctx: ClientContext) -> Artifact:
+    def _moments(self, records: Records, ctx: ClientContext) -> State:
         """The upper triangle of the sum of a a' over what records add, off the diagonal times sqrt(2): as long as it."""
         added = self._added(records.x)[:, self.varied.among(self.looks, ctx.problem.shape)]
         down, right = torch.triu_indices(added.shape[1], added.shape[1])
         rows = added[:, down] * added[:, right] * torch.where(down == right, 1.0, math.sqrt(2))
         total, variance = _released(MOMENTS, rows, ctx)
-        return Artifact({"sum": total, "variance": torch.tensor([variance])}, private=ctx.protected(MOMENTS))
+        return {"moments": total, "moments_variance": torch.tensor([variance])}
 
     def _added(self, x: Tensor) -> Tensor:
         """What records (n, c, h, w) add to a sum: how they look, over ``reach`` and at most 1 long."""
         looks = self.looks(x)
         return looks / looks.norm(dim=1, keepdim=True).clamp_min(self.reach)
 
+    def _counted(self, x: Tensor) -> Tensor:
+        """Of that, what leaves room for the number that counts the record."""
+        return self._added(x) * math.sqrt(1 - COUNTED**2)
+
     def aggregate(self, server: State, inbox: Sequence[Received], keys: Keys) -> State:
         """The head's next step; after the last round, the data set and a network that is trained on it."""
         clients = in_order(inbox)
         server = super().aggregate(server, inbox, keys)
-        for upload in (SENT[name] for name in self._reads(clients[0].round)):
-            sent = [one.values[upload] for one in clients]
-            for name in sent[0]:
-                total = torch.stack([one[name].double() for one in sent]).sum(0)
-                server[f"{upload}/{name}"] = server.get(f"{upload}/{name}", 0.0) + total
+        sent = [one.values["prototypes"] for one in clients if "prototypes" in one.values]
+        for name in sent[0] if sent else ():
+            total = torch.stack([one[name].double() for one in sent]).sum(0)
+            server[f"sums/{name}"] = server.get(f"sums/{name}", 0.0) + total
         if clients[0].round + 1 == self.rounds:
             server |= self._published(server, keys)
         return server
@@ -137,7 +142,9 @@ class FedDMGuided(DPHead):
         def score(x: Tensor) -> Tensor:
             return self.rows(x) @ weight.T
 
-        x, soft = guided_set(self._classes(server, shape), self.looks, score, shape, self.guiding, keys)
+        noise = self.lr * float(server["seen/noise"])  # of a whole step
+        sure = 1.0 if self.noisiest is None else min(1.0, self.noisiest / (SURE * max(noise, 1e-30)))
+        x, soft = guided_set(self._classes(server, shape), self.looks, score, shape, self.guiding, keys, sure)
         start = initial(self.model, shape, classes, keys.fold("network").torch())
 
         def loss(net: nn.Module, images: Tensor, at: Tensor) -> Tensor:
@@ -145,23 +152,23 @@ class FedDMGuided(DPHead):
 
         at = torch.arange(len(x))
         network = skeleton(self.model, shape, classes)
-        trained = train_on(network, start, Records(x, at, at), self.server, keys.fold("batch").torch(), loss)
+        server_lr, epochs = self.server.lr * (1 + FASTER * sure), self.server.epochs * (1 + LONGER * sure)
+        training = replace(self.server, lr=server_lr, epochs=epochs)  # longer, it learns the noise of noisy labels
+        trained = train_on(network, start, Records(x, at, at), training, keys.fold("batch").torch(), loss)
         labels = {"y": soft.argmax(1), "soft": soft}
         return {"images/x": x, **pack("labels", labels), **pack("network", trained)}
 
     def _classes(self, server: State, shape: tuple[int, int, int]) -> ClassModel:
         """How the records of each class look, by the mean of all reads."""
         at, unit = self.varied.among(self.looks, shape), self.reach / math.sqrt(1 - COUNTED**2)
-        sums, moments = (
-            {n: t / (reads**2 if n == "variance" else reads) for n, t in unpack(SENT[query], server).items()}
-            for query, reads in ((SUMS, self.reads), (MOMENTS, self.varied_reads))
-        )
-        square = moments["sum"].new_zeros(len(at), len(at))
+        sums, twice = unpack("sums", server), self.varied_reads
+        square = sums["moments"].new_zeros(len(at), len(at))
         down, right = torch.triu_indices(len(at), len(at))
-        square[down, right] = moments["sum"] / torch.where(down == right, 1.0, math.sqrt(2)).to(square)
-        square = torch.where(square != 0, square, square.T) * self.reach**2
-        given = {"sum": sums["sum"] * unit, "count": sums["count"], "variance": sums["variance"] * unit**2,
-                 "moments": square, "moments_variance": moments["variance"] * self.reach**4}  # fmt: skip
+        square[down, right] = sums["moments"] / torch.where(down == right, 1.0, math.sqrt(2)).to(square) / twice
+        given = {"sum": sums["sum"] * unit / self.reads, "count": sums["count"] / self.reads,
+                 "variance": sums["variance"] * (unit / self.reads) ** 2,
+                 "moments": (square + square.triu(1).T) * self.reach**2,
+                 "moments_variance": sums["moments_variance"] * (self.reach**2 / twice) ** 2}  # fmt: skip
         return class_model(given, self.looks.bands(shape), at)
 
     def init(self, problem: Problem, keys: Keys) -> State:
@@ -180,7 +187,7 @@ class FedDMGuided(DPHead):
 
     def maps(self, broadcast: Mapping[str, Tensors], memory: State, problem: Problem) -> dict[str, Any]:
         """A record to what it adds to its class's sum."""
-        return {"embedding": self._added, "public": self._added}
+        return {"embedding": self._counted, "public": self._counted}
 
 
 def _released(name: str, rows: Tensor, ctx: ClientContext, cell: str | None = None) -> tuple[Tensor, float]:

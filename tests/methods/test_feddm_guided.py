@@ -14,7 +14,7 @@ from privdd.core.keys import Keys
 from privdd.core.types import Records
 from privdd.distillation.class_model import ClassModel, class_model
 from privdd.distillation.coarse_pixels import GREY, CoarsePixels
-from privdd.distillation.guided_images import Guiding, guided_set, varied
+from privdd.distillation.guided_images import Guiding, guided_set, textured, varied
 from privdd.methods.feddm_guided import FedDMGuided
 from tests.federations import finished, tiny
 
@@ -155,15 +155,38 @@ def test_varied_images_stay_images_and_are_the_pool_where_nothing_is_varied() ->
 def test_labels_are_the_heads_and_the_classes_that_images_were_drawn_from(share: float) -> None:
     model = ClassModel(torch.rand(3, 64), torch.zeros(0, 64), torch.arange(64))
     guiding, looks = replace(SMALL, own=share, mixing=0.0, temperature=2.0), CoarsePixels(8)
-    made = [guided_set(model, looks, lambda x: x.flatten(1)[:, :3], (1, 8, 8), guiding, Keys(3)) for _ in range(2)]
+    made = [guided_set(model, looks, lambda x: x.flatten(1)[:, :3], (1, 8, 8), guiding, Keys(3), 0.0) for _ in range(2)]
     assert all(torch.equal(first, second) for first, second in zip(*made, strict=True))  # of its arguments alone
     x, soft = made[0]
     rest = soft - (1 - share) * torch.softmax(2 * x.flatten(1)[:, :3], 1)
     assert torch.allclose(rest.sort(1).values, share * torch.tensor([0.0, 0.0, 1.0]).expand(30, 3), atol=1e-5)
+    x, soft = guided_set(model, looks, lambda x: x.flatten(1)[:, :3], (1, 8, 8), guiding, Keys(3), 1.0)
+    assert torch.allclose(soft, torch.softmax(2 * x.flatten(1)[:, :3], 1), atol=1e-6)  # a sure head's alone
+
+
+def test_textures_are_as_strong_as_they_may_be_and_none_where_there_are_to_be_none() -> None:
+    images = torch.full((400, 2, 9, 7), 0.5)
+    assert torch.equal(textured(images, 0.0, torch.Generator()), images)
+    laid = textured(images, 0.1, torch.Generator().manual_seed(0))
+    assert laid.shape == images.shape and float(laid.min()) >= 0 and float(laid.max()) <= 1
+    assert 0.02 < float((laid - 0.5).std()) < 0.1
+    rough = (laid[..., 1:] - laid[..., :-1]).square().mean((1, 2, 3)) / laid.var((1, 2, 3))
+    assert float(rough.quantile(0.9)) > 5 * float(rough.quantile(0.1))  # of several scales
+
+
+@weights
+def test_the_head_is_trusted_by_public_numbers_alone() -> None:
+    """At little noise labels are the head's alone; at much, most of each is of the class that an image was drawn from."""
+    for noise, sure in ((1e-3, True), (30, False)):
+        experiment = tiny("feddm_guided_dp", *ALL, f"privacy.noise_multiplier={noise}", "algo.guiding.mixing=0")
+        method, server = experiment.plan.method, finished(experiment).server
+        head = torch.softmax(0.75 * method.rows.of(server["images/x"]) @ server["model/head.weight"].T, 1)  # type: ignore[attr-defined]
+        assert torch.allclose(server["labels/soft"], head, atol=1e-3) == sure
+        assert (float(server["labels/soft"].max(1).values.min()) > 0.55) == (not sure)
 
 
 @pytest.mark.parametrize(
-    ("key", "value"), [("images", 0), ("temperature", 0.0), ("mixing", 2.0), ("moves", -1.0), ("own", 1.5)]
+    ("key", "value"), [("images", 0), ("temperature", 0.0), ("mixing", 2.0), ("moves", -1.0), ("own", 1.5), ("texture", -0.1)]
 )
 def test_settings_without_a_meaning_are_refused(key: str, value: float) -> None:
     with pytest.raises(ValueError, match=f"guiding.{key}="):
@@ -172,7 +195,7 @@ def test_settings_without_a_meaning_are_refused(key: str, value: float) -> None:
 
 @weights
 @pytest.mark.parametrize(("override", "named"), [
-    ("algo.reads=0", "reads=0"), ("algo.varied_reads=9", "varied_reads=9: at least 1, and at most rounds=2"),
+    ("algo.reads=0", "reads=0"), ("algo.varied_reads=9", "varied_reads=9: at least 1, and at most reads=2"),
     ("algo.varied.side=13", "varied.side=13"), ("algo.reach=0", "reach=0"),
     ("model.norm=batch", "model.norm=batch"),
 ])  # fmt: skip

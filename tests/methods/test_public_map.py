@@ -11,11 +11,12 @@ import torch.nn.functional as F
 from attacks.lpips_weights import pretrained
 from privdd.core.types import Records
 from privdd.federated.experiment import Experiment
-from privdd.federated.simulation import Progress
+from privdd.federated.simulation import Progress, start, step
 from privdd.methods.dp_head import DPHead
 from privdd.methods.dp_means import DPMeans
 from privdd.methods.dp_moments import DPMoments
 from privdd.methods.public_map import PublicMap
+from privdd.runtime.engine import Engine
 from tests.federations import finished, tiny
 
 torch.set_num_threads(1)
@@ -91,6 +92,20 @@ def test_without_noise_it_is_gradient_descent_with_momentum() -> None:
     assert torch.allclose(found, weight.detach(), atol=1e-3)
 
 
+@pytest.mark.parametrize(("noisiest", "trust"), [(None, "local"), (0.01, "local"), (0.01, "secagg"), (1e6, "local")])
+def test_a_step_is_as_long_as_its_noise_allows(noisiest: float | None, trust: str) -> None:
+    """From public numbers: the noise of the mean gradient, z C sqrt(clients) / records (one client's under secagg)."""
+    experiment = tiny("dp_head", *ALL, "privacy.noise_multiplier=4", "algo.lr=7", f"algo.noisiest={noisiest or 'null'}",
+                      f"trust={trust}", *(["trust.colluding=0"] if trust == "secagg" else []))  # fmt: skip
+    plan = experiment.plan
+    progress = step(plan, start(plan, experiment.ledger()), experiment.shards, Engine())[0]
+    moved, velocity = (progress.server[f"{name}/head.weight"].norm() for name in ("model", "velocity"))
+    added = 1 if trust == "secagg" else len(experiment.shards)
+    noise = 4 * 0.4 * added**0.5 / max(float(progress.server["seen/count"]), 1.0)
+    expected = 7.0 if noisiest is None else min(7.0, noisiest / noise)
+    assert float(moved / velocity) == pytest.approx(expected, rel=1e-3)
+
+
 def test_local_steps_are_federated_averaging_in_the_map() -> None:
     """Of two steps without noise, a client sends the mean of its gradients at the two points; each step is a release."""
     experiment = tiny("dp_head", "privacy=none", "algo.lr=5", "algo.local_steps=2")
@@ -124,7 +139,7 @@ def test_the_ledger_counts_the_releases_that_were_foretold(algo: str) -> None:
 
 
 @pytest.mark.parametrize(("algo", "override", "named"), [
-    ("dp_head", "algo.lr=0", "lr=0"), ("dp_head", "algo.momentum=1", "momentum=1"),
+    ("dp_head", "algo.lr=0", "lr=0"), ("dp_head", "algo.noisiest=0", "noisiest=0"), ("dp_head", "algo.momentum=1", "momentum=1"),
     ("dp_head", "algo.local_steps=0", "local_steps=0"), ("dp_means", "algo.least=1", "least=1"),
     ("dp_moments", "algo.ridge=-1", "ridge=-1"), ("dp_moments", "algo.share=1", "share=1"),
 ])  # fmt: skip

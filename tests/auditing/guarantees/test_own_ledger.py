@@ -22,6 +22,7 @@ RUNS = {
     "dpsgd": ("fedavg", "privacy=dpsgd", "privacy.sampling_probability=0.2"),
     "feddm_dp": ("feddm_dp",),
     "client": ("fedavg", "privacy=client"),
+    "adaptive": ("fedavg_adaptive",),
 }
 
 

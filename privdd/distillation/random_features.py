@@ -1,0 +1,49 @@
+"""Random cosine features (Rahimi and Recht 2007): a public map that needs no pre-training and no download."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from privdd.core.keys import Keys
+
+
+@dataclass(frozen=True)
+class RandomCosine:
+    """Images (b, c, h, w) in [0, 1] -> (b, count), each of norm at most sqrt(2) and about 1.
+
+    phi(x) = sqrt(2 / count) cos(W x + u), W normal and u uniform, drawn once from a public stream. Then phi(x) . phi(y)
+    is about exp(-d**2 / (2 scale**2)), d the root mean square distance of their pixels. side: images are
+    averaged over at most side x side places first (0: not at all). A row depends on its image alone.
+    """
+
+    count: int = 2000
+    scale: float = 0.3
+    side: int = 0
+
+    def __post_init__(self) -> None:
+        for name, least in (("count", 1), ("side", 0)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or not value >= least:
+                raise ValueError(f"extractor.{name}={value!r}: an integer of at least {least} is needed")
+        if not 0 < self.scale < float("inf"):
+            raise ValueError(f"extractor.scale={self.scale!r}: a finite number above 0 is needed")
+
+    def __call__(self, x: Tensor) -> Tensor:
+        x = F.adaptive_avg_pool2d(x, min(self.side, *x.shape[-2:])) if self.side else x
+        flat = x.flatten(1)
+        weight, shift = _drawn(flat.shape[1], self.count)
+        angle = flat @ weight.to(x) / (self.scale * math.sqrt(flat.shape[1])) + shift.to(x)
+        return torch.cos(angle) * math.sqrt(2 / self.count)
+
+
+@lru_cache(maxsize=8)
+def _drawn(pixels: int, count: int) -> tuple[Tensor, Tensor]:
+    keys = Keys(0).fold("random cosine", pixels)
+    weight = torch.randn(pixels, count, generator=keys.fold("weight").torch())
+    return weight, 2 * math.pi * torch.rand(count, generator=keys.fold("shift").torch())
