@@ -56,8 +56,8 @@ def draw_game(
 ) -> Game:
     """Draw the audited ``records`` (at most three quarters of the client's) and their coin flips in K worlds.
 
-    The coin flips are secret, independent and fair. tail: what ``with_tail`` did to the shard, with the same keys. At least one record is never audited, so that the client
-    never trains on nothing.
+    The coin flips are secret, independent and fair. At least one record is never audited, so that the client never
+    trains on nothing. tail: what ``with_tail`` did to the shard, with the same keys.
     """
     size = len(shard.train)
     if size < 4:

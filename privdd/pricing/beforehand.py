@@ -73,16 +73,17 @@ def timed(experiment: Experiment) -> Unit:
 
 
 def _step(experiment: Experiment, round: float) -> float:
-    """The second of two, so that all is warm."""
+    """The second of two, so that all is warm. A network of the user's own may have layers that are frozen or not used."""
     plan, records = experiment.plan, experiment.shards[experiment.plan.victim].train
     model = plan.method.classifier(plan.problem)
     if model is None or not len(records):
         return round / _steps(plan, len(records))
+    model.requires_grad_()
     batch = slice(int(plan.method.settings(len(records)).get("batch_size") or 16))
     for _ in range(2):
         began = time.process_time()
         loss = functional.cross_entropy(model(records.x[batch]), records.y[batch])
-        torch.autograd.grad(loss, list(model.parameters()))
+        torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
     return time.process_time() - began
 
 

@@ -89,12 +89,13 @@ def linkability(synthetic: Tensor, train: Tensor, heldout: Tensor, generator: to
 
 def inference(synthetic: Tensor, train: Tensor, heldout: Tensor, generator: torch.Generator) -> Risk:
     """Section 4.3: an attacker knows all columns but one of each of (n, d) records and takes that one from the nearest
-    synthetic record (m, d). Right is the same kind, or a value within ``CLOSE`` of the true one; the secret column is
-    drawn anew for each record, so records are asked about once. At least 2 columns."""
+    synthetic record (m, d). Right is the same kind, or a value within ``CLOSE`` of the true one; of all records a column
+    tells which, as a few synthetic ones hold few values of anything. The secret column is drawn anew for each record, so
+    records are asked about once. At least 2 columns."""
     if synthetic.shape[1] < 2:
         raise ValueError("inference: at least 2 columns are needed")
     size = min(len(train), len(heldout))
-    kinds = torch.tensor([len(column.unique()) <= WORDS for column in synthetic.T])
+    kinds = torch.tensor([len(column.unique()) <= WORDS for column in torch.cat([synthetic, train, heldout]).T])
     found = []
     for x in (train, heldout):
         asked = x[torch.randperm(len(x), generator=generator)[:size]]

@@ -64,7 +64,7 @@ USAGE = """usage: python -m privdd.audit target.model=MODULE:CLASS target.weight
 
 @dataclass(frozen=True)
 class TargetCommand:
-    """What was typed. files, names, counts: by their key without "target."; args: of the model's class."""
+    """What was typed. files, names, counts: by their key without "target."; args: of the model's class, or of a generator of ``RECIPES``."""
 
     given: dict[str, Any]
     args: dict[str, Any] = field(default_factory=dict)

@@ -64,7 +64,8 @@ class LocalTraining:
             raise BadConfig(f"target.momentum={self.momentum}: a number in [0, 1) is needed")
         for name in ("steps", "batch"):
             if getattr(self, name) is not None:
-                whole(f"target.{name}", getattr(self, name), 1, "a whole number of at least 1 is needed")
+                value = whole(f"target.{name}", getattr(self, name), 1, "a whole number of at least 1 is needed")
+                object.__setattr__(self, name, value)  # 12.0 is 12
 
     def settings(self) -> dict[str, Any]:
         """As attacks know them; a single step of rate one where nothing is said."""
@@ -99,6 +100,8 @@ def updates_run(
     game = coin_game(train, heldout, settings.records, shadows, keys)
     note = f"what client {client} sent in {len(mine)} round{'s' if len(mine) > 1 else ''}, as it was captured"
     sent = updates.kind == "gradient"
+    if sent and fit not in (None, SGD):
+        raise BadConfig(f"target.training: of a captured gradient only {SGD} is read; no function is called")
     others = (
         shadow_updates(None if sent else _trained_by(fit, local), model, mine, game, keys, settings.engine)
         if shadows

@@ -24,6 +24,7 @@ from privdd.runtime.run_folder import read_tensors
 from privdd.verifying.disagreement import Disagreement, differing
 
 BOUND = ("epsilon_measured", "epsilon_method", "epsilon_validity")
+OF_RECORDS = ("worst_records", "by_kind")  # not in every finding of an attack with scores
 UNFAIR = 1e-3  # below this p-value the members were not drawn by fair coins, and brought scores get no bound
 SEEDS = 2**31 - 1
 
@@ -68,6 +69,9 @@ def _compared(at: int, row: FindingRow, found: Rescored) -> Iterator[Disagreemen
         if name == "worst_records" and not stored.get(name, {}).get("records"):
             value = {**value, "records": []}  # earlier versions name no single record
         yield from differing("findings.json", f"{key}.{name}", stored.get(name), value)
+    for name in OF_RECORDS:
+        if name not in found.measures:  # the scores show none
+            yield from differing("findings.json", f"{key}.{name}", stored.get(name), None)
     diagnostics = stored.get("diagnostics", {})
     for name, value in found.decisive.items():
         yield from differing("findings.json", f"{key}.diagnostics.{name}", diagnostics.get(name), value)

@@ -6,10 +6,13 @@ import re
 from dataclasses import replace
 
 import pytest
+from torch import Tensor, nn
 
 from privdd.cli.assemble import assemble
 from privdd.cli.dry_run import longest_searches
 from privdd.federated.experiment import Experiment
+from privdd.models.layers import Shape
+from privdd.models.own import Example
 from privdd.pricing.beforehand import SEARCH, TESTS, Unit, estimate, said_before, timed
 from privdd.privacy.mechanisms import ClippedSum
 from privdd.runtime.engine import Engine
@@ -48,6 +51,31 @@ def test_a_short_run_says_nothing_and_a_long_one_one_line() -> None:
     longer = replace(experiment, engine=Engine("processes", workers=2))
     line = said_before(longer, [10**8])
     assert re.fullmatch(r"estimated [\d hmins]+ on 2 processes, [\d.]+ [MG]B at least; --dry-run for details", line)
+
+
+class Unread(nn.Module):
+    """Holds a layer and passes records by it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
+class Odd(Example):
+    """A layer that no record passes, and frozen ones."""
+
+    def __init__(self, shape: Shape, classes: int) -> None:
+        super().__init__(shape, classes)
+        self.body.requires_grad_(False)
+        self.body.insert(0, Unread())
+
+
+def test_a_network_with_frozen_layers_and_one_that_is_not_used_is_timed() -> None:
+    unit = timed(audited("model=own", f"model.target={__name__}:Odd"))
+    assert unit.step > 0
 
 
 def test_the_longest_search_of_each_attack_is_found_at_any_depth() -> None:

@@ -28,6 +28,8 @@ def test_a_set_of_the_recipe_is_of_the_records_shape_and_its_seeds() -> None:
     assert made.shape == (4, 1, 8, 8) and labels.tolist() == [0, 0, 1, 1] and made.min() >= 0 and made.max() <= 1
     again, other = TINY(torch.as_tensor(x), torch.as_tensor(y), 5)[0], TINY(x, y, 6)[0]
     assert torch.equal(made, again) and not torch.equal(made, other)
+    assert DistributionMatching(per_class=2.0, iterations=3.0, batch=8.0, width=4.0) == TINY  # type: ignore[arg-type]
+    assert type(DistributionMatching(per_class=2.0).per_class) is int  # type: ignore[arg-type]
 
 
 def test_images_come_nearer_to_the_records_in_a_network_that_was_not_matched_in() -> None:

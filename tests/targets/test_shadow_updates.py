@@ -85,6 +85,21 @@ def test_with_a_function_or_known_steps_lira_and_rmia_run_and_agree(tmp_path: Pa
     assert own["lira"]["auc"] == pytest.approx(audited(tmp_path / "b", "sgd", LocalTraining(LR, 1))["lira"]["auc"], abs=1e-3)
 
 
+def test_a_number_of_steps_that_is_written_as_a_real_one_is_whole() -> None:
+    known = LocalTraining(LR, 2.0, 8.0)  # type: ignore[arg-type]
+    for one in shadows(PlainSGD(LR, known.steps, known.batch)):  # type: ignore[arg-type]
+        assert one[0].value.keys() == START.keys()
+
+
+def test_of_a_gradient_a_function_is_refused_and_the_word_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("privdd.targets.updates_target.BUDGET", 20)
+    updates = captured(folder(tmp_path, change(TRAIN, gradient=True)), network(), "gradient")
+    given = (network(), updates, 0, TRAIN, HELDOUT, LocalTraining(), StatedLimit(), Settings(shadows=8), {})
+    with pytest.raises(BadConfig, match="target.training: of a captured gradient only sgd is read"):
+        updates_run(*given, "net:train")
+    assert measures(updates_run(*given, "sgd"))["lira"]["auc_ci"][0] > 0.6
+
+
 def test_without_one_the_page_says_what_is_missing(tmp_path: Path) -> None:
     found = audited(tmp_path, None)
     assert found["lira"]["status"] == found["rmia"]["status"] == "not_attacked" and "target.training" in found["lira"]["note"]

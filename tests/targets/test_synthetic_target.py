@@ -165,3 +165,11 @@ def test_inference_against_records_one_by_one() -> None:
     assert [found.hits, found.control] == hits and found.attacks == 30
     copied = inference(train, train, out, torch.Generator().manual_seed(2))
     assert copied.rate == 1 and copied.control < 30
+
+
+def test_of_a_few_synthetic_records_numbers_are_not_taken_for_kinds() -> None:
+    """Ten records hold at most ten values of anything; each lies within 1 % of a training record's."""
+    g = torch.Generator().manual_seed(1)
+    train, out = 1 + torch.rand(10, 3, generator=g).double(), 1 + torch.rand(10, 3, generator=g).double()
+    found = inference(1.01 * train, train, out, torch.Generator().manual_seed(2))
+    assert found.rate > 0.8 > 0.5 > found.control / found.attacks

@@ -54,6 +54,17 @@ def test_untouched_rates_agree_and_an_edit_of_any_is_found(record: Any) -> None:
     assert list(check_scores(record)) == []
 
 
+def test_rates_that_the_scores_do_not_show_are_found(record: Any) -> None:
+    path = record.path / "evidence" / "lira.safetensors"
+    kept = {name: value for name, value in load_file(path).items() if not name.startswith("kind_")}
+    save_file(kept, path)
+    (found,) = check_scores(record)
+    assert found.key.endswith(".by_kind") and found.found == "nothing"
+    few = kept["world"] < 3  # too few replays to choose records in one half and judge them in the other
+    save_file({name: value[few] for name, value in kept.items()}, path)
+    assert any(one.key.endswith(".worst_records") and one.found == "nothing" for one in check_scores(record))
+
+
 def test_findings_of_an_earlier_version_name_no_record_and_agree(record: Any) -> None:
     record.findings.findings[0].worst_records.records.clear()
     assert list(check_scores(record)) == []

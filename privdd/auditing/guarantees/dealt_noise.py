@@ -112,8 +112,8 @@ def _bare(shifts: Tensor, scale: Tensor) -> Tensor:
 
 def _likelihoods(seen: Tensor, moved: Tensor, shifts: Tensor, own: Tensor | None, scale: Tensor, q: float) -> Tensor:
     """ln of how likely a release is, (H,), over white noise, if record h takes part with probability q and then moves it by
-    ``shifts[h]``. seen: the release in units of its noise, moved: before noise; own (H, numbers): where a record may show, None where
-    all numbers get noise.
+    ``shifts[h]``. seen: the release in units of its noise, moved: before noise; own (H, numbers): where a record may show,
+    None where all numbers get noise.
 
     Numbers without noise say by themselves whether it took part, or that neither can be.
     """
