@@ -65,8 +65,9 @@ class OneClient:
 
 def shadow_updates(
     fit: Fit | PlainSGD | None, model: nn.Module, rounds: Sequence[Capture], game: CoinGame, keys: Keys, engine: Engine
-) -> list[tuple[Capture, ...]]:
-    """The K - 1 other worlds' captures, in order; fit: None where gradients were sent.
+) -> tuple[list[tuple[Capture, ...]], bool]:
+    """The K - 1 other worlds' captures, in order, and whether their training drew from torch's global generator, as dropout
+    does, so that they would be others next time; fit: None where gradients were sent.
 
     Raises BadConfig, in one line, where the function fails or gives no model of these weights.
     """
@@ -76,16 +77,19 @@ def shadow_updates(
         )
         for k in range(1, len(game.masks))
     ]
-    return run_all(trained if fit else differentiated, tasks, "train shadow updates", engine)
+    found = run_all(trained if fit else differentiated, tasks, "train shadow updates", engine)
+    return [captures for captures, _ in found], any(drew for _, drew in found)
 
 
-def trained(task: OneClient) -> tuple[Capture, ...]:
-    """Each round's weights, from the model that was sent in it."""
-    return tuple(replace(one, value=_weights(task, one, task.seed + at)) for at, one in enumerate(task.rounds))
+def trained(task: OneClient) -> tuple[tuple[Capture, ...], bool]:
+    """Each round's weights, from the model that was sent in it; whether the global generator was drawn from."""
+    before = torch.get_rng_state()
+    made = tuple(replace(one, value=_weights(task, one, task.seed + at)) for at, one in enumerate(task.rounds))
+    return made, not torch.equal(before, torch.get_rng_state())
 
 
-def differentiated(task: OneClient) -> tuple[Capture, ...]:
-    """The mean gradient over the world's records, at the model that was sent."""
+def differentiated(task: OneClient) -> tuple[tuple[Capture, ...], bool]:
+    """The mean gradient over the world's records, at the model that was sent; nothing is drawn."""
     found = []
     for one in task.rounds:
         plain, x = loaded(task.model, one.broadcast), task.records.x
@@ -93,7 +97,7 @@ def differentiated(task: OneClient) -> tuple[Capture, ...]:
         nn.functional.cross_entropy(plain(x.to(kind) if x.is_floating_point() else x), task.records.y).backward()
         grads = {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in plain.named_parameters()}
         found.append(replace(one, value={name: grads.get(name, value) for name, value in one.value.items()}))
-    return tuple(found)
+    return tuple(found), False
 
 
 def _weights(task: OneClient, one: Capture, seed: int) -> dict[str, Tensor]:

@@ -30,7 +30,7 @@ from privdd.targets.captured_updates import Captured
 from privdd.targets.coin_game import CoinGame, coin_game
 from privdd.targets.judged import Judged, judged_all, not_attacked, said_of
 from privdd.targets.labelled import Labelled, check_alike
-from privdd.targets.model_target import Settings
+from privdd.targets.model_target import GLOBAL_DRAWS, Settings
 from privdd.targets.outside_run import Held, OutsideRun
 from privdd.targets.predictor import predictor
 from privdd.targets.shadow_training import Fit
@@ -102,10 +102,10 @@ def updates_run(
     sent = updates.kind == "gradient"
     if sent and fit not in (None, SGD):
         raise BadConfig(f"target.training: of a captured gradient only {SGD} is read; no function is called")
-    others = (
+    others, drew = (
         shadow_updates(None if sent else _trained_by(fit, local), model, mine, game, keys, settings.engine)
         if shadows
-        else []
+        else ([], False)
     )
     signals = signals_of_worlds(model, [mine, *others], game.records, classes, sent)
     made = time.monotonic()
@@ -121,13 +121,13 @@ def updates_run(
     judged = judged_all(view, attacks, game.row, Keys(settings.seed), budget, note)
     judged += not_attacked(view.surface, missing, NO_SHADOWS, note)
     judged += _rebuilt(view, train, heldout, local, Keys(settings.seed), f"round {mine[0].round} alone; {note}")
-    done = time.monotonic()
+    done, notes = time.monotonic(), {"note": GLOBAL_DRAWS} if drew else {}
     clients, rounds = (1 + max(getattr(one, of) for one in updates.captures) for of in ("client", "round"))
     return OutsideRun(
         str(about.get("name", "updates")), str(about.get("data", "arrays")), settings.seed,
         [Held(updates.surface, updates.kind, one.value, one.round, one.client) for one in updates.captures],
         judged, stated, budget, {"worlds": made - began, "attacks": done - made, "total": done - began}, None,
-        {**about, "client": client, "records": [len(train), len(heldout)], "shape": list(train.shape)}, clients, rounds,
+        {**about, **notes, "client": client, "records": [len(train), len(heldout)], "shape": list(train.shape)}, clients, rounds,
     )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from privdd.core.keys import Keys
 from privdd.runtime.engine import Engine
 from privdd.targets.captured_updates import captured
 from privdd.targets.coin_game import coin_game
-from privdd.targets.model_target import Settings
+from privdd.targets.model_target import GLOBAL_DRAWS, Settings
 from privdd.targets.shadow_updates import PlainSGD, shadow_updates
 from privdd.targets.stated_limit import StatedLimit
 from privdd.targets.update_signals import signals_of_updates, signals_of_worlds
@@ -28,7 +28,9 @@ SENT = Capture(0, 0, "update", {name: START[name] + d for name, d in change(TRAI
 
 
 def shadows(fit: Any) -> list[tuple[Capture, ...]]:
-    return shadow_updates(fit, network(), [SENT], GAME, Keys(0), Engine())
+    found, drew = shadow_updates(fit, network(), [SENT], GAME, Keys(0), Engine())
+    assert not drew
+    return found
 
 
 def test_one_whole_step_of_sgd_and_the_gradient_are_those_of_the_worlds_records() -> None:
@@ -95,9 +97,21 @@ def test_of_a_gradient_a_function_is_refused_and_the_word_is_enough(tmp_path: Pa
     monkeypatch.setattr("privdd.targets.updates_target.BUDGET", 20)
     updates = captured(folder(tmp_path, change(TRAIN, gradient=True)), network(), "gradient")
     given = (network(), updates, 0, TRAIN, HELDOUT, LocalTraining(), StatedLimit(), Settings(shadows=8), {})
-    with pytest.raises(BadConfig, match="target.training: of a captured gradient only sgd is read"):
+    with pytest.raises(BadConfig, match="of a captured gradient only sgd is read"):
         updates_run(*given, "net:train")
     assert measures(updates_run(*given, "sgd"))["lira"]["auc_ci"][0] > 0.6
+
+
+def test_shadow_updates_that_no_seed_repeats_are_said_to_be_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    net = nn.Sequential(*list(network())[:3], nn.Dropout(0.5), nn.Linear(24, 3))
+    start = {name: value.clone() for name, value in net.state_dict().items()}
+    drew = shadow_updates(PlainSGD(LR, 1), net, [Capture(0, 0, "update", start, start)], GAME, Keys(0), Engine())[1]
+    assert drew and not shadow_updates(None, net, [Capture(0, 0, "update", start, start)], GAME, Keys(0), Engine())[1]
+    monkeypatch.setattr("privdd.targets.updates_target.BUDGET", 20)
+    updates = captured(folder(tmp_path, change(TRAIN)), network(), "update")
+    for fit, said in ((by_hand, False), (lambda model, x, y, seed: model if torch.rand(1) < 2 else None, True)):
+        run = updates_run(network(), updates, 0, TRAIN, HELDOUT, LocalTraining(), StatedLimit(), Settings(shadows=4), {}, fit)
+        assert (run.about.get("note") == GLOBAL_DRAWS) == said
 
 
 def test_without_one_the_page_says_what_is_missing(tmp_path: Path) -> None:
