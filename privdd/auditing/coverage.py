@@ -22,6 +22,11 @@ def not_read(findings: Sequence[Finding]) -> str | Literal[False]:
     )
 
 
+def on_what_was_sent(family: Family, adversary: Adversary) -> bool:
+    """Whether such an attack looks at what this run released: not a guarantee test, nor a run with a chosen model."""
+    return family != Family.GUARANTEE and adversary != Adversary.MALICIOUS_SERVER
+
+
 def not_attacked(reason: str) -> str:
     """What findings say of a surface that ``audit.waive`` names with this reason."""
     return f"not attacked: {reason}" if reason.startswith(NOT_READ) else f"waived: {reason}"

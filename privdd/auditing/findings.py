@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from attacks.types import Adversary, Family, Finding
+from attacks.types import Finding
 from privdd import __version__
 from privdd.auditing.certified import certified, certified_on
-from privdd.auditing.coverage import not_attacked, not_read
+from privdd.auditing.coverage import not_attacked, not_read, on_what_was_sent
 from privdd.auditing.looked_at import gaps
 from privdd.auditing.pipeline import Audited
 from privdd.auditing.public_facts import noise_of, public_facts
@@ -170,8 +170,8 @@ def _surfaces(
     for (surface, sender), releases in rows.items():
         epsilon, mine = both(progress.ledger, [surface]), [f for f in findings if str(f.surface) == surface]
         missing = gaps(progress.ledger, surface, findings)
-        tried = [f for f in mine if f.family != Family.GUARANTEE and f.adversary != Adversary.MALICIOUS_SERVER]
-        attacked = any(MEASURED & set(f.measures) for f in tried)  # on what the run itself sent
+        tried = [f for f in mine if on_what_was_sent(f.family, f.adversary)]
+        attacked = any(MEASURED & set(f.measures) for f in tried)
         audited: bool | str = True if attacked else not_attacked(waived[surface]) if surface in waived else False
         if audited is False and any(str(f.surface) == surface and unread(f) for f in findings):
             audited = "nothing to read: what was sent says the same of every record, or the same whoever is in"

@@ -8,6 +8,7 @@ from typing import Any
 
 from attacks.types import Adversary, Family, Finding, Surface
 from privdd.auditing.certified import certified, certified_on
+from privdd.auditing.coverage import on_what_was_sent
 from privdd.auditing.findings import MEASURED, for_records, lower_bound, verdict
 from privdd.auditing.looked_at import gaps
 from privdd.privacy.ledger import Ledger
@@ -27,7 +28,9 @@ def check_verdicts(record: RunRecord, ledger: Ledger | None) -> Iterator[Disagre
         stated = stated_epsilon(record, ledger, surface)
         for at, one in mine:
             yield from _check_stated(record, at, one, _printed(ledger, every[at], stated))
-        attacked = any(one.family != Family.GUARANTEE and MEASURED & one.model_fields_set for _, one in mine)
+        attacked = any(
+            on_what_was_sent(one.family, one.adversary) and MEASURED & one.model_fields_set for _, one in mine
+        )
         if (row.audited is True) != attacked:
             yield from differing(FILE, f"surfaces.{surface}.audited", row.audited, attacked)
         missing = [] if ledger is None else gaps(ledger, surface, every)
