@@ -18,7 +18,7 @@ from privdd.checking.examining import FEWEST
 from privdd.checking.float_bits import bits
 from privdd.checking.looks import SPENT, Looked
 from privdd.checking.neighbours import Neighbouring, broken, pairs
-from privdd.checking.sampled import OutOfTime, drawn
+from privdd.checking.sampled import Block, OutOfTime, drawn, joined_blocks
 from privdd.checking.screening import Ranked, screened
 from privdd.checking.secret_records import SecretRecords
 from privdd.checking.shift_law import Shift, shift
@@ -28,6 +28,8 @@ from privdd.checking.told_apart import told_apart
 DEPTHS = (1000, 6000, 40_000)
 ALL_LEFT = 400_000
 SHARES = {DEPTHS[-1]: 0.25, ALL_LEFT: 0.8}  # of the time and the calls that are left
+USUAL = 0.15  # the share for other depths
+SLOW = 0.7  # the share for the best pair of a mechanism whose calls are too few for those
 LEARN = 20_000  # transcripts a side, at most; rare events show in many only
 KEEP = 12
 STAGES = ("first calls", "search", "directions", "numbers without noise", "conditions", "closer looks")
@@ -40,6 +42,8 @@ class Examination(SecretRecords):
     ranked: list[Ranked] = field(default_factory=list)
     _best: float = 0.0
     _bound: float = 0.0  # the largest for any mechanism, of the pair ``_nearest`` to a refutation
+    _top: float = 0.0  # the largest of all, of the pair ``_foremost``
+    _before: dict[int, tuple[Neighbouring, tuple[Block, Block]]] = field(default_factory=dict)
 
     def run(self) -> Examined:
         """Every stage, or as many as the budget pays for."""
@@ -83,7 +87,7 @@ class Examination(SecretRecords):
             self.result.notes.append(
                 f"{len(refusals)} of {len(tried)} pairs were refused, the first with: {refusals[0]}"
             )
-        self._nearest = self.ranked[0].pair
+        self._nearest = self._foremost = self.ranked[0].pair
         for one in self.ranked[:2]:
             self._look(one.pair, DEPTHS[0], self.around, "neighbours")
 
@@ -99,6 +103,8 @@ class Examination(SecretRecords):
     def _closer(self) -> None:
         """Until something is refuted: more transcripts of the best pairs; then one call between public ones."""
         if not self.result.refuted:
+            self._if_slow()
+        if not self.result.refuted:
             self._along_worst()
         for depth in DEPTHS[1:]:
             for one in self.ranked[:2] if depth < DEPTHS[-1] else _unalike(self.ranked):
@@ -109,6 +115,16 @@ class Examination(SecretRecords):
                 self._between()
         if not self.result.refuted:  # what is rare shows in many transcripts only
             self._look(self._nearest, ALL_LEFT, self.around, "neighbours, all that is left")
+
+    def _if_slow(self) -> None:
+        """Few calls, shared by many looks, refute nothing: one pair gets the larger part of what is left."""
+        inputs = self.around(self._foremost.present)
+        try:
+            enough = self._affordable(inputs, USUAL, 2 * DEPTHS[1]) >= 2 * DEPTHS[1]
+        except Refused:
+            return
+        if not enough:
+            self._look(self._foremost, ALL_LEFT, self.around, "neighbours, most of what is left", SLOW)
 
     def _between(self) -> None:
         for one in self.ranked[:1]:
@@ -121,27 +137,54 @@ class Examination(SecretRecords):
             return
         self.result.looks += bits(self.mechanism, self.stated, self.tried, self.clock, self.each)
 
-    def _look(self, pair: Neighbouring, depth: int, around: Callable[[Data], list[Data]], name: str) -> None:
-        """Half of the transcripts to learn from, the others to judge."""
+    def _sides(
+        self, pair: Neighbouring, depth: int, around: Callable[[Data], list[Data]], share: float
+    ) -> tuple[tuple[Block, Block], tuple[Block, Block]] | None:
+        """Transcripts to learn from and new ones to judge: those of earlier looks at the same pair are learned from too."""
+        count = self._affordable(around(pair.present), share, 2 * depth) // 2
+        if count < FEWEST:
+            return None
+        same = around == self.around
+        before = self._before[id(pair)][1] if same and id(pair) in self._before else None
+        known = len(before[0]) if before else 0
+        learn = min(max(0, count // 3 - known) if known else count // 2, LEARN)
+        new = [
+            [drawn(self.mechanism, around(side), n, self.clock) for side in (pair.present, pair.absent)]
+            for n in (learn, count - learn)
+            if n
+        ]
+        fresh = (new[-1][0], new[-1][1])
+        trained = _both(before, (new[0][0], new[0][1])) if learn else before
+        if trained is None:
+            return None
+        if same:
+            self._before[id(pair)] = (pair, _both(trained, fresh))
+        return trained, fresh
+
+    def _look(
+        self,
+        pair: Neighbouring,
+        depth: int,
+        around: Callable[[Data], list[Data]],
+        name: str,
+        share: float | None = None,
+    ) -> None:
+        """Every bound on one pair."""
         try:
-            count = self._affordable(around(pair.present), SHARES.get(depth, 0.15), 2 * depth) // 2
-            if count < FEWEST:
-                self._left_out(name)
-                return
-            learn = min(count // 2, LEARN)
-            sides = [
-                [drawn(self.mechanism, around(side), n, self.clock) for side in (pair.present, pair.absent)]
-                for n in (learn, count - learn)
-            ]
+            sides = self._sides(pair, depth, around, share or SHARES.get(depth, USUAL))
         except Refused as no:
             self.result.notes.append(f"{name}: refused with: {no}")
             return
-        trained, fresh = ((blocks[0], blocks[1]) for blocks in sides)
+        if sides is None:
+            self._left_out(name)
+            return
+        trained, fresh = sides
         apart = told_apart(trained, fresh, pair.axis, delta=self.stated.delta, confidence=self.each)
         seen = f"told apart by {apart.how}" if apart.epsilon else "not told apart"
         says = f"two inputs are {seen}, {apart.transcripts} transcripts"
         if around == self.around and apart.epsilon > self._bound:
             self._bound, self._nearest = apart.epsilon, pair
+        self._foremost_is(pair, apart.epsilon if around == self.around else 0.0)
         self._add(name, apart.epsilon, "finite_sample", says, pair.says, transcripts=apart.transcripts)
         if around == self.around and quiet(pair.absent, self.tried.nothing):
             tail = tail_epsilon(trained, fresh, pair.axis, delta=self.stated.delta, confidence=self.each)
@@ -152,8 +195,13 @@ class Examination(SecretRecords):
             return
         if around == self.around:
             self._keep(moved, pair)
+            self._foremost_is(pair, moved.epsilon)
         says = f"the record shifts the release by {moved.mu:.3g} times its {moved.law} noise"
         self._add(f"{name}, noise law", moved.epsilon, "noise_law", says, pair.says, mu=moved.mu)
+
+    def _foremost_is(self, pair: Neighbouring, epsilon: float) -> None:
+        if epsilon > self._top:
+            self._top, self._foremost = epsilon, pair
 
     def _keep(self, moved: Shift, pair: Neighbouring) -> None:
         calls = self.stated.calls
@@ -166,6 +214,13 @@ class Examination(SecretRecords):
             self.result.kappa = of_laplace if moved.law == "laplace" else of_gaussian
             self.result.about = moved.about
             self.result.law, self.result.worst = moved.law, pair.says
+
+
+def _both(before: tuple[Block, Block] | None, new: tuple[Block, Block]) -> tuple[Block, Block]:
+    """At most LEARN of each side, the later ones; the new ones alone where they are of another size."""
+    made = [joined_blocks(one, other) for one, other in zip(before, new)] if before else [None, None]
+    one, other = new if made[0] is None or made[1] is None else (made[0], made[1])
+    return Block(one.rows[-LEARN:], one.codes[-LEARN:]), Block(other.rows[-LEARN:], other.codes[-LEARN:])
 
 
 def _unalike(ranked: list[Ranked]) -> list[Ranked]:

@@ -20,6 +20,7 @@ from privdd.checking.stated import Stated
 CALLS = 4000
 SHOWN = 600  # where it only is a condition
 TRIED = 6  # pairs
+SHARE = 0.05  # of the time that is left, after which no further pair is looked at where it only is a condition
 
 
 def lowest_bits(rows: np.ndarray) -> np.ndarray:
@@ -40,8 +41,10 @@ def bits(mechanism: BlackBox, stated: Stated, tried: Tried, clock: Clock, confid
     small = replace(tried, structures=tried.structures[-1:], tables=tried.tables[:1])  # few numbers: the record is most
     chosen = [p for p in pairs(mechanism.kind, stated.relation, small) if "one number" in p.says][:TRIED]
     count = CALLS if stated.low_bits else SHOWN
-    best = (0.0, "")
-    for pair in chosen or pairs(mechanism.kind, stated.relation, small)[:1]:
+    best, ends = (0.0, ""), (1 - SHARE) * clock.left()
+    for at_pair, pair in enumerate(chosen or pairs(mechanism.kind, stated.relation, small)[:1]):
+        if at_pair and not stated.low_bits and clock.left() < ends:
+            break
         try:
             sides = [drawn(mechanism, [side], count, clock) for side in (pair.present, pair.absent)]
         except Refused:

@@ -68,6 +68,8 @@ def shift_directions(present: Block, absent: Block, axis: np.ndarray | None) -> 
     found = [metric.whitened(gap)]
     if axis is not None and len(axis) == a.shape[1]:
         found.append(metric.whitened(axis * np.sign(axis @ found[0] or 1.0)))
+    elif axis is not None and a.shape[1] % len(axis) == 0:  # several pieces, each as long as the record
+        found.append(metric.whitened(np.outer(gap.reshape(-1, len(axis)) @ axis, axis).ravel()))
     noise = metric.std * np.sqrt(1 / len(a) + 1 / len(b))
     kept = np.where(np.abs(gap) > 3 * noise, gap, 0.0)
     if kept.any() and (kept == 0).any():

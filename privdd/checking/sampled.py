@@ -58,6 +58,13 @@ class Block:
         return Counter(self.codes).most_common(1)[0][0]
 
 
+def joined_blocks(one: Block, other: Block) -> Block | None:
+    """Transcripts of the same input, drawn at two times; None where their usual numbers are of different sizes."""
+    if one.rows.shape[1:] != other.rows.shape[1:]:
+        return None
+    return Block(np.concatenate([one.rows, other.rows]), [*one.codes, *other.codes])
+
+
 def drawn(mechanism: BlackBox, inputs: Sequence[Data], count: int, clock: Clock, *, joined: bool = False) -> Block:
     """``count`` transcripts. joined: all calls of a transcript as one long vector, rows (n, 1, T m).
 

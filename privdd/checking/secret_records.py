@@ -15,6 +15,7 @@ from privdd.checking.one_call import CALLS, hidden_call
 from privdd.checking.one_call import GAMES as GAMES_HIDDEN
 
 DIRECTIONS = 1200  # games
+SHARES = (0.08, 0.04)  # of what is left, for each game: by itself, and between public calls
 CANDIDATES = 100_000
 WITHOUT_NOISE = "a piece of the release, or what two pieces differ in, is the record itself, scaled: it has no noise"
 
@@ -25,12 +26,13 @@ class SecretRecords(Examining):
 
     def directions(self) -> None:
         """The record's direction, read back; then one call on it among many."""
-        for around, name in ((self.around, "directions"), (self.between, "directions, between public calls")):
+        names = ("directions", "directions, between public calls")
+        for around, name, share in zip((self.around, self.between), names, SHARES):
             for game in games(self.mechanism.kind, self.tried):
                 if self.result.refuted and self._seen_free():
                     return
                 try:
-                    count = self._affordable(around(game.with_record(np.eye(game.dimensions)[0])), 0.1, DIRECTIONS)
+                    count = self._affordable(around(game.with_record(np.eye(game.dimensions)[0])), share, DIRECTIONS)
                     if count < FEWEST:
                         self._left_out(name)
                         continue
@@ -50,7 +52,7 @@ class SecretRecords(Examining):
         name = "one call among many"
         for game in list(games(self.mechanism.kind, self.tried))[:1]:
             try:
-                count = self._affordable([game.without()] * CALLS, 0.08, GAMES_HIDDEN)
+                count = self._affordable([game.without()] * CALLS, SHARES[1], GAMES_HIDDEN)
                 if count < CALLS:
                     self._left_out(name)
                     return

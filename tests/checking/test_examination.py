@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
@@ -10,9 +12,10 @@ from privdd.checking.called import BlackBox
 from privdd.checking.examination import Examination
 from privdd.checking.examined import Examined
 from privdd.checking.examining import Examining
+from privdd.checking.learned import shift_directions
 from privdd.checking.looks import Looked
 from privdd.checking.neighbours import Tried, pairs
-from privdd.checking.sampled import Clock
+from privdd.checking.sampled import Block, Clock
 from privdd.checking.screening import Ranked
 from privdd.checking.secret_records import SecretRecords
 from privdd.checking.stated import Stated, gaussian_mu
@@ -98,3 +101,41 @@ def test_a_bound_is_compared_with_the_limit_and_not_with_epsilon_itself() -> Non
         made._add("a look", epsilon, "finite_sample", "says", "inputs")
         assert made.result.refuted == refuted
     assert not Examined(looks=[Looked("a look", "condition", "says")]).refuted
+
+
+def test_a_mechanism_with_few_calls_spends_most_of_them_on_one_pair() -> None:
+    """A share for each of many looks refutes nothing where calls are few."""
+    made = examined(clipped_sum, "records", calls=9000)
+    made._foremost = made.ranked[0].pair
+    made._if_slow()
+    looks = {look.name: look for look in made.result.looks}
+    name = "neighbours, most of what is left"
+    assert looks[name].numbers["transcripts"] > 0.3 * 9000  # of the judges alone
+    plenty = examined(clipped_sum, "records")
+    plenty._foremost = plenty.ranked[0].pair
+    plenty._if_slow()
+    assert not plenty.result.looks
+
+
+def test_transcripts_of_earlier_looks_are_learned_from_and_never_judge() -> None:
+    made = examined(clipped_sum, "records")
+    pair, seen = made.ranked[0].pair, []
+    for depth in (200, 600, 900):
+        seen.append(made._sides(pair, depth, made.around, 0.5))
+    for (trained, fresh), later in pairwise(seen):
+        for side in (0, 1):
+            known = {row.tobytes() for row in (*trained[side].rows, *fresh[side].rows)}
+            assert known <= {row.tobytes() for row in later[0][side].rows}
+            assert known.isdisjoint(row.tobytes() for row in later[1][side].rows)
+            assert {r.tobytes() for r in later[0][side].rows}.isdisjoint(r.tobytes() for r in later[1][side].rows)
+    assert len(seen[1][1][0]) >= 400  # earlier transcripts leave more of the new ones to judge
+
+
+def test_what_is_released_several_times_is_looked_at_in_all_places() -> None:
+    """One direction for three pieces of four numbers, of which the second has a tenth of the noise."""
+    rng = np.random.default_rng(3)
+    axis, std = np.full(4, 0.5), np.repeat([1.0, 0.1, 1.0], 4)
+    blocks = [Block((s * np.tile(axis, 3) + std * rng.standard_normal((90, 12)))[:, None], ["x"] * 90) for s in (1, 0)]
+    best = np.tile(axis, 3) / std**2
+    cosines = [abs(w @ best) / np.linalg.norm(best) for w in shift_directions(blocks[0], blocks[1], axis)]
+    assert len(cosines) >= 2 and max(cosines[1:]) > max(0.97, cosines[0])

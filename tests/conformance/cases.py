@@ -131,4 +131,8 @@ CASES = [
     _update("the head is not clipped", n.head_not_clipped, n.gaussian, 4.0),
     _update("Laplace noise composed by the root", n.laplace_by_the_root, n.laplace_by_the_sum, 2.0, delta=0.0, settings={"calls": 16}),
     _update("clipped by the last call's norm", s.ClippedByTheLastNorm, s.NewNoise, 2.0),
+    _update("half of the numbers get no noise", n.coins_decide_who_is_noised, n.gaussian, 4.0),
+    _update("zeros are left out", n.zeros_are_left_out, n.gaussian, 4.0),
+    _update("two releases, each with the whole budget", n.released_twice, n.released_twice_and_counted, 2.0),
+    _table("exponential mechanism at three times its epsilon", t.chosen_at_three_times_epsilon, t.chosen, 1.0, delta=0.0),
 ]  # fmt: skip

@@ -204,3 +204,25 @@ def laplace_by_the_root(update):
 
 def laplace_by_the_sum(update):
     return [a + RNG.laplace(0.0, 16 / 2.0, np.shape(a)) for a in _within_l1(update)]
+
+
+def coins_decide_who_is_noised(update):
+    """Each number is noised with probability 1/2 and goes out as it is otherwise."""
+    return [np.where(RNG.random(np.shape(a)) < 0.5, a + RNG.normal(0.0, FOUR, np.shape(a)), a) for a in clipped(update)]
+
+
+def zeros_are_left_out(update):
+    """As a sparse vector: how long it is tells how many zeros there were."""
+    inside = clipped(update)
+    return [n[np.abs(a) > 1e-9] for a, n in zip(inside, noised(inside, FOUR))]
+
+
+def released_twice(update):
+    """Two releases, each with the whole budget."""
+    inside = clipped(update)
+    return noised(inside, TWO) + noised(inside, TWO)
+
+
+def released_twice_and_counted(update):
+    inside = clipped(update)
+    return noised(inside, math.sqrt(2) * TWO) + noised(inside, math.sqrt(2) * TWO)
