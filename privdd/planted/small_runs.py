@@ -94,7 +94,12 @@ PROFILES = {
               "privacy.sampling_probability=0.25"),
         _made("dp_moments", {"records", "sampled", "several"}, "algo=dp_moments", "algo.rows.width=60",
               "privacy.sampling_probability=0.25"),
+        _made(
+            "dp_merf", EMBEDDING - {"counted", "rounds"} | {"labels"}, "algo=dp_merf", "algo.extractor.count=150", "algo.fitting.steps=2",
+            "algo.server.epochs=1", "privacy.sampling_probability=0.25",
+        ),
         _made("fedavg_client", {"several", "channel", "client", "clipped", "rounds"}, "algo=fedavg", "privacy=client", "algo.rounds=2", "algo.local_epochs=1"),
+        _made("fedavg_adaptive", {"several", "channel", "client", "clipped", "rounds"}, "algo=fedavg_adaptive", "trust=local", "algo.rounds=2", "algo.local_epochs=1"),
         _made(
             "fedavg_dpsgd", {"records", "sampled", "several", "counted", "steps", "clipped", "normalised", "rounds"}, "algo=fedavg", "privacy=dpsgd", "algo.rounds=2",
             "algo.local_epochs=1", "privacy.sampling_probability=0.1",
