@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from attacks.types import Surface
 from privdd.core.keys import Keys
@@ -31,7 +30,8 @@ from privdd.models import ModelSpec, initial
 from privdd.models.build import skeleton
 from privdd.privacy.mechanism import Mechanism
 from privdd.training.local import outputs
-from privdd.training.server import ServerTraining, train_on
+from privdd.training.server import ServerTraining
+from privdd.training.soft_labels import learned
 
 SUMS, MOMENTS = "class_sums", "second_moments"
 SURE = 3  # the head is trusted wholly where its steps could be noisier by this factor before they were shortened
@@ -145,16 +145,10 @@ class FedDMGuided(DPHead):
         noise = self.lr * float(server["seen/noise"])  # of a whole step
         sure = 1.0 if self.noisiest is None else min(1.0, self.noisiest / (SURE * max(noise, 1e-30)))
         x, soft = guided_set(self._classes(server, shape), self.looks, score, shape, self.guiding, keys, sure)
-        start = initial(self.model, shape, classes, keys.fold("network").torch())
-
-        def loss(net: nn.Module, images: Tensor, at: Tensor) -> Tensor:
-            return -(soft[at] * F.log_softmax(net(images), 1)).sum(1).mean()
-
-        at = torch.arange(len(x))
-        network = skeleton(self.model, shape, classes)
         server_lr, epochs = self.server.lr * (1 + FASTER * sure), self.server.epochs * (1 + LONGER * sure)
         training = replace(self.server, lr=server_lr, epochs=epochs)  # longer, it learns the noise of noisy labels
-        trained = train_on(network, start, Records(x, at, at), training, keys.fold("batch").torch(), loss)
+        start = initial(self.model, shape, classes, keys.fold("network").torch())
+        trained = learned(skeleton(self.model, shape, classes), start, x, soft, training, keys.fold("batch"))
         labels = {"y": soft.argmax(1), "soft": soft}
         return {"images/x": x, **pack("labels", labels), **pack("network", trained)}
 

@@ -1,0 +1,50 @@
+"""A network that diverged is trained again, more slowly; one that learned is left as it is."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from privdd.core.keys import Keys
+from privdd.core.types import Records
+from privdd.training.local import outputs
+from privdd.training.server import ServerTraining, train_on
+from privdd.training.soft_labels import TRIES, better_than_constant, learned
+
+
+def task() -> tuple[nn.Module, dict[str, torch.Tensor], torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(200, 1, 4, 4, generator=generator)
+    soft = F.one_hot((x.flatten(1)[:, 0] > 0.5).long(), 2).float() * 0.9 + 0.05
+    net = nn.Sequential(nn.Flatten(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 2))
+    start = {n: torch.randn(p.shape, generator=generator) / 4 for n, p in net.named_parameters()}
+    return net, start, x, soft
+
+
+def test_what_diverges_at_first_learns_at_a_lower_rate() -> None:
+    net, start, x, soft = task()
+    wild = ServerTraining(epochs=10, batch_size=20, lr=2.0, momentum=0.9)
+    at = torch.arange(len(x))
+    loss = lambda m, images, i: -(soft[i] * F.log_softmax(m(images), 1)).sum(1).mean()  # noqa: E731
+    once = train_on(net, start, Records(x, at, at), wild, Keys(0).torch(), loss)
+    assert not better_than_constant(outputs(net, once, x), soft), "it learned at once: the test tests nothing"
+    assert better_than_constant(outputs(net, learned(net, start, x, soft, wild, Keys(0)), x), soft)
+    assert TRIES > 1
+
+
+def test_what_learns_at_once_keeps_its_bits() -> None:
+    net, start, x, soft = task()
+    calm = ServerTraining(epochs=10, batch_size=20, lr=0.2)
+    at = torch.arange(len(x))
+    loss = lambda m, images, i: -(soft[i] * F.log_softmax(m(images), 1)).sum(1).mean()  # noqa: E731
+    once = train_on(net, start, Records(x, at, at), calm, Keys(0).torch(), loss)
+    again = learned(net, start, x, soft, calm, Keys(0))
+    assert better_than_constant(outputs(net, once, x), soft) and all(torch.equal(once[n], again[n]) for n in once)
+
+
+def test_outputs_that_are_no_numbers_are_not_better() -> None:
+    soft = torch.eye(2).repeat(3, 1)
+    assert better_than_constant(10 * soft, soft)
+    assert not better_than_constant(torch.zeros(6, 2), soft)
+    assert not better_than_constant(torch.full((6, 2), torch.nan), soft)
