@@ -16,8 +16,8 @@ from privdd.cli.main import checked, config_of
 
 SMALL = ["preset=smoke", "data.limit=90", "partition=iid", "partition.clients=2"]
 SAID = {  # what was typed -> the whole line, from its start
-    ("algo=fedrd", "privacy=aggregate_clip", "privacy.epsilon=3"): "privacy.epsilon: AggregateClip has no finite epsilon",
-    ("algo=feddm", "privacy=aggregate_clip", "privacy.epsilon=3"): "privacy.epsilon: AggregateClip has no finite epsilon",
+    ("algo=fedrd_dp", "privacy=aggregate_clip", "privacy.epsilon=3"): "privacy.epsilon: AggregateClip has no finite epsilon",
+    ("algo=feddm", "algo.start=noise", "privacy=aggregate_clip", "privacy.epsilon=3"): "privacy.epsilon: AggregateClip has no finite epsilon",
     ("algo=fedfed", "privacy.epsilon=3"): "privacy.epsilon=3: would do nothing: the noise of privacy=fedfed is not set by a",
     ("algo=fedfed_dp", "privacy.epsilon=1e9"): "privacy.epsilon=1e+09: it is above what these releases cost",
     ("algo=fedfed_dp", "privacy.epsilon=1e-9"): "privacy.epsilon=1e-09: ",
@@ -41,7 +41,7 @@ SAID = {  # what was typed -> the whole line, from its start
     ("participation=0.1", "algo.rounds=1", "audit.client=0"): "participation=0.1: the audited client 0 is drawn in none of the 1 round",
     ("algo=fedavgx",): "algo=fedavgx: unknown algo; ",
     ("attack=[liar]",): "attack=liar: unknown attack; ",
-    ("preset=huge",): "preset=huge: unknown preset; ",
+    ("preset=huge",): "preset=huge: unknown preset. Allowed are ",
     ("partition.heldout=1000000000000",): "partition.heldout=1000000000000: ",
     ("name=négé",): "LexerNoViableAltException: name=négé ^: cannot be read; put the value into quotes",
 }  # fmt: skip
@@ -60,7 +60,7 @@ def test_one_line_names_the_key(typed: Sequence[str], said: str) -> None:
 
 
 @pytest.mark.parametrize("typed", [("privacy=client",), ("privacy=dpsgd",), ("algo=fedfed_dp",), ("algo=feddm_dp",), ("algo=fedfed", "privacy=gaussian_features"),
-                                   ("algo=fedrd_dp",), ("algo=fedlgd_dp",), ("algo=feddm", "privacy=clipped_gradient")], ids=" ".join)  # fmt: skip
+                                   ("algo=fedrd_dp",), ("algo=fedlgd_dp",), ("algo=feddm", "algo.start=noise", "privacy=clipped_gradient")], ids=" ".join)  # fmt: skip
 def test_every_accounted_mechanism_is_calibrated(typed: Sequence[str]) -> None:
     """To what the accountant then says of the plan: within 1.5 % of what was asked for, from below."""
     from privdd.cli.assemble import planned_event
