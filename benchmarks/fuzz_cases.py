@@ -67,7 +67,9 @@ def chosen(number: int, rng: random.Random) -> tuple[str, list[str]]:
     algo = turn("algo") if number % 4 < 2 else rng.choice(named["algo"])
     partition = turn("partition") if number % 4 > 1 else rng.choice(named["partition"])
     groups = [f"algo={algo}", f"partition={partition}", *_data(partition)]
-    if rng.random() < 0.5:
+    if number % 8 == 3:  # each mechanism in turn, whatever the method
+        groups.append(f"privacy={named['privacy'][number // 8 % len(named['privacy'])]}")
+    elif rng.random() < 0.5:
         fits = next((names for start, names in COMPATIBLE.items() if algo.startswith(start)), ("none", "client", "dpsgd"))
         groups.append(f"privacy={rng.choice(fits) if rng.random() < 0.8 else turn('privacy')}")
     if command == "audit":
