@@ -50,7 +50,7 @@ def test_the_command_itself(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0 and "scale=small" in capsys.readouterr().out
     assert main([]) == 1
     assert main(["feddm.tabel2"]) == 1 and "did you mean feddm.table2?" in capsys.readouterr().err
-    assert main(["fedlgd.figure4"]) == 1 and "out of reach" in capsys.readouterr().err
+    assert main(["fedlgd.figure5"]) == 1 and "out of reach" in capsys.readouterr().err
     assert main(["list"]) == 0
     listed = capsys.readouterr().out
     assert "fedfed.figure17" in listed and "feddm.figure1" in listed
