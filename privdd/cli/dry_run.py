@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from privdd.core.errors import BadConfig
 
 OPTION = "--dry-run"
-ROUNDS = ("algo.rounds", "algo.distill_rounds", "algo.base.rounds")
+ROUNDS = ("algo.rounds", "algo.distill_rounds", "algo.base.rounds", "algo.read_rounds", "algo.varied_rounds")
 LENGTHS = ("iterations", "steps", "budget")  # of an attack's search, at any depth of its config
 PARTS = (40, 20)  # a search of the probe is so many times shorter than its own
 LONG = 100  # shorter searches are run as they are
@@ -68,8 +68,6 @@ def _small(config: DictConfig, together: int) -> DictConfig:
         for key in ROUNDS:
             if OmegaConf.select(small, key) is not None:
                 OmegaConf.update(small, key, 1)
-        if str(small.algo["_target_"]).endswith(".FedDMGuided"):
-            small.algo.reads = 1  # rounds with a read, where other methods count reads of a round
         for name, most in FEW.items():
             small.audit[name] = min(most, small.audit[name])
         small.audit.worlds = min(max(WORLDS, together + 1), small.audit.worlds)

@@ -30,7 +30,7 @@ COUNTED = 0.25  # share of the clip norm with which a record is counted: the res
 @dataclass(frozen=True, kw_only=True)
 class DPHead(PublicMap):
     """rounds: steps, each of which is one noised release by every client; lr: of a step along the sum of what the
-    clients sent over the number of records; noisiest: a step is made so much shorter that the noise in it has at most
+    clients sent over the number of records; noisiest: the server's step is made so much shorter that the noise in it has at most
     this standard deviation in every number (None: never); momentum: heavy ball, of the server; local_steps: noised
     steps that a client takes by itself between two rounds (1: gradient descent; more: DP-FedAvg).
 

@@ -43,7 +43,7 @@ COUNTED = 0.3  # of a record's length, how much counts it
 class FedDMGuided(DPHead):
     """model: the network that is trained on the images (no batch norm); looks: the public map in which classes are
     modelled and images drawn; varied: the coarser one in which records differ within a class; reach: looks longer than
-    this are shortened; reads, varied_reads: the first rounds, in which class sums and second moments are released
+    this are shortened; read_rounds, varied_rounds: the first rounds, in which class sums and second moments are released
     beside the head's gradients; guiding: how images are drawn and labelled; server: the network's training (longer where the head is sure).
     """
 
@@ -52,8 +52,8 @@ class FedDMGuided(DPHead):
     varied: CoarsePixels
     guiding: Guiding
     server: ServerTraining
-    reads: int = 1
-    varied_reads: int = 1
+    read_rounds: int = 1
+    varied_rounds: int = 1
     reach: float = 0.4
 
     uploads: ClassVar[Mapping[str, Surface]] = {**DPHead.uploads, "prototypes": Surface.PROTOTYPES}
@@ -69,7 +69,7 @@ class FedDMGuided(DPHead):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, most in (("reads", "rounds"), ("varied_reads", "reads")):
+        for name, most in (("read_rounds", "rounds"), ("varied_rounds", "read_rounds")):
             if not 1 <= getattr(self, name) <= getattr(self, most):
                 raise ValueError(
                     f"{name}={getattr(self, name)!r}: at least 1, and at most {most}={getattr(self, most)}"
@@ -82,7 +82,7 @@ class FedDMGuided(DPHead):
 
     def _reads(self, round: int) -> list[str]:
         """The queries besides the head's in a round."""
-        return [name for name, reads in ((SUMS, self.reads), (MOMENTS, self.varied_reads)) if round < reads]
+        return [name for name, reads in ((SUMS, self.read_rounds), (MOMENTS, self.varied_rounds)) if round < reads]
 
     def from_rows(
         self, broadcast: Mapping[str, Tensors], rows: Tensor, shard: Shard, ctx: ClientContext
@@ -155,12 +155,12 @@ class FedDMGuided(DPHead):
     def _classes(self, server: State, shape: tuple[int, int, int]) -> ClassModel:
         """How the records of each class look, by the mean of all reads."""
         at, unit = self.varied.among(self.looks, shape), self.reach / math.sqrt(1 - COUNTED**2)
-        sums, twice = unpack("sums", server), self.varied_reads
+        sums, twice = unpack("sums", server), self.varied_rounds
         square = sums["moments"].new_zeros(len(at), len(at))
         down, right = torch.triu_indices(len(at), len(at))
         square[down, right] = sums["moments"] / torch.where(down == right, 1.0, math.sqrt(2)).to(square) / twice
-        given = {"sum": sums["sum"] * unit / self.reads, "count": sums["count"] / self.reads,
-                 "variance": sums["variance"] * (unit / self.reads) ** 2,
+        given = {"sum": sums["sum"] * unit / self.read_rounds, "count": sums["count"] / self.read_rounds,
+                 "variance": sums["variance"] * (unit / self.read_rounds) ** 2,
                  "moments": (square + square.triu(1).T) * self.reach**2,
                  "moments_variance": sums["moments_variance"] * (self.reach**2 / twice) ** 2}  # fmt: skip
         return class_model(given, self.looks.bands(shape), at)

@@ -87,7 +87,7 @@ PROFILES = {
         ),
         _made(
             "feddm_guided_dp", {"records", "sampled", "several", "classes", "clipped", "rounds", "names"}, "algo=feddm_guided_dp", "algo.rounds=2",
-            "algo.reads=2", "algo.varied_reads=1", "algo.rows.width=20", "algo.guiding.images=40",
+            "algo.read_rounds=2", "algo.varied_rounds=1", "algo.rows.width=20", "algo.guiding.images=40",
             "algo.server.epochs=1", "privacy.sampling_probability=0.25",
         ),
         _made("dp_means", {"records", "sampled", "classes"}, "algo=dp_means", "algo.rows.width=150",

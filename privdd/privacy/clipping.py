@@ -83,9 +83,8 @@ class RecordLayout:
 
     def shaped(self, flat: Tensor) -> dict[str, Tensor]:
         """``clipped_sum``'s numbers (d,) as tensors with memory of their own."""
-        flat = (
-            flat.to(self.kinds[0]) if len(set(self.kinds)) == 1 else flat
-        )  # one conversion instead of many small ones
+        if len(set(self.kinds)) == 1:  # one conversion instead of many small ones
+            flat = flat.to(self.kinds[0])
         parts: Any = torch.split_with_sizes_copy(flat, [s.numel() for s in self.shapes])  # type: ignore[func-returns-value]
         return {n: p.view(s).to(k) for n, p, s, k in zip(self.names, parts, self.shapes, self.kinds)}
 

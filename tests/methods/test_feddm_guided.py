@@ -46,7 +46,7 @@ def test_one_record_moves_each_read_by_its_clip_norm_and_no_more() -> None:
 
 @weights
 def test_all_reads_are_paid_from_the_budget_that_was_asked_for() -> None:
-    experiment = tiny("feddm_guided_dp", *ALL, "privacy.epsilon=3", "algo.rounds=3", "algo.reads=2", "algo.varied_reads=1")
+    experiment = tiny("feddm_guided_dp", *ALL, "privacy.epsilon=3", "algo.rounds=3", "algo.read_rounds=2", "algo.varied_rounds=1")
     progress = finished(experiment)
     counts = {(r.round, r.name): r.count for r in progress.ledger.releases
               if r.protected and r.client == 0 and r.partition in (None, "label:0")}  # fmt: skip
@@ -195,7 +195,7 @@ def test_settings_without_a_meaning_are_refused(key: str, value: float) -> None:
 
 @weights
 @pytest.mark.parametrize(("override", "named"), [
-    ("algo.reads=0", "reads=0"), ("algo.varied_reads=9", "varied_reads=9: at least 1, and at most reads=2"),
+    ("algo.read_rounds=0", "read_rounds=0"), ("algo.varied_rounds=9", "varied_rounds=9: at least 1, and at most read_rounds=2"),
     ("algo.varied.side=13", "varied.side=13"), ("algo.reach=0", "reach=0"),
     ("model.norm=batch", "model.norm=batch"),
 ])  # fmt: skip
