@@ -29,7 +29,7 @@ ENOUGH_PICTURES = 30  # where only reconstructions were tried
 SEED = "its noise comes from the seed on this page, so everyone can take it off; such a run is a simulation, not for release"
 PAIRED = "its noise is the same in every run with this seed, so two of them undo it; such a run is a simulation"
 SHOWN = "sure: shown at 95 % confidence for all tests of this run"
-NO_LIMIT = "nothing limits what it reveals, and its noise is too small to"
+NO_LIMIT = "nothing limits what it reveals: its noise is too small"
 UNKNOWN = "its noise was drawn where nobody can draw it again, which this folder does not say"
 
 

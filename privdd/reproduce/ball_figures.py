@@ -72,8 +72,8 @@ def surrogate(cells: Sequence[PaperCell], seeds: Sequence[int], rows: Path) -> S
         plots.append(_curves(label(cell.row), *measured[0], seeds[0]))
     note = (
         f"Along {DIRECTIONS} random lines from the server's model to the edge of the ball, last round, one client: the mean "
-        "distance of the two losses in nats, and the correlation of their changes. 1 is a surrogate whose every descent is "
-        "one of the true loss."
+        "distance of the two losses in nats, and the correlation of their changes. At a correlation of 1, whatever lowers one "
+        "loss lowers the other."
     )
     table = ExtraTable("The surrogate within the ball", ("row", "distance", "correlation"), tuple(body), note)
     return ([table] if body else []), plots
