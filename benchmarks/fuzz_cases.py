@@ -15,9 +15,9 @@ from privdd.cli.config import choices, composed, config_dir
 BASE = ["preset=smoke", "data.limit=90", "data.test_limit=40"]
 AUDIT = ["audit.records=12", "audit.worlds=3", "audit.victims=1", "audit.guarantee.runs=20", "audit.guarantee.slow_runs=20",
          "audit.guarantee.images=1"]  # fmt: skip
-SMALL = {  # the last part of a key -> a value that takes next to no time
+SMALL = {  # the last part of a key -> a value that takes next to no time; a width that is a square, as FedRD needs it
     "rounds": 1, "local_epochs": 1, "distill_rounds": 1, "distill_epochs": 1, "iterations": 2, "steps": 2, "epochs": 1,
-    "projection_epochs": 1, "global_iterations": 2, "width": 8, "starts": 1, "restarts": 1, "captures": 1, "ipc": 1,
+    "projection_epochs": 1, "global_iterations": 2, "width": 4, "starts": 1, "restarts": 1, "captures": 1, "ipc": 1,
     "dpc": 1, "global_ipc": 1, "shared_per_round": 16, "per_class": 2, "public": 20, "latent": 8, "warmup_reads": 1,
     "refine_reads": 1, "reads": 1, "patience": 2, "batch": 16,
 }  # fmt: skip

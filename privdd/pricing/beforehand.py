@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from privdd.federated.experiment import Experiment
 from privdd.federated.kept_rounds import KEPT
+from privdd.federated.method import Images
 from privdd.federated.simulation import Plan
 from privdd.pricing.needs import needs, spelt
 from privdd.pricing.price import Price
@@ -67,13 +68,17 @@ def timed(experiment: Experiment) -> Unit:
     began = time.process_time()
     with threads(experiment.engine.threads), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the run itself warns
-        plan.method.local(broadcast, {}, experiment.shards[plan.victim], plan.context(0, plan.victim))
+        _, memory = plan.method.local(broadcast, {}, experiment.shards[plan.victim], plan.context(0, plan.victim))
         took = time.process_time() - began
-        return Unit(took, _step(experiment, took))
+        project = plan.method.maps(broadcast, memory, plan.problem).get("projection", lambda x: x)
+        return Unit(took, _step(experiment, took, project))
 
 
-def _step(experiment: Experiment, round: float) -> float:
-    """The second of two, so that all is warm. A network of the user's own may have layers that are frozen or not used."""
+def _step(experiment: Experiment, round: float, project: Images) -> float:
+    """The second of two, so that all is warm. A network of the user's own may have layers that are frozen or not used.
+
+    project: from records to what the classifier reads.
+    """
     plan, records = experiment.plan, experiment.shards[experiment.plan.victim].train
     model = plan.method.classifier(plan.problem)
     if model is None or not len(records):
@@ -82,7 +87,7 @@ def _step(experiment: Experiment, round: float) -> float:
     batch = slice(int(plan.method.settings(len(records)).get("batch_size") or 16))
     for _ in range(2):
         began = time.process_time()
-        loss = functional.cross_entropy(model(records.x[batch]), records.y[batch])
+        loss = functional.cross_entropy(model(project(records.x[batch])), records.y[batch])
         torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
     return time.process_time() - began
 

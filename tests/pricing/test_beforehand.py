@@ -81,3 +81,10 @@ def test_a_network_with_frozen_layers_and_one_that_is_not_used_is_timed() -> Non
 def test_the_longest_search_of_each_attack_is_found_at_any_depth() -> None:
     config = tiny_config("fedavg", "attack=[lira,gradient_inversion,update_inversion]", command="audit")
     assert longest_searches(config) == {"lira": 0, "gradient_inversion": 200, "update_inversion": 200}
+
+
+@pytest.mark.parametrize("algo", ["fedrd", "fedrd_dp", "fedrd_printed"])
+def test_a_classifier_of_projected_records_is_timed_on_these(algo: str) -> None:
+    """Its layers have the size of what records are projected to."""
+    experiment = assemble(tiny_config(algo, "model.name=smallcnn", "model.norm=none", "model.width=4", command="audit"))
+    assert 0 < timed(experiment).step
