@@ -51,6 +51,7 @@ if TYPE_CHECKING:
         Worlds,
     )  # fmt: skip
     from privdd.auditing.method_check import BrokenContract, check_method
+    from privdd.auditing.targets.from_python import audit_model, audit_synthetic
     from privdd.checking.asserted import assert_private, check
     from privdd.checking.verdict import Checked
     from privdd.cli.main import config_of
@@ -71,7 +72,6 @@ if TYPE_CHECKING:
     from privdd.privacy.reconstruction import Naming, reconstruction
     from privdd.reporting.folder import RunRecord
     from privdd.reporting.schema import Findings
-    from privdd.targets.from_python import audit_model, audit_synthetic
     from privdd.training.client_round import ClientRound, Trained
     from privdd.verifying.verification import verified as load_run
     from privdd.verifying.verified_pages import compare, frontier
@@ -129,8 +129,8 @@ PUBLIC: Mapping[str, str] = {
     "RunRecord": "privdd.reporting.folder",
     "load_run": "privdd.verifying.verification:verified",
     "Findings": "privdd.reporting.schema",
-    "audit_model": "privdd.targets.from_python",
-    "audit_synthetic": "privdd.targets.from_python",
+    "audit_model": "privdd.auditing.targets.from_python",
+    "audit_synthetic": "privdd.auditing.targets.from_python",
     "ClientRound": "privdd.training.client_round",
     "Trained": "privdd.training.client_round",
 }

@@ -24,15 +24,14 @@ MAY_IMPORT: dict[str, set[str]] = {  # a package may import itself and these, no
     "distillation": {"core", "federated", "privacy", "models", "training", "attacks"},
     "methods": {"core", "federated", "privacy", "models", "training", "distillation", "attacks"},
     "reporting": {"runtime", "attacks"},  # run folders only: it must not know how they came about
-    "auditing": {
-        "core", "runtime", "privacy", "data", "federated", "training", "distillation", "methods", "reporting", "attacks",
-    },
 }  # fmt: skip
-MAY_IMPORT["verifying"] = {"core", "runtime", "privacy", "federated", "auditing", "reporting", "attacks"}  # never cli: it runs nothing
 MAY_IMPORT["checking"] = {"core", "runtime", "privacy", "reporting", "attacks"}  # mechanisms of others, as black boxes
 MAY_IMPORT["tapping"] = {"core", "runtime", "privacy", "federated", "attacks"}  # recordings of federations that others run
-MAY_IMPORT["targets"] = {"tapping", "core", "runtime", "privacy", "federated", "models", "distillation", "auditing", "reporting", "checking", "attacks"}  # what others trained
-MAY_IMPORT["pricing"] = {"core", "runtime", "federated", "auditing", "attacks"}
+MAY_IMPORT["auditing"] = {
+    "core", "runtime", "privacy", "data", "federated", "models", "training", "distillation", "methods", "reporting", "checking", "tapping",
+    "attacks",
+}  # fmt: skip
+MAY_IMPORT["verifying"] = {"core", "runtime", "privacy", "federated", "auditing", "reporting", "attacks"}  # never cli: it runs nothing
 MAY_IMPORT["cli"] = {*MAY_IMPORT}
 MAY_IMPORT["canary"] = {"core", "runtime", "tapping", "checking", "cli", "attacks"}  # sealed canaries: no simulation is run
 MAY_IMPORT["planted"] = {*MAY_IMPORT, "cli"}  # faults for the self-test: they are planted everywhere
@@ -110,6 +109,27 @@ def test_the_table_has_no_circle():
         order += free
 
 
+def test_a_drawing_of_the_imports_has_at_most_twenty_rooms_on_ten_floors():
+    """A room stands one floor above the highest room that it really imports, lazily or not."""
+    needs: dict[str, set[str]] = {own: set() for own in map(package, map(module_name, FILES)) if own}
+    for path in FILES:
+        if own := package(module_name(path)):
+            needs[own] |= {package(other) for _, other in imports(path) if ours(other)} - {own, ""}
+
+    @cache
+    def floor(room: str) -> int:
+        return 1 + max((floor(other) for other in needs[room]), default=0)
+
+    assert len(needs) <= 20
+    assert max(map(floor, needs)) <= 10
+
+
+def test_only_outside_targets_bring_recordings_and_mechanism_checks_into_auditing():
+    """Audits of simulations stand without them."""
+    inner = [p for p in FILES if package(module_name(p)) == "auditing" and "targets" not in p.parts]
+    assert {package(other) for p in inner for _, other in imports(p) if ours(other)} & {"checking", "tapping", "models"} == set()
+
+
 def test_modules_do_not_import_each_other_in_a_circle():
     needs = {module_name(p): {n for _, n in imports(p) if ours(n) and n != module_name(p)} for p in FILES}
     while free := [name for name, others in needs.items() if not others & needs.keys()]:
@@ -161,7 +181,7 @@ LIKE = {"rand_like", "randn_like", "randint_like"}
 NUMPY = {"default_rng", "Generator", "PCG64", "SeedSequence", "BitGenerator"}  # what does not touch the global state
 EXCEPTIONS = {
     ("attacks.lpips_weights", "pickle"): "a restricted unpickler that can build arrays only, for published weights",
-    ("privdd.targets.weights", "torch.load"): "weights_only=True: torch's own restricted unpickler, which builds tensors only",
+    ("privdd.auditing.targets.weights", "torch.load"): "weights_only=True: torch's own restricted unpickler, which builds tensors only",
     ("privdd.checking.child", "np.random.seed"): "a forked process inherits the generator that a stranger's code may draw from",
 }
 

@@ -90,7 +90,7 @@ TESTED_IN = {  # test file -> modules of which it is the test, where its name is
     "adapters/test_components.py": "privdd.adapters: flower_components opacus_components",
     "canary/test_canary_scores.py": "privdd.canary: canary_records scored_artifacts; privdd.tapping: recorded_network",
     "canary/test_opened.py": "privdd.canary: commitment issuing sealed_files",
-    "targets/test_recorded_run.py": "privdd.targets: claimed_limit; privdd.tapping: named_recording",
+    "auditing/targets/test_recorded_run.py": "privdd.auditing.targets: claimed_limit; privdd.tapping: named_recording",
     "canary/test_hostile_seals.py": "privdd.canary: __main__ canary_arguments",
     "checking/test_called.py": "privdd.checking: sampled",
     "checking/test_command_line.py": "privdd.checking: component_table conditions constant_parts declared_noise float_bits"
@@ -139,10 +139,10 @@ TESTED_IN = {  # test file -> modules of which it is the test, where its name is
     "runtime/test_chunks.py": "privdd.runtime: allocator payload",
     "runtime/test_engine.py": "privdd.runtime: processes ray workers",
     "system/test_commands.py": "privdd.cli: main runs",
-    "targets/test_model_target.py": "privdd.targets: from_python judged label_queries outside_run shadow_training",
-    "targets/test_run_target.py": "privdd.targets: target_command weights",
-    "targets/test_synthetic_target.py": "privdd.targets: near_copies nearest synthetic_signals table_risks",
-    "targets/test_updates_target.py": "privdd.targets: captured_updates update_signals",
+    "auditing/targets/test_model_target.py": "privdd.auditing.targets: from_python judged label_queries outside_run shadow_training",
+    "auditing/targets/test_run_target.py": "privdd.auditing.targets: target_command weights",
+    "auditing/targets/test_synthetic_target.py": "privdd.auditing.targets: near_copies nearest synthetic_signals table_risks",
+    "auditing/targets/test_updates_target.py": "privdd.auditing.targets: captured_updates update_signals",
     "verifying/test_verification.py": "privdd.runtime: seal; privdd.verifying: disagreement drawn_page"
     " file_digests ledger_numbers not_recomputable score_numbers sent_values training_numbers verdict_numbers verified_pages",
     "system/test_damaged_files.py": "privdd.cli: failures",

@@ -150,21 +150,24 @@ def _aligned(lens: Lens, inside: Tensor, labels: Tensor, own: Tensor) -> Tensor:
 
 
 def _representations(lens: Lens, name: str, value: Tensors, values: Mapping[str, Tensors]) -> Mapping[str, Tensor]:
-    """As for images, in the space of the projection; the attacker is granted the client's own map."""
+    """As for images, in the space of the projection; the attacker is granted the client's own map.
+
+    Nothing can be read before a client has its own, unless projected records are as large as records.
+    """
     maps = maps_of(lens.method, lens.snapshot, lens.memory, lens.problem)
     project = maps.get("projection") or (lambda x: x)
     own, inside, y = project(lens.candidates.x).flatten(1), value["x"].flatten(1), values["labels"]["y"]
+    if own.shape[1] != inside.shape[1]:
+        return {}
     public = project(lens.public.x).flatten(1)
-    centre = public.mean(0) if own.shape[1] == inside.shape[1] else inside.mean(0)
+    centre = public.mean(0)
     farthest = 2 * float(own.norm(dim=1).max())  # no bound is known: the diameter of the records' ball
-    found = {
+    return {
         **_trained_on(inside - centre, y, own - centre, public[:POPULATION] - centre, lens),
         "alignment": _aligned(lens, inside - centre, y, own - centre),
         "distance": nearest(own, inside, farthest),
+        "joint": parts_in_means(lens, inside - centre, y, own - centre),
     }
-    if own.shape[1] == inside.shape[1]:
-        found["joint"] = parts_in_means(lens, inside - centre, y, own - centre)
-    return found
 
 
 def _prototypes(lens: Lens, name: str, value: Tensors, values: Mapping[str, Tensors]) -> Mapping[str, Tensor]:

@@ -27,10 +27,10 @@ WORLDS = 3
 def dry_run(config: DictConfig, path: Path) -> int:
     """Print the price of the audit of ``config`` into ``path``; exit status 0. Raises BadConfig for what cannot run."""
     from privdd.auditing.findings import write_run
+    from privdd.auditing.pricing.needs import check_fits
+    from privdd.auditing.pricing.probe import Probe, price
     from privdd.cli.assemble import assemble, attacks_of
     from privdd.cli.read_settings import forced
-    from privdd.pricing.needs import check_fits
-    from privdd.pricing.probe import Probe, price
     from privdd.reporting.page import write_report
 
     if config.get("scores") is not None or config.get("run") is not None or config.get("resume") is not None:

@@ -16,6 +16,7 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, open_dict
 
+from privdd.auditing.targets.target_command import USAGE, asks_for_target, read_command
 from privdd.cli import dry_run
 from privdd.cli.as_written import as_written
 from privdd.cli.config import (
@@ -38,7 +39,6 @@ from privdd.core.errors import BadConfig
 from privdd.runtime.allocator import keep_memory
 from privdd.runtime.plain_folder import check_folder
 from privdd.tapping.named_recording import recording_named
-from privdd.targets.target_command import USAGE, asks_for_target, read_command
 
 Run = Callable[[DictConfig, Path, Sequence[str]], int]
 TRUST_MODELS = {"local", "secagg", "shuffle"}  # configs/trust: what a server sees, and no packages
@@ -62,12 +62,12 @@ def _main(command: str, run: Run) -> int:
         return 0
     keep_memory()
     if command == "audit" and (recording := recording_named(sys.argv[1:])) is not None:
-        from privdd.targets.recorded_run import run_recorded
+        from privdd.auditing.targets.recorded_run import run_recorded
 
         return run_recorded(recording, sys.argv[1:])
     if outside:
         read_command(sys.argv[1:])  # quick, where the imports below are not
-        from privdd.targets.run_target import run_target
+        from privdd.auditing.targets.run_target import run_target
 
         return run_target(sys.argv[1:])
     register_resolvers()

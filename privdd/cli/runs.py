@@ -108,12 +108,12 @@ def _audit(config: DictConfig, path: Path, argv: Sequence[str], held: ExitStack)
     from privdd.auditing.coverage import check_coverage
     from privdd.auditing.findings import write_run
     from privdd.auditing.pipeline import audit
+    from privdd.auditing.pricing.beforehand import said_before
+    from privdd.auditing.pricing.needs import check_fits
     from privdd.cli.assemble import assemble, attacks_of, shipped_attacks
     from privdd.cli.dry_run import longest_searches
     from privdd.cli.tracking import check_tracking, scalars_of, track
     from privdd.cli.validation import check_types
-    from privdd.pricing.beforehand import said_before
-    from privdd.pricing.needs import check_fits
     from privdd.reporting.page import write_report
     from privdd.reporting.terminal import print_summary
 
@@ -159,12 +159,12 @@ def _train(config: DictConfig, path: Path, argv: Sequence[str], held: ExitStack)
     import time
 
     from privdd.auditing.findings import both, per_client
+    from privdd.auditing.pricing.needs import check_fits
     from privdd.auditing.run_manifest import manifest
     from privdd.cli.assemble import assemble
     from privdd.cli.tracking import check_tracking, track
     from privdd.federated.divergence import words
     from privdd.federated.trainer import Trainer
-    from privdd.pricing.needs import check_fits
     from privdd.runtime.files import write_json
 
     check_tracking(config.tracking)

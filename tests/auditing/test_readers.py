@@ -140,6 +140,14 @@ def test_representations_are_compared_in_the_granted_projection_seen_from_public
     assert torch.allclose(found["synthetic_representations|distance"], -distance, atol=1e-4)
 
 
+def test_representations_of_another_size_than_the_adversarys_own_are_not_read() -> None:
+    """Before a client has a projection of its own, records stay as large as they are."""
+    rows, y = torch.randn(6, 5, generator=torch.Generator().manual_seed(3)), torch.tensor([0, 0, 1, 1, 2, 2])
+    found = read(representations={"x": rows}, labels={"y": y})
+    assert {name for name in found if name.startswith("synthetic_representations")} == set()
+    assert "labels|count" in found
+
+
 def test_prototypes_are_compared_with_the_features_of_the_broadcast_classifier() -> None:
     mean = torch.randn(CLASSES, 8, generator=torch.Generator().manual_seed(4))
     own, centre = 2 * CANDIDATES.x.flatten(1), 2 * PUBLIC.x.flatten(1).mean(0)

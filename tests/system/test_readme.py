@@ -14,6 +14,7 @@ import pytest
 
 from privdd import selftest, verify
 from privdd.api import audit
+from privdd.auditing.targets.target_command import asks_for_target, read_command
 from privdd.canary.canary_arguments import read as read_canary
 from privdd.checking.command_line import read as read_check
 from privdd.cli.config import expand
@@ -21,7 +22,6 @@ from privdd.cli.main import checked
 from privdd.report import parser
 from privdd.reproduce.entries import find
 from privdd.reproduce.typed import read as read_reproduce
-from privdd.targets.target_command import asks_for_target, read_command
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "docs" / "index.md", *sorted((ROOT / "docs").glob("*/*.md"))]

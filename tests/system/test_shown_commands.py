@@ -37,10 +37,10 @@ NOT_RUN = {
     "privdd.audit algo=fedavg engine=ray": "wants a cluster: tests/system/test_two_nodes.py starts one",
     "privdd.audit -m algo=fedavg,feddm,fedfed,fedlgd hydra/launcher=joblib": "starts workers: tests/cli/test_sweeps.py",
     "privdd.audit -m algo=fedfed_dp": "its slow part, the method, is audited in tests/auditing/test_findings.py; sweeps: tests/cli/test_sweeps.py",
-    "privdd.audit target.model=": "trains models of its own: tests/targets/test_run_target.py",
-    "privdd.audit target.synthetic=": "the same: tests/targets/test_synthetic_target.py",
-    "privdd.audit target.updates=": "the same: tests/targets/test_updates_target.py",
-    "privdd.audit run=DIR target.model=": "wants a recording: tests/targets/test_recorded_run.py makes one",
+    "privdd.audit target.model=": "trains models of its own: tests/auditing/targets/test_run_target.py",
+    "privdd.audit target.synthetic=": "the same: tests/auditing/targets/test_synthetic_target.py",
+    "privdd.audit target.updates=": "the same: tests/auditing/targets/test_updates_target.py",
+    "privdd.audit run=DIR target.model=": "wants a recording: tests/auditing/targets/test_recorded_run.py makes one",
     "privdd.audit run=run target.model=": "wants a recording of real servers: tests/system/test_tapped_loopback.py makes one",
     "privdd.audit algo=fedavg model=own": "wants the user's own network: tests/models/test_own.py",
     "privdd.report DIR --pdf": "needs a browser: tests/reporting/test_pdf.py",
@@ -57,7 +57,7 @@ PYTHON = {
     "# test_signs.py": "tests/system/test_readme.py:test_the_contract_check_runs",
     "# tapped_app.py": "tests/system/test_tapped_loopback.py",
     "from nvflare import FilterType": "tests/adapters/test_nvflare_tap.py",
-    "from sklearn.datasets import load_digits": "tests/targets/test_tutorial.py",
+    "from sklearn.datasets import load_digits": "tests/auditing/targets/test_tutorial.py",
 }
 SMALL = ("data.test_limit=40", "partition.clients=2", "audit.records=12", "audit.worlds=3", "audit.victims=1")
 GUARANTEE = ("audit.guarantee.runs=20", "audit.guarantee.slow_runs=20", "audit.guarantee.images=1")

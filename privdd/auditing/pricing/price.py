@@ -1,0 +1,41 @@
+"""A price: what a run takes, by stage, as a table of plain text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from privdd.auditing.pricing.needs import spelt
+from privdd.runtime.progress import spell
+
+ON_WORKERS = ("train", "worlds", "federations", "attacks", "guarantee tests")
+
+
+@dataclass(frozen=True)
+class Price:
+    """stages: CPU seconds of each; longest: of the longest single attack, which no number of workers shortens;
+    workers of the engine; memory, disk: bytes."""
+
+    stages: Mapping[str, float]
+    longest: float
+    workers: int
+    memory: int
+    disk: int
+
+    @property
+    def cpu(self) -> float:
+        """CPU seconds in all."""
+        return sum(self.stages.values())
+
+    @property
+    def wall(self) -> float:
+        """Seconds on the engine's workers, each with a core of its own."""
+        shared = sum(self.stages.get(name, 0.0) for name in ON_WORKERS)
+        attacks = max(self.longest - self.stages.get("attacks", 0.0) / self.workers, 0.0)
+        return self.cpu - shared + shared / self.workers + attacks
+
+    def lines(self) -> list[str]:
+        """One for each stage, then the totals."""
+        rows = [f"  {name:<16}{value:>8.1f} CPU s" for name, value in self.stages.items()]
+        total = f"about {spell(self.wall)} on {self.workers} worker{'s' * (self.workers > 1)}, {self.cpu:.0f} CPU s"
+        return [*rows, f"{total}; memory {spelt(self.memory)}, disk {spelt(self.disk)}"]

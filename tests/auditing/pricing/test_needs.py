@@ -1,0 +1,99 @@
+"""What a run needs at least: against what it really writes, and refused in one line where it does not fit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from attacks.types import Surface
+from privdd.auditing.pricing import needs as pricing
+from privdd.auditing.pricing.needs import check_fits, free_disk, free_memory, needs, spelt
+from privdd.cli.assemble import assemble
+from privdd.cli.read_settings import forced
+from privdd.cli.runs import run_training
+from privdd.core.errors import BadConfig
+from privdd.federated.trainer import Trainer
+from privdd.runtime.run_folder import RunFolder
+from tests.federations import tiny, tiny_config
+
+
+def written(experiment: Any, folder: Path) -> int:
+    """Bytes of artifacts that training really keeps."""
+    Trainer(
+        experiment.plan, experiment.shards, experiment.test, experiment.engine, RunFolder(folder), experiment.ledger(),
+        experiment.capture,
+    ).run()  # fmt: skip
+    return sum(f.stat().st_size for f in (folder / "artifacts").rglob("*") if f.is_file())
+
+
+@pytest.mark.parametrize("algo", ["fedavg", "feddm"])
+@pytest.mark.parametrize("more", [[], ["capture.clients=victim"], ["capture.rounds=first_last", "algo.rounds=3"]])
+def test_artifacts_take_what_was_said_and_little_more(algo: str, more: list[str], tmp_path: Path) -> None:
+    """Headers of the files and small tensors, such as labels and counts, are not counted."""
+    experiment = tiny(algo, "model.width=16", *more)
+    said, real = needs(experiment).disk, written(experiment, tmp_path)
+    assert said <= real <= 1.5 * said
+
+
+def test_of_a_sum_one_artifact_is_kept_however_many_clients_add_to_it(tmp_path: Path) -> None:
+    experiment = tiny("fedavg", "model=mlp", "algo.weighting=uniform", "trust=secagg", "partition.clients=4")
+    said, real = needs(experiment).disk, written(experiment, tmp_path)
+    assert said <= real <= 1.5 * said
+
+
+def test_memory_holds_one_gradient_for_each_audited_record() -> None:
+    few, many = (
+        needs(assemble(tiny_config("fedavg", f"audit.records={n}", command="audit"))).memory for n in (10, 20)
+    )
+    model = tiny("fedavg").plan.method.classifier(tiny("fedavg").plan.problem)
+    assert model is not None and many - few == 10 * 4 * sum(t.numel() for t in model.state_dict().values())
+
+
+def test_surfaces_that_are_not_kept_take_nothing() -> None:
+    assert needs(tiny("fedavg", f"capture.surfaces=[{Surface.COUNTS}]")).disk == 0
+
+
+@pytest.mark.parametrize(("full", "says"), [("free_disk", "^capture: .*capture.clients=victim"), ("free_memory", "^memory: ")])
+def test_what_cannot_fit_is_refused_unless_forced(
+    full: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pricing, full, lambda *at: 1000)
+    with pytest.raises(BadConfig, match=says + ".* resources.force=true runs anyway$") as refused:
+        check_fits(tiny("fedavg"), tmp_path, force=False)
+    assert "1 kB are free" in str(refused.value)
+    check_fits(tiny("fedavg"), tmp_path, force=True)
+
+
+def test_the_commands_ask_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pricing, "free_disk", lambda folder: 1000)
+    with pytest.raises(BadConfig, match=r"^capture: "):
+        run_training(tiny_config("fedavg"), tmp_path / "run", [])
+    assert not (tmp_path / "run" / "config.yaml").exists()
+
+
+def test_force_is_a_truth_value_and_missing_in_old_configs() -> None:
+    config = tiny_config("fedavg")
+    assert forced(config) is False and forced(OmegaConf.create({"seed": 0})) is False
+    assert forced(tiny_config("fedavg", "resources.force=true")) is True
+    with pytest.raises(BadConfig, match=r"^resources.force='often': true or false is needed"):
+        forced(tiny_config("fedavg", "resources.force=often"))
+
+
+def test_what_is_free_is_found_on_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert free_disk(tmp_path / "not" / "yet") > 0
+    assert free_memory() is None or free_memory() > 10**6  # type: ignore[operator]
+    limit, info = tmp_path / "memory.max", tmp_path / "meminfo"
+    limit.write_text("5000\n")
+    info.write_text("MemTotal: 99 kB\nMemAvailable: 7 kB\n")
+    monkeypatch.setattr(pricing, "MEMINFO", info)
+    monkeypatch.setattr(pricing, "LIMITS", (limit,))
+    assert free_memory() == 5000
+    limit.write_text("max\n")
+    assert free_memory() == 7 * 1024
+
+
+def test_sizes_are_spelt_in_powers_of_a_thousand() -> None:
+    assert [spelt(n) for n in (12, 1536, 3e9, 2.24e14)] == ["12 bytes", "1.54 kB", "3 GB", "224 TB"]
