@@ -5,7 +5,7 @@
 Each case runs in a fork of a process that has done such a run before, with a limit on time and memory. A case that the
 log holds is counted and not run again, so that the whole can be done in pieces. Replies are what a hostile client of a
 Flower federation might send. Exit status 1 after any fault: a traceback, a result that is silent nonsense, a run past
-its limit, a process that died.
+its limit, a process that died; and if of so many configurations that each could, no single one of a method ran.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import json
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -27,8 +27,10 @@ from benchmarks.fuzz_files import damage_cases, read_damaged, whole_runs
 from benchmarks.fuzz_outcomes import FAULTS, Outcome, in_child, run_case
 from benchmarks.fuzz_replies import Honest, federation, reply_case, send
 from benchmarks.machine import hardware
+from privdd.cli.config import choices, config_dir
 
 Work = tuple[str, Callable[[Path], Outcome]]  # a case's name, and what it does in an empty folder
+ENOUGH = 500  # configurations, of which about 40 % run: above ten for each method
 Cases = Callable[[int], Work]  # by number; to make one can take as long as to run it
 
 
@@ -59,8 +61,13 @@ def replies(seed: int, honest: Honest) -> Cases:
     return made
 
 
-def told(what: str, cases: Cases, numbers: Sequence[int], limit: float, log: Path | None) -> Counter[str]:
-    """Counts by kind; every fault is printed as it comes, and what the log holds already is not run again."""
+def told(
+    what: str, cases: Cases, numbers: Sequence[int], limit: float, log: Path | None, ran: list[str] | None = None
+) -> Counter[str]:
+    """Counts by kind; every fault is printed as it comes, and what the log holds already is not run again.
+
+    ``ran`` takes the names of the cases that came to a whole result.
+    """
     lines = [json.loads(line) for line in log.read_text().splitlines()] if log is not None and log.is_file() else []
     known = {line["number"]: line for line in lines if line["what"] == what}
     counts: Counter[str] = Counter()
@@ -72,6 +79,8 @@ def told(what: str, cases: Cases, numbers: Sequence[int], limit: float, log: Pat
             name, work = cases(number)
             outcome = _fresh(work, limit)
         counts[outcome.kind] += 1
+        if ran is not None and outcome.kind == "ran":
+            ran.append(name)
         seconds += outcome.seconds
         if outcome.line.startswith("(key not named"):
             counts["key not named"] += 1
@@ -83,6 +92,12 @@ def told(what: str, cases: Cases, numbers: Sequence[int], limit: float, log: Pat
     whole = sum(count for kind, count in counts.items() if kind != "key not named")
     print(f"{what}: {whole}; {', '.join(f'{k} {v}' for k, v in counts.most_common())}; {seconds:.0f} CPU s", flush=True)
     return counts
+
+
+def never_ran(names: Iterable[str]) -> list[str]:
+    """The methods that none of these command lines has: what is always refused is not tried at all."""
+    ran = {word.removeprefix("algo=") for name in names for word in name.split() if word.startswith("algo=")}
+    return sorted({*choices("algo", [config_dir()])} - ran)
 
 
 def _fresh(work: Callable[[Path], Outcome], limit: float) -> Outcome:
@@ -102,13 +117,17 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="privdd-fuzz-") as place:
         runs = whole_runs(Path(place))  # afterwards this process has everything in memory that its forks need
         numbers = range(given.first, given.first + given.configs)
-        counts += told("configurations", configurations(given.seed), numbers, given.limit, given.log)
+        ran: list[str] = []
+        counts += told("configurations", configurations(given.seed), numbers, given.limit, given.log, ran)
+        missing = never_ran(ran)
+        print(f"methods of which no configuration ran: {', '.join(missing) or 'none'}", flush=True)
         damages = files(given.files, given.seed, runs)
         counts += told("damaged files", damages, range(given.files), given.limit, given.log)
         if given.replies:
             sent = replies(given.seed, federation(Path(place) / "honest"))
             counts += told("hostile replies", sent, range(given.replies), given.limit, given.log)
-    return int(any(counts[kind] for kind in FAULTS))
+    untried = given.configs >= ENOUGH and missing
+    return int(any(counts[kind] for kind in FAULTS) or bool(untried))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.fuzz import Work, told
+from benchmarks.fuzz import Work, never_ran, told
 from benchmarks.fuzz_cases import Case, case, chosen
 from benchmarks.fuzz_files import Damage, damage_cases, damaged, read_damaged, whole_runs
 from benchmarks.fuzz_outcomes import FAULTS, Outcome, in_child, problems, run_case
@@ -39,6 +39,20 @@ def test_all_methods_mechanisms_partitions_and_attacks_come_up() -> None:
     listed = {name for part in typed.split() if part.startswith("attack=[") for name in part[8:-1].split(",")}
     assert listed == set(choices("attack", [config_dir()]))
     assert case(7) == case(7) != case(9)
+
+
+def test_methods_that_were_only_refused_are_named(tmp_path: Path) -> None:
+    kinds = {"a": ("privdd.audit algo=fedavg privacy=none", "ran"), "b": ("privdd.audit algo=fedrd", "refused")}
+    ran: list[str] = []
+
+    def cases(number: int) -> Work:
+        name, kind = list(kinds.values())[number]
+        return name, lambda place: Outcome(kind, "", 0.0)
+
+    told("configurations", cases, range(2), LIMIT, None, ran)
+    missing = never_ran(ran)
+    assert "fedrd" in missing and "fedavg" not in missing
+    assert len(missing) == len(choices("algo", [config_dir()])) - 1
 
 
 @pytest.fixture(scope="module")
