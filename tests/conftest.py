@@ -18,7 +18,10 @@ import numpy as np
 import pytest
 import torch
 
+from tests import quick_configs
+
 torch.set_num_threads(1)
+quick_configs.install()
 CACHE = tempfile.TemporaryDirectory(prefix="privdd-cache-")  # what this machine remembers is not the tests' business
 os.environ["PRIVDD_CACHE"] = CACHE.name
 hypothesis.settings.register_profile("privdd", deadline=None, max_examples=25, derandomize=True, database=None)

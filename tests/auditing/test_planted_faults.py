@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import dp_accounting as dpa
 import pytest
@@ -60,6 +61,13 @@ def audited(profile: str, folder: Path, *more: str) -> tuple[str, list[Finding]]
 def test_a_healthy_run_is_consistent(profile: str, tmp_path: Path) -> None:
     verdict, findings = audited(profile, tmp_path)
     assert verdict == "consistent", [f.measures.get("note") for f in findings]
+
+
+def audited_by_itself(profile: str, folder: Path, *more: str) -> tuple[str, list[Finding]]:
+    """The same by the tests of the run's own ledger, noise and sampling alone: no other one, and each takes longer, can
+    be what says contradiction."""
+    with patch("privdd.auditing.pipeline.guarantee_tests", return_value=[]):
+        return audited(profile, folder, *more)
 
 
 # --- noise -----------------------------------------------------------------------------------------
@@ -138,7 +146,7 @@ def test_faulty_noise_is_a_contradiction(
 ) -> None:
     plant, settings = NOISE_FAULTS[fault]
     plant(monkeypatch)
-    verdict, findings = audited(profile, tmp_path, *settings)
+    verdict, findings = audited_by_itself(profile, tmp_path, *settings)
     assert verdict == "contradiction"
     assert any(f.attack == NOISE and f.measures["diagnostics"].get("refuted") for f in findings)
 
@@ -176,7 +184,7 @@ def test_faulty_sampling_is_a_contradiction(
     profile: str, fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     SAMPLING_FAULTS[fault](monkeypatch)
-    verdict, findings = audited(profile, tmp_path)
+    verdict, findings = audited_by_itself(profile, tmp_path)
     assert verdict == "contradiction"
     assert any(f.attack == SAMPLING and f.measures["diagnostics"].get("refuted") for f in findings)
 
@@ -292,7 +300,7 @@ def test_a_mechanism_is_judged_by_what_it_declares(name: str, tmp_path: Path) ->
 # --- where the run was trained ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("settings", [("engine=processes", "engine.workers=2"), ()], ids=["processes", "resumed"])
+@pytest.mark.parametrize("settings", [("engine=processes", "engine.workers=1"), ()], ids=["processes", "resumed"])
 def test_residuals_are_there_in_every_engine_and_after_a_stop(
     settings: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
