@@ -1,4 +1,4 @@
-"""What all tests share: one torch thread, a repeatable hypothesis profile, and small audits made once a session."""
+"""What all tests share: one thread, a repeatable hypothesis profile, and small audits made once a session."""
 
 from __future__ import annotations
 
@@ -12,6 +12,10 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
+
+# Read by numpy as it is imported, and by what a test starts. With two workers on two cores, each of which multiplies
+# matrices on both, most of the time is spent in waiting for one another: ten times and more.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import hypothesis
 import numpy as np
