@@ -70,6 +70,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items[:] = [item for tests in order for item in tests]
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """What a test draws from torch's global generator does not depend on the tests before it."""
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def system_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A generator stands in for the operating system's bits, so that a statistical test repeats itself."""
+    monkeypatch.setattr(os, "urandom", np.random.default_rng(5).bytes)
+
+
 def pytest_report_header() -> str | None:
     seed = os.environ.get("PRIVDD_TEST_ORDER")
     return None if seed is None else f"random order, PRIVDD_TEST_ORDER={seed}"

@@ -151,7 +151,7 @@ def test_faulty_noise_is_a_contradiction(
     assert any(f.attack == NOISE and f.measures["diagnostics"].get("refuted") for f in findings)
 
 
-def test_noise_of_the_operating_system_is_consistent(tmp_path: Path) -> None:
+def test_noise_of_the_operating_system_is_consistent(tmp_path: Path, system_bytes: None) -> None:
     assert audited("feddm_dp", tmp_path, "privacy.noise_source=os")[0] == "consistent"
 
 
@@ -315,7 +315,7 @@ def test_residuals_are_there_in_every_engine_and_after_a_stop(
         assert noise[0] == noise[1] and "p_value" in noise[0]
 
 
-def test_noise_that_cannot_be_drawn_again_is_not_looked_at(tmp_path: Path) -> None:
+def test_noise_that_cannot_be_drawn_again_is_not_looked_at(tmp_path: Path, system_bytes: None) -> None:
     source = "privacy.noise_source=os"
     assert audited("client", tmp_path, source)[0] == "consistent"
     verdict, findings = audited("client", tmp_path, source)

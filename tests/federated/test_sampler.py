@@ -6,11 +6,9 @@ must refuse two thirds and three halves of the rate, everybody, and samples that
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import numpy as np
 import pytest
 import torch
 from scipy.stats import binomtest, chi2
@@ -96,9 +94,8 @@ def refuses_other_rates(taken: Tensor, q: float) -> bool:
 
 @pytest.mark.parametrize("q", RATES)
 @pytest.mark.parametrize("source", ["seed", "os"])
-def test_sample_is_poisson_at_the_mechanisms_rate(q: float, source: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """20,000 coins; the operating system's bits are stood in for by a generator, so that the test repeats itself."""
-    monkeypatch.setattr(os, "urandom", np.random.default_rng(5).bytes)
+def test_sample_is_poisson_at_the_mechanisms_rate(q: float, source: str, system_bytes: None) -> None:
+    """20,000 coins."""
     taken = drawn(q, source=source)
     assert poisson(taken, q) and refuses_other_rates(taken, q)
 

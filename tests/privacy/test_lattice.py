@@ -85,14 +85,14 @@ def flat(value: Mapping[str, Tensor]) -> Tensor:
 
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("name", sorted(CASES))
-def test_low_bits_tell_nothing(name: str, source: str) -> None:
+def test_low_bits_tell_nothing(name: str, source: str, system_bytes: None) -> None:
     """The attack that broke float32 noise: no epsilon at all is shown by it."""
     case = CASES[name]
     assert betrayed(case.mechanism, case, source) == 0
 
 
 @pytest.mark.parametrize(("name", "runs"), [("features", 150), ("client", 150), ("one record of a class", 600)])
-def test_low_bits_of_float32_noise_contradict_its_epsilon(name: str, runs: int) -> None:
+def test_low_bits_of_float32_noise_contradict_its_epsilon(name: str, runs: int, system_bytes: None) -> None:
     case = CASES[name]
     planted = InFloat32(case.mechanism)
     stated = epsilon(case.mechanism.event, DELTA, relation=case.relation)  # type: ignore[arg-type]

@@ -32,7 +32,7 @@ def check_scale(draws: Tensor, std: float, law: str = "norm") -> None:
 
 
 @pytest.mark.parametrize("source", ["seed", "os"])
-def test_clipped_sum_noise_has_the_stated_scale(source: str) -> None:
+def test_clipped_sum_noise_has_the_stated_scale(source: str, system_bytes: None) -> None:
     mechanism = ClippedSum(noise_multiplier=2.0, clip_norm=3.0, normaliser=4.0)
     output = mechanism({"x": torch.rand(5, LARGE)}, noise(source))
     assert output.noise_std == 2.0 * 3.0 / 4.0

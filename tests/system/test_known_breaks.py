@@ -67,7 +67,7 @@ def test_low_bits_of_a_whole_run_name_no_record_that_was_left_out() -> None:
     assert not named.any()
 
 
-def test_with_noise_in_float32_they_name_most_and_never_wrongly(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_noise_in_float32_they_name_most_and_never_wrongly(monkeypatch: pytest.MonkeyPatch, system_bytes: None) -> None:
     honest = FeatureNoise.__call__
 
     def planted(self: FeatureNoise, value: dict[str, Tensor], noise: Noise) -> Output:
