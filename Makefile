@@ -16,10 +16,10 @@ smoke: $(VENV)/.runtime          ## the same in under a minute
 
 test: $(VENV)/.dev               ## install with the test tools, then run all tests; PRIVDD_TEST_ORDER=SEED shuffles them
 	sh tools/test_extras.sh $(BIN)/python
-	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 fast: $(VENV)/.dev               ## the same without the slowest tests (tests/slow.txt): under 8 minutes on 2 cores
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow" $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow" $(ARGS)
 
 lint: $(VENV)/.dev               ## style
 	$(BIN)/ruff check . && $(BIN)/ruff format --check privdd attacks

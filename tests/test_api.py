@@ -73,5 +73,5 @@ def test_another_package_named_attacks_is_named(name: str, tmp_path: Path) -> No
     place.write_text('MARKER = "privdd-attacks"\n')
     path = os.pathsep.join([str(tmp_path), str(Path(privdd.__file__).parents[1])])
     command = [sys.executable, "-c", "import privdd"]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}, cwd="/", timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}, cwd="/", timeout=300)
     assert done.returncode == 1 and f"another package named 'attacks' shadows privdd's: {place}" in done.stderr

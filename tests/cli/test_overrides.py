@@ -60,7 +60,7 @@ def test_nothing_heavy_is_imported_first(kind: str) -> None:
         "try:\n    main()\n"
         "finally:\n    print(*({'torch', 'scipy', 'matplotlib', 'sklearn', 'opacus'} & {*sys.modules}), file=sys.stderr)\n"
     )
-    done = subprocess.run([sys.executable, "-c", program, *QUICK[kind]], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program, *QUICK[kind]], capture_output=True, text=True, timeout=300)
     assert done.returncode == (0 if kind in ("help", "version") else 1)
     assert done.stderr.splitlines()[-1] == ""  # none of them
     assert "Traceback" not in done.stderr
@@ -68,4 +68,4 @@ def test_nothing_heavy_is_imported_first(kind: str) -> None:
 
 def test_the_api_is_imported_without_torch() -> None:
     program = "import sys, privdd.api\nassert 'torch' not in sys.modules and 'scipy' not in sys.modules"
-    assert subprocess.run([sys.executable, "-c", program], timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-c", program], timeout=300).returncode == 0

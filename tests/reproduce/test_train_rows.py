@@ -62,7 +62,7 @@ run(Path(sys.argv[1]))
 def test_killed_and_repeated_it_ends_in_the_same_numbers(whole: tuple[Path, dict], tmp_path: Path) -> None:
     """Killed once the first row is finished; that row is not touched again."""
     process = subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path)], env={**os.environ, "PYTHONPATH": "."}, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 600
     while not (finished := sorted(tmp_path.glob("small/rows/*/*/training.json"))) and time.monotonic() < deadline:
         assert process.poll() is None, "it ended before it could be killed"
         time.sleep(0.02)

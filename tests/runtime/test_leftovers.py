@@ -16,7 +16,8 @@ other = subprocess.Popen(["sleep", "61"])
 leftovers.watch("PARENT=1")
 parent = subprocess.Popen(["sh", "-c", "PARENT=1; sleep 62 & echo $!; wait"], stdout=subprocess.PIPE, text=True, start_new_session=True)
 child = int(parent.stdout.readline())
-time.sleep(4)  # the guard has to start, and to look
+subprocess.run([sys.executable, "-c", "import privdd.runtime.leftovers"])  # takes as long as the guard takes to start
+time.sleep(2.5)  # and to look, twice
 parent.kill()
 print(other.pid, child, flush=True)
 sys.stdin.read() if sys.argv[1] == "ends" else time.sleep(60)

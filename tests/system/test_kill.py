@@ -13,8 +13,10 @@ import time
 from pathlib import Path
 
 import pytest
+from hydra.core.global_hydra import GlobalHydra
 
 from privdd.cli import config
+from privdd.cli import main as command
 from privdd.cli.config import composed
 from privdd.cli.failures import explain
 from privdd.cli.runs import prepare, run_training
@@ -48,7 +50,9 @@ def command_line(*arguments: str, folder: Path) -> subprocess.Popen[str]:
     )
 
 
-def test_ctrl_c_says_how_to_resume_and_resume_finishes(tmp_path: Path) -> None:
+def test_ctrl_c_says_how_to_resume_and_resume_takes_no_other_setting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = tmp_path / "run"
     long = [*TINY, "algo.rounds=100000", f"hydra.run.dir={run}"]
     process = command_line(*long, folder=tmp_path)
@@ -60,9 +64,11 @@ def test_ctrl_c_says_how_to_resume_and_resume_finishes(tmp_path: Path) -> None:
     _, err = process.communicate(timeout=300)
     assert process.returncode == 130, err
     assert f"resume with: python -m privdd.train resume={run}" in err and "Traceback" not in err
-    again = command_line(f"resume={run}", "algo.rounds=3", folder=tmp_path)
-    _, err = again.communicate(timeout=300)
-    assert again.returncode == 1 and err.count("privdd: error:") == 1 and "only engine can be changed" in err
+    monkeypatch.setattr(sys, "argv", ["privdd-train", f"resume={run}", "algo.rounds=3"])
+    GlobalHydra.instance().clear()
+    assert command.main("train", run_training) == 1
+    err = capsys.readouterr().err
+    assert err.count("privdd: error:") == 1 and "only engine can be changed" in err
 
 
 def test_a_folder_of_another_run_is_refused(tmp_path: Path) -> None:
