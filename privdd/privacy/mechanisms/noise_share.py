@@ -30,33 +30,29 @@ from privdd.privacy.noise import Noise
 
 
 @dataclass(frozen=True)
-class SumShare(ClippedSum):
-    """``ClippedSum`` of one client of many: what is stated holds for a sum over at least ``parts`` clients."""
+class Share(Mechanism, hooks=("noise_std",)):
+    """One client's share of a mechanism's noise: what is stated holds for a sum over at least ``parts`` clients."""
 
     parts: int = 1
 
     @property
     def noise_std(self) -> float:
         """Of the share, on what this client releases."""
-        return super().noise_std / math.sqrt(self.parts)
+        std: float = super().noise_std  # type: ignore[misc]  # of the mechanism that comes next
+        return std / math.sqrt(self.parts)
 
     def __call__(self, value: Tensors, noise: Noise) -> Output:
-        return _as_share(super().__call__(_exact(value), noise), self.parts)
+        return _as_share(super().__call__(_exact(value), noise), self.parts)  # type: ignore[safe-super]
 
 
 @dataclass(frozen=True)
-class ClientShare(ClientLevel):
-    """``ClientLevel`` of one client of many, likewise."""
+class SumShare(Share, ClippedSum):
+    """``ClippedSum`` of one client of many."""
 
-    parts: int = 1
 
-    @property
-    def noise_std(self) -> float:
-        """Of the share, on what this client releases."""
-        return super().noise_std / math.sqrt(self.parts)
-
-    def __call__(self, value: Tensors, noise: Noise) -> Output:
-        return _as_share(super().__call__(_exact(value), noise), self.parts)
+@dataclass(frozen=True)
+class ClientShare(Share, ClientLevel):
+    """``ClientLevel`` of one client of many."""
 
 
 def _exact(value: Tensors) -> Tensors:
@@ -83,12 +79,12 @@ def share_of(mechanism: Mechanism, parts: int) -> Mechanism:
 
 def parts_of(mechanism: Mechanism) -> int:
     """Over how many clients its noise is dealt; 1 where each adds all of it."""
-    return mechanism.parts if isinstance(mechanism, SumShare | ClientShare) else 1
+    return mechanism.parts if isinstance(mechanism, Share) else 1
 
 
 def whole_of(mechanism: Mechanism) -> Mechanism:
     """The mechanism whose noise is that of the sum: what a share is a share of."""
-    if not isinstance(mechanism, SumShare | ClientShare):
+    if not isinstance(mechanism, Share):
         return mechanism
     settings = {name: value for name, value in vars(mechanism).items() if name != "parts"}
     return (ClippedSum if isinstance(mechanism, SumShare) else ClientLevel)(**settings)
