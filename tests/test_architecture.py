@@ -180,6 +180,8 @@ IN_PLACE = {"normal_", "uniform_", "bernoulli_", "random_", "exponential_", "cau
 LIKE = {"rand_like", "randn_like", "randint_like"}
 NUMPY = {"default_rng", "Generator", "PCG64", "SeedSequence", "BitGenerator"}  # what does not touch the global state
 EXCEPTIONS = {
+    ("privdd.cli.source_twins", "compile"): "statements of our own source, of classes whose modules take seconds to import",
+    ("privdd.cli.source_twins", "exec"): "the same",
     ("attacks.lpips_weights", "pickle"): "a restricted unpickler that can build arrays only, for published weights",
     ("privdd.auditing.targets.weights", "torch.load"): "weights_only=True: torch's own restricted unpickler, which builds tensors only",
     ("privdd.checking.child", "np.random.seed"): "a forked process inherits the generator that a stranger's code may draw from",

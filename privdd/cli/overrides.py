@@ -13,8 +13,8 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
 from privdd.cli.config import GROUPS, choices, composed, config_dir, one_line, own_folders
+from privdd.cli.early_check import check_changed
 from privdd.cli.type_check import hint_at
-from privdd.cli.written_types import check_plain
 from privdd.core.errors import BadConfig
 
 OF_HYDRA = ("--hydra-help", "--info", "-i", "--cfg", "-c", "--shell-completion", "-sc", "--package", "-p", "--resolve")
@@ -40,7 +40,8 @@ def check_overrides(command: str, argv: Sequence[str]) -> DictConfig:
     for override in plain:
         _known(base, override.key_or_group)
     config = composed(command, [_first_value(o) for o in parsed], folders)
-    check_plain(config, [o.key_or_group for o in plain])
+    if plain:
+        check_changed(config, base)
     return config
 
 

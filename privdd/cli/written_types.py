@@ -13,40 +13,25 @@ from operator import or_
 from pathlib import Path
 from typing import Any, Literal
 
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-
-from privdd.cli.type_check import TypeCheck, fits, needed
-from privdd.core.checks import refused
-
 ROOT = Path(__file__).resolve().parents[2]
 OURS = ("privdd", "attacks")
 PLAIN = {"int": int, "float": float, "bool": bool, "str": str}
 
 
-def check_plain(config: DictConfig, keys: list[str]) -> None:
-    """Raises BadConfig, with the words of ``type_check``, for the first key whose value is of another plain type."""
-    for key in keys:
-        place, _, name = key.rpartition(".")
-        try:
-            value, target = OmegaConf.select(config, key), OmegaConf.select(config, f"{place}._target_")
-        except OmegaConfBaseException:
-            continue
-        if isinstance(target, str) and not OmegaConf.is_config(value):
-            kind = declared(target, name)
-            if kind is not None and not fits(value, kind):
-                raise refused(TypeCheck(config).key_of(key), value, needed(kind))
-
-
 def declared(target: str, name: str) -> Any:
-    """The type of a field of the class ``target``, None where its source does not say it in plain types."""
+    """The type of a field of the class, or of a parameter of the function, ``target``; None where its source does not
+    say it in plain types."""
     module, _, made = target.rpartition(".")
-    tree = _tree(module)
-    found = next((n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == made), None) if tree else None
+    tree = tree_of(module)
     if tree is None:
         return None
+    kinds = ast.ClassDef | ast.FunctionDef
+    found = next((line for line in tree.body if isinstance(line, kinds) and line.name == made), None)
+    if isinstance(found, ast.FunctionDef):
+        taken = {one.arg: one.annotation for one in (*found.args.args, *found.args.kwonlyargs)}
+        return _plain(written) if (written := taken.get(name)) is not None else None
     if found is None:
-        elsewhere = _imported(tree, module, made)
+        elsewhere = imported_from(tree, module, made)
         return declared(elsewhere, name) if elsewhere != target else None
     for line in found.body:
         if isinstance(line, ast.FunctionDef) and line.name == "__init__":
@@ -54,20 +39,20 @@ def declared(target: str, name: str) -> Any:
         if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name) and line.target.id == name:
             return _plain(line.annotation)
     for base in found.bases:
-        kind = declared(_imported(tree, module, base.id), name) if isinstance(base, ast.Name) else None
+        kind = declared(imported_from(tree, module, base.id), name) if isinstance(base, ast.Name) else None
         if kind is not None:
             return kind
     return None
 
 
 @cache
-def _tree(module: str) -> ast.Module | None:
+def tree_of(module: str) -> ast.Module | None:
     place = ROOT.joinpath(*module.split("."))
     files = [file for file in (place.with_suffix(".py"), place / "__init__.py") if file.is_file()]
     return ast.parse(files[0].read_text(encoding="utf-8")) if module.split(".")[0] in OURS and files else None
 
 
-def _imported(tree: ast.Module, module: str, name: str) -> str:
+def imported_from(tree: ast.Module, module: str, name: str) -> str:
     """Where a name of a module comes from: the module itself, or one that it imports from."""
     for line in tree.body:
         if isinstance(line, ast.ImportFrom) and line.module and not line.level:

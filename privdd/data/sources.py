@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from privdd.core.keys import Keys
 from privdd.data.custom import folder, npz
@@ -48,13 +49,7 @@ def load(
     digit_domains, domain_folder and corrupted. source, severity, corruptions: of ``corrupted`` only. Raises ValueError
     for an unknown name or bad number and DataNotFound (a ValueError) where the data cannot be had.
     """
-    for field, value in (("size", size), ("limit", limit), ("test_limit", test_limit)):
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not value >= 1):
-            raise ValueError(f"data.{field}={value!r}: an integer >= 1 or null is needed")
-    if size is not None and size > LARGEST_SIDE:
-        raise ValueError(f"data.size={size}: from 1 to {LARGEST_SIDE} pixels are needed")
-    if name not in NAMES:
-        raise ValueError(f"data.name={name!r}: one of {', '.join(NAMES)}")
+    check_asked(name, size=size, limit=limit, test_limit=test_limit)
     place = None if root is None else Path(root).expanduser()
     limits = Limits(limit, limit if test_limit is None else test_limit)
     here = keys.fold("data", name)
@@ -68,3 +63,16 @@ def load(
         return corrupted(load(source, root=root, size=size, keys=keys), severity, corruptions, limits, here)
     whole = folder(name, place, here, size) if name == "folder" else SOURCES[name](name, place, here)
     return whole.limited(limits.train, limits.test, here.fold("limit")).resized(size)
+
+
+def check_asked(
+    name: str, *, size: int | None = None, limit: int | None = None, test_limit: int | None = None, **others: Any
+) -> None:
+    """What can be told before anything is read; ``others``: further settings of ``load``. Raises ValueError."""
+    for field, value in (("size", size), ("limit", limit), ("test_limit", test_limit)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not value >= 1):
+            raise ValueError(f"data.{field}={value!r}: an integer >= 1 or null is needed")
+    if size is not None and size > LARGEST_SIDE:
+        raise ValueError(f"data.size={size}: from 1 to {LARGEST_SIDE} pixels are needed")
+    if name not in NAMES:
+        raise ValueError(f"data.name={name!r}: one of {', '.join(NAMES)}")

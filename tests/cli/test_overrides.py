@@ -49,6 +49,8 @@ QUICK = {
     "unknown option": ["--preset", "smoke"],
     "value of audit": ["audit.worlds=0"],
     "value of privacy": ["privacy.delta=2"],
+    "value of a mechanism": ["privacy=dpsgd", "privacy.noise_multiplier=-1"],
+    "value of the method": ["algo.rounds=0"],
 }
 
 

@@ -1,10 +1,8 @@
-"""Types that are read from source are those that importing the class gives; a mistyped number imports no torch."""
+"""Types that are read from source are those that importing the class gives."""
 
 from __future__ import annotations
 
 import pkgutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -57,13 +55,3 @@ def test_wrong_values_are_refused_in_the_same_words(typed: str, says: str) -> No
 def test_right_values_and_what_is_not_understood_pass() -> None:
     check_overrides("audit", ["algo.rounds=3", "algo.lr=1", "model.norm=null", "audit.worlds=9", "seed=4"])
     assert declared("torch.nn.Linear", "in_features") is None and declared("privdd.no.Such", "x") is None
-
-
-def test_a_mistyped_number_imports_no_torch() -> None:
-    code = (
-        "import sys, privdd.cli.main; from privdd.cli.overrides import check_overrides\n"
-        "try: check_overrides('audit', ['algo.rounds=abc'])\n"
-        "except ValueError as e: print(e, 'torch' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "algo.rounds='abc': a whole number is needed False\n"
