@@ -119,7 +119,7 @@ TESTED_IN = {  # test file -> modules of which it is the test, where its name is
     "methods/test_feddm.py": "privdd.training: server",
     "methods/test_fedlgd.py": "privdd.distillation: virtual_images",
     "methods/test_fedrd.py": "privdd.distillation: representations",
-    "methods/test_feddm_guided.py": "privdd.distillation: class_model coarse_pixels guided_images",
+    "methods/test_feddm_guided.py": "privdd.distillation: class_model coarse_pixels guided_images pushed_images",
     "methods/test_public_map.py": "privdd.methods: dp_head dp_means dp_moments",
     "methods/test_formulas.py": "privdd.federated: aggregation",
     "methods/test_reductions.py": "privdd.methods: fedadam fedavg fedavgm fednova fedproto fedprox moon scaffold vhl",

@@ -1,4 +1,4 @@
-"""A data set out of a model of the classes and a head: images drawn, mixed and moved about, labelled by both.
+"""A data set out of a model of the classes and a head: images drawn, pushed, mixed and moved about, labelled by the head.
 
 Nothing here reads a record: if class model and head have a guarantee, all of it is post-processing, and more images cost
 no privacy.
@@ -17,53 +17,77 @@ from privdd.core.keys import Keys
 from privdd.distillation.class_model import ClassModel
 from privdd.distillation.coarse_pixels import CoarsePixels
 from privdd.distillation.networks import embedded
+from privdd.distillation.pushed_images import pushed
 
 SCALES = (14, 7, 4, 2)  # pixels between two knots of a texture
+BLENDED = 0.25  # the largest share of a second drawing in an image before it is pushed
+FAINT = 0.3  # the strongest texture on an image before it is pushed
+STEEP = 12.0  # of the edge of a silhouette: how fast it falls off along the drawing's brightness
 Score = Callable[[Tensor], Tensor]  # images (b, c, h, w) -> logits (b, C)
 
 
 @dataclass(frozen=True)
 class Guiding:
-    """images: how many are released; mixing: at most this share of a second image; moves: the largest shift, shear and
-    change of scale, as a share of the image; temperature: the head's logits are multiplied by it before they
-    become labels; own: the share of a label that is the classes that an image was drawn from, the rest is the head's,
-    for a head that nothing is known of; texture: of noise of several scales that is laid over images, for a head
-    that is sure of itself, which then labels what no class looks like as well.
+    """images: how many are released; drawn: how many they are mixed from, each pushed by itself in ``steps`` steps
+    of ``rate`` (``pushed``) to where the head gives it its class; mixing: at most this share of a second image;
+    moves: the largest shift, shear and change of scale, as a share of the image; temperature: the head's
+    logits are multiplied by it before they become labels; texture: of noise of several scales that is
+    laid over images, so that the head labels what no class looks like as well.
     """
 
     images: int = 4000
+    drawn: int = 400
+    steps: int = 12
+    rate: float = 0.06
     mixing: float = 0.5
     moves: float = 0.08
     temperature: float = 0.75
-    own: float = 0.8
     texture: float = 0.6
 
     def __post_init__(self) -> None:
-        if isinstance(self.images, bool) or not isinstance(self.images, int) or not self.images >= 1:
-            raise ValueError(f"guiding.images={self.images!r}: an integer of at least 1 is needed")
+        for name, least in (("images", 1), ("drawn", 1), ("steps", 0)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or not value >= least:
+                raise ValueError(f"guiding.{name}={value!r}: an integer of at least {least} is needed")
         if not 0 < self.temperature < float("inf"):
             raise ValueError(f"guiding.temperature={self.temperature!r}: a finite number above 0 is needed")
-        for name in ("mixing", "moves", "own", "texture"):
+        for name in ("rate", "mixing", "moves", "texture"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"guiding.{name}={getattr(self, name)!r}: a share in [0, 1] is needed")
 
 
 def guided_set(
-    model: ClassModel, looks: CoarsePixels, score: Score, shape: tuple[int, int, int], guiding: Guiding, keys: Keys,
-    sure: float = 1.0,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """(images (m, c, h, w) in [0, 1], soft labels (m, C)): as many of each class, drawn from ``model`` in ``looks``.
+    model: ClassModel, looks: CoarsePixels, score: Score, shape: tuple[int, int, int], guiding: Guiding, keys: Keys
+) -> tuple[Tensor, Tensor]:
+    """(images (m, c, h, w) in [0, 1], the head's soft labels (m, C)), of as many drawings of each class."""
 
-    sure: how far the head is to be trusted, in [0, 1], by what is known of its noise. A noisy head says much that
-    is wrong of images that are unlike the records', so then there are few of them, and classes count more.
-    """
-    classes = len(model.means)
-    y = torch.arange(guiding.images) % classes
-    pool = looks.images(model.drawn(y, keys.fold("draw").torch()), shape)
-    x, own = varied(pool, F.one_hot(y, classes).to(pool), guiding, keys.fold("vary").torch())
-    x = textured(x, guiding.texture * sure**3, keys.fold("texture").torch())
-    soft, share = torch.softmax(guiding.temperature * embedded(score, x), 1), guiding.own * (1 - sure)
-    return x, share * own + (1 - share) * soft
+    def scaled(x: Tensor) -> Tensor:
+        return guiding.temperature * score(x)
+
+    y = torch.arange(guiding.drawn) % len(model.means)
+    start = drawings(looks.images(model.drawn(y, keys.fold("draw").torch()), shape), guiding, keys.fold("start"))
+    pool = pushed(start, y, scaled, guiding.steps, guiding.rate, keys.fold("push"))
+    x = varied(pool, guiding.images, guiding.mixing, guiding.moves, keys.fold("vary").torch())
+    x = textured(x, guiding.texture, keys.fold("texture").torch())
+    return x, torch.softmax(embedded(scaled, x), 1)
+
+
+def drawings(pool: Tensor, guiding: Guiding, keys: Keys) -> Tensor:
+    """What is pushed: of the pool's images (n, c, h, w), each blended with a little of another and moved about; about
+    half of them under a faint texture, and of the others the bright part alone, with an edge and a texture of its own."""
+    x = varied(pool, None, BLENDED, guiding.moves, keys.fold("vary").torch())
+    rough = textured(x, FAINT, keys.fold("faint").torch())
+    which = torch.rand(len(x), 1, 1, 1, generator=keys.fold("which").torch()).to(x)
+    return torch.where(which < 0.5, rough, silhouettes(x, keys.fold("silhouette").torch()))
+
+
+def silhouettes(images: Tensor, generator: torch.Generator) -> Tensor:
+    """Images (n, c, h, w) whose part above a random brightness stays, with a sharp edge and some texture inside."""
+    fill = textured(torch.full_like(images, 0.5), 2 * FAINT, generator)
+    edge, share = (torch.rand(len(images), 1, 1, 1, generator=generator).to(images) for _ in range(2))
+    inside = torch.sigmoid(STEEP * (images - 0.1 - 0.3 * edge))
+    share = 0.8 * share
+    return (inside * ((1 - share) * (0.5 * images + 0.4) + share * fill)).clamp(0, 1)
 
 
 def textured(images: Tensor, amount: float, generator: torch.Generator) -> Tensor:
@@ -78,21 +102,19 @@ def textured(images: Tensor, amount: float, generator: torch.Generator) -> Tenso
     return out.clamp(0, 1)
 
 
-def varied(pool: Tensor, own: Tensor, guiding: Guiding, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """``guiding.images`` random images (m, c, h, w): two of the pool mixed, and then moved about and dimmed.
+def varied(pool: Tensor, count: int | None, mixing: float, moves: float, generator: torch.Generator) -> Tensor:
+    """``count`` images (m, c, h, w) of a pool (n, c, h, w), mixed with up to ``mixing`` of another, moved and dimmed.
 
-    own: labels (n, C) of the pool; those of the images are mixed alike.
+    Which ones is random; None: each one once, in its place.
     """
-    m = guiding.images
+    m = len(pool) if count is None else count
 
     def drawn(*size: int) -> Tensor:
         return torch.rand(*size, generator=generator).to(pool)
 
     first, second = (torch.randint(len(pool), (m,), generator=generator) for _ in range(2))
-    part = guiding.mixing * drawn(m, 1, 1, 1)
-    x = (1 - part) * pool[first] + part * pool[second]
-    where = torch.eye(2, 3).repeat(m, 1, 1).to(pool) + guiding.moves * (2 * drawn(m, 2, 3) - 1)
+    part = mixing * drawn(m, 1, 1, 1)
+    x = (1 - part) * (pool if count is None else pool[first]) + part * pool[second]
+    where = torch.eye(2, 3).repeat(m, 1, 1).to(pool) + moves * (2 * drawn(m, 2, 3) - 1)
     x = F.grid_sample(x, F.affine_grid(where, list(x.shape), align_corners=False), align_corners=False)
-    x = (x * (1 + 2 * guiding.moves * (2 * drawn(m, 1, 1, 1) - 1))).clamp(0, 1)
-    share = part.flatten(1)
-    return x, (1 - share) * own[first] + share * own[second]
+    return (x * (1 + 2 * moves * (2 * drawn(m, 1, 1, 1) - 1))).clamp(0, 1)

@@ -1,15 +1,15 @@
 """FedDM's idea with more than class means: a data set of images and soft labels out of three noised reads.
 
 Clients release noised class sums and second moments of how their records look, and noised gradients of a linear head in
-a public map. From them, which is post-processing, the server draws images, labels them by the head and by the classes
-that they were drawn from, trains a network on them, and publishes all.
+a public map. From them, which is post-processing, the server draws images, pushes each to where the head knows its class,
+mixes them, labels them by the head, trains a network on them, and publishes all.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -34,8 +34,6 @@ from privdd.training.server import ServerTraining
 from privdd.training.soft_labels import learned
 
 SUMS, MOMENTS = "class_sums", "second_moments"
-SURE = 3  # the head is trusted wholly where its steps could be noisier by this factor before they were shortened
-FASTER, LONGER = 1.5, 0.6  # by how much more of lr and epochs a network learns from a head that is trusted wholly
 COUNTED = 0.3  # of a record's length, how much counts it
 
 
@@ -44,7 +42,7 @@ class FedDMGuided(DPHead):
     """model: the network that is trained on the images (no batch norm); looks: the public map in which classes are
     modelled and images drawn; varied: the coarser one in which records differ within a class; reach: looks longer than
     this are shortened; read_rounds, varied_rounds: the first rounds, in which class sums and second moments are released
-    beside the head's gradients; guiding: how images are drawn and labelled; server: the network's training (longer where the head is sure).
+    beside the head's gradients; guiding: how images are drawn and labelled; server: the network's training.
     """
 
     model: ModelSpec
@@ -142,13 +140,9 @@ class FedDMGuided(DPHead):
         def score(x: Tensor) -> Tensor:
             return self.rows(x) @ weight.T
 
-        noise = self.lr * float(server["seen/noise"])  # of a whole step
-        sure = 1.0 if self.noisiest is None else min(1.0, self.noisiest / (SURE * max(noise, 1e-30)))
-        x, soft = guided_set(self._classes(server, shape), self.looks, score, shape, self.guiding, keys, sure)
-        server_lr, epochs = self.server.lr * (1 + FASTER * sure), self.server.epochs * (1 + LONGER * sure)
-        training = replace(self.server, lr=server_lr, epochs=epochs)  # longer, it learns the noise of noisy labels
+        x, soft = guided_set(self._classes(server, shape), self.looks, score, shape, self.guiding, keys)
         start = initial(self.model, shape, classes, keys.fold("network").torch())
-        trained = learned(skeleton(self.model, shape, classes), start, x, soft, training, keys.fold("batch"))
+        trained = learned(skeleton(self.model, shape, classes), start, x, soft, self.server, keys.fold("batch"))
         labels = {"y": soft.argmax(1), "soft": soft}
         return {"images/x": x, **pack("labels", labels), **pack("network", trained)}
 

