@@ -52,6 +52,7 @@ SETTINGS = [
     "audit.worlds=2", "audit.federations=0",
 ]  # fmt: skip
 SITE = "hospital"
+LIMIT = 1800  # seconds for a federation over servers
 
 
 @dataclass(frozen=True)
@@ -169,7 +170,7 @@ __all__ = ["client", "server"]
 def deployed(place: Path, victim: int) -> float:
     """The federation on a SuperLink and two SuperNodes over loopback -> its accuracy."""
     os.environ |= {"SEALED_PLACE": str(place), "SEALED_VICTIM": str(victim)}
-    seconds = flower_loopback.deployed(place, 550, APP)
+    seconds = flower_loopback.deployed(place, LIMIT, APP)
     print(f"servers over loopback: {seconds:.0f} s")
     return float(json.loads((place / "deployed" / "state" / "checkpoint.json").read_text())["accuracy"][-1])
 

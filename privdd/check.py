@@ -64,7 +64,7 @@ def _request(asked: CommandLine) -> CheckRequest:
 def _components(argv: Sequence[str]) -> int:
     """The table of known components, one after the other, written after each."""
     from privdd.checking.command_line import read
-    from privdd.checking.component_table import ROWS, page
+    from privdd.checking.component_table import ROWS, installed, page
     from privdd.checking.run_check import checked
     from privdd.core.errors import BadConfig
     from privdd.runtime.files import write_bytes
@@ -76,7 +76,7 @@ def _components(argv: Sequence[str]) -> int:
     done = []
     with stage("components", len(ROWS)) as bar:
         for row in ROWS:
-            done.append((row, checked(_request(read(row.arguments)))))
+            done.append((row, checked(_request(read(row.arguments))) if installed(row) else None))
             write_bytes(Path(target), page(done, f"python -m privdd.check components={target}").encode())
             bar.advance(row.what)
     return 0

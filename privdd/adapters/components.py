@@ -1,4 +1,4 @@
-"""Components of other libraries as callables on arrays, for ``privdd.check``: Flower's and Opacus's so far."""
+"""Components of other libraries as callables on arrays, for ``privdd.check``."""
 
 from __future__ import annotations
 
@@ -17,8 +17,12 @@ PLACES = {  # class -> the adapter that makes it callable
     "AdaClipDPOptimizer": "opacus_components:adaptive",
     "UniformWithReplacementSampler": "opacus_components:poisson_step",
     "PrivacyEngine": "opacus_components:engine_epoch",
+    "clipped_fun": "jax_privacy_components:clipped_sum",
+    "GaussianMechanism": "pfl_components:gaussian",
+    "LaplaceMechanism": "pfl_components:laplace",
+    "SVTPrivacy": "nvflare_components:sparse_vector",
 }
-LIBRARIES = ("flwr", "opacus")
+LIBRARIES = ("flwr", "opacus", "jax_privacy", "pfl", "nvflare")
 
 
 def adapted(target: Any, args: Mapping[str, Any], stated: Mapping[str, Any]) -> tuple[Any, dict[str, Any]] | None:

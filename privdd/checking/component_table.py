@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import math
 import shlex
 from collections.abc import Iterable
@@ -13,7 +14,7 @@ from privdd.checking.verdict import BREAKS, KEEPS, Checked
 MOD, SERVER = "flwr.clientapp.mod:LocalDpMod", "flwr.serverapp.strategy:DifferentialPrivacyServerSideFixedClipping"
 ADAPTIVE = "flwr.serverapp.strategy:DifferentialPrivacyServerSideAdaptiveClipping"
 CLIENT = "flwr.serverapp.strategy:DifferentialPrivacyClientSideFixedClipping"
-OPACUS = "opacus.optimizers:"
+OPACUS, PFL = "opacus.optimizers:", "pfl.privacy."
 SECONDS = 20  # of processor time for each row
 CROWD = ("input.clients=10", "input.shapes=[[20]]")  # a strategy takes a millisecond a call
 
@@ -60,12 +61,28 @@ ROWS = (
          "input.rows=[40,4]")),
     ComponentRow("opacus", "PrivacyEngine's loader, DPOptimizer", "poisson_sampling=True, one epoch of 20 batches",
         ("mechanism=opacus:PrivacyEngine", "args.noise_multiplier=0.6", "input.rows=[40,4]")),
+    ComponentRow("jax-privacy", "clipped_fun with matrix_factorization_privatizer", "clip 1, independent noise, one sum",
+        ("mechanism=jax_privacy.clipping:clipped_fun", "args.noise_multiplier=1")),
+    ComponentRow("pfl", "GaussianMechanism", "one iteration, clip 1, the update alone",
+        (f"mechanism={PFL}gaussian_mechanism:GaussianMechanism", "args.epsilon=2")),
+    ComponentRow("pfl", "GaussianMechanism", "the same, and the metrics that come with it",
+        (f"mechanism={PFL}gaussian_mechanism:GaussianMechanism", "args.epsilon=2", "args.with_metrics=true")),
+    ComponentRow("pfl", "LaplaceMechanism", "clip 1 in L1",
+        (f"mechanism={PFL}laplace_mechanism:LaplaceMechanism", "args.epsilon=2")),
+    ComponentRow("nvflare", "SVTPrivacy", "gamma 1, tau 0.1, a tenth of the numbers, epsilon 1 and 1",
+        ("mechanism=nvflare.app_common.filters.svt_privacy:SVTPrivacy", "args.gamma=1", "args.tau=0.1",
+         "args.epsilon_release=1", "args.epsilon=1")),
 )  # fmt: skip
 VERDICTS = {BREAKS: "does not keep", KEEPS: "keeps (nothing refutes it)"}
 
 
-def page(results: Iterable[tuple[ComponentRow, Checked]], command: str) -> str:
-    """Markdown: a configuration is judged, not a project."""
+def installed(row: ComponentRow) -> bool:
+    """Whether the component's library is there to be checked."""
+    return importlib.util.find_spec(row.library.replace("-", "_")) is not None
+
+
+def page(results: Iterable[tuple[ComponentRow, Checked | None]], command: str) -> str:
+    """Markdown: a configuration is judged, not a project. None: the library is not installed."""
     lines = [
         "# Components of other libraries",
         "",
@@ -73,7 +90,6 @@ def page(results: Iterable[tuple[ComponentRow, Checked]], command: str) -> str:
         "configuration is judged, not a project: another one may keep what this one does not. *Keeps* means that nothing",
         "was found that refutes the statement. kappa: the largest shift seen over the noise, in units of what is stated (1 = as",
         "stated). Certified: a lower bound on epsilon at confidence 0.99, for any mechanism, and given the noise's law.",
-        "No component of NVFlare, pfl-research or jax-privacy was tried.",
         "",
         f"Made by `{command}`; each row's own command is below it.",
         "",
@@ -82,6 +98,10 @@ def page(results: Iterable[tuple[ComponentRow, Checked]], command: str) -> str:
     ]
     commands = []
     for at, (row, result) in enumerate(results, 1):
+        if result is None:
+            lines.append(f"| {at}. {row.what} | {row.library} | {row.configuration} | | | | not installed here |")
+            commands.append(f"{at}. `{row.command}`")
+            continue
         version = importlib.metadata.version(row.library)
         kappa = "–" if result.kappa is None else f"{result.kappa:.3g}"
         verdict = _verdict(result)

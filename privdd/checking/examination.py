@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 
 from privdd.checking.called import Data, Refused
+from privdd.checking.calm_calls import calm_shift
 from privdd.checking.conditions import unusual_inputs
 from privdd.checking.constant_parts import scaled
+from privdd.checking.crowded import crowded
 from privdd.checking.declared_noise import declared
 from privdd.checking.examined import Examined
 from privdd.checking.examining import FEWEST
@@ -19,7 +21,8 @@ from privdd.checking.float_bits import bits
 from privdd.checking.looks import SPENT, Looked
 from privdd.checking.neighbours import Neighbouring, broken, pairs
 from privdd.checking.sampled import Block, OutOfTime, drawn, joined_blocks
-from privdd.checking.screening import Ranked, screened
+from privdd.checking.sampled_law import sampled_epsilon
+from privdd.checking.screening import Ranked, by_odds, odds, screened, size_of_data
 from privdd.checking.secret_records import SecretRecords
 from privdd.checking.shift_law import Shift, shift
 from privdd.checking.tail_law import quiet, tail_epsilon
@@ -100,14 +103,32 @@ class Examination(SecretRecords):
                 self._look(one.pair, DEPTHS[0], self.around, "neighbours along the worst direction")
             self.ranked = sorted([*self.ranked, *found], key=lambda one: -one.score)
 
+    def _among_more(self) -> None:
+        """Where outcomes come back: the pairs with the best odds, among more of the same others."""
+        tried = [pair for one in by_odds(self.ranked)[:2] for pair in crowded(one.pair, self.mechanism.kind)]
+        if not tried:
+            return
+        count = self._affordable(self.around(tried[-1].present), USUAL / len(tried) / 2, DEPTHS[0])
+        if count < FEWEST:
+            return
+        for pair in tried:
+            try:
+                one, other = (
+                    drawn(self.mechanism, self.around(side), count, self.clock) for side in (pair.present, pair.absent)
+                )
+            except Refused:
+                continue
+            self.ranked.append(Ranked(pair, 0.0, odds(one, other, 1.0)))
+
     def _closer(self) -> None:
         """Until something is refuted: more transcripts of the best pairs; then one call between public ones."""
         if not self.result.refuted:
             self._if_slow()
         if not self.result.refuted:
             self._along_worst()
+            self._among_more()
         for depth in DEPTHS[1:]:
-            for one in self.ranked[:2] if depth < DEPTHS[-1] else _unalike(self.ranked):
+            for one in self._worth_it() if depth < DEPTHS[-1] else _unalike(self.ranked):
                 if self.result.refuted and (depth > DEPTHS[1] or one is not self.ranked[0]):
                     return  # one closer look is made all the same: how far above is it?
                 self._look(one.pair, depth, self.around, "neighbours")
@@ -115,6 +136,10 @@ class Examination(SecretRecords):
                 self._between()
         if not self.result.refuted:  # what is rare shows in many transcripts only
             self._look(self._nearest, ALL_LEFT, self.around, "neighbours, all that is left")
+
+    def _worth_it(self) -> list[Ranked]:
+        """The best pair and the next; where outcomes come back, two sizes of data with the best odds."""
+        return by_odds(self.ranked)[:2] or self.ranked[:2]
 
     def _if_slow(self) -> None:
         """Few calls, shared by many looks, refute nothing: one pair gets the larger part of what is left."""
@@ -190,6 +215,15 @@ class Examination(SecretRecords):
             tail = tail_epsilon(trained, fresh, pair.axis, delta=self.stated.delta, confidence=self.each)
             says = "the share of releases that the record moves far is more than the law of the noise allows"
             self._add(f"{name}, tail of the noise law", tail, "noise_law", says, pair.says)
+            often = sampled_epsilon(trained, fresh, pair.axis, delta=self.stated.delta, confidence=self.each)
+            says = "the record moves the release by a chance amount, further or more often than stated"
+            self._add(f"{name}, moments under the noise law", often, "noise_law", says, pair.says)
+        calm = calm_shift(trained, fresh, pair.axis, delta=self.stated.delta, confidence=self.each)
+        if calm.transcripts:
+            says = (
+                f"in calls with little noise the record shifts the release by {calm.mu:.3g} times its {calm.law} noise"
+            )
+            self._add(f"{name}, calm calls", calm.epsilon, "noise_law", says, pair.says, mu=calm.mu)
         moved = shift(trained, fresh, pair.axis, delta=self.stated.delta, confidence=self.each)
         if not moved.transcripts:
             return
@@ -224,14 +258,13 @@ def _both(before: tuple[Block, Block] | None, new: tuple[Block, Block]) -> tuple
 
 
 def _unalike(ranked: list[Ranked]) -> list[Ranked]:
-    """The best pair of each size of data: what happens rarely shows in none of the averages that pairs are ranked by."""
+    """The best pair of each size of data: what happens rarely shows in none of the averages that pairs are ranked by.
+
+    Where outcomes come back, those with the best odds.
+    """
+    if found := by_odds(ranked):
+        return found[:3]
     best: dict[tuple[Any, ...], Ranked] = {}
     for one in ranked:
-        best.setdefault(_size(one.pair.present), one)
+        best.setdefault(size_of_data(one.pair.present), one)
     return list(best.values())[:3]
-
-
-def _size(data: Data) -> tuple[Any, ...]:
-    if isinstance(data, np.ndarray):
-        return data.shape
-    return (len(data[0]), len(data[0][0])) if isinstance(data, tuple) else (len(data),)

@@ -19,7 +19,7 @@ from privdd.checking.stated import Stated
 from privdd.core.errors import BadConfig
 
 FEWEST = 100  # transcripts of an input: from fewer nothing is learned
-LOOKS = 64  # tests that share the error probability; at most so many are made
+LOOKS = 100  # tests that share the error probability; at most so many are made
 TIMED = 20  # transcripts by which the cost of one is told, where they are cheap
 AFTER = 6  # calls that may still tell what an earlier one left behind
 

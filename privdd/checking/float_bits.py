@@ -20,6 +20,7 @@ from privdd.checking.stated import Stated
 CALLS = 4000
 SHOWN = 600  # where it only is a condition
 TRIED = 6  # pairs
+FEW = 0.1  # different values for each call: fewer are outcomes that come back
 SHARE = 0.05  # of the time that is left, after which no further pair is looked at where it only is a condition
 
 
@@ -51,6 +52,8 @@ def bits(mechanism: BlackBox, stated: Stated, tried: Tried, clock: Clock, confid
             continue
         if sides[0].rows.shape != sides[1].rows.shape or not sides[0].rows.size:
             continue
+        if not stated.low_bits and all(len(np.unique(side.rows)) <= FEW * count for side in sides):
+            continue  # a choice among a few values is no sum that was rounded
         scores = [lowest_bits(_moved(block.rows[:, 0], pair.axis)) for block in sides]
         half = count // 2
         parts = [

@@ -109,11 +109,11 @@ def _by_value(present: Block, absent: Block) -> dict[str, Statistic]:
             [np.isin(block.rows[:, :, j], u).mean(1) for j, u in again], axis=0
         )
     }
-    seen = [Counter(_outcomes(block)) for block in (present, absent)]
+    seen = [Counter(outcomes(block)) for block in (present, absent)]
     if len(seen[0]) + len(seen[1]) <= (len(present) + len(absent)) / 4:
         shift = np.log(len(absent) / len(present))
         found["odds of the outcome"] = lambda block: (
-            shift + np.array([np.log((seen[0][x] + 0.5) / (seen[1][x] + 0.5)) for x in _outcomes(block)])
+            shift + np.array([np.log((seen[0][x] + 0.5) / (seen[1][x] + 0.5)) for x in outcomes(block)])
         )
     return found
 
@@ -134,7 +134,7 @@ def _by_products(present: Block, absent: Block) -> dict[str, Statistic]:
     return {"numbers and their products": lambda block: products(block) @ way} if np.isfinite(way).all() else {}
 
 
-def _outcomes(block: Block) -> list[tuple[str, bytes]]:
+def outcomes(block: Block) -> list[tuple[str, bytes]]:
     return [(code, row.tobytes()) for code, row in zip(block.codes, block.rows)]
 
 

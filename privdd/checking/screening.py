@@ -8,24 +8,48 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from privdd.checking.called import BlackBox, Data, Refused
-from privdd.checking.learned import statistics
+from privdd.checking.learned import outcomes, statistics
 from privdd.checking.neighbours import Neighbouring
 from privdd.checking.sampled import Block, Clock, drawn
 
 FIRST, LEAST = 96, 8  # transcripts a side in the first round; in any
+HOPEFUL = 0.5  # standard errors taken off the odds in the first round, where a rare outcome has been seen a few times
 CERTAIN = 1e6  # the score of what is told apart without exception
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Ranked:
+    """score: the largest effect; odds: of outcomes that come back, how much more often one is seen, from below."""
+
     pair: Neighbouring
     score: float
+    odds: float = 0.0
+
+
+def by_odds(ranked: Sequence[Ranked]) -> list[Ranked]:
+    """Those whose outcomes come back with other odds, the best of each size of data first, then the second of each."""
+    at: Counter[tuple[Any, ...]] = Counter()
+    order = []
+    for one in sorted((one for one in ranked if one.odds > 0), key=lambda one: -one.odds):
+        size = size_of_data(one.pair.present)
+        order.append((at[size], len(order), one))
+        at[size] += 1
+    return [one for _, _, one in sorted(order, key=lambda row: row[:2])]
+
+
+def size_of_data(data: Data) -> tuple[Any, ...]:
+    """What tells tables of other sizes, and crowds or updates of other numbers, from each other."""
+    if isinstance(data, np.ndarray):
+        return data.shape
+    return (len(data[0]), len(data[0][0])) if isinstance(data, tuple) else (len(data),)
 
 
 def screened(
@@ -44,6 +68,7 @@ def screened(
     ends, refusals = clock.left() * (1 - share), []
     last = mechanism.calls + share * (clock.calls - mechanism.calls)
     kept, count, ranked = list(pairs), FIRST, [Ranked(pair, 0.0) for pair in pairs[:keep]]
+    errors = HOPEFUL
     while kept:
         cost = _cost(mechanism, kept[0], around, clock)
         calls = len(around(kept[0].present))
@@ -62,12 +87,30 @@ def screened(
             except Refused as no:
                 refusals.append(str(no))
                 continue
-            found.append(Ranked(pair, score(sides[0], sides[1], pair.axis)))
+            found.append(Ranked(pair, score(sides[0], sides[1], pair.axis), odds(sides[0], sides[1], errors)))
         ranked = sorted(found, key=lambda one: -one.score) or ranked
         if len(ranked) <= keep:
             break
-        kept, count = [one.pair for one in ranked[: max(keep, len(ranked) // 4)]], count * 4
-    return ranked[:keep], refusals
+        errors = min(2 * errors, 2.0)
+        kept, count = [one.pair for one in _best(ranked, max(keep, len(ranked) // 4))], count * 4
+    return _best(ranked, keep), refusals
+
+
+def _best(ranked: list[Ranked], count: int) -> list[Ranked]:
+    """The ``count`` best; a third of the places are for those with the best odds, where there are any."""
+    chosen = by_odds(ranked)[: count // 3]
+    rest = [one for one in ranked if one not in chosen][: count - len(chosen)]
+    return [one for one in ranked if one in chosen or one in rest]
+
+
+def odds(present: Block, absent: Block, errors: float) -> float:
+    """The largest change of the log odds of one outcome, less ``errors`` standard errors; 0 where none comes back."""
+    seen = [Counter(outcomes(block)) for block in (present, absent)]
+    if len(seen[0]) + len(seen[1]) > (len(present) + len(absent)) / 4:
+        return 0.0
+    counts = np.array([[one[x] + 0.5 for one in seen] for x in seen[0] | seen[1]])
+    change = np.abs(np.log(counts[:, 0] / counts[:, 1])) - errors * np.sqrt((1 / counts).sum(1))
+    return max(0.0, float(change.max()))
 
 
 def _cost(mechanism: BlackBox, pair: Neighbouring, around: Callable[[Data], list[Data]], clock: Clock) -> float:

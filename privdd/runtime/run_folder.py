@@ -30,13 +30,23 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 def read_tensors(path: Path, limit: int = LARGEST_TENSORS) -> State:
     """Raises DamagedRun, naming the file, where it is missing, larger than ``limit`` bytes or not safetensors."""
+    tensors, told = read_with_header(path, limit)
+    try:
+        order = _order(told)
+    except ValueError as error:
+        raise DamagedRun(f"{path}: not readable as safetensors ({str(error)[:120]})") from None
+    return {name: tensors[name] for name in order} if set(order) == set(tensors) else tensors
+
+
+def read_with_header(path: Path, limit: int = LARGEST_TENSORS) -> tuple[State, dict[str, str]]:
+    """The tensors in no order, and what was written beside them. Raises DamagedRun as ``read_tensors`` does."""
     try:
         data = read_bytes(path, limit)
-        if int.from_bytes(data[:8], "little") > LARGEST_HEADER:
+        size = int.from_bytes(data[:8], "little")
+        if size > LARGEST_HEADER:
             raise ValueError(f"a header of more than {LARGEST_HEADER >> 20} MiB")
         tensors = safetensors.torch.load(data)
-        order = _order(data)
-        return {name: tensors[name] for name in order} if set(order) == set(tensors) else tensors
+        return tensors, json.loads(data[8 : 8 + size]).get("__metadata__", {})
     except DamagedRun:
         raise
     except FileNotFoundError:
@@ -45,10 +55,9 @@ def read_tensors(path: Path, limit: int = LARGEST_TENSORS) -> State:
         raise DamagedRun(f"{path}: not readable as safetensors ({str(error)[:120]})") from None
 
 
-def _order(data: bytes) -> list[str]:
+def _order(told: Mapping[str, str]) -> list[str]:
     """The names in the order in which they were written; empty for files that privdd did not write."""
-    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-    names = json.loads(header.get("__metadata__", {}).get("order", "[]"))
+    names = json.loads(told.get("order", "[]"))
     return names if isinstance(names, list) and all(isinstance(name, str) for name in names) else []
 
 

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from privdd.core.types import State
 from privdd.federated.channel import digest
-from privdd.runtime.files import DamagedRun, read_bytes
-from privdd.runtime.run_folder import LARGEST_HEADER, LARGEST_TENSORS
+from privdd.runtime.files import DamagedRun
+from privdd.runtime.run_folder import LARGEST_HEADER, LARGEST_TENSORS, read_with_header
 
 BROADCAST, REPLY, FINAL = "broadcast", "reply", "final"
 SERVER = -1
@@ -108,16 +108,11 @@ def read_heading(path: Path) -> tuple[Heading, str, dict[str, tuple[int, ...]]]:
 def read_message(path: Path, limit: int = LARGEST_TENSORS) -> State:
     """The arrays in the order in which they were sent. Raises DamagedRun where they are not those that were recorded."""
     heading, mark, _ = read_heading(path)
+    tensors, told = read_with_header(path, limit)
     try:
-        data = read_bytes(path, limit)
-        tensors = safetensors.torch.load(data)
-        size = int.from_bytes(data[:8], "little")
-        order = json.loads(json.loads(data[8 : 8 + size])["__metadata__"][HEADING])["order"]
-        found = {name: tensors[name] for name in order}
-    except DamagedRun:
-        raise
-    except Exception as error:  # safetensors raises its own and built-in errors
-        raise DamagedRun(f"{path}: not readable as safetensors ({str(error)[:100]})") from None
+        found = {name: tensors[name] for name in json.loads(told[HEADING])["order"]}
+    except (KeyError, TypeError) as error:
+        raise DamagedRun(f"{path}: not readable as safetensors with what it says of itself ({error})") from None
     if len(found) != len(tensors) or digest(found) != mark:
         raise DamagedRun(f"{path}: its arrays of round {heading.round} are not those that were recorded")
     return found

@@ -59,15 +59,21 @@ def check_scores(record: RunRecord) -> Iterator[Disagreement]:
             found = _brought(worlds, scores, delta, confidence, seeds[place], len(rows))
         else:
             found = _own(record, row, worlds, scores, delta, confidence, targets, budget_of(record, len(rows)))
-        yield from _compared(at, row, found)
+        yield from _compared(at, row, found, names_no_record(record))
 
 
-def _compared(at: int, row: FindingRow, found: Rescored) -> Iterator[Disagreement]:
+def names_no_record(record: RunRecord) -> bool:
+    """Whether an earlier version wrote the file, which named no single record; an emptied list is none of its."""
+    worst = [row.worst_records for row in record.findings.findings if row.worst_records]
+    return all("records" not in one.model_fields_set for one in worst)
+
+
+def _compared(at: int, row: FindingRow, found: Rescored, earlier: bool) -> Iterator[Disagreement]:
     key = f"findings.{at} ({row.surface} {row.attack})"
     stored = row.model_dump(exclude_none=True)
     for name, value in found.measures.items():
-        if name == "worst_records" and not stored.get(name, {}).get("records"):
-            value = {**value, "records": []}  # earlier versions name no single record
+        if name == "worst_records" and earlier and name in stored:
+            value = {**value, "records": []}
         yield from differing("findings.json", f"{key}.{name}", stored.get(name), value)
     for name in OF_RECORDS:
         if name not in found.measures:  # the scores show none

@@ -15,7 +15,9 @@ MOD = "flwr.clientapp.mod:LocalDpMod"
 STRATEGIES = [name for name in PLACES if name.startswith("DifferentialPrivacy")]
 
 
-PLACED = {"privdd.adapters.flower_components", "privdd.adapters.opacus_components"}
+PLACED = {
+    f"privdd.adapters.{name}_components" for name in ("flower", "opacus", "jax_privacy", "pfl", "nvflare")
+}  # the last three: test_more_components
 
 
 @pytest.fixture(scope="module", autouse=True)

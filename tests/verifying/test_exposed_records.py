@@ -66,8 +66,17 @@ def test_rates_that_the_scores_do_not_show_are_found(record: Any) -> None:
 
 
 def test_findings_of_an_earlier_version_name_no_record_and_agree(record: Any) -> None:
-    record.findings.findings[0].worst_records.records.clear()
+    row = record.findings.findings[0]
+    data = row.model_dump(exclude_unset=True)
+    data["worst_records"].pop("records")
+    record.findings.findings[0] = FindingRow(**data)
     assert list(check_scores(record)) == []
+
+
+def test_an_emptied_list_of_records_is_no_earlier_version(record: Any) -> None:
+    record.findings.findings[0].worst_records.records.clear()
+    (found,) = check_scores(record)
+    assert "worst_records.records" in found.key
 
 
 def test_places_that_are_no_records_are_damage(record: Any) -> None:

@@ -94,8 +94,6 @@ def _settings(typed: TargetCommand) -> Settings:
     engine: dict[str, Any] = {"kind": typed.get("engine") or "serial"}
     if typed.get("engine.workers") is not None:
         engine["workers"] = typed.get("engine.workers")
-    if engine["kind"] == "ray":
-        raise BadConfig("engine=ray: a target's shadow models run with engine=serial or engine=processes")
     given = {"seed": typed.get("seed"), "confidence": typed.get("confidence")}
     given |= {name: typed.get(PREFIX + name) for name in ("records", "shadows")}
     return Settings(**{name: value for name, value in given.items() if value is not None}, engine=Engine(**engine))

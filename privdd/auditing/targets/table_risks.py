@@ -44,12 +44,17 @@ class Risk:
         return max(0.0, (self.rate - base) / (1 - base)) if base < 1 else 0.0
 
 
+def _kinds(*sets: Tensor) -> Tensor:
+    """Which columns hold kinds, by all records: a few synthetic ones hold few values of anything."""
+    return torch.tensor([len(column.unique()) <= WORDS for column in torch.cat(sets).T])
+
+
 def singling_out(synthetic: Tensor, train: Tensor, heldout: Tensor, generator: torch.Generator) -> Risk:
     """Section 4.1, multivariate: predicates that name one synthetic record of (m, d); a hit names exactly one of the
     training records (n, d). Both sides have as many records."""
     size = min(len(train), len(heldout))
     inside, outside = (x[torch.randperm(len(x), generator=generator)[:size]] for x in (train, heldout))
-    kinds = torch.tensor([len(column.unique()) <= WORDS for column in synthetic.T])
+    kinds = _kinds(synthetic, train, heldout)
     middle = synthetic.median(0).values
     hits = control = made = 0
     for _ in range(PREDICATES * TRIES):
@@ -89,13 +94,12 @@ def linkability(synthetic: Tensor, train: Tensor, heldout: Tensor, generator: to
 
 def inference(synthetic: Tensor, train: Tensor, heldout: Tensor, generator: torch.Generator) -> Risk:
     """Section 4.3: an attacker knows all columns but one of each of (n, d) records and takes that one from the nearest
-    synthetic record (m, d). Right is the same kind, or a value within ``CLOSE`` of the true one; of all records a column
-    tells which, as a few synthetic ones hold few values of anything. The secret column is drawn anew for each record, so
-    records are asked about once. At least 2 columns."""
+    synthetic record (m, d). Right is the same kind, or a value within ``CLOSE`` of the true one. The secret column is drawn
+    anew for each record, so records are asked about once. At least 2 columns."""
     if synthetic.shape[1] < 2:
         raise ValueError("inference: at least 2 columns are needed")
     size = min(len(train), len(heldout))
-    kinds = torch.tensor([len(column.unique()) <= WORDS for column in torch.cat([synthetic, train, heldout]).T])
+    kinds = _kinds(synthetic, train, heldout)
     found = []
     for x in (train, heldout):
         asked = x[torch.randperm(len(x), generator=generator)[:size]]

@@ -58,7 +58,7 @@ USAGE = """usage: python -m privdd.audit target.model=MODULE:CLASS target.weight
                           target.training=sgd by these, or by a function (model, x, y, seed) -> model
   target.records=10000    audited at most
   stated.epsilon= stated.delta=1e-5 stated.relation=replace|add_remove|zero_out stated.unit=record|client
-  seed=0 name=LABEL confidence=0.95 engine=serial|processes engine.workers=0 out=DIR
+  seed=0 name=LABEL confidence=0.95 engine=serial|processes|ray engine.workers=0 out=DIR
 """
 
 

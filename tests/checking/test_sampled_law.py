@@ -1,0 +1,62 @@
+"""Moments of a sampled record against the exact accountant, and against mechanisms whose epsilon is known."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy.special import log_ndtr, ndtr
+
+from privdd.checking.sampled import Block
+from privdd.checking.sampled_law import from_moments, sampled_epsilon, two_point_epsilon
+from tests.conformance.parts import DELTA, poisson_epsilon, sigma
+
+AXIS = np.array([1.0, 0.0])
+
+
+@pytest.mark.parametrize(("q", "z"), [(0.1, 1.26), (0.02, 0.8), (0.5, 2.0)])
+def test_two_points_cost_what_the_accountant_says(q: float, z: float) -> None:
+    assert two_point_epsilon(1.0, q, z, DELTA) == pytest.approx(poisson_epsilon(q, z), rel=0.01)
+
+
+def test_one_point_is_the_gaussian_mechanism() -> None:
+    assert two_point_epsilon(1.0, 1.0, sigma(1.0), DELTA) == pytest.approx(1.0, rel=0.01)
+
+
+def test_no_law_with_the_same_moments_costs_less() -> None:
+    """Laws of X on five points, in turn: epsilon of the two points is below theirs."""
+    rng = np.random.default_rng(0)
+    t = np.linspace(0.0, 14.0, 3000)
+    for _ in range(50):
+        places, shares = np.sort(rng.random(5)) * 2, rng.dirichlet(np.ones(5))
+        mean, square = float(shares @ places), float(shares @ places**2)
+        beyond = (shares[:, None] * ndtr(places[:, None] - t)).sum(0) - DELTA
+        exact = float((np.log(np.maximum(beyond, 1e-300)) - log_ndtr(-t)).max())
+        assert two_point_epsilon(square / mean, mean**2 / square, 1.0, DELTA) <= exact + 1e-3
+
+
+def _blocks(q: float, z: float, n: int, rng: np.random.Generator, noise: str = "normal") -> tuple[Block, Block]:
+    drawn = [getattr(rng, noise)(0.0, z, (n, 1, 2)) for _ in range(2)]
+    drawn[0][:, 0] += (rng.random(n) < q)[:, None] * AXIS
+    return Block(drawn[0], ["f"] * n), Block(drawn[1], ["f"] * n)
+
+
+def test_twice_the_rate_is_seen_and_the_stated_one_is_not_accused() -> None:
+    rng = np.random.default_rng(1)
+    z, error = 1.26, 1e-2  # epsilon 1 at a rate of a tenth
+    asked = {"axis": AXIS, "delta": DELTA, "confidence": 1 - error}
+    found = [sampled_epsilon(_blocks(0.2, z, 20_000, rng), _blocks(0.2, z, 150_000, rng), **asked) for _ in range(3)]
+    assert min(found) > 1.05 and max(found) < poisson_epsilon(0.2, z)
+    true = poisson_epsilon(0.1, z)
+    found = [sampled_epsilon(_blocks(0.1, z, 5000, rng), _blocks(0.1, z, 20_000, rng), **asked) for _ in range(60)]
+    assert sum(value > true for value in found) <= 3  # 0.6 are expected at most
+
+
+def test_other_noise_gives_nothing() -> None:
+    rng = np.random.default_rng(2)
+    asked = {"axis": AXIS, "delta": DELTA, "confidence": 0.99}
+    assert sampled_epsilon(_blocks(0.2, 1.0, 5000, rng, "laplace"), _blocks(0.2, 1.0, 20_000, rng, "laplace"), **asked) == 0.0
+
+
+def test_a_fall_of_the_mean_gives_nothing() -> None:
+    rng = np.random.default_rng(3)
+    assert from_moments(rng.normal(-1.0, 1.0, 5000), rng.normal(0.0, 1.0, 5000), DELTA, 0.01) == 0.0
