@@ -30,6 +30,8 @@ CHANGEABLE = {
                 "require",
                 "waive",
                 "worst_pictures",
+                "transcripts",
+                "processed_worlds",
             )
         ),
     ),

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
+from privdd.auditing.noised_reads import in_closed_form
 from privdd.auditing.pricing.needs import needs, spelt
 from privdd.auditing.pricing.price import Price
 from privdd.auditing.pricing.probe import START, federation_rounds
@@ -103,7 +104,7 @@ def estimate(experiment: Experiment, unit: Unit, searches: Iterable[int]) -> Pri
     stages = {
         "start": START,
         "train": sum(cost[phase] * len(plan.participants(t)) for t, phase in enumerate(phases)),
-        "worlds": replayed * share * (audit.worlds - 1),
+        "worlds": replayed * share * (audit.processed_worlds if in_closed_form(plan) else audit.worlds),
         "federations": cost[phases[-1]] * audit.federations * federation_rounds(experiment),
         "attacks": sum(attacks),
         "guarantee tests": TESTS if plan.mechanisms else 0.0,
