@@ -2,13 +2,13 @@
 
 Replaying the client gives images or models, which say no more of a record than the sums behind them (data processing).
 So the sums of all rounds are attacked themselves, in closed form and with as many coins as one likes, and a few replays
-are kept for what is sent. See ``attacks.membership.noised_reads``.
+are kept for what is sent. What the server sends is computed from them too, so the federation is replayed less as well. See ``attacks.membership.noised_reads``.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -18,6 +18,7 @@ from torch import Tensor
 from attacks.membership.noised_reads import SIGNAL, NoisedSums
 from attacks.types import Adversary, Attack, Family, View, Worlds
 from privdd.auditing.canary_transcripts import Overheard, contributed, onlooker, readable
+from privdd.auditing.coverage import uncovered
 from privdd.auditing.game import Game
 from privdd.auditing.guarantees.tiers import subject_of
 from privdd.auditing.views import Scene, blind_scores
@@ -46,18 +47,27 @@ def in_closed_form(plan: Plan) -> bool:
     return bool(plan.mechanisms) and asked and QUERY not in plan.mechanisms and single
 
 
-def wanted(experiment: Experiment, attacks: Iterable[Attack]) -> bool:
+def wanted(experiment: Experiment, attacks: Mapping[str, Attack]) -> bool:
     """Whether the audit listens to the audited client's releases: an attack reads them, and they can be read."""
     by_record = experiment.privacy.unit == "record" and in_closed_form(experiment.plan)
-    return by_record and any(Adversary.ANALYST in attack.adversaries for attack in attacks)
+    return by_record and any(Adversary.ANALYST in attack.adversaries for attack in attacks.values())
 
 
-def replays(experiment: Experiment, attacks: Iterable[Attack]) -> int:
+def replays(experiment: Experiment, attacks: Mapping[str, Attack]) -> int:
     """How many replays of the client an audit takes: all, or beside the closed form as few as attacks can run on."""
-    if not wanted(experiment, attacks := list(attacks)):
+    if not wanted(experiment, attacks):
         return experiment.audit.worlds
-    least = [a.least_worlds for a in attacks if a.family == Family.MEMBERSHIP and Adversary.SERVER in a.adversaries]
-    return min(experiment.audit.worlds, max([experiment.audit.processed_worlds, *least]))
+    shadow = [a for a in attacks.values() if a.family == Family.MEMBERSHIP and Adversary.SERVER in a.adversaries]
+    return min(experiment.audit.worlds, max([experiment.audit.processed_worlds, *(a.least_worlds for a in shadow)]))
+
+
+def federations(experiment: Experiment, attacks: Mapping[str, Attack]) -> int:
+    """How many replays of the whole federation an audit takes: fewer beside the closed form, if attacks cover all without them."""
+    audit = experiment.audit
+    fewer = replace(audit, federations=min(audit.federations, audit.processed_federations))
+    if not wanted(experiment, attacks) or uncovered(experiment.plan.method, attacks, fewer):
+        return audit.federations
+    return fewer.federations
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from privdd.auditing.guarantees.tiers import (
     subject_of,
     without_single_ratios,
 )  # fmt: skip
-from privdd.auditing.noised_reads import NOTE, Reads, analyst_view, reads_of, replays, wanted
+from privdd.auditing.noised_reads import NOTE, Reads, analyst_view, federations, reads_of, replays, wanted
 from privdd.auditing.noted_again import note_again
 from privdd.auditing.replay import recalled
 from privdd.auditing.shadow_federations import replayed, sent_at_the_end
@@ -91,7 +91,7 @@ def audit(experiment: Experiment, attacks: Mapping[str, Attack], folder: RunFold
     plan, game = experiment.plan, game_of(experiment)
     whole = experiment.shards[plan.victim]
     canaries, heard = canaries_of(experiment), list[Heard]()
-    listens = wanted(experiment, attacks.values())
+    listens = wanted(experiment, attacks)
     if canaries is not None:
         whole = canaries.added(whole)
         game = replace(game, whole=whole.train)
@@ -115,9 +115,10 @@ def audit(experiment: Experiment, attacks: Mapping[str, Attack], folder: RunFold
         scene = Scene(experiment, progress, game, shards[plan.victim], record)
         reads = reads_of(scene, whole, heard) if listens else None
     grouped = rounds_of(progress.snapshots, experiment.audit.rounds)
-    few = None if reads is None else replays(experiment, attacks.values())
+    few = None if reads is None else replays(experiment, attacks)
+    federated = experiment.audit.federations if reads is None else federations(experiment, attacks)
     stages = stages_at(scene, whole, folder, grouped, few)
-    stacked, sent = _worlds(stages), sent_at_the_end(scene, whole, folder)
+    stacked, sent = _worlds(stages), sent_at_the_end(scene, whole, folder, federated)
     replayed = clock()
     lacking = frozenset[str]().union(*(stages[t].lacking(stacked[t]) for t in stages))
     jobs = _jobs(scene, attacks, own_round(stacked, grouped), over_rounds(stacked, grouped), sent, reads)

@@ -32,6 +32,7 @@ CHANGEABLE = {
                 "worst_pictures",
                 "transcripts",
                 "processed_worlds",
+                "processed_federations",
             )
         ),
     ),

@@ -12,9 +12,10 @@ from scipy.stats import kstest
 
 from attacks.membership.lira import Lira
 from attacks.membership.noised_reads import NoisedReads
+from attacks.membership.threshold import LossThreshold
 from attacks.types import Adversary, Finding
 from privdd.auditing import noised_reads, pipeline
-from privdd.auditing.noised_reads import in_closed_form, reads_of, replays, sums_of, wanted
+from privdd.auditing.noised_reads import federations, in_closed_form, reads_of, replays, sums_of, wanted
 from privdd.auditing.pipeline import Audited, audit, game_of
 from privdd.cli.assemble import assemble
 from privdd.federated import channel
@@ -121,8 +122,8 @@ def test_who_was_sampled_is_told_by_the_run_s_own_coins(monkeypatch):
 def test_which_runs_are_read(algo, settings, read):
     experiment = tiny(algo, *settings)
     assert in_closed_form(experiment.plan) == read
-    assert wanted(experiment, ATTACKS.values()) == (read and experiment.privacy.unit == "record")
-    assert not wanted(experiment, [Lira()])
+    assert wanted(experiment, ATTACKS) == (read and experiment.privacy.unit == "record")
+    assert not wanted(experiment, {"lira": Lira()})
 
 
 def of_analyst(found: Audited) -> list[Finding]:
@@ -174,6 +175,15 @@ def test_replays_are_as_many_as_attacks_need():
     from attacks.membership.rounds import Fusion
 
     experiment = assemble(tiny_config("feddm_dp", *SMALL, command="audit"))
-    assert replays(experiment, ATTACKS.values()) == 2
-    assert replays(experiment, [*ATTACKS.values(), Fusion()]) == 5
-    assert replays(experiment, [Lira()]) == 5
+    assert replays(experiment, ATTACKS) == 2
+    assert replays(experiment, {**ATTACKS, "fusion": Fusion()}) == 5
+    assert replays(experiment, {"lira": Lira()}) == 5
+
+
+def test_federations_are_left_out_only_where_attacks_cover_all_surfaces_without_them():
+    settings = [one for one in SMALL if "federations" not in one and "waive" not in one]
+    experiment = assemble(tiny_config("feddm_dp", *settings, "audit.federations=4", command="audit"))
+    assert federations(experiment, {"lira": Lira()}) == 4
+    assert federations(experiment, ATTACKS) == 4  # LiRA needs replays to read the global model
+    open_run = assemble(tiny_config("fedavg", *settings, "audit.federations=4", command="audit"))
+    assert federations(open_run, {**ATTACKS, "loss_threshold": LossThreshold()}) == 4
