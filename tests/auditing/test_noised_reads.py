@@ -185,5 +185,6 @@ def test_federations_are_left_out_only_where_attacks_cover_all_surfaces_without_
     experiment = assemble(tiny_config("feddm_dp", *settings, "audit.federations=4", command="audit"))
     assert federations(experiment, {"lira": Lira()}) == 4
     assert federations(experiment, ATTACKS) == 4  # LiRA needs replays to read the global model
+    assert federations(experiment, {**ATTACKS, "loss_threshold": LossThreshold()}) == 0
     open_run = assemble(tiny_config("fedavg", *settings, "audit.federations=4", command="audit"))
     assert federations(open_run, {**ATTACKS, "loss_threshold": LossThreshold()}) == 4
