@@ -66,19 +66,25 @@ class CanaryScores:
 
 def noise_beside(rows: np.ndarray, signal: np.ndarray, std: float) -> float:
     """The noise scale outside the span of the rows, at most ``std`` and at least a ten-thousandth of it."""
+    energy, free = outside_span(rows, signal)
+    return std if free < SPARE else min(std, max(math.sqrt(energy / free), 1e-4 * std))
+
+
+def outside_span(rows: np.ndarray, signal: np.ndarray) -> tuple[float, int]:
+    """(squared norm, dimensions) of a signal (p,) outside the span of the rows (g, p)."""
     solution, _, rank, _ = np.linalg.lstsq(rows.T, signal, rcond=1e-9)
-    free = len(signal) - int(rank)
-    if free < SPARE:
-        return std
     rest = signal - solution @ rows
-    return min(std, max(math.sqrt(float(rest @ rest) / free), 1e-4 * std))
+    return float(rest @ rest), len(signal) - int(rank)
 
 
 def likelihood_ratios(precision: np.ndarray, moment: np.ndarray, mean: float) -> np.ndarray:
-    """ln of z_i = 1 over z_i = 0, each, the other coefficients being unknown with this mean and a coin's variance."""
+    """ln of z_i = 1 over z_i = 0 (..., n), the other coefficients being unknown with this mean and a coin's variance.
+
+    precision: (n, n) symmetric; moment: (..., n), one transcript or several.
+    """
     spread = 1 / (mean * (1 - mean))
-    whole = np.linalg.inv(precision + spread * np.eye(len(moment)))
-    middle = mean + whole @ (moment - precision.sum(1) * mean)
+    whole = np.linalg.inv(precision + spread * np.eye(len(precision)))
+    middle = mean + (moment - precision.sum(1) * mean) @ whole
     # without the prior of canary i itself: precision w, estimate e, and the ratio w (e - 1/2)
     w = np.maximum(1 / np.diag(whole) - spread, 0.0)
     return middle / np.diag(whole) - spread * mean - w / 2

@@ -72,7 +72,7 @@ class MembershipAttack(Attack, hooks=("score", "reads")):
     name: ClassVar[str]
     family: ClassVar[Family] = Family.MEMBERSHIP
     surfaces: ClassVar[frozenset[Surface]] = frozenset(Surface)
-    adversaries: ClassVar[frozenset[Adversary]] = frozenset(Adversary)
+    adversaries: ClassVar[frozenset[Adversary]] = frozenset(Adversary) - {Adversary.ANALYST}
     least_worlds: ClassVar[int] = 2  # one target, one shadow model
 
     def __post_init__(self) -> None:

@@ -8,7 +8,7 @@ canaries present, is handed the real outputs in turn, and notes for each release
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import dp_accounting as dpa
 import numpy as np
@@ -110,20 +110,38 @@ def scored(plan: Plan, shard: Shard, canaries: Records, present: int, transcript
 def _add(
     found: CanaryScores, mechanism: Mechanism, asked: Overheard, base: Records, canaries: Records, present: int
 ) -> None:
+    coins = asked.taken
+    if coins is not None and len(coins) == len(base) + present:
+        asked = replace(asked, taken=coins[: len(base)])
+    release = contributed(mechanism, asked, base, canaries)
+    if release is not None:
+        found.add(*release)
+
+
+Release = tuple[np.ndarray, np.ndarray, np.ndarray, float, float]
+
+
+def contributed(mechanism: Mechanism, asked: Overheard, base: Records, candidates: Records) -> Release | None:
+    """One release as a noised sum over candidates; None where none of them is in its class.
+
+    asked.taken: of ``base``, or of its records in this partition first. (which candidates (g,), what each adds (g, p), the release less what
+    ``base`` adds (p,), noise scale, chance to be sampled.) Raises ValueError where contributions are not one a record,
+    ``base`` first.
+    """
     label = None if asked.partition is None else int(asked.partition.removeprefix("label:"))
     own = torch.ones(len(base), dtype=torch.bool) if label is None else (base.y == label).cpu()
-    theirs = torch.ones(len(canaries), dtype=torch.bool) if label is None else (canaries.y == label).cpu()
+    theirs = torch.ones(len(candidates), dtype=torch.bool) if label is None else (candidates.y == label).cpu()
     at = theirs.nonzero()[:, 0].numpy()
     rows, size = asked.rows, int(own.sum())
     if not len(at):
-        return
+        return None
     if len(next(iter(rows.values()))) != size + len(at):
         raise ValueError(f"{asked.name}: {len(next(iter(rows.values())))} contributions of {size} + {len(at)} records")
     taken = torch.ones(size, dtype=torch.bool)
     if asked.taken is not None:  # one coin for each of the client's records, or for each of this partition
-        taken = asked.taken[: len(base)][own] if len(asked.taken) == len(base) + present else asked.taken[:size]
+        taken = asked.taken[own] if len(asked.taken) == len(base) else asked.taken[:size]
     silent = mechanism({name: t[:size][taken.to(t.device)] for name, t in rows.items()}, Silence())
     effects = [flat(exact(mechanism, {n: t[size + i : size + i + 1] for n, t in rows.items()})) for i in range(len(at))]
     observed = flat(asked.value).double() - flat(silent.exact or {}).double()
     stack: np.ndarray = torch.stack(effects).double().cpu().numpy()
-    found.add(at, stack, observed.cpu().numpy(), silent.noise_std, float(mechanism.sampling_probability))
+    return at, stack, observed.cpu().numpy(), silent.noise_std, float(mechanism.sampling_probability)

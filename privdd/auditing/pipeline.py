@@ -31,6 +31,7 @@ from privdd.auditing.guarantees.tiers import (
     subject_of,
     without_single_ratios,
 )  # fmt: skip
+from privdd.auditing.noised_reads import NOTE, Reads, analyst_view, federations, reads_of, replays, wanted
 from privdd.auditing.noted_again import note_again
 from privdd.auditing.replay import recalled
 from privdd.auditing.shadow_federations import replayed, sent_at_the_end
@@ -90,6 +91,7 @@ def audit(experiment: Experiment, attacks: Mapping[str, Attack], folder: RunFold
     plan, game = experiment.plan, game_of(experiment)
     whole = experiment.shards[plan.victim]
     canaries, heard = canaries_of(experiment), list[Heard]()
+    listens = wanted(experiment, attacks)
     if canaries is not None:
         whole = canaries.added(whole)
         game = replace(game, whole=whole.train)
@@ -98,24 +100,28 @@ def audit(experiment: Experiment, attacks: Mapping[str, Attack], folder: RunFold
     record, ledger = NoiseRecord(plan.victim), experiment.ledger()
     trainer = Trainer(
         plan, shards, experiment.test, experiment.engine, folder, ledger, experiment.capture,
-        transcript=heard if canaries is not None else None, record=record,
+        transcript=heard if listens or canaries is not None else None, record=record,
     )  # fmt: skip
     progress = trainer.run()
     if progress.diverged is not None:
         seconds = dict.fromkeys(("train", "total"), clock() - began)
         scene, budget = Scene(experiment, progress, game, shards[plan.victim], record), budget_of(experiment, 0)
         return Audited(scene, unmeasured(experiment, attacks), seconds, budget)
-    note_again(plan, shards, experiment.engine, experiment.ledger(), progress.ledger, record)
+    told = heard if listens else None
+    note_again(plan, shards, experiment.engine, experiment.ledger(), progress.ledger, record, told)
     with threads(experiment.engine.threads):  # same thread count as in training, so the same bits
         progress = recalled(plan, progress, shards[plan.victim])
-    trained = clock()
-    scene = Scene(experiment, progress, game, shards[plan.victim], record)
+        trained = clock()
+        scene = Scene(experiment, progress, game, shards[plan.victim], record)
+        reads = reads_of(scene, whole, heard) if listens else None
     grouped = rounds_of(progress.snapshots, experiment.audit.rounds)
-    stages = stages_at(scene, whole, folder, grouped)
-    stacked, sent = _worlds(stages), sent_at_the_end(scene, whole, folder)
+    few = None if reads is None else replays(experiment, attacks)
+    federated = experiment.audit.federations if reads is None else federations(experiment, attacks)
+    stages = stages_at(scene, whole, folder, grouped, few)
+    stacked, sent = _worlds(stages), sent_at_the_end(scene, whole, folder, federated)
     replayed = clock()
     lacking = frozenset[str]().union(*(stages[t].lacking(stacked[t]) for t in stages))
-    jobs = _jobs(scene, attacks, own_round(stacked, grouped), over_rounds(stacked, grouped), sent)
+    jobs = _jobs(scene, attacks, own_round(stacked, grouped), over_rounds(stacked, grouped), sent, reads)
     tests = sum(job.attack.family == Family.MEMBERSHIP for job in jobs)
     budget = budget_of(experiment, tests)
     findings = _attack_all(scene, jobs, budget, folder, lacking)
@@ -131,12 +137,15 @@ def audit(experiment: Experiment, attacks: Mapping[str, Attack], folder: RunFold
     return Audited(scene, findings, seconds, budget, {t: stages[t].choice for t in grouped}, not_run)
 
 
-def stages_at(scene: Scene, whole: Shard, folder: RunFolder, grouped: Mapping[int, Sequence[int]]) -> dict[int, Stage]:
-    """The replays of every round of ``grouped`` (audited round -> its rounds), not yet run."""
+def stages_at(
+    scene: Scene, whole: Shard, folder: RunFolder, grouped: Mapping[int, Sequence[int]], few: int | None = None
+) -> dict[int, Stage]:
+    """The replays of every round of ``grouped`` (audited round -> its rounds), not yet run. few: so many instead of all."""
     experiment, snapshots, training = scene.experiment, scene.progress.snapshots, scene.experiment.audit.training
+    game = replace(scene.game, masks=scene.game.masks[:few])
 
     def make(t: int) -> Stage:
-        held = (scene.game, scene.lens(t), folder, experiment.engine, experiment.run.fingerprint, training)
+        held = (game, scene.lens(t), folder, experiment.engine, experiment.run.fingerprint, training)
         crowd = experiment.shards if scene.plan.trust.summed else ()
         return Stage(scene.plan, snapshots, t, whole, *held, crowd=crowd)
 
@@ -153,11 +162,15 @@ ByRound = Mapping[int, Mapping[str, Tensor]]  # audited round -> signals by "sur
 
 
 def _jobs(
-    scene: Scene, attacks: Mapping[str, Attack], stacked: ByRound, rounds: ByRound, sent: Mapping[str, Tensor]
-) -> list[Job]:
+    scene: Scene, attacks: Mapping[str, Attack], stacked: ByRound, rounds: ByRound, sent: Mapping[str, Tensor],
+    reads: Reads | None = None,
+) -> list[Job]:  # fmt: skip
+    views = list(_views(scene, stacked, rounds, sent))
+    if reads is not None:
+        views.append((analyst_view(scene, reads, max(stacked)), scene.truth(), NOTE))
     found = [
         Job(view, truth, note, name, attack)
-        for view, truth, note in _views(scene, stacked, rounds, sent)
+        for view, truth, note in views
         for name, attack in attacks.items()
         if applies(attack, view)
     ]

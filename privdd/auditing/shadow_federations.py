@@ -31,11 +31,12 @@ from privdd.runtime.files import DamagedRun
 from privdd.runtime.progress import Bar, stage
 from privdd.runtime.run_folder import RunFolder, read_tensors, write_tensors
 
+FEWER = "this is computed from noised sums; noised_reads attacks the sums, and no attack on this can tell more"
 SENT_AS = {Surface.GLOBAL_IMAGES: Surface.SYNTHETIC_IMAGES}
 
 
-def sent_at_the_end(scene: Scene, whole: Shard, folder: RunFolder) -> dict[str, Tensor]:
-    """Signals (K, n) of what the server sends at the end; K = 1 unless audit.federations asks for more.
+def sent_at_the_end(scene: Scene, whole: Shard, folder: RunFolder, federations: int) -> dict[str, Tensor]:
+    """Signals (K, n) of what the server sends at the end; K = 1 below two ``federations``.
 
     whole: the audited client's data before any coin flip.
     """
@@ -44,7 +45,7 @@ def sent_at_the_end(scene: Scene, whole: Shard, folder: RunFolder) -> dict[str, 
     lens = replace(scene.lens(max(scene.progress.snapshots)), memory=kept)
     final = plan.method.broadcast(scene.progress.server)
     real = server_signals(plan, scene.progress.server, lens, final)
-    worlds = min(experiment.audit.federations, len(scene.game.masks))
+    worlds = min(federations, len(scene.game.masks))
     if worlds < 2:
         return {key: value[None] for key, value in real.items()}
     with stage("train shadow federations", worlds) as bar:
@@ -56,11 +57,14 @@ def sent_at_the_end(scene: Scene, whole: Shard, folder: RunFolder) -> dict[str, 
 
 def replayed(scene: Scene, view: View) -> str:
     """For a finding's note: which rounds of the replays of the whole federation are their own; "" where all are."""
-    method, apart = scene.plan.method, scene.experiment.audit.federation_rounds
-    alone = (
-        view.worlds is None or len(view.worlds.masks) < 2 or view.adversary not in (Adversary.PEER, Adversary.PUBLIC)
-    )
-    if alone or view.surface == Surface.SHARED_FEATURES or not shared_rounds(method, apart):
+    method, audit = scene.plan.method, scene.experiment.audit
+    apart, asked = audit.federation_rounds, min(audit.federations, audit.worlds)
+    sent = view.adversary in (Adversary.PEER, Adversary.PUBLIC) and view.surface != Surface.SHARED_FEATURES
+    if not sent or view.worlds is None:
+        return ""
+    if len(view.worlds.masks) < asked:
+        return f"{FEWER} ({max(len(view.worlds.masks) - 1, 0)} replays of the federation, audit.processed_federations)"
+    if len(view.worlds.masks) < 2 or not shared_rounds(method, apart):
         return ""
     return f"replayed federations differ in the last {apart} of {method.rounds} rounds: replays of all rounds may show more"
 

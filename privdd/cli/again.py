@@ -30,6 +30,9 @@ CHANGEABLE = {
                 "require",
                 "waive",
                 "worst_pictures",
+                "transcripts",
+                "processed_worlds",
+                "processed_federations",
             )
         ),
     ),

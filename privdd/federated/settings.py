@@ -118,6 +118,9 @@ COUNTS = {
     "federation_rounds": (0, "0 (all rounds) or more is needed"),
     "victims": (0, "0 or more is needed"),
     "canaries": (0, "0 or more is needed"),
+    "transcripts": (2, "at least 2 are needed (the first is the run itself)"),
+    "processed_federations": (0, "0 or more is needed"),
+    "processed_worlds": (1, "at least 1 is needed (world 0 is the run itself)"),
 }
 
 
@@ -131,7 +134,8 @@ class AuditSettings:
     guarantee tests, in (0, 1). training: how replays are trained. canaries:
     crafted records that fair coins add to the audited client's data. rounds: how many of a phase are replayed, the
     latest included (one in the stored configs of earlier versions). require: whether every surface has to be
-    attacked. federation_rounds: how many last rounds are each replayed federation's own, 0 = all. waive: surface -> why
+    attacked. transcripts: how many transcripts of noised sums a closed form reads, the real one included, where nothing else
+    is sent; processed_worlds, processed_federations: how many of the replays of the client, and of the federation, are then run. federation_rounds: how many last rounds are each replayed federation's own, 0 = all. waive: surface -> why
     it is not attacked. tail: how many audited records are made hard to fit. worst_pictures: whether the run folder and the
     report show the most exposed records themselves, which are the client's own data.
     """
@@ -151,6 +155,9 @@ class AuditSettings:
     waive: Mapping[str, str] = field(default_factory=dict)
     tail: HardRecords = HardRecords()
     worst_pictures: bool = True
+    transcripts: int = 1000
+    processed_worlds: int = 8
+    processed_federations: int = 0
 
     def __post_init__(self) -> None:
         known = isinstance(self.client, int) and not isinstance(self.client, bool) and self.client >= 0

@@ -249,6 +249,7 @@ def _membership_sentence(findings: Findings) -> str:
         )
     where = words.SURFACE[worst.row.surface][0].lower()
     who = words.ADVERSARY[worst.row.adversary][0]
+    where = f"noised sums behind the {where}" if worst.row.adversary == "analyst" else where
     if not worst.beats_guessing:
         return f"No membership attack did reliably better than guessing at {one_in(worst.fpr)} false alarms."
     return (

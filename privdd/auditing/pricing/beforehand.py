@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
+from privdd.auditing.noised_reads import in_closed_form
 from privdd.auditing.pricing.needs import needs, spelt
 from privdd.auditing.pricing.price import Price
 from privdd.auditing.pricing.probe import START, federation_rounds
@@ -99,12 +100,15 @@ def estimate(experiment: Experiment, unit: Unit, searches: Iterable[int]) -> Pri
     cost = {phase: unit.of(plan, phase, size) for phase in phases}
     replayed = sum(cost[phase] * min(audit.rounds, KEPT, phases.count(phase)) for phase in cost)
     attacks = [SEARCH * unit.step * length for length in searches]
+    closed = in_closed_form(plan)  # whether an attack reads it is not known here: attack=all does
+    worlds = min(audit.worlds, audit.processed_worlds if closed else audit.worlds)
+    federations = min(audit.federations, audit.processed_federations if closed else audit.federations)
     share = TOGETHER if plan.method.shares_work and not plan.mechanisms else 1.0
     stages = {
         "start": START,
         "train": sum(cost[phase] * len(plan.participants(t)) for t, phase in enumerate(phases)),
-        "worlds": replayed * share * (audit.worlds - 1),
-        "federations": cost[phases[-1]] * audit.federations * federation_rounds(experiment),
+        "worlds": replayed * share * (worlds - 1),
+        "federations": cost[phases[-1]] * federations * federation_rounds(experiment),
         "attacks": sum(attacks),
         "guarantee tests": TESTS if plan.mechanisms else 0.0,
     }

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from attacks.types import Attack, Family
+from privdd.auditing.noised_reads import federations, replays
 from privdd.auditing.pipeline import Audited, audit, stages_at
 from privdd.auditing.pricing.needs import handed_over, needs
 from privdd.auditing.pricing.price import Price
@@ -54,9 +55,7 @@ def price(whole: Experiment, probe: Probe, folder: Path, report: Callable[[RunFo
     stages, longest = _stages(whole, probe, audited, min(share, 1.0))
     stages |= {"start": START, "report": written}
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-    return Price(
-        stages, longest, whole.engine.size, max(peak, needs(whole).memory), _disk(whole, probe.experiment, folder)
-    )
+    return Price(stages, longest, whole.engine.size, max(peak, needs(whole).memory), _disk(whole, probe, folder))
 
 
 def _stages(whole: Experiment, probe: Probe, audited: Audited, share: float) -> tuple[dict[str, float], float]:
@@ -68,8 +67,8 @@ def _stages(whole: Experiment, probe: Probe, audited: Audited, share: float) -> 
     stages = {
         "train": per_round * client_rounds(whole.plan),
         "worlds": share * seconds["worlds"]
-        + per_world * (whole.audit.worlds - 1) * replayed_rounds(whole.plan, whole.audit.rounds),
-        "federations": per_round * whole.audit.federations * federation_rounds(whole),
+        + per_world * (replays(whole, probe.attacks) - 1) * replayed_rounds(whole.plan, whole.audit.rounds),
+        "federations": per_round * federations(whole, probe.attacks) * federation_rounds(whole),
         "attacks": sum(attacks.values()),
         "guarantee tests": share * sum(_seconds(audited, Family.GUARANTEE).values()),
     }
@@ -101,7 +100,7 @@ def _attacks(whole: Experiment, probe: Probe, audited: Audited, share: float) ->
     for name, (short, longer, full) in probe.lengths.items():
         if name in spent:
             found[name] = at_length(spent[f"{name}{AGAIN}1"], spent[f"{name}{AGAIN}2"], short, longer, full)
-    more = SHADOW * max(0, whole.audit.worlds - probe.experiment.audit.worlds) * len(surfaces)
+    more = SHADOW * max(0, replays(whole, probe.attacks) - probe.experiment.audit.worlds) * len(surfaces)
     return {**found, "shadow models": more}
 
 
@@ -138,14 +137,14 @@ def federation_rounds(whole: Experiment) -> int:
     return sum(len(plan.participants(t)) for t in rounds)
 
 
-def _disk(whole: Experiment, small: Experiment, folder: Path) -> int:
+def _disk(whole: Experiment, probe: Probe, folder: Path) -> int:
     """Bytes of the run folder: artifacts by what the server is handed, shadow models by number, the rest as it is."""
     sizes = {part: _size(folder / part) for part in ("artifacts", "worlds")}
     rest = _size(folder) - sum(sizes.values())
+    small, attacks = probe.experiment, probe.attacks
     rounds = _uploads(whole.plan) / _uploads(small.plan)
-    replays = (whole.audit.worlds - 1) * replayed_rounds(whole.plan, whole.audit.rounds)
-    few = (small.audit.worlds - 1) * replayed_rounds(small.plan, small.audit.rounds)
-    return int(rest + sizes["artifacts"] * rounds + sizes["worlds"] * replays / max(few, 1))
+    many, few = ((replays(one, attacks) - 1) * replayed_rounds(one.plan, one.audit.rounds) for one in (whole, small))
+    return int(rest + sizes["artifacts"] * rounds + sizes["worlds"] * many / max(few, 1))
 
 
 def _uploads(plan: Plan) -> int:

@@ -1,0 +1,108 @@
+"""Membership from noised sums over records, in closed form: the strongest reading of what a mechanism let out.
+
+Images, models or statistics that are computed from noised sums say no more of a record than the sums do (data
+processing). Of a sum y = sum_i z_i a_i + noise, what each record i adds, a_i, is known to the analyst of the guarantee,
+who knows all records and asks which are in (z_i = 1). So the log likelihood ratio of each record needs no shadow model.
+Other records' coins are unknown: they are marginalised as normal variables of a coin's mean and variance. Transcripts
+of other coins along the same sums cost one matrix product for all of them together.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+from torch import Tensor
+
+from attacks.membership.attack import MembershipAttack, _worlds
+from attacks.one_run_canaries import likelihood_ratios, outside_span
+from attacks.types import Adversary, View
+
+SIGNAL = "likelihood_ratio"
+ENOUGH = 1000  # numbers that no record reaches, from which the size of the noise is measured
+LEAST = 1e-4  # of the stated noise: a transcript with less is read as if it had that
+
+
+@dataclass(frozen=True)
+class _Read:
+    """One release: records ``at`` (g,), A A^T / std^2 (g, g), A y / std^2 (g,), and the records' chance to be sampled."""
+
+    name: str
+    at: np.ndarray
+    precision: np.ndarray
+    moment: np.ndarray
+    probability: float
+
+
+@dataclass
+class NoisedSums:
+    """The noised sums of one run over ``count`` candidates, added one by one."""
+
+    count: int
+    reads: list[_Read] = field(default_factory=list)
+    _outside: dict[str, tuple[float, int]] = field(default_factory=dict)
+
+    def add(
+        self, name: str, at: np.ndarray, effects: np.ndarray, observed: np.ndarray, std: float, probability: float = 1.0
+    ) -> None:
+        """One release of the mechanism ``name``: candidates ``at`` (g,), what each adds (g, p), the release less all
+        other records' part (p,), the standard deviation of its noise and the chance of a record to be sampled.
+
+        Raises ValueError for shapes that do not fit and noise that is not positive.
+        """
+        if effects.shape != (len(at), *observed.shape) or not std > 0 or not 0 < probability <= 1:
+            raise ValueError(f"{len(at)} records, effects {effects.shape}, observed {observed.shape}, std {std}")
+        rows, signal = effects.astype(np.float64) / std, observed.astype(np.float64) / std
+        self.reads.append(_Read(name, at, rows @ rows.T, rows @ signal, probability))
+        energy, free = self._outside.get(name, (0.0, 0))
+        more, numbers = outside_span(rows, signal)
+        self._outside[name] = energy + more, free + numbers
+
+    def noise_of(self, name: str) -> float:
+        """The noise that the run really had, over the stated one, in directions that no record reaches; 1 where these are few."""
+        energy, free = self._outside[name]
+        return max(math.sqrt(energy / free), LEAST) if free >= ENOUGH else 1.0
+
+    def scores(self, masks: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """Log likelihood ratios (K, n), in against out, for masks (K, n) bool, of which row 0 is the run that happened.
+
+        Row 0 reads what was released. The others read transcripts along the same sums, with their own coins, samples and
+        noise, of the law and size that the run's noise has. Raises ValueError for masks of another width.
+        """
+        if masks.ndim != 2 or masks.shape[1] != self.count:
+            raise ValueError(f"masks {masks.shape}: rows of {self.count} coins are needed")
+        precision, moment = np.zeros((self.count, self.count)), np.zeros(self.count)
+        total = np.zeros(masks.shape)
+        for read in self.reads:
+            size = self.noise_of(read.name) ** 2
+            if read.probability == 1:
+                precision[np.ix_(read.at, read.at)] += read.precision / size
+                moment[read.at] += read.moment / size
+                continue
+            coins = masks[:, read.at] & (rng.random((len(masks), len(read.at))) < read.probability)
+            seen = _transcripts(read.precision / size, read.moment / size, coins, rng)
+            ratios = likelihood_ratios(read.precision / size, seen, read.probability / 2)
+            stay = math.log1p(-read.probability)
+            total[:, read.at] += np.logaddexp(stay, math.log(read.probability) + ratios)
+        return total + likelihood_ratios(precision, _transcripts(precision, moment, masks, rng), 0.5)
+
+
+def _transcripts(precision: np.ndarray, moment: np.ndarray, coins: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """A y / std^2 (K, n): the real one, then those of other coins (K - 1, n), by its law N(P z, P)."""
+    values, vectors = np.linalg.eigh(precision)
+    noise = rng.standard_normal((len(coins) - 1, len(moment))) * np.sqrt(values.clip(0))
+    return np.concatenate([moment[None], coins[1:] @ precision + noise @ vectors.T])
+
+
+@dataclass(frozen=True)
+class NoisedReads(MembershipAttack):
+    """The closed-form ratio as the score, for the analyst who sees every noised release; no shadow model."""
+
+    name: ClassVar[str] = "noised_reads"
+    adversaries: ClassVar[frozenset[Adversary]] = frozenset({Adversary.ANALYST})
+    least_worlds: ClassVar[int] = 1
+
+    def score(self, view: View, name: str, seed: int) -> Tensor:
+        return _worlds(view).signals[SIGNAL].double()
