@@ -40,7 +40,7 @@ def sampled_epsilon(
         return 0.0
     if noise_law(b - b.mean(0)) != "gaussian":
         return 0.0
-    before = [totals(block) for block in trained]
+    before = totals(trained[0]), totals(trained[1])
     w = max(ways, key=lambda w: abs(_gap(*before, w)))
     w = w * (1.0 if _gap(*before, w) > 0 else -1.0)
     y, z = a @ w, b @ w

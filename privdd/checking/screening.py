@@ -37,7 +37,7 @@ class Ranked:
 def by_odds(ranked: Sequence[Ranked]) -> list[Ranked]:
     """Those whose outcomes come back with other odds, the best of each size of data first, then the second of each."""
     at: Counter[tuple[Any, ...]] = Counter()
-    order = []
+    order: list[tuple[int, int, Ranked]] = []
     for one in sorted((one for one in ranked if one.odds > 0), key=lambda one: -one.odds):
         size = size_of_data(one.pair.present)
         order.append((at[size], len(order), one))

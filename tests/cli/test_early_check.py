@@ -66,7 +66,7 @@ def test_only_what_differs_from_the_chosen_files_is_looked_at() -> None:
     """A file that is wrong itself is left to the full check."""
     base = composed("train", ["algo.rounds=0"])
     check_changed(composed("train", ["algo.rounds=0", "seed=3"]), base)
-    with pytest.raises(ValueError, match="^rounds=0: at least 1$"):
+    with pytest.raises(ValueError, match=r"^rounds=0: at least 1$"):
         check_changed(base, composed("train", []))
-    with pytest.raises(BadConfig, match="^algo.rounds='x': a whole number"):
+    with pytest.raises(BadConfig, match=r"^algo.rounds='x': a whole number"):
         check_changed(composed("train", ["algo.rounds=x"]), base)
