@@ -164,7 +164,8 @@ class _Listener:
 
 
 def analyst_view(scene: Scene, reads: Reads, round: int) -> View:
-    """The audited records as the analyst holds them, on the surface that the first query ends up in. round: the latest."""
+    """The audited records as the analyst holds them, on the surface that the first query ends up in (of several, the
+    first that is sent). round: the latest."""
     game, public = scene.game, scene.public
     name = next(n for n in scene.plan.mechanisms if n in scene.plan.method.queries)
     candidates = game.candidates
@@ -172,5 +173,6 @@ def analyst_view(scene: Scene, reads: Reads, round: int) -> View:
     worlds = Worlds(
         signals, reads.masks, blind_scores(candidates, public), candidates.y, records=candidates.x, kinds=game.kinds
     )
-    surface = subject_of(scene, scene.experiment.audit.confidence).surface(name)
+    surface, sent = subject_of(scene, scene.experiment.audit.confidence).surface(name), scene.plan.method.uploads
+    surface = surface if surface in sent.values() else next(iter(sent.values()))
     return View(surface, Adversary.ANALYST, (), scene.knowledge(round), worlds)
