@@ -9,6 +9,7 @@ import pytest
 
 from privdd.cli.config import composed
 from privdd.cli.runs import run_training
+from privdd.federated import capture
 from privdd.federated.capture import Capture
 from privdd.runtime.run_folder import read_tensors
 
@@ -39,6 +40,17 @@ def test_captures_by_round_client_and_surface(tmp_path: Path) -> None:
     assert train(tmp_path / "nothing", "capture.clients=[]") == set()
     ledgers = {(tmp_path / name / "ledger.json").read_text() for name in ("all", "ends", "victim", "lists", "counts", "nothing")}
     assert len(ledgers) == 1 and len(json.loads(ledgers.pop())["releases"]) == 9 * 2 + 4
+
+
+def test_of_many_large_uploads_the_audited_clients_alone_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nine uploads: at one byte more than they take all are kept, at one less those of one client."""
+    train(tmp_path / "all", "capture.clients=all")
+    sent = read_tensors(tmp_path / "all" / "artifacts" / "round_000" / "client_0.safetensors")
+    update = sum(t.numel() * t.element_size() for t in sent.values())
+    monkeypatch.setattr(capture, "ROOM", 9 * update)
+    assert len(train(tmp_path / "fits")) == 9
+    monkeypatch.setattr(capture, "ROOM", 9 * update - 1)
+    assert len({p.split("/")[1] for p in train(tmp_path / "auto")}) == 1 and len(kept(tmp_path / "auto")) == 3
 
 
 @pytest.mark.parametrize(

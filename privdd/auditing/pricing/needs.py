@@ -41,7 +41,7 @@ def _artifacts(experiment: Experiment) -> int:
     kept = {s for s in plan.method.uploads.values() if capture.surfaces == "all" or s in capture.surfaces}
     each = BYTES * (_model(experiment) * (Surface.UPDATE in kept) + _images(experiment) * bool(kept & IMAGES))
     sent = sum(
-        capture.wants(plan, t, Received(client, t, {}))
+        capture.wants(plan, t, Received(client, t, {}), each)
         for t in range(plan.method.rounds)
         if plan.method.phase(t) == "train"
         for client in handed_over(plan, t)

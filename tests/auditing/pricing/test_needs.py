@@ -38,6 +38,13 @@ def test_artifacts_take_what_was_said_and_little_more(algo: str, more: list[str]
     assert said <= real <= 1.5 * said
 
 
+def test_a_large_run_fits_on_a_disk_by_default() -> None:
+    """5,000 uploads of a ResNet-18 would take 220 GB; the audited client's are kept alone."""
+    large = ("model=resnet18", "model.width=64", "partition=iid", "partition.clients=100", "data.limit=1200", "algo.rounds=50")
+    assert 50 * 44e6 < needs(tiny("fedavg", *large)).disk < 5 * 2**30
+    assert needs(tiny("fedavg", *large, "capture.clients=all")).disk > 200e9
+
+
 def test_of_a_sum_one_artifact_is_kept_however_many_clients_add_to_it(tmp_path: Path) -> None:
     experiment = tiny("fedavg", "model=mlp", "algo.weighting=uniform", "trust=secagg", "partition.clients=4")
     said, real = needs(experiment).disk, written(experiment, tmp_path)
