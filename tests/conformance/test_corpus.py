@@ -8,7 +8,7 @@ import pytest
 from privdd.api import check
 from privdd.checking.neighbours import Tried
 from tests.conformance.cases import CASES
-from tests.conformance.parts import norm, rows_clipped
+from tests.conformance.parts import RNG, norm, rows_clipped
 
 FEW = {"max_calls": 45_000, "seconds": 6.0, "tried": Tried(structures=(((3, 2), (2,)),), tables=((4, 3),), crowds=(10,))}
 QUICK = ["sensitivity apart from the clip", "weighted mean", "one noise for a batch", "an uncounted metric"]
@@ -20,8 +20,14 @@ def test_the_corpus_is_one_of_pairs() -> None:
     assert norm([np.array([3.0, 4.0])]) == 5 and rows_clipped(np.array([[3.0, 4.0]])) == pytest.approx(np.array([[0.6, 0.8]]))
 
 
+@pytest.fixture
+def same_draws() -> None:
+    """Of the mechanisms in this process's children: a check is a statistical test."""
+    RNG.bit_generator.state = np.random.default_rng(7).bit_generator.state
+
+
 @pytest.mark.parametrize("name", QUICK)
-def test_a_fault_is_found_and_its_twin_is_not_accused(name: str) -> None:
+def test_a_fault_is_found_and_its_twin_is_not_accused(name: str, same_draws: None) -> None:
     case = next(case for case in CASES if case.name == name)
     asked = {**case.asked(), **FEW}
     assert check(case.faulty, **asked).refuted

@@ -20,6 +20,9 @@ from attacks.epsilon import clopper_pearson
 from attacks.roc import auc_interval, roc, tpr_at_fpr
 from privdd.core.keys import Keys
 from privdd.reporting.findings_file import write
+from privdd.reporting.folder import read_run
+from privdd.reporting.page import render
+from privdd.reporting.plots import strip
 
 DELTA = 1e-5
 BIG = {"update": 2_400_000, "features": 310_000, "synthetic_images": 120_000, "labels": 2_400}
@@ -246,3 +249,9 @@ def write_run(
         )
     )
     return folder
+
+
+def text_of(folder: Path) -> str:
+    """The page of a run without its curves and pictures, which take most of the time: for tests of its words."""
+    record = read_run(folder)
+    return render(record, [strip(record)], [])

@@ -17,10 +17,9 @@ from safetensors.torch import load_file, save_file
 from privdd.reporting.card import card
 from privdd.reporting.exposed import exposed, kinds, tail_words
 from privdd.reporting.folder import FindingsError, read_run
-from privdd.reporting.page import write_report
 from privdd.reporting.plots import environment
 from tests.reporting.checker import problems
-from tests.reporting.fixture import write_run
+from tests.reporting.fixture import text_of, write_run
 
 SAYS = "real records of the audited client"
 ONE = {"tpr": 0.5, "ci": [0.31, 0.69]}
@@ -83,7 +82,7 @@ def test_a_run_of_an_earlier_version_has_no_such_part(tmp_path: Path) -> None:
 
 def test_changed_records_are_disclosed_and_their_rates_stand_apart(tmp_path: Path) -> None:
     folder = run_with(tmp_path / "run", torch.zeros(2, 3, 5, 4), by_kind=KINDS, worst_records=WORST)
-    page = write_report(folder).read_text().replace("\xa0", " ")
+    page = text_of(folder).replace("\xa0", " ")
     assert text(folder) in page and SAYS in page
     assert "this audit changed some to be hard to fit: 20 mislabelled" in page.split("<h1>")[0]
     assert [name for _, rates in kinds(read_run(folder)) for name, _ in rates] == ["mislabelled", "left as they were"]

@@ -10,10 +10,9 @@ import pytest
 
 from privdd.reporting import noise_words
 from privdd.reporting.comparison import write_comparison
-from privdd.reporting.page import write_report
 from privdd.reporting.schema_privacy import NoiseRow
 from tests.reporting.checker import problems
-from tests.reporting.fixture import write_run
+from tests.reporting.fixture import text_of, write_run
 
 
 def run(path: Path, source: str | None, paired: bool = False, **more: object) -> Path:
@@ -27,7 +26,7 @@ def run(path: Path, source: str | None, paired: bool = False, **more: object) ->
 
 
 def shown(folder: Path) -> str:
-    text = write_report(folder).read_text(encoding="utf-8")
+    text = text_of(folder)
     assert problems(text) == []
     return text
 

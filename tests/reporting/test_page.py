@@ -20,7 +20,7 @@ from privdd.reporting.findings_tables import TableCell, tables
 from privdd.reporting.page import write_report
 from tests.conftest import SmallAudit
 from tests.reporting.checker import problems
-from tests.reporting.fixture import write_run
+from tests.reporting.fixture import text_of, write_run
 
 HOSTILE = (
     "</title><script>document.title='owned'</script>\"' onload=x() "
@@ -119,7 +119,7 @@ def test_claims_are_told_with_delta_choices_and_measures_and_naming_beside_chanc
         {"k": 2, "prior": 0.5, "bound": 0.875, "attained": 0.825, "claimed": 0.985}, {"k": 100, "prior": 0.01, "bound": 0.425}
     ]  # fmt: skip
     (folder / "findings.json").write_text(json.dumps(data))
-    text = write_report(folder).read_text(encoding="utf-8")
+    text = text_of(folder)
     assert problems(text) == []
     for said in ("Theorem 7, at δ = 2e-4", "R = 3", "Protects a record.", "<strong>No number</strong>, Section 9"):
         assert said in text, said
@@ -159,7 +159,7 @@ def test_a_run_without_outsiders_enough_carries_a_banner_and_no_rate_as_a_findin
         for key, at in row.get("tpr_at_fpr", {}).items():
             at |= {"tpr": 0.016, "ci": [0.0, 0.3], "resolvable": key == "0.01"}
     (folder / "findings.json").write_text(json.dumps(data))
-    text = write_report(folder).read_text(encoding="utf-8")
+    text = text_of(folder)
     assert problems(text) == []
     assert "Smoke run (250 audited records, 16 replays): too small to decide" in text.split("<h1>")[0]
     assert '<div class="big small">No better than guessing</div>' in text and '<div class="big">1.6' not in text
@@ -167,7 +167,7 @@ def test_a_run_without_outsiders_enough_carries_a_banner_and_no_rate_as_a_findin
 
 @pytest.mark.parametrize(("noise", "green"), [(1.0, True), (0.5, False)])  # epsilon 4.85 and 9.7
 def test_a_large_limit_is_not_green(tmp_path: Path, noise: float, green: bool) -> None:
-    text = write_report(write_run(tmp_path / "run", kind="consistent", noise=noise)).read_text(encoding="utf-8")
+    text = text_of(write_run(tmp_path / "run", kind="consistent", noise=noise))
     assert ('<div class="hero consistent">' in text) is green
     assert ('<div class="hero consistent weak">' in text) is not green
 
@@ -310,6 +310,6 @@ def test_a_real_start_says_that_its_accuracy_is_that_of_raw_images(tmp_path: Pat
     folder = write_run(tmp_path / "run")
     for start, told in (("real", True), ("noise", False)):
         (folder / "config.yaml").write_text(f"algo: {{start: {start}}}\n")
-        assert ("that of raw images sent" in write_report(folder).read_text()) is told
+        assert ("that of raw images sent" in text_of(folder)) is told
         (folder / "config.yaml").write_text(f"algo: {{_target_: privdd.methods.feddm.FedDM.configured, init: {start}}}\n")
-        assert ("that of raw images sent" in write_report(folder).read_text()) is told  # as earlier versions wrote it
+        assert ("that of raw images sent" in text_of(folder)) is told  # as earlier versions wrote it

@@ -12,7 +12,7 @@ from privdd.reporting.folder import read_run
 from privdd.reporting.page import write_report
 from privdd.reporting.terminal import print_summary
 from privdd.reporting.unread import SENTENCE, only_unread, unread
-from tests.reporting.fixture import write_run
+from tests.reporting.fixture import text_of, write_run
 
 KEPT = ("surface", "attack", "family", "adversary", "n", "worlds")
 
@@ -48,15 +48,16 @@ def test_a_run_in_which_no_attack_had_anything_to_read_says_so(silent: Path) -> 
     findings = read_run(silent).findings
     assert [row.attack for row in unread(findings)] == ["lira", "threshold", "rmia"]
     assert SENTENCE in said(silent).replace("\n", " ")
-    for text in (said(silent), write_report(silent).read_text()):
+    page = write_report(silent).read_text()
+    for text in (said(silent), page):
         assert "guessing at" not in text and "no better than guessing" not in text
         assert "othing in it to tell members by" in text
-    assert "Nothing to read, so neither found nor failed: LiRA on the" in write_report(silent).read_text()
+    assert "Nothing to read, so neither found nor failed: LiRA on the" in page
 
 
 def test_one_attack_that_read_something_speaks_for_the_surface(tmp_path: Path) -> None:
     folder = run_with(tmp_path / "one", {"threshold"})
-    findings, page = read_run(folder).findings, write_report(folder).read_text()
+    findings, page = read_run(folder).findings, text_of(folder)
     assert not only_unread([row for row in findings.findings if row.surface == "features"])
     assert SENTENCE not in said(folder) and "neither found nor failed: threshold on the" in page
     assert "73.4\u00a0%<small>worst 1\u00a0%; 61\u00a0% to 83\u00a0%" in page  # the most exposed records
