@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from privdd.cli.paper_rows import paper_of
 from privdd.reporting.plots import environment
 from privdd.reproduce.entries import PaperEntry, catalogue
 from privdd.reproduce.entry_figures import label
@@ -88,7 +89,9 @@ def _of(entry: PaperEntry, folder: Path) -> Iterator[Line]:
             statement, verdict, detail = _judged(column)
             page = f"{entry.name}/reproduction.html"
             detail = "; ".join(filter(None, [detail, _missing(column)]))
-            where = f"{column['column']}{' (on a stand-in)' if result['stand_in'] else ''}"
+            other = any(one["key"] in ("data.name", "data.source") for one in result["fidelity"])
+            other = other or bool(paper_of(entry.experiment)["stand_in"])
+            where = f"{column['column']}{' (on a stand-in)' if other else ''}"
             yield Line(entry.name, entry.shows, where, statement, verdict, detail, result["command"], page)
 
 

@@ -31,9 +31,10 @@ def column(name: str, leader: str | None = None, text: tuple[tuple[str, float], 
     return {"column": name, "leader": lead, "kendall": kendall, "text": pairs(*text), "rows": [row]}
 
 
-def stored(folder: Path, name: str, *columns: dict[str, Any], stand_in: str = "") -> None:
+def stored(folder: Path, name: str, *columns: dict[str, Any], stand_in: bool = False) -> None:
     (folder / name).mkdir(parents=True)
-    result = {"columns": columns, "stand_in": stand_in, "command": f"python -m privdd.reproduce {name}"}
+    differs = [{"key": "data.name" if stand_in else "data.limit"}]
+    result = {"columns": columns, "fidelity": differs, "command": f"python -m privdd.reproduce {name}"}
     (folder / name / "results.json").write_text(json.dumps(result))
 
 
@@ -41,7 +42,7 @@ def test_each_verdict(tmp_path: Path) -> None:
     kinds = [column(kind, kind) for kind in (HOLDS, REVERSED, MEAN, BEHIND)]
     texts = [((HOLDS, 0.2), (HOLDS, 0.1)), ((HOLDS, 0.2), (REVERSED, -0.1)), ((HOLDS, 0.2), (MEAN, 0.1)), ()]
     stored(tmp_path, "feddm.table2", *kinds)
-    stored(tmp_path, "feddm.figure3", *(column(str(at), text=text) for at, text in enumerate(texts)), stand_in="other data")
+    stored(tmp_path, "feddm.figure3", *(column(str(at), text=text) for at, text in enumerate(texts)), stand_in=True)
     found = [line for line in lines(tmp_path) if line.page]
     assert [line.verdict for line in found] == [YES, NO, OPEN, OPEN, YES, NO, OPEN, FIGURES]
     assert found[0].detail == "+10.0 points to the best of the others, p 0.02; 2 of 3 pairs as in the paper"
