@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from privdd.core.keys import Keys
-from privdd.data import standards
 from privdd.data.custom import folder, npz
 from privdd.data.dataset import Dataset
 from privdd.data.digits import digits
 from privdd.data.domains import Limits, corrupted, digit_domains, domain_folder
 from privdd.data.mnist import idx_family
+from privdd.data.standards import PUBLISHED
+from privdd.data.standards import note as seen_as
 from privdd.data.vision import FAMILIES, vision_family
 
 SOURCES = {
@@ -56,7 +57,7 @@ def load(
     check_asked(name, size=size, limit=limit, test_limit=test_limit, standardise=standardise)
     if standardise:
         found = load(name, root=root, size=size, limit=limit, test_limit=test_limit, keys=keys)
-        return replace(found, note=f"{found.note}; {standards.note(name)}")
+        return replace(found, note=f"{found.note}; {seen_as(name)}")
     place = None if root is None else Path(root).expanduser()
     limits = Limits(limit, limit if test_limit is None else test_limit)
     here = keys.fold("data", name)
@@ -89,8 +90,8 @@ def check_asked(
         raise ValueError(f"data.size={size}: from 1 to {LARGEST_SIDE} pixels are needed")
     if name not in NAMES:
         raise ValueError(f"data.name={name!r}: one of {', '.join(NAMES)}")
-    if standardise and name not in standards.PUBLISHED:
+    if standardise and name not in PUBLISHED:
         raise ValueError(
             f"data.standardise=true: no published mean and deviation for data={name}, and those of private records would "
-            f"have to be protected; allowed for {', '.join(standards.PUBLISHED)}"
+            f"have to be protected; allowed for {', '.join(PUBLISHED)}"
         )
