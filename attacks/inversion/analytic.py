@@ -13,7 +13,7 @@ from attacks.arrays import arrays
 from attacks.inversion import analytic
 from attacks.inversion.compare import _images, compare
 from attacks.inversion.features import WhiteBox
-from attacks.inversion.result import Pixels, Reconstruction, check_request
+from attacks.inversion.result import Channelwise, Pixels, Reconstruction, check_request
 from attacks.inversion.victim import observed, victim_model
 from attacks.ranges import check_counts
 from attacks.types import SERVER, UPDATES, Adversary, Attack, Evidence, Family, Finding, Truth, View
@@ -69,8 +69,8 @@ def reconstruct(
     gradients: Sequence[Tensor],
     shape: tuple[int, int, int, int],
     *,
-    mean: float = 0.0,
-    std: float = 1.0,
+    mean: Channelwise = 0.0,
+    std: Channelwise = 1.0,
     invert: Callable[[Tensor], Tensor] | None = None,
 ) -> Reconstruction:
     """Images (b, c, h, w) from the first biased linear layer: exact where it reads the pixels.
@@ -123,8 +123,9 @@ class AnalyticInversion(Attack):
                 images.append(view.knowledge.public_x.mean(0).expand(shape))
                 continue
             invert = (lambda z, m=model: self._chain(m, z, view)) if chained else None
+            mean, std = getattr(model, "scale", None) or (0.0, 1.0)  # of a network that standardises what it is given
             try:
-                images.append(analytic.reconstruct(model, gradients, shape, invert=invert).images)
+                images.append(analytic.reconstruct(model, gradients, shape, mean=mean, std=std, invert=invert).images)
             except ValueError:  # no bias gradient at all: the layer says nothing about its input
                 images.append(view.knowledge.public_x.mean(0).expand(shape))
         return Evidence(images=torch.cat(images), notes={"records": records})

@@ -38,7 +38,7 @@ def _answer(scene: Scene, attack: ChosenModel, method: FedAvg, name: str) -> Vie
     if surface is None:
         return None
     width = attack.width(shard.train.x[0].numel(), problem.classes)
-    network = replace(method.model, name="mlp", width=width, depth=2, norm=None, pooling=None)
+    network = replace(method.model, name="mlp", width=width, depth=2, norm=None, pooling=None, scale=None)
     asked = replace(method, model=network)
     plan = replace(scene.plan, method=asked, keys=scene.plan.keys.fold("chosen", name))
     model = asked.classifier(problem)

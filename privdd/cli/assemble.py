@@ -16,6 +16,7 @@ from attacks.types import Attack
 from privdd.cli.config import all_attacks, composed, config_dir
 from privdd.cli.read_settings import audit_settings, plain, privacy_settings, run_settings, trust_of
 from privdd.cli.secret import needed, secret_of
+from privdd.cli.standardise import standardising
 from privdd.cli.validation import check_types
 from privdd.core.errors import BadConfig
 from privdd.core.keys import Keys
@@ -61,7 +62,7 @@ def assemble(config: DictConfig, *, noise_here: bool = True) -> Experiment:
     secret = secret_of(config)
     keys = Keys(run.seed, secret=(secret or "").encode())
     partition = Partition(**plain(config.partition))
-    method = _of_role(build(config.algo), Method, "algo")  # type: ignore[type-abstract]
+    method = _of_role(build(standardising(config)), Method, "algo")  # type: ignore[type-abstract]
     mechanisms = _mechanisms(config, method)
     method.check_mechanisms(mechanisms)
     _check_device(run.device, method)

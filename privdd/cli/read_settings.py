@@ -50,6 +50,8 @@ def fingerprint(config: DictConfig) -> str:
         content["privacy"] = {k: v for k, v in privacy.items() if k not in OF_THE_NOISE}
     if isinstance(trust := content.get("trust"), dict) and trust.get("name") == "local":
         del content["trust"]  # as in every run of earlier versions
+    if isinstance(data := content.get("data"), dict) and not data.get("standardise"):
+        content["data"] = {k: v for k, v in data.items() if k != "standardise"}  # likewise
     return hashlib.blake2b(json.dumps(content, sort_keys=True, default=str).encode(), digest_size=8).hexdigest()
 
 

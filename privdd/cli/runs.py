@@ -79,6 +79,7 @@ def waive_unread(config: DictConfig) -> None:
     """
     from privdd.auditing.coverage import NOT_READ, uncovered
     from privdd.cli.assemble import attacks_of, build
+    from privdd.cli.standardise import standardising
     from privdd.cli.validation import check_types
 
     check_types(config)
@@ -86,7 +87,7 @@ def waive_unread(config: DictConfig) -> None:
         config.audit.waive[surface] = None if str(reason).startswith(NOT_READ) else reason
     audit = audit_settings(config)
     if audit is not None:
-        method, attacks = build(config.algo), attacks_of(config)
+        method, attacks = build(standardising(config)), attacks_of(config)
         unread = uncovered(method, attacks, replace(audit, waive={}))
         if set(unread) == {str(s) for s in (*method.uploads.values(), *method.broadcasts.values())}:
             raise BadConfig(f"attack=[{','.join(attacks)}]: none of them reads anything that {config.name} releases")

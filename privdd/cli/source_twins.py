@@ -38,14 +38,16 @@ class Twins:
         self._modules: dict[str, _Source] = {}
 
     def of(self, path: str) -> Any:
-        """The class, function or value itself where its module is imported, else its twin. Raises NeedsImport."""
+        """The class, function or value itself where its module is imported, or torch is; else its twin. Raises NeedsImport."""
         module, _, name = path.rpartition(".")
-        if module in sys.modules or module.split(".")[0] in sys.stdlib_module_names:
+        first = module.split(".")[0]
+        imported = module in sys.modules or ("torch" in sys.modules and first in OURS)  # then it is quick
+        if imported or first in sys.stdlib_module_names:
             found = vars(importlib.import_module(module))
             if name not in found:
                 raise NeedsImport(path)
             return found[name]
-        if module.split(".")[0] not in OURS:
+        if first not in OURS:
             raise NeedsImport(path)
         if module not in self._modules:
             self._modules[module] = _Source(self, module)

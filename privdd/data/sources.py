@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from privdd.data.dataset import Dataset
 from privdd.data.digits import digits
 from privdd.data.domains import Limits, corrupted, digit_domains, domain_folder
 from privdd.data.mnist import idx_family
+from privdd.data.standards import PUBLISHED
+from privdd.data.standards import note as seen_as
 from privdd.data.vision import FAMILIES, vision_family
 
 SOURCES = {
@@ -40,16 +43,21 @@ def load(
     source: str = "digits",
     severity: int = 3,
     corruptions: str | Sequence[str] = "all",
+    standardise: bool = False,
     keys: Keys,
 ) -> Dataset:
     """The data set ``name`` as images in [0, 1].
 
     root: folder (or npz file) to look in. size: side in pixels after resizing. limit: at most so many
     training records, test_limit (limit where None) test records, drawn by ``keys``; of each domain for
-    digit_domains, domain_folder and corrupted. source, severity, corruptions: of ``corrupted`` only. Raises ValueError
+    digit_domains, domain_folder and corrupted. source, severity, corruptions: of ``corrupted`` only. standardise: networks
+    standardise the images (``standards``), which stay in [0, 1] here; the note says so. Raises ValueError
     for an unknown name or bad number and DataNotFound (a ValueError) where the data cannot be had.
     """
-    check_asked(name, size=size, limit=limit, test_limit=test_limit)
+    check_asked(name, size=size, limit=limit, test_limit=test_limit, standardise=standardise)
+    if standardise:
+        found = load(name, root=root, size=size, limit=limit, test_limit=test_limit, keys=keys)
+        return replace(found, note=f"{found.note}; {seen_as(name)}")
     place = None if root is None else Path(root).expanduser()
     limits = Limits(limit, limit if test_limit is None else test_limit)
     here = keys.fold("data", name)
@@ -66,7 +74,13 @@ def load(
 
 
 def check_asked(
-    name: str, *, size: int | None = None, limit: int | None = None, test_limit: int | None = None, **others: Any
+    name: str,
+    *,
+    size: int | None = None,
+    limit: int | None = None,
+    test_limit: int | None = None,
+    standardise: bool = False,
+    **others: Any,
 ) -> None:
     """What can be told before anything is read; ``others``: further settings of ``load``. Raises ValueError."""
     for field, value in (("size", size), ("limit", limit), ("test_limit", test_limit)):
@@ -76,3 +90,8 @@ def check_asked(
         raise ValueError(f"data.size={size}: from 1 to {LARGEST_SIDE} pixels are needed")
     if name not in NAMES:
         raise ValueError(f"data.name={name!r}: one of {', '.join(NAMES)}")
+    if standardise and name not in PUBLISHED:
+        raise ValueError(
+            f"data.standardise=true: no published mean and deviation for data={name}, and those of private records would "
+            f"have to be protected; allowed for {', '.join(PUBLISHED)}"
+        )

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from privdd.models.convnet import ConvNet
-from privdd.models.layers import Shape
+from privdd.models.layers import Classifier, Shape
 from privdd.models.lenet import LeNet
 from privdd.models.mlp import MLP
 from privdd.models.own import OwnNetwork
@@ -44,7 +44,12 @@ def skeleton(spec: ModelSpec, shape: Shape, classes: int) -> nn.Module:
     if not classes >= 1:
         raise ValueError(f"classes={classes}: at least 1")
     with torch.device("meta"):
-        return NETWORKS[spec.name](spec, shape, classes)
+        network = NETWORKS[spec.name](spec, shape, classes)
+    if spec.scale is not None:
+        if not isinstance(network, Classifier) or {len(part) for part in spec.scale} != {shape[0]}:
+            raise ValueError(f"model.scale={spec.scale}: for classifiers of images with as many channels")
+        network.scale = spec.scale
+    return network
 
 
 def build(spec: ModelSpec, shape: Shape, classes: int, device: str | torch.device = "cpu") -> nn.Module:

@@ -36,5 +36,5 @@ class ConvNet(Classifier):
         self.body = nn.Sequential(*layers)
         self.head = nn.Linear(width * height * breadth, classes)
 
-    def features(self, x: Tensor) -> Tensor:
+    def embed(self, x: Tensor) -> Tensor:
         return self.body(x).flatten(1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import torch
 from torch import Tensor, nn
 
 Shape = tuple[int, int, int]
@@ -29,17 +30,33 @@ def rectified(pool: nn.Module) -> list[nn.Module]:
     return [pool, nn.ReLU()] if isinstance(pool, nn.MaxPool2d) else [nn.ReLU(), pool]
 
 
+Scale = tuple[tuple[float, ...], tuple[float, ...]]  # (mean, standard deviation) of each channel
+
+
 class Classifier(nn.Module):
-    """forward(x) = head(features(x)); subclasses give ``features`` (b, d) and ``head``."""
+    """forward(x) = head(features(x)); subclasses give ``embed`` (b, d), which is ``features`` of the standardised images
+    where ``scale`` is set, and ``head``."""
 
     head: nn.Linear
+    scale: Scale | None = None
+
+    def embed(self, x: Tensor) -> Tensor:
+        raise NotImplementedError
 
     def features(self, x: Tensor) -> Tensor:
-        raise NotImplementedError
+        """Images (b, c, h, w) in [0, 1] -> (b, d)."""
+        return self.embed(x if self.scale is None else standardised(x, self.scale))
 
     def forward(self, x: Tensor) -> Tensor:
         """Images (b, c, h, w) in [0, 1] -> logits (b, classes)."""
         return self.head(self.features(x))
+
+
+def standardised(x: Tensor, scale: Scale) -> Tensor:
+    """(x - mean) / std by channel; x (..., K c, h, w), the c channels of K networks side by side."""
+    copies = x.shape[-3] // len(scale[0])
+    mean, std = (torch.tensor(part, dtype=x.dtype, device=x.device).repeat(copies)[:, None, None] for part in scale)
+    return (x - mean) / std
 
 
 def grid_after_halvings(shape: Shape, halvings: int, extra: int = 0) -> tuple[int, int]:

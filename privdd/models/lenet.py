@@ -27,5 +27,5 @@ class LeNet(Classifier):
         self.body = nn.Sequential(*layers)
         self.head = nn.Linear(width * height * breadth, classes)
 
-    def features(self, x: Tensor) -> Tensor:
+    def embed(self, x: Tensor) -> Tensor:
         return self.body(x).flatten(1)

@@ -24,5 +24,5 @@ class MLP(Classifier):
         self.body = nn.Sequential(*layers)
         self.head = nn.Linear(width, classes)
 
-    def features(self, x: Tensor) -> Tensor:
+    def embed(self, x: Tensor) -> Tensor:
         return self.body(x.flatten(1))

@@ -40,6 +40,8 @@ class OwnModel(ModelSpec):
                 raise ValueError(f"model.{field}={getattr(self, field)!r}: one of {', '.join(allowed)}")
         if not (self.args is None or isinstance(self.args, Mapping | tuple)):
             raise ValueError(f"model.args={self.args!r}: a mapping is needed, as in model.args={{width:32}}")
+        if self.scale is not None:  # lists, from a config
+            object.__setattr__(self, "scale", tuple(map(tuple, self.scale)))
         object.__setattr__(self, "args", tuple(sorted(dict(self.args or {}).items())))
 
     def module(self, shape: Shape, classes: int) -> nn.Module:
@@ -80,7 +82,7 @@ class OwnNetwork(Classifier):
         with torch.device("cpu"):
             _check_passes(spec, self, uncut, name, shape)
 
-    def features(self, x: Tensor) -> Tensor:
+    def embed(self, x: Tensor) -> Tensor:
         return self.body(x)
 
 

@@ -60,7 +60,7 @@ class ResNet18(Classifier):
         self.neck = nn.Identity() if wide == inputs else nn.Sequential(nn.Linear(wide, inputs), nn.ReLU())
         self.head = nn.Linear(inputs, classes)
 
-    def features(self, x: Tensor) -> Tensor:
+    def embed(self, x: Tensor) -> Tensor:
         grid = self.body(self.stem_norm(self.stem(self.input_norm(x))).relu())
         pooled = F.adaptive_avg_pool2d(grid, self.cells)
         return self.neck(pooled.flatten(1))

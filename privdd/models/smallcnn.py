@@ -26,7 +26,7 @@ class SmallCNN(Classifier):
         self.neck = nn.Linear(inputs * height * breadth, 4 * width)
         self.head = nn.Linear(4 * width, classes)
 
-    def features(self, x: Tensor) -> Tensor:
+    def embed(self, x: Tensor) -> Tensor:
         return self.neck(self.body(x).flatten(1)).relu()
 
 
@@ -50,5 +50,5 @@ class SimpleCNN(Classifier):
         self.neck = nn.Sequential(nn.Linear(wide, three), nn.ReLU(), nn.Linear(three, four), nn.ReLU())
         self.head = nn.Linear(four, classes)
 
-    def features(self, x: Tensor) -> Tensor:
+    def embed(self, x: Tensor) -> Tensor:
         return self.neck(self.body(x).flatten(1))

@@ -41,6 +41,8 @@ class ModelSpec:
         (the DC / DM code). input_norm: BatchNorm on the raw image (FedFed's code).
     latent: size of the vae's code. init: default (PyTorch's law) | uniform_half (every weight and
         bias from U(-1/2, 1/2), the law of DLG's experiments).
+    scale: (mean, standard deviation) by channel, by which a classifier standardises the images, in [0, 1], that it is
+        given; set by data.standardise. None: it reads them as they are.
     """
 
     name: str = "convnet"
@@ -53,8 +55,11 @@ class ModelSpec:
     input_norm: bool = False
     latent: int | None = None
     init: str = "default"
+    scale: tuple[tuple[float, ...], tuple[float, ...]] | None = None
 
     def __post_init__(self) -> None:
+        if self.scale is not None:  # lists, from a config
+            object.__setattr__(self, "scale", tuple(map(tuple, self.scale)))
         if self.name not in DEFAULTS:
             raise ValueError(f"model.name={self.name!r}: one of {', '.join(DEFAULTS)}")
         for field, value in DEFAULTS[self.name].items():

@@ -21,10 +21,10 @@ from privdd.runtime.files import jsonable
 SCHEMA = 1
 
 
-def known(record: RunRecord, key: str) -> str:
-    """A text of the manifest, at most 100 characters; "not recorded" where there is none."""
+def known(record: RunRecord, key: str, most: int = 100) -> str:
+    """A text of the manifest, at most ``most`` characters; "not recorded" where there is none."""
     value = record.manifest.get(key)
-    return value[:100] if isinstance(value, str) and value.strip() else "not recorded"
+    return value[:most] if isinstance(value, str) and value.strip() else "not recorded"
 
 
 def attackers(record: RunRecord) -> str:
@@ -45,6 +45,8 @@ def signature(record: RunRecord) -> list[tuple[str, str]]:
         named.append(
             ("audited records changed", words.listed([f"{n} {KIND.get(kind, kind)}" for kind, n in run.tail.items()]))
         )
+    if seen := known(record, "data_note", 400).partition("; networks see it ")[2]:
+        named.append(("networks see images", seen))
     return [*named, ("noise", noise_words.source(noise))] if noise else named
 
 

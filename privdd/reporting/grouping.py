@@ -18,6 +18,7 @@ from privdd.reporting.summary import weak
 # Keys about where and how a run was computed, not what was computed: at the top level, and at any depth.
 APART = frozenset({"engine", "hydra", "run", "resume", "device", "capture", "tracking", "name", "scores", "resources"})
 APART_ANYWHERE = frozenset({"seed", "root"})
+ASKED = "config:privacy.epsilon"  # None where nobody asked for one
 
 
 @dataclass(frozen=True)
@@ -150,6 +151,8 @@ def _identity(run: RunRecord) -> dict[str, str]:
 def _setting(mine: Mapping[str, str], runs: list[RunRecord], everyone: Sequence[Mapping[str, str]]) -> Setting:
     alike = [other for other in everyone if other["algo"] == mine["algo"]]
     keys = [k for k in mine if k.startswith("config:") and len({other.get(k) for other in alike}) > 1]
+    if _numeric(mine.get(ASKED, "")):  # the noise multiplier follows from it
+        keys = [k for k in keys if not k.endswith("noise_multiplier")]
     named = ((k.removeprefix("config:").rsplit(".", 1)[-1], mine[k]) for k in sorted(keys))
     parameters = tuple(dict.fromkeys(named))  # a value that several parts of the config take over counts once
     wide = [k for k in ("data", "preset") if len({other[k] for other in everyone}) > 1]

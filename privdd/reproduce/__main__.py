@@ -23,14 +23,14 @@ def _main(argv: Sequence[str]) -> int:
     from privdd.reproduce.typed import read
 
     asked = read(argv)
-    if asked.name not in ("list", "all", "privacy"):
+    if asked.name not in ("list", "all", "overview", "privacy"):
         find(asked.name)  # a mistyped name is refused at once
     if asked.name == "list":
         from privdd.reproduce.entry_list import print_list
 
         print_list(sys.stdout)
         return 0
-    from privdd.reproduce.reproduction import everything, one
+    from privdd.reproduce.reproduction import everything, one, overview
     from privdd.runtime.allocator import keep_memory
 
     keep_memory()
@@ -38,6 +38,8 @@ def _main(argv: Sequence[str]) -> int:
         from privdd.reproduce.on_trial import tried
 
         return tried(asked)
+    if asked.name == "overview":
+        return overview(asked)
     return everything(asked) if asked.name == "all" else one(asked)
 
 

@@ -6,6 +6,7 @@ which network's features the paper compares is not stated; here, in those of the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
@@ -32,8 +33,11 @@ PERPLEXITY = 30.0  # scikit-learn's default
 def mmd(a: Points, b: Points, width: float) -> float:
     """The squared maximum mean discrepancy, unbiased, with the kernel exp(-|a - b|^2 / (2 width^2)).
 
-    a (n, d), b (m, d), n and m at least 2. Gretton et al. 2012, equation 3; it may come out slightly below 0.
+    a (n, d), b (m, d); NaN where n or m is below 2, since one point says nothing of its own spread. Gretton et al. 2012,
+    equation 3; it may come out slightly below 0.
     """
+    if min(len(a), len(b)) < 2:
+        return math.nan
     same = []
     for one in (a, b):
         kernel = np.exp(-cdist(one, one, "sqeuclidean") / (2 * width**2))
@@ -55,9 +59,10 @@ def flat_map(sets: Sequence[Points], seed: int) -> list[Points]:
 
 
 def real_sets(row: StoredRow) -> list[Points]:
-    """Features of up to ``MOST`` records of each client, as many of each as the smallest gives."""
+    """Features of up to ``MOST`` records of each client, as many of each as the smallest gives; two at least, where it
+    has them."""
     shards = row.experiment.shards
-    count = min(MOST, *(len(shard.train) for shard in shards))
+    count = max(2, min(MOST, *(len(shard.train) for shard in shards)))
     return [_embedded(row, shard.train.x[:count]) for shard in shards]
 
 
@@ -69,6 +74,12 @@ def virtual_sets(row: StoredRow) -> list[Points]:
         step = max(1, -(-len(images) // MOST))
         sets.append(_embedded(row, images[::step]))
     return sets
+
+
+def _mean(values: Sequence[float]) -> float:
+    """Of those that are known; NaN where none is."""
+    known = [value for value in values if not math.isnan(value)]
+    return float(np.mean(known)) if known else math.nan
 
 
 def _embedded(row: StoredRow, x: torch.Tensor) -> Points:
@@ -126,7 +137,7 @@ def with_and_without(
         return [], []
     body = []
     for name, several in made.items():
-        means = [float(np.mean([pair[0] for pair in distances(one, one)])) for one in map(real_sets, several)]
+        means = [_mean([pair[0] for pair in distances(one, one)]) for one in map(real_sets, several)]
         body.append((name, spread(means, 100)))
     table = ExtraTable(
         "Figure 4: how far apart the clients' records are", ("regulariser", "MMD"), tuple(body),

@@ -108,7 +108,7 @@ def find(name: str) -> PaperEntry:
     known = catalogue()
     if name in known:
         return known[name]
-    raise BadConfig(f"{name}: no such entry; {_meant(name, [*known, 'all', 'list', 'privacy'])}")
+    raise BadConfig(f"{name}: no such entry; {_meant(name, [*known, 'all', 'list', 'overview', 'privacy'])}")
 
 
 def _meant(word: str, known: Sequence[str]) -> str:

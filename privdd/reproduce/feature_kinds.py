@@ -6,6 +6,7 @@ the paper trains them is not stated: here, ``EPOCHS`` epochs.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,7 +93,11 @@ def _trained(experiment: Experiment, records: Records, tests: Mapping[str, Recor
 
 
 def spread(values: Sequence[float], factor: float = 1.0) -> str:
-    """ "12.3 ± 0.4", the mean and the standard deviation (n - 1) of values times factor; of one value no deviation."""
+    """ "12.3 ± 0.4", the mean and the standard deviation (n - 1) of values times factor; of one value no deviation, and
+    "–" where none is known (NaN)."""
+    values = [value for value in values if not math.isnan(value)]
+    if not values:
+        return "–"
     more = f" ± {factor * float(np.std(values, ddof=1)):.1f}" if len(values) > 1 else ""
     return f"{factor * float(np.mean(values)):.1f}{more}"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from privdd.cli.paper_rows import paper_of
@@ -13,11 +13,11 @@ from privdd.reproduce.entries import PaperEntry, catalogue, find
 from privdd.reproduce.entry_page import headline, write
 from privdd.reproduce.entry_result import Result, result
 from privdd.reproduce.feature_kinds import tables
+from privdd.reproduce.overview import write_overview
 from privdd.reproduce.plan_rows import PaperCell, cells
 from privdd.reproduce.row_results import results
 from privdd.reproduce.train_rows import train
 from privdd.reproduce.typed import Wish
-from privdd.runtime.files import write_bytes
 
 
 def planned(entry: PaperEntry, asked: Wish) -> list[PaperCell]:
@@ -54,23 +54,19 @@ def one(asked: Wish) -> int:
 
 
 def everything(asked: Wish) -> int:
-    """Every entry that runs here; those that do not are named with the reason."""
-    lines, failures = [], 0
+    """Every entry that runs here, one after the other; the page about all of them grows with each."""
+    failures = 0
     for entry in catalogue().values():
-        if not entry.runs:
-            lines.append(f"{entry.name}: not run ({entry.kind}: {entry.why})")
-            continue
-        found, page, failed = reproduced(
-            entry, Wish(entry.name, asked.scale, asked.seeds, asked.jobs, asked.out, asked.device)
-        )
-        say(found, page, failed)
-        failures += failed
-        lines += [f"{entry.name}, {column.name}: {headline(column)}" for column in found.columns]
-    return _summary(lines, asked, failures)
-
-
-def _summary(lines: Sequence[str], asked: Wish, failures: int) -> int:
-    file = asked.out / asked.scale / "summary.txt"
-    write_bytes(file, "".join(f"{line}\n" for line in lines).encode())
-    print(f"summary: {file}")
+        if entry.runs:
+            found, page, failed = reproduced(entry, replace(asked, name=entry.name))
+            say(found, page, failed)
+            write_overview(asked.out / asked.scale)
+            failures += failed
+    overview(asked)
     return int(failures > 0)
+
+
+def overview(asked: Wish) -> int:
+    """The page about all entries, from what is finished."""
+    print(f"overview: {write_overview(asked.out / asked.scale)}")
+    return 0

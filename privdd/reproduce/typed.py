@@ -10,7 +10,7 @@ from pathlib import Path
 from privdd.core.errors import BadConfig
 from privdd.reproduce.entries import SCALES
 
-USAGE = """usage: python -m privdd.reproduce list | NAME | all | privacy [scale=small] [seeds=0-2] [jobs=1] [out=DIR] [device=cpu]
+USAGE = """usage: python -m privdd.reproduce list | NAME | all | overview | privacy [scale=small] [seeds=0-2] [jobs=1] [out=DIR] [device=cpu]
 
 Trains all rows of a table or figure of a paper, and writes one page: the paper's numbers beside these, whether its order
 holds, accuracy against rounds and bytes, and every setting that differs from the paper.
@@ -18,6 +18,7 @@ holds, accuracy against rounds and bytes, and every setting that differs from th
   list            every table and figure: what runs here, what needs which data, what is out of reach
   NAME            feddm.table2, fedrd.table1, fedfed.figure11, fedlgd.table1, ...
   all             every entry that runs with what comes with privdd
+  overview        one page and one table about all entries that are finished in out=DIR; "all" ends with it
   privacy         the papers' sentences about privacy, each with the test that decides it
   scale=small     at most 15 minutes an entry on two cores; medium: hours; paper: the papers' settings and data, for a GPU
   seeds=0-2       0-2, or 0,5; differences are taken seed by seed
@@ -32,7 +33,7 @@ MOST_JOBS = 256
 
 @dataclass(frozen=True)
 class Wish:
-    """What was typed. name: an entry, or list, all or privacy."""
+    """What was typed. name: an entry, or list, all, overview or privacy."""
 
     name: str
     scale: str = "small"
@@ -53,7 +54,7 @@ def read(argv: Sequence[str]) -> Wish:
     """Raises BadConfig, one line, for anything that is not understood."""
     names = [item for item in argv if "=" not in item]
     if len(names) != 1:
-        raise BadConfig(f"{' '.join(names) or 'nothing'}: one name is needed: list, all, privacy or an entry")
+        raise BadConfig(f"{' '.join(names) or 'nothing'}: one name is needed: list, all, overview, privacy or an entry")
     given: dict[str, str] = {}
     for item in argv:
         key, equals, value = item.partition("=")

@@ -102,7 +102,7 @@ def test_a_stored_config_keeps_its_fingerprint_and_has_todays_settings() -> None
     del today.audit.tail, today.audit.worst_pictures
     del today.audit.transcripts, today.audit.processed_worlds, today.audit.processed_federations  # later too, and of no weight without noised sums
     del today.attack.feature_inversion.report  # an old config has its default
-    del today.trust, today.resources  # likewise
+    del today.trust, today.resources, today.data.standardise  # likewise
     today.capture.clients = "all"  # as an old config says
     assert config == today
 
@@ -190,7 +190,7 @@ def test_a_stopped_run_goes_on_to_the_result_of_an_undisturbed_one(
     assert today.attack.feature_inversion.pop("report") == "knows_map"  # came later: the first that was inverted
     assert dict(today.audit.pop("tail")) == vars(AuditSettings.tail) and today.audit.pop("worst_pictures")  # came later
     del today.audit.transcripts, today.audit.processed_worlds, today.audit.processed_federations  # came later: without noised sums all replays are run
-    del today.trust, today.resources  # came later
+    del today.trust, today.resources, today.data.standardise  # came later
     today.capture.clients = "all"  # as an old config says
     assert stored_config(path) == today
     sent = [sorted(p.relative_to(run) for p in (run / "artifacts").rglob("*.safetensors")) for run in (path, whole)]

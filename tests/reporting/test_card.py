@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from privdd.reporting.card import card_bytes
+from privdd.reporting.card import card_bytes, signature
 from privdd.reporting.decision import decisions
 from privdd.reporting.folder import read_run
 from privdd.reporting.page import write_report
@@ -55,6 +55,16 @@ def test_the_signature_names_what_the_manifest_knows(tmp_path: Path) -> None:
     assert about["attackers"] == "the server" and about["command"] == "python -m privdd.audit algo=fedfed seed=0"
     text = write_report(folder).read_text(encoding="utf-8")
     assert "&lt;b&gt;" in text and "<b>" not in text and "2026-11-22 08:00:00 UTC" in text
+
+
+def test_the_signature_says_where_networks_see_something_else_than_the_records(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", kind="unprotected")
+    assert "networks see images" not in dict(signature(read_run(folder)))
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["data_note"] = "Fashion-MNIST, 28x28 grey; networks see it standardised by published constants (mean 0.2861)"
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    seen = dict(signature(read_run(folder)))["networks see images"]
+    assert seen == "standardised by published constants (mean 0.2861)"
 
 
 def test_a_card_that_says_something_else_than_the_run_is_seen(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from privdd.reporting.comparison import write_comparison
 from privdd.reporting.frontier import places, public_data, trust_of
-from privdd.reporting.grouping import Setting
+from privdd.reporting.grouping import Setting, settings
 from tests.reporting.fixture import write_run
 
 ALEXNET = {"rows": {"extractor": {"_target_": "privdd.distillation.public_features.AlexNet"}}}
@@ -62,6 +62,22 @@ def test_accuracies_within_the_seeds_spread_are_equal() -> None:
     assert set(beaten(*close).values()) == {""}
     far = setting("one", 1.0, 0.70, 0.71, 0.72), setting("two", 1.0, 0.80, 0.81, 0.82)
     assert beaten(*far) == {"one": "two", "two": ""}
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_a_sweep_of_epsilon_is_named_by_epsilon_and_one_of_noise_by_noise(asked: bool) -> None:
+    """The noise multiplier that epsilon chose is no setting of its own."""
+    runs = []
+    for epsilon, noise in ((1, 11.883910915342135), (10, 1.5911376854958816)):
+        privacy = {"epsilon": epsilon if asked else None, "noise_multiplier": noise, "mechanisms": {"a": {"noise_multiplier": noise}}}
+        found = SimpleNamespace(
+            run=SimpleNamespace(algo="dp_head", data="digits", preset="smoke", seed=0),
+            privacy=SimpleNamespace(epsilon=SimpleNamespace(best=float(epsilon))),
+        )
+        runs.append(SimpleNamespace(config={"privacy": privacy}, findings=found, path=Path("run")))
+    labels = [one.label for one in settings(runs)]  # type: ignore[arg-type]
+    by_noise = ["dp_head noise_multiplier=1.5911376854958816", "dp_head noise_multiplier=11.883910915342135"]
+    assert labels == (["dp_head epsilon=10", "dp_head epsilon=1"] if asked else by_noise)
 
 
 def test_what_is_read_from_a_stored_config() -> None:

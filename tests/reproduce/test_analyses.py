@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import product
 from pathlib import Path
 
@@ -11,8 +12,9 @@ import torch
 
 from privdd.reporting.style import SERIES
 from privdd.reproduce.analyses import ANALYSES, analysed
-from privdd.reproduce.domain_figures import bandwidth, flat_map, mmd
+from privdd.reproduce.domain_figures import _mean, bandwidth, flat_map, mmd
 from privdd.reproduce.entries import catalogue
+from privdd.reproduce.feature_kinds import spread
 from privdd.reproduce.image_figures import firsts
 from privdd.reproduce.plan_rows import PaperCell, merged
 from privdd.reproduce.stored_row import stored
@@ -39,6 +41,9 @@ def test_mmd_is_its_double_sum_and_knows_alike_from_apart() -> None:
     assert abs(mmd(*big, 1.0)) < 0.005
     assert mmd(big[0], big[1] + 50, 1.0) == pytest.approx(2 * 3**-1.5, abs=0.03)  # of each set with itself, in closed form
     assert bandwidth([np.array([[0.0], [1.0], [3.0]])]) == 2.0
+    one = rng.normal(size=(1, 3))  # a client with a single record: nothing is known of its spread
+    assert math.isnan(mmd(one, b, 1.3)) and math.isnan(mmd(a, one, 1.3)) and _mean([math.nan, 2.0]) == 2.0
+    assert (spread([math.nan, 0.01, 0.03], 100), spread([math.nan])) == ("2.0 ± 1.4", "–")
 
 
 def test_points_of_two_sets_come_back_as_two_sets() -> None:

@@ -91,7 +91,7 @@ def test_the_commands_are_accepted(line: str, mine: Path) -> None:
         return
     if module == "privdd.reproduce":
         asked = read_reproduce(argv)
-        assert asked.name in ("list", "all", "privacy") or find(asked.name)
+        assert asked.name in ("list", "all", "overview", "privacy") or find(asked.name)
         return
     if "--dry-run" in argv:
         argv.remove("--dry-run")

@@ -155,6 +155,23 @@ def test_gradients_and_deltas_mean_the_same_as_parameters() -> None:
         assert attack.judge(attack.run(view, rng()), view, truth).measures["psnr"] > 80
 
 
+def test_pixels_are_pixels_where_the_network_standardises_them() -> None:
+    class Standardising(nn.Module):
+        scale = ((0.3,), (0.4,))
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.whole = mlp(8, 16)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.whole((x - 0.3) / 0.4)
+
+    truth, model = _truth(1), Standardising()
+    view = _view(Surface.UPDATE, _updates(model, truth, LocalSteps(1, 0.1)), _knowledge(model))
+    attack = AnalyticInversion()
+    assert attack.judge(attack.run(view, rng()), view, truth).measures["psnr"] > 80
+
+
 def test_the_analytic_attack_chains_through_a_models_features() -> None:
     class Classifier(nn.Module):
         def __init__(self) -> None:

@@ -1,0 +1,81 @@
+"""The page about all entries: each verdict from made results, and every entry of the catalogue on it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from privdd.reproduce import reproduction
+from privdd.reproduce.__main__ import main
+from privdd.reproduce.entries import catalogue
+from privdd.reproduce.overview import FIGURES, LATER, NEVER, NO, OPEN, YES, lines, markdown, write_overview
+from privdd.reproduce.paper_order import HOLDS, MEAN, REVERSED
+from privdd.reproduce.paper_order import OPEN as BEHIND
+from privdd.reproduce.typed import read
+
+
+def pairs(*found: tuple[str, float]) -> list[dict[str, Any]]:
+    return [
+        {"better": "algo=feddm", "worse": "algo=fedavg", "gain": gain, "p": 0.01, "verdict": kind, "says": "FedDM is best"}
+        for kind, gain in found
+    ]
+
+
+def column(name: str, leader: str | None = None, text: tuple[tuple[str, float], ...] = (), failed: int = 0) -> dict[str, Any]:
+    lead = leader and {"verdict": leader, "p": 0.02, "pairs": pairs((leader, 0.3), (leader, 0.1))}
+    row = {"failed": {str(seed): "why" for seed in range(failed)}, "diverged": 0}
+    kendall = {"tau": 0.5, "agree": 2, "pairs": 3} if leader else None
+    return {"column": name, "leader": lead, "kendall": kendall, "text": pairs(*text), "rows": [row]}
+
+
+def stored(folder: Path, name: str, *columns: dict[str, Any], stand_in: bool = False) -> None:
+    (folder / name).mkdir(parents=True)
+    differs = [{"key": "data.name" if stand_in else "data.limit"}]
+    result = {"columns": columns, "fidelity": differs, "command": f"python -m privdd.reproduce {name}"}
+    (folder / name / "results.json").write_text(json.dumps(result))
+
+
+def test_each_verdict(tmp_path: Path) -> None:
+    kinds = [column(kind, kind) for kind in (HOLDS, REVERSED, MEAN, BEHIND)]
+    texts = [((HOLDS, 0.2), (HOLDS, 0.1)), ((HOLDS, 0.2), (REVERSED, -0.1)), ((HOLDS, 0.2), (MEAN, 0.1)), ()]
+    stored(tmp_path, "feddm.table2", *kinds)
+    stored(tmp_path, "feddm.figure3", *(column(str(at), text=text) for at, text in enumerate(texts)), stand_in=True)
+    found = [line for line in lines(tmp_path) if line.page]
+    assert [line.verdict for line in found] == [YES, NO, OPEN, OPEN, YES, NO, OPEN, FIGURES]
+    assert found[0].detail == "+10.0 points to the best of the others, p 0.02; 2 of 3 pairs as in the paper"
+    assert (found[0].statement, found[4].statement) == ("feddm ahead of all others", "FedDM is best")
+    assert found[5].detail == "-10.0 points, the least of 2"
+    assert [line.column.endswith("(on a stand-in)") for line in found] == [False] * 4 + [True] * 4
+    assert markdown(found).count("\n") == 2 + len(found) and "`python -m privdd.reproduce feddm.table2`" in markdown(found)
+
+
+def test_what_is_missing_is_said(tmp_path: Path) -> None:
+    stored(tmp_path, "feddm.table2", column("a", HOLDS, failed=2))
+    page = write_overview(tmp_path).read_text()
+    found = {line.entry: line for line in lines(tmp_path)}
+    assert set(found) == set(catalogue()) and all(f">{name}<" in page for name in catalogue())
+    assert "2 trainings failed" in found["feddm.table2"].detail and "2 trainings failed" in page
+    waiting = [name for name, line in found.items() if line.verdict == LATER]
+    assert waiting == [name for name, entry in catalogue().items() if entry.runs and name != "feddm.table2"]
+    for name, entry in catalogue().items():
+        if not entry.runs:
+            assert found[name].verdict == NEVER and entry.why in found[name].detail
+    assert f"{len(waiting)} not run yet" in page and 'href="feddm.table2/reproduction.html"' in page
+
+
+def test_all_ends_in_it_even_where_trainings_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def fake(entry: Any, wish: Any) -> tuple[None, Path, int]:
+        asked.append(wish.name)
+        return None, tmp_path, int(entry.name == "feddm.table2")
+
+    monkeypatch.setattr(reproduction, "reproduced", fake)
+    monkeypatch.setattr(reproduction, "say", lambda *_: None)
+    assert reproduction.everything(read(["all", f"out={tmp_path}"])) == 1
+    assert asked == [name for name, entry in catalogue().items() if entry.runs]
+    assert (tmp_path / "small" / "index.html").is_file()
+    assert main(["overview", f"out={tmp_path}"]) == 0
