@@ -115,7 +115,6 @@ def test_a_contradicted_statement_is_status_2(here: Path, monkeypatch: pytest.Mo
         (["target.model=net.py:predict", *SETS, "target.generator=net.py:train"], "target.generator: not read of target.model"),
         (["target.synthetic=out.npz", *SETS, "target.args.width=3"], "read of target.model and of the generators distribution_matching"),
         (["target.updates=.", *SETS, "target.generator=net.py:train"], "target.generator: not read of target.updates"),
-        (["target.model=net.py:predict", *SETS, "engine=ray"], "engine=ray: a target's shadow models run with"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_one_line(here: Path, typed: list[str], said: str) -> None:
