@@ -54,8 +54,8 @@ def fresh(model: nn.Module, generator: torch.Generator) -> nn.Module:
         for part in made.modules():
             if isinstance(part, DRAWN):
                 bound = 1 / math.sqrt(_fan_in(part))
-                for value in part.parameters(recurse=False):
-                    value.uniform_(-bound, bound, generator=generator)
+                for parameter in part.parameters(recurse=False):
+                    parameter.uniform_(-bound, bound, generator=generator)
             elif isinstance(part, NORMS):
                 for name, value in (*part.named_parameters(recurse=False), *part.named_buffers(recurse=False)):
                     value.fill_(1 if name in ("weight", "running_var") else 0)
