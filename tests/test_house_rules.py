@@ -88,6 +88,7 @@ TESTED_IN = {  # test file -> modules of which it is the test, where its name is
     "auditing/test_signals.py": "attacks.membership: readout",
     "adapters/test_flower_tap.py": "privdd.adapters: flower_claims; privdd.tapping: recorder recording tapped_ledger",
     "adapters/test_components.py": "privdd.adapters: flower_components opacus_components",
+    "adapters/test_more_components.py": "privdd.adapters: jax_privacy_components nvflare_components pfl_components",
     "canary/test_canary_scores.py": "privdd.canary: canary_records scored_artifacts; privdd.tapping: recorded_network",
     "canary/test_opened.py": "privdd.canary: commitment issuing sealed_files",
     "auditing/targets/test_recorded_run.py": "privdd.auditing.targets: claimed_limit; privdd.tapping: named_recording",

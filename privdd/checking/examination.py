@@ -223,6 +223,7 @@ class Examination(SecretRecords):
             says = (
                 f"in calls with little noise the record shifts the release by {calm.mu:.3g} times its {calm.law} noise"
             )
+            self._foremost_is(pair, calm.epsilon if around == self.around else 0.0)
             self._add(f"{name}, calm calls", calm.epsilon, "noise_law", says, pair.says, mu=calm.mu)
         moved = shift(trained, fresh, pair.axis, delta=self.stated.delta, confidence=self.each)
         if not moved.transcripts:

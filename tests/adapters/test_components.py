@@ -16,8 +16,12 @@ STRATEGIES = [name for name in PLACES if name.startswith("DifferentialPrivacy")]
 
 
 PLACED = {
-    f"privdd.adapters.{name}_components" for name in ("flower", "opacus", "jax_privacy", "pfl", "nvflare")
-}  # the last three: test_more_components
+    "privdd.adapters.flower_components",
+    "privdd.adapters.opacus_components",
+    "privdd.adapters.jax_privacy_components",  # these three: test_more_components
+    "privdd.adapters.nvflare_components",
+    "privdd.adapters.pfl_components",
+}
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -1,4 +1,7 @@
-"""jax-privacy's clipped aggregation and pfl-research's local mechanisms, where they are installed."""
+"""Components of jax-privacy, pfl-research and NVFlare, where they are installed.
+
+``privdd.adapters.jax_privacy_components``, ``privdd.adapters.pfl_components``, ``privdd.adapters.nvflare_components``.
+"""
 
 from __future__ import annotations
 

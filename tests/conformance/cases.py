@@ -8,6 +8,7 @@ from typing import Any
 
 from tests.conformance import of_crowds as crowds
 from tests.conformance import of_noise as noise
+from tests.conformance import of_plans as plans
 from tests.conformance import of_records as records
 from tests.conformance import of_robust as robust
 from tests.conformance import of_sampling as sampling
@@ -48,7 +49,7 @@ def _table(name: str, faulty: Any, twin: Any, epsilon: float, relation: str = "a
 
 
 u, c, r = updates, crowds, records
-n, b, t, s = noise, robust, sampling, state
+n, b, t, s, p = noise, robust, sampling, state, plans
 CASES = [
     _update("sensitivity apart from the clip", u.sensitivity_apart, u.sensitivity_is_the_clip, 4.0),
     _update("square root of the noise", u.square_root_of_the_noise, u.noise_as_it_is, 2.0),
@@ -135,4 +136,19 @@ CASES = [
     _update("zeros are left out", n.zeros_are_left_out, n.gaussian, 4.0),
     _update("two releases, each with the whole budget", n.released_twice, n.released_twice_and_counted, 2.0),
     _table("exponential mechanism at three times its epsilon", t.chosen_at_three_times_epsilon, t.chosen, 1.0, delta=0.0),
+    _update("noise that cancels in a sum", p.differences_of_noise, p.noise_of_its_own, 2.0),
+    _update("a tree's root without noise", p.TopNodePlain, p.EveryNodeNoised, 4.0, settings={"calls": 8}),
+    _update("restarted with its seed", p.RestartedWithItsSeed, p.RestartedAnew, 4.0, settings={"calls": 8}),
+    _update("a learning rate that the clip decides", p.RateByTheClip, p.RateByTheCall, 4.0, settings={"calls": 8}),
+    _update("rounded up after the clip", p.rounded_up, p.rounded_up_and_counted, 2.0),
+    _crowd("shares of noise that drop out", p.shares_of_who_stayed, p.shares_made_up_for, 4.0),
+    _crowd("the quietest group", p.the_quietest_group, p.the_median_group, 4.0),
+    _table("sampled at twice the rate", p.at_twice_the_rate, p.at_the_rate, 1.0),
+    _table("batches in turn accounted as coins", p.EachTenthInTurn, p.CoinsInEachCall, 1.5, settings={"calls": 10}),
+    _table("exponential mechanism at one and a half times its epsilon", p.chosen_at_half_as_much_again, p.chosen_with_room,
+           1.0, delta=0.0),
+    _table("what the votes cost, by the votes", p.told_how_clear_it_was, p.told_the_winner, 1.0, delta=0.0),
+    _table("sparse vector without noise on the queries", p.threshold_noised_only, p.threshold_and_queries_noised, 1.0, delta=0.0),
+    _table("median by a noised rank", p.middle_by_noised_rank, p.middle_of_a_grid, 1.0, delta=0.0),
+    _table("half the noise on a symmetric matrix", p.half_the_noise_on_a_symmetric_matrix, p.one_noise_on_each_pair, 2.0),
 ]  # fmt: skip

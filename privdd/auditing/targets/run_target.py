@@ -16,10 +16,12 @@ from privdd.auditing.targets.model_target import Settings, model_run
 from privdd.auditing.targets.outside_run import OutsideRun, check_free, write_outside
 from privdd.auditing.targets.recipes import RECIPES, recipe
 from privdd.auditing.targets.shadow_training import Fit
+from privdd.auditing.targets.shadow_updates import SGD, PlainSGD
 from privdd.auditing.targets.stated_limit import StatedLimit, stated_limit
 from privdd.auditing.targets.synthetic_target import synthetic_run
 from privdd.auditing.targets.target_command import FILES, PREFIX, TargetCommand, read_command
-from privdd.auditing.targets.updates_target import LocalTraining, updates_run
+from privdd.auditing.targets.trained_anew import TrainedAnew
+from privdd.auditing.targets.updates_target import LocalTraining, trained_by, updates_run
 from privdd.auditing.targets.weights import model_of
 from privdd.checking.child import add_folder
 from privdd.core.errors import BadConfig
@@ -27,6 +29,8 @@ from privdd.reporting.terminal import print_summary
 from privdd.runtime.engine import Engine
 from privdd.runtime.run_folder import RunFolder
 from privdd.runtime.seal import sha256
+
+LOCAL = ("lr", "steps", "batch", "momentum")  # how plain SGD trained
 
 
 def run_target(argv: Sequence[str]) -> int:
@@ -53,7 +57,20 @@ def _run(typed: TargetCommand) -> OutsideRun:
     model = model_of(str(typed.get("target.model")), typed.args, weights)
     if typed.get("target.updates"):
         return _updates(typed, model, train, heldout, stated, settings, about)
-    return model_run(model, train, heldout, typed.get("target.training"), stated, settings, about)
+    return model_run(model, train, heldout, _fit(typed, model), stated, settings, about)
+
+
+def _fit(typed: TargetCommand, model: Any) -> Fit | None:
+    """The owner's training function, or plain SGD with the settings that were typed."""
+    local = {name: typed.get(PREFIX + name) for name in LOCAL if typed.get(PREFIX + name) is not None}
+    if typed.get("target.training") != SGD:
+        for name in local:
+            raise BadConfig(f"target.{name}: read with target.training=sgd")
+        return typed.get("target.training")
+    if not isinstance(model, nn.Module):
+        raise BadConfig("target.training=sgd: target.model has to be a class of torch modules")
+    training = trained_by(SGD, LocalTraining(**local))
+    return TrainedAnew(model, training) if isinstance(training, PlainSGD) else training
 
 
 def _generator(typed: TargetCommand) -> Fit | None:
@@ -79,7 +96,7 @@ def _updates(
         raise BadConfig("target.model: a torch module is needed to read updates")
     updates = captured(typed.path("updates"), model, typed.get("target.kind") or "update")
     client = typed.get("target.client")
-    local = {name: typed.get(PREFIX + name) for name in ("lr", "steps", "batch", "momentum")}
+    local = {name: typed.get(PREFIX + name) for name in LOCAL}
     known = LocalTraining(**{name: value for name, value in local.items() if value is not None})
     whose = min(one.client for one in updates.captures) if client is None else client
     return updates_run(model, updates, whose, train, heldout, known, stated, settings, about,

@@ -25,7 +25,7 @@ KEYS = (
     *(PREFIX + name for name in (*NAMES, *FILES, *COUNTS, *NUMBERS, *WORDS)), *(f"stated.{name}" for name in STATED), *TOP,
 )  # fmt: skip
 READ = {  # what a target of each kind reads beside train, heldout and records
-    "model": ("model", "weights", "training", "shadows"),
+    "model": ("model", "weights", "training", "shadows", "lr", "steps", "batch", "momentum"),
     "synthetic": ("synthetic", "generator", "shadows"),
     "updates": (
         "model",
@@ -49,7 +49,8 @@ USAGE = """usage: python -m privdd.audit target.model=MODULE:CLASS target.weight
   target.model=NAME       a torch module, made with target.args.NAME=VALUE, or a function that predicts
   target.weights=FILE     its weights: .safetensors, or a state_dict in .pt
   target.train=FILE       .npz with x (n, ...) and y (n,): the training records; target.heldout: others of the same kind
-  target.training=NAME    function (x, y, seed) -> model: shadow models are trained (target.shadows=64)
+  target.training=NAME    function (x, y, seed) -> model: shadow models are trained (target.shadows=64); or sgd: the same
+                          network from new first values, by target.lr= target.steps= target.batch= target.momentum=
   target.synthetic=FILE   .npz of a synthetic set instead of a model; target.generator=NAME: function (x, y, seed) -> (x, y),
                           or distribution_matching, privdd's own (target.args.per_class=10 iterations=200 batch= lr= start=)
   target.updates=DIR      captured updates, DIR/round_000/client_0.safetensors; target.kind=update, model

@@ -103,7 +103,7 @@ def updates_run(
     if sent and fit not in (None, SGD):
         raise BadConfig(f"target.training: of a captured gradient only {SGD} is read; no function is called")
     others, drew = (
-        shadow_updates(None if sent else _trained_by(fit, local), model, mine, game, keys, settings.engine)
+        shadow_updates(None if sent else trained_by(fit, local), model, mine, game, keys, settings.engine)
         if shadows
         else ([], False)
     )
@@ -146,7 +146,8 @@ def _worlds(signals: Mapping[str, Tensor], game: CoinGame, keys: Keys) -> Worlds
     return Worlds(signals, game.masks, blind, game.records.y)
 
 
-def _trained_by(fit: Fit | None, local: LocalTraining) -> Fit | PlainSGD | None:
+def trained_by(fit: Fit | None, local: LocalTraining) -> Fit | PlainSGD | None:
+    """Plain SGD as ``local`` describes it where "sgd" is said, else the owner's function."""
     if fit != SGD:
         return fit
     if local.lr is None or local.steps is None:

@@ -107,6 +107,9 @@ def test_a_contradicted_statement_is_status_2(here: Path, monkeypatch: pytest.Mo
         (["target.model=net.py:predict", "target.train=no.npz", "target.heldout=out.npz"], "target.train=no.npz: no such file"),
         (["target.model=net.py:predict", "target.trein=a"], "target.trein: unknown .* did you mean target.train?"),
         (["target.model=net.py:predict", *SETS, "algo=fedavg"], "algo: unknown for a target from outside"),
+        (["target.model=net.py:predict", *SETS, "target.training=sgd"], "target.training=sgd: target.model has to be a class"),
+        (["target.model=net.py:Net", "target.weights=model.pt", *SETS, "target.training=sgd"], "=sgd: needs target.lr and target.steps"),
+        (["target.model=net.py:Net", "target.weights=model.pt", *SETS, "target.lr=1"], "target.lr: read with target.training=sgd"),
         (["target.model=net.py:predict", *SETS, "target.shadows=1"], "target.shadows=1: at least 2 shadow models"),
         (["target.model=net.py:predict", *SETS, "seed=-1"], "seed=-1: a whole number"),
         (["target.model=a", "target.model=b"], "target.model: given twice"),
@@ -115,7 +118,6 @@ def test_a_contradicted_statement_is_status_2(here: Path, monkeypatch: pytest.Mo
         (["target.model=net.py:predict", *SETS, "target.generator=net.py:train"], "target.generator: not read of target.model"),
         (["target.synthetic=out.npz", *SETS, "target.args.width=3"], "read of target.model and of the generators distribution_matching"),
         (["target.updates=.", *SETS, "target.generator=net.py:train"], "target.generator: not read of target.updates"),
-        (["target.model=net.py:predict", *SETS, "engine=ray"], "engine=ray: a target's shadow models run with"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_one_line(here: Path, typed: list[str], said: str) -> None:

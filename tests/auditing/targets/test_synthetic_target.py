@@ -173,3 +173,11 @@ def test_of_a_few_synthetic_records_numbers_are_not_taken_for_kinds() -> None:
     train, out = 1 + torch.rand(10, 3, generator=g).double(), 1 + torch.rand(10, 3, generator=g).double()
     found = inference(1.01 * train, train, out, torch.Generator().manual_seed(2))
     assert found.rate > 0.8 > 0.5 > found.control / found.attacks
+
+
+def test_a_small_set_does_not_make_columns_of_numbers_into_kinds() -> None:
+    """Eight synthetic rows hold eight values of anything; as kinds, no value of theirs would be met again."""
+    g = torch.Generator().manual_seed(5)
+    train, out = (torch.randn(40, 3, generator=g) for _ in range(2))
+    found = singling_out(train[:8] + 1e-3, train, out, torch.Generator().manual_seed(0))
+    assert found.hits > 0
