@@ -40,8 +40,9 @@ METHODS: Mapping[str, tuple[str, ...]] = {
         "algo=feddm_public_dp", "algo.least=40", "algo.fitting.steps=80", "algo.extractor.layers=[1,2,3]", "algo.extractor.grid=3",
     ),
     "feddm_guided_dp": (
-        "algo=feddm_guided_dp", "algo.rounds=60", "algo.read_rounds=22", "algo.varied_rounds=4", "algo.guiding.images=12000",
-        "algo.server.epochs=5", "algo.server.batch_size=100",
+        "algo=feddm_guided_dp", "algo.rows.extractor.side=64", "algo.rounds=60", "algo.read_rounds=22", "algo.varied_rounds=4",
+        "algo.guiding.images=6000", "algo.guiding.drawn=400", "algo.guiding.steps=12", "algo.server.epochs=8",
+        "algo.server.batch_size=64",
     ),
     "feddm_dp": ("algo=feddm_dp", "algo.rounds=4", "algo.reads=2", "privacy.clip_norm=5"),
     "DP-FedAvg": (
