@@ -58,8 +58,8 @@ GUIDED = """
 lacks of `dp_head` is what distilling costs. On the seed that settings were chosen on, at ε 3, a network that is given the
 real records with the head's labels reaches 80.7 % where the head has 80.5 %, so labels and network cost little; it reaches
 79.9 % from the same records blurred to the 144 cosine frequencies that images are drawn in, so sharpness costs
-little. Drawn images cost the rest: 73 to 74 % from the noised class model, and no more than 74 to 76 % from one without noise in which each
-class has a covariance of its own. A normal distribution is too poor a model of a class."""
+little. Drawn images cost the rest: 71 to 74 % from the noised class model, 74 to 76 % from one without noise in which each
+class has a covariance of its own. So a normal distribution is most likely too poor a model of a class."""
 KEPT = Path(__file__).resolve().parent / "leaderboard.jsonl"
 
 
