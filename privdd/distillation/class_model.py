@@ -1,6 +1,7 @@
 """How the records of each class look: a normal distribution by class, from noised sums alone.
 
-Means by class, one covariance within all classes. The noise of the sums is known to everyone, so what of an estimate is
+Means by class, one covariance within all classes: the directions that stand out of the noise, and beside them
+independent numbers of one variance a band. The noise of the sums is known to everyone, so what of an estimate is
 signal can be told (empirical Bayes, James and Stein 1961; eigenvalues as in spiked models, Johnstone 2001).
 Nothing here reads a record: it is post-processing.
 """
@@ -49,11 +50,18 @@ def class_model(sums: Mapping[str, Tensor], bands: Tensor, at: Tensor) -> ClassM
     edge = (2 * len(at) * sums["moments_variance"]).sqrt() / count.sum()  # noise's largest eigenvalue, about
     real = values > edge * (1 + len(at) ** (-2 / 3))  # ... which varies by a share of that order (Tracy and Widom 1994)
     clean = values[real] - edge**2 / (4 * values[real])  # noise lifts an eigenvalue v to v + (edge / 2)^2 / v
-    return ClassModel(means.float(), (vectors[:, real] * clean.clamp_min(0).sqrt()).T.float(), at)
+    found = (vectors[:, real] * clean.clamp_min(0).sqrt()).T
+    left = _by_band((within - found.T @ found).diag(), bands[at])  # what no direction that stands out explains
+    return ClassModel(means.float(), torch.cat([found, left.clamp_min(0).sqrt().diag()]).float(), at)
 
 
 def _kept(rows: Tensor, noise: Tensor, bands: Tensor) -> Tensor:
     """Rows (m, p) times the share of each band's mean square that is not noise."""
-    power = torch.zeros(int(bands.max()) + 1, dtype=rows.dtype).index_add_(0, bands, rows.square().mean(0))
-    power = power / torch.bincount(bands).clamp_min(1)
-    return rows * (1 - noise / power.clamp_min(1e-30)).clamp(0, 1)[bands]
+    power = _by_band(rows.square().mean(0), bands)
+    return rows * (1 - noise / power.clamp_min(1e-30)).clamp(0, 1)
+
+
+def _by_band(values: Tensor, bands: Tensor) -> Tensor:
+    """Each of the values (p,) replaced by the mean of its band, in which noise of mean 0 is averaged out."""
+    total = torch.zeros(int(bands.max()) + 1, dtype=values.dtype).index_add_(0, bands, values)
+    return (total / torch.bincount(bands).clamp_min(1))[bands]

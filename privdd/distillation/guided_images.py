@@ -22,6 +22,7 @@ from privdd.distillation.pushed_images import pushed
 SCALES = (14, 7, 4, 2)  # pixels between two knots of a texture
 BLENDED = 0.25  # the largest share of a second drawing in an image before it is pushed
 FAINT = 0.3  # the strongest texture on an image before it is pushed
+CLEAN = 0.4  # of the released images: without a texture
 STEEP = 12.0  # of the edge of a silhouette: how fast it falls off along the drawing's brightness
 Score = Callable[[Tensor], Tensor]  # images (b, c, h, w) -> logits (b, C)
 
@@ -32,7 +33,7 @@ class Guiding:
     of ``rate`` (``pushed``) to where the head gives it its class; mixing: at most this share of a second image;
     moves: the largest shift, shear and change of scale, as a share of the image; temperature: the head's
     logits are multiplied by it before they become labels; texture: of noise of several scales that is
-    laid over images, so that the head labels what no class looks like as well.
+    laid over most images, so that the head labels what no class looks like as well.
     """
 
     images: int = 4000
@@ -68,7 +69,8 @@ def guided_set(
     start = drawings(looks.images(model.drawn(y, keys.fold("draw").torch()), shape), guiding, keys.fold("start"))
     pool = pushed(start, y, scaled, guiding.steps, guiding.rate, keys.fold("push"))
     x = varied(pool, guiding.images, guiding.mixing, guiding.moves, keys.fold("vary").torch())
-    x = textured(x, guiding.texture, keys.fold("texture").torch())
+    clean = int(CLEAN * len(x))  # which are in no order
+    x = torch.cat([x[:clean], textured(x[clean:], guiding.texture, keys.fold("texture").torch())])
     return x, torch.softmax(embedded(scaled, x), 1)
 
 

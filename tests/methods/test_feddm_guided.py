@@ -95,11 +95,11 @@ def class_data(n: int = 3000) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 def sums_of(x: torch.Tensor, y: torch.Tensor, std: float) -> dict[str, torch.Tensor]:
     generator, x = torch.Generator().manual_seed(1), x.double()
-    noise = torch.randn(8, 8, generator=generator, dtype=torch.float64).triu() * std
+    noise = torch.randn(x.shape[1], x.shape[1], generator=generator, dtype=torch.float64).triu() * std
     half = noise.triu(1) / 2**0.5
     member = F.one_hot(y).double().T
     return {
-        "sum": member @ x + std * torch.randn(3, 8, generator=generator, dtype=torch.float64), "count": member.sum(1),
+        "sum": member @ x + std * torch.randn(3, x.shape[1], generator=generator, dtype=torch.float64), "count": member.sum(1),
         "variance": torch.tensor([std**2]), "moments": x.T @ x + noise.diag().diag() + half + half.T,
         "moments_variance": torch.tensor([std**2]),
     }  # fmt: skip
@@ -121,12 +121,24 @@ def test_noise_is_told_from_signal() -> None:
     x, y, spread = class_data()
     sums = sums_of(x, y, 60.0)
     model = class_model(sums, torch.zeros(8, dtype=torch.long), torch.arange(8))
-    assert len(model.spread) == 2  # as many as there are
+    assert len(model.spread) == 2 + 8  # as many as there are, and one number each
     assert torch.allclose(model.spread.T @ model.spread, spread, atol=0.15)
     means, raw = torch.stack([x[y == c].mean(0) for c in range(3)]), (sums["sum"] / sums["count"][:, None]).float()
     assert float((model.means - means).norm()) < float((raw - means).norm())
     nothing = class_model(sums_of(0 * x, y, 60.0), torch.zeros(8, dtype=torch.long), torch.arange(8))
-    assert len(nothing.spread) == 0 and float(nothing.means.norm()) < float(raw.norm()) / 10
+    assert len(nothing.spread) == 8 and float(nothing.means.norm()) < float(raw.norm()) / 10
+    assert float(nothing.spread.square().sum()) < 0.1  # of 60 / 3,000 in each number, averaged
+
+
+def test_what_stands_out_nowhere_is_spread_evenly_within_a_band() -> None:
+    """Two bands of unlike variance, the directions of each below the noise's edge."""
+    generator, bands = torch.Generator().manual_seed(0), torch.arange(40) // 20
+    x = torch.randn(6000, 40, generator=generator).double() * torch.where(bands == 0, 0.15, 0.05)
+    y = torch.arange(6000) % 3
+    model = class_model(sums_of(x, y, 60.0), bands, torch.arange(40))
+    variance = (model.spread.T @ model.spread).diag()
+    assert 40 <= len(model.spread) <= 45  # hardly a direction stands out
+    assert abs(float(variance[:20].mean()) - 0.15**2) < 0.006 and abs(float(variance[20:].mean()) - 0.05**2) < 0.006
 
 
 def test_coarse_pixels_are_the_cosine_transform_and_turn_back() -> None:
