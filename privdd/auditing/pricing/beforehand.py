@@ -54,7 +54,10 @@ def said_before(experiment: Experiment, searches: Iterable[int]) -> str:
     """ "estimated ..." for a run above a minute, else "". searches: the length of each attack's longest search."""
     if experiment.engine.clients_remember:  # real clients: nothing of theirs is timed here
         return ""
-    price = estimate(experiment, timed(experiment), searches)
+    lengths = list(searches)
+    price = estimate(experiment, timed(experiment), lengths)
+    if price.wall >= SAID_FROM:  # a first round may also compute what is kept from then on, such as rows of a public map
+        price = estimate(experiment, timed(experiment), lengths)
     if price.wall < SAID_FROM:
         return ""
     kind = {"serial": "one process", "processes": f"{price.workers} processes", "ray": f"{price.workers} Ray workers"}

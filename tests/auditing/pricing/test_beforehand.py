@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from torch import Tensor, nn
 
+from privdd.auditing.pricing import beforehand
 from privdd.auditing.pricing.beforehand import SEARCH, TESTS, Unit, estimate, said_before, timed
 from privdd.cli.assemble import assemble
 from privdd.cli.dry_run import longest_searches
@@ -51,6 +52,15 @@ def test_a_short_run_says_nothing_and_a_long_one_one_line() -> None:
     longer = replace(experiment, engine=Engine("processes", workers=2))
     line = said_before(longer, [10**8])
     assert re.fullmatch(r"estimated [\d hmins]+ on 2 processes, [\d.]+ [MG]B at least; --dry-run for details", line)
+
+
+def test_what_only_a_first_round_computes_is_not_charged_to_every_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A method that keeps what a public map says of its records: slow once, then quick."""
+    units = iter([Unit(100.0, 0.01), Unit(0.01, 0.01), Unit(100.0, 0.01), Unit(50.0, 0.01)])
+    monkeypatch.setattr(beforehand, "timed", lambda experiment: next(units))
+    assert said_before(audited(), [0]) == ""
+    assert said_before(audited(), [0]).startswith("estimated ")  # slow every time: 6 rounds of clients and 8 replays at 50 s
+    assert next(units, None) is None
 
 
 class Unread(nn.Module):
