@@ -107,11 +107,12 @@ def checked(command: str, argv: Sequence[str]) -> DictConfig:
     run_settings(config), privacy_settings(config), audit_settings(config)  # what can be told without torch
 
     from privdd.cli.unused_settings import check_used
+
+    if config.get("run") is None and config.get("resume") is None:  # those two have the settings of a stored run
+        check_used(config, argv)
     from privdd.cli.validation import check_types
 
     check_types(config)
-    if config.get("run") is None and config.get("resume") is None:  # those two have the settings of a stored run
-        check_used(config, argv)
     return config
 
 
@@ -133,6 +134,8 @@ def _without_trust(argv: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
     naming = [a for a in argv if a.startswith("trust=") and not set(a[6:].strip("[]").split(",")) <= TRUST_MODELS]
     if not naming:
         return list(argv), ()
+    if not any(a.startswith(("run=", "resume=")) for a in argv):
+        raise BadConfig(NOT_TRUSTED)
     from privdd.cli.allowed_targets import trusted_packages
 
     named, kept = [a.removeprefix("trust=") for a in naming], [a for a in argv if a not in naming]

@@ -13,10 +13,9 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from privdd.cli.source_twins import Twins
 from privdd.core.errors import BadConfig
-from privdd.data.sources import reads_files
 from privdd.federated.settings import PrivacySettings
-from privdd.runtime.engine import READ_BY
 
 LINK = re.compile(r"\$\{([\w.]+)\}")
 BY_MECHANISMS = ("noise_multiplier", "clip_norm")  # PrivacySettings only records them
@@ -48,8 +47,10 @@ def check_used(config: DictConfig, typed: Sequence[str]) -> None:
             own = ", ".join(_models(config.algo, "algo")) or "nothing"
             raise _unread(config, key, f"algo={_chosen(config, 'algo')} has its own, set by {own}")
     check_engine_used(config, given)
-    if "data.root" in given and not reads_files(config.data.name, config.data.get("source")):
-        raise _unread(config, "data.root", f"data={config.data.name} reads no file")
+    if "data.root" in given:
+        reads_files = Twins().of("privdd.data.sources.reads_files")
+        if not reads_files(config.data.name, config.data.get("source")):
+            raise _unread(config, "data.root", f"data={config.data.name} reads no file")
     if {"privacy.epsilon", "privacy.noise_multiplier"} <= set(given):
         both = " ".join(f"privacy.{key}={config.privacy[key]}" for key in ("epsilon", "noise_multiplier"))
         raise BadConfig(f"{both}: one of the two is needed, since epsilon chooses the noise multiplier")
@@ -57,12 +58,15 @@ def check_used(config: DictConfig, typed: Sequence[str]) -> None:
 
 def check_engine_used(config: DictConfig, keys: Sequence[str]) -> None:
     """The same for the engine's settings alone, by their dotted keys."""
-    kind = config.engine.get("kind")
+    keys = [key for key in keys if key.startswith("engine.")]
+    if not keys:
+        return
+    read_by, kind = Twins().of("privdd.runtime.engine.READ_BY"), config.engine.get("kind")
     for key in keys:
         name = key.partition("engine.")[2]
-        readers = [other for other, names in READ_BY.items() if name in names]
-        asked = key.startswith("engine.") and OmegaConf.select(config, key) is not None
-        if asked and kind in READ_BY and readers and kind not in readers:
+        readers = [other for other, names in read_by.items() if name in names]
+        asked = OmegaConf.select(config, key) is not None
+        if asked and kind in read_by and readers and kind not in readers:
             raise _unread(config, key, f"engine={kind} does not read it; engine={' and engine='.join(readers)} do")
 
 

@@ -39,8 +39,7 @@ def dirichlet(labels: Labels, clients: int, alpha: float, rng: np.random.Generat
     repeated until every client has ``min_size`` records. Raises ValueError where that cannot be.
     """
     labels = _checked(labels, clients, min_size)
-    if not (alpha > 0 and np.isfinite(alpha)):
-        raise ValueError(f"partition.alpha={alpha}: a finite number > 0 is needed")
+    check_alpha(alpha)
     values, counts = np.unique(labels, return_counts=True)
     for _ in range(ATTEMPTS):
         given = _dirichlet_counts(counts, clients, alpha, rng)
@@ -81,8 +80,7 @@ def subset(labels: Labels, clients: int, main: float, rng: np.random.Generator, 
     everyone else shares the rest; a class that is nobody's is shared by all. Every record is given out.
     """
     labels = _checked(labels, clients, min_size)
-    if not 0 <= main <= 1:
-        raise ValueError(f"partition.main={main}: a fraction in [0, 1] is needed")
+    check_main(main)
     values = np.unique(labels)
     parts: list[list[Index]] = [[] for _ in range(clients)]
     for at, value in enumerate(values):
@@ -98,8 +96,8 @@ def _checked(labels: Labels, clients: int, min_size: int = 1) -> NDArray[np.int6
     if labels.ndim != 1 or (labels.size and not np.issubdtype(labels.dtype, np.integer)):
         raise ValueError(f"labels: an integer array (n,) is needed, got {labels.dtype} {labels.shape}")
     for field, value in (("clients", clients), ("min_size", min_size)):
-        if isinstance(value, bool) or not isinstance(value, int | np.integer) or not value >= 1:
-            raise ValueError(f"partition.{field}={value!r}: an integer >= 1 is needed")
+        if not isinstance(value, np.integer) or not value >= 1:
+            check_count(field, value)
     if clients > len(labels):
         raise ValueError(f"partition.clients={clients}: more clients than the {len(labels)} records")
     if clients * min_size > len(labels):
@@ -195,8 +193,13 @@ class Partition:
             raise BadConfig(f"partition.clients={self.clients}: from 1 to {MOST_CLIENTS} clients are needed")
         check_heldout(self.heldout)
         check_test_fraction(self.test_fraction)
-        if isinstance(self.per_domain, bool) or not isinstance(self.per_domain, int) or not self.per_domain >= 1:
-            raise ValueError(f"partition.per_domain={self.per_domain!r}: an integer >= 1 is needed")
+        check_count("per_domain", self.per_domain)
+        if self.name in ("dirichlet", "corrupted"):
+            check_alpha(self.alpha)
+        if self.name == "subset":
+            check_main(self.main)
+        if self.name not in ("iid", "domains"):
+            check_count("min_size", self.min_size)
 
     def deal(self, data: Dataset, keys: Keys) -> list[Index]:
         """Positions in ``data.train`` of each client. Raises ValueError where the rule cannot be met."""
@@ -227,6 +230,24 @@ class Partition:
                 raise ValueError(f"data.limit: domain {data.domains[domain]!r} is left without a record")
             out += [at[part] for part in self._rule(labels[at], self.per_domain, rng)]
         return out
+
+
+def check_alpha(alpha: float) -> None:
+    """Above 0 and finite; ValueError otherwise."""
+    if not (alpha > 0 and math.isfinite(alpha)):
+        raise ValueError(f"partition.alpha={alpha}: a finite number > 0 is needed")
+
+
+def check_main(main: float) -> None:
+    """In [0, 1]; ValueError otherwise."""
+    if not 0 <= main <= 1:
+        raise ValueError(f"partition.main={main}: a fraction in [0, 1] is needed")
+
+
+def check_count(field: str, value: int) -> None:
+    """A whole number >= 1; ValueError otherwise."""
+    if isinstance(value, bool) or not isinstance(value, int) or not value >= 1:
+        raise ValueError(f"partition.{field}={value!r}: an integer >= 1 is needed")
 
 
 def check_heldout(heldout: float | int) -> None:

@@ -51,6 +51,8 @@ QUICK = {
     "value of privacy": ["privacy.delta=2"],
     "value of a mechanism": ["privacy=dpsgd", "privacy.noise_multiplier=-1"],
     "value of the method": ["algo.rounds=0"],
+    "setting that nothing reads": ["engine=serial", "engine.workers=2"],
+    "packages without a run": ["trust=mine"],
 }
 
 
