@@ -22,6 +22,7 @@ from attacks.types import Adversary, View
 
 SIGNAL = "likelihood_ratio"
 ENOUGH = 1000  # numbers that no record reaches, from which the size of the noise is measured
+SIGMAS = 5.0  # by which the measured size of the noise may differ from the stated one
 LEAST = 1e-4  # of the stated noise: a transcript with less is read as if it had that
 
 
@@ -64,6 +65,13 @@ class NoisedSums:
         """The noise that the run really had, over the stated one, in directions that no record reaches; 1 where these are few."""
         energy, free = self._outside[name]
         return max(math.sqrt(energy / free), LEAST) if free >= ENOUGH else 1.0
+
+    @property
+    def as_stated(self) -> bool:
+        """Whether the noise of every mechanism that can be measured has the stated size: other noise, or records that add
+        something else than they are read with, show there."""
+        measured = [(self.noise_of(name), free) for name, (_, free) in self._outside.items() if free >= ENOUGH]
+        return all(abs(size - 1) <= SIGMAS / math.sqrt(2 * free) for size, free in measured)
 
     def scores(self, masks: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """Log likelihood ratios (K, n), in against out, for masks (K, n) bool, of which row 0 is the run that happened.

@@ -52,11 +52,9 @@ class Onlooker(ClientContext):
     def sample(self, name: str, count: int) -> Tensor:
         """All records: which of them took part in the run is looked up later."""
         if self.heard is not None:
-            asked, coins = next(self._coins)
+            asked, coins = next(self._coins, ("nothing", torch.zeros(0)))
             if asked != name:
-                raise ValueError(
-                    f"{asked!r} was sampled in the run and {name!r} in its repetition: local work must repeat"
-                )
+                raise ValueError(f"{asked} was sampled in the run and {name} in its repetition: local work must repeat")
             self.drawn[name] = coins
         return torch.ones(count, dtype=torch.bool)
 

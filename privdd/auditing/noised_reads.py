@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import torch
@@ -33,7 +32,8 @@ from privdd.training.dp_sgd import QUERY
 LOG = logging.getLogger("privdd")
 NOTE = (
     "the analyst of the guarantee sees every noised release of all rounds, from which all that this client sends is computed, "
-    "and knows the client's other records; replay 0 is what was released, the others draw coins and noise anew along its queries"
+    "and knows the client's other records; of these transcripts one is what was released, the others are no replays: their coins and noise are drawn "
+    "by the mechanism's law along its queries"
 )
 
 
@@ -57,7 +57,7 @@ def replays(experiment: Experiment, attacks: Mapping[str, Attack]) -> int:
     """How many replays of the client an audit takes: all, or beside the closed form as few as attacks can run on."""
     if not wanted(experiment, attacks):
         return experiment.audit.worlds
-    shadow = [a for a in attacks.values() if a.family == Family.MEMBERSHIP and Adversary.SERVER in a.adversaries]
+    shadow = [a for a in attacks.values() if a.family == Family.MEMBERSHIP and a.adversaries - {Adversary.ANALYST}]
     return min(experiment.audit.worlds, max([experiment.audit.processed_worlds, *(a.least_worlds for a in shadow)]))
 
 
@@ -72,10 +72,14 @@ def federations(experiment: Experiment, attacks: Mapping[str, Attack]) -> int:
 
 @dataclass(frozen=True)
 class Reads:
-    """The closed form on one run. masks: (K, n) bool, row 0 the run; scores: (K, n) log likelihood ratios."""
+    """The closed form on one run. masks: (K, n) bool, row 0 the run; scores: (K, n) log likelihood ratios; as_stated: whether
+    the run's sums are, as far as can be seen, its records' contributions and noise of the stated size: else nothing is left out
+    beside the closed form.
+    """
 
     masks: Tensor
     scores: Tensor
+    as_stated: bool = True
 
 
 def reads_of(scene: Scene, whole: Shard, transcript: Sequence[Heard]) -> Reads | None:
@@ -95,7 +99,7 @@ def reads_of(scene: Scene, whole: Shard, transcript: Sequence[Heard]) -> Reads |
     keys = plan.keys.fold("audit", plan.victim, "noised_reads")
     coins = torch.rand(audit.transcripts, len(game.audited), generator=keys.fold("secret", "coins").torch()) < 0.5
     masks = torch.cat([game.masks[:1], coins[1:]])
-    return Reads(masks, torch.from_numpy(sums.scores(masks.numpy(), keys.numpy())))
+    return Reads(masks, torch.from_numpy(sums.scores(masks.numpy(), keys.numpy())), sums.as_stated)
 
 
 def _complete(ledger: Ledger, victim: int, transcript: Sequence[Heard]) -> bool:
@@ -129,9 +133,18 @@ def sums_of(plan: Plan, whole: Shard, game: Game, trained: Records, transcript: 
     for heard in sorted(transcript, key=lambda one: one.round):
         if heard.outputs:
             note = _Listener(found, plan, base, candidates, place, len(heard.outputs))
-            with suppress(_Heard):
-                ctx = onlooker(plan, heard.round, heard, note)
+            ctx = onlooker(plan, heard.round, heard, note)
+            try:
                 plan.method.local(heard.broadcast, dict(heard.memory), everyone, ctx)
+            except _Heard:
+                continue
+            except (ValueError, RuntimeError) as problem:  # of a method whose queries depend on which records it has
+                raise NotByRecord(
+                    f"round {heard.round} cannot be gone through with all audited records: {problem}"
+                ) from problem
+            raise NotByRecord(
+                f"round {heard.round}: {note.left} of {len(heard.outputs)} releases are not asked for again"
+            )
     return found
 
 

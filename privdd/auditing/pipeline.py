@@ -115,8 +115,9 @@ def audit(experiment: Experiment, attacks: Mapping[str, Attack], folder: RunFold
         scene = Scene(experiment, progress, game, shards[plan.victim], record)
         reads = reads_of(scene, whole, heard) if listens else None
     grouped = rounds_of(progress.snapshots, experiment.audit.rounds)
-    few = None if reads is None else replays(experiment, attacks)
-    federated = experiment.audit.federations if reads is None else federations(experiment, attacks)
+    enough = reads is not None and reads.as_stated
+    few = replays(experiment, attacks) if enough else None
+    federated = federations(experiment, attacks) if enough else experiment.audit.federations
     stages = stages_at(scene, whole, folder, grouped, few)
     stacked, sent = _worlds(stages), sent_at_the_end(scene, whole, folder, federated)
     replayed = clock()

@@ -31,7 +31,7 @@ from privdd.runtime.files import DamagedRun
 from privdd.runtime.progress import Bar, stage
 from privdd.runtime.run_folder import RunFolder, read_tensors, write_tensors
 
-FEWER = "this is computed from noised sums; noised_reads attacks the sums, and no attack on this can tell more"
+FEWER = "by the ledger this is computed from noised sums alone: noised_reads attacks the sums themselves, and here are"
 SENT_AS = {Surface.GLOBAL_IMAGES: Surface.SYNTHETIC_IMAGES}
 
 
@@ -56,14 +56,19 @@ def sent_at_the_end(scene: Scene, whole: Shard, folder: RunFolder, federations: 
 
 
 def replayed(scene: Scene, view: View) -> str:
-    """For a finding's note: which rounds of the replays of the whole federation are their own; "" where all are."""
+    """For a finding's note: that replays were left out, or which rounds of those of the whole federation are their own;
+    "" where all are there and all rounds are."""
     method, audit = scene.plan.method, scene.experiment.audit
     apart, asked = audit.federation_rounds, min(audit.federations, audit.worlds)
-    sent = view.adversary in (Adversary.PEER, Adversary.PUBLIC) and view.surface != Surface.SHARED_FEATURES
-    if not sent or view.worlds is None:
+    if view.worlds is None:
         return ""
+    sent = view.adversary in (Adversary.PEER, Adversary.PUBLIC) and view.surface != Surface.SHARED_FEATURES
+    if not sent:
+        few = view.adversary in (Adversary.SERVER, Adversary.PEER) and len(view.worlds.masks) < audit.worlds
+        return f"{FEWER} {len(view.worlds.masks)} of {audit.worlds} replays (audit.processed_worlds)" if few else ""
     if len(view.worlds.masks) < asked:
-        return f"{FEWER} ({max(len(view.worlds.masks) - 1, 0)} replays of the federation, audit.processed_federations)"
+        count = len(view.worlds.masks) if len(view.worlds.masks) > 1 else 0  # one is the run itself
+        return f"{FEWER} {count} of {asked} replays of the federation (audit.processed_federations)"
     if len(view.worlds.masks) < 2 or not shared_rounds(method, apart):
         return ""
     return f"replayed federations differ in the last {apart} of {method.rounds} rounds: replays of all rounds may show more"

@@ -17,7 +17,7 @@ from privdd.reporting.ledger_view import VISIBLE
 from privdd.reporting.same_values import rows_of
 from privdd.reporting.schema import FindingRow, Findings
 from privdd.reporting.schema_privacy import Privacy
-from privdd.reporting.strongest import rates
+from privdd.reporting.strongest import of_transcripts, rates
 from privdd.reporting.summary import SurfaceLine, surface_lines
 from privdd.reporting.unread import only_unread
 from privdd.reporting.words import number, one_in, share
@@ -200,8 +200,12 @@ def _sample(rows: list[FindingRow]) -> str:
     """The largest sample of a membership attack in words; else of pictures; "" where nothing was counted."""
     members = [row for row in rows if row.family == "membership" and row.n]
     if members:
-        worlds = max((row.worlds or 0 for row in members), default=0)
+        worlds = max((row.worlds or 0 for row in members if not of_transcripts(row)), default=0)
         replays = f", {worlds} replays" if worlds > 1 else ""
-        return f"{max(row.n or 0 for row in members)} audited records{replays}"
+        drawn = max((row.worlds or 0 for row in members if of_transcripts(row)), default=0)
+        transcripts = (
+            f", {drawn} transcripts of its noised sums (all but one drawn by the mechanism's law)" if drawn else ""
+        )
+        return f"{max(row.n or 0 for row in members)} audited records{replays}{transcripts}"
     pictures = max((row.n or 0 for row in rows if row.psnr is not None), default=0)
     return f"{pictures} rebuilt picture{'s' if pictures != 1 else ''}" if pictures else ""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from privdd.reporting import words
 from privdd.reporting.schema import FindingRow
-from privdd.reporting.strongest import PICTURE_FAMILIES, blind_psnr
+from privdd.reporting.strongest import PICTURE_FAMILIES, blind_psnr, of_transcripts
 from privdd.reporting.words import NONE, number, share
 
 
@@ -122,7 +122,8 @@ def _labels(row: FindingRow) -> TableCell:
 
 
 def _size(row: FindingRow) -> TableCell:
-    worlds = "" if row.worlds is None else f"{row.worlds} replay{'s' if row.worlds != 1 else ''}"
+    what = "transcript" if of_transcripts(row) else "replay"
+    worlds = "" if row.worlds is None else f"{row.worlds} {what}{'s' if row.worlds != 1 else ''}"
     return TableCell(NONE if row.n is None else str(row.n), worlds)
 
 

@@ -50,6 +50,11 @@ def lower_end(rate: float, low: float, looks: int) -> float:
     return math.sin(max(middle - (middle - end) * float(ndtri(ALPHA / 2 / looks) / ndtri(ALPHA / 2)), 0.0)) ** 2
 
 
+def of_transcripts(row: FindingRow) -> bool:
+    """Whether an attack read noised sums: what it has beside the run is drawn by the mechanism's law, and no replay."""
+    return row.family == "membership" and row.adversary == "analyst"
+
+
 def bound(row: FindingRow) -> float:
     """The row's lower bound on epsilon; at joint confidence where the run made several tests."""
     joint = (row.diagnostics or {}).get("epsilon_familywise")

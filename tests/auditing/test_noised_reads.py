@@ -15,7 +15,7 @@ from attacks.membership.noised_reads import NoisedReads
 from attacks.membership.threshold import LossThreshold
 from attacks.types import Adversary, Finding
 from privdd.auditing import noised_reads, pipeline
-from privdd.auditing.noised_reads import federations, in_closed_form, reads_of, replays, sums_of, wanted
+from privdd.auditing.noised_reads import NotByRecord, federations, in_closed_form, reads_of, replays, sums_of, wanted
 from privdd.auditing.pipeline import Audited, audit, game_of
 from privdd.cli.assemble import assemble
 from privdd.federated import channel
@@ -151,6 +151,9 @@ def test_an_audit_reads_the_sums_and_replays_a_few(tmp_path, monkeypatch):
     (reads,) = of_analyst(found)
     assert (reads.adversary, reads.measures["worlds"], reads.measures["n"]) == (Adversary.ANALYST, 30, 20)
     assert seen(found) == 2
+    notes = [f.measures["note"] for f in found.findings if f.attack == "lira"]
+    assert all("2 of 5 replays (audit.processed_worlds)" in note for note in notes)
+    assert "processed" not in reads.measures["note"] and "drawn by the mechanism's law" in reads.measures["note"]
     # a run that was trained before is listened to again
     (tmp_path / "findings.json").unlink(missing_ok=True)
     again = audited(tmp_path)
@@ -164,11 +167,33 @@ def test_an_audit_reads_the_sums_and_replays_a_few(tmp_path, monkeypatch):
 
 
 def test_without_the_attack_or_its_transcript_all_replays_are_run(tmp_path, monkeypatch):
-    assert seen(audited(tmp_path, attacks={"lira": Lira()})) == 5
+    whole = audited(tmp_path, attacks={"lira": Lira()})
+    assert seen(whole) == 5 and not any("processed" in f.measures["note"] for f in whole.findings)
     (tmp_path / "findings.json").unlink(missing_ok=True)
     monkeypatch.setattr(pipeline, "note_again", lambda *a: None)  # as for noise of the operating system
     found = audited(tmp_path)
     assert not of_analyst(found) and seen(found) == 5
+
+
+def test_with_other_noise_than_stated_the_sums_are_read_and_all_replays_are_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(channel, "noise_for", lambda source, keys: Loud(noise_for(source, keys).generator))
+    found = audited(tmp_path)
+    (reads,) = of_analyst(found)
+    assert reads.measures["auc"] > 0.99 and seen(found) == 5
+
+
+@pytest.mark.parametrize("more", [-1, 1])
+def test_local_work_that_asks_for_other_queries_with_other_records_is_not_read(more, monkeypatch):
+    """A method whose releases depend on which records it has: fewer of them, or samples that are not those of the run."""
+    _, said, (plan, whole, game, trained, _) = heard("sampled")
+    if more > 0:
+        short = [replace(one, taken=one.taken[:-1]) for one in said]  # one sample more than the run drew
+        wrong = "cannot be gone through"
+    else:
+        short = [replace(one, outputs=(*one.outputs, one.outputs[-1])) for one in said]
+        wrong = "not asked for again"
+    with pytest.raises(NotByRecord, match=wrong):
+        sums_of(plan, whole, game, trained, short)
 
 
 def test_replays_are_as_many_as_attacks_need():

@@ -166,6 +166,9 @@ def test_the_sample_decides_how_sure_that_nothing_leaks() -> None:
         "up to 0.4\u00a0% of members at 1 in 1\u00a0000" in fine.sure
         and fine.sample == "120 audited records, 64 replays"
     )
+    drawn = row(NOTHING, attack="noised_reads", adversary="analyst", worlds=1000)
+    said = decided([row(NOTHING, worlds=8), drawn], "unprotected", "inf").sample
+    assert said.startswith("120 audited records, 8 replays, 1000 transcripts of its noised sums (all but one drawn")
     assert too_small(run([row(NOTHING)], "unprotected", "inf")) == ""
     assert "cannot show" in too_small(run([row(COARSE)], "unprotected", "inf"))
     assert "Smoke run (120 audited records" in too_small(run([row(NOTHING)], "unprotected", "inf", preset="smoke"))

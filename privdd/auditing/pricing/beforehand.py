@@ -103,7 +103,7 @@ def estimate(experiment: Experiment, unit: Unit, searches: Iterable[int]) -> Pri
     cost = {phase: unit.of(plan, phase, size) for phase in phases}
     replayed = sum(cost[phase] * min(audit.rounds, KEPT, phases.count(phase)) for phase in cost)
     attacks = [SEARCH * unit.step * length for length in searches]
-    closed = in_closed_form(plan)  # whether an attack reads it is not known here: attack=all does
+    closed = experiment.privacy.unit == "record" and in_closed_form(plan)  # if an attack reads it, as one of "all" does
     worlds = min(audit.worlds, audit.processed_worlds if closed else audit.worlds)
     federations = min(audit.federations, audit.processed_federations if closed else audit.federations)
     share = TOGETHER if plan.method.shares_work and not plan.mechanisms else 1.0

@@ -148,3 +148,14 @@ def test_a_planted_leak_is_found_and_a_null_is_not(strength, coins, found):
 def test_shadow_attacks_leave_the_analyst_s_view_alone():
     assert NoisedReads.adversaries == {Adversary.ANALYST}
     assert Adversary.ANALYST not in Lira.adversaries and Adversary.SERVER in Lira.adversaries
+
+
+def test_noise_of_another_size_and_records_that_add_something_else_are_seen():
+    rng = np.random.default_rng(12)
+    effects = rng.normal(size=(3, 4000))
+    for size, fits in ((1.0, True), (0.8, False), (1.2, False)):
+        assert one_run(effects, drawn(np.ones((1, 3)), effects, std=size * STD)[0]).as_stated == fits
+    unknown = rng.normal(size=4000)  # of other records, added to what was released
+    assert not one_run(effects, drawn(np.ones((1, 3)), effects)[0] + 2 * unknown).as_stated
+    few = effects[:, :20]
+    assert one_run(few, drawn(np.ones((1, 3)), few, std=STD / 2)[0]).as_stated  # too few numbers to tell
