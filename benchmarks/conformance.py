@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,11 @@ from privdd.api import check
 from privdd.checking.called import BlackBox, Refused
 from privdd.checking.neighbours import Tried, pairs
 from privdd.checking.sampled import Clock, drawn
+from privdd.core.errors import BadConfig
 from tests.conformance.cases import CASES, Case
 
 PLAIN = 20_000  # calls a side
+SIDES, KNOWN = ("fault", "twin"), ("only", "side", "seconds", "beside", "out")
 
 
 def plain(case: Case, f: Any) -> float:
@@ -42,10 +45,40 @@ def plain(case: Case, f: Any) -> float:
     return bound.value
 
 
+def read(argv: list[str]) -> dict[str, str]:
+    """What was typed. Raises BadConfig for anything that is not understood."""
+    given: dict[str, str] = {}
+    for item in argv:
+        key, equals, value = item.partition("=")
+        if not equals or key not in KNOWN:
+            raise BadConfig(f"{item}: known are {', '.join(f'{key}=' for key in KNOWN)}")
+        given[key] = value
+    for name in only(given):
+        if name not in [case.name for case in CASES]:
+            raise BadConfig(f"only={name}: no such case")
+    if given.get("side", "fault") not in SIDES or given.get("beside", "no") not in ("yes", "no"):
+        raise BadConfig("side= is fault or twin, beside= yes or no")
+    return given
+
+
+def only(given: Mapping[str, str]) -> list[str]:
+    """The names of the cases: one that may hold commas, or several with commas between."""
+    names = [case.name for case in CASES]
+    asked = given.get("only")
+    return names if asked is None else [asked] if asked in names else asked.split(",")
+
+
 def main(argv: list[str]) -> int:
-    given = dict(item.partition("=")[::2] for item in argv)
-    wanted = given["only"].split(",") if "only" in given else [case.name for case in CASES]
-    sides = (given["side"],) if "side" in given else ("fault", "twin")
+    if {"-h", "--help"} & {*argv}:
+        print(__doc__, end="")
+        return 0
+    try:
+        given = read(argv)
+    except BadConfig as error:
+        print(error, file=sys.stderr)
+        return 1
+    wanted = only(given)
+    sides = (given["side"],) if "side" in given else SIDES
     rows = []
     for case in (case for case in CASES if case.name in wanted):
         for side, f in ((s, case.faulty if s == "fault" else case.twin) for s in sides):

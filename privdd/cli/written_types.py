@@ -47,9 +47,13 @@ def declared(target: str, name: str) -> Any:
 
 @cache
 def tree_of(module: str) -> ast.Module | None:
-    place = ROOT.joinpath(*module.split("."))
+    """The source of one of our modules; None for any other, and for what is no module's name (a part may hold slashes)."""
+    parts = module.split(".")
+    if parts[0] not in OURS or not all(part.isidentifier() for part in parts):
+        return None
+    place = ROOT.joinpath(*parts)
     files = [file for file in (place.with_suffix(".py"), place / "__init__.py") if file.is_file()]
-    return ast.parse(files[0].read_text(encoding="utf-8")) if module.split(".")[0] in OURS and files else None
+    return ast.parse(files[0].read_text(encoding="utf-8")) if files else None
 
 
 def imported_from(tree: ast.Module, module: str, name: str) -> str:

@@ -112,3 +112,12 @@ def test_what_is_imported_is_taken_as_it_is_and_what_is_foreign_is_left_alone() 
             Twins().of(path)
     with pytest.raises(ModuleNotFoundError):  # torch is imported here, so importing is what is done
         Twins().of("privdd.no.Such")
+
+
+def test_no_code_outside_of_the_package_is_run(tmp_path: Path) -> None:
+    """A dotted name with slashes in it would lead to any file."""
+    (tmp_path / "own.py").write_text("class A:\n    X = print('ran')\n")
+    target = f"privdd.{tmp_path}/own.A"
+    program = "import sys; from privdd.cli.source_twins import Twins\ntry: Twins().of(sys.argv[1])\nexcept Exception as e: print(type(e).__name__)"
+    done = subprocess.run([sys.executable, "-c", program, target], capture_output=True, text=True)
+    assert done.stdout.strip() == "NeedsImport", done
