@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from privdd.checking.called import Data, Refused
-from privdd.checking.calm_calls import calm_shift
 from privdd.checking.conditions import unusual_inputs
 from privdd.checking.constant_parts import scaled
 from privdd.checking.crowded import crowded
@@ -218,13 +217,6 @@ class Examination(SecretRecords):
             often = sampled_epsilon(trained, fresh, pair.axis, delta=self.stated.delta, confidence=self.each)
             says = "the record moves the release by a chance amount, further or more often than stated"
             self._add(f"{name}, moments under the noise law", often, "noise_law", says, pair.says)
-        calm = calm_shift(trained, fresh, pair.axis, delta=self.stated.delta, confidence=self.each)
-        if calm.transcripts:
-            says = (
-                f"in calls with little noise the record shifts the release by {calm.mu:.3g} times its {calm.law} noise"
-            )
-            self._foremost_is(pair, calm.epsilon if around == self.around else 0.0)
-            self._add(f"{name}, calm calls", calm.epsilon, "noise_law", says, pair.says, mu=calm.mu)
         moved = shift(trained, fresh, pair.axis, delta=self.stated.delta, confidence=self.each)
         if not moved.transcripts:
             return

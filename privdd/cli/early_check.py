@@ -18,7 +18,7 @@ from privdd.cli.read_settings import plain
 from privdd.cli.secret import KEY as SECRET
 from privdd.cli.source_twins import NeedsImport, Twins
 from privdd.cli.type_check import OF_HYDRA, TypeCheck, fits, needed
-from privdd.cli.written_types import declared
+from privdd.cli.written_types import OURS, declared
 from privdd.core.checks import check_finite, is_number, refused
 
 Leaves = dict[str, Any]
@@ -88,7 +88,8 @@ def _made(twins: Twins, node: Any) -> Any:
         return node
     if TARGET not in node:
         return {name: _made(twins, one) for name, one in node.items()}
-    if any(name in node for name in (*OF_HYDRA[1:], "_args_")):
+    ours = str(node[TARGET]).split(".")[0] in OURS  # whether others may be called at all, the full check decides
+    if not ours or any(name in node for name in (*OF_HYDRA[1:], "_args_")):
         raise NeedsImport(str(node[TARGET]))
     kind: Any = twins.of(node[TARGET])
     if not isinstance(kind, type):

@@ -47,7 +47,7 @@ def check_used(config: DictConfig, typed: Sequence[str]) -> None:
             own = ", ".join(_models(config.algo, "algo")) or "nothing"
             raise _unread(config, key, f"algo={_chosen(config, 'algo')} has its own, set by {own}")
     check_engine_used(config, given)
-    if "data.root" in given:
+    if "data.root" in given and isinstance(config.data.root, str):
         reads_files = Twins().of("privdd.data.sources.reads_files")
         if not reads_files(config.data.name, config.data.get("source")):
             raise _unread(config, "data.root", f"data={config.data.name} reads no file")

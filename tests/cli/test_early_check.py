@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from omegaconf import open_dict
 
 from privdd.cli.config import composed
 from privdd.cli.early_check import check_changed
@@ -73,3 +75,13 @@ def test_only_what_differs_from_the_chosen_files_is_looked_at() -> None:
         check_changed(base, composed("train", []))
     with pytest.raises(BadConfig, match=r"^algo\.rounds='x': a whole number"):
         check_changed(composed("train", ["algo.rounds=x"]), base)
+
+
+def test_a_class_of_another_package_is_not_called(tmp_path: Path) -> None:
+    """What may be called is the full check's to decide; not even the standard library is."""
+    base = composed("audit", ["attack=[lira]"])
+    config = composed("audit", ["attack=[lira]"])
+    with open_dict(config):
+        config.attack.lira = {"_target_": "logging.FileHandler", "filename": str(tmp_path / "made")}
+    check_changed(config, base)
+    assert list(tmp_path.iterdir()) == []

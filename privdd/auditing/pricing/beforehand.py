@@ -56,7 +56,9 @@ def said_before(experiment: Experiment, searches: Iterable[int]) -> str:
         return ""
     lengths = list(searches)
     price = estimate(experiment, timed(experiment), lengths)
-    if price.wall >= SAID_FROM:  # a first round may also compute what is kept from then on, such as rows of a public map
+    if (
+        price.wall >= SAID_FROM
+    ):  # a first round may also compute what is kept from then on, such as rows of a public map
         price = estimate(experiment, timed(experiment), lengths)
     if price.wall < SAID_FROM:
         return ""
