@@ -115,7 +115,7 @@ def audit(experiment: Experiment, attacks: Mapping[str, Attack], folder: RunFold
         scene = Scene(experiment, progress, game, shards[plan.victim], record)
         reads = reads_of(scene, whole, heard) if listens else None
     grouped = rounds_of(progress.snapshots, experiment.audit.rounds)
-    enough = reads is not None and reads.as_stated
+    enough = reads is not None and reads.as_stated and _kept(scene)
     few = replays(experiment, attacks) if enough else None
     federated = federations(experiment, attacks) if enough else experiment.audit.federations
     stages = stages_at(scene, whole, folder, grouped, few)
@@ -136,6 +136,13 @@ def audit(experiment: Experiment, attacks: Mapping[str, Attack], folder: RunFold
     }
     not_run = sorted(attacks.keys() - {finding.attack for finding in findings})
     return Audited(scene, findings, seconds, budget, {t: stages[t].choice for t in grouped}, not_run)
+
+
+def _kept(scene: Scene) -> bool:
+    """Whether tests looked at all noise and samples of the run itself, and found them to be what is stated."""
+    with threads(scene.experiment.engine.threads):
+        found = own_tests(subject_of(scene, scene.experiment.audit.confidence), scene.record)
+    return not any({"refuted", "untested"} & finding.measures.get("diagnostics", {}).keys() for finding in found)
 
 
 def stages_at(

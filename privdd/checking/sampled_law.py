@@ -16,9 +16,10 @@ import numpy as np
 from scipy import stats
 from scipy.special import log_ndtr, ndtr
 
-from privdd.checking.learned import shift_directions, totals
+from privdd.checking.learned import totals
 from privdd.checking.sampled import Block
-from privdd.checking.shift_law import NOT_REJECTED, noise_law, normal
+from privdd.checking.shift_law import NOT_REJECTED, normal
+from privdd.checking.tail_law import over_normal_noise
 
 LEAST = 4000  # transcripts a side
 GRID = np.linspace(0.0, 8.0, 400)  # deviations beyond the shift
@@ -34,12 +35,10 @@ def sampled_epsilon(
     confidence: float,
 ) -> float:
     """Lower bound on epsilon; 0 where noise alone is not normal, or the other side is no such mixture."""
-    ways = shift_directions(*trained, axis)
-    a, b = totals(fresh[0]), totals(fresh[1])
-    if not ways or min(len(a), len(b)) < LEAST or a.shape[1] != b.shape[1] or a.shape[1] != len(ways[0]):
+    found = over_normal_noise(trained, fresh, axis, LEAST)
+    if found is None:
         return 0.0
-    if noise_law(b - b.mean(0)) != "gaussian":
-        return 0.0
+    ways, a, b = found
     before = totals(trained[0]), totals(trained[1])
     w = max(ways, key=lambda w: abs(_gap(*before, w)))
     w = w * (1.0 if _gap(*before, w) > 0 else -1.0)

@@ -38,12 +38,10 @@ def tail_epsilon(
     confidence: float,
 ) -> float:
     """Lower bound on epsilon; 0 where the side without the record is not normal. Direction and threshold were learned before."""
-    ways = shift_directions(*trained, axis)
-    a, b = totals(fresh[0]), totals(fresh[1])
-    if not ways or min(len(a), len(b)) < LEAST or a.shape[1] != b.shape[1] or a.shape[1] != len(ways[0]):
+    found = over_normal_noise(trained, fresh, axis, LEAST)
+    if found is None:
         return 0.0
-    if noise_law(b - b.mean(0)) != "gaussian":
-        return 0.0
+    ways, a, b = found
     before = [totals(block) for block in trained]
     plans = [(*_planned(before[0] @ (s * w), before[1] @ (s * w), delta), s * w) for w in ways for s in (1.0, -1.0)]
     _, at, w = max(plans, key=lambda plan: plan[0])
@@ -51,6 +49,18 @@ def tail_epsilon(
     if not normal(z):
         return 0.0
     return _bound(y, z, at, delta, 1 - confidence)
+
+
+def over_normal_noise(
+    trained: tuple[Block, Block], fresh: tuple[Block, Block], axis: np.ndarray | None, least: int
+) -> tuple[list[np.ndarray], np.ndarray, np.ndarray] | None:
+    """(directions to look along, totals (n, d) of both fresh sides), where the second side is normal noise alone; None
+    where it is not, where shapes differ, or below ``least`` transcripts a side."""
+    ways = shift_directions(*trained, axis)
+    a, b = totals(fresh[0]), totals(fresh[1])
+    if not ways or min(len(a), len(b)) < least or a.shape[1] != b.shape[1] or a.shape[1] != len(ways[0]):
+        return None
+    return (ways, a, b) if noise_law(b - b.mean(0)) == "gaussian" else None
 
 
 def _planned(y: np.ndarray, z: np.ndarray, delta: float) -> tuple[float, float]:

@@ -7,7 +7,7 @@ The decision says what this run supports. It is no legal judgement, and no proof
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -25,6 +25,7 @@ from privdd.reporting.words import number, one_in, share
 Kind = Literal["do_not_share", "share_only_under", "no_leak_found"]
 Tone = Literal["bad", "warn", "good"]
 ENOUGH_FPR = 0.001  # a sample that is to decide has to show an attack at 1 false alarm in 1 000
+TESTED = "consistent"  # the verdict of a limit that tests looked at wholly, and did not contradict
 ENOUGH_PICTURES = 30  # where only reconstructions were tried
 SEED = "its noise comes from the seed on this page, so everyone can take it off; such a run is a simulation, not for release"
 PAIRED = "its noise is the same in every run with this seed, so two of them undo it; such a run is a simulation"
@@ -64,9 +65,10 @@ def too_small(findings: Findings) -> str:
     """A banner where the run is too small to decide that nothing leaks; else ""."""
     rows = [row for row in findings.findings if row.family == "membership" and row.tpr_at_fpr]
     size = _sample(rows)
+    tested = {line.row.surface for line in surface_lines(findings) if line.verdict == TESTED}
     if findings.run.preset == "smoke":
         return f"Smoke run{f' ({size})' if size else ''}: too small to decide. A leak found here counts; none found says little."
-    if rows and not _shows(rows):
+    if rows and not _shows(_counted(rows, tested)):
         return (
             f"Too small to decide: {size or 'the sample'} cannot show an attack at {one_in(ENOUGH_FPR)} false alarms. "
             "A leak found here counts; none found says little."
@@ -91,7 +93,8 @@ def seen_by(line: SurfaceLine, ledger: Mapping[str, Any]) -> str:
 def _decide(line: SurfaceLine, findings: Findings, seen: str) -> Decision:
     rows, privacy = rows_of(line.row, findings), findings.privacy
     weak = weak_noise(rows) if math.isinf(line.accounted) and line.verdict != "contradiction" else []
-    can, enough = (*weak, *leaks(rows)), _enough(rows, findings.run.preset)
+    tested = {row.surface for row in rows} if line.verdict == TESTED else set[str]()
+    can, enough = (*weak, *leaks(rows)), _enough(rows, tested, findings.run.preset)
     kind, tone, why = _judge(line, rows, privacy, bool(can))
     why = NO_LIMIT if weak else why
     conditions = tuple(_conditions(line, privacy, enough)) if kind == "share_only_under" else ()
@@ -187,11 +190,17 @@ def _shows(rows: list[FindingRow]) -> bool:
     return any(one.fpr <= ENOUGH_FPR for one in rates(rows))
 
 
-def _enough(rows: list[FindingRow], preset: str) -> bool:
+def _counted(rows: list[FindingRow], tested: Collection[str]) -> list[FindingRow]:
+    """The rows whose sample counts: transcripts that follow the mechanism's law count on surfaces where tests looked at
+    all that the law rests on."""
+    return [row for row in rows if row.surface in tested or not of_transcripts(row)]
+
+
+def _enough(rows: list[FindingRow], tested: Collection[str], preset: str) -> bool:
     if preset == "smoke":
         return False
     if any(row.family == "membership" and row.tpr_at_fpr for row in rows):
-        return _shows(rows)
+        return _shows(_counted(rows, tested))
     pictures = [row.n or 0 for row in rows if row.psnr is not None]
     return not pictures or max(pictures) >= ENOUGH_PICTURES
 

@@ -33,7 +33,7 @@ def read_tensors(path: Path, limit: int = LARGEST_TENSORS) -> State:
     tensors, told = read_with_header(path, limit)
     try:
         order = _order(told)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DamagedRun(f"{path}: not readable as safetensors ({str(error)[:120]})") from None
     return {name: tensors[name] for name in order} if set(order) == set(tensors) else tensors
 
@@ -46,7 +46,7 @@ def read_with_header(path: Path, limit: int = LARGEST_TENSORS) -> tuple[State, d
         if size > LARGEST_HEADER:
             raise ValueError(f"a header of more than {LARGEST_HEADER >> 20} MiB")
         tensors = safetensors.torch.load(data)
-        return tensors, json.loads(data[8 : 8 + size]).get("__metadata__", {})
+        return tensors, json.loads(data[8 : 8 + size]).get("__metadata__") or {}
     except DamagedRun:
         raise
     except FileNotFoundError:

@@ -13,7 +13,7 @@ from scipy.stats import kstest
 from attacks.membership.lira import Lira
 from attacks.membership.noised_reads import NoisedReads
 from attacks.membership.threshold import LossThreshold
-from attacks.types import Adversary, Finding
+from attacks.types import Adversary, Family, Finding, Surface
 from privdd.auditing import noised_reads, pipeline
 from privdd.auditing.noised_reads import NotByRecord, federations, in_closed_form, reads_of, replays, sums_of, wanted
 from privdd.auditing.pipeline import Audited, audit, game_of
@@ -180,6 +180,16 @@ def test_with_other_noise_than_stated_the_sums_are_read_and_all_replays_are_run(
     found = audited(tmp_path)
     (reads,) = of_analyst(found)
     assert reads.measures["auc"] > 0.99 and seen(found) == 5
+
+
+@pytest.mark.parametrize("said", [{"refuted": True}, {"untested": "noise of the operating system"}, {}])
+def test_replays_are_left_out_only_where_tests_looked_at_the_runs_noise_and_samples(said, tmp_path, monkeypatch):
+    """A sampler at another rate, or noise that two rounds share, changes no size that the closed form could see."""
+    test = Finding(Surface.SYNTHETIC_IMAGES, "t0_noise", Family.GUARANTEE, Adversary.ANALYST, {"diagnostics": said})
+    monkeypatch.setattr(pipeline, "own_tests", lambda subject, record: [test])
+    monkeypatch.setattr(pipeline, "without_single_ratios", lambda subject, rest: [])
+    found = audited(tmp_path)
+    assert of_analyst(found) and seen(found) == (5 if said else 2)
 
 
 @pytest.mark.parametrize("more", [-1, 1])

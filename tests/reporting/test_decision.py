@@ -169,6 +169,9 @@ def test_the_sample_decides_how_sure_that_nothing_leaks() -> None:
     drawn = row(NOTHING, attack="noised_reads", adversary="analyst", worlds=1000)
     said = decided([row(NOTHING, worlds=8), drawn], "unprotected", "inf").sample
     assert said.startswith("120 audited records, 8 replays, 1000 transcripts of its noised sums (all but one drawn")
+    for judged, counts in (("consistent", True), ("untested", False)):  # drawn by a law that tests did not look at: no sample
+        assert decided([row(COARSE), drawn], judged, 4.0).enough is counts
+        assert (too_small(run([row(COARSE), drawn], judged, 4.0)) == "") is counts
     assert too_small(run([row(NOTHING)], "unprotected", "inf")) == ""
     assert "cannot show" in too_small(run([row(COARSE)], "unprotected", "inf"))
     assert "Smoke run (120 audited records" in too_small(run([row(NOTHING)], "unprotected", "inf", preset="smoke"))

@@ -35,6 +35,17 @@ def test_damage_is_one_line_that_names_the_file(tmp_path: Path, data: bytes) -> 
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(("told", "read"), [("null", True), ('{"order": "%s"}' % ("[" * 100_000), False)])
+def test_what_a_strangers_file_says_of_its_order_breaks_nothing(tmp_path: Path, told: str, read: bool) -> None:
+    header = f'{{"__metadata__": {told}}}'.encode()
+    (tmp_path / "x.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    if read:
+        assert read_tensors(tmp_path / "x.safetensors") == {}
+        return
+    with pytest.raises(DamagedRun, match=r"x\.safetensors: not readable as safetensors"):
+        read_tensors(tmp_path / "x.safetensors")
+
+
 def test_a_file_above_the_limit_is_not_read(tmp_path: Path) -> None:
     write_tensors(tmp_path / "x.safetensors", STATE)
     with pytest.raises(DamagedRun, match="at most 16 are read"):
