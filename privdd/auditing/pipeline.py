@@ -139,7 +139,10 @@ def audit(experiment: Experiment, attacks: Mapping[str, Attack], folder: RunFold
 
 
 def _kept(scene: Scene) -> bool:
-    """Whether tests looked at all noise and samples of the run itself, and found them to be what is stated."""
+    """Whether tests looked at all noise and samples of the run itself, and found them to be what is stated.
+
+    They accuse more easily here than for the verdict, whose error all tests share: a sound run may take all replays by chance.
+    """
     with threads(scene.experiment.engine.threads):
         found = own_tests(subject_of(scene, scene.experiment.audit.confidence), scene.record)
     return not any({"refuted", "untested"} & finding.measures.get("diagnostics", {}).keys() for finding in found)
