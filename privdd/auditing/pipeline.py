@@ -267,7 +267,7 @@ def _said(scene: Scene, job: Job, lacking: Collection[str]) -> list[str]:
     view, attack = job.view, job.attack
     return [
         granted(scene.plan, view, attack.family),
-        replayed(scene, view),
+        replayed(scene, view) if attack.family == Family.MEMBERSHIP else "",
         other_networks(view),
         used_without(view.surface, lacking) if attack.family == Family.MEMBERSHIP else "",
     ]

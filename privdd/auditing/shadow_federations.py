@@ -31,7 +31,7 @@ from privdd.runtime.files import DamagedRun
 from privdd.runtime.progress import Bar, stage
 from privdd.runtime.run_folder import RunFolder, read_tensors, write_tensors
 
-FEWER = "by the ledger this is computed from noised sums alone: noised_reads attacks the sums themselves, and here are"
+FEWER = "the ledger says that this is computed from noised sums alone; noised_reads attacks these, so there were only"
 SENT_AS = {Surface.GLOBAL_IMAGES: Surface.SYNTHETIC_IMAGES}
 
 

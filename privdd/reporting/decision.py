@@ -212,9 +212,7 @@ def _sample(rows: list[FindingRow]) -> str:
         worlds = max((row.worlds or 0 for row in members if not of_transcripts(row)), default=0)
         replays = f", {worlds} replays" if worlds > 1 else ""
         drawn = max((row.worlds or 0 for row in members if of_transcripts(row)), default=0)
-        transcripts = (
-            f", {drawn} transcripts of its noised sums (all but one drawn by the mechanism's law)" if drawn else ""
-        )
+        transcripts = f", {drawn} transcripts of its noised sums, one of them the run's own" if drawn else ""
         return f"{max(row.n or 0 for row in members)} audited records{replays}{transcripts}"
     pictures = max((row.n or 0 for row in rows if row.psnr is not None), default=0)
     return f"{pictures} rebuilt picture{'s' if pictures != 1 else ''}" if pictures else ""

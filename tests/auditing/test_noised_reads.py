@@ -10,6 +10,7 @@ import pytest
 import torch
 from scipy.stats import kstest
 
+from attacks.inversion.synthetic import CopyDetection
 from attacks.membership.lira import Lira
 from attacks.membership.noised_reads import NoisedReads
 from attacks.membership.threshold import LossThreshold
@@ -147,12 +148,14 @@ def audited(folder: Path, *more: str, attacks=ATTACKS) -> Audited:
 
 
 def test_an_audit_reads_the_sums_and_replays_a_few(tmp_path, monkeypatch):
-    found = audited(tmp_path)
+    found = audited(tmp_path, attacks={**ATTACKS, "copy_detection": CopyDetection()})
     (reads,) = of_analyst(found)
     assert (reads.adversary, reads.measures["worlds"], reads.measures["n"]) == (Adversary.ANALYST, 30, 20)
     assert seen(found) == 2
     notes = [f.measures["note"] for f in found.findings if f.attack == "lira"]
     assert all("2 of 5 replays (audit.processed_worlds)" in note for note in notes)
+    pictures = [f.measures["note"] for f in found.findings if f.family != Family.MEMBERSHIP]
+    assert pictures and not any("replays" in note for note in pictures)
     assert "processed" not in reads.measures["note"] and "drawn by the mechanism's law" in reads.measures["note"]
     # a run that was trained before is listened to again
     (tmp_path / "findings.json").unlink(missing_ok=True)

@@ -168,7 +168,7 @@ def test_the_sample_decides_how_sure_that_nothing_leaks() -> None:
     )
     drawn = row(NOTHING, attack="noised_reads", adversary="analyst", worlds=1000)
     said = decided([row(NOTHING, worlds=8), drawn], "unprotected", "inf").sample
-    assert said.startswith("120 audited records, 8 replays, 1000 transcripts of its noised sums (all but one drawn")
+    assert said == "120 audited records, 8 replays, 1000 transcripts of its noised sums, one of them the run's own"
     for judged, counts in (("consistent", True), ("untested", False)):  # drawn by a law that tests did not look at: no sample
         assert decided([row(COARSE), drawn], judged, 4.0).enough is counts
         assert (too_small(run([row(COARSE), drawn], judged, 4.0)) == "") is counts
