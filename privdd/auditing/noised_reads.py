@@ -2,7 +2,8 @@
 
 Replaying the client gives images or models, which say no more of a record than the sums behind them (data processing).
 So the sums of all rounds are attacked themselves, in closed form and with as many coins as one likes, and a few replays
-are kept for what is sent. What the server sends is computed from them too, so the federation is replayed less as well. See ``attacks.membership.noised_reads``.
+are kept for what is sent. What the server sends is computed from them too, so the federation may be replayed less as well
+(``audit.processed_federations``). See ``attacks.membership.noised_reads``.
 """
 
 from __future__ import annotations

@@ -135,7 +135,8 @@ class AuditSettings:
     crafted records that fair coins add to the audited client's data. rounds: how many of a phase are replayed, the
     latest included (one in the stored configs of earlier versions). require: whether every surface has to be
     attacked. transcripts: how many transcripts of noised sums a closed form reads, the real one included, where nothing else
-    is sent; processed_worlds, processed_federations: how many of the replays of the client, and of the federation, are then run. federation_rounds: how many last rounds are each replayed federation's own, 0 = all. waive: surface -> why
+    is sent; processed_worlds, processed_federations: how many of the replays of the client, and of the federation, are
+    then run. federation_rounds: how many last rounds are each replayed federation's own, 0 = all. waive: surface -> why
     it is not attacked. tail: how many audited records are made hard to fit. worst_pictures: whether the run folder and the
     report show the most exposed records themselves, which are the client's own data.
     """
@@ -157,7 +158,7 @@ class AuditSettings:
     worst_pictures: bool = True
     transcripts: int = 1000
     processed_worlds: int = 8
-    processed_federations: int = 0
+    processed_federations: int = 8
 
     def __post_init__(self) -> None:
         known = isinstance(self.client, int) and not isinstance(self.client, bool) and self.client >= 0
