@@ -32,9 +32,9 @@ from privdd.training.dp_sgd import QUERY
 
 LOG = logging.getLogger("privdd")
 NOTE = (
-    "the analyst of the guarantee sees every noised release of all rounds, from which all that this client sends is computed, "
-    "and knows the client's other records; of these transcripts one is what was released, the others are no replays: their coins and noise are drawn "
-    "by the mechanism's law along its queries"
+    "the analyst of the guarantee sees every noised release of all rounds, from which all that this client sends is "
+    "computed, and knows the client's other records; one transcript is what was released, and the coins and noise of the "
+    "others are drawn by the mechanism's law along its queries"
 )
 
 
@@ -63,7 +63,7 @@ def replays(experiment: Experiment, attacks: Mapping[str, Attack]) -> int:
 
 
 def federations(experiment: Experiment, attacks: Mapping[str, Attack]) -> int:
-    """How many replays of the whole federation an audit takes: fewer beside the closed form, if attacks cover all without them."""
+    """How many replays of the whole federation an audit takes: fewer beside the closed form, if attacks cover all without."""
     audit = experiment.audit
     fewer = replace(audit, federations=min(audit.federations, audit.processed_federations))
     if not wanted(experiment, attacks) or uncovered(experiment.plan.method, attacks, fewer):
@@ -73,9 +73,8 @@ def federations(experiment: Experiment, attacks: Mapping[str, Attack]) -> int:
 
 @dataclass(frozen=True)
 class Reads:
-    """The closed form on one run. masks: (K, n) bool, row 0 the run; scores: (K, n) log likelihood ratios; as_stated: whether
-    the run's sums are, as far as can be seen, its records' contributions and noise of the stated size: else nothing is left out
-    beside the closed form.
+    """The closed form on one run. masks: (K, n) bool, row 0 the run; scores: (K, n) log likelihood ratios; as_stated:
+    whether the run's sums are, as far as can be seen, its records' contributions and noise of the stated size.
     """
 
     masks: Tensor
