@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from privdd.core.keys import Keys
+from privdd.core.placement import placed
 from privdd.core.state import pack, unpack
 from privdd.core.types import Records, State, Tensors
 from privdd.distillation.sampling import record_normals
@@ -179,7 +180,7 @@ def train_split(
     for _ in range(epochs):
         for index in torch.randperm(len(records), generator=generator).split(batch_size):
             x, y = records.x[index], records.y[index]
-            noise = draw_noise(x, latent, len(loss.stds), generator)
+            noise = placed(draw_noise(x, latent, len(loss.stds), generator), x.device)
             adam.zero_grad()
             functional_call(model, current, (x, y, noise, loss)).backward()
             adam.step()
@@ -190,7 +191,8 @@ def _load_moments(adam: torch.optim.AdamW, learned: Mapping[str, Tensor], saved:
     for name, parameter in learned.items():
         parts = unpack(name, saved)
         if parts:
-            adam.state[parameter] = {key: value.clone() for key, value in parts.items()}
+            kept = {key: value.clone() for key, value in parts.items()}
+            adam.state[parameter] = {**kept, "step": kept["step"].cpu()}  # which the optimiser reads at every step
 
 
 def _moments(adam: torch.optim.AdamW, learned: Mapping[str, Tensor]) -> State:

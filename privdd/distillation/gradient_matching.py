@@ -32,6 +32,19 @@ def gradient_distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tenso
     return total
 
 
+def slopes(
+    model: nn.Module, state: Mapping[str, Tensor], x: Tensor, y: Tensor, *, graph: bool = False
+) -> dict[str, Tensor]:
+    """Gradient of the cross-entropy of x (b, c, h, w) and y (b,) at ``state``, of the weights that are compared.
+
+    graph: it can be differentiated by x.
+    """
+    names = [name for name, parameter in model.named_parameters() if parameter.ndim >= 2]
+    params = {name: state[name].detach().requires_grad_(True) for name in names}
+    loss = F.cross_entropy(functional_call(model, {**state, **params}, (x,)), y)
+    return dict(zip(names, torch.autograd.grad(loss, list(params.values()), create_graph=graph)))
+
+
 def match_gradient(
     model: nn.Module,
     state: Mapping[str, Tensor],
@@ -48,14 +61,10 @@ def match_gradient(
     target: gradient by parameter name; its length does not matter. One batch holds all images. The
     model should be free of batch norm. Returns the images.
     """
-    names = [name for name, parameter in model.named_parameters() if parameter.ndim >= 2]
-    params = {name: state[name].detach().requires_grad_(True) for name in names}
     x, velocity = images.detach(), torch.zeros_like(images)
     for _ in range(iterations):
         x = x.detach().requires_grad_(True)
-        loss = F.cross_entropy(functional_call(model, {**state, **params}, (x,)), labels)
-        slopes = torch.autograd.grad(loss, list(params.values()), create_graph=True)
-        distance = gradient_distance(dict(zip(names, slopes)), target)
+        distance = gradient_distance(slopes(model, state, x, labels, graph=True), target)
         velocity = momentum * velocity + torch.autograd.grad(distance, x)[0]
         x = x - lr * velocity
     return x.detach()

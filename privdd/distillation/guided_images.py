@@ -7,7 +7,7 @@ no privacy.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +16,7 @@ from torch import Tensor
 from privdd.core.keys import Keys
 from privdd.distillation.class_model import ClassModel
 from privdd.distillation.coarse_pixels import CoarsePixels
+from privdd.distillation.fitting import Fitting
 from privdd.distillation.networks import embedded
 from privdd.distillation.pushed_images import pushed
 
@@ -25,12 +26,14 @@ FAINT = 0.3  # the strongest texture on an image before it is pushed
 CLEAN = 0.4  # of the released images: without a texture
 STEEP = 12.0  # of the edge of a silhouette: how fast it falls off along the drawing's brightness
 Score = Callable[[Tensor], Tensor]  # images (b, c, h, w) -> logits (b, C)
+Fit = Callable[[Tensor, Tensor], Tensor]  # images (b, c, h, w) and their classes (b,) -> images
 
 
 @dataclass(frozen=True)
 class Guiding:
     """images: how many are released; drawn: how many they are mixed from, each pushed by itself in ``steps`` steps
-    of ``rate`` (``pushed``) to where the head gives it its class; mixing: at most this share of a second image;
+    of ``rate`` (``pushed``) to where the head gives it its class; fitted: further ones, which are fitted to what was
+    released by ``fitting`` first, and are mixed both as they then are and pushed; mixing: at most this share of a second image;
     moves: the largest shift, shear and change of scale, as a share of the image; temperature: the head's
     logits are multiplied by it before they become labels; texture: of noise of several scales that is
     laid over most images, so that the head labels what no class looks like as well.
@@ -38,6 +41,8 @@ class Guiding:
 
     images: int = 4000
     drawn: int = 400
+    fitted: int = 0
+    fitting: Fitting = field(default_factory=lambda: Fitting(steps=60, lr=0.06, smoothness=1e-7))
     steps: int = 12
     rate: float = 0.06
     mixing: float = 0.5
@@ -46,7 +51,7 @@ class Guiding:
     texture: float = 0.6
 
     def __post_init__(self) -> None:
-        for name, least in (("images", 1), ("drawn", 1), ("steps", 0)):
+        for name, least in (("images", 1), ("drawn", 1), ("fitted", 0), ("steps", 0)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or not value >= least:
                 raise ValueError(f"guiding.{name}={value!r}: an integer of at least {least} is needed")
@@ -58,16 +63,32 @@ class Guiding:
 
 
 def guided_set(
-    model: ClassModel, looks: CoarsePixels, score: Score, shape: tuple[int, int, int], guiding: Guiding, keys: Keys
+    model: ClassModel,
+    looks: CoarsePixels,
+    score: Score,
+    shape: tuple[int, int, int],
+    guiding: Guiding,
+    keys: Keys,
+    fit: Fit | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """(images (m, c, h, w) in [0, 1], the head's soft labels (m, C)), of as many drawings of each class."""
+    """(images (m, c, h, w) in [0, 1], the head's soft labels (m, C)), of as many drawings of each class.
+
+    fit: what fits images to the released gradients; None: no images are fitted.
+    """
 
     def scaled(x: Tensor) -> Tensor:
         return guiding.temperature * score(x)
 
-    y = torch.arange(guiding.drawn) % len(model.means)
-    start = drawings(looks.images(model.drawn(y, keys.fold("draw").torch()), shape), guiding, keys.fold("start"))
+    def started(count: int, keys: Keys) -> tuple[Tensor, Tensor]:
+        y = torch.arange(count) % len(model.means)
+        return drawings(looks.images(model.drawn(y, keys.fold("draw").torch()), shape), guiding, keys.fold("start")), y
+
+    start, y = started(guiding.drawn, keys)
     pool = pushed(start, y, scaled, guiding.steps, guiding.rate, keys.fold("push"))
+    if fit and guiding.fitted:
+        start, y = started(guiding.fitted, keys.fold("fit"))
+        known = fit(start, y)
+        pool = torch.cat([pool, known, pushed(known, y, scaled, guiding.steps, guiding.rate, keys.fold("push fit"))])
     x = varied(pool, guiding.images, guiding.mixing, guiding.moves, keys.fold("vary").torch())
     clean = int(CLEAN * len(x))  # which are in no order
     x = torch.cat([x[:clean], textured(x[clean:], guiding.texture, keys.fold("texture").torch())])

@@ -86,7 +86,7 @@ def initial_images(
     check_init(init)
     if init == "real":
         return _real(cells, ipc, shape, keys)
-    noise = public_start(init, cells.labels, ipc, shape, keys)
+    noise = public_start(init, cells.labels, ipc, shape, keys).to(cells.pool.x.device)
     if init in PUBLIC or not len(cells):
         return noise
     rows = [channel_statistics(cells.pool.x[g.at[present]], total) for g in cells.groups for present in g.present]

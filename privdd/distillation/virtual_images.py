@@ -15,20 +15,21 @@ import torch
 from torch import Tensor
 
 from privdd.core.keys import Keys
-from privdd.core.types import Shard, Tensors
-from privdd.distillation.class_subsets import Cells
+from privdd.core.types import Shard, State, Tensors
+from privdd.distillation.class_subsets import Cells, one_world
 from privdd.distillation.distribution_matching import Matching, Streams, match
-from privdd.distillation.initial_images import carried, check_init, initial_images, noise_images, starts
+from privdd.distillation.initial_images import carried, check_init, initial_images, noise_images, remembered, starts
 from privdd.distillation.networks import Networks, fixed, fresh
 from privdd.distillation.private_matching import match_embeddings, public_views
+from privdd.distillation.stand_ins import Distiller
 from privdd.federated.channel import ClientContext
 from privdd.models import ModelSpec, initial
 from privdd.models.build import skeleton
 
 
 @dataclass(frozen=True, kw_only=True)
-class Virtual:
-    """How a client's virtual images are distilled.
+class Virtual(Distiller):
+    """How a client's virtual images are distilled, by distribution matching.
 
     ipc: images per class; start: real | noise | statistics; released_statistics: class statistics as
     the published code computes them (see ``class_statistics``); warmup, refine: settings of the first
@@ -49,6 +50,12 @@ class Virtual:
             if not getattr(self, name) >= 1:
                 raise ValueError(f"virtual.{name}={getattr(self, name)!r}: at least 1")
         check_init(self.start)
+
+    def distil(self, model: ModelSpec, shard: Shard, ctx: ClientContext) -> State:
+        """The images of the first distillation, in new networks."""
+        cells = one_world(shard.train, shard.classes)
+        steps = stages(self, model, {}, shard, ctx, first=True, refine=False)
+        return remembered(distilled(self, cells, {}, steps, shard, ctx), cells.labels)
 
 
 def stages(

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from attacks.types import Surface
 from privdd.core.keys import Keys
 from privdd.core.state import pack, unpack
-from privdd.core.types import Artifact, Problem, Received, Shard, State, Tensors, Upload
+from privdd.core.types import Artifact, Problem, Received, Shard, State, Values, Work
 from privdd.distillation.class_subsets import Cells, batched_cells, one_world, uploads
 from privdd.distillation.distribution_matching import Matching, Streams, match
 from privdd.distillation.fitting import Fitting
@@ -100,6 +100,7 @@ class FedDM(Method):
 
     worlds_per_pass: ClassVar[int] = 16
     shares_work: ClassVar[bool] = True
+    on_gpu = "matching"
 
     def __post_init__(self) -> None:
         for name in ("rounds", "ipc", "reads"):
@@ -123,9 +124,7 @@ class FedDM(Method):
     def init(self, problem: Problem, keys: Keys) -> State:
         return pack("model", initial(self.model, problem.shape, problem.classes, keys.fold("model").torch()))
 
-    def local(
-        self, broadcast: Mapping[str, Tensors], memory: State, shard: Shard, ctx: ClientContext
-    ) -> tuple[Upload, State]:
+    def local(self, broadcast: Values, memory: State, shard: Shard, ctx: ClientContext) -> Work:
         if is_protected(ctx.mechanisms):
             return self._protected(broadcast, memory, shard, ctx)
         if self.start == "real" and ctx.round == 0:
@@ -162,7 +161,7 @@ class FedDM(Method):
         """The architecture that the server trains."""
         return build(self.model, problem.shape, problem.classes)
 
-    def sent_state(self, broadcast: Mapping[str, Tensors]) -> State | None:
+    def sent_state(self, broadcast: Values) -> State | None:
         """The model as the server sent it; a synthetic set implies no model by itself."""
         return dict(broadcast["model"])
 
@@ -177,9 +176,7 @@ class FedDM(Method):
         m = self.matching
         return {"lr": m.lr, "momentum": m.momentum, "batch_size": m.batch, "local_steps": m.iterations, "ipc": self.ipc}
 
-    def maps(
-        self, broadcast: Mapping[str, Tensors], memory: State, problem: Problem
-    ) -> dict[str, Callable[[Tensor], Tensor]]:
+    def maps(self, broadcast: Values, memory: State, problem: Problem) -> dict[str, Callable[[Tensor], Tensor]]:
         """What is matched: images -> features (and logits) at the centre of the ball, or the extractor's (public)."""
         if self.extractor is not None:
             return {"embedding": self.extractor, "public": self.extractor}
@@ -196,7 +193,7 @@ class FedDM(Method):
         printed = matching_claims(theorems, plan, shards, iterations=m.iterations, batch=m.batch, noise_init=public)
         return [*printed, feddm_membership()]
 
-    def steps(self, broadcast: Mapping[str, Tensors], shard: Shard, ctx: ClientContext) -> Steps:
+    def steps(self, broadcast: Values, shard: Shard, ctx: ClientContext) -> Steps:
         """What everyone knows of a round's noised steps."""
         networks, streams = (
             self._networks(broadcast, shard, ctx),
@@ -205,12 +202,8 @@ class FedDM(Method):
         return Steps(seen_maps(networks, self.matching, streams, shard.shape), self.matching)
 
     def local_batched(
-        self,
-        broadcast: Mapping[str, Tensors],
-        memories: Sequence[State],
-        shards: Sequence[Shard],
-        contexts: Sequence[ClientContext],
-    ) -> Sequence[tuple[Upload, State]] | None:
+        self, broadcast: Values, memories: Sequence[State], shards: Sequence[Shard], contexts: Sequence[ClientContext]
+    ) -> Sequence[Work] | None:
         """The rounds share the first one's batches, so each real record is embedded once for all of them.
 
         Where images start is each context's own. None under noise, or where something is remembered.
@@ -224,7 +217,7 @@ class FedDM(Method):
 
     # --- distillation -------------------------------------------------------------------------
 
-    def _networks(self, broadcast: Mapping[str, Tensors], shard: Shard, ctx: ClientContext) -> Networks:
+    def _networks(self, broadcast: Values, shard: Shard, ctx: ClientContext) -> Networks:
         if (extractor := self.extractor) is not None:
             return lambda t: extractor
         model, state = skeleton(self.model, shard.shape, shard.classes), broadcast["model"]
@@ -233,7 +226,7 @@ class FedDM(Method):
     def _distil(
         self,
         cells: Cells,
-        broadcast: Mapping[str, Tensors],
+        broadcast: Values,
         memory: State,
         shard: Shard,
         ctx: ClientContext,
@@ -244,9 +237,7 @@ class FedDM(Method):
         streams = Streams(ctx.keys.fold("batch"), ctx.public("augment"))
         return match(cells, images, self._networks(broadcast, shard, ctx), self.matching, streams)
 
-    def _protected(
-        self, broadcast: Mapping[str, Tensors], memory: State, shard: Shard, ctx: ClientContext
-    ) -> tuple[Upload, State]:
+    def _protected(self, broadcast: Values, memory: State, shard: Shard, ctx: ClientContext) -> Work:
         """Images of every class, from noise and what the mechanisms released."""
         self.check_mechanisms(ctx.mechanisms)
         labels = torch.tensor(ctx.problem.class_list)

@@ -19,7 +19,7 @@ from torch.func import functional_call
 
 from attacks.types import Surface
 from privdd.core.keys import Keys
-from privdd.core.state import pack, unpack
+from privdd.core.state import marked, pack, unpack
 from privdd.core.types import Artifact, Problem, Received, Records, Shard, State, Tensors, Upload
 from privdd.distillation.feature_split import (
     CLASSIFIER,
@@ -71,7 +71,7 @@ class FedFed(Method):
     shared_only: bool = False
     shared_per_round: int = 512
 
-    on_gpu = "local training of phase B (not the split into features)"
+    on_gpu = "the split into features, their release, local training"
     queries: ClassVar[Mapping[str, Surface]] = {"dpsgd": Surface.GRADIENT}
     visible_to: ClassVar[Mapping[str, tuple[str, ...]]] = dict.fromkeys(("features", "labels"), ("server", "peer"))
     _own_uploads: ClassVar[Mapping[str, Surface]] = {
@@ -275,8 +275,10 @@ class FedFed(Method):
         return lambda x, y: (functional_call(model, inner, (x, None))[0] - x).square().flatten(1).mean(1)
 
     def remembers(self, round: int, memory: State) -> bool:
-        """Whether a round's upload reads what the client kept."""
-        return self.keep_moments and 0 < round < self.distill_rounds
+        """Whether a round's upload reads what the client kept: AdamW's moments, or what the base method keeps."""
+        if round <= self.distill_rounds:
+            return self.keep_moments and 0 < round < self.distill_rounds
+        return marked(memory) or self.base.remembers(round, unpack("base", memory))
 
     def phase(self, round: int) -> str:
         """Which part of the method a round belongs to."""

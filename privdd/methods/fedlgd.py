@@ -33,7 +33,7 @@ from privdd.distillation.private_matching import refuse_batch_norm
 from privdd.distillation.virtual_images import Virtual, distilled, protected_images, stages
 from privdd.federated.aggregation import average, in_order
 from privdd.federated.channel import ClientContext
-from privdd.federated.method import Method
+from privdd.federated.method import Broadcast, Method
 from privdd.models import ModelSpec, build, initial
 from privdd.models.build import skeleton
 from privdd.privacy.claims import Claim, fedlgd_attacks, fedlgd_no_extra_leakage
@@ -90,12 +90,16 @@ class FedLGD(Method, hooks=("selected", "refines")):
     broadcasts: ClassVar[Mapping[str, Surface]] = {"model": Surface.GLOBAL_MODEL, **_images}
     worlds_per_pass: ClassVar[int] = 16
     shares_work: ClassVar[bool] = True
+    on_gpu = "matching and training on virtual images"
 
     def __post_init__(self) -> None:
         counts = dict.fromkeys(("rounds", "tau_step", "batch_size", "global_ipc"), 1)
         for name, least in (counts | dict.fromkeys(("tau", "contrast", "global_iterations"), 0)).items():
             if not getattr(self, name) >= least:
                 raise ValueError(f"{name}={getattr(self, name)!r}: at least {least}")
+        if not isinstance(self.virtual, Virtual):
+            why = "it cannot refine images; use distribution or unmatched"
+            raise ValueError(f"algo.virtual={type(self.virtual).__name__}: {why}")
         for name in ("lr", "local_epochs", "temperature", "global_lr"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name}={getattr(self, name)!r}: a number above 0")
@@ -165,9 +169,7 @@ class FedLGD(Method, hooks=("selected", "refines")):
 
     # --- client -------------------------------------------------------------------------------
 
-    def local(
-        self, broadcast: Mapping[str, Tensors], memory: State, shard: Shard, ctx: ClientContext
-    ) -> tuple[Upload, State]:
+    def local(self, broadcast: Broadcast, memory: State, shard: Shard, ctx: ClientContext) -> tuple[Upload, State]:
         self.check_mechanisms(ctx.mechanisms)
         if ctx.protected("embedding"):
             steps = self._steps(broadcast, memory, shard, ctx)
@@ -284,15 +286,13 @@ class FedLGD(Method, hooks=("selected", "refines")):
         None later on (each client has its own images by then), under noise, and where statistics are sent or
         scaled by a client's number of records.
         """
-        if contexts[0].protected("embedding") or any(memories):
-            return None
-        if self.server_start == "statistics" or self.virtual.released_statistics:
+        scaled = self.server_start == "statistics" or self.virtual.released_statistics
+        if scaled or contexts[0].protected("embedding") or any(memories):
             return None
         cells, own = batched_cells(shards), [ctx.keys for ctx in contexts]
         images = self._distil(cells, broadcast, {}, shards[0], contexts[0], own)
         done = []
         for world, (shard, ctx) in enumerate(zip(shards, contexts)):
             update = self._train(broadcast, {}, as_records(*labelled(cells, images, world)), shard, ctx)
-            state = kept(cells, images, world) | self._stale(update, ctx)
-            done.append(({"update": Artifact(update)}, state))
+            done.append(({"update": Artifact(update)}, kept(cells, images, world) | self._stale(update, ctx)))
         return done

@@ -16,16 +16,13 @@ from attacks.types import Surface
 from privdd.core.keys import Keys
 from privdd.core.state import pack, unpack
 from privdd.core.types import Problem, Received, Shard, State, Tensors, Upload
-from privdd.distillation.class_subsets import one_world
-from privdd.distillation.initial_images import remembered
 from privdd.distillation.private_matching import refuse_batch_norm
-from privdd.distillation.virtual_images import Virtual, distilled, stages
+from privdd.distillation.stand_ins import Distiller, stood_in
 from privdd.federated.channel import ClientContext
 from privdd.federated.method import Broadcast, Method
 from privdd.methods.fedavg import FedAvg
 from privdd.models import ModelSpec
 from privdd.privacy.mechanism import Mechanism
-from privdd.training.contrastive import as_records
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,17 +36,20 @@ class VirtualData(Method):
 
     inner: FedAvg
     model: ModelSpec
-    virtual: Virtual
+    virtual: Distiller
 
     uploads: Mapping[str, Surface] = field(init=False)
     broadcasts: Mapping[str, Surface] = field(init=False)
     visible_to: Mapping[str, tuple[str, ...]] = field(init=False)  # type: ignore[misc]
     accuracy_kind: Literal["global", "personal"] = field(init=False)  # type: ignore[misc]
 
+    on_gpu = "matching and training on virtual images"
+
     def __post_init__(self) -> None:
         if not isinstance(self.inner, FedAvg):
             raise ValueError(f"algo.inner={type(self.inner).__name__}: a method of local training is needed")
-        refuse_batch_norm(self.model.norm, "model")
+        if self.virtual.mixes_records:
+            refuse_batch_norm(self.model.norm, "model")
         for name in ("uploads", "broadcasts", "visible_to", "accuracy_kind"):
             object.__setattr__(self, name, getattr(self.inner, name))
 
@@ -66,16 +66,9 @@ class VirtualData(Method):
         return self.inner.broadcast(server)
 
     def local(self, broadcast: Broadcast, memory: State, shard: Shard, ctx: ClientContext) -> tuple[Upload, State]:
-        images = {n: t for n, t in memory.items() if n.startswith("images/")} or self._distilled(shard, ctx)
-        own = as_records(images["images/x"].flatten(0, 1), images["images/label"].repeat_interleave(self.virtual.ipc))
-        upload, inner = self.inner.local(broadcast, unpack("inner", memory), shard.with_train(own), ctx)
+        own, images = stood_in(self.virtual, self.model, memory, shard, ctx)
+        upload, inner = self.inner.local(broadcast, unpack("inner", memory), own, ctx)
         return upload, {**images, **pack("inner", inner)}
-
-    def _distilled(self, shard: Shard, ctx: ClientContext) -> State:
-        """The images of the classes that the client holds, by distribution matching in new networks."""
-        cells = one_world(shard.train, shard.classes)
-        steps = stages(self.virtual, self.model, {}, shard, ctx, first=True, refine=False)
-        return remembered(distilled(self.virtual, cells, {}, steps, shard, ctx), cells.labels)
 
     def aggregate(self, server: State, inbox: Sequence[Received], keys: Keys) -> State:
         return self.inner.aggregate(server, inbox, keys)

@@ -9,9 +9,11 @@ from dataclasses import replace
 import pytest
 import torch
 
+from privdd.cli.config import composed
 from privdd.core.keys import Keys
 from privdd.core.state import unpack
 from privdd.core.types import Records, Shard
+from privdd.distillation.networks import ball
 from privdd.methods.feddm import FedDM
 from privdd.models import build
 from privdd.training.local import evaluate, local_sgd
@@ -184,3 +186,37 @@ def test_the_printed_step_has_no_accounted_epsilon() -> None:
     rows = [r for r in progress.ledger.releases if r.name == "synthetic_gradient"]
     assert rows and {r.nonprivate_reason for r in rows} == {"side conditions fail: noise_scale_public"}
     assert progress.ledger.epsilon() == math.inf == progress.ledger.epsilon(surfaces=["synthetic_images"])
+
+
+def _class_means(embedded: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return torch.stack([embedded[y == c].mean(0) for c in range(10)])
+
+
+def matched_loss(lr: float) -> tuple[float, float]:
+    """Squared gaps of class means, features and logits, before and after matching around a model that digits trained."""
+    (client,) = shards([200])
+    model, start = build(SPEC, (1, 8, 8), 10), unpack("model", make().init(PROBLEM, Keys(0)))
+    trained_on = {"lr": 0.05, "momentum": 0.9, "batch_size": 32, "epochs": 5, "generator": Keys(1).torch()}
+    sent = {"model": local_sgd(model, start, client.train, **trained_on)[0]}  # type: ignore[arg-type]
+    found = []
+    for steps in (0, 20):
+        total = 0.0
+        method = make(matching=matching(steps, lr=lr))
+        upload, _ = method.local(sent, {}, client, context(method, 3))
+        x, y = upload["images"].value["x"], upload["labels"].value["y"]
+        unseen = ball(model, sent["model"], sent["model"], method.rho, Keys(7), logits=True)
+        with torch.no_grad():
+            for t in range(5):
+                real, made = (_class_means(unseen(t)(a), b) for a, b in ((client.train.x, client.train.y), (x, y)))
+                total += float((real - made).square().sum())
+        found.append(total)
+    return found[0], found[1]
+
+
+def test_matching_brings_images_that_start_real_nearer_at_the_rate_of_the_settings() -> None:
+    """eta_c = 1 of the paper is that of standardised pixels: in [0, 1] a trained model's images run away at it."""
+    before, after = matched_loss(composed("train", ["algo=feddm"]).algo.matching.lr)
+    assert after < 0.5 * before
+    assert matched_loss(1.0)[1] > 2 * before
+    for start, rate in (("noise", 1.0), ("statistics", 0.1)):
+        assert composed("train", ["algo=feddm", f"algo.start={start}"]).algo.matching.lr == rate

@@ -1,0 +1,118 @@
+"""Private set generation: images whose training gradient points where noised gradients of the records point.
+
+Chen, Kerkouche and Fritz, "Private Set Generation with Discriminative Information" (NeurIPS 2022), algorithm 1: in newly
+drawn networks, the records' gradients are clipped one by one, summed and noised (DP-SGD), the images follow them
+(gradient matching, Zhao et al. 2021), and the network then trains on the images. Noise is spent on the records' gradient
+alone; all else is post-processing. Momentum begins anew with each read (the released code keeps one optimiser for all).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad
+from torch.nn import functional as F
+
+from privdd.core.keys import Keys
+from privdd.core.types import Records, State, Tensors
+from privdd.distillation.gradient_matching import match_gradient
+from privdd.federated.channel import ClientContext
+from privdd.training import dp_sgd
+from privdd.training.local import local_sgd
+
+QUERY = "set_gradient"
+Read = Callable[[Tensors], Tensors]  # a network's state -> the records' gradient there, by name
+
+
+@dataclass(frozen=True)
+class SetGeneration:
+    """networks: newly drawn ones, each at first untrained; turns: times that the images learn in one network, between
+    which it trains on them; reads: noised gradients in one turn; steps: of the images along each of them; lr,
+    momentum: of these; net_lr, net_epochs: of the network's training on the images."""
+
+    networks: int = 1000
+    turns: int = 10
+    reads: int = 10
+    steps: int = 1
+    lr: float = 0.1
+    momentum: float = 0.5
+    net_lr: float = 0.01
+    net_epochs: int = 50
+
+    def __post_init__(self) -> None:
+        for name in ("networks", "turns", "reads", "steps", "net_epochs"):
+            if isinstance(value := getattr(self, name), bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"generation.{name}={value!r}: an integer of at least 1 is needed")
+        for name in ("lr", "net_lr"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise ValueError(f"generation.{name}={getattr(self, name)!r}: a finite number above 0 is needed")
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"generation.momentum={self.momentum!r}: a number in [0, 1) is needed")
+
+    @property
+    def releases(self) -> int:
+        """How often the records are read."""
+        return self.networks * self.turns * self.reads
+
+
+def generate(
+    images: Tensor, labels: Tensor, model: nn.Module, draw: Callable[[int], State], read: Read, settings: SetGeneration, keys: Keys
+) -> Tensor:  # fmt: skip
+    """Images (m, c, h, w) of ``labels`` (m,) after ``settings.releases`` reads; draw: number -> a new network's state."""
+    for number in range(settings.networks):
+        state = draw(number)
+        for turn in range(settings.turns):
+            if turn:
+                state = _trained(model, state, images, labels, settings, keys.fold("net", number, turn))
+            for _ in range(settings.reads):
+                images = match_gradient(
+                    model, state, read(state), images, labels,
+                    iterations=settings.steps, lr=settings.lr, momentum=settings.momentum,
+                )  # fmt: skip
+    return images
+
+
+def _trained(
+    model: nn.Module, state: State, images: Tensor, labels: Tensor, settings: SetGeneration, keys: Keys
+) -> State:
+    records = Records(images, labels, torch.arange(len(labels)))
+    size, generator = min(256, len(labels)), keys.torch()
+    return local_sgd(
+        model, state, records, lr=settings.net_lr, batch_size=size, epochs=settings.net_epochs, generator=generator
+    )[0]
+
+
+def noised_gradient(model: nn.Module, records: Records, ctx: ClientContext) -> Read:
+    """The records' gradient through ``ctx.mechanism``: of all weights that matching looks at, a Poisson sample a read."""
+
+    def read(state: Tensors) -> Tensors:
+        taken = ctx.sample(QUERY, len(records)).nonzero()[:, 0].to(records.y.device)
+        loss, weights = _loss(model, state)
+        gradients = dp_sgd.record_gradients(loss, weights, records.x[taken], records.y[taken])
+        released = ctx.mechanism(QUERY, gradients)
+        return {name: value.to(state[name]) for name, value in released.items()}
+
+    return read
+
+
+def plain_gradient(model: nn.Module, records: Records) -> Read:
+    """The gradient of the mean cross-entropy of all records, where nothing protects them."""
+
+    def read(state: Tensors) -> Tensors:
+        loss, weights = _loss(model, state)
+        return grad(loss)(weights, records.x, records.y)
+
+    return read
+
+
+def _loss(model: nn.Module, state: Tensors) -> tuple[Callable[..., Tensor], State]:
+    """(cross-entropy of parameters, x and y, the parameters of at least two axes); others stay as they are in ``state``."""
+    weights = {name: state[name].detach() for name, parameter in model.named_parameters() if parameter.ndim >= 2}
+
+    def loss(params: State, x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(functional_call(model, {**state, **params}, (x,)), y)
+
+    return loss, weights

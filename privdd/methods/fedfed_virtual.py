@@ -1,0 +1,91 @@
+"""FedFed where virtual images stand for a client's records: in all of it, in its training alone, or in its release alone.
+
+With ``virtual_data`` this makes one grid: any base method, any local distiller (``Distiller``), features released or not.
+FedFed: Yang et al., NeurIPS 2023; virtual data: Huang et al. (FedLGD), TMLR 2024, section 5.1. No paper has this pairing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
+
+from torch import Tensor
+
+from attacks.types import Surface
+from privdd.core.types import Artifact, Problem, Shard, State, Tensors, Upload
+from privdd.distillation.private_matching import refuse_batch_norm
+from privdd.distillation.stand_ins import Distiller, kept_images, stood_in
+from privdd.federated.channel import ClientContext
+from privdd.methods.fedfed import FedFed
+from privdd.privacy.claims import Claim
+from privdd.privacy.mechanism import Mechanism
+
+WHERE = ("everywhere", "training", "release")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedFedVirtual(FedFed):
+    """virtual: how a client's images are made, once, in networks like the base method's; where they stand for its
+    records: everywhere, in training (phase B: the features are those of records), or in release (phase A and the
+    release: the features are those of images, and phase B trains on records beside them).
+
+    One record may be in all images of its class, so noise on each row says nothing of a record: rows made of images
+    carry the flag ``row_per_record``, which is false, and the ledger counts them as unprotected.
+    """
+
+    virtual: Distiller
+    where: Literal["everywhere", "training", "release"] = "everywhere"
+
+    queries: ClassVar[Mapping[str, Surface]] = {}  # DP-SGD on images bounds no record
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.where not in WHERE:
+            raise ValueError(f"algo.where={self.where!r}: allowed are {', '.join(WHERE)}")
+        if self.virtual.mixes_records:
+            refuse_batch_norm(self.base.model.norm, "model")
+
+    def _stands_in(self, round: int) -> bool:
+        """Whether images are in the records' place in this round."""
+        return self.where == "everywhere" or (self.where == "training") == (round > self.distill_rounds)
+
+    def local(
+        self, broadcast: Mapping[str, Tensors], memory: State, shard: Shard, ctx: ClientContext
+    ) -> tuple[Upload, State]:
+        images = kept_images(memory)
+        rest = {name: value for name, value in memory.items() if name not in images}
+        if not self._stands_in(ctx.round):
+            return super().local(broadcast, rest, shard, ctx)
+        own, images = stood_in(self.virtual, self.base.model, memory, shard, ctx)
+        upload, after = super().local(broadcast, rest, own, ctx)
+        if self.virtual.mixes_records and ctx.round == self.distill_rounds:
+            upload = {name: _of_images(artifact) for name, artifact in upload.items()}
+        return upload, {**after, **images}
+
+    # --- what an auditor needs ----------------------------------------------------------------
+
+    def rows_are_records(self) -> bool:
+        return self.where == "training" or not self.virtual.mixes_records
+
+    def remembers(self, round: int, memory: State) -> bool:
+        """Whether a round's upload reads what the client kept: its images, or what FedFed keeps."""
+        return (self._stands_in(round) and bool(kept_images(memory))) or super().remembers(round, memory)
+
+    def stand_ins(self, memory: State, problem: Problem) -> Tensor | None:
+        """The client's virtual images, where it trains on them and has some."""
+        images = kept_images(memory).get("images/x") if self.where != "release" else None
+        return None if images is None else images.detach().reshape(-1, *problem.shape)
+
+    def spends(self, round: int, mechanisms: Mapping[str, Mechanism]) -> dict[str, int] | None:  # type: ignore[override]
+        """FedFed's; unknown where rows are no records: no noise on them can be chosen by what a record may cost."""
+        return super().spends(round, mechanisms) if self.rows_are_records() else None
+
+    def claims(self, plan: Any, shards: Sequence[Shard]) -> list[Claim]:
+        """The paper's theorems where the features are those of records; it says nothing of images."""
+        return super().claims(plan, shards) if self.rows_are_records() else []
+
+
+def _of_images(artifact: Artifact) -> Artifact:
+    """What is released of images: the noise bounds no record, and which classes have images tells of the records."""
+    return replace(artifact, public="", flags={**artifact.flags, "row_per_record": False})
