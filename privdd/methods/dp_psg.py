@@ -1,0 +1,120 @@
+"""Private set generation at every client: images that follow noised gradients of its records, pooled by the server.
+
+Chen, Kerkouche and Fritz, "Private Set Generation with Discriminative Information" (NeurIPS 2022), whose one holder of
+all data is here each client: a baseline for distilled data sets with a guarantee. One round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from attacks.types import Surface
+from privdd.core.keys import Keys
+from privdd.core.state import pack, unpack
+from privdd.core.types import Artifact, Problem, Received, Shard, State, Tensors, Upload
+from privdd.distillation.initial_images import PUBLIC, public_start
+from privdd.distillation.private_matching import refuse_batch_norm
+from privdd.distillation.private_set import QUERY, SetGeneration, generate, noised_gradient, plain_gradient
+from privdd.federated.channel import ClientContext
+from privdd.federated.method import Method
+from privdd.models import ModelSpec, build, initial
+from privdd.models.build import skeleton
+from privdd.privacy.mechanism import Mechanism
+from privdd.training.local import outputs
+from privdd.training.server import ServerTraining, train_on, union
+
+
+@dataclass(frozen=True, kw_only=True)
+class DPPSG(Method):
+    """model: of the networks whose gradients are matched and of the server's; it must treat each image alone (no batch
+    norm); generation: how images learn; ipc: images per class; start: what they start as; server: its training.
+
+    With a mechanism for "set_gradient" every class of the public list is sent. Without one nothing is clipped or noised,
+    the gradient is that of all records (dataset condensation), and a client sends the classes that it holds.
+    """
+
+    model: ModelSpec
+    generation: SetGeneration
+    server: ServerTraining
+    ipc: int = 10
+    start: Literal["noise", "smooth"] = "noise"
+
+    uploads: ClassVar[Mapping[str, Surface]] = {"images": Surface.SYNTHETIC_IMAGES, "labels": Surface.LABELS}
+    queries: ClassVar[Mapping[str, Surface]] = {QUERY: Surface.GRADIENT}
+    broadcasts: ClassVar[Mapping[str, Surface]] = {"model": Surface.GLOBAL_MODEL}
+    rounds: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        if not self.ipc >= 1:
+            raise ValueError(f"ipc={self.ipc!r}: at least 1")
+        if self.start not in PUBLIC:
+            raise ValueError(f"start={self.start!r}: allowed are {', '.join(PUBLIC)}, which read no record")
+        refuse_batch_norm(self.model.norm, "model")
+
+    def init(self, problem: Problem, keys: Keys) -> State:
+        return pack("model", initial(self.model, problem.shape, problem.classes, keys.fold("model").torch()))
+
+    def local(
+        self, broadcast: Mapping[str, Tensors], memory: State, shard: Shard, ctx: ClientContext
+    ) -> tuple[Upload, State]:
+        private, train, like = ctx.protected(QUERY), shard.train, broadcast["model"]["head.weight"]
+        held = ctx.problem.class_list if private else train.y.unique().tolist()
+        labels = torch.tensor(held, dtype=torch.long).repeat_interleave(self.ipc)
+        start = public_start(self.start, torch.tensor(held), self.ipc, shard.shape, ctx.keys.fold("start"))
+        images, y = start.flatten(0, 1).to(like), labels.to(like.device)
+        if len(y):
+            model = skeleton(self.model, shard.shape, shard.classes)
+            read = noised_gradient(model, train, ctx) if private else plain_gradient(model, train)
+            images = generate(images, y, model, self._draw(shard, ctx, like), read, self.generation, ctx.keys)
+        return {
+            "images": Artifact({"x": images}, private=private),
+            "labels": Artifact({"y": labels}, private=private),
+        }, {}
+
+    def _draw(self, shard: Shard, ctx: ClientContext, like: Tensor) -> Any:
+        """number -> a newly initialised network, the same for all clients."""
+
+        def state(number: int) -> State:
+            generator = ctx.public("networks", number).torch()
+            return {n: t.to(like) for n, t in initial(self.model, shard.shape, shard.classes, generator).items()}
+
+        return state
+
+    def aggregate(self, server: State, inbox: Sequence[Received], keys: Keys) -> State:
+        """Train the model on all images."""
+        before, pooled = unpack("model", server), union(inbox, "images")
+        model = skeleton(self.model, tuple(pooled.x.shape[1:]), len(before["head.weight"]))  # type: ignore[arg-type]
+        return {**server, **pack("model", train_on(model, before, pooled, self.server, keys.fold("batch").torch()))}
+
+    def predict(self, server: State, memory: State | None, x: Tensor) -> Tensor:
+        """Logits (n, C) of the server's model."""
+        state = unpack("model", server)
+        return outputs(skeleton(self.model, tuple(x.shape[1:]), len(state["head.weight"])), state, x)  # type: ignore[arg-type]
+
+    def spends(self, round: int, mechanisms: Mapping[str, Mechanism]) -> dict[str, int]:
+        return {name: self.generation.releases for name in mechanisms if name == QUERY}
+
+    # --- what an auditor needs ----------------------------------------------------------------
+
+    def classifier(self, problem: Problem) -> nn.Module:
+        return build(self.model, problem.shape, problem.classes)
+
+    def sent_state(self, broadcast: Mapping[str, Tensors]) -> State | None:
+        """The model as the server sent it; a synthetic set implies no model by itself."""
+        return dict(broadcast["model"])
+
+    def images_per_class(self) -> int:
+        return self.ipc
+
+    def with_images_per_class(self, count: int) -> DPPSG:
+        return replace(self, ipc=count)
+
+    def settings(self, shard_size: int) -> Mapping[str, Any]:
+        """The protocol's public numbers."""
+        g = self.generation
+        return {"lr": g.lr, "momentum": g.momentum, "batch_size": max(1, shard_size), "local_steps": g.releases, "ipc": self.ipc}  # fmt: skip
