@@ -16,7 +16,7 @@ from torch import Tensor
 
 from attacks.types import Surface
 from privdd.core.keys import Keys
-from privdd.core.types import Artifact, Problem, Received, Records, Shard, State, Tensors, Upload
+from privdd.core.types import Artifact, Problem, Received, Records, Shard, State, Tensors, Values, Work
 from privdd.distillation.public_head import head_gradients
 from privdd.federated.aggregation import in_order
 from privdd.federated.channel import ClientContext
@@ -63,9 +63,7 @@ class DPHead(PublicMap):
         return {**state, "velocity/head.weight": torch.zeros_like(state["model/head.weight"]),
                 "seen/count": torch.zeros(1), "seen/rounds": torch.zeros(1)}  # fmt: skip
 
-    def from_rows(
-        self, broadcast: Mapping[str, Tensors], rows: Tensor, shard: Shard, ctx: ClientContext
-    ) -> tuple[Upload, State]:
+    def from_rows(self, broadcast: Values, rows: Tensor, shard: Shard, ctx: ClientContext) -> Work:
         private = ctx.protected(QUERY)
         weight, total, count = broadcast["model"]["head.weight"], torch.zeros(()), torch.zeros(())
         for _ in range(self.local_steps):

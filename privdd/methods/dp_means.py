@@ -8,19 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from attacks.types import Surface
 from privdd.core.keys import Keys
-from privdd.core.types import Artifact, Received, Shard, State, Tensors, Upload
+from privdd.core.types import Artifact, Received, Shard, State, Values, Work
 from privdd.distillation.public_head import nearest_mean
 from privdd.federated.aggregation import in_order
 from privdd.federated.channel import ClientContext
 from privdd.methods.public_map import PublicMap
-from privdd.privacy.mechanism import Mechanism
 
 QUERY = "class_sums"
 
@@ -43,9 +42,7 @@ class DPMeans(PublicMap):
         if not 0 <= self.least < 1:
             raise ValueError(f"least={self.least!r}: a share in [0, 1)")
 
-    def from_rows(
-        self, broadcast: Mapping[str, Tensors], rows: Tensor, shard: Shard, ctx: ClientContext
-    ) -> tuple[Upload, State]:
+    def from_rows(self, broadcast: Values, rows: Tensor, shard: Shard, ctx: ClientContext) -> Work:
         private, sums = ctx.protected(QUERY), []
         taken = ctx.sample(QUERY, len(rows)).to(rows.device) if private else torch.ones(len(rows), dtype=torch.bool)
         rows, y = rows[taken], shard.train.y[taken]
@@ -63,10 +60,3 @@ class DPMeans(PublicMap):
         total, variance = (torch.stack([one[n].double() for one in sent]).sum(0) for n in ("sum", "variance"))
         head = nearest_mean(total, variance, self.rows.last, self.least)
         return {**server, "model/head.weight": head.float()}
-
-    def adds_up(self, mechanisms: Mapping[str, Mechanism]) -> Literal["sum", "mean"] | None:
-        return "sum"
-
-    def spends(self, round: int, mechanisms: Mapping[str, Mechanism]) -> dict[str, int]:
-        """How often one client applies each mechanism to one class in one round."""
-        return {name: 1 for name in mechanisms if name == QUERY}

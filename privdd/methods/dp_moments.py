@@ -8,19 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from attacks.types import Surface
 from privdd.core.keys import Keys
-from privdd.core.types import Artifact, Received, Shard, State, Tensors, Upload
+from privdd.core.types import Artifact, Received, Shard, State, Tensors, Values, Work
 from privdd.distillation.public_head import moments, ridge_head
 from privdd.federated.aggregation import in_order
 from privdd.federated.channel import ClientContext
 from privdd.methods.public_map import PublicMap
-from privdd.privacy.mechanism import Mechanism
 
 QUERY = "second_moments"
 
@@ -47,9 +46,7 @@ class DPMoments(PublicMap):
         if not 0 < self.share < 1:
             raise ValueError(f"share={self.share!r}: a share in (0, 1)")
 
-    def from_rows(
-        self, broadcast: Mapping[str, Tensors], rows: Tensor, shard: Shard, ctx: ClientContext
-    ) -> tuple[Upload, State]:
+    def from_rows(self, broadcast: Values, rows: Tensor, shard: Shard, ctx: ClientContext) -> Work:
         private, variance = ctx.protected(QUERY), 0.0
         if private:
             mechanism = ctx.mechanisms[QUERY]
@@ -69,13 +66,7 @@ class DPMoments(PublicMap):
         total = {name: torch.stack([one[name].double() for one in sent]).sum(0) for name in sent[0]}
         return {**server, "model/head.weight": ridge_head(total, self.ridge, self.share).float()}
 
-    def model_state(self, name: str, value: Tensors, broadcast: Mapping[str, Tensors]) -> State | None:
+    def model_state(self, name: str, value: Tensors, broadcast: Values) -> State | None:
         """The head that one client's moments alone give."""
         alone = {key: tensor.double() for key, tensor in value.items()}
         return {"head.weight": ridge_head(alone, self.ridge, self.share).float()}
-
-    def adds_up(self, mechanisms: Mapping[str, Mechanism]) -> Literal["sum", "mean"] | None:
-        return "sum"
-
-    def spends(self, round: int, mechanisms: Mapping[str, Mechanism]) -> dict[str, int]:
-        return {name: 1 for name in mechanisms if name == QUERY}

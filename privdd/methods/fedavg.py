@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from attacks.types import Surface
 from privdd.core.keys import Keys
 from privdd.core.state import pack, unpack
-from privdd.core.types import Artifact, Problem, Received, Records, Shard, State, Tensors, Upload
+from privdd.core.types import Artifact, Problem, Received, Records, Shard, State, Tensors, Values, Work
 from privdd.federated.aggregation import average, shares
 from privdd.federated.channel import ClientContext
 from privdd.federated.method import Method
@@ -23,7 +23,7 @@ from privdd.training.batching import Mix
 from privdd.training.client_round import ClientRound, Trained
 from privdd.training.dp_sgd import private_steps, train_privately
 from privdd.training.ensemble import vectorised_sgd, vectorises
-from privdd.training.local import Correction, Loss, local_sgd, outputs, placed, split, step_count
+from privdd.training.local import Correction, Loss, local_sgd, outputs, split, step_count
 
 TRAINING = ("start", "loss", "correction", "local", "_train", "_shared")  # what decides how a client trains
 COMBINED = ("outcome", "aggregate", "pseudo_gradient", "uploads")  # what decides what is sent, and how it is combined
@@ -151,23 +151,15 @@ class FedAvg(Method, hooks=("start", "loss", "correction", "outcome", "pseudo_gr
         params, buffers = split(skeleton(self.model, problem.shape, problem.classes), state)
         return {**pack("model", params), **pack("buffers", buffers)}
 
-    def local(
-        self, broadcast: Mapping[str, Tensors], memory: State, shard: Shard, ctx: ClientContext
-    ) -> tuple[Upload, State]:
-        device, private = ctx.problem.device, ctx.protected("dpsgd")
-        sent = {name: placed(value, device) for name, value in broadcast.items()}
-        turn = ClientRound(sent, placed(memory, device), shard.with_train(shard.train.to(device)), ctx)
+    def local(self, broadcast: Values, memory: State, shard: Shard, ctx: ClientContext) -> Work:
+        private, turn = ctx.protected("dpsgd"), ClientRound(broadcast, memory, shard, ctx)
         trained = self._train_privately(turn) if private else self._train(turn)
         values, memory = self.outcome(turn, trained)
-        return {name: Artifact(value, private=private) for name, value in values.items()}, placed(memory, "cpu")
+        return {name: Artifact(value, private=private) for name, value in values.items()}, memory
 
     def local_batched(
-        self,
-        broadcast: Mapping[str, Tensors],
-        memories: Sequence[State],
-        shards: Sequence[Shard],
-        contexts: Sequence[ClientContext],
-    ) -> Sequence[tuple[Upload, State]] | None:
+        self, broadcast: Values, memories: Sequence[State], shards: Sequence[Shard], contexts: Sequence[ClientContext]
+    ) -> Sequence[Work] | None:
         """As one wide network, each client with its own batches; None for layers without such a form, under DP-SGD,
         and where records are mixed with shared features."""
         model = skeleton(self.model, shards[0].shape, shards[0].classes)
@@ -175,12 +167,9 @@ class FedAvg(Method, hooks=("start", "loss", "correction", "outcome", "pseudo_gr
             return None
         if not all(len(shard.train) for shard in shards):  # who has nothing to train on does not train
             return None
-        device = contexts[0].problem.device
-        sent = {name: placed(value, device) for name, value in broadcast.items()}
-        held = [shard.with_train(shard.train.to(device)) for shard in shards]
-        turns = [ClientRound(sent, placed(m, device), shard, ctx) for m, shard, ctx in zip(memories, held, contexts)]
+        turns = [ClientRound(broadcast, m, shard, ctx) for m, shard, ctx in zip(memories, shards, contexts)]
         done = [self.outcome(turn, trained) for turn, trained in zip(turns, self._train_batched(turns))]
-        return [({name: Artifact(v) for name, v in values.items()}, placed(kept, "cpu")) for values, kept in done]
+        return [({name: Artifact(v) for name, v in values.items()}, kept) for values, kept in done]
 
     def aggregate(self, server: State, inbox: Sequence[Received], keys: Keys) -> State:
         new = {**server, **self.server_step(server, self.pseudo_gradient(server, inbox))}
@@ -207,11 +196,11 @@ class FedAvg(Method, hooks=("start", "loss", "correction", "outcome", "pseudo_gr
         """The architecture whose parameters travel."""
         return build(self.model, problem.shape, problem.classes)
 
-    def sent_state(self, broadcast: Mapping[str, Tensors]) -> State | None:
+    def sent_state(self, broadcast: Values) -> State | None:
         """The global model, with its buffers where there are any."""
         return {**broadcast.get("buffers", {}), **broadcast["model"]} if "model" in broadcast else None
 
-    def model_state(self, name: str, value: Tensors, broadcast: Mapping[str, Tensors]) -> State | None:
+    def model_state(self, name: str, value: Tensors, broadcast: Values) -> State | None:
         """The classifier state that an upload implies, or None where it implies none."""
         if name == "buffers":
             return {**broadcast["model"], **value}

@@ -17,7 +17,7 @@ import torch
 
 from attacks.types import Surface
 from privdd.core.keys import Keys
-from privdd.core.types import Problem, Received, State, Tensors
+from privdd.core.types import Problem, Received, State, Tensors, Values
 from privdd.federated.aggregation import average
 from privdd.methods.fedavg import FedAvg
 from privdd.privacy.clipping import clip_factors, record_norms
@@ -105,7 +105,7 @@ class FedAvgAdaptive(FedAvg):
         """The bits add up like the changes."""
         return "mean" if self.weighting == "uniform" and "dpsgd" not in mechanisms else None
 
-    def model_state(self, name: str, value: Tensors, broadcast: Mapping[str, Tensors]) -> State | None:
+    def model_state(self, name: str, value: Tensors, broadcast: Values) -> State | None:
         """The model that an update implies: what was clipped off is not known."""
         if name == "update" and self.update_is_delta:
             unit = broadcast["clip"]["norm"] / self._left

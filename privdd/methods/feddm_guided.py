@@ -1,8 +1,8 @@
 """FedDM's idea with more than class means: a data set of images and soft labels out of three noised reads.
 
 Clients release noised class sums and second moments of how their records look, and noised gradients of a linear head in
-a public map. From them, which is post-processing, the server draws images, pushes each to where the head knows its class,
-mixes them, labels them by the head, trains a network on them, and publishes all.
+a public map. From them, which is post-processing, the server draws images, fits some of them to the gradients, pushes each
+to where the head knows its class, mixes them, labels them by the head, trains a network on them, and publishes all.
 """
 
 from __future__ import annotations
@@ -21,10 +21,12 @@ from privdd.core.state import pack, unpack
 from privdd.core.types import Artifact, Problem, Received, Records, Shard, State, Tensors, Upload
 from privdd.distillation.class_model import ClassModel, class_model
 from privdd.distillation.coarse_pixels import CoarsePixels
+from privdd.distillation.gradient_fitting import Path, fitted
 from privdd.distillation.guided_images import Guiding, guided_set
 from privdd.distillation.private_matching import refuse_batch_norm
 from privdd.federated.aggregation import in_order
 from privdd.federated.channel import ClientContext
+from privdd.methods.dp_head import COUNTED as HEAD_COUNTED
 from privdd.methods.dp_head import DPHead
 from privdd.models import ModelSpec, initial
 from privdd.models.build import skeleton
@@ -42,7 +44,8 @@ class FedDMGuided(DPHead):
     """model: the network that is trained on the images (no batch norm); looks: the public map in which classes are
     modelled and images drawn; varied: the coarser one in which records differ within a class; reach: looks longer than
     this are shortened; read_rounds, varied_rounds: the first rounds, in which class sums and second moments are released
-    beside the head's gradients; guiding: how images are drawn and labelled; server: the network's training.
+    beside the head's gradients; clip_norm: of the released gradients, in which a record is counted as well (None: they
+    are not clipped); guiding: how images are drawn, fitted and labelled; server: the network's training.
     """
 
     model: ModelSpec
@@ -53,6 +56,7 @@ class FedDMGuided(DPHead):
     read_rounds: int = 1
     varied_rounds: int = 1
     reach: float = 0.4
+    clip_norm: float | None = None
 
     uploads: ClassVar[Mapping[str, Surface]] = {**DPHead.uploads, "prototypes": Surface.PROTOTYPES}
     queries: ClassVar[Mapping[str, Surface]] = {
@@ -74,6 +78,8 @@ class FedDMGuided(DPHead):
                 )
         if not 0 < self.reach < float("inf"):
             raise ValueError(f"reach={self.reach!r}: a finite number above 0")
+        if self.clip_norm is not None and not 0 < self.clip_norm < float("inf"):
+            raise ValueError(f"clip_norm={self.clip_norm!r}: a finite number above 0, or null")
         if self.varied.side > self.looks.side:
             raise ValueError(f"varied.side={self.varied.side}: at most looks.side={self.looks.side}")
         refuse_batch_norm(self.model.norm, "model")
@@ -123,8 +129,12 @@ class FedDMGuided(DPHead):
 
     def aggregate(self, server: State, inbox: Sequence[Received], keys: Keys) -> State:
         """The head's next step; after the last round, the data set and a network that is trained on it."""
-        clients = in_order(inbox)
+        clients, before = in_order(inbox), server
         server = super().aggregate(server, inbox, keys)
+        gradient = server["velocity/head.weight"] - self.momentum * before["velocity/head.weight"]
+        for name, new in (("weights", before["model/head.weight"]), ("gradients", gradient)):
+            past = [before[f"path/{name}"]] if f"path/{name}" in before else []
+            server[f"path/{name}"] = torch.cat([*past, new[None]])
         sent = [one.values["prototypes"] for one in clients if "prototypes" in one.values]
         for name in sent[0] if sent else ():
             total = torch.stack([one[name].double() for one in sent]).sum(0)
@@ -140,7 +150,13 @@ class FedDMGuided(DPHead):
         def score(x: Tensor) -> Tensor:
             return self.rows(x) @ weight.T
 
-        x, soft = guided_set(self._classes(server, shape), self.looks, score, shape, self.guiding, keys)
+        longest = None if self.clip_norm is None else self.clip_norm * math.sqrt(1 - HEAD_COUNTED**2)
+        path = Path(server["path/weights"], server["path/gradients"], server["sums/count"], longest)
+
+        def fit(images: Tensor, y: Tensor) -> Tensor:
+            return fitted(images, y, self.rows, path, self.guiding.fitting)
+
+        x, soft = guided_set(self._classes(server, shape), self.looks, score, shape, self.guiding, keys, fit)
         start = initial(self.model, shape, classes, keys.fold("network").torch())
         trained = learned(skeleton(self.model, shape, classes), start, x, soft, self.server, keys.fold("batch"))
         labels = {"y": soft.argmax(1), "soft": soft}

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from attacks.types import Surface
 from privdd.core.keys import Keys
+from privdd.core.placement import placed
 from privdd.core.state import pack, unpack
 from privdd.core.types import Problem, Received, Records, State, Tensors
 from privdd.federated.aggregation import in_order
@@ -20,7 +21,7 @@ from privdd.models import initial
 from privdd.models.build import skeleton
 from privdd.models.layers import Classifier
 from privdd.training.client_round import ClientRound, Trained
-from privdd.training.local import Loss, Replica, placed, split
+from privdd.training.local import Loss, Replica, split
 
 
 @torch.no_grad()

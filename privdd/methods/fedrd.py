@@ -17,8 +17,9 @@ from torch.nn import functional as F
 
 from attacks.types import Surface
 from privdd.core.keys import Keys
+from privdd.core.placement import placed
 from privdd.core.state import pack, unpack
-from privdd.core.types import Problem, Received, Shard, State, Tensors, Upload
+from privdd.core.types import Problem, Received, Shard, State, Tensors, Upload, Values, Work
 from privdd.distillation.distribution_matching import Matching
 from privdd.distillation.initial_images import check_init, warn_short
 from privdd.distillation.networks import Networks, fresh
@@ -90,6 +91,7 @@ class FedRD(Method):
         "synthetic_gradient": Surface.GRADIENT,
         "class_counts": Surface.COUNTS,
     }
+    on_gpu = "training of the projection, matching"
     broadcasts: ClassVar[Mapping[str, Surface]] = {
         "model": Surface.GLOBAL_MODEL,
         "buffers": Surface.GLOBAL_MODEL,
@@ -121,19 +123,17 @@ class FedRD(Method):
             server |= pack("projection", self._new_projection(problem.shape, problem.classes, keys))
         return server
 
-    def local(
-        self, broadcast: Mapping[str, Tensors], memory: State, shard: Shard, ctx: ClientContext
-    ) -> tuple[Upload, State]:
+    def local(self, broadcast: Values, memory: State, shard: Shard, ctx: ClientContext) -> Work:
         own = self._train_projection(broadcast, memory, shard, ctx)
         if self.start == "real" and ctx.round == 0:
             warn_short(shard, self.dpc, ctx.keys)
         return self._upload(broadcast, own, shard, ctx), self._kept(broadcast, own)
 
-    def recall(self, broadcast: Mapping[str, Tensors], memory: State, shard: Shard, ctx: ClientContext) -> State:
+    def recall(self, broadcast: Values, memory: State, shard: Shard, ctx: ClientContext) -> State:
         """What ``local`` would keep, without distilling what it would send: a fifth of its work."""
         return self._kept(broadcast, self._train_projection(broadcast, memory, shard, ctx))
 
-    def _kept(self, broadcast: Mapping[str, Tensors], own: Tensors) -> State:
+    def _kept(self, broadcast: Values, own: Tensors) -> State:
         memory = pack("projection", own)
         if self.frozen_projection:  # the next task model will not know this projection
             memory |= pack("task", {**broadcast["model"], **broadcast.get("buffers", {})})
@@ -177,9 +177,7 @@ class FedRD(Method):
         m = self.matching
         return {"lr": m.lr, "momentum": m.momentum, "batch_size": m.batch, "local_steps": m.iterations, "ipc": self.dpc}
 
-    def maps(
-        self, broadcast: Mapping[str, Tensors], memory: State, problem: Problem
-    ) -> dict[str, Callable[[Tensor], Tensor]]:
+    def maps(self, broadcast: Values, memory: State, problem: Problem) -> dict[str, Callable[[Tensor], Tensor]]:
         """The projection behind the representations: public where frozen, else the client's own if known."""
         state = broadcast.get("projection") or unpack("projection", memory)
         return {"projection": self._projector(state, problem.shape, problem.classes)} if state else {}
@@ -213,7 +211,7 @@ class FedRD(Method):
         )
         return [*printed, fedrd_not_real(real_start=self.start == "real"), fedrd_secret_projection(frozen=frozen)]
 
-    def steps(self, broadcast: Mapping[str, Tensors], shard: Shard, ctx: ClientContext) -> Steps:
+    def steps(self, broadcast: Values, shard: Shard, ctx: ClientContext) -> Steps:
         """What everyone knows of a round's noised steps; with a projection that is not public, nothing."""
         if "projection" not in broadcast:
             return Steps(lambda t: lambda x: x, self.matching, untestable=PRINTED)
@@ -222,7 +220,7 @@ class FedRD(Method):
         project = self._projector(broadcast["projection"], shard.shape, shard.classes)
         return Steps(networks, self.matching, project, clean_start(project))
 
-    def released(self, broadcast: Mapping[str, Tensors], shard: Shard, ctx: ClientContext) -> Upload:
+    def released(self, broadcast: Values, shard: Shard, ctx: ClientContext) -> Upload:
         """What a client sends under a guarantee, without the training of its own projection."""
         if "projection" not in broadcast:
             return self.local(broadcast, {}, shard, ctx)[0]
@@ -237,12 +235,10 @@ class FedRD(Method):
         model, fixed = skeleton(self.projection, shape, classes), {n: t.detach() for n, t in state.items()}
         return lambda x: functional_call(model, fixed, (x,))
 
-    def _train_projection(
-        self, broadcast: Mapping[str, Tensors], memory: State, shard: Shard, ctx: ClientContext
-    ) -> State:
+    def _train_projection(self, broadcast: Values, memory: State, shard: Shard, ctx: ClientContext) -> State:
         """Equation 2: cross-entropy through the frozen task model, from where the client left off."""
         state: Tensors = unpack("projection", memory) or dict(broadcast.get("projection", {}))
-        state = state or self._new_projection(shard.shape, shard.classes, ctx.keys)
+        state = placed(state or self._new_projection(shard.shape, shard.classes, ctx.keys), shard.train.x.device)
         if not len(shard.train):
             return dict(state)
         task = self.classifier(ctx.problem).eval().requires_grad_(False)
@@ -267,7 +263,7 @@ class FedRD(Method):
         law = partial(initial, self.model, shape, classes)
         return fresh(skeleton(self.model, shape, classes), law, ctx.public("networks"), device=device)
 
-    def _upload(self, broadcast: Mapping[str, Tensors], own: Tensors, shard: Shard, ctx: ClientContext) -> Upload:
+    def _upload(self, broadcast: Values, own: Tensors, shard: Shard, ctx: ClientContext) -> Upload:
         shape = projected_shape(self.projection, shard.shape)
         project = self._projector(broadcast.get("projection", own), shard.shape, shard.classes)
         networks = self._networks(shape, shard.classes, ctx, broadcast["model"]["head.weight"].device)

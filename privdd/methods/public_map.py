@@ -5,17 +5,18 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
 from attacks.types import Surface
 from privdd.core.keys import Keys
-from privdd.core.types import Problem, Shard, State, Tensors, Upload
+from privdd.core.types import Problem, Shard, State, Values, Work
 from privdd.distillation.public_head import PublicHead, PublicRows, rows_together
 from privdd.federated.channel import ClientContext
 from privdd.federated.method import Method
+from privdd.privacy.mechanism import Mechanism
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,27 +30,19 @@ class PublicMap(Method, hooks=("from_rows",)):
     shares_work: ClassVar[bool] = True
 
     @abstractmethod
-    def from_rows(
-        self, broadcast: Mapping[str, Tensors], rows: Tensor, shard: Shard, ctx: ClientContext
-    ) -> tuple[Upload, State]:
+    def from_rows(self, broadcast: Values, rows: Tensor, shard: Shard, ctx: ClientContext) -> Work:
         """A client's round; rows: of its records (n, d), as the public map sees them."""
 
     def init(self, problem: Problem, keys: Keys) -> State:
         """A head of zeros."""
         return {"model/head.weight": torch.zeros(problem.classes, self.rows.width + 1)}
 
-    def local(
-        self, broadcast: Mapping[str, Tensors], memory: State, shard: Shard, ctx: ClientContext
-    ) -> tuple[Upload, State]:
+    def local(self, broadcast: Values, memory: State, shard: Shard, ctx: ClientContext) -> Work:
         return self.from_rows(broadcast, self.rows.of(shard.train.x), shard, ctx)
 
     def local_batched(
-        self,
-        broadcast: Mapping[str, Tensors],
-        memories: Sequence[State],
-        shards: Sequence[Shard],
-        contexts: Sequence[ClientContext],
-    ) -> Sequence[tuple[Upload, State]] | None:
+        self, broadcast: Values, memories: Sequence[State], shards: Sequence[Shard], contexts: Sequence[ClientContext]
+    ) -> Sequence[Work] | None:
         """Each record goes through the map once for all of them."""
         pairs = zip(rows_together(self.rows, shards), shards, contexts)
         return [self.from_rows(broadcast, rows, shard, ctx) for rows, shard, ctx in pairs]
@@ -59,17 +52,23 @@ class PublicMap(Method, hooks=("from_rows",)):
         rows = self.rows.of(x)
         return rows @ server["model/head.weight"].to(rows).T
 
+    def adds_up(self, mechanisms: Mapping[str, Mechanism]) -> Literal["sum", "mean"] | None:
+        """What clients send are sums over their records."""
+        return "sum"
+
+    def spends(self, round: int, mechanisms: Mapping[str, Mechanism]) -> dict[str, int]:
+        """One release of each query, for each class where it is made class by class."""
+        return {name: 1 for name in mechanisms if name in self.queries}
+
     # --- what an auditor needs ----------------------------------------------------------------
 
     def classifier(self, problem: Problem) -> nn.Module:
         return PublicHead(self.rows, problem.shape, problem.classes)
 
-    def sent_state(self, broadcast: Mapping[str, Tensors]) -> State | None:
+    def sent_state(self, broadcast: Values) -> State | None:
         return dict(broadcast["model"])
 
-    def maps(
-        self, broadcast: Mapping[str, Tensors], memory: State, problem: Problem
-    ) -> dict[str, Callable[[Tensor], Tensor]]:
+    def maps(self, broadcast: Values, memory: State, problem: Problem) -> dict[str, Callable[[Tensor], Tensor]]:
         return {"embedding": self.rows, "public": self.rows}
 
     def settings(self, shard_size: int) -> Mapping[str, Any]:

@@ -14,7 +14,10 @@ from privdd.core.keys import Keys
 from privdd.core.types import Records
 from privdd.distillation.class_model import ClassModel, class_model
 from privdd.distillation.coarse_pixels import GREY, CoarsePixels
+from privdd.distillation.fitting import Fitting
+from privdd.distillation.gradient_fitting import Path, fitted
 from privdd.distillation.guided_images import Guiding, guided_set, silhouettes, textured, varied
+from privdd.distillation.public_head import head_gradients
 from privdd.distillation.pushed_images import pushed
 from privdd.methods.feddm_guided import FedDMGuided
 from tests.federations import finished, tiny
@@ -69,6 +72,21 @@ def test_a_data_set_and_a_network_are_published_after_the_last_round_only() -> N
     assert len(x) == len(soft) == method.guiding.images and float(x.min()) >= 0 and float(x.max()) <= 1
     assert torch.allclose(soft.sum(1), torch.ones(len(soft)), atol=1e-5)
     assert torch.equal(sent["labels"]["y"], soft.argmax(1))
+
+
+@weights
+def test_images_are_fitted_to_all_gradients_that_were_released() -> None:
+    experiment = tiny("feddm_guided_dp", *ALL)
+    method, server = experiment.plan.method, finished(experiment).server
+    assert isinstance(method, FedDMGuided)
+    weights, gradients = server["path/weights"], server["path/gradients"]
+    assert len(weights) == len(gradients) == method.rounds == 2 and not weights[0].any()
+    velocity = method.momentum * gradients[0] + gradients[1]  # heavy ball
+    assert torch.allclose(velocity, server["velocity/head.weight"], atol=1e-7)
+    assert torch.allclose(gradients[0] / gradients[0].norm(), -weights[1] / weights[1].norm(), atol=1e-6)
+    keys = experiment.plan.keys.fold("again")
+    again = [method._published({**server, "path/gradients": sign * gradients}, keys)["images/x"] for sign in (1, 1, -1)]
+    assert torch.equal(again[0], again[1]) and not torch.allclose(again[0], again[2], atol=0.05)
 
 
 @weights
@@ -194,6 +212,57 @@ def test_pushed_images_become_their_class_by_small_steps_and_each_by_itself() ->
     assert torch.equal(pushed(x, y, score, 0, 0.06, Keys(0)), x)
 
 
+def path_of(x: torch.Tensor, y: torch.Tensor, longest: float | None) -> Path:
+    """Of six heads: the mean gradients of records x, as clients compute them."""
+    weights = torch.randn(6, 3, 16, generator=torch.Generator().manual_seed(1))
+    gradients = torch.stack([head_gradients(w, x.flatten(1), y, longest).mean(0) for w in weights])
+    return Path(weights, gradients, torch.bincount(y, minlength=3).double(), longest)
+
+
+@pytest.mark.parametrize("longest", [None, 0.3])
+def test_gradients_of_images_are_those_that_clients_send(longest: float | None) -> None:
+    """Also of fewer images in other proportions, which stand for all records of their class."""
+    x = torch.rand(7, 1, 4, 4, generator=torch.Generator().manual_seed(0))
+    few, y = torch.tensor([0, 1, 2, 0, 1]), torch.tensor([0, 1, 2, 0, 1, 1, 1])
+    path = path_of(x, y, longest)
+    assert torch.allclose(path.of(x.flatten(1), y), path.gradients, atol=1e-6)
+    records = x[[0, 1, 2, 3, 4, 1, 4]]  # five images, of which two of one class stand for two records each
+    assert torch.allclose(path.of(x[:5].flatten(1), few), path_of(records, y, longest).gradients, atol=1e-6)
+
+
+def test_fitted_images_look_to_the_head_like_the_records() -> None:
+    """Images that began alike have their class's mean look, which gradients tell and no image's label could."""
+    generator = torch.Generator().manual_seed(0)
+    x, y = 0.3 * torch.rand(300, 1, 4, 4, generator=generator), torch.arange(300) % 3
+    x[y == 0, :, 0] += 0.6
+    x[y == 1, :, :, 2] += 0.6
+    path, labels = path_of(x, y, None), torch.arange(12) % 3
+    start = torch.full((12, 1, 4, 4), 0.4)
+    after = fitted(start, labels, lambda images: images.flatten(1), path, Fitting(steps=60, lr=0.06, smoothness=1e-7))
+    assert float(after.min()) >= 0 and float(after.max()) <= 1
+
+    def miss(images: torch.Tensor) -> float:
+        return float((path.of(images.flatten(1), labels) - path.gradients).norm())
+
+    assert miss(after) < 0.1 * miss(start)
+    means = torch.stack([x[y == c].mean(0) for c in range(3)])
+    assert float((after - means[labels]).norm()) < 0.2 * float((start - means[labels]).norm())
+
+
+def test_fitted_images_join_those_that_are_mixed() -> None:
+    model = ClassModel(torch.rand(3, 64), torch.zeros(0, 64), torch.arange(64))
+    seen: list[torch.Tensor] = []
+
+    def fit(images: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        seen.append(y)
+        return torch.zeros_like(images)
+
+    guiding = replace(SMALL, images=400, drawn=1, fitted=9, steps=0, mixing=0.0, moves=0.0, texture=0.0)
+    x, _ = guided_set(model, CoarsePixels(8), lambda x: x.flatten(1)[:, :3], (1, 8, 8), guiding, Keys(3), fit)
+    assert [y.tolist() for y in seen] == [[0, 1, 2] * 3]
+    assert 0.85 < float((x.amax((1, 2, 3)) == 0).float().mean()) < 1  # 18 of 19: as they were fitted, and pushed
+
+
 def test_silhouettes_are_dark_outside_of_what_is_bright() -> None:
     images = torch.zeros(200, 1, 8, 8)
     images[..., 2:6, 2:6] = 1.0
@@ -214,7 +283,7 @@ def test_textures_are_as_strong_as_they_may_be_and_none_where_there_are_to_be_no
 
 
 @pytest.mark.parametrize(
-    ("key", "value"), [("images", 0), ("drawn", 0), ("steps", -1), ("rate", 2.0), ("temperature", 0.0), ("mixing", 2.0), ("moves", -1.0), ("texture", -0.1)]
+    ("key", "value"), [("images", 0), ("drawn", 0), ("fitted", -1), ("steps", -1), ("rate", 2.0), ("temperature", 0.0), ("mixing", 2.0), ("moves", -1.0), ("texture", -0.1)]
 )
 def test_settings_without_a_meaning_are_refused(key: str, value: float) -> None:
     with pytest.raises(ValueError, match=f"guiding.{key}="):
@@ -224,7 +293,7 @@ def test_settings_without_a_meaning_are_refused(key: str, value: float) -> None:
 @weights
 @pytest.mark.parametrize(("override", "named"), [
     ("algo.read_rounds=0", "read_rounds=0"), ("algo.varied_rounds=9", "varied_rounds=9: at least 1, and at most read_rounds=2"),
-    ("algo.varied.side=13", "varied.side=13"), ("algo.reach=0", "reach=0"),
+    ("algo.varied.side=13", "varied.side=13"), ("algo.reach=0", "reach=0"), ("algo.clip_norm=0", "clip_norm=0"),
     ("model.norm=batch", "model.norm=batch"),
 ])  # fmt: skip
 def test_what_has_no_meaning_or_no_guarantee_is_refused(override: str, named: str) -> None:
