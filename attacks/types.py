@@ -196,7 +196,8 @@ class Attack(ABC):
     are usually frozen dataclasses whose fields are their settings. least_worlds: the fewest
     models (target and shadow models together, K of ``Worlds``) that a membership attack can run on. whole_client:
     whether a gradient inversion reads what the audited client really sent, instead of what it would send if it
-    held one record.
+    held one record. on_gpu: whether ``run`` and ``judge`` work where the view's tensors are, so that with
+    ``device=cuda`` they are handed tensors on the GPU; ``generator`` stays on the CPU.
     """
 
     if TYPE_CHECKING:  # class variables or fields, as it suits the attack
@@ -209,11 +210,14 @@ class Attack(ABC):
         def surfaces(self) -> frozenset[Surface]: ...
         @property
         def adversaries(self) -> frozenset[Adversary]: ...
+        @property
+        def on_gpu(self) -> bool: ...
     else:
         name: str
         family: Family
         surfaces: frozenset[Surface]
         adversaries: frozenset[Adversary]
+        on_gpu: bool = False
 
     least_worlds: ClassVar[int] = 1
     whole_client: ClassVar[bool] = False

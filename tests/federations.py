@@ -40,6 +40,8 @@ SHORT = {
     "algo.per_class": 5,
     "algo.rows.width": 20,
     "algo.guiding.images": 40,
+    "algo.generation.networks": 2,
+    "algo.generation.steps": 1,
     "privacy.sampling_probability": 0.5,
 }
 

@@ -92,7 +92,7 @@ def reconstruct(
         images = Pixels(mean, std).to_image(rows.reshape(shape))
     else:
         raise ValueError(f"the first linear layer reads {rows.shape[1]} features, not pixels: pass invert=")
-    unknown = torch.full((shape[0],), -1, dtype=torch.int64)
+    unknown = torch.full((shape[0],), -1, dtype=torch.int64, device=images.device)
     return Reconstruction(images, unknown, 0.0, diagnostics={"distinct": float(found)})
 
 
@@ -104,6 +104,7 @@ class AnalyticInversion(Attack):
     captures: int = 8
     name: str = "analytic_inversion"
     family = Family.GRADIENT_INVERSION
+    on_gpu = True
     surfaces = UPDATES
     adversaries = SERVER
 

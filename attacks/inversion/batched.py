@@ -13,10 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from attacks.gpu import room
 from attacks.inversion.optimise import Matching, Slope
 from attacks.inversion.victim import Victim
 
-MEMORY = 2**30  # bytes, about, that the problems which go through the model at once may take
+MEMORY = 2**30  # bytes, about, that the problems which go through the model at once may take on the CPU
 ACTIVATIONS, WEIGHTS = 8, 6  # numbers kept a step for each activation and each parameter: a third above the ConvNet's
 ITERATIONS = 400  # of a search, from which recording its kernels once costs less than it saves
 
@@ -62,8 +63,12 @@ def _shapes(model: nn.Module) -> list[tuple[str, torch.Size]]:
     return [(name, value.shape) for name, value in model.state_dict().items()]
 
 
-def at_once(victim: Victim, images: Tensor, memory: int = MEMORY) -> int:
-    """How many problems with ``images`` (b, c, h, w) each may go through the model at once; at least one."""
+def at_once(victim: Victim, images: Tensor, memory: int | None = None) -> int:
+    """How many problems with ``images`` (b, c, h, w) each may go through the model at once; at least one.
+
+    memory: bytes; None: ``MEMORY`` on the CPU, what is free on a GPU (``room``).
+    """
+    memory = room(images.device, MEMORY) if memory is None else memory
     steps = victim.local.steps
     batch = images if victim.local.batch_size is None else images[: victim.local.batch_size]
     weights = sum(p.numel() for p in victim.model.parameters())

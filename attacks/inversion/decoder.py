@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
 from attacks.baselines import class_means
+from attacks.gpu import ahead
 
 
 def blank(layer: type[nn.Module], *sizes: int, **options: int) -> nn.Module:
@@ -112,13 +113,18 @@ class DecoderTraining:
         draw_weights(decoder, generator)
         optimiser = torch.optim.Adam(decoder.parameters(), lr=self.lr)
         schedule = torch.optim.lr_scheduler.MultiStepLR(optimiser, [2 * self.steps // 3], 0.5)
-        for _ in range(self.steps):
-            rows = torch.randint(len(images), (min(self.batch, len(images)),), generator=generator).to(features.device)
+        for rows, *noise in ahead(lambda: self._drawn(features, generator), self.steps, features.device):
             given = features[rows]
-            if self.noise_std:
-                given = given + self.noise_std * torch.randn(given.shape, generator=generator).to(given)
+            if noise:
+                given = given + self.noise_std * noise[0].to(given)
             optimiser.zero_grad()
             F.mse_loss(decoder(given, None if labels is None else labels[rows]), images[rows]).backward()
             optimiser.step()
             schedule.step()
         return decoder.eval().requires_grad_(False)
+
+    def _drawn(self, features: Tensor, generator: torch.Generator) -> tuple[Tensor, ...]:
+        """The rows of one step, and where there is noise that of the rows."""
+        rows = torch.randint(len(features), (min(self.batch, len(features)),), generator=generator)
+        shape = (len(rows), *features.shape[1:])
+        return (rows, torch.randn(shape, generator=generator)) if self.noise_std else (rows,)

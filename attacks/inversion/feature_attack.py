@@ -59,7 +59,7 @@ def shadow_map(view: View, like: Tensor, generator: torch.Generator) -> FeatureM
         nn.utils.skip_init(nn.Conv2d, 8, like.shape[1], 3, padding=1),
     ).requires_grad_(False)  # fmt: skip
     draw_weights(other, generator)
-    return other
+    return other.to(like.device)
 
 
 def released(view: View, capture: Capture, known: FeatureMap | None) -> Tensor:
@@ -134,6 +134,7 @@ class FeatureInversion(Attack):
     whitebox: WhiteBox = field(default_factory=WhiteBox)
     name: str = "feature_inversion"
     family = Family.RECONSTRUCTION
+    on_gpu = True
     surfaces = frozenset(MAP_NAMES)
     adversaries = ANY
 
@@ -216,8 +217,9 @@ class FeatureInversion(Attack):
         rows = len(joined(view, true_map(view))[0])
         if rows <= int(truth.rows.max()) or rows > 2 * len(truth.rows):
             return None
-        records = torch.full((rows,), -1)
-        records[truth.rows] = torch.arange(len(truth.rows))
+        where = truth.rows.device
+        records = torch.full((rows,), -1, device=where)
+        records[truth.rows] = torch.arange(len(truth.rows), device=where)
         found, labels = records[picked], released_labels(view, rows)
         wrong = labels is not None and bool((truth.y[found[found >= 0]] != labels[picked][found >= 0]).any())
         return None if wrong or bool((found < 0).all()) else found

@@ -84,7 +84,8 @@ class WhiteBox:
             costs = cost(images, residual)
             judged = (costs if noise else residual).detach()
             better = judged < lowest
-            best[better], lowest[better] = images.detach()[better], judged[better]
+            best = torch.where(better.view(-1, 1, 1, 1), images.detach(), best)
+            lowest = torch.where(better, judged, lowest)
             if step == self.iterations:
                 break
             optimiser.zero_grad()
@@ -132,10 +133,10 @@ class FeatureInverter:
             images = look(torch.stack(list(released)).mean(0), public)
         else:
             images, doubt = self._decode(released, needed, public, generator, labels)
-        residual = torch.zeros(len(images))
+        residual = images.new_zeros(len(images))
         if self.rung is Rung.KNOWS_MAP:
             images, residual = self.whitebox.invert(maps, released, images, self.decoder.noise_std, doubt)
-        return Reconstruction(images, torch.full((len(images),), -1), float(residual.mean()))
+        return Reconstruction(images, torch.full((len(images),), -1, device=images.device), float(residual.mean()))
 
     def _decode(
         self,

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from attacks.gpu import ahead
 from attacks.inversion.decoder import blank, draw_weights
 from attacks.inversion.result import Reconstruction
 
@@ -124,27 +125,34 @@ class WganGp:
         draw_weights(maker, rng)
         draw_weights(critic, rng)
         making, judging = (torch.optim.Adam(n.parameters(), lr=self.lr, betas=(0.5, 0.999)) for n in (maker, critic))
-        for _ in range(self.steps):
-            for _ in range(self.critic_steps):
-                rows = torch.randint(len(images), (min(self.batch, len(images)),), generator=rng)
-                fake = self._draw(maker, len(rows), rng, None if auxiliary is None else auxiliary[rows]).detach()
+
+        def made(z: Tensor, rows: Tensor) -> Tensor:
+            return maker(z, None if auxiliary is None else auxiliary[rows])  # type: ignore[no-any-return]
+
+        for drawn in ahead(lambda: self._drawn(len(images), rng), self.steps, images.device):
+            *before, rows, z = drawn
+            for own, code, mix in zip(before[::3], before[1::3], before[2::3]):
+                fake = made(code, own).detach()
                 judging.zero_grad()
-                self._critic_loss(critic, images[rows], fake, rng).backward()
+                self._critic_loss(critic, images[own], fake, mix).backward()
                 judging.step()
-            rows = torch.randint(len(images), (min(self.batch, len(images)),), generator=rng)
             making.zero_grad()
-            (
-                -critic(self._draw(maker, len(rows), rng, None if auxiliary is None else auxiliary[rows])).mean()
-            ).backward()
+            (-critic(made(z, rows)).mean()).backward()
             making.step()
         return Prior(maker.eval().requires_grad_(False), critic.eval().requires_grad_(False), self.latent)
 
-    def _draw(self, maker: Generator, count: int, rng: torch.Generator, auxiliary: Tensor | None) -> Tensor:
-        z = torch.randn((count, self.latent), generator=rng).to(maker.enter.weight)  # type: ignore[arg-type]
-        return maker(z, auxiliary)
+    def _drawn(self, count: int, rng: torch.Generator) -> tuple[Tensor, ...]:
+        """Random numbers of one generator step: (rows, codes, mixtures) of each critic step, then its own rows, codes."""
+        size = min(self.batch, count)
 
-    def _critic_loss(self, critic: Critic, real: Tensor, fake: Tensor, rng: torch.Generator) -> Tensor:
-        mix = torch.rand((len(real), 1, 1, 1), generator=rng).to(real)
+        def pair() -> tuple[Tensor, Tensor]:
+            return torch.randint(count, (size,), generator=rng), torch.randn((size, self.latent), generator=rng)
+
+        critics = [(*pair(), torch.rand((size, 1, 1, 1), generator=rng)) for _ in range(self.critic_steps)]
+        return (*(part for step in critics for part in step), *pair())
+
+    def _critic_loss(self, critic: Critic, real: Tensor, fake: Tensor, mix: Tensor) -> Tensor:
+        mix = mix.to(real)
         between = (mix * real + (1 - mix) * fake).requires_grad_()
         (slope,) = torch.autograd.grad(critic(between).sum(), between, create_graph=True)
         steep = (slope.flatten(1).norm(dim=1) - 1).square().mean()
@@ -192,5 +200,7 @@ class GenerativeInversion:
             images = prior.generator(z, given)
             cost = F.cross_entropy(model(images), many, reduction="none").view(self.starts, -1)
         pick = cost.argmin(0)
-        chosen = images.view(self.starts, len(labels), *images.shape[1:])[pick, torch.arange(len(labels))]
+        chosen = images.view(self.starts, len(labels), *images.shape[1:])[
+            pick, torch.arange(len(labels), device=labels.device)
+        ]
         return Reconstruction(chosen, labels, float(cost.amin(0).mean()))

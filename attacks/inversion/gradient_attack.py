@@ -46,6 +46,11 @@ class GradientInversion(Attack):
     def __post_init__(self) -> None:
         check_counts(self, "captures")
 
+    @property
+    def on_gpu(self) -> bool:
+        """Not with L-BFGS: its line of steps reads the value of each, so that a GPU would wait at every one."""
+        return not isinstance(self.method, DLG)
+
     def run(self, view: View, generator: torch.Generator) -> Evidence:
         """images (captures * records, c, h, w), labels, extra objective / norm per capture."""
         return self.run_each([view], [generator])[0]

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from attacks.gpu import ahead
 from attacks.inversion.decoder import blank, draw_weights
 
 
@@ -46,11 +47,16 @@ class Judge:
         net = JudgeNet((x.shape[1], x.shape[2], x.shape[3]), classes, self.width).to(x.device)
         draw_weights(net, generator)
         optimiser = torch.optim.Adam(net.parameters(), lr=self.lr)
-        for _ in range(self.steps):
+        shifts: list[list[int]] = []
+
+        def drawn() -> tuple[Tensor, Tensor]:
             rows = torch.randint(len(x), (min(self.batch, len(x)),), generator=generator)
-            shift = torch.randint(-1, 2, (2,), generator=generator).tolist()
-            images = torch.roll(x[rows], shift, dims=(2, 3))
-            images = images + 0.05 * torch.randn(images.shape, generator=generator).to(images)
+            shifts.append(torch.randint(-1, 2, (2,), generator=generator).tolist())
+            return rows, torch.randn((len(rows), *x.shape[1:]), generator=generator)
+
+        for step, (rows, noise) in enumerate(ahead(drawn, self.steps, x.device)):
+            images = torch.roll(x[rows], shifts[step], dims=(2, 3))
+            images = images + 0.05 * noise.to(images)
             optimiser.zero_grad()
             F.cross_entropy(net(images), y[rows]).backward()
             optimiser.step()

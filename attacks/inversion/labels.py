@@ -51,8 +51,10 @@ def counts(bias: Tensor, batch: int, probabilities: Tensor) -> Tensor:
     """Label counts (C,) int64 of a batch, summing to ``batch``.
 
     The bias gradient is g_c = p_c - n_c / B with p the mean predicted probability, so
-    n_c = B (p_c - g_c); a negative g_c proves that class c is present. bias, probabilities: (C,).
+    n_c = B (p_c - g_c); a negative g_c proves that class c is present. bias, probabilities: (C,). Counted on the CPU,
+    one by one.
     """
+    where, bias, probabilities = bias.device, bias.cpu(), probabilities.cpu()
     least = (bias < -TINY).long()
     while int(least.sum()) > batch:
         least[bias.masked_fill(least == 0, -torch.inf).argmax()] = 0
@@ -64,7 +66,7 @@ def counts(bias: Tensor, batch: int, probabilities: Tensor) -> Tensor:
             found[gap.argmax()] += 1
         else:
             found[gap.masked_fill(found <= least, torch.inf).argmin()] -= 1
-    return found
+    return found.to(where)
 
 
 @arrays
@@ -102,13 +104,15 @@ def recover(model: nn.Module, gradients: Sequence[Tensor], batch: int, images: T
     """
     head = head_of(model, gradients)
     if batch == 1:
-        return torch.tensor([idlg(head.weight) if head.bias is None else int(head.bias.argmin())])
+        return torch.tensor([idlg(head.weight) if head.bias is None else int(head.bias.argmin())]).to(
+            head.weight.device
+        )
     bias = head.bias
     if bias is None:
         inputs = head_inputs(model, images)
         bias = head.weight @ inputs / inputs.square().sum().clamp_min(TINY)
     found = counts(bias, batch, mean_probabilities(model, images).to(bias))
-    return torch.repeat_interleave(torch.arange(len(found)), found.cpu())
+    return torch.repeat_interleave(torch.arange(len(found)), found.cpu()).to(found.device)
 
 
 @arrays

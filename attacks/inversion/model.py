@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from attacks.gpu import look_every
 from attacks.inversion.result import Channelwise, Pixels, Reconstruction
 
 
@@ -54,17 +55,20 @@ class ModelInversion:
         best, lowest = images.clone(), torch.full((len(labels),), torch.inf, device=labels.device)
         window = torch.full((self.patience, len(labels)), torch.inf, device=labels.device)
         active = torch.ones(len(labels), dtype=torch.bool, device=labels.device)
-        step = 0
-        while step < self.iterations and bool(active.any()):
+        taken = torch.zeros((), dtype=torch.int64, device=labels.device)
+        for step in range(self.iterations):
+            going = active.any()
+            if step % look_every(labels.device) == 0 and not going:  # what happens between two looks changes nothing
+                break
+            taken += going
             cost, slope = self._cost(model, pixels, images, labels)
             better = active & (cost < lowest)
-            best[better], lowest[better] = images[better], cost[better]
+            best, lowest = torch.where(better.view(-1, 1, 1, 1), images, best), torch.where(better, cost, lowest)
             active &= (cost < window.amax(0)) & (cost > 1 - self.confidence)
             window[step % self.patience] = cost
             moved = (images - self.lr * slope).clamp(0, 1)
             images = torch.where(active.view(-1, 1, 1, 1), moved, images)
-            step += 1
-        return Reconstruction(best, labels, float(lowest.mean()), diagnostics={"steps": float(step)})
+        return Reconstruction(best, labels, float(lowest.mean()), diagnostics={"steps": float(taken)})
 
     @staticmethod
     def _cost(model: nn.Module, pixels: Pixels, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

@@ -32,13 +32,14 @@ class ModelInversion(Attack):
     referee: Judge = field(default_factory=Judge)
     name: str = "model_inversion"
     family = Family.MODEL_INVERSION
+    on_gpu = True
     surfaces = frozenset({Surface.GLOBAL_MODEL})
     adversaries = ANY
 
     def run(self, view: View, generator: torch.Generator) -> Evidence:
         """images (C, c, h, w): one a class by MI-FACE from the public mean; extra: by each method, by name."""
         knowledge = view.knowledge
-        labels = torch.arange(knowledge.classes)
+        labels = torch.arange(knowledge.classes, device=knowledge.public_x.device)
         if knowledge.model is None:
             return Evidence(labels=labels, notes={"skipped": "the artifact carries no classifier"})
         model = copy.deepcopy(knowledge.model).eval().requires_grad_(False)

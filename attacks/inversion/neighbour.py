@@ -26,11 +26,19 @@ class KnownNeighbour(Attack):
     limit: int = 16
     name: str = "known_neighbour"
     family = Family.RECONSTRUCTION
+    on_gpu = True
     surfaces = frozenset({Surface.FEATURES})
     adversaries = frozenset({Adversary.SERVER, Adversary.PEER})
 
     def __post_init__(self) -> None:
         check_counts(self, "limit")
+
+    def nothing_to_read(self, view: View) -> str:
+        return (
+            ""
+            if "row" in view.knowledge.known
+            else "no released row is one record's own: to know a record tells of none"
+        )
 
     def run(self, view: View, generator: torch.Generator) -> Evidence:
         """images: every row's feature estimate, (n, c, h, w) in [-1, 1]; extra: the rows known beforehand."""

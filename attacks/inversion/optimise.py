@@ -10,6 +10,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
+from attacks.gpu import ahead, look_every
 from attacks.inversion.objectives import Objective, total_variation
 from attacks.inversion.victim import Victim
 
@@ -214,10 +215,11 @@ def descend(
 
     skip: share of the iterations whose iterates are not kept, because the objective is still another one.
 
-    A problem whose objective or gradient turns non-finite starts afresh from new noise.
+    A problem whose objective or gradient turns non-finite starts afresh from new noise, on a GPU at the next look.
     """
     images = start.clone().clamp(*box)
     moments, stages, trace = Moments(images, rule), Stages(rule), Trace.start(images)
+    kicks = ahead(lambda: (torch.randn(start.shape, generator=generator),), rule.iterations, images.device)
     for step in range(rule.iterations):
         data, total, gradient = slope(images)
         if step >= skip * rule.iterations:
@@ -226,7 +228,7 @@ def descend(
         if step % every == 0:
             trace.note(step, progress)
         lost = ~(torch.isfinite(total) & torch.isfinite(gradient.flatten(1)).all(1))
-        if lost.any():
+        if step % look_every(images.device) == 0 and lost.any():
             images[lost] = normal_like(images, generator)[lost].clamp(*box)
             moments.forget(lost)
             continue
@@ -235,7 +237,7 @@ def descend(
         rate = rule.rate(stages.stage, step)
         images = images + moments.step(gradient, step, rate)
         if rule.langevin:
-            images = images + rule.langevin * rate * normal_like(images, generator)
+            images = images + rule.langevin * rate * next(kicks)[0].to(images)
         images = images.clamp(*box)
     trace.keep(images, *slope(images)[:2])
     return trace

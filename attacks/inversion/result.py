@@ -37,9 +37,11 @@ class Pixels:
             raise ValueError(f"std={self.std}: positive numbers are needed")
 
     def _columns(self, like: Tensor) -> tuple[Tensor, Tensor]:
-        parts = (torch.as_tensor(v, dtype=like.dtype, device=like.device) for v in (self.mean, self.std))
-        mean, std = (part.reshape(-1, 1, 1) for part in parts)
-        return mean, std
+        def column(numbers: Channelwise) -> Tensor:  # filled where they are needed: nothing travels to a GPU
+            each = torch.as_tensor(numbers, dtype=torch.float64).reshape(-1).tolist()
+            return torch.stack([like.new_full((1, 1), number) for number in each])
+
+        return column(self.mean), column(self.std)
 
     def to_input(self, images: Tensor) -> Tensor:
         mean, std = self._columns(images)

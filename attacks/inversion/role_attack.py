@@ -40,6 +40,7 @@ class RoleInversion(Attack):
     limit: int = 1000
     name: str = "role_inversion"
     family = Family.MODEL_INVERSION
+    on_gpu = True
     surfaces = frozenset({Surface.FEATURES, Surface.SHARED_FEATURES})
     adversaries = frozenset({Adversary.SERVER, Adversary.PEER})
 

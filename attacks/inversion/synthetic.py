@@ -58,7 +58,7 @@ def copy_report(
     size = min(len(members), len(heldout))
     if size == 0 or len(synthetic) == 0:
         raise ValueError(f"{len(synthetic)} images, {len(members)} members, {len(heldout)} held out: none may be empty")
-    inside, outside = (torch.randperm(len(x), generator=generator)[:size] for x in (members, heldout))
+    inside, outside = (torch.randperm(len(x), generator=generator)[:size].to(x.device) for x in (members, heldout))
     near, at = (-negative_mse(synthetic, members[inside])).min(1)
     far = (-negative_mse(synthetic, heldout[outside])).amin(1)
     wins, ties = int((near < far).sum()), int((near == far).sum())
@@ -74,6 +74,7 @@ class CopyDetection(Attack):
     limit: int = 200
     name: str = "copy_detection"
     family = Family.RECONSTRUCTION
+    on_gpu = True
     surfaces = IMAGES
     adversaries = ANY
 

@@ -80,6 +80,7 @@ class UpdateInversion(Attack):
     spread: float = 0.1
     name: str = "update_inversion"
     family = Family.GRADIENT_INVERSION
+    on_gpu = True
     surfaces = frozenset({Surface.UPDATE})
     adversaries = SERVER
     whole_client: ClassVar[bool] = True
@@ -125,8 +126,8 @@ class UpdateInversion(Attack):
 
     def _labels(self, counts: Tensor, held: int, generator: torch.Generator) -> Tensor:
         """Recovered labels of at most ``records`` records, in a random order: which record came when is unknown."""
-        labels = torch.repeat_interleave(torch.arange(len(counts)), counts)
-        return labels[torch.randperm(len(labels), generator=generator)][: min(held, self.records)]
+        labels = torch.repeat_interleave(torch.arange(len(counts)), counts.cpu())
+        return labels[torch.randperm(len(labels), generator=generator)][: min(held, self.records)].to(counts.device)
 
     def _within_budget(self, problem: Problem, records: int) -> InvertingGradients:
         """The method with as many iterations as the budget pays for; angles where the problem is only approximate."""
@@ -144,7 +145,7 @@ class UpdateInversion(Attack):
         """Best assignment of images to records; identified, chance and the naive baselines as everywhere."""
         compared = compare(_images(evidence), view, truth)
         measures: dict[str, Any] = dict(compared.measures)
-        measures["label_accuracy"] = overlap(evidence.extra["counts"].cpu(), truth.counts)
+        measures["label_accuracy"] = overlap(evidence.extra["counts"], truth.counts)
         chance = {"label_accuracy_chance": chance_overlap(truth.counts)}
         measures["baselines"] = {**measures["baselines"], **chance}
         measures["diagnostics"] = {**measures["diagnostics"], **self._diagnose(evidence, view, truth)}

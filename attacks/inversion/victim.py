@@ -47,12 +47,14 @@ class LocalSteps:
         if self.batch_size is not None and not self.batch_size >= 1:
             raise ValueError(f"batch_size={self.batch_size}: a positive integer or null is needed")
 
-    def rows(self, step: int, records: int) -> slice | list[int]:
-        """Which images step ``step`` reads."""
+    def read(self, values: Tensor, step: int) -> Tensor:
+        """Of ``values`` (b, ...), those of the images that step ``step`` reads: cut out, for an index would travel."""
+        records = len(values)
         size = records if self.batch_size is None else min(self.batch_size, records)
-        if size == records:
-            return slice(None)
-        return [(step * size + i) % records for i in range(size)]
+        first = step * size % records
+        if first + size <= records:
+            return values[first : first + size]
+        return torch.cat([values[first:], values[: first + size - records]])
 
 
 SINGLE_STEP = LocalSteps()
@@ -110,8 +112,7 @@ class Victim:
         here = start if functional else {name: p.requires_grad_() for name, p in start.items()}
         speed: list[Tensor] = []
         for step in range(self.local.steps):
-            rows = self.local.rows(step, len(images))
-            slope = self._slope(here, images[rows], labels[rows], functional)
+            slope = self._slope(here, self.local.read(images, step), self.local.read(labels, step), functional)
             slope = [self._decayed(g, here[n], start[n]) for g, n in zip(slope, here)]
             speed = [self.local.momentum * v + g for v, g in zip(speed, slope)] if step else slope
             if self.local.steps > 1:

@@ -93,11 +93,10 @@ class MembershipAttack(Attack, hooks=("score", "reads")):
 
     def run(self, view: View, generator: torch.Generator) -> Evidence:
         """Scores (K, n): each world is scored with the other worlds as its shadow models."""
-        if view.worlds is None:
-            raise ValueError(f"surface {view.surface.value}: the view carries no worlds")
-        if len(view.worlds.masks) < self.least_worlds:
-            raise ValueError(f"worlds={len(view.worlds.masks)}: {self.name} needs at least {self.least_worlds}")
-        name = primary_signal(view.surface, view.worlds, self.signal)
+        worlds = _worlds(view)
+        if len(worlds.masks) < self.least_worlds:
+            raise ValueError(f"worlds={len(worlds.masks)}: {self.name} needs at least {self.least_worlds}")
+        name = primary_signal(view.surface, worlds, self.signal)
         seed = int(torch.randint(2**31 - 1, (1,), generator=generator))
         scores = self.score(view, name, seed)
         if not torch.isfinite(scores).all():

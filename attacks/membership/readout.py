@@ -31,7 +31,7 @@ def readout(inside: Tensor, labels: Tensor, own: Tensor, classes: int) -> Tensor
     if not len(inside):
         return own.new_zeros(len(own), classes)
     scale = inside.square().sum(1).mean().clamp_min(1e-12)
-    kernel = inside @ inside.T / scale + RIDGE * len(inside) ** 0.5 * torch.eye(len(inside))
+    kernel = inside @ inside.T / scale + RIDGE * len(inside) ** 0.5 * torch.eye(len(inside), device=inside.device)
     targets = F.one_hot(labels.long(), classes).to(kernel.dtype) - 1 / classes
     return 10 * (own @ inside.T / scale) @ torch.linalg.solve(kernel, targets)
 

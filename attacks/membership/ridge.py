@@ -21,14 +21,22 @@ def solver(directions: Tensor, ridge: float = RIDGE) -> Tensor:
 
     By the (n, n) dual form. Zero directions, or none, give zero. Raises ValueError for a ridge that is not positive.
     """
+    d = directions.double()
+    return solved(d @ d.T, d, ridge)
+
+
+@arrays
+def solved(gram: Tensor, right: Tensor, ridge: float = RIDGE) -> Tensor:
+    """``solver`` for directions of which only the inner products G = D D^T (n, n) float64 are held.
+
+    (G + ridge * mean G_ii * I)^-1 ``right``, which is D (n, p), or D v (n,) for the coefficients of a release v.
+    """
     if not ridge > 0:
         raise ValueError(f"ridge={ridge}: a positive number is needed")
-    d = directions.double()
-    gram = d @ d.T
     scale = gram.diagonal().mean() if len(gram) else gram.new_zeros(())
     if not scale > 0:
-        return torch.zeros_like(d)
-    return torch.linalg.solve(gram + ridge * scale * torch.eye(len(gram), dtype=gram.dtype), d)
+        return torch.zeros_like(right)
+    return torch.linalg.solve(gram + ridge * scale * torch.eye(len(gram), dtype=gram.dtype, device=gram.device), right)
 
 
 @arrays

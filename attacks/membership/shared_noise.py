@@ -40,7 +40,7 @@ def noise_coincidence(rows: Tensor, labels: Tensor, clean: Tensor, y: Tensor, ba
             f"rows {tuple(rows.shape)}, clean {tuple(clean.shape)}, batch={batch}, std={std}: "
             "equal widths, batch >= 1 and std > 0 are needed"
         )
-    gap, energy = (torch.full((len(clean),), torch.inf, dtype=torch.float64) for _ in range(2))
+    gap, energy = (torch.full((len(clean),), torch.inf, dtype=torch.float64, device=clean.device) for _ in range(2))
     for part, mine in zip(rows.double().split(batch), labels.split(batch)):
         record, row = (mine[None, :] == y[:, None]).nonzero(as_tuple=True)
         noise = part[row] - clean.double()[record]
@@ -54,7 +54,7 @@ def noise_coincidence(rows: Tensor, labels: Tensor, clean: Tensor, y: Tensor, ba
 
 def _closest(noise: Tensor, record: Tensor, row: Tensor, at_once: int = 512) -> Tensor:
     """(p,) squared distance of each implied noise (p, d) to the nearest one of another record and another row."""
-    out = torch.full((len(noise),), torch.inf, dtype=noise.dtype)
+    out = torch.full((len(noise),), torch.inf, dtype=noise.dtype, device=noise.device)
     for some in torch.arange(len(noise)).split(at_once):
         gaps = torch.cdist(noise[some], noise, compute_mode="donot_use_mm_for_euclid_dist").square()
         same = (record[some, None] == record[None]) | (row[some, None] == row[None])

@@ -15,6 +15,7 @@ from torch import Tensor
 
 Tensors = Mapping[str, Tensor]
 State = dict[str, Tensor]
+Values = Mapping[str, Tensors]  # what travels, by name
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,7 @@ class Artifact:
 
 
 Upload = Mapping[str, Artifact]
+Work = tuple[Upload, State]  # what a round of a client makes: what it sends, and what it remembers
 
 
 @dataclass(frozen=True)

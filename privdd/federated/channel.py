@@ -18,6 +18,7 @@ from torch import Tensor
 
 from attacks.types import Surface
 from privdd.core.keys import Keys
+from privdd.core.placement import placed
 from privdd.core.types import Artifact, Problem, Received, Tensors, Upload
 from privdd.federated.noise_record import Watch
 from privdd.privacy.ledger import FREE
@@ -44,6 +45,11 @@ def digest(value: Tensors) -> str:
         h.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
         h.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return h.hexdigest()
+
+
+def place_of(value: Tensors) -> torch.device:
+    """Where the tensors are."""
+    return next((tensor.device for tensor in value.values()), torch.device("cpu"))
 
 
 def shapes(value: Tensors) -> dict[str, tuple[int, ...]]:
@@ -128,9 +134,10 @@ class ClientContext:
                 raise TranscriptEnded(f"query {name!r}: more releases than the recorded {len(self.transcript)}")
             value = self.transcript[len(self.outputs)]
             self.outputs.append(value)
-            return value
+            return placed(value, place_of(contributions))
         self._spend_sample(name, partition)
-        output = self.mechanisms[name](contributions, self.noise)
+        there = self.mechanisms[name](contributions, self.noise)
+        output = placed(there, "cpu")  # what is kept of it; the client computes on where it is
         if self.exact is not None:
             self.exact.append((name, output))
         if self.watch is not None:
@@ -139,7 +146,7 @@ class ClientContext:
         if not self._merged(row):
             self.rows.append(row)
         self.outputs.append(output.value)
-        return output.value
+        return there.value
 
     def _spend_sample(self, name: str, partition: str | None) -> None:
         q, cells = float(self.mechanisms[name].sampling_probability), self.sampled.get(name)

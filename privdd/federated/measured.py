@@ -1,14 +1,17 @@
-"""How often a federation's model is right, on the test set or on each client's own."""
+"""How often a federation's model is right, on the test set or on each client's own, and whether there still is a model: one
+whose numbers are no longer finite has no accuracy to speak of."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from privdd.core.types import Records, Shard
-from privdd.federated.divergence import share_right
+from privdd.core.placement import placed
+from privdd.core.types import Records, Shard, State
 from privdd.federated.simulation import Plan, Progress
 
 
@@ -22,14 +25,38 @@ def accuracy(plan: Plan, progress: Progress, test: Records, shards: Sequence[Sha
 
     NaN where a model's output is not finite.
     """
-    method = plan.method
+    method, device = plan.method, plan.problem.device
+    progress = replace(progress, server=placed(progress.server, device))
+
+    def logits(memory: State | None, x: Tensor) -> Tensor:
+        held = placed(memory, device)
+        return predict_in_batches(lambda part: method.predict(progress.server, held, part.to(device)), x).cpu()
+
     if method.accuracy_kind == "global":
-        logits = predict_in_batches(lambda x: method.predict(progress.server, None, x), test.x)
-        return share_right(logits, test.y)
+        return share_right(logits(None, test.x), test.y)
     values = []
     for k, shard in enumerate(shards):
         memory = progress.memories.get(k)
         if memory and len(shard.test):
-            logits = predict_in_batches(lambda x, m=memory: method.predict(progress.server, m, x), shard.test.x)  # type: ignore[misc]
-            values.append(share_right(logits, shard.test.y))
+            values.append(share_right(logits(memory, shard.test.x), shard.test.y))
     return sum(values) / len(values) if values else 0.0
+
+
+def finite(state: State) -> bool:
+    """Whether no tensor holds NaN or infinity."""
+    return all(bool(torch.isfinite(tensor).all()) for tensor in state.values())
+
+
+def share_right(logits: Tensor, y: Tensor) -> float:
+    """Accuracy in [0, 1] of logits (n, C) for labels y (n,); NaN where they are none, and so the loss is not finite.
+
+    A logit of minus infinity is one: a class that the model rules out (FedProto before it has seen all).
+    """
+    if bool((logits.isnan() | logits.isposinf()).any()):
+        return math.nan
+    return float((logits.argmax(1) == y).float().mean())
+
+
+def words(round: int) -> str:
+    """One line for the user."""
+    return f"training diverged in round {round}: the model is not finite and has no accuracy (lower the learning rate)"

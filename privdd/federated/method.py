@@ -6,6 +6,7 @@ every hook is declared here once, with its default, and an unknown public name i
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from attacks.contract import check_names, declared
 from attacks.types import Surface
 from privdd.core.keys import Keys
+from privdd.core.placement import placed
 from privdd.core.state import unpack
 from privdd.core.types import Problem, Received, Shard, State, Tensors, Upload
 from privdd.privacy.claims import Claim
@@ -49,6 +51,8 @@ class Method(ABC):
         super().__init_subclass__(**more)
         cls._hooks = cls._hooks | frozenset(hooks)
         check_names(cls, "a method", cls._hooks)
+        for name in vars(cls).keys() & CLIENT_WORK:
+            setattr(cls, name, _at_the_device(vars(cls)[name]))
         if all(getattr(cls, name) is not getattr(Method, name) for name in REQUIRED):
             _check_declared(cls)
 
@@ -64,7 +68,8 @@ class Method(ABC):
     def local(self, broadcast: Broadcast, memory: State, shard: Shard, ctx: Any) -> tuple[Upload, State]:
         """One client's round: (what it hands to the channel, what it remembers).
 
-        ctx: ``privdd.federated.channel.ClientContext``, which has the client's random streams and mechanisms.
+        ctx: ``privdd.federated.channel.ClientContext``, which has the client's random streams and mechanisms. All tensors
+        are on the problem's device; what is returned is brought back from there.
         """
 
     @abstractmethod
@@ -181,6 +186,10 @@ class Method(ABC):
         """Images (m, c, h, w) that a client trains on in place of its records, None where it uses the records."""
         return None
 
+    def rows_are_records(self) -> bool:
+        """Whether released features have one row for each record (in the order of ids), and noise on it covers the record."""
+        return True
+
     def grants(self, surface: Surface) -> str:
         """What attacks on a surface are given beyond what the protocol shows, as a sentence; "" = nothing."""
         return ""
@@ -212,6 +221,8 @@ class Method(ABC):
         return None
 
 
+DOOR = "at_the_device"  # marks such work, so that it has one door
+CLIENT_WORK = {"local", "local_batched", "recall", "released"}  # what is handed tensors on the problem's device
 REQUIRED = ("init", "local", "aggregate", "predict")
 Method._hooks = declared(Method)
 
@@ -223,6 +234,26 @@ def _check_declared(cls: type) -> None:
     missing = [name for name in ("uploads", "broadcasts", "rounds") if name not in known]
     if missing:
         raise TypeError(f"{cls.__name__}: declares no {', '.join(missing)}, which every method must")
+
+
+def _at_the_device(work: Callable[..., Any]) -> Callable[..., Any]:
+    """Client work with all that it is given on the problem's device, and what it gives back on the CPU.
+
+    Work that is part of other client work is given tensors that are there, and its results stay.
+    """
+    if DOOR in vars(work):  # another class's, taken over as it is
+        return work
+
+    @functools.wraps(work)
+    def door(self: Method, *given: Any) -> Any:
+        *held, context = given
+        first = context[0] if isinstance(context, Sequence) else context
+        there = placed(held, first.problem.device)
+        found = work(self, *there, context)
+        return found if there is held else placed(found, "cpu")
+
+    vars(door)[DOOR] = True
+    return door
 
 
 def defines(method: Method, hook: str) -> bool:

@@ -10,7 +10,8 @@ from typing import Any
 import dp_accounting as dpa
 
 from privdd.core.keys import Keys
-from privdd.core.types import Problem, Received, Shard, State, Tensors
+from privdd.core.placement import placed
+from privdd.core.types import Problem, Received, Shard, State, Tensors, Values
 from privdd.federated.channel import Channel, ClientContext, digest, rooted, shapes, size_of
 from privdd.federated.dropped import Dropped
 from privdd.federated.heard import Heard
@@ -95,9 +96,9 @@ class Snapshot:
     """The state of one client before a round: enough to replay its local work."""
 
     round: int
-    broadcast: Mapping[str, Tensors]
+    broadcast: Values
     memory: State
-    sent: Mapping[str, Tensors] = field(default_factory=dict)
+    sent: Values = field(default_factory=dict)
     phase: str = ""
 
 
@@ -126,7 +127,7 @@ class Task:
     plan: Plan
     round: int
     client: int
-    broadcast: Mapping[str, Tensors]
+    broadcast: Values
     memory: State
     shard: Shard
 
@@ -168,10 +169,10 @@ def step(
     progress: Progress,
     shards: Sequence[Shard],
     engine: Engine,
-    seen: Mapping[str, Tensors] | None = None,
+    seen: Values | None = None,
     transcript: list[Heard] | None = None,
     record: NoiseRecord | None = None,
-) -> tuple[Progress, list[Received], Mapping[str, Tensors]]:
+) -> tuple[Progress, list[Received], Values]:
     """One round: (new progress, what the server received in client order, or the sum of it, what it had broadcast).
 
     seen: the broadcast of the round before, so that tensors which did not change are not hashed again; transcript: is
@@ -200,7 +201,8 @@ def step(
         inbox, ids = _handed(plan, ledger, inbox, ids)
     server = progress.server  # stays as it is where too few clients are left for a sum
     if inbox or not plan.trust.summed:
-        server = plan.method.aggregate(server, inbox, plan.keys.fold("round", t, "server"))
+        held = placed((server, inbox), plan.problem.device)
+        server = placed(plan.method.aggregate(*held, plan.keys.fold("round", t, "server")), "cpu")
     snapshots = _snapshots(plan, progress.snapshots, t, broadcast, before, inbox)
     moved = replace(
         progress,
@@ -234,11 +236,7 @@ def finish(plan: Plan, progress: Progress) -> Progress:
 
 
 def _record_broadcast(
-    plan: Plan,
-    progress: Progress,
-    broadcast: Mapping[str, Tensors],
-    seen: Mapping[str, Tensors],
-    visible_to: tuple[str, ...] = ("peer",),
+    plan: Plan, progress: Progress, broadcast: Values, seen: Values, visible_to: tuple[str, ...] = ("peer",)
 ) -> tuple[Progress, int]:
     """Ledger rows for what the server sends for the first time or changed; the rest clients already have."""
     undeclared = sorted(set(broadcast) - set(plan.method.broadcasts))
@@ -278,12 +276,7 @@ def _server_row(
 
 
 def _snapshots(
-    plan: Plan,
-    kept: Mapping[int, Snapshot],
-    round: int,
-    broadcast: Mapping[str, Tensors],
-    memory: State,
-    inbox: Sequence[Received],
+    plan: Plan, kept: Mapping[int, Snapshot], round: int, broadcast: Values, memory: State, inbox: Sequence[Received]
 ) -> dict[int, Snapshot]:
     """Rounds of the victim spread over every phase, with its first and latest; all rounds where memory links them."""
     in_sum = plan.trust.summed and plan.victim in plan.participants(round)

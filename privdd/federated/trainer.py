@@ -13,9 +13,8 @@ from privdd.core.state import marked
 from privdd.core.types import Records, Shard
 from privdd.federated import checkpoint
 from privdd.federated.capture import Capture
-from privdd.federated.divergence import finite, words
 from privdd.federated.heard import Heard
-from privdd.federated.measured import accuracy
+from privdd.federated.measured import accuracy, finite, words
 from privdd.federated.noise_record import NoiseRecord
 from privdd.federated.simulation import Plan, Progress, finish, start, step
 from privdd.privacy.ledger import Ledger

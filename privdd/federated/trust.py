@@ -1,7 +1,8 @@
 """Who sees what: every upload (local), or the sum of a round's uploads alone (secure aggregation).
 
 Secure aggregation is the ideal functionality: the server is handed the sum over the clients that stay, if they are
-enough, and nothing else. The protocol (Bonawitz et al. 2017) is not run. Clients deal the noise among themselves
+enough, and nothing else. The protocol (Bonawitz et al. 2017) is not run; ``tests/system/test_flower_secagg.py`` runs Flower's over
+the same uploads. Clients deal the noise among themselves
 (``privdd.privacy.mechanisms.noise_share``): each adds a share that reaches the target over ``least - colluding`` clients,
 so that the sum has it however many drop out or tell the server their shares. The ledger states what the sum costs.
 """

@@ -9,15 +9,13 @@ from functools import lru_cache
 import torch
 from torch import nn
 
-from privdd.models.convnet import ConvNet
+from privdd.models.convnet import ConvNet, SimpleCNN, SmallCNN
 from privdd.models.layers import Classifier, Shape
-from privdd.models.lenet import LeNet
-from privdd.models.mlp import MLP
+from privdd.models.lenet import MLP, LeNet
 from privdd.models.own import OwnNetwork
 from privdd.models.projection import Projection
 from privdd.models.resnet import ResNet18
 from privdd.models.resnet_generator import ResNetGenerator, ZeroGenerator
-from privdd.models.smallcnn import SimpleCNN, SmallCNN
 from privdd.models.spec import ModelSpec
 from privdd.models.vae import VAE
 

@@ -34,14 +34,15 @@ Scale = tuple[tuple[float, ...], tuple[float, ...]]  # (mean, standard deviation
 
 
 class Classifier(nn.Module):
-    """forward(x) = head(features(x)); subclasses give ``embed`` (b, d), which is ``features`` of the standardised images
-    where ``scale`` is set, and ``head``."""
+    """forward(x) = head(features(x)); subclasses give ``body`` and ``head``, or an ``embed`` (b, d) of their own, which is
+    ``features`` of the standardised images where ``scale`` is set."""
 
+    body: nn.Module
     head: nn.Linear
     scale: Scale | None = None
 
     def embed(self, x: Tensor) -> Tensor:
-        raise NotImplementedError
+        return self.body(x).flatten(1)
 
     def features(self, x: Tensor) -> Tensor:
         """Images (b, c, h, w) in [0, 1] -> (b, d)."""

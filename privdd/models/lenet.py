@@ -1,6 +1,8 @@
-"""The sigmoid LeNet that gradient inversion papers attack (Zhu et al., Deep Leakage from Gradients, 2019)."""
+"""What gradient inversion papers attack: the sigmoid LeNet (Zhu et al., Deep Leakage from Gradients, 2019), a perceptron."""
 
 from __future__ import annotations
+
+import math
 
 from torch import Tensor, nn
 
@@ -27,5 +29,23 @@ class LeNet(Classifier):
         self.body = nn.Sequential(*layers)
         self.head = nn.Linear(width * height * breadth, classes)
 
+
+class MLP(Classifier):
+    """flatten, depth x {Linear width, ReLU}, Linear; features: (b, width).
+
+    The first layer's gradient gives single inputs away in closed form.
+    """
+
+    def __init__(self, spec: ModelSpec, shape: Shape, classes: int) -> None:
+        super().__init__()
+        width = spec.width or 128
+        layers: list[nn.Module] = []
+        inputs = math.prod(shape)
+        for _ in range(spec.depth or 2):
+            layers += [nn.Linear(inputs, width), nn.ReLU()]
+            inputs = width
+        self.body = nn.Sequential(*layers)
+        self.head = nn.Linear(width, classes)
+
     def embed(self, x: Tensor) -> Tensor:
-        return self.body(x).flatten(1)
+        return self.body(x.flatten(1))

@@ -52,16 +52,10 @@ class OwnModel(ModelSpec):
         try:
             return found(**{**known, **dict(self.args)})
         except Exception as error:  # whatever the class raises
-            raise ValueError(f"model.target={self.target}: {type(error).__name__}: {_said(error)}") from None
+            raise ValueError(f"model.target={self.target}: {type(error).__name__}: {one_line(error)}") from None
 
     def _class(self) -> Any:
-        module, _, name = self.target.partition(":")
-        if not module or not name.isidentifier():
-            raise ValueError(f"model.target={self.target}: module:Class is needed, as in model.target=net:Net")
-        try:
-            found = getattr(importlib.import_module(module), name)
-        except Exception as error:  # importing a module may raise anything
-            raise ValueError(f"model.target={self.target}: {type(error).__name__}: {_said(error)}") from None
+        found = imported("model.target", self.target, "module:Class is needed, as in model.target=net:Net")
         if not (inspect.isclass(found) and issubclass(found, nn.Module)):
             raise ValueError(f"model.target={self.target}: no class of torch modules")
         return found
@@ -77,8 +71,8 @@ class OwnNetwork(Classifier):
         whole = spec.module(shape, classes)
         _check_layers(spec, whole)
         uncut = copy.deepcopy(whole)
-        name, self.head = _cut(spec, whole, classes)
-        self.body = whole
+        name, head = _cut(spec, whole, classes)
+        self.body, self.head = whole, head  # in this order: attacks take the last parameters for the classifier's
         with torch.device("cpu"):
             _check_passes(spec, self, uncut, name, shape)
 
@@ -161,12 +155,29 @@ def _check_passes(spec: OwnModel, network: OwnNetwork, uncut: nn.Module, name: s
             wanted, features = whole(x), trial.features(x)
             same = features.ndim == 2 and torch.allclose(trial.head(features), wanted, rtol=1e-4, atol=1e-4)
     except Exception as error:  # whatever the module raises
-        raise ValueError(f"model.target={spec.target}: cannot read records of shape {shape}: {_said(error)}") from None
+        raise ValueError(
+            f"model.target={spec.target}: cannot read records of shape {shape}: {one_line(error)}"
+        ) from None
     if not same:
         raise ValueError(
             f"model.target={spec.target}: its last linear layer has to be its last step, for (b, d) features"
         )
 
 
-def _said(error: BaseException) -> str:
+def imported(key: str, text: str, needed: str) -> Any:
+    """What module:Name stands for; its module is imported.
+
+    key: the setting, for messages; needed: what it says to a text of another form. Raises ValueError, one line.
+    """
+    module, _, name = text.partition(":")
+    if not module or not name.isidentifier():
+        raise ValueError(f"{key}={text}: {needed}")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except Exception as error:  # importing a module may raise anything
+        raise ValueError(f"{key}={text}: {type(error).__name__}: {one_line(error)}") from None
+
+
+def one_line(error: BaseException) -> str:
+    """What an error says, at most 200 characters."""
     return " ".join(str(error).split())[:200]

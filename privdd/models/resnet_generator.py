@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from privdd.models.layers import Shape, norm_layer
 from privdd.models.spec import ModelSpec
-from privdd.models.vae import ResidualBlock
+from privdd.models.vae import ResidualBlock, halved_twice
 
 BLOCKS = 4  # FedFed gives no architecture for its ResNet generator; this many residual blocks are a reading
 
@@ -38,12 +38,7 @@ class ResNetGenerator(_Deterministic):
         d = spec.width or 32
         half = max(1, d // 2)
         self.body = nn.Sequential(
-            nn.Conv2d(channels, half, 4, stride=2, padding=1, bias=False),
-            norm_layer(spec.norm, half, spec.groups),
-            nn.ReLU(),
-            nn.Conv2d(half, d, 4, stride=2, padding=1, bias=False),
-            norm_layer(spec.norm, d, spec.groups),
-            nn.ReLU(),
+            *halved_twice(channels, half, d, spec),
             *(ResidualBlock(d, spec) for _ in range(BLOCKS)),
             norm_layer(spec.norm, d, spec.groups),
             nn.ConvTranspose2d(d, half, 4, stride=2, padding=1, bias=False),

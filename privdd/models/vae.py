@@ -70,7 +70,8 @@ class VAE(nn.Module):
         return self.decode(code), mu, logvar
 
 
-def _encoder(channels: int, half: int, d: int, spec: ModelSpec) -> list[nn.Module]:
+def halved_twice(channels: int, half: int, d: int, spec: ModelSpec) -> list[nn.Module]:
+    """Two convolutions to a quarter of each side: (channels, h, w) -> (d, h / 4, w / 4)."""
     return [
         nn.Conv2d(channels, half, 4, stride=2, padding=1, bias=False),
         norm_layer(spec.norm, half, spec.groups),
@@ -78,10 +79,12 @@ def _encoder(channels: int, half: int, d: int, spec: ModelSpec) -> list[nn.Modul
         nn.Conv2d(half, d, 4, stride=2, padding=1, bias=False),
         norm_layer(spec.norm, d, spec.groups),
         nn.ReLU(),
-        ResidualBlock(d, spec),
-        norm_layer(spec.norm, d, spec.groups),
-        ResidualBlock(d, spec),
     ]
+
+
+def _encoder(channels: int, half: int, d: int, spec: ModelSpec) -> list[nn.Module]:
+    last = [ResidualBlock(d, spec), norm_layer(spec.norm, d, spec.groups), ResidualBlock(d, spec)]
+    return [*halved_twice(channels, half, d, spec), *last]
 
 
 def _decoder(channels: int, half: int, d: int, spec: ModelSpec) -> list[nn.Module]:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from privdd.core.placement import placed
 from privdd.core.types import Records, State, Tensors
 from privdd.training.local import Loss, local_sgd
 
@@ -64,6 +65,7 @@ def train_virtual(
     one_step: a single step on the whole set, so that (before - after) / lr is its gradient. Without
     any record the parameters come back as they are.
     """
+    own, shared = placed((own, shared), next(iter(params.values())).device)
     records = own if shared is None else Records(*(torch.cat([a, b]) for a, b in _pairs(own, shared)))
     if not len(records):
         return dict(params)

@@ -10,16 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from privdd.core.placement import placed
 from privdd.core.types import Records, State, Tensors
 from privdd.training.batching import Joined, Mix, batches
 
 Loss = Callable[[Any, Tensor, Tensor], Tensor]  # (network, x (b, c, h, w), y (b,)) -> scalar
 Correction = Callable[[Tensors, Tensors], Tensors]  # (parameters, gradients) -> gradients
-
-
-def placed(tensors: Tensors, device: str | torch.device) -> State:
-    """The same tensors on ``device``."""
-    return {name: tensor.to(device) for name, tensor in tensors.items()}
 
 
 def cross_entropy(net: Any, x: Tensor, y: Tensor) -> Tensor:

@@ -76,9 +76,9 @@ def inside_ball(centre: Tensors, rho: float) -> Loss:
         with torch.no_grad():
             pairs = [(parameter, centre[name].to(parameter)) for name, parameter in net.named_parameters()]
             norm = torch.stack([(p - c).square().sum() for p, c in pairs]).sum().sqrt()
-            if float(norm) > rho:
-                for parameter, origin in pairs:
-                    parameter.lerp_(origin, 1 - rho / float(norm))
+            beyond = (1 - rho / norm.double()).clamp_min(0)  # 0 inside: nothing is read, so that no GPU is waited for
+            for parameter, origin in pairs:
+                parameter.lerp_(origin, beyond.to(parameter))
         return cross_entropy(net, x, y)
 
     return loss

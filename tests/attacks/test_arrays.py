@@ -22,6 +22,7 @@ from attacks.inversion.victim import LocalSteps
 
 # Parts of an audit's own course, or differentiated inside a search: what they take besides tensors comes from there.
 INSIDE = {
+    "gpu": "for loops of other modules",
     "lpips_weights": "its distance is public as images.lpips",
     "canaries": "makes records for an audit",
     "inversion.batched": "of a search over several victims",
@@ -135,6 +136,7 @@ EXAMPLES: dict[str, Callable[[], tuple[Any, ...]]] = {
     "membership.records_alone:told_apart": lambda: (random(30), coins(30)),
     "membership.ridge:class_coefficients": lambda: (random(3, 4), random(6, 4, seed=1), Y),
     "membership.ridge:coefficients": lambda: (random(4), random(6, 4, seed=1)),
+    "membership.ridge:solved": lambda: (random(4, 4) @ random(4, 4).T + 4 * torch.eye(4), random(4, 3)),
     "membership.ridge:solver": lambda: (random(6, 4),),
     "membership.rmia:rmia": lambda: (PROBS, MASKS, PROBS[0]),
     "membership.shadow_classifier:shadow_classifier": lambda: (random(8, 6, 2), MASKS, random(6, 2), Y, {"iterations": 3}),

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from privdd.auditing.diverged_run import NOTE
+from privdd.auditing.coverage import NOT_RUN
 from privdd.auditing.findings import write_run
 from privdd.auditing.pipeline import audit
 from privdd.cli.assemble import assemble, attacks_of
 from privdd.cli.runs import prepare, run_training
 from privdd.federated import checkpoint
-from privdd.federated.divergence import finite, share_right
+from privdd.federated.measured import finite, share_right
 from privdd.federated.simulation import start
 from privdd.federated.trainer import Trainer, noted
 from privdd.privacy.ledger import Ledger
@@ -26,7 +26,7 @@ from privdd.reporting.comparison import write_comparison
 from privdd.reporting.page import write_report
 from privdd.reporting.terminal import print_summary
 from privdd.reporting.trained import print_trained, write_trained
-from privdd.reporting.without_model import without_model
+from privdd.reporting.unread import without_model
 from privdd.runtime.run_folder import RunFolder
 from privdd.runtime.seal import seal
 from privdd.verifying.verification import verify
@@ -110,7 +110,7 @@ def test_an_audit_attacks_nothing_and_says_why(tmp_path: Path) -> None:
     experiment, folder = assemble(config), prepare(tmp_path / "run", config)
     result = write_run(folder, audit(experiment, attacks_of(config), folder), ())
     assert result.utility is not None and result.utility.diverged is not None
-    assert result.findings and {row.note for row in result.findings} == {NOTE}
+    assert result.findings and {row.note for row in result.findings} == {NOT_RUN}
     assert all(row.auc is None and row.epsilon_measured is None and row.n == 0 for row in result.findings)
     assert all(isinstance(row.audited, str) for row in result.surfaces)
     assert any("training diverged in round" in str(row.audited) for row in result.surfaces)

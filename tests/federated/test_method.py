@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 
 from attacks.contract import check_names, declared
 from attacks.types import Adversary, Attack, Family, Surface
-from privdd.core.types import Artifact
+from privdd.core.types import Artifact, Problem
 from privdd.federated.method import Method, defines
 from privdd.methods.fedavg import FedAvg
 from privdd.privacy.accounting import epsilon
@@ -170,5 +171,6 @@ def test_default_hooks_call_local() -> None:
             calls.append("local")
             return super().local(broadcast, {"kept": torch.ones(1)}, shard, ctx)
 
-    assert set(Counting().recall({}, {}, None, None)) == {"kept"} and set(Counting().released({}, None, None)) == {"n"}  # type: ignore[arg-type]
+    ctx: Any = SimpleNamespace(problem=Problem((1, 2, 2), 2, 1))
+    assert set(Counting().recall({}, {}, None, ctx)) == {"kept"} and set(Counting().released({}, None, ctx)) == {"n"}  # type: ignore[arg-type]
     assert calls == ["local", "local"]

@@ -17,7 +17,7 @@ from privdd.auditing.replay import chunks, world_plan
 from privdd.auditing.shadows import audited_rounds
 from privdd.cli.assemble import assemble
 from privdd.cli.config import composed
-from privdd.core.types import Records, Shard
+from privdd.core.types import Problem, Records, Shard
 from privdd.federated.channel import POST_PROCESSING, digest
 from privdd.federated.experiment import Experiment
 from privdd.federated.measured import accuracy
@@ -203,7 +203,7 @@ def test_accuracy_is_global_or_the_mean_of_the_clients_own() -> None:
     progress = Progress(1, {}, memories, Ledger())
 
     def of(kind: str) -> float:
-        plan: Any = SimpleNamespace(method=Remembered(kind))
+        plan: Any = SimpleNamespace(method=Remembered(kind), problem=Problem((1, 1, 1), 3, 4))
         return accuracy(plan, progress, labelled(1, 1, 1, 0, 2), shards)
 
     assert of("global") == pytest.approx(3 / 5) and of("personal") == pytest.approx((3 / 4 + 1 / 2) / 2)

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
+from attacks.inversion.labels import head_of
 from privdd.models import OwnModel, build, initial
 from privdd.models.build import skeleton
 from privdd.models.own import DRAWN, NORMS, Passing
@@ -80,6 +81,12 @@ def test_it_computes_what_the_class_computes() -> None:
     assert torch.allclose(functional_call(built, state, (x,)), own(x), atol=1e-6)
     assert built.head.out_features == 3 and functional_call(built, state, (x,)).shape == (5, 3)
     assert hash(spec) == hash(OwnModel(target="my_nets:Net", args={"width": 6})) and {Passing} and DRAWN and NORMS
+
+
+def test_attacks_find_its_classifier_behind_other_linear_layers() -> None:
+    """They take the last linear layer in the module's order: of the hidden layer's 32 numbers none is a class."""
+    built = build(OwnModel(target="privdd.models.own:Example"), SHAPE, 3)
+    assert head_of(built, list(built.parameters())).weight is built.head.weight
 
 
 def test_nobody_widens_it() -> None:

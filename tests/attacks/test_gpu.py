@@ -1,0 +1,172 @@
+"""Attacks on a device: the bits of the CPU, and no transfer or wait that grows with the steps of a loop."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from attacks.gpu import BLOCK, LOOK, ahead, look_every, room
+from attacks.inversion import compare
+from attacks.inversion.analytic import AnalyticInversion
+from attacks.inversion.decoder import DecoderTraining
+from attacks.inversion.feature_attack import FeatureInversion
+from attacks.inversion.features import WhiteBox
+from attacks.inversion.generative import GenerativeInversion, WganGp
+from attacks.inversion.gradient import DLG, IDLG, InvertingGradients, SeeThrough
+from attacks.inversion.gradient_attack import GradientInversion
+from attacks.inversion.judge import Judge
+from attacks.inversion.model import ModelInversion as MiFace
+from attacks.inversion.model_attack import ModelInversion
+from attacks.inversion.neighbour import KnownNeighbour
+from attacks.inversion.role_attack import RoleInversion
+from attacks.inversion.synthetic import CopyDetection
+from attacks.inversion.update_attack import UpdateInversion
+from attacks.types import Adversary, Attack, Capture, Knowledge, Surface, Truth, View
+from privdd.auditing.attack_tasks import Attacked, AttackTask, Job, Terms
+from privdd.auditing.error_budget import ErrorBudget
+from privdd.core.keys import Keys
+from tests.fake_device import fake_gpu, repeated
+
+SHAPE, CLASSES = (1, 8, 8), 3
+TERMS = Terms(Keys(0), 1e-5, ErrorBudget(0.05))
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def network() -> nn.Module:
+    net = nn.Sequential(
+        nn.utils.skip_init(nn.Conv2d, 1, 2, 3, stride=2, padding=1), nn.ReLU(), nn.Flatten(),
+        nn.utils.skip_init(nn.Linear, 32, CLASSES),
+    )  # fmt: skip
+    for parameter in net.parameters():
+        nn.init.normal_(parameter, std=0.3, generator=seeded(1))
+    return net
+
+
+def images(n: int, seed: int) -> tuple[Tensor, Tensor]:
+    return torch.rand(n, *SHAPE, generator=seeded(seed)), torch.arange(n) % CLASSES
+
+
+def feature_map() -> Callable[[Tensor], Tensor]:
+    weight = torch.randn(1, 1, 3, 3, generator=seeded(2)) / 3
+    return lambda x: torch.nn.functional.conv2d(x, weight, padding=1)
+
+
+def view(surface: Surface, *, local_steps: int = 1) -> tuple[View, Truth]:
+    """What the attacker holds of six records, on the CPU."""
+    (x, y), (public, labels), net = images(6, 3), images(30, 4), network()
+    before = {name: p.detach().clone() for name, p in net.named_parameters()}
+    rows, value = torch.arange(6), {"x": feature_map()(x), "y": y}
+    if surface == Surface.UPDATE:
+        trained = copy.deepcopy(net)
+        for part, own in zip(x.split(2), y.split(2)):
+            loss = nn.functional.cross_entropy(trained(part), own)
+            for p, g in zip(trained.parameters(), torch.autograd.grad(loss, list(trained.parameters()))):
+                p.data.sub_(g, alpha=0.1)
+        value = {name: p.detach() for name, p in trained.named_parameters()}
+    if surface == Surface.SYNTHETIC_IMAGES:
+        value = {"x": x + 0.1, "y": y}
+    settings = {"lr": 0.1, "local_steps": local_steps, "batch_size": 2, "batch_records": 6}
+    known = {"x": x[:1], "row": rows[:1]}
+    knowledge = Knowledge(SHAPE, CLASSES, public, labels, net, {"feature": feature_map()}, settings, known)
+    capture = Capture(0, 0, str(surface), value, before if surface == Surface.UPDATE else {})
+    held_x, held_y = images(9, 5)
+    truth = Truth(x, y, held_x, held_y, torch.bincount(y, minlength=CLASSES), rows=rows)
+    return View(surface, Adversary.SERVER, (capture,), knowledge), truth
+
+
+Case = tuple[Callable[[int], Attack], Surface]
+JUDGE = Judge(steps=3)
+SEARCH = GenerativeInversion(iterations=3, starts=2)
+CASES: dict[str, Case] = {  # attack with so many steps in its loop
+    "gradient": (lambda k: GradientInversion(InvertingGradients(iterations=k, restarts=2)), Surface.UPDATE),
+    "see through": (lambda k: GradientInversion(SeeThrough(iterations=k, seeds=2)), Surface.UPDATE),
+    "update": (lambda k: UpdateInversion(InvertingGradients(iterations=k), budget=10**9), Surface.UPDATE),
+    "analytic": (lambda k: AnalyticInversion(), Surface.UPDATE),
+    "mi-face": (lambda k: ModelInversion(MiFace(iterations=k, confidence=1.0, patience=1000), None, SEARCH, JUDGE), Surface.GLOBAL_MODEL),
+    "generative": (lambda k: ModelInversion(MiFace(iterations=3), WganGp(steps=3, width=2, latent=4), replace(SEARCH, iterations=k), JUDGE), Surface.GLOBAL_MODEL),
+    "prior": (lambda k: ModelInversion(MiFace(iterations=3), WganGp(steps=k, width=2, latent=4), SEARCH, JUDGE), Surface.GLOBAL_MODEL),
+    "judge": (lambda k: ModelInversion(MiFace(iterations=3), None, SEARCH, Judge(steps=k)), Surface.GLOBAL_MODEL),
+    "role": (lambda k: RoleInversion(WganGp(steps=k, width=2, latent=4), SEARCH, JUDGE), Surface.FEATURES),
+    "white box": (lambda k: FeatureInversion(decoder=DecoderTraining(steps=3, width=4), whitebox=WhiteBox(iterations=k)), Surface.FEATURES),
+    "decoder": (lambda k: FeatureInversion(decoder=DecoderTraining(steps=k, width=4, noise_std=0.1), whitebox=WhiteBox(iterations=3)), Surface.FEATURES),
+    "neighbour": (lambda k: KnownNeighbour(), Surface.FEATURES),
+    "copies": (lambda k: CopyDetection(), Surface.SYNTHETIC_IMAGES),
+}  # fmt: skip
+
+
+def attacked(attack: Attack, surface: Surface, device: str) -> Attacked:
+    """One attack as a task of an audit."""
+    held, truth = view(surface)
+    (found,) = AttackTask((Job(held, truth, "round 0", "attack", attack),), replace(TERMS, device=device)).run()
+    return found
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_an_attack_gives_the_same_bits_on_the_fake_gpu_and_its_loop_moves_nothing(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make, surface = CASES[name]
+    if name != "copies":  # one attack is enough for the network of LPIPS
+        monkeypatch.setattr(compare, "pretrained", lambda: None)
+    few, many = 2, 6  # both within one block of random numbers, and between two looks at a value
+    assert many < min(LOOK, BLOCK)
+    seen: list[Attacked] = []
+    grown = repeated(lambda steps: seen.append(attacked(make(steps), surface, "cuda")), few, many)
+    assert grown == {}
+    here = attacked(make(many), surface, "cpu")
+    assert plain(seen[-1].finding.measures) == plain(here.finding.measures)
+    assert seen[-1].finding.figures.keys() == here.finding.figures.keys()
+    assert all(torch.equal(value, here.finding.figures[key]) for key, value in seen[-1].finding.figures.items())
+
+
+def plain(measures: Any) -> Any:
+    """Without times."""
+    return {key: value for key, value in measures.items() if key != "seconds"}
+
+
+def test_searches_by_line_stay_on_the_cpu() -> None:
+    assert not GradientInversion(DLG()).on_gpu and not GradientInversion(IDLG()).on_gpu
+    assert GradientInversion().on_gpu
+    with fake_gpu() as gpu:
+        attacked(GradientInversion(IDLG(iterations=1, attempts=1)), Surface.UPDATE, "cuda")
+        assert not gpu.traffic.total
+
+
+def test_numbers_drawn_ahead_are_those_of_each_step_and_travel_in_blocks() -> None:
+    steps, one, two = 2 * BLOCK + 3, seeded(), seeded()
+
+    def draws(generator: torch.Generator) -> Callable[[], tuple[Tensor, ...]]:
+        return lambda: (torch.randn(3, generator=generator), torch.randint(9, (2,), generator=generator))
+
+    plain = [draws(one)() for _ in range(steps)]
+    with fake_gpu() as gpu:
+        sent = [tuple(part.cpu() for part in row) for row in ahead(draws(two), steps, torch.device("cuda"))]
+        assert gpu.traffic.sent.total() == 2 * 3  # two tensors, three blocks
+    assert all(torch.equal(a, b) for row, other in zip(plain, sent, strict=True) for a, b in zip(row, other, strict=True))
+    assert torch.equal(one.get_state(), two.get_state())
+
+
+def test_memory_is_what_is_free_on_a_gpu() -> None:
+    assert room("cpu", 123) == 123 and look_every(torch.device("cpu")) == 1
+    with fake_gpu():
+        assert room("cuda", 123) == 2**32  # half of the 8 GiB that the fake device has free
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU: torch.cuda.is_available() is False")
+@pytest.mark.parametrize("name", CASES)
+def test_an_attack_runs_on_a_gpu(name: str) -> None:
+    make, surface = CASES[name]
+    there, here = (attacked(make(3), surface, device).finding for device in ("cuda", "cpu"))
+    assert all(value.device.type == "cpu" for value in there.figures.values())
+    assert there.measures.keys() == here.measures.keys()
+    if "psnr" in here.measures:
+        assert abs(there.measures["psnr"] - here.measures["psnr"]) < 1.0
