@@ -19,6 +19,7 @@ from attacks.membership.attack import audited_epsilon, nothing_read
 from attacks.types import Attack, Evidence, Family, Finding, Truth, View
 from privdd.auditing.error_budget import ErrorBudget
 from privdd.core.keys import Keys
+from privdd.core.placement import placed
 
 LONGEST_FIRST = (Family.GRADIENT_INVERSION, Family.MODEL_INVERSION, Family.RECONSTRUCTION)  # then all others
 
@@ -40,12 +41,14 @@ class Job:
 
 @dataclass(frozen=True)
 class Terms:
-    """What all attacks of a run share. pictures: whether the most exposed records themselves are kept."""
+    """What all attacks of a run share. pictures: whether the most exposed records themselves are kept; device: where
+    attacks compute that can elsewhere than on the CPU."""
 
     keys: Keys
     delta: float
     budget: ErrorBudget
     pictures: bool = False
+    device: str = "cpu"
 
 
 @dataclass(frozen=True)
@@ -64,13 +67,22 @@ class AttackTask:
     terms: Terms
 
     def run(self) -> list[Attacked]:
+        """What each job gave, on the CPU."""
+        return self._at(self.terms.device)._attacked(self.jobs)
+
+    def _at(self, device: str) -> AttackTask:
+        """The task with all that its attack reads on ``device``, if the attack computes where its tensors are."""
+        return replace(self, jobs=placed(self.jobs, device)) if self.jobs[0].attack.on_gpu else self
+
+    def _attacked(self, given: Sequence[Job]) -> list[Attacked]:
+        """given: the jobs on the CPU, where the bounds are computed and the evidence is kept."""
         streams = [attack_stream(self.terms.keys, job.name, job.view.surface, job.note) for job in self.jobs]
         began = time.monotonic()
         refused = [_refused(job) for job in self.jobs]
         open_jobs = [i for i, found in enumerate(refused) if found is None]
         evidence = dict(zip(open_jobs, self._evidence(open_jobs, streams)))
         spent = (time.monotonic() - began) / len(self.jobs)
-        return [self._judged(job, refused[i], evidence.get(i, Evidence()), spent) for i, job in enumerate(self.jobs)]
+        return [self._judged(i, given[i], refused[i], evidence.get(i, Evidence()), spent) for i in range(len(given))]
 
     def _evidence(self, rows: Sequence[int], streams: Sequence[torch.Generator]) -> list[Evidence]:
         if not rows:
@@ -81,12 +93,13 @@ class AttackTask:
         except Exception as error:
             raise _failed(jobs[0], error) from error
 
-    def _judged(self, job: Job, refused: Finding | None, evidence: Evidence, spent: float) -> Attacked:
-        began = time.monotonic()
+    def _judged(self, at: int, job: Job, refused: Finding | None, evidence: Evidence, spent: float) -> Attacked:
+        began, there = time.monotonic(), self.jobs[at]
         try:
-            finding = job.attack.judge(evidence, job.view, job.truth) if refused is None else refused
+            finding = job.attack.judge(evidence, there.view, there.truth) if refused is None else refused
         except Exception as error:
             raise _failed(job, error) from error
+        finding, evidence = placed((finding, evidence), "cpu")
         if finding.measures.get("status") == "nothing_to_read":
             evidence = Evidence()
         if evidence.scores is not None and job.view.worlds is not None:

@@ -128,22 +128,14 @@ def canary_findings(
     member = game.inside.numpy()
     counts = right_guesses(found.scores(), member, guess_counts(len(member)), keys.numpy())
     stated = ledger.epsilon(delta, client=plan.victim)
-    best = {
-        "one_run": max(one_run(len(member), *c, delta=delta, confidence=_each(confidence, 2 * len(counts))) for c in counts),
-        "fdp_one_run": max(
-            fdp_one_run(len(member), *c, delta=delta, confidence=_each(confidence, 2 * len(counts))) for c in counts
-        ),
-    }  # fmt: skip
+    m, each, bounds = len(member), _each(confidence, 2 * len(counts)), {"one_run": one_run, "fdp_one_run": fdp_one_run}
+    best = {name: max(of(m, *c, delta=delta, confidence=each) for c in counts) for name, of in bounds.items()}
     method = max(best, key=best.__getitem__)
-    what = _words(found, counts, len(member), len(transcript), plan.method.rounds)
-    yield _finding(
-        surface, "one_run_canaries", stated, best[method], method, "finite_sample", confidence, what, len(member)
-    )
+    what = _words(found, counts, m, len(transcript), plan.method.rounds)
+    yield _finding(surface, "one_run_canaries", stated, best[method], method, "finite_sample", confidence, what, m)
     if math.isfinite(stated):
-        value = _curve(worst_event(ledger, plan.victim, delta), ledger, stated, delta, len(member), counts, confidence)
-        yield _finding(
-            surface, "one_run_curve", stated, value, "fdp_one_run_curve", "curve", confidence, what, len(member)
-        )
+        value = _curve(worst_event(ledger, plan.victim, delta), ledger, stated, delta, m, counts, confidence)
+        yield _finding(surface, "one_run_curve", stated, value, "fdp_one_run_curve", "curve", confidence, what, m)
 
 
 def findings_of_canaries(
@@ -207,6 +199,5 @@ def _finding(
         "n": m,
         "note": note,
     }
-    return Finding(
-        surface, attack, Family.GUARANTEE, Adversary.ANALYST, {k: v for k, v in measures.items() if v is not None}
-    )
+    there = {name: value for name, value in measures.items() if value is not None}
+    return Finding(surface, attack, Family.GUARANTEE, Adversary.ANALYST, there)

@@ -17,8 +17,9 @@ from torch import Tensor
 
 from attacks.one_run_canaries import CanaryScores
 from privdd.auditing.guarantees.recording_context import Silence, exact, flat
+from privdd.core.placement import placed
 from privdd.core.types import Records, Shard, Tensors
-from privdd.federated.channel import ClientContext
+from privdd.federated.channel import ClientContext, place_of
 from privdd.federated.heard import Heard
 from privdd.federated.simulation import Plan
 from privdd.privacy.mechanism import Mechanism
@@ -59,13 +60,14 @@ class Onlooker(ClientContext):
         return torch.ones(count, dtype=torch.bool)
 
     def mechanism(self, name: str, contributions: Tensors, *, partition: str | None = None) -> Tensors:
+        where, contributions = place_of(contributions), placed(contributions, "cpu")
         if self.heard is None:
             value = self.mechanisms[name](contributions, Silence()).value
         else:
             value = self.heard.outputs[len(self.outputs)]
         self.note(Overheard(name, partition, contributions, self.drawn.get(name), value))
         self.outputs.append(value)
-        return value
+        return placed(value, where)
 
 
 def onlooker(plan: Plan, round: int, heard: Heard | None, note: Callable[[Overheard], None]) -> Onlooker:

@@ -8,18 +8,21 @@ from typing import Literal
 from attacks.types import Adversary, Attack, Family, Finding, Surface
 from privdd.auditing.readers import missing_hooks
 from privdd.core.errors import BadConfig
+from privdd.federated.experiment import Experiment
 from privdd.federated.method import Method
 from privdd.federated.settings import AuditSettings
 
+# Attacks read signals off models (losses, gradients), which are NaN where the model is; a rate worked out from those would
+# look like an attack that failed, so none is run.
+NOT_RUN = "not run: training diverged, so there is no model whose signals could be read"
 NOT_READ = "not read by the attacks asked for"  # why a surface is not attacked where audit.require=some
 
 
 def not_read(findings: Sequence[Finding]) -> str | Literal[False]:
     """That a surface was not attacked, where an attack tried and its own scores told it nothing; else False."""
     silent = [one for one in findings if one.measures.get("status") == "nothing_to_read"]
-    return (
-        f"not attacked: {silent[0].attack} could not read it; {silent[0].measures.get('note', '')}" if silent else False
-    )
+    why = f"{silent[0].attack} could not read it; {silent[0].measures.get('note', '')}" if silent else ""
+    return f"not attacked: {why}" if why else False
 
 
 def on_what_was_sent(family: Family, adversary: Adversary) -> bool:
@@ -110,3 +113,17 @@ def _helpful(
         chosen.append(best)
         left -= reach.pop(best)
     return chosen if not left else []
+
+
+def unmeasured(experiment: Experiment, attacks: Mapping[str, Attack]) -> tuple[Finding, ...]:
+    """What an audit finds of a run whose training diverged: without a measure, for every surface and attack that would
+    have read it."""
+    found: dict[tuple[str, str, str], Finding] = {}
+    for surface, adversary, worlds in expected_views(experiment.plan.method, experiment.audit):
+        for name, attack in attacks.items():
+            if reads(attack, surface, adversary, worlds):
+                row = Finding(
+                    surface, name, attack.family, adversary, {"n": 0, "status": "not_attacked", "note": NOT_RUN}
+                )
+                found.setdefault((surface, name, adversary), row)
+    return tuple(found.values())

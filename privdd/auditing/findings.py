@@ -17,8 +17,8 @@ from privdd.auditing.public_facts import noise_of, public_facts
 from privdd.auditing.run_manifest import manifest
 from privdd.data.tail import named
 from privdd.federated.checkpoint import write_ledger
-from privdd.federated.divergence import words
 from privdd.federated.experiment import Experiment
+from privdd.federated.measured import words
 from privdd.federated.simulation import Progress
 from privdd.privacy.claims import Claim, boldest
 from privdd.privacy.ledger import SERVER, Ledger, Release
@@ -29,8 +29,8 @@ from privdd.runtime.files import jsonable, write_json
 from privdd.runtime.provenance import provenance
 from privdd.runtime.run_folder import RunFolder
 
-# A finding without any of these only explains why its attack had nothing to read; it does not count as an attack.
 DECIDING = ("finite_sample", "curve")  # bounds whose being above what is stated is a contradiction
+# A finding without any of these only explains why its attack had nothing to read; it does not count as an attack.
 MEASURED = {"auc", "psnr", "label_accuracy", "identified", "epsilon_measured"}
 
 
@@ -50,10 +50,7 @@ def findings_json(audited: Audited) -> dict[str, Any]:
             "schema": 2,
             "run": _run(experiment, progress, audited.seconds),
             "utility": _utility(experiment, progress),
-            "privacy": {
-                **_privacy(experiment, progress.ledger, audited.findings),
-                "multiplicity": audited.budget.to_json(),
-            },
+            "privacy": _privacy(experiment, progress.ledger, audited),
             "surfaces": surfaces,
             "findings": [finding_row(f, _said(f, stated, progress.ledger)) for f in audited.findings],
             "verdict": worst_verdict(row["verdict"] for row in surfaces),
@@ -98,18 +95,19 @@ def both(ledger: Ledger, surfaces: Sequence[str] | None = None) -> dict[str, flo
     return {a: ledger.epsilon(surfaces=surfaces, accountant=a) for a in ("pld", "rdp")}  # type: ignore[arg-type]
 
 
-def _privacy(experiment: Experiment, ledger: Ledger, findings: Sequence[Finding]) -> dict[str, Any]:
+def _privacy(experiment: Experiment, ledger: Ledger, audited: Audited) -> dict[str, Any]:
     noise = noise_of(experiment)
     claims = claims_of(experiment)
     return {
         "delta": ledger.delta,
         "unit": ledger.unit,
         "relation": ledger.relation,
-        "epsilon": both(ledger) | certified(findings),
+        "epsilon": both(ledger) | certified(audited.findings),
         **({} if noise is None else {"noise": noise}),
         "public": public_facts(experiment, ledger),
         "claims": [claim.to_json() for claim in claims],
         "reconstruction": reconstruction_rows(ledger, claims),
+        "multiplicity": audited.budget.to_json(),
     }
 
 
@@ -206,16 +204,13 @@ def size_in_bytes(releases: Sequence[Release]) -> int:
 
 def _mechanism(experiment: Experiment, releases: Sequence[Release]) -> str:
     """The mechanisms behind a surface in words, "none" where nothing protects it."""
-    names = {
-        type(experiment.plan.mechanisms[r.name]).__name__ for r in releases if r.name in experiment.plan.mechanisms
-    }
+    plan = experiment.plan
+    names = {type(plan.mechanisms[r.name]).__name__ for r in releases if r.name in plan.mechanisms}
     if names:
         return ", ".join(sorted(names))
     if any(r.nonprivate_reason for r in releases):
         return "none"
-    inner = sorted(
-        type(m).__name__ for n, m in experiment.plan.mechanisms.items() if n in experiment.plan.method.queries
-    )
+    inner = sorted(type(m).__name__ for n, m in plan.mechanisms.items() if n in plan.method.queries)
     if releases[0].client == SERVER or any(r.post_of for r in releases):
         return f"post-processing of {', '.join(inner) or 'what clients sent'}"
     return "none needed: public"
@@ -251,13 +246,7 @@ def finding_row(finding: Finding, stated: float | None) -> dict[str, Any]:
         measures.setdefault("status", "measured")
     if "epsilon_measured" in measures and stated is not None:
         measures.setdefault("epsilon_stated", stated)
-    head = {
-        "surface": finding.surface,
-        "attack": finding.attack,
-        "family": finding.family,
-        "adversary": finding.adversary,
-    }
-    return {k: str(v) for k, v in head.items()} | measures
+    return {name: str(getattr(finding, name)) for name in ("surface", "attack", "family", "adversary")} | measures
 
 
 def write_run(folder: RunFolder, audited: Audited, argv: Sequence[str]) -> Findings:

@@ -19,8 +19,7 @@ from privdd.auditing.attack_tasks import AttackTask, Job, Terms, attack_tasks
 from privdd.auditing.autotune import Choice
 from privdd.auditing.canary_game import CanaryGame, check_playable, draw_canaries, findings_of_canaries
 from privdd.auditing.chosen_models import chosen_views
-from privdd.auditing.coverage import reads
-from privdd.auditing.diverged_run import unmeasured
+from privdd.auditing.coverage import reads, unmeasured
 from privdd.auditing.earlier_rounds import over_rounds, own_round, rounds_of, stages_of
 from privdd.auditing.error_budget import ErrorBudget, error_budget
 from privdd.auditing.game import Game, draw_game
@@ -238,7 +237,8 @@ def _attack_all(
 
     lacking: "surface|signal" that kept shadow models do not have.
     """
-    terms = Terms(scene.plan.keys, scene.experiment.privacy.delta, budget, scene.experiment.audit.worst_pictures)
+    pictures, device = scene.experiment.audit.worst_pictures, scene.plan.problem.device
+    terms = Terms(scene.plan.keys, scene.experiment.privacy.delta, budget, pictures, device)
     subject = subject_of(scene, budget.confidence)
     attacks, tests = attack_tasks(jobs, terms), guarantee_tests(subject)
     files, found = evidence_files(jobs), dict[int, Finding]()

@@ -5,7 +5,8 @@ All else that leaves a client has a row. A fact stands here only if the plan alo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterator
 from typing import Any
 
 from privdd.federated.experiment import Experiment
@@ -63,11 +64,8 @@ def _summed(plan: Plan) -> str:
     said = f"the sum over the clients of a round, never of fewer than {trust.fewest(asked)}, and no single upload"
     if plan.mechanisms:
         said += f"; each client adds one of {trust.shares(asked)} shares of the noise"
-        said += (
-            f", so that what is stated holds if {trust.colluding} of them tell the server theirs"
-            if trust.colluding
-            else ""
-        )
+    if plan.mechanisms and trust.colluding:
+        said += f", so that what is stated holds if {trust.colluding} of them tell the server theirs"
     return f"{said}. Secure aggregation is taken on trust: its protocol is not run"
 
 
@@ -109,20 +107,10 @@ def _shapes(ledger: Ledger) -> Iterator[tuple[str, str]]:
         if release.client != SERVER and release.nonprivate_reason is None and release.visible_to != ("analyst",):
             rows.setdefault(release.name, []).append(release)
     for name, releases in rows.items():
-        sizes = sorted({_numbers(r.shape) for r in releases})
+        sizes = sorted({sum(map(math.prod, r.shape.values())) for r in releases})
         said = f"{sizes[0]} numbers" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]} numbers"
         count = max(len(r.shape) for r in releases)
         yield f"shape of {name}", f"{said} in {count} tensor{'s' if count > 1 else ''}"
-
-
-def _numbers(shape: Mapping[str, Sequence[int]]) -> int:
-    total = 0
-    for sides in shape.values():
-        size = 1
-        for side in sides:
-            size *= side
-        total += size
-    return total
 
 
 def _neighbours(experiment: Experiment) -> Iterator[tuple[str, str]]:

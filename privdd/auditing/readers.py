@@ -17,6 +17,7 @@ from attacks.membership.shared_noise import SIGNAL, noise_coincidence
 from attacks.types import Surface
 from privdd.auditing.joint_signals import parts_by_layer, parts_in_means
 from privdd.auditing.signals import Lens, embedded, maps_of
+from privdd.core.placement import placed
 from privdd.core.types import Tensors
 from privdd.federated.method import Method, defines
 
@@ -52,8 +53,7 @@ def _update(lens: Lens, name: str, value: Tensors, values: Mapping[str, Tensors]
     if lens.gradients is not None:
         names = [n for n, _ in lens.model.named_parameters()]
         change = torch.cat([(state[n] - lens.start[n]).flatten() for n in names])
-        out["alignment"] = sig.gradient_alignment(change, lens.gradients)
-        out["gradient_product"] = sig.gradient_alignment(change, lens.gradients, cosine=False)
+        out |= lens.gradients.aligned(-change)
         out |= parts_by_layer(lens, -change)
     return out
 
@@ -63,9 +63,8 @@ def _control(lens: Lens, name: str, value: Tensors, values: Mapping[str, Tensors
     if lens.gradients is None or lens.model is None:
         raise NoReader(lens.method, name, "classifier and sent_state")
     vector = torch.cat([value[n].flatten() for n, _ in lens.model.named_parameters() if n in value])
-    product = sig.alignment(vector, lens.gradients, cosine=False)
-    found = {"alignment": sig.alignment(vector, lens.gradients), "gradient_product": product}
-    return found | parts_by_layer(lens, vector) if len(vector) == lens.gradients.shape[1] else found
+    found = lens.gradients.aligned(vector)
+    return found | parts_by_layer(lens, vector) if len(vector) == lens.gradients.size else found
 
 
 def _features(lens: Lens, name: str, value: Tensors, values: Mapping[str, Tensors]) -> Mapping[str, Tensor]:
@@ -83,7 +82,7 @@ def _features(lens: Lens, name: str, value: Tensors, values: Mapping[str, Tensor
     if batch:
         clean = clean - maps["feature"](lens.public.x).flatten(1).mean(0)
         std = max(std / int(batch) ** 0.5, 1e-2)
-    out = torch.full((len(clean),), torch.nan)
+    out = torch.full((len(clean),), torch.nan, device=clean.device)
     for c in labels.unique():
         mine = lens.candidates.y == c
         if mine.any():
@@ -252,6 +251,7 @@ def read_signals(lens: Lens, values: Mapping[str, Tensors]) -> Signals:
 
     Raises NoReader where no signal could depend on the record.
     """
+    lens, values = lens.there, placed(values, lens.problem.device)
     found: Signals = {}
     with torch.no_grad():
         for name, value in values.items():
@@ -260,4 +260,4 @@ def read_signals(lens: Lens, values: Mapping[str, Tensors]) -> Signals:
                 continue
             for signal, scores in READERS[surface](lens, name, value, values).items():
                 found[f"{surface}|{signal}"] = scores.float()
-    return found
+    return placed(found, "cpu")

@@ -7,13 +7,13 @@ with a finite epsilon, or declared public, must come out the same, whatever a me
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
 
-from privdd.core.types import Records, Shard, State, Tensors
+from privdd.core.types import Records, Shard, State, Tensors, Values
 from privdd.federated.channel import POST_PROCESSING
 from privdd.federated.simulation import Plan, Task, client_step
 from privdd.privacy.mechanism import Mechanism, Output, Row
@@ -62,9 +62,7 @@ def _fewer(shard: Shard) -> Shard:
     return replace(shard.with_train(kept), nulls=nulls if shard.nulls is None else Records.concat([nulls, shard.nulls]))
 
 
-def telling_rows(
-    plan: Plan, round: int, broadcast: Mapping[str, Tensors], memory: State, shard: Shard
-) -> Iterator[str]:
+def telling_rows(plan: Plan, round: int, broadcast: Values, memory: State, shard: Shard) -> Iterator[str]:
     """One line for each fault of the rows of a client's round."""
     tape = _Tape()
     taped = replace(plan, mechanisms={name: _taped(m, tape) for name, m in plan.mechanisms.items()})

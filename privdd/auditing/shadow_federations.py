@@ -21,6 +21,7 @@ from privdd.auditing.readers import POPULATION, READERS, Signals
 from privdd.auditing.replay import content_key
 from privdd.auditing.signals import Lens
 from privdd.auditing.views import Scene
+from privdd.core.placement import placed
 from privdd.core.types import Shard, State, Tensors
 from privdd.federated.channel import shapes
 from privdd.federated.method import Method
@@ -81,6 +82,7 @@ def server_signals(plan: Plan, server: State, lens: Lens, final: Mapping[str, Te
     could hold. Shared features are left out: they are rows that the clients sent themselves, through a map that
     was broadcast earlier, so the signals of the round that released them are used.
     """
+    lens, (server, final) = lens.there, placed((server, final), lens.problem.device)
     found: Signals = {}
     with torch.no_grad():
         for name, value in final.items():
@@ -97,7 +99,7 @@ def server_signals(plan: Plan, server: State, lens: Lens, final: Mapping[str, Te
             else:
                 signals = dict(READERS[SENT_AS.get(surface, surface)](lens, name, value, final))
             found |= {f"{surface}|{signal}": scores.float() for signal, scores in signals.items()}
-    return found
+    return placed(found, "cpu")
 
 
 @dataclass(frozen=True)

@@ -74,16 +74,19 @@ class Scene:
             self._rows(train),
         )
 
-    def _rows(self, records: Records) -> Tensor:
-        """Where each record's row stands in a release of one row per record (ordered by id)."""
+    def _rows(self, records: Records) -> Tensor | None:
+        """Where each record's row stands in a release of one row per record (ordered by id); None for any other release."""
+        if not self.plan.method.rows_are_records():
+            return None
         nulls = self.shard.nulls
         ids = self.shard.train.ids if nulls is None else torch.cat([self.shard.train.ids, nulls.ids])
         return torch.searchsorted(ids.sort().values, records.ids)
 
     def known(self, batch: int = 64) -> dict[str, Tensor]:
-        """One record of every release batch that an insider happens to hold."""
+        """One record of every release batch that an insider happens to hold; none where no row is a record's own."""
         train = self.shard.train
-        rows = self._rows(train)
+        if (rows := self._rows(train)) is None:
+            return {}
         first = [int((rows // batch == b).nonzero()[0]) for b in (rows // batch).unique()]
         return {"x": train.x[first], "row": rows[first]}
 

@@ -14,29 +14,11 @@ from privdd.core.errors import BadConfig
 
 # Settings that do not affect what clients send, so they may change: a resumed run must give the result of one that
 # was never interrupted, and a stored run that is attacked again keeps its own audited records.
-CHANGEABLE = {
-    "resume": ("engine",),
-    "run": (
-        "attack",
-        "engine",
-        *(
-            f"audit.{k}"
-            for k in (
-                "worlds",
-                "federations",
-                "federation_rounds",
-                "victims",
-                "confidence",
-                "require",
-                "waive",
-                "worst_pictures",
-                "transcripts",
-                "processed_worlds",
-                "processed_federations",
-            )
-        ),
-    ),
-}
+OF_THE_AUDIT = (
+    "worlds", "federations", "federation_rounds", "victims", "confidence", "require", "waive", "worst_pictures", "transcripts",
+    "processed_worlds", "processed_federations",
+)  # fmt: skip
+CHANGEABLE = {"resume": ("engine",), "run": ("attack", "engine", *(f"audit.{key}" for key in OF_THE_AUDIT))}
 
 
 def again(config: DictConfig, command: str, argv: Sequence[str], given: Sequence[str], word: str) -> DictConfig:

@@ -38,10 +38,13 @@ PARTS = frozenset(  # classes without a role, of which methods and attacks are p
         "privdd.distillation.feature_split.SplitLoss",
         "privdd.distillation.fitting.Fitting",
         "privdd.distillation.coarse_pixels.CoarsePixels",
+        "privdd.distillation.gradient_images.GradientImages",
         "privdd.distillation.guided_images.Guiding",
         "privdd.distillation.public_features.AlexNet",
         "privdd.distillation.random_features.RandomCosine",
         "privdd.distillation.public_head.PublicRows",
+        "privdd.distillation.private_set.SetGeneration",
+        "privdd.distillation.stand_ins.OwnRecords",
         "privdd.distillation.virtual_images.Virtual",
         "privdd.models.ModelSpec",
         "privdd.models.OwnModel",
@@ -49,7 +52,10 @@ PARTS = frozenset(  # classes without a role, of which methods and attacks are p
     }
 )
 NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
-OWN_MODEL = "privdd.models.OwnModel"
+OWN = {  # class -> (the setting that names something of the user's own, the module in which its default lies)
+    "OwnModel": ("target", "privdd.models.own"),
+    "OwnTraining": ("training", "privdd.methods.own_training"),
+}
 PLAIN = re.compile(r"\w[\w-]{0,100}")
 PACKAGE = re.compile(r"[A-Za-z]\w*(\.[A-Za-z]\w*)*")
 
@@ -75,20 +81,34 @@ def check_targets(config: dict[str, Any], trusted: Sequence[str] = ()) -> None:
             if str(name).startswith("_") and name != TARGET:
                 raise BadConfig(f"{key or 'config'}: {name} is not allowed in a stored config")
         if TARGET in node:
-            _check_class(key, allowed_class(f"{key}.{TARGET}", node[TARGET], trusted))
-            if node[TARGET] == OWN_MODEL:
-                _check_own_model(key, str(node.get("target")), trusted)
+            found = allowed_class(f"{key}.{TARGET}", node[TARGET], trusted)
+            _check_class(key, found)
+            for kind in found.__mro__:  # whatever the class is called in the user's own package
+                if kind.__name__ in OWN and kind.__module__.startswith("privdd."):
+                    _check_own(key, node, kind.__name__, trusted)
     attacks = config.get("attack") or {}
     for name in attacks if isinstance(attacks, dict) else ():
         if not PLAIN.fullmatch(str(name)):  # it becomes part of a file's name
             raise BadConfig(f"attack: {str(name)[:60]!r} is no plain name")
 
 
-def _check_own_model(key: str, target: str, trusted: Sequence[str]) -> None:
-    """The module that a network of the user's own is named in is imported too, so it has to be trusted."""
+def _check_own(key: str, node: dict[Any, Any], kind: str, trusted: Sequence[str]) -> None:
+    """The module that something of the user's own is named in is imported too, so it has to be trusted."""
+    name, default = OWN[kind]
+    if name not in node and _class_of(node) != kind:
+        return  # a subclass in a trusted package has its own
+    target = str(node.get(name))
     module = target.partition(":")[0]
-    if not NAME.fullmatch(f"{module}.x") or not (module == "privdd.models.own" or within(module, trusted)):
-        raise BadConfig(f"{key}.target={target[:200]}: if {module[:80]} is your own module, add trust={module[:80]}")
+    if not NAME.fullmatch(f"{module}.x") or not (module == default or within(module, trusted)):
+        raise BadConfig(f"{key}.{name}={target[:200]}: if {module[:80]} is your own module, add trust={module[:80]}")
+
+
+def _own_module(node: dict[Any, Any]) -> str:
+    return str(node.get(OWN[_class_of(node)][0])).partition(":")[0]
+
+
+def _class_of(node: dict[Any, Any]) -> str:
+    return str(node.get(TARGET)).rpartition(".")[2]
 
 
 def allowed_class(key: str, path: Any, trusted: Sequence[str] = ()) -> type:
@@ -129,9 +149,11 @@ def foreign_packages(config: dict[str, Any]) -> list[str]:
     """The packages, sorted, that ``trust=`` has to name before this config can be read from a run folder."""
     paths = [str(node[TARGET]) for _, node in _nodes(config, "") if TARGET in node]
     inside = [path in PARTS or within(path.rpartition(".")[0], PLACES) for path in paths]
-    own = [str(node.get("target")).partition(":")[0] for _, node in _nodes(config, "") if node.get(TARGET) == OWN_MODEL]
+    own = [_own_module(node) for _, node in _nodes(config, "") if _class_of(node) in OWN]
     foreign = {path.split(".")[0] for path, known in zip(paths, inside, strict=True) if not known}
-    return sorted(foreign | {name.split(".")[0] for name in own if name != "privdd.models.own"})
+    return sorted(
+        foreign | {name.split(".")[0] for name in own if name not in [default for _, default in OWN.values()]}
+    )
 
 
 def within(module: str, packages: Sequence[str]) -> bool:

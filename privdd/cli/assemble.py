@@ -65,7 +65,8 @@ def assemble(config: DictConfig, *, noise_here: bool = True) -> Experiment:
     method = _of_role(build(standardising(config)), Method, "algo")  # type: ignore[type-abstract]
     mechanisms = _mechanisms(config, method)
     method.check_mechanisms(mechanisms)
-    _check_device(run.device, method)
+    engine = Engine(**plain(config.engine))
+    _check_device(run.device, method, engine)
     dataset = load(keys=keys.fold("public"), **plain(config.data))
     shards = make_shards(dataset, partition, keys.fold("public", "partition"))
     problem = Problem(dataset.shape, dataset.classes, len(shards), run.device)
@@ -89,7 +90,6 @@ def assemble(config: DictConfig, *, noise_here: bool = True) -> Experiment:
     _check_delta(privacy, plan, shards)
     if said := too_few(plan):
         warnings.warn(said, stacklevel=2)
-    engine = Engine(**plain(config.engine))
     return Experiment(run, privacy, audit, plan, dataset, shards, engine, Capture(**plain(config.capture)))
 
 
@@ -110,14 +110,19 @@ def _of_role(made: Any, role: type[Role], key: str) -> Role:
     return made
 
 
-def _check_device(device: str, method: Method) -> None:
-    """Raises BadConfig where there is no GPU, or nothing of the method would run on it."""
+def _check_device(device: str, method: Method, engine: Engine) -> None:
+    """Raises BadConfig where there is no GPU, nothing of the method would run on it, or several processes would share it."""
     import torch
 
     if device != "cpu" and not method.on_gpu:
         raise BadConfig(f"device={device}: {type(method).__name__} computes on the CPU alone; leave device=cpu")
     if device != "cpu" and not torch.cuda.is_available():
         raise BadConfig(f"device={device}: allowed are cpu, and cuda where a GPU is present")
+    if device != "cpu" and (engine.size > 1 or (engine.kind == "ray" and not engine.workers)):
+        raise BadConfig(
+            f"device={device}: engine={engine.kind} would have {engine.workers or 'all its'} workers share one GPU; take "
+            "engine=serial, and for each further GPU a run of its own with CUDA_VISIBLE_DEVICES"
+        )
 
 
 def _victim(audit: AuditSettings | None, shards: Sequence[Shard]) -> int:

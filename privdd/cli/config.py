@@ -22,20 +22,9 @@ from privdd.core.errors import BadConfig
 
 PRESETS = ("smoke", "default", "paper")
 GROUPS = (
-    "algo",
-    "algo/base",
-    "algo/inner",
-    "attack",
-    "base",
-    "data",
-    "engine",
-    "experiment",
-    "model",
-    "partition",
-    "preset",
-    "privacy",
-    "trust",
-)
+    "algo", "algo/base", "algo/inner", "algo/virtual", "attack", "base", "data", "engine", "experiment", "model", "partition", "preset",
+    "privacy", "trust",
+)  # fmt: skip
 
 
 def config_dir() -> str:
@@ -64,9 +53,15 @@ def _term(name: str, otherwise: Any, *, _root_: Any) -> Any:
     return otherwise if value is None else value
 
 
+def _by_start(start: str, public: Any, records: Any) -> Any:
+    """A setting whose unit is that of the images: of starts that read no record, and of those in the records' pixels."""
+    return records if start in ("real", "statistics") else public
+
+
 def register_resolvers() -> None:
     """Idempotent; called before anything is composed."""
     OmegaConf.register_new_resolver("by_preset", _by_preset, replace=True)
+    OmegaConf.register_new_resolver("by_start", _by_start, replace=True)
     OmegaConf.register_new_resolver("per_square", lambda a, b: a / b**2, replace=True)
     OmegaConf.register_new_resolver("term", _term, replace=True)
     OmegaConf.register_new_resolver("run_id", lambda: uuid.uuid4().hex[:6], replace=True, use_cache=True)
@@ -146,6 +141,20 @@ def _without_glob(argument: str, folders: Sequence[str]) -> str:
     return f"{group}={','.join(found)}"
 
 
+def as_written(composed: Sequence[str], given: Sequence[str]) -> list[str]:
+    """The overrides of one run as its user wrote them, for the command that its pages show.
+
+    composed: the overrides that Hydra ran, one value of each sweep; given: the arguments before ``expand``.
+
+    What ``expand`` spelled out (every attack that "all" means, and ``audit.require``) goes again; what it stands for
+    comes back. A swept attack is the one of this run.
+    """
+    spelled = {item for item in expand(given, "audit") if item not in given}
+    kept = [item for item in composed if not (item in spelled and item.startswith(("attack=", "audit.require=")))]
+    replaced = len(kept) < len(composed) and not any(item.startswith("attack=") for item in kept)
+    return [*kept, *(item for item in given if replaced and item.startswith("attack="))]
+
+
 def overrides_first(argv: Sequence[str]) -> list[str]:
     """The same arguments, options last: argparse takes overrides in one piece only."""
     typed = [a for a in argv if "=" in a and not a.startswith("-") and a not in own_folders(argv)]
@@ -193,16 +202,10 @@ def one_line(error: BaseException) -> str:
 
 def guarded(main: Callable[[], int]) -> int:
     """Run a command; anything the user can cause ends in one line on stderr and status 1."""
-    from privdd.cli.failures import explain
+    from privdd.cli.failures import reported
 
     try:
-        return main()
+        return reported("privdd: error", main)
     except KeyboardInterrupt as stop:
         print(f"\nprivdd: stopped{': ' + str(stop) if str(stop) else ''}", file=sys.stderr)
         return 130
-    except Exception as error:
-        line = explain(error)
-        if line is None:
-            raise
-        print(f"privdd: error: {line}", file=sys.stderr)
-        return 1

@@ -7,14 +7,14 @@ is left to the full check.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from privdd.cli.read_settings import plain
+from privdd.cli.read_settings import leaves, plain
 from privdd.cli.secret import KEY as SECRET
 from privdd.cli.source_twins import NeedsImport, Twins
 from privdd.cli.type_check import OF_HYDRA, TypeCheck, fits, needed
@@ -42,8 +42,8 @@ def check_changed(config: DictConfig, base: DictConfig) -> None:
         now, before = plain(config), plain(base)
     except OmegaConfBaseException:  # a value that is missing, or points nowhere
         return
-    known = dict(_leaves(before))
-    changed = {key: value for key, value in _leaves(now) if key not in known or not _same(known[key], value)}
+    known = dict(leaves(before))
+    changed = {key: value for key, value in leaves(now) if key not in known or not _same(known[key], value)}
     changed.pop(SECRET, None)  # no message may hold it
     check = TypeCheck(config)
     for key, value in changed.items():
@@ -121,12 +121,3 @@ def _at(config: Any, place: str) -> Any:
     for part in place.split("."):
         config = config.get(part) if isinstance(config, dict) else None
     return config
-
-
-def _leaves(node: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """(dotted key, value) of all that is no mapping."""
-    for name, value in node.items():
-        if isinstance(value, dict):
-            yield from _leaves(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value

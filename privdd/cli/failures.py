@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import sys
+from collections.abc import Callable
 
 # What torch says -> what can be done about it.
 TORCH = {
@@ -13,6 +15,18 @@ TORCH = {
     "CUDA out of memory": "out of memory on the GPU; choose a smaller model or batch",
     "Storage size calculation overflowed": "out of memory; choose a smaller model or batch",
 }
+
+
+def reported(command: str, work: Callable[[], int]) -> int:
+    """Exit status of ``work``; an error that the user can do something about is one line on stderr, and status 1."""
+    try:
+        return work()
+    except Exception as error:
+        line = explain(error)
+        if line is None:
+            raise
+        print(f"{command}: {line}", file=sys.stderr)
+        return 1
 
 
 def explain(error: BaseException) -> str | None:

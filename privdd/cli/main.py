@@ -18,8 +18,8 @@ from omegaconf import DictConfig, open_dict
 
 from privdd.auditing.targets.target_command import USAGE, asks_for_target, read_command
 from privdd.cli import dry_run
-from privdd.cli.as_written import as_written
 from privdd.cli.config import (
+    as_written,
     composed,
     config_dir,
     expand,

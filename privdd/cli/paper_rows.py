@@ -1,7 +1,9 @@
-"""One row of a paper's table: its config as plain values, its terms, its training; audits of the same kind."""
+"""One row of a paper's table: its config as plain values, its training, and audits of the same kind; what the rows of a column
+must share to be compared: rounds, participation, network, data, local work, privacy."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -9,15 +11,15 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from privdd.cli.assemble import assemble
+from privdd.cli.assemble import assemble, build
 from privdd.cli.config import choices, config_dir, register_resolvers
-from privdd.cli.equal_terms import row_terms
 from privdd.cli.main import config_of
 from privdd.cli.read_settings import plain
 from privdd.cli.runs import run_audit, run_training
 from privdd.core.errors import BadConfig
 from privdd.federated.experiment import Experiment
 
+LOCAL = ("local_epochs", "batch_size", "lr", "momentum", "weight_decay")  # of methods that train the classifier locally
 LEFT_OUT = ("paper", "preset", "name", "seed", "engine", "capture", "run", "resume", "tracking", "device")
 
 
@@ -80,3 +82,35 @@ def audit_row(overrides: Sequence[str], path: Path) -> int:
     """Audit a run into ``path`` -> exit status of privdd.audit; one that was stopped goes on."""
     register_resolvers()
     return run_audit(config_of("audit", *overrides), path, ["python", "-m", "privdd.audit", *overrides])
+
+
+def row_terms(config: DictConfig) -> dict[str, Any]:
+    """term -> value of one row; a term of local training is absent where a method has none."""
+    algo = plain(config.algo)
+    inner = algo.get("base") or algo.get("inner") or algo
+    shared = {
+        "rounds": build(config.algo).rounds,
+        "participation": config.participation,
+        "model": inner["model"],
+        "data": [plain(config.data), plain(config.partition)],
+        "privacy": {k: v for k, v in plain(config.privacy).items() if k in ("name", "epsilon", "noise_multiplier")},
+    }
+    return shared | {name: inner[name] for name in LOCAL if name in inner}
+
+
+def differing(terms: Mapping[str, Mapping[str, Any]]) -> dict[str, set[str]]:
+    """term -> the rows whose value is not the most frequent one (of equally frequent ones, the first row's)."""
+    names = {name for row in terms.values() for name in row}
+    found: dict[str, set[str]] = {}
+    for name in sorted(names):
+        held = {row: repr(values[name]) for row, values in terms.items() if name in values}
+        usual = Counter(held.values()).most_common(1)[0][0]
+        if odd := {row for row, value in held.items() if value != usual}:
+            found[name] = odd
+    return found
+
+
+def reason(differs: Mapping[str, Mapping[str, str]], term: str, row: str) -> str:
+    """Why a row's term differs, as ``paper.differs`` says it ("" where it does not): {term: {start of the row: why}}."""
+    said = differs.get(term, {})
+    return next((why for start, why in said.items() if row == start or row.startswith(f"{start} ")), "")

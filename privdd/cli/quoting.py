@@ -14,15 +14,8 @@ PATHS = ("data.root", "run", "resume", "scores", "hydra.run.dir", "hydra.sweep.d
 
 def quoted(argv: Sequence[str]) -> list[str]:
     """The arguments, each path that Hydra cannot read (``data.root=/home/rené/x.npz``) in Hydra's quotes."""
-    return [
-        assignment(key, value) if _unreadable(item, key) else item
-        for item in argv
-        for key, _, value in [item.partition("=")]
-    ]
-
-
-def _unreadable(item: str, key: str) -> bool:
-    return key in PATHS and not _reads(item)
+    parts = [(item, *item.partition("=")[::2]) for item in argv]
+    return [assignment(key, value) if key in PATHS and not _reads(item) else item for item, key, value in parts]
 
 
 def _reads(item: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, fields
 from typing import TYPE_CHECKING, Any
 
@@ -19,25 +19,23 @@ if TYPE_CHECKING:
     from privdd.federated.trust import Trust
 
 UNFINGERPRINTED = (
-    "attack",
-    "audit",
-    "engine",
-    "capture",
-    "run",
-    "resume",
-    "scores",
-    "name",
-    "tracking",
-    "paper",
-    "resources",
-)
-
+    "attack", "audit", "engine", "capture", "run", "resume", "scores", "name", "tracking", "paper", "resources",
+)  # fmt: skip
 OF_THE_NOISE = ("secret", "paired_noise")  # neither changes what is run, and runs of earlier versions have neither
 
 
 def plain(node: Any) -> Any:
     """A config node as resolved dicts, lists and numbers."""
     return OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
+
+
+def leaves(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """(dotted key, value) of all that is no mapping, at or below ``key``."""
+    if isinstance(node, dict):
+        for name, value in node.items():
+            yield from leaves(value, f"{key}.{name}" if key else str(name))
+    else:
+        yield key, node
 
 
 def fingerprint(config: DictConfig) -> str:
@@ -116,11 +114,9 @@ def mapping_at(config: DictConfig, key: str) -> Mapping[str, Any]:
 
 def _required(key: str, found: Mapping[str, Any], kind: type) -> dict[str, Any]:
     """The fields of a settings class; one that has no default must be there."""
-    missing = [
-        f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING and f.name not in found
-    ]
-    if missing:
-        raise BadConfig(f"{key}.{missing[0]}: a value is needed")
+    for field in fields(kind):
+        if field.default is MISSING and field.default_factory is MISSING and field.name not in found:
+            raise BadConfig(f"{key}.{field.name}: a value is needed")
     return {f.name: found[f.name] for f in fields(kind) if f.name in found}
 
 

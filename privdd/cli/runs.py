@@ -22,6 +22,7 @@ from privdd.runtime.lock import locked
 from privdd.runtime.plain_folder import check_folder
 from privdd.runtime.run_folder import RunFolder
 from privdd.runtime.seal import seal
+from privdd.runtime.workers import threads
 
 CONTRADICTION = 2
 
@@ -132,6 +133,7 @@ def _audit(config: DictConfig, path: Path, argv: Sequence[str], held: ExitStack)
     held.enter_context(locked(path))
     folder = prepare(path, config)
     say(experiment, path)
+    held.enter_context(threads(experiment.engine.threads))  # the server's work too, so that a machine's cores change no bits
     method, searches = experiment.plan.method, longest_searches(config)
     there = {*method.uploads.values(), *method.broadcasts.values()}
     wanted = [searches[name] for name, attack in attacks.items() if there & attack.surfaces]
@@ -164,7 +166,7 @@ def _train(config: DictConfig, path: Path, argv: Sequence[str], held: ExitStack)
     from privdd.auditing.run_manifest import manifest
     from privdd.cli.assemble import assemble
     from privdd.cli.tracking import check_tracking, track
-    from privdd.federated.divergence import words
+    from privdd.federated.measured import words
     from privdd.federated.trainer import Trainer
     from privdd.runtime.files import write_json
 
@@ -174,6 +176,7 @@ def _train(config: DictConfig, path: Path, argv: Sequence[str], held: ExitStack)
     held.enter_context(locked(path))
     folder = prepare(path, config)
     say(experiment, path)
+    held.enter_context(threads(experiment.engine.threads))  # the server's work too, so that a machine's cores change no bits
     began = time.monotonic()
     plan, ledger = experiment.plan, experiment.ledger()
     trainer = Trainer(plan, experiment.shards, experiment.test, experiment.engine, folder, ledger, experiment.capture)
@@ -214,5 +217,5 @@ def say(experiment: Any, path: Path) -> None:
         file=sys.stderr,
     )
     if experiment.run.device != "cpu":
-        rest = "the server, attacks and guarantee tests run on the CPU"
+        rest = "the server's work, what replays show, attacks that make images; all other attacks and what guarantee tests compare stay on the CPU"
         print(f"privdd: on {experiment.run.device}: {experiment.plan.method.on_gpu}; {rest}", file=sys.stderr)

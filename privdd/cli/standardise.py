@@ -19,6 +19,7 @@ CLASSIFIERS = ("convnet", "resnet18", "smallcnn", "simplecnn", "lenet", "mlp")
 OWN_SPACE = {  # their classifiers read what is no image: constants of images mean nothing there
     "FedRD": "its classifier reads projected records",
     "FedFed": "its classifier reads shared features beside the records",
+    "FedFedVirtual": "its classifier reads shared features beside the records",
 }
 
 

@@ -70,7 +70,10 @@ class TypeCheck:
             target = pkgutil.resolve_name(path)
             declared, open_ended = parameters(target)
         except Exception as error:  # importing a module may raise anything
-            raise refused(f"{key}._target_", path, " ".join(str(error).split())[:300]) from None
+            hint = own_network(path) if self.key_of(key) == "model" else ""
+            raise refused(f"{key}._target_", path, " ".join(str(error).split())[:300] + hint) from None
+        if self.key_of(key) == "model" and not describes_a_model(target):
+            raise refused(f"{key}._target_", path, f"no ModelSpec{own_network(path)}")
         self.arguments(key, {k: v for k, v in value.items() if k not in OF_HYDRA}, declared, open_ended)
 
     def arguments(self, key: str, given: Mapping[str, Any], declared: Mapping[str, Any], open_ended: bool) -> None:
@@ -88,6 +91,17 @@ class TypeCheck:
             if isinstance(value, dict):
                 raise BadConfig(f"{key}={{...}}: {needed(kind)}")
             raise refused(key, value, needed(kind))
+
+
+def describes_a_model(target: Any) -> bool:
+    """Whether it is a class of ``privdd.models.ModelSpec``, by name: importing that takes a second."""
+    return any(base.__name__ == "ModelSpec" for base in getattr(target, "__mro__", ()))
+
+
+def own_network(path: Any) -> str:
+    """How a network of the user's own is given, for whoever named it as ``model._target_``."""
+    module, _, name = str(path).rpartition(".")
+    return f"; a network of your own is model=own model.target={module or 'net'}:{name or 'Net'}"
 
 
 def hint_at(name: str, known: Collection[str], where: str) -> str:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from omegaconf import DictConfig, OmegaConf
 
-from privdd.cli.read_settings import audit_settings, forced, mapping_at, plain, privacy_settings, run_settings
+from privdd.cli.read_settings import audit_settings, forced, leaves, mapping_at, plain, privacy_settings, run_settings
 from privdd.cli.secret import KEY as SECRET
 from privdd.cli.type_check import TypeCheck, parameters
 from privdd.core.checks import check_finite, check_text, is_number
@@ -24,7 +22,7 @@ def check_types(config: DictConfig) -> None:
     Raises BadConfig, naming key, value and what is allowed.
     """
     check = TypeCheck(config)
-    for key, value in _leaves(config).items():
+    for key, value in leaves(plain(config)):
         if key == SECRET:  # no message may hold it; ``secret_of`` checks it
             continue
         for one in value if isinstance(value, list) else [value]:
@@ -43,14 +41,3 @@ def check_types(config: DictConfig) -> None:
     for group, made in (("partition", Partition), ("engine", Engine), ("capture", Capture)):
         made(**mapping_at(config, group))
     run_settings(config), privacy_settings(config), audit_settings(config), forced(config)
-
-
-def _leaves(node: Any) -> dict[str, Any]:
-    """Dotted key -> value, of all that is no mapping."""
-    return dict(pair for name, value in plain(node).items() for pair in _walk(str(name), value))
-
-
-def _walk(key: str, value: Any) -> list[tuple[str, Any]]:
-    if isinstance(value, dict):
-        return [pair for name, inner in value.items() for pair in _walk(f"{key}.{name}", inner)]
-    return [(key, value)]

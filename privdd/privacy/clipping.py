@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -29,7 +28,7 @@ def positive(value: object, name: str) -> float:
 
 def as_rows(tensor: Tensor) -> Tensor:
     """(n, ...) -> (n, d), also for n = 0 and for one number a record."""
-    return tensor.reshape(len(tensor), math.prod(tensor.shape[1:]))
+    return tensor.flatten(1) if tensor.ndim > 1 else tensor.unsqueeze(1)
 
 
 def record_norms(contributions: Tensors, order: int = 2) -> Tensor:
@@ -55,7 +54,7 @@ def clipped_sum(contributions: Tensors, clip_norm: float, lattice: Lattice, *, p
     Each is clipped to L2 norm C across all tensors together, divided by ``per`` and rounded towards zero, so that
     none is longer than C / per, and the sum, of integers, is exact. ``RecordLayout`` makes tensors of it again.
     """
-    rows = [as_rows(tensor.detach()) for tensor in contributions.values()]
+    rows = [as_rows(t.detach() if t.requires_grad else t) for t in contributions.values()]  # many, and often tiny
     kind = torch.float64 if any(part.dtype == torch.float64 for part in rows) else torch.float32
     width = sum(part.shape[1] for part in rows)
     total = Total(lattice, (width,), rows[0].device)
@@ -83,10 +82,11 @@ class RecordLayout:
 
     def shaped(self, flat: Tensor) -> dict[str, Tensor]:
         """``clipped_sum``'s numbers (d,) as tensors with memory of their own."""
-        if len(set(self.kinds)) == 1:  # one conversion instead of many small ones
-            flat = flat.to(self.kinds[0])
+        alike = len(set(self.kinds)) == 1
+        flat = flat.to(self.kinds[0]) if alike else flat  # one conversion instead of many small ones
         parts: Any = torch.split_with_sizes_copy(flat, [s.numel() for s in self.shapes])  # type: ignore[func-returns-value]
-        return {n: p.view(s).to(k) for n, p, s, k in zip(self.names, parts, self.shapes, self.kinds)}
+        shaped = [p if len(s) == 1 else p.view(s) for p, s in zip(parts, self.shapes)]
+        return dict(zip(self.names, shaped if alike else (p.to(k) for p, k in zip(shaped, self.kinds))))
 
 
 @dataclass(frozen=True)

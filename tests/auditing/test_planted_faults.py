@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -47,6 +49,7 @@ PROFILES = {
     "fedfed_dp": ("fedfed_dp", "privacy.sampling_probability=0.2"),
 }
 Plant = Callable[[pytest.MonkeyPatch], None]
+Healthy = Callable[[str], tuple[Path, str, list[Finding]]]
 
 
 def audited(profile: str, folder: Path, *more: str) -> tuple[str, list[Finding]]:
@@ -57,9 +60,21 @@ def audited(profile: str, folder: Path, *more: str) -> tuple[str, list[Finding]]
     return findings_json(found)["verdict"], [f for f in found.findings if f.family == Family.GUARANTEE]
 
 
+@pytest.fixture(scope="module")
+def healthy(tmp_path_factory: pytest.TempPathFactory) -> Healthy:
+    """profile -> (folder, verdict, guarantee findings) of its run without a fault, made once; whoever writes takes a copy."""
+
+    @cache
+    def run(profile: str) -> tuple[Path, str, list[Finding]]:
+        folder = tmp_path_factory.mktemp(profile)
+        return folder, *audited(profile, folder)
+
+    return run
+
+
 @pytest.mark.parametrize("profile", PROFILES)
-def test_a_healthy_run_is_consistent(profile: str, tmp_path: Path) -> None:
-    verdict, findings = audited(profile, tmp_path)
+def test_a_healthy_run_is_consistent(profile: str, healthy: Healthy) -> None:
+    _, verdict, findings = healthy(profile)
     assert verdict == "consistent", [f.measures.get("note") for f in findings]
 
 
@@ -300,19 +315,23 @@ def test_a_mechanism_is_judged_by_what_it_declares(name: str, tmp_path: Path) ->
 # --- where the run was trained ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("settings", [("engine=processes", "engine.workers=1"), ()], ids=["processes", "resumed"])
-def test_residuals_are_there_in_every_engine_and_after_a_stop(
-    settings: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Worker processes send them back; an audit of a run that was trained before draws its noise again."""
-    verdict, before = audited("dpsgd", tmp_path, *settings)
+def test_residuals_come_back_from_worker_processes(tmp_path: Path, healthy: Healthy) -> None:
+    verdict, found = audited("dpsgd", tmp_path, "engine=processes", "engine.workers=1")
     assert verdict == "consistent"
-    if not settings:
-        (tmp_path / "findings.json").unlink(missing_ok=True)
-        verdict, after = audited("dpsgd", tmp_path)
-        assert verdict == "consistent"
-        noise = [next(f.measures["diagnostics"] for f in made if f.attack == NOISE) for made in (before, after)]
-        assert noise[0] == noise[1] and "p_value" in noise[0]
+    assert noise_of(found) == noise_of(healthy("dpsgd")[2]) and "p_value" in noise_of(found)
+
+
+def test_a_run_that_was_trained_before_has_its_noise_drawn_again(tmp_path: Path, healthy: Healthy) -> None:
+    folder, _, before = healthy("dpsgd")
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "findings.json").unlink(missing_ok=True)
+    verdict, after = audited("dpsgd", tmp_path)
+    assert verdict == "consistent"
+    assert noise_of(before) == noise_of(after) and "p_value" in noise_of(after)
+
+
+def noise_of(findings: list[Finding]) -> dict[str, Any]:
+    return next(f.measures["diagnostics"] for f in findings if f.attack == NOISE)
 
 
 def test_noise_that_cannot_be_drawn_again_is_not_looked_at(tmp_path: Path, system_bytes: None) -> None:
@@ -324,9 +343,11 @@ def test_noise_that_cannot_be_drawn_again_is_not_looked_at(tmp_path: Path, syste
     assert "2 of 2 rounds" in noise.measures["note"]
 
 
-def test_another_runs_residuals_are_not_taken_for_this_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_runs_residuals_are_not_taken_for_this_ones(
+    tmp_path: Path, healthy: Healthy, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A round that comes out differently when it is repeated is not the round that happened."""
-    audited("client", tmp_path)
+    shutil.copytree(healthy("client")[0], tmp_path, dirs_exist_ok=True)
     one_stream(monkeypatch)
     assert audited("client", tmp_path)[0] == "untested"
 

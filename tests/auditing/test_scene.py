@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,7 +26,8 @@ def records(*ids: int) -> Records:
 
 def scene(train: Records, nulls: Records | None) -> Scene:
     nothing: Any = None
-    return Scene(nothing, nothing, nothing, Shard(0, train, records(0), records(1), 3, nulls))
+    plan: Any = SimpleNamespace(plan=SimpleNamespace(method=SimpleNamespace(rows_are_records=lambda: True)))
+    return Scene(plan, nothing, nothing, Shard(0, train, records(0), records(1), 3, nulls))
 
 
 @pytest.mark.parametrize("nulls", [None, records(12, 55, 3)])

@@ -91,6 +91,15 @@ def test_a_trusted_package_may_bring_classes_but_no_functions() -> None:
     own = {"model": {"_target_": "privdd.models.OwnModel", "target": f"{CANARY}:Own"}}
     check_targets(own, ("tests",))
     assert foreign_packages(own) == ["tests"]
+    trained = {"algo": {"_target_": "privdd.methods.own_training.OwnTraining", "training": f"{CANARY}:sing"}}
+    check_targets(trained, ("tests",))
+    assert foreign_packages(trained) == ["tests"]
+    trained["algo"]["training"] = "privdd.methods.own_training:example"
+    check_targets(trained)
+    assert foreign_packages(trained) == []
+    check_targets({"algo": {"_target_": f"{CANARY}.Trains"}}, ("tests",))
+    with pytest.raises(BadConfig, match=r"algo\.training=os:system: if os is your own module"):
+        check_targets({"algo": {"_target_": f"{CANARY}.Trains", "training": "os:system"}}, ("tests",))
 
 
 @pytest.mark.parametrize(
@@ -106,6 +115,10 @@ def test_a_trusted_package_may_bring_classes_but_no_functions() -> None:
         ({"model": {"_target_": "privdd.models.OwnModel", "target": "tests.cli.canary_module:Own"}}, "add trust=tests.cli"),
         ({"algo": {"g": {"_target_": "privdd.models.OwnModel", "target": "os"}}}, "g.target=os: if os is your own module"),
         ({"model": {"_target_": "privdd.models.OwnModel"}}, "model.target=None"),
+        (
+            {"algo": {"_target_": "privdd.methods.own_training.OwnTraining", "training": "os:system"}},
+            "algo.training=os:system: if os is your own module",
+        ),
         ({"model": {"_target_": "privdd.models.own.OwnModel", "target": "os:x"}}, "of privdd's own only"),
         ({"name": "${oc.env:HOME}"}, "interpolation"),
         ({"data": {"x": [{"${oc.env:HOME}": 1}]}}, "interpolation"),

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from privdd.cli.as_written import as_written
-from privdd.cli.config import expand
+from privdd.cli.config import as_written, expand
 
 CASES = {
     "nothing typed": ["algo=fedfed", "preset=smoke"],

@@ -1,10 +1,10 @@
-"""``device=cuda`` is refused in one line where a method would ignore it, and what runs there is said."""
+"""``device=cuda`` is refused in one line where it would do nothing or be shared, and what runs there is said."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -12,15 +12,17 @@ import torch
 from privdd.cli.assemble import assemble
 from privdd.cli.runs import say
 from privdd.core.errors import BadConfig
-from privdd.core.types import Records
-from privdd.federated.simulation import start
+from privdd.federated.experiment import Experiment
+from privdd.federated.measured import accuracy
+from privdd.federated.simulation import Progress
 from privdd.methods.fedavg import FedAvg
-from tests.federations import tiny, tiny_config
+from tests.fake_device import fake_gpu
+from tests.federations import PRETRAINED, equal, finished, tiny, tiny_config, trained
 
-ON_GPU = {"fedavg": True, "scaffold": True, "fedproto": True, "fedfed": True, "feddm": False, "fedrd": False, "fedlgd": False}
+ON_GPU = {"fedavg": True, "fedproto": True, "fedfed": True, "feddm": True, "fedlgd_dp": True, "dp_means": False}
 
 
-@pytest.mark.parametrize("algo", ON_GPU)
+@pytest.mark.parametrize("algo", sorted(ON_GPU.keys() - PRETRAINED))
 def test_a_method_that_places_nothing_on_the_gpu_is_refused(algo: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     config = tiny_config(algo, "device=cuda")
@@ -38,27 +40,51 @@ def test_without_a_gpu_the_line_says_so() -> None:
         assemble(tiny_config("fedavg", "device=cuda"))
 
 
-@pytest.mark.parametrize("algo", ["fedavg", "scaffold", "fedproto"])
-def test_who_claims_a_gpu_places_the_records_there_once_a_round(algo: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A device that torch here does not have: what is placed on it is counted, and stays where it was."""
-    placed: list[int] = []
-    real = Records.to
-
-    def counted(self: Records, device: Any) -> Records:
-        placed.extend([len(self)] * (str(device) == "cuda"))
-        return real(self, "cpu")
-
-    tensor_to = torch.Tensor.to
+@pytest.mark.parametrize(("engine", "workers", "words"), [("processes", 2, "2 workers"), ("ray", 0, "all its workers")])
+def test_workers_that_would_share_a_gpu_are_refused(
+    engine: str, workers: int, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(Records, "to", counted)
-    monkeypatch.setattr(
-        torch.Tensor, "to", lambda t, *a, **k: tensor_to(t, *("cpu" if str(v) == "cuda" else v for v in a), **k)
-    )
-    experiment = assemble(tiny_config(algo, "device=cuda"))
-    plan, shard = experiment.plan, experiment.shards[0]
-    first = start(plan, experiment.ledger())
-    plan.method.local(plan.method.broadcast(first.server), {}, shard, plan.context(0, 0))
-    assert placed == [len(shard.train)]
+    config = tiny_config("fedavg", "device=cuda", f"engine={engine}", f"engine.workers={workers}")
+    with pytest.raises(BadConfig, match=rf"^device=cuda: engine={engine} would have {words} share one GPU; take engine=serial"):
+        assemble(config)
+    assert assemble(tiny_config("fedavg", "device=cuda", f"engine={engine}", "engine.workers=1")).engine.size == 1
+
+
+def on_cuda(algo: str) -> tuple[Experiment, Progress, float]:
+    """An experiment, its state after all rounds with every problem's device a GPU, and the accuracy measured there."""
+    experiment = tiny(algo)
+    plan = replace(experiment.plan, problem=replace(experiment.plan.problem, device="cuda"))
+    progress = finished(replace(experiment, plan=plan))
+    return experiment, progress, accuracy(plan, progress, experiment.test, experiment.shards)
+
+
+@pytest.mark.parametrize("algo", ["fedavg", "fedproto", "fedfed", "fedrd", "fedlgd"])
+def test_rounds_on_the_fake_gpu_give_the_bits_of_the_cpu(algo: str) -> None:
+    """The same kernels run there, so that all that may differ is where a tensor is, which the fake device refuses."""
+    with fake_gpu() as gpu:
+        experiment, there, measured = on_cuda(algo)
+    assert gpu.traffic.sent.total() > 0
+    here = trained(algo)[0]
+    assert equal(there.server, here.server) and equal(there.memories, here.memories)
+    assert measured == accuracy(experiment.plan, here, experiment.test, experiment.shards)
+
+
+def test_protected_rounds_on_the_fake_gpu_give_the_bits_of_the_cpu() -> None:
+    with fake_gpu():
+        _, there, _ = on_cuda("feddm_dp")
+    here = trained("feddm_dp")[0]
+    assert equal(there.server, here.server) and there.ledger.releases == here.ledger.releases
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU: torch.cuda.is_available() is False")
+@pytest.mark.parametrize("algo", ["fedavg", "feddm", "feddm_dp"])
+def test_rounds_on_a_gpu_give_the_results_of_the_cpu_up_to_rounding(algo: str) -> None:
+    _, there, _ = on_cuda(algo)
+    here = trained(algo)[0]
+    for name, value in here.server.items():
+        assert there.server[name].device.type == "cpu"
+        assert torch.allclose(there.server[name], value, rtol=1e-2, atol=1e-3), name
 
 
 def test_what_runs_on_the_gpu_is_said(capsys: pytest.CaptureFixture[str]) -> None:
@@ -68,4 +94,4 @@ def test_what_runs_on_the_gpu_is_said(capsys: pytest.CaptureFixture[str]) -> Non
     on_gpu = SimpleNamespace(run=SimpleNamespace(device="cuda"), plan=experiment.plan, shards=experiment.shards, dataset=experiment.dataset)
     say(on_gpu, Path("x"))
     line = capsys.readouterr().err.splitlines()[-1]
-    assert line == f"privdd: on cuda: {FedAvg.on_gpu}; the server, attacks and guarantee tests run on the CPU"
+    assert line.startswith(f"privdd: on cuda: {FedAvg.on_gpu}; the server's work") and line.endswith("stay on the CPU")

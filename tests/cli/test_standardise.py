@@ -89,6 +89,7 @@ def test_what_was_run_before_keeps_its_digest() -> None:
     [
         ("algo=fedrd", "its classifier reads projected records"),
         ("algo=fedfed", "shared features beside the records"),
+        ("algo=fedfed_virtual", "shared features beside the records"),
         ("algo=dp_means", "would do nothing"),
     ],
 )

@@ -51,6 +51,8 @@ WRONG = [
     ("algo.weighting=3", "algo.weighting=3: allowed are records, uniform"),
     ("algo.update_is_delta=0", "algo.update_is_delta=0: true or false is needed"),
     ("model.width=2.5", "model.width=2.5: a whole number is needed (or null)"),
+    ("model._target_=own.Net", "model._target_='own.Net': No module named 'own'; a network of your own is model=own model.target=own:Net"),
+    ("model._target_=privdd.methods.fedavg.FedAvg", "model._target_='privdd.methods.fedavg.FedAvg': no ModelSpec; a network of your own is"),
     ("model.pad_grey=1", "model.pad_grey=1: true or false is needed"),
     ("capture.rounds=3", "capture.rounds"),
     ("capture.surfaces=null", "capture.surfaces=None"),
@@ -193,7 +195,7 @@ def test_plain_values_and_declared_types(value: Any, kind: Any, expected: bool, 
 
 def test_every_shipped_file_is_accepted() -> None:
     """Annotations are right about every value of every yaml, in every preset."""
-    within = {"algo/base": ["algo=fedfed"], "algo/inner": ["algo=virtual_data"]}  # groups of one algo's own
+    within = {"algo/base": ["algo=fedfed"], "algo/inner": ["algo=virtual_data"], "algo/virtual": ["algo=virtual_data"]}  # groups of one algo's own
     for group in sorted(set(GROUPS) - {"attack", "preset", "base"}):
         for name in sorted(p.stem for p in (Path(config_dir()) / group).glob("[!_]*.yaml")):
             check_types(composed("train", [*within.get(group, []), f"{group}={name}"]))

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from privdd.cli import validation as configs
+from privdd.cli import read_settings
 from privdd.cli.assemble import assemble, attacks_of
 from privdd.cli.config import composed
 from privdd.cli.failures import explain
@@ -34,7 +34,7 @@ def base() -> Any:
 
 @lru_cache
 def leaves() -> dict[str, Any]:
-    found = configs._leaves(base())
+    found = dict(read_settings.leaves(read_settings.plain(base())))
     hidden = ("preset", "attack", "algo.model.")  # chosen as groups, or shown twice
     return {k: v for k, v in found.items() if "_target_" not in k and not k.startswith(hidden)}
 
@@ -63,7 +63,7 @@ odd = st.text(max_size=25)
 @given(words, st.sampled_from(["", "algo.", "data.", "privacy.", "audit.", "audit.waive.", "engine.", "capture."]))
 def test_unknown_keys_are_refused_by_name(word: str, prefix: str) -> None:
     key = prefix + word
-    names = {part for leaf in configs._leaves(base()) for part in (leaf, leaf.split(".")[0], leaf.rsplit(".", 1)[0])}
+    names = {part for leaf in dict(read_settings.leaves(read_settings.plain(base()))) for part in (leaf, leaf.split(".")[0], leaf.rsplit(".", 1)[0])}
     if key not in names:
         with pytest.raises(BadConfig, match=re.escape(f"{key}: unknown key; ")) as caught:
             _known(base(), key)

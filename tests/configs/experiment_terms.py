@@ -8,29 +8,34 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from privdd.cli.config import composed
+from privdd.cli.config import GROUPS, composed
 
 
 def rows_of(name: str, column: str, more: Sequence[str] = ()) -> dict[str, DictConfig]:
-    """row -> its config, in one column of ``experiment=name``. more: overrides for every row (preset=paper)."""
+    """row -> its config, in one column of ``experiment=name``. more: choices for every row (preset=paper)."""
     part: Any = _columns(name)[column]
-    values = [item for item in part["overrides"] if "." in item.split("=")[0]]
-    groups = [item for item in part["overrides"] if item not in values]
+    groups, values = _parted(part["overrides"])
     return {row: _row(name, (*more, *groups), row, values) for row in part["accuracy"]}
 
 
+def _parted(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
+    """(choices of files, single values)."""
+    chosen = [item for item in overrides if item.partition("=")[0] in GROUPS]
+    return chosen, [item for item in overrides if item not in chosen]
+
+
 def _row(name: str, fixed: tuple[str, ...], row: str, values: Sequence[str]) -> DictConfig:
-    """Columns that differ in single values alone share what is composed, which takes long; a row's own values win."""
-    own = {item.split("=")[0] for item in row.split()}
-    config = _composed(name, fixed, row).copy()
-    for key, value in OmegaConf.from_dotlist([v for v in values if v.split("=")[0] not in own]).items():
-        OmegaConf.update(config, str(key), value, merge=True)
+    """Rows that differ in single values alone share what is composed, which takes long; a row's own values win."""
+    groups, own = _parted(row.split())
+    config = _composed(name, (*fixed, *groups)).copy()
+    for key, value in [item.split("=", 1) for item in (*values, *own)]:
+        OmegaConf.update(config, key, OmegaConf.from_dotlist([f"it={value}"]).it, merge=True)  # refused if there is no such key
     return config
 
 
 @lru_cache(maxsize=64)
-def _composed(name: str, fixed: tuple[str, ...], row: str) -> DictConfig:
-    return composed("train", [f"experiment={name}", *fixed, *row.split()])
+def _composed(name: str, groups: tuple[str, ...]) -> DictConfig:
+    return composed("train", [f"experiment={name}", *groups])
 
 
 @lru_cache(maxsize=1)

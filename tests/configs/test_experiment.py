@@ -9,8 +9,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from privdd.cli.config import choices, composed, config_dir
-from privdd.cli.equal_terms import differing, reason, row_terms
 from privdd.cli.main import checked
+from privdd.cli.paper_rows import differing, reason, row_terms
 from privdd.cli.read_settings import fingerprint
 from privdd.core.errors import BadConfig
 from tests.configs.experiment_terms import rows_of

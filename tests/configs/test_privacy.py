@@ -39,7 +39,7 @@ def test_group_is_complete_and_builds(path: Path) -> None:
 
 @pytest.mark.parametrize(
     "name", ["dpsgd", "noisy_embedding", "gaussian_features", "client", "aggregate_clip", "fedfed_dp", "public_embedding", "public_head", "class_sums",
-     "moments", "guided", "random_embedding"]
+     "moments", "guided", "random_embedding", "set_gradient"]
 )
 def test_the_noise_multiplier_reaches_every_mechanism(name: str) -> None:
     config = OmegaConf.create({"privacy": loaded(FOLDER / f"{name}.yaml")})

@@ -64,10 +64,10 @@ class Dealt:
 
 def whole(value: Tensors) -> Tensor:
     """All numbers as one float64 vector, in the order in which a mechanism noises them."""
-    parts = [tensor.detach().reshape(-1) for tensor in value.values()]
+    parts = [tensor.flatten() for tensor in value.values()]
     if len({part.dtype for part in parts}) > 1:  # else one conversion, instead of one for each of many small tensors
         parts = [part.double() for part in parts]
-    return torch.cat(parts).double().cpu()
+    return torch.cat(parts).detach().double().cpu()
 
 
 @dataclass(frozen=True)

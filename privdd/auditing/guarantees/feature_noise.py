@@ -30,10 +30,12 @@ from privdd.privacy.noise import SeededNoise
 
 
 def feature_findings(subject: Subject, name: str) -> Iterator[Finding]:
-    """T1, T2 and T3 of ``FeatureNoise`` set for the upload ``name``; nothing where no bound is stated."""
+    """T1, T2 and T3 of ``FeatureNoise`` set for the upload ``name``; nothing where no bound is stated, or rows are no records."""
     mechanism, snapshots = subject.plan.mechanisms[name], subject.snapshots
     sending = [t for t in sorted(snapshots) if name in snapshots[t].sent]
     if not isinstance(mechanism, FeatureNoise) or not sending or mechanism.broadcast_batch is not None:
+        return
+    if not subject.plan.method.rows_are_records():
         return
     snapshot, guests = snapshots[sending[-1]], guests_of(subject)
     outputs = [_sent(subject, snapshot, name, guests, present) for present in (True, False)]

@@ -37,12 +37,8 @@ def ledger_findings(subject: Subject, record: NoiseRecord) -> Iterator[Finding]:
     for name in dict.fromkeys(name for name, _ in wrong):
         says = [text for of, text in wrong if of == name]
         note = f"{says[0]}{f' (and {len(says) - 1} more)' if len(says) > 1 else ''}"
-        found = {
-            "signal": name,
-            "n": len(says),
-            "note": note,
-            "diagnostics": {"refuted": True, "unit": subject.ledger.unit},
-        }
+        refuted = {"refuted": True, "unit": subject.ledger.unit}
+        found = {"signal": name, "n": len(says), "note": note, "diagnostics": refuted}
         yield Finding(subject.surface(name), LEDGER, Family.GUARANTEE, Adversary.ANALYST, found)
 
 

@@ -14,22 +14,9 @@ from itertools import chain
 import torch
 from torch import Tensor
 
+import privdd.auditing.guarantees.residual_law as law
 from attacks.types import Adversary, Family, Finding
-from privdd.auditing.guarantees.residual_law import (
-    SHORT,
-    Look,
-    allowed,
-    echoes,
-    extremes,
-    reuse,
-    same_noise,
-    scale,
-    shape,
-    shifted,
-    single_numbers,
-    smallest,
-    spread_over,
-)
+from privdd.auditing.guarantees.residual_law import SHORT, Look
 from privdd.auditing.guarantees.statement import Subject
 from privdd.auditing.guarantees.summed_noise import sum_looks, summed
 from privdd.federated.noise_record import OTHERS, NoiseRecord, Noted, Watch
@@ -77,46 +64,55 @@ def noise_finding(subject: Subject, record: NoiseRecord, name: str) -> Finding:
     if subject.plan.trust.summed and not why:
         sums, why = summed(subject, name, releases)
     mine = [one for one in releases if one[0].audited]
-    diagnostics: dict[str, object] = {"unit": subject.ledger.unit}
     if why:
-        diagnostics["untested"] = why
-        text = f"the noise of this run was not looked at: {why}"
-    else:
-        seen = [*looks(subject, record, name, releases), *(sum_looks(subject, name, sums) if sums else [])]
-        found = smallest((look.p, look.says) for look in seen)
-        wrong = found.p < allowed(subject.confidence)
-        diagnostics |= {"p_value": found.p, "p_allowed": allowed(subject.confidence)}
-        others = len({w.client for w, _ in releases} - {subject.plan.victim})
-        text = f"{len(mine)} release(s) of the run in {len({w.round for w, _ in mine})} round(s), and {others} other client(s)"
-        text += f": {found.says if wrong else 'the noise is what is stated, and no two releases share it'}"
-        if wrong:
-            diagnostics["refuted"] = True
-    return Finding(
-        subject.surface(name),
-        NOISE,
-        Family.GUARANTEE,
-        Adversary.ANALYST,
-        {"signal": name, "n": len(mine), "note": text, "diagnostics": diagnostics},
+        return unlooked(subject, NOISE, name, len(mine), f"the noise of this run was not looked at: {why}", why)
+    seen = [*looks(subject, record, name, releases), *(sum_looks(subject, name, sums) if sums else [])]
+    found = law.smallest((look.p, look.says) for look in seen)
+    others = len({w.client for w, _ in releases} - {subject.plan.victim})
+    text = (
+        f"{len(mine)} release(s) of the run in {len({w.round for w, _ in mine})} round(s), and {others} other client(s)"
     )
+    return looked(
+        subject, NOISE, name, len(mine), found, text, "the noise is what is stated, and no two releases share it"
+    )
+
+
+def unlooked(subject: Subject, attack: str, name: str, count: int, note: str, why: str) -> Finding:
+    """A row of T0 that could look at nothing, for the reason ``why``."""
+    return _row(subject, attack, name, count, note, {"untested": why})
+
+
+def looked(subject: Subject, attack: str, name: str, count: int, found: Look, what: str, sound: str) -> Finding:
+    """A row of T0. what: at what it looked; sound: what it says where it refutes nothing."""
+    limit = law.allowed(subject.confidence)
+    wrong = {"refuted": True} if found.p < limit else {}
+    note = f"{what}: {found.says if wrong else sound}"
+    return _row(subject, attack, name, count, note, {"p_value": found.p, "p_allowed": limit, **wrong})
+
+
+def _row(subject: Subject, attack: str, name: str, count: int, note: str, more: dict[str, object]) -> Finding:
+    diagnostics = {"unit": subject.ledger.unit, **more}
+    measures = {"signal": name, "n": count, "note": note, "diagnostics": diagnostics}
+    return Finding(subject.surface(name), attack, Family.GUARANTEE, Adversary.ANALYST, measures)
 
 
 def looks(subject: Subject, record: NoiseRecord, name: str, releases: list[Release]) -> Iterator[Look]:
     """Every test of the noise of one name."""
     mine = [one for one in releases if one[0].audited]
     seen = [one for one in releases if not one[1].missing]
-    yield scale({f"{_which(*one)}, {key}": sums for one in seen for key, sums in one[1].squares.items()})
-    yield scale(_totals(mine))
-    yield scale(_of_others(seen, subject.plan.victim))
-    yield single_numbers(_columns([watch for watch in record.rounds.values() if watch.audited], name))
+    yield law.scale({f"{_which(*one)}, {key}": sums for one in seen for key, sums in one[1].squares.items()})
+    yield law.scale(_totals(mine))
+    yield law.scale(_of_others(seen, subject.plan.victim))
+    yield law.single_numbers(_columns([watch for watch in record.rounds.values() if watch.audited], name))
     heads = [r.sample[:OTHERS] for _, r in seen]
-    yield single_numbers(_at_one_place(heads))
+    yield law.single_numbers(_at_one_place(heads))
     for some in ([r.sample for _, r in mine], heads):
-        yield shape(some)
-        yield extremes(some)
-    yield reuse(_samples(mine))
-    yield reuse({which: sample[:OTHERS] for which, sample in _samples(seen).items()})
-    yield echoes({f"{_which(watch, r)}, release {at}": r.echo for at, (watch, r) in enumerate(mine)})
-    yield shifted(_first(record, name), _first(record))
+        yield law.shape(some)
+        yield law.extremes(some)
+    yield law.reuse(_samples(mine))
+    yield law.reuse({which: sample[:OTHERS] for which, sample in _samples(seen).items()})
+    yield law.echoes({f"{_which(watch, r)}, release {at}": r.echo for at, (watch, r) in enumerate(mine)})
+    yield law.shifted(_first(record, name), _first(record))
     yield _low_bits(mine)
     if subject.plan.noise_source != "seed":
         yield drawn_again(subject, record, name)
@@ -184,7 +180,7 @@ def _first(record: NoiseRecord, name: str = "") -> dict[str, Tensor]:
     """Which release -> its residuals: the first of each mechanism, or of the one with this name, in some client rounds."""
     found: dict[str, Tensor] = {}
     watches = [watch for _, watch in sorted(record.rounds.items()) if watch.releases]
-    chosen = (spread_over([w for w in watches if w.audited is audited], ROUNDS) for audited in (True, False))
+    chosen = (law.spread_over([w for w in watches if w.audited is audited], ROUNDS) for audited in (True, False))
     for watch in chain.from_iterable(chosen):
         for of in dict.fromkeys(r.name for r in watch.releases):
             made = [r for r in watch.releases if r.name == of and len(r.sample)][:FIRST]
@@ -211,8 +207,8 @@ def drawn_again(subject: Subject, record: NoiseRecord, name: str) -> Look:
         watches = (record.rounds[t, subject.plan.victim], again)
         pair = [torch.cat([r.sample for r in w.releases if r.name == name]) for w in watches]
         says = f"round {t}: drawn again, the noise is the same, so the public seed decides it"
-        found.append(same_noise(pair[0], pair[1], says))
-    return smallest((look.p, look.says) for look in found)
+        found.append(law.same_noise(pair[0], pair[1], says))
+    return law.smallest((look.p, look.says) for look in found)
 
 
 def repeated(subject: Subject, record: NoiseRecord, name: str) -> Iterator[tuple[int, Watch]]:

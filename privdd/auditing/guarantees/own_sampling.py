@@ -15,17 +15,9 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from attacks.types import Adversary, Family, Finding
-from privdd.auditing.guarantees.own_noise import not_looked_at, noted, repeated
-from privdd.auditing.guarantees.residual_law import (
-    Look,
-    allowed,
-    rate,
-    same_coins,
-    single_records,
-    smallest,
-    spread,
-)
+from attacks.types import Finding
+from privdd.auditing.guarantees.own_noise import looked, not_looked_at, noted, repeated, unlooked
+from privdd.auditing.guarantees.residual_law import Look, allowed, rate, same_coins, single_records, smallest, spread
 from privdd.auditing.guarantees.statement import Subject
 from privdd.federated.noise_record import Coins, NoiseRecord, Watch
 
@@ -43,36 +35,16 @@ def sampling_finding(subject: Subject, record: NoiseRecord, name: str) -> Findin
     probability = float(subject.plan.mechanisms[name].sampling_probability)
     watches = [watch for _, watch in sorted(record.rounds.items()) if any(r.name == name for r in watch.releases)]
     why = not_looked_at(subject, name, noted(record, name))
-    made = looks(watches, name, probability)
-    found = smallest(
-        (look.p, look.says)
-        for look in (
-            *made,
-            *of_draws(_more(subject, name), probability, "ctx.sample"),
-            tossed_again(subject, record, name),
-        )
-    )
-    wrong = found.p < allowed(subject.confidence)
+    again = of_draws(_more(subject, name), probability, "ctx.sample")
+    made = (*looks(watches, name, probability), *again, tossed_again(subject, record, name))
+    found = smallest((look.p, look.says) for look in made)
     draws = sum(coins.name == name for watch in watches for coins in watch.coins)
-    if not wrong and not why and not draws:
-        why = "the method does not draw by ctx.sample, so who was taken is not known"
-    diagnostics: dict[str, object] = {"unit": subject.ledger.unit}
+    why = why or ("" if draws else "the method does not draw by ctx.sample, so who was taken is not known")
+    if why and found.p >= allowed(subject.confidence):
+        return unlooked(subject, SAMPLING, name, draws, f"the sampling of this run was not looked at: {why}", why)
     text = f"{draws} draw(s) of the run, of {len(watches)} client round(s)"
-    if why and not wrong:
-        diagnostics["untested"] = why
-        text = f"the sampling of this run was not looked at: {why}"
-    else:
-        diagnostics |= {"p_value": found.p, "p_allowed": allowed(subject.confidence)}
-        text += f": {found.says if wrong else f'coins of probability {probability:.3g}, independent of each other'}"
-        if wrong:
-            diagnostics["refuted"] = True
-    return Finding(
-        subject.surface(name),
-        SAMPLING,
-        Family.GUARANTEE,
-        Adversary.ANALYST,
-        {"signal": name, "n": draws, "note": text, "diagnostics": diagnostics},
-    )
+    sound = f"coins of probability {probability:.3g}, independent of each other"
+    return looked(subject, SAMPLING, name, draws, found, text, sound)
 
 
 def _more(subject: Subject, name: str) -> list[Tensor]:

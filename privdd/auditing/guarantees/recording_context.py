@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from privdd.core.keys import Keys
+from privdd.core.placement import placed
 from privdd.core.types import Tensors
-from privdd.federated.channel import ClientContext
+from privdd.federated.channel import ClientContext, place_of
 from privdd.federated.simulation import Plan
 from privdd.privacy.mechanism import Mechanism, Output
 from privdd.privacy.noise import SeededNoise
@@ -66,14 +67,15 @@ class Witness(ClientContext):
         return self.drawn(count)
 
     def mechanism(self, name: str, contributions: Tensors, *, partition: str | None = None) -> Tensors:
-        mechanism = self.mechanisms[name]
+        mechanism, where = self.mechanisms[name], place_of(contributions)
+        contributions = placed(contributions, "cpu")  # what is recorded is compared there
         guests = self.guests.get(partition, 0) if mechanism.per_record else 0
         taking = contributions if self.inside(name, partition) else without(contributions, guests)
         output = mechanism(taking, self.noise)
         self.observe(mechanism, Heeded(name, partition, contributions, guests, output))
         value = output.value if self.forced is None else self.forced[len(self.outputs)]
         self.outputs.append(value)
-        return value
+        return placed(value, where)
 
 
 def without(rows: Tensors, guests: int) -> Tensors:

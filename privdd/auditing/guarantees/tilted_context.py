@@ -19,8 +19,9 @@ from torch import Tensor
 
 from attacks.tilted import Draws
 from privdd.auditing.guarantees.dealt_noise import Blank, Given, NotDealt, deal
+from privdd.core.placement import placed
 from privdd.core.types import Tensors
-from privdd.federated.channel import ClientContext, UndeclaredArtifact
+from privdd.federated.channel import ClientContext, UndeclaredArtifact, place_of
 from privdd.privacy.events import tally
 from privdd.privacy.mechanism import Mechanism
 
@@ -142,12 +143,13 @@ class TiltedContext(ClientContext):
         count, needed = len(next(iter(contributions.values()))), len(hosts) * (2 if self.script.exchanged else 1)
         if count != needed:
             raise ValueError(f"query {name!r}: {count} contributions, one for each of {needed} records is needed")
+        where, contributions = place_of(contributions), placed(contributions, "cpu")  # where the script's numbers are
         value = self.answered(mechanism, contributions, hosts)
         self.outputs.append(value)
         self.made += 1
         if self.made == self.last or (self.few and min(map(len, self.script.steps)) >= self.few):
             raise RoundPlayed
-        return value
+        return placed(value, where)
 
     def answered(self, mechanism: Mechanism, contributions: Tensors, hosts: Sequence[int]) -> Tensors:
         """What the mechanism releases; ``hosts``: the runs whose records take part, in order."""

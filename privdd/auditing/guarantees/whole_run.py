@@ -7,7 +7,7 @@ the accountant states holds for whatever is sent. Local work ends with the last 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, partial
@@ -22,7 +22,7 @@ from privdd.auditing.guarantees.dealt_noise import NotDealt
 from privdd.auditing.guarantees.lockstep import LockstepContext, in_lockstep
 from privdd.auditing.guarantees.statement import Subject
 from privdd.auditing.guarantees.tilted_context import RoundPlayed, Script, TiltedContext, exchange
-from privdd.core.types import Records, Tensors, Upload
+from privdd.core.types import Records, Tensors, Upload, Values
 from privdd.federated.method import defines
 from privdd.federated.simulation import Snapshot
 
@@ -109,9 +109,7 @@ class WholeRun:
         ctx.script, ctx.labels, ctx.last = script, self.hosts.y.tolist(), last
         return ctx
 
-    def _local(
-        self, round: int, ctx: TiltedContext, broadcast: Mapping[str, Tensors], outward: Sequence[str] = ()
-    ) -> Upload:
+    def _local(self, round: int, ctx: TiltedContext, broadcast: Values, outward: Sequence[str] = ()) -> Upload:
         method, memory = self.subject.few_images().method, dict(self.snapshot(round).memory)
         shard = holding(self.subject.shard, self.records)
         if defines(method, "released") and not outward:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from attacks.types import IMAGES, Surface
+from privdd.auditing.record_gradients import AT_ONCE, HELD
 from privdd.core.errors import BadConfig
 from privdd.core.types import Received
 from privdd.federated.experiment import Experiment
@@ -56,7 +57,7 @@ def handed_over(plan: Plan, round: int) -> list[int]:
 
 
 def _memory(experiment: Experiment) -> int:
-    """The program, all clients' records, the kept rounds of the audited client, and one gradient for each audited record."""
+    """The program, all clients' records, the kept rounds of the audited client, and as many gradients as are held."""
     plan = experiment.plan
     model = _model(experiment)
     own = GROUND + BYTES * math.prod(plan.problem.shape) * sum(len(s.train) for s in experiment.shards)
@@ -65,6 +66,7 @@ def _memory(experiment: Experiment) -> int:
         return own
     audited = min(experiment.audit.records, len(experiment.shards[plan.victim].train))
     gradients = BYTES * model * audited
+    gradients = gradients if gradients <= HELD else max(2 * AT_ONCE, BYTES * model)  # a block, and its parts
     workers = experiment.engine.size if experiment.engine.kind == "processes" else 0
     return own + gradients + workers * (GROUND + gradients)
 

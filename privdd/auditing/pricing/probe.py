@@ -19,6 +19,7 @@ from privdd.auditing.noised_reads import federations, replays
 from privdd.auditing.pipeline import Audited, audit, stages_at
 from privdd.auditing.pricing.needs import handed_over, needs
 from privdd.auditing.pricing.price import Price
+from privdd.auditing.pricing.round_cost import round_cost
 from privdd.federated.experiment import Experiment
 from privdd.federated.kept_rounds import KEPT
 from privdd.federated.simulation import Plan
@@ -61,14 +62,14 @@ def price(whole: Experiment, probe: Probe, folder: Path, report: Callable[[RunFo
 def _stages(whole: Experiment, probe: Probe, audited: Audited, share: float) -> tuple[dict[str, float], float]:
     """CPU seconds by stage, and those of the longest single attack. share: CPU seconds per second of wall."""
     small, seconds = probe.experiment, audited.seconds
-    per_round = share * seconds["train"] / client_rounds(small.plan)
+    cost = round_cost(whole, small, share * seconds["train"])
     per_world = _world(audited, small) if whole.audit.worlds > 1 else 0.0
     attacks = _attacks(whole, probe, audited, share)
     stages = {
-        "train": per_round * client_rounds(whole.plan),
+        "train": cost.training(whole.plan, small.plan),
         "worlds": share * seconds["worlds"]
         + per_world * (replays(whole, probe.attacks) - 1) * replayed_rounds(whole.plan, whole.audit.rounds),
-        "federations": per_round * federations(whole, probe.attacks) * federation_rounds(whole),
+        "federations": federations(whole, probe.attacks) * cost.federation(whole.plan, whole.audit.federation_rounds),
         "attacks": sum(attacks.values()),
         "guarantee tests": share * sum(_seconds(audited, Family.GUARANTEE).values()),
     }
@@ -117,11 +118,6 @@ def _seconds(audited: Audited, family: Family | None = None) -> dict[str, float]
         if (finding.family == family) if family else (finding.family != Family.GUARANTEE):
             found[finding.attack] = found.get(finding.attack, 0.0) + finding.measures.get("seconds", 0.0)
     return found
-
-
-def client_rounds(plan: Plan) -> int:
-    """Rounds of single clients in the whole of training."""
-    return sum(len(plan.participants(t)) for t in range(plan.method.rounds))
 
 
 def replayed_rounds(plan: Plan, most: int) -> int:

@@ -7,15 +7,14 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
 
 from attacks.membership.ridge import SMALL, coefficients
 from attacks.membership.signals import gradient_alignment, logit_scaled
 from attacks.types import Capture
+from privdd.auditing.record_gradients import RecordGradients
 from privdd.auditing.targets.labelled import Labelled
 from privdd.auditing.targets.predictor import predictor
 
-BLOCK = 32  # gradients of single records at once
 LARGEST = 50_000_000  # numbers of all records' gradients together, up to which they are solved for jointly
 
 
@@ -45,7 +44,8 @@ def signals_of_worlds(
         joint = len(records) * steps.shape[1] <= LARGEST
         cosines, kept = [], []
         for block in record_gradients(model, sent, records):
-            cosines.append(torch.stack([gradient_alignment(step.double(), block.double()) for step in steps]))
+            rows = block.double()
+            cosines.append(torch.stack([gradient_alignment(step.double(), rows) for step in steps]))
             kept += [block] if joint else []
         found.setdefault("alignment", []).append(torch.cat(cosines, 1))
         if joint:
@@ -67,17 +67,11 @@ def _step(capture: Capture, names: Sequence[str], gradients_sent: bool) -> Tenso
 def record_gradients(model: nn.Module, capture: Capture, records: Labelled) -> Iterable[Tensor]:
     """Blocks (b, p) of each record's loss gradient at the model that was sent, in eval mode."""
     plain = loaded(model, capture.broadcast)
-    parameters = {name: p.detach() for name, p in plain.named_parameters()}
-    buffers = {name: b for name, b in plain.named_buffers()}
-    kind = next(iter(parameters.values())).dtype
-
-    def loss(own: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-        return nn.functional.cross_entropy(functional_call(plain, {**own, **buffers}, (x[None],)), y[None])
-
-    each = vmap(grad(loss), in_dims=(None, 0, 0))
-    for x, y in zip(records.x.split(BLOCK), records.y.split(BLOCK)):
-        found = each(parameters, x.to(kind) if x.is_floating_point() else x, y)
-        yield torch.cat([part.flatten(1) for part in found.values()], 1)
+    weights = {name: value.detach() for name, value in plain.named_parameters()}  # tied ones once
+    state, names = weights | dict(plain.named_buffers()), tuple(weights)
+    kind = state[names[0]].dtype
+    x = records.x.to(kind) if records.x.is_floating_point() else records.x
+    return RecordGradients(plain, state, x, records.y, names).blocks()
 
 
 def _confidence(

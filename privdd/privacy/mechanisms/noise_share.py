@@ -42,7 +42,8 @@ class Share(Mechanism, hooks=("noise_std",)):
         return std / math.sqrt(self.parts)
 
     def __call__(self, value: Tensors, noise: Noise) -> Output:
-        return _as_share(super().__call__(_exact(value), noise), self.parts)  # type: ignore[safe-super]
+        exact = {name: tensor.double() for name, tensor in value.items()}
+        return _as_share(super().__call__(exact, noise), self.parts)  # type: ignore[safe-super]
 
 
 @dataclass(frozen=True)
@@ -53,10 +54,6 @@ class SumShare(Share, ClippedSum):
 @dataclass(frozen=True)
 class ClientShare(Share, ClientLevel):
     """``ClientLevel`` of one client of many."""
-
-
-def _exact(value: Tensors) -> Tensors:
-    return {name: tensor.double() for name, tensor in value.items()}
 
 
 def _as_share(output: Output, parts: int) -> Output:

@@ -59,6 +59,14 @@ def test_memory_holds_one_gradient_for_each_audited_record() -> None:
     assert model is not None and many - few == 10 * 4 * sum(t.numel() for t in model.state_dict().values())
 
 
+def test_gradients_that_are_not_held_take_the_memory_of_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    few, many = (assemble(tiny_config("fedavg", f"audit.records={n}", command="audit")) for n in (10, 20))
+    assert needs(few).memory < needs(many).memory
+    monkeypatch.setattr(pricing, "HELD", 0)
+    monkeypatch.setattr(pricing, "AT_ONCE", 100)
+    assert needs(few).memory == needs(many).memory
+
+
 def test_surfaces_that_are_not_kept_take_nothing() -> None:
     assert needs(tiny("fedavg", f"capture.surfaces=[{Surface.COUNTS}]")).disk == 0
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from privdd.auditing.pricing.probe import at_length, client_rounds, replayed_rounds
+from privdd.auditing.pricing.probe import at_length, replayed_rounds
+from privdd.auditing.pricing.round_cost import client_rounds
 from tests.federations import tiny, trained
 
 

@@ -16,7 +16,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "tutorials" / "own-target.md"
 
 def test_the_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With 4 shadow models, and without the page, which other tests look at."""
-    (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.S)
+    code = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.S)[0]
     assert len([line for line in code.splitlines() if line.strip()]) <= 12
     monkeypatch.chdir(tmp_path)
     made: list[tuple[OutsideRun, Path]] = []

@@ -172,3 +172,16 @@ def test_known_steps_let_records_be_sought(tmp_path: Path, monkeypatch: pytest.M
     found = measures(run(folder(tmp_path, change(TRAIN)), local=LocalTraining(LR, STEPS)))
     assert found["update_inversion"]["psnr"] > 9 and found["label_counts"]["n"] == 60
     assert "local steps simulated" in found["update_inversion"]["note"]
+
+
+def test_tied_weights_have_one_gradient() -> None:
+    net = network()
+    net.append(nn.Linear(3, 3)).append(nn.Linear(3, 3))
+    net[5].weight = net[4].weight
+    sent = {name: value.detach().clone() for name, value in net.state_dict().items()}
+    rows = torch.cat([*record_gradients(net, Capture(0, 0, "update", sent, sent), TRAIN)])
+    for i in (0, 7):
+        net.zero_grad()
+        nn.functional.cross_entropy(net(TRAIN.x[i : i + 1]), TRAIN.y[i : i + 1]).backward()
+        by_hand = torch.cat([value.grad.flatten() for value in net.parameters()])
+        torch.testing.assert_close(rows[i], by_hand)
