@@ -35,7 +35,7 @@ def _main(argv: Sequence[str]) -> int:
 
     keep_memory()
     if asked.name == "privacy":
-        from privdd.reproduce.on_trial import tried
+        from privdd.reproduce.sentence_page import tried
 
         return tried(asked)
     if asked.name == "overview":

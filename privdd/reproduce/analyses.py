@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from privdd.reporting.plots import Plot
 from privdd.reproduce import ball_figures, domain_figures, image_figures
-from privdd.reproduce.feature_kinds import ExtraTable
+from privdd.reproduce.feature_kinds import Shown
 from privdd.reproduce.plan_rows import PaperCell
 
-Analysis = Callable[[Sequence[PaperCell], Sequence[int], Path], tuple[list[ExtraTable], list[Plot]]]
+Analysis = Callable[[Sequence[PaperCell], Sequence[int], Path], Shown]
 ANALYSES: Mapping[str, Analysis] = {
     "domains": domain_figures.before_and_after,
     "regulariser": domain_figures.with_and_without,
@@ -21,13 +20,7 @@ ANALYSES: Mapping[str, Analysis] = {
 }
 
 
-def analysed(
-    names: Sequence[str], cells: Sequence[PaperCell], seeds: Sequence[int], rows: Path
-) -> tuple[list[ExtraTable], list[Plot]]:
+def analysed(names: Sequence[str], cells: Sequence[PaperCell], seeds: Sequence[int], rows: Path) -> Shown:
     """All of them, of rows that are in ``rows``; what was not trained is left out."""
-    tables: list[ExtraTable] = []
-    plots: list[Plot] = []
-    for name in names:
-        more, drawn = ANALYSES[name](cells, seeds, rows)
-        tables, plots = [*tables, *more], [*plots, *drawn]
-    return tables, plots
+    found = [ANALYSES[name](cells, seeds, rows) for name in names]
+    return [table for tables, _ in found for table in tables], [plot for _, plots in found for plot in plots]

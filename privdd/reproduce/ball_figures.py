@@ -22,12 +22,11 @@ from privdd.distillation.networks import in_ball
 from privdd.reporting.plots import Plot, slug
 from privdd.reporting.style import canvas, colour, dash
 from privdd.reproduce.entry_figures import label
-from privdd.reproduce.feature_kinds import ExtraTable, spread
+from privdd.reproduce.feature_kinds import ExtraTable, Shown, spread
 from privdd.reproduce.plan_rows import PaperCell
 from privdd.reproduce.stored_row import StoredRow, stored
 from privdd.training.local import evaluate, outputs
 
-Shown = tuple[list[ExtraTable], list[Plot]]
 DIRECTIONS = 8
 STEPS = 9  # distances from 0 to twice the radius
 
@@ -68,7 +67,7 @@ def surrogate(cells: Sequence[PaperCell], seeds: Sequence[int], rows: Path) -> S
         inside = [(far <= far[-1] / 2 + 1e-9, values) for far, values in measured]
         gaps = [float(np.abs(v[0][:, near] - v[1][:, near]).mean()) for near, v in inside]
         alike = [_correlation(v[0][:, near], v[1][:, near]) for near, v in inside]
-        body.append((label(cell.row), _two(gaps), _two(alike)))
+        body.append((label(cell.row), spread(gaps, digits=2), spread(alike, digits=2)))
         plots.append(_curves(label(cell.row), *measured[0], seeds[0]))
     note = (
         f"Along {DIRECTIONS} random lines from the server's model to the edge of the ball, last round, one client: the mean "
@@ -83,11 +82,6 @@ def _correlation(real: NDArray[np.float64], synthetic: NDArray[np.float64]) -> f
     """Of the changes from the centre, over all directions and distances above 0."""
     a, b = ((one - one[:, :1])[:, 1:].ravel() for one in (real, synthetic))
     return float(np.corrcoef(a, b)[0, 1]) if a.std() > 0 and b.std() > 0 else 0.0
-
-
-def _two(values: Sequence[float]) -> str:
-    more = f" ± {np.std(values, ddof=1):.2f}" if len(values) > 1 else ""
-    return f"{np.mean(values):.2f}{more}"
 
 
 def _curves(name: str, far: NDArray[np.float64], values: NDArray[np.float64], seed: int) -> Plot:
@@ -121,7 +115,7 @@ def radius(cells: Sequence[PaperCell], seeds: Sequence[int], rows: Path) -> Show
         ends = [loss_of(row.model.eval(), row.state, test) for row, test in zip(made, tests)]
         right = [evaluate(row.model.eval(), row.state, test)[0] for row, test in zip(made, tests)]
         rho = float(made[0].experiment.plan.method.rho)  # type: ignore[attr-defined]
-        body.append((rho, f"{rho:g}", _two(ends), spread(right, 100)))
+        body.append((rho, f"{rho:g}", spread(ends, digits=2), spread(right, 100)))
     note = "Of the final global model on the test records; mean ± standard deviation over seeds."
     rows_ = tuple(one[1:] for one in sorted(body))
     table = ExtraTable("Loss and accuracy against the radius", ("rho", "test loss", "accuracy"), rows_, note)

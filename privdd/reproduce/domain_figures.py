@@ -21,7 +21,7 @@ from sklearn.manifold import TSNE
 from privdd.distillation.networks import embedded
 from privdd.reporting.plots import Plot
 from privdd.reporting.style import canvas, colour
-from privdd.reproduce.feature_kinds import ExtraTable, spread
+from privdd.reproduce.feature_kinds import ExtraTable, Shown, spread
 from privdd.reproduce.plan_rows import PaperCell
 from privdd.reproduce.stored_row import StoredRow, found, stored
 
@@ -94,9 +94,7 @@ def distances(real: Sequence[Points], other: Sequence[Points]) -> list[tuple[flo
     ]
 
 
-def before_and_after(
-    cells: Sequence[PaperCell], seeds: Sequence[int], rows: Path
-) -> tuple[list[ExtraTable], list[Plot]]:
+def before_and_after(cells: Sequence[PaperCell], seeds: Sequence[int], rows: Path) -> Shown:
     """FedLGD's figure 1, of the row of FedLGD itself."""
     cell = found(cells, "algo=fedlgd")
     made = [row for seed in seeds if cell and (row := stored(cell, seed, rows))]
@@ -122,9 +120,7 @@ def before_and_after(
     return [table], [scatter("tsne-domains", title, caption, panels, names[:2], seeds[0])]
 
 
-def with_and_without(
-    cells: Sequence[PaperCell], seeds: Sequence[int], rows: Path
-) -> tuple[list[ExtraTable], list[Plot]]:
+def with_and_without(cells: Sequence[PaperCell], seeds: Sequence[int], rows: Path) -> Shown:
     """FedLGD's figure 4: records of the clients in networks trained with and without the regulariser."""
     kinds = {"with it (lambda 10)": "algo.contrast=10", "without": "algo.contrast=0"}
     chosen = {

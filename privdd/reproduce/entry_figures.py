@@ -23,22 +23,13 @@ def plots(column: TableColumn) -> list[Plot]:
         return []
     name = slug(column.name)
     ends = "; ".join(f"{label(row.cell.row)}: ends at {share(row.curve[-1])}" for row in rows)
+    sizes = "; ".join(f"{label(row.cell.row)}: {size(row.uploaded[-1])}" for row in rows)
+    told = "What one client has uploaded so far, on a logarithmic axis; releases without a trained model included."
+    by_round, by_bytes = f"{column.name}: accuracy against rounds", f"{column.name}: accuracy against bytes sent"
+    band, alt = "Mean over seeds; the band is their range.", f"Accuracy against rounds. {ends}."
     return [
-        Plot(
-            f"rounds-{name}",
-            f"{column.name}: accuracy against rounds",
-            "Mean over seeds; the band is their range.",
-            f"Accuracy against rounds. {ends}.",
-            _draw(rows, False),
-        ),
-        Plot(
-            f"bytes-{name}",
-            f"{column.name}: accuracy against bytes sent",
-            "What one client has uploaded so far, on a logarithmic axis; releases without a trained model included.",
-            f"Accuracy against bytes. {ends}; "
-            + "; ".join(f"{label(r.cell.row)}: {size(r.uploaded[-1])}" for r in rows),
-            _draw(rows, True),
-        ),
+        Plot(f"rounds-{name}", by_round, band, alt, _draw(rows, False)),
+        Plot(f"bytes-{name}", by_bytes, told, f"Accuracy against bytes. {ends}; {sizes}", _draw(rows, True)),
     ]
 
 

@@ -10,11 +10,10 @@ from privdd.cli.paper_rows import paper_of
 from privdd.reporting.plots import Plot
 from privdd.reproduce.entries import PaperEntry
 from privdd.reproduce.feature_kinds import ExtraTable
-from privdd.reproduce.fidelity_sheet import Difference, differences, lasting, stand_in
+from privdd.reproduce.fidelity_sheet import Difference, Uneven, differences, lasting, stand_in, uneven
 from privdd.reproduce.paper_order import RowPair, Whole, kendall, leads, ordered, pair
 from privdd.reproduce.plan_rows import PaperCell
 from privdd.reproduce.row_results import RowResult
-from privdd.reproduce.same_terms import Uneven, uneven
 from privdd.reproduce.typed import Wish
 
 SCHEMA = 1

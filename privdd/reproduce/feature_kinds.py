@@ -21,6 +21,7 @@ from privdd.core.types import Records, State
 from privdd.federated.experiment import Experiment
 from privdd.federated.simulation import start, step
 from privdd.models import build, initial
+from privdd.reporting.plots import Plot
 from privdd.reproduce.plan_rows import PaperCell
 from privdd.runtime.files import read_json, write_json
 from privdd.training.local import evaluate
@@ -40,6 +41,9 @@ class ExtraTable:
     header: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     note: str
+
+
+Shown = tuple[list[ExtraTable], list[Plot]]  # what an analysis adds to the page of an entry
 
 
 def tables(cells: Sequence[PaperCell], seeds: Sequence[int], folder: Path) -> list[ExtraTable]:
@@ -92,14 +96,14 @@ def _trained(experiment: Experiment, records: Records, tests: Mapping[str, Recor
     return {kind: evaluate(model, state, tests[kind])[0] for kind in KINDS}
 
 
-def spread(values: Sequence[float], factor: float = 1.0) -> str:
+def spread(values: Sequence[float], factor: float = 1.0, digits: int = 1) -> str:
     """ "12.3 ± 0.4", the mean and the standard deviation (n - 1) of values times factor; of one value no deviation, and
     "–" where none is known (NaN)."""
     values = [value for value in values if not math.isnan(value)]
     if not values:
         return "–"
-    more = f" ± {factor * float(np.std(values, ddof=1)):.1f}" if len(values) > 1 else ""
-    return f"{factor * float(np.mean(values)):.1f}{more}"
+    more = f" ± {factor * float(np.std(values, ddof=1)):.{digits}f}" if len(values) > 1 else ""
+    return f"{factor * float(np.mean(values)):.{digits}f}{more}"
 
 
 def _accuracies(found: Sequence[Mapping[str, Mapping[str, float]]]) -> ExtraTable:

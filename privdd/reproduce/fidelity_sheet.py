@@ -2,7 +2,8 @@
 
 The settings are found by comparing each row's config with the same row at preset=paper on the paper's own data. What
 differs at every scale, because the paper leaves it open or privdd does it otherwise, is written in the catalogue.
-Directions are judgements, not measurements.
+Directions are judgements, not measurements. Rows of one column that are on unequal terms are named with the reason that the
+experiment gives.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from privdd.cli.paper_rows import paper_of, settings_of
-from privdd.reproduce.entries import PaperEntry, papers
+from privdd.cli.paper_rows import differing, paper_of, reason, settings_of, terms_of
+from privdd.reproduce.entries import PaperEntry, differs_at, papers
 from privdd.reproduce.plan_rows import PaperCell, paper_cell
 
 DIRECTIONS = (  # start of a key -> which way it is likely to push, most particular first
@@ -24,9 +25,9 @@ DIRECTIONS = (  # start of a key -> which way it is likely to push, most particu
     ("data.corruptions", "fewer domains: easier for all"),
     ("algo.rounds", "fewer rounds: lower, most for methods that average models"),
     ("algo.base.rounds", "fewer rounds: lower, most for methods that average models"),
-    ("algo.matching", "a coarser match: lower for methods that send distilled data"),
+    ("algo.matching", "a coarser match: lower where distilled data are sent"),
     ("algo.virtual", "coarser virtual data: lower for all rows that train on them"),
-    ("algo.server", "shorter training on the server: lower for methods that train there"),
+    ("algo.server", "shorter training on the server: lower where it trains"),
     ("algo.generator", "a smaller generator: lower for FedFed"),
     ("algo.distill", "shorter distillation: lower for FedFed"),
     ("model", "a smaller network: lower for all"),
@@ -34,6 +35,7 @@ DIRECTIONS = (  # start of a key -> which way it is likely to push, most particu
     ("partition", "other clients"),
 )
 UNKNOWN = "unknown"
+UNSAID = "no reason is given: do not compare this row with the others"
 
 
 @dataclass(frozen=True)
@@ -85,3 +87,29 @@ def stand_in(entry: PaperEntry, scale: str) -> str:
     paper = paper_of(entry.experiment)
     parts = [paper["stand_in"], "" if scale == "paper" else paper["offline"]["note"]]
     return "; ".join(part for part in parts if part)
+
+
+@dataclass(frozen=True)
+class Uneven:
+    """One row that differs from most others of its column in one term."""
+
+    column: str
+    row: str
+    term: str
+    why: str
+
+
+def uneven(entry: PaperEntry, scale: str, made: Sequence[PaperCell]) -> list[Uneven]:
+    """Every row whose rounds, participation, network, data, local training or privacy are not those of the others."""
+    said = paper_of(entry.experiment)["differs"]
+    here = differs_at(scale)
+    found = []
+    for column in dict.fromkeys(cell.column for cell in made):
+        terms = {cell.row: terms_of(cell.overrides) for cell in made if cell.column == column}
+        for term, rows in differing(terms).items():
+            found += [
+                Uneven(column, row, term, reason(said, term, row) or reason(here, term, row) or UNSAID)
+                for row in terms
+                if row in rows
+            ]
+    return found

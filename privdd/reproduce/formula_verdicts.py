@@ -18,11 +18,8 @@ from privdd.privacy.claims.feature_theorems import kairouz, printed_composition
 from privdd.reproduce.decided import HERE, NOT, OPEN, Decided, Grounds
 
 SIGMAS, PRINTED = (1.0, 3.0, 5.0), (10.0, 1.11, 0.4)
-STEPS, BATCH, CLASS = (
-    1000,
-    256,
-    5000,
-)  # T; |B|; records of a class of CIFAR-10, all at one client: the smallest q there is
+# T; |B|; records of a class of CIFAR-10, all at one client: the smallest q there is.
+STEPS, BATCH, CLASS = 1000, 256, 5000
 SHARE = 0.3  # rho
 
 

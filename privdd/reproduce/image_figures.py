@@ -13,11 +13,10 @@ from torch import Tensor
 from privdd.reporting.plots import Plot, slug
 from privdd.reporting.style import canvas
 from privdd.reproduce.entry_figures import label
-from privdd.reproduce.feature_kinds import ExtraTable
+from privdd.reproduce.feature_kinds import Shown
 from privdd.reproduce.plan_rows import PaperCell
 from privdd.reproduce.stored_row import found, stored
 
-Shown = tuple[list[ExtraTable], list[Plot]]
 ROUNDS = 6  # at most so many rounds of a gallery
 
 

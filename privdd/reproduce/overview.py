@@ -18,14 +18,8 @@ from privdd.reproduce.entry_figures import label
 from privdd.reproduce.paper_order import HOLDS, REVERSED
 from privdd.runtime.files import read_json, write_bytes
 
-YES, NO, OPEN, FIGURES, LATER, NEVER = (
-    "holds",
-    "does not hold",
-    "not decided",
-    "nothing to compare",
-    "not run yet",
-    "not run",
-)
+YES, NO, OPEN = "holds", "does not hold", "not decided"
+FIGURES, LATER, NEVER = "nothing to compare", "not run yet", "not run"
 PAGE, TABLE = "index.html", "summary.md"
 MEANT = (
     "A statement holds, or does not, where the differences over the seeds decide it (one-sided paired t-test, 5 %, the "
@@ -100,7 +94,8 @@ def _judged(column: Mapping[str, Any]) -> tuple[str, str, str]:
     leader, said = column["leader"], column["text"]
     if leader is not None and leader["pairs"]:
         gains = [100 * pair["gain"] for pair in leader["pairs"]]
-        detail = f"{min(gains):+.1f} points to the best of the others{_chance(leader['p'])}{_agreement(column)}"
+        p = "" if leader["p"] is None else f", p {leader['p']:.2g}"
+        detail = f"{min(gains):+.1f} points to the best of the others{p}{_agreement(column)}"
         return f"{label(leader['pairs'][0]['better'])} ahead of all others", _verdict(leader["verdict"]), detail
     if said:
         kinds = [_verdict(pair["verdict"]) for pair in said]
@@ -113,10 +108,6 @@ def _judged(column: Mapping[str, Any]) -> tuple[str, str, str]:
 
 def _verdict(kind: str) -> str:
     return {HOLDS: YES, REVERSED: NO}.get(kind, OPEN)
-
-
-def _chance(p: float | None) -> str:
-    return "" if p is None else f", p {p:.2g}"
 
 
 def _agreement(column: Mapping[str, Any]) -> str:

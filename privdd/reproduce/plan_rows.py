@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from privdd.cli.paper_rows import paper_of
+from privdd.cli.paper_rows import paper_of, row_config
+from privdd.cli.read_settings import fingerprint as decided_by
+from privdd.cli.read_settings import plain
 from privdd.cli.sweeps import fingerprint, readable
 from privdd.core.errors import BadConfig
 from privdd.reproduce.entries import PaperEntry, scale_overrides
@@ -22,8 +25,11 @@ class PaperCell:
     overrides: tuple[str, ...]
 
     def folder(self, seed: int) -> str:
-        """The same for two cells that are the same training, so that it is done once."""
-        return f"{readable(self.row)}-seed{seed}-{fingerprint(self.overrides)}"
+        """The same for two cells that are the same training, so that it is done once; another where a setting that is
+        not typed here has another value now, so that no row of earlier settings is shown as one of today's."""
+        config = row_config(self.overrides, seed)
+        mark = fingerprint([decided_by(config), json.dumps(plain(config.capture), sort_keys=True)])
+        return f"{readable(self.row)}-seed{seed}-{mark}"
 
 
 def merged(*groups: Iterable[str]) -> tuple[str, ...]:
@@ -54,16 +60,9 @@ def cells(entry: PaperEntry, scale: str, more: Sequence[str] = ()) -> list[Paper
     for column in columns(entry, scale):
         part = paper["columns"][column]
         for row, printed in part["accuracy"].items():
-            own = row.split()
-            overrides = merged(
-                [f"experiment={entry.experiment}"],
-                part["overrides"],
-                offline,
-                scale_overrides(entry, scale, row),
-                own,
-                more,
-            )
-            made.append(PaperCell(column, row, printed, overrides))
+            shared = ([f"experiment={entry.experiment}"], part["overrides"], offline)
+            own = (scale_overrides(entry, scale, row), row.split(), more)
+            made.append(PaperCell(column, row, printed, merged(*shared, *own)))
     return made
 
 

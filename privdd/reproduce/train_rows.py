@@ -12,6 +12,7 @@ from typing import Any
 from privdd.cli.paper_rows import train_row
 from privdd.cli.sweeps import RESULTS, Sweep, point_error
 from privdd.reproduce.plan_rows import PaperCell
+from privdd.reproduce.same_training import copy_row, same_training
 from privdd.runtime.plain_folder import check_folder
 from privdd.runtime.progress import stage
 
@@ -37,8 +38,16 @@ def run_job(job: RowJob) -> str:
     """Train, in whichever process; -> "" or why it failed, in one line."""
     printed = StringIO()
     with redirect_stdout(printed), redirect_stderr(printed):
-        status = job.sweep.point(job.path, lambda: train_row(job.cell.overrides, job.seed, job.path))
+        status = job.sweep.point(job.path, lambda: _train(job))
     return point_error(job.path) if status else ""
+
+
+def _train(job: RowJob) -> int:
+    """Copied where another entry has the same training."""
+    if found := same_training(job.cell.overrides, job.seed, job.sweep.folder.parent):
+        copy_row(found, job.path)
+        return 0
+    return train_row(job.cell.overrides, job.seed, job.path)
 
 
 def train(cells: Sequence[PaperCell], seeds: Sequence[int], folder: Path, jobs: int, label: str) -> dict[Path, str]:

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from privdd.reproduce import same_terms
+from privdd.reproduce import fidelity_sheet
 from privdd.reproduce.entries import find
+from privdd.reproduce.fidelity_sheet import UNSAID, uneven
 from privdd.reproduce.plan_rows import cells, merged
-from privdd.reproduce.same_terms import UNSAID, uneven
 
 ENTRY = find("feddm.table2")
 MADE = [cell for cell in cells(ENTRY, "small") if cell.column == "MNIST, alpha 0.1"]
@@ -25,5 +25,5 @@ def test_a_row_that_nobody_gave_a_reason_for_is_told_apart(monkeypatch: pytest.M
     longer = replace(MADE[0], overrides=merged(MADE[0].overrides, ["algo.rounds=50"]))
     found = {(one.row, one.term): one.why for one in uneven(ENTRY, "small", [longer, *MADE[1:]])}
     assert found[("algo=fedavg", "rounds")] == UNSAID
-    monkeypatch.setattr(same_terms, "differs_at", lambda scale: {})
+    monkeypatch.setattr(fidelity_sheet, "differs_at", lambda scale: {})
     assert {one.term for one in uneven(ENTRY, "small", MADE) if one.why == UNSAID} == {"lr"}

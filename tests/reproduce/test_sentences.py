@@ -21,8 +21,7 @@ from privdd.reproduce.attack_verdicts import (
 )
 from privdd.reproduce.audit_runs import AUDITS, AuditRuns
 from privdd.reproduce.decided import HERE, NOT, OPEN, Decided
-from privdd.reproduce.on_trial import tried
-from privdd.reproduce.sentence_page import counted, write_sentences
+from privdd.reproduce.sentence_page import counted, tried, write_sentences
 from privdd.reproduce.sentences import SENTENCES, Sentence
 from privdd.reproduce.typed import Wish
 

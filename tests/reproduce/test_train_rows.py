@@ -20,11 +20,10 @@ from torch.nn.functional import cross_entropy
 from privdd.reproduce.ball_figures import losses
 from privdd.reproduce.entries import Ahead, PaperEntry
 from privdd.reproduce.entry_figures import label, plots
-from privdd.reproduce.entry_page import PAGE
 from privdd.reproduce.entry_result import SCHEMA
 from privdd.reproduce.fidelity_sheet import DIRECTIONS
 from privdd.reproduce.plan_rows import cells
-from privdd.reproduce.reproduction import reproduced
+from privdd.reproduce.reproduction import PAGE, reproduced
 from privdd.reproduce.row_results import results
 from privdd.reproduce.stored_row import stored
 from privdd.reproduce.train_rows import train
