@@ -25,9 +25,8 @@ from privdd.auditing.pipeline import game_of
 from privdd.core.state import flat, nested
 from privdd.core.types import Received, Records, Shard, State
 from privdd.federated.channel import digest
-from privdd.federated.divergence import share_right
 from privdd.federated.experiment import Experiment
-from privdd.federated.measured import predict_in_batches
+from privdd.federated.measured import predict_in_batches, share_right
 from privdd.federated.simulation import Plan, Task, client_step
 from privdd.privacy.ledger import Ledger
 from privdd.privacy.mechanism import Row

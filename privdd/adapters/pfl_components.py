@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -39,17 +41,18 @@ def _epsilon(args: Mapping[str, Any]) -> float:
 
 
 def _as_class(make: Any, args: Mapping[str, Any]) -> type:
-    """The mechanism with pfl's numpy operations, made anew for each transcript."""
+    """The mechanism with pfl's numpy operations, a copy of its own for each transcript: making one looks for its noise
+    scale, which takes longer than thirty calls."""
     from pfl.internal.ops import numpy_ops
     from pfl.internal.ops.selector import set_framework_module
     from pfl.stats import MappedVectorStatistics
 
     set_framework_module(numpy_ops)
-    told = bool(args.get("with_metrics", False))
+    told, first = bool(args.get("with_metrics", False)), functools.cache(make)
 
     class Local:
         def __init__(self) -> None:
-            self.mechanism = make()
+            self.mechanism = copy.deepcopy(first())
 
         def __call__(self, update: list[np.ndarray]) -> list[np.ndarray]:
             given = MappedVectorStatistics({str(at): part for at, part in enumerate(update)}, weight=1)

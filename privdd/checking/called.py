@@ -76,7 +76,7 @@ class BlackBox:
 
 
 def _release(numbers: list[np.ndarray], words: list[str]) -> Outcomes:
-    vector = np.concatenate(numbers) if len(numbers) != 1 else numbers[0]
+    vector = np.concatenate(numbers or [np.zeros(0)]) if len(numbers) != 1 else numbers[0]
     finite = np.isfinite(vector)
     if not finite.all():
         words = [*words, f"{int(np.isnan(vector).sum())} NaN, {int(np.isinf(vector).sum())} infinite"]

@@ -67,7 +67,8 @@ def read(argv: Sequence[str]) -> CommandLine:
     for item in argv:
         key, equals, text = item.partition("=")
         if not equals or text == "":
-            raise BadConfig(f"{item}: KEY=VALUE is needed")
+            hint = f"; did you mean mechanism={item}?" if ":" in item and not equals else ""
+            raise BadConfig(f"{item}: KEY=VALUE is needed{hint}")
         if key in found:
             raise BadConfig(f"{key}: given twice")
         found[_known(key)] = text if key in ("mechanism", "method", "attack", "out") else plain_value(text)

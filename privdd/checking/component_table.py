@@ -39,7 +39,8 @@ class ComponentRow:
 
 ROWS = (
     ComponentRow("flwr", "LocalDpMod", "clip 1, sensitivity 1",
-        (f"mechanism={MOD}", "args.clipping_norm=1", "args.sensitivity=1", "stated.epsilon=10", "stated.delta=1e-5")),
+        (f"mechanism={MOD}", "args.clipping_norm=1", "args.sensitivity=1", "stated.epsilon=10", "stated.delta=1e-5",
+         "input.shapes=[[20]]")),
     ComponentRow("flwr", "LocalDpMod", "clip 1, sensitivity 1e-4",
         (f"mechanism={MOD}", "args.clipping_norm=1", "args.sensitivity=1e-4", "stated.epsilon=10", "stated.delta=1e-5")),
     ComponentRow("flwr", "DifferentialPrivacyServerSideFixedClipping over FedAvg", "equal and unequal weights",
@@ -90,6 +91,7 @@ def page(results: Iterable[tuple[ComponentRow, Checked | None]], command: str) -
         "configuration is judged, not a project: another one may keep what this one does not. *Keeps* means that nothing",
         "was found that refutes the statement. kappa: the largest shift seen over the noise, in units of what is stated (1 = as",
         "stated). Certified: a lower bound on epsilon at confidence 0.99, for any mechanism, and given the noise's law.",
+        "*Undecided*: nothing refutes it, and not every look was made; more `seconds=`, or inputs of one size, allow more.",
         "",
         f"Made by `{command}`; each row's own command is below it.",
         "",

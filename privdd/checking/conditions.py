@@ -51,6 +51,6 @@ def _scalars(mechanism: BlackBox, tried: Tried, clock: Clock) -> list[Looked]:
     first, second = (block.rows[:, 0] for block in blocks)
     noise = np.ptp(first, axis=0)
     if noise[0] == 0 and noise[1:].max() > 0 and first[0, 0] != second[0, 0]:
-        says = "an array of no dimensions (a scalar) is released without noise: arrays must have one at least"
+        says = "an array of no dimensions (a scalar) is released without noise: arrays must have at least one dimension"
         return [Looked("scalars", "condition", says, inputs="an update of shapes (), (5,)")]
     return []

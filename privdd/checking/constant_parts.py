@@ -52,14 +52,23 @@ def scaled(kind: str, tried: Tried, factor: float) -> Data:
 
 
 def constant_part(
-    mechanism: BlackBox, tried: Tried, clock: Clock, rng: np.random.Generator, *, delta: float, confidence: float
+    mechanism: BlackBox,
+    tried: Tried,
+    clock: Clock,
+    rng: np.random.Generator,
+    *,
+    delta: float,
+    confidence: Callable[[], float],
 ) -> Constant | None:
-    """The first number without noise that tells the record's size; None where there is none."""
+    """The first number without noise that tells the record's size; None where there is none.
+
+    confidence: -> that of the next test; each place that is tried is one.
+    """
     make = lambda factor: scaled(mechanism.kind, tried, factor)  # noqa: E731
     for low, high in RANGES:
         for place, rising in _telling(mechanism, make, low, high, clock):
             won = sum(_named(mechanism, make, place, rising, (low, high), clock, rng) for _ in range(GAMES))
-            bound = from_names(won, GAMES, math.log(CANDIDATES), delta=delta, confidence=confidence)
+            bound = from_names(won, GAMES, math.log(CANDIDATES), delta=delta, confidence=confidence())
             if bound > 0:
                 return Constant(bound, place, won)
     return None

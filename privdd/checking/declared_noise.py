@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 from scipy import stats
@@ -19,8 +20,14 @@ CALLS = 1500
 ROUNDING = 0.98  # of the declared scale: what a printed number may be off by
 
 
-def declared(mechanism: BlackBox, stated: Stated, tried: Tried, clock: Clock, confidence: float) -> list[Looked]:
-    """Rows for the law and the scale of each number's noise; none where nothing is declared."""
+def declared(
+    mechanism: BlackBox, stated: Stated, tried: Tried, clock: Clock, confidence: Callable[[], float]
+) -> list[Looked]:
+    """Rows for the law and the scale of each number's noise; none where nothing is declared.
+
+    confidence: -> that of the next test. The law is rejected at ``shift_law.NOT_REJECTED``, one share of the error
+    probability at confidence 0.99.
+    """
     if stated.noise is None and stated.noise_std is None:
         return []
     try:
@@ -31,6 +38,7 @@ def declared(mechanism: BlackBox, stated: Stated, tried: Tried, clock: Clock, co
     residuals = values - values.mean(0)
     found = []
     if stated.noise is not None:
+        confidence()  # the law's test takes its share too
         law = noise_law(residuals)
         outcome = "not refuted" if law == stated.noise else "refuted"
         says = f"noise of the {stated.noise} law is declared, and its law is {law}"
@@ -40,7 +48,7 @@ def declared(mechanism: BlackBox, stated: Stated, tried: Tried, clock: Clock, co
         least = int(np.argmin(std))
         # a sum of squares of n - 1 residuals; the fourth moment of Laplace noise makes it vary more
         width = math.sqrt(2.0 if stated.noise != "laplace" else 5.0)
-        tail = stats.norm.isf((1 - confidence) / len(std))
+        tail = stats.norm.isf((1 - confidence()) / len(std))
         highest = float(std[least]) ** 2 * (1 + tail * width / math.sqrt(CALLS))
         outcome = "refuted" if highest < (ROUNDING * stated.noise_std) ** 2 else "not refuted"
         says = f"the noise of number {least} has standard deviation {std[least]:.4g}; {stated.noise_std:g} is declared"

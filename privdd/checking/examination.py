@@ -14,10 +14,11 @@ from privdd.checking.conditions import unusual_inputs
 from privdd.checking.constant_parts import scaled
 from privdd.checking.crowded import crowded
 from privdd.checking.declared_noise import declared
+from privdd.checking.error_shares import OutOfShares
 from privdd.checking.examined import Examined
 from privdd.checking.examining import FEWEST
 from privdd.checking.float_bits import bits
-from privdd.checking.looks import SPENT, Looked
+from privdd.checking.looks import MADE, SPENT, Looked
 from privdd.checking.neighbours import Neighbouring, broken, pairs
 from privdd.checking.sampled import Block, OutOfTime, drawn, joined_blocks
 from privdd.checking.sampled_law import sampled_epsilon
@@ -55,6 +56,8 @@ class Examination(SecretRecords):
             ):
                 self.step(name)
                 stage()
+        except OutOfShares:
+            self.result.notes.append(f"{MADE} in the stage {name!r}; what follows it was not looked at")
         except OutOfTime:
             self.result.notes.append(f"{SPENT} in the stage {name!r}; what follows it was not looked at")
         return self.result
@@ -68,7 +71,7 @@ class Examination(SecretRecords):
             changes = not np.array_equal(one.numbers[:half], one.numbers[half:])
             if changes and np.array_equal(one.numbers, two.numbers):
                 self._say("seeds", "two instances, made alike, add the same noise: whoever knows the code subtracts it")
-        self.result.looks += declared(self.mechanism, self.stated, self.tried, self.clock, self.each)
+        self.result.looks += declared(self.mechanism, self.stated, self.tried, self.clock, self.shares.one)
 
     def first_numbers(self) -> list[float]:
         """Of three transcripts alike, at most 20 numbers each: another process that gives them has the same noise."""
@@ -137,8 +140,8 @@ class Examination(SecretRecords):
             self._look(self._nearest, ALL_LEFT, self.around, "neighbours, all that is left")
 
     def _worth_it(self) -> list[Ranked]:
-        """The best pair and the next; where outcomes come back, two sizes of data with the best odds."""
-        return by_odds(self.ranked)[:2] or self.ranked[:2]
+        """The best pair and the next; where outcomes come back, two sizes of data with the best odds (``_by_odds``)."""
+        return _by_odds(self.ranked, 2) or self.ranked[:2]
 
     def _if_slow(self) -> None:
         """Few calls, shared by many looks, refute nothing: one pair gets the larger part of what is left."""
@@ -159,7 +162,7 @@ class Examination(SecretRecords):
         self.result.looks += unusual_inputs(self.mechanism, self.stated, self.tried, self.clock)
         if self.result.refuted and not self.stated.low_bits:
             return
-        self.result.looks += bits(self.mechanism, self.stated, self.tried, self.clock, self.each)
+        self.result.looks += bits(self.mechanism, self.stated, self.tried, self.clock, self.shares.one())
 
     def _sides(
         self, pair: Neighbouring, depth: int, around: Callable[[Data], list[Data]], share: float
@@ -203,7 +206,7 @@ class Examination(SecretRecords):
             self._left_out(name)
             return
         trained, fresh = sides
-        apart = told_apart(trained, fresh, pair.axis, delta=self.stated.delta, confidence=self.each)
+        apart = told_apart(trained, fresh, pair.axis, **self._test())
         seen = f"told apart by {apart.how}" if apart.epsilon else "not told apart"
         says = f"two inputs are {seen}, {apart.transcripts} transcripts"
         if around == self.around and apart.epsilon > self._bound:
@@ -211,13 +214,13 @@ class Examination(SecretRecords):
         self._foremost_is(pair, apart.epsilon if around == self.around else 0.0)
         self._add(name, apart.epsilon, "finite_sample", says, pair.says, transcripts=apart.transcripts)
         if around == self.around and quiet(pair.absent, self.tried.nothing):
-            tail = tail_epsilon(trained, fresh, pair.axis, delta=self.stated.delta, confidence=self.each)
+            tail = tail_epsilon(trained, fresh, pair.axis, **self._test())
             says = "the share of releases that the record moves far is more than the law of the noise allows"
             self._add(f"{name}, tail of the noise law", tail, "noise_law", says, pair.says)
-            often = sampled_epsilon(trained, fresh, pair.axis, delta=self.stated.delta, confidence=self.each)
+            often = sampled_epsilon(trained, fresh, pair.axis, **self._test())
             says = "the record moves the release by a chance amount, further or more often than stated"
             self._add(f"{name}, moments under the noise law", often, "noise_law", says, pair.says)
-        moved = shift(trained, fresh, pair.axis, delta=self.stated.delta, confidence=self.each)
+        moved = shift(trained, fresh, pair.axis, **self._test())
         if not moved.transcripts:
             return
         if around == self.around:
@@ -250,13 +253,19 @@ def _both(before: tuple[Block, Block] | None, new: tuple[Block, Block]) -> tuple
     return Block(one.rows[-LEARN:], one.codes[-LEARN:]), Block(other.rows[-LEARN:], other.codes[-LEARN:])
 
 
+def _by_odds(ranked: list[Ranked], count: int) -> list[Ranked]:
+    """Those with the best odds; before them the best pair of all where its outcomes are too many to come back."""
+    found = by_odds(ranked)[:count]
+    return found if not found or ranked[0].odds else [ranked[0], *found]
+
+
 def _unalike(ranked: list[Ranked]) -> list[Ranked]:
     """The best pair of each size of data: what happens rarely shows in none of the averages that pairs are ranked by.
 
     Where outcomes come back, those with the best odds.
     """
-    if found := by_odds(ranked):
-        return found[:3]
+    if found := _by_odds(ranked, 3):
+        return found
     best: dict[tuple[Any, ...], Ranked] = {}
     for one in ranked:
         best.setdefault(size_of_data(one.pair.present), one)

@@ -11,6 +11,7 @@ import numpy as np
 from privdd.checking.accepted import accepted
 from privdd.checking.called import BlackBox, Data
 from privdd.checking.constant_parts import scaled
+from privdd.checking.error_shares import ErrorShares
 from privdd.checking.examined import Examined
 from privdd.checking.looks import SPENT, Looked, Strength
 from privdd.checking.neighbours import Tried, pairs
@@ -19,7 +20,6 @@ from privdd.checking.stated import Stated
 from privdd.core.errors import BadConfig
 
 FEWEST = 100  # transcripts of an input: from fewer nothing is learned
-LOOKS = 100  # tests that share the error probability; at most so many are made
 TIMED = 20  # transcripts by which the cost of one is told, where they are cheap
 AFTER = 6  # calls that may still tell what an earlier one left behind
 
@@ -38,7 +38,7 @@ class Examining:
     worst: list[Tried] = field(default_factory=list)  # inputs along the directions in which most was seen
 
     def __post_init__(self) -> None:
-        self.each = 1 - (1 - self.confidence) / LOOKS
+        self.shares = ErrorShares(self.confidence)
         self.rng = np.random.default_rng([self.tried.seed, 3])
         self.tried, notes = accepted(self.mechanism, self.tried)
         self.result.notes += notes
@@ -67,9 +67,9 @@ class Examining:
         shapes = tuple(np.shape(a) for a in updates[0])
         return replace(self.tried, structures=(shapes,), crowds=(len(updates),))
 
-    @property
-    def _asked(self) -> dict[str, float]:
-        return {"asked": self.stated.limit, "delta": self.stated.delta, "confidence": self.each}
+    def _test(self, bounds: int = 1) -> dict[str, float]:
+        """What a test is asked for; each of its bounds takes a share of the error probability."""
+        return {"delta": self.stated.delta, "confidence": self.shares.one(bounds)}
 
     def _seen_free(self) -> bool:
         """Whether a bound without assumptions refutes already: then the rest of the stage is left out."""

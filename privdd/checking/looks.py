@@ -8,6 +8,7 @@ from typing import Any, Literal
 Outcome = Literal["refuted", "not refuted", "condition", "not looked at"]
 Strength = Literal["finite_sample", "noise_law", "certain", ""]
 SPENT = "the time was spent"  # how the note begins that says so
+MADE = "all tests that share the error probability were made"  # the same
 WORDS: dict[Strength, str] = {
     "finite_sample": "holds for any mechanism, at the stated confidence",
     "noise_law": "trusts the noise's law in its tails; the law was tested and not rejected",

@@ -26,7 +26,7 @@ class SecretRecords(Examining):
 
     def directions(self) -> None:
         """The record's direction, read back; then one call on it among many."""
-        names = ("directions", "directions, between public calls")
+        names, asked = ("directions", "directions, between public calls"), self.stated.limit
         for around, name, share in zip((self.around, self.between), names, SHARES):
             for game in games(self.mechanism.kind, self.tried):
                 if self.result.refuted and self._seen_free():
@@ -36,7 +36,9 @@ class SecretRecords(Examining):
                     if count < FEWEST:
                         self._left_out(name)
                         continue
-                    found = play(self.mechanism, game, around, count, self.clock, self.rng, **self._asked)
+                    found = play(
+                        self.mechanism, game, around, count, self.clock, self.rng, asked=asked, **self._test(2)
+                    )
                 except Refused as no:
                     self.result.notes.append(f"{name}: refused with: {no}")
                     continue
@@ -56,7 +58,9 @@ class SecretRecords(Examining):
                 if count < CALLS:
                     self._left_out(name)
                     return
-                bound = hidden_call(self.mechanism, game, count, self.clock, self.rng, **self._asked)
+                bound = hidden_call(
+                    self.mechanism, game, count, self.clock, self.rng, asked=self.stated.limit, **self._test()
+                )
             except Refused as no:
                 self.result.notes.append(f"{name}: refused with: {no}")
                 return
@@ -66,7 +70,7 @@ class SecretRecords(Examining):
         """What has no noise at all."""
         try:
             found = constant_part(self.mechanism, self.tried, self.clock, self.rng,
-                                  delta=self.stated.delta, confidence=self.each)  # fmt: skip
+                                  delta=self.stated.delta, confidence=self.shares.one)  # fmt: skip
         except Refused:
             return
         if found is not None:
@@ -80,7 +84,7 @@ class SecretRecords(Examining):
         for game in list(games(self.mechanism.kind, self.tried))[:1]:
             count = lambda: self._affordable([game.without()], 0.2, CANDIDATES)  # noqa: E731, B023
             try:
-                found = looked_up(self.mechanism, game, count, self.rng, delta=self.stated.delta, confidence=self.each)
+                found = looked_up(self.mechanism, game, count, self.rng, **self._test())
             except Refused:
                 return
             if found is not None:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from privdd.checking.examined import Examined
-from privdd.checking.looks import SPENT, WORDS, Looked
+from privdd.checking.looks import MADE, SPENT, WORDS, Looked
 from privdd.checking.stated import Stated
 
 FORMAT = 1
@@ -46,8 +46,12 @@ class Checked:
 
     @property
     def unfinished(self) -> bool:
-        """Whether the time was spent before every look was made, and nothing was refuted."""
-        return not self.refuted and any(note.startswith(SPENT) for note in self.notes)
+        """Whether the time or the tests were spent before every look was made, and nothing was refuted."""
+        return not self.refuted and bool(self._ended)
+
+    @property
+    def _ended(self) -> list[str]:
+        return [note for note in self.notes if note.startswith((SPENT, MADE))]
 
     @property
     def says(self) -> str:
@@ -59,7 +63,7 @@ class Checked:
             best = max((look for look in self.looks if look.outcome == "refuted"), key=lambda look: look.epsilon)
             shown = f"epsilon is above {best.epsilon:.4g} ({WORDS[best.strength]}): {best.says}"
             return f"{head}: {shown if 0 < best.epsilon < math.inf else best.says}"
-        tail = "; ".join([*self.conditions, *(note for note in self.notes if note.startswith(SPENT))])
+        tail = "; ".join([*self.conditions, *self._ended])
         return (
             f"{head}{': ' + tail if tail else ''}; largest bound {self.certified:.4g} at confidence {self.confidence:g}"
         )

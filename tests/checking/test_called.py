@@ -26,6 +26,7 @@ class Answer:
         (Answer(np.zeros(1), 0.5), [0, 0.5], "Answer"),
         (([np.arange(3)], "four"), [0, 1, 2], "'four'"),
         (np.array([1.0, np.nan, np.inf]), [1, 0, 0], "1 NaN, 1 infinite"),
+        ({}, [], "dict[]"),
         ([np.complex128(1 + 2j), 3j], [1, 2, 0, 3], "complex128"),
     ],
 )

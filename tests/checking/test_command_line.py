@@ -132,15 +132,15 @@ def test_declared_noise_is_tested() -> None:
         (Stated(1.0, 1e-5, noise="laplace", noise_std=6.0), ["refuted", "refuted"]),
         (Stated(1.0, 1e-5), []),
     ):
-        assert [look.outcome for look in declared(gaussian(4.0), stated, Tried(), clock, 0.999)] == outcomes
+        assert [look.outcome for look in declared(gaussian(4.0), stated, Tried(), clock, lambda: 0.999)] == outcomes
 
 
 def test_constant_numbers_are_named_and_noised_ones_are_not() -> None:
     clock, rng = Clock(60, 10**6), np.random.default_rng(0)
     leaky = BlackBox(lambda: lambda update: [RNG.normal(size=2), float(np.linalg.norm(update[0]))], "update")
-    found = constant_part(leaky, Tried(), clock, rng, delta=1e-5, confidence=0.999)
+    found = constant_part(leaky, Tried(), clock, rng, delta=1e-5, confidence=lambda: 0.999)
     assert found is not None and found.place == 2 and found.epsilon > 13
-    assert constant_part(gaussian(1.0), Tried(), clock, rng, delta=1e-5, confidence=0.999) is None
+    assert constant_part(gaussian(1.0), Tried(), clock, rng, delta=1e-5, confidence=lambda: 0.999) is None
 
 
 def test_the_search_prefers_the_pair_that_shifts() -> None:

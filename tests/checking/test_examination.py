@@ -7,9 +7,10 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from privdd.checking import error_shares, examination, secret_records
 from privdd.checking.accepted import accepted
 from privdd.checking.called import BlackBox
-from privdd.checking.examination import Examination
+from privdd.checking.examination import Examination, _unalike
 from privdd.checking.examined import Examined
 from privdd.checking.examining import Examining
 from privdd.checking.learned import shift_directions
@@ -19,6 +20,7 @@ from privdd.checking.sampled import Block, Clock
 from privdd.checking.screening import Ranked
 from privdd.checking.secret_records import SecretRecords
 from privdd.checking.stated import Stated, gaussian_mu
+from privdd.checking.verdict import concluded
 
 RNG = np.random.default_rng(11)
 STATED = {"epsilon": 2.0, "delta": 1e-5}
@@ -47,6 +49,52 @@ def test_public_calls_are_the_same_with_a_record_and_without_it(f, kind: str) ->
     made = examined(f, kind)
     made._between()
     assert len(made.result.looks) == 2 and not made.result.refuted, made.result.looks
+
+
+def test_no_more_bounds_are_made_than_share_the_error_probability(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted where every bound is made: a bound that is made without a share fails here."""
+    used: list[float] = []
+
+    def counted(module, name: str, bounds: int = 1) -> None:
+        made = getattr(module, name)
+
+        def with_count(*args, **kwargs):
+            used.extend([kwargs["confidence"]] * bounds)
+            return made(*args, **kwargs)
+
+        monkeypatch.setattr(module, name, with_count)
+
+    for name in ("told_apart", "tail_epsilon", "sampled_epsilon", "shift"):
+        counted(examination, name)
+    counted(secret_records, "play", 2)
+    counted(secret_records, "hidden_call")
+    monkeypatch.setattr(error_shares, "SHARES", 8)
+    made = examined(clipped_sum, "records", calls=60_000)
+    result = made.run()
+    assert 6 <= len(used) <= made.shares.taken <= 8 and all(each == 1 - 0.01 / 8 for each in used)
+    assert any(note.startswith("all tests that share the error probability were made") for note in result.notes)
+    said = concluded("f", made.stated, result, confidence=0.99, calls=1, seconds=1.0)
+    assert said.unfinished and "all tests" in said.says
+
+
+def test_a_share_for_each_bound() -> None:
+    """The union bound over all of them is the confidence that is said."""
+    shares = error_shares.ErrorShares(0.99)
+    assert shares.one(2) == shares.one() == 1 - 0.01 / 100 and shares.taken == 3
+    shares.one(97)
+    with pytest.raises(error_shares.OutOfShares):
+        shares.one()
+
+
+def test_a_pair_whose_outcomes_are_too_many_to_come_back_is_looked_at_beside_those_with_odds() -> None:
+    """Answers to sixteen queries come back too rarely to be counted one by one, those to six do not."""
+    made = examined(clipped_sum, "records")
+    many, *few = (Ranked(made.ranked[0].pair, score, odds) for score, odds in ((0.6, 0.0), (0.4, 0.5), (0.2, 0.9)))
+    made.ranked = [many, *few]
+    assert made._worth_it()[0] is many and {id(one) for one in few} <= {id(one) for one in made._worth_it()}
+    assert many in _unalike(made.ranked)
+    made.ranked = [few[0], many, few[1]]
+    assert many not in made._worth_it() and many not in _unalike(made.ranked)
 
 
 def test_what_no_time_is_left_for_is_said_once() -> None:

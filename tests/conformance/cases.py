@@ -6,11 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.conformance import of_counts as counts
 from tests.conformance import of_crowds as crowds
 from tests.conformance import of_noise as noise
 from tests.conformance import of_plans as plans
 from tests.conformance import of_records as records
 from tests.conformance import of_robust as robust
+from tests.conformance import of_rounds as rounds
 from tests.conformance import of_sampling as sampling
 from tests.conformance import of_state as state
 from tests.conformance import of_updates as updates
@@ -50,6 +52,7 @@ def _table(name: str, faulty: Any, twin: Any, epsilon: float, relation: str = "a
 
 u, c, r = updates, crowds, records
 n, b, t, s, p = noise, robust, sampling, state, plans
+d, e = counts, rounds
 CASES = [
     _update("sensitivity apart from the clip", u.sensitivity_apart, u.sensitivity_is_the_clip, 4.0),
     _update("square root of the noise", u.square_root_of_the_noise, u.noise_as_it_is, 2.0),
@@ -151,4 +154,26 @@ CASES = [
     _table("sparse vector without noise on the queries", p.threshold_noised_only, p.threshold_and_queries_noised, 1.0, delta=0.0),
     _table("median by a noised rank", p.middle_by_noised_rank, p.middle_of_a_grid, 1.0, delta=0.0),
     _table("half the noise on a symmetric matrix", p.half_the_noise_on_a_symmetric_matrix, p.one_noise_on_each_pair, 2.0),
+    _table("randomised response of two among six", d.kept_as_if_of_two, d.kept_as_of_six, 1.0, relation="replace", delta=0.0),
+    _table("the winner's noised votes", d.winner_with_its_noised_votes, d.winner_then_its_votes, 1.0, delta=0.0),
+    _table("sparse vector that goes on", d.goes_on_after_the_first, d.stops_at_the_first, 1.0, delta=0.0),
+    _table("geometric noise with ends", d.noise_of_eight_steps_at_most, d.noise_of_any_steps, 0.5, delta=0.0),
+    _table("binomial noise of ten coins", d.ten_coins, d.a_hundred_coins, 1.0),
+    _table("names of rare values", d.names_above_three, d.names_above_what_delta_needs, 1.0),
+    _table("a replaced row counted as one bin", d.a_row_moves_one_bin, d.a_row_moves_two_bins, 1.0, relation="replace", delta=0.0),
+    _table("amplified by a shuffle that is not made", d.amplified_in_order, d.amplified_and_shuffled, d.shuffled_epsilon(),
+           relation="replace", delta=d.SHUFFLED),
+    _table("as many rows as records", d.as_many_rows_as_there_are, d.always_a_hundred_rows, 4.0),
+    _table("a row with noise of a mean", d.a_row_with_noise_of_a_mean, d.a_row_with_noise_of_a_row, 4.0, relation="zero_out"),
+    _table("trained with the mean gradient clipped", d.trained_with_the_mean_clipped, d.trained_with_each_clipped, 4.0),
+    _update("clipped by the spectral norm", e.clipped_by_the_spectral_norm, e.clipped_by_the_norm, 4.0),
+    _update("clipped by the root of the mean square", e.clipped_by_the_root_of_the_mean, e.clipped_by_the_norm, 4.0),
+    _update("noise of exponential length", e.of_exponential_length, e.of_gamma_length, 2.0, delta=0.0),
+    _update("clipped after the noise", e.clipped_after_the_noise, e.clipped_before_and_after, 4.0),
+    _update("rounded by chance only", e.rounded_by_chance, e.rounded_by_chance_then_noised, 4.0),
+    _update("kept for the same data", e.KeptForTheSameData, e.NothingKept, 4.0, settings={"calls": 2}),
+    _update("noise taken off in the next call", e.NoiseTakenOffAgain, e.NoiseTakenOffAndCounted, 4.0, settings={"calls": 8}),
+    _crowd("clipped around the last mean", e.AroundTheLastMean, e.AroundTheLastRelease, 4.0, settings={"calls": 8}),
+    _crowd("clip follows a count", e.ClipFollowsTheUpdates, e.ClipFollowsANoisedCount, 4.0, settings={"calls": 8}),
+    _crowd("trimmed mean with the mean's noise", e.trimmed_with_noise_of_the_mean, e.trimmed_with_noise_of_its_own, 4.0),
 ]  # fmt: skip

@@ -6,10 +6,10 @@ import math
 
 import numpy as np
 
-from tests.conformance.parts import RNG, C, clipped, noise_for_poisson, noised, norm, rows_clipped, sigma
+from tests.conformance.parts import RNG, C, clipped, noised, norm, rows_clipped, sigma
 
 TWO, FOUR, Q = sigma(2.0), sigma(4.0), 0.1
-RATE, CYCLE = noise_for_poisson(1.0, Q), noise_for_poisson(1.5, Q, 10)
+RATE, CYCLE = 1.2589377624993159, 1.384749873391651  # of epsilon 1 once and 1.5 in ten calls, sampled at the rate Q: test_corpus.py
 TREE = math.sqrt(8 * 1**2 + 4 * 2**2 + 2 * 4**2 + 8**2) * FOUR  # eight calls with one update: the nodes' squared norms
 
 

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import dp_accounting as dpa
 import numpy as np
-from scipy.optimize import brentq
 
 C, DELTA = 1.0, 1e-5
 RNG = np.random.default_rng()  # fresh in every process
@@ -49,7 +48,3 @@ def mean_of(updates: Sequence[Sequence[np.ndarray]], weights: Sequence[float] | 
     shares = np.ones(len(updates)) if weights is None else np.asarray(weights, float)
     shares = shares / shares.sum()
     return [sum(s * a for s, a in zip(shares, parts)) for parts in zip(*updates)]
-
-
-def noise_for_poisson(epsilon: float, q: float, steps: int = 1) -> float:
-    return float(brentq(lambda z: poisson_epsilon(q, z, steps) - epsilon, 0.3, 20.0, xtol=1e-3))

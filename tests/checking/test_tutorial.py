@@ -1,0 +1,30 @@
+"""The mechanism of docs/tutorials/check-a-mechanism.md is refuted as the page says, and stands with the noise that it names."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from privdd.check import main
+
+PAGE = Path(__file__).parents[2] / "docs" / "tutorials" / "check-a-mechanism.md"
+
+
+def test_what_the_page_says_of_its_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    code, _ = re.findall(r"```python\n(.*?)```", text, re.S)
+    (command,) = re.findall(r"^python -m privdd\.check (.*)$", text, re.M)
+    (tmp_path / "noise.py").write_text(code)
+    monkeypatch.chdir(tmp_path)
+    small = ["max_calls=12000", "seconds=6", "input.shapes=[[4,3],[4]]"]
+    assert main([*command.split(), *small]) == 2
+    assert "REFUTED: epsilon is above" in capsys.readouterr().out
+    assert main([*command.split(), "args.std=2", *small]) == 0
+    assert "not refuted, under conditions" in capsys.readouterr().out
+
+
+def test_a_mechanism_without_its_key_is_told_which_one(capsys: pytest.CaptureFixture) -> None:
+    assert main(["noise.py:release", "stated.epsilon=2"]) == 1
+    assert "did you mean mechanism=noise.py:release?" in capsys.readouterr().err
