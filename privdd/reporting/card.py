@@ -9,7 +9,6 @@ import json
 from typing import Any
 
 from privdd.reporting import noise_words, strongest, words
-from privdd.reporting.claimed import boldest
 from privdd.reporting.decision import Decision, decisions, too_small
 from privdd.reporting.exposed import KIND
 from privdd.reporting.folder import RunRecord
@@ -53,7 +52,7 @@ def signature(record: RunRecord) -> list[tuple[str, str]]:
 def card(record: RunRecord) -> dict[str, Any]:
     """Schema 1 of ``card.json`` (docs/reference/run-folder.md); infinity is "inf", what does not apply is null."""
     findings = record.findings
-    privacy, claim, said = findings.privacy, boldest(findings.privacy.claims), verdict(findings)
+    privacy, claim, said = findings.privacy, strongest.boldest(findings.privacy.claims), verdict(findings)
     small = too_small(findings)
     return {
         "schema": SCHEMA,

@@ -70,31 +70,18 @@ def roc_overlay(made: Sequence[Setting]) -> Plot | None:
     """The strongest attack on each setting, at most eight of them, on common axes."""
     lines: list[RocLine] = []
     for setting in made:
-        found = setting.attack()
-        line = (
-            plots.roc_line(_named(setting, found[1].surface, found[1].attack), found[0].evidence(found[1]))
-            if found
-            else None
-        )
-        if line is not None:
-            lines.append(line)
+        if (found := setting.attack()) is not None:
+            run, row = found
+            name = f"{setting.label}: {words.SURFACE[row.surface][0].lower()}, {words.attack(row.attack)}"
+            line = plots.roc_line(name, run.evidence(row))
+            lines += [line] if line is not None else []
     if not lines:
         return None
     lines = sorted(lines, key=lambda line: -float(line.curve.tpr[1]))[:CURVES]
     said = "; ".join(f"{line.label}: AUC {words.share(line.curve.auc)}" for line in lines)
     caption = "Each setting's strongest attack, at the median seed; bands are pointwise 95 % intervals."
-    return Plot(
-        "roc",
-        "Membership, method by method",
-        caption,
-        f"ROC curves. {said}.",
-        figures.roc(lines, 5.0),
-        *readings.roc(lines),
-    )
-
-
-def _named(setting: Setting, surface: str, attack: str) -> str:
-    return f"{setting.label}: {words.SURFACE[surface][0].lower()}, {words.attack(attack)}"
+    title = "Membership, method by method"
+    return Plot("roc", title, caption, f"ROC curves. {said}.", figures.roc(lines, 5.0), *readings.roc(lines))
 
 
 def frontier(made: Sequence[Setting]) -> Plot | None:
@@ -126,14 +113,9 @@ def draw(made: Sequence[Setting]) -> list[Plot]:
 
 def albums(made: Sequence[Setting]) -> list[Album]:
     """For each setting, the pictures of its best reconstruction."""
-    found = []
-    for setting in made:
-        run = setting.runs[0]
-        row = strongest.best_pictures(run.findings.findings)
-        one = plots.album(setting.label, run, row) if row else None
-        if one is not None:
-            found.append(one)
-    return found[:CURVES]
+    best = [(setting, strongest.best_pictures(setting.runs[0].findings.findings)) for setting in made]
+    found = (plots.album(setting.label, setting.runs[0], row) for setting, row in best if row)
+    return [one for one in found if one is not None][:CURVES]
 
 
 def write_comparison(
@@ -157,7 +139,7 @@ def write_comparison(
         sentences=sentences(made),
         albums=pictures,
         **_by_name(drawn),
-        verdict=_tone(made),
+        verdict="contradiction" if any(s.verdict == "contradiction" for s in made) else "plain",
         weak=weak,
         beats_guessing=beats_guessing,
     )
@@ -168,10 +150,6 @@ def write_comparison(
     for index, album in enumerate(pictures):
         album.save(out / "figures", f"pictures-{index + 1}-{plots.slug(album.owner)}")
     return out / "comparison.html"
-
-
-def _tone(made: Sequence[Setting]) -> str:
-    return "contradiction" if any(s.verdict == "contradiction" for s in made) else "plain"
 
 
 def _by_name(drawn: Sequence[Plot]) -> dict[str, Plot | None]:

@@ -17,7 +17,7 @@ from privdd.reporting.ledger_view import VISIBLE
 from privdd.reporting.same_values import rows_of
 from privdd.reporting.schema import FindingRow, Findings
 from privdd.reporting.schema_privacy import Privacy
-from privdd.reporting.strongest import of_transcripts, rates
+from privdd.reporting.strongest import of_transcripts, rates, worst_membership
 from privdd.reporting.summary import SurfaceLine, surface_lines
 from privdd.reporting.unread import only_unread
 from privdd.reporting.words import number, one_in, share
@@ -131,11 +131,8 @@ def _unprotected(line: SurfaceLine, rows: list[FindingRow], leaked: bool) -> tup
     if leaked:
         return "do_not_share", "bad", "nothing limits what it reveals, and an attack works"
     if only_unread(rows):
-        return (
-            "no_leak_found",
-            "warn",
-            "nothing limits what it reveals; the attacks found nothing in it that depends on a record",
-        )
+        why = "nothing limits what it reveals; the attacks found nothing in it that depends on a record"
+        return "no_leak_found", "warn", why
     if _untried(line, rows):
         return "do_not_share", "bad", f"nothing limits what it reveals, and no attack was tried ({line.row.audited})"
     return "no_leak_found", "warn", "nothing limits what it reveals; the attacks tried here failed, and others may not"
@@ -158,10 +155,8 @@ def _conditions(line: SurfaceLine, privacy: Privacy, enough: bool) -> list[str]:
         f"an attacker's odds about one {privacy.unit} ({words.RELATION[privacy.relation]}) may change "
         f"{words.fold(line.accounted)}, except with probability {number(privacy.delta)}{large}"
     )
-    said = [
-        limit,
-        *(f"someone looks at what no test did: {gap}" for gap in line.row.untested if line.verdict == "untested"),
-    ]
+    gaps = line.row.untested if line.verdict == "untested" else []
+    said = [limit, *(f"someone looks at what no test did: {gap}" for gap in gaps)]
     said += [UNKNOWN] if privacy.noise is None else []
     return said if enough else [*said, "the audit is repeated with a larger sample"]
 
@@ -170,20 +165,16 @@ def _sure(kind: Kind, line: SurfaceLine, rows: list[FindingRow], leaked: bool, e
     if line.verdict == "contradiction":
         return "sure: shown at 95 % confidence or by the run's own noise"
     if kind == "do_not_share" and leaked:
-        return (
-            "sure: better than guessing, at 95 % confidence for all rates in this report"
-            if certain(rows)
-            else "likely: above a guess, but without an interval"
-        )
+        if certain(rows):
+            return "sure: better than guessing, at 95 % confidence for all rates in this report"
+        return "likely: above a guess, but without an interval"
     if _untried(line, rows):
         return "not attacked"
-    seen = [] if line.accounted == 0 else rates(rows)
-    missed = (
-        f"at 95 %, the strongest attack may still name up to {share(seen[0].at.ci[1])} of members at {one_in(seen[0].fpr)} false alarms"
-        if seen
-        else ""
-    )
-    return "; ".join(filter(None, ("" if enough else "not sure: too small to decide", missed)))
+    said = [] if enough else ["not sure: too small to decide"]
+    if line.accounted and (best := worst_membership(rows)) is not None:
+        missed = f"{share(best.at.ci[1])} of members at {one_in(best.fpr)} false alarms"
+        said.append(f"at 95 %, the strongest attack may still name up to {missed}")
+    return "; ".join(said)
 
 
 def _shows(rows: list[FindingRow]) -> bool:

@@ -17,19 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from privdd.reporting.hover import AREA
-from privdd.reporting.style import (
-    ACCOUNTED,
-    CLAIM,
-    GRID,
-    INK,
-    MEASURED,
-    MUTED,
-    PAPER,
-    PERCENT,
-    canvas,
-    colour,
-    dash,
-)
+from privdd.reporting.style import ACCOUNTED, CLAIM, GRID, INK, MEASURED, MUTED, PAPER, PERCENT, canvas, colour, dash
 
 
 @dataclass(frozen=True)
@@ -122,21 +110,13 @@ def _strip_row(axes: Axes, axis: EpsilonAxis, row: StripRow, height: int) -> Non
 
 def _strip_legend(rows: Sequence[StripRow]) -> list[Line2D]:
     """Only what is drawn."""
-    drawn: tuple[tuple[bool, dict[str, Any]], ...] = (
-        (
-            any(r.claim is not None for r in rows),
-            {"marker": "D", "ms": 7, "mfc": PAPER, "mec": CLAIM, "mew": 1.8, "label": "claimed"},
-        ),
-        (
-            any(r.accounted is not None for r in rows),
-            {"marker": "|", "ms": 11, "mew": 2.6, "color": ACCOUNTED, "label": "proven (at most)"},
-        ),
-        (
-            any(r.measured is not None for r in rows),
-            {"marker": ">", "ms": 8, "color": MEASURED, "label": "shown (at least)"},
-        ),
-    )
-    return [Line2D([], [], ls="", **look) for there, look in drawn if there]
+    looks: dict[str, dict[str, Any]] = {
+        "claim": {"marker": "D", "ms": 7, "mfc": PAPER, "mec": CLAIM, "mew": 1.8, "label": "claimed"},
+        "accounted": {"marker": "|", "ms": 11, "mew": 2.6, "color": ACCOUNTED, "label": "proven (at most)"},
+        "measured": {"marker": ">", "ms": 8, "color": MEASURED, "label": "shown (at least)"},
+    }
+    drawn = (look for name, look in looks.items() if any(getattr(row, name) is not None for row in rows))
+    return [Line2D([], [], ls="", **look) for look in drawn]
 
 
 def frontier(points: Sequence[FrontierPoint], width: float = 5.2) -> Figure:

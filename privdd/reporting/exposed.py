@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from privdd.reporting import words
 from privdd.reporting.folder import RunRecord
-from privdd.reporting.plots import strength
 from privdd.reporting.schema import FindingRow, KindRates, Run, WorstRecord, WorstRecords
+from privdd.reporting.strongest import on_each_surface
 from privdd.reporting.style import png_uri
 
 KIND = {
@@ -42,11 +42,8 @@ class Exposed:
 
 def exposed(record: RunRecord) -> list[Exposed]:
     """One for each surface whose strongest membership attack names its most exposed records, by its lower end."""
-    best: dict[str, FindingRow] = {}
     rows = [row for row in record.findings.findings if row.worst_records and row.worst_records.records]
-    for row in sorted(rows, key=strength, reverse=True):
-        best.setdefault(row.surface, row)
-    return [_of(record, row, row.worst_records) for row in best.values() if row.worst_records]
+    return [_of(record, row, row.worst_records) for row in on_each_surface(rows) if row.worst_records]
 
 
 def _of(record: RunRecord, row: FindingRow, worst: WorstRecords) -> Exposed:
@@ -80,7 +77,5 @@ def tail_words(run: Run) -> str:
 
 def kinds(record: RunRecord) -> list[tuple[FindingRow, list[tuple[str, KindRates]]]]:
     """For the strongest attack on each surface: (kind in words, its rates), what was made hard to fit first."""
-    best: dict[str, FindingRow] = {}
-    for row in sorted((r for r in record.findings.findings if r.by_kind), key=strength, reverse=True):
-        best.setdefault(row.surface, row)
-    return [(row, [(KIND.get(k, k), v) for k, v in (row.by_kind or {}).items()]) for row in best.values()]
+    best = on_each_surface(row for row in record.findings.findings if row.by_kind)
+    return [(row, [(KIND.get(k, k), v) for k, v in (row.by_kind or {}).items()]) for row in best]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from privdd.reporting import words
 from privdd.reporting.schema import FindingRow
-from privdd.reporting.strongest import PICTURE_FAMILIES, blind_psnr, of_transcripts
+from privdd.reporting.strongest import PICTURE_FAMILIES, blind_psnr, label_chance, of_transcripts
 from privdd.reporting.words import NONE, number, share
 
 
@@ -61,14 +61,6 @@ def _table(name: str, question: str, columns: Sequence[Column], rows: Sequence[F
     return FindingsTable(name, question, tuple(columns[i] for i in kept), body)
 
 
-def _attacker(row: FindingRow) -> TableCell:
-    return TableCell(words.ADVERSARY[row.adversary][0])
-
-
-def _auc(row: FindingRow) -> TableCell:
-    return TableCell(share(row.auc), _between(row.auc_ci))
-
-
 def _tpr(key: str) -> Callable[[FindingRow], TableCell]:
     def cell(row: FindingRow) -> TableCell:
         at = (row.tpr_at_fpr or {}).get(key)
@@ -81,11 +73,9 @@ def _tpr(key: str) -> Callable[[FindingRow], TableCell]:
 
 def _worst(row: FindingRow) -> TableCell:
     worst = row.worst_records
-    return (
-        TableCell()
-        if worst is None
-        else TableCell(share(worst.tpr), f"worst {share(worst.share)}; {_between(worst.ci)}")
-    )
+    if worst is None:
+        return TableCell()
+    return TableCell(share(worst.tpr), f"worst {share(worst.share)}; {_between(worst.ci)}")
 
 
 def _epsilon(row: FindingRow) -> TableCell:
@@ -104,21 +94,15 @@ def _psnr(row: FindingRow) -> TableCell:
     return TableCell(number(row.psnr), "" if blind is None or row.psnr is None else f"blind {number(blind)}")
 
 
-def _lpips(row: FindingRow) -> TableCell:
-    return TableCell(number(row.lpips), (row.lpips_trunk or "").split(":")[0])
-
-
 def _identified(row: FindingRow) -> TableCell:
-    return TableCell(
-        share(row.identified), "" if row.identified_chance is None else f"chance {share(row.identified_chance)}"
-    )
+    chance = "" if row.identified_chance is None else f"chance {share(row.identified_chance)}"
+    return TableCell(share(row.identified), chance)
 
 
 def _labels(row: FindingRow) -> TableCell:
-    chance = max((v for k, v in (row.baselines or {}).items() if k.startswith("label_accuracy")), default=None)
-    return TableCell(
-        share(row.label_accuracy), "" if chance is None or row.label_accuracy is None else f"blind {share(chance)}"
-    )
+    chance = label_chance(row)
+    blind = "" if chance is None or row.label_accuracy is None else f"blind {share(chance)}"
+    return TableCell(share(row.label_accuracy), blind)
 
 
 def _size(row: FindingRow) -> TableCell:
@@ -127,20 +111,17 @@ def _size(row: FindingRow) -> TableCell:
     return TableCell(NONE if row.n is None else str(row.n), worlds)
 
 
-def _note(row: FindingRow) -> TableCell:
-    return TableCell(row.note) if row.note else TableCell()
-
-
 def _between(interval: tuple[float, float] | None) -> str:
     return "" if interval is None else f"{share(interval[0])} to {share(interval[1])}"
 
 
-ATTACKER, NOTE = Column("Attacker", "", False, _attacker), Column("Note", "", False, _note)
+ATTACKER = Column("Attacker", "", False, lambda row: TableCell(words.ADVERSARY[row.adversary][0]))
+NOTE = Column("Note", "", False, lambda row: TableCell(row.note or NONE))
 TRIALS = Column("n", "trials", True, _size)
 EPSILON = Column("ε", "at least", True, _epsilon)
 MEMBERSHIP = (
     ATTACKER,
-    Column("AUC", "50 % is guessing", True, _auc),
+    Column("AUC", "50 % is guessing", True, lambda row: TableCell(share(row.auc), _between(row.auc_ci))),
     Column("TPR at 0.1 % FPR", "members found", True, _tpr("0.001")),
     Column("TPR at 1 % FPR", "members found", True, _tpr("0.01")),
     Column("TPR at 10 % FPR", "members found", True, _tpr("0.1")),
@@ -154,7 +135,7 @@ PICTURES = (
     ATTACKER,
     Column("PSNR ↑", "dB", True, _psnr),
     Column("SSIM ↑", "", True, lambda row: TableCell(number(row.ssim))),
-    Column("LPIPS ↓", "", True, _lpips),
+    Column("LPIPS ↓", "", True, lambda row: TableCell(number(row.lpips), (row.lpips_trunk or "").split(":")[0])),
     Column("Identified", "right record", True, _identified),
     Column("Labels", "classes right", True, _labels),
     TRIALS,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from statistics import variance
 from typing import Any
 
-from privdd.reporting.grouping import Setting
+from privdd.reporting.grouping import Setting, middle
 
 PRETRAINED = {"AlexNet": "ImageNet (AlexNet's weights)"}  # class of a public map -> what it was trained on
 TRUST = {"local": "every upload", "secagg": "sums only"}  # what the server sees, from least to most trust
@@ -33,6 +33,11 @@ class Place:
     @property
     def sees(self) -> str:
         return TRUST.get(self.trust, self.trust)
+
+    @property
+    def beaten_by(self) -> str:
+        """As the page says it: one seed does not tell how far another one would be."""
+        return self.dominated and self.dominated + (" (one seed)" if len(self.setting.accuracies) == 1 else "")
 
 
 def trust_of(config: Mapping[str, Any]) -> str:
@@ -64,9 +69,8 @@ def places(made: Sequence[Setting]) -> list[Place]:
 
 def _place(setting: Setting) -> Place:
     config = setting.runs[0].config
-    bounds = [run.findings.privacy.epsilon.certified for run in setting.runs]
-    there = sorted(b for b in bounds if b is not None)
-    certified = there[(len(there) - 1) // 2] if there else setting.measured
+    certified = middle(run.findings.privacy.epsilon.certified for run in setting.runs)
+    certified = setting.measured if certified is None else certified
     return Place(setting, trust_of(config), public_data(config), certified)
 
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import mean
 from typing import Any
 
 from privdd.reporting import strongest
-from privdd.reporting.claimed import boldest
 from privdd.reporting.folder import RunRecord
-from privdd.reporting.schema import FindingRow, TprAt, worst_verdict
+from privdd.reporting.schema import FindingRow, TprAt, Utility, worst_verdict
 from privdd.reporting.schema_values import Verdict
 from privdd.reporting.summary import weak
 
@@ -40,16 +40,18 @@ class Setting:
         return any(weak(self.verdict, run.findings) for run in self.runs)
 
     @property
+    def _used(self) -> list[Utility]:
+        return [run.findings.utility for run in self.runs if run.findings.utility]
+
+    @property
     def accuracies(self) -> tuple[float, ...]:
         """Of the runs that trained a model: none if all diverged, or are audits of external scores."""
-        used = [run.findings.utility for run in self.runs]
-        return tuple(utility.accuracy for utility in used if utility and utility.diverged is None)
+        return tuple(utility.accuracy for utility in self._used if utility.diverged is None)
 
     @property
     def diverged(self) -> int:
         """How many of the runs ended without a finite model."""
-        used = [run.findings.utility for run in self.runs]
-        return sum(utility is not None and utility.diverged is not None for utility in used)
+        return sum(utility.diverged is not None for utility in self._used)
 
     @property
     def accuracy(self) -> float | None:
@@ -66,29 +68,30 @@ class Setting:
 
     @property
     def claim(self) -> float | None:
-        claims = [boldest(run.findings.privacy.claims) for run in self.runs]
+        claims = [strongest.boldest(run.findings.privacy.claims) for run in self.runs]
         return min((c.number for c in claims if c is not None and c.number is not None), default=None)
 
     @property
     def measured(self) -> float | None:
         """The middle of the seeds' lower bounds: their largest would not hold at 95 %."""
-        return _middle([strongest.measured_epsilon(run.findings.findings) for run in self.runs])
+        return middle(strongest.measured_epsilon(run.findings.findings) for run in self.runs)
 
     @property
     def uploaded(self) -> int | None:
-        used = [run.findings.utility for run in self.runs]
-        return max((utility.uploaded_bytes_per_client for utility in used if utility), default=None)
+        return max((utility.uploaded_bytes_per_client for utility in self._used), default=None)
+
+    @property
+    def _pictures(self) -> list[FindingRow]:
+        return [row for run in self.runs if (row := strongest.best_pictures(run.findings.findings))]
 
     @property
     def psnr(self) -> float | None:
-        best = [strongest.best_pictures(run.findings.findings) for run in self.runs]
-        return _middle([row.psnr for row in best if row is not None])
+        return middle(row.psnr for row in self._pictures)
 
     @property
     def rebuilds(self) -> bool:
         """Whether any seed's best picture is clearly above a blind guess, by the rule of ``strongest``."""
-        best = [strongest.best_pictures(run.findings.findings) for run in self.runs]
-        return any(strongest.rebuilds(row) for row in best if row is not None)
+        return any(map(strongest.rebuilds, self._pictures))
 
     def tpr(self, key: str) -> TprAt | None:
         """The strongest attack's rate at that false-positive rate, of the run in the middle of the seeds."""
@@ -97,16 +100,15 @@ class Setting:
 
     def attack(self) -> tuple[RunRecord, FindingRow] | None:
         """The strongest membership attack of the run in the middle of the seeds."""
-        found = [
-            (run, worst.row, worst) for run in self.runs if (worst := strongest.worst_membership(run.findings.findings))
-        ]
+        worst = [(run, strongest.worst_membership(run.findings.findings)) for run in self.runs]
+        found = sorted(((run, one) for run, one in worst if one), key=lambda pair: (-pair[1].fpr, pair[1].at.tpr))
         if not found:
             return None
-        run, row, _ = sorted(found, key=lambda f: (-f[2].fpr, f[2].at.tpr))[(len(found) - 1) // 2]
-        return run, row
+        run, one = found[(len(found) - 1) // 2]
+        return run, one.row
 
 
-def _middle(values: Iterable[float | None]) -> float | None:
+def middle(values: Iterable[float | None]) -> float | None:
     """The lower median of what is there."""
     there = sorted(v for v in values if v is not None)
     return there[(len(there) - 1) // 2] if there else None
@@ -175,11 +177,10 @@ def _numeric(text: str) -> bool:
 
 def _distinct(made: list[Setting]) -> list[Setting]:
     """Numbers behind labels that several settings share."""
-    counts: dict[str, int] = {}
+    counts: Counter[str] = Counter()
     result = []
     for setting in made:
-        counts[setting.label] = counts.get(setting.label, 0) + 1
+        counts[setting.label] += 1
         again = counts[setting.label]
-        label = setting.label if again == 1 else f"{setting.label} ({again})"
-        result.append(Setting(label, setting.method, setting.parameters, setting.runs))
+        result.append(setting if again == 1 else replace(setting, label=f"{setting.label} ({again})"))
     return result

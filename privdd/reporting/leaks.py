@@ -5,20 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from privdd.reporting import words
+from privdd.reporting import strongest, words
 from privdd.reporting.schema import FindingRow
-from privdd.reporting.strongest import (
-    FEATURE_ATTACKS,
-    above_chance,
-    best_pictures,
-    blind_psnr,
-    bound,
-    finds_members,
-    lower_end,
-    measured,
-    ranks_members,
-    rebuilds,
-)
 from privdd.reporting.words import number, one_in, share
 
 LARGE_EPSILON = 8.0  # above it a limit is no reassurance: odds about a record may change 3 000-fold
@@ -47,10 +35,12 @@ def _limits(rows: Iterable[FindingRow]) -> list[str]:
     over = [
         r
         for r in rows
-        if r.epsilon_stated is not None and r.epsilon_validity != "gaussian_only" and bound(r) > r.epsilon_stated
+        if r.epsilon_stated is not None
+        and r.epsilon_validity != "gaussian_only"
+        and strongest.bound(r) > r.epsilon_stated
     ]
     if over:
-        worst = max(over, key=lambda r: (r.epsilon_validity != "curve", bound(r)))
+        worst = max(over, key=lambda r: (r.epsilon_validity != "curve", strongest.bound(r)))
         by = words.attack(worst.attack)
         proves = (
             "refutes the stated curve: the true ε is above"
@@ -58,8 +48,8 @@ def _limits(rows: Iterable[FindingRow]) -> list[str]:
             else "proves that the true ε is at least"
         )
         said.append(
-            f"{by[0].upper()}{by[1:]} {proves} {number(bound(worst))} ({share(worst.confidence or 0.95)} confidence); "
-            f"{number(worst.epsilon_stated)} is stated"
+            f"{by[0].upper()}{by[1:]} {proves} {number(strongest.bound(worst))} "
+            f"({share(worst.confidence or 0.95)} confidence); {number(worst.epsilon_stated)} is stated"
         )
     moved = [r for r in rows if r.kappa is not None and r.kappa > (r.kappa_allowed or math.inf) * 1.0001]
     if moved:
@@ -72,44 +62,44 @@ def _limits(rows: Iterable[FindingRow]) -> list[str]:
 
 def weak_noise(rows: Iterable[FindingRow]) -> list[str]:
     """Of what has noise and still no limit: that a test of the noise itself showed a large epsilon."""
-    best = measured(r for r in rows if r.family == "guarantee")
-    if best is None or bound(best) <= LARGE_EPSILON:
+    best = strongest.measured(r for r in rows if r.family == "guarantee")
+    if best is None or strongest.bound(best) <= LARGE_EPSILON:
         return []
     return [
         f"Its noise does not hide every record: for a crafted one, {words.attack(best.attack)} proves that the true ε is "
-        f"at least {number(bound(best))}"
+        f"at least {number(strongest.bound(best))}"
     ]
 
 
 def _members(rows: Iterable[FindingRow]) -> list[str]:
     rows = list(rows)
-    best = finds_members(rows)
+    best = strongest.finds_members(rows)
     if best is not None:
         low, high = best.at.ci
         worst = best.row.worst_records
         tail = (
             f"; of the most exposed {share(worst.share)} of records, {share(worst.tpr)}"
-            if worst and lower_end(worst.tpr, worst.ci[0], best.row._looks.count) > 0.001
+            if worst and strongest.lower_end(worst.tpr, worst.ci[0], best.row._looks.count) > 0.001
             else ""
         )
         return [
             f"{who(best.row)} can name {share(best.at.tpr)} of the training records at {one_in(best.fpr)} false alarms "
             f"(95 %: {share(low)} to {share(high)}){tail}"
         ]
-    ranked = ranks_members(rows)
+    ranked = strongest.ranks_members(rows)
     if ranked is None:
         return []
     return [f"{who(ranked)} tells training records from others more often than a coin would (AUC {share(ranked.auc)})"]
 
 
 def _pictures(rows: Iterable[FindingRow]) -> list[str]:
-    best = best_pictures(rows)
-    if best is None or not rebuilds(best):
+    best = strongest.best_pictures(rows)
+    if best is None or not strongest.rebuilds(best):
         return []
     tries = f", median of {best.n}" if best.n else ""
     return [
         f"{who(best)} can rebuild records as pictures at {number(best.psnr)} dB{tries}; "
-        f"the best guess without it reaches {number(blind_psnr(best))} dB"
+        f"the best guess without it reaches {number(strongest.blind_psnr(best))} dB"
     ]
 
 
@@ -118,7 +108,7 @@ def _names(rows: Iterable[FindingRow]) -> list[str]:
     over = [
         (r, hit, chance)
         for r, hit, chance in known
-        if hit is not None and chance is not None and above_chance(hit, chance, r.n, r._looks.count)
+        if hit is not None and chance is not None and strongest.above_chance(hit, chance, r.n, r._looks.count)
     ]
     if not over:
         return []
@@ -130,13 +120,13 @@ def _features(rows: Iterable[FindingRow]) -> list[str]:
     return [
         f"{who(r)}, knowing one record, can take the noise off others' features: {number(r.psnr)} dB instead of {number(seen)} dB"
         for r in rows
-        if r.attack in FEATURE_ATTACKS
+        if r.attack in strongest.FEATURE_ATTACKS
         and (r.psnr or 0.0) > (seen := (r.baselines or {}).get("psnr_as_released", 0.0)) + 1
     ]
 
 
 def _labels(rows: Iterable[FindingRow]) -> list[str]:
-    over = [one for one in label_rates(rows) if above_chance(one[1], one[2], one[0].n, one[0]._looks.count)]
+    over = [one for one in label_rates(rows) if strongest.above_chance(one[1], one[2], one[0].n, one[0]._looks.count)]
     if not over:
         return []
     row, rate, chance = max(over, key=lambda one: one[1])
@@ -147,11 +137,7 @@ def _labels(rows: Iterable[FindingRow]) -> list[str]:
 def label_rates(rows: Iterable[FindingRow]) -> list[tuple[FindingRow, float, float]]:
     """(finding, share of labels read, share that guessing reads or 0 where that is not known), of attacks on labels."""
     return [
-        (r, r.label_accuracy, max(_chances(r), default=0.0))
+        (r, r.label_accuracy, strongest.label_chance(r) or 0.0)
         for r in rows
         if r.family == "label" and r.label_accuracy is not None
     ]
-
-
-def _chances(row: FindingRow) -> list[float]:
-    return [value for name, value in (row.baselines or {}).items() if name.startswith("label_accuracy")]

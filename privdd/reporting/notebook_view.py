@@ -15,15 +15,8 @@ if TYPE_CHECKING:
     import pandas
 
 Kind = Literal["roc", "epsilon", "frontier", "ladder"]
-LISTED = (
-    "auc_ci",
-    "tpr_at_fpr",
-    "worst_records",
-    "by_kind",
-    "baselines",
-    "diagnostics",
-    "figure",
-)  # not one value each
+# Not one value each.
+LISTED = ("auc_ci", "tpr_at_fpr", "worst_records", "by_kind", "baselines", "diagnostics", "figure")
 SHOWN = ("surface", "attack", "adversary", "auc", "epsilon_measured", "psnr", "n")
 
 
@@ -113,12 +106,11 @@ def figure(findings: Findings, folder: Path | None, kind: Kind = "roc") -> Figur
 
 def _roc(record: Any) -> Figure:
     from privdd.reporting import figures
-    from privdd.reporting.plots import roc_line, strength
+    from privdd.reporting.plots import roc_line
+    from privdd.reporting.strongest import on_each_surface
 
-    best: dict[str, FindingRow] = {}
-    for row in sorted((r for r in record.findings.findings if r.family == "membership"), key=strength, reverse=True):
-        best.setdefault(row.surface, row)
-    named = ((f"{words.SURFACE[s][0]}, {words.attack(row.attack)}", row) for s, row in best.items())
+    best = on_each_surface(r for r in record.findings.findings if r.family == "membership")
+    named = ((f"{words.SURFACE[row.surface][0]}, {words.attack(row.attack)}", row) for row in best)
     lines = [line for label, row in named if (line := roc_line(label, record.evidence(row))) is not None]
     if not lines:
         raise ValueError("kind='roc': no membership attack of this run left scores")
@@ -126,9 +118,8 @@ def _roc(record: Any) -> Figure:
 
 
 def _frontier(findings: Findings) -> Figure:
-    from privdd.reporting.claimed import boldest
     from privdd.reporting.epsilon_figures import FrontierPoint, frontier
-    from privdd.reporting.strongest import measured_epsilon
+    from privdd.reporting.strongest import boldest, measured_epsilon
 
     if findings.utility is None or findings.utility.diverged is not None:
         raise ValueError("kind='frontier': this run has no accuracy")

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from privdd.reporting import assessment, noise_words, plots, strongest, summary
 from privdd.reporting.card import card_bytes, signature
-from privdd.reporting.claimed import boldest, exceeded, measures_of
 from privdd.reporting.decision import decisions, too_small
 from privdd.reporting.exposed import exposed, kinds, tail_words
 from privdd.reporting.findings_tables import tables
@@ -26,7 +25,7 @@ def render(record: RunRecord, figures: list[Plot], albums: list[Album]) -> str:
     """The page's text. ``figures``: those of ``draw``, in any order."""
     findings = record.findings
     picture = strongest.best_pictures(findings.findings)
-    claim = boldest(findings.privacy.claims)
+    claim = strongest.boldest(findings.privacy.claims)
     named = {plot.name: plot for plot in figures}
     made = decisions(findings, record.ledger)
     return (
@@ -42,8 +41,8 @@ def render(record: RunRecord, figures: list[Plot], albums: list[Album]) -> str:
             signature=signature(record),
             tables=tables(findings.findings),
             claim=claim,
-            exceeded=exceeded(claim, strongest.measured_epsilon(findings.findings), findings.privacy.delta),
-            measures_of=measures_of,
+            exceeded=strongest.exceeded(claim, strongest.measured_epsilon(findings.findings), findings.privacy.delta),
+            measures_of=strongest.measures_of,
             measured=strongest.measured(findings.findings),
             measured_bound=strongest.measured_epsilon(findings.findings),
             member=strongest.worst_membership(findings.findings),

@@ -14,7 +14,6 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from privdd.reporting import epsilon_figures, figures, readings, strongest, summary, words
-from privdd.reporting.claimed import boldest
 from privdd.reporting.curves import curve, psnr
 from privdd.reporting.epsilon_figures import StripRow
 from privdd.reporting.figures import RocLine
@@ -124,23 +123,13 @@ def roc_line(label: str, evidence: Evidence) -> RocLine | None:
     return RocLine(label, curve(evidence.scores, evidence.members, clusters=alike), blind)
 
 
-def strength(row: FindingRow) -> tuple[float, float, float]:
-    """Sorts membership findings: smallest rate that can be seen, true-positive rate there, AUC."""
-    found = strongest.worst_membership([row])
-    return (-found.fpr, found.at.tpr, row.auc or 0.0) if found else (-2.0, 0.0, row.auc or 0.0)
-
-
 def rocs(record: RunRecord) -> list[Plot]:
     """One panel for each surface with a membership attack: its strongest attack, band and control."""
-    rows = [row for row in record.findings.findings if row.family == "membership"]
-    best: dict[str, FindingRow] = {}
-    for row in sorted(rows, key=strength, reverse=True):
-        best.setdefault(row.surface, row)
     plots = []
-    for surface, row in best.items():
+    for row in strongest.on_each_surface(r for r in record.findings.findings if r.family == "membership"):
         line = roc_line(words.attack(row.attack), record.evidence(row))
         if line is not None:
-            plots.append(_roc_plot(words.SURFACE[surface][0], row, line))
+            plots.append(_roc_plot(words.SURFACE[row.surface][0], row, line))
     return plots
 
 
@@ -174,7 +163,7 @@ def albums(record: RunRecord) -> list[Album]:
 def strip_rows(record: RunRecord) -> list[StripRow]:
     """The whole run first, then each surface."""
     findings = record.findings
-    claim = boldest(findings.privacy.claims)
+    claim = strongest.boldest(findings.privacy.claims)
     whole = StripRow(
         "whole run",
         claim.number if claim else None,
@@ -201,22 +190,16 @@ def strip(record: RunRecord) -> Plot:
         "An arrow to the right of a stated or proven bound contradicts it. A paper's claim, shown for the "
         "whole run, may speak of only a part of what was sent."
     )
-    return Plot(
-        "epsilon",
-        "Claimed, proven, shown",
-        caption,
-        f"Epsilon: {said}.",
-        epsilon_figures.strip(rows),
-        readings.strip(rows),
-    )
+    figure, zones = epsilon_figures.strip(rows), readings.strip(rows)
+    return Plot("epsilon", "Claimed, proven, shown", caption, f"Epsilon: {said}.", figure, zones)
 
 
 def accuracy(runs: Iterable[tuple[str, RunRecord]]) -> Plot | None:
     """Accuracy by round, one line per run that recorded it."""
-    used = [(label, r.findings.utility) for label, r in runs]
+    used = ((label, run.findings.utility) for label, run in runs)
     known = [
         (label, u.diverged, u.accuracy_by_round[: u.diverged]) for label, u in used if u
-    ]  # as long as there is one
+    ]  # while there was a model
     series = {label if gone is None else f"{label} (diverged)": values for label, gone, values in known if values}
     if not series:
         return None

@@ -7,12 +7,11 @@ test broke, so its limit is broken too, and more people see it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
 
 from privdd.reporting.schema import FindingRow, Findings, SurfaceRow
 from privdd.reporting.schema_values import Verdict
 
-POOLS: Mapping[str, str] = MappingProxyType({"shared_features": "features"})  # surface -> the one whose values it holds
+POOLS: Mapping[str, str] = {"shared_features": "features"}  # surface -> the one whose values it holds
 
 
 def source_of(row: SurfaceRow, findings: Findings) -> SurfaceRow | None:

@@ -10,11 +10,7 @@ import importlib
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import (
-    Field,
-    PrivateAttr,
-    model_validator,
-)
+from pydantic import Field, PrivateAttr, model_validator
 
 from attacks.types import Adversary, Family, Surface
 from privdd.reporting.schema_privacy import EpsilonPair, Privacy
@@ -58,9 +54,8 @@ class Run(Part):
     clients: Count
     rounds: Count
     seconds: Seconds
-    tail: dict[Literal["mislabelled", "near_duplicates"], Count] | None = (
-        None  # audited records that were made hard to fit
-    )
+    # Audited records that were made hard to fit.
+    tail: dict[Literal["mislabelled", "near_duplicates"], Count] | None = None
 
 
 class Utility(Part):

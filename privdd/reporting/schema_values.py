@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -50,23 +51,15 @@ class Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="constants")
 
 
+@dataclass
 class Origin:
     """Which folder findings were read from: no part of what they say, so any two are equal."""
 
-    def __init__(self, folder: Path | None = None) -> None:
-        self.folder = folder
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Origin)
-
-    __hash__ = None  # type: ignore[assignment]
+    folder: Path | None = field(default=None, compare=False)
 
 
+@dataclass
 class Looks:
     """At how many rates the page looks for an attack that works: no part of what findings say, so any two are equal."""
 
-    def __init__(self, count: int = 1) -> None:
-        self.count = count
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Looks)
+    count: int = field(default=1, compare=False)

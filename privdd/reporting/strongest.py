@@ -1,4 +1,4 @@
-"""Which finding is the strongest, and the one rule of what counts as better than guessing, on every page.
+"""Which finding is the strongest, which claim the boldest, and the one rule of what counts as better than guessing, on every page.
 
 The rule: the lower end of an interval lies above what guessing gives, and all intervals of a run hold together at 95 %:
 the strongest of many attacks is picked by its result, so each interval is widened as Bonferroni's inequality asks for the
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from scipy.special import betaincinv, ndtri
 
 from privdd.reporting.schema import FindingRow, TprAt
+from privdd.reporting.schema_privacy import ClaimRow
 
 PICTURE_FAMILIES = frozenset({"gradient_inversion", "model_inversion", "reconstruction"})
 ALPHA = 0.05  # the chance that any interval of a run that guesses lies off: 95 % confidence
@@ -82,6 +83,11 @@ def blind_psnr(row: FindingRow) -> float | None:
     return max((value for name, value in (row.baselines or {}).items() if name.startswith("psnr")), default=None)
 
 
+def label_chance(row: FindingRow) -> float | None:
+    """The share of labels that the best guess which never saw the artifact reads, if the finding has one."""
+    return max((v for name, v in (row.baselines or {}).items() if name.startswith("label_accuracy")), default=None)
+
+
 def picture_gain(row: FindingRow) -> float:
     """How many dB a reconstruction is above the best blind guess; 0 where there is none to compare with."""
     base = blind_psnr(row)
@@ -111,6 +117,20 @@ def rates(rows: Iterable[FindingRow]) -> list[Membership]:
     return sorted(found, key=lambda m: (m.fpr, -m.at.tpr))
 
 
+def on_each_surface(rows: Iterable[FindingRow]) -> list[FindingRow]:
+    """Of findings of membership attacks the strongest on each surface, the strongest of all first."""
+    best: dict[str, FindingRow] = {}
+    for row in sorted(rows, key=_strength, reverse=True):
+        best.setdefault(row.surface, row)
+    return list(best.values())
+
+
+def _strength(row: FindingRow) -> tuple[float, float, float]:
+    """Smallest rate that can be seen, true-positive rate there, AUC."""
+    found = worst_membership([row])
+    return (-found.fpr, found.at.tpr, row.auc or 0.0) if found else (-2.0, 0.0, row.auc or 0.0)
+
+
 def finds_members(rows: Iterable[FindingRow]) -> Membership | None:
     """The strongest attack that beats guessing, at the smallest rate at which any does; None where none does."""
     return next((one for one in rates(rows) if one.beats_guessing), None)
@@ -138,3 +158,21 @@ def above_chance(rate: float, chance: float, n: int | None, looks: int = 1) -> b
         return False
     hits = round(rate * n)
     return hits > 0 and float(betaincinv(hits, n - hits + 1, ALPHA / 2 / looks)) > chance
+
+
+def boldest(claims: Iterable[ClaimRow]) -> ClaimRow | None:
+    """The claim of the smallest epsilon; None where no claim gives a number."""
+    return min((c for c in claims if c.number is not None), key=lambda c: c.number or 0.0, default=None)
+
+
+def exceeded(claim: ClaimRow | None, shown: float | None, delta: float) -> bool:
+    """Whether more was measured at ``delta`` than is claimed; a claim at a larger delta is not comparable."""
+    if claim is None or claim.number is None or shown is None or (claim.delta or delta) > delta:
+        return False
+    return shown > claim.number
+
+
+def measures_of(claim: ClaimRow, rows: Iterable[FindingRow]) -> list[FindingRow]:
+    """The findings of the attacks that measure a claim, where they measured something."""
+    mine = [r for r in rows if r.attack in claim.tested_by]
+    return [r for r in mine if r.auc is not None or r.identified is not None or r.psnr is not None]

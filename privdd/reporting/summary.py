@@ -7,25 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from privdd.reporting import noise_words, words
-from privdd.reporting.claimed import boldest, exceeded
+from privdd.reporting import noise_words, strongest, words
 from privdd.reporting.leaks import LARGE_EPSILON, label_rates
 from privdd.reporting.same_values import refuted_source, rows_of, verdict_of
 from privdd.reporting.schema import FindingRow, Findings, SurfaceRow
 from privdd.reporting.schema_values import Verdict
-from privdd.reporting.strongest import (
-    FEATURE_ATTACKS,
-    Membership,
-    best_pictures,
-    blind_psnr,
-    bound,
-    measured,
-    measured_epsilon,
-    rebuilds,
-    worst_membership,
-)
-from privdd.reporting.unread import SENTENCE, only_unread
-from privdd.reporting.without_model import without_model
+from privdd.reporting.unread import SENTENCE, only_unread, without_model
 from privdd.reporting.words import number, one_in, share
 
 
@@ -71,18 +58,12 @@ def _surface_line(row: SurfaceRow, findings: Findings) -> SurfaceLine:
     title, meaning = words.SURFACE[row.surface]
     meaning = meaning if findings.run.clients else words.BROUGHT.get(row.surface, meaning)
     seen = "the server" if row.sender == "client" else "every client"
+    stated, measured = _stated(mine), strongest.measured_epsilon(mine)
+    holds = words.SURFACE[source.surface][0] if source else ""
     return SurfaceLine(
-        row,
-        title,
-        meaning,
-        seen,
-        _stated(mine),
-        row.epsilon.best,
-        measured_epsilon(mine),
-        tuple(_worst_phrases(own)),
-        verdict_of(row, findings),
-        words.SURFACE[source.surface][0] if source else "",
-    )
+        row, title, meaning, seen, stated, row.epsilon.best, measured, tuple(_worst_phrases(own)), verdict_of(row, findings),
+        holds,
+    )  # fmt: skip
 
 
 def _stated(rows: list[FindingRow]) -> float | None:
@@ -90,7 +71,7 @@ def _stated(rows: list[FindingRow]) -> float | None:
 
     Guarantee tests hold each mechanism behind a surface to its own part of the epsilon.
     """
-    broken = [r for r in rows if r.epsilon_stated is not None and bound(r) > r.epsilon_stated]
+    broken = [r for r in rows if r.epsilon_stated is not None and strongest.bound(r) > r.epsilon_stated]
     whole = [r for r in rows if r.family != "guarantee"]
     chosen = broken or whole or rows
     return min((r.epsilon_stated for r in chosen if r.epsilon_stated is not None), default=None)
@@ -104,12 +85,12 @@ def _worst_phrases(rows: list[FindingRow]) -> list[str]:
         phrases.append(
             f"one record moves it {number(worst.kappa)} times as far as assumed (limit {number(worst.kappa_allowed)})"
         )
-    member, best = worst_membership(rows), best_pictures(rows)
+    member, best = strongest.worst_membership(rows), strongest.best_pictures(rows)
     if member:
         phrases.append(_member_phrase(member))
     if best:
         phrases.append(_picture_phrase(best))
-    phrases += [_feature_phrase(r) for r in rows if r.attack in FEATURE_ATTACKS and r.psnr is not None]
+    phrases += [_feature_phrase(r) for r in rows if r.attack in strongest.FEATURE_ATTACKS and r.psnr is not None]
     phrases += ["nothing in it to tell members by"] if only_unread(rows) else []
     read = max(label_rates(rows), key=lambda one: one[1], default=None)
     if read:
@@ -118,9 +99,9 @@ def _worst_phrases(rows: list[FindingRow]) -> list[str]:
 
 
 def _picture_phrase(best: FindingRow) -> str:
-    base = blind_psnr(best)
+    base = strongest.blind_psnr(best)
     tail = f" ({number(base)} dB blind)" if base is not None else ""
-    if base is not None and not rebuilds(best):
+    if base is not None and not strongest.rebuilds(best):
         return f"{words.attack(best.attack)}: no picture above a blind guess"
     return f"{words.attack(best.attack)}: rebuilds pictures at {number(best.psnr)} dB{tail}"
 
@@ -132,7 +113,7 @@ def _feature_phrase(row: FindingRow) -> str:
     return f"{words.attack(row.attack)}: recovers the features at {number(row.psnr)} dB ({number(seen)} dB as released)"
 
 
-def _member_phrase(member: Membership) -> str:
+def _member_phrase(member: strongest.Membership) -> str:
     name = words.attack(member.row.attack)
     if not member.beats_guessing:
         return f"{name}: finds members no better than guessing"
@@ -187,7 +168,7 @@ def _untested(findings: Findings) -> tuple[str, str]:
 
 def _consistent(findings: Findings) -> tuple[str, str]:
     privacy = findings.privacy
-    low = measured_epsilon(findings.findings)
+    low = strongest.measured_epsilon(findings.findings)
     tail = f"the strongest attack showed ε of at least {number(low)}" if low is not None else "no attack measured an ε"
     return (
         _held(privacy.epsilon.best, noise_words.simulation(privacy)),
@@ -208,9 +189,9 @@ def _contradiction(findings: Findings) -> tuple[str, str]:
     surfaces = {row.surface for row in findings.surfaces if row.verdict == "contradiction"}
     rows = [r for r in findings.findings if r.surface in surfaces]
     over = [r for r in rows if r.epsilon_measured is not None and r.epsilon_stated is not None]
-    over = [r for r in over if bound(r) > (r.epsilon_stated or 0) and r.epsilon_validity != "gaussian_only"]
+    over = [r for r in over if strongest.bound(r) > (r.epsilon_stated or 0) and r.epsilon_validity != "gaussian_only"]
     if over:
-        worst = max(over, key=lambda r: (r.epsilon_validity != "curve", bound(r)))
+        worst = max(over, key=lambda r: (r.epsilon_validity != "curve", strongest.bound(r)))
         by, curve = words.attack(worst.attack), worst.epsilon_validity == "curve"
         proves = (
             "refutes the curve behind it: it has to be that of an ε above"
@@ -218,29 +199,29 @@ def _contradiction(findings: Findings) -> tuple[str, str]:
             else "proves that the true ε is at least"
         )
         return title, (
-            f"On the {broken}, {by} {proves} {number(bound(worst))} ({share(worst.confidence or 0.95)} confidence); "
-            f"ε ≤ {number(worst.epsilon_stated)} is stated."
+            f"On the {broken}, {by} {proves} {number(strongest.bound(worst))} "
+            f"({share(worst.confidence or 0.95)} confidence); ε ≤ {number(worst.epsilon_stated)} is stated."
         )
     phrases = _worst_phrases([r for r in rows if r.kappa is not None or r.attack.startswith("t0_")])
     return title, f"On the {broken}, {(*phrases, 'an attack broke the stated limit')[0]}."
 
 
 def _claim_sentence(findings: Findings) -> str:
-    claim, best = boldest(findings.privacy.claims), measured(findings.findings)
+    claim, best = strongest.boldest(findings.privacy.claims), strongest.measured(findings.findings)
     if findings.verdict == "contradiction" or claim is None or best is None:
         return ""
-    if not exceeded(claim, bound(best), findings.privacy.delta):
+    if not strongest.exceeded(claim, strongest.bound(best), findings.privacy.delta):
         return ""
     where = words.SURFACE[best.surface][0].lower()
     return (
         f"The published claim of ε = {number(claim.number)} at δ = {number(claim.delta or findings.privacy.delta)} "
-        f"({claim.source}) is less than the ε of at least {number(bound(best))} at δ = {number(findings.privacy.delta)} "
-        f"that {words.attack(best.attack)} showed on the {where}."
+        f"({claim.source}) is less than the ε of at least {number(strongest.bound(best))} "
+        f"at δ = {number(findings.privacy.delta)} that {words.attack(best.attack)} showed on the {where}."
     )
 
 
 def _membership_sentence(findings: Findings) -> str:
-    worst = worst_membership(findings.findings)
+    worst = strongest.worst_membership(findings.findings)
     if worst is None:
         return (
             SENTENCE
@@ -259,7 +240,11 @@ def _membership_sentence(findings: Findings) -> str:
 
 
 def _feature_sentence(findings: Findings) -> str:
-    best = max((r for r in findings.findings if r.attack in FEATURE_ATTACKS), key=lambda r: r.psnr or 0.0, default=None)
+    best = max(
+        (r for r in findings.findings if r.attack in strongest.FEATURE_ATTACKS),
+        key=lambda r: r.psnr or 0.0,
+        default=None,
+    )
     seen = (best.baselines or {}).get("psnr_as_released", 0.0) if best else 0.0
     if best is None or (best.psnr or 0.0) <= seen + 1:
         return ""
@@ -270,12 +255,12 @@ def _feature_sentence(findings: Findings) -> str:
 
 
 def _picture_sentence(findings: Findings) -> str:
-    best = best_pictures(findings.findings)
+    best = strongest.best_pictures(findings.findings)
     if best is None:
         return ""
     where = words.SURFACE[best.surface][0].lower()
-    base = blind_psnr(best)
-    if base is not None and not rebuilds(best):
+    base = strongest.blind_psnr(best)
+    if base is not None and not strongest.rebuilds(best):
         return (
             f"No attack rebuilt pictures clearly better than a blind guess does "
             f"({number(best.psnr)} dB from the {where}, {number(base)} dB blind)."

@@ -101,16 +101,8 @@ def _frontier_row(s: Setting) -> list[Any]:
 def leak_table(settings: Sequence[Setting]) -> Table:
     """For reading: rates with intervals, epsilons, pictures, accuracy, bytes."""
     header = (
-        "Setting",
-        "TPR at 0.1% FPR",
-        "TPR at 1% FPR",
-        "claimed",
-        "accounted",
-        "measured",
-        "PSNR",
-        "accuracy",
-        "bytes",
-    )
+        "Setting", "TPR at 0.1% FPR", "TPR at 1% FPR", "claimed", "accounted", "measured", "PSNR", "accuracy", "bytes",
+    )  # fmt: skip
     rows = []
     for s in settings:
         rates = [_rate(s, key) for key in ("0.001", "0.01")]

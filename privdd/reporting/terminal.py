@@ -9,7 +9,6 @@ from rich.table import Table
 from rich.text import Text
 
 from privdd.reporting import strongest, summary, words
-from privdd.reporting.claimed import boldest
 from privdd.reporting.schema import Findings
 from privdd.reporting.words import number
 
@@ -66,7 +65,7 @@ def _writable(file: IO[str]) -> IO[str]:
 
 def _epsilons(findings: Findings) -> str:
     privacy, utility = findings.privacy, findings.utility
-    claim = boldest(privacy.claims)
+    claim = strongest.boldest(privacy.claims)
     return (
         f"epsilon claimed {number(claim.number if claim else None)}, "
         f"proven at most {number(privacy.epsilon.pld)} (PLD) / {number(privacy.epsilon.rdp)} (RDP), "

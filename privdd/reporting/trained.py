@@ -32,18 +32,12 @@ def read_training(path: Path) -> RunRecord:
     config, result = read_config(path / "config.yaml"), read_json(path / "training.json")
     try:
         privacy = {name: result[name] for name in ("delta", "unit", "relation")}
-        names = {name: str(config[name]["name"]) for name in ("data", "preset")}
         seconds = Seconds(train=0, worlds=0, attacks=0, total=0)
+        data, preset = (str(config[name]["name"]) for name in ("data", "preset"))
         run = Run(
-            algo=str(config["name"]),
-            seed=int(config["seed"]),
-            version="",
-            clients=0,
-            rounds=0,
+            algo=str(config["name"]), data=data, preset=preset, seed=int(config["seed"]), version="", clients=0, rounds=0,
             seconds=seconds,
-            data=names["data"],
-            preset=names["preset"],
-        )
+        )  # fmt: skip
         found = Findings(
             run=run, utility=_utility(result), surfaces=[], findings=[],
             privacy=Privacy(epsilon=EpsilonPair(**result["epsilon"]), claims=[], **privacy),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 
 from privdd.reporting.schema import Utility
 from privdd.reporting.schema_values import Verdict
@@ -62,16 +61,14 @@ def attack(name: str) -> str:
     return ACRONYMS.get(name, name.replace("_", " "))
 
 
-MECHANISMS = MappingProxyType(
-    {
-        "FeatureNoise": "noise on each record's features",
-        "ClippedSum": "clipped, noised sums over records",
-        "AggregateClip": "a clipped, noised batch mean",
-        "ClientLevel": "clipped, noised whole updates",
-        "SumShare": "clipped sums, whose noise the clients share out",
-        "ClientShare": "clipped whole updates, whose noise the clients share out",
-    }
-)
+MECHANISMS: Mapping[str, str] = {
+    "FeatureNoise": "noise on each row of features",
+    "ClippedSum": "clipped, noised sums over records",
+    "AggregateClip": "a clipped, noised batch mean",
+    "ClientLevel": "clipped, noised whole updates",
+    "SumShare": "clipped sums, whose noise the clients share out",
+    "ClientShare": "clipped whole updates, whose noise the clients share out",
+}
 
 
 def mechanism(text: str) -> str:
@@ -99,160 +96,110 @@ def one_in(rate: float) -> str:
 
 
 GRAVITY: tuple[Verdict, ...] = ("contradiction", "unprotected", "untested", "consistent")
-VERDICT: Mapping[Verdict, str] = MappingProxyType(
-    {
-        "unprotected": "Unprotected",
-        "untested": "Untested",
-        "consistent": "Not contradicted",
-        "contradiction": "Contradicted",
-    }
-)
-VERDICT_MEANS: Mapping[Verdict, str] = MappingProxyType(
-    {
-        "unprotected": "nothing proves a limit on what this reveals about one record",
-        "untested": "a limit is stated, and no test looked at some part of what it rests on",
-        "consistent": "a limit is stated, and no attack here broke it; surviving attacks is not proof",
-        "contradiction": "the stated limit is false: more leaks than it allows, or the run's noise is not what it states",
-    }
-)
-SURFACE: Mapping[str, tuple[str, str]] = MappingProxyType(
-    {
-        "update": ("Model update", "the weights a client sends back after training on its records"),
-        "gradient": ("Gradient", "the direction in which a client's records would move the model"),
-        "synthetic_images": ("Synthetic images", "pictures a client distilled from its records"),
-        "synthetic_representations": ("Synthetic representations", "distilled records in a projected space"),
-        "features": ("Released features", "what a client cuts out of each record and sends, with or without noise"),
-        "labels": ("Labels", "the classes attached to what a client sends"),
-        "statistics": ("Statistics", "means and variances computed over a client's records"),
-        "prototypes": ("Prototypes", "one mean embedding for each class of a client"),
-        "control_variate": ("Control variate", "SCAFFOLD's running estimate of a client's gradient"),
-        "counts": ("Counts", "how many records a client holds, in all or by class"),
-        "global_model": ("Global model", "the model the server sends to everyone"),
-        "global_images": ("Global images", "synthetic pictures the server sends to everyone"),
-        "shared_features": ("Shared feature pool", "all clients' features, sent on to everyone"),
-    }
-)
+VERDICT: Mapping[Verdict, str] = {
+    "unprotected": "Unprotected",
+    "untested": "Untested",
+    "consistent": "Not contradicted",
+    "contradiction": "Contradicted",
+}
+VERDICT_MEANS: Mapping[Verdict, str] = {
+    "unprotected": "nothing proves a limit on what this reveals about one record",
+    "untested": "a limit is stated, and no test looked at some part of what it rests on",
+    "consistent": "a limit is stated, and no attack here broke it; surviving attacks is not proof",
+    "contradiction": "the stated limit is false: more leaks than it allows, or the run's noise is not what it states",
+}
+SURFACE: Mapping[str, tuple[str, str]] = {
+    "update": ("Model update", "the weights a client sends back after training on its records"),
+    "gradient": ("Gradient", "the direction in which a client's records would move the model"),
+    "synthetic_images": ("Synthetic images", "pictures a client distilled from its records"),
+    "synthetic_representations": ("Synthetic representations", "distilled records in a projected space"),
+    "features": ("Released features", "what a client cuts out of each record and sends, with or without noise"),
+    "labels": ("Labels", "the classes attached to what a client sends"),
+    "statistics": ("Statistics", "means and variances computed over a client's records"),
+    "prototypes": ("Prototypes", "one mean embedding for each class of a client"),
+    "control_variate": ("Control variate", "SCAFFOLD's running estimate of a client's gradient"),
+    "counts": ("Counts", "how many records a client holds, in all or by class"),
+    "global_model": ("Global model", "the model the server sends to everyone"),
+    "global_images": ("Global images", "synthetic pictures the server sends to everyone"),
+    "shared_features": ("Shared feature pool", "all clients' features, sent on to everyone"),
+}
 # The same where a target was brought from outside: no run of privdd made it.
-BROUGHT: Mapping[str, str] = MappingProxyType(
-    {
-        "update": "what a client sent, as it was captured",
-        "gradient": "what a client sent, as it was captured",
-        "synthetic_images": "the synthetic set that was brought",
-        "synthetic_representations": "the synthetic set that was brought: records that are no pictures",
-        "global_model": "the trained model that was brought",
-    }
-)
-ADVERSARY: Mapping[str, tuple[str, str]] = MappingProxyType(
-    {
-        "server": ("the server", "runs the protocol honestly, and looks at every upload of every client"),
-        "peer": ("another client", "takes part, and looks at whatever the server sends it"),
-        "public": ("anyone", "holds the final model only"),
-        "analyst": (
-            "the analyst",
-            "sees every noised value the proof covers; no real party, but the one that a guarantee is made against",
-        ),
-        "malicious_server": (
-            "a malicious server",
-            "breaks the protocol: it chooses the model that clients train; it is played only where an attack is asked for by name",
-        ),
-    }
-)
-FAMILY: Mapping[str, str] = MappingProxyType(
-    {
-        "membership": "Was this record used?",
-        "guarantee": "Does the stated limit hold?",
-        "gradient_inversion": "Rebuild pictures from an update",
-        "model_inversion": "Rebuild pictures from a model",
-        "reconstruction": "Rebuild pictures from what was sent",
-        "label": "Which classes does a client hold?",
-    }
-)
-RELATION: Mapping[str, str] = MappingProxyType(
-    {
-        "add_remove": "one record more or less",
-        "zero_out": "one record replaced by an empty one",
-        "replace": "one record exchanged for any other",
-    }
-)
+BROUGHT: Mapping[str, str] = {
+    "update": "what a client sent, as it was captured",
+    "gradient": "what a client sent, as it was captured",
+    "synthetic_images": "the synthetic set that was brought",
+    "synthetic_representations": "the synthetic set that was brought: records that are no pictures",
+    "global_model": "the trained model that was brought",
+}
+ADVERSARY: Mapping[str, tuple[str, str]] = {
+    "server": ("the server", "runs the protocol honestly, and looks at every upload of every client"),
+    "peer": ("another client", "takes part, and looks at whatever the server sends it"),
+    "public": ("anyone", "holds the final model only"),
+    "analyst": (
+        "the analyst",
+        "sees every noised value the proof covers; no real party, but the one that a guarantee is made against",
+    ),
+    "malicious_server": (
+        "a malicious server",
+        "breaks the protocol: it chooses the model that clients train; it is played only where an attack is asked for by name",
+    ),
+}
+FAMILY: Mapping[str, str] = {
+    "membership": "Was this record used?",
+    "guarantee": "Does the stated limit hold?",
+    "gradient_inversion": "Rebuild pictures from an update",
+    "model_inversion": "Rebuild pictures from a model",
+    "reconstruction": "Rebuild pictures from what was sent",
+    "label": "Which classes does a client hold?",
+}
+RELATION: Mapping[str, str] = {
+    "add_remove": "one record more or less",
+    "zero_out": "one record replaced by an empty one",
+    "replace": "one record exchanged for any other",
+}
 # term, the way that is worse for privacy, meaning
 GLOSSARY: tuple[tuple[str, str, str], ...] = (
-    (
-        "epsilon (ε)",
-        "higher leaks more",
-        "How much one record can change what an attacker sees. At ε = 1 any odds about one record can grow "
-        "about 2.7-fold, at ε = 8 about 3 000-fold; ∞ means that no limit is proven. It only means something together "
-        "with delta, the unit and the neighbouring relation printed beside it.",
-    ),
-    (
-        "delta (δ)",
-        "higher leaks more",
-        "The probability mass for which the ε-limit may fail. It should be far below "
-        "one divided by the number of records.",
-    ),
+    ("epsilon (ε)", "higher leaks more",
+     "How much one record can change what an attacker sees. At ε = 1 any odds about one record can grow "
+     "about 2.7-fold, at ε = 8 about 3 000-fold; ∞ means that no limit is proven. It only means something together "
+     "with delta, the unit and the neighbouring relation printed beside it."),
+    ("delta (δ)", "higher leaks more",
+     "The probability mass for which the ε-limit may fail. It should be far below "
+     "one divided by the number of records."),
     ("unit", "", "What ε protects: one record, or everything one client holds."),
-    (
-        "relation",
-        "",
-        "Which two data sets must look alike: with one record more or less, with one record emptied, "
-        "or with one exchanged. An ε for one relation is not an ε for another.",
-    ),
+    ("relation", "",
+     "Which two data sets must look alike: with one record more or less, with one record emptied, "
+     "or with one exchanged. An ε for one relation is not an ε for another."),
     ("claimed", "", "What the paper's own formula gives for these settings, whether or not it follows."),
-    (
-        "accounted",
-        "",
-        "An upper bound that the accountant proves for what was really sent, by composition of "
-        "every release (PLD, with RDP beside it).",
-    ),
-    (
-        "shown",
-        "higher leaks more",
-        "A lower bound: at least this much can leak, certified by playing the run with and without a crafted record, "
-        "or shown by an attack, at 95 % confidence. A low value shows a weak attack, or too few trials, as much as a private release.",
-    ),
-    (
-        "AUC",
-        "higher leaks more",
-        "The chance that an attack ranks a random member above a random outsider. "
-        "50 % is guessing. An average, and it hides a few records that leak completely.",
-    ),
-    (
-        "TPR at FPR",
-        "higher leaks more",
-        "Of the true members, the share that an attack names while it wrongly names "
-        "no more than, say, 1 in 1 000 outsiders. With fewer than 1 000 outsiders that rate cannot be seen, and is "
-        "marked as too small a sample.",
-    ),
-    (
-        "blind control",
-        "50 % expected",
-        "The same game played without seeing the artifact. If it beats guessing, the "
-        "game itself is unfair and its other numbers do not count.",
-    ),
-    (
-        "PSNR",
-        "higher leaks more",
-        "Closeness of a rebuilt picture to the real one in decibels, pixel by pixel. "
-        "Read it against the baseline, such as guessing the average picture.",
-    ),
+    ("accounted", "",
+     "An upper bound that the accountant proves for what was really sent, by composition of "
+     "every release (PLD, with RDP beside it)."),
+    ("shown", "higher leaks more",
+     "A lower bound: at least this much can leak, certified by playing the run with and without a crafted record, "
+     "or shown by an attack, at 95 % confidence. A low value shows a weak attack, or too few trials, as much as a private release."),
+    ("AUC", "higher leaks more",
+     "The chance that an attack ranks a random member above a random outsider. "
+     "50 % is guessing. An average, and it hides a few records that leak completely."),
+    ("TPR at FPR", "higher leaks more",
+     "Of the true members, the share that an attack names while it wrongly names "
+     "no more than, say, 1 in 1 000 outsiders. With fewer than 1 000 outsiders that rate cannot be seen, and is "
+     "marked as too small a sample."),
+    ("blind control", "50 % expected",
+     "The same game played without seeing the artifact. If it beats guessing, the "
+     "game itself is unfair and its other numbers do not count."),
+    ("PSNR", "higher leaks more",
+     "Closeness of a rebuilt picture to the real one in decibels, pixel by pixel. "
+     "Read it against the baseline, such as guessing the average picture."),
     ("SSIM", "higher leaks more", "Similarity of structure, 1 for identical pictures."),
-    (
-        "LPIPS",
-        "lower leaks more",
-        "Perceived difference by a neural network, 0 for identical pictures. "
-        "Values of different networks do not compare.",
-    ),
-    (
-        "identified",
-        "higher leaks more",
-        "How often a rebuilt picture is closest to its own original among all candidates; to be read against chance.",
-    ),
-    (
-        "kappa (κ)",
-        "must not pass its limit",
-        "The largest change one record made before the noise, in units of what "
-        "the proof assumes. Above its limit, the noise was too small and the proof does not apply.",
-    ),
-)
+    ("LPIPS", "lower leaks more",
+     "Perceived difference by a neural network, 0 for identical pictures. "
+     "Values of different networks do not compare."),
+    ("identified", "higher leaks more",
+     "How often a rebuilt picture is closest to its own original among all candidates; to be read against chance."),
+    ("kappa (κ)", "must not pass its limit",
+     "The largest change one record made before the noise, in units of what "
+     "the proof assumes. Above its limit, the noise was too small and the proof does not apply."),
+)  # fmt: skip
 # Measured by python -m benchmarks.accuracy --claim alpha: the real images alone, sent without a matching step.
 REAL_START = (
     "The synthetic set starts from real records (start=real), and this accuracy is that of raw images sent: "

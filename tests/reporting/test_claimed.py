@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from privdd.reporting.claimed import boldest, exceeded, measures_of
 from privdd.reporting.schema import FindingRow
 from privdd.reporting.schema_privacy import ClaimRow
+from privdd.reporting.strongest import boldest, exceeded, measures_of
 
 
 def claim(epsilon: Any, **more: Any) -> ClaimRow:

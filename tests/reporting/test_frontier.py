@@ -92,3 +92,8 @@ def test_the_page_and_its_csv_say_who_is_beaten(tmp_path: Path) -> None:
     assert "Beaten by" in page.read_text(encoding="utf-8")
     head = (tmp_path / "out" / "frontier.csv").read_text(encoding="utf-8").splitlines()[0]
     assert head.endswith("trust,public_data,dominated_by")
+
+
+def test_a_setting_of_one_seed_is_said_to_have_one() -> None:
+    said = {p.setting.label: p.beaten_by for p in places([setting("a", 1.0, 0.8), setting("b", 3.0, 0.7), setting("c", 3.0, 0.6, 0.61)])}
+    assert said == {"a": "", "b": "a (one seed)", "c": "a"}
