@@ -76,63 +76,40 @@ if TYPE_CHECKING:
     from privdd.verifying.verification import verified as load_run
     from privdd.verifying.verified_pages import compare, frontier
 
-# name -> module, or module:name where it has another name there
-PUBLIC: Mapping[str, str] = {
-    **dict.fromkeys(
-        [
-            "Adversary",
-            "Attack",
-            "Capture",
-            "Evidence",
-            "Family",
-            "Finding",
-            "Knowledge",
-            "Surface",
-            "Truth",
-            "View",
-            "Worlds",
-        ],
-        "attacks.types",
-    ),
-    "MembershipAttack": "attacks.membership.attack",
-    "LossThreshold": "attacks.membership.threshold",
-    "BrokenContract": "privdd.auditing.method_check",
-    "check_method": "privdd.auditing.method_check",
-    "assert_private": "privdd.checking.asserted",
-    "check": "privdd.checking.asserted",
-    "Checked": "privdd.checking.verdict",
-    "config_of": "privdd.cli.main",
-    "Keys": "privdd.core.keys",
-    "pack": "privdd.core.state",
-    "unpack": "privdd.core.state",
-    **dict.fromkeys(
-        ["Artifact", "Problem", "Received", "Records", "Shard", "State", "Tensors", "Upload"], "privdd.core.types"
-    ),
-    "Dataset": "privdd.data.dataset",
-    "average": "privdd.federated.aggregation",
-    "ClientContext": "privdd.federated.channel",
-    "Method": "privdd.federated.method",
-    "FedAvg": "privdd.methods.fedavg",
-    "ModelSpec": "privdd.models",
-    "build": "privdd.models",
-    "initial": "privdd.models",
-    "Claim": "privdd.privacy.claims",
-    "Mechanism": "privdd.privacy.mechanism",
-    "Output": "privdd.privacy.mechanism",
-    "Lattice": "privdd.privacy.lattice",
-    "Ledger": "privdd.privacy.ledger",
-    "Noise": "privdd.privacy.noise",
-    "Naming": "privdd.privacy.reconstruction",
-    "reconstruction": "privdd.privacy.reconstruction",
-    "compare": "privdd.verifying.verified_pages",
-    "frontier": "privdd.verifying.verified_pages",
-    "RunRecord": "privdd.reporting.folder",
-    "load_run": "privdd.verifying.verification:verified",
-    "Findings": "privdd.reporting.schema",
-    "audit_model": "privdd.auditing.targets.from_python",
-    "audit_synthetic": "privdd.auditing.targets.from_python",
-    "ClientRound": "privdd.training.client_round",
-    "Trained": "privdd.training.client_round",
+_BY_MODULE = {  # name:other where it is called ``other`` there
+    "attacks.membership.attack": "MembershipAttack",
+    "attacks.membership.threshold": "LossThreshold",
+    "attacks.types": "Adversary Attack Capture Evidence Family Finding Knowledge Surface Truth View Worlds",
+    "privdd.auditing.method_check": "BrokenContract check_method",
+    "privdd.auditing.targets.from_python": "audit_model audit_synthetic",
+    "privdd.checking.asserted": "assert_private check",
+    "privdd.checking.verdict": "Checked",
+    "privdd.cli.main": "config_of",
+    "privdd.core.keys": "Keys",
+    "privdd.core.state": "pack unpack",
+    "privdd.core.types": "Artifact Problem Received Records Shard State Tensors Upload",
+    "privdd.data.dataset": "Dataset",
+    "privdd.federated.aggregation": "average",
+    "privdd.federated.channel": "ClientContext",
+    "privdd.federated.method": "Method",
+    "privdd.methods.fedavg": "FedAvg",
+    "privdd.models": "ModelSpec build initial",
+    "privdd.privacy.claims": "Claim",
+    "privdd.privacy.lattice": "Lattice",
+    "privdd.privacy.ledger": "Ledger",
+    "privdd.privacy.mechanism": "Mechanism Output",
+    "privdd.privacy.noise": "Noise",
+    "privdd.privacy.reconstruction": "Naming reconstruction",
+    "privdd.reporting.folder": "RunRecord",
+    "privdd.reporting.schema": "Findings",
+    "privdd.training.client_round": "ClientRound Trained",
+    "privdd.verifying.verification": "load_run:verified",
+    "privdd.verifying.verified_pages": "compare frontier",
+}
+PUBLIC: Mapping[str, tuple[str, str]] = {  # name -> its module, and what it is called there
+    name: (module, original or name)
+    for module, names in _BY_MODULE.items()
+    for name, _, original in (one.partition(":") for one in names.split())
 }
 
 __all__ = [
@@ -148,8 +125,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in PUBLIC:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module, _, original = PUBLIC[name].partition(":")
-    value = getattr(importlib.import_module(module), original or name)
+    module, original = PUBLIC[name]
+    value = getattr(importlib.import_module(module), original)
     globals()[name] = value
     return value
 

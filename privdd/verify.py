@@ -24,17 +24,10 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """One line on stdout for each disagreement; errors are one line on stderr and status 1."""
-    from privdd.cli.failures import explain
+    from privdd.cli.failures import reported
 
     given = parser().parse_args(argv)
-    try:
-        return _main(given.run, given.key, given.sign)
-    except Exception as error:
-        line = explain(error)
-        if line is None:
-            raise
-        print(f"privdd-verify: {line}", file=sys.stderr)
-        return 1
+    return reported("privdd-verify", lambda: _main(given.run, given.key, given.sign))
 
 
 def _main(folder: Path, key: Path | None, signing: bool) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from privdd.cli.failures import explain
+from privdd.cli.failures import reported
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,14 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if {"-h", "--help"} & {*given} or not given:
         print(USAGE, end="")
         return 0 if given else 1
-    try:
-        return _main(given[0], given[1:])
-    except Exception as error:
-        line = explain(error)
-        if line is None:
-            raise
-        print(f"privdd-canary: {line}", file=sys.stderr)
-        return 1
+    return reported("privdd-canary", lambda: _main(given[0], given[1:]))
 
 
 def _main(command: str, argv: Sequence[str]) -> int:
@@ -49,19 +42,15 @@ def _main(command: str, argv: Sequence[str]) -> int:
 def issue(given: Mapping[str, Any]) -> int:
     """Draw a salt, make the canaries and write all files."""
     from privdd.canary.canary_arguments import check_issue
+    from privdd.canary.canary_records import made
     from privdd.canary.commitment import SALT, stream
-    from privdd.canary.issuing import made
     from privdd.canary.sealed_files import write_sealed
 
     names = check_issue(given)
     salt = secrets.token_bytes(SALT)
     canaries = made(given, names, stream(salt, "records"))
-    told = {
-        "signal": given.get("signal", "update"),
-        "confidence": given.get("confidence", 0.95),
-        "delta": given.get("delta", 1e-5),
-        "stated": given.get("stated"),
-    }
+    usual = {"signal": "update", "confidence": 0.95, "delta": 1e-5, "stated": None}
+    told = {name: given.get(name, value) for name, value in usual.items()}
     folder = Path(given["sealed"])
     sealed = write_sealed(folder, salt, canaries, told)
     for name in names:

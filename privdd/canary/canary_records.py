@@ -2,18 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from attacks.canaries import independent, patches
+from privdd.canary.sealed_files import Canary, records
 from privdd.core.errors import BadConfig
 
 POOL = 3  # candidates for each canary
 MOST = 6000  # candidates altogether: the choice among them is a QR decomposition
 
 Pair = tuple[np.ndarray, np.ndarray]
+
+
+def made(given: Mapping[str, Any], sites: Sequence[str], seed: int) -> Canary:
+    """The canaries of an issue: ``count`` for each site, different ones. given: shape and classes, or from.
+
+    Raises BadConfig, DamagedRun.
+    """
+    total = given["count"] * len(sites)
+    if "from" in given:
+        x, y = records(Path(given["from"]))
+        x, y = mislabelled(x, y, int(given.get("classes", int(y.max()) + 1)), total, seed)
+    else:
+        x, y = crafted(given["shape"], given["classes"], total, seed)
+    order = np.random.default_rng(seed).permutation(total)  # no site gets the tail of the choice
+    return Canary(x[order], y[order], np.repeat(list(sites), given["count"]))
 
 
 def crafted(shape: Sequence[int], classes: int, count: int, seed: int) -> Pair:

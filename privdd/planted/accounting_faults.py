@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -12,15 +12,15 @@ import dp_accounting as dpa
 
 from privdd.core.types import Tensors
 from privdd.federated.channel import POST_PROCESSING
-from privdd.planted.fault import Fault, swapped
+from privdd.planted.fault import Fault, Plant, around
 from privdd.planted.noise_faults import outputs
-from privdd.privacy import accounting, events, ledger
+from privdd.privacy import accounting, ledger
+from privdd.privacy.events import Tally
 from privdd.privacy.mechanism import Output, Row
 from privdd.privacy.mechanisms import ClippedSum
 from privdd.privacy.noise import Noise
 
 CLIENTS = 3
-accounting_epsilon = accounting.epsilon_of
 
 
 def with_multiplier(event: dpa.DpEvent, times: float) -> dpa.DpEvent:
@@ -39,17 +39,17 @@ def with_rate(event: dpa.DpEvent, times: float) -> dpa.DpEvent:
     return event
 
 
-def _rows(change: Callable[[Row], Row]) -> Callable[[], AbstractContextManager[None]]:
+def _rows(change: Callable[[Row], Row]) -> Plant:
     """Rows of mechanisms, and of what clients computed from them, changed as the ledger takes them in."""
-    honest = ledger.Ledger.append
 
-    def append(self: Any, rows: Sequence[Row], *, absolute: bool = False) -> tuple[int, ...]:
+    @around("append", ledger.Ledger)
+    def append(honest: Any, self: Any, rows: Sequence[Row], *, absolute: bool = False) -> tuple[int, ...]:
         return honest(self, [change(row) if row.client >= 0 else row for row in rows], absolute=absolute)
 
-    return lambda: swapped((ledger.Ledger, "append", append))
+    return append
 
 
-def _protected(change: Callable[[Row], Row]) -> Callable[[], AbstractContextManager[None]]:
+def _protected(change: Callable[[Row], Row]) -> Plant:
     return _rows(lambda row: row if isinstance(row.event, ledger.FREE) else change(row))
 
 
@@ -65,29 +65,20 @@ def _rootless(row: Row) -> Row:
     return replace(row, post_of=()) if row.why == POST_PROCESSING else row
 
 
-def _counted(tells: Callable[[Output, int], Output]) -> Callable[[], AbstractContextManager[None]]:
+def _counted(tells: Callable[[Output, int], Output]) -> Plant:
     """What a clipped sum states, changed by how many records came."""
-    honest = ClippedSum.__call__
 
-    def call(self: ClippedSum, value: Tensors, noise: Noise) -> Output:
+    @around("__call__", ClippedSum)
+    def call(honest: Any, self: ClippedSum, value: Tensors, noise: Noise) -> Output:
         return tells(honest(self, value, noise), len(next(iter(value.values()))))
 
-    return lambda: swapped((ClippedSum, "__call__", call))
+    return call
 
 
-def _by_realised_count() -> AbstractContextManager[None]:
+@around("__call__", ClippedSum)
+def _by_realised_count(honest: Any, self: ClippedSum, value: Tensors, noise: Noise) -> Output:
     """Sum, noise and what is stated of them, all divided by the number of records that came."""
-    honest = ClippedSum.__call__
-
-    def call(self: ClippedSum, value: Tensors, noise: Noise) -> Output:
-        return honest(replace(self, normaliser=float(max(1, len(next(iter(value.values())))))), value, noise)
-
-    return swapped((ClippedSum, "__call__", call))
-
-
-def _epsilon(change: Callable[..., float]) -> Callable[[], AbstractContextManager[None]]:
-    honest = ledger.epsilon_of
-    return lambda: swapped((ledger, "epsilon_of", lambda *given, **more: change(honest, *given, **more)))
+    return honest(replace(self, normaliser=float(max(1, len(next(iter(value.values())))))), value, noise)
 
 
 def _half(honest: Any, *given: Any, **more: Any) -> float:
@@ -98,16 +89,14 @@ def _other_relation(honest: Any, *given: Any, **more: Any) -> float:
     return honest(*given, **{**more, "relation": "add_remove"})
 
 
-def _accounting(
-    change: Callable[[dpa.DpEvent, int], tuple[dpa.DpEvent, int]],
-) -> Callable[[], AbstractContextManager[None]]:
+def _accounting(change: Callable[[dpa.DpEvent, int], tuple[dpa.DpEvent, int]]) -> Plant:
     """The accountant counts other events than it is given: (event, count) -> (event, count). The audit's own is the same."""
-    honest = events.tally
 
-    def tally(items: Iterable[tuple[dpa.DpEvent, int]]) -> events.Tally:
+    @around("tally", ledger, accounting)
+    def tally(honest: Any, items: Iterable[tuple[dpa.DpEvent, int]]) -> Tally:
         return honest([change(event, count) for event, count in items])
 
-    return lambda: swapped((ledger, "tally", tally), (accounting, "tally", tally))
+    return tally
 
 
 def _rate_squared(event: dpa.DpEvent, count: int) -> tuple[dpa.DpEvent, int]:
@@ -120,7 +109,7 @@ def _root_of_count(event: dpa.DpEvent, count: int) -> tuple[dpa.DpEvent, int]:
     return event, math.isqrt(count)
 
 
-def _flagged(**flags: bool | None) -> Callable[[], AbstractContextManager[None]]:
+def _flagged(**flags: bool | None) -> Plant:
     """Flags set, or taken away, in every output."""
     named = {name.replace("_of_", ":"): value for name, value in flags.items()}
 
@@ -148,14 +137,13 @@ ACCOUNTING_FAULTS = (
     Fault("row_without_origin", "what was computed from releases is entered as if from nothing", _rows(_rootless), RECORDS),
     Fault("row_tells_count", "the ledger says how many records came", _counted(lambda o, n: replace(o, why=f"{o.why}; {n} records")), RECORDS),
     Fault("row_tells_normaliser", "sum, noise and row are divided by the number of records", _by_realised_count, RECORDS),
-    Fault("accountant_half", "half of the composed epsilon is stated", _epsilon(_half)),
-    Fault("accountant_half_everywhere", "the accountant states half, to the audit too",
-          lambda: swapped(*((place, "epsilon_of", lambda *a, **k: _half(accounting_epsilon, *a, **k)) for place in (ledger, accounting)))),
+    Fault("accountant_half", "half of the composed epsilon is stated", around("epsilon_of", ledger)(_half)),
+    Fault("accountant_half_everywhere", "the accountant states half, to the audit too", around("epsilon_of", ledger, accounting)(_half)),
     Fault("accountant_root_of_count", "n releases are composed as if they were the root of n", _accounting(_root_of_count), ("counted",)),
     Fault("accountant_rate_squared", "the rate of sampling is squared", _accounting(_rate_squared), ("sampled",)),
     Fault("sensitivity_beyond_noise", "twice the sensitivity is entered beside the same noise",
           outputs(lambda m, o, n: replace(o, sensitivity=2 * o.sensitivity if o.sensitivity else None))),
-    Fault("relation_mismatch", "replacement is stated and add/remove is accounted", _epsilon(_other_relation),
+    Fault("relation_mismatch", "replacement is stated and add/remove is accounted", around("epsilon_of", ledger)(_other_relation),
           settings=("privacy.relation=replace",)),
     Fault("relation_flag_missing", "a record for each row, and add/remove is stated", _flagged(relation_of_zero_out=None),
           ("features",), ("privacy.relation=add_remove",)),

@@ -16,7 +16,7 @@ from privdd.distillation import noisy_embedding
 from privdd.distillation.public_head import PublicRows
 from privdd.federated import channel
 from privdd.methods import dp_head
-from privdd.planted.fault import Fault, swapped
+from privdd.planted.fault import Fault, Plant, around, swapped, together
 from privdd.privacy import clipping
 from privdd.privacy.lattice import ROOM, Lattice
 from privdd.privacy.mechanism import Output
@@ -28,22 +28,18 @@ Factors = Callable[[Tensor, float], Tensor]
 Rows = Callable[[Tensor], Tensor]
 
 
-def _unbounded() -> tuple[Any, str, Any]:
+@around("head_gradients", dp_head)
+def _unbounded(honest: Any, weight: Any, rows: Any, y: Any, longest: Any = None) -> Any:
     """A method's own bound on its contributions taken away: nothing but the mechanism's clipping is left."""
-    honest = dp_head.head_gradients
-    return dp_head, "head_gradients", lambda weight, rows, y, longest=None: honest(weight, rows, y)
+    return honest(weight, rows, y)
 
 
-def _factors(made: Factors) -> Callable[[], AbstractContextManager[None]]:
+def _factors(made: Factors) -> Plant:
     """What each record is multiplied by: (norms (n,), clip norm) -> (n,). Sums are then counted in 64 bits."""
     under = Lattice.under
     roomy = staticmethod(lambda std, norm: replace(under(std, norm), largest=ROOM))
-    return lambda: swapped(
-        (clipping, "clip_factors", made),
-        (gaussian_features, "clip_factors", made),
-        (Lattice, "under", roomy),
-        _unbounded(),
-    )
+    places = ((clipping, "clip_factors", made), (gaussian_features, "clip_factors", made), (Lattice, "under", roomy))
+    return together(lambda: swapped(*places), _unbounded)
 
 
 def _unclipped(norms: Tensor, clip_norm: float) -> Tensor:
@@ -59,66 +55,46 @@ def _summed(value: Tensors) -> tuple[Tensors, int]:
     return {name: tensor.detach().float().sum(0, keepdim=True) for name, tensor in value.items()}, size
 
 
-def _mean_clipped() -> AbstractContextManager[None]:
+@around("clipped_sum", clipped_sum)
+def _mean_clipped(honest: Any, value: Tensors, clip_norm: float, *more: Any, **settings: Any) -> Tensor:
     """The mean of a batch is clipped in place of each record."""
-    honest = clipping.clipped_sum
-
-    def made(value: Tensors, clip_norm: float, *more: Any, **settings: Any) -> Tensor:
-        total, size = _summed(value)
-        return honest(total, clip_norm * size, *more, **settings)
-
-    return swapped((clipped_sum, "clipped_sum", made), _unbounded())
+    total, size = _summed(value)
+    return honest(total, clip_norm * size, *more, **settings)
 
 
-def _tensor_by_tensor() -> AbstractContextManager[None]:
+@around("clipped_sum", clipped_sum, client_level)
+def _tensor_by_tensor(honest: Any, value: Tensors, *more: Any, **settings: Any) -> Tensor:
     """Each tensor of a record is clipped by itself."""
-    honest = clipping.clipped_sum
-
-    def made(value: Tensors, *more: Any, **settings: Any) -> Tensor:
-        return torch.cat([honest({name: tensor}, *more, **settings) for name, tensor in value.items()])
-
-    return swapped((clipped_sum, "clipped_sum", made), (client_level, "clipped_sum", made), _unbounded())
+    return torch.cat([honest({name: tensor}, *more, **settings) for name, tensor in value.items()])
 
 
-def _number_by_number() -> AbstractContextManager[None]:
+@around("clipped_sum", clipped_sum, client_level)
+def _number_by_number(honest: Any, value: Tensors, clip_norm: float, *more: Any, **settings: Any) -> Tensor:
     """Each number is cut to [-C, C], in place of each record's norm."""
-    honest = clipping.clipped_sum
-
-    def made(value: Tensors, clip_norm: float, *more: Any, **settings: Any) -> Tensor:
-        cut = {name: tensor.detach().clamp(-clip_norm, clip_norm) for name, tensor in value.items()}
-        return honest(cut, 1e6 * clip_norm, *more, **settings)
-
-    return swapped((clipped_sum, "clipped_sum", made), (client_level, "clipped_sum", made), _unbounded())
+    cut = {name: tensor.detach().clamp(-clip_norm, clip_norm) for name, tensor in value.items()}
+    return honest(cut, 1e6 * clip_norm, *more, **settings)
 
 
-def _divided_by_the_count() -> AbstractContextManager[None]:
+@around("__call__", ClippedSum)
+def _divided_by_the_count(honest: Any, self: ClippedSum, value: Tensors, noise: Noise) -> Output:
     """Divided by the number of records that came, with the noise that is stated for the public normaliser."""
-    honest = ClippedSum.__call__
-
-    def call(self: ClippedSum, value: Tensors, noise: Noise) -> Output:
-        count = float(max(1, len(next(iter(value.values())))))
-        times = count / self.normaliser  # so that the noise stays what is stated
-        other = replace(self, normaliser=count, noise_multiplier=self.noise_multiplier * times)
-        return replace(honest(other, value, noise), event=self.event, sensitivity=self.clip_norm / self.normaliser)
-
-    return swapped((ClippedSum, "__call__", call))
+    count = float(max(1, len(next(iter(value.values())))))
+    times = count / self.normaliser  # so that the noise stays what is stated
+    other = replace(self, normaliser=count, noise_multiplier=self.noise_multiplier * times)
+    return replace(honest(other, value, noise), event=self.event, sensitivity=self.clip_norm / self.normaliser)
 
 
-def _contributions(change: Rows) -> Callable[[], AbstractContextManager[None]]:
+def _contributions(change: Rows) -> Plant:
     """What records contribute, changed for all of them at once: rows (n, ...) -> (n, ...)."""
-    embedded, gradients, public = noisy_embedding.embedded, dp_sgd.record_gradients, PublicRows.of
 
-    def rows(embed: Any, x: Tensor, chunk: int) -> Tensor:
-        return change(embedded(embed, x, chunk))
+    def rows(honest: Any, *given: Any) -> Tensor:
+        return change(honest(*given))
 
-    def grads(*given: Any) -> Tensors:
-        return {name: change(tensor) for name, tensor in gradients(*given).items()}
+    @around("record_gradients", dp_sgd)
+    def grads(honest: Any, *given: Any) -> Tensors:
+        return {name: change(tensor) for name, tensor in honest(*given).items()}
 
-    return lambda: swapped(
-        (noisy_embedding, "embedded", rows),
-        (dp_sgd, "record_gradients", grads),
-        (PublicRows, "of", lambda self, x: change(public(self, x))),
-    )
+    return together(around("embedded", noisy_embedding)(rows), grads, around("of", PublicRows)(rows))
 
 
 def _stale() -> AbstractContextManager[None]:
@@ -147,35 +123,26 @@ def _largest_most(rows: Tensor) -> Tensor:
     return rows * times.to(rows).reshape(-1, *(1,) * (rows.ndim - 1))
 
 
-def _gradients_by_count() -> AbstractContextManager[None]:
+@around("record_gradients", dp_sgd)
+def _gradients_by_count(honest: Any, *given: Any) -> Tensors:
     """Gradients larger than the clip norm hide a factor: here their norm is 20 / n, within it for n of at least 20."""
-    gradients = dp_sgd.record_gradients
-
-    def made(*given: Any) -> Tensors:
-        grads = gradients(*given)
-        norms = torch.cat([t.flatten(1) for t in grads.values()], 1).norm(dim=1).clamp_min(1e-12)
-        size = 20 / max(len(norms), 1) / norms
-        return {name: t * size.reshape(-1, *(1,) * (t.ndim - 1)) for name, t in grads.items()}
-
-    return swapped((dp_sgd, "record_gradients", made))
+    grads = honest(*given)
+    norms = torch.cat([t.flatten(1) for t in grads.values()], 1).norm(dim=1).clamp_min(1e-12)
+    size = 20 / max(len(norms), 1) / norms
+    return {name: t * size.reshape(-1, *(1,) * (t.ndim - 1)) for name, t in grads.items()}
 
 
-def _in_two_classes() -> AbstractContextManager[None]:
-    def swap(kind: type) -> tuple[type, str, Any]:
-        honest = kind.mechanism  # type: ignore[attr-defined]
-
-        def mechanism(self: Any, name: str, contributions: Tensors, *, partition: str | None = None) -> Tensors:
-            kept = self.__dict__.setdefault("before", {})
-            both = contributions
-            if partition is not None:
-                before = kept.get(name, {n: t[:0] for n, t in contributions.items()})
-                both = {n: torch.cat([before[n], t]) for n, t in contributions.items()}
-                kept[name] = contributions
-            return honest(self, name, both, partition=partition)
-
-        return kind, "mechanism", mechanism
-
-    return swapped(swap(channel.ClientContext), swap(Witness))
+@around("mechanism", channel.ClientContext, Witness)
+def _in_two_classes(
+    honest: Any, self: Any, name: str, contributions: Tensors, *, partition: str | None = None
+) -> Tensors:
+    kept = self.__dict__.setdefault("before", {})
+    both = contributions
+    if partition is not None:
+        before = kept.get(name, {n: t[:0] for n, t in contributions.items()})
+        both = {n: torch.cat([before[n], t]) for n, t in contributions.items()}
+        kept[name] = contributions
+    return honest(self, name, both, partition=partition)
 
 
 RECORDS = ("records",)
@@ -187,9 +154,9 @@ CLIPPING_FAULTS = (
     Fault("clip_by_mean_norm", "all records are scaled by the mean of their norms", _factors(_by_mean), (*RECORDS, *CLIPPED)),
     Fault("clip_by_count", "clipped to the stated norm times the number of records",
           _factors(lambda n, c: (c * len(n) / n.clamp_min(1e-30)).clamp_max(1.0) * torch.isfinite(n)), (*RECORDS, *CLIPPED)),
-    Fault("clip_the_mean", "the mean of the batch is clipped, not each record", _mean_clipped, (*RECORDS, *CLIPPED)),
-    Fault("clip_tensor_by_tensor", "each tensor is clipped by itself", _tensor_by_tensor, ("several", *CLIPPED)),
-    Fault("clip_number_by_number", "each number is cut, not each record's norm", _number_by_number, CLIPPED),
+    Fault("clip_the_mean", "the mean of the batch is clipped, not each record", together(_mean_clipped, _unbounded), (*RECORDS, *CLIPPED)),
+    Fault("clip_tensor_by_tensor", "each tensor is clipped by itself", together(_tensor_by_tensor, _unbounded), ("several", *CLIPPED)),
+    Fault("clip_number_by_number", "each number is cut, not each record's norm", together(_number_by_number, _unbounded), CLIPPED),
     Fault("normaliser_is_the_count", "divided by the number of records that came, with the stated noise", _divided_by_the_count, (*RECORDS, "normalised")),
     Fault("contributions_centred", "the client's own mean is taken off each contribution",
           _contributions(lambda rows: rows - rows.mean(0) if len(rows) else rows), RECORDS),

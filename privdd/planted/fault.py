@@ -32,6 +32,33 @@ class Fault:
         return next((NEEDS[need] for need in self.needs if need not in profile.has), "")
 
 
+def around(name: str, *places: Any) -> Callable[[Callable[..., Any]], Plant]:
+    """Makes a plant of a function: whoever calls ``name`` of one of the places gets its answer to (what stands there
+    honestly, *arguments)."""
+
+    def plant(changed: Callable[..., Any]) -> Plant:
+        def swap(place: Any) -> tuple[Any, str, Any]:
+            honest = getattr(place, name)
+            return place, name, lambda *given, **named: changed(honest, *given, **named)
+
+        return lambda: swapped(*map(swap, places))
+
+    return plant
+
+
+def together(*plants: Plant) -> Plant:
+    """All of them at once."""
+
+    @contextmanager
+    def planted() -> Iterator[None]:
+        with ExitStack() as stack:
+            for plant in plants:
+                stack.enter_context(plant())
+            yield
+
+    return planted
+
+
 @contextmanager
 def swapped(*swaps: tuple[Any, str, Any]) -> Iterator[None]:
     """(module or class, name, what it is for a while) each; everything is put back, whatever happens.

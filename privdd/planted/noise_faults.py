@@ -12,7 +12,7 @@ from torch import Tensor
 
 from privdd.core.keys import Keys
 from privdd.federated import channel
-from privdd.planted.fault import Fault, swapped
+from privdd.planted.fault import Fault, Plant, around, swapped
 from privdd.privacy.mechanism import Output
 from privdd.privacy.mechanisms import ClientLevel, ClippedSum, FeatureNoise
 from privdd.privacy.noise import Noise, noise_for
@@ -21,18 +21,23 @@ MECHANISMS = (ClippedSum, ClientLevel, FeatureNoise)
 Change = Callable[[Tensor], Tensor]
 
 
+def _same(drawn: Tensor) -> Tensor:
+    return drawn
+
+
 @dataclass(frozen=True)
 class Changed:
     """Noise whose normal and Laplace draws are changed; its coins are as they were."""
 
     inner: Noise
-    change: Change
+    of_normal: Change = _same
+    of_laplace: Change = _same
 
     def normal(self, shape: tuple[int, ...]) -> Tensor:
-        return self.change(self.inner.normal(shape))
+        return self.of_normal(self.inner.normal(shape))
 
     def laplace(self, shape: tuple[int, ...]) -> Tensor:
-        return self.change(self.inner.laplace(shape))
+        return self.of_laplace(self.inner.laplace(shape))
 
     def uniform(self, shape: tuple[int, ...]) -> Tensor:
         return self.inner.uniform(shape)
@@ -58,21 +63,17 @@ class Repeated(Changed):
         return self.kept.setdefault(shape, self.inner.normal(shape)).clone()
 
 
-def _same(drawn: Tensor) -> Tensor:
-    return drawn
-
-
-def _noise(made: Callable[[str, Keys], Noise]) -> Callable[[], AbstractContextManager[None]]:
+def _noise(made: Callable[[Any, Keys], Noise]) -> Plant:
     return lambda: swapped((channel, "noise_for", made))
 
 
-def _times(
-    size: float, where: Callable[[Keys], bool] = lambda keys: True
-) -> Callable[[], AbstractContextManager[None]]:
-    def made(source: Any, keys: Keys) -> Noise:
-        return Changed(noise_for(source, keys), lambda drawn: drawn * (size if where(keys) else 1.0))
+def _changed(change: Change, where: Callable[[Keys], bool] = lambda keys: True) -> Plant:
+    """Draws of the streams that ``where`` chooses, changed."""
+    return _noise(lambda source, keys: Changed(noise_for(source, keys), *[change if where(keys) else _same] * 2))
 
-    return _noise(made)
+
+def _times(size: float, where: Callable[[Keys], bool] = lambda keys: True) -> Plant:
+    return _changed(lambda drawn: drawn * size, where)
 
 
 def _named(keys: Keys, name: str) -> str:
@@ -80,7 +81,7 @@ def _named(keys: Keys, name: str) -> str:
     return keys.path[keys.path.index(name) + 1] if name in keys.path else ""
 
 
-def _without(name: str) -> Callable[[], AbstractContextManager[None]]:
+def _without(name: str) -> Plant:
     """The stream of a client round with one part of its address held fixed."""
 
     def made(source: Any, keys: Keys) -> Noise:
@@ -90,10 +91,6 @@ def _without(name: str) -> Callable[[], AbstractContextManager[None]]:
         return noise_for(source, replace(keys, path=tuple(path)))
 
     return _noise(made)
-
-
-def _changed(change: Change) -> Callable[[], AbstractContextManager[None]]:
-    return _noise(lambda source, keys: Changed(noise_for(source, keys), change))  # type: ignore[arg-type]
 
 
 def _first_bare(drawn: Tensor) -> Tensor:
@@ -111,14 +108,10 @@ def _one_stream(source: Any, keys: Keys) -> Noise:
     return noise_for("seed", Keys(3))
 
 
-def outputs(change: Callable[[Any, Output, Noise], Output]) -> Callable[[], AbstractContextManager[None]]:
+def outputs(change: Callable[[Any, Output, Noise], Output]) -> Plant:
     """Every shipped mechanism's output changed: (mechanism, output, noise) -> output."""
-
-    def swap(kind: type) -> tuple[type, str, Any]:
-        honest = kind.__call__  # type: ignore[attr-defined]
-        return kind, "__call__", lambda self, value, noise: change(self, honest(self, value, noise), noise)
-
-    return lambda: swapped(*(swap(kind) for kind in MECHANISMS))
+    around_each = around("__call__", *MECHANISMS)
+    return around_each(lambda honest, self, value, noise: change(self, honest(self, value, noise), noise))
 
 
 def _floating(mechanism: Any, output: Output, noise: Noise) -> Output:
@@ -140,20 +133,11 @@ def _last_bare(mechanism: Any, output: Output, noise: Noise) -> Output:
 
 
 def _laplace_half(source: Any, keys: Keys) -> Noise:
-    inner = noise_for(source, keys)
-    return _HalfLaplace(inner, _same)
+    return Changed(noise_for(source, keys), of_laplace=lambda drawn: drawn / 2)
 
 
-class _HalfLaplace(Changed):
-    def normal(self, shape: tuple[int, ...]) -> Tensor:
-        return self.inner.normal(shape)
-
-    def laplace(self, shape: tuple[int, ...]) -> Tensor:
-        return self.inner.laplace(shape) / 2
-
-
-def _of_law(draw: Callable[[Noise, tuple[int, ...]], Tensor]) -> Callable[[], AbstractContextManager[None]]:
-    return _noise(lambda source, keys: OfLaw(noise_for(source, keys), _same, draw))  # type: ignore[arg-type]
+def _of_law(draw: Callable[[Noise, tuple[int, ...]], Tensor]) -> Plant:
+    return _noise(lambda source, keys: OfLaw(noise_for(source, keys), draw=draw))
 
 
 def _of_each_name() -> AbstractContextManager[None]:
@@ -194,7 +178,7 @@ def _later(source: Any, keys: Keys) -> Noise:
     path = list(keys.path)
     at = path.index("round") + 1 if "round" in path else -1
     started, path[at] = int(path[at]) if at >= 0 else 0, "0"
-    return Later(noise_for(source, replace(keys, path=tuple(path))), _same, [started])
+    return Later(noise_for(source, replace(keys, path=tuple(path))), first=[started])
 
 
 def _tiled(drawn: Tensor) -> Tensor:
@@ -205,15 +189,11 @@ def _tiled(drawn: Tensor) -> Tensor:
     return flat.reshape(drawn.shape)
 
 
-def _bare_where_empty() -> AbstractContextManager[None]:
-    honest = ClippedSum.__call__
-
-    def call(self: ClippedSum, value: Any, noise: Noise) -> Output:
-        made = honest(self, value, noise)
-        empty = not len(next(iter(value.values())))
-        return replace(made, value={n: t.to(made.value[n]) for n, t in (made.exact or {}).items()}) if empty else made
-
-    return swapped((ClippedSum, "__call__", call))
+@around("__call__", ClippedSum)
+def _bare_where_empty(honest: Any, self: ClippedSum, value: Any, noise: Noise) -> Output:
+    made = honest(self, value, noise)
+    empty = not len(next(iter(value.values())))
+    return replace(made, value={n: t.to(made.value[n]) for n, t in (made.exact or {}).items()}) if empty else made
 
 
 SECRET = ("privacy.noise_source=secret", "privacy.secret=known-to-the-self-test")
@@ -231,14 +211,14 @@ NOISE_FAULTS = (
     Fault("noise_sign_fixed", "noise of one sign only", _changed(lambda d: d.abs())),
     Fault("noise_uniform", "uniform noise of the stated variance", _of_law(_uniform)),
     Fault("noise_laplace", "Laplace noise of the variance of the stated Gaussian", _of_law(lambda n, s: n.laplace(s) / 2**0.5)),
-    Fault("laplace_half", "Laplace noise of half the stated scale", _noise(_laplace_half), ("features",), LAPLACE),  # type: ignore[arg-type]
+    Fault("laplace_half", "Laplace noise of half the stated scale", _noise(_laplace_half), ("features",), LAPLACE),
     Fault("noise_shared_by_rounds", "the same noise in every round", _without("round"), ROUNDS, two_rounds=True),
     Fault("noise_shared_by_clients", "all clients draw the same noise", _without("client")),
     Fault("noise_shared_by_releases", "the same noise at every release of a round",
-          _noise(lambda s, k: Repeated(noise_for(s, k), _same)), ("counted",)),  # type: ignore[arg-type]
-    Fault("noise_one_stream", "one stream of noise for all rounds and clients", _noise(_one_stream)),  # type: ignore[arg-type]
+          _noise(lambda s, k: Repeated(noise_for(s, k))), ("counted",)),
+    Fault("noise_one_stream", "one stream of noise for all rounds and clients", _noise(_one_stream)),
     Fault("noise_shared_by_names", "two mechanisms of a client draw the same noise", _of_each_name, ("names",)),
-    Fault("noise_later_by_rounds", "each round's noise is the former's, one draw later", _noise(_later), ROUNDS, two_rounds=True),  # type: ignore[arg-type]
+    Fault("noise_later_by_rounds", "each round's noise is the former's, one draw later", _noise(_later), ROUNDS, two_rounds=True),
     Fault("noise_tiled", "the second half of each draw repeats the first", _changed(_tiled)),
     Fault("noise_integer", "noise cut to whole numbers of standard deviations", _changed(torch.trunc)),
     Fault("noise_rounded", "noise rounded to whole numbers of standard deviations", _changed(torch.round)),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -11,16 +10,15 @@ from torch import Tensor
 
 from privdd.core.keys import Keys
 from privdd.federated import channel
-from privdd.planted.fault import Fault, swapped
+from privdd.planted.fault import Fault, Plant, around
 from privdd.privacy.noise import noise_for
 
 Draw = Callable[[float, int, Any], Tensor]
 
 
-def _coins(draw: Draw) -> Callable[[], AbstractContextManager[None]]:
+def _coins(draw: Draw) -> Plant:
     """Coins of another law, where a mechanism counts on sampling (a probability of 1 is left alone)."""
-    honest = channel.coins
-    return lambda: swapped((channel, "coins", lambda q, n, noise: draw(q, n, noise) if q < 1 else honest(q, n, noise)))
+    return around("coins", channel)(lambda honest, q, n, noise: (draw if q < 1 else honest)(q, n, noise))
 
 
 def _everyone(q: float, count: int, noise: Any) -> Tensor:
@@ -49,40 +47,30 @@ def _whole_batches(q: float, count: int, noise: Any) -> Tensor:
     return (noise.uniform((-(-count // 8),)) < q).repeat_interleave(8)[:count]
 
 
-def _not_heeded() -> AbstractContextManager[None]:
-    honest = channel.ClientContext.sample
-    return swapped((channel.ClientContext, "sample", lambda *asked: torch.ones_like(honest(*asked))))
-
-
-def _first_draw_kept() -> AbstractContextManager[None]:
-    """The sample of a round's first draw serves all later ones of that round."""
-    honest = channel.ClientContext.sample
-
-    def sample(self: channel.ClientContext, name: str, count: int) -> Tensor:
-        taken = honest(self, name, count)
-        return next((earlier for of, earlier in self.taken if of == name and len(earlier) == count), taken)
-
-    return swapped((channel.ClientContext, "sample", sample))
-
-
-def _public() -> AbstractContextManager[None]:
-    """Coins of a stream of their own, which the public seed decides."""
-    honest = channel.ClientContext.sample
-
-    def sample(self: channel.ClientContext, name: str, count: int) -> Tensor:
-        before, self.noise = (
-            self.noise,
-            noise_for("seed", Keys(self.keys.seed, self.keys.path).fold("coins", len(self.taken))),
-        )
-        taken, self.noise = honest(self, name, count), before
-        return taken
-
-    return swapped((channel.ClientContext, "sample", sample))
-
-
-def _by_class() -> AbstractContextManager[None]:
+def _by_class(q: float, count: int, noise: Any) -> Tensor:
     """The rate on average is about right, and no record's own is."""
-    return _coins(lambda q, n, noise: noise.uniform((n,)) < q * torch.where(torch.arange(n) < n // 3, 2.0, 0.5))()
+    return noise.uniform((count,)) < q * torch.where(torch.arange(count) < count // 3, 2.0, 0.5)
+
+
+@around("sample", channel.ClientContext)
+def _not_heeded(honest: Any, *asked: Any) -> Tensor:
+    return torch.ones_like(honest(*asked))
+
+
+@around("sample", channel.ClientContext)
+def _first_draw_kept(honest: Any, self: channel.ClientContext, name: str, count: int) -> Tensor:
+    """The sample of a round's first draw serves all later ones of that round."""
+    taken = honest(self, name, count)
+    return next((earlier for of, earlier in self.taken if of == name and len(earlier) == count), taken)
+
+
+@around("sample", channel.ClientContext)
+def _public(honest: Any, self: channel.ClientContext, name: str, count: int) -> Tensor:
+    """Coins of a stream of their own, which the public seed decides."""
+    own = Keys(self.keys.seed, self.keys.path).fold("coins", len(self.taken))
+    before, self.noise = self.noise, noise_for("seed", own)
+    taken, self.noise = honest(self, name, count), before
+    return taken
 
 
 SAMPLED = ("sampled",)
@@ -98,5 +86,5 @@ SAMPLING_FAULTS = (
           ("sampled", "counted")),
     Fault("sampling_public_not_os", "coins are drawn from the public seed, where the operating system is stated", _public, SAMPLED,
           ("privacy.noise_source=os",)),
-    Fault("sampling_uneven", "a third of the records are taken at twice the rate, the others at half of it", _by_class, SAMPLED),
+    Fault("sampling_uneven", "a third of the records are taken at twice the rate, the others at half of it", _coins(_by_class), SAMPLED),
 )  # fmt: skip

@@ -98,6 +98,10 @@ PROFILES = {
             "dp_merf", EMBEDDING - {"counted", "rounds"} | {"labels"}, "algo=dp_merf", "algo.extractor.count=150", "algo.fitting.steps=2",
             "algo.server.epochs=1", "privacy.sampling_probability=0.25",
         ),
+        _made(
+            "dp_psg", {"records", "sampled", "several", "counted", "steps", "clipped"}, "algo=dp_psg", "algo.ipc=1", "algo.generation.networks=2",
+            "algo.generation.steps=1", "model.width=4", "algo.server.epochs=1", "privacy.sampling_probability=0.25", "privacy.clip_norm=1",
+        ),
         _made("fedavg_client", {"several", "channel", "client", "clipped", "rounds"}, "algo=fedavg", "privacy=client", "algo.rounds=2", "algo.local_epochs=1"),
         _made("fedavg_adaptive", {"several", "channel", "client", "clipped", "rounds"}, "algo=fedavg_adaptive", "trust=local", "algo.rounds=2", "algo.local_epochs=1"),
         _made(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -11,35 +10,32 @@ import torch
 from torch import Tensor
 
 from privdd.auditing.guarantees.recording_context import Witness, exact
-from privdd.core.types import Artifact, Received, Shard, State, Tensors, Upload
+from privdd.core.types import Artifact, Received, Shard, State, Tensors, Upload, Work
 from privdd.distillation import feature_split
 from privdd.federated import channel
+from privdd.methods import dp_psg
+from privdd.methods.dp_psg import DPPSG
 from privdd.methods.fedavg import FedAvg
 from privdd.methods.feddm import FedDM
 from privdd.methods.fedfed import FedFed
 from privdd.methods.fedlgd import FedLGD
 from privdd.methods.fedrd import FedRD
 from privdd.methods.public_map import PublicMap
-from privdd.planted.fault import Fault, swapped
+from privdd.planted.fault import Fault, Plant, around, together
 from privdd.training import dp_sgd
 
-METHODS = (FedAvg, FedDM, FedFed, FedLGD, FedRD, PublicMap)
-Work = tuple[Upload, State]
+METHODS = (DPPSG, FedAvg, FedDM, FedFed, FedLGD, FedRD, PublicMap)
 SIZE = 1e-3
 
 
-def _local(change: Callable[[Work, State, Shard], Work]) -> Callable[[], AbstractContextManager[None]]:
+def _local(change: Callable[[Work, State, Shard], Work]) -> Plant:
     """A client's local work changed: (what it made, its memory before, its data) -> what it makes."""
 
-    def swap(kind: type) -> tuple[type, str, Any]:
-        honest = kind.local  # type: ignore[attr-defined]
+    @around("local", *(kind for kind in METHODS if "local" in vars(kind)))
+    def local(honest: Any, self: Any, broadcast: Any, memory: State, shard: Shard, ctx: Any) -> Work:
+        return change(honest(self, broadcast, memory, shard, ctx), memory, shard)
 
-        def local(self: Any, broadcast: Any, memory: State, shard: Shard, ctx: Any) -> Work:
-            return change(honest(self, broadcast, memory, shard, ctx), memory, shard)
-
-        return kind, "local", local
-
-    return lambda: swapped(*(swap(kind) for kind in METHODS if "local" in vars(kind)))
+    return local
 
 
 def hidden(upload: Upload, told: Tensor) -> dict[str, Artifact]:
@@ -57,7 +53,7 @@ def hidden(upload: Upload, told: Tensor) -> dict[str, Artifact]:
     return made
 
 
-def _told(read: Callable[[Shard], Tensor]) -> Callable[[], AbstractContextManager[None]]:
+def _told(read: Callable[[Shard], Tensor]) -> Plant:
     return _local(lambda work, memory, shard: (hidden(work[0], read(shard)), work[1]))
 
 
@@ -91,33 +87,23 @@ def _remembered(work: Work, memory: State, shard: Shard) -> Work:
     return upload, {**after, "kept": _mean(shard)}
 
 
-def _clean_used() -> AbstractContextManager[None]:
+@around("mechanism", channel.ClientContext, Witness)
+def _clean_used(honest: Any, self: Any, name: str, contributions: Tensors, **partition: Any) -> Tensors:
     """Local work goes on with the value before noise."""
-
-    def swap(kind: type) -> tuple[type, str, Any]:
-        honest = kind.mechanism  # type: ignore[attr-defined]
-
-        def mechanism(self: Any, name: str, contributions: Tensors, *, partition: str | None = None) -> Tensors:
-            released = honest(self, name, contributions, partition=partition)
-            clean = exact(self.mechanisms[name], contributions)
-            return {n: clean[n].to(t) for n, t in released.items()}
-
-        return kind, "mechanism", mechanism
-
-    return swapped(swap(channel.ClientContext), swap(Witness))
+    released = honest(self, name, contributions, **partition)
+    clean = exact(self.mechanisms[name], contributions)
+    return {n: clean[n].to(t) for n, t in released.items()}
 
 
-def _sent(
-    change: Callable[[channel.Channel, Upload, Any, Received], Received],
-) -> Callable[[], AbstractContextManager[None]]:
+def _sent(change: Callable[[channel.Channel, Upload, Any, Received], Received]) -> Plant:
     """What the server receives, after the rows were written."""
-    honest = channel.Channel.send
 
-    def send(self: channel.Channel, upload: Upload, ctx: Any) -> tuple[Received, list[Any]]:
+    @around("send", channel.Channel)
+    def send(honest: Any, self: channel.Channel, upload: Upload, ctx: Any) -> tuple[Received, list[Any]]:
         received, rows = honest(self, upload, ctx)
         return change(self, upload, ctx, received), rows
 
-    return lambda: swapped((channel.Channel, "send", send))
+    return send
 
 
 def _extra(of: channel.Channel, upload: Upload, ctx: Any, received: Received) -> Received:
@@ -134,29 +120,30 @@ def _clean_sent(of: channel.Channel, upload: Upload, ctx: Any, received: Receive
     return replace(received, values={**received.values, **bare})
 
 
-def _absent_skipped() -> AbstractContextManager[None]:
+@around("mechanism", channel.ClientContext, Witness)
+def _absent_skipped(honest: Any, self: Any, name: str, contributions: Tensors, **partition: Any) -> Tensors:
     """A class without records is answered with zeros, without a release."""
-
-    def swap(kind: type) -> tuple[type, str, Any]:
-        honest = kind.mechanism  # type: ignore[attr-defined]
-
-        def mechanism(self: Any, name: str, contributions: Tensors, *, partition: str | None = None) -> Tensors:
-            if self.transcript is None and not len(next(iter(contributions.values()))):
-                return {n: torch.zeros(t.shape[1:]) for n, t in contributions.items()}
-            return honest(self, name, contributions, partition=partition)
-
-        return kind, "mechanism", mechanism
-
-    return swapped(swap(channel.ClientContext), swap(Witness))
+    if self.transcript is None and not len(next(iter(contributions.values()))):
+        return {n: torch.zeros(t.shape[1:]) for n, t in contributions.items()}
+    return honest(self, name, contributions, **partition)
 
 
-def _one_step_more() -> AbstractContextManager[None]:
-    honest = dp_sgd.dp_local_sgd
+@around("dp_local_sgd", dp_sgd, feature_split)
+def _one_step_more(honest: Any, model: Any, params: Any, records: Any, *, steps: int, **more: Any) -> State:
+    return honest(model, params, records, steps=steps + len(records) % 2, **more)
 
-    def trained(model: Any, params: Any, records: Any, *, steps: int, **more: Any) -> State:
-        return honest(model, params, records, steps=steps + len(records) % 2, **more)
 
-    return swapped((dp_sgd, "dp_local_sgd", trained), (feature_split, "dp_local_sgd", trained))
+@around("noised_gradient", dp_psg)
+def _one_read_more(honest: Any, model: Any, records: Any, ctx: Any) -> Any:
+    read, more = honest(model, records, ctx), [1] * (len(records) % 2)
+
+    def again(state: Any) -> Any:
+        if more:
+            read(state)
+            more.clear()
+        return read(state)
+
+    return again
 
 
 RECORDS = ("records",)
@@ -171,5 +158,5 @@ WIRE_FAULTS = (
     Fault("clean_sent", "the noised value is entered, the clean one travels", _sent(_clean_sent), ("channel",)),
     Fault("extra_tensor", "a tensor travels that no row tells of", _sent(_extra)),
     Fault("absent_class_skipped", "a class without records is not released", _absent_skipped, ("classes",)),
-    Fault("steps_by_count", "one step more where the number of records is odd", _one_step_more, ("steps",)),
+    Fault("steps_by_count", "one step more where the number of records is odd", together(_one_step_more, _one_read_more), ("steps",)),
 )  # fmt: skip

@@ -51,7 +51,7 @@ def check_scores(record: RunRecord) -> Iterator[Disagreement]:
     seeds = _seeds(record.findings.run.seed, len(rows)) if brought else []
     for place, (at, row) in enumerate(rows):
         held = evidence_of(record, row)
-        if held is None:  # of an attack that brings no scores: see ``not_recomputable``
+        if held is None:  # of an attack that brings no scores: see ``verification.taken``
             continue
         worlds, scores = held
         delta, confidence, targets = _options(record, row)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -58,29 +59,27 @@ def _holds(public: str, signature: str, data: bytes) -> bool:
 
 
 def _private(file: Path) -> Any:
-    library = _library()
-    data = read_bytes(file, LARGEST_KEY)
+    library, data = _library(), read_bytes(file, LARGEST_KEY)
     load = library.load_ssh_private_key if b"OPENSSH" in data else library.load_pem_private_key
-    try:
-        key = load(data, password=None)
-    except (ValueError, TypeError, library.UnsupportedAlgorithm) as error:
-        raise DamagedRun(f"{file}: no private key without a password ({' '.join(str(error).split())[:80]})") from None
-    if not isinstance(key, library.ed25519.Ed25519PrivateKey):
-        raise DamagedRun(f"{file}: not an Ed25519 key")
-    return key
+    what = "no private key without a password"
+    return _key(file, lambda: load(data, password=None), library.ed25519.Ed25519PrivateKey, what)
 
 
 def _public(file: Path) -> str:
-    library = _library()
-    data = read_bytes(file, LARGEST_KEY)
+    library, data = _library(), read_bytes(file, LARGEST_KEY)
     load = library.load_ssh_public_key if data.startswith(b"ssh-") else library.load_pem_public_key
-    try:
-        key = load(data)
-    except (ValueError, library.UnsupportedAlgorithm) as error:
-        raise DamagedRun(f"{file}: no public key ({' '.join(str(error).split())[:80]})") from None
-    if not isinstance(key, library.ed25519.Ed25519PublicKey):
-        raise DamagedRun(f"{file}: not an Ed25519 key")
+    key = _key(file, lambda: load(data), library.ed25519.Ed25519PublicKey, "no public key")
     return key.public_bytes_raw().hex()
+
+
+def _key(file: Path, load: Callable[[], Any], kind: type, otherwise: str) -> Any:
+    try:
+        key = load()
+    except (ValueError, TypeError, _library().UnsupportedAlgorithm) as error:
+        raise DamagedRun(f"{file}: {otherwise} ({' '.join(str(error).split())[:80]})") from None
+    if not isinstance(key, kind):
+        raise DamagedRun(f"{file}: not an Ed25519 key")
+    return key
 
 
 class _Cryptography:

@@ -10,21 +10,24 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from attacks.types import Family
 from privdd.privacy.ledger import Ledger
 from privdd.reporting.folder import RunRecord, read_run
 from privdd.runtime.files import DamagedRun, read_json
 from privdd.runtime.plain_folder import check_folder
-from privdd.runtime.seal import FILES, MANIFEST, SIGNATURE
+from privdd.runtime.seal import FILES, MANIFEST, PAGE, SIGNATURE, library
 from privdd.verifying.disagreement import Disagreement, Unverified, differing
-from privdd.verifying.drawn_page import check_page
+from privdd.verifying.drawn_page import check_page, other_library
 from privdd.verifying.file_digests import check_drawn_from, check_files, unlisted
 from privdd.verifying.ledger_numbers import check_ledger, ledger_of
-from privdd.verifying.not_recomputable import taken
-from privdd.verifying.score_numbers import check_scores
+from privdd.verifying.score_numbers import check_scores, evidence_of, scored_rows
 from privdd.verifying.sent_values import check_sent
 from privdd.verifying.signature import check_signature
 from privdd.verifying.training_numbers import check_training
-from privdd.verifying.verdict_numbers import check_verdicts
+from privdd.verifying.verdict_numbers import check_verdicts, stated_epsilon
+
+# Of a finding: what it says beside its numbers.
+HEAD = {"surface", "attack", "family", "adversary", "figure", "note", "signal", "seconds", "epsilon_stated"}
 
 
 @dataclass(frozen=True)
@@ -101,3 +104,26 @@ def _manifest(record: RunRecord) -> Iterator[Disagreement]:
             yield from differing(MANIFEST, name, manifest[name], value)
     if "seed" in config:
         yield from differing("config.yaml", "seed", config["seed"], run.seed)
+
+
+def taken(record: RunRecord, ledger: Ledger | None) -> Iterator[str]:
+    """One line for each number that the folder alone cannot give again, and is taken from ``findings.json``: the key, and
+    what it would take."""
+    findings = record.findings
+    if findings.utility is not None:
+        yield "utility.accuracy: needs the data and the model"
+    if (drawn := other_library(record)) and (record.path / PAGE).is_file():
+        yield f"{PAGE}: drawings: made by {drawn!r}, here is {library()}"
+    for claim in findings.privacy.claims:
+        yield f"privacy.claims ({claim.source}): the theorem needs the run's settings"
+    scored = {at for at, _ in scored_rows(record)}
+    for at, row in enumerate(findings.findings):
+        name = f"findings.{at} ({row.surface} {row.attack})"
+        if row.family != Family.MEMBERSHIP:
+            measured = sorted(row.model_fields_set - HEAD - {"diagnostics"})
+            if measured:
+                yield f"{name}: {', '.join(measured)}: needs the run's records"
+        elif at in scored and evidence_of(record, row) is None:
+            yield f"{name}: its evidence holds no scores"
+        elif row.epsilon_stated is not None and row.epsilon_stated != stated_epsilon(record, ledger, str(row.surface)):
+            yield f"{name}: epsilon_stated is the claim's, not the ledger's"
