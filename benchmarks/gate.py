@@ -1,11 +1,11 @@
 """Speed against references that do the same work, in turns, in one run; exit status 1 where one is beyond its margin.
 
-    python -m benchmarks.gate [--only NAME] [--repeats 5] [--flower]
+    python -m benchmarks.gate [--only NAME] [--repeats 5] [--no-flower]
 
 A row is the CPU time of privdd over that of its reference (one thread, the best of each). The margin is what the row
 was when it was set, and some room for a busy machine; the goal is what it should be. A row beyond its margin is
-measured once more before it fails. Times depend on the machine, ratios hardly do. With --flower, rounds of Flower's own
-simulation as well (wall clock, half a minute).
+measured once more before it fails. Times depend on the machine, ratios hardly do. The last row, rounds of Flower's own
+simulation, is wall clock, since Flower's clients run in processes of Ray (half a minute).
 """
 
 from __future__ import annotations
@@ -58,7 +58,10 @@ def stack(method: str) -> dict[str, Work]:
     """Two rounds of three clients, width 16, digits, through the stack and by the bare loop of tests/reference."""
     shards = split_among(records_of("digits", 300), 3)
     size = Size(width=16, depth=2, rounds=2, iterations=5)
-    return {"stack": lambda: through_stack(PAIRS[method], size, shards), "bare loop": lambda: bare(PAIRS[method], size, shards)}
+    return {
+        "stack": lambda: through_stack(PAIRS[method], size, shards),
+        "bare loop": lambda: bare(PAIRS[method], size, shards),
+    }
 
 
 def dp_sgd(spec: ModelSpec, batch: int = 32) -> dict[str, Work]:
@@ -72,7 +75,9 @@ def dp_sgd(spec: ModelSpec, batch: int = 32) -> dict[str, Work]:
     found = variants(spec, x, y)
     model = build(spec, SHAPE, CLASSES)
     model.load_state_dict(initial(spec, SHAPE, CLASSES, Keys(0).torch()))
-    ghost = GradSampleModuleFastGradientClipping(model, max_grad_norm=1.0, use_ghost_clipping=True, loss_reduction="sum")
+    ghost = GradSampleModuleFastGradientClipping(
+        model, max_grad_norm=1.0, use_ghost_clipping=True, loss_reduction="sum"
+    )
 
     def ghosts() -> object:
         losses = F.cross_entropy(ghost(x), y, reduction="none")
@@ -120,10 +125,15 @@ def inversion_joined(steps: int = 20) -> dict[str, Work]:
     shape = (1, 1, 8, 8)
 
     def joined() -> object:
-        return attack.reconstruct_models(models, gradients, shape, generators=[Keys(0).torch(), Keys(1).torch()], local=local)
+        return attack.reconstruct_models(
+            models, gradients, shape, generators=[Keys(0).torch(), Keys(1).torch()], local=local
+        )
 
     def apart() -> object:
-        return [attack.reconstruct_each(m, g, shape, generator=Keys(0).torch(), local=local) for m, g in zip(models, gradients)]
+        return [
+            attack.reconstruct_each(m, g, shape, generator=Keys(0).torch(), local=local)
+            for m, g in zip(models, gradients)
+        ]
 
     return {"one batch": joined, "one by one": apart}
 
@@ -136,7 +146,10 @@ def inversion_recorded(steps: int = 30) -> dict[str, Work]:
     matching = Matching(Victim(model, local), absolute, gradient, labels, 1e-3)
     recorded, images = Recorded(matching), torch.rand((2, 1, 1, 8, 8), generator=Keys(4).torch())
     recorded(images)
-    return {"recorded": lambda: [recorded(images) for _ in range(steps)], "as written": lambda: [matching(images) for _ in range(steps)]}
+    return {
+        "recorded": lambda: [recorded(images) for _ in range(steps)],
+        "as written": lambda: [matching(images) for _ in range(steps)],
+    }
 
 
 def rounds(clients: int = 20) -> dict[str, Work]:
@@ -148,6 +161,7 @@ def rounds(clients: int = 20) -> dict[str, Work]:
     }
 
 
+FLOWER = Row("simulated rounds, wall", dict, 1.0, 0.2)
 ROWS = (
     Row("fedavg", partial(stack, "fedavg"), 1.5, 1.15),
     Row("feddm", partial(stack, "feddm"), 1.5, 1.15),
@@ -191,24 +205,30 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="rows whose name contains this")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--flower", action="store_true")
+    parser.add_argument("--no-flower", action="store_true")
     given = parser.parse_args()
     torch.set_num_threads(1)
     keep_memory()
-    logging.getLogger("privdd").setLevel(logging.ERROR)
+    for name in ("privdd", "flwr"):
+        logging.getLogger(name).setLevel(logging.ERROR)
     print(f"{hardware()}\n\n| row | of the time of | ratio | margin | goal | |\n|---|---|---|---|---|---|")
-    beyond = []
-    for row in [row for row in ROWS if given.only in row.name]:
-        found, fastest = ratio(row, given.repeats)
-        if found > row.margin:
-            found, fastest = min((found, fastest), ratio(row, given.repeats))
-        beyond += [row.name] * (found > row.margin)
-        word = "beyond" if found > row.margin else "" if found > row.goal else "goal met"
-        print(f"| {row.name} | {fastest} | {found:.2f} | {row.margin} | {row.goal} | {word} |", flush=True)
-    if given.flower:
-        print(f"| a round | Flower's simulation (wall) | {against_flower():.3f} | 1 | 0.2 | |")
+    measures: dict[Row, Callable[[], tuple[float, str]]] = {row: partial(ratio, row, given.repeats) for row in ROWS}
+    if not given.no_flower:
+        measures[FLOWER] = lambda: (against_flower(), "Flower's simulation")
+    asked = {row: measure for row, measure in measures.items() if given.only in row.name}
+    beyond = [row.name for row, measure in asked.items() if not within(row, measure)]
     print(f"\nbeyond their margin: {', '.join(beyond) or 'none'}")
     sys.exit(1 if beyond else 0)
+
+
+def within(row: Row, measure: Callable[[], tuple[float, str]]) -> bool:
+    """Whether a row keeps its margin, at the second try if not at the first; prints it."""
+    found, fastest = measure()
+    if found > row.margin:
+        found, fastest = min((found, fastest), measure())
+    word = "beyond" if found > row.margin else "" if found > row.goal else "goal met"
+    print(f"| {row.name} | {fastest} | {found:.2f} | {row.margin} | {row.goal} | {word} |", flush=True)
+    return found <= row.margin
 
 
 if __name__ == "__main__":

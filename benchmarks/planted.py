@@ -73,7 +73,7 @@ def _gradients(lens: Lens, inside: Tensor) -> Tensor:
     """The sum of the members' unit gradients at the model that was broadcast, (p,)."""
     found = lens.gradients
     assert found is not None
-    return F.normalize(found, dim=1)[inside].sum(0)
+    return F.normalize(found.matrix, dim=1)[inside].sum(0)
 
 
 def _shaped(vector: Tensor) -> Tensors:

@@ -22,6 +22,7 @@ PROFILES: Mapping[str, tuple[list[str], float]] = {  # settings, and what certif
     "feddm_guided_dp": (["algo=feddm_guided_dp"], GOAL),
     "fedavg_client": (["algo=fedavg", "privacy=client"], GOAL),
     "dp_merf": (["algo=dp_merf"], GOAL),
+    "dp_psg": (["algo=dp_psg"], GOAL),
     "fedavg_adaptive": (["algo=fedavg_adaptive", "trust=local"], GOAL),
     "fedavg_dpsgd": (["algo=fedavg", "privacy=dpsgd"], SAMPLED_GOAL),
     "fedfed_dp": (["algo=fedfed_dp"], SAMPLED_GOAL),

@@ -1,0 +1,66 @@
+"""Peak memory of membership signals from one update of a large model: ResNet-18 on 3x32x32, random records.
+
+    python -m benchmarks.large_models [--records 400] [--width 64] [--norm instance]
+
+Prints resident memory before and after (its peak, by getrusage) and the CPU time of the first replay, which also takes
+the lengths of all gradients, and of one more. The records' gradients as one matrix would take what is printed first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import sys
+import time
+
+import torch
+
+from attacks.types import Surface
+from privdd.auditing.readers import read_signals
+from privdd.auditing.signals import Lens
+from privdd.core.keys import Keys
+from privdd.core.types import Problem, Records
+from privdd.federated.simulation import Snapshot
+from privdd.methods.fedavg import FedAvg
+from privdd.models import ModelSpec
+from privdd.runtime.allocator import keep_memory
+
+SHAPE, CLASSES = (3, 32, 32), 10
+
+
+def posed(spec: ModelSpec, records: int) -> Lens:
+    """What an attacker sees: a model that was sent, and one that came back, near it."""
+    method, problem, g = FedAvg(model=spec, rounds=1), Problem(SHAPE, CLASSES, clients=1), torch.Generator().manual_seed(0)
+    broadcast = method.broadcast(method.init(problem, Keys(0)))
+    start = method.sent_state(broadcast) or {}
+    end = {name: t + 1e-3 * torch.randn(t.shape, generator=g) for name, t in start.items()}
+    name = next(name for name, surface in method.uploads.items() if surface == Surface.UPDATE)
+    own = Records(torch.rand(records, *SHAPE, generator=g), torch.arange(records) % CLASSES, torch.arange(records))
+    return Lens(method, problem, Snapshot(0, broadcast, {}, {name: end}), own, own, {}, frozenset(), {})
+
+
+def peak() -> float:
+    """GiB of this process so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024) / 2**30
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--records", type=int, default=400)
+    parser.add_argument("--width", type=int, default=64)
+    parser.add_argument("--norm", default="instance")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    keep_memory()
+    lens = posed(ModelSpec("resnet18", width=given.width, norm=given.norm), given.records)
+    assert lens.gradients is not None
+    print(f"{lens.gradients.size:,} parameters; gradients of {given.records} records: {lens.gradients.numel * 4 / 2**30:.1f} GiB")
+    print(f"before: {peak():.2f} GiB")
+    for words in ("first replay", "one more"):
+        began = time.process_time()
+        read_signals(lens, lens.snapshot.sent)
+        print(f"{words}: {time.process_time() - began:.1f} CPU s, peak {peak():.2f} GiB", flush=True)
+
+
+if __name__ == "__main__":
+    main()

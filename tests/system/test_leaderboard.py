@@ -1,0 +1,67 @@
+"""The leaderboard's page and README's sentence say what the kept runs say."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+from omegaconf import OmegaConf
+
+from benchmarks.leaderboard import KEPT, METHODS, PAGE, PUBLIC, SEEDS, Cell, Done, kept, page, sentence, shown
+from privdd.cli.config import composed
+from privdd.reporting.frontier import public_data
+
+README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_page_is_made_from_the_kept_runs() -> None:
+    assert PAGE.read_text(encoding="utf-8") == page(kept(KEPT))
+
+
+def test_readme_quotes_what_the_runs_say() -> None:
+    assert sentence(kept(KEPT), "digits", 3, 0.5) in " ".join(README.split())
+
+
+def test_every_run_spent_no_more_than_was_asked_for() -> None:
+    runs = kept(KEPT)
+    assert len(runs) == len(KEPT.read_text().splitlines()) > 20
+    assert all(0.95 * cell.epsilon < done.spent <= cell.epsilon * (1 + 1e-6) for cell, done in runs.items())
+
+
+def test_mean_and_spread_are_numpys() -> None:
+    values = [0.71, 0.74, 0.78]
+    assert shown(values) == f"{100 * np.mean(values):.1f} ± {100 * np.std(values, ddof=1):.1f} (3)"
+
+
+def made(accuracies: dict[str, tuple[float, float, float]]) -> dict[Cell, Done]:
+    cells = {Cell(name, "digits", 0.5, 3, 3.0, seed): a for name, of in accuracies.items() for seed, a in zip(SEEDS, of)}
+    return {cell: Done(cell, accuracy, 3.0, 1.0) for cell, accuracy in cells.items()}
+
+
+def test_the_sentence_names_the_best_of_each_kind_and_who_is_not_told_apart_from_it() -> None:
+    runs = made({
+        "dp_means": (0.78, 0.80, 0.79), "dp_head": (0.80, 0.81, 0.79), "dp_moments": (0.6, 0.6, 0.6), "DP-FedAvg": (0.4, 0.4, 0.4),
+        "dp_psg": (0.3, 0.3, 0.3), "dp_merf": (0.2, 0.2, 0.2), "dp_head, secagg": (0.9, 0.9, 0.9),
+    })  # fmt: skip
+    said = sentence(runs, "digits", 3, 0.5)
+    assert "model over a public map: `dp_head` 80.0 ± 1.0 % (not told apart from `dp_means`); " in said
+    assert "model without one: `DP-FedAvg` 40.0 ± 0.0 %; data set without one: `dp_psg` 30.0 ± 0.0 %." in said
+    assert sentence(runs, "mnist", 3, 0.5) == "" and "data set over" not in said
+    fewer = {cell: done for cell, done in runs.items() if cell != Cell("dp_head", "digits", 0.5, 3, 3.0, 1)}
+    assert "map: `dp_means` 79.0 ± 1.0 %; " in sentence(fewer, "digits", 3, 0.5)  # seeds are missing: it cannot be compared
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_public_data_is_what_the_settings_say(name: str) -> None:
+    algo = OmegaConf.to_container(composed("train", ["preset=smoke", *METHODS[name]]).algo, resolve=True)
+    assert bool(public_data({"algo": algo})) is (name in PUBLIC)
+
+
+def test_a_line_that_was_cut_off_is_run_again(tmp_path: Path) -> None:
+    (done,) = list(made({"dp_head": (0.8, 0.8, 0.8)}).values())[:1]
+    whole = json.dumps(asdict(done))
+    (tmp_path / "runs.jsonl").write_text(f"{whole}\n{whole[:50]}\n")
+    assert kept(tmp_path / "runs.jsonl") == {done.cell: done}
