@@ -47,7 +47,10 @@ def crafted(shape: Sequence[int], classes: int, count: int, seed: int) -> Pair:
         pool = patches(image, total, torch.Generator().manual_seed(seed)).numpy().reshape(total, *shape)  # type: ignore[arg-type]
     else:
         pool = generator.integers(0, 2, (total, *shape)).astype(np.float32)
-    rows = pool.reshape(total, -1)
+    distinct = np.sort(np.unique(pool.reshape(total, -1), axis=0, return_index=True)[1])
+    if len(distinct) >= count:  # two equal canaries would blur each other's coins; small shapes draw them
+        pool = pool[distinct]
+    rows = pool.reshape(len(pool), -1)
     chosen = independent(rows - rows.mean(), count)
     return np.ascontiguousarray(pool[chosen], np.float32), np.arange(count, dtype=np.int64) % classes
 

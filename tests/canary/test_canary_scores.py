@@ -134,6 +134,8 @@ def test_crafted_canaries_point_in_their_own_directions() -> None:
     cosine = (centred @ centred.T) / np.outer(*2 * [np.linalg.norm(centred, axis=1)])
     assert np.median(np.abs(cosine[~np.eye(50, dtype=bool)])) < 0.15 and np.linalg.matrix_rank(centred) == 50
     assert np.bincount(y).tolist() == [5] * 10 and x.min() >= 0 and x.max() <= 1
+    for seed in range(5):  # more canaries than their shape has directions: still no two alike
+        assert len(np.unique(crafted(SHAPE, CLASSES, 60, seed)[0].reshape(60, -1), axis=0)) == 60
     assert crafted((30,), 2, 20, 0)[0].shape == (20, 30) and np.array_equal(crafted((30,), 2, 20, 0)[0], crafted((30,), 2, 20, 0)[0])
 
 
