@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import fcntl
+import gc
+import json
 import os
 import random
+import shutil
 import tempfile
-from collections.abc import Callable
-from contextlib import nullcontext, redirect_stdout
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import dataclass
+from functools import cache
+from hashlib import sha256
 from io import StringIO
 from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 # Read by numpy as it is imported, and by what a test starts. With two workers on two cores, each of which multiplies
@@ -25,6 +30,8 @@ import torch
 from tests import quick_configs
 
 torch.set_num_threads(1)
+gc.disable()  # until all tests are collected
+REAL_FSYNC, os.fsync = os.fsync, lambda handle: None  # 15 ms for each of ten thousand files, and no test cuts the power
 quick_configs.install()
 CACHE = tempfile.TemporaryDirectory(prefix="privdd-cache-")  # what this machine remembers is not the tests' business
 os.environ["PRIVDD_CACHE"] = CACHE.name
@@ -70,6 +77,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items[:] = [item for tests in order for item in tests]
 
 
+def pytest_collection_finish() -> None:
+    """Modules and collected tests live as long as their worker: to search these 700,000 objects for cycles again and
+    again takes a tenth of its time. What tests make is searched as usual."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup() -> None:
     """What a test draws from torch's global generator does not depend on the tests before it."""
@@ -89,20 +104,21 @@ def pytest_report_header() -> str | None:
 
 @dataclass(frozen=True)
 class SmallAudit:
-    """A finished run folder, its exit status, and the global random states around it."""
+    """A finished run folder, its exit status, and the global random states before and after it (digests)."""
 
     name: str
     overrides: tuple[str, ...]
     path: Path
     status: int
     printed: str
-    random_states: tuple[tuple[Any, ...], tuple[Any, ...]]
+    random_states: tuple[tuple[str, ...], tuple[str, ...]]
 
 
-def global_random_states() -> tuple[Any, ...]:
-    """Torch's, numpy's and Python's global generators, comparable with ==."""
+def global_random_states() -> tuple[str, ...]:
+    """Of torch's, numpy's and Python's global generators: different digests for different states."""
     kind, words, *rest = np.random.get_state()  # noqa: NPY002
-    return torch.get_rng_state().numpy().tobytes(), (kind, words.tobytes(), *rest), random.getstate()  # type: ignore[attr-defined]
+    states = torch.get_rng_state().tolist(), (kind, words.tolist(), rest), random.getstate()  # type: ignore[attr-defined]
+    return tuple(sha256(repr(state).encode()).hexdigest() for state in states)
 
 
 def small_audit(name: str, path: Path) -> SmallAudit:
@@ -120,16 +136,37 @@ def small_audit(name: str, path: Path) -> SmallAudit:
 
 
 @pytest.fixture(scope="session")
-def audited(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], SmallAudit]:
-    """name -> that small audit, run on first use, read by many tests and changed by none."""
-    root, made = tmp_path_factory.mktemp("audits"), {}
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that the workers of this session have in common."""
+    own = tmp_path_factory.getbasetemp()
+    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
 
+
+@pytest.fixture(scope="session")
+def audited(shared: Path) -> Callable[[str], SmallAudit]:
+    """name -> that small audit, run on first use by one worker, read by the tests of all and changed by none."""
+
+    @cache
     def get(name: str) -> SmallAudit:
-        if name not in made:
-            made[name] = small_audit(name, root / name)
-        return made[name]
+        path, told = shared / "audits" / name, shared / "audits" / f"{name}.json"
+        with alone(shared / "audits" / f"{name}.lock"):
+            if not told.is_file():
+                shutil.rmtree(path, ignore_errors=True)  # of a worker that failed half-way
+                made = small_audit(name, path)
+                told.write_text(json.dumps([made.overrides, made.status, made.printed, made.random_states]))
+        overrides, status, printed, (before, after) = json.loads(told.read_text())
+        return SmallAudit(name, tuple(overrides), path, status, printed, (tuple(before), tuple(after)))
 
     return get
+
+
+@contextmanager
+def alone(file: Path) -> Iterator[None]:
+    """One worker at a time; another one waits."""
+    file.parent.mkdir(exist_ok=True)
+    with file.open("w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)  # until it is closed
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import omegaconf.base
 from hydra._internal.sources_registry import SourcesRegistry
 from hydra.core.plugins import Plugins
 from hydra.plugins.config_source import ConfigSource
@@ -37,6 +38,19 @@ def remember_files(load: Callable[..., Any]) -> Callable[..., Any]:
     return load_config
 
 
+def remember_packages(load: Callable[..., Any]) -> Callable[..., Any]:
+    """The same for the files of installed packages (Hydra's own), which do not change at all."""
+    parsed: dict[tuple[str, str], Any] = {}
+
+    def load_config(self: ConfigSource, config_path: str) -> Any:
+        key = self.path, config_path
+        if key not in parsed:
+            parsed[key] = load(self, config_path=config_path)
+        return deepcopy(parsed[key])
+
+    return load_config
+
+
 def remember_configs(compose: Callable[..., Any]) -> Callable[..., Any]:
     """``hydra.compose`` of the shipped files, by all of its arguments; of a user's folder nothing is remembered."""
     made: dict[tuple[Any, ...], Any] = {}
@@ -55,7 +69,8 @@ def remember_configs(compose: Callable[..., Any]) -> Callable[..., Any]:
 def install() -> None:
     """For this process."""
     Plugins.instance()  # which reads the module of the class below anew
-    source = SourcesRegistry.instance().resolve("file")
-    source.load_config = remember_files(source.load_config)
-    grammar_parser.parse = cache(grammar_parser.parse)
+    for scheme, remember in (("file", remember_files), ("pkg", remember_packages)):
+        source = SourcesRegistry.instance().resolve(scheme)
+        source.load_config = remember(source.load_config)
+    omegaconf.base.parse = omegaconf._utils.parse = cache(grammar_parser.parse)  # type: ignore[attr-defined]
     config.compose = remember_configs(config.compose)

@@ -184,6 +184,7 @@ EXCEPTIONS = {
     ("privdd.cli.source_twins", "exec"): "the same",
     ("attacks.lpips_weights", "pickle"): "a restricted unpickler that can build arrays only, for published weights",
     ("privdd.auditing.targets.weights", "torch.load"): "weights_only=True: torch's own restricted unpickler, which builds tensors only",
+    ("privdd.methods.own_training", "torch.manual_seed"): "the user's own function may draw from it; it is put back afterwards",
     ("privdd.checking.child", "np.random.seed"): "a forked process inherits the generator that a stranger's code may draw from",
 }
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from privdd.core.keys import Keys
-from privdd.core.types import Records
 from privdd.data.corruptions import corrupt, names_for
 from privdd.data.custom import folder
 from privdd.data.dataset import DataNotFound, Dataset, dataset
@@ -69,20 +68,14 @@ def digit_domains(root: Path | None, limits: Limits, keys: Keys) -> Dataset:
 
 def corrupted(source: Dataset, severity: int, corruptions: str | Sequence[str], limits: Limits, keys: Keys) -> Dataset:
     """``source`` cut into equal parts, each under one corruption: no record is in two domains."""
-    names = names_for(source.shape[0], corruptions)
-    train, test = (
-        _dealt(len(split), len(names), keys.fold(at)) for at, split in enumerate((source.train, source.test))
-    )
+    names, splits = names_for(source.shape[0], corruptions), ((source.train, limits.train), (source.test, limits.test))
+    orders = [torch.randperm(len(whole), generator=keys.fold(at).torch()) for at, (whole, _) in enumerate(splits)]
+    dealt = [order.tensor_split(len(names)) for order in orders]
     parts = []
     for at, name in enumerate(names):
-        here = keys.fold(name)
-        pairs = [
-            _corrupted_pair(name, split.take(index[at][:limit]), severity, here.fold(which))
-            for which, (split, index, limit) in enumerate(
-                ((source.train, train, limits.train), (source.test, test, limits.test))
-            )
-        ]
-        parts.append(Domain(name, pairs[0], pairs[1]))
+        taken = [whole.take(dealt[side][at][:limit]) for side, (whole, limit) in enumerate(splits)]
+        streams = [keys.fold(name, side).torch() for side in range(2)]
+        parts.append(Domain(name, *((corrupt(name, t.x, severity, g), t.y) for t, g in zip(taken, streams))))
     note = f"{source.note}; under {len(names)} corruptions at severity {severity}, each record under one"
     return _joined("corrupted", note, source.classes, parts)
 
@@ -156,24 +149,12 @@ def _halves(data: Dataset) -> tuple[Dataset, Dataset]:
     return half(0), half(1)
 
 
-def _dealt(count: int, parts: int, keys: Keys) -> tuple[Tensor, ...]:
-    return torch.randperm(count, generator=keys.torch()).tensor_split(parts)
-
-
-def _corrupted_pair(name: str, records: Records, severity: int, keys: Keys) -> Pair:
-    return corrupt(name, records.x, severity, keys.torch()), records.y
-
-
 def _joined(name: str, note: str, classes: int, parts: list[Domain]) -> Dataset:
     """One data set whose records remember their domain; ids are new, over all domains."""
-    train, test = (
-        (torch.cat([pair[0] for pair in pairs]), torch.cat([pair[1] for pair in pairs]))
-        for pairs in ([p.train for p in parts], [p.test for p in parts])
-    )
-    flat = dataset(name, note, classes, train, test)
+    splits = [part.train for part in parts], [part.test for part in parts]
+    train, test = ((torch.cat([x for x, _ in pairs]), torch.cat([y for _, y in pairs])) for pairs in splits)
     domain, test_domain = (
-        torch.cat([torch.full((len(pair[1]),), at) for at, pair in enumerate(pairs)])
-        for pairs in ([p.train for p in parts], [p.test for p in parts])
+        torch.cat([torch.full((len(y),), at) for at, (_, y) in enumerate(pairs)]) for pairs in splits
     )
-    names = tuple(p.name for p in parts)
-    return Dataset(flat.train, flat.test, classes, name, note, names, domain, test_domain)
+    flat, names = dataset(name, note, classes, train, test), tuple(part.name for part in parts)
+    return replace(flat, domains=names, domain=domain, test_domain=test_domain)

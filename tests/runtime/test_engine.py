@@ -162,14 +162,6 @@ def test_a_tasks_own_error_arrives_as_it_is(engine: Engine) -> None:
         list(engine.map(crash_tasks.refuse, [Deadly(0, ""), Deadly(1, "")]))
 
 
-@pytest.mark.parametrize("engine", [pytest.param(Engine(), id="serial"), *OTHERS], indirect=True)
-def test_threads_per_task_are_what_was_asked(engine: Engine) -> None:
-    before = torch.get_num_threads()
-    two = Engine(engine.kind, workers=2, threads=2)
-    assert list(two.map(crash_tasks.thread_count, [Deadly(i, "") for i in range(3)])) == [2, 2, 2]
-    assert torch.get_num_threads() == before
-
-
 @pytest.mark.parametrize("engine", OTHERS, indirect=True)
 def test_the_pool_is_started_once(engine: Engine, tmp_path: Path) -> None:
     found = [both_workers(engine, tmp_path / f"call_{i}") for i in range(4)]
@@ -187,6 +179,15 @@ def test_a_worker_that_keeps_memory_is_not_replaced(tmp_path: Path) -> None:
         get_reusable_executor(reuse=True).shutdown(kill_workers=True)  # with the memory that they keep
     assert set(grown) <= before
     assert max(grown.values()) >= 8, "no worker came to be measured: the test tested nothing"
+
+
+@pytest.mark.parametrize("engine", [pytest.param(Engine(), id="serial"), *OTHERS], indirect=True)
+def test_threads_per_task_are_what_was_asked(engine: Engine) -> None:
+    """The last that starts processes: others would have to replace workers of two threads by their own."""
+    before = torch.get_num_threads()
+    two = Engine(engine.kind, workers=2, threads=2)
+    assert list(two.map(crash_tasks.thread_count, [Deadly(i, "") for i in range(3)])) == [2, 2, 2]
+    assert torch.get_num_threads() == before
 
 
 def test_ray_missing_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

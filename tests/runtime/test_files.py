@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
-from privdd.runtime.files import DamagedRun, read_json
+from privdd.runtime.files import DamagedRun, read_json, write_bytes
+from tests.conftest import REAL_FSYNC
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"x": NaN}', '{"x": -Infinity}', '{"x": 1e999}', "[" * 99999])
@@ -20,3 +22,15 @@ def test_what_is_no_finite_json_is_refused_in_one_line(tmp_path: Path, text: str
 def test_finite_json_is_read(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text('{"x": [1, 2.5, "inf", null]}')
     assert read_json(tmp_path / "a.json") == {"x": [1, 2.5, "inf", None]}
+
+
+def test_a_file_is_whole_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flushed: list[tuple[int, int, bool]] = []
+
+    def fsync(handle: int) -> None:
+        REAL_FSYNC(handle)
+        flushed.append((os.fstat(handle).st_ino, os.fstat(handle).st_size, (tmp_path / "a").exists()))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    write_bytes(tmp_path / "a", b"all of it")
+    assert flushed == [((tmp_path / "a").stat().st_ino, 9, False)]

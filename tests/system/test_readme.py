@@ -44,7 +44,8 @@ def commands() -> list[str]:
 
 @pytest.fixture
 def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for name, text in FILES.items():
+    (net,) = [text for _, text in BLOCKS if text.startswith("# net.py\n")]
+    for name, text in {**FILES, "mine/net.py": net}.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     monkeypatch.chdir(tmp_path)

@@ -43,6 +43,8 @@ NOT_RUN = {
     "privdd.audit run=DIR target.model=": "wants a recording: tests/auditing/targets/test_recorded_run.py makes one",
     "privdd.audit run=run target.model=": "wants a recording of real servers: tests/system/test_tapped_loopback.py makes one",
     "privdd.audit algo=fedavg model=own": "wants the user's own network: tests/models/test_own.py",
+    "privdd.audit algo=own_training algo.training=": "wants the user's own function: tests/methods/test_own_training.py",
+    "privdd.check mechanism=noise.py:release": "wants the page's example: tests/checking/test_tutorial.py",
     "privdd.report DIR --pdf": "needs a browser: tests/reporting/test_pdf.py",
     "privdd.canary": "three parties and their files: tests/canary/test_opened.py goes through issue, open and verify",
     "privdd.reproduce": "trains for minutes: tests/reproduce/test_train_rows.py and test_typed.py, at a smaller size",
@@ -58,6 +60,9 @@ PYTHON = {
     "# tapped_app.py": "tests/system/test_tapped_loopback.py",
     "from nvflare import FilterType": "tests/adapters/test_nvflare_tap.py",
     "from sklearn.datasets import load_digits": "tests/auditing/targets/test_tutorial.py",
+    "# net.py": "tests/methods/test_own_training.py",
+    "# noise.py": "tests/checking/test_tutorial.py",
+    "# test_noise.py": "tests/checking/test_run_check.py",
 }
 SMALL = ("data.test_limit=40", "partition.clients=2", "audit.records=12", "audit.worlds=3", "audit.victims=1")
 GUARANTEE = ("audit.guarantee.runs=20", "audit.guarantee.slow_runs=20", "audit.guarantee.images=1")
@@ -126,7 +131,8 @@ def sizes(argv: list[str]) -> list[str]:
     config = composed("audit", [*groups, "preset=smoke"])
     short = [f"{key}={value}" for key, value in SHORT.items() if OmegaConf.select(config, key) is not None]
     limit = [] if {"data"} & typed else ["data.limit=150"]
-    wanted = ["preset=smoke", *SMALL, *limit, *(GUARANTEE if "privacy" in " ".join(argv) else ()), *short, "attack=[lira]"]
+    few = ["attack.gradient_inversion.method.iterations=5"] if "gradient_inversion" in " ".join(argv) else []
+    wanted = ["preset=smoke", *SMALL, *limit, *(GUARANTEE if "privacy" in " ".join(argv) else ()), *short, *few, "attack=[lira]"]
     return [one for one in wanted if one.split("=")[0] not in typed]
 
 
