@@ -133,7 +133,9 @@ def _audit(config: DictConfig, path: Path, argv: Sequence[str], held: ExitStack)
     held.enter_context(locked(path))
     folder = prepare(path, config)
     say(experiment, path)
-    held.enter_context(threads(experiment.engine.threads))  # the server's work too, so that a machine's cores change no bits
+    held.enter_context(
+        threads(experiment.engine.threads)
+    )  # the server's work too, so that a machine's cores change no bits
     method, searches = experiment.plan.method, longest_searches(config)
     there = {*method.uploads.values(), *method.broadcasts.values()}
     wanted = [searches[name] for name, attack in attacks.items() if there & attack.surfaces]
@@ -176,7 +178,9 @@ def _train(config: DictConfig, path: Path, argv: Sequence[str], held: ExitStack)
     held.enter_context(locked(path))
     folder = prepare(path, config)
     say(experiment, path)
-    held.enter_context(threads(experiment.engine.threads))  # the server's work too, so that a machine's cores change no bits
+    held.enter_context(
+        threads(experiment.engine.threads)
+    )  # the server's work too, so that a machine's cores change no bits
     began = time.monotonic()
     plan, ledger = experiment.plan, experiment.ledger()
     trainer = Trainer(plan, experiment.shards, experiment.test, experiment.engine, folder, ledger, experiment.capture)
