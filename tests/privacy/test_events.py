@@ -78,6 +78,9 @@ def test_two_gaussians_on_one_sample_are_one() -> None:
     pair = dpa.PoissonSampledDpEvent(0.2, dpa.ComposedDpEvent([G(3.0), G(4.0)]))
     ((q, z), count), *rest = tally([(pair, 7)]).poisson
     assert (q, count, rest) == (0.2, 7, []) and z == pytest.approx(1 / math.hypot(1 / 3, 1 / 4))
+    twice = dpa.PoissonSampledDpEvent(0.2, dpa.SelfComposedDpEvent(G(3.0), 2))
+    ((_, z), _), *_ = tally([(twice, 1)]).poisson
+    assert z == pytest.approx(3.0 / math.sqrt(2))
 
 
 def test_sampling_everybody_is_not_sampling() -> None:

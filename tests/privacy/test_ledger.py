@@ -46,6 +46,16 @@ def test_thousands_of_rows_cost_one_composition() -> None:
     assert ledger.epsilon(DELTA) == alone == pytest.approx(1.8282, abs=2e-4)
 
 
+@pytest.mark.parametrize("worst", range(6))
+def test_the_worst_client_is_found_among_those_that_cannot_be_compared(worst: int) -> None:
+    """Releases of six kinds, none of which contains another; a seventh client's are contained in the worst one's."""
+    ledger = Ledger()
+    for client in range(6):
+        ledger.append([row(dpa.LaplaceDpEvent(20.0 + client), client=client, count=9 if client == worst else 2)])
+    ledger.append([row(dpa.LaplaceDpEvent(20.0 + worst), client=6, count=8)])
+    assert ledger.epsilon(DELTA) == ledger.epsilon(DELTA, client=worst) > ledger.epsilon(DELTA, client=6)
+
+
 def test_post_processing_is_free_only_where_its_sources_are_protected() -> None:
     ledger = Ledger()
     ids = ledger.append([row(G(1.0), surface="counts"), row(dpa.NoOpDpEvent(), post_of=(0,))])
