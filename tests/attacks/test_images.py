@@ -64,6 +64,7 @@ def test_match_lines_reconstructions_up_with_the_truth(order: tuple[int, ...]) -
 def test_match_is_the_best_of_all_permutations() -> None:
     a, b = torch.rand((5, 1, 6, 6), generator=rng(3)), torch.rand((5, 1, 6, 6), generator=rng(4))
     scores = images.negative_mse(a, b)
+    assert float(scores[1, 2]) == pytest.approx(-float((a[1] - b[2]).double().square().mean()))
     best = max(itertools.permutations(range(5)), key=lambda p: float(scores[list(p), range(5)].sum()))
     assert images.match(a, b).tolist() == list(best)
     assert len(images.match(torch.cat([a, b]), b)) == 5

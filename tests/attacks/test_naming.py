@@ -58,5 +58,6 @@ def test_names_among_many_against_the_binomial() -> None:
     bound = from_names(10, 10, math.log(1e6), delta=0.0, confidence=0.95)
     assert bound == pytest.approx(math.log(0.05**0.1 * 1e6))
     assert from_names(0, 10, 5.0, delta=1e-5, confidence=0.95) == 0
+    assert from_names(1, 1, math.log(1e6), delta=0.01, confidence=0.95) == pytest.approx(math.log((0.05 - 0.01) * 1e6))
     with pytest.raises(ValueError, match="won=11"):
         from_names(11, 10, 5.0, delta=0.0, confidence=0.95)

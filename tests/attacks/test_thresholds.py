@@ -47,3 +47,7 @@ def test_without_any_bound_the_widest_gap_is_taken():
     assert best_threshold(values, inside, DELTA) in (0.0, 1.0)
     with pytest.raises(KeyError):
         best_threshold(values, inside, DELTA, "one_run")
+    for seed in range(20):  # nine trials bound nothing
+        values, inside = np.random.default_rng(seed).permutation(9) / 9.0, np.arange(9) < 3 + seed % 3
+        gaps = {at: np.mean(values[inside] >= at) - np.mean(values[~inside] >= at) for at in values}
+        assert gaps[best_threshold(values, inside, DELTA)] == pytest.approx(max(gaps.values()))

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from attacks.types import Adversary, Family, Finding, Surface
-from privdd.auditing.certified import certified
+from privdd.auditing.certified import certified, certified_on
+from privdd.privacy.ledger import Ledger
+from tests.privacy.test_ledger import G
+from tests.privacy.test_ledger import row as released
 
 
 def row(epsilon: float, **diagnostics: object) -> Finding:
@@ -18,3 +21,15 @@ def test_the_largest_bound_for_the_whole_run_is_taken_with_what_it_trusts() -> N
 
 def test_nothing_is_certified_without_such_a_bound() -> None:
     assert certified([row(9.0, unit="record")]) == {}
+
+
+def test_a_surface_is_certified_where_it_was_computed_from_all_that_the_client_spends() -> None:
+    found = [row(3.0, certificate={"runs": 3})]
+    one, two = released(G(1.0), surface="a"), released(G(1.0), surface="b")
+    other = released(G(1.0), surface="a", client=1)
+    ledger = Ledger()
+    ledger.append([one, other])
+    assert certified_on(0, ledger, "a", found) == certified(found) == certified_on(1, ledger, "a", found)
+    assert certified_on(0, ledger, "b", found) == certified_on(2, ledger, "a", found) == {}
+    ledger.append([two])
+    assert certified_on(0, ledger, "a", found) == {}

@@ -9,7 +9,7 @@ from scipy.stats import norm
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
 from attacks.membership.attack import leave_one_out
-from attacks.membership.gaussian import gaussian_ratio
+from attacks.membership.gaussian import LEAST_OWN, _shrunk, gaussian_ratio
 from attacks.roc import roc
 
 COVARIANCE = torch.tensor([[1.0, 0.8], [0.8, 1.0]], dtype=torch.float64)
@@ -104,3 +104,12 @@ def test_bad_arguments_are_refused(change, said) -> None:
     good = {"signals": signals, "masks": masks, "target": signals[0]}
     with pytest.raises(ValueError, match=said):
         gaussian_ratio(**{**good, **change})
+
+
+def test_gaps_are_shrunk_by_the_share_of_their_spread_that_is_noise() -> None:
+    """Four worlds on each side: each gap has noise of variance 1/4 + 1/4. A spread of 1 is half noise, one of 1/2 all."""
+    counts = torch.full((2, 4), 4.0, dtype=torch.float64)
+    gaps = torch.tensor([[3.0], [1.0], [3.0], [1.0]], dtype=torch.float64)
+    assert torch.allclose(_shrunk(gaps, counts), 2 + 0.5 * (gaps - 2))
+    noise = (gaps - 2) * 0.5**0.5
+    assert torch.allclose(_shrunk(2 + noise, counts), 2 + LEAST_OWN * noise)
