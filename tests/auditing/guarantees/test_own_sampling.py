@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+import torch
 
 from privdd.auditing.guarantees.own_sampling import looks
 from privdd.federated.noise_record import Noted, Watch
@@ -31,3 +32,24 @@ def test_a_methods_own_sampling_is_seen_in_its_releases(way: str, cells: tuple[s
         watch.releases += [Noted("dpsgd", cell, part) for cell, part in zip(cells, parts)]
     smallest = min(look.p for look in looks([watch], "dpsgd", Q))
     assert (smallest > 1e-3) if sound else (smallest < 1e-4)
+
+
+DRAWS: dict[str, tuple[Callable[[int], list[int]], bool]] = {
+    "those that were drawn": (lambda taken: [taken], True),
+    "some of them, in two releases": (lambda taken: [taken // 2, taken - taken // 2], True),
+    "one more than was drawn": (lambda taken: [taken + 1], False),
+    "the same ones twice": (lambda taken: [taken, taken], False),
+    "none: the next draw is used": (lambda taken: [], False),
+}
+
+
+@pytest.mark.parametrize("way", DRAWS)
+def test_releases_are_of_those_who_were_drawn(way: str) -> None:
+    of, sound = DRAWS[way]
+    watch, g = Watch(0, 0, True, HELD), np.random.default_rng(0)
+    for _ in range(RELEASES):
+        taken = torch.from_numpy(g.random(HELD) < Q)
+        watch.sampled("dpsgd", Q, taken)
+        watch.releases += [Noted("dpsgd", None, part) for part in of(int(taken.sum()))]
+    smallest = min(look.p for look in looks([watch], "dpsgd", Q))
+    assert smallest > 1e-3 if sound else smallest == 0

@@ -73,6 +73,9 @@ def test_under_replace_one_record_is_exchanged_for_another() -> None:
     """So the number of rows stays, and a row may move by two units at most."""
     assert 0.5 < kappa(Rows(), OwnRows(), "replace") <= 2 + 1e-4
     assert kappa(Rows(), OwnRows(clips=False), "replace") > 3
+    rows = {"prototypes": OwnRows(clips=False)}
+    (found,) = record_upload_findings(subject(Rows(), rows, relation="replace"), "prototypes")
+    assert found.measures["kappa_allowed"] == 2
 
 
 def test_an_upload_that_is_clipped_as_a_whole_may_move_across_the_ball() -> None:
