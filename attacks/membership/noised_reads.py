@@ -23,18 +23,31 @@ from attacks.types import Adversary, View
 SIGNAL = "likelihood_ratio"
 ENOUGH = 1000  # numbers that no record reaches, from which the size of the noise is measured
 SIGMAS = 5.0  # by which the measured size of the noise may differ from the stated one
+ONE = 7.0  # ... and that of one release from the usual one: there are many, and some reach few numbers
 LEAST = 1e-4  # of the stated noise: a transcript with less is read as if it had that
 
 
 @dataclass(frozen=True)
 class _Read:
-    """One release: records ``at`` (g,), A A^T / std^2 (g, g), A y / std^2 (g,), and the records' chance to be sampled."""
+    """One release: records ``at`` (g,), A A^T / std^2 (g, g), A y / std^2 (g,), the records' chance to be sampled, and
+    what was measured in the directions that no record reaches: squared noise over the stated variance, and their number."""
 
     name: str
     at: np.ndarray
     precision: np.ndarray
     moment: np.ndarray
     probability: float
+    energy: float
+    free: int
+
+    @property
+    def noise(self) -> float:
+        """The noise that this release had, over the stated one."""
+        return max(math.sqrt(self.energy / self.free), LEAST)
+
+    def differs(self, usual: float) -> bool:
+        """Whether its noise is surely another than the usual one."""
+        return self.free > 0 and abs(self.noise / usual - 1) > ONE / math.sqrt(2 * self.free)
 
 
 @dataclass
@@ -43,7 +56,6 @@ class NoisedSums:
 
     count: int
     reads: list[_Read] = field(default_factory=list)
-    _outside: dict[str, tuple[float, int]] = field(default_factory=dict)
 
     def add(
         self, name: str, at: np.ndarray, effects: np.ndarray, observed: np.ndarray, std: float, probability: float = 1.0
@@ -56,22 +68,30 @@ class NoisedSums:
         if effects.shape != (len(at), *observed.shape) or not std > 0 or not 0 < probability <= 1:
             raise ValueError(f"{len(at)} records, effects {effects.shape}, observed {observed.shape}, std {std}")
         rows, signal = effects.astype(np.float64) / std, observed.astype(np.float64) / std
-        self.reads.append(_Read(name, at, rows @ rows.T, rows @ signal, probability))
-        energy, free = self._outside.get(name, (0.0, 0))
-        more, numbers = outside_span(rows, signal)
-        self._outside[name] = energy + more, free + numbers
+        self.reads.append(_Read(name, at, rows @ rows.T, rows @ signal, probability, *outside_span(rows, signal)))
 
     def noise_of(self, name: str) -> float:
-        """The noise that the run really had, over the stated one, in directions that no record reaches; 1 where these are few."""
-        energy, free = self._outside[name]
+        """The usual noise of a mechanism in this run, over the stated one, in directions that no record reaches; 1 where
+        these are few. A release that had other noise is read with its own (``_sizes``)."""
+        energy, free = self._outside(name)
         return max(math.sqrt(energy / free), LEAST) if free >= ENOUGH else 1.0
 
     @property
     def as_stated(self) -> bool:
-        """Whether the noise of every mechanism that can be measured has the stated size: other noise, or records that add
-        something else than they are read with, show there."""
-        measured = [(self.noise_of(name), free) for name, (_, free) in self._outside.items() if free >= ENOUGH]
-        return all(abs(size - 1) <= SIGMAS / math.sqrt(2 * free) for size, free in measured)
+        """Whether the noise of every mechanism that can be measured has the stated size, in all rounds together and in each
+        release: other noise, or records that add something else than they are read with, show there."""
+        measured = [(self.noise_of(name), self._outside(name)[1]) for name in {read.name for read in self.reads}]
+        whole = all(abs(size - 1) <= SIGMAS / math.sqrt(2 * free) for size, free in measured if free >= ENOUGH)
+        return whole and not any(read.differs(1.0) for read in self.reads)
+
+    def _outside(self, name: str) -> tuple[float, int]:
+        found = [read for read in self.reads if read.name == name]
+        return sum(read.energy for read in found), sum(read.free for read in found)
+
+    def _sizes(self) -> list[float]:
+        """The noise that each release is read with: an average over rounds would hide one that had less."""
+        usual = {name: self.noise_of(name) for name in {read.name for read in self.reads}}
+        return [read.noise if read.differs(usual[read.name]) else usual[read.name] for read in self.reads]
 
     def scores(self, masks: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """Log likelihood ratios (K, n), in against out, for masks (K, n) bool, of which row 0 is the run that happened.
@@ -83,8 +103,8 @@ class NoisedSums:
             raise ValueError(f"masks {masks.shape}: rows of {self.count} coins are needed")
         precision, moment = np.zeros((self.count, self.count)), np.zeros(self.count)
         total = np.zeros(masks.shape)
-        for read in self.reads:
-            size = self.noise_of(read.name) ** 2
+        for read, noise in zip(self.reads, self._sizes(), strict=True):
+            size = noise**2
             if read.probability == 1:
                 precision[np.ix_(read.at, read.at)] += read.precision / size
                 moment[read.at] += read.moment / size

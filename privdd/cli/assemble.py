@@ -37,6 +37,7 @@ from privdd.privacy.description import description
 from privdd.privacy.mechanism import Mechanism
 from privdd.runtime.engine import Engine
 
+MOST_ROUNDS = 10**6  # each is planned one by one
 Role = TypeVar("Role", Method, Mechanism, Attack)
 
 
@@ -63,6 +64,8 @@ def assemble(config: DictConfig, *, noise_here: bool = True) -> Experiment:
     keys = Keys(run.seed, secret=(secret or "").encode())
     partition = Partition(**plain(config.partition))
     method = _of_role(build(standardising(config)), Method, "algo")  # type: ignore[type-abstract]
+    if method.rounds > MOST_ROUNDS:
+        raise BadConfig(f"algo: {method.rounds} rounds; at most {MOST_ROUNDS} are allowed")
     mechanisms = _mechanisms(config, method)
     method.check_mechanisms(mechanisms)
     engine = Engine(**plain(config.engine))
@@ -90,7 +93,9 @@ def assemble(config: DictConfig, *, noise_here: bool = True) -> Experiment:
     _check_delta(privacy, plan, shards)
     if said := too_few(plan):
         warnings.warn(said, stacklevel=2)
-    return Experiment(run, privacy, audit, plan, dataset, shards, engine, Capture(**plain(config.capture)))
+    capture = Capture(**plain(config.capture))
+    capture.check_there(plan)
+    return Experiment(run, privacy, audit, plan, dataset, shards, engine, capture)
 
 
 def _noise_settings(run: RunSettings, audit: AuditSettings | None) -> str:

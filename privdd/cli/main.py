@@ -153,7 +153,8 @@ def _hydra(command: str, run: Run, argv: Sequence[str], given: Sequence[str]) ->
         name_run(config, node.runtime.choices)
         typed = ["python", "-m", f"privdd.{command}", *as_written(node.overrides.task, given)]
         if sweep is not None:
-            return sweep.point(path, lambda: _point(config, node.overrides.task, lambda: run(config, path, typed)))
+            work = lambda: _point(config, node.overrides.task, lambda: run(config, path, typed))  # noqa: E731
+            return sweep.point(path, work, lambda: _check_finished(path, config))
         status.append(guarded(lambda: run(config, path, typed)))  # Hydra would print a traceback
         return status[-1]
 
@@ -174,6 +175,13 @@ def _point(config: DictConfig, typed: Sequence[str], work: Callable[[], int]) ->
 
     check_used(config, typed)
     return work()
+
+
+def _check_finished(path: Path, config: DictConfig) -> None:
+    from privdd.cli.unchanged import check_finished
+
+    if config.get("scores") is None:  # what is brought stands in no setting
+        check_finished(path, config)
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from privdd.cli.own_code import own_code
 from privdd.core.checks import refused
 from privdd.core.errors import BadConfig
 from privdd.federated.settings import AuditSettings, Budget, HardRecords, PrivacySettings, RunSettings
@@ -39,11 +40,13 @@ def leaves(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def fingerprint(config: DictConfig) -> str:
-    """A digest of all settings that affect what clients send (not of how it is attacked).
+    """A digest of all settings that affect what clients send (not of how it is attacked), and of the user's own code.
 
     Classes enter under their oldest known names, so that a run of an earlier version keeps its digest.
     """
     content = {k: v for k, v in original(plain(config)).items() if k not in UNFINGERPRINTED}
+    if code := code_of(config):
+        content["own_code"] = code
     if isinstance(privacy := content.get("privacy"), dict):
         content["privacy"] = {k: v for k, v in privacy.items() if k not in OF_THE_NOISE}
     if isinstance(trust := content.get("trust"), dict) and trust.get("name") == "local":
@@ -51,6 +54,11 @@ def fingerprint(config: DictConfig) -> str:
     if isinstance(data := content.get("data"), dict) and not data.get("standardise"):
         content["data"] = {k: v for k, v in data.items() if k != "standardise"}  # likewise
     return hashlib.blake2b(json.dumps(content, sort_keys=True, default=str).encode(), digest_size=8).hexdigest()
+
+
+def code_of(config: DictConfig) -> dict[str, str]:
+    """The user's own modules that affect what clients send, and a digest of each."""
+    return own_code({k: v for k, v in plain(config).items() if k not in UNFINGERPRINTED})
 
 
 def forced(config: DictConfig) -> bool:

@@ -12,10 +12,12 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from privdd.cli.allowed_targets import foreign_packages
+from privdd.cli.own_code import keep_code
 from privdd.cli.quoting import typeable
-from privdd.cli.read_settings import UNFINGERPRINTED, audit_settings, forced, plain
+from privdd.cli.read_settings import audit_settings, code_of, forced, plain
 from privdd.cli.secret import recognise, storable
-from privdd.cli.stored_config import OUTSIDE, read_stored
+from privdd.cli.stored_config import OUTSIDE
+from privdd.cli.unchanged import check_unchanged
 from privdd.core.errors import BadConfig
 from privdd.runtime.files import write_bytes
 from privdd.runtime.lock import locked
@@ -30,28 +32,19 @@ CONTRADICTION = 2
 def prepare(path: Path, config: DictConfig) -> RunFolder:
     """The folder with its resolved config.yaml.
 
-    Raises OSError where it cannot be written, BadConfig where it holds a run of another config: going
-    on from that run's checkpoint would mix the two.
+    Raises OSError where it cannot be written, BadConfig where it holds a run of another config, or of other code of the
+    user's own: going on from that run's checkpoint would mix the two.
     """
     folder = RunFolder(path)
     if path.is_dir():
         check_folder(path)
     if folder.checkpoint.exists():
-        old, new = _decides(read_stored(path)), _decides(storable(config))
-        changed = sorted(key for key in {*old, *new} if old.get(key) != new.get(key))
-        if changed:
-            raise BadConfig(f"{path}: holds a run of another config ({', '.join(changed)} differ); use another folder")
+        check_unchanged(path, config)
+    else:
+        keep_code(path, code_of(config))
     recognise(folder, config)
     write_bytes(path / "config.yaml", OmegaConf.to_yaml(storable(config), resolve=True).encode())
     return folder
-
-
-def _decides(config: DictConfig) -> dict[str, Any]:
-    """The parts of a config that affect what clients send."""
-    parts = {str(k): v for k, v in plain(config).items() if k not in UNFINGERPRINTED}
-    audited = {f"audit.{k}": OmegaConf.select(config, f"audit.{k}") for k in ("client", "records")}
-    tail = plain(OmegaConf.select(config, "audit.tail")) or {}  # stored configs of earlier versions have none
-    return parts | audited | {f"audit.tail.{k}": v for k, v in tail.items() if v}
 
 
 @contextmanager

@@ -130,11 +130,12 @@ class _Source:
         return line
 
     def _function(self, line: ast.FunctionDef) -> ast.FunctionDef:
-        """The function, made lazy; one that imports something, or cannot be defined here, raises NeedsImport when called."""
+        """The function, made lazy; one that imports something, or cannot be defined here, raises NeedsImport when called:
+        after an import half of the names would be twins, and the other half the classes themselves."""
         made = copy.copy(line)
         defaults = [one for one in (*line.args.defaults, *line.args.kw_defaults) if one is not None]
         decorators = [one for one in line.decorator_list if self._has(one)]
-        imports = any(isinstance(node, ast.Import | ast.ImportFrom) for node in ast.walk(line))
+        imports = any(map(_imports, ast.walk(line)))
         if imports or len(decorators) < len(line.decorator_list) or not all(map(self._has, defaults)):
             made.args = ast.arguments([], [], ast.arg("_"), [], [], ast.arg("__"), [])
             made.body = ast.parse(f"raise {NEEDS_IMPORT}({line.name!r})").body
@@ -173,6 +174,11 @@ def _when_called(code: CodeType) -> Iterator[str]:
     for inner in code.co_consts:
         if isinstance(inner, CodeType):
             yield from _when_called(inner)
+
+
+def _imports(node: ast.AST) -> bool:
+    called = isinstance(node, ast.Attribute) and node.attr == "import_module"
+    return called or isinstance(node, ast.Import | ast.ImportFrom)
 
 
 def _defined(line: ast.stmt) -> list[str]:

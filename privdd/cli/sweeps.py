@@ -108,12 +108,14 @@ class Sweep:
     total: int | None = None
     began: float = field(default_factory=time.time)
 
-    def point(self, path: Path, work: Callable[[], int]) -> int:
-        """Run one point, or skip it where it is finished -> status; a failing point does not stop the others."""
+    def point(self, path: Path, work: Callable[[], int], check: Callable[[], object] = lambda: None) -> int:
+        """Run one point, or skip it where it is finished -> status; a failing point does not stop the others.
+
+        check: raises where what is finished there is not what is asked for now.
+        """
         self._mark(path, None)
         if all((path / name).is_file() for name in RESULTS[self.command]):
-            print(f"privdd: {path.name} is finished, skipped", file=sys.stderr)
-            status, line = stored_status(path), ""
+            status, line = _attempt(lambda: _skipped(path, check))
         else:
             status, line = _attempt(work)
         if line:
@@ -160,6 +162,12 @@ class Sweep:
             print_trained(trained, sys.stdout)
             print(f"table: {table}")
         return 2 if 2 in found.values() else int(bool(failed) or not found)
+
+
+def _skipped(path: Path, check: Callable[[], object]) -> int:
+    check()
+    print(f"privdd: {path.name} is finished, skipped", file=sys.stderr)
+    return stored_status(path)
 
 
 def _attempt(work: Callable[[], int]) -> tuple[int, str]:

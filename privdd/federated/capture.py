@@ -43,6 +43,13 @@ class Capture:
                 what = f"surfaces ({', '.join(sorted(known))})" if name == "surfaces" else "whole numbers from 0"
                 raise ValueError(f"capture.{name}={value}: allowed are {', '.join(words)} or a list of {what}")
 
+    def check_there(self, plan: Plan) -> None:
+        """Raises ValueError, one line, for a round or a client that the run does not have: nothing of it could be kept."""
+        for name, count in (("rounds", plan.method.rounds), ("clients", plan.problem.clients)):
+            chosen = getattr(self, name)
+            if not isinstance(chosen, str) and max(chosen, default=0) >= count:
+                raise ValueError(f"capture.{name}={list(chosen)}: this run has {name} 0 to {count - 1}")
+
     def wants(self, plan: Plan, round: int, received: Received, size: int = 0) -> bool:
         """Whether an upload of ``size`` bytes is kept."""
         rounds = {"all": True, "first_last": round in (0, plan.method.rounds - 1)}

@@ -111,7 +111,7 @@ class HardRecords(Tail):
 
 
 COUNTS = {
-    "records": (1, "at least 1 is needed"),
+    "records": (2, "at least 2 are needed (one is guessed in, one out)"),
     "worlds": (1, "at least 1 is needed (world 0 is the run itself)"),
     "rounds": (1, "at least 1 is needed (the latest of each phase)"),
     "federations": (0, "0 or more is needed"),
@@ -122,6 +122,8 @@ COUNTS = {
     "processed_federations": (0, "0 or more is needed"),
     "processed_worlds": (1, "at least 1 is needed (world 0 is the run itself)"),
 }
+
+MOST = 10**6  # of each
 
 
 @dataclass(frozen=True)
@@ -166,6 +168,8 @@ class AuditSettings:
             raise refused("audit.client", self.client, "auto, or a client's number from 0, is needed")
         for name, (least, needed) in COUNTS.items():
             object.__setattr__(self, name, whole(f"audit.{name}", getattr(self, name), least, needed))
+            if getattr(self, name) > MOST:
+                raise refused(f"audit.{name}", getattr(self, name), f"at most {MOST} are allowed")
         check_share("audit.confidence", self.confidence)
         if 1 - self.confidence == 1:
             raise refused("audit.confidence", self.confidence, "it cannot be told from 0")

@@ -30,7 +30,9 @@ COMBINED = ("outcome", "aggregate", "pseudo_gradient", "uploads")  # what decide
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedAvg(Method, hooks=("start", "loss", "correction", "outcome", "pseudo_gradient", "server_step")):
+class FedAvg(
+    Method, hooks=("start", "loss", "correction", "outcome", "pseudo_gradient", "server_step", "sees_features")
+):
     """Each client trains the global model on its records; the server averages the results.
 
     rounds, local_epochs (fractions allowed), batch_size: lengths; lr, momentum, weight_decay: the
@@ -42,7 +44,8 @@ class FedAvg(Method, hooks=("start", "loss", "correction", "outcome", "pseudo_gr
     With a mechanism for "dpsgd" training is DP-SGD, every upload is post-processing of it, and no
     record count leaves; relatives whose loss DP-SGD cannot protect declare no such query.
     Where the broadcast holds "features" and "labels", every step adds a batch of them (FedFed), balanced:
-    in passes of as many as the client's records, equally many of every class.
+    in passes of as many as the client's records, equally many of every class. A relative that would not see them has
+    ``sees_features = False``.
     """
 
     model: ModelSpec
@@ -58,6 +61,7 @@ class FedAvg(Method, hooks=("start", "loss", "correction", "outcome", "pseudo_gr
     balanced: bool = False
 
     on_gpu = "local training"
+    sees_features: ClassVar[bool] = True
     uploads: ClassVar[Mapping[str, Surface]] = {
         "update": Surface.UPDATE,
         "buffers": Surface.STATISTICS,

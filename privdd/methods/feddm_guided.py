@@ -84,6 +84,14 @@ class FedDMGuided(DPHead):
             raise ValueError(f"varied.side={self.varied.side}: at most looks.side={self.looks.side}")
         refuse_batch_norm(self.model.norm, "model")
 
+    def released_through(self, mechanisms: Mapping[str, Mechanism], problem: Problem) -> FedDMGuided:
+        """Itself, where every class is drawn. Raises ValueError, one line."""
+        if self.guiding.drawn < problem.classes:
+            raise ValueError(
+                f"algo.guiding.drawn={self.guiding.drawn}: at least {problem.classes}, one for each class of the data"
+            )
+        return self
+
     def _reads(self, round: int) -> list[str]:
         """The queries besides the head's in a round."""
         return [name for name, reads in ((SUMS, self.read_rounds), (MOMENTS, self.varied_rounds)) if round < reads]

@@ -44,6 +44,7 @@ from privdd.privacy.mechanism import Mechanism
 from privdd.training.local import split
 
 LABELS_PUBLIC = "declared public: zero-out adjacency removes a record's image and keeps its label"
+UNSEEN = "its clients would not see the shared features; allowed are FedAvg, FedProx, FedNova, Scaffold"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +99,8 @@ class FedFed(Method):
                 raise ValueError(f"algo.{name}={getattr(self, name)!r}: a number above 0")
         if not isinstance(self.base, FedAvg):
             raise ValueError(f"algo.base={type(self.base).__name__}: a model-averaging method is needed")
+        if not self.base.sees_features:
+            raise ValueError(f"algo.base={type(self.base).__name__}: {UNSEEN}")
         shared = {"features": Surface.SHARED_FEATURES, "labels": Surface.SHARED_FEATURES}
         both = {"generator": Surface.GLOBAL_MODEL, "generator_buffers": Surface.GLOBAL_MODEL}
         object.__setattr__(self, "uploads", {**self.base.uploads, **self._own_uploads})

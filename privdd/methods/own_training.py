@@ -34,6 +34,7 @@ class OwnTraining(FedAvg):
     training: str = "privdd.methods.own_training:example"
 
     queries: ClassVar[Mapping[str, Surface]] = {}  # no DP-SGD
+    sees_features: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -50,10 +51,6 @@ class OwnTraining(FedAvg):
         return {"update_is_delta": self.update_is_delta}
 
     def _train(self, turn: ClientRound) -> Trained:
-        if "features" in turn.broadcast:
-            raise ValueError(
-                "algo.training: shared features are given to clients, and this function would not see them"
-            )
         params, buffers = self.start(turn)
         records = turn.shard.train
         if not len(records):

@@ -172,6 +172,10 @@ def imported(key: str, text: str, needed: str) -> Any:
     module, _, name = text.partition(":")
     if not module or not name.isidentifier():
         raise ValueError(f"{key}={text}: {needed}")
+    return _attribute(key, text, module, name)
+
+
+def _attribute(key: str, text: str, module: str, name: str) -> Any:
     try:
         return getattr(importlib.import_module(module), name)
     except Exception as error:  # importing a module may raise anything

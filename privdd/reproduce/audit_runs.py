@@ -1,12 +1,17 @@
-"""The small audits, and the trainings, that the sentences are tried on; finished ones are used again."""
+"""The small audits, and the trainings, that the sentences are tried on; finished ones of the same settings are used again."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from privdd.cli.main import config_of
 from privdd.cli.paper_rows import audit_row
+from privdd.cli.read_settings import fingerprint as decided_by
+from privdd.cli.read_settings import plain
+from privdd.cli.sweeps import fingerprint
 from privdd.reproduce.entries import find
 from privdd.reproduce.reproduction import reproduced
 from privdd.reproduce.typed import Wish
@@ -22,6 +27,13 @@ AUDITS = {
 }
 
 
+def audit_folder(name: str) -> str:
+    """Another one where any setting of the audit has another value now, so that no finding of earlier settings is used."""
+    config = config_of("audit", *AUDITS[name], *SMALL)
+    asked = json.dumps([plain(config[part]) for part in ("audit", "attack", "capture")], sort_keys=True)
+    return f"{name}-{fingerprint([decided_by(config), asked])}"
+
+
 @dataclass(frozen=True)
 class AuditRuns:
     """Runs what is asked for, the first time that it is."""
@@ -33,8 +45,8 @@ class AuditRuns:
         return {}
 
     def findings(self, name: str) -> dict[str, Any]:
-        path = self.wish.out / "privacy" / name
         if name not in self._seen:
+            path = self.wish.out / "privacy" / audit_folder(name)
             if not (path / "findings.json").is_file():
                 audit_row((*AUDITS[name], *SMALL), path)
             self._seen[name] = read_json(path / "findings.json")

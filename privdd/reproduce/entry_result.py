@@ -12,7 +12,7 @@ from privdd.reproduce.entries import PaperEntry
 from privdd.reproduce.feature_kinds import ExtraTable
 from privdd.reproduce.fidelity_sheet import Difference, Uneven, differences, lasting, stand_in, uneven
 from privdd.reproduce.paper_order import RowPair, Whole, kendall, leads, ordered, pair
-from privdd.reproduce.plan_rows import PaperCell
+from privdd.reproduce.plan_rows import PaperCell, settings_mark
 from privdd.reproduce.row_results import RowResult
 from privdd.reproduce.typed import Wish
 
@@ -65,6 +65,7 @@ class Result:
         return {
             "schema": SCHEMA, "entry": self.entry.name, "shows": self.entry.shows, "source": self.source,
             "scale": self.asked.scale, "seeds": list(self.asked.seeds), "command": self.asked.command,
+            "device": self.asked.device, "settings": settings_mark(self.entry.name, self.asked.scale, self.asked.device),
             "metric": self.metric, "best_of_rounds": self.best, "stand_in": self.stand_in,
             "columns": [column.as_json() for column in self.columns],
             "uneven": [asdict(one) for one in self.uneven],

@@ -1,6 +1,7 @@
 """One page about all entries: what holds, what does not, what is not decided, what was not run; with every command.
 
 It is made from the ``results.json`` of the entries that are finished in a folder, so that it can be asked for at any time.
+A result of other settings than today's is named, and not shown.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ from privdd.reporting.plots import environment
 from privdd.reproduce.entries import PaperEntry, catalogue
 from privdd.reproduce.entry_figures import label
 from privdd.reproduce.paper_order import HOLDS, REVERSED
+from privdd.reproduce.plan_rows import settings_mark
 from privdd.runtime.files import read_json, write_bytes
 
 YES, NO, OPEN = "holds", "does not hold", "not decided"
-FIGURES, LATER, NEVER = "nothing to compare", "not run yet", "not run"
+FIGURES, LATER, NEVER, STALE = "nothing to compare", "not run yet", "not run", "of earlier settings"
+OLD = "a setting of its rows has another value now, or the result does not say which it had: run it again"
 PAGE, TABLE = "index.html", "summary.md"
 MEANT = (
     "A statement holds, or does not, where the differences over the seeds decide it (one-sided paired t-test, 5 %, the "
@@ -51,7 +54,9 @@ def write_overview(folder: Path) -> Path:
     """``index.html`` and ``summary.md`` -> the page."""
     found = lines(folder)
     counts = Counter(line.verdict for line in found)
-    counted = ", ".join(f"{counts[kind]} {kind}" for kind in (YES, NO, OPEN, FIGURES, LATER, NEVER) if counts[kind])
+    counted = ", ".join(
+        f"{counts[kind]} {kind}" for kind in (YES, NO, OPEN, FIGURES, STALE, LATER, NEVER) if counts[kind]
+    )
     tones = {YES: "consistent", NO: "contradiction", OPEN: "unprotected"}
     shown = {"lines": found, "counted": counted, "meant": MEANT, "tones": tones, "scale": folder.name}
     text = environment().get_template("reproductions.html.jinja").render(**shown)
@@ -77,8 +82,9 @@ def _of(entry: PaperEntry, folder: Path) -> Iterator[Line]:
     elif not file.is_file():
         command = f"python -m privdd.reproduce {entry.name} scale={folder.name}"
         yield Line(entry.name, entry.shows, "", "", LATER, "", command, "")
+    elif not _of_today(result := read_json(file), entry, folder.name):
+        yield Line(entry.name, entry.shows, "", "", STALE, OLD, result["command"], "")
     else:
-        result = read_json(file)
         for column in result["columns"]:
             statement, verdict, detail = _judged(column)
             page = f"{entry.name}/reproduction.html"
@@ -87,6 +93,12 @@ def _of(entry: PaperEntry, folder: Path) -> Iterator[Line]:
             other = other or bool(paper_of(entry.experiment)["stand_in"])
             where = f"{column['column']}{' (on a stand-in)' if other else ''}"
             yield Line(entry.name, entry.shows, where, statement, verdict, detail, result["command"], page)
+
+
+def _of_today(result: Mapping[str, Any], entry: PaperEntry, scale: str) -> bool:
+    """Whether its rows were trained under the settings that they would be trained under now."""
+    made = result.get("settings")
+    return made is not None and made == settings_mark(entry.name, scale, str(result.get("device")))
 
 
 def _judged(column: Mapping[str, Any]) -> tuple[str, str, str]:

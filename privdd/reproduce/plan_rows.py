@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from privdd.cli.paper_rows import paper_of, row_config
@@ -12,7 +13,7 @@ from privdd.cli.read_settings import fingerprint as decided_by
 from privdd.cli.read_settings import plain
 from privdd.cli.sweeps import fingerprint, readable
 from privdd.core.errors import BadConfig
-from privdd.reproduce.entries import PaperEntry, scale_overrides
+from privdd.reproduce.entries import PaperEntry, find, scale_overrides
 
 
 @dataclass(frozen=True)
@@ -69,3 +70,14 @@ def cells(entry: PaperEntry, scale: str, more: Sequence[str] = ()) -> list[Paper
 def paper_cell(entry: PaperEntry, cell: PaperCell) -> PaperCell:
     """The same number at the paper's own scale and data, against which a run is compared."""
     return next(one for one in cells(entry, "paper") if (one.column, one.row) == (cell.column, cell.row))
+
+
+def on_device(device: str) -> tuple[str, ...]:
+    """What all rows of an entry are given for it."""
+    return () if device == "cpu" else (f"device={device}",)
+
+
+@lru_cache(maxsize=256)
+def settings_mark(name: str, scale: str, device: str) -> str:
+    """Another one where any setting of any of the entry's rows has another value now."""
+    return fingerprint(cell.folder(0) for cell in cells(find(name), scale, on_device(device)))

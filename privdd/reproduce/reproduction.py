@@ -17,7 +17,7 @@ from privdd.reproduce.entry_result import Result, TableColumn, result
 from privdd.reproduce.feature_kinds import tables
 from privdd.reproduce.overview import write_overview
 from privdd.reproduce.paper_order import HOLDS, MEAN, OPEN, REVERSED
-from privdd.reproduce.plan_rows import PaperCell, cells
+from privdd.reproduce.plan_rows import PaperCell, cells, on_device
 from privdd.reproduce.row_results import results
 from privdd.reproduce.train_rows import train
 from privdd.reproduce.typed import Wish
@@ -37,7 +37,7 @@ def planned(entry: PaperEntry, asked: Wish) -> list[PaperCell]:
     """Raises BadConfig for an entry that trains nothing, with the reason."""
     if not entry.runs:
         raise BadConfig(f"{entry.name}: {entry.kind}: {entry.why}")
-    return cells(entry, asked.scale, () if asked.device == "cpu" else (f"device={asked.device}",))
+    return cells(entry, asked.scale, on_device(asked.device))
 
 
 def reproduced(entry: PaperEntry, asked: Wish) -> tuple[Result, Path, int]:

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, TypeVar
 
 from privdd.runtime.workers import threads
 
+MOST = 1024  # torch dies of tens of thousands of threads
 READ_BY = {  # kind -> the settings that it reads
     "serial": ("threads",),
     "processes": ("workers", "threads", "retries"),
@@ -45,6 +46,8 @@ class Engine:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ValueError(f"engine.{name}={value!r}: an integer of at least {least} is needed")
+            if value > MOST:
+                raise ValueError(f"engine.{name}={value}: at most {MOST}")
 
     @property
     def size(self) -> int:

@@ -8,7 +8,7 @@ from omegaconf import OmegaConf, open_dict
 from privdd.cli.assemble import assemble
 from privdd.cli.config import composed
 from privdd.cli.read_settings import audit_settings, fingerprint, privacy_settings, run_settings
-from privdd.cli.runs import _decides
+from privdd.cli.unchanged import decides
 from privdd.core.errors import BadConfig
 
 TINY = ["preset=smoke", "data.limit=120", "partition=iid", "partition.clients=3"]
@@ -70,4 +70,4 @@ def test_stored_configs_without_hard_records_have_none_and_are_the_same_run() ->
     audit = audit_settings(stored)
     assert audit is not None and audit.tail.size == 0 and audit.worst_pictures
     changed = composed("audit", [*TINY, "audit.tail.mislabelled=3"])
-    assert _decides(stored) == _decides(config) != _decides(changed)
+    assert decides(stored) == decides(config) != decides(changed)

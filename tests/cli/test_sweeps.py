@@ -14,11 +14,12 @@ from types import SimpleNamespace
 
 import pytest
 from hydra.core.global_hydra import GlobalHydra
+from omegaconf import DictConfig
 
 from privdd.cli import main as command
 from privdd.cli.config import choices, composed, config_dir, expand
 from privdd.cli.main import checked
-from privdd.cli.runs import run_audit
+from privdd.cli.runs import prepare, run_audit
 from privdd.cli.sweeps import Sweep, asked, count_points, pinned, point_name
 from privdd.core.errors import BadConfig
 from privdd.reporting.trained import read_training
@@ -168,6 +169,26 @@ def _trained(path: Path, epsilon: float | str, seed: int, accuracy: float) -> in
         "relation": "zero_out", "uploaded_bytes_per_client": 10, "downloaded_bytes_per_client": 10, "accuracy_by_round": [accuracy],
     })
     return 0
+
+
+def test_a_finished_point_of_other_settings_is_no_result_of_these(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder was named by hand, so it does not depend on what is asked."""
+    monkeypatch.setattr("privdd.verifying.training_numbers.verified_training", read_training)
+    for module in ("hydra.core.utils", "hydra._internal.hydra"):
+        monkeypatch.setattr(f"{module}.configure_log", lambda *_, **__: None)
+
+    def run(config: DictConfig, path: Path, argv: object) -> int:
+        done.append(config.algo.rounds)
+        return _trained(path, "inf", 0, 0.5) or int(prepare(path, config) is None)
+
+    done: list[int] = []
+    for rounds, status in ((1, 0), (1, 0), (2, 1)):
+        typed = ["-m", "preset=smoke", f"hydra.sweep.dir={tmp_path}", "seed=0", f"algo.rounds={rounds}"]
+        monkeypatch.setattr(sys, "argv", ["privdd-train", *typed])
+        GlobalHydra.instance().clear()
+        assert command.main("train", run) == status
+    (mark,) = tmp_path.glob("*/point.json")
+    assert done == [1] and "holds a run of another config (algo differ)" in read_json(mark)["error"]
 
 
 def _start(folder: Path, *more: str) -> subprocess.Popen[bytes]:

@@ -22,6 +22,7 @@ from privdd.cli.main import checked
 from privdd.cli.overrides import _known
 from privdd.cli.validation import check_types
 from privdd.core.errors import BadConfig
+from tests.federations import tiny
 
 BASE = ["preset=smoke", "attack=[lira]", "model=mlp", "partition.clients=3"]
 RUNS = settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
@@ -139,3 +140,8 @@ def test_the_line_says_what_is_allowed(argument: str, needs: str) -> None:
 
 def test_the_base_is_accepted() -> None:
     assert outcome(BASE) == ""
+
+
+def test_more_rounds_than_can_be_planned_are_refused() -> None:
+    with pytest.raises(BadConfig, match=r"^algo: 1000000000000 rounds; at most 1000000 are allowed$"):
+        tiny("fedavg", "algo.rounds=1000000000000")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from privdd.cli.runs import run_training
 from privdd.federated import capture
 from privdd.federated.capture import Capture
 from privdd.runtime.run_folder import read_tensors
+from tests.federations import tiny
 
 TINY = ["preset=smoke", "partition.clients=3", "data.limit=120", "model=mlp", "model.width=8", "algo.rounds=3", "algo.local_epochs=1"]
 
@@ -60,3 +62,11 @@ def test_of_many_large_uploads_the_audited_clients_alone_are_kept(tmp_path: Path
 def test_captures_are_checked(wrong: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=rf"^capture\.{next(iter(wrong))}=.*allowed are all"):
         Capture(**wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("typed", ["capture.rounds=[0,3]", "capture.clients=[3]"])
+def test_a_round_or_a_client_that_is_not_there_is_refused(typed: str) -> None:
+    key = typed.split("=")[0]
+    with pytest.raises(ValueError, match=rf"^{re.escape(key)}=.*: this run has {key[8:]} 0 to 2$"):
+        tiny("fedavg", "algo.rounds=3", typed)
+    assert tiny("fedavg", "algo.rounds=3", f"{key}=[2]")

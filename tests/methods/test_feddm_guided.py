@@ -299,3 +299,10 @@ def test_settings_without_a_meaning_are_refused(key: str, value: float) -> None:
 def test_what_has_no_meaning_or_no_guarantee_is_refused(override: str, named: str) -> None:
     with pytest.raises(ValueError, match=named):
         tiny("feddm_guided_dp", override)
+
+
+@weights
+def test_fewer_drawings_than_classes_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"^algo\.guiding\.drawn=9: at least 10, one for each class of the data$"):
+        tiny("feddm_guided_dp", "algo.guiding.drawn=9")
+    assert tiny("feddm_guided_dp", "algo.guiding.drawn=10")

@@ -10,6 +10,7 @@ from scipy import stats
 
 from privdd.auditing.public_facts import public_facts
 from privdd.cli.assemble import assemble
+from privdd.cli.main import checked
 from privdd.cli.overrides import check_overrides
 from privdd.core.errors import BadConfig
 from privdd.core.keys import Keys
@@ -104,6 +105,13 @@ def test_the_loss_reads_features_under_laplace_noise():
     got = model(x, y, {"latent": torch.zeros(6, 1), "copy_0": z}, loss)
     noised = x + 0.5 * torch.tensor(stats.laplace.ppf(stats.norm.cdf(z.double().numpy()))).float()
     assert got.item() == pytest.approx(torch.nn.functional.cross_entropy(parts[1](noised), y).item(), rel=1e-4)
+
+
+def test_a_base_that_would_not_see_the_features_is_refused_before_anything_is_computed():
+    own = "algo.base._target_=privdd.methods.own_training.OwnTraining"
+    for refuse in (lambda: checked("train", ["algo=fedfed", own]), lambda: tiny("fedfed", own)):
+        with pytest.raises(ValueError, match=r"^algo\.base=OwnTraining: .* allowed are FedAvg, FedProx, FedNova, Scaffold$"):
+            refuse()
 
 
 # --- any base, any generator --------------------------------------------------------------------

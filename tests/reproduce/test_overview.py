@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from privdd.reproduce import reproduction
+from privdd.reproduce import plan_rows, reproduction
 from privdd.reproduce.__main__ import main
 from privdd.reproduce.entries import catalogue
-from privdd.reproduce.overview import FIGURES, LATER, NEVER, NO, OPEN, YES, lines, markdown, write_overview
+from privdd.reproduce.overview import FIGURES, LATER, NEVER, NO, OPEN, STALE, YES, lines, markdown, write_overview
 from privdd.reproduce.paper_order import HOLDS, MEAN, REVERSED
 from privdd.reproduce.paper_order import OPEN as BEHIND
+from privdd.reproduce.plan_rows import settings_mark
 from privdd.reproduce.typed import read
 
 
@@ -31,19 +32,25 @@ def column(name: str, leader: str | None = None, text: tuple[tuple[str, float], 
     return {"column": name, "leader": lead, "kendall": kendall, "text": pairs(*text), "rows": [row]}
 
 
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    return tmp_path / "small"
+
+
 def stored(folder: Path, name: str, *columns: dict[str, Any], stand_in: bool = False) -> None:
     (folder / name).mkdir(parents=True)
     differs = [{"key": "data.name" if stand_in else "data.limit"}]
-    result = {"columns": columns, "fidelity": differs, "command": f"python -m privdd.reproduce {name}"}
+    result = {"columns": columns, "fidelity": differs, "command": f"python -m privdd.reproduce {name}", "device": "cpu"}
+    result["settings"] = settings_mark(name, folder.name, "cpu")
     (folder / name / "results.json").write_text(json.dumps(result))
 
 
-def test_each_verdict(tmp_path: Path) -> None:
+def test_each_verdict(small: Path) -> None:
     kinds = [column(kind, kind) for kind in (HOLDS, REVERSED, MEAN, BEHIND)]
     texts = [((HOLDS, 0.2), (HOLDS, 0.1)), ((HOLDS, 0.2), (REVERSED, -0.1)), ((HOLDS, 0.2), (MEAN, 0.1)), ()]
-    stored(tmp_path, "feddm.table2", *kinds)
-    stored(tmp_path, "feddm.figure3", *(column(str(at), text=text) for at, text in enumerate(texts)), stand_in=True)
-    found = [line for line in lines(tmp_path) if line.page]
+    stored(small, "feddm.table2", *kinds)
+    stored(small, "feddm.figure3", *(column(str(at), text=text) for at, text in enumerate(texts)), stand_in=True)
+    found = [line for line in lines(small) if line.page]
     assert [line.verdict for line in found] == [YES, NO, OPEN, OPEN, YES, NO, OPEN, FIGURES]
     assert found[0].detail == "+10.0 points to the best of the others, p 0.02; 2 of 3 pairs as in the paper"
     assert (found[0].statement, found[4].statement) == ("feddm ahead of all others", "FedDM is best")
@@ -52,10 +59,10 @@ def test_each_verdict(tmp_path: Path) -> None:
     assert markdown(found).count("\n") == 2 + len(found) and "`python -m privdd.reproduce feddm.table2`" in markdown(found)
 
 
-def test_what_is_missing_is_said(tmp_path: Path) -> None:
-    stored(tmp_path, "feddm.table2", column("a", HOLDS, failed=2))
-    page = write_overview(tmp_path).read_text()
-    found = {line.entry: line for line in lines(tmp_path)}
+def test_what_is_missing_is_said(small: Path) -> None:
+    stored(small, "feddm.table2", column("a", HOLDS, failed=2))
+    page = write_overview(small).read_text()
+    found = {line.entry: line for line in lines(small)}
     assert set(found) == set(catalogue()) and all(f">{name}<" in page for name in catalogue())
     assert "2 trainings failed" in found["feddm.table2"].detail and "2 trainings failed" in page
     waiting = [name for name, line in found.items() if line.verdict == LATER]
@@ -64,6 +71,30 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
         if not entry.runs:
             assert found[name].verdict == NEVER and entry.why in found[name].detail
     assert f"{len(waiting)} not run yet" in page and 'href="feddm.table2/reproduction.html"' in page
+
+
+def test_a_result_of_earlier_settings_is_named_and_not_shown(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("feddm.table2", "feddm.figure3"):
+        stored(small, name, column("a", HOLDS))
+    file = small / "feddm.figure3" / "results.json"
+    unmarked = {key: value for key, value in json.loads(file.read_text()).items() if key != "settings"}
+    file.write_text(json.dumps(unmarked))  # as an earlier version wrote it
+    found = {line.entry: line for line in lines(small)}
+    assert (found["feddm.table2"].verdict, found["feddm.figure3"].verdict) == (YES, STALE)
+    assert "feddm.figure3" not in markdown([*found.values()]) and "run it again" in write_overview(small).read_text()
+
+    settings_mark.cache_clear()
+    honest = plan_rows.row_config
+
+    def tomorrow(overrides: Any, seed: int = 0) -> Any:
+        config = honest(overrides, seed)
+        config.algo.rounds = 77  # no override types it
+        return config
+
+    monkeypatch.setattr(plan_rows, "row_config", tomorrow)
+    found = {line.entry: line for line in lines(small)}
+    settings_mark.cache_clear()
+    assert found["feddm.table2"].verdict == STALE and found["feddm.table2"].command.endswith("feddm.table2")
 
 
 def test_all_ends_in_it_even_where_trainings_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from scipy import optimize, stats
 
+from privdd.reproduce import audit_runs
 from privdd.reproduce import formula_verdicts as formula
 from privdd.reproduce.attack_verdicts import (
     fedfed_inversion,
@@ -19,7 +20,7 @@ from privdd.reproduce.attack_verdicts import (
     fedrd_secret_map,
     strongest_membership,
 )
-from privdd.reproduce.audit_runs import AUDITS, AuditRuns
+from privdd.reproduce.audit_runs import AUDITS, AuditRuns, audit_folder
 from privdd.reproduce.decided import HERE, NOT, OPEN, Decided
 from privdd.reproduce.sentence_page import counted, tried, write_sentences
 from privdd.reproduce.sentences import SENTENCES, Sentence
@@ -131,11 +132,31 @@ def test_every_sentence_is_quoted_and_named_once() -> None:
     assert {s.by for s in sentences} == {"formula", "attack", "training"}
 
 
+def test_an_audit_of_earlier_settings_is_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fake(overrides: tuple[str, ...], path: Path) -> int:
+        ran.append((overrides[-1], path.name))
+        path.mkdir(parents=True)
+        (path / "findings.json").write_text(json.dumps({"worlds": overrides[-1]}))
+        return 0
+
+    ran: list[tuple[str, str]] = []
+    monkeypatch.setattr(audit_runs, "audit_row", fake)
+    for worlds in (16, 16, 12, 16):
+        more = f"audit.worlds={worlds}"
+        monkeypatch.setattr(audit_runs, "SMALL", ("data=digits", "preset=smoke", more))
+        assert AuditRuns(Wish("privacy", out=tmp_path)).findings("fedlgd") == {"worlds": more}
+    monkeypatch.setitem(AUDITS, "fedlgd", (*AUDITS["fedlgd"], "algo.lr=0.5"))  # what clients send
+    AuditRuns(Wish("privacy", out=tmp_path)).findings("fedlgd")
+    assert [more for more, _ in ran] == ["audit.worlds=16", "audit.worlds=12", "audit.worlds=16"]
+    assert len({name for _, name in ran}) == 3
+
+
 def test_finished_audits_are_used_again_and_the_page_is_escaped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """No audit runs: all that is asked for lies there."""
     for name in AUDITS:
-        (tmp_path / "privacy" / name).mkdir(parents=True)
-        (tmp_path / "privacy" / name / "findings.json").write_text(json.dumps({"findings": []}))
+        folder = tmp_path / "privacy" / audit_folder(name)
+        folder.mkdir(parents=True)
+        (folder / "findings.json").write_text(json.dumps({"findings": []}))
     monkeypatch.setattr(AuditRuns, "results", lambda self, entry: {"columns": [{"text": [{"worse": "algo=fedfed_raw", "gain": 0.0, "p": None, "verdict": "reversed in the mean"}]}]})
     assert tried(Wish("privacy", out=tmp_path)) == 0
     told = json.loads((tmp_path / "privacy" / "privacy.json").read_text())

@@ -208,7 +208,8 @@ def test_an_address_without_a_cluster_is_one_line() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"kind": "threads"}, {"workers": -1}, {"threads": 0}, {"threads": True}, {"retries": -1}, {"workers": 1.5}]
+    "wrong", [{"kind": "threads"}, {"workers": -1}, {"threads": 0}, {"threads": True}, {"retries": -1}, {"workers": 1.5},
+              {"threads": 100_000}, {"workers": 100_000}]
 )
 def test_engine_settings_are_checked(wrong: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=rf"^engine\.{next(iter(wrong))}="):

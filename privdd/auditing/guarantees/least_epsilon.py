@@ -16,6 +16,7 @@ from dp_accounting.pld import privacy_loss_distribution as pld
 
 LOST = 0.01  # share of epsilon, about, that rounding down may cost: half a step of the grid in each release
 FINE, COARSE = 1e-5, 1e-1
+CUT = 1e-14  # of delta, and more than what dp-accounting cuts off as infinite loss of one kind of release (1e-15)
 NEIGHBOURS = {
     "add_remove": dpa.NeighboringRelation.ADD_OR_REMOVE_ONE,
     "zero_out": dpa.NeighboringRelation.REPLACE_SPECIAL,
@@ -34,8 +35,9 @@ def at_least(events: Iterable[tuple[dpa.DpEvent, int]], delta: float, relation: 
     if not others:
         return float(dpa.get_epsilon_gaussian(1 / math.sqrt(squared), delta)) if squared else 0.0
     step = min(COARSE, max(FINE, 2 * LOST * _size(parts, width) / sum(n for _, n in others)))
+    reached = delta + CUT * (len(others) + 1)  # for a delta below what is cut off, the losses would seem infinite
     try:
-        return _rounded_down(squared, others, relation, step).get_epsilon_for_delta(delta)
+        return _rounded_down(squared, others, relation, step).get_epsilon_for_delta(min(reached, 1.0))
     except OverflowError:  # losses beyond what floating point holds: nothing is said of them
         return 0.0
 

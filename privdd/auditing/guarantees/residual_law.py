@@ -118,6 +118,8 @@ def shifted(own: Mapping[str, Tensor], all_: Mapping[str, Tensor]) -> Look:
     place: every shift is tried, by Fourier transform, of the residuals and of their sizes.
     """
     mine, names = ([n for n, s in some.items() if len(s) >= OVERLAP] for some in (own, all_))
+    if not mine:
+        return Look(1.0)
     best, tried = (0.0, 0.0, OVERLAP, ""), 0
     for change in (_as_it_is, _size):
         other = _Parts.of([change(all_[name][:HEAD]) for name in names])

@@ -159,3 +159,23 @@ def test_noise_of_another_size_and_records_that_add_something_else_are_seen():
     assert not one_run(effects, drawn(np.ones((1, 3)), effects)[0] + 2 * unknown).as_stated
     few = effects[:, :20]
     assert one_run(few, drawn(np.ones((1, 3)), few, std=STD / 2)[0]).as_stated  # too few numbers to tell
+
+
+@pytest.mark.parametrize("numbers", [60, 2000])
+def test_one_release_with_less_noise_is_not_hidden_by_the_average_over_rounds(numbers):
+    """Of twenty releases the last has next to no noise: its records are told apart as they are from it alone."""
+    rng = np.random.default_rng(13)
+    effects, mask = 0.02 * rng.normal(size=(20, 4, numbers)), np.array([[1, 0, 1, 0]])
+    stds = [STD] * 19 + [STD / 1000]
+    observed = [drawn(mask, rows, seed=40 + at, std=std)[0] for at, (rows, std) in enumerate(zip(effects, stds))]
+    whole, alone, honest = NoisedSums(4), NoisedSums(4), NoisedSums(4)
+    for at, (rows, seen) in enumerate(zip(effects, observed)):
+        whole.add("sum", np.arange(4), rows, seen, STD)
+        honest.add("sum", np.arange(4), rows, drawn(mask, rows, seed=40 + at)[0], STD)
+    alone.add("sum", np.arange(4), effects[-1], observed[-1], stds[-1])
+    assert whole.noise_of("sum") > 0.9
+    coins = np.zeros((2, 4), dtype=bool)
+    told = np.abs(whole.scores(coins, np.random.default_rng(0))[0])
+    assert (told > 0.5 * np.abs(alone.scores(coins, np.random.default_rng(0))[0])).all() and told.min() > 100
+    assert not whole.as_stated and honest.as_stated
+    assert honest._sizes() == [honest.noise_of("sum")] * 20  # all are read with the usual noise

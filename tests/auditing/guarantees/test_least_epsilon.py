@@ -35,3 +35,11 @@ def test_a_gaussian_is_exact_and_an_exchange_moves_it_twice_as_far() -> None:
 
 def test_nothing_is_said_of_an_unknown_law() -> None:
     assert at_least([(dpa.ZCDpEvent(0.1), 1), (G(1.0), 1)], 1e-5, "zero_out") == 0.0
+
+
+@pytest.mark.parametrize("delta", [1e-13, 1e-15, 1e-20, 1e-100, 1e-320])
+@pytest.mark.parametrize("case", ["sampled", "steps", "laplace"])
+def test_a_tiny_delta_is_no_infinite_loss(case: str, delta: float) -> None:
+    """It was, where delta is below the tails that are cut off: a sound ledger was refuted."""
+    event = dpa.ComposedDpEvent([dpa.SelfComposedDpEvent(one, n) for one, n in CASES[case]])
+    assert 0 < at_least(CASES[case], delta, "add_remove") <= epsilon(event, delta) * (1 + 1e-6)

@@ -136,6 +136,12 @@ def test_noise_that_comes_back_elsewhere_is_told() -> None:
     assert echoes({"a": echo(a.repeat(2))}).p < 1e-9 and echoes({"a": echo(a)}).p > 1e-3
 
 
+def test_releases_too_short_to_be_shifted_tell_nothing() -> None:
+    short = {"a": torch.ones(3), "b": torch.ones(0)}
+    for own, all_ in ((short, short), ({}, {}), (short, {"c": torch.randn(500, generator=torch.Generator().manual_seed(0))})):
+        assert shifted(own, all_).p == 1.0
+
+
 def test_p_values_of_shifts_and_echoes_hold_for_independent_noise() -> None:
     """Of 200 each, at most 5 % below 0.05 but for chance (binomial, one in a thousand)."""
     g = torch.Generator().manual_seed(1)

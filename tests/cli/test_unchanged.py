@@ -1,0 +1,56 @@
+"""A finished point of a sweep is shown as a result only of the settings that it was made with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from privdd.cli.assemble import assemble
+from privdd.cli.config import composed
+from privdd.cli.runs import prepare
+from privdd.cli.sweeps import Sweep
+from privdd.cli.unchanged import check_finished
+from privdd.core.errors import BadConfig
+from privdd.runtime.files import write_json
+from tests.federations import TINY
+
+AUDIT = [*TINY, "algo=fedavg", "attack=[lira,rmia]"]
+
+
+def finished(path: Path, *typed: str) -> None:
+    """What an audit leaves, as far as a sweep looks at it; its config is stored after it was assembled."""
+    config = composed("audit", [*AUDIT, *typed])
+    assemble(config)
+    prepare(path, config)
+    (path / "report.html").write_text("")
+    write_json(path / "findings.json", {"verdict": "unprotected"})
+
+
+def test_another_setting_is_refused_and_the_same_is_skipped(tmp_path: Path) -> None:
+    finished(tmp_path / "a")
+    sweep = Sweep("audit", tmp_path)
+    for typed, named in (((), ""), (("engine=processes",), ""), (("audit.waive.update=why",), ""), (("algo.rounds=9",), "algo"),
+                         (("seed=1",), "seed"), (("audit.worlds=9",), "audit.worlds"), (("attack=[lira]",), "attack")):  # fmt: skip
+        config = composed("audit", [*AUDIT, *typed])
+        status = sweep.point(tmp_path / "a", lambda: 1 // 0, lambda config=config: check_finished(tmp_path / "a", config))  # type: ignore[misc]
+        assert status == (1 if named else 0), typed
+        error = (tmp_path / "a" / "point.json").read_text()
+        assert (f"holds a run of another config ({named} differ)" in error) == bool(named), typed
+
+
+def test_noise_that_was_chosen_for_an_epsilon_is_the_same_setting(tmp_path: Path) -> None:
+    private = ("privacy=dpsgd", "algo.rounds=1", "algo.local_epochs=1")
+    finished(tmp_path, *private, "privacy.epsilon=3")
+    check_finished(tmp_path, composed("audit", [*AUDIT, *private, "privacy.epsilon=3"]))
+    with pytest.raises(BadConfig, match=r"\(privacy differ\)"):
+        check_finished(tmp_path, composed("audit", [*AUDIT, *private, "privacy.epsilon=4"]))
+
+
+def test_a_folder_of_an_earlier_version_lacks_what_was_no_setting_then(tmp_path: Path) -> None:
+    finished(tmp_path)
+    stored = OmegaConf.load(tmp_path / "config.yaml")
+    del stored.audit["processed_worlds"]
+    (tmp_path / "config.yaml").write_text(OmegaConf.to_yaml(stored))
+    check_finished(tmp_path, composed("audit", AUDIT))
