@@ -27,6 +27,7 @@ from privdd.checking.secret_records import SecretRecords
 from privdd.checking.shift_law import Shift, shift
 from privdd.checking.tail_law import quiet, tail_epsilon
 from privdd.checking.told_apart import told_apart
+from privdd.checking.uneven_noise import UnevenNoise
 
 DEPTHS = (1000, 6000, 40_000)
 ALL_LEFT = 400_000
@@ -39,7 +40,7 @@ STAGES = ("first calls", "search", "directions", "numbers without noise", "condi
 
 
 @dataclass
-class Examination(SecretRecords):
+class Examination(SecretRecords, UnevenNoise):
     """One mechanism against one statement."""
 
     ranked: list[Ranked] = field(default_factory=list)
@@ -124,6 +125,8 @@ class Examination(SecretRecords):
 
     def _closer(self) -> None:
         """Until something is refuted: more transcripts of the best pairs; then one call between public ones."""
+        if not self.result.refuted:
+            self.uneven()
         if not self.result.refuted:
             self._if_slow()
         if not self.result.refuted:

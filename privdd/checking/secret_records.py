@@ -10,6 +10,9 @@ from privdd.checking.called import Refused
 from privdd.checking.constant_parts import constant_part
 from privdd.checking.direction_game import games, play
 from privdd.checking.examining import FEWEST, Examining
+from privdd.checking.long_run import CALLS as LONG
+from privdd.checking.long_run import FEWEST as SHORT
+from privdd.checking.long_run import RUNS, long_run
 from privdd.checking.looked_up import GAMES, looked_up
 from privdd.checking.one_call import CALLS, hidden_call
 from privdd.checking.one_call import GAMES as GAMES_HIDDEN
@@ -48,6 +51,8 @@ class SecretRecords(Examining):
                 if found.worst is not None and around == self.around:
                     self.worst.append(replace(game.tried, along=(found.worst,)))
         self._hidden()
+        if not self.result.refuted:
+            self._long()
 
     def _hidden(self) -> None:
         """One call among many of the same instance."""
@@ -59,6 +64,23 @@ class SecretRecords(Examining):
                     self._left_out(name)
                     return
                 bound = hidden_call(
+                    self.mechanism, game, count, self.clock, self.rng, asked=self.stated.limit, **self._test()
+                )
+            except Refused as no:
+                self.result.notes.append(f"{name}: refused with: {no}")
+                return
+            self._add(name, bound, "finite_sample", WITHOUT_NOISE, game.says)
+
+    def _long(self) -> None:
+        """Hundreds of calls of one instance."""
+        name = "many calls, each on a record of its own"
+        for game in list(games(self.mechanism.kind, self.tried))[:1]:
+            try:
+                count = self._affordable([game.without()], SHARES[1], RUNS * LONG) // RUNS
+                if count < SHORT:
+                    self._left_out(name)
+                    return
+                bound = long_run(
                     self.mechanism, game, count, self.clock, self.rng, asked=self.stated.limit, **self._test()
                 )
             except Refused as no:

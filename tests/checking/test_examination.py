@@ -68,6 +68,7 @@ def test_no_more_bounds_are_made_than_share_the_error_probability(monkeypatch: p
         counted(examination, name)
     counted(secret_records, "play", 2)
     counted(secret_records, "hidden_call")
+    counted(secret_records, "long_run")
     monkeypatch.setattr(error_shares, "SHARES", 8)
     made = examined(clipped_sum, "records", calls=60_000)
     result = made.run()
@@ -75,6 +76,18 @@ def test_no_more_bounds_are_made_than_share_the_error_probability(monkeypatch: p
     assert any(note.startswith("all tests that share the error probability were made") for note in result.notes)
     said = concluded("f", made.stated, result, confidence=0.99, calls=1, seconds=1.0)
     assert said.unfinished and "all tests" in said.says
+
+
+def test_noise_that_stops_and_noise_of_uneven_size_are_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[str] = []
+    for name in ("_hidden", "_long", "uneven"):
+        monkeypatch.setattr(Examination, name, lambda self, name=name: called.append(name))
+    for name in ("_search", "_conditions", "_along_worst", "_among_more", "_look"):
+        monkeypatch.setattr(Examination, name, lambda *_: None)
+    made = examined(clipped_sum, "records")
+    made._nearest = made._foremost = made.ranked[0].pair
+    made.run()
+    assert called == ["_hidden", "_long", "uneven"]
 
 
 def test_a_share_for_each_bound() -> None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+from itertools import count
 
 import numpy as np
 import pytest
 
 from privdd.checking.called import BlackBox
 from privdd.checking.direction_game import games, play
+from privdd.checking.long_run import RUNS, long_run
 from privdd.checking.neighbours import Tried
 from privdd.checking.one_call import CALLS, hidden_call
-from privdd.checking.pieces import from_pieces, hits
+from privdd.checking.pieces import ROOM, from_pieces, hits
 from privdd.checking.sampled import Clock
 
 SMALL = Tried(structures=(((4, 3), (4,)),))
@@ -77,3 +79,38 @@ def test_one_call_among_many_shows_noise_that_comes_back_or_is_missing(again: di
     bound = hidden_call(BlackBox(kind, "update"), next(games("update", SMALL)), 5 * CALLS, Clock(60, 10**6),
                         np.random.default_rng(6), asked=4.0, delta=1e-5, confidence=0.999)  # fmt: skip
     assert (bound > 4.0) == found
+
+
+class Late:
+    """Adds noise to its first calls only, or to all but one in many."""
+
+    first, every, seeds = 0, 0, count()
+
+    def __init__(self) -> None:
+        self.at, self.rng = 0, np.random.default_rng(next(self.seeds))
+
+    def __call__(self, update):
+        self.at += 1
+        flat = np.concatenate([a.ravel() for a in update])
+        flat = flat / max(1.0, float(np.linalg.norm(flat)))
+        plain = (self.first and self.at > self.first) or (self.every and self.rng.random() < 1 / self.every)
+        return flat if plain else flat + self.rng.standard_normal(len(flat))
+
+
+@pytest.mark.parametrize(("first", "every", "found"), [(0, 0, False), (100, 0, True), (0, 300, True), (200, 0, False)])
+def test_noise_that_stops_after_a_while_is_seen_in_a_long_run(first: int, every: int, found: bool) -> None:
+    kind = type("Kind", (Late,), {"first": first, "every": every, "seeds": count()})
+    bound = long_run(BlackBox(kind, "update"), next(games("update", SMALL)), 150, Clock(60, 10**6),
+                     np.random.default_rng(7), asked=4.0, delta=1e-5, confidence=0.999)  # fmt: skip
+    assert (bound > 4.0) == found
+
+
+def test_a_long_run_says_no_more_than_its_share_of_each_call() -> None:
+    """Every run meets a hit: epsilon of one call is at least ln(share / calls) more than the chance of a hit."""
+    plain = type("Plain", (Late,), {"every": 1, "seeds": count()})
+    game = next(games("update", SMALL))
+    asked = {"asked": 4.0, "confidence": 0.99}
+    bound = long_run(BlackBox(plain, "update"), game, 50, Clock(60, 10**6), np.random.default_rng(8), delta=1e-5, **asked)
+    share = 0.01 ** (1 / RUNS) / 50
+    assert bound == pytest.approx(math.log(share - 1e-5) + 4.0 + ROOM)
+    assert long_run(BlackBox(plain, "update"), game, 50, Clock(60, 10**6), np.random.default_rng(8), delta=share, **asked) == 0.0

@@ -176,4 +176,11 @@ CASES = [
     _crowd("clipped around the last mean", e.AroundTheLastMean, e.AroundTheLastRelease, 4.0, settings={"calls": 8}),
     _crowd("clip follows a count", e.ClipFollowsTheUpdates, e.ClipFollowsANoisedCount, 4.0, settings={"calls": 8}),
     _crowd("trimmed mean with the mean's noise", e.trimmed_with_noise_of_the_mean, e.trimmed_with_noise_of_its_own, 4.0),
+    _update("noise for fifty calls", s.NoiseForFiftyCalls, s.NewNoise, 2.0),
+    _update("noise skipped once in a thousand calls", s.skipped_once_in_a_thousand, s.NewNoise, 2.0),
+    _update("seeds of fourteen bits", s.seeds_of_fourteen_bits, s.NewNoise, 2.0),
+    _update("the best of eight releases", s.best_of_eight, s.one_alone, 4.0),
+    _update("redrawn until it points the same way", s.redrawn_until_it_points_the_same_way, s.NewNoise, 2.0),
+    _update("noise along the update only", s.noise_along_the_update_only, s.one_alone, 4.0),
+    _update("a norm without the last array", s.norm_without_the_last_array, s.one_alone, 4.0),
 ]  # fmt: skip

@@ -135,3 +135,54 @@ class ClippedByTheLastNorm:
         now = norm(update)
         self.last, before = now, now if self.last is None else self.last
         return noised([a * min(1.0, 1 / max(before, 1e-30)) for a in update], TWO)
+
+
+class NoiseForFiftyCalls:
+    """The plan of noise was made for fifty calls; what comes later goes out as it is."""
+
+    def __init__(self):
+        self.at = 0
+
+    def __call__(self, update):
+        self.at += 1
+        return noised(clipped(update), TWO) if self.at <= 50 else clipped(update)
+
+
+def best_of_eight(update):
+    """Eight releases are made, and the one nearest to the update is sent."""
+    plain = clipped(update)
+    return min((noised(plain, FOUR) for _ in range(8)), key=lambda sent: norm([a - b for a, b in zip(sent, plain)]))
+
+
+def one_alone(update):
+    return noised(clipped(update), FOUR)
+
+
+def skipped_once_in_a_thousand(update):
+    return clipped(update) if RNG.random() < 1e-3 else noised(clipped(update), TWO)
+
+
+def seeds_of_fourteen_bits(update):
+    rng = np.random.default_rng(int(RNG.integers(2**14)))
+    return [a + rng.normal(0.0, TWO, a.shape) for a in clipped(update)]
+
+
+def redrawn_until_it_points_the_same_way(update):
+    plain = clipped(update)
+    for _ in range(50):
+        sent = noised(plain, TWO)
+        if sum(float(np.sum(a * b)) for a, b in zip(sent, plain)) >= 0:
+            break
+    return sent
+
+
+def noise_along_the_update_only(update):
+    """A subspace of gradients, learned from the update itself."""
+    plain = clipped(update)
+    size, amount = norm(plain), RNG.normal(0.0, FOUR)
+    return [a + amount * a / size if size else a + RNG.normal(0.0, FOUR, a.shape) for a in plain]
+
+
+def norm_without_the_last_array(update):
+    kept = update[:-1] if len(update) > 1 else [update[0].ravel()[:-1]]
+    return noised([a * min(1.0, 1.0 / max(norm(kept), 1e-30)) for a in update], FOUR)

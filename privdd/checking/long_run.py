@@ -1,0 +1,43 @@
+"""Many calls of one instance, each on a record of its own: noise that stops after a while, or is left out very rarely.
+
+A single call on its record is as private as stated, so the chance that any of T releases points along its own record is
+at most T times what is stated for one (the union bound). Instances are independent, calls of one are not.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from scipy.special import betaincinv
+
+from privdd.checking.called import BlackBox
+from privdd.checking.direction_game import DirectionGame
+from privdd.checking.pieces import LEAST, ROOM, hits
+from privdd.checking.sampled import Clock, drawn
+
+RUNS, CALLS, FEWEST = 30, 300, 30  # instances; calls of each, and fewer than which tell nothing new
+
+
+def long_run(
+    mechanism: BlackBox,
+    game: DirectionGame,
+    calls: int,
+    clock: Clock,
+    rng: np.random.Generator,
+    *,
+    asked: float,
+    delta: float,
+    confidence: float,
+) -> float:
+    """A lower bound on epsilon of one call, for any mechanism; 0 where releases are no multiple of the record's size."""
+    log_chance, won = max(-(asked + ROOM), LEAST), 0
+    for _ in range(RUNS):
+        s = rng.standard_normal((calls, game.dimensions))
+        s /= np.linalg.norm(s, axis=1, keepdims=True)
+        rows = drawn(mechanism, [game.with_record(one) for one in s], 1, clock).rows[0]
+        if len(rows) != calls or not rows.shape[1] or rows.shape[1] % game.dimensions or game.dimensions < 3:
+            return 0.0
+        won += bool(hits(s, rows, log_chance).any())
+    share = float(betaincinv(won, RUNS - won + 1, 1 - confidence)) / calls if won else 0.0  # Clopper-Pearson
+    return max(0.0, math.log(share - delta) - log_chance) if share > delta else 0.0
