@@ -54,8 +54,7 @@ def shift(
     a, b = totals(fresh[0]), totals(fresh[1])
     if not ways or min(len(a), len(b)) < LEAST or a.shape[1] != b.shape[1] or a.shape[1] != len(ways[0]):
         return NOTHING
-    residuals = np.concatenate([a - a.mean(0), b - b.mean(0)])
-    law = noise_law(residuals)
+    law = law_of_calls(*fresh)
     if law == "laplace":
         return _laplace(trained, a, b, delta, confidence)
     w = max(ways, key=lambda w: _honest(trained, w))
@@ -85,6 +84,19 @@ def mu_from_below(y: np.ndarray, z: np.ndarray, confidence: float) -> float:
     highest = spread * math.sqrt(freedom / stats.chi2.ppf(tail / 2, freedom))  # of either sample
     error = highest * math.sqrt(1 / len(y) + 1 / len(z)) * stats.norm.isf(tail / 2)
     return max(0.0, (abs(float(y.mean() - z.mean())) - error) / highest)
+
+
+def law_of_calls(*sides: Block) -> str:
+    """The law of the sums over the calls of a transcript. A sum of many is nearly normal in its middle whatever its parts
+    are, and not in its tails, so it is gaussian only where the noise of each call is."""
+    residuals = np.concatenate([totals(block) - totals(block).mean(0) for block in sides])
+    law = noise_law(residuals)
+    if law != "gaussian" or sides[0].rows.shape[1] == 1:
+        return law
+    calls = [block.rows.reshape(len(block), -1) for block in sides]
+    if calls[0].shape[1] != calls[-1].shape[1]:
+        return "other"
+    return law if noise_law(np.concatenate([one - one.mean(0) for one in calls])) == "gaussian" else "other"
 
 
 def noise_law(residuals: np.ndarray) -> str:

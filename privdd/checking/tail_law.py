@@ -16,7 +16,7 @@ from scipy.special import betaincinv
 from privdd.checking.called import Data
 from privdd.checking.learned import shift_directions, totals
 from privdd.checking.sampled import Block
-from privdd.checking.shift_law import noise_law, normal
+from privdd.checking.shift_law import law_of_calls, normal
 
 LEAST = 1000  # transcripts a side
 FURTHEST = 5.0  # standard deviations: beyond them the law is taken on trust alone
@@ -60,7 +60,7 @@ def over_normal_noise(
     a, b = totals(fresh[0]), totals(fresh[1])
     if not ways or min(len(a), len(b)) < least or a.shape[1] != b.shape[1] or a.shape[1] != len(ways[0]):
         return None
-    return (ways, a, b) if noise_law(b - b.mean(0)) == "gaussian" else None
+    return (ways, a, b) if law_of_calls(fresh[1]) == "gaussian" else None
 
 
 def _planned(y: np.ndarray, z: np.ndarray, delta: float) -> tuple[float, float]:
