@@ -1,7 +1,7 @@
 """Many calls of one instance, each on a record of its own: noise that stops after a while, or is left out very rarely.
 
 A single call on its record is as private as stated, so the chance that any of T releases points along its own record is
-at most T times what is stated for one (the union bound). Instances are independent, calls of one are not.
+at most T times what is stated for one (the union bound). Where a statement is about a series of calls, no more are made. Instances are independent, calls of one are not.
 """
 
 from __future__ import annotations

@@ -76,7 +76,12 @@ class SecretRecords(Examining):
         name = "many calls, each on a record of its own"
         for game in list(games(self.mechanism.kind, self.tried))[:1]:
             try:
-                count = self._affordable([game.without()], SHARES[1], RUNS * LONG) // RUNS
+                most = (
+                    LONG if self.stated.calls == 1 else min(LONG, self.stated.calls)
+                )  # of later ones nothing is stated
+                if most < SHORT:
+                    return
+                count = self._affordable([game.without()], SHARES[1], RUNS * most) // RUNS
                 if count < SHORT:
                     self._left_out(name)
                     return

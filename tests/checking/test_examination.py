@@ -200,3 +200,25 @@ def test_what_is_released_several_times_is_looked_at_in_all_places() -> None:
     best = np.tile(axis, 3) / std**2
     cosines = [abs(w @ best) / np.linalg.norm(best) for w in shift_directions(blocks[0], blocks[1], axis)]
     assert len(cosines) >= 2 and max(cosines[1:]) > max(0.97, cosines[0])
+
+
+class Fading:
+    """Noise of a plan for twenty calls, which falls by a tenth with each: a call after these has next to none."""
+
+    def __init__(self) -> None:
+        self.std = 10.0
+
+    def __call__(self, rows: np.ndarray) -> np.ndarray:
+        self.std *= 0.9
+        return rows.sum(0) / max(1.0, float(np.linalg.norm(rows))) + RNG.normal(0, self.std, rows.shape[1])
+
+
+@pytest.mark.parametrize(("series", "made"), [(1, True), (20, False), (100, True)])
+def test_no_call_is_judged_after_those_that_are_stated(series: int, made: bool) -> None:
+    said = Stated(**STATED, kind="records", calls=series)  # type: ignore[arg-type]
+    examination = Examination(BlackBox(Fading, "records"), said, SMALL, Clock(60, 10**6), 0.99, lambda name: None)
+    counted, examination.mechanism.make = [], lambda: counted.append(Fading()) or counted[-1]  # type: ignore[func-returns-value]
+    examination._long()
+    assert bool(examination.result.looks) == made
+    longest = max((round(np.log(one.std / 10) / np.log(0.9)) for one in counted), default=0)
+    assert longest == {1: 300, 20: 0, 100: 100}[series]
