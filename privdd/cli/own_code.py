@@ -13,7 +13,7 @@ import re
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +73,8 @@ def _place(name: str) -> tuple[str, Path | None]:
         spec = _spec(name[:end].replace(":", "."), folders)
         if spec is None:
             break
-        module, folders = spec.name, spec.submodule_search_locations
+        module = name[:end].replace(":", ".")
+        folders = None if spec.submodule_search_locations is None else list(spec.submodule_search_locations)
         file = Path(spec.origin) if spec.has_location and spec.origin else None
         if folders is None:
             break
@@ -84,8 +85,11 @@ def _spec(module: str, folders: Any) -> ModuleSpec | None:
     if module == "__main__":  # a script
         file = vars(sys.modules[module]).get("__file__")
         return None if file is None else importlib.util.spec_from_file_location(module, file)
-    found = (finder.find_spec(module, folders) for finder in sys.meta_path)
-    return next((spec for spec in found if spec is not None), None)
+    try:
+        found = (finder.find_spec(module, folders) for finder in sys.meta_path)
+        return next((spec for spec in found if spec is not None), None)
+    except KeyError:  # a folder without __init__.py in another: its parent would have to be imported
+        return PathFinder.find_spec(module.rpartition(".")[2], folders)
 
 
 def _digest(file: Path | None) -> str:

@@ -105,3 +105,12 @@ def test_a_folder_of_an_earlier_version_is_gone_on_with_a_warning_and_a_damaged_
         (tmp_path / "state" / "own_code.json").write_text(text)
         with pytest.raises(DamagedRun, match=r"own_code\.json"):
             check_code(tmp_path, {"net": "1"})
+
+
+def test_folders_without_init_are_looked_into_and_not_imported(net: Any, tmp_path: Path) -> None:
+    (tmp_path / "code" / "own_trials" / "nets").mkdir(parents=True)
+    net("raise RuntimeError('imported')", "own_trials.nets.mine")
+    first = own_code({"training": "own_trials.nets.mine:train"})
+    assert set(first) == {"own_trials.nets.mine"} and first["own_trials.nets.mine"]
+    net("edited", "own_trials.nets.mine")
+    assert own_code({"target": "own_trials.nets.mine:Net"}) != first
