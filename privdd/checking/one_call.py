@@ -27,15 +27,16 @@ def hidden_call(
     asked: float,
     delta: float,
     confidence: float,
+    calls: int = CALLS,
 ) -> float:
     """A lower bound on epsilon from ``count`` transcripts, for any mechanism. asked: the epsilon that is to be exceeded."""
     s = rng.standard_normal((count, game.dimensions))
     s /= np.linalg.norm(s, axis=1, keepdims=True)
     public, rows = game.without(), []
     for at, record in enumerate(s):
-        inputs = [public] * CALLS
-        inputs[at % CALLS] = game.with_record(record)
+        inputs = [public] * calls
+        inputs[at % calls] = game.with_record(record)
         rows.append(drawn(mechanism, inputs, 1, clock, joined=True).rows.reshape(-1))
-    if len({len(row) for row in rows}) != 1 or len(rows[0]) % CALLS:
+    if len({len(row) for row in rows}) != 1 or len(rows[0]) % calls:
         return 0.0
     return from_pieces(s, np.stack(rows), asked=asked, delta=delta, confidence=confidence)

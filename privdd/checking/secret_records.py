@@ -59,26 +59,36 @@ class SecretRecords(Examining):
         name = "one call among many"
         for game in list(games(self.mechanism.kind, self.tried))[:1]:
             try:
-                count = self._affordable([game.without()] * CALLS, SHARES[1], GAMES_HIDDEN)
+                most = self._stated_calls(CALLS)
+                count = self._affordable([game.without()] * most, SHARES[1], GAMES_HIDDEN)
                 if count < CALLS:
                     self._left_out(name)
                     return
                 bound = hidden_call(
-                    self.mechanism, game, count, self.clock, self.rng, asked=self.stated.limit, **self._test()
+                    self.mechanism,
+                    game,
+                    count,
+                    self.clock,
+                    self.rng,
+                    asked=self.stated.limit,
+                    calls=most,
+                    **self._test(),
                 )
             except Refused as no:
                 self.result.notes.append(f"{name}: refused with: {no}")
                 return
             self._add(name, bound, "finite_sample", WITHOUT_NOISE, game.says)
 
+    def _stated_calls(self, most: int) -> int:
+        """At most as many calls of an instance as a series has: of later ones nothing is stated."""
+        return most if self.stated.calls == 1 else min(most, self.stated.calls)
+
     def _long(self) -> None:
         """Hundreds of calls of one instance."""
         name = "many calls, each on a record of its own"
         for game in list(games(self.mechanism.kind, self.tried))[:1]:
             try:
-                most = (
-                    LONG if self.stated.calls == 1 else min(LONG, self.stated.calls)
-                )  # of later ones nothing is stated
+                most = self._stated_calls(LONG)
                 if most < SHORT:
                     return
                 count = self._affordable([game.without()], SHARES[1], RUNS * most) // RUNS

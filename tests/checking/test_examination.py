@@ -222,3 +222,6 @@ def test_no_call_is_judged_after_those_that_are_stated(series: int, made: bool) 
     assert bool(examination.result.looks) == made
     longest = max((round(np.log(one.std / 10) / np.log(0.9)) for one in counted), default=0)
     assert longest == {1: 300, 20: 0, 100: 100}[series]
+    counted.clear()
+    examination._hidden()
+    assert round(max(np.log(one.std / 10) / np.log(0.9) for one in counted)) == min(24, {1: 24}.get(series, series))
