@@ -115,7 +115,8 @@ def _bound(seen: NoiseFrame, present: View, absent: View, odds: float, delta: fl
     if share <= delta or seen.shift / 2 <= centre:
         return 0.0
     chance = lambda length: _chance(length, odds, seen, (seen.shift / 2 - centre) / wide, wide)  # noqa: E731
-    most, values, cost = float(chance(LENGTHS).max()), chance(absent.length), math.log(8 / error)
+    values, cost = chance(absent.length), math.log(8 / error)
+    most = float(max(chance(LENGTHS).max(), values.max()))
     if most < TRUSTED:
         return 0.0
     highest = values.mean() + math.sqrt(2 * values.var(ddof=1) * cost / m) + 7 * most * cost / (3 * (m - 1))

@@ -86,7 +86,7 @@ def _spec(module: str, folders: Any) -> ModuleSpec | None:
         file = vars(sys.modules[module]).get("__file__")
         return None if file is None else importlib.util.spec_from_file_location(module, file)
     try:
-        found = (finder.find_spec(module, folders) for finder in sys.meta_path)
+        found = (finder.find_spec(module, folders) for finder in sys.meta_path if hasattr(finder, "find_spec"))
         return next((spec for spec in found if spec is not None), None)
     except KeyError:  # a folder without __init__.py in another: its parent would have to be imported
         return PathFinder.find_spec(module.rpartition(".")[2], folders)
