@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from privdd.cli.config import choices, config_dir
-from privdd.cli.paper_rows import paper_of
+from privdd.cli.paper_rows import paper_of, row_config
+from privdd.cli.read_settings import plain
 from privdd.core.errors import BadConfig
+from privdd.data.partition import Partition
 from privdd.reproduce.entries import ELSEWHERE, NOTHING, OUT, RUNS, SCALES, catalogue, find, papers, scale_overrides
 from privdd.reproduce.entry_list import where
 from privdd.reproduce.plan_rows import cells, merged
@@ -37,6 +40,18 @@ def test_every_row_of_every_entry_is_a_training_with_one_value_for_each_key(scal
             assert len(keys) == len({*keys}) and {*cell.row.split()} <= {*cell.overrides}, (entry.name, cell.row)
             own = {part.split("=")[0] for part in cell.row.split()}  # a row may set a key of its scale itself
             assert {item for item in merged(scale_overrides(entry, scale, cell.row)) if item.split("=")[0] not in own} <= {*cell.overrides}
+
+
+def test_a_small_scale_has_records_for_all_of_its_clients() -> None:
+    """The even labels of 2000 records cannot be dealt to 100 clients with 10 each."""
+    crowded = {(entry.name, cell.column): cell for entry in RUNNING for cell in cells(entry, "small") if "partition.clients=100" in cell.overrides}
+    assert {name for name, _ in crowded} >= {"fedfed.figure2b", "fedfed.table9"}
+    for cell in crowded.values():
+        config = row_config(cell.overrides, 0)
+        labels, dealt = np.arange(config.data.limit) % 10, Partition(**plain(config.partition))
+        for seed in range(3):
+            found = dealt._rule(labels, 100, np.random.default_rng(seed))
+            assert len(found) == 100 and min(map(len, found)) >= config.partition.min_size
 
 
 def test_what_the_text_says_is_about_rows_that_are_trained() -> None:
