@@ -38,7 +38,8 @@ def crafted(shape: Sequence[int], classes: int, count: int, seed: int) -> Pair:
     """(x (count, *shape) float32 in [0, 1], y (count,) int64, all classes in turn), nearly orthogonal.
 
     Images (c, h, w) or (h, w) are blocks of black and white, as of ``audit.canaries``; any other shape is zeros and
-    ones by fair coins. Out of a pool the rows are taken that the ones before span least.
+    ones by fair coins. Out of a pool the rows are taken that the ones before span least. Raises BadConfig for a shape
+    of which so many different ones were not drawn.
     """
     generator = np.random.default_rng(seed)
     total = max(count, min(POOL * count, MOST))
@@ -47,9 +48,9 @@ def crafted(shape: Sequence[int], classes: int, count: int, seed: int) -> Pair:
         pool = patches(image, total, torch.Generator().manual_seed(seed)).numpy().reshape(total, *shape)  # type: ignore[arg-type]
     else:
         pool = generator.integers(0, 2, (total, *shape)).astype(np.float32)
-    distinct = np.sort(np.unique(pool.reshape(total, -1), axis=0, return_index=True)[1])
-    if len(distinct) >= count:  # two equal canaries would blur each other's coins; small shapes draw them
-        pool = pool[distinct]
+    pool = pool[np.sort(np.unique(pool.reshape(total, -1), axis=0, return_index=True)[1])]
+    if len(pool) < count:  # two equal canaries would blur each other's coins
+        raise BadConfig(f"shape={','.join(map(str, shape))}: too small for {count} different canaries; lower count=")
     rows = pool.reshape(len(pool), -1)
     chosen = independent(rows - rows.mean(), count)
     return np.ascontiguousarray(pool[chosen], np.float32), np.arange(count, dtype=np.int64) % classes
