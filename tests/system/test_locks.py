@@ -1,9 +1,11 @@
 """The hash locks hold the same versions as constraints.txt, and each line a SHA-256."""
 
 import re
+from importlib.metadata import PackageNotFoundError, metadata
 from pathlib import Path
 
 import pytest
+from packaging.specifiers import SpecifierSet
 
 ROOT = Path(__file__).resolve().parents[2]
 LOCKS = sorted((ROOT / "locks").glob("*.txt"))
@@ -36,3 +38,16 @@ def test_the_lock_for_tests_holds_all_of_the_constraints():
     locked = {plain(line.split("==")[0]) for line in dev.read_text().splitlines()}
     launcher_of_slurm = {"hydra-submitit-launcher", "submitit"}  # not installed for tests
     assert set(pinned()) - locked - launcher_of_slurm == {"torch", "torchvision"}  # builds differ under one version
+
+
+def test_what_is_pinned_installs_on_the_oldest_python_that_is_promised():
+    """Python 3.11.2 is the one of Debian 12: a package for 3.11.5 and newer ends `make test` there at once."""
+    (promised,) = re.findall(r'^requires-python = ">=(.+)"$', (ROOT / "pyproject.toml").read_text(), re.M)
+    asked = {}
+    for name in pinned():
+        try:
+            asked[name] = metadata(name)["Requires-Python"] or ""
+        except PackageNotFoundError:  # an extra that this environment lacks
+            continue
+    assert len(asked) > 150
+    assert {name: said for name, said in asked.items() if f"{promised}.0" not in SpecifierSet(said)} == {}
