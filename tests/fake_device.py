@@ -292,10 +292,14 @@ def fake_gpu() -> Iterator[Marks]:
 
 
 def repeated(run: Callable[[int], Any], few: int, many: int) -> dict[str, tuple[int, int]]:
-    """Lines whose transfers and waits are more with ``many`` steps of a loop than with ``few``: line -> (before, after)."""
+    """Lines whose transfers and waits are more with ``many`` steps of a loop than with ``few``: line -> (before, after).
+
+    A run that sends nothing to the device fails: what stays on the CPU moves nothing either.
+    """
     seen = []
     for steps in (few, many):
         with fake_gpu() as gpu:
             run(steps)
+        assert gpu.traffic.sent, "nothing was on the device"
         seen.append(gpu.traffic.total)
     return {place: (seen[0][place], count) for place, count in seen[1].items() if count > seen[0][place]}

@@ -117,3 +117,8 @@ def test_lines_whose_traffic_grows_with_the_steps_are_named() -> None:
 
     (line,) = repeated(run, 3, 6)
     assert line.startswith("tests/test_fake_device.py:")
+
+
+def test_a_loop_that_is_not_on_the_device_is_not_taken_for_one_that_moves_nothing() -> None:
+    with pytest.raises(AssertionError, match="nothing was on the device"):
+        repeated(lambda steps: HERE + steps, 3, 6)

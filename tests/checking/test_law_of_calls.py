@@ -15,7 +15,7 @@ Sides = tuple[Block, Block]
 CALLS = 20
 
 
-def _sides(noise: Callable[..., np.ndarray], rng: np.random.Generator, n: int = 2000) -> Sides:
+def _sides(noise: Callable[..., np.ndarray], n: int = 2000) -> Sides:
     """One number a call; the record moves it by 1 in each of twenty calls, under noise that is 0.2-DP if it is Laplace."""
     one, other = noise(size=(n, CALLS, 1)), noise(size=(n, CALLS, 1))
     return Block(one + 1.0, ["f"] * n), Block(other, ["f"] * n)
@@ -25,7 +25,7 @@ def _sides(noise: Callable[..., np.ndarray], rng: np.random.Generator, n: int = 
 def test_a_sum_of_calls_is_normal_only_where_each_call_is(law: str, found: str) -> None:
     rng = np.random.default_rng(1)
     noise = lambda size: getattr(rng, law)(0.0, 5.0, size)  # noqa: E731
-    trained, fresh = _sides(noise, rng), _sides(noise, rng)
+    trained, fresh = _sides(noise), _sides(noise)
     asked = {"delta": 0.0, "confidence": 0.9999}
     assert law_of_calls(*fresh) == found and law_of_calls(fresh[1]) == found
     assert law_of_calls(Block(fresh[1].rows.sum(1, keepdims=True), fresh[1].codes)) == "gaussian"

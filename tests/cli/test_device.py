@@ -71,8 +71,9 @@ def test_rounds_on_the_fake_gpu_give_the_bits_of_the_cpu(algo: str) -> None:
 
 
 def test_protected_rounds_on_the_fake_gpu_give_the_bits_of_the_cpu() -> None:
-    with fake_gpu():
+    with fake_gpu() as gpu:
         _, there, _ = on_cuda("feddm_dp")
+    assert gpu.traffic.sent.total() > 0
     here = trained("feddm_dp")[0]
     assert equal(there.server, here.server) and there.ledger.releases == here.ledger.releases
 

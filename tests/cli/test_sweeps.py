@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -174,8 +175,6 @@ def _trained(path: Path, epsilon: float | str, seed: int, accuracy: float) -> in
 def test_a_finished_point_of_other_settings_is_no_result_of_these(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The folder was named by hand, so it does not depend on what is asked."""
     monkeypatch.setattr("privdd.verifying.training_numbers.verified_training", read_training)
-    for module in ("hydra.core.utils", "hydra._internal.hydra"):
-        monkeypatch.setattr(f"{module}.configure_log", lambda *_, **__: None)
 
     def run(config: DictConfig, path: Path, argv: object) -> int:
         done.append(config.algo.rounds)
@@ -184,9 +183,7 @@ def test_a_finished_point_of_other_settings_is_no_result_of_these(tmp_path: Path
     done: list[int] = []
     for rounds, status in ((1, 0), (1, 0), (2, 1)):
         typed = ["-m", "preset=smoke", f"hydra.sweep.dir={tmp_path}", "seed=0", f"algo.rounds={rounds}"]
-        monkeypatch.setattr(sys, "argv", ["privdd-train", *typed])
-        GlobalHydra.instance().clear()
-        assert command.main("train", run) == status
+        assert _in_process(monkeypatch, "train", typed, run) == status
     (mark,) = tmp_path.glob("*/point.json")
     assert done == [1] and "holds a run of another config (algo differ)" in read_json(mark)["error"]
 
@@ -204,14 +201,13 @@ def _frontier(folder: Path) -> bytes:
     return file.read_bytes()
 
 
-def _in_one_go(folder: Path, monkeypatch: pytest.MonkeyPatch, *more: str) -> int:
-    """The same command by Hydra's own launcher, in this process."""
+def _in_process(monkeypatch: pytest.MonkeyPatch, name: str, typed: list[str], run: Callable[..., int]) -> int:
+    """A command by Hydra's own launcher, in this process."""
     for module in ("hydra.core.utils", "hydra._internal.hydra"):  # it would keep this test's captured stderr
         monkeypatch.setattr(f"{module}.configure_log", lambda *_, **__: None)
-    monkeypatch.chdir(folder)
-    monkeypatch.setattr(sys, "argv", ["privdd-audit", "-m", *TINY, *more])
+    monkeypatch.setattr(sys, "argv", [f"privdd-{name}", *typed])
     GlobalHydra.instance().clear()
-    return command.main("audit", run_audit)
+    return command.main(name, run)
 
 
 def test_killed_half_way_and_repeated_gives_the_same_csv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,7 +226,8 @@ def test_killed_half_way_and_repeated_gives_the_same_csv(tmp_path: Path, monkeyp
     assert not list(cut.glob("outputs/sweeps/*/frontier.csv"))
 
     again = _start(cut, "seed=0", "algo=fedprox,fedavg", "hydra/launcher=joblib", "hydra.launcher.n_jobs=1")
-    once = _in_one_go(whole, monkeypatch, "algo=fedavg,fedprox", "seed=0")
+    monkeypatch.chdir(whole)
+    once = _in_process(monkeypatch, "audit", ["-m", *TINY, "algo=fedavg,fedprox", "seed=0"], run_audit)
     assert (again.wait(), once) == (0, 0)
     assert {p: (p / "findings.json").stat().st_mtime_ns for p in done} == done  # not computed again
     assert _frontier(cut) == _frontier(whole)

@@ -1,4 +1,4 @@
-"""dp_psg: what is released is DP-SGD's, image by image nothing else reads the records, and few classes stay unlearned."""
+"""dp_psg: what is released is DP-SGD's, nothing else reads the records, and the images follow algorithm 1 of the paper."""
 
 from __future__ import annotations
 
@@ -26,10 +26,15 @@ def drawn(seed: int) -> State:
 
 
 def slopes(state: State, x: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Autograd's gradient of the mean cross-entropy, of every parameter of two axes or more."""
+    """``all_slopes`` of the parameters of two axes or more."""
+    return {name: slope for name, slope in all_slopes(state, x, y).items() if slope.ndim >= 2}
+
+
+def all_slopes(state: State, x: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Autograd's gradient of the mean cross-entropy."""
     model = build(SPEC, SHAPE, CLASSES)
     model.load_state_dict(state)
-    named = {n: p for n, p in model.named_parameters() if p.ndim >= 2}
+    named = dict(model.named_parameters())
     return dict(zip(named, torch.autograd.grad(F.cross_entropy(model(x), y), list(named.values()))))
 
 
@@ -72,16 +77,9 @@ def test_images_learn_network_by_network_and_networks_learn_from_them() -> None:
         images = match_gradient(model, state, target, images, labels, iterations=1, lr=0.5, momentum=0.5)
         if at in (0, 2):  # the network's three full steps on these images
             for _ in range(3):
-                state = {n: v - 0.2 * _all_slopes(state, images, labels).get(n, 0) for n, v in state.items()}
+                state = {n: v - 0.2 * all_slopes(state, images, labels).get(n, 0) for n, v in state.items()}
             assert all(torch.allclose(state[n], seen[at + 1][n], atol=1e-5) for n in state)
     assert torch.allclose(images, found, atol=1e-6)
-
-
-def _all_slopes(state: State, x: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:
-    model = build(SPEC, SHAPE, CLASSES)
-    model.load_state_dict(state)
-    named = dict(model.named_parameters())
-    return dict(zip(named, torch.autograd.grad(F.cross_entropy(model(x), y), list(named.values()))))
 
 
 def test_one_client_spends_what_it_says_and_sends_every_class() -> None:
@@ -129,5 +127,3 @@ def test_settings_without_a_meaning_are_refused(override: str, says: str) -> Non
     with pytest.raises(ValueError, match=says) as refusal:
         tiny("dp_psg", override)
     assert "\n" not in str(refusal.value)
-
-
