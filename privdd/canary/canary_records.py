@@ -38,8 +38,8 @@ def crafted(shape: Sequence[int], classes: int, count: int, seed: int) -> Pair:
     """(x (count, *shape) float32 in [0, 1], y (count,) int64, all classes in turn), nearly orthogonal.
 
     Images (c, h, w) or (h, w) are blocks of black and white, as of ``audit.canaries``; any other shape is zeros and
-    ones by fair coins. Out of a pool the rows are taken that the ones before span least. Raises BadConfig for a shape
-    of which so many different ones were not drawn.
+    ones by fair coins. Out of a pool the rows are taken that the ones before span least. Raises BadConfig where
+    fewer different ones than that were drawn.
     """
     generator = np.random.default_rng(seed)
     total = max(count, min(POOL * count, MOST))
@@ -48,23 +48,26 @@ def crafted(shape: Sequence[int], classes: int, count: int, seed: int) -> Pair:
         pool = patches(image, total, torch.Generator().manual_seed(seed)).numpy().reshape(total, *shape)  # type: ignore[arg-type]
     else:
         pool = generator.integers(0, 2, (total, *shape)).astype(np.float32)
-    pool = pool[np.sort(np.unique(pool.reshape(total, -1), axis=0, return_index=True)[1])]
-    if len(pool) < count:  # two equal canaries would blur each other's coins
-        raise BadConfig(f"shape={','.join(map(str, shape))}: too small for {count} different canaries; lower count=")
+    pool = pool[_distinct(pool)]
+    if len(pool) < count:
+        said = f"{len(pool)} different canaries were drawn, {count} are needed; lower count= or take a larger shape"
+        raise BadConfig(f"shape={','.join(map(str, shape))}: {said}")
     rows = pool.reshape(len(pool), -1)
     chosen = independent(rows - rows.mean(), count)
     return np.ascontiguousarray(pool[chosen], np.float32), np.arange(count, dtype=np.int64) % classes
 
 
 def mislabelled(x: np.ndarray, y: np.ndarray, classes: int, count: int, seed: int) -> Pair:
-    """The ``count`` of the given records furthest from the mean of their class, each with a wrong label drawn evenly.
+    """The ``count`` different records furthest from the mean of their class, each with a wrong label drawn evenly.
 
     x (n, ...), y (n,). These must be nobody's training records. Raises BadConfig for too few records or classes.
     """
     if classes < 2:
         raise BadConfig("from=: its records have one class; at least 2 are needed for a wrong label")
+    kept = _distinct(x)
+    x, y = x[kept], y[kept]
     if count > len(y):
-        raise BadConfig(f"from=: {len(y)} records are too few for {count} canaries")
+        raise BadConfig(f"from=: {len(y)} different records are too few for {count} canaries")
     flat = x.reshape(len(x), -1).astype(np.float64)
     far = np.zeros(len(y))
     for label in np.unique(y):
@@ -73,3 +76,8 @@ def mislabelled(x: np.ndarray, y: np.ndarray, classes: int, count: int, seed: in
     chosen = np.sort(np.argsort(-far, kind="stable")[:count])
     shift = np.random.default_rng(seed).integers(1, classes, count)
     return np.ascontiguousarray(x[chosen]), ((y[chosen] + shift) % classes).astype(np.int64)
+
+
+def _distinct(x: np.ndarray) -> list[int]:
+    """Places of the rows that equal none before them: two equal canaries would blur each other's coins."""
+    return sorted({x[at].tobytes(): at for at in reversed(range(len(x)))}.values())

@@ -86,17 +86,17 @@ def _of_updates(
 def _known(site: str, path: Path, sealed: Sealed) -> tuple[np.ndarray, np.ndarray]:
     """Other records of a site. Raises BadConfig where canaries are among them: the file would tell the scores their coins."""
     x, y = records(path)
-    theirs = set(_pairs(sealed.canaries.x, sealed.canaries.y))
-    if there := sum(pair in theirs for pair in _pairs(x, y)):
+    theirs = _pairs(sealed.canaries.x, sealed.canaries.y)
+    if there := len(theirs & _pairs(x, y)):
         raise BadConfig(
             f"known.{site}={path}: holds {there} of the canaries, and so their coins; the site's other records alone are needed"
         )
     return x, y
 
 
-def _pairs(x: np.ndarray, y: np.ndarray) -> list[tuple[bytes, int]]:
+def _pairs(x: np.ndarray, y: np.ndarray) -> set[tuple[bytes, int]]:
     flat = x.reshape(len(x), -1).astype(np.float64)
-    return [(row.tobytes(), int(label)) for row, label in zip(flat, y)]
+    return {(row.tobytes(), int(label)) for row, label in zip(flat, y)}
 
 
 def _client(recordings: list[Recording], site: str, named: Mapping[str, int], sites: int) -> tuple[Recording, int]:

@@ -33,8 +33,8 @@ class Fault:
 
 
 def around(name: str, *places: Any) -> Callable[[Callable[..., Any]], Plant]:
-    """Makes a plant of a function: whoever calls ``name`` of one of the places gets its answer to (what stands there
-    honestly, *arguments)."""
+    """Turns a function into a plant: it is called in place of ``name`` of each of the places, with what stood there as its
+    first argument."""
 
     def plant(changed: Callable[..., Any]) -> Plant:
         def swap(place: Any) -> tuple[Any, str, Any]:

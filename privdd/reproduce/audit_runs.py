@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from privdd.cli.main import config_of
 from privdd.cli.paper_rows import audit_row
-from privdd.cli.read_settings import fingerprint as decided_by
 from privdd.cli.read_settings import plain
-from privdd.cli.sweeps import fingerprint
 from privdd.reproduce.entries import find
+from privdd.reproduce.plan_rows import config_mark
 from privdd.reproduce.reproduction import reproduced
 from privdd.reproduce.typed import Wish
 from privdd.runtime.files import read_json
@@ -30,8 +28,7 @@ AUDITS = {
 def audit_folder(name: str) -> str:
     """Another one where any setting of the audit has another value now, so that no finding of earlier settings is used."""
     config = config_of("audit", *AUDITS[name], *SMALL)
-    asked = json.dumps([plain(config[part]) for part in ("audit", "attack", "capture")], sort_keys=True)
-    return f"{name}-{fingerprint([decided_by(config), asked])}"
+    return f"{name}-{config_mark(config, [plain(config[part]) for part in ('audit', 'attack', 'capture')])}"
 
 
 @dataclass(frozen=True)

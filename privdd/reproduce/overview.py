@@ -19,6 +19,7 @@ from privdd.reproduce.entry_figures import label
 from privdd.reproduce.paper_order import HOLDS, REVERSED
 from privdd.reproduce.plan_rows import settings_mark
 from privdd.runtime.files import read_json, write_bytes
+from privdd.runtime.progress import stage
 
 YES, NO, OPEN = "holds", "does not hold", "not decided"
 FIGURES, LATER, NEVER, STALE = "nothing to compare", "not run yet", "not run", "of earlier settings"
@@ -46,8 +47,14 @@ class Line:
 
 
 def lines(folder: Path) -> list[Line]:
-    """Of every entry of the catalogue, in the papers' order. folder: OUT/SCALE."""
-    return [line for entry in catalogue().values() for line in _of(entry, folder)]
+    """Of every entry of the catalogue, in the papers' order, with progress: each row's settings are composed anew, which
+    takes a minute for all of them. folder: OUT/SCALE."""
+    found: list[Line] = []
+    with stage("overview", len(catalogue())) as bar:
+        for entry in catalogue().values():
+            found += _of(entry, folder)
+            bar.advance(entry.name)
+    return found
 
 
 def write_overview(folder: Path) -> Path:

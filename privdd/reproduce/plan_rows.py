@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from omegaconf import DictConfig
+
 from privdd.cli.paper_rows import paper_of, row_config
 from privdd.cli.read_settings import fingerprint as decided_by
 from privdd.cli.read_settings import plain
@@ -29,8 +31,12 @@ class PaperCell:
         """The same for two cells that are the same training, so that it is done once; another where a setting that is
         not typed here has another value now, so that no row of earlier settings is shown as one of today's."""
         config = row_config(self.overrides, seed)
-        mark = fingerprint([decided_by(config), json.dumps(plain(config.capture), sort_keys=True)])
-        return f"{readable(self.row)}-seed{seed}-{mark}"
+        return f"{readable(self.row)}-seed{seed}-{config_mark(config, config.capture)}"
+
+
+def config_mark(config: DictConfig, more: Any) -> str:
+    """Another one where a setting that affects what clients send has another value, or ``more``, which does not."""
+    return fingerprint([decided_by(config), json.dumps(plain(more), sort_keys=True)])
 
 
 def merged(*groups: Iterable[str]) -> tuple[str, ...]:

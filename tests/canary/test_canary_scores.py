@@ -136,7 +136,7 @@ def test_crafted_canaries_point_in_their_own_directions() -> None:
     assert np.bincount(y).tolist() == [5] * 10 and x.min() >= 0 and x.max() <= 1
     for seed in range(5):  # more canaries than their shape has directions: still no two alike
         assert len(np.unique(crafted(SHAPE, CLASSES, 60, seed)[0].reshape(60, -1), axis=0)) == 60
-    with pytest.raises(BadConfig, match=r"shape=2,3: too small for 200 different canaries; lower count="):
+    with pytest.raises(BadConfig, match=r"shape=2,3: \d\d different canaries were drawn, 200 are needed; lower count="):
         crafted((2, 3), CLASSES, 200, 0)
     assert crafted((30,), 2, 20, 0)[0].shape == (20, 30) and np.array_equal(crafted((30,), 2, 20, 0)[0], crafted((30,), 2, 20, 0)[0])
 
@@ -151,6 +151,10 @@ def test_mislabelled_canaries_are_of_the_tail_and_wrong() -> None:
         mislabelled(x, y, 2, 101, 0)
     with pytest.raises(BadConfig, match="one class"):
         mislabelled(x, 0 * y, 1, 10, 0)
+    twice = np.repeat(x, 2, axis=0), np.repeat(y, 2)
+    assert np.array_equal(mislabelled(*twice, 2, 10, 0)[0], found)  # each record once
+    with pytest.raises(BadConfig, match="from=: 100 different records are too few for 101 canaries"):
+        mislabelled(*twice, 2, 101, 0)
 
 
 def recorded(folder: Path, sealed_at: Path, read: float = 1.0) -> None:

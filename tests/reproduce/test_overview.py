@@ -16,6 +16,7 @@ from privdd.reproduce.paper_order import HOLDS, MEAN, REVERSED
 from privdd.reproduce.paper_order import OPEN as BEHIND
 from privdd.reproduce.plan_rows import settings_mark
 from privdd.reproduce.typed import read
+from privdd.runtime import progress
 
 
 def pairs(*found: tuple[str, float]) -> list[dict[str, Any]]:
@@ -71,6 +72,15 @@ def test_what_is_missing_is_said(small: Path) -> None:
         if not entry.runs:
             assert found[name].verdict == NEVER and entry.why in found[name].detail
     assert f"{len(waiting)} not run yet" in page and 'href="feddm.table2/reproduction.html"' in page
+
+
+def test_how_far_it_is_is_said(small: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """To compose all rows takes a minute."""
+    monkeypatch.setattr(progress, "HEARTBEAT", 0.0)
+    write_overview(small)
+    names, said = [*catalogue()], capsys.readouterr().err.splitlines()
+    assert [line.split(",")[0] for line in said] == [f"overview: {at + 1}/{len(names)}" for at in range(len(names))]
+    assert [line.rsplit(", ", 1)[1] for line in said] == names
 
 
 def test_a_result_of_earlier_settings_is_named_and_not_shown(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
