@@ -173,7 +173,7 @@ def shown(values: Sequence[float]) -> str:
 
 
 def sentence(found: Mapping[Cell, Done], data: str, clients: int, alpha: float, epsilon: float = 3.0) -> str:
-    """The most accurate of each kind in one setting where the server sees every upload, README quotes it; "" without runs."""
+    """The most accurate of each kind in one setting where the server sees every upload, which README quotes; "" without runs."""
     values = {
         name: [d.accuracy for c, d in found.items() if c == Cell(name, data, alpha, clients, epsilon, c.seed)]
         for name in METHODS
@@ -188,7 +188,7 @@ def sentence(found: Mapping[Cell, Done], data: str, clients: int, alpha: float, 
     }
     told = [f"{kind}: {_best({name: run[name] for name in of})}" for kind, of in kinds.items() if of]
     where = f"{data}, {clients} clients, α = {alpha:g}, {len(SEEDS)} seeds, ε {epsilon:g}"
-    return f"Most accurate of the private methods that were run ({where}): {'; '.join(told)}." if told else ""
+    return f"Most accurate of the private methods that were run without secure aggregation ({where}): {'; '.join(told)}." if told else ""
 
 
 def _best(run: Mapping[str, Sequence[float]]) -> str:

@@ -32,6 +32,11 @@ def gradient_distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tenso
     return total
 
 
+def compared(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The weights in ``state`` whose gradients are compared: parameters of at least two axes."""
+    return {name: state[name].detach() for name, parameter in model.named_parameters() if parameter.ndim >= 2}
+
+
 def slopes(
     model: nn.Module, state: Mapping[str, Tensor], x: Tensor, y: Tensor, *, graph: bool = False
 ) -> dict[str, Tensor]:
@@ -39,10 +44,9 @@ def slopes(
 
     graph: it can be differentiated by x.
     """
-    names = [name for name, parameter in model.named_parameters() if parameter.ndim >= 2]
-    params = {name: state[name].detach().requires_grad_(True) for name in names}
+    params = {name: value.requires_grad_(True) for name, value in compared(model, state).items()}
     loss = F.cross_entropy(functional_call(model, {**state, **params}, (x,)), y)
-    return dict(zip(names, torch.autograd.grad(loss, list(params.values()), create_graph=graph)))
+    return dict(zip(params, torch.autograd.grad(loss, list(params.values()), create_graph=graph)))
 
 
 def match_gradient(

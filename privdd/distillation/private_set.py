@@ -11,16 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad
-from torch.nn import functional as F
 
 from privdd.core.keys import Keys
 from privdd.core.types import Records, State, Tensors
-from privdd.distillation.gradient_matching import match_gradient
+from privdd.distillation.gradient_matching import compared, match_gradient, slopes
 from privdd.federated.channel import ClientContext
 from privdd.training import dp_sgd
+from privdd.training.contrastive import as_records
 from privdd.training.local import local_sgd
 
 QUERY = "set_gradient"
@@ -78,8 +76,7 @@ def generate(
 def _trained(
     model: nn.Module, state: State, images: Tensor, labels: Tensor, settings: SetGeneration, keys: Keys
 ) -> State:
-    records = Records(images, labels, torch.arange(len(labels)))
-    size, generator = min(256, len(labels)), keys.torch()
+    records, size, generator = as_records(images, labels), min(256, len(labels)), keys.torch()
     return local_sgd(
         model, state, records, lr=settings.net_lr, batch_size=size, epochs=settings.net_epochs, generator=generator
     )[0]
@@ -87,11 +84,14 @@ def _trained(
 
 def noised_gradient(model: nn.Module, records: Records, ctx: ClientContext) -> Read:
     """The records' gradient through ``ctx.mechanism``: of all weights that matching looks at, a Poisson sample a read."""
+    loss = dp_sgd.cross_entropy_of(model)
 
     def read(state: Tensors) -> Tensors:
+        def alone(weights: State, x: Tensor, y: Tensor) -> Tensor:
+            return loss({**state, **weights}, x, y)
+
         taken = ctx.sample(QUERY, len(records)).nonzero()[:, 0].to(records.y.device)
-        loss, weights = _loss(model, state)
-        gradients = dp_sgd.record_gradients(loss, weights, records.x[taken], records.y[taken])
+        gradients = dp_sgd.record_gradients(alone, compared(model, state), records.x[taken], records.y[taken])
         released = ctx.mechanism(QUERY, gradients)
         return {name: value.to(state[name]) for name, value in released.items()}
 
@@ -100,19 +100,4 @@ def noised_gradient(model: nn.Module, records: Records, ctx: ClientContext) -> R
 
 def plain_gradient(model: nn.Module, records: Records) -> Read:
     """The gradient of the mean cross-entropy of all records, where nothing protects them."""
-
-    def read(state: Tensors) -> Tensors:
-        loss, weights = _loss(model, state)
-        return grad(loss)(weights, records.x, records.y)
-
-    return read
-
-
-def _loss(model: nn.Module, state: Tensors) -> tuple[Callable[..., Tensor], State]:
-    """(cross-entropy of parameters, x and y, the parameters of at least two axes); others stay as they are in ``state``."""
-    weights = {name: state[name].detach() for name, parameter in model.named_parameters() if parameter.ndim >= 2}
-
-    def loss(params: State, x: Tensor, y: Tensor) -> Tensor:
-        return F.cross_entropy(functional_call(model, {**state, **params}, (x,)), y)
-
-    return loss, weights
+    return lambda state: slopes(model, state, records.x, records.y)
