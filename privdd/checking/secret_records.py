@@ -47,7 +47,7 @@ class SecretRecords(Examining):
                     continue
                 says = f"the record's direction, one of a sphere, is read back with a cosine of {found.cosine:.3g}"
                 self._add(name, found.epsilon, "finite_sample", says, found.says, transcripts=found.transcripts)
-                self._add(f"{name}, as released", found.pieces, "finite_sample", WITHOUT_NOISE, found.says)
+                self._add_fault(f"{name}, as released", found.pieces, "finite_sample", WITHOUT_NOISE, found.says)
                 if found.worst is not None and around == self.around:
                     self.worst.append(replace(game.tried, along=(found.worst,)))
         self._hidden()
@@ -61,7 +61,7 @@ class SecretRecords(Examining):
             try:
                 most = self._stated_calls(CALLS)
                 count = self._affordable([game.without()] * most, SHARES[1], GAMES_HIDDEN)
-                if count < CALLS:
+                if count < CALLS:  # as many transcripts as calls at least: the record comes in each place
                     self._left_out(name)
                     return
                 bound = hidden_call(
@@ -77,7 +77,7 @@ class SecretRecords(Examining):
             except Refused as no:
                 self.result.notes.append(f"{name}: refused with: {no}")
                 return
-            self._add(name, bound, "finite_sample", WITHOUT_NOISE, game.says)
+            self._add_fault(name, bound, "finite_sample", WITHOUT_NOISE, game.says)
 
     def _stated_calls(self, most: int) -> int:
         """At most as many calls of an instance as a series has: of later ones nothing is stated."""
@@ -101,7 +101,7 @@ class SecretRecords(Examining):
             except Refused as no:
                 self.result.notes.append(f"{name}: refused with: {no}")
                 return
-            self._add(name, bound, "finite_sample", WITHOUT_NOISE, game.says)
+            self._add_fault(name, bound, "finite_sample", WITHOUT_NOISE, game.says)
 
     def constants(self) -> None:
         """What has no noise at all."""
