@@ -29,7 +29,10 @@ def hidden_call(
     confidence: float,
     calls: int = CALLS,
 ) -> float:
-    """A lower bound on epsilon from ``count`` transcripts, for any mechanism. asked: the epsilon that is to be exceeded."""
+    """A lower bound on epsilon from ``count`` transcripts, for any mechanism.
+
+    asked: the epsilon that is to be exceeded; calls: of each transcript.
+    """
     s = rng.standard_normal((count, game.dimensions))
     s /= np.linalg.norm(s, axis=1, keepdims=True)
     public, rows = game.without(), []
