@@ -30,14 +30,14 @@ def long_run(
     asked: float,
     delta: float,
     confidence: float,
-) -> float:
-    """A lower bound on epsilon of one call, for any mechanism; 0 where releases are no multiple of the record's size."""
+) -> float | None:
+    """A lower bound on epsilon of one call, for any mechanism; None where releases have no pieces (``from_pieces``)."""
     log_chance, won = max(-(asked + ROOM), LEAST), 0
     for _ in range(RUNS):
         s = rng.standard_normal((calls, game.dimensions))
         s /= np.linalg.norm(s, axis=1, keepdims=True)
         rows = drawn(mechanism, [game.with_record(one) for one in s], 1, clock).rows[0]
         if len(rows) != calls or not rows.shape[1] or rows.shape[1] % game.dimensions or game.dimensions < 3:
-            return 0.0
+            return None
         won += bool(hits(s, rows, log_chance).any())
     return from_names(won, RUNS, -log_chance - math.log(calls), delta=calls * delta, confidence=confidence)

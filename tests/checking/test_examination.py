@@ -105,6 +105,15 @@ def test_a_fault_that_was_not_found_is_not_said_to_be_there() -> None:
     assert (found.outcome, found.says) == ("refuted", secret_records.WITHOUT_NOISE)
 
 
+def test_a_release_that_has_no_pieces_is_not_said_to_have_been_looked_at() -> None:
+    made = examined(lambda rows: np.append(clipped_sum(rows), 0.0), "records")
+    made.tried = Tried(tables=((4, 5),))
+    made.directions()
+    outcomes = {look.name: look.outcome for look in made.result.looks}
+    names = ("directions, as released", "one call among many", "many calls, each on a record of its own")
+    assert outcomes["directions"] == "not refuted" and {outcomes[name] for name in names} == {"not looked at"}
+
+
 def test_a_share_for_each_bound() -> None:
     """The union bound over all of them is the confidence that is said."""
     shares = error_shares.ErrorShares(0.99)
