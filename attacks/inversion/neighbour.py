@@ -34,11 +34,9 @@ class KnownNeighbour(Attack):
         check_counts(self, "limit")
 
     def nothing_to_read(self, view: View) -> str:
-        return (
-            ""
-            if "row" in view.knowledge.known
-            else "no released row is one record's own: to know a record tells of none"
-        )
+        if "row" in view.knowledge.known:
+            return ""
+        return "no released row belongs to one record, so knowing a record reveals no row"
 
     def run(self, view: View, generator: torch.Generator) -> Evidence:
         """images: every row's feature estimate, (n, c, h, w) in [-1, 1]; extra: the rows known beforehand."""

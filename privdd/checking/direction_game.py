@@ -44,15 +44,15 @@ class DirectionGame:
 class Named:
     """epsilon: lower bound at the asked confidence; cosine: the median that was reached; says: in which game.
 
-    pieces: another lower bound, from pieces of the release as they are; worst: the direction (m,) in which records show
-    most, None where no decoder was learned.
+    pieces: another lower bound, from pieces of the release as they are, None where it has none; worst: the direction (m,)
+    in which records show most, None where no decoder was learned.
     """
 
     epsilon: float
     cosine: float
     says: str
     transcripts: int
-    pieces: float = 0.0
+    pieces: float | None = None
     worst: np.ndarray | None = None
 
 

@@ -219,10 +219,10 @@ class Examination(SecretRecords, UnevenNoise):
         if around == self.around and quiet(pair.absent, self.tried.nothing):
             tail = tail_epsilon(trained, fresh, pair.axis, **self._test())
             says = "the share of releases that the record moves far is more than the law of the noise allows"
-            self._add(f"{name}, tail of the noise law", tail, "noise_law", says, pair.says)
+            self._add_fault(f"{name}, tail of the noise law", tail, "noise_law", says, pair.says)
             often = sampled_epsilon(trained, fresh, pair.axis, **self._test())
             says = "the record moves the release by a chance amount, further or more often than stated"
-            self._add(f"{name}, moments under the noise law", often, "noise_law", says, pair.says)
+            self._add_fault(f"{name}, moments under the noise law", often, "noise_law", says, pair.says)
         moved = shift(trained, fresh, pair.axis, **self._test())
         if not moved.transcripts:
             return

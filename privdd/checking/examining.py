@@ -91,6 +91,11 @@ class Examining:
         calls = int(share * max(0, self.clock.calls - self.mechanism.calls) / len(inputs))
         return min(calls, affordable(cost, self.clock, share, wanted, block.rows[0].size))
 
+    def _add_fault(self, name: str, epsilon: float, strength: Strength, fault: str, inputs: str) -> None:
+        """A look for one fault, which is said to be there only where the bound refutes the statement."""
+        says = fault if epsilon > self.stated.limit else f"not seen: {fault}"
+        self._add(name, epsilon, strength, says, inputs)
+
     def _add(self, name: str, epsilon: float, strength: Strength, says: str, inputs: str, **numbers: float) -> None:
         outcome = "refuted" if epsilon > self.stated.limit else "not refuted"
         self.result.looks.append(Looked(name, outcome, says, epsilon, strength, inputs, numbers))

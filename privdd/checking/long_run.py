@@ -1,7 +1,8 @@
 """Many calls of one instance, each on a record of its own: noise that stops after a while, or is left out very rarely.
 
-A single call on its record is as private as stated, so the chance that any of T releases points along its own record is
-at most T times what is stated for one (the union bound). Where a statement is about a series of calls, no more are made. Instances are independent, calls of one are not.
+If every call is as private as stated, the chance that a release points along its record is at most what the statement
+allows, and the chance that any of T releases does is at most T times that (the union bound). The calls of one instance
+need not be independent; the instances are. A statement about a series of calls says nothing of later ones: none are made.
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from scipy.special import betaincinv
 
+from attacks.naming import from_names
 from privdd.checking.called import BlackBox
 from privdd.checking.direction_game import DirectionGame
 from privdd.checking.pieces import LEAST, ROOM, hits
@@ -29,15 +30,14 @@ def long_run(
     asked: float,
     delta: float,
     confidence: float,
-) -> float:
-    """A lower bound on epsilon of one call, for any mechanism; 0 where releases are no multiple of the record's size."""
+) -> float | None:
+    """A lower bound on epsilon of one call, for any mechanism; None where releases have no pieces (``from_pieces``)."""
     log_chance, won = max(-(asked + ROOM), LEAST), 0
     for _ in range(RUNS):
         s = rng.standard_normal((calls, game.dimensions))
         s /= np.linalg.norm(s, axis=1, keepdims=True)
         rows = drawn(mechanism, [game.with_record(one) for one in s], 1, clock).rows[0]
         if len(rows) != calls or not rows.shape[1] or rows.shape[1] % game.dimensions or game.dimensions < 3:
-            return 0.0
+            return None
         won += bool(hits(s, rows, log_chance).any())
-    share = float(betaincinv(won, RUNS - won + 1, 1 - confidence)) / calls if won else 0.0  # Clopper-Pearson
-    return max(0.0, math.log(share - delta) - log_chance) if share > delta else 0.0
+    return from_names(won, RUNS, -log_chance - math.log(calls), delta=calls * delta, confidence=confidence)

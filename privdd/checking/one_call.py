@@ -28,8 +28,11 @@ def hidden_call(
     delta: float,
     confidence: float,
     calls: int = CALLS,
-) -> float:
-    """A lower bound on epsilon from ``count`` transcripts, for any mechanism. asked: the epsilon that is to be exceeded."""
+) -> float | None:
+    """A lower bound on epsilon from ``count`` transcripts, for any mechanism; None where releases have no pieces.
+
+    asked: the epsilon that is to be exceeded; calls: of each transcript.
+    """
     s = rng.standard_normal((count, game.dimensions))
     s /= np.linalg.norm(s, axis=1, keepdims=True)
     public, rows = game.without(), []
@@ -38,5 +41,5 @@ def hidden_call(
         inputs[at % calls] = game.with_record(record)
         rows.append(drawn(mechanism, inputs, 1, clock, joined=True).rows.reshape(-1))
     if len({len(row) for row in rows}) != 1 or len(rows[0]) % calls:
-        return 0.0
+        return None
     return from_pieces(s, np.stack(rows), asked=asked, delta=delta, confidence=confidence)

@@ -20,15 +20,17 @@ PIECES = 32  # at most so many are compared with one another
 LEAST = -600.0  # ln of the smallest chance that floats resolve
 
 
-def from_pieces(records: np.ndarray, outputs: np.ndarray, *, asked: float, delta: float, confidence: float) -> float:
-    """Lower bound on epsilon from unit records (n, m) and releases (n, M); 0 where M is no multiple of m.
+def from_pieces(
+    records: np.ndarray, outputs: np.ndarray, *, asked: float, delta: float, confidence: float
+) -> float | None:
+    """Lower bound on epsilon from unit records (n, m) and releases (n, M); None where M is no multiple of m, or m < 3.
 
     asked: the epsilon that the bound should exceed if there is a hit. The square of the sine between a fixed line and
     a random direction has the law Beta((m-1)/2, 1/2).
     """
     n, m = records.shape
     if m < 3 or not outputs.shape[1] or outputs.shape[1] % m:
-        return 0.0
+        return None
     log_chance = max(-(asked + ROOM), LEAST)
     won = int(hits(records, outputs, log_chance).sum())
     return from_names(won, n, -log_chance, delta=delta, confidence=confidence)

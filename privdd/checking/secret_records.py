@@ -14,6 +14,7 @@ from privdd.checking.long_run import CALLS as LONG
 from privdd.checking.long_run import FEWEST as SHORT
 from privdd.checking.long_run import RUNS, long_run
 from privdd.checking.looked_up import GAMES, looked_up
+from privdd.checking.looks import Looked
 from privdd.checking.one_call import CALLS, hidden_call
 from privdd.checking.one_call import GAMES as GAMES_HIDDEN
 
@@ -21,6 +22,7 @@ DIRECTIONS = 1200  # games
 SHARES = (0.08, 0.04)  # of what is left, for each game: by itself, and between public calls
 CANDIDATES = 100_000
 WITHOUT_NOISE = "a piece of the release, or what two pieces differ in, is the record itself, scaled: it has no noise"
+NO_PIECES = "releases differ in size, or cannot be cut into pieces as long as the record (three numbers or more)"
 
 
 @dataclass
@@ -47,12 +49,18 @@ class SecretRecords(Examining):
                     continue
                 says = f"the record's direction, one of a sphere, is read back with a cosine of {found.cosine:.3g}"
                 self._add(name, found.epsilon, "finite_sample", says, found.says, transcripts=found.transcripts)
-                self._add(f"{name}, as released", found.pieces, "finite_sample", WITHOUT_NOISE, found.says)
+                self._add_pieces(f"{name}, as released", found.pieces, found.says)
                 if found.worst is not None and around == self.around:
                     self.worst.append(replace(game.tried, along=(found.worst,)))
         self._hidden()
         if not self.result.refuted:
             self._long()
+
+    def _add_pieces(self, name: str, bound: float | None, inputs: str) -> None:
+        if bound is None:
+            self.result.looks.append(Looked(name, "not looked at", NO_PIECES, inputs=inputs))
+        else:
+            self._add_fault(name, bound, "finite_sample", WITHOUT_NOISE, inputs)
 
     def _hidden(self) -> None:
         """One call among many of the same instance."""
@@ -61,7 +69,7 @@ class SecretRecords(Examining):
             try:
                 most = self._stated_calls(CALLS)
                 count = self._affordable([game.without()] * most, SHARES[1], GAMES_HIDDEN)
-                if count < CALLS:
+                if count < CALLS:  # as many transcripts as calls at least: the record comes in each place
                     self._left_out(name)
                     return
                 bound = hidden_call(
@@ -77,7 +85,7 @@ class SecretRecords(Examining):
             except Refused as no:
                 self.result.notes.append(f"{name}: refused with: {no}")
                 return
-            self._add(name, bound, "finite_sample", WITHOUT_NOISE, game.says)
+            self._add_pieces(name, bound, game.says)
 
     def _stated_calls(self, most: int) -> int:
         """At most as many calls of an instance as a series has: of later ones nothing is stated."""
@@ -101,7 +109,7 @@ class SecretRecords(Examining):
             except Refused as no:
                 self.result.notes.append(f"{name}: refused with: {no}")
                 return
-            self._add(name, bound, "finite_sample", WITHOUT_NOISE, game.says)
+            self._add_pieces(name, bound, game.says)
 
     def constants(self) -> None:
         """What has no noise at all."""

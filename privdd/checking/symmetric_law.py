@@ -108,9 +108,8 @@ def _bound(seen: NoiseFrame, present: View, absent: View, odds: float, delta: fl
     won = int((present.along > seen.shift / 2 + odds * present.rest**2 / ((d - 1) * seen.shift)).sum())
     share = float(betaincinv(won, n - won + 1, error / 4)) if won else 0.0
     centre = float(absent.along.mean()) + tail * float(absent.along.std()) / math.sqrt(m)
-    squares = np.square((absent.along - absent.along.mean()) / absent.rest) * (
-        d - 3
-    )  # of mean 1 if as wide as the rest
+    ratios = np.square((absent.along - absent.along.mean()) / absent.rest)
+    squares = ratios * (d - 3)  # of mean 1 if as wide as the rest
     wide = math.sqrt(float(squares.mean()) + tail * float(squares.std()) / math.sqrt(m))
     if share <= delta or seen.shift / 2 <= centre:
         return 0.0

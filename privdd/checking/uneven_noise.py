@@ -66,7 +66,7 @@ class UnevenNoise(Examining):
         if seen is not None:
             fresh = self._pair(pair, count - count // 3)
             found = symmetric_epsilon(seen, trained, fresh, **self._test())
-            self._add(NAME, found, "noise_law", SAYS, pair.says)
+            self._add_fault(NAME, found, "noise_law", SAYS, pair.says)
 
     def _pair(self, pair: Neighbouring, count: int) -> tuple[Block, Block]:
         one, other = (

@@ -33,9 +33,8 @@ def placed(value: T, device: str | torch.device) -> T:
 class _Move:
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.done: dict[
-            int, tuple[Any, Any]
-        ] = {}  # id -> (what was met, kept so that its id stays its own; what it became)
+        # id -> (what was met, kept so that its id stays its own; what it became)
+        self.done: dict[int, tuple[Any, Any]] = {}
 
     def __call__(self, value: Any) -> Any:
         if isinstance(value, PLAIN):

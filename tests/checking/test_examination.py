@@ -90,6 +90,30 @@ def test_noise_that_stops_and_noise_of_uneven_size_are_looked_for(monkeypatch: p
     assert called == ["_hidden", "_long", "uneven"]
 
 
+def test_a_fault_that_was_not_found_is_not_said_to_be_there() -> None:
+    made = examined(clipped_sum, "records")
+    made.directions()
+    made._look(made.ranked[0].pair, 2000, made.around, "neighbours")
+    sound = {look.name: look.says for look in made.result.looks if not made.result.refuted}
+    names = ("directions, as released", "one call among many", "many calls, each on a record of its own",
+             "neighbours, tail of the noise law", "neighbours, moments under the noise law")  # fmt: skip
+    assert all(sound[name].startswith("not seen: ") for name in names), sound
+    assert sound["neighbours"].startswith("two inputs are ")
+    bare = examined(lambda rows: rows.sum(0) / max(1.0, float(np.linalg.norm(rows.sum(0)))), "records")
+    bare.directions()
+    found = next(look for look in bare.result.looks if look.name == "directions, as released")
+    assert (found.outcome, found.says) == ("refuted", secret_records.WITHOUT_NOISE)
+
+
+def test_a_release_that_has_no_pieces_is_not_said_to_have_been_looked_at() -> None:
+    made = examined(lambda rows: np.append(clipped_sum(rows), 0.0), "records")
+    made.tried = Tried(tables=((4, 5),))
+    made.directions()
+    outcomes = {look.name: look.outcome for look in made.result.looks}
+    names = ("directions, as released", "one call among many", "many calls, each on a record of its own")
+    assert outcomes["directions"] == "not refuted" and {outcomes[name] for name in names} == {"not looked at"}
+
+
 def test_a_share_for_each_bound() -> None:
     """The union bound over all of them is the confidence that is said."""
     shares = error_shares.ErrorShares(0.99)

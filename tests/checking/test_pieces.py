@@ -35,7 +35,7 @@ def test_releases_that_know_nothing_hit_no_more_often_than_is_said(m: int, piece
 
 def test_nothing_is_said_where_the_release_has_no_piece_as_long_as_the_record() -> None:
     s = spheres(50, 5, np.random.default_rng(1))
-    assert from_pieces(s, s[:, :4], asked=1.0, delta=0.0, confidence=0.9) == 0.0
+    assert from_pieces(s, s[:, :4], asked=1.0, delta=0.0, confidence=0.9) is None
     assert from_pieces(s, -3 * s, asked=1.0, delta=0.0, confidence=0.9) > 1.0
 
 

@@ -77,6 +77,20 @@ def test_releases_that_promise_nothing_are_left_out() -> None:
     assert watch.releases == []
 
 
+def test_squares_are_added_up_number_by_number_over_rows_and_releases() -> None:
+    """Rows with residuals (1, 2), (3, 4), (5, 6) twice: 2 (1 + 9 + 25) and 2 (4 + 16 + 36); one release is one row else."""
+    value = torch.tensor([[2.0, 4.0], [6.0, 8.0], [10.0, 12.0]])
+    output = Output({"x": value}, GAUSSIAN, noise_std=2.0, exact={"x": torch.zeros(3, 2)}, flags={"relation:zero_out": True})
+    by_rows, whole = Watch(0, 0, True), Watch(0, 0, True)
+    for _ in range(2):
+        by_rows.released(ClippedSum(1.0, 1.0), "features", output)
+        whole.released(ClippedSum(1.0, 1.0), "query", output, given={"x": torch.zeros(5, 3, 2)})
+    count, total = by_rows.columns["features", "x"]
+    assert (count, total.tolist()) == (6, [70.0, 112.0])
+    count, total = whole.columns["query", "x"]
+    assert (count, total.tolist()) == (2, [[2.0, 8.0], [18.0, 32.0], [50.0, 72.0]])
+
+
 def test_memory_is_bounded_and_samples_of_clients_compare(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(noise_record, "ROUND", 10_000)
     monkeypatch.setattr(noise_record, "RUN", 300)

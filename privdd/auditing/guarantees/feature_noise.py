@@ -30,7 +30,10 @@ from privdd.privacy.noise import SeededNoise
 
 
 def feature_findings(subject: Subject, name: str) -> Iterator[Finding]:
-    """T1, T2 and T3 of ``FeatureNoise`` set for the upload ``name``; nothing where no bound is stated, or rows are no records."""
+    """T1, T2 and T3 of ``FeatureNoise`` set for the upload ``name``.
+
+    Nothing where no bound is stated, or where a row is not one record's: such a release counts as unprotected.
+    """
     mechanism, snapshots = subject.plan.mechanisms[name], subject.snapshots
     sending = [t for t in sorted(snapshots) if name in snapshots[t].sent]
     if not isinstance(mechanism, FeatureNoise) or not sending or mechanism.broadcast_batch is not None:

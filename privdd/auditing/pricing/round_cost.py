@@ -1,4 +1,4 @@
-"""What rounds cost: the probe's one round of each phase is the first one and the last one at once, so it says too much.
+"""What rounds cost. The probe's one round of a phase is its first and its last at once, so it costs more than most do.
 
 A last round may publish what takes longer than all rounds before it, and a first one computes what is kept from then on.
 So the first phase's round is timed again, as a round with others after it, and as one without; by now all is warm.
@@ -18,8 +18,8 @@ from privdd.federated.simulation import Plan, start, step
 
 @dataclass(frozen=True)
 class RoundCost:
-    """CPU seconds. once: of the probe's training; first, later: of one client's round more, in the first phase and in
-    the others; closing: of what a last round takes more than others."""
+    """CPU seconds. once: of the probe's training; first, later: of one more client round, in the first phase and in
+    the others; closing: what a last round takes beyond what others do."""
 
     once: float
     first: float
