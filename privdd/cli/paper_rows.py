@@ -3,6 +3,7 @@ must share to be compared: rounds, participation, network, data, local work, pri
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -14,8 +15,10 @@ from omegaconf import DictConfig, OmegaConf
 from privdd.cli.assemble import assemble, build
 from privdd.cli.config import choices, config_dir, register_resolvers
 from privdd.cli.main import config_of
+from privdd.cli.read_settings import fingerprint as decided_by
 from privdd.cli.read_settings import plain
 from privdd.cli.runs import run_audit, run_training
+from privdd.cli.sweeps import fingerprint
 from privdd.core.errors import BadConfig
 from privdd.federated.experiment import Experiment
 
@@ -47,6 +50,11 @@ def row_config(overrides: Sequence[str], seed: int = 0) -> DictConfig:
     config = _config(tuple(overrides)).copy()
     config.seed = seed
     return config
+
+
+def config_mark(config: DictConfig, more: Any) -> str:
+    """Another one where a setting that affects what clients send has another value, or ``more``, which does not."""
+    return fingerprint([decided_by(config), json.dumps(plain(more), sort_keys=True)])
 
 
 def terms_of(overrides: Sequence[str]) -> dict[str, Any]:

@@ -7,10 +7,9 @@ from functools import cached_property
 from typing import Any
 
 from privdd.cli.main import config_of
-from privdd.cli.paper_rows import audit_row
+from privdd.cli.paper_rows import audit_row, config_mark
 from privdd.cli.read_settings import plain
 from privdd.reproduce.entries import find
-from privdd.reproduce.plan_rows import config_mark
 from privdd.reproduce.reproduction import reproduced
 from privdd.reproduce.typed import Wish
 from privdd.runtime.files import read_json

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from omegaconf import DictConfig
-
-from privdd.cli.paper_rows import paper_of, row_config
-from privdd.cli.read_settings import fingerprint as decided_by
-from privdd.cli.read_settings import plain
+from privdd.cli.paper_rows import config_mark, paper_of, row_config
 from privdd.cli.sweeps import fingerprint, readable
 from privdd.core.errors import BadConfig
 from privdd.reproduce.entries import PaperEntry, find, scale_overrides
@@ -32,11 +27,6 @@ class PaperCell:
         not typed here has another value now, so that no row of earlier settings is shown as one of today's."""
         config = row_config(self.overrides, seed)
         return f"{readable(self.row)}-seed{seed}-{config_mark(config, config.capture)}"
-
-
-def config_mark(config: DictConfig, more: Any) -> str:
-    """Another one where a setting that affects what clients send has another value, or ``more``, which does not."""
-    return fingerprint([decided_by(config), json.dumps(plain(more), sort_keys=True)])
 
 
 def merged(*groups: Iterable[str]) -> tuple[str, ...]:
