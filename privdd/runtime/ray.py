@@ -69,8 +69,14 @@ class Cluster:
             self.ray.cancel(handle, force=True)
 
 
+_started: list[int] = []  # the processors of the cluster that this process started, if it did
+
+
 def connect(address: str | None, workers: int) -> Any:
-    """The ray module, connected once per process: later calls use the same cluster."""
+    """The ray module, connected once per process: later calls use the same cluster.
+
+    One that was started here for fewer workers than are asked for now makes way for a larger one.
+    """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         import ray
@@ -78,8 +84,11 @@ def connect(address: str | None, workers: int) -> Any:
         from privdd.runtime import leftovers
     except ImportError:
         raise ValueError("engine=ray: ray is not installed; install it with: pip install 'privdd[ray]'") from None
+    wanted = workers or os.cpu_count() or 1
     if ray.is_initialized():
-        return ray
+        if address or not _started or _started[-1] >= wanted:
+            return ray
+        disconnect()
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     try:
         if address:
@@ -92,11 +101,12 @@ def connect(address: str | None, workers: int) -> Any:
             place = {"env_vars": {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}}
             ray.init(
                 address="local",
-                num_cpus=workers or os.cpu_count() or 1,
+                num_cpus=wanted,
                 runtime_env=place,
                 include_dashboard=False,
                 **quiet,
             )
+            _started.append(wanted)
     except Exception as error:  # Ray raises built-in errors, its own and gRPC's
         raise ValueError(f"engine.address={address}: {' '.join(str(error).split())[:200]}") from None
     return ray
@@ -114,3 +124,4 @@ def disconnect() -> None:
     import ray
 
     ray.shutdown()
+    _started.clear()

@@ -168,6 +168,18 @@ def test_the_pool_is_started_once(engine: Engine, tmp_path: Path) -> None:
     assert len(set.union(*found)) <= {"processes": 2, "ray": 4}[engine.kind]  # Ray may have had others idle; 8 if none stayed
 
 
+@pytest.mark.engine
+def test_a_cluster_for_one_worker_makes_way_where_two_are_asked_for(tmp_path: Path) -> None:
+    """In whatever order: the first Ray engine of a process decided how many workers all later ones had."""
+    ray = pytest.importorskip("ray")
+    from privdd.runtime.ray import Cluster, connect, disconnect
+
+    disconnect()
+    found = [Cluster(connect(None, workers), workers).workers for workers in (1, 2, 1)]
+    assert found == [1, 2, 1] and ray.cluster_resources()["CPU"] == 2
+    both_workers(Engine("ray", workers=2), tmp_path / "met")
+
+
 def test_a_worker_that_keeps_memory_is_not_replaced(tmp_path: Path) -> None:
     """Loky replaces a worker that grew by 300 MB, if it can measure memory and is not told otherwise."""
     assert process_executor._USE_PSUTIL, "loky cannot measure memory: the test tests nothing"
