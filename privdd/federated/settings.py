@@ -97,8 +97,7 @@ class Budget:
 
     def __post_init__(self) -> None:
         for name, least in (("runs", 20), ("slow_runs", 20), ("images", 1)):
-            value = whole(f"audit.guarantee.{name}", getattr(self, name), least, f"at least {least} is needed")
-            object.__setattr__(self, name, value)
+            object.__setattr__(self, name, whole(f"audit.guarantee.{name}", getattr(self, name), least))
 
 
 @dataclass(frozen=True)
@@ -107,7 +106,7 @@ class HardRecords(Tail):
 
     def __post_init__(self) -> None:
         for name in ("mislabelled", "near_duplicates"):
-            object.__setattr__(self, name, whole(f"audit.tail.{name}", getattr(self, name), 0, "0 or more is needed"))
+            object.__setattr__(self, name, whole(f"audit.tail.{name}", getattr(self, name)))
 
 
 COUNTS = {
@@ -167,9 +166,7 @@ class AuditSettings:
         if not known and self.client != "auto":
             raise refused("audit.client", self.client, "auto, or a client's number from 0, is needed")
         for name, (least, needed) in COUNTS.items():
-            object.__setattr__(self, name, whole(f"audit.{name}", getattr(self, name), least, needed))
-            if getattr(self, name) > MOST:
-                raise refused(f"audit.{name}", getattr(self, name), f"at most {MOST} are allowed")
+            object.__setattr__(self, name, whole(f"audit.{name}", getattr(self, name), least, needed, most=MOST))
         check_share("audit.confidence", self.confidence)
         if 1 - self.confidence == 1:
             raise refused("audit.confidence", self.confidence, "it cannot be told from 0")

@@ -43,8 +43,7 @@ class DistributionMatching:
 
     def __post_init__(self) -> None:
         for name in ("per_class", "iterations", "batch", "width"):
-            value = whole(f"target.args.{name}", getattr(self, name), 1, "a whole number of at least 1 is needed")
-            object.__setattr__(self, name, value)  # 12.0 is 12
+            object.__setattr__(self, name, whole(f"target.args.{name}", getattr(self, name), 1))  # 12.0 is 12
         check_number("target.args.lr", self.lr)
         if not self.lr > 0:
             raise BadConfig(f"target.args.lr={self.lr}: a number above 0 is needed")
