@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from attacks.ranges import check_below_one, check_counts, check_from_zero, check_positive
 from attacks.types import Surface
 from privdd.core.keys import Keys
 from privdd.core.state import pack, unpack
@@ -93,18 +94,14 @@ class FedLGD(Method, hooks=("selected", "refines")):
     on_gpu = "matching and training on virtual images"
 
     def __post_init__(self) -> None:
-        counts = dict.fromkeys(("rounds", "tau_step", "batch_size", "global_ipc"), 1)
-        for name, least in (counts | dict.fromkeys(("tau", "contrast", "global_iterations"), 0)).items():
-            if not getattr(self, name) >= least:
-                raise ValueError(f"{name}={getattr(self, name)!r}: at least {least}")
+        check_counts(self, "rounds", "tau_step", "batch_size", "global_ipc")
+        check_counts(self, "tau", "global_iterations", least=0)
+        check_from_zero(self, "contrast")
         if not isinstance(self.virtual, Virtual):
             why = "it cannot refine images; use distribution or unmatched"
             raise ValueError(f"algo.virtual={type(self.virtual).__name__}: {why}")
-        for name in ("lr", "local_epochs", "temperature", "global_lr"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name}={getattr(self, name)!r}: a number above 0")
-        if not 0 <= self.global_momentum < 1:
-            raise ValueError(f"global_momentum={self.global_momentum!r}: a number in [0, 1)")
+        check_positive(self, "lr", "local_epochs", "temperature", "global_lr")
+        check_below_one(self, "global_momentum")
         choices = {"target": ("gradient", "displacement"), "server_start": ("noise", "statistics")}
         for name, allowed in (choices | {"regulariser": ("contrastive", "mmd")}).items():
             if getattr(self, name) not in allowed:
