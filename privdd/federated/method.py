@@ -119,7 +119,8 @@ class Method(ABC):
         return None
 
     def released_through(self, mechanisms: Mapping[str, Mechanism], problem: Problem) -> Method:
-        """The same method as it trains where its uploads go through these mechanisms: it may have to know their noise."""
+        """The same method as it trains where its uploads go through these mechanisms, whose noise it may have to know;
+        or refuses them: raises ValueError, one line, where it cannot work with them on this problem."""
         return self
 
     def adds_up(self, mechanisms: Mapping[str, Mechanism]) -> Literal["sum", "mean"] | None:
