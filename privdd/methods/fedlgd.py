@@ -17,7 +17,7 @@ from attacks.ranges import check_below_one, check_counts, check_from_zero, check
 from attacks.types import Surface
 from privdd.core.keys import Keys
 from privdd.core.state import pack, unpack
-from privdd.core.types import Artifact, Problem, Received, Records, Shard, State, Tensors, Upload
+from privdd.core.types import Artifact, Problem, Received, Records, Shard, State, Tensors, Upload, Values
 from privdd.distillation.class_subsets import Cells, batched_cells, labelled, one_world
 from privdd.distillation.distribution_matching import Matching, Streams
 from privdd.distillation.gradient_matching import match_gradient
@@ -34,7 +34,7 @@ from privdd.distillation.private_matching import refuse_batch_norm
 from privdd.distillation.virtual_images import Virtual, distilled, protected_images, stages
 from privdd.federated.aggregation import average, in_order
 from privdd.federated.channel import ClientContext
-from privdd.federated.method import Broadcast, Method
+from privdd.federated.method import Method
 from privdd.models import ModelSpec, build, initial
 from privdd.models.build import skeleton
 from privdd.privacy.claims import Claim, fedlgd_attacks, fedlgd_no_extra_leakage
@@ -166,7 +166,7 @@ class FedLGD(Method, hooks=("selected", "refines")):
 
     # --- client -------------------------------------------------------------------------------
 
-    def local(self, broadcast: Broadcast, memory: State, shard: Shard, ctx: ClientContext) -> tuple[Upload, State]:
+    def local(self, broadcast: Values, memory: State, shard: Shard, ctx: ClientContext) -> tuple[Upload, State]:
         self.check_mechanisms(ctx.mechanisms)
         if ctx.protected("embedding"):
             steps = self._steps(broadcast, memory, shard, ctx)
