@@ -19,6 +19,7 @@ TrainingWay = Literal["auto", "loop", "vectorised"]
 Required = Literal["all", "some"]
 DEVICES = ("cpu", "cuda")
 NOISE_SOURCES = ("seed", "secret", "os")
+MOST = 10**6  # of each count of an audit
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ class Budget:
 
     def __post_init__(self) -> None:
         for name, least in (("runs", 20), ("slow_runs", 20), ("images", 1)):
-            object.__setattr__(self, name, whole(f"audit.guarantee.{name}", getattr(self, name), least))
+            object.__setattr__(self, name, whole(f"audit.guarantee.{name}", getattr(self, name), least, most=MOST))
 
 
 @dataclass(frozen=True)
@@ -121,8 +122,6 @@ COUNTS = {
     "processed_federations": (0, "0 or more is needed"),
     "processed_worlds": (1, "at least 1 is needed (world 0 is the run itself)"),
 }
-
-MOST = 10**6  # of each
 
 
 @dataclass(frozen=True)

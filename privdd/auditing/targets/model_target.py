@@ -37,6 +37,7 @@ NOTE = "the model as it was brought"
 NEED_SHADOWS = {"lira": Lira, "rmia": Rmia, "base": Base}
 NO_TRAINING = "needs a training function (target.training, in Python fit=)"
 MANY = 2000  # records from which fewer disturbed copies of each are asked about
+MOST = 10**6  # records, and shadow models
 GLOBAL_DRAWS = "the training function draws from torch's global generator: another run gives other shadow models"
 
 
@@ -52,7 +53,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         for name, least in (("records", 8), ("shadows", 0)):
-            object.__setattr__(self, name, whole(f"target.{name}", getattr(self, name), least))  # 12.0 is 12
+            object.__setattr__(self, name, whole(f"target.{name}", getattr(self, name), least, most=MOST))  # 12.0 is 12
         if self.shadows == 1:
             raise BadConfig("target.shadows=1: at least 2 shadow models are needed, or 0 for none")
         check_share("confidence", self.confidence)
