@@ -56,6 +56,7 @@ def read(argv: Sequence[str]) -> Request:
 
 def _value(key: str, value: str) -> Any:
     from privdd.core.errors import BadConfig
+    from privdd.core.typed_numbers import typed_list, typed_whole
 
     if key in ("fault", "profile"):
         return value
@@ -65,14 +66,7 @@ def _value(key: str, value: str) -> Any:
         if value not in ("true", "false", "only"):
             raise BadConfig(f"resume={value}: true, false or only is needed")
         return value
-    first, dash, last = value.partition("-")
-    parts = value.split(",") if key == "seeds" and not dash else [first, last] if key == "seeds" else [value]
-    if not all(part.isdigit() and len(part) < 10 for part in parts):
-        raise BadConfig(f"{key}={value}: {'0-4 or 0,3' if key == 'seeds' else 'a whole number from 0'} is needed")
-    numbers = [int(part) for part in parts]
-    if key == "controls":
-        return numbers[0]
-    return tuple(range(numbers[0], numbers[1] + 1)) if dash else tuple(dict.fromkeys(numbers))
+    return typed_list(key, value) if key == "seeds" else typed_whole(key, value)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -12,6 +12,7 @@ from torch.nn.utils import skip_init
 
 from attacks.baselines import class_means
 from attacks.gpu import ahead
+from attacks.ranges import check_counts, check_from_zero, check_positive
 
 
 def blank(layer: type[nn.Module], *sizes: int, **options: int) -> nn.Module:
@@ -86,13 +87,9 @@ class DecoderTraining:
     noise_std: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch", "width"):
-            if not getattr(self, name) >= 1:
-                raise ValueError(f"{name}={getattr(self, name)}: a positive integer is needed")
-        if not self.lr > 0:
-            raise ValueError(f"lr={self.lr}: a positive number is needed")
-        if not self.noise_std >= 0:
-            raise ValueError(f"noise_std={self.noise_std}: a number >= 0 is needed")
+        check_counts(self, "steps", "batch", "width")
+        check_positive(self, "lr")
+        check_from_zero(self, "noise_std")
 
     def fit(
         self,

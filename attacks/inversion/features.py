@@ -17,6 +17,7 @@ from attacks.arrays import arrays
 from attacks.inversion.decoder import DecoderTraining
 from attacks.inversion.objectives import total_variation
 from attacks.inversion.result import Reconstruction
+from attacks.ranges import check_counts, check_from_zero, check_positive
 
 FeatureMap = Callable[[Tensor], Tensor]
 
@@ -43,12 +44,9 @@ class WhiteBox:
     tv: float = 1e-3
 
     def __post_init__(self) -> None:
-        if not self.iterations >= 1:
-            raise ValueError(f"iterations={self.iterations}: a positive integer is needed")
-        if not self.lr > 0:
-            raise ValueError(f"lr={self.lr}: a positive number is needed")
-        if not self.tv >= 0:
-            raise ValueError(f"tv={self.tv}: a number >= 0 is needed")
+        check_counts(self, "iterations")
+        check_positive(self, "lr")
+        check_from_zero(self, "tv")
 
     def residual(self, maps: Sequence[FeatureMap], released: Sequence[Tensor], images: Tensor) -> Tensor:
         """(b,) squared feature error relative to the released features' variance, summed over the maps."""

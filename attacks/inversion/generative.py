@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from attacks.gpu import ahead
 from attacks.inversion.decoder import blank, draw_weights
 from attacks.inversion.result import Reconstruction
+from attacks.ranges import check_below_one, check_counts, check_positive
 
 
 class Role(StrEnum):
@@ -110,12 +111,8 @@ class WganGp:
     lr: float = 2e-4
 
     def __post_init__(self) -> None:
-        for name in ("steps", "width", "latent", "batch", "critic_steps"):
-            if not getattr(self, name) >= 1:
-                raise ValueError(f"{name}={getattr(self, name)}: a positive integer is needed")
-        for name in ("penalty", "lr"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name}={getattr(self, name)}: a positive number is needed")
+        check_counts(self, "steps", "width", "latent", "batch", "critic_steps")
+        check_positive(self, "penalty", "lr")
 
     def fit(self, images: Tensor, rng: torch.Generator, auxiliary: Tensor | None = None) -> Prior:
         """A prior over images (m, c, h, w); auxiliary (m, c, h, w): their conditioning images."""
@@ -170,12 +167,9 @@ class GenerativeInversion:
     weight: float = 100.0
 
     def __post_init__(self) -> None:
-        for name in ("iterations", "starts"):
-            if not getattr(self, name) >= 1:
-                raise ValueError(f"{name}={getattr(self, name)}: a positive integer is needed")
-        for name in ("lr", "weight"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name}={getattr(self, name)}: a positive number is needed")
+        check_counts(self, "iterations", "starts")
+        check_positive(self, "lr", "weight")
+        check_below_one(self, "momentum")
 
     def reconstruct(
         self, model: nn.Module, prior: Prior, labels: Tensor, rng: torch.Generator, auxiliary: Tensor | None = None

@@ -24,6 +24,7 @@ from attacks.inversion.result import Channelwise, Pixels, Reconstruction, check_
 from attacks.inversion.seethrough import Priors, SeeThrough, Statistics
 from attacks.inversion.softened import SHARP, Sharpening, soften
 from attacks.inversion.victim import SINGLE_STEP, LocalSteps, Victim, update_to_gradients
+from attacks.ranges import check_counts, check_from_zero
 
 __all__ = [
     "DLG", "IDLG", "InvertingGradients", "LocalSteps", "Reconstruction", "SeeThrough", "gradient_norm",
@@ -58,11 +59,8 @@ class InvertingGradients:
     def __post_init__(self) -> None:
         if self.objective not in OBJECTIVES:
             raise ValueError(f"objective={self.objective!r}: allowed are {', '.join(OBJECTIVES)}")
-        if not self.restarts >= 1:
-            raise ValueError(f"restarts={self.restarts}: a positive integer is needed")
-        for name in ("tv", "batchnorm", "soften"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name}={getattr(self, name)}: a number >= 0 is needed")
+        check_counts(self, "restarts")
+        check_from_zero(self, "tv", "batchnorm", "soften")
         if self.soften and self.patience:
             raise ValueError(f"patience={self.patience}: with soften the objective keeps changing; 0 is needed")
         self._rule()

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from attacks.gpu import ahead
 from attacks.inversion.decoder import blank, draw_weights
+from attacks.ranges import check_counts, check_positive
 
 
 class JudgeNet(nn.Module):
@@ -36,11 +37,8 @@ class Judge:
     lr: float = 2e-3
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch", "width"):
-            if not getattr(self, name) >= 1:
-                raise ValueError(f"{name}={getattr(self, name)}: a positive integer is needed")
-        if not self.lr > 0:
-            raise ValueError(f"lr={self.lr}: a positive number is needed")
+        check_counts(self, "steps", "batch", "width")
+        check_positive(self, "lr")
 
     def fit(self, x: Tensor, y: Tensor, classes: int, generator: torch.Generator) -> JudgeNet:
         """A classifier trained on x (m, c, h, w) in [0, 1], y (m,)."""

@@ -13,6 +13,7 @@ from attacks.inversion.objectives import squared
 from attacks.inversion.optimise import Progress, normal_like
 from attacks.inversion.result import Channelwise, Pixels, Reconstruction, check_request
 from attacks.inversion.victim import SINGLE_STEP, LocalSteps, Victim
+from attacks.ranges import check_counts, check_from_zero
 
 STALL = 5  # a run ends after so many outer steps with less than 5 % improvement in total
 
@@ -48,12 +49,8 @@ class DLG:
     joint_labels = True
 
     def __post_init__(self) -> None:
-        for name in ("iterations", "restarts", "attempts"):
-            if not getattr(self, name) >= 1:
-                raise ValueError(f"{name}={getattr(self, name)}: a positive integer is needed")
-        for name in ("accept", "tolerance"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name}={getattr(self, name)}: a number >= 0 is needed")
+        check_counts(self, "iterations", "restarts", "attempts")
+        check_from_zero(self, "accept", "tolerance")
 
     def reconstruct(
         self,

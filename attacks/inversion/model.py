@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from attacks.gpu import look_every
 from attacks.inversion.result import Channelwise, Pixels, Reconstruction
+from attacks.ranges import check_counts, check_positive
 
 
 @dataclass(frozen=True)
@@ -25,13 +26,10 @@ class ModelInversion:
     lr: float = 0.1
 
     def __post_init__(self) -> None:
-        for name in ("iterations", "patience"):
-            if not getattr(self, name) >= 1:
-                raise ValueError(f"{name}={getattr(self, name)}: a positive integer is needed")
+        check_counts(self, "iterations", "patience")
         if not 0 < self.confidence <= 1:
             raise ValueError(f"confidence={self.confidence}: a number in (0, 1] is needed")
-        if not self.lr > 0:
-            raise ValueError(f"lr={self.lr}: a positive number is needed")
+        check_positive(self, "lr")
 
     def reconstruct(
         self,

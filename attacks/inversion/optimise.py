@@ -13,6 +13,7 @@ from torch import Tensor
 from attacks.gpu import ahead, look_every
 from attacks.inversion.objectives import Objective, total_variation
 from attacks.inversion.victim import Victim
+from attacks.ranges import check_counts, check_from_zero, check_positive
 
 Progress = Callable[[int, float], None]
 FLOOR = 0.01  # share of the learning rate that a cosine schedule ends with
@@ -110,14 +111,10 @@ class SignedAdam:
     betas: tuple[float, float] = (0.9, 0.999)
 
     def __post_init__(self) -> None:
-        if not self.iterations >= 1:
-            raise ValueError(f"iterations={self.iterations}: a positive integer is needed")
-        if not self.lr > 0:
-            raise ValueError(f"lr={self.lr}: a positive number is needed")
-        for name in ("patience", "warmup", "langevin"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name}={getattr(self, name)}: a number >= 0 is needed")
-
+        check_counts(self, "iterations")
+        check_positive(self, "lr")
+        check_counts(self, "patience", "warmup", least=0)
+        check_from_zero(self, "langevin")
         if self.schedule not in ("steps", "cosine"):
             raise ValueError(f"schedule={self.schedule!r}: allowed are steps, cosine")
 

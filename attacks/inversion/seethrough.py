@@ -14,6 +14,7 @@ from attacks.inversion.objectives import layerwise
 from attacks.inversion.optimise import Matching, Progress, SignedAdam, descend, normal_like
 from attacks.inversion.result import Channelwise, Pixels, Reconstruction, check_request
 from attacks.inversion.victim import SINGLE_STEP, LocalSteps, Victim
+from attacks.ranges import check_counts, check_from_zero
 
 Statistics = Mapping[str, tuple[Tensor, Tensor]]
 
@@ -112,11 +113,8 @@ class SeeThrough:
     warmup: int = 50
 
     def __post_init__(self) -> None:
-        if not self.seeds >= 1:
-            raise ValueError(f"seeds={self.seeds}: a positive integer is needed")
-        for name in ("tv", "l2", "batchnorm", "group"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name}={getattr(self, name)}: a number >= 0 is needed")
+        check_counts(self, "seeds")
+        check_from_zero(self, "tv", "l2", "batchnorm", "group")
         self._rule()
 
     def _rule(self) -> SignedAdam:

@@ -21,7 +21,7 @@ from attacks.inversion.gradient import InvertingGradients, gradient_norm
 from attacks.inversion.labels import chance_overlap, displacement, overlap, update_counts
 from attacks.inversion.seethrough import Statistics, sent_statistics
 from attacks.inversion.victim import LocalSteps, local_steps, observed, victim_model
-from attacks.ranges import check_counts
+from attacks.ranges import check_counts, check_from_zero
 from attacks.types import SERVER, Adversary, Attack, Capture, Evidence, Family, Finding, Surface, Truth, View
 
 LEAST = 10  # iterations, however small the budget
@@ -87,8 +87,7 @@ class UpdateInversion(Attack):
 
     def __post_init__(self) -> None:
         check_counts(self, "budget", "records", "simulated")
-        if not self.spread >= 0:
-            raise ValueError(f"spread={self.spread}: a number >= 0 is needed")
+        check_from_zero(self, "spread")
 
     def nothing_to_read(self, view: View) -> str:
         if view.knowledge.model is None or not view.captures[0].broadcast:

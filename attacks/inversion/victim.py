@@ -15,6 +15,7 @@ from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
+from attacks.ranges import check_below_one, check_counts, check_from_zero, check_positive
 from attacks.types import Capture, Surface, View
 
 
@@ -35,17 +36,12 @@ class LocalSteps:
     batch_size: int | None = None
 
     def __post_init__(self) -> None:
-        if not self.steps >= 1:
-            raise ValueError(f"steps={self.steps}: a positive integer is needed")
-        if not self.lr > 0:
-            raise ValueError(f"lr={self.lr}: a positive number is needed")
-        if not 0 <= self.momentum < 1:
-            raise ValueError(f"momentum={self.momentum}: a number in [0, 1) is needed")
-        for name in ("weight_decay", "proximal"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name}={getattr(self, name)}: a number >= 0 is needed")
-        if self.batch_size is not None and not self.batch_size >= 1:
-            raise ValueError(f"batch_size={self.batch_size}: a positive integer or null is needed")
+        check_counts(self, "steps")
+        check_positive(self, "lr")
+        check_below_one(self, "momentum")
+        check_from_zero(self, "weight_decay", "proximal")
+        if self.batch_size is not None:
+            check_counts(self, "batch_size")
 
     def read(self, values: Tensor, step: int) -> Tensor:
         """Of ``values`` (b, ...), those of the images that step ``step`` reads: cut out, for an index would travel."""

@@ -19,6 +19,7 @@ from torch import Tensor
 from attacks.epsilon import Bound, one_run_from_scores
 from attacks.membership.readable import nothing_in, nothing_in_any
 from attacks.membership.worst_records import by_kind, worst_records
+from attacks.ranges import check_counts
 from attacks.roc import Clusters, auc_interval, roc, thin, tpr_at_fpr
 from attacks.types import Adversary, Attack, Evidence, Family, Finding, Surface, Truth, View, Worlds
 
@@ -80,8 +81,7 @@ class MembershipAttack(Attack, hooks=("score", "reads")):
             raise ValueError(f"confidence={self.confidence}: a number in (0, 1) is needed")
         if self.delta is not None and not 0 <= self.delta < 1:
             raise ValueError(f"delta={self.delta}: a number in [0, 1), or null for the run's own")
-        if not self.targets >= 1:
-            raise ValueError(f"targets={self.targets}: at least 1 world is needed")
+        check_counts(self, "targets")
 
     def reads(self, view: View) -> list[Tensor]:
         """What the scores are made of: tensors (K, n, ...). A view in which all of them say nothing is not attacked."""

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from privdd.core.checks import check_number, whole
 from privdd.core.errors import BadConfig
 from privdd.privacy.accounting import epsilon
 
@@ -23,6 +24,7 @@ PARTS = 3  # arrays that a gradient is split into
 def _multiplier(args: Mapping[str, Any]) -> float:
     if "noise_multiplier" not in args:
         raise BadConfig("args.noise_multiplier= is needed")
+    check_number("args.noise_multiplier", args["noise_multiplier"])
     return float(args["noise_multiplier"])
 
 
@@ -111,9 +113,7 @@ def engine_epoch(target: type, args: Mapping[str, Any], stated: Mapping[str, Any
     from opacus.optimizers import DPOptimizer
 
     logging.getLogger("opacus").setLevel(logging.CRITICAL)
-    z, batches = _multiplier(args), int(args.get("batches", 20))
-    if not (1 <= batches <= 1000 and math.isfinite(z)):
-        raise BadConfig(f"args.batches={batches}: a whole number from 1 to 1000 is needed")
+    z, batches = _multiplier(args), whole("args.batches", args.get("batches", 20), 1, most=1000)
     event = dpa.SelfComposedDpEvent(dpa.PoissonSampledDpEvent(1 / batches, dpa.GaussianDpEvent(z)), batches)
     poisson = bool(args.get("poisson_sampling", True))
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from privdd.canary.sealed_files import MOST, NAME, SIGNALS
 from privdd.core.errors import BadConfig
+from privdd.core.typed_numbers import typed_whole
 
 USAGE = """usage: python -m privdd.canary issue|open|verify sealed=DIR [KEY=VALUE ...]
 
@@ -80,9 +81,9 @@ def _known(command: str, key: str) -> str:
 
 def _parsed(command: str, key: str, text: str) -> Any:
     if key in NUMBERS[command]:
-        return _whole(key, text) if key in ("count", "classes") else _number(key, text)
+        return typed_whole(key, text) if key in ("count", "classes") else _number(key, text)
     if key == "shape":
-        sizes = [_whole(key, part) for part in text.strip("()[]").split(",") if part.strip()]
+        sizes = [typed_whole(key, part) for part in text.strip("()[]").split(",") if part.strip()]
         if not sizes or not all(1 <= n <= 4096 for n in sizes) or math.prod(sizes) > 2**24:
             raise BadConfig(f"shape={text}: sizes of one record are needed, as in 1,28,28")
         return tuple(sizes)
@@ -106,13 +107,7 @@ def _number(key: str, text: str) -> float:
     return value
 
 
-def _whole(key: str, text: str) -> int:
-    if not text.strip().isdecimal() or len(text.strip()) > 20:
-        raise BadConfig(f"{key}={text}: a whole number from 0 is needed")
-    return int(text)
-
-
-GROUPS: dict[str, Any] = {"args": _value, "client": _whole, "known": lambda key, text: text}
+GROUPS: dict[str, Any] = {"args": _value, "client": typed_whole, "known": lambda key, text: text}
 
 
 def check_issue(given: Mapping[str, Any]) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,8 @@ from privdd.canary.sealed_files import Canary, records
 from privdd.core.errors import BadConfig
 
 POOL = 3  # candidates for each canary
-MOST = 6000  # candidates altogether: the choice among them is a QR decomposition
+MOST = 6000  # candidates of a draw: the choice among them is a QR decomposition
+FEW = 100  # a draw that brings fewer than one new one in so many is the last
 
 Pair = tuple[np.ndarray, np.ndarray]
 
@@ -39,22 +40,35 @@ def crafted(shape: Sequence[int], classes: int, count: int, seed: int) -> Pair:
 
     Images (c, h, w) or (h, w) are blocks of black and white, as of ``audit.canaries``; any other shape is zeros and
     ones by fair coins. Out of a pool the rows are taken that the ones before span least. Raises BadConfig where
-    fewer different ones than that were drawn.
+    fewer different ones than that are found.
     """
-    generator = np.random.default_rng(seed)
-    total = max(count, min(POOL * count, MOST))
-    if len(shape) in (2, 3) and min(shape[-2:]) > 3:
-        image = tuple(shape) if len(shape) == 3 else (1, *shape)
-        pool = patches(image, total, torch.Generator().manual_seed(seed)).numpy().reshape(total, *shape)  # type: ignore[arg-type]
-    else:
-        pool = generator.integers(0, 2, (total, *shape)).astype(np.float32)
-    pool = pool[_distinct(pool)]
+    pool = _pool(shape, count, seed)
     if len(pool) < count:
         said = f"{len(pool)} different canaries were drawn, {count} are needed; lower count= or take a larger shape"
         raise BadConfig(f"shape={','.join(map(str, shape))}: {said}")
     rows = pool.reshape(len(pool), -1)
     chosen = independent(rows - rows.mean(), count)
     return np.ascontiguousarray(pool[chosen], np.float32), np.arange(count, dtype=np.int64) % classes
+
+
+def _pool(shape: Sequence[int], count: int, seed: int) -> np.ndarray:
+    """Different candidates (n, *shape): drawn again while they are too few, until a draw brings hardly any new one."""
+    draw, total = _drawing(shape, seed), max(count, min(POOL * count, MOST))
+    pool, new = np.zeros((0, *shape), np.float32), 1
+    while len(pool) < count and new:
+        more = np.concatenate([pool, draw(total)])
+        more = more[_distinct(more)]
+        pool, new = more, (len(more) - len(pool)) * FEW // total
+    return pool
+
+
+def _drawing(shape: Sequence[int], seed: int) -> Callable[[int], np.ndarray]:
+    """n -> n candidates (n, *shape) float32, others at each call."""
+    if len(shape) in (2, 3) and min(shape[-2:]) > 3:
+        image, generator = (*[1] * (3 - len(shape)), *shape), torch.Generator().manual_seed(seed)
+        return lambda n: patches(image, n, generator).numpy().reshape(n, *shape)  # type: ignore[arg-type]
+    coins = np.random.default_rng(seed)
+    return lambda n: coins.integers(0, 2, (n, *shape)).astype(np.float32)
 
 
 def mislabelled(x: np.ndarray, y: np.ndarray, classes: int, count: int, seed: int) -> Pair:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 from privdd.checking.neighbours import Tried
 from privdd.checking.run_check import CALLS, CONFIDENCE, SECONDS
+from privdd.core.checks import check_number, whole
 from privdd.core.errors import BadConfig
 from privdd.core.plain_value import plain_value
 
@@ -79,7 +79,7 @@ def read(argv: Sequence[str]) -> CommandLine:
     stated |= {key: found[key] for key in ("kind", "relation", "calls", "inputs") if key in found}
     for key in ("epsilon", "delta", "noise_std", "noise_multiplier", "tolerance", "calls"):
         if key in stated:
-            stated[key] = _number(f"stated.{key}" if key != "calls" else key, stated[key], whole=key == "calls")
+            stated[key] = whole(key, stated[key], 1) if key == "calls" else _number(f"stated.{key}", stated[key])
     if stated.get("low_bits", False) not in (True, False):
         raise BadConfig(f"stated.low_bits={stated['low_bits']}: true or false is needed")
     return CommandLine(
@@ -89,7 +89,7 @@ def read(argv: Sequence[str]) -> CommandLine:
         {key.removeprefix("args."): value for key, value in found.items() if key.startswith("args.")},
         _tried(found),
         _number("seconds", found.get("seconds", SECONDS)),
-        int(_number("max_calls", found.get("max_calls", CALLS), whole=True)),
+        whole("max_calls", found.get("max_calls", CALLS)),
         _number("confidence", found.get("confidence", CONFIDENCE)),
         Path(found["out"]) if "out" in found else None,
         tuple(argv),
@@ -104,18 +104,13 @@ def _known(key: str) -> str:
     raise BadConfig(f"{key}: unknown; {f'did you mean {close[0]}?' if close else 'see --help'}")
 
 
-def _number(name: str, value: Any, *, whole: bool = False) -> Any:
-    good = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    good = good and (not whole or value == int(value))
-    if not good:
-        raise BadConfig(f"{name}={value}: a {'whole ' if whole else ''}number is needed")
-    return int(value) if whole else float(value)
+def _number(name: str, value: Any) -> float:
+    check_number(name, value)
+    return float(value)
 
 
 def _tried(found: Mapping[str, Any]) -> Tried:
-    tried = Tried(seed=_number("seed", found.get("seed", 0), whole=True))
-    if tried.seed < 0:
-        raise BadConfig(f"seed={tried.seed}: a whole number from 0 is needed")
+    tried = Tried(seed=whole("seed", found.get("seed", 0)))
     try:
         if "input.shapes" in found:
             shapes = tuple(tuple(int(n) for n in shape) for shape in found["input.shapes"])

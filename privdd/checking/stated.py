@@ -9,6 +9,7 @@ from typing import Literal, get_args
 from scipy.optimize import brentq
 
 from attacks.epsilon import gaussian_epsilon
+from privdd.core.checks import whole
 from privdd.core.errors import BadConfig
 
 Kind = Literal["update", "aggregate", "records"]
@@ -46,7 +47,7 @@ class Stated:
         _number("stated.epsilon", self.epsilon, 0 <= self.epsilon < math.inf, "a finite number from 0")
         _number("stated.delta", self.delta, 0 <= self.delta < 1, "a number in [0, 1)")
         _number("stated.tolerance", self.tolerance, 0 <= self.tolerance < 1, "a number in [0, 1)")
-        _number("calls", self.calls, 1 <= self.calls <= 100_000, "a whole number from 1 to 100000")
+        whole("calls", self.calls, 1, most=100_000)
         for name, allowed in (("kind", Kind), ("relation", Neighbours), ("inputs", Inputs)):
             value = getattr(self, name)
             if value not in get_args(allowed):

@@ -14,12 +14,13 @@ from typing import Any
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
+from privdd.cli.number_bounds import check_numbers
 from privdd.cli.read_settings import leaves, plain
 from privdd.cli.secret import KEY as SECRET
 from privdd.cli.source_twins import NeedsImport, Twins
 from privdd.cli.type_check import OF_HYDRA, TypeCheck, fits, needed
 from privdd.cli.written_types import OURS, declared
-from privdd.core.checks import check_finite, is_number, refused
+from privdd.core.checks import refused
 
 Leaves = dict[str, Any]
 MADE = {  # groups without a _target_, and what is called with their settings
@@ -56,9 +57,7 @@ def check_changed(config: DictConfig, base: DictConfig) -> None:
 
 
 def _check_type(check: TypeCheck, config: Mapping[str, Any], key: str, value: Any) -> None:
-    for one in value if isinstance(value, list) else [value]:
-        if is_number(one):
-            check_finite(check.key_of(key), one)
+    check_numbers(key, value, check.key_of(key))
     place, _, name = key.rpartition(".")
     node = _at(config, place)
     target = MADE.get(place) or (node.get(TARGET) if isinstance(node, dict) else None)

@@ -214,5 +214,5 @@ def say(experiment: Any, path: Path) -> None:
         file=sys.stderr,
     )
     if experiment.run.device != "cpu":
-        rest = "the server's work, what replays show, attacks that make images; all other attacks and what guarantee tests compare stay on the CPU"
+        rest = "the server's work, the signals that attacks read from replays, attacks that make images; all other attacks and what guarantee tests compare stay on the CPU"
         print(f"privdd: on {experiment.run.device}: {experiment.plan.method.on_gpu}; {rest}", file=sys.stderr)

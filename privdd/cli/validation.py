@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from omegaconf import DictConfig, OmegaConf
 
+from privdd.cli.number_bounds import check_numbers
 from privdd.cli.read_settings import audit_settings, forced, leaves, mapping_at, plain, privacy_settings, run_settings
 from privdd.cli.secret import KEY as SECRET
 from privdd.cli.type_check import TypeCheck, parameters
-from privdd.core.checks import check_finite, check_text, is_number
+from privdd.core.checks import check_text
 from privdd.data.partition import Partition
 from privdd.data.sources import load
 from privdd.federated.capture import Capture
@@ -25,9 +26,7 @@ def check_types(config: DictConfig) -> None:
     for key, value in leaves(plain(config)):
         if key == SECRET:  # no message may hold it; ``secret_of`` checks it
             continue
-        for one in value if isinstance(value, list) else [value]:
-            if is_number(one):
-                check_finite(check.key_of(key), one)
+        check_numbers(key, value, check.key_of(key))
     for key in OF_THE_COMMAND:
         check_text(key, config.get(key), optional=True)
     for key in ("algo", "model"):

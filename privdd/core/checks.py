@@ -46,14 +46,21 @@ def check_share(key: str, value: Any, needed: str = "a number in (0, 1) is neede
         raise refused(key, value, needed)
 
 
-def whole(key: str, value: Any, least: int, needed: str) -> int:
-    """``value`` as an int of at least ``least``; 12.0 is 12."""
+def whole(key: str, value: Any, least: int = 0, needed: str = "", *, most: int | None = None) -> int:
+    """``value`` as an int from ``least`` to ``most``; 12.0 is 12. needed: what is said of a smaller number instead."""
     check_number(key, value)
     if int(value) != value:
-        raise refused(key, value, WHOLE)
+        raise refused(key, value, WHOLE if needed else whole_from(least, most))
     if value < least:
-        raise refused(key, value, needed)
+        raise refused(key, value, needed or whole_from(least, most))
+    if most is not None and value > most:
+        raise refused(key, value, f"at most {most} are allowed" if needed else whole_from(least, most))
     return int(value)
+
+
+def whole_from(least: int, most: int | None = None) -> str:
+    """What is needed, in words."""
+    return f"a whole number from {least}{'' if most is None else f' to {most}'} is needed"
 
 
 def check_text(key: str, value: Any, *, optional: bool = False) -> None:

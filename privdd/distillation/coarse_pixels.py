@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from attacks.ranges import check_counts
+
 GREY = 0.35  # from where pixels are counted
 
 
@@ -22,8 +24,7 @@ class CoarsePixels:
     side: int = 12
 
     def __post_init__(self) -> None:
-        if isinstance(self.side, bool) or not isinstance(self.side, int) or not self.side >= 1:
-            raise ValueError(f"looks.side={self.side!r}: an integer of at least 1 is needed")
+        check_counts(self, "side", under="looks.")
 
     def __call__(self, x: Tensor) -> Tensor:
         down, right = (_cosines(size, self.side).to(x) for size in x.shape[-2:])

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from attacks.ranges import check_below_one, check_counts, check_positive
 from privdd.core.keys import Keys
 from privdd.distillation.augmentation import Transform, draw, operations
 from privdd.distillation.class_subsets import Cells
@@ -40,14 +41,10 @@ class Matching:
     chunk: int = CHUNK
 
     def __post_init__(self) -> None:
-        for name, low in (("iterations", 0), ("batch", 1), ("chunk", 0)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or not value >= low:
-                raise ValueError(f"{name}={value!r}: an integer of at least {low} is needed")
-        if not self.lr > 0:
-            raise ValueError(f"lr={self.lr}: must be above 0")
-        if not 0 <= self.momentum < 1:
-            raise ValueError(f"momentum={self.momentum}: must lie in [0, 1)")
+        check_counts(self, "batch")
+        check_counts(self, "iterations", "chunk", least=0)
+        check_positive(self, "lr")
+        check_below_one(self, "momentum")
         operations(self.augment)
 
 

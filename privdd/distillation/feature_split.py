@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from attacks.ranges import check_from_zero
 from privdd.core.keys import Keys
 from privdd.core.placement import placed
 from privdd.core.state import pack, unpack
@@ -59,13 +60,11 @@ class SplitLoss:
     distribution: Literal["gaussian", "laplace"] = "gaussian"
 
     def __post_init__(self) -> None:
-        for name in ("reconstruction", "feature_ce", "kl", "image_ce"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"algo.loss.{name}={getattr(self, name)}: a number of at least 0 is needed")
+        check_from_zero(self, "reconstruction", "feature_ce", "kl", "image_ce", under="algo.loss.")
         if self.rho is not None and not 0 < self.rho <= 1:
             raise ValueError(f"algo.loss.rho={self.rho}: null or a number in (0, 1] is needed")
-        if not self.stds or any(not s >= 0 for s in self.stds):
-            raise ValueError(f"algo.loss.stds={self.stds}: numbers of at least 0 are needed, one per copy")
+        if not self.stds or any(not 0 <= s < math.inf for s in self.stds):
+            raise ValueError(f"algo.loss.stds={self.stds}: finite numbers from 0 are needed, one per copy")
 
     def under(self, mechanism: Mechanism | None, numbers: int) -> SplitLoss:
         """The loss for features of so many numbers that this mechanism releases; None: they are released as they are."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from attacks.ranges import check_counts, check_from_zero, check_positive
 from privdd.distillation.distribution_matching import CHUNK
 from privdd.distillation.networks import Embed
 
@@ -29,12 +30,9 @@ class Fitting:
     smoothness: float = 0.0
 
     def __post_init__(self) -> None:
-        if isinstance(self.steps, bool) or not isinstance(self.steps, int) or not self.steps >= 1:
-            raise ValueError(f"fitting.steps={self.steps!r}: an integer of at least 1 is needed")
-        if not 0 < self.lr < float("inf"):
-            raise ValueError(f"fitting.lr={self.lr!r}: a finite number above 0 is needed")
-        if not 0 <= self.smoothness < float("inf"):
-            raise ValueError(f"fitting.smoothness={self.smoothness!r}: a finite number from 0 is needed")
+        check_counts(self, "steps", under="fitting.")
+        check_positive(self, "lr", under="fitting.")
+        check_from_zero(self, "smoothness", under="fitting.")
 
 
 def variation(images: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from attacks.ranges import check_below_one, check_counts, check_positive
 from privdd.core.keys import Keys
 from privdd.core.types import Shard, State
 from privdd.distillation.class_subsets import Cells, one_world
@@ -47,16 +48,10 @@ class GradientImages(Distiller):
 
     def __post_init__(self) -> None:
         check_init(self.start)
-        counts = dict.fromkeys(("ipc", "matches", "batch", "network_steps", "network_batch"), 1) | {"networks": 0}
-        for name, least in counts.items():
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or not value >= least:
-                raise ValueError(f"virtual.{name}={value!r}: an integer of at least {least} is needed")
-        for name in ("lr", "network_lr"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"virtual.{name}={getattr(self, name)!r}: a number above 0")
-        if not 0 <= self.momentum < 1:
-            raise ValueError(f"virtual.momentum={self.momentum!r}: a number in [0, 1)")
+        check_counts(self, "ipc", "matches", "batch", "network_steps", "network_batch", under="virtual.")
+        check_counts(self, "networks", least=0, under="virtual.")
+        check_positive(self, "lr", "network_lr", under="virtual.")
+        check_below_one(self, "momentum", under="virtual.")
 
     def distil(self, model: ModelSpec, shard: Shard, ctx: ClientContext) -> State:
         cells = one_world(shard.train, shard.classes)

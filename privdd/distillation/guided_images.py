@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from attacks.ranges import check_counts, check_positive
 from privdd.core.keys import Keys
 from privdd.distillation.class_model import ClassModel
 from privdd.distillation.coarse_pixels import CoarsePixels
@@ -51,12 +52,9 @@ class Guiding:
     texture: float = 0.6
 
     def __post_init__(self) -> None:
-        for name, least in (("images", 1), ("drawn", 1), ("fitted", 0), ("steps", 0)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or not value >= least:
-                raise ValueError(f"guiding.{name}={value!r}: an integer of at least {least} is needed")
-        if not 0 < self.temperature < float("inf"):
-            raise ValueError(f"guiding.temperature={self.temperature!r}: a finite number above 0 is needed")
+        check_counts(self, "images", "drawn", under="guiding.")
+        check_counts(self, "fitted", "steps", least=0, under="guiding.")
+        check_positive(self, "temperature", under="guiding.")
         for name in ("rate", "mixing", "moves", "texture"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"guiding.{name}={getattr(self, name)!r}: a share in [0, 1] is needed")

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from attacks.ranges import check_below_one, check_counts, check_positive
 from privdd.core.keys import Keys
 from privdd.core.types import Records, State, Tensors
 from privdd.distillation.gradient_matching import compared, match_gradient, slopes
@@ -41,14 +42,9 @@ class SetGeneration:
     net_epochs: int = 50
 
     def __post_init__(self) -> None:
-        for name in ("networks", "turns", "reads", "steps", "net_epochs"):
-            if isinstance(value := getattr(self, name), bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"generation.{name}={value!r}: an integer of at least 1 is needed")
-        for name in ("lr", "net_lr"):
-            if not 0 < getattr(self, name) < float("inf"):
-                raise ValueError(f"generation.{name}={getattr(self, name)!r}: a finite number above 0 is needed")
-        if not 0 <= self.momentum < 1:
-            raise ValueError(f"generation.momentum={self.momentum!r}: a number in [0, 1) is needed")
+        check_counts(self, "networks", "turns", "reads", "steps", "net_epochs", under="generation.")
+        check_positive(self, "lr", "net_lr", under="generation.")
+        check_below_one(self, "momentum", under="generation.")
 
     @property
     def releases(self) -> int:

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attacks.lpips_weights import Trunk, pretrained
+from attacks.ranges import check_counts, check_from_zero
 
 SHIFT, SCALE = (-0.030, -0.088, -0.188), (0.458, 0.448, 0.450)  # the trunk's own, of colours in [-1, 1]
 STRIDES, PADDINGS = (4, 1, 1, 1, 1), (2, 2, 1, 1, 1)
@@ -53,12 +54,9 @@ class AlexNet:
         layers = list(self.layers)
         if not layers or sorted(set(layers)) != layers or not {*layers} <= {1, 2, 3, 4, 5}:
             raise ValueError(f"extractor.layers={layers!r}: some of 1, 2, 3, 4, 5 in rising order are needed")
-        for name, low in (("grid", 1), ("side", LEAST_SIDE), ("pixels", 0)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or not value >= low:
-                raise ValueError(f"extractor.{name}={value!r}: an integer of at least {low} is needed")
-        if not 0 <= self.weight < float("inf"):
-            raise ValueError(f"extractor.weight={self.weight!r}: a finite number from 0 is needed")
+        for name, least in (("grid", 1), ("side", LEAST_SIDE), ("pixels", 0)):
+            check_counts(self, name, least=least, under="extractor.")
+        check_from_zero(self, "weight", under="extractor.")
         trunk()
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from attacks.ranges import check_counts, check_positive
 from privdd.core.keys import Keys
 from privdd.core.types import Records, Shard
 from privdd.distillation.initial_images import smooth_images
@@ -47,10 +48,8 @@ class PublicRows:
     constant: float = 0.3
 
     def __post_init__(self) -> None:
-        if isinstance(self.width, bool) or not isinstance(self.width, int) or not self.width >= 1:
-            raise ValueError(f"rows.width={self.width!r}: an integer of at least 1 is needed")
-        if not 0 < self.constant < float("inf"):
-            raise ValueError(f"rows.constant={self.constant!r}: a finite number above 0 is needed")
+        check_counts(self, "width", under="rows.")
+        check_positive(self, "constant", under="rows.")
 
     @property
     def last(self) -> float:

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from attacks.ranges import check_counts, check_positive
 from privdd.core.keys import Keys
 
 
@@ -27,12 +28,9 @@ class RandomCosine:
     side: int = 0
 
     def __post_init__(self) -> None:
-        for name, least in (("count", 1), ("side", 0)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or not value >= least:
-                raise ValueError(f"extractor.{name}={value!r}: an integer of at least {least} is needed")
-        if not 0 < self.scale < float("inf"):
-            raise ValueError(f"extractor.scale={self.scale!r}: a finite number above 0 is needed")
+        check_counts(self, "count", under="extractor.")
+        check_counts(self, "side", least=0, under="extractor.")
+        check_positive(self, "scale", under="extractor.")
 
     def __call__(self, x: Tensor) -> Tensor:
         x = F.adaptive_avg_pool2d(x, min(self.side, *x.shape[-2:])) if self.side else x

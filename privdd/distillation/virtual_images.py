@@ -14,6 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from attacks.ranges import check_counts
 from privdd.core.keys import Keys
 from privdd.core.types import Shard, State, Tensors
 from privdd.distillation.class_subsets import Cells, one_world
@@ -46,9 +47,7 @@ class Virtual(Distiller):
     refine_reads: int = 2
 
     def __post_init__(self) -> None:
-        for name in ("ipc", "warmup_reads", "refine_reads"):
-            if not getattr(self, name) >= 1:
-                raise ValueError(f"virtual.{name}={getattr(self, name)!r}: at least 1")
+        check_counts(self, "ipc", "warmup_reads", "refine_reads", under="virtual.")
         check_init(self.start)
 
     def distil(self, model: ModelSpec, shard: Shard, ctx: ClientContext) -> State:

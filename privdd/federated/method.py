@@ -18,11 +18,10 @@ from attacks.types import Surface
 from privdd.core.keys import Keys
 from privdd.core.placement import placed
 from privdd.core.state import unpack
-from privdd.core.types import Problem, Received, Shard, State, Tensors, Upload
+from privdd.core.types import Problem, Received, Shard, State, Tensors, Upload, Values
 from privdd.privacy.claims import Claim
 from privdd.privacy.mechanism import Mechanism
 
-Broadcast = Mapping[str, Tensors]
 Images = Callable[[Tensor], Tensor]  # (b, c, h, w) -> (b, ...)
 
 
@@ -65,7 +64,7 @@ class Method(ABC):
         """The server's state before the first round, from public ``keys`` alone."""
 
     @abstractmethod
-    def local(self, broadcast: Broadcast, memory: State, shard: Shard, ctx: Any) -> tuple[Upload, State]:
+    def local(self, broadcast: Values, memory: State, shard: Shard, ctx: Any) -> tuple[Upload, State]:
         """One client's round: (what it hands to the channel, what it remembers).
 
         ctx: ``privdd.federated.channel.ClientContext``, which has the client's random streams and mechanisms. All tensors
@@ -80,7 +79,7 @@ class Method(ABC):
     def predict(self, server: State, memory: State | None, x: Tensor) -> Tensor:
         """Logits (n, C) of images (n, c, h, w); memory: a client's own, None for the global model."""
 
-    def broadcast(self, server: State) -> Broadcast:
+    def broadcast(self, server: State) -> Values:
         """What the server sends: the entries of its state below each declared name, where there are any."""
         groups = {name: unpack(name, server) for name in self.broadcasts}
         return {name: group for name, group in groups.items() if group}
@@ -110,16 +109,17 @@ class Method(ABC):
         """surface -> epsilon that the paper promises, where that differs from the ledger's total."""
         return {}
 
-    def released(self, broadcast: Broadcast, shard: Shard, ctx: Any) -> Upload:
+    def released(self, broadcast: Values, shard: Shard, ctx: Any) -> Upload:
         """What ``local`` sends under a guarantee, without work that nothing sent depends on."""
         return self.local(broadcast, {}, shard, ctx)[0]
 
-    def steps(self, broadcast: Broadcast, shard: Shard, ctx: Any) -> Any:
+    def steps(self, broadcast: Values, shard: Shard, ctx: Any) -> Any:
         """What everyone knows of a round's noised matching steps (``Steps``), None where there are none."""
         return None
 
     def released_through(self, mechanisms: Mapping[str, Mechanism], problem: Problem) -> Method:
-        """The same method as it trains where its uploads go through these mechanisms: it may have to know their noise."""
+        """The same method as it trains where its uploads go through these mechanisms, whose noise it may have to know;
+        or refuses them: raises ValueError, one line, where it cannot work with them on this problem."""
         return self
 
     def adds_up(self, mechanisms: Mapping[str, Mechanism]) -> Literal["sum", "mean"] | None:
@@ -142,7 +142,7 @@ class Method(ABC):
         """Whether the upload of ``round`` depends on what the client kept, ``memory``, from earlier rounds."""
         return bool(memory)
 
-    def recall(self, broadcast: Broadcast, memory: State, shard: Shard, ctx: Any) -> State:
+    def recall(self, broadcast: Values, memory: State, shard: Shard, ctx: Any) -> State:
         """What ``local`` would keep, without the work on an upload that nobody reads."""
         return self.local(broadcast, memory, shard, ctx)[1]
 
@@ -156,16 +156,16 @@ class Method(ABC):
         """The architecture of the classifier whose parameters travel."""
         return None
 
-    def sent_state(self, broadcast: Broadcast) -> State | None:
+    def sent_state(self, broadcast: Values) -> State | None:
         """The classifier's parameters and buffers as the server sent them, None where it sent none."""
         return None
 
-    def model_state(self, name: str, value: Tensors, broadcast: Broadcast) -> State | None:
+    def model_state(self, name: str, value: Tensors, broadcast: Values) -> State | None:
         """The classifier's parameters and buffers that the upload ``name`` implies, None where it implies none."""
         return None
 
     def record_loss(
-        self, name: str, value: Tensors, broadcast: Broadcast, problem: Problem
+        self, name: str, value: Tensors, broadcast: Values, problem: Problem
     ) -> Callable[[Tensor, Tensor], Tensor] | None:
         """For an upload that implies no classifier: (x (n, c, h, w), y (n,)) -> loss (n,), smaller for members."""
         return None
@@ -174,7 +174,7 @@ class Method(ABC):
         """The classifier that all clients start from and everybody knows, though no server sends it; None without one."""
         return None
 
-    def maps(self, broadcast: Broadcast, memory: State, problem: Problem) -> Mapping[str, Images]:
+    def maps(self, broadcast: Values, memory: State, problem: Problem) -> Mapping[str, Images]:
         """Maps from records to what is shared, by role: "feature", "embedding", "projection", "public"."""
         return {}
 
@@ -211,7 +211,7 @@ class Method(ABC):
     shares_work: ClassVar[bool] = False  # K rounds at once cost little more than one: always batched, without measuring
 
     def local_batched(
-        self, broadcast: Broadcast, memories: Sequence[State], shards: Sequence[Shard], contexts: Sequence[Any]
+        self, broadcast: Values, memories: Sequence[State], shards: Sequence[Shard], contexts: Sequence[Any]
     ) -> Sequence[tuple[Upload, State]] | None:
         """K calls of ``local`` at once (up to rounding), or None where this round has no such form.
 

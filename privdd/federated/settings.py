@@ -19,6 +19,7 @@ TrainingWay = Literal["auto", "loop", "vectorised"]
 Required = Literal["all", "some"]
 DEVICES = ("cpu", "cuda")
 NOISE_SOURCES = ("seed", "secret", "os")
+MOST = 10**6  # of each count of an audit
 
 
 @dataclass(frozen=True)
@@ -97,8 +98,7 @@ class Budget:
 
     def __post_init__(self) -> None:
         for name, least in (("runs", 20), ("slow_runs", 20), ("images", 1)):
-            value = whole(f"audit.guarantee.{name}", getattr(self, name), least, f"at least {least} is needed")
-            object.__setattr__(self, name, value)
+            object.__setattr__(self, name, whole(f"audit.guarantee.{name}", getattr(self, name), least, most=MOST))
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class HardRecords(Tail):
 
     def __post_init__(self) -> None:
         for name in ("mislabelled", "near_duplicates"):
-            object.__setattr__(self, name, whole(f"audit.tail.{name}", getattr(self, name), 0, "0 or more is needed"))
+            object.__setattr__(self, name, whole(f"audit.tail.{name}", getattr(self, name)))
 
 
 COUNTS = {
@@ -122,8 +122,6 @@ COUNTS = {
     "processed_federations": (0, "0 or more is needed"),
     "processed_worlds": (1, "at least 1 is needed (world 0 is the run itself)"),
 }
-
-MOST = 10**6  # of each
 
 
 @dataclass(frozen=True)
@@ -167,9 +165,7 @@ class AuditSettings:
         if not known and self.client != "auto":
             raise refused("audit.client", self.client, "auto, or a client's number from 0, is needed")
         for name, (least, needed) in COUNTS.items():
-            object.__setattr__(self, name, whole(f"audit.{name}", getattr(self, name), least, needed))
-            if getattr(self, name) > MOST:
-                raise refused(f"audit.{name}", getattr(self, name), f"at most {MOST} are allowed")
+            object.__setattr__(self, name, whole(f"audit.{name}", getattr(self, name), least, needed, most=MOST))
         check_share("audit.confidence", self.confidence)
         if 1 - self.confidence == 1:
             raise refused("audit.confidence", self.confidence, "it cannot be told from 0")

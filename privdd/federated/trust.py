@@ -51,7 +51,7 @@ class Trust:
             raise BadConfig(NO_SHUFFLE)
         if self.least is not None:
             whole("trust.least", self.least, 2, "a whole number from 2 is needed, or null for all clients of a round")
-        whole("trust.colluding", self.colluding, 0, "a whole number from 0 is needed")
+        whole("trust.colluding", self.colluding)
         if not is_number(self.dropout) or not 0 <= self.dropout < 1:
             raise refused("trust.dropout", self.dropout, "a number in [0, 1) is needed")
         if not self.summed and (self.least, self.dropout, self.colluding) != (None, 0.0, 0):

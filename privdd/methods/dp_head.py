@@ -14,6 +14,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from attacks.ranges import check_below_one, check_counts, check_positive
 from attacks.types import Surface
 from privdd.core.keys import Keys
 from privdd.core.types import Artifact, Problem, Received, Records, Shard, State, Tensors, Values, Work
@@ -48,15 +49,11 @@ class DPHead(PublicMap):
     queries: ClassVar[Mapping[str, Surface]] = {QUERY: Surface.GRADIENT}
 
     def __post_init__(self) -> None:
-        for name in ("rounds", "local_steps"):
-            if not getattr(self, name) >= 1:
-                raise ValueError(f"{name}={getattr(self, name)!r}: at least 1")
-        if not 0 < self.lr < float("inf"):
-            raise ValueError(f"lr={self.lr!r}: a finite number above 0")
+        check_counts(self, "rounds", "local_steps")
+        check_positive(self, "lr")
         if self.noisiest is not None and not 0 < self.noisiest < float("inf"):
             raise ValueError(f"noisiest={self.noisiest!r}: a finite number above 0, or null")
-        if not 0 <= self.momentum < 1:
-            raise ValueError(f"momentum={self.momentum!r}: a number in [0, 1)")
+        check_below_one(self, "momentum")
 
     def init(self, problem: Problem, keys: Keys) -> State:
         state = super().init(problem, keys)

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from attacks.ranges import check_counts
 from attacks.types import Surface
 from privdd.core.keys import Keys
 from privdd.core.state import pack, unpack
@@ -50,8 +51,7 @@ class DPPSG(Method):
     rounds: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
-        if not self.ipc >= 1:
-            raise ValueError(f"ipc={self.ipc!r}: at least 1")
+        check_counts(self, "ipc")
         if self.start not in PUBLIC:
             raise ValueError(f"start={self.start!r}: allowed are {', '.join(PUBLIC)}, which read no record")
         refuse_batch_norm(self.model.norm, "model")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from attacks.ranges import check_below_one
 from privdd.core.keys import Keys
 from privdd.core.state import pack, unpack
 from privdd.core.types import Problem, State
@@ -27,9 +28,7 @@ class FedAdam(FedAvg):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("beta1", "beta2"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)!r}: a number in [0, 1)")
+        check_below_one(self, "beta1", "beta2")
         if not 1e-18 <= self.tau <= 1e18:  # its square is a float32
             raise ValueError(f"tau={self.tau!r}: a number from 1e-18 to 1e18 is needed")
 

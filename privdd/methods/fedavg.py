@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal, Self
 import torch
 from torch import Tensor, nn
 
+from attacks.ranges import check_below_one, check_counts, check_from_zero, check_positive
 from attacks.types import Surface
 from privdd.core.keys import Keys
 from privdd.core.state import pack, unpack
@@ -71,16 +72,10 @@ class FedAvg(
     broadcasts: ClassVar[Mapping[str, Surface]] = {"model": Surface.GLOBAL_MODEL, "buffers": Surface.GLOBAL_MODEL}
 
     def __post_init__(self) -> None:
-        for name in ("rounds", "batch_size"):
-            if not getattr(self, name) >= 1:
-                raise ValueError(f"{name}={getattr(self, name)!r}: at least 1")
-        for name in ("lr", "local_epochs", "server_lr"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name}={getattr(self, name)!r}: a number above 0")
-        if not 0 <= self.momentum < 1:
-            raise ValueError(f"momentum={self.momentum!r}: a number in [0, 1)")
-        if not self.weight_decay >= 0:
-            raise ValueError(f"weight_decay={self.weight_decay!r}: a number from 0")
+        check_counts(self, "rounds", "batch_size")
+        check_positive(self, "lr", "local_epochs", "server_lr")
+        check_below_one(self, "momentum")
+        check_from_zero(self, "weight_decay")
         if self.weighting not in ("records", "uniform"):
             raise ValueError(f"weighting={self.weighting!r}: allowed are records, uniform")
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from attacks.ranges import check_below_one
 from privdd.core.keys import Keys
 from privdd.core.state import pack, unpack
 from privdd.core.types import Problem, State
@@ -20,8 +21,7 @@ class FedAvgM(FedAvg):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.server_momentum < 1:
-            raise ValueError(f"server_momentum={self.server_momentum!r}: a number in [0, 1)")
+        check_below_one(self, "server_momentum")
 
     def init(self, problem: Problem, keys: Keys) -> State:
         state = super().init(problem, keys)

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from attacks.ranges import check_counts, check_positive
 from attacks.types import Surface
 from privdd.core.keys import Keys
 from privdd.core.state import pack, unpack
@@ -103,11 +104,8 @@ class FedDM(Method):
     on_gpu = "matching"
 
     def __post_init__(self) -> None:
-        for name in ("rounds", "ipc", "reads"):
-            if not getattr(self, name) >= 1:
-                raise ValueError(f"{name}={getattr(self, name)!r}: at least 1")
-        if not self.rho > 0:
-            raise ValueError(f"rho={self.rho!r}: a number above 0")
+        check_counts(self, "rounds", "ipc", "reads")
+        check_positive(self, "rho")
         check_init(self.start)
         if self.carry_over and self.start == "real":
             raise ValueError("carry_over=True: not with start=real, which draws new records each round")

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from attacks.ranges import check_below_one, check_counts, check_from_zero, check_positive
 from attacks.types import Surface
 from privdd.core.keys import Keys
 from privdd.core.state import marked, pack, unpack
@@ -86,17 +87,11 @@ class FedFed(Method):
     broadcasts: Mapping[str, Surface] = field(init=False)
 
     def __post_init__(self) -> None:
-        for name, least in (
-            ("distill_rounds", 0),
-            ("distill_epochs", 1),
-            ("distill_batch", 1),
-            ("shared_per_round", 1),
-        ):
-            if not getattr(self, name) >= least:
-                raise ValueError(f"algo.{name}={getattr(self, name)!r}: at least {least}")
-        for name in ("distill_lr", "private_lr"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"algo.{name}={getattr(self, name)!r}: a number above 0")
+        check_counts(self, "distill_rounds", least=0, under="algo.")
+        check_counts(self, "distill_epochs", "distill_batch", "shared_per_round", under="algo.")
+        check_positive(self, "distill_lr", "private_lr", under="algo.")
+        check_from_zero(self, "distill_weight_decay", under="algo.")
+        check_below_one(self, "private_momentum", under="algo.")
         if not isinstance(self.base, FedAvg):
             raise ValueError(f"algo.base={type(self.base).__name__}: a model-averaging method is needed")
         if not self.base.sees_features:

@@ -13,10 +13,11 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from attacks.ranges import check_below_one, check_counts, check_from_zero, check_positive
 from attacks.types import Surface
 from privdd.core.keys import Keys
 from privdd.core.state import pack, unpack
-from privdd.core.types import Artifact, Problem, Received, Records, Shard, State, Tensors, Upload
+from privdd.core.types import Artifact, Problem, Received, Records, Shard, State, Tensors, Upload, Values
 from privdd.distillation.class_subsets import Cells, batched_cells, labelled, one_world
 from privdd.distillation.distribution_matching import Matching, Streams
 from privdd.distillation.gradient_matching import match_gradient
@@ -33,7 +34,7 @@ from privdd.distillation.private_matching import refuse_batch_norm
 from privdd.distillation.virtual_images import Virtual, distilled, protected_images, stages
 from privdd.federated.aggregation import average, in_order
 from privdd.federated.channel import ClientContext
-from privdd.federated.method import Broadcast, Method
+from privdd.federated.method import Method
 from privdd.models import ModelSpec, build, initial
 from privdd.models.build import skeleton
 from privdd.privacy.claims import Claim, fedlgd_attacks, fedlgd_no_extra_leakage
@@ -93,18 +94,14 @@ class FedLGD(Method, hooks=("selected", "refines")):
     on_gpu = "matching and training on virtual images"
 
     def __post_init__(self) -> None:
-        counts = dict.fromkeys(("rounds", "tau_step", "batch_size", "global_ipc"), 1)
-        for name, least in (counts | dict.fromkeys(("tau", "contrast", "global_iterations"), 0)).items():
-            if not getattr(self, name) >= least:
-                raise ValueError(f"{name}={getattr(self, name)!r}: at least {least}")
+        check_counts(self, "rounds", "tau_step", "batch_size", "global_ipc")
+        check_counts(self, "tau", "global_iterations", least=0)
+        check_from_zero(self, "contrast")
         if not isinstance(self.virtual, Virtual):
             why = "it cannot refine images; use distribution or unmatched"
             raise ValueError(f"algo.virtual={type(self.virtual).__name__}: {why}")
-        for name in ("lr", "local_epochs", "temperature", "global_lr"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name}={getattr(self, name)!r}: a number above 0")
-        if not 0 <= self.global_momentum < 1:
-            raise ValueError(f"global_momentum={self.global_momentum!r}: a number in [0, 1)")
+        check_positive(self, "lr", "local_epochs", "temperature", "global_lr")
+        check_below_one(self, "global_momentum")
         choices = {"target": ("gradient", "displacement"), "server_start": ("noise", "statistics")}
         for name, allowed in (choices | {"regulariser": ("contrastive", "mmd")}).items():
             if getattr(self, name) not in allowed:
@@ -169,7 +166,7 @@ class FedLGD(Method, hooks=("selected", "refines")):
 
     # --- client -------------------------------------------------------------------------------
 
-    def local(self, broadcast: Broadcast, memory: State, shard: Shard, ctx: ClientContext) -> tuple[Upload, State]:
+    def local(self, broadcast: Values, memory: State, shard: Shard, ctx: ClientContext) -> tuple[Upload, State]:
         self.check_mechanisms(ctx.mechanisms)
         if ctx.protected("embedding"):
             steps = self._steps(broadcast, memory, shard, ctx)

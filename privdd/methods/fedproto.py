@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from attacks.ranges import check_from_zero
 from attacks.types import Surface
 from privdd.core.keys import Keys
 from privdd.core.placement import placed
@@ -51,8 +52,7 @@ class FedProto(FedAvg):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.weight >= 0:
-            raise ValueError(f"weight={self.weight!r}: a number from 0")
+        check_from_zero(self, "weight")
 
     def init(self, problem: Problem, keys: Keys) -> State:
         state = self._initial(problem.shape, problem.classes, keys.seed)

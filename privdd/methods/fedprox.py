@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from attacks.ranges import check_from_zero
 from privdd.core.types import State, Tensors
 from privdd.methods.fedavg import FedAvg
 from privdd.training.client_round import ClientRound
@@ -19,8 +20,7 @@ class FedProx(FedAvg):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.mu >= 0:
-            raise ValueError(f"mu={self.mu!r}: a number from 0")
+        check_from_zero(self, "mu")
 
     def settings(self, shard_size: int) -> dict[str, float]:
         return {**super().settings(shard_size), "mu": self.mu}

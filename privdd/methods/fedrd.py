@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
+from attacks.ranges import check_counts, check_positive
 from attacks.types import Surface
 from privdd.core.keys import Keys
 from privdd.core.placement import placed
@@ -100,12 +101,8 @@ class FedRD(Method):
     accuracy_kind: ClassVar[Literal["global", "personal"]] = "personal"
 
     def __post_init__(self) -> None:
-        for name in ("rounds", "dpc", "projection_batch", "reads"):
-            if not getattr(self, name) >= 1:
-                raise ValueError(f"{name}={getattr(self, name)!r}: at least 1")
-        for name in ("projection_lr", "projection_epochs"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name}={getattr(self, name)!r}: a number above 0")
+        check_counts(self, "rounds", "dpc", "projection_batch", "reads")
+        check_positive(self, "projection_lr", "projection_epochs")
         check_init(self.start)
         if self.printed and (self.frozen_projection or self.start != "noise"):
             raise ValueError("printed=True: table II has a personal projection and starts from noise")

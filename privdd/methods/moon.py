@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from attacks.ranges import check_from_zero, check_positive
 from attacks.types import Surface
 from privdd.core.state import pack, unpack
 from privdd.core.types import State, Tensors
@@ -41,10 +42,8 @@ class Moon(FedAvg):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.mu >= 0:
-            raise ValueError(f"mu={self.mu!r}: a number from 0")
-        if not self.temperature > 0:
-            raise ValueError(f"temperature={self.temperature!r}: a number above 0")
+        check_from_zero(self, "mu")
+        check_positive(self, "temperature")
 
     def loss(self, turn: ClientRound) -> Loss | None:
         model = skeleton(self.model, turn.shard.shape, turn.shard.classes)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from attacks.ranges import check_counts, check_from_zero, check_positive
 from attacks.types import Surface
 from privdd.core.keys import Keys
 from privdd.core.types import Records
@@ -81,13 +82,9 @@ class VHL(FedAvg):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("alpha", "align"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name}={getattr(self, name)!r}: a number from 0")
-        if not self.temperature > 0:
-            raise ValueError(f"temperature={self.temperature!r}: a number above 0")
-        if not self.per_class >= 1:
-            raise ValueError(f"per_class={self.per_class!r}: at least 1")
+        check_from_zero(self, "alpha", "align")
+        check_positive(self, "temperature")
+        check_counts(self, "per_class")
 
     def loss(self, turn: ClientRound) -> Loss | None:
         if not self.alpha and not self.align:

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from attacks.types import Surface
 from privdd.core.keys import Keys
 from privdd.core.state import pack, unpack
-from privdd.core.types import Problem, Received, Shard, State, Tensors, Upload
+from privdd.core.types import Problem, Received, Shard, State, Tensors, Upload, Values
 from privdd.distillation.private_matching import refuse_batch_norm
 from privdd.distillation.stand_ins import Distiller, stood_in
 from privdd.federated.channel import ClientContext
-from privdd.federated.method import Broadcast, Method
+from privdd.federated.method import Method
 from privdd.methods.fedavg import FedAvg
 from privdd.models import ModelSpec
 from privdd.privacy.mechanism import Mechanism
@@ -62,10 +62,10 @@ class VirtualData(Method):
     def init(self, problem: Problem, keys: Keys) -> State:
         return self.inner.init(problem, keys)
 
-    def broadcast(self, server: State) -> Broadcast:
+    def broadcast(self, server: State) -> Values:
         return self.inner.broadcast(server)
 
-    def local(self, broadcast: Broadcast, memory: State, shard: Shard, ctx: ClientContext) -> tuple[Upload, State]:
+    def local(self, broadcast: Values, memory: State, shard: Shard, ctx: ClientContext) -> tuple[Upload, State]:
         own, images = stood_in(self.virtual, self.model, memory, shard, ctx)
         upload, inner = self.inner.local(broadcast, unpack("inner", memory), own, ctx)
         return upload, {**images, **pack("inner", inner)}
@@ -92,21 +92,21 @@ class VirtualData(Method):
     def classifier(self, problem: Problem) -> nn.Module | None:
         return self.inner.classifier(problem)
 
-    def sent_state(self, broadcast: Broadcast) -> State | None:
+    def sent_state(self, broadcast: Values) -> State | None:
         return self.inner.sent_state(broadcast)
 
-    def model_state(self, name: str, value: Tensors, broadcast: Broadcast) -> State | None:
+    def model_state(self, name: str, value: Tensors, broadcast: Values) -> State | None:
         return self.inner.model_state(name, value, broadcast)
 
     def record_loss(
-        self, name: str, value: Tensors, broadcast: Broadcast, problem: Problem
+        self, name: str, value: Tensors, broadcast: Values, problem: Problem
     ) -> Callable[[Tensor, Tensor], Tensor] | None:
         return self.inner.record_loss(name, value, broadcast, problem)
 
     def opening(self, problem: Problem, seed: int) -> State | None:
         return self.inner.opening(problem, seed)
 
-    def maps(self, broadcast: Broadcast, memory: State, problem: Problem) -> Mapping[str, Callable[[Tensor], Tensor]]:
+    def maps(self, broadcast: Values, memory: State, problem: Problem) -> Mapping[str, Callable[[Tensor], Tensor]]:
         return self.inner.maps(broadcast, unpack("inner", memory), problem)
 
     def settings(self, shard_size: int) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from privdd.core.errors import BadConfig
+from privdd.core.typed_numbers import typed_list, typed_whole
 from privdd.reproduce.entries import SCALES
 
 USAGE = """usage: python -m privdd.reproduce list | NAME | all | overview | privacy [scale=small] [seeds=0-2] [jobs=1] [out=DIR] [device=cpu]
@@ -61,10 +62,8 @@ def read(argv: Sequence[str]) -> Wish:
         if equals:
             _check_key(key, value, given)
             given[key] = value
-    seeds = _seeds(given["seeds"]) if "seeds" in given else Wish.seeds
-    jobs = _whole("jobs", given.get("jobs", "1"))
-    if not 1 <= jobs <= MOST_JOBS:
-        raise BadConfig(f"jobs={jobs}: 1 to {MOST_JOBS}")
+    seeds = typed_list("seeds", given["seeds"]) if "seeds" in given else Wish.seeds
+    jobs = typed_whole("jobs", given.get("jobs", "1"), 1, MOST_JOBS)
     scale, device = given.get("scale", "small"), given.get("device", "cpu")
     _one_of("scale", scale, SCALES)
     _one_of("device", device, ("cpu", "cuda"))
@@ -88,19 +87,3 @@ def _one_of(key: str, value: str, allowed: Sequence[str]) -> None:
         raise BadConfig(
             f"{key}={value}: {f'did you mean {close[0]}? ' if close else ''}allowed are {', '.join(allowed)}"
         )
-
-
-def _whole(key: str, text: str) -> int:
-    if not (text.isascii() and text.isdigit()) or len(text) > 9:
-        raise BadConfig(f"{key}={text}: a whole number from 0 is needed")
-    return int(text)
-
-
-def _seeds(text: str) -> tuple[int, ...]:
-    first, dash, last = text.partition("-")
-    if not dash:
-        return tuple(dict.fromkeys(_whole("seeds", part) for part in text.split(",")))
-    low, high = _whole("seeds", first), _whole("seeds", last)
-    if not low <= high <= low + 99:
-        raise BadConfig(f"seeds={text}: from the smaller to the larger, at most 100")
-    return tuple(range(low, high + 1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -29,12 +30,12 @@ class ServerTraining:
         if self.optimiser not in ("sgd", "adam"):
             raise ValueError(f"server.optimiser={self.optimiser!r}: allowed are sgd, adam")
         for name in ("epochs", "batch_size", "lr"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"server.{name}={getattr(self, name)!r}: a number above 0")
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"server.{name}={getattr(self, name)!r}: a finite number above 0")
         if not 0 <= self.momentum < 1:
             raise ValueError(f"server.momentum={self.momentum!r}: a number in [0, 1)")
-        if not self.weight_decay >= 0:
-            raise ValueError(f"server.weight_decay={self.weight_decay!r}: a number from 0")
+        if not 0 <= self.weight_decay < math.inf:
+            raise ValueError(f"server.weight_decay={self.weight_decay!r}: a finite number from 0")
 
 
 def union(inbox: Sequence[Received], name: str) -> Records:

@@ -136,7 +136,9 @@ def test_crafted_canaries_point_in_their_own_directions() -> None:
     assert np.bincount(y).tolist() == [5] * 10 and x.min() >= 0 and x.max() <= 1
     for seed in range(5):  # more canaries than their shape has directions: still no two alike
         assert len(np.unique(crafted(SHAPE, CLASSES, 60, seed)[0].reshape(60, -1), axis=0)) == 60
-    with pytest.raises(BadConfig, match=r"shape=2,3: \d\d different canaries were drawn, 200 are needed; lower count="):
+    assert len(np.unique(crafted((2, 3), CLASSES, 62, 0)[0].reshape(62, -1), axis=0)) == 62  # of the 64 that there are
+    assert len(np.unique(crafted((1, 8, 8), CLASSES, 7000, 0)[0].reshape(7000, -1), axis=0)) == 7000
+    with pytest.raises(BadConfig, match=r"shape=2,3: 64 different canaries were drawn, 200 are needed; lower count="):
         crafted((2, 3), CLASSES, 200, 0)
     assert crafted((30,), 2, 20, 0)[0].shape == (20, 30) and np.array_equal(crafted((30,), 2, 20, 0)[0], crafted((30,), 2, 20, 0)[0])
 

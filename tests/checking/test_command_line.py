@@ -60,7 +60,7 @@ def written(folder: Path, **values: object) -> str:
         ("stated.epsilon=x", "a number is needed"),
         ("input.rows=3", "are of this form"),
         ("confidence=2", "confidence in"),
-        ("calls=1e999", "a whole number"),
+        ("calls=1e999", "a finite number"),
         ("seed=-1", "from 0"),
         ("input.clients=1e999", "are of this form"),
         ("input.rows=[1,3]", "no neighbours"),

@@ -14,10 +14,12 @@ import pytest
 from privdd.api import assert_private, check
 from privdd.checking import check_page
 from privdd.checking.child import Stopped, in_child
+from privdd.checking.examined import Examined
+from privdd.checking.looks import Looked
 from privdd.checking.neighbours import Tried
 from privdd.checking.run_check import WALL, stages
 from privdd.checking.stated import Stated, gaussian_mu
-from privdd.checking.verdict import Checked
+from privdd.checking.verdict import Checked, concluded
 from privdd.core.errors import BadConfig
 
 SMALL = Tried(structures=(((6,),),), tables=((4, 3),), crowds=(3,))
@@ -44,6 +46,14 @@ def test_a_mechanism_that_keeps_its_epsilon_is_not_refuted(tmp_path: Path) -> No
     stored = json.loads((tmp_path / "findings.json").read_text())
     assert result.conditions or check_page.TONES[result.verdict] == "consistent"
     assert Checked.from_json(stored) == result and "A search that finds nothing" in (tmp_path / "check.html").read_text()
+
+
+def test_a_condition_stands_once_above_the_table_of_looks(tmp_path: Path) -> None:
+    says = ("numbers must be finite", "arrays must have at least one dimension")
+    found = Examined([Looked(name, "condition", name) for name in says])
+    result = concluded("own:f", Stated(2.0, 1e-5), found, confidence=0.99, calls=30, seconds=1.0)
+    first, table = check_page.write(result, tmp_path).read_text().split('<section id="looks">')
+    assert [first.count(one) for one in says] == [1, 1] and all(one in table for one in says)
 
 
 @pytest.mark.parametrize("value", [0.0, 3.0, math.nan])

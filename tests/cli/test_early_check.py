@@ -28,7 +28,7 @@ WRONG = {
     "model.width=0": "model.width=0: an integer from 1",
     "model.norm=nosuch": "model.norm='nosuch': one of instance",
     "algo.lr=nan": "algo.lr=nan: a finite number",
-    "algo.rounds=0": "rounds=0: at least 1",
+    "algo.rounds=0": "rounds=0: a whole number of at least 1",
     "algo=fedprox algo.momentum=2": "momentum=2: a number in [0, 1)",
     "data.name=nosuch": "data.name='nosuch': one of digits",
     "data.limit=-5": "data.limit=-5: an integer >= 1",
@@ -71,7 +71,7 @@ def test_only_what_differs_from_the_chosen_files_is_looked_at() -> None:
     """A file that is wrong itself is left to the full check."""
     base = composed("train", ["algo.rounds=0"])
     check_changed(composed("train", ["algo.rounds=0", "seed=3"]), base)
-    with pytest.raises(ValueError, match=r"^rounds=0: at least 1$"):
+    with pytest.raises(ValueError, match=r"^rounds=0: a whole number of at least 1"):
         check_changed(base, composed("train", []))
     with pytest.raises(BadConfig, match=r"^algo\.rounds='x': a whole number"):
         check_changed(composed("train", ["algo.rounds=x"]), base)

@@ -19,6 +19,7 @@ CASES: list[tuple[Callable[..., Any], list[Any], list[Any]]] = [
     (check_share, [1e-9, 0.5], [0, 1, -0.1, 1.1, math.nan, True, None]),
     (partial(check_share, one=True), [1, 0.5], [0, 1.0001]),
     (at_least_two, [2, 3, 4.0], [1, 0, -3, 2.5, math.inf, True, "2", None]),
+    (partial(whole, least=1, most=3), [1, 3, 3.0], [0, 4, 2.5, 10**30, math.nan, "2", None]),
     (check_text, ["", "a"], [None, 1, ["a"]]),
     (partial(check_text, optional=True), ["a", None], [1, True]),
     (partial(check_choice, allowed=("cpu", "cuda")), ["cpu", "cuda"], ["CPU", "", None, 0]),

@@ -90,10 +90,11 @@ def test_good_settings_are_kept_as_given_and_cannot_be_changed(kind: Any, settin
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
-        ("runs", 19, "audit.guarantee.runs=19: at least 20 is needed"),
+        ("runs", 19, "audit.guarantee.runs=19: a whole number from 20 to 1000000 is needed"),
+        ("slow_runs", 10**9, "audit.guarantee.slow_runs=1000000000: a whole number from 20 to 1000000 is needed"),
         ("slow_runs", True, "audit.guarantee.slow_runs=True: a number is needed"),
-        ("images", 0, "audit.guarantee.images=0: at least 1 is needed"),
-        ("images", 1.5, "audit.guarantee.images=1.5: a whole number is needed"),
+        ("images", 0, "audit.guarantee.images=0: a whole number from 1 to 1000000 is needed"),
+        ("images", 1.5, "audit.guarantee.images=1.5: a whole number from 1 to"),
     ],
 )
 def test_a_budget_that_is_too_small(name: str, value: Any, said: str) -> None:

@@ -65,7 +65,7 @@ BAD = {
     "nothing to calibrate": (["privacy.epsilon=3"], r"privacy=none has no mechanism"),
     "more clients than records": (["partition.clients=5000"], r"clients"),
     "client to audit": (["audit.client=77"], r"audit.client=77"),
-    "too few runs for a guarantee": (["audit.guarantee.slow_runs=2"], r"audit.guarantee.slow_runs=2: at least 20"),
+    "too few runs for a guarantee": (["audit.guarantee.slow_runs=2"], r"audit.guarantee.slow_runs=2: a whole number from 20"),
     "attack": (["attack=[lirra]"], r"lirra"),
     "uncovered": (["attack=[gradient_inversion]", "audit.require=all"], r"no attack for counts"),
     "nothing to attack": (["attack=[copy_detection]"], r"none of them reads anything that fedavg releases"),

@@ -28,7 +28,7 @@ from privdd.auditing.targets.outside_run import Held, OutsideRun
 from privdd.auditing.targets.predictor import Predictor, predictor
 from privdd.auditing.targets.shadow_training import Fit, shadow_outputs
 from privdd.auditing.targets.stated_limit import StatedLimit
-from privdd.core.checks import check_share
+from privdd.core.checks import check_share, whole
 from privdd.core.errors import BadConfig
 from privdd.core.keys import Keys
 from privdd.runtime.engine import Engine
@@ -37,6 +37,7 @@ NOTE = "the model as it was brought"
 NEED_SHADOWS = {"lira": Lira, "rmia": Rmia, "base": Base}
 NO_TRAINING = "needs a training function (target.training, in Python fit=)"
 MANY = 2000  # records from which fewer disturbed copies of each are asked about
+MOST = 10**6  # records, and shadow models
 GLOBAL_DRAWS = "the training function draws from torch's global generator: another run gives other shadow models"
 
 
@@ -52,9 +53,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         for name, least in (("records", 8), ("shadows", 0)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise BadConfig(f"target.{name}={value!r}: a whole number of at least {least} is needed")
+            object.__setattr__(self, name, whole(f"target.{name}", getattr(self, name), least, most=MOST))  # 12.0 is 12
         if self.shadows == 1:
             raise BadConfig("target.shadows=1: at least 2 shadow models are needed, or 0 for none")
         check_share("confidence", self.confidence)

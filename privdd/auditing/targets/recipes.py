@@ -22,6 +22,7 @@ from privdd.distillation.networks import fresh
 from privdd.models import ModelSpec, build, initial
 
 STARTS = ("real", "noise")
+MOST = 10**6  # of each count
 
 
 @dataclass(frozen=True)
@@ -43,8 +44,9 @@ class DistributionMatching:
 
     def __post_init__(self) -> None:
         for name in ("per_class", "iterations", "batch", "width"):
-            value = whole(f"target.args.{name}", getattr(self, name), 1, "a whole number of at least 1 is needed")
-            object.__setattr__(self, name, value)  # 12.0 is 12
+            object.__setattr__(
+                self, name, whole(f"target.args.{name}", getattr(self, name), 1, most=MOST)
+            )  # 12.0 is 12
         check_number("target.args.lr", self.lr)
         if not self.lr > 0:
             raise BadConfig(f"target.args.lr={self.lr}: a number above 0 is needed")

@@ -112,7 +112,7 @@ def read_command(argv: Sequence[str], kind: str = "") -> TargetCommand:
         ("engine.workers", 0),
     ):
         if key in found:
-            found[key] = whole(key, found[key], least, f"a whole number of at least {least} is needed")
+            found[key] = whole(key, found[key], least)
     args = {key.removeprefix("target.args."): value for key, value in found.items() if key.startswith("target.args.")}
     stated = {key.removeprefix("stated."): value for key, value in found.items() if key.startswith("stated.")}
     return TargetCommand(found, args, stated)

@@ -64,8 +64,7 @@ class LocalTraining:
             raise BadConfig(f"target.momentum={self.momentum}: a number in [0, 1) is needed")
         for name in ("steps", "batch"):
             if getattr(self, name) is not None:
-                value = whole(f"target.{name}", getattr(self, name), 1, "a whole number of at least 1 is needed")
-                object.__setattr__(self, name, value)  # 12.0 is 12
+                object.__setattr__(self, name, whole(f"target.{name}", getattr(self, name), 1))  # 12.0 is 12
 
     def settings(self) -> dict[str, Any]:
         """As attacks know them; a single step of rate one where nothing is said."""

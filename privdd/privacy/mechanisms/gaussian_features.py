@@ -11,6 +11,7 @@ import dp_accounting as dpa
 import torch
 from torch import Tensor
 
+from attacks.ranges import check_counts
 from privdd.core.types import Tensors
 from privdd.privacy.clipping import clip_factors, positive, record_norms
 from privdd.privacy.lattice import ON_LATTICE, Lattice
@@ -57,8 +58,8 @@ class FeatureNoise(Mechanism, hooks=("norm", "stds", "event_at")):
             raise ValueError("noise_multiplier is noise over the norm: set clip_norm or rho, or use noise_std")
         if self.copies not in (1, 2):
             raise ValueError(f"copies={self.copies!r}: allowed are 1, 2")
-        if self.broadcast_batch is not None and not self.broadcast_batch >= 1:
-            raise ValueError(f"broadcast_batch={self.broadcast_batch!r}: an integer >= 1 or null is needed")
+        if self.broadcast_batch is not None:
+            check_counts(self, "broadcast_batch")
         if self.distribution not in ("gaussian", "laplace"):
             raise ValueError(f"distribution={self.distribution!r}: allowed are gaussian, laplace")
         if len(self.stds(1.0)) != self.copies:

@@ -1,0 +1,105 @@
+"""Infinity and NaN stand for nothing: each is refused in one line wherever a shipped config holds a number.
+
+Typed, it is the line of ``check_types``; given to the class itself in Python, that of the class.
+"""
+
+from __future__ import annotations
+
+import math
+import pkgutil
+import re
+from collections.abc import Iterator
+from functools import cache
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from privdd.cli.config import composed, config_dir
+from privdd.cli.read_settings import leaves, plain
+from privdd.cli.validation import check_types
+from privdd.core.checks import is_number
+from privdd.core.errors import BadConfig
+
+OWN = ("own", "own_training")  # they need a file of the user's own
+ODD = (math.inf, -math.inf, math.nan)
+
+
+def names(group: str) -> list[str]:
+    return sorted(f.stem for f in Path(config_dir(), group).glob("*.yaml") if not f.stem.startswith("_"))
+
+
+ATTACKS = f"attack=[{','.join(names('attack'))}]"
+CHOICES = [ATTACKS, *(f"{group}={name}" for group in ("algo", "privacy", "model", "partition", "engine") for name in names(group) if name not in OWN)]
+
+
+def places(value: Any) -> list[tuple[int, ...]]:
+    """Where a setting holds a number: () of one, the indices of the first of a list, of a list of lists."""
+    if isinstance(value, list):
+        return [(0, *at) for at in places(value[0])] if value else []
+    return [()] if is_number(value) else []
+
+
+def put(value: Any, at: tuple[int, ...], number: float) -> Any:
+    if not at:
+        return number
+    return [put(value[0], at[1:], number), *value[1:]]
+
+
+def changed(settings: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(name, the settings with that one infinite or NaN)."""
+    for name, value in settings.items():
+        for at in places(value):
+            yield from ((name, {**settings, name: put(value, at, odd)}) for odd in ODD)
+
+
+def targets(node: Any) -> Iterator[dict[str, Any]]:
+    """Every node with a ``_target_``, at any depth."""
+    if isinstance(node, dict):
+        if "_target_" in node:
+            yield node
+        for inner in node.values():
+            yield from targets(inner)
+
+
+def built(node: Any) -> Any:
+    if not isinstance(node, dict):
+        return node
+    return pkgutil.resolve_name(node["_target_"])(**settings_of(node)) if "_target_" in node else settings_of(node)
+
+
+def settings_of(node: dict[str, Any]) -> dict[str, Any]:
+    return {name: built(value) for name, value in node.items() if name != "_target_"}
+
+
+@cache
+def resolved(choice: str) -> dict[str, Any]:
+    found: dict[str, Any] = plain(composed("audit", [choice]))
+    return found
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_a_typed_one_is_refused(choice: str) -> None:
+    config, group = OmegaConf.create(resolved(choice)), choice.split("=")[0]
+    odd = cycle(ODD)
+    for key, value in leaves(plain(config[group]), group):
+        for at in places(value):
+            OmegaConf.update(config, key, put(value, at, wrong := next(odd)))
+            with pytest.raises(BadConfig, match=f"^{re.escape(key)}={wrong}: a finite number"):
+                check_types(config)
+            OmegaConf.update(config, key, value)
+    check_types(config)
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_the_class_itself_refuses_one(choice: str) -> None:
+    for node in targets(resolved(choice)[choice.split("=")[0]]):
+        kind, settings = pkgutil.resolve_name(node["_target_"]), settings_of(node)
+        kind(**settings)
+        for name, wrong in changed(settings):
+            with pytest.raises(ValueError, match=f"{name}=") as caught:
+                kind(**wrong)
+                pytest.fail(f"{kind.__name__} takes {name}={wrong[name]}")
+            assert "\n" not in str(caught.value)
