@@ -133,7 +133,7 @@ TESTED_IN = {  # test file -> modules of which it is the test, where its name is
     " privdd.privacy.mechanisms: aggregate_clip client_level clipped_sum gaussian_features",
     "federated/test_channel.py": "privdd.privacy: mechanism",
     "privacy/test_noise_share.py": "privdd.privacy.mechanisms: noise_share",
-    "reporting/test_comparison.py": "privdd.reporting: epsilon_figures folder grouping tables terminal",
+    "reporting/test_comparison.py": "privdd.reporting: epsilon_figures folder terminal",
     "reporting/test_curves.py": "privdd.reporting: figures",
     "reporting/test_decision.py": "privdd.reporting: leaks same_values",
     "reporting/test_findings_file.py": "privdd.reporting: summary",
