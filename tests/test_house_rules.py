@@ -133,13 +133,11 @@ TESTED_IN = {  # test file -> modules of which it is the test, where its name is
     " privdd.privacy.mechanisms: aggregate_clip client_level clipped_sum gaussian_features",
     "federated/test_channel.py": "privdd.privacy: mechanism",
     "privacy/test_noise_share.py": "privdd.privacy.mechanisms: noise_share",
-    "reporting/test_comparison.py": "privdd.reporting: epsilon_figures folder terminal",
+    "reporting/test_comparison.py": "privdd.reporting: epsilon_figures folder",
     "reporting/test_curves.py": "privdd.reporting: figures",
-    "reporting/test_decision.py": "privdd.reporting: leaks same_values",
-    "reporting/test_findings_file.py": "privdd.reporting: summary",
+    "reporting/test_decision.py": "privdd.reporting: same_values",
     "reporting/test_schema.py": "privdd.reporting: json_schema schema_privacy schema_values",
-    "reporting/test_ladder.py": "privdd.reporting: ledger_view",
-    "reporting/test_page.py": "privdd.reporting: findings_tables style words",
+    "reporting/test_page.py": "privdd.reporting: style",
     "runtime/test_chunks.py": "privdd.runtime: allocator payload",
     "runtime/test_engine.py": "privdd.runtime: processes ray workers",
     "system/test_commands.py": "privdd.cli: main",
@@ -164,7 +162,6 @@ TESTED_IN = {  # test file -> modules of which it is the test, where its name is
 TESTED_THROUGH = {  # module -> (test file, the function through which that test reaches it)
     "privdd/auditing/guarantees/feature_noise.py": ("auditing/guarantees/test_tiers.py", "all_findings"),
     "privdd/distillation/private_matching.py": ("methods/test_feddm.py", "SOUND"),
-    "privdd/reporting/plots.py": ("reporting/test_page.py", "write_report"),
 }
 
 
