@@ -109,12 +109,11 @@ TESTED_IN = {  # test file -> modules of which it is the test, where its name is
     "distillation/test_distribution_matching.py": "privdd.distillation: class_subsets initial_images networks sampling",
     "distillation/test_gradient_matching.py": "privdd.training: contrastive",
     "distillation/test_public_features.py": "privdd.distillation: fitting",
-    "reproduce/test_analyses.py": "privdd.reproduce: domain_figures image_figures stored_row",
-    "reproduce/test_entries.py": "privdd.reproduce: entry_list plan_rows; privdd.cli: paper_rows",
+    "reproduce/test_analyses.py": "privdd.reproduce: domain_figures image_figures",
+    "reproduce/test_entries.py": "privdd.reproduce: entry_list plan_rows",
     "reproduce/test_sentences.py": "privdd.reproduce: attack_verdicts audit_runs decided formula_verdicts sentence_page",
     "reproduce/test_typed.py": "privdd.reproduce: __main__",
-    "reproduce/test_train_rows.py": "privdd.reproduce: ball_figures entry_figures entry_result fidelity_sheet reproduction"
-    " row_results",
+    "reproduce/test_train_rows.py": "privdd.reproduce: ball_figures entry_figures fidelity_sheet",
     "planted/test_planted.py": "privdd.planted: accounting_faults catalogue clipping_faults fault noise_faults"
     " sampling_faults score small_runs trial wire_faults",
     "methods/test_fedfed.py": "attacks.inversion: neighbour",
