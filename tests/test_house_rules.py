@@ -86,7 +86,7 @@ TESTED_IN = {  # test file -> modules of which it is the test, where its name is
     "auditing/test_findings.py": "privdd.auditing: coverage run_manifest",
     "auditing/test_planted_faults.py": "privdd.auditing.guarantees: own_noise; privdd.auditing: noted_again",
     "auditing/test_signals.py": "attacks.membership: readout",
-    "adapters/test_flower_tap.py": "privdd.adapters: flower_claims; privdd.tapping: recorder recording tapped_ledger",
+    "adapters/test_flower_tap.py": "privdd.adapters: flower_claims; privdd.tapping: recorder tapped_ledger",
     "adapters/test_components.py": "privdd.adapters: flower_components opacus_components",
     "adapters/test_more_components.py": "privdd.adapters: jax_privacy_components nvflare_components pfl_components",
     "canary/test_canary_scores.py": "privdd.canary: canary_records scored_artifacts; privdd.tapping: recorded_network",
