@@ -152,7 +152,6 @@ TESTED_IN = {  # test file -> modules of which it is the test, where its name is
     "system/test_flower.py": "privdd.adapters: flower flower_app; privdd.core: state",
     "system/test_long_runs.py": "privdd.federated: checkpoint",
     "system/test_kill.py": "privdd.federated: trainer",
-    "auditing/test_shadows.py": "privdd.runtime: progress",
     "data/test_tail.py": "privdd.core: hard_counts",
     "methods/test_non_interference.py": "privdd.core: types",
     "attacks/inversion/test_feature_attack.py": "attacks: types",
