@@ -144,7 +144,7 @@ TESTED_IN = {  # test file -> modules of which it is the test, where its name is
     "auditing/targets/test_run_target.py": "privdd.auditing.targets: target_command weights",
     "auditing/targets/test_synthetic_target.py": "privdd.auditing.targets: near_copies nearest synthetic_signals table_risks",
     "auditing/targets/test_updates_target.py": "privdd.auditing.targets: captured_updates update_signals",
-    "verifying/test_verification.py": "privdd.runtime: seal; privdd.verifying: disagreement drawn_page"
+    "verifying/test_verification.py": "privdd.verifying: disagreement drawn_page"
     " file_digests ledger_numbers score_numbers sent_values training_numbers verdict_numbers verified_pages",
     "system/test_damaged_files.py": "privdd.cli: failures",
     "adapters/test_reply_check.py": "privdd.adapters: flower_messages flower_server; privdd.federated: dropped",
