@@ -86,7 +86,7 @@ TESTED_IN = {  # test file -> modules of which it is the test, where its name is
     "auditing/test_findings.py": "privdd.auditing: coverage run_manifest",
     "auditing/test_planted_faults.py": "privdd.auditing.guarantees: own_noise; privdd.auditing: noted_again",
     "auditing/test_signals.py": "attacks.membership: readout",
-    "adapters/test_flower_tap.py": "privdd.adapters: flower_claims; privdd.tapping: recorder recording tapped_ledger",
+    "adapters/test_flower_tap.py": "privdd.adapters: flower_claims; privdd.tapping: recorder tapped_ledger",
     "adapters/test_components.py": "privdd.adapters: flower_components opacus_components",
     "adapters/test_more_components.py": "privdd.adapters: jax_privacy_components nvflare_components pfl_components",
     "canary/test_canary_scores.py": "privdd.canary: canary_records scored_artifacts; privdd.tapping: recorded_network",
@@ -109,12 +109,11 @@ TESTED_IN = {  # test file -> modules of which it is the test, where its name is
     "distillation/test_distribution_matching.py": "privdd.distillation: class_subsets initial_images networks sampling",
     "distillation/test_gradient_matching.py": "privdd.training: contrastive",
     "distillation/test_public_features.py": "privdd.distillation: fitting",
-    "reproduce/test_analyses.py": "privdd.reproduce: domain_figures image_figures stored_row",
-    "reproduce/test_entries.py": "privdd.reproduce: entry_list plan_rows; privdd.cli: paper_rows",
+    "reproduce/test_analyses.py": "privdd.reproduce: domain_figures image_figures",
+    "reproduce/test_entries.py": "privdd.reproduce: entry_list plan_rows",
     "reproduce/test_sentences.py": "privdd.reproduce: attack_verdicts audit_runs decided formula_verdicts sentence_page",
     "reproduce/test_typed.py": "privdd.reproduce: __main__",
-    "reproduce/test_train_rows.py": "privdd.reproduce: ball_figures entry_figures entry_result fidelity_sheet reproduction"
-    " row_results",
+    "reproduce/test_train_rows.py": "privdd.reproduce: ball_figures entry_figures fidelity_sheet",
     "planted/test_planted.py": "privdd.planted: accounting_faults catalogue clipping_faults fault noise_faults"
     " sampling_faults score small_runs trial wire_faults",
     "methods/test_fedfed.py": "attacks.inversion: neighbour",
@@ -133,13 +132,11 @@ TESTED_IN = {  # test file -> modules of which it is the test, where its name is
     " privdd.privacy.mechanisms: aggregate_clip client_level clipped_sum gaussian_features",
     "federated/test_channel.py": "privdd.privacy: mechanism",
     "privacy/test_noise_share.py": "privdd.privacy.mechanisms: noise_share",
-    "reporting/test_comparison.py": "privdd.reporting: epsilon_figures folder grouping tables terminal",
+    "reporting/test_comparison.py": "privdd.reporting: epsilon_figures folder",
     "reporting/test_curves.py": "privdd.reporting: figures",
-    "reporting/test_decision.py": "privdd.reporting: leaks same_values",
-    "reporting/test_findings_file.py": "privdd.reporting: summary",
+    "reporting/test_decision.py": "privdd.reporting: same_values",
     "reporting/test_schema.py": "privdd.reporting: json_schema schema_privacy schema_values",
-    "reporting/test_ladder.py": "privdd.reporting: ledger_view",
-    "reporting/test_page.py": "privdd.reporting: findings_tables style words",
+    "reporting/test_page.py": "privdd.reporting: style",
     "runtime/test_chunks.py": "privdd.runtime: allocator payload",
     "runtime/test_engine.py": "privdd.runtime: processes ray workers",
     "system/test_commands.py": "privdd.cli: main",
@@ -147,7 +144,7 @@ TESTED_IN = {  # test file -> modules of which it is the test, where its name is
     "auditing/targets/test_run_target.py": "privdd.auditing.targets: target_command weights",
     "auditing/targets/test_synthetic_target.py": "privdd.auditing.targets: near_copies nearest synthetic_signals table_risks",
     "auditing/targets/test_updates_target.py": "privdd.auditing.targets: captured_updates update_signals",
-    "verifying/test_verification.py": "privdd.runtime: seal; privdd.verifying: disagreement drawn_page"
+    "verifying/test_verification.py": "privdd.verifying: disagreement drawn_page"
     " file_digests ledger_numbers score_numbers sent_values training_numbers verdict_numbers verified_pages",
     "system/test_damaged_files.py": "privdd.cli: failures",
     "adapters/test_reply_check.py": "privdd.adapters: flower_messages flower_server; privdd.federated: dropped",
@@ -155,7 +152,6 @@ TESTED_IN = {  # test file -> modules of which it is the test, where its name is
     "system/test_flower.py": "privdd.adapters: flower flower_app; privdd.core: state",
     "system/test_long_runs.py": "privdd.federated: checkpoint",
     "system/test_kill.py": "privdd.federated: trainer",
-    "auditing/test_shadows.py": "privdd.runtime: progress",
     "data/test_tail.py": "privdd.core: hard_counts",
     "methods/test_non_interference.py": "privdd.core: types",
     "attacks/inversion/test_feature_attack.py": "attacks: types",
@@ -164,7 +160,6 @@ TESTED_IN = {  # test file -> modules of which it is the test, where its name is
 TESTED_THROUGH = {  # module -> (test file, the function through which that test reaches it)
     "privdd/auditing/guarantees/feature_noise.py": ("auditing/guarantees/test_tiers.py", "all_findings"),
     "privdd/distillation/private_matching.py": ("methods/test_feddm.py", "SOUND"),
-    "privdd/reporting/plots.py": ("reporting/test_page.py", "write_report"),
 }
 
 

@@ -35,7 +35,7 @@ _TEX = {
 def to_csv(table: Table) -> str:
     """Numbers with all their digits, infinity as "inf", nothing as an empty cell.
 
-    A text that a spreadsheet would take for a formula gets an apostrophe before it.
+    A text that a spreadsheet would take for a formula gets an apostrophe before it; none ends its row early.
     """
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
@@ -47,9 +47,10 @@ def to_csv(table: Table) -> str:
 def _cell(value: Any) -> Any:
     if isinstance(value, float):
         return "inf" if math.isinf(value) else repr(value)
-    if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r"):
-        return "'" + value
-    return "" if value is None else value
+    if not isinstance(value, str):
+        return "" if value is None else value
+    mark = "'" if value[:1] in ("=", "+", "-", "@", "\t", "\r") else ""
+    return mark + value.replace("\r", " ")  # which the writer does not quote, and readers take for the end of a row
 
 
 def to_latex(table: Table) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,15 +12,16 @@ import torch
 from safetensors.torch import save_file
 
 from privdd.canary.__main__ import main
-from privdd.canary.canary_records import crafted, mislabelled
+from privdd.canary.canary_records import crafted, made, mislabelled
 from privdd.canary.canary_scores import by_loss, by_updates, from_file
 from privdd.canary.scored_artifacts import scored
 from privdd.canary.sealed_files import check_commitment, read_sealed, read_secret
 from privdd.core.errors import BadConfig
 from privdd.runtime.files import DamagedRun
-from privdd.tapping.message_file import Heading
+from privdd.tapping.message_file import DIFFERENCE, Heading
 from privdd.tapping.recorded_network import aligned, class_sums, descents, difference, losses
 from privdd.tapping.recorder import TapRecorder
+from privdd.tapping.recording import read_all
 from tests.canary.small import CLASSES, NET, SHAPE, Net, issued
 
 COUNT = 40
@@ -159,17 +161,70 @@ def test_mislabelled_canaries_are_of_the_tail_and_wrong() -> None:
         mislabelled(*twice, 2, 101, 0)
 
 
-def recorded(folder: Path, sealed_at: Path, read: float = 1.0) -> None:
-    """A server's recording of two rounds of two clients (nodes 7 and 9, sites a and b) that hold their heads."""
+def test_no_site_gets_the_better_canaries() -> None:
+    """They are chosen one after the other, and the last are the least unlike the others."""
+    x, y = crafted(SHAPE, CLASSES, 60, 1)
+    dealt = made({"count": 30, "shape": SHAPE, "classes": CLASSES}, ["a", "b"], 1)
+    places = [int(np.flatnonzero((x == one).reshape(60, -1).all(axis=1))[0]) for one in dealt.x]
+    assert sorted(places) == [*range(60)] and np.array_equal(dealt.y, y[places])
+    assert abs(np.mean(places[:30]) - 29.5) < 4 * 17.3 / 30**0.5  # not the first thirty, whose mean is 14.5
+
+
+def recorded(folder: Path, sealed_at: Path, changes: bool = False) -> None:
+    """A server's recording of two rounds of two clients (nodes 7 and 9, partitions 0 and 1, sites a and b) that hold
+    their heads. changes: replies hold what they change, as some libraries send it."""
     recorder = TapRecorder(folder, "server", {})
     recorder.begin()
     numpy = lambda state: {k: v.numpy() for k, v in state.items()}  # noqa: E731
     for round in (1, 2):
-        recorder.keep(Heading(round, -1, "train", "broadcast"), numpy(Net().state_dict()))
+        sent = Net(scale=round / 10).state_dict()
+        recorder.keep(Heading(round, -1, "train", "broadcast"), numpy(sent))
         for node, site in ((7, "a"), (9, "b")):
             held = np.load(sealed_at / f"site-{site}.npz")
-            recorder.keep(Heading(round, node, "train", "reply"), numpy(step(Net(), held["x"], held["y"], 0.1, 0.01, node)))
+            replied = step(Net(scale=round / 10), held["x"], held["y"], 0.1, 0.01, node)
+            if changes:
+                replied = {name: value - sent[name] for name, value in replied.items()}
+            metrics = {DIFFERENCE: 1} if changes else {}
+            recorder.keep(Heading(round, node, "train", "reply", partition=int(site == "b"), metrics=metrics), numpy(replied))
+        recorder.keep(Heading(round, -1, "train", "final"), numpy(replied))
     recorder.end("complete")
+
+
+def opened_from(folder: Path, sealed_at: Path, **given: Any) -> tuple[np.ndarray, dict[str, Any]]:
+    return scored(read_sealed(sealed_at), {"updates": str(folder), "model": NET[6:], "args": {}, "client": {"a": 7, "b": 9}, **given})
+
+
+def test_replies_that_hold_changes_are_read_as_the_parameters_they_make(tmp_path: Path) -> None:
+    issued(tmp_path / "s")
+    for name, changes in (("whole", False), ("changes", True)):
+        recorded(tmp_path / name, tmp_path / "s", changes)
+    whole, _ = opened_from(tmp_path / "whole", tmp_path / "s")
+    changes, _ = opened_from(tmp_path / "changes", tmp_path / "s")
+    assert np.array_equal(np.sign(whole), np.sign(changes)) and np.allclose(whole, changes, rtol=1e-2)
+
+
+def test_what_the_scores_were_computed_from_is_told_whole(tmp_path: Path) -> None:
+    """Every round's reply, and the clip: whoever verifies with other ones is told so."""
+    issued(tmp_path / "s")
+    recorded(tmp_path / "run", tmp_path / "s")
+    (recording,) = read_all(tmp_path / "run")
+    scores, told = opened_from(tmp_path / "run", tmp_path / "s")
+    assert told == {"signal": "update", "replies": {site: [m.digest for m in recording.replies(node)] for site, node in (("a", 7), ("b", 9))}}
+    assert len(told["replies"]["a"]) == 2 and opened_from(tmp_path / "run", tmp_path / "s", clip=0.5)[1]["clip"] == 0.5
+    by_partition, _ = opened_from(tmp_path / "run", tmp_path / "s", client={"a": 0, "b": 1})
+    assert np.array_equal(by_partition, scores)
+
+
+def test_losses_fall_from_the_first_model_that_was_sent_to_the_last(tmp_path: Path) -> None:
+    found = issued(tmp_path / "s", "signal=loss")
+    recorded(tmp_path / "run", tmp_path / "s")
+    (recording,) = read_all(tmp_path / "run")
+    last = recording.final()
+    assert last is not None
+    scores, told = opened_from(tmp_path / "run", tmp_path / "s")
+    assert np.allclose(scores, by_loss(Net(), Net().state_dict(), last.arrays(), found.canaries.x, found.canaries.y))
+    first = next(m for m in recording.messages if (m.heading.part, m.heading.round) == ("broadcast", 1))
+    assert told == {"signal": "loss", "before": first.digest, "after": last.digest}
 
 
 def test_sites_are_opened_from_a_recording_and_recomputed_by_others(tmp_path: Path, capsys) -> None:

@@ -13,6 +13,8 @@ import pytest
 
 from privdd.canary.__main__ import main
 from privdd.canary.canary_arguments import USAGE, read
+from privdd.canary.sealed_files import read_sealed
+from privdd.runtime.files import DamagedRun
 from tests.canary.small import NET, issued
 
 ISSUE = ["sealed=there", "sites=a", "count=10", "shape=1,6,6", "classes=3"]
@@ -68,6 +70,14 @@ def test_canaries_are_issued_once(tmp_path: Path, capsys: Any) -> None:
 def test_help_names_every_argument(capsys: Any) -> None:
     assert main(["--help"]) == 0 and capsys.readouterr().out == USAGE
     assert main([]) == 1
+
+
+def test_a_statement_about_another_relation_is_none_of_these(tmp_path: Path) -> None:
+    """Whoever issues it could commit to it; a bound is shown for add_remove alone."""
+    issued(tmp_path / "s", sites="a", count=10)
+    altered(lambda told: told.update(relation="replace"))(tmp_path / "s" / "public.json")
+    with pytest.raises(DamagedRun, match="its statement is not one"):
+        read_sealed(tmp_path / "s")
 
 
 class Evil:

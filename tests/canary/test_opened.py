@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
+from attacks.epsilon import fdp_one_run, one_run
 from privdd.canary.__main__ import main
 from privdd.canary.commitment import coins_of, commitment, text_of
 from privdd.canary.opened import check_opened, result
@@ -23,7 +24,7 @@ from privdd.canary.sealed_files import (
     read_secret,
     write_sealed,
 )
-from privdd.runtime.files import DamagedRun
+from privdd.runtime.files import DamagedRun, read_json, write_json
 from tests.canary.small import issued
 
 M = 200
@@ -68,6 +69,9 @@ def test_coins_are_fair_independent_and_each_site_s_own() -> None:
     assert np.abs(products[~np.eye(60, dtype=bool)]).max() < 5.5 / math.sqrt(200)
     assert not np.array_equal(coins_of(b"s" * 32, "a", 500), coins_of(b"s" * 32, "b", 500))
     assert np.array_equal(coins_of(b"s" * 32, "a", 500)[:100], coins_of(b"s" * 32, "a", 100))
+    for at in range(32):  # or a part of the salt could be guessed
+        other = bytes(ord("t") if here == at else ord("s") for here in range(32))
+        assert not np.array_equal(coins_of(b"s" * 32, "a", 100), coins_of(other, "a", 100))
 
 
 def test_the_site_gets_exactly_the_heads(tmp_path: Path) -> None:
@@ -130,6 +134,35 @@ def test_a_third_party_recomputes_everything_from_the_published_files(tmp_path: 
     assert "agrees (scores taken as stored" in capsys.readouterr().out
     assert main(["verify", f"sealed={there}", f"scores={tmp_path / 's' / 'scores.npz'}"]) == 0
     assert main(["open", f"sealed={tmp_path / 's'}", f"scores={tmp_path / 's' / 'nowhere.npz'}"]) == 1
+
+
+def test_the_bound_is_the_larger_of_two_at_an_error_that_all_guesses_share(tmp_path: Path, capsys: Any) -> None:
+    """By hand from the guesses told: 5 % over the numbers of guesses and the two methods."""
+    assert opened(tmp_path / "s", stated=9.0, right=0.9) == 0
+    told = read_json(tmp_path / "s" / "opened.json")
+    guesses = [(made, right) for made, right in told["guesses_right"]]
+    level = 1 - 0.05 / (2 * len(guesses))
+    by_hand = [max(bound(M, *one, delta=0.0, confidence=level) for one in guesses) for bound in (one_run, fdp_one_run)]
+    assert [told["bounds"]["one_run"], told["bounds"]["fdp_one_run"]] == pytest.approx(by_hand)
+    assert f"epsilon >= {max(by_hand):.3g} at delta 0 (95%); stated 9: consistent" in capsys.readouterr().out
+
+
+def test_scores_of_another_file_or_of_none_are_seen(tmp_path: Path, capsys: Any) -> None:
+    """Who publishes opened.json with other scores than the artifact's, their order kept, so that the bound stays."""
+    folder = tmp_path / "s"
+    opened(folder)
+    given = [f"sealed={folder}", f"scores={folder / 'scores.npz'}"]
+    assert main(["verify", *given]) == 0 and capsys.readouterr().out.endswith(": agrees\n")
+    told = read_json(folder / "opened.json")
+    told["scores"][told["scores"].index(1.0)] = 1.5
+    write_json(folder / "opened.json", told)
+    assert main(["verify", given[0]]) == 0  # the scores are taken as stored
+    assert main(["verify", *given]) == 2 and "not those of the artifact" in capsys.readouterr().out
+    opened(folder)
+    lines = [f"{at},{score}" for at, score in enumerate(read_json(folder / "opened.json")["scores"])]
+    (folder / "same.csv").write_text("\n".join(["id,score", *lines]) + "\n")
+    assert main(["verify", given[0], f"scores={folder / 'same.csv'}"]) == 2
+    assert "another artifact than the one given" in capsys.readouterr().out
 
 
 def test_half_of_the_coins_say_nothing(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from privdd.auditing.method_check import BrokenContract
 from privdd.check import main
 from privdd.checking.called import BlackBox
 from privdd.checking.command_line import read
@@ -158,6 +159,21 @@ def test_plugins_are_made_and_held_to_their_role() -> None:
         plugin("attack", Path, {})
     with pytest.raises(BadConfig, match="a class is needed"):
         plugin("method", math.sqrt, {})
+
+
+def test_a_method_that_breaks_its_contract_ends_in_status_2(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def broken(method: object) -> None:
+        raise BrokenContract("one fault\nanother")
+
+    monkeypatch.setattr("privdd.checking.child.in_child", lambda work, seconds: work(print))  # here, where it can be replaced
+    attack = "attacks.membership.threshold:LossThreshold"
+    assert main([f"attack={attack}"]) == 0 and capsys.readouterr().out == f"{attack}: keeps the contract of an attack\n"
+    monkeypatch.setattr("privdd.checking.plugin_check.plugin", lambda *given: None)
+    for check, status, said in ((broken, 2, ["one fault", "another", "breaks"]), (lambda method: None, 0, ["keeps"])):
+        monkeypatch.setattr("privdd.auditing.method_check.check_method", check)
+        assert main([f"method={attack}"]) == status
+        *faults, last = capsys.readouterr().out.splitlines()
+        assert [*faults, last.split(": ")[1].split(" ")[0]] == said
 
 
 def test_every_row_of_the_table_has_its_command(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from privdd.cli.again import CHANGEABLE
 from privdd.cli.config import composed
 from privdd.cli.main import _main
 from privdd.cli.quoting import assignment
+from privdd.cli.secret import VARIABLE
 from privdd.core.errors import BadConfig
 
 
@@ -49,6 +50,19 @@ def test_other_threads_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_what_decides_the_result_is_refused(typed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(BadConfig, match="together with resume= only engine can be changed"):
         resumed(tmp_path, monkeypatch, ["preset=smoke"], typed)
+
+
+@pytest.mark.parametrize("typed", ["privacy.delta=1e-3", "seed=3", "algo.lr=0.5", "audit.records=9", "audit.client=1"])
+def test_a_stored_run_that_is_attacked_again_stays_that_run(typed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(BadConfig, match=r"together with run= only attack, engine, audit\.worlds, .* can be changed"):
+        taken_up("audit", "run", tmp_path, monkeypatch, ["preset=smoke"], typed)
+
+
+@pytest.mark.parametrize(("command", "word"), [("audit", "run"), ("train", "resume")])
+def test_a_secret_that_the_stored_run_does_not_use_is_refused(command: str, word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "")  # which the command sets
+    with pytest.raises(BadConfig, match=r"used with privacy\.noise_source=secret only"):
+        taken_up(command, word, tmp_path, monkeypatch, ["preset=smoke"], "privacy.secret=0123456789abcdef0")
 
 
 @pytest.mark.parametrize("root", ["/data/plain.npz", "/data/rené x.npz", "/data/it's.npz"])

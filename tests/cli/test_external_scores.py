@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from omegaconf import DictConfig
 from sklearn.metrics import roc_auc_score
 
+from privdd.cli import external_scores
 from privdd.cli.config import composed
 from privdd.cli.external_scores import audit_brought
 from privdd.reporting.comparison import write_comparison
 from privdd.reporting.findings_file import load
+from privdd.runtime.files import read_json
 
 
 def arrays(gap: float, worlds: int = 8, records: int = 120) -> dict[str, np.ndarray]:
@@ -50,6 +54,30 @@ def test_a_stated_epsilon_is_held_to(tmp_path: Path, gap: float, stated: float, 
     asked = config(tmp_path, bare(gap), f"privacy.epsilon={stated}")
     assert audit_brought(asked, tmp_path / "run", []) == status
     assert (load(tmp_path / "run").verdict == "contradiction") == (status == 2)
+
+
+@pytest.mark.parametrize(("surface", "sender"), [("update", "client"), ("global_model", "server")])
+def test_what_is_stated_is_no_proof_and_what_was_asked_is_kept(surface: str, sender: str, tmp_path: Path) -> None:
+    audit_brought(config(tmp_path, bare(1.0), "privacy.epsilon=30", f"scores_surface={surface}", "seed=5"), tmp_path / "run", ["it"])
+    result = load(tmp_path / "run")
+    (claim,), (sent,) = result.privacy.claims, result.surfaces
+    assert (claim.epsilon, claim.sound, claim.source) == (30.0, False, "stated by whoever brought the scores")
+    assert math.isinf(result.privacy.epsilon.best) and sent.sender == sender
+    manifest = read_json(tmp_path / "run" / "manifest.json")
+    assert (manifest["seed"], manifest["command"]) == (5, ["it"]) and "findings.json" in manifest["files"]
+
+
+def test_the_bound_that_decides_is_of_a_confidence_that_all_attacks_share(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked: list[float] = []
+    honest = external_scores.audit_scores
+
+    def noted(*given: Any, confidence: float, **more: Any) -> Any:
+        asked.append(confidence)
+        return honest(*given, confidence=confidence, **more) * 4  # as of four attacks
+
+    monkeypatch.setattr(external_scores, "audit_scores", noted)
+    external_scores._findings(config(tmp_path, bare(1.0)), 0.95, 1e-5)
+    assert asked == [0.95, pytest.approx(1 - 0.05 / 4)]
 
 
 def test_worlds_run_every_attack_and_compare_with_other_runs(tmp_path: Path) -> None:

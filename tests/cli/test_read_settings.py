@@ -56,6 +56,17 @@ def test_the_calibrated_noise_is_that_of_the_run_and_of_its_fingerprint() -> Non
     assert assemble(config).run.fingerprint == made.run.fingerprint  # as a stored config is assembled again
 
 
+@pytest.mark.parametrize("typed", ["trust=secagg", "seed=1", "participation=0.5", "data.limit=90", "data.standardise=true", "privacy=client", "algo.lr=0.5"])
+def test_what_clients_send_has_another_fingerprint_under_other_settings(typed: str) -> None:
+    """Shadow models are kept under it, and a training of another entry is taken for this one by it."""
+    assert fingerprint(composed("audit", [*TINY, typed])) != fingerprint(composed("audit", TINY))
+
+
+@pytest.mark.parametrize("typed", ["attack=[lira]", "engine=processes", "audit.worlds=3", "name=mine"])
+def test_how_it_is_attacked_and_computed_has_not(typed: str) -> None:
+    assert fingerprint(composed("audit", [*TINY, typed])) == fingerprint(composed("audit", TINY))
+
+
 @pytest.mark.parametrize("typed", ["audit.tail.mislabelled=-1", "audit.tail.near_duplicates=1.5", "audit.worst_pictures=7"])
 def test_a_bad_value_for_hard_records_or_pictures_is_named(typed: str) -> None:
     with pytest.raises(BadConfig, match=typed.replace(".", r"\.")):

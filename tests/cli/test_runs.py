@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,30 @@ import pytest
 import torch
 
 from privdd.cli.runs import run_audit, run_training
+from privdd.federated.trainer import Trainer
 from privdd.methods.fedavg import FedAvg
+from privdd.privacy.ledger import Ledger
+from privdd.runtime.files import read_json
 from privdd.runtime.workers import threads
 from tests.federations import tiny_config
 
 SMALL = ("audit.records=12", "audit.worlds=3", "audit.federations=2", "audit.federation_rounds=1", "attack=[lira]")
+
+
+def test_what_a_training_tells_is_what_it_came_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The last round's accuracy, not the best; each epsilon with its accountant, delta, unit and relation; all of it sealed."""
+    honest = Trainer.run
+    monkeypatch.setattr(Trainer, "run", lambda self: replace(honest(self), accuracy=(0.75, 0.25)))
+    config = tiny_config("fedavg", "privacy=client", "privacy.noise_multiplier=3", "privacy.delta=1e-4")
+    assert run_training(config, tmp_path / "run", ["privdd"]) == 0
+    told, manifest = (read_json(tmp_path / "run" / name) for name in ("training.json", "manifest.json"))
+    ledger = Ledger.from_json(read_json(next((tmp_path / "run").rglob("ledger.json"))))
+    assert (ledger.unit, ledger.relation) == ("client", "zero_out")  # or this tests less
+    assert {name: told[name] for name in ("accuracy", "delta", "unit", "relation")} == {"accuracy": 0.25, "delta": 1e-4, "unit": "client", "relation": "zero_out"}
+    pld, rdp = told["epsilon"]["pld"], told["epsilon"]["rdp"]
+    assert pld == pytest.approx(ledger.epsilon(), rel=1e-6) and f"{pld:.4g}" != f"{rdp:.4g}"
+    said = f"accuracy 0.2500, epsilon {pld:.4g} by PLD ({rdp:.4g} by RDP) at delta 0.0001 per client, zero_out; {tmp_path / 'run'}\n"
+    assert capsys.readouterr().out == said and {"training.json", "config.yaml"} <= {*manifest["files"]}
 
 
 @pytest.mark.parametrize(("command", "run", "more"), [("train", run_training, ()), ("audit", run_audit, SMALL)])

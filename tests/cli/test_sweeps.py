@@ -104,11 +104,11 @@ def test_a_finished_point_is_skipped_and_keeps_its_status(tmp_path: Path) -> Non
     _finished(tmp_path / "a", "contradiction")
     _finished(tmp_path / "b", "unprotected")
     assert [sweep.point(tmp_path / name, lambda: 1 / 0) for name in "ab"] == [2, 0]  # type: ignore[arg-type,return-value]
-    (tmp_path / "b" / "report.html").unlink()
-    assert sweep.point(tmp_path / "b", lambda: 0) == 0
+    (tmp_path / "b" / "report.html").unlink()  # so it is not finished
+    assert sweep.point(tmp_path / "b", lambda: 2) == 2
 
 
-def test_a_point_cut_off_counts_as_failed(tmp_path: Path) -> None:
+def test_a_point_cut_off_counts_as_failed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sweep = Sweep("audit", tmp_path)
 
     def stopped() -> int:
@@ -117,6 +117,14 @@ def test_a_point_cut_off_counts_as_failed(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         sweep.point(tmp_path / "a", stopped)
     assert sweep.points() == {tmp_path / "a": 1}
+    assert sweep.finish() == 1 and "a failed: cut off" in capsys.readouterr().err
+
+
+def test_a_launcher_that_lost_a_worker_fails_the_sweep(tmp_path: Path) -> None:
+    """The points that it did not come to have left no mark."""
+    sweep = Sweep("train", tmp_path)
+    sweep.point(tmp_path / "a", lambda: 0)
+    assert [command._swept(sweep, lambda code=code: sys.exit(code)) for code in (0, 1)] == [0, 1]  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from privdd.cli.tracking import TRACKERS, check_tracking, track
+from privdd.cli.tracking import TRACKERS, check_tracking, scalars_of, track
 from privdd.core.errors import BadConfig
+from tests.reporting.test_decision import row, run
 
 SCALARS = {"epsilon/pld": 3.0, "update/lira/server/auc": 0.75, "epsilon/rdp": float("inf")}
 
@@ -50,6 +51,16 @@ def test_a_missing_tracker_is_said_before_training(choice: str, monkeypatch: pyt
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(BadConfig, match=rf"tracking={choice}: the package is missing; pip install 'privdd\["):
         check_tracking(choice)
+
+
+def test_every_number_has_its_own_name_and_none_is_below_what_the_sample_shows() -> None:
+    """Two adversaries play one attack on one surface; one of its rates is too small for the sample."""
+    rates = {key: {"tpr": tpr, "ci": [0.0, 1.0], "resolvable": key == "0.1"} for key, tpr in (("0.001", 0.75), ("0.1", 0.5))}
+    found = scalars_of(run([row(rates, auc=0.5), row(None, auc=0.75, adversary="peer")], "unprotected", "inf"))
+    assert {name: value for name, value in found.items() if name.startswith("features")} == {
+        "features/lira/server/auc": 0.5, "features/lira/server/tpr_at_0.1": 0.5, "features/lira/peer/auc": 0.75,
+    }  # fmt: skip
+    assert found["epsilon/pld"] == found["epsilon/rdp"] == float("inf")
 
 
 def test_unknown_trackers_are_refused() -> None:

@@ -11,7 +11,7 @@ from privdd.cli.assemble import assemble
 from privdd.cli.config import composed
 from privdd.cli.runs import prepare
 from privdd.cli.sweeps import Sweep
-from privdd.cli.unchanged import check_finished
+from privdd.cli.unchanged import check_finished, check_unchanged
 from privdd.core.errors import BadConfig
 from privdd.runtime.files import write_json
 from tests.federations import TINY
@@ -32,12 +32,22 @@ def test_another_setting_is_refused_and_the_same_is_skipped(tmp_path: Path) -> N
     finished(tmp_path / "a")
     sweep = Sweep("audit", tmp_path)
     for typed, named in (((), ""), (("engine=processes",), ""), (("audit.waive.update=why",), ""), (("algo.rounds=9",), "algo"),
-                         (("seed=1",), "seed"), (("audit.worlds=9",), "audit.worlds"), (("attack=[lira]",), "attack")):  # fmt: skip
+                         (("seed=1",), "seed"), (("audit.worlds=9",), "audit.worlds"), (("audit.confidence=0.9",), "audit.confidence"),
+                         (("attack=[lira]",), "attack")):  # fmt: skip
         config = composed("audit", [*AUDIT, *typed])
         status = sweep.point(tmp_path / "a", lambda: 1 // 0, lambda config=config: check_finished(tmp_path / "a", config))  # type: ignore[misc]
         assert status == (1 if named else 0), typed
         error = (tmp_path / "a" / "point.json").read_text()
         assert (f"holds a run of another config ({named} differ)" in error) == bool(named), typed
+
+
+@pytest.mark.parametrize("typed", ["audit.records=9", "audit.client=1", "audit.tail.mislabelled=3", "participation=0.5"])
+def test_a_run_is_gone_on_with_only_as_its_clients_began_it(typed: str, tmp_path: Path) -> None:
+    """Which records are audited, and which of them are made hard, decides what the audited client trains on."""
+    prepare(tmp_path, composed("audit", AUDIT))
+    check_unchanged(tmp_path, composed("audit", [*AUDIT, "audit.worlds=9", "attack=[lira]"]))
+    with pytest.raises(BadConfig, match=f"{typed.partition('=')[0]} differ"):
+        check_unchanged(tmp_path, composed("audit", [*AUDIT, typed]))
 
 
 def test_noise_that_was_chosen_for_an_epsilon_is_the_same_setting(tmp_path: Path) -> None:

@@ -11,15 +11,15 @@ import pytest
 from privdd import selftest
 from privdd.core.errors import BadConfig
 from privdd.federated import channel
-from privdd.planted import catalogue
+from privdd.planted import catalogue, trial
 from privdd.planted.accounting_faults import ACCOUNTING_FAULTS
 from privdd.planted.catalogue import FAULTS, GROUPS, chosen_faults
 from privdd.planted.clipping_faults import CLIPPING_FAULTS
 from privdd.planted.fault import Fault, swapped
 from privdd.planted.noise_faults import NOISE_FAULTS
 from privdd.planted.sampling_faults import SAMPLING_FAULTS
-from privdd.planted.score import load, page, save, summary
-from privdd.planted.small_runs import NEEDS, PROFILES, chosen_profiles
+from privdd.planted.score import load, missed, page, save, summary, to_json, word
+from privdd.planted.small_runs import NEEDS, PROFILES, Profile, chosen_profiles
 from privdd.planted.trial import Outcome, tried
 from privdd.planted.wire_faults import WIRE_FAULTS
 
@@ -66,14 +66,48 @@ def test_a_fault_that_nothing_notices_is_missed(monkeypatch: pytest.MonkeyPatch,
     assert "nothing, fedavg_client, seed 0: MISSED: verdict consistent" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("kind", [RuntimeError, ValueError])
-def test_a_run_that_the_fault_breaks_is_not_a_catch(kind: type[Exception]) -> None:
-    def boom(*given: object) -> object:
-        raise kind("broke")
+@pytest.mark.parametrize(("kind", "refusal", "caught"), [(RuntimeError, "", False), (ValueError, "", False), (ValueError, "other words", False), (ValueError, "broke", True)])
+def test_a_run_that_the_fault_breaks_is_not_a_catch(kind: type[Exception], refusal: str, caught: bool) -> None:
+    """Unless it stops with the error that is the right answer to this fault."""
 
-    fault = Fault("boom", "breaks", lambda: swapped((channel, "coins", boom), (channel, "noise_for", boom)))
+    def boom(*given: object) -> object:
+        raise kind("it broke")
+
+    fault = Fault("boom", "breaks", lambda: swapped((channel, "coins", boom), (channel, "noise_for", boom)), refusal=refusal)
     outcome = tried(PROFILES["fedavg_client"], fault, 0)
-    assert not outcome.caught and outcome.error == f"{kind.__name__}: broke"
+    assert outcome.caught is caught and outcome.error == ("" if caught else f"{kind.__name__}: it broke")
+
+
+def test_a_faulty_run_that_no_test_looked_at_is_untested(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial, "guarantee_findings", lambda scene, confidence: [])
+    outcome = tried(PROFILES["fedavg_client"], Fault("nothing", "all is well", nullcontext), 0)  # type: ignore[arg-type]
+    assert (outcome.verdict, word(outcome)) == ("untested", "MISSED (untested)")
+
+
+def test_a_healthy_run_that_is_not_called_consistent_is_a_false_alarm() -> None:
+    amber, good = Outcome("", "feddm_dp", 0, "untested"), Outcome("", "feddm_dp", 1, "consistent")
+    assert (amber.as_it_should_be, good.as_it_should_be) == (False, True)
+    assert to_json([amber, good])["controls"] == {"runs": 2, "false_alarms": 1}
+    assert summary([amber, good]).endswith("1 of 2 healthy runs with a false alarm.")
+    assert [*missed([amber, good])] == ["healthy run, feddm_dp, seed 0: FALSE ALARM: verdict untested"]
+
+
+def test_each_control_has_a_seed_of_its_own_and_only_what_is_asked_for_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fake(profile: Profile, fault: Fault | None, seed: int) -> Outcome:
+        ran.append((fault.key if fault else "", seed))
+        return Outcome(fault.key if fault else "", profile.name, seed, "consistent", ("T0 noise",) if fault else ())
+
+    ran: list[tuple[str, int]] = []
+    monkeypatch.setattr(trial, "tried", fake)
+    asked = ["profile=fedavg_client", "fault=noise_half", f"out={tmp_path / 'score.json'}"]
+    assert selftest.main([*asked, "controls=2", "seeds=0-1"]) == 0
+    assert ran == [("", 0), ("", 1), ("noise_half", 0), ("noise_half", 1)]
+    assert selftest.main([*asked, "controls=9", "seeds=0-5", "resume=only"]) == 0 and len(ran) == 4
+    assert selftest.main([*asked, "controls=3", "seeds=0", "resume=true"]) == 0 and ran[4:] == [("", 2)]
+
+
+def test_a_self_test_of_nothing_shows_nothing() -> None:
+    assert selftest.main(["profile=fedavg_client", "fault=none", "controls=0"]) == selftest.MISSED
 
 
 def test_faults_are_many_and_each_profile_has_its_share() -> None:
@@ -128,5 +162,9 @@ def test_a_bad_value_is_one_line(typed: str, says: str, capsys: pytest.CaptureFi
 def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "other.json"
     file.write_text('{"schema": 1, "trials": [{"fault": "a"}]}')
+    with pytest.raises(BadConfig, match="no results of a self-test"):
+        load(file)
+    save(file, [Outcome("", "feddm_dp", 0, "consistent")])
+    file.write_text(file.read_text().replace('"schema": 1', '"schema": 2'))
     with pytest.raises(BadConfig, match="no results of a self-test"):
         load(file)

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from privdd.reporting.card import card_bytes, signature
+from privdd.reporting.card import card, card_bytes, signature
 from privdd.reporting.decision import decisions
-from privdd.reporting.folder import read_run
+from privdd.reporting.folder import RunRecord, read_run
 from privdd.reporting.page import write_report
 from privdd.verifying.drawn_page import check_page
 from tests.reporting.fixture import write_run
+from tests.reporting.test_decision import NOTHING, SEED, row, run
 
 KEYS = {"schema", "run", "verdict", "headline", "large_enough", "why_too_small", "simulation", "epsilon", "artifacts"}
 OF_ARTIFACT = {
@@ -41,6 +42,20 @@ def test_the_card_says_what_the_page_says(tmp_path: Path, kind: str) -> None:
     assert card["epsilon"]["proven_at_most"] == (
         "inf" if kind == "unprotected" else record.findings.privacy.epsilon.best
     )
+
+
+def test_every_number_of_the_card_has_its_own_name() -> None:
+    """Of a smoke run whose noise comes from its seed."""
+    found = run([row(NOTHING, epsilon_measured=0.25, epsilon_stated=1.5, epsilon_validity="finite_sample")], "consistent", 2.0, noise=SEED, preset="smoke")
+    made = card(RunRecord(Path("run"), found))
+    (one,) = made["artifacts"]
+    assert made["epsilon"] == {
+        "claimed": None, "proven_at_most": 2.0, "shown_at_least": 0.25, "delta": 1e-5, "unit": "record", "relation": "add_remove", "large": 8.0,
+    }  # fmt: skip
+    assert one["epsilon"] == {"stated": 1.5, "proven_at_most": 2.0, "shown_at_least": 0.25}
+    assert made["simulation"] and not made["large_enough"] and "too small to decide" in made["why_too_small"] and not one["large_enough"]
+    large = card(RunRecord(Path("run"), run([row(NOTHING)], "consistent", 2.0)))
+    assert large["large_enough"] and large["why_too_small"] is None and not large["simulation"]
 
 
 def test_the_signature_names_what_the_manifest_knows(tmp_path: Path) -> None:

@@ -6,20 +6,22 @@ import csv
 import io
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from privdd.report import main
-from privdd.reporting.comparison import write_comparison
+from privdd.reporting.comparison import sentences, write_comparison
 from privdd.reporting.epsilon_figures import EpsilonAxis, FrontierPoint, StripRow, frontier, strip
 from privdd.reporting.findings_file import load
 from privdd.reporting.folder import read_run
-from privdd.reporting.grouping import settings
+from privdd.reporting.grouping import Setting, settings
 from privdd.reporting.tables import escape, to_csv
 from privdd.reporting.terminal import print_summary
 from tests.conftest import SmallAudit
 from tests.reporting.fixture import write_run
+from tests.reporting.test_grouping import rates, record, setting
 
 NOISES, SEEDS = (0.5, 2.0), (0, 1, 2)
 
@@ -68,6 +70,24 @@ def test_the_order_and_place_of_folders_change_nothing(sweep: list[Path], compar
     write_comparison([*reversed(sweep), sweep[0]], tmp_path)
     names = ("frontier.csv", "leaks.csv", "leaks.tex", "findings.csv", "figures/frontier.svg", "figures/roc.png")
     assert all((compared / name).read_bytes() == (tmp_path / name).read_bytes() for name in names)
+
+
+def said(*made: Setting) -> str:
+    return " ".join(sentences(made)).replace("\u00a0", " ")
+
+
+def test_who_leaks_most_is_said_where_every_setting_can_show_the_rate() -> None:
+    """One cannot at 1 in 1 000: all are compared at 1 in 100."""
+    coarse = setting(record(0, found=(rates(0.9, 0.75, resolvable=False),)), label="coarse")
+    least, most = (setting(record(0, found=(rates(tpr, tpr),)), label=name) for name, tpr in (("least", 0.5), ("most", 0.875)))
+    told = "At 1 in {} false alarms an attacker finds 87.5 % of the training records of most, and 50 % of those of least."
+    assert said(most, least) == told.format("1 000") and said(most, coarse, least) == told.format("100")
+
+
+@pytest.mark.parametrize("other", [{"delta": 1e-6}, {"unit": "client"}, {"relation": "zero_out"}], ids=str)
+def test_epsilons_of_other_terms_are_said_not_to_be_comparable(other: dict[str, Any]) -> None:
+    assert "not comparable" in said(setting(record(0)), setting(record(0, **other)))
+    assert "not comparable" not in said(setting(record(0)), setting(record(1)))
 
 
 def test_the_command_compares_and_refuses(

@@ -132,6 +132,14 @@ def test_no_condition_is_left_out() -> None:
         assert words in said, words
 
 
+def test_a_limit_is_told_with_its_unit_its_relation_and_its_delta() -> None:
+    data = run([row(NOTHING)], "consistent", 2.0).model_dump(mode="json", by_alias=True, exclude_none=True)
+    data["privacy"] |= {"unit": "client", "relation": "zero_out", "delta": 2e-6}
+    (said,) = decisions(validate(data))[0].conditions
+    assert "odds about one client (one record replaced by an empty one) may change 7.4-fold" in said
+    assert said.endswith("except with probability 2e-6")
+
+
 def test_green_needs_a_small_limit_a_large_sample_and_noise_that_is_known_to_be_secret() -> None:
     green = [name for name, findings, *_ in CASES if decisions(findings)[0].tone == "good"]
     assert all(weak(f.verdict, f) is False for name, f, *_ in CASES if name in green)
@@ -160,6 +168,9 @@ def test_what_attackers_can_do_is_only_what_beats_guessing() -> None:
 
 
 def test_the_sample_decides_how_sure_that_nothing_leaks() -> None:
+    picture = {"surface": "features", "attack": "x", "family": "reconstruction", "adversary": "server", "psnr": 30.0, "baselines": {"psnr_mean": 12.0}}
+    few, many = (decided([picture | {"n": n}], "unprotected", "inf") for n in (29, 30))
+    assert (few.enough, many.enough) == (False, True) and many.sure.startswith("likely: above a guess")
     fine, coarse = decided([row(NOTHING)], "unprotected", "inf"), decided([row(COARSE)], "unprotected", "inf")
     assert fine.enough and not coarse.enough and "too small to decide" in coarse.sure
     assert (

@@ -52,14 +52,20 @@ def test_a_setting_on_other_terms_beats_nobody(other: dict[str, Any]) -> None:
     assert beaten(setting("weak", 3.0, 0.7), setting("strong", 1.0, 0.9, **other))["weak"] == ""
 
 
+def test_at_equal_accuracy_the_smaller_epsilon_beats_the_larger() -> None:
+    assert beaten(setting("dear", 3.0, 0.8), setting("cheap", 1.0, 0.8)) == {"dear": "cheap", "cheap": ""}
+
+
 def test_stricter_terms_beat_laxer_ones() -> None:
     lax = setting("lax", 3.0, 0.7, trust="secagg", algo=ALEXNET)
     assert beaten(lax, setting("strict", 3.0, 0.8)) == {"lax": "strict", "strict": ""}
 
 
 def test_accuracies_within_the_seeds_spread_are_equal() -> None:
-    close = setting("one", 1.0, 0.70, 0.80, 0.75), setting("two", 1.0, 0.72, 0.82, 0.77)
-    assert set(beaten(*close).values()) == {""}
+    """Seeds of standard deviation 0.05, three a setting: a difference has standard error 0.05 (2/3)^0.5 = 0.041."""
+    for gap, told_apart in ((0.02, False), (0.07, False), (0.09, True)):
+        close = setting("one", 1.0, 0.70, 0.80, 0.75), setting("two", 1.0, *(a + gap for a in (0.70, 0.80, 0.75)))
+        assert beaten(*close) == {"one": "two" if told_apart else "", "two": ""}
     far = setting("one", 1.0, 0.70, 0.71, 0.72), setting("two", 1.0, 0.80, 0.81, 0.82)
     assert beaten(*far) == {"one": "two", "two": ""}
 

@@ -8,11 +8,13 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from privdd.reporting import json_schema
+from privdd.reporting import json_schema, words
 from privdd.reporting.findings_file import FindingsError, dump, validate
+from privdd.reporting.schema import worst_verdict
 from privdd.reporting.schema_privacy import EpsilonPair, Multiplicity, NoiseRow
 from privdd.reporting.schema_values import Part
 from tests.reporting.fixture import write_run
+from tests.reporting.test_decision import row, run
 
 PUBLISHED = Path(__file__).resolve().parents[2] / "docs" / "findings.schema.json"
 BY = {"tier": "T2", "trusts": ["noise is Gaussian"], "runs": 200, "kappa": {"min": 1.0, "mean": 1.0}}
@@ -57,6 +59,20 @@ def test_an_epsilon_is_a_number_from_0_or_inf(wrong: object) -> None:
     assert EpsilonPair.model_validate({"pld": "inf", "rdp": 2}).best == 2
     with pytest.raises(ValueError):
         EpsilonPair.model_validate({"pld": wrong, "rdp": 2})
+
+
+def test_the_gravest_verdict_is_the_runs() -> None:
+    grave = ("contradiction", "unprotected", "untested", "consistent")  # as the page sorts them
+    assert grave == words.GRAVITY
+    for first, kind in enumerate(grave):
+        assert worst_verdict(reversed(grave[first:])) == kind
+
+
+def test_every_figure_that_could_lie_above_guessing_is_a_look() -> None:
+    """Two rates of which one is too small to be seen, an AUC, a naming and a label rate: four, for the run and each row."""
+    rates = {key: {"tpr": 0.1, "ci": [0.0, 0.2], "resolvable": key == "0.1"} for key in ("0.01", "0.1")}
+    made = run([row(rates), row(None, identified=0.5), row(None, label_accuracy=0.5)], "unprotected", "inf").findings
+    assert [one.rates for one in made] == [2, 1, 1] and {one._looks.count for one in made} == {4}
 
 
 @pytest.mark.parametrize("kind", [NoiseRow, Multiplicity])

@@ -7,16 +7,32 @@ import pytest
 from scipy.stats import beta, binomtest, norm
 
 from privdd.reporting.schema import FindingRow, TprAt
-from privdd.reporting.strongest import above_chance, beats_guessing, finds_members, lower_end, ranks_members
+from privdd.reporting.strongest import (
+    above_chance,
+    beats_guessing,
+    bound,
+    finds_members,
+    lower_end,
+    measured_epsilon,
+    ranks_members,
+)
 from tests.reporting.test_decision import run
 
 
 @pytest.mark.parametrize("n", [1, 2, 12, 40, 281])
 @pytest.mark.parametrize("chance", [0.0, 0.1, 0.5, 0.99])
-def test_above_chance_is_the_exact_interval(n: int, chance: float) -> None:
+@pytest.mark.parametrize("looks", [1, 80])
+def test_above_chance_is_the_exact_interval(n: int, chance: float, looks: int) -> None:
+    """At a confidence that all looks share (Bonferroni)."""
     for hits in range(n + 1):
-        low = binomtest(hits, n).proportion_ci(0.95, method="exact").low
-        assert above_chance(hits / n, chance, n) is bool(low > chance), (hits, n)
+        low = binomtest(hits, n).proportion_ci(1 - 0.05 / looks, method="exact").low
+        assert above_chance(hits / n, chance, n, looks) is bool(low > chance), (hits, n)
+
+
+def test_a_bound_counts_at_the_confidence_that_all_tests_share() -> None:
+    alone = row(0.1, (0.05, 0.2), epsilon_measured=3.0, epsilon_validity="finite_sample")
+    shared = alone.model_copy(update={"diagnostics": {"epsilon_familywise": 0.5}})
+    assert (bound(alone), bound(shared), measured_epsilon([shared])) == (3.0, 0.5, 0.5)
 
 
 def test_without_a_count_nothing_is_above_chance() -> None:

@@ -45,6 +45,15 @@ def test_what_is_printed_names_both_ends(tmp_path: Path) -> None:
     assert any(part in out.getvalue() for part in ("0.6", "60"))
 
 
+def test_the_largest_epsilon_of_the_seeds_is_told(tmp_path: Path) -> None:
+    """They differ where a seed changes how many records a client has."""
+    paths = [training(tmp_path / str(seed), seed, 0.5, pld) for seed, pld in enumerate([2.5, 4.75])]
+    (row,) = csv.DictReader(write_trained(paths, tmp_path).open())
+    out = io.StringIO()
+    print_trained(paths, out)
+    assert row["epsilon_pld"] == "4.75" and "4.75" in out.getvalue() and "2.5" not in out.getvalue()
+
+
 @pytest.mark.parametrize("missing", ["accuracy", "epsilon", "delta", "unit"])
 def test_an_unfinished_training_is_one_line(tmp_path: Path, missing: str) -> None:
     folder = training(tmp_path / "run", 0, 0.5)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from privdd.reproduce import plan_rows, reproduction
+from privdd.reproduce import overview, plan_rows, reproduction
 from privdd.reproduce.__main__ import main
 from privdd.reproduce.entries import catalogue
 from privdd.reproduce.overview import FIGURES, LATER, NEVER, NO, OPEN, STALE, YES, lines, markdown, write_overview
@@ -72,6 +72,19 @@ def test_what_is_missing_is_said(small: Path) -> None:
         if not entry.runs:
             assert found[name].verdict == NEVER and entry.why in found[name].detail
     assert f"{len(waiting)} not run yet" in page and 'href="feddm.table2/reproduction.html"' in page
+
+
+def test_seeds_without_a_model_and_data_that_stand_in_are_said(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stand-in that the experiment itself names, at every scale, beside the one that a scale takes."""
+    made = column("a", HOLDS)
+    made["rows"][0]["diverged"] = 1
+    stored(small, "feddm.table2", made)
+    (line,) = (one for one in lines(small) if one.page)
+    assert line.detail.endswith("; 1 diverged") and line.column == "a"
+    honest = overview.paper_of
+    monkeypatch.setattr(overview, "paper_of", lambda name: {**honest(name), "stand_in": "x for y"})
+    (line,) = (one for one in lines(small) if one.page)
+    assert line.column == "a (on a stand-in)"
 
 
 def test_how_far_it_is_is_said(small: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

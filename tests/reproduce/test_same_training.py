@@ -13,7 +13,7 @@ from privdd.cli.paper_rows import row_config
 from privdd.reproduce import plan_rows, train_rows
 from privdd.reproduce import same_training as same_training_module
 from privdd.reproduce.plan_rows import PaperCell
-from privdd.reproduce.same_training import same_training
+from privdd.reproduce.same_training import copy_row, same_training
 from privdd.reproduce.train_rows import train
 
 TINY = ("data=digits", "data.limit=120", "data.test_limit=60", "preset=smoke", "partition.clients=3", "model.width=4", "paper.terms.rounds=2", "algo=fedavg")
@@ -39,6 +39,17 @@ def test_another_entry_copies_it_whole(rows: Path, monkeypatch: pytest.MonkeyPat
     assert train([cell("fedrd_table3")], [0], rows / "fedrd_table3", 1, "second") == {}
     (first,), (second,) = (list((rows / name).glob("*-seed0-*")) for name in ("fedrd_table1", "fedrd_table3"))
     assert files(first) == files(second) and "training.json" in files(first)
+
+
+def test_a_copy_that_is_cut_off_is_no_finished_row(rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*given: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    (source,) = (rows / "fedrd_table1").glob("*-seed0-*")
+    monkeypatch.setattr(same_training_module.shutil, "copy2", full)  # of the last file; copytree keeps its own
+    with pytest.raises(OSError, match="No space left"):
+        copy_row(source, tmp_path / "row")
+    assert (tmp_path / "row" / "manifest.json").is_file() and not (tmp_path / "row" / "training.json").exists()
 
 
 @pytest.mark.parametrize(

@@ -75,6 +75,8 @@ def test_the_printed_epsilons_would_hold_if_they_were_right(monkeypatch: pytest.
     assert formula.fedrd_table_two(Made()).verdict == HERE
     monkeypatch.setattr(formula, "CLASS", 256 * 100)  # q = 0.01
     assert formula.feddm_theorem(Made()).verdict == HERE
+    monkeypatch.setattr(formula, "accounted", lambda event, delta: 1e3)  # the condition holds, and the epsilon does not
+    assert formula.feddm_theorem(Made()).verdict == NOT
 
 
 def test_lpips_rises_with_noise() -> None:
@@ -165,3 +167,13 @@ def test_finished_audits_are_used_again_and_the_page_is_escaped(tmp_path: Path, 
     page = write_sentences([hostile], {"x": Decided(OPEN, ("<b>",))}, tmp_path / "h", "cmd").read_text()
     assert "<script>" not in page and "&lt;script&gt;" in page and "<b>" not in page
     assert counted({"x": Decided(OPEN, ())}) == "0 hold here, 0 do not, 1 are undecided"
+
+
+def test_each_verdict_is_counted_and_coloured_as_what_it_is(tmp_path: Path) -> None:
+    kinds = {HERE: "consistent", NOT: "contradiction", OPEN: "unprotected"}
+    decisions = {f"{kind}{at}": Decided(kind, ()) for many, kind in enumerate(kinds, 1) for at in range(many)}
+    sentences = [Sentence(name, "w", f"quote {name}", "r", "formula", formula.fedfed_square) for name in decisions]
+    page = write_sentences(sentences, decisions, tmp_path, "cmd").read_text()
+    assert counted(decisions) == "1 hold here, 2 do not, 3 are undecided"
+    for many, (kind, tone) in enumerate(kinds.items(), 1):
+        assert page.count(f'<span class="badge {tone}">{kind}</span>') == many

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from privdd.runtime.files import DamagedRun, read_json, write_bytes
+from privdd.runtime.files import DamagedRun, read_json, write_bytes, write_json, write_parts
 from tests.conftest import REAL_FSYNC
 
 
@@ -22,6 +23,25 @@ def test_what_is_no_finite_json_is_refused_in_one_line(tmp_path: Path, text: str
 def test_finite_json_is_read(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text('{"x": [1, 2.5, "inf", null]}')
     assert read_json(tmp_path / "a.json") == {"x": [1, 2.5, "inf", None]}
+
+
+def test_nan_is_not_written(tmp_path: Path) -> None:
+    write_json(tmp_path / "a.json", {"x": 1.5})
+    with pytest.raises(ValueError, match="NaN"):
+        write_json(tmp_path / "a.json", {"x": float("nan")})
+    assert read_json(tmp_path / "a.json") == {"x": 1.5}
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_nothing_beside_it(tmp_path: Path) -> None:
+    def parts() -> Iterator[bytes]:
+        yield b"half"
+        raise OSError(28, "No space left on device")
+
+    write_bytes(tmp_path / "a", b"old")
+    with pytest.raises(OSError, match="No space left") as caught:
+        write_parts(tmp_path / "a", parts())
+    assert caught.value.filename == str(tmp_path / "a")
+    assert [path.name for path in tmp_path.iterdir()] == ["a"] and (tmp_path / "a").read_bytes() == b"old"
 
 
 def test_a_file_is_whole_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

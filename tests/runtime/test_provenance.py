@@ -36,6 +36,15 @@ def test_the_commit_is_gits_own_on_a_branch_packed_or_detached(checkout: Path) -
     assert commit(checkout) == head
 
 
+def test_another_branch_whose_name_begins_alike_is_not_this_one(checkout: Path) -> None:
+    git(checkout, "checkout", "-q", "-b", "main-2")
+    git(checkout, "-c", "user.name=n", "-c", "user.email=e", "commit", "-q", "--allow-empty", "-m", "two")
+    git(checkout, "checkout", "-q", "main")
+    git(checkout, "branch", "-q", "-m", "main-2", "a/refs/heads/main-2")  # packed before, and holds the name
+    git(checkout, "pack-refs", "--all")
+    assert commit(checkout) == git(checkout, "rev-parse", "main")
+
+
 def test_what_is_no_checkout_has_no_commit(checkout: Path, tmp_path: Path) -> None:
     assert commit(tmp_path / "elsewhere" / "privdd") is None
     (checkout.parent / ".git" / "HEAD").write_text("junk")

@@ -53,6 +53,18 @@ def test_an_edit_that_is_sealed_again_breaks_the_signature(run: Path, tmp_path: 
     assert [one.key for one in wrong] == ["signature"]
 
 
+def test_signing_again_replaces_a_signature_that_no_longer_fits(run: Path, tmp_path: Path) -> None:
+    """And one that cannot be replaced, as the run does not agree, is not left behind either."""
+    (_, others), (mine, public) = keys(tmp_path, "other"), keys(tmp_path, "mine")
+    sign(run, tmp_path / "other.pem")
+    write_json(run / "manifest.json", read_json(run / "manifest.json") | {"machine": "another"})
+    seal(run)
+    assert verify.main([str(run), "--key", str(others)]) == 2
+    assert verify.main([str(run), "--sign", "--key", str(mine)]) == 0 and verify.main([str(run), "--key", str(public)]) == 0
+    (run / "ledger.json").write_bytes((run / "ledger.json").read_bytes() + b" ")
+    assert verify.main([str(run), "--sign", "--key", str(mine)]) == 2 and not (run / "signature.json").exists()
+
+
 def test_a_page_that_is_drawn_anew_leaves_it_whole(run: Path, tmp_path: Path) -> None:
     mine, public = keys(tmp_path, "mine")
     sign(run, mine)

@@ -1,0 +1,36 @@
+"""The summary in the terminal: every number under its own name, and no sign is lost where it cannot be written."""
+
+from __future__ import annotations
+
+import io
+
+from privdd.reporting.schema import Findings
+from privdd.reporting.terminal import print_summary
+from tests.reporting.test_decision import NOTHING, row, run
+from tests.reporting.test_grouping import rates, record
+
+
+def printed(findings: Findings, encoding: str = "utf-8") -> list[str]:
+    """The lines as a pipe of that encoding gets them, their spaces put together."""
+    held = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    print_summary(findings, held)
+    held.flush()
+    return [" ".join(line.split()) for line in held.buffer.getvalue().decode(encoding).splitlines()]  # type: ignore[attr-defined]
+
+
+def test_an_epsilon_stands_with_its_accountant_delta_unit_and_relation() -> None:
+    found = record(0, 2.0, 3.0, (0.7,), (rates(0.1, 0.2),), unit="client", relation="zero_out").findings
+    said = "epsilon claimed 0.7, proven at most 2 (PLD) / 3 (RDP), shown at least 0.25; delta 1e-5, unit client, zero_out"
+    assert any(line.startswith(said) for line in printed(found))
+
+
+def test_a_surface_has_its_epsilons_in_the_order_of_the_heads() -> None:
+    found = run([row(NOTHING, epsilon_measured=0.25, epsilon_stated=1.5, epsilon_validity="finite_sample")], "consistent", 2.0)
+    lines = [[cell.strip() for cell in line.replace("┃", "│").split("│")] for line in printed(found)]
+    head, body = (next(line for line in lines if first in line) for first in ("surface", "features"))
+    assert head[3:6] == ["stated", "at most", "at least"] and body[3:6] == ["1.5", "2", "0.25"]
+
+
+def test_no_limit_is_spelled_out_where_the_sign_cannot_be_written() -> None:
+    said = "proven at most inf (PLD) / inf (RDP)"
+    assert any(said in line for line in printed(run([row(NOTHING)], "unprotected", "inf"), "ascii"))
