@@ -22,10 +22,11 @@ from privdd.checking.looks import MADE, SPENT, Looked
 from privdd.checking.neighbours import Neighbouring, broken, pairs
 from privdd.checking.sampled import Block, OutOfTime, drawn, joined_blocks
 from privdd.checking.sampled_law import sampled_epsilon
-from privdd.checking.screening import Ranked, by_odds, odds, screened, size_of_data
+from privdd.checking.screening import Ranked, alone, by_odds, odds, screened, size_of_data
 from privdd.checking.secret_records import SecretRecords
 from privdd.checking.shift_law import Shift, shift
 from privdd.checking.tail_law import quiet, tail_epsilon
+from privdd.checking.telling_sizes import at_telling_sizes
 from privdd.checking.told_apart import told_apart
 from privdd.checking.uneven_noise import UnevenNoise
 
@@ -88,6 +89,7 @@ class Examination(SecretRecords, UnevenNoise):
             tried = [
                 broken(pair, self.mechanism.kind, value) for pair in tried[:3] for value in (np.nan, np.inf)
             ] + tried
+        tried += at_telling_sizes(self.mechanism, self.stated.relation, self.tried, self.clock)
         self.ranked, refusals = screened(self.mechanism, tried, self.around, self.clock, 0.3, keep=KEEP)
         if refusals:
             self.result.notes.append(
@@ -263,7 +265,8 @@ def _by_odds(ranked: list[Ranked], count: int) -> list[Ranked]:
 
 
 def _unalike(ranked: list[Ranked]) -> list[Ranked]:
-    """The best pair of each size of data: what happens rarely shows in none of the averages that pairs are ranked by.
+    """The best pair of each size of data, and the best of a record alone: what happens rarely, or at the end of a range,
+    shows in none of the averages that pairs are ranked by.
 
     Where outcomes come back, those with the best odds.
     """
@@ -272,4 +275,5 @@ def _unalike(ranked: list[Ranked]) -> list[Ranked]:
     best: dict[tuple[Any, ...], Ranked] = {}
     for one in ranked:
         best.setdefault(size_of_data(one.pair.present), one)
-    return list(best.values())[:3]
+    few = list(best.values())[:3]
+    return few + [one for one in alone(ranked)[:1] if one not in few]

@@ -25,7 +25,9 @@ HUGE, LARGE, SMALL = 1e6, 1e3, 1e-3
 BETWEEN = (2.0, 6.0, 40.0)  # norms that a clip at another norm lets through
 CLIENTS = (1, 2, 10)
 RECORDS = ((2, 6), (20, 6), (64, 4), (4, 16), (1, 3))
+EQUAL = "equal weights"
 PLAIN = ("spread evenly", "one number")  # directions that more is tried of
+OUTWEIGHED = "its opposite, half as much together"  # a sum of all has the record's sign, and the others' without it
 EVERYWHERE = 20  # rows
 HEAVY = 5000  # the weight of the heaviest client, against 100
 
@@ -129,7 +131,9 @@ def _aggregates(relation: str, tried: Tried, rng: np.random.Generator) -> Iterat
                 for others, crowd in _crowds(u, clients - 1, rng):
                     for weights, weighing in _weights(clients) if clients > 1 else [([100], "its weight 100")]:
                         place = 0 if name != "random signs" else clients - 1
-                        more = (SMALL, *(BETWEEN if name in PLAIN and weighing == "equal weights" else ()))
+                        if crowd == OUTWEIGHED and weighing != EQUAL:
+                            continue
+                        more = (SMALL, *((HUGE, *BETWEEN) if name in PLAIN and weighing == EQUAL else ()))
                         for scale in (LARGE, *(more if crowd == "zeros" else ())):
                             says = f"one of {clients} clients ({weighing}), norm {scale:g}, {name}, others {crowd}"
                             yield from _one_client(relation, u, scale, others, weights, place, shapes, tried, says)
@@ -138,7 +142,7 @@ def _aggregates(relation: str, tried: Tried, rng: np.random.Generator) -> Iterat
 def _weights(clients: int) -> Iterator[tuple[list[int], str]]:
     """Weights with the record's first."""
     yield [HEAVY] + [100] * (clients - 1), f"weights {HEAVY} : {clients - 1} x 100"
-    yield [100] * clients, "equal weights"
+    yield [100] * clients, EQUAL
     yield [1] + [1000] * (clients - 1), f"weights 1 : {clients - 1} x 1000"
 
 
@@ -148,6 +152,7 @@ def _crowds(u: np.ndarray, count: int, rng: np.random.Generator) -> Iterator[tup
     if not count:
         return
     yield [-u * LARGE] * count, "its opposite"
+    yield [-u * LARGE / (2 * count)] * count, OUTWEIGHED
     yield [u * LARGE] * count, "the same"
     if count > 2:
         yield [u * LARGE] * (count // 2) + [-u * LARGE] * (count - count // 2), "one half against the other"
@@ -186,7 +191,7 @@ def _tables(relation: str, tried: Tried, rng: np.random.Generator) -> Iterator[N
         for name, u in directions(d, rng, tried.along).items():
             for others, crowd in _crowds(u, n - 1, rng):
                 for place, where in _places(n, crowd == "zeros" and name == PLAIN[0]):
-                    more = (1.0, SMALL, *(BETWEEN if name in PLAIN else ()))
+                    more = (1.0, SMALL, *((HUGE, *BETWEEN) if name in PLAIN else ()))
                     for scale in (LARGE, *(more if crowd == "zeros" and not place else ())):
                         says = f"the {where} of {n} records, norm {scale:g}, {name}, others {crowd}"
                         yield from _one_row(relation, u, scale, others, place, tried, says)

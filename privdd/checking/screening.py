@@ -19,9 +19,11 @@ from privdd.checking.called import BlackBox, Data, Refused
 from privdd.checking.learned import outcomes, statistics
 from privdd.checking.neighbours import Neighbouring
 from privdd.checking.sampled import Block, Clock, drawn
+from privdd.checking.tail_law import quiet
 
 FIRST, LEAST = 96, 8  # transcripts a side in the first round; in any
 HOPEFUL = 0.5  # standard errors taken off the odds in the first round, where a rare outcome has been seen a few times
+NOTHING = 1e-6  # below every record that is tried
 CERTAIN = 1e6  # the score of what is told apart without exception
 
 
@@ -43,6 +45,11 @@ def by_odds(ranked: Sequence[Ranked]) -> list[Ranked]:
         order.append((at[size], len(order), one))
         at[size] += 1
     return [one for _, _, one in sorted(order, key=lambda row: row[:2])]
+
+
+def alone(ranked: Sequence[Ranked]) -> list[Ranked]:
+    """Those whose data hold nothing but the record: at the ends of a range a record shifts least, and its odds may be highest."""
+    return [one for one in ranked if quiet(one.pair.absent, NOTHING)]
 
 
 def size_of_data(data: Data) -> tuple[Any, ...]:
@@ -97,8 +104,10 @@ def screened(
 
 
 def _best(ranked: list[Ranked], count: int) -> list[Ranked]:
-    """The ``count`` best; a third of the places are for those with the best odds, where there are any."""
+    """The ``count`` best; a third of the places are for those with the best odds, where there are any, and two for records
+    that are alone."""
     chosen = by_odds(ranked)[: count // 3]
+    chosen += [one for one in alone(ranked)[:2] if one not in chosen]
     rest = [one for one in ranked if one not in chosen][: count - len(chosen)]
     return [one for one in ranked if one in chosen or one in rest]
 

@@ -17,7 +17,7 @@ from privdd.checking.learned import shift_directions
 from privdd.checking.looks import Looked
 from privdd.checking.neighbours import Tried, pairs
 from privdd.checking.sampled import Block, Clock
-from privdd.checking.screening import Ranked
+from privdd.checking.screening import Ranked, _best
 from privdd.checking.secret_records import SecretRecords
 from privdd.checking.stated import Stated, gaussian_mu
 from privdd.checking.verdict import concluded
@@ -132,6 +132,17 @@ def test_a_pair_whose_outcomes_are_too_many_to_come_back_is_looked_at_beside_tho
     assert many in _unalike(made.ranked)
     made.ranked = [few[0], many, few[1]]
     assert many not in made._worth_it() and many not in _unalike(made.ranked)
+
+
+def test_a_record_alone_is_kept_and_looked_at_closely_however_little_it_shifts() -> None:
+    """A count that is redrawn until it is in its range moves least at the end of the range, and its odds are highest there."""
+    among, lone = (
+        next(pair for pair in pairs("records", "add_remove", Tried()) if "of 4 records" in pair.says and crowd in pair.says)
+        for crowd in ("others the same", "others zeros")
+    )
+    ranked = [*(Ranked(among, 1.0 / at) for at in range(1, 9)), Ranked(lone, 0.01)]
+    assert ranked[-1] in _best(ranked, 4) and len(_best(ranked, 4)) == 4
+    assert ranked[-1] in _unalike(ranked) and len(_unalike(ranked)) == 2
 
 
 def test_what_no_time_is_left_for_is_said_once() -> None:

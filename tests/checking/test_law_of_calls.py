@@ -15,7 +15,7 @@ Sides = tuple[Block, Block]
 CALLS = 20
 
 
-def _sides(noise: Callable[..., np.ndarray], n: int = 2000) -> Sides:
+def _sides(noise: Callable[..., np.ndarray], n: int = 4000) -> Sides:
     """One number a call; the record moves it by 1 in each of twenty calls, under noise that is 0.2-DP if it is Laplace."""
     one, other = noise(size=(n, CALLS, 1)), noise(size=(n, CALLS, 1))
     return Block(one + 1.0, ["f"] * n), Block(other, ["f"] * n)
@@ -32,3 +32,34 @@ def test_a_sum_of_calls_is_normal_only_where_each_call_is(law: str, found: str) 
     moved = shift(trained, fresh, np.ones(1), **asked)
     assert (moved.law, moved.epsilon > 0) == (found, found == "gaussian")
     assert (tail_epsilon(trained, fresh, np.ones(1), **asked) > 0) == (found == "gaussian")
+
+
+def _one_number(noise: Callable[[int], np.ndarray], gap: float, n: int) -> tuple[Sides, Sides]:
+    """Training and fresh transcripts of one number, moved by ``gap``."""
+    made = [[Block(noise(n)[:, None, None] + at, ["f"] * n) for at in (gap, 0.0)] for _ in range(2)]
+    return (made[0][0], made[0][1]), (made[1][0], made[1][1])
+
+
+def test_logistic_noise_is_not_taken_for_normal_where_transcripts_are_few() -> None:
+    """It is 1-DP; normal noise of its size would be 2.9-DP at 1e-12, and a few hundred transcripts tell them apart badly."""
+    rng = np.random.default_rng(2)
+    for n in (200, 500, 1000):
+        for _ in range(20):
+            trained, fresh = _one_number(lambda k: rng.logistic(0.0, 1.0, k), 1.0, n)
+            assert shift(trained, fresh, np.ones(1), delta=0.0, confidence=0.9999).epsilon <= 1.05
+
+
+def test_a_number_whose_skew_the_record_turns_round_is_not_laplace_like_those_beside_it() -> None:
+    """The piecewise mechanism (Wang et al. 2019) at epsilon 2, a number that goes from -1 to 1, beside Laplace noise."""
+    rng, n, s = np.random.default_rng(3), 4000, np.e
+    ends = (s + 1) / (s - 1)
+
+    def answers(sign: float) -> Block:
+        near = rng.random(n) < s / (s + 1)
+        moved = sign * np.where(near, rng.uniform(1.0, ends, n), rng.uniform(-ends, 1.0, n))
+        return Block(np.column_stack([moved, rng.laplace(size=(n, 15))])[:, None], ["f"] * n)
+
+    trained, fresh = [(answers(1.0), answers(-1.0)) for _ in range(2)]
+    assert law_of_calls(*fresh) == "laplace"
+    moved = shift(trained, fresh, np.eye(16)[0], delta=0.0, confidence=0.9999)
+    assert (moved.law, moved.epsilon) == ("other", 0.0)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
-from privdd.checking.neighbours import Tried, broken, pairs
+from privdd.checking.neighbours import OUTWEIGHED, Tried, broken, pairs
 
 
 @pytest.mark.parametrize("relation", ["add_remove", "replace", "zero_out"])
@@ -80,3 +82,17 @@ def test_norms_between_the_clip_and_a_thousand_are_tried_and_directions_that_are
     u = np.array([0.6, 0.0, 0.8])
     given = pairs("records", "add_remove", Tried(tables=((4, 3),), along=(u, np.ones(7))))
     assert given and all(np.array_equal(pair.axis, u) for pair in given)
+
+
+@pytest.mark.parametrize("kind", ["records", "aggregate"])
+def test_a_record_outweighs_all_others_together_and_norms_of_a_million_are_tried_of_rows_and_clients(kind: str) -> None:
+    """So that a clip of a sum turns round where the record goes, and half precision overflows."""
+
+    def rows(data: Any) -> np.ndarray:
+        return data if kind == "records" else np.array([np.concatenate([a.ravel() for a in u]) for u in data[0]])
+
+    found = pairs(kind, "zero_out", Tried())
+    turned = [pair for pair in found if OUTWEIGHED in pair.says and "norm 1000," in pair.says]
+    assert turned and all(rows(p.present).sum(0) @ p.axis > 400 and rows(p.absent).sum(0) @ p.axis < -400 for p in turned)
+    assert all(kind == "records" or len(set(pair.present[1])) == 1 for pair in turned)
+    assert max(float(np.linalg.norm(rows(pair.present), axis=1).max()) for pair in found) == pytest.approx(1e6)

@@ -6,14 +6,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.conformance import of_answers as answers
 from tests.conformance import of_counts as counts
 from tests.conformance import of_crowds as crowds
+from tests.conformance import of_libraries as libraries
 from tests.conformance import of_noise as noise
 from tests.conformance import of_plans as plans
 from tests.conformance import of_records as records
 from tests.conformance import of_robust as robust
 from tests.conformance import of_rounds as rounds
 from tests.conformance import of_sampling as sampling
+from tests.conformance import of_shapes as shapes
 from tests.conformance import of_state as state
 from tests.conformance import of_updates as updates
 from tests.conformance.parts import DELTA
@@ -52,7 +55,8 @@ def _table(name: str, faulty: Any, twin: Any, epsilon: float, relation: str = "a
 
 u, c, r = updates, crowds, records
 n, b, t, s, p = noise, robust, sampling, state, plans
-d, e = counts, rounds
+d, e, a = counts, rounds, answers
+k, f = libraries, shapes
 CASES = [
     _update("sensitivity apart from the clip", u.sensitivity_apart, u.sensitivity_is_the_clip, 4.0),
     _update("square root of the noise", u.square_root_of_the_noise, u.noise_as_it_is, 2.0),
@@ -183,4 +187,31 @@ CASES = [
     _update("redrawn until it points the same way", s.redrawn_until_it_points_the_same_way, s.NewNoise, 2.0),
     _update("noise along the update only", s.noise_along_the_update_only, s.one_alone, 4.0),
     _update("a norm without the last array", s.norm_without_the_last_array, s.one_alone, 4.0),
+    _update("one key for all arrays", k.one_key_for_all_arrays, k.a_key_that_is_split, 4.0),
+    _update("scaled by the squares of plain gradients", k.ScaledByPlainSquares, k.ScaledByNoisedSquares, 4.0, settings={"calls": 4}),
+    _update("a sketch longer than what is sketched", k.sketched_after_the_clip, k.sketched_before_the_clip, 4.0),
+    _update("correlated noise for one of eight calls", k.CountedForOneCall, k.CountedForEightCalls, 4.0, settings={"calls": 8}),
+    _update("a direction with epsilon for its kappa", f.pointed_with_epsilon, f.pointed_with_half_of_epsilon, 2.0,
+            relation="replace", delta=0.0),
+    _update("one of twenty is named", f.one_of_twenty_is_named, f.one_of_a_hundred_is_named, 1.0, delta=f.SHAMED),
+    _crowd("padded by repetition", k.padded_by_repetition, k.padded_by_zeros, 4.0),
+    _crowd("masks are the noise", k.masks_are_the_noise, k.masks_and_noise, 4.0),
+    _crowd("nothing below five clients", k.nothing_below_five_clients, k.nothing_below_a_noised_five, 2.0, relation="add_remove"),
+    _table("coins are the noise", k.coins_are_the_noise, k.coins_beside_the_noise, 1.0),
+    _table("batches by place where rows come and go", k.batches_by_place, k.batches_by_lot, 4.0),
+    _table("clipped by four", k.clipped_by_four, k.clipped_by_four_and_counted, 4.0, relation="zero_out"),
+    _table("half precision", k.half_precision, k.double_precision, 4.0),
+    _table("silent unless the votes are clear", a.silent_unless_votes_are_clear, a.silent_unless_noised_votes_are_clear, 1.0, delta=0.0),
+    _table("permute and flip without the permutation", a.flipped_in_their_order, a.flipped_in_any_order, 1.0, delta=0.0),
+    _table("a quantile without the intervals' lengths", a.intervals_alike, a.intervals_by_their_length, 1.0, delta=0.0),
+    _table("three choices for the price of one", a.three_for_the_price_of_one, a.three_for_the_price_of_three, 1.0, delta=0.0),
+    _table("piecewise noise with all of epsilon", a.near_with_all_of_epsilon, a.near_with_half_of_epsilon, 2.0,
+           relation="replace", delta=0.0),
+    _table("stopped by the plain gradient", a.stopped_by_the_plain_gradient, a.stopped_by_the_noised_gradient, 4.0),
+    _table("redrawn until it is in the range", f.redrawn_with_plain_noise, f.redrawn_with_twice_the_noise, 1.0, delta=0.0),
+    _table("logistic noise of Laplace's variance", f.logistic_of_the_same_variance, f.logistic_of_the_same_scale, 1.0, delta=0.0),
+    _table("Laplace noise cut off early", f.cut_off_early, f.cut_off_where_delta_allows, 1.0, delta=f.CUT),
+    _table("stairs half as wide", f.stairs_half_as_wide, f.stairs_as_wide_as_a_record, 1.0, delta=0.0),
+    _table("median with its local sensitivity", f.median_with_its_local_sensitivity, f.median_with_its_smooth_sensitivity, 1.0,
+           relation="zero_out", delta=0.0),
 ]  # fmt: skip
