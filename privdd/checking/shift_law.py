@@ -21,6 +21,7 @@ NOT_REJECTED = 1e-4  # p-value above which a law is taken for the noise's
 POOL = 40_000
 LEAST = 150  # transcripts a side
 VALUES = 4000  # numbers from which a law is told: among fewer, logistic noise passes for normal
+CARRIES = 0.1  # of the largest variance in a projection: numbers with less hardly shape its law
 DRAWS = 200_000
 
 
@@ -64,7 +65,8 @@ def shift(
     if spread <= 1e-9 * gap or gap == 0:
         return NOTHING
     mu = gap / spread
-    if law != "gaussian" or not (normal(y) and normal(z)):
+    passes = law == "gaussian" and normal(y) and normal(z)
+    if not passes or law_of_calls(*_carrying((*trained, *fresh), w)) != "gaussian":
         return Shift("other", mu, 0.0, 0.0, 0.0, len(y) + len(z))
     low = mu_from_below(y, z, confidence)
     at = max(delta, 1e-12)
@@ -87,30 +89,45 @@ def mu_from_below(y: np.ndarray, z: np.ndarray, confidence: float) -> float:
     return max(0.0, (abs(float(y.mean() - z.mean())) - error) / highest)
 
 
+def _carrying(sides: tuple[Block, ...], w: np.ndarray) -> list[Block]:
+    """The same transcripts with those numbers alone that a projection on w (m,) is made of: the law of a count beside a
+    hundred normal numbers shows in it, and hardly in all together."""
+    variance = np.square(w) * np.sum([totals(block).var(0) for block in sides], axis=0)
+    kept = variance >= CARRIES * variance.max()
+    return [Block(block.rows[:, :, kept], block.codes) for block in sides]
+
+
 def law_of_calls(*sides: Block) -> str:
-    """The law of the sums over the calls of a transcript: "other" below ``VALUES`` numbers, which tell laws apart too badly.
+    """The law of the sums over the calls of a transcript: "other" below ``VALUES`` noised numbers, which tell laws apart
+    too badly.
 
     A sum of many is nearly normal in its middle whatever its parts are, and not in its tails, so it is gaussian only where
     the noise of each call is.
     """
-    if sum(block.rows.size for block in sides) < VALUES:
-        return "other"
-    law = noise_law(np.concatenate([totals(block) - totals(block).mean(0) for block in sides]))
-    if law != "gaussian" or sides[0].rows.shape[1] == 1:
-        return law
     calls = [block.rows.reshape(len(block), -1) for block in sides]
     if calls[0].shape[1] != calls[-1].shape[1]:
         return "other"
-    return law if noise_law(np.concatenate([one - one.mean(0) for one in calls])) == "gaussian" else "other"
+    each = np.concatenate([one - one.mean(0) for one in calls])
+    if _noised(each).size < VALUES:
+        return "other"
+    if sides[0].rows.shape[1] == 1:
+        return noise_law(each)
+    law = noise_law(np.concatenate([totals(block) - totals(block).mean(0) for block in sides]))
+    return law if law != "gaussian" or noise_law(each) == "gaussian" else "other"
+
+
+def _noised(residuals: np.ndarray) -> np.ndarray:
+    """Residuals (n, m) of the numbers that are noised at all (n, k), in standard deviations."""
+    std = residuals.std(0)
+    noised = std > 1e-9 * max(float(std.max(initial=0.0)), 1e-300)
+    return np.asarray(residuals[:, noised] / std[noised])
 
 
 def noise_law(residuals: np.ndarray) -> str:
     """gaussian, laplace or other: the law of residuals (n, m), pooled over numbers that are noised at all."""
-    std = residuals.std(0)
-    noised = std > 1e-9 * max(float(std.max(initial=0.0)), 1e-300)
-    if not noised.any():
+    values = _noised(residuals)
+    if not values.size:
         return "other"
-    values = residuals[:, noised] / std[noised]
     one = values.T.reshape(-1)
     one = one[:: max(1, len(one) // POOL)]
     if normal(one):

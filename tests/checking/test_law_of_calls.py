@@ -49,6 +49,27 @@ def test_logistic_noise_is_not_taken_for_normal_where_transcripts_are_few() -> N
             assert shift(trained, fresh, np.ones(1), delta=0.0, confidence=0.9999).epsilon <= 1.05
 
 
+@pytest.mark.parametrize(("others", "noise"), [(30, 0.0), (16, 1.0), (100, 1.0)])
+def test_logistic_noise_is_not_taken_for_that_of_the_numbers_beside_it(others: int, noise: float) -> None:
+    """A 4-DP count beside numbers that never change, or whose noise is normal: they are many, and say nothing of it."""
+    rng = np.random.default_rng(4)
+
+    def block(n: int, at: float) -> Block:
+        return Block(np.column_stack([rng.logistic(at, 0.25, n), noise * rng.normal(size=(n, others))])[:, None], ["f"] * n)
+
+    for n in (200, 500):
+        for _ in range(10):
+            trained, fresh = [(block(n, 1.0), block(n, 0.0)) for _ in range(2)]
+            assert shift(trained, fresh, np.eye(others + 1)[0], delta=1e-6, confidence=0.9999).epsilon <= 4.0
+
+
+def test_a_normal_number_beside_many_is_believed_from_its_own_numbers_on() -> None:
+    rng = np.random.default_rng(5)
+    for n, law in ((200, "other"), (1000, "gaussian")):
+        made = [[Block((rng.normal(size=(n, 40)) + at * np.eye(40)[0])[:, None], ["f"] * n) for at in (1.0, 0.0)] for _ in range(2)]
+        assert shift((made[0][0], made[0][1]), (made[1][0], made[1][1]), None, delta=1e-6, confidence=0.9999).law == law
+
+
 def test_a_number_whose_skew_the_record_turns_round_is_not_laplace_like_those_beside_it() -> None:
     """The piecewise mechanism (Wang et al. 2019) at epsilon 2, a number that goes from -1 to 1, beside Laplace noise."""
     rng, n, s = np.random.default_rng(3), 4000, np.e
