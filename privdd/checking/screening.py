@@ -104,10 +104,10 @@ def screened(
 
 
 def _best(ranked: list[Ranked], count: int) -> list[Ranked]:
-    """The ``count`` best; a third of the places are for those with the best odds, where there are any, and two for records
-    that are alone."""
+    """The ``count`` best; a third of the places are for those with the best odds, where there are any, and two, at most a
+    third, for records that are alone."""
     chosen = by_odds(ranked)[: count // 3]
-    chosen += [one for one in alone(ranked)[:2] if one not in chosen]
+    chosen += [one for one in alone(ranked)[: min(2, count // 3)] if one not in chosen]
     rest = [one for one in ranked if one not in chosen][: count - len(chosen)]
     return [one for one in ranked if one in chosen or one in rest]
 

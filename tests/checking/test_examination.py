@@ -143,6 +143,7 @@ def test_a_record_alone_is_kept_and_looked_at_closely_however_little_it_shifts()
     ranked = [*(Ranked(among, 1.0 / at) for at in range(1, 9)), Ranked(lone, 0.01)]
     assert ranked[-1] in _best(ranked, 4) and len(_best(ranked, 4)) == 4
     assert ranked[-1] in _unalike(ranked) and len(_unalike(ranked)) == 2
+    assert _best([*ranked, Ranked(lone, 0.001)], 2) == ranked[:2]  # two places are for the best
 
 
 def test_what_no_time_is_left_for_is_said_once() -> None:
