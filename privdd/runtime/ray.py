@@ -69,7 +69,7 @@ class Cluster:
             self.ray.cancel(handle, force=True)
 
 
-_started: list[int] = []  # the processors of the cluster that this process started, if it did
+_started: dict[str, int] = {}  # address of a cluster that ``connect`` started -> its processors
 
 
 def connect(address: str | None, workers: int) -> Any:
@@ -86,7 +86,7 @@ def connect(address: str | None, workers: int) -> Any:
         raise ValueError("engine=ray: ray is not installed; install it with: pip install 'privdd[ray]'") from None
     wanted = workers or os.cpu_count() or 1
     if ray.is_initialized():
-        if address or not _started or _started[-1] >= wanted:
+        if address or not _started or _started.get(_joined(ray), wanted) >= wanted:
             return ray
         disconnect()
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
@@ -106,10 +106,15 @@ def connect(address: str | None, workers: int) -> Any:
                 include_dashboard=False,
                 **quiet,
             )
-            _started.append(wanted)
+            _started[_joined(ray)] = wanted
     except Exception as error:  # Ray raises built-in errors, its own and gRPC's
         raise ValueError(f"engine.address={address}: {' '.join(str(error).split())[:200]}") from None
     return ray
+
+
+def _joined(ray: Any) -> str:
+    """The address of the cluster that this process is connected to: not always by ``connect``."""
+    return str(ray.get_runtime_context().gcs_address)
 
 
 def _knock(address: str) -> None:

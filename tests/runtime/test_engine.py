@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -178,6 +179,33 @@ def test_a_cluster_for_one_worker_makes_way_where_two_are_asked_for(tmp_path: Pa
     found = [Cluster(connect(None, workers), workers).workers for workers in (1, 2, 1)]
     assert found == [1, 2, 1] and ray.cluster_resources()["CPU"] == 2
     both_workers(Engine("ray", workers=2), tmp_path / "met")
+
+
+def test_a_cluster_that_the_user_started_meanwhile_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ours is gone then; theirs, with fewer workers than are asked for, is no one's to end but theirs."""
+    pytest.importorskip("ray")
+    from privdd.runtime import leftovers
+    from privdd.runtime import ray as ours
+
+    made: list[str] = []
+    ray = SimpleNamespace(
+        __file__=__file__,
+        is_initialized=lambda: bool(made),
+        init=lambda **_: made.append("ours"),
+        shutdown=made.clear,
+        get_runtime_context=lambda: SimpleNamespace(gcs_address=made[-1]),
+    )
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    monkeypatch.setattr(ours, "_started", {})
+    monkeypatch.setattr(leftovers, "watch", lambda word: None)
+    ours.connect(None, 1)
+    made[:] = ["theirs"]
+    ours.connect(None, 2)
+    assert made == ["theirs"]
+    made.clear()
+    for workers in (1, 2):
+        ours.connect(None, workers)
+    assert made == ["ours"] and ours._started == {"ours": 2}
 
 
 def test_a_worker_that_keeps_memory_is_not_replaced(tmp_path: Path) -> None:
