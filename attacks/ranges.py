@@ -7,13 +7,14 @@ the field's name in that line.
 from __future__ import annotations
 
 from math import inf
+from numbers import Integral
 
 
 def check_counts(settings: object, *names: str, least: int = 1, under: str = "") -> None:
-    """Whole numbers of at least ``least``."""
+    """Whole numbers of at least ``least``, numpy's among them."""
     for name in names:
         value = getattr(settings, name)
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
             raise ValueError(f"{under}{name}={value!r}: a whole number of at least {least} is needed")
 
 

@@ -47,7 +47,7 @@ class Stated:
         _number("stated.epsilon", self.epsilon, 0 <= self.epsilon < math.inf, "a finite number from 0")
         _number("stated.delta", self.delta, 0 <= self.delta < 1, "a number in [0, 1)")
         _number("stated.tolerance", self.tolerance, 0 <= self.tolerance < 1, "a number in [0, 1)")
-        whole("calls", self.calls, 1, most=100_000)
+        object.__setattr__(self, "calls", whole("calls", self.calls, 1, most=100_000))  # 12.0 is 12
         for name, allowed in (("kind", Kind), ("relation", Neighbours), ("inputs", Inputs)):
             value = getattr(self, name)
             if value not in get_args(allowed):

@@ -26,7 +26,7 @@ MOST = 10**6
 def check_numbers(key: str, value: Any, said: str) -> None:
     """A setting, or each of a list. said: the key that it was typed by. Raises BadConfig.
 
-    What a length is, its name tells: the last word of ``local_epochs`` is ``epochs``.
+    The last word of its name tells whether it is a length: ``epochs`` of ``local_epochs``.
     """
     length = key.startswith(LONG) and key.replace("_", ".").rsplit(".", 1)[-1] in LENGTHS
     for one in value if isinstance(value, list) else [value]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
+from numbers import Integral
 from typing import Any
 
 from privdd.core.errors import BadConfig
@@ -48,6 +49,8 @@ def check_share(key: str, value: Any, needed: str = "a number in (0, 1) is neede
 
 def whole(key: str, value: Any, least: int = 0, needed: str = "", *, most: int | None = None) -> int:
     """``value`` as an int from ``least`` to ``most``; 12.0 is 12. needed: what is said of a smaller number instead."""
+    if isinstance(value, Integral) and not isinstance(value, bool):
+        value = int(value)  # numpy's
     check_number(key, value)
     if int(value) != value:
         raise refused(key, value, WHOLE if needed else whole_from(least, most))

@@ -50,8 +50,9 @@ class Trust:
         if self.name == "shuffle":
             raise BadConfig(NO_SHUFFLE)
         if self.least is not None:
-            whole("trust.least", self.least, 2, "a whole number from 2 is needed, or null for all clients of a round")
-        whole("trust.colluding", self.colluding)
+            needed = "a whole number from 2 is needed, or null for all clients of a round"
+            object.__setattr__(self, "least", whole("trust.least", self.least, 2, needed))  # 12.0 is 12
+        object.__setattr__(self, "colluding", whole("trust.colluding", self.colluding))
         if not is_number(self.dropout) or not 0 <= self.dropout < 1:
             raise refused("trust.dropout", self.dropout, "a number in [0, 1) is needed")
         if not self.summed and (self.least, self.dropout, self.colluding) != (None, 0.0, 0):

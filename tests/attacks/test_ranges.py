@@ -6,6 +6,7 @@ import math
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from attacks.ranges import check_below_one, check_counts, check_from_zero, check_positive
@@ -28,7 +29,7 @@ def test_a_number_out_of_range_is_refused_by_name(check: Any, values: list[float
 
 
 def test_what_is_in_range_passes() -> None:
-    check_counts(SimpleNamespace(limit=1, folds=2), "limit", "folds")
+    check_counts(SimpleNamespace(limit=1, folds=np.int64(2)), "limit", "folds")
     check_counts(SimpleNamespace(folds=2), "folds", least=2)
     check_positive(SimpleNamespace(gamma=1e-9), "gamma")
     check_from_zero(SimpleNamespace(gamma=0, tv=2), "gamma", "tv")

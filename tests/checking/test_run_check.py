@@ -123,4 +123,5 @@ def test_a_mechanism_that_hangs_is_stopped() -> None:
 def test_gaussian_mu_is_the_inverse_of_the_closed_form() -> None:
     assert gaussian_mu(4.37717810, 1e-5) == pytest.approx(1.0, abs=1e-6)  # Balle and Wang, sigma = 1
     assert Stated(4.37717810, 1e-5, calls=4).mu == pytest.approx(0.5, abs=1e-6)
+    assert all(type(Stated(1.0, 0.0, calls=four).calls) is int for four in (4.0, np.int64(4)))  # type: ignore[arg-type]
     assert Stated(1.0, noise_multiplier=4.0, relation="replace").mu == 0.5
