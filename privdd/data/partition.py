@@ -196,6 +196,8 @@ class Partition:
         check_count("per_domain", self.per_domain)
         if self.name in ("dirichlet", "corrupted"):
             check_alpha(self.alpha)
+        if self.name == "classes":
+            check_count("classes", self.classes)
         if self.name == "subset":
             check_main(self.main)
         if self.name not in ("iid", "domains"):

@@ -35,7 +35,9 @@ def print_summary(findings: Findings, file: IO[str], width: int | None = None) -
 def console_for(file: IO[str], width: int | None = None) -> Console:
     """Writes to ``file`` as ``print_summary`` says."""
     file, tty = _writable(file), file.isatty()
-    return Console(file=file, width=width or (None if tty else PIPE_WIDTH), no_color=not tty, highlight=False)
+    width = width or (None if tty else PIPE_WIDTH)
+    plain = None if tty else False  # else FORCE_COLOR=1, which many CI jobs set, puts bold and italic into files
+    return Console(file=file, width=width, force_terminal=plain, no_color=not tty, highlight=False)
 
 
 class _Plain:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 
+import pytest
+
 from privdd.reporting.schema import Findings
 from privdd.reporting.terminal import print_summary
 from tests.reporting.test_decision import NOTHING, row, run
@@ -34,3 +36,8 @@ def test_a_surface_has_its_epsilons_in_the_order_of_the_heads() -> None:
 def test_no_limit_is_spelled_out_where_the_sign_cannot_be_written() -> None:
     said = "proven at most inf (PLD) / inf (RDP)"
     assert any(said in line for line in printed(run([row(NOTHING)], "unprotected", "inf"), "ascii"))
+
+
+def test_off_a_terminal_there_is_plain_text_even_where_colours_are_forced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert "\x1b" not in "".join(printed(run([row(NOTHING)], "unprotected", "inf")))

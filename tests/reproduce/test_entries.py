@@ -15,7 +15,7 @@ from privdd.core.errors import BadConfig
 from privdd.data.partition import Partition
 from privdd.reproduce.entries import ELSEWHERE, NOTHING, OUT, RUNS, SCALES, catalogue, find, papers, scale_overrides
 from privdd.reproduce.entry_list import where
-from privdd.reproduce.plan_rows import cells, merged
+from privdd.reproduce.plan_rows import cells, merged, on_device
 
 ENTRIES = list(catalogue().values())
 RUNNING = [entry for entry in ENTRIES if entry.runs]
@@ -52,6 +52,10 @@ def test_a_small_scale_has_records_for_all_of_its_clients() -> None:
         for seed in range(3):
             found = dealt._rule(labels, 100, np.random.default_rng(seed))
             assert len(found) == 100 and min(map(len, found)) >= config.partition.min_size
+
+
+def test_all_rows_are_trained_on_the_device_that_was_asked_for() -> None:
+    assert on_device("cuda") == ("device=cuda",) and on_device("cpu") == ()
 
 
 def test_what_the_text_says_is_about_rows_that_are_trained() -> None:

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from privdd.reproduce import stored_row
-from privdd.reproduce.plan_rows import PaperCell, on_device
+from privdd.reproduce.plan_rows import PaperCell
 from privdd.reproduce.stored_row import stored
 
 
@@ -23,7 +23,3 @@ def test_a_row_without_a_model_is_not_shown(tmp_path: Path, monkeypatch: pytest.
     assert stored(cell, 0, tmp_path) is not None
     progress.diverged = 3
     assert stored(cell, 0, tmp_path) is None
-
-
-def test_all_rows_are_trained_on_the_device_that_was_asked_for() -> None:
-    assert on_device("cuda") == ("device=cuda",) and on_device("cpu") == ()

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 
 from privdd.runtime.files import DamagedRun
+from privdd.runtime.run_folder import read_with_header
 from privdd.tapping.message_file import Heading, place, read_heading, read_message, write_message
 from privdd.tapping.recording import read_all, read_recording
 
@@ -29,6 +31,16 @@ def test_arrays_of_any_kind_come_back_bit_for_bit_in_their_order(tmp_path: Path)
     assert read_heading(tmp_path / "m.safetensors") == (heading, mark, {name: a.shape for name, a in arrays.items()})
     assert write_message(tmp_path / "n.safetensors", heading, arrays) == mark
     assert (tmp_path / "n.safetensors").read_bytes() == (tmp_path / "m.safetensors").read_bytes()
+
+
+def test_arrays_that_were_put_into_a_message_are_seen(tmp_path: Path) -> None:
+    heading = Heading(1, 7, "train", "reply")
+    path = tmp_path / place(heading)
+    write_message(path, heading, {"w": np.ones(2)})
+    tensors, told = read_with_header(path)
+    safetensors.torch.save_file({**tensors, "more": torch.ones(1)}, path, told)
+    with pytest.raises(DamagedRun, match="not those that were recorded"):
+        read_message(path)
 
 
 def test_a_kind_of_message_cannot_lead_out_of_the_folder() -> None:
