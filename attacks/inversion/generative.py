@@ -19,6 +19,7 @@ from attacks.gpu import ahead
 from attacks.inversion.decoder import blank, draw_weights
 from attacks.inversion.result import Reconstruction
 from attacks.ranges import check_below_one, check_counts, check_positive
+from attacks.repeatable import average_pool
 
 
 class Role(StrEnum):
@@ -63,7 +64,7 @@ class Context(nn.Module):
         self.second = blank(nn.Conv2d, width, 2 * width, 3, padding=2, dilation=2)
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.adaptive_avg_pool2d(F.relu(self.second(F.relu(self.first(x)))), 4).flatten(1)
+        return average_pool(F.relu(self.second(F.relu(self.first(x)))), 4).flatten(1)
 
 
 class Critic(nn.Module):

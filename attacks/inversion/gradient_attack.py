@@ -170,7 +170,7 @@ def _one_model(captures: Sequence[Capture]) -> bool:
 def _virtual(truth: Truth) -> Truth:
     """The truth with the virtual images that stood in for the records."""
     images = truth.virtual if truth.virtual is not None else truth.x
-    labels = torch.zeros(len(images), dtype=truth.y.dtype)
+    labels = truth.y.new_zeros(len(images))
     return Truth(images, labels, truth.heldout_x, truth.heldout_y, truth.counts)
 
 

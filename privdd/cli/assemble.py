@@ -123,10 +123,10 @@ def _check_device(device: str, method: Method, engine: Engine) -> None:
         raise BadConfig(f"device={device}: {type(method).__name__} computes on the CPU alone; leave device=cpu")
     if device != "cpu" and not torch.cuda.is_available():
         raise BadConfig(f"device={device}: allowed are cpu, and cuda where a GPU is present")
-    if device != "cpu" and (engine.size > 1 or (engine.kind == "ray" and not engine.workers)):
+    if device != "cpu" and engine.kind != "serial":
         raise BadConfig(
-            f"device={device}: engine={engine.kind} would have {engine.workers or 'all its'} workers share one GPU; take "
-            "engine=serial, and for each further GPU a run of its own with CUDA_VISIBLE_DEVICES"
+            f"device={device}: engine={engine.kind} would have several processes share one GPU; take engine=serial, and for "
+            "each further GPU a run of its own with CUDA_VISIBLE_DEVICES"
         )
 
 

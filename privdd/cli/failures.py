@@ -13,6 +13,8 @@ TORCH = {
     "not enough memory": "out of memory; choose a smaller model, batch or number of workers",
     "can't allocate memory": "out of memory; choose a smaller model, batch or number of workers",
     "CUDA out of memory": "out of memory on the GPU; choose a smaller model or batch",
+    "does not have a deterministic implementation": "device=cuda: a layer has no GPU kernel that adds in a fixed order, and what "
+    "differs each time cannot be checked; choose another layer (model), or device=cpu",
     "Storage size calculation overflowed": "out of memory; choose a smaller model or batch",
 }
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from attacks.repeatable import repeatable
 from privdd.cli.allowed_targets import foreign_packages
 from privdd.cli.own_code import keep_code
 from privdd.cli.quoting import typeable
@@ -126,9 +127,7 @@ def _audit(config: DictConfig, path: Path, argv: Sequence[str], held: ExitStack)
     held.enter_context(locked(path))
     folder = prepare(path, config)
     say(experiment, path)
-    held.enter_context(
-        threads(experiment.engine.threads)
-    )  # the server's work too, so that a machine's cores change no bits
+    held.enter_context(_same_bits(experiment))
     method, searches = experiment.plan.method, longest_searches(config)
     there = {*method.uploads.values(), *method.broadcasts.values()}
     wanted = [searches[name] for name, attack in attacks.items() if there & attack.surfaces]
@@ -171,9 +170,7 @@ def _train(config: DictConfig, path: Path, argv: Sequence[str], held: ExitStack)
     held.enter_context(locked(path))
     folder = prepare(path, config)
     say(experiment, path)
-    held.enter_context(
-        threads(experiment.engine.threads)
-    )  # the server's work too, so that a machine's cores change no bits
+    held.enter_context(_same_bits(experiment))
     began = time.monotonic()
     plan, ledger = experiment.plan, experiment.ledger()
     trainer = Trainer(plan, experiment.shards, experiment.test, experiment.engine, folder, ledger, experiment.capture)
@@ -201,6 +198,13 @@ def _train(config: DictConfig, path: Path, argv: Sequence[str], held: ExitStack)
         f"delta {progress.ledger.delta:g} per {progress.ledger.unit}, {progress.ledger.relation}; {path}"
     )
     return 0
+
+
+@contextmanager
+def _same_bits(experiment: Any) -> Iterator[None]:
+    """The server's work too: neither a machine's cores nor a GPU's kernels change bits from one run to the next."""
+    with threads(experiment.engine.threads), repeatable(experiment.run.device):
+        yield
 
 
 def say(experiment: Any, path: Path) -> None:

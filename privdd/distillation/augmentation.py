@@ -15,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from attacks.repeatable import sampled
+
 CROP = 0.125  # largest shift, as a part of the side
 CUTOUT = 0.5  # side of the erased square, as a part of the side
 SCALE = 1.2  # largest stretch; the smallest is its inverse
@@ -46,7 +48,7 @@ def _affine(x: Tensor, a: float, b: float, c: float, d: float) -> Tensor:
     """Sampled at (a u + b v, c u + d v) in coordinates of [-1, 1], bilinear, zeros outside."""
     matrix = torch.tensor([[a, b, 0.0], [c, d, 0.0]], dtype=x.dtype, device=x.device)
     grid = F.affine_grid(matrix.expand(1, 2, 3), [1, *x.shape[1:]], align_corners=False)
-    return F.grid_sample(x, grid.expand(len(x), -1, -1, -1), mode="bilinear", align_corners=False)
+    return sampled(x, grid[0])
 
 
 def _coloured(x: Tensor, brightness: float, saturation: float, contrast: float) -> Tensor:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from attacks.lpips_weights import Trunk, pretrained
 from attacks.ranges import check_counts, check_from_zero
+from attacks.repeatable import average_pool
 
 SHIFT, SCALE = (-0.030, -0.088, -0.188), (0.458, 0.448, 0.450)  # the trunk's own, of colours in [-1, 1]
 STRIDES, PADDINGS = (4, 1, 1, 1, 1), (2, 2, 1, 1, 1)
@@ -86,4 +87,4 @@ class AlexNet:
 def _pooled(x: Tensor, grid: int) -> Tensor:
     """(b, c, h, w) -> (b, c g g) averages over a partition, over the root of its number."""
     grid = min(grid, x.shape[-1])
-    return F.adaptive_avg_pool2d(x, grid).flatten(1) / grid
+    return average_pool(x, grid).flatten(1) / grid

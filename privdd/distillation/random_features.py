@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from attacks.ranges import check_counts, check_positive
+from attacks.repeatable import average_pool
 from privdd.core.keys import Keys
 
 
@@ -33,7 +33,7 @@ class RandomCosine:
         check_positive(self, "scale", under="extractor.")
 
     def __call__(self, x: Tensor) -> Tensor:
-        x = F.adaptive_avg_pool2d(x, min(self.side, *x.shape[-2:])) if self.side else x
+        x = average_pool(x, min(self.side, *x.shape[-2:])) if self.side else x
         flat = x.flatten(1)
         weight, shift = _drawn(flat.shape[1], self.count)
         angle = flat @ weight.to(x) / (self.scale * math.sqrt(flat.shape[1])) + shift.to(x)

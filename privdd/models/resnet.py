@@ -6,8 +6,8 @@ norm=instance is the DC code's network (FedDM, FedLGD); norm=batch with input_no
 from __future__ import annotations
 
 from torch import Tensor, nn
-from torch.nn import functional as F
 
+from attacks.repeatable import average_pool
 from privdd.models.layers import Classifier, Shape, norm_layer
 from privdd.models.spec import ModelSpec
 
@@ -62,5 +62,5 @@ class ResNet18(Classifier):
 
     def embed(self, x: Tensor) -> Tensor:
         grid = self.body(self.stem_norm(self.stem(self.input_norm(x))).relu())
-        pooled = F.adaptive_avg_pool2d(grid, self.cells)
+        pooled = average_pool(grid, self.cells)
         return self.neck(pooled.flatten(1))

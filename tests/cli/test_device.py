@@ -8,14 +8,18 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.nn.functional as F
 
+from attacks.repeatable import repeatable
 from privdd.cli.assemble import assemble
 from privdd.cli.runs import say
 from privdd.core.errors import BadConfig
+from privdd.distillation import augmentation, public_features, random_features
 from privdd.federated.experiment import Experiment
 from privdd.federated.measured import accuracy
 from privdd.federated.simulation import Progress
 from privdd.methods.fedavg import FedAvg
+from privdd.models import resnet
 from tests.fake_device import fake_gpu
 from tests.federations import PRETRAINED, equal, finished, tiny, tiny_config, trained
 
@@ -40,28 +44,34 @@ def test_without_a_gpu_the_line_says_so() -> None:
         assemble(tiny_config("fedavg", "device=cuda"))
 
 
-@pytest.mark.parametrize(("engine", "workers", "words"), [("processes", 2, "2 workers"), ("ray", 0, "all its workers")])
-def test_workers_that_would_share_a_gpu_are_refused(
-    engine: str, workers: int, words: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(("engine", "workers"), [("processes", 1), ("processes", 2), ("ray", 0), ("ray", 1)])
+def test_processes_that_would_share_a_gpu_are_refused(engine: str, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     config = tiny_config("fedavg", "device=cuda", f"engine={engine}", f"engine.workers={workers}")
-    with pytest.raises(BadConfig, match=rf"^device=cuda: engine={engine} would have {words} share one GPU; take engine=serial"):
+    with pytest.raises(BadConfig, match=rf"^device=cuda: engine={engine} would have several processes share one GPU; take engine=serial"):
         assemble(config)
-    assert assemble(tiny_config("fedavg", "device=cuda", f"engine={engine}", "engine.workers=1")).engine.size == 1
 
 
 def on_cuda(algo: str) -> tuple[Experiment, Progress, float]:
     """An experiment, its state after all rounds with every problem's device a GPU, and the accuracy measured there."""
     experiment = tiny(algo)
     plan = replace(experiment.plan, problem=replace(experiment.plan.problem, device="cuda"))
-    progress = finished(replace(experiment, plan=plan))
-    return experiment, progress, accuracy(plan, progress, experiment.test, experiment.shards)
+    with repeatable("cuda"):
+        progress = finished(replace(experiment, plan=plan))
+        return experiment, progress, accuracy(plan, progress, experiment.test, experiment.shards)
+
+
+def with_cpu_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's own pooling and sampling, where a GPU takes other forms of them (tests/attacks/test_repeatable.py)."""
+    monkeypatch.setattr(augmentation, "sampled", lambda x, grid: F.grid_sample(x, grid.expand(len(x), -1, -1, -1), align_corners=False))
+    for module in (public_features, random_features, resnet):
+        monkeypatch.setattr(module, "average_pool", F.adaptive_avg_pool2d)
 
 
 @pytest.mark.parametrize("algo", ["fedavg", "fedproto", "fedfed", "fedrd", "fedlgd"])
-def test_rounds_on_the_fake_gpu_give_the_bits_of_the_cpu(algo: str) -> None:
+def test_rounds_on_the_fake_gpu_give_the_bits_of_the_cpu(algo: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same kernels run there, so that all that may differ is where a tensor is, which the fake device refuses."""
+    with_cpu_kernels(monkeypatch)
     with fake_gpu() as gpu:
         experiment, there, measured = on_cuda(algo)
     assert gpu.traffic.sent.total() > 0
@@ -70,12 +80,20 @@ def test_rounds_on_the_fake_gpu_give_the_bits_of_the_cpu(algo: str) -> None:
     assert measured == accuracy(experiment.plan, here, experiment.test, experiment.shards)
 
 
-def test_protected_rounds_on_the_fake_gpu_give_the_bits_of_the_cpu() -> None:
+def test_protected_rounds_on_the_fake_gpu_give_the_bits_of_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_cpu_kernels(monkeypatch)
     with fake_gpu() as gpu:
         _, there, _ = on_cuda("feddm_dp")
     assert gpu.traffic.sent.total() > 0
     here = trained("feddm_dp")[0]
     assert equal(there.server, here.server) and there.ledger.releases == here.ledger.releases
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU: torch.cuda.is_available() is False")
+@pytest.mark.parametrize("algo", ["fedavg", "fedfed", "fedrd", "fedlgd", "feddm_dp"])
+def test_rounds_on_a_gpu_are_the_same_bits_twice(algo: str) -> None:
+    first, second = (on_cuda(algo)[1] for _ in range(2))
+    assert equal(first.server, second.server) and equal(first.memories, second.memories)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU: torch.cuda.is_available() is False")
