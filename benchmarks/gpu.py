@@ -44,7 +44,7 @@ def side(
     timed(device, stage.work(device, 1, options.dry))
     if limit is not None:
         one = timed(device, stage.work(device, 1, options.dry))  # without imports and first calls
-        steps = max(1, min(steps, int(limit / one.seconds)))
+        steps = min(steps, max(stage.least, int(limit / one.seconds)))
     return timed(device, stage.work(device, steps, options.dry)), steps
 
 

@@ -67,6 +67,6 @@ def inversion(device: str, steps: int, dry: bool) -> Run:
 AUDIT = (
     Stage("shadows", "models a second", shadows, cpu=2, gpu=8, profile=1, per_step=lambda dry: FedAvg.worlds_per_pass),
     Stage("worlds", f"ms an iteration of {FedDM.worlds_per_pass}", feddm_worlds, cpu=2, gpu=20, profile=3),
-    # as many on both sides, for from 400 on the kernels of a search are recorded; its profile is of a search that is not
-    Stage("inversion", f"ms an iteration of {PROBLEMS}", inversion, cpu=400, gpu=400, profile=30),
+    # from 400 steps on a search's kernels are recorded once and replayed: on both sides, but not in its profile
+    Stage("inversion", f"ms an iteration of {PROBLEMS}", inversion, cpu=400, gpu=400, profile=30, least=400),
 )

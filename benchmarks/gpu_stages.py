@@ -31,7 +31,8 @@ SHAPE, CLASSES = (3, 32, 32), 10
 
 @dataclass(frozen=True)
 class Stage:
-    """steps: how many the CPU, the GPU and the profile take; per_step: what the rate counts in one, 0 = ms a step.
+    """cpu, gpu, profile: how many steps each takes; least: how few a slow CPU may take; per_step: what the rate counts in
+    a step, 0 = ms a step.
 
     work: (device, steps, dry) -> what is timed; with ``dry`` networks and batches are tiny.
     """
@@ -42,6 +43,7 @@ class Stage:
     cpu: int
     gpu: int
     profile: int = 10
+    least: int = 1
     per_step: Callable[[bool], int] = lambda dry: 0
 
     def figure(self, seconds: float, steps: int, dry: bool) -> float:
