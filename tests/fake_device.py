@@ -286,6 +286,9 @@ def fake_gpu() -> Iterator[Marks]:
         held.enter_context(mock.patch.object(torch.cuda, "device_count", lambda: 1))
         held.enter_context(mock.patch.object(torch.cuda, "synchronize", lambda *_: None))
         held.enter_context(mock.patch.object(torch.cuda, "mem_get_info", lambda *_: (2**33, 2**34)))
+        held.enter_context(mock.patch.object(torch.cuda, "max_memory_allocated", lambda *_: 2**30))
+        held.enter_context(mock.patch.object(torch.cuda, "reset_peak_memory_stats", lambda *_: None))
+        held.enter_context(mock.patch.object(torch.cuda, "get_device_name", lambda *_: "a fake GPU"))
         held.enter_context(_Kernels(marks))
         held.enter_context(_Calls(marks))
         yield marks
