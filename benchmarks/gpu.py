@@ -5,8 +5,8 @@
 
 CPU: one process with torch threads on all cores (``--threads``). Both sides are warmed up, and a CPU side that
 would take more than ``--seconds`` takes fewer steps. The ratio is of the times of a step, above 1 where the GPU is
-faster, fixed costs of a round included; in brackets how many steps were timed. Convolutions on the GPU are as torch
-sets them: in TF32.
+faster, fixed costs of a round included; in brackets how many steps were timed. The GPU computes as in an audit: the
+same bits each time, float32 in full; with --fastest as torch sets it, which has convolutions in TF32.
 
 feddm: one client, ConvNet of width 128, 10 classes of 500 records, batch 256, ipc 10. fedavg: ResNet-18, batch 64.
 dp_sgd: small CNN, expected batch 256. fedfed: phase A, batch 32. shadows: groups of small CNNs as one wide network
@@ -27,6 +27,7 @@ from typing import Any
 
 import torch
 
+from attacks.repeatable import repeatable
 from benchmarks.gpu_audit_stages import AUDIT
 from benchmarks.gpu_clock import Taken, profiled, timed
 from benchmarks.gpu_stages import FEDERATED, Stage
@@ -41,11 +42,12 @@ def side(
     stage: Stage, device: str, steps: int, options: argparse.Namespace, limit: float | None = None
 ) -> tuple[Taken, int]:
     """(what the steps took when warm, how many): fewer where they would take more than ``limit`` seconds."""
-    timed(device, stage.work(device, 1, options.dry))
-    if limit is not None:
-        one = timed(device, stage.work(device, 1, options.dry))  # without imports and first calls
-        steps = min(steps, max(stage.least, int(limit / one.seconds)))
-    return timed(device, stage.work(device, steps, options.dry)), steps
+    with repeatable("cpu" if options.fastest else device):
+        timed(device, stage.work(device, 1, options.dry))
+        if limit is not None:
+            one = timed(device, stage.work(device, 1, options.dry))  # without imports and first calls
+            steps = min(steps, max(stage.least, int(limit / one.seconds)))
+        return timed(device, stage.work(device, steps, options.dry)), steps
 
 
 def compared(stage: Stage, options: argparse.Namespace) -> dict[str, Any]:
@@ -74,8 +76,10 @@ def shown(row: dict[str, Any], device: str) -> str:
 
 def profile_of(stage: Stage, options: argparse.Namespace) -> str:
     steps = DRY if options.dry else stage.profile
-    stage.work(options.device, 1, options.dry)()
-    return "\n".join([f"{stage.name}: {steps} steps", *profiled(stage.work(options.device, steps, options.dry), steps)])
+    with repeatable("cpu" if options.fastest else options.device):
+        stage.work(options.device, 1, options.dry)()
+        found = profiled(stage.work(options.device, steps, options.dry), steps)
+    return "\n".join([f"{stage.name}: {steps} steps", *found])
 
 
 def run(stages: list[Stage], options: argparse.Namespace) -> tuple[list[dict[str, Any]], int]:
@@ -110,6 +114,7 @@ def main(given: list[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=8.0, help="of a CPU side, about")
     parser.add_argument("--json", type=Path, help="a file for the rows")
     parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--fastest", action="store_true", help="torch's fastest kernels, TF32 in convolutions")
     options = parser.parse_args(given)
     if options.device == "cuda" and not torch.cuda.is_available():
         print(
