@@ -17,11 +17,11 @@ from torch import Tensor, nn
 
 from attacks.ranges import check_below_one, check_counts, check_positive
 from privdd.core.keys import Keys
+from privdd.core.packed import packed
 from privdd.core.types import Records, Shard, State
 from privdd.distillation.class_subsets import Cells, one_world
 from privdd.distillation.gradient_matching import gradient_distance, slopes
 from privdd.distillation.initial_images import check_init, initial_images, remembered
-from privdd.distillation.packed import packed
 from privdd.distillation.real_batches import Batch, real_batches
 from privdd.distillation.stand_ins import Distiller
 from privdd.federated.channel import ClientContext

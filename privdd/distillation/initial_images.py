@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from privdd.core.keys import Keys
+from privdd.core.packed import sent
 from privdd.core.types import Records, Shard, State
 from privdd.distillation.class_subsets import Cells
-from privdd.distillation.packed import sent
 from privdd.distillation.sampling import first, priorities
 
 LOG = logging.getLogger("privdd")

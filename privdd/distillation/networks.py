@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from privdd.core.keys import Keys
+from privdd.core.packed import packed, sent
 from privdd.core.types import State
-from privdd.distillation.packed import packed, sent
 
 Embed = Callable[[Tensor], Tensor]  # images (b, c, h, w) -> (b, p)
 Networks = Callable[[int], Embed]  # iteration -> the network of that iteration

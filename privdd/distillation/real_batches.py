@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from privdd.core.keys import Keys
+from privdd.core.packed import packed
 from privdd.distillation.class_subsets import Cells
-from privdd.distillation.packed import packed
 from privdd.distillation.sampling import priorities, taken
 
 

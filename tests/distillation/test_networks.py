@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from attacks.gpu import BLOCK
 from privdd.core.keys import Keys
+from privdd.core.packed import BLOCK
 from privdd.core.types import State
 from privdd.distillation.networks import Networks, ball, fixed, fresh, in_ball, in_turn
 from privdd.models import ModelSpec, build, initial

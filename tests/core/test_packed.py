@@ -6,10 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-import privdd.distillation.packed as module
-from attacks.gpu import BLOCK
+import privdd.core.packed as module
 from privdd.core.keys import Keys
-from privdd.distillation.packed import ALIGNED, packed, sent
+from privdd.core.packed import ALIGNED, BLOCK, packed, sent
 from tests.fake_device import fake_gpu
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from attacks.gpu import BLOCK
 from privdd.core.types import State
 
+BLOCK = 64  # steps whose numbers travel together, at most
 PACK = 2**26  # bytes that travel together, unless a single step needs more
 ALIGNED = 64  # each tensor starts at a multiple of so many entries: kernels read whole vectors from aligned memory
 
@@ -37,7 +37,7 @@ def packed(draw: Callable[[int], Mapping[str, Tensor]], steps: int, device: torc
     """``draw(t)`` for t = 0, ..., steps - 1, on ``device``; its tensors are on the CPU, of any shapes and types.
 
     On the CPU they are drawn when their step comes, elsewhere for up to ``BLOCK`` steps and about ``PACK`` bytes at
-    once. ``draw`` must be a function of t alone, such as one that takes a stream by name.
+    once. ``draw`` takes streams by name, or from a generator that nobody else takes from before the last step.
     """
     waiting: list[Mapping[str, Tensor]] = []
     for t in range(steps):
