@@ -62,10 +62,15 @@ def mean_gradients(
     return gradient
 
 
+def by_class(records: Records, class_list: Sequence[int]) -> list[Tensor]:
+    """The images (n_c, c, h, w) of every class of the list: cut once for many steps, for each cut waits for a GPU."""
+    return [records.x[records.y == label] for label in class_list]
+
+
 def release_gradients(
     images: Tensor,
     embed: Embed,
-    records: Records,
+    records: Records | Sequence[Tensor],
     class_list: Sequence[int],
     ctx: ClientContext,
     *,
@@ -76,14 +81,14 @@ def release_gradients(
 ) -> Tensor:
     """Protected matching gradient of every class's images, through ``ctx.mechanism("synthetic_gradient")``.
 
-    images (C, m, c, h, w) -> (C, m, c, h, w). A mechanism that clips records gets every record's
+    images (C, m, c, h, w) -> (C, m, c, h, w); records: or their images ``by_class``. A mechanism that clips records gets every record's
     gradient of a Poisson sample of the class. One that clips the batch mean, as the papers print it,
     gets that mean, of a fixed number ``batch`` of records drawn anew (None = all of the class), which ``real``
     embeds where it is given (see ``mean_gradients``).
     """
-    cells = [records.x[records.y == label] for label in class_list]
+    cells = by_class(records, class_list) if isinstance(records, Records) else records
     if ctx.mechanisms[QUERY].per_record:
-        taken = (x[ctx.sample(QUERY, len(x)).to(x.device)] for x in cells)
+        taken = (_marked(x, ctx.sample(QUERY, len(x))) for x in cells)
         rows = (record_gradients(own, embed, x, chunk=chunk) for own, x in zip(images, taken))
     else:
         drawn = [_fixed_batch(x, batch, label, ctx) for x, label in zip(cells, class_list)]
@@ -94,6 +99,11 @@ def release_gradients(
         for label, gradients in zip(class_list, rows)
     ]
     return torch.stack(released).to(images)
+
+
+def _marked(x: Tensor, sample: Tensor) -> Tensor:
+    """The rows of x (n, ...) that a mask of the CPU (n,) marks: a GPU is sent their positions, and not waited for."""
+    return x if bool(sample.all()) else x[sample.nonzero()[:, 0].to(x.device)]
 
 
 def _fixed_batch(x: Tensor, batch: int | None, label: int, ctx: ClientContext) -> Tensor:

@@ -17,8 +17,8 @@ from attacks.ranges import check_below_one, check_counts, check_positive
 from privdd.core.keys import Keys
 from privdd.distillation.augmentation import Transform, draw, operations
 from privdd.distillation.class_subsets import Cells
-from privdd.distillation.networks import CHUNK, Embed, Networks, embedded
-from privdd.distillation.sampling import priorities, taken
+from privdd.distillation.networks import CHUNK, Embed, Networks, embedded, in_turn
+from privdd.distillation.real_batches import Batch, real_batches
 
 Step = Callable[[Tensor, Tensor], Tensor]
 
@@ -78,13 +78,17 @@ def real_means(
 
     real_map: applied to a record between ``transform`` and the network (FedRD's projection).
     """
-    priority = priorities(cells.pool.ids, keys)
-    chosen = [taken(priority[g.at], g.present, settings.batch) for g in cells.groups]
-    used = [rows.any(0) for rows in chosen]
-    x = transform(cells.pool.x[torch.cat([g.at[u] for g, u in zip(cells.groups, used)]).to(cells.pool.x.device)])
+    (batch,) = real_batches(cells, settings.batch, lambda t: keys, 1)
+    return _means(batch, cells, embed, transform, settings, real_map)
+
+
+def _means(
+    batch: Batch, cells: Cells, embed: Embed, transform: Transform, settings: Matching, real_map: Embed | None
+) -> Tensor:
+    x = transform(cells.pool.x[batch.at])
     whole: Embed = embed if real_map is None else lambda part: embed(real_map(part))
-    embeddings = embedded(whole, x, settings.chunk).split([int(u.sum()) for u in used])
-    weights = [rows[:, u].to(e) for rows, u, e in zip(chosen, used, embeddings)]
+    embeddings = embedded(whole, x, settings.chunk).split([rows.shape[1] for rows in batch.taken])
+    weights = [rows.to(e) for rows, e in zip(batch.taken, embeddings)]
     return torch.cat([w @ e / w.sum(1, keepdim=True) for w, e in zip(weights, embeddings)])
 
 
@@ -107,11 +111,11 @@ def match(
 
     Works for one client or for many replays of it (``cells``): the real records are embedded once for all.
     """
-    velocity = torch.zeros_like(images)
-    for t in range(settings.iterations if len(cells) else 0):
-        embed = networks(t)
+    velocity, steps = torch.zeros_like(images), settings.iterations if len(cells) else 0
+    batches = real_batches(cells, settings.batch, streams.batch.fold, steps)
+    for t, (embed, batch) in enumerate(zip(in_turn(networks, steps), batches)):
         transform = draw(settings.augment, tuple(images.shape[2:]), streams.augment.fold(t).torch())  # type: ignore[arg-type]
-        targets = real_means(cells, embed, transform, settings, streams.batch.fold(t), real_map)
+        targets = _means(batch, cells, embed, transform, settings, real_map)
         gradient = matching_gradient(images, targets, _siamese(embed, transform, settings), chunk=settings.chunk)
         images, velocity = descend(images, velocity, gradient, settings)
     return images

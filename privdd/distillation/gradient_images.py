@@ -6,8 +6,10 @@ T times as it is trained on the images, the images of every class take a step to
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 from typing import Literal
 
 import torch
@@ -15,11 +17,12 @@ from torch import Tensor, nn
 
 from attacks.ranges import check_below_one, check_counts, check_positive
 from privdd.core.keys import Keys
-from privdd.core.types import Shard, State
+from privdd.core.packed import packed
+from privdd.core.types import Records, Shard, State
 from privdd.distillation.class_subsets import Cells, one_world
 from privdd.distillation.gradient_matching import gradient_distance, slopes
 from privdd.distillation.initial_images import check_init, initial_images, remembered
-from privdd.distillation.sampling import priorities, taken
+from privdd.distillation.real_batches import Batch, real_batches
 from privdd.distillation.stand_ins import Distiller
 from privdd.federated.channel import ClientContext
 from privdd.models import ModelSpec, initial
@@ -56,37 +59,60 @@ class GradientImages(Distiller):
     def distil(self, model: ModelSpec, shard: Shard, ctx: ClientContext) -> State:
         cells = one_world(shard.train, shard.classes)
         images = initial_images(self.start, cells, self.ipc, shard.shape, ctx.keys.fold("start")).to(shard.train.x)
-        for k in range(self.networks if len(cells) else 0):
-            weights = initial(model, shard.shape, shard.classes, ctx.public("gradient", "networks").fold(k).torch())
+        count = self.networks if len(cells) else 0
+        streams, law = ctx.public("gradient", "networks"), partial(initial, model, shard.shape, shard.classes)
+        starts = packed(lambda k: law(streams.fold(k).torch()), count, images.device)
+        gradient = ctx.keys.fold("gradient")
+        seen = real_batches(cells, self.batch, partial(self._stream, gradient), count * self.matches)
+        labels = cells.labels.to(images.device).repeat_interleave(self.ipc)
+        for k, weights in enumerate(starts):
             network = skeleton(model, shard.shape, shard.classes)
-            weights = {name: value.to(images.device) for name, value in weights.items()}
-            images = self._along(network, weights, cells, images, ctx.keys.fold("gradient", k))
+            images = self._along(network, weights, cells, (images, labels), seen, gradient.fold(k))
         return remembered(images, cells.labels)
 
-    def _along(self, network: nn.Module, state: State, cells: Cells, images: Tensor, keys: Keys) -> Tensor:
-        """The images (M, ipc, c, h, w) after ``matches`` steps along one network's training."""
+    def _stream(self, keys: Keys, step: int) -> Keys:
+        """Of the real records that step ``step`` of all sees."""
+        return keys.fold(step // self.matches, "batch", step % self.matches)
+
+    def _along(
+        self,
+        network: nn.Module,
+        state: State,
+        cells: Cells,
+        start: tuple[Tensor, Tensor],
+        seen: Iterator[Batch],
+        keys: Keys,
+    ) -> Tensor:
+        """The images (M, ipc, c, h, w) after ``matches`` steps along one network's training, on the next batches of ``seen``.
+
+        start: images and the class (M * ipc,) of each.
+        """
+        images, labels = start
         velocity = torch.zeros_like(images)
-        for t in range(self.matches):
+        for t, batch in enumerate(islice(seen, self.matches)):
             if t:
-                state = self._trained(network, state, images, cells, keys.fold("training", t))
-            gradient = matching_slope(network, state, cells, images, self.batch, keys.fold("batch", t))
-            velocity = self.momentum * velocity + gradient
+                whole = as_records(images.flatten(0, 1), labels)
+                state = self._trained(network, state, whole, keys.fold("training", t))
+            velocity = self.momentum * velocity + _slope(network, state, cells, images, batch)
             images = images - self.lr * velocity
         return images
 
-    def _trained(self, network: nn.Module, state: State, images: Tensor, cells: Cells, keys: Keys) -> State:
-        whole = as_records(images.flatten(0, 1), cells.labels.to(images.device).repeat_interleave(self.ipc))
+    def _trained(self, network: nn.Module, state: State, images: Records, keys: Keys) -> State:
         length = {"lr": self.network_lr, "steps": self.network_steps, "batch_size": self.network_batch}
-        return local_sgd(network, state, whole, generator=keys.torch(), **length)[0]  # type: ignore[arg-type]
+        return local_sgd(network, state, images, generator=keys.torch(), **length)[0]  # type: ignore[arg-type]
 
 
 def matching_slope(
     network: nn.Module, state: Mapping[str, Tensor], cells: Cells, images: Tensor, batch: int, keys: Keys
 ) -> Tensor:
     """Gradient (M, ipc, c, h, w), by the images, of the distance of each class's gradient to that of real records."""
-    priority, parts = priorities(cells.pool.ids, keys), []
-    for group, own in zip(cells.groups, images):
-        at = group.at[taken(priority[group.at], group.present, batch)[0]]
+    (seen,) = real_batches(cells, batch, lambda _: keys, 1)
+    return _slope(network, state, cells, images, seen)
+
+
+def _slope(network: nn.Module, state: Mapping[str, Tensor], cells: Cells, images: Tensor, batch: Batch) -> Tensor:
+    parts = []
+    for group, own, at in zip(cells.groups, images, batch.at.split([rows.shape[1] for rows in batch.taken])):
         target = slopes(network, state, cells.pool.x[at], cells.pool.y[at])
         x = own.detach().requires_grad_(True)
         found = slopes(network, state, x, torch.full((len(own),), group.label, device=own.device), graph=True)

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from privdd.core.keys import Keys
+from privdd.core.packed import sent
 from privdd.core.types import Records, Shard, State
 from privdd.distillation.class_subsets import Cells
 from privdd.distillation.sampling import first, priorities
@@ -89,24 +90,25 @@ def initial_images(
     noise = public_start(init, cells.labels, ipc, shape, keys).to(cells.pool.x.device)
     if init in PUBLIC or not len(cells):
         return noise
-    rows = [channel_statistics(cells.pool.x[g.at[present]], total) for g in cells.groups for present in g.present]
+    held = sent([g.at[present] for g in cells.groups for present in g.present], cells.pool.x.device)
+    rows = [channel_statistics(cells.pool.x[at], total) for at in held]
     return scaled_noise(
         noise, Statistics(torch.stack([mean for mean, _ in rows]), torch.stack([std for _, std in rows]))
     )
 
 
 def _real(cells: Cells, ipc: int, shape: tuple[int, int, int], keys: Keys | Sequence[Keys]) -> Tensor:
+    ids = cells.pool.ids.cpu()
     if isinstance(keys, Keys):
-        priority = priorities(cells.pool.ids, keys.fold("real"))
-        rows = [cells.pool.x[g.at[first(priority[g.at], g.present, ipc)]] for g in cells.groups]
+        priority = priorities(ids, keys.fold("real"))
+        rows = [g.at[first(priority[g.at], g.present, ipc)] for g in cells.groups]
     else:
         held = [(g.at, present[None]) for g in cells.groups for present in g.present]
-        ids = cells.pool.ids
         rows = [
-            cells.pool.x[at[first(priorities(ids[at], key.fold("real")), present, ipc)]]
+            at[first(priorities(ids[at], key.fold("real")), present, ipc)]
             for (at, present), key in zip(held, keys, strict=True)
         ]
-    return torch.cat(rows) if rows else torch.zeros((0, ipc, *shape))
+    return cells.pool.x[torch.cat(rows).to(cells.pool.x.device)] if rows else torch.zeros((0, ipc, *shape))
 
 
 def carried(fresh: Tensor, labels: Tensor, memory: Mapping[str, Tensor]) -> Tensor:

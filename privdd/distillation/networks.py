@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from privdd.core.keys import Keys
+from privdd.core.packed import packed, sent
 from privdd.core.types import State
 
 Embed = Callable[[Tensor], Tensor]  # images (b, c, h, w) -> (b, p)
@@ -58,13 +60,20 @@ def in_ball(state: Mapping[str, Tensor], names: Iterable[str], rho: float, gener
     has norm about 566, so the truncation always acts and this is its law. Raises ValueError for a
     negative radius.
     """
+    return _moved(state, _moves(state, names, rho, generator))
+
+
+def _moves(state: Mapping[str, Tensor], names: Iterable[str], rho: float, generator: torch.Generator) -> State:
+    """rho u, on the generator's device."""
     if not rho >= 0:
         raise ValueError(f"rho={rho}: a radius of at least 0 is needed")
-    names = tuple(names)
     noise = {name: torch.randn(state[name].shape, generator=generator, device=generator.device) for name in names}
     norm = _norm(noise)
-    moved = {name: state[name] + (noise[name] * (rho / norm)).to(state[name]) for name in names}
-    return {**state, **moved}
+    return {name: drawn * (rho / norm) for name, drawn in noise.items()}
+
+
+def _moved(state: Mapping[str, Tensor], moves: Mapping[str, Tensor]) -> State:
+    return {**state, **{name: state[name] + move.to(state[name]) for name, move in moves.items()}}
 
 
 def to_ball(state: Mapping[str, Tensor], centre: Mapping[str, Tensor], rho: float) -> State:
@@ -76,12 +85,41 @@ def to_ball(state: Mapping[str, Tensor], centre: Mapping[str, Tensor], rho: floa
     return {**state, **{name: centre[name] + gap * (rho / norm) for name, gap in gaps.items()}}
 
 
+@dataclass(frozen=True)
+class Drawn:
+    """A network for each iteration, from numbers that are drawn on the CPU and sent to ``device``.
+
+    draw: iteration -> the numbers, from a stream of that iteration; network: those numbers on the device -> network.
+    """
+
+    draw: Callable[[int], State]
+    network: Callable[[State], Embed]
+    device: torch.device
+
+    def __call__(self, t: int) -> Embed:
+        drawn = self.draw(t)
+        return self.network(dict(zip(drawn, sent(list(drawn.values()), self.device))))
+
+    def in_turn(self, steps: int) -> Iterator[Embed]:
+        """The networks of iterations 0, ..., steps - 1, sent to the device many at a time."""
+        return map(self.network, packed(self.draw, steps, self.device))
+
+
+def in_turn(networks: Networks, steps: int) -> Iterator[Embed]:
+    """The networks of iterations 0, ..., steps - 1, each when it is asked for."""
+    return networks.in_turn(steps) if isinstance(networks, Drawn) else map(networks, range(steps))
+
+
 def ball(
     model: nn.Module, state: Mapping[str, Tensor], names: Iterable[str], rho: float, keys: Keys, *, logits: bool
 ) -> Networks:
     """Networks around the server's model: one draw per iteration, the same for all classes."""
     names = tuple(names)
-    return lambda t: embedder(model, in_ball(state, names, rho, keys.fold(t).torch()), logits=logits)
+    return Drawn(
+        lambda t: _moves(state, names, rho, keys.fold(t).torch()),
+        lambda moves: embedder(model, _moved(state, moves), logits=logits),
+        next((tensor.device for tensor in state.values()), torch.device("cpu")),
+    )
 
 
 def fresh(
@@ -90,15 +128,14 @@ def fresh(
     keys: Keys,
     *,
     logits: bool = False,
-    device: object = "cpu",
+    device: str | torch.device = "cpu",
 ) -> Networks:
     """Newly initialised networks: ``initial`` gives a state from a generator; one draw per iteration."""
-
-    def network(t: int) -> Embed:
-        state = initial(keys.fold(t).torch())
-        return embedder(model, {name: tensor.to(device) for name, tensor in state.items()}, logits=logits)  # type: ignore[call-overload]
-
-    return network
+    return Drawn(
+        lambda t: initial(keys.fold(t).torch()),
+        lambda state: embedder(model, state, logits=logits),
+        torch.device(device),
+    )
 
 
 def fixed(model: nn.Module, state: Mapping[str, Tensor], *, logits: bool = False) -> Networks:

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from privdd.core.types import Records
 from privdd.distillation.augmentation import draw
-from privdd.distillation.clipped_gradient import release_gradients
+from privdd.distillation.clipped_gradient import by_class, release_gradients
 from privdd.distillation.distribution_matching import Matching, Streams, descend, matching_gradient
 from privdd.distillation.fitting import Fitting, fit
-from privdd.distillation.networks import CHUNK, Embed, Networks, embedded
+from privdd.distillation.networks import CHUNK, Embed, Networks, embedded, in_turn
 from privdd.distillation.noisy_embedding import class_counts, noisy_embeddings
 from privdd.federated.channel import ClientContext
 from privdd.privacy.mechanism import Mechanism
@@ -72,8 +72,7 @@ def public_views(
     real_map: a public map between transformed record and network (FedRD's frozen projection).
     """
     real, synthetic = [], []
-    for k in range(count):
-        embed = networks(k)
+    for k, embed in enumerate(in_turn(networks, count)):
         transform = draw(settings.augment, shape, streams.augment.fold(k).torch())
         real.append(_after(transform if real_map is None else _after(transform, real_map), embed))
         synthetic.append(_after(transform, embed) if settings.augment_synthetic else embed)
@@ -131,11 +130,11 @@ def match_protected(
     records: as the networks see them (FedRD: already projected by its public map).
     """
     shape = tuple(images.shape[2:])
-    velocity = torch.zeros_like(images)
-    for t in range(settings.iterations):
+    velocity, cells = torch.zeros_like(images), by_class(records, ctx.problem.class_list)
+    for t, network in enumerate(in_turn(networks, settings.iterations)):
         transform = draw(settings.augment, shape, streams.augment.fold(t).torch())  # type: ignore[arg-type]
-        embed = _after(transform, networks(t))
-        gradient = release_gradients(images, embed, records, ctx.problem.class_list, ctx, batch=settings.batch)
+        embed = _after(transform, network)
+        gradient = release_gradients(images, embed, cells, ctx.problem.class_list, ctx, batch=settings.batch)
         images, velocity = descend(images, velocity, gradient, settings)
     return images
 

@@ -11,10 +11,10 @@ from torch import Tensor
 from privdd.core.types import Artifact, Records, Shard, Upload
 from privdd.distillation.augmentation import Transform, draw
 from privdd.distillation.class_subsets import one_world, uploads
-from privdd.distillation.clipped_gradient import QUERY, release_gradients
+from privdd.distillation.clipped_gradient import QUERY, by_class, release_gradients
 from privdd.distillation.distribution_matching import Matching, Streams, descend, match
 from privdd.distillation.initial_images import initial_images, noise_images
-from privdd.distillation.networks import Embed, Networks, embedded
+from privdd.distillation.networks import Embed, Networks, embedded, in_turn
 from privdd.distillation.private_matching import match_embeddings, match_protected, public_views
 from privdd.federated.channel import ClientContext
 
@@ -107,9 +107,9 @@ def printed_representations(
         )
     labels, streams = torch.tensor(ctx.problem.class_list), streams_of(ctx)
     images = noise_images(labels, dpc, shape, ctx.keys.fold("start")).to(shard.train.x)
-    velocity = torch.zeros_like(images)
-    for t in range(settings.iterations):
-        embed, transform = networks(t), draw(settings.augment, shard.shape, streams.augment.fold(t).torch())
+    velocity, cells = torch.zeros_like(images), by_class(shard.train, ctx.problem.class_list)
+    for t, embed in enumerate(in_turn(networks, settings.iterations)):
+        transform = draw(settings.augment, shard.shape, streams.augment.fold(t).torch())
 
         def real(x: Tensor, embed: Embed = embed, transform: Transform = transform) -> Tensor:
             return embed(project(transform(x)))
@@ -117,7 +117,7 @@ def printed_representations(
         gradient = release_gradients(
             images,
             embed,
-            shard.train,
+            cells,
             ctx.problem.class_list,
             ctx,
             batch=settings.batch,

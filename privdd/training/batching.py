@@ -9,13 +9,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from privdd.core.packed import packed
 from privdd.core.types import Records
 
 
-def batches(n: int, batch_size: int, generator: torch.Generator, device: torch.device) -> Iterator[Tensor]:
-    """Endless index batches: a fresh permutation each pass, the last batch of a pass may be smaller."""
-    while True:
+def batches(
+    n: int, batch_size: int, generator: torch.Generator, device: torch.device, steps: int | None = None
+) -> Iterator[Tensor]:
+    """Index batches: a fresh permutation each pass, the last batch of a pass may be smaller.
+
+    steps: how many are wanted, if known (None: endless): the permutations of many passes then travel to a GPU together.
+    They are the same ones, and so is the generator after that many steps.
+    """
+    while steps is None or device.type == "cpu":
         yield from torch.randperm(n, generator=generator).to(device).split(batch_size)
+    passes = -(-steps // -(-n // batch_size))
+    for drawn in packed(lambda _: {"order": torch.randperm(n, generator=generator)}, passes, device):
+        yield from drawn["order"].split(batch_size)
 
 
 def balanced_draw(y: Tensor, size: int, generator: torch.Generator) -> Tensor:

@@ -135,7 +135,7 @@ def local_sgd(
     replica, loss = Replica(model, params), loss or cross_entropy
     net, flat, grad = replica.module.train(), replica.flat, replica.grad
     order = memory_order(model)
-    own = _source(records, batch_size, generator, flat, order)
+    own = _source(records, batch_size, generator, flat, order, total)
     shared = _shared(extra, flat, order) if extra else None
     joined = Joined(net) if extra else None
     velocity = torch.zeros_like(flat) if momentum else None
@@ -158,10 +158,11 @@ def local_sgd(
 
 
 def _source(
-    records: Records, batch_size: int, generator: torch.Generator, like: Tensor, order: torch.memory_format
+    records: Records, batch_size: int, generator: torch.Generator, like: Tensor, order: torch.memory_format, steps: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
     x, y = records.x.to(like), records.y.to(like.device)
-    return ((x[at].to(memory_format=order), y[at]) for at in batches(len(y), batch_size, generator, like.device))
+    indices = batches(len(y), batch_size, generator, like.device, steps)
+    return ((x[at].to(memory_format=order), y[at]) for at in indices)
 
 
 def _shared(extra: Mix, like: Tensor, order: torch.memory_format) -> Iterator[tuple[Tensor, Tensor]]:
@@ -205,10 +206,11 @@ def local_adam(
     replica, loss = Replica(model, params), loss or cross_entropy
     net, flat = replica.module.train(), replica.flat
     x, y = records.x.to(flat), records.y.to(flat.device)
-    index = batches(len(y), batch_size, generator, flat.device)
+    total = step_count(len(y), batch_size, epochs)
+    index = batches(len(y), batch_size, generator, flat.device, total)
     flat.grad = replica.grad
     optimiser = torch.optim.Adam([flat], lr=lr)
-    for _ in range(step_count(len(y), batch_size, epochs)):
+    for _ in range(total):
         replica.grad.zero_()
         at = next(index)
         loss(net, x[at], y[at]).backward()

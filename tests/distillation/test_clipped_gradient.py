@@ -6,10 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from privdd.core.keys import Keys
 from privdd.core.types import Records
-from privdd.distillation.clipped_gradient import mean_gradients, record_gradients, release_gradients
+from privdd.distillation.clipped_gradient import by_class, mean_gradients, record_gradients, release_gradients
+from privdd.distillation.distribution_matching import Matching, Streams
+from privdd.distillation.private_matching import match_protected
 from privdd.privacy.mechanisms import AggregateClip, ClippedSum
 from tests.contexts import CLASSES, SHAPE, batch_sizes, context, network, records
+from tests.fake_device import repeated
 
 NET = network(seed=1)
 CLIP = 0.05
@@ -120,3 +124,29 @@ def test_the_papers_batches_have_a_fixed_size(monkeypatch: pytest.MonkeyPatch) -
     ctx = context({"synthetic_gradient": AggregateClip(5.0, CLIP)})
     release_gradients(synthetic(1), embed, records(200, classes=2), range(CLASSES), ctx, batch=32)
     assert sizes == [32, 32, 1, 1]
+
+
+@pytest.mark.parametrize("mechanism", [ClippedSum(1.0, CLIP, 1.0, 5.0), ClippedSum(1.0, CLIP, 0.5, 5.0), AggregateClip(5.0, CLIP)])
+def test_records_cut_by_class_beforehand_give_the_same_release(mechanism: ClippedSum | AggregateClip) -> None:
+    data, images = records(40), synthetic()
+    one, other = (
+        release_gradients(images, embed, part, range(CLASSES), context({"synthetic_gradient": mechanism}), batch=4)
+        for part in (data, by_class(data, range(CLASSES)))
+    )
+    assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("q", [1.0, 0.5])
+def test_a_step_on_a_device_cuts_no_classes_and_waits_for_no_mask(q: float) -> None:
+    """What a step sends and fetches is its sample's positions, and what the mechanism does."""
+    def run(steps: int) -> None:
+        ctx = context({"synthetic_gradient": ClippedSum(1.0, CLIP, q, 5.0)})
+        settings, streams = Matching(steps), Streams(Keys(1).fold("batch"), Keys(1).fold("augment"))
+        match_protected(synthetic().to("cuda"), lambda t: there, records(30).to("cuda"), settings, streams, ctx)
+
+    def there(x: Tensor) -> Tensor:
+        return torch.tanh(x.flatten(1))
+
+    grown = repeated(run, 2, 5)
+    own = {place: now - before for place, (before, now) in grown.items() if place.startswith("privdd/distillation")}
+    assert sum(own.values()) == (0 if q == 1 else 3 * CLASSES), grown

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -12,9 +14,10 @@ from privdd.distillation.augmentation import COLOUR_STRATEGY, Transform, draw
 from privdd.distillation.class_subsets import Cell, Cells, batched_cells, cut, labelled, one_world
 from privdd.distillation.distribution_matching import Matching, Streams, match, matching_gradient, real_means
 from privdd.distillation.initial_images import initial_images
-from privdd.distillation.networks import ball, embedder, fresh, in_ball, to_ball
+from privdd.distillation.networks import Networks, ball, embedded, embedder, fixed, fresh, in_ball, to_ball
 from privdd.distillation.sampling import first, priorities, taken
 from privdd.models import ModelSpec, build, initial
+from tests.fake_device import fake_gpu, repeated
 
 torch.set_num_threads(1)
 SHAPE, CLASSES = (1, 8, 8), 6
@@ -81,6 +84,82 @@ def test_matching_is_sgd_with_momentum_on_the_same_network_and_batch_for_all_cla
         loss.backward()
         sgd.step()
     assert torch.allclose(got, x.detach(), atol=1e-4)
+
+
+def made(kind: str, device: str = "cpu") -> Networks:
+    state = {name: value.to(device) for name, value in STATE.items()}
+    if kind == "fresh":
+        return fresh(MODEL, lambda g: initial(SPEC, SHAPE, CLASSES, g), Keys(9), device=device)
+    return ball(MODEL, state, state, 0.5, Keys(9), logits=True) if kind == "ball" else fixed(MODEL, state)
+
+
+def worlds(seed: int, count: int = 3) -> Cells:
+    """The cells of a client, or of some replays of it that hold about half of its records."""
+    data = records(40, seed)
+    if count == 1:
+        return one_world(data, CLASSES)
+    masks = torch.rand((count, 40), generator=Keys(seed).torch()) < 0.5
+    return batched_cells([holding(data.take(mask)) for mask in masks])
+
+
+def plain(cells: Cells, images: Tensor, networks: Networks, settings: Matching) -> Tensor:
+    """The loop written out: every step draws and takes what it needs by itself."""
+    velocity = torch.zeros_like(images)
+    for t in range(settings.iterations):
+        embed, keys = networks(t), streams().batch.fold(t)
+        transform = draw(settings.augment, SHAPE, streams().augment.fold(t).torch())
+        priority = priorities(cells.pool.ids, keys)
+        chosen = [taken(priority[g.at], g.present, settings.batch) for g in cells.groups]
+        used = [rows.any(0) for rows in chosen]
+        x = transform(cells.pool.x[torch.cat([g.at[u] for g, u in zip(cells.groups, used)])])
+        rows = embedded(embed, x, settings.chunk).split([int(u.sum()) for u in used])
+        weights = [c[:, u].to(e) for c, u, e in zip(chosen, used, rows)]
+        targets = torch.cat([w @ e / w.sum(1, keepdim=True) for w, e in zip(weights, rows)])
+        gradient = matching_gradient(images, targets, lambda x: embed(transform(x)), chunk=settings.chunk)  # noqa: B023
+        velocity = settings.momentum * velocity + gradient
+        images = images - settings.lr * velocity
+    return images
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("kind", ["ball", "fresh", "fixed"])
+def test_bits_are_those_of_the_plain_loop_on_the_cpu_and_on_a_device(kind: str, count: int, seed: int) -> None:
+    cells, settings = worlds(seed, count), Matching(4, batch=3, momentum=0.5, augment=COLOUR_STRATEGY)
+    start = initial_images("noise", cells, 2, SHAPE, Keys(seed))
+    expected = plain(cells, start, made(kind), settings)
+    assert torch.equal(match(cells, start, made(kind), settings, streams()), expected)
+    with fake_gpu():
+        there = match(moved(cells), start.to("cuda"), made(kind, "cuda"), settings, streams())
+        assert torch.equal(there.cpu(), expected)
+
+
+def moved(cells: Cells) -> Cells:
+    return replace(cells, pool=cells.pool.to("cuda"))
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("kind", ["ball", "fresh", "fixed"])
+def test_more_steps_on_a_device_send_nothing_more_and_wait_for_nothing(kind: str, count: int) -> None:
+    def run(steps: int) -> None:
+        cells = worlds(0, count)
+        start = initial_images("noise", cells, 2, SHAPE, Keys(4)).to("cuda")
+        match(moved(cells), start, made(kind, "cuda"), Matching(steps, batch=3, augment="color_crop_flip"), streams())
+
+    assert repeated(run, 3, 12) == {}  # cutout, scale and rotate make their masks and matrices by themselves
+
+
+@pytest.mark.parametrize("start", ["real", "noise", "smooth", "statistics"])
+def test_starts_on_a_device_are_those_of_the_cpu_and_no_class_or_world_sends_its_own(start: str) -> None:
+    cells = worlds(0)
+    keys = [Keys(4).fold(world) for world in cells.worlds.tolist()]
+    for streams_of_start in (Keys(4), keys):
+        expected = initial_images(start, cells, 3, SHAPE, streams_of_start)
+        with fake_gpu() as gpu:
+            there, gpu.traffic.sent = moved(cells), type(gpu.traffic.sent)()
+            found = initial_images(start, there, 3, SHAPE, streams_of_start)
+            assert sum(n for place, n in gpu.traffic.sent.items() if place.startswith("privdd")) <= 2  # noise, positions
+            assert torch.equal(found.cpu(), expected)
 
 
 @pytest.mark.parametrize("start", ["real", "noise", "statistics"])

@@ -15,6 +15,7 @@ from privdd.distillation.gradient_matching import gradient_distance, slopes
 from privdd.federated.channel import ClientContext
 from privdd.models import ModelSpec, initial
 from privdd.models.build import build
+from tests.fake_device import fake_gpu, repeated
 
 SHAPE, CLASSES = (1, 4, 4), 3
 SPEC = ModelSpec("mlp", width=6)
@@ -77,6 +78,29 @@ def test_images_take_the_steps_of_momentum_along_one_network() -> None:
     again = matching_slope(build(SPEC, SHAPE, CLASSES), first, cells, one, 100, keys.fold("gradient", 0).fold("batch", 1))
     assert torch.allclose(still, one - 0.05 * (0.5 * (start - one) / 0.05 + again), atol=1e-6)
     assert not torch.allclose(two, still, atol=1e-5)
+
+
+@pytest.mark.parametrize(("many", "trained"), [({"networks": 5}, 0), ({"networks": 2, "matches": 6}, 10)])
+def test_more_networks_and_matches_on_a_device_send_nothing_more(many: dict[str, object], trained: int) -> None:
+    """But one transfer for each training of a network, however long: its batches come from a generator of its own."""
+
+    def run(steps: int) -> None:
+        distilled({"batch": 2, "network_steps": 9, "start": "noise", **(many if steps else {"networks": 2})}, there())
+
+    assert sum(after - before for before, after in repeated(run, 0, 1).values()) == trained
+
+
+def there() -> Shard:
+    shard = client()
+    return replace(shard, train=shard.train.to("cuda"))
+
+
+@pytest.mark.parametrize("start", ["real", "noise"])
+def test_a_device_gives_the_bits_of_the_cpu(start: str) -> None:
+    settings = {"networks": 3, "matches": 2, "batch": 2, "start": start}
+    expected = distilled(settings)["images/x"]
+    with fake_gpu():
+        assert torch.equal(distilled(settings, there())["images/x"].cpu(), expected)
 
 
 def test_many_steps_bring_the_gradients_together() -> None:

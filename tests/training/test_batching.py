@@ -10,8 +10,9 @@ from torch.nn import functional as F
 from privdd.core.keys import Keys
 from privdd.core.types import Records
 from privdd.models import build, initial
-from privdd.training.batching import Joined, Mix, balanced_draw
-from privdd.training.local import local_sgd, outputs
+from privdd.training.batching import Joined, Mix, balanced_draw, batches
+from privdd.training.local import local_adam, local_sgd, outputs
+from tests.fake_device import fake_gpu, repeated
 from tests.methods.toy import BATCH_NORM, digits
 
 SHAPE = (1, 8, 8)
@@ -21,6 +22,33 @@ def shifted(at: range, centre: float, spread: float) -> Records:
     """Digits under an affine change of grey values: another law than ``digits``, with the same classes."""
     records = digits().take(at)
     return Records(centre + spread * records.x, records.y, records.ids)
+
+
+@pytest.mark.parametrize("n", [1, 7, 8])
+@pytest.mark.parametrize("steps", [0, 1, 3, 130])
+def test_a_number_of_steps_changes_no_batch_and_leaves_the_same_generator(n: int, steps: int) -> None:
+    """On the CPU and on a device, whichever block of passes the last step falls into."""
+    endless, known, there = (Keys(3).torch() for _ in range(3))
+    plain = batches(n, 4, endless, torch.device("cpu"))
+    expected = [next(plain) for _ in range(steps)]
+    ahead = batches(n, 4, known, torch.device("cpu"), steps)
+    assert all(torch.equal(next(ahead), one) for one in expected)
+    with fake_gpu():
+        moved = batches(n, 4, there, torch.device("cuda"), steps)
+        assert all(torch.equal(next(moved).cpu(), one) for one in expected)
+    assert torch.equal(endless.get_state(), known.get_state()) and torch.equal(endless.get_state(), there.get_state())
+
+
+@pytest.mark.parametrize("train", [local_sgd, local_adam])
+def test_more_passes_on_a_device_send_nothing_more(train) -> None:
+    state = initial(BATCH_NORM, SHAPE, 10, Keys(1).torch())
+
+    def run(epochs: int) -> None:
+        there = {name: value.to("cuda") for name, value in state.items()}
+        records, model = digits().take(range(8)).to("cuda"), build(BATCH_NORM, SHAPE, 10)
+        train(model, there, records, lr=0.1, batch_size=4, epochs=epochs, generator=Keys(2).torch())
+
+    assert repeated(run, 2, 5) == {}
 
 
 def test_balanced_draws_have_even_classes():
