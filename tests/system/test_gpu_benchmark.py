@@ -53,7 +53,7 @@ def test_a_stage_that_fails_is_told_and_the_others_go_on(
 
 
 def test_a_slow_cpu_takes_fewer_steps() -> None:
-    stage, options = gpu.STAGES["dp_sgd"], Namespace(dry=True)
+    stage, options = gpu.STAGES["dp_sgd"], Namespace(dry=True, fastest=False)
     assert gpu.side(stage, "cpu", 3, options, limit=0.0)[1] == 1
     assert gpu.side(replace(stage, least=2), "cpu", 3, options, limit=0.0)[1] == 2
     assert gpu.side(stage, "cpu", 3, options, limit=1000.0)[1] == 3
