@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 
+PIXEL = 2**15  # bytes that ResNet-18 keeps for a pixel of an image and its gradient, and a third more
 LOOK = 16  # steps between looks at values on a GPU: each makes the host wait for all that is under way
 BLOCK = 64  # steps whose random numbers travel together
-SHARE = 0.5  # of a GPU's free memory: the rest is for its libraries and for what the allocator keeps
+SHARE = 0.25  # of a GPU's memory: the rest is for its libraries, for what the allocator keeps, and for other batches
 
 
 def look_every(device: torch.device) -> int:
@@ -33,6 +35,47 @@ def ahead(draw: Callable[[], tuple[Tensor, ...]], steps: int, device: torch.devi
 
 
 def room(device: torch.device | str, usual: int) -> int:
-    """Bytes that a batch may take: ``usual`` on the CPU, whose memory others share; half of what is free on a GPU."""
+    """Bytes that a batch may take: ``usual`` on the CPU, whose memory others share; a quarter of a GPU's.
+
+    Of all it has, not of what is free just now: a batch's size changes the last bits of what is computed.
+    """
     where = torch.device(device)
-    return int(SHARE * torch.cuda.mem_get_info(where)[0]) if where.type == "cuda" else usual
+    return int(SHARE * torch.cuda.mem_get_info(where)[1]) if where.type == "cuda" else usual
+
+
+def images_at_once(images: Tensor, usual: int, cached: int) -> int:
+    """How many of ``images`` (n, c, h, w) may go through a network at once: ``usual``; on a GPU, where ``usual`` is
+    ``cached``, the number that fits a CPU's cache, as many as its memory holds of a network such as ResNet-18."""
+    if images.device.type == "cpu" or usual != cached:
+        return usual
+    return max(usual, room(images.device, 0) // (PIXEL * math.prod(images.shape[-2:])))
+
+
+def replayed(compute: Callable[[Tensor], tuple[Tensor, ...]], like: Tensor) -> Callable[[Tensor], tuple[Tensor, ...]]:
+    """``compute``, a function of one tensor shaped as ``like``; on a GPU its kernels are recorded once, as a graph, and started
+    together ever after: starting them one by one takes longer than they do. The same kernels, so the same bits.
+
+    What it computes may not depend on values; where it cannot be recorded (a copy from the CPU inside), it is itself.
+    """
+    if like.device.type != "cuda":
+        return compute
+    given, graph = like.clone(), torch.cuda.CUDAGraph()
+    aside, here = torch.cuda.Stream(), torch.cuda.current_stream()
+    aside.wait_stream(here)
+    with torch.cuda.stream(aside):
+        compute(given)  # libraries set themselves up at the first calls
+        compute(given)
+    here.wait_stream(aside)
+    try:
+        with torch.cuda.graph(graph):
+            found = compute(given)
+    except RuntimeError:
+        torch.cuda.synchronize()
+        return compute
+
+    def play(x: Tensor) -> tuple[Tensor, ...]:
+        given.copy_(x)
+        graph.replay()
+        return tuple(value.clone() for value in found)
+
+    return play

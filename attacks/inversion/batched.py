@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attacks.gpu import room
+from attacks.gpu import replayed, room
 from attacks.inversion.optimise import Matching, Slope
 from attacks.inversion.victim import Victim
 
@@ -99,16 +99,22 @@ class Recorded:
     torch.func adds to each kernel. Only for models whose computation does not depend on values."""
 
     matching: Matching
-    replay: Callable[..., tuple[Tensor, Tensor, Tensor]] | None = None
+    replay: Callable[[Tensor], tuple[Tensor, ...]] | None = None
 
     def __call__(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        given = (images, self.matching.labels, self.matching.observed, dict(self.matching.parameters))
         if self.replay is None:
-            from torch.fx.experimental.proxy_tensor import make_fx
-
-            self.replay = make_fx(lambda *at: self.matching.at(*at))(*given)  # counts no self
+            self.replay = self._recorded(images)
         with torch.no_grad():
-            return self.replay(*given)
+            data, total, slope = self.replay(images)
+        return data, total, slope
+
+    def _recorded(self, images: Tensor) -> Callable[[Tensor], tuple[Tensor, ...]]:
+        from torch.fx.experimental.proxy_tensor import make_fx
+
+        fixed = (self.matching.labels, self.matching.observed, dict(self.matching.parameters))
+        kernels = make_fx(lambda *at: self.matching.at(*at))(images, *fixed)  # counts no self
+        with torch.no_grad():
+            return replayed(lambda x: kernels(x, *fixed), images)
 
 
 def slope_of(matching: Matching, problems: int, iterations: int) -> Slope:

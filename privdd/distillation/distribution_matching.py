@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from attacks.gpu import images_at_once
 from attacks.ranges import check_below_one, check_counts, check_positive
 from privdd.core.keys import Keys
 from privdd.distillation.augmentation import Transform, draw, operations
@@ -62,7 +63,8 @@ def matching_gradient(images: Tensor, targets: Tensor, embed: Embed, *, chunk: i
     images (M, ipc, c, h, w), targets (M, p) -> (M, ipc, c, h, w). Cells go through the network in
     groups of about ``chunk`` images: only one group's graph is alive at a time.
     """
-    size = max(1, chunk // images.shape[1]) if chunk else max(len(images), 1)
+    together = images_at_once(images, chunk, CHUNK)
+    size = max(1, together // images.shape[1]) if together else max(len(images), 1)
     parts = []
     for part, target in zip(images.split(size), targets.split(size)):
         part = part.detach().requires_grad_(True)

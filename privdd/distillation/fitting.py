@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from attacks.gpu import images_at_once
 from attacks.ranges import check_counts, check_from_zero, check_positive
 from privdd.distillation.distribution_matching import CHUNK
 from privdd.distillation.networks import Embed
@@ -55,7 +56,7 @@ def fit(images: Tensor, targets: Tensor, embed: Embed, settings: Fitting, *, chu
     """Images (M, ipc, c, h, w) in [0, 1] whose mean embeddings approach targets (M, p); classes are independent."""
     if not len(images):
         return images
-    size = max(1, chunk // images.shape[1])
+    size = max(1, images_at_once(images, chunk, CHUNK) // images.shape[1])
     return torch.cat([_fit(x, t, embed, settings) for x, t in zip(images.split(size), targets.split(size))])
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from attacks.gpu import images_at_once
 from privdd.core.keys import Keys
 from privdd.core.packed import packed, sent
 from privdd.core.types import State
@@ -20,13 +21,14 @@ CHUNK = 64  # images per forward pass: larger batches no longer fit in the cache
 
 @torch.no_grad()
 def embedded(embed: Embed, x: Tensor, chunk: int = CHUNK) -> Tensor:
-    """Embeddings (n, p) without a graph, ``chunk`` images at a time (0 = all at once); (0, p) of no images.
+    """Embeddings (n, p) without a graph, ``chunk`` images at a time (0 = all at once; on a GPU the usual number is larger);
+    (0, p) of no images.
 
     Not every layer takes an empty batch, so that the width of none is read off one black image.
     """
     if not len(x):
         return embed(x.new_zeros(1, *x.shape[1:]))[:0]
-    return torch.cat([embed(part) for part in x.split(chunk or len(x))])
+    return torch.cat([embed(part) for part in x.split(images_at_once(x, chunk, CHUNK) or len(x))])
 
 
 class _Embedding(nn.Module):

@@ -38,6 +38,7 @@ from privdd.core.types import Tensors
 BITS = 16  # a step is at most this many powers of two below the noise
 ROOM = 2.0**40  # steps in the largest contribution: sums of 2**22 of them stay far below 2**63
 BLOCK = 2**18  # numbers of one block of rows: they stay in the cache
+GPU_BLOCK = 2**26  # on a GPU: few and large kernels; the sums are of integers, so the same in any blocks
 
 ON_LATTICE = "rounded towards zero to whole lattice steps, noised by whole steps: a function of the ideal mechanism"
 
@@ -77,13 +78,14 @@ class Lattice:
     def _blocks(self, contributions: Tensor, factors: Tensor) -> Iterator[Tensor]:
         """``whole`` in blocks of records. A record of factor 0 is zeros, even if it holds NaN."""
         exact = contributions if contributions.dtype in (torch.float32, torch.float64) else contributions.float()
-        rows = max(1, BLOCK // max(1, math.prod(exact.shape[1:])))
+        at_once = BLOCK if exact.device.type == "cpu" else GPU_BLOCK
+        rows = max(1, at_once // max(1, math.prod(exact.shape[1:])))
         kind = torch.int32 if self.largest < 2**30 else torch.int64
         for x, factor in zip(exact.split(rows), factors.to(exact.device).split(rows)):
             weights = (factor.double() / self.step).to(exact.dtype)
             scaled = x.detach() * weights.reshape(-1, *(1,) * (exact.ndim - 1))
-            if bool((factor == 0).any()):
-                scaled[factor == 0] = 0
+            if factor.device.type != "cpu" or bool((factor == 0).any()):  # to look would make the host wait for a GPU
+                scaled.masked_fill_((factor == 0).reshape(-1, *(1,) * (exact.ndim - 1)), 0)
             yield scaled.to(kind)  # towards zero
 
     def noised(self, whole: Tensor, std: float, draw: Callable[[tuple[int, ...]], Tensor]) -> Tensor:

@@ -11,9 +11,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from attacks.gpu import BLOCK, LOOK, ahead, look_every, room
-from attacks.inversion import compare
+from attacks.gpu import BLOCK, LOOK, ahead, images_at_once, look_every, replayed, room
+from attacks.inversion import batched, compare
 from attacks.inversion.analytic import AnalyticInversion
+from attacks.inversion.batched import ITERATIONS
 from attacks.inversion.decoder import DecoderTraining
 from attacks.inversion.feature_attack import FeatureInversion
 from attacks.inversion.features import WhiteBox
@@ -27,6 +28,7 @@ from attacks.inversion.neighbour import KnownNeighbour
 from attacks.inversion.role_attack import RoleInversion
 from attacks.inversion.synthetic import CopyDetection
 from attacks.inversion.update_attack import UpdateInversion
+from attacks.repeatable import repeatable
 from attacks.types import Adversary, Attack, Capture, Knowledge, Surface, Truth, View
 from privdd.auditing.attack_tasks import Attacked, AttackTask, Job, Terms
 from privdd.auditing.error_budget import ErrorBudget
@@ -158,7 +160,7 @@ def test_numbers_drawn_ahead_are_those_of_each_step_and_travel_in_blocks() -> No
 def test_memory_is_what_is_free_on_a_gpu() -> None:
     assert room("cpu", 123) == 123 and look_every(torch.device("cpu")) == 1
     with fake_gpu():
-        assert room("cuda", 123) == 2**32  # half of the 8 GiB that the fake device has free
+        assert room("cuda", 123) == 2**32  # a quarter of the 16 GiB that the fake device has
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU: torch.cuda.is_available() is False")
@@ -170,3 +172,50 @@ def test_an_attack_runs_on_a_gpu(name: str) -> None:
     assert there.measures.keys() == here.measures.keys()
     if "psnr" in here.measures:
         assert abs(there.measures["psnr"] - here.measures["psnr"]) < 1.0
+
+
+def test_images_at_once_follow_a_gpus_size_where_the_usual_number_is_asked_for() -> None:
+    images = torch.zeros(2, 3, 32, 32)
+    assert images_at_once(images, 64, 64) == 64 and images_at_once(images, 0, 64) == 0
+    with fake_gpu():
+        there = images.to("cuda")
+        assert images_at_once(there, 64, 64) == 128  # 4 GiB of 16, 32 KiB a pixel
+        assert images_at_once(there, 16, 64) == 16 and images_at_once(there, 0, 64) == 0
+        assert images_at_once(torch.zeros(1, 3, 224, 224).to("cuda"), 64, 64) == 64
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU: torch.cuda.is_available() is False")
+def test_recorded_kernels_give_the_bits_of_the_kernels_one_by_one() -> None:
+    generator = torch.Generator().manual_seed(0)
+    weight, images = (torch.randn(shape, generator=generator).to("cuda") for shape in ((8, 3, 3, 3), (5, 4, 3, 9, 9)))
+
+    def compute(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        maps = torch.nn.functional.conv2d(x[0], weight).relu()
+        return maps, maps.square().sum((1, 2, 3))
+
+    with repeatable("cuda"):
+        play = replayed(compute, images[:1])
+        assert play is not compute
+        for one in images.split(1):
+            for found, expected in zip(play(one), compute(one), strict=True):
+                assert torch.equal(found, expected)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU: torch.cuda.is_available() is False")
+def test_what_cannot_be_recorded_runs_as_it_is() -> None:
+    def compute(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (x * float(x.sum()),)
+
+    one = torch.ones(2, device="cuda")
+    play = replayed(compute, one)
+    assert torch.equal(play(one)[0], compute(one)[0])
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU: torch.cuda.is_available() is False")
+def test_a_long_search_with_recorded_kernels_gives_the_bits_of_one_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    make, surface = CASES["gradient"]
+    with repeatable("cuda"):
+        recorded = attacked(make(ITERATIONS), surface, "cuda").finding
+        monkeypatch.setattr(batched, "ITERATIONS", ITERATIONS + 1)
+        plainly = attacked(make(ITERATIONS), surface, "cuda").finding
+    assert all(torch.equal(value, plainly.figures[key]) for key, value in recorded.figures.items())

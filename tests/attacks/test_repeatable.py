@@ -66,6 +66,7 @@ def test_what_is_set_for_a_gpu_is_restored(monkeypatch: pytest.MonkeyPatch) -> N
         assert flags() == (True, False, False)
         raise ZeroDivisionError
     assert flags() == before == (False, False, True)
+    assert torch.utils.deterministic.fill_uninitialized_memory  # torch's own choice
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU: torch.cuda.is_available() is False")

@@ -23,6 +23,7 @@ from privdd.privacy.lattice import BITS, Lattice, Total
 from privdd.privacy.mechanism import Mechanism
 from privdd.privacy.mechanisms import ClientLevel, ClippedSum, FeatureNoise
 from privdd.privacy.noise import Noise, SystemNoise, noise_for
+from tests.fake_device import fake_gpu
 from tests.float_noise import InFloat32, off_grid
 
 DELTA = 1e-5
@@ -321,3 +322,14 @@ def test_a_running_sum_is_the_sum_of_all_rounded_records(largest: float) -> None
     expected = sum((torch.trunc(row / lattice.step).to(torch.int64) for row in whole), torch.zeros(5, dtype=torch.int64))
     assert first == 11 and torch.equal(running.value(), expected)
     assert torch.equal(running.value(), lattice.total(whole, torch.ones(11)))
+
+
+def test_sums_on_a_gpu_are_those_of_the_cpu_whatever_the_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A record of factor 0 is zeros there too, even if it holds NaN."""
+    lattice, rows, factors = Lattice.under(0.1, 1.0), rand(9, 4, 5), torch.tensor([1.0, 0.0, 0.3] * 3)
+    rows[1] = math.nan
+    expected = lattice.total(rows, factors)
+    for block in (1, 60, 2**26):
+        monkeypatch.setattr("privdd.privacy.lattice.GPU_BLOCK", block)
+        with fake_gpu():
+            assert torch.equal(lattice.total(rows.to("cuda"), factors.to("cuda")).cpu(), expected)
