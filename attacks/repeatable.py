@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -29,15 +30,16 @@ def repeatable(device: torch.device | str) -> Iterator[None]:
     os.environ.setdefault(WORKSPACE, ":4096:8")  # read at the first product of matrices
     products, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn
     before = torch.are_deterministic_algorithms_enabled(), products.allow_tf32, convolutions.allow_tf32
-    filled = torch.utils.deterministic.fill_uninitialized_memory  # a kernel more for every new tensor
+    memory: Any = torch.utils.deterministic
+    filled = memory.fill_uninitialized_memory  # a kernel more for every new tensor
     torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    memory.fill_uninitialized_memory = False
     products.allow_tf32 = convolutions.allow_tf32 = False
     try:
         yield
     finally:
         torch.use_deterministic_algorithms(before[0])
-        torch.utils.deterministic.fill_uninitialized_memory = filled  # type: ignore[attr-defined]
+        memory.fill_uninitialized_memory = filled
         products.allow_tf32, convolutions.allow_tf32 = before[1:]
 
 

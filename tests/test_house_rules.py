@@ -106,7 +106,7 @@ TESTED_IN = {  # test file -> modules of which it is the test, where its name is
     "data/test_domains.py": "privdd.data: corruptions digits image_filters made_digits textured_corruptions",
     "data/test_shards.py": "privdd.data: dataset",
     "data/test_sources.py": "privdd.data: custom download mnist vision",
-    "distillation/test_distribution_matching.py": "privdd.distillation: class_subsets initial_images networks sampling",
+    "distillation/test_distribution_matching.py": "privdd.distillation: class_subsets initial_images sampling",
     "distillation/test_gradient_matching.py": "privdd.training: contrastive",
     "distillation/test_public_features.py": "privdd.distillation: fitting",
     "reproduce/test_analyses.py": "privdd.reproduce: domain_figures image_figures",
