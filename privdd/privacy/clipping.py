@@ -11,12 +11,11 @@ import torch
 from torch import Tensor
 
 from privdd.core.types import Tensors
-from privdd.privacy.lattice import Lattice, Total
+from privdd.privacy.lattice import Lattice, Total, rows_at_once
 
 # So that rounding in float32 cannot lift a clipped row above its bound: a factor over the lattice step errs by at most
 # 2**-22 where it gives a whole step at all (it may be subnormal), a product by 2**-24.
 SAFE = 1 - 1e-6
-BLOCK = 2**18  # numbers that are converted to float64 at a time
 
 
 def positive(value: object, name: str) -> float:
@@ -38,7 +37,7 @@ def record_norms(contributions: Tensors, order: int = 2) -> Tensor:
 
 
 def _norms(rows: Tensor, order: int) -> Tensor:
-    blocks = rows.split(max(1, BLOCK // max(1, rows.shape[1])))
+    blocks = rows.split(rows_at_once(rows, rows.shape[1]))
     return torch.cat([torch.linalg.vector_norm(block.double(), ord=order, dim=1) for block in blocks])
 
 
@@ -58,7 +57,7 @@ def clipped_sum(contributions: Tensors, clip_norm: float, lattice: Lattice, *, p
     kind = torch.float64 if any(part.dtype == torch.float64 for part in rows) else torch.float32
     width = sum(part.shape[1] for part in rows)
     total = Total(lattice, (width,), rows[0].device)
-    at_once = max(1, BLOCK // max(1, width))
+    at_once = rows_at_once(rows[0], width)
     for first in range(0, len(rows[0]), at_once):
         parts = rows if len(rows[0]) <= at_once else [part[first : first + at_once] for part in rows]
         block = torch.cat([part if part.dtype == kind else part.to(kind) for part in parts], 1)

@@ -43,6 +43,11 @@ GPU_BLOCK = 2**26  # on a GPU: few and large kernels; the sums are of integers, 
 ON_LATTICE = "rounded towards zero to whole lattice steps, noised by whole steps: a function of the ideal mechanism"
 
 
+def rows_at_once(rows: Tensor, width: int) -> int:
+    """How many rows of ``width`` numbers are a block, where ``rows`` are."""
+    return max(1, (BLOCK if rows.device.type == "cpu" else GPU_BLOCK) // max(1, width))
+
+
 @dataclass(frozen=True)
 class Lattice:
     """Numbers on it are multiples of ``step``, a power of two; as int64 tensors, counts of steps.
@@ -78,8 +83,7 @@ class Lattice:
     def _blocks(self, contributions: Tensor, factors: Tensor) -> Iterator[Tensor]:
         """``whole`` in blocks of records. A record of factor 0 is zeros, even if it holds NaN."""
         exact = contributions if contributions.dtype in (torch.float32, torch.float64) else contributions.float()
-        at_once = BLOCK if exact.device.type == "cpu" else GPU_BLOCK
-        rows = max(1, at_once // max(1, math.prod(exact.shape[1:])))
+        rows = rows_at_once(exact, math.prod(exact.shape[1:]))
         kind = torch.int32 if self.largest < 2**30 else torch.int64
         for x, factor in zip(exact.split(rows), factors.to(exact.device).split(rows)):
             weights = (factor.double() / self.step).to(exact.dtype)

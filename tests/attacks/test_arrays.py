@@ -23,6 +23,7 @@ from attacks.inversion.victim import LocalSteps
 # Parts of an audit's own course, or differentiated inside a search: what they take besides tensors comes from there.
 INSIDE = {
     "gpu": "for loops of other modules",
+    "repeatable": "layers of networks",
     "lpips_weights": "its distance is public as images.lpips",
     "canaries": "makes records for an audit",
     "inversion.batched": "of a search over several victims",

@@ -83,6 +83,7 @@ UNLISTED = {
     "attacks.archive": "checks of an archive before it is read",
     "attacks.bounds": "checks of arguments",
     "attacks.contract": "checks of an attack's class",
+    "attacks.repeatable": "pooling and sampling that give the same bits each time on a GPU",
     "attacks.gpu": "how often loops look at values, and how they get random numbers, on a GPU",
     "attacks.lpips_weights": "weights of attacks.images.lpips",
     "attacks.ranges": "checks of settings",
