@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 
 from attacks.repeatable import repeatable
-from privdd.cli.assemble import assemble
+from privdd.auditing.pipeline import audit
+from privdd.cli.assemble import assemble, attacks_of
 from privdd.cli.runs import say
 from privdd.core.errors import BadConfig
 from privdd.distillation import augmentation, public_features, random_features
@@ -20,6 +21,7 @@ from privdd.federated.measured import accuracy
 from privdd.federated.simulation import Progress
 from privdd.methods.fedavg import FedAvg
 from privdd.models import resnet
+from privdd.runtime.run_folder import RunFolder
 from tests.fake_device import fake_gpu
 from tests.federations import PRETRAINED, equal, finished, tiny, tiny_config, trained
 
@@ -87,6 +89,19 @@ def test_protected_rounds_on_the_fake_gpu_give_the_bits_of_the_cpu(monkeypatch: 
     assert gpu.traffic.sent.total() > 0
     here = trained("feddm_dp")[0]
     assert equal(there.server, here.server) and there.ledger.releases == here.ledger.releases
+
+
+def test_a_whole_audit_with_stand_in_images_on_the_fake_gpu(tmp_path: Path) -> None:
+    """What an attack is compared with is where the attack is: gradient_inversion once failed here, on a GPU alone."""
+    attack = ["attack=[gradient_inversion,lira,label_counts]", "attack.gradient_inversion.method.iterations=3"]
+    few = ["audit.records=10", "audit.worlds=4", "audit.victims=1", "audit.federations=0"]
+    config = tiny_config("virtual_data", "device=cuda", *attack, *few, command="audit")
+    config.audit.waive = dict.fromkeys(["global_model"], "not what is tested")
+    with fake_gpu() as gpu:
+        found = audit(assemble(config), attacks_of(config), RunFolder(tmp_path)).findings
+    assert gpu.traffic.sent.total() > 0
+    inverted = [one for one in found if one.attack == "gradient_inversion"]
+    assert any("psnr_to_virtual" in one.measures["diagnostics"] for one in inverted)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU: torch.cuda.is_available() is False")
