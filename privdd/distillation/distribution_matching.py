@@ -15,6 +15,7 @@ from torch import Tensor
 
 from attacks.ranges import check_below_one, check_counts, check_positive
 from privdd.core.keys import Keys
+from privdd.core.long_loops import turns
 from privdd.distillation.augmentation import Transform, draw, operations
 from privdd.distillation.class_subsets import Cells
 from privdd.distillation.networks import CHUNK, Embed, Networks, embedded
@@ -108,7 +109,7 @@ def match(
     Works for one client or for many replays of it (``cells``): the real records are embedded once for all.
     """
     velocity = torch.zeros_like(images)
-    for t in range(settings.iterations if len(cells) else 0):
+    for t in turns(range(settings.iterations if len(cells) else 0)):
         embed = networks(t)
         transform = draw(settings.augment, tuple(images.shape[2:]), streams.augment.fold(t).torch())  # type: ignore[arg-type]
         targets = real_means(cells, embed, transform, settings, streams.batch.fold(t), real_map)

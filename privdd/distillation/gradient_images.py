@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from attacks.ranges import check_below_one, check_counts, check_positive
 from privdd.core.keys import Keys
+from privdd.core.long_loops import turns
 from privdd.core.types import Shard, State
 from privdd.distillation.class_subsets import Cells, one_world
 from privdd.distillation.gradient_matching import gradient_distance, slopes
@@ -56,7 +57,7 @@ class GradientImages(Distiller):
     def distil(self, model: ModelSpec, shard: Shard, ctx: ClientContext) -> State:
         cells = one_world(shard.train, shard.classes)
         images = initial_images(self.start, cells, self.ipc, shard.shape, ctx.keys.fold("start")).to(shard.train.x)
-        for k in range(self.networks if len(cells) else 0):
+        for k in turns(range(self.networks if len(cells) else 0)):
             weights = initial(model, shard.shape, shard.classes, ctx.public("gradient", "networks").fold(k).torch())
             network = skeleton(model, shard.shape, shard.classes)
             weights = {name: value.to(images.device) for name, value in weights.items()}
@@ -66,7 +67,7 @@ class GradientImages(Distiller):
     def _along(self, network: nn.Module, state: State, cells: Cells, images: Tensor, keys: Keys) -> Tensor:
         """The images (M, ipc, c, h, w) after ``matches`` steps along one network's training."""
         velocity = torch.zeros_like(images)
-        for t in range(self.matches):
+        for t in turns(range(self.matches)):
             if t:
                 state = self._trained(network, state, images, cells, keys.fold("training", t))
             gradient = matching_slope(network, state, cells, images, self.batch, keys.fold("batch", t))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from dataclasses import replace
 
 import pytest
@@ -61,6 +62,13 @@ def test_what_only_a_first_round_computes_is_not_charged_to_every_round(monkeypa
     assert said_before(audited(), [0]) == ""
     assert said_before(audited(), [0]).startswith("estimated ")  # slow every time: 6 rounds of clients and 8 replays at 50 s
     assert next(units, None) is None
+
+
+def test_a_long_round_is_timed_in_part() -> None:
+    """A million epochs."""
+    began = time.process_time()
+    assert timed(audited("algo.local_epochs=1000000")).round > 100
+    assert time.process_time() - began < 20
 
 
 class Unread(nn.Module):
