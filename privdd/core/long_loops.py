@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 ALLOWANCE = 0.5  # CPU seconds of one loop, where a price is made
+LONG_TURN = 2.0  # CPU seconds, from which a first turn stands for all others; a shorter one may have been slow to start
 T = TypeVar("T")
 
 
@@ -45,7 +46,7 @@ class Part:
         """The first turn is slower than others, and counts only where it is alone."""
         began = warm = self.spent()
         for done, item in enumerate(loop):
-            if done and self.spent() - began > self.allowance:
+            if self.spent() - began > (self.allowance if done > 1 else max(self.allowance, LONG_TURN)):
                 each = (self.spent() - warm) / (done - 1) if done > 1 else self.spent() - began
                 self.owed += each * (len(loop) - done)
                 self.left += 1

@@ -50,6 +50,15 @@ def test_a_turn_that_is_long_by_itself_is_the_only_one(monkeypatch: pytest.Monke
     assert run == 1 and part.spent() == pytest.approx(200)
 
 
+def test_a_first_turn_that_was_slow_to_start_does_not_stand_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, run = Clock(monkeypatch), 0
+    with in_part(0.5) as part:
+        for at in turns(range(1000)):
+            clock.work(1.5 if at == 0 else 0.001)
+            run += 1
+    assert run == 2 and part.spent() == pytest.approx(1.5 + 0.999)
+
+
 def test_a_loop_in_a_loop_is_owed_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, run = Clock(monkeypatch), 0
     with in_part(5.0) as part:

@@ -14,7 +14,7 @@ from privdd.cli.assemble import assemble
 from privdd.federated.experiment import Experiment
 from tests.federations import tiny, tiny_config
 
-KEPT = {"scaffold": True, "fedlgd": True, "dp_head": False, "feddm_guided_dp": False, "fedfed": False}  # whether uploads depend on it
+KEPT = {"fedavg": False, "scaffold": True, "fedlgd": True, "dp_head": False, "feddm_guided_dp": False, "fedfed": False}  # whether uploads depend on it
 
 
 def audited(algo: str, *more: str) -> Experiment:
