@@ -1,19 +1,29 @@
-"""``--dry-run``: what an audit would take, by stage, from a short probe of it; nothing is kept."""
+"""``--dry-run``: what an audit would take, by stage, from a short probe of it, or, where that too is
+long, from a part of a few rounds; nothing is kept."""
 
 from __future__ import annotations
 
 import copy
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import redirect_stderr
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from privdd.core.errors import BadConfig
+from privdd.runtime.progress import spell, stage
+
+if TYPE_CHECKING:
+    from attacks.types import Attack
+    from privdd.auditing.pricing.part_rounds import Rounds
+    from privdd.auditing.pricing.price import Price
+    from privdd.federated.experiment import Experiment
+    from privdd.federated.method import Method
 
 OPTION = "--dry-run"
 ROUNDS = ("algo.rounds", "algo.distill_rounds", "algo.base.rounds", "algo.read_rounds", "algo.varied_rounds")
@@ -22,27 +32,51 @@ PARTS = (40, 20)  # a search of the probe is so many times shorter than its own
 LONG = 100  # shorter searches are run as they are
 FEW = {"rounds": 1, "federations": 0, "victims": 2}  # of the audit, at most
 WORLDS = 3
+MOST = 45.0  # CPU seconds of a probe; a longer one is not run
 
 
 def dry_run(config: DictConfig, path: Path) -> int:
     """Print the price of the audit of ``config`` into ``path``; exit status 0. Raises BadConfig for what cannot run."""
-    from privdd.auditing.findings import write_run
+    from privdd.auditing.pricing.beforehand import timed
+    from privdd.auditing.pricing.extrapolated import extrapolated, probe_seconds
     from privdd.auditing.pricing.needs import check_fits
-    from privdd.auditing.pricing.probe import Probe, price
     from privdd.cli.assemble import assemble, attacks_of
     from privdd.cli.read_settings import forced
-    from privdd.reporting.page import write_report
 
     if config.get("scores") is not None or config.get("run") is not None or config.get("resume") is not None:
         raise BadConfig(f"{OPTION}: only a run that trains has a price; leave scores=, run= and resume= away")
     whole = assemble(copy.deepcopy(config))
     check_fits(whole, path, force=forced(config))
+    _say("timing a part of a few rounds")
     small = _small(config, whole.plan.method.worlds_per_pass if whole.plan.method.shares_work else 0)
+    searches = searches_read(config, whole.plan.method, attacks_of(config))
+    step, rounds = timed(whole).step, _rounds(whole)  # in this order: the first makes all warm
+    length = probe_seconds(whole, small.audit.worlds, rounds, step, [probed_steps(n) for n in searches])
+    found = extrapolated(whole, rounds, step, searches) if length > MOST else _probed(whole, config, small, length)
+    print("\n".join([f"{config.name or 'this run'}: nothing was kept; {found.source}", *found.lines()]))
+    return 0
+
+
+def _rounds(whole: Experiment) -> Rounds:
+    from privdd.auditing.pricing.part_rounds import rounds_in_part, to_time
+
+    with stage(f"{OPTION}: rounds", len(to_time(whole.plan))) as bar:
+        return rounds_in_part(whole, bar.advance)
+
+
+def _probed(whole: Experiment, config: DictConfig, small: DictConfig, length: float) -> Price:
+    """By a small audit; length: about so many CPU seconds."""
+    from privdd.auditing.findings import write_run
+    from privdd.auditing.pricing.probe import Probe, price
+    from privdd.cli.assemble import assemble, attacks_of
+    from privdd.reporting.page import write_report
+
     attacks, lengths = dict(attacks_of(config)), {}
     for name, node in (small.get("attack") or {}).items():
         if lengthened := shortened(OmegaConf.to_container(node, resolve=True)):
             first, second, lengths[name] = lengthened
             attacks[name], attacks[f"{name}~1"], attacks[f"{name}~2"] = _built(first, first, second)
+    _say(f"a small audit, about {spell(length)}")
     with tempfile.TemporaryDirectory() as folder:
         OmegaConf.save(small, Path(folder) / "config.yaml", resolve=True)
 
@@ -52,13 +86,11 @@ def dry_run(config: DictConfig, path: Path) -> int:
             write_report(kept.path)
 
         with redirect_stderr(StringIO()):
-            found = price(whole, Probe(assemble(small), attacks, lengths), Path(folder), report)
-    print(
-        "\n".join(
-            [f"{config.name or 'this run'}: nothing was kept; from a short probe on this machine", *found.lines()]
-        )
-    )
-    return 0
+            return price(whole, Probe(assemble(small), attacks, lengths), Path(folder), report)
+
+
+def _say(what: str) -> None:
+    print(f"privdd: {OPTION}: {what}", file=sys.stderr, flush=True)
 
 
 def _small(config: DictConfig, together: int) -> DictConfig:
@@ -90,6 +122,18 @@ def shortened(node: Any) -> tuple[Any, Any, tuple[int, int, int]] | None:
             place[0][place[1]] = max(1, round(value / part)) if value >= LONG else value
     first, second = (max(1, round(longest / part)) for part in PARTS)
     return made[0], made[1], (first, second, longest)
+
+
+def probed_steps(longest: int) -> int:
+    """Steps of a search in the probe, all of its runs together."""
+    first, second = (max(1, round(longest / part)) for part in PARTS)
+    return 2 * first + second if longest >= LONG else longest
+
+
+def searches_read(config: DictConfig, method: Method, attacks: Mapping[str, Attack]) -> list[int]:
+    """The length of each attack's longest search, of those that read what the method sends."""
+    searches, there = longest_searches(config), {*method.uploads.values(), *method.broadcasts.values()}
+    return [searches[name] for name, attack in attacks.items() if there & attack.surfaces]
 
 
 def longest_searches(config: DictConfig) -> dict[str, int]:

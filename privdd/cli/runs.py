@@ -107,7 +107,7 @@ def _audit(config: DictConfig, path: Path, argv: Sequence[str], held: ExitStack)
     from privdd.auditing.pricing.beforehand import said_before
     from privdd.auditing.pricing.needs import check_fits
     from privdd.cli.assemble import assemble, attacks_of, shipped_attacks
-    from privdd.cli.dry_run import longest_searches
+    from privdd.cli.dry_run import searches_read
     from privdd.cli.tracking import check_tracking, scalars_of, track
     from privdd.cli.validation import check_types
     from privdd.reporting.page import write_report
@@ -128,9 +128,7 @@ def _audit(config: DictConfig, path: Path, argv: Sequence[str], held: ExitStack)
     folder = prepare(path, config)
     say(experiment, path)
     held.enter_context(_same_bits(experiment))
-    method, searches = experiment.plan.method, longest_searches(config)
-    there = {*method.uploads.values(), *method.broadcasts.values()}
-    wanted = [searches[name] for name, attack in attacks.items() if there & attack.surfaces]
+    wanted = searches_read(config, experiment.plan.method, attacks)
     if not folder.checkpoint.exists() and (price := said_before(experiment, wanted)):
         print(f"privdd: {price}", file=sys.stderr)
     with resumable("audit", path, config):

@@ -16,6 +16,7 @@ from torch import Tensor
 from attacks.gpu import images_at_once
 from attacks.ranges import check_below_one, check_counts, check_positive
 from privdd.core.keys import Keys
+from privdd.core.long_loops import turns
 from privdd.distillation.augmentation import Transform, draw, operations
 from privdd.distillation.class_subsets import Cells
 from privdd.distillation.networks import CHUNK, Embed, Networks, embedded, in_turn
@@ -115,7 +116,7 @@ def match(
     """
     velocity, steps = torch.zeros_like(images), settings.iterations if len(cells) else 0
     batches = real_batches(cells, settings.batch, streams.batch.fold, steps)
-    for t, (embed, batch) in enumerate(zip(in_turn(networks, steps), batches)):
+    for t, embed, batch in zip(turns(range(steps)), in_turn(networks, steps), batches):
         transform = draw(settings.augment, tuple(images.shape[2:]), streams.augment.fold(t).torch())  # type: ignore[arg-type]
         targets = _means(batch, cells, embed, transform, settings, real_map)
         gradient = matching_gradient(images, targets, _siamese(embed, transform, settings), chunk=settings.chunk)

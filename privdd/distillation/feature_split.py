@@ -19,6 +19,7 @@ from torch.func import functional_call
 
 from attacks.ranges import check_from_zero
 from privdd.core.keys import Keys
+from privdd.core.long_loops import turns
 from privdd.core.placement import placed
 from privdd.core.state import pack, unpack
 from privdd.core.types import Records, State, Tensors
@@ -176,8 +177,8 @@ def train_split(
     _load_moments(adam, learned, optimiser)
     model.train()
     latent = int(getattr(model.generator, "latent"))  # noqa: B009  (typed as Module attribute otherwise)
-    for _ in range(epochs):
-        for index in torch.randperm(len(records), generator=generator).split(batch_size):
+    for _ in turns(range(epochs)):
+        for index in turns(torch.randperm(len(records), generator=generator).split(batch_size)):
             x, y = records.x[index], records.y[index]
             noise = placed(draw_noise(x, latent, len(loss.stds), generator), x.device)
             adam.zero_grad()

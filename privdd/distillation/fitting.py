@@ -15,6 +15,7 @@ from torch import Tensor
 
 from attacks.gpu import images_at_once
 from attacks.ranges import check_counts, check_from_zero, check_positive
+from privdd.core.long_loops import turns
 from privdd.distillation.distribution_matching import CHUNK
 from privdd.distillation.networks import Embed
 
@@ -70,7 +71,7 @@ def _fit(images: Tensor, targets: Tensor, embed: Embed, settings: Fitting) -> Te
 def adam(images: Tensor, slope: Callable[[Tensor], Tensor], steps: int, lr: float) -> Tensor:
     """Images in [0, 1] after ``steps`` of Adam against ``slope``; the rate falls from lr to 0 along half a cosine."""
     mean, square, (slow, slower) = torch.zeros_like(images), torch.zeros_like(images), BETAS
-    for t in range(1, steps + 1):
+    for t in turns(range(1, steps + 1)):
         gradient = slope(images)
         mean = slow * mean + (1 - slow) * gradient
         square = slower * square + (1 - slower) * gradient.square()

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from typing import Literal
 
 import torch
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 
 from attacks.ranges import check_below_one, check_counts, check_positive
 from privdd.core.keys import Keys
+from privdd.core.long_loops import turns
 from privdd.core.packed import packed
 from privdd.core.types import Records, Shard, State
 from privdd.distillation.class_subsets import Cells, one_world
@@ -65,7 +65,7 @@ class GradientImages(Distiller):
         gradient = ctx.keys.fold("gradient")
         seen = real_batches(cells, self.batch, partial(self._stream, gradient), count * self.matches)
         labels = cells.labels.to(images.device).repeat_interleave(self.ipc)
-        for k, weights in enumerate(starts):
+        for k, weights in zip(turns(range(count)), starts):
             network = skeleton(model, shard.shape, shard.classes)
             images = self._along(network, weights, cells, (images, labels), seen, gradient.fold(k))
         return remembered(images, cells.labels)
@@ -89,7 +89,7 @@ class GradientImages(Distiller):
         """
         images, labels = start
         velocity = torch.zeros_like(images)
-        for t, batch in enumerate(islice(seen, self.matches)):
+        for t, batch in zip(turns(range(self.matches)), seen):
             if t:
                 whole = as_records(images.flatten(0, 1), labels)
                 state = self._trained(network, state, whole, keys.fold("training", t))

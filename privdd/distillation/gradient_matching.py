@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
+from privdd.core.long_loops import turns
+
 EPSILON = 1e-6  # in the denominator, as the published code has it
 
 
@@ -66,7 +68,7 @@ def match_gradient(
     model should be free of batch norm. Returns the images.
     """
     x, velocity = images.detach(), torch.zeros_like(images)
-    for _ in range(iterations):
+    for _ in turns(range(iterations)):
         x = x.detach().requires_grad_(True)
         distance = gradient_distance(slopes(model, state, x, labels, graph=True), target)
         velocity = momentum * velocity + torch.autograd.grad(distance, x)[0]

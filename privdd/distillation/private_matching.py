@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from privdd.core.long_loops import turns
 from privdd.core.types import Records
 from privdd.distillation.augmentation import draw
 from privdd.distillation.clipped_gradient import by_class, release_gradients
@@ -99,7 +100,7 @@ def match_embeddings(images: Tensor, views: Views, records: Records, settings: M
     centres = [mean_embeddings(images, view) for view in views.synthetic]
     targets = noisy_embeddings(views.real, records, classes, ctx, centres=centres, counts=counts)
     velocity = torch.zeros_like(images)
-    for t in range(settings.iterations):
+    for t in turns(range(settings.iterations)):
         k = t % len(targets)
         gradient = matching_gradient(images, targets[k], views.synthetic[k], chunk=settings.chunk)
         images, velocity = descend(images, velocity, gradient, settings)
@@ -131,7 +132,7 @@ def match_protected(
     """
     shape = tuple(images.shape[2:])
     velocity, cells = torch.zeros_like(images), by_class(records, ctx.problem.class_list)
-    for t, network in enumerate(in_turn(networks, settings.iterations)):
+    for t, network in zip(turns(range(settings.iterations)), in_turn(networks, settings.iterations)):
         transform = draw(settings.augment, shape, streams.augment.fold(t).torch())  # type: ignore[arg-type]
         embed = _after(transform, network)
         gradient = release_gradients(images, embed, cells, ctx.problem.class_list, ctx, batch=settings.batch)

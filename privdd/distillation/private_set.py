@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from attacks.ranges import check_below_one, check_counts, check_positive
 from privdd.core.keys import Keys
+from privdd.core.long_loops import turns
 from privdd.core.types import Records, State, Tensors
 from privdd.distillation.gradient_matching import compared, match_gradient, slopes
 from privdd.federated.channel import ClientContext
@@ -56,12 +57,12 @@ def generate(
     images: Tensor, labels: Tensor, model: nn.Module, draw: Callable[[int], State], read: Read, settings: SetGeneration, keys: Keys
 ) -> Tensor:  # fmt: skip
     """Images (m, c, h, w) of ``labels`` (m,) after ``settings.releases`` reads; draw: number -> a new network's state."""
-    for number in range(settings.networks):
+    for number in turns(range(settings.networks)):
         state = draw(number)
-        for turn in range(settings.turns):
+        for turn in turns(range(settings.turns)):
             if turn:
                 state = _trained(model, state, images, labels, settings, keys.fold("net", number, turn))
-            for _ in range(settings.reads):
+            for _ in turns(range(settings.reads)):
                 images = match_gradient(
                     model, state, read(state), images, labels,
                     iterations=settings.steps, lr=settings.lr, momentum=settings.momentum,

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from privdd.core.keys import Keys
+from privdd.core.long_loops import turns
 from privdd.distillation.fitting import TINY, variation
 from privdd.distillation.networks import CHUNK, Embed
 
@@ -34,7 +35,7 @@ def pushed(images: Tensor, y: Tensor, score: Embed, steps: int, rate: float, key
 
 def _pushed(x: Tensor, y: Tensor, score: Embed, steps: int, rate: float, generator: torch.Generator) -> Tensor:
     direction = torch.zeros_like(x)
-    for step in range(steps):
+    for step in turns(range(steps)):
         down, right = (torch.randint(-1, 2, (2,), generator=generator)).tolist()
         leaf = x.detach().requires_grad_(True)
         with torch.enable_grad():

@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from privdd.core.long_loops import turns
 from privdd.core.types import Artifact, Records, Shard, Upload
 from privdd.distillation.augmentation import Transform, draw
 from privdd.distillation.class_subsets import one_world, uploads
@@ -108,7 +109,7 @@ def printed_representations(
     labels, streams = torch.tensor(ctx.problem.class_list), streams_of(ctx)
     images = noise_images(labels, dpc, shape, ctx.keys.fold("start")).to(shard.train.x)
     velocity, cells = torch.zeros_like(images), by_class(shard.train, ctx.problem.class_list)
-    for t, embed in enumerate(in_turn(networks, settings.iterations)):
+    for t, embed in zip(turns(range(settings.iterations)), in_turn(networks, settings.iterations)):
         transform = draw(settings.augment, shard.shape, streams.augment.fold(t).torch())
 
         def real(x: Tensor, embed: Embed = embed, transform: Transform = transform) -> Tensor:

@@ -150,6 +150,10 @@ class Method(ABC):
         """Which part of the method a round belongs to; updates of the phase "train" are inverted."""
         return "train"
 
+    def workload(self, round: int) -> str:
+        """A name that rounds of the same work share: a price times one of each."""
+        return self.phase(round)
+
     # --- audit -------------------------------------------------------------------------------------
 
     def classifier(self, problem: Problem) -> nn.Module | None:

@@ -17,6 +17,7 @@ from torch import Tensor
 from attacks.ranges import check_below_one, check_counts, check_positive
 from attacks.types import Surface
 from privdd.core.keys import Keys
+from privdd.core.long_loops import turns
 from privdd.core.types import Artifact, Problem, Received, Records, Shard, State, Tensors, Values, Work
 from privdd.distillation.public_head import head_gradients
 from privdd.federated.aggregation import in_order
@@ -63,7 +64,7 @@ class DPHead(PublicMap):
     def from_rows(self, broadcast: Values, rows: Tensor, shard: Shard, ctx: ClientContext) -> Work:
         private = ctx.protected(QUERY)
         weight, total, count = broadcast["model"]["head.weight"], torch.zeros(()), torch.zeros(())
-        for _ in range(self.local_steps):
+        for _ in turns(range(self.local_steps)):
             sums = _released(weight, rows, shard.train, ctx)
             total, count = total + sums["head.weight"], count + sums["count"]
             weight = weight - self.lr / self.local_steps * sums["head.weight"] / sums["count"].clamp_min(1)

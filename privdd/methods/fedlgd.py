@@ -120,6 +120,9 @@ class FedLGD(Method, hooks=("selected", "refines")):
             return self.selected(round)
         return round > 0 and round % self.tau_step == 0 and round <= self.tau * self.tau_step
 
+    def workload(self, round: int) -> str:
+        return f"{self.phase(round)}{', selected' * self.selected(round)}{', refining' * self.refines(round)}"
+
     # --- server -------------------------------------------------------------------------------
 
     def init(self, problem: Problem, keys: Keys) -> State:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
 
+from privdd.core.long_loops import turns
 from privdd.core.types import Records, State, Tensors
 from privdd.federated.channel import ClientContext
 from privdd.privacy.mechanism import Mechanism
@@ -86,7 +87,7 @@ def dp_local_sgd(
     loss = loss or cross_entropy_of(model)
     state = {name: params[name].detach().clone() for name, _ in model.named_parameters()}
     velocity = {name: torch.zeros_like(value) for name, value in state.items()} if momentum else None
-    for at in range(steps):
+    for at in turns(range(steps)):
         taken = ctx.sample(QUERY, len(records)).nonzero()[:, 0].to(records.y.device)
         x, y = records.x[taken], records.y[taken]
         extra = tuple(tensor.to(x.device) for tensor in draws(at, records.ids[taken])) if draws else ()

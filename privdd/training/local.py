@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from privdd.core.long_loops import turns
 from privdd.core.placement import placed
 from privdd.core.types import Records, State, Tensors
 from privdd.training.batching import Joined, Mix, batches
@@ -139,7 +140,7 @@ def local_sgd(
     shared = _shared(extra, flat, order) if extra else None
     joined = Joined(net) if extra else None
     velocity = torch.zeros_like(flat) if momentum else None
-    for _ in range(total):
+    for _ in turns(range(total)):
         grad.zero_()
         if extra and shared and joined:
             x, y = next(shared)
@@ -210,7 +211,7 @@ def local_adam(
     index = batches(len(y), batch_size, generator, flat.device, total)
     flat.grad = replica.grad
     optimiser = torch.optim.Adam([flat], lr=lr)
-    for _ in range(total):
+    for _ in turns(range(total)):
         replica.grad.zero_()
         at = next(index)
         loss(net, x[at], y[at]).backward()

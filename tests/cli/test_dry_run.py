@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
 
 from privdd.cli import dry_run
-from privdd.cli.assemble import assemble
+from privdd.cli.assemble import assemble, attacks_of
 from privdd.cli.main import _main, config_of
 from privdd.core.errors import BadConfig
 
@@ -38,6 +39,23 @@ def test_a_price_has_every_stage_and_keeps_nothing(
     assert out[0].startswith("mine: ") and {"train", "worlds", "attacks", "start", "report"} <= {line.split()[0] for line in out[1:]}
     assert "CPU s; memory" in out[-1]
     assert list(tmp_path.iterdir()) == [] and OmegaConf.to_yaml(config) == before
+
+
+def test_a_long_run_is_priced_from_a_part_of_it_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A million epochs a round: the probe would train one round of all clients."""
+    began = time.process_time()
+    assert dry_run.dry_run(config_of("audit", *FEW, "attack=[lira]", "algo.local_epochs=1000000"), tmp_path) == 0
+    took, (out, err) = time.process_time() - began, capsys.readouterr()
+    assert took < 40 and list(tmp_path.iterdir()) == []
+    assert "nothing was kept; extrapolated from a part of" in out and "first steps of each long loop" in out
+    assert "privdd: --dry-run: timing a part of a few rounds" in err and "--dry-run: rounds: 3/3, done in" in err
+
+
+def test_the_searches_of_attacks_that_read_nothing_are_not_counted() -> None:
+    config = config_of("audit", "algo=fedavg", "preset=smoke", "attack=[lira,gradient_inversion,feature_inversion]")
+    found = dry_run.searches_read(config, assemble(config).plan.method, attacks_of(config))
+    assert sorted(found) == [0, 200]
+    assert (dry_run.probed_steps(200), dry_run.probed_steps(99)) == (20, 99)
 
 
 def test_what_has_no_price_is_refused() -> None:

@@ -18,11 +18,16 @@ from privdd.auditing.noised_reads import in_closed_form
 from privdd.auditing.pricing.needs import needs, spelt
 from privdd.auditing.pricing.price import Price
 from privdd.auditing.pricing.probe import START, federation_rounds
+from privdd.auditing.pricing.two_clients import LONGEST
+from privdd.core.long_loops import ALLOWANCE, in_part
+from privdd.core.placement import placed
+from privdd.core.types import State, Values
 from privdd.federated.experiment import Experiment
 from privdd.federated.kept_rounds import KEPT
 from privdd.federated.method import Images
 from privdd.federated.simulation import Plan
 from privdd.runtime.progress import spell
+from privdd.runtime.time_limit import Overdue, at_most
 from privdd.runtime.workers import threads
 
 SAID_FROM = 60.0  # seconds
@@ -71,13 +76,26 @@ def timed(experiment: Experiment) -> Unit:
     """The audited client's first round, whose result is thrown away, and a step of its classifier."""
     plan = experiment.plan
     broadcast = plan.method.broadcast(plan.method.init(plan.problem, plan.keys.fold("public", "init")))
-    began = time.process_time()
     with threads(experiment.engine.threads), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the run itself warns
-        _, memory = plan.method.local(broadcast, {}, experiment.shards[plan.victim], plan.context(0, plan.victim))
-        took = time.process_time() - began
+        took, memory = _round(experiment, broadcast)
         project = plan.method.maps(broadcast, memory, plan.problem).get("projection", lambda x: x)
         return Unit(took, _step(experiment, took, project))
+
+
+def _round(experiment: Experiment, broadcast: Values) -> tuple[float, State]:
+    """(CPU seconds, what is remembered): the first turns of each long loop, scaled; where a loop is nobody's that counts
+    its turns, ``LONGEST`` at most, and the run takes more."""
+    plan = experiment.plan
+    with in_part(ALLOWANCE) as part:
+        began = part.spent()
+        try:
+            with at_most(LONGEST, unless=lambda: part.turns > 0):
+                shard, ctx = experiment.shards[plan.victim], plan.context(0, plan.victim)
+                memory = plan.method.local(broadcast, {}, shard, ctx)[1]
+        except Overdue:
+            memory = {}
+        return part.spent() - began, memory
 
 
 def _step(experiment: Experiment, round: float, project: Images) -> float:
@@ -89,13 +107,24 @@ def _step(experiment: Experiment, round: float, project: Images) -> float:
     model = plan.method.classifier(plan.problem)
     if model is None or not len(records):
         return round / _steps(plan, len(records))
-    model.requires_grad_()
+    model = placed(model, plan.problem.device).requires_grad_()
     batch = slice(int(plan.method.settings(len(records)).get("batch_size") or 16))
+    x, y = placed((project(records.x[batch]), records.y[batch]), plan.problem.device)
     for _ in range(2):
         began = time.process_time()
-        loss = functional.cross_entropy(model(project(records.x[batch])), records.y[batch])
-        torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
+        loss = functional.cross_entropy(model(x), y)
+        grads = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
+        [grad.sum().item() for grad in grads[-1:] if grad is not None]  # a GPU has finished
     return time.process_time() - began
+
+
+def replayed(experiment: Experiment) -> tuple[int, int, float]:
+    """(replays of the audited client, of the whole federation, what one of several together costs of one alone)."""
+    plan, audit = experiment.plan, experiment.audit
+    closed = experiment.privacy.unit == "record" and in_closed_form(plan)  # if an attack reads it, as one of "all" does
+    worlds = min(audit.worlds, audit.processed_worlds if closed else audit.worlds)
+    federations = min(audit.federations, audit.processed_federations if closed else audit.federations)
+    return worlds, federations, TOGETHER if plan.method.shares_work and not plan.mechanisms else 1.0
 
 
 def estimate(experiment: Experiment, unit: Unit, searches: Iterable[int]) -> Price:
@@ -103,16 +132,13 @@ def estimate(experiment: Experiment, unit: Unit, searches: Iterable[int]) -> Pri
     plan, audit, size = experiment.plan, experiment.audit, len(experiment.shards[experiment.plan.victim].train)
     phases = [plan.method.phase(t) for t in range(plan.method.rounds)]
     cost = {phase: unit.of(plan, phase, size) for phase in phases}
-    replayed = sum(cost[phase] * min(audit.rounds, KEPT, phases.count(phase)) for phase in cost)
+    one = sum(cost[phase] * min(audit.rounds, KEPT, phases.count(phase)) for phase in cost)
     attacks = [SEARCH * unit.step * length for length in searches]
-    closed = experiment.privacy.unit == "record" and in_closed_form(plan)  # if an attack reads it, as one of "all" does
-    worlds = min(audit.worlds, audit.processed_worlds if closed else audit.worlds)
-    federations = min(audit.federations, audit.processed_federations if closed else audit.federations)
-    share = TOGETHER if plan.method.shares_work and not plan.mechanisms else 1.0
+    worlds, federations, share = replayed(experiment)
     stages = {
         "start": START,
         "train": sum(cost[phase] * len(plan.participants(t)) for t, phase in enumerate(phases)),
-        "worlds": replayed * share * (worlds - 1),
+        "worlds": one * share * (worlds - 1),
         "federations": cost[phases[-1]] * federations * federation_rounds(experiment),
         "attacks": sum(attacks),
         "guarantee tests": TESTS if plan.mechanisms else 0.0,

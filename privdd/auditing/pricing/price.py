@@ -14,13 +14,15 @@ ON_WORKERS = ("train", "worlds", "federations", "attacks", "guarantee tests")
 @dataclass(frozen=True)
 class Price:
     """stages: CPU seconds of each; longest: of the longest single attack, which no number of workers shortens;
-    workers of the engine; memory, disk: bytes."""
+    workers of the engine; memory, disk: bytes. source: where it comes from, in words; least: it takes more than this."""
 
     stages: Mapping[str, float]
     longest: float
     workers: int
     memory: int
     disk: int
+    source: str = "from a short probe on this machine"
+    least: bool = False
 
     @property
     def cpu(self) -> float:
@@ -37,5 +39,6 @@ class Price:
     def lines(self) -> list[str]:
         """One for each stage, then the totals."""
         rows = [f"  {name:<16}{value:>8.1f} CPU s" for name, value in self.stages.items()]
-        total = f"about {spell(self.wall)} on {self.workers} worker{'s' * (self.workers > 1)}, {self.cpu:.0f} CPU s"
+        word = "at least" if self.least else "about"
+        total = f"{word} {spell(self.wall)} on {self.workers} worker{'s' * (self.workers > 1)}, {self.cpu:.0f} CPU s"
         return [*rows, f"{total}; memory {spelt(self.memory)}, disk {spelt(self.disk)}"]

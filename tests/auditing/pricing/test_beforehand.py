@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from dataclasses import replace
 
 import pytest
@@ -17,6 +18,7 @@ from privdd.models.layers import Shape
 from privdd.models.own import Example
 from privdd.privacy.mechanisms import ClippedSum
 from privdd.runtime.engine import Engine
+from tests.fake_device import fake_gpu
 from tests.federations import tiny_config
 
 MANY = ["partition.clients=3", "algo.rounds=2", "audit.worlds=5", "audit.rounds=2"]
@@ -63,6 +65,13 @@ def test_what_only_a_first_round_computes_is_not_charged_to_every_round(monkeypa
     assert next(units, None) is None
 
 
+def test_a_long_round_is_timed_in_part() -> None:
+    """A million epochs."""
+    began = time.process_time()
+    assert timed(audited("algo.local_epochs=1000000")).round > 100
+    assert time.process_time() - began < 20
+
+
 class Unread(nn.Module):
     """Holds a layer and passes records by it."""
 
@@ -98,3 +107,12 @@ def test_a_classifier_of_projected_records_is_timed_on_these(algo: str) -> None:
     """Its layers have the size of what records are projected to."""
     experiment = assemble(tiny_config(algo, "model.name=smallcnn", "model.norm=none", "model.width=4", command="audit"))
     assert timed(experiment).step > 0
+
+
+def test_a_step_is_timed_where_the_run_computes() -> None:
+    with fake_gpu() as gpu:
+        experiment = audited("device=cuda")
+        plan, records = experiment.plan, experiment.shards[experiment.plan.victim].train
+        before = gpu.traffic.waited.total()
+        assert beforehand._step(experiment, 1.0, lambda x: x) > 0 and len(records) and plan.problem.device == "cuda"
+        assert gpu.traffic.sent.total() > 0 and gpu.traffic.waited.total() > before

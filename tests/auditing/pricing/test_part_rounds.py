@@ -1,0 +1,71 @@
+"""A few rounds of each kind are timed, whatever the method."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from privdd.auditing.pricing import two_clients
+from privdd.auditing.pricing.part_rounds import Round, Rounds, rounds_in_part, to_time
+from privdd.cli.assemble import assemble
+from privdd.federated.experiment import Experiment
+from tests.federations import tiny, tiny_config
+
+KEPT = {"fedavg": False, "scaffold": True, "fedlgd": True, "dp_head": False, "feddm_guided_dp": False, "fedfed": False}  # whether uploads depend on it
+
+
+def audited(algo: str, *more: str) -> Experiment:
+    return assemble(tiny_config(algo, *more, command="audit"))
+
+
+def test_rounds_to_time_are_first_and_second_of_each_kind_and_the_last() -> None:
+    plan = audited("fedfed", "algo.distill_rounds=5", "algo.base.rounds=9").plan
+    assert to_time(plan) == {0: True, 1: False, 5: True, 6: True, 7: False, 14: False}
+    plan = audited("fedlgd", "algo.rounds=20", "algo.tau=3", "algo.tau_step=5").plan
+    assert to_time(plan) == {0: True, 1: True, 2: False, 5: False, 19: False}
+
+
+def test_a_round_costs_what_one_of_its_kind_did() -> None:
+    plan = audited("fedlgd", "algo.rounds=20", "algo.tau=3", "algo.tau_step=5").plan
+    rounds = Rounds({t: Round(float(t), 0.0, 1.0) for t in (0, 1, 2, 5, 19)})
+    assert [rounds.at(plan, t).usual for t in (0, 1, 4, 5, 7, 10, 18, 19)] == [0, 1, 2, 5, 2, 5, 2, 19]
+    assert rounds.at(plan, 5).of(3) == 16.0
+
+
+@pytest.mark.parametrize("algo", ["fedavg", "scaffold", "feddm_dp", "fedfed", "fedlgd", "fedrd", "feddm_guided_dp", "dp_head", "vhl"])
+def test_each_of_them_is_timed_though_those_between_are_not_run(algo: str) -> None:
+    experiment, said = audited(algo), list[str]()
+    rounds = rounds_in_part(experiment, said.append)
+    assert set(rounds.timed) == set(to_time(experiment.plan)) and len(said) == len(rounds.timed)
+    assert all(one.usual > 0 and one.victim > 0 and one.server >= 0 for one in rounds.timed.values())
+    assert not rounds.least and rounds.share == 1 and rounds.chained == KEPT.get(algo, rounds.chained)
+
+
+def test_long_training_is_timed_in_a_moment() -> None:
+    """A million epochs of two clients, and as many steps of the server."""
+    short = rounds_in_part(audited("fedavg", "algo.local_epochs=100"), print).timed[0]
+    long = rounds_in_part(audited("fedavg", "algo.local_epochs=1000000"), print)
+    assert long.left and long.timed[0].usual > 100 * short.usual  # 10,000 times the epochs
+    server = rounds_in_part(audited("feddm", "algo.server.epochs=1000000"), print).timed[0]
+    assert server.server > server.usual  # of a million epochs, most of which are owed
+
+
+def endless(model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor, seed: int) -> Any:
+    while True:
+        torch.ones(2).sum()
+
+
+def test_training_that_never_ends_costs_at_least_what_it_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(two_clients, "LONGEST", 0.05)
+    rounds = rounds_in_part(audited("own_training", f"algo.training={__name__}:endless"), print)
+    assert rounds.least and rounds.timed[0].usual > 0
+
+
+def test_test_images_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    experiment = tiny("fedavg")
+    many = replace(experiment.dataset, test=experiment.test.take([0] * 200_000))
+    few, more = (rounds_in_part(e, print).timed[1].server for e in (experiment, replace(experiment, dataset=many)))
+    assert more > few  # 5,000 times as many
