@@ -11,8 +11,10 @@ import torch
 import torch.nn.functional as F
 
 from attacks.repeatable import repeatable
+from privdd.auditing.attack_tasks import AttackFailed
 from privdd.auditing.pipeline import audit
 from privdd.cli.assemble import assemble, attacks_of
+from privdd.cli.failures import explain
 from privdd.cli.runs import say
 from privdd.core.errors import BadConfig
 from privdd.distillation import augmentation, public_features, random_features
@@ -129,3 +131,11 @@ def test_what_runs_on_the_gpu_is_said(capsys: pytest.CaptureFixture[str]) -> Non
     say(on_gpu, Path("x"))
     line = capsys.readouterr().err.splitlines()[-1]
     assert line.startswith(f"privdd: on cuda: {FedAvg.on_gpu}; the server's work") and line.endswith("stay on the CPU")
+
+
+def test_a_layer_without_a_repeatable_kernel_is_told_in_one_line() -> None:
+    """What torch says is of a flag that the user never set."""
+    said = "grid_sampler_2d_backward_cuda does not have a deterministic implementation, but you set 'torch.use_deterministic_algorithms(True)'"
+    for error in (RuntimeError(said), AttackFailed(f"attack lira on update (server) failed: RuntimeError: {said}")):
+        line = explain(error)
+        assert line is not None and line.startswith("device=cuda: a layer has no GPU kernel") and "deterministic" not in line
