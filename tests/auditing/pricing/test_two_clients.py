@@ -57,8 +57,9 @@ def test_a_stopped_client_is_scaled_from_fewer_of_its_records(monkeypatch: pytes
     with in_part(1.0) as part:
         engine = TwoClients(part=part)
 
-        def fn(task: Task) -> Answer:  # a millisecond a record; on all of them it is stopped, however late the watch is
-            burn(0.001 * len(task.shard.train))
+        def fn(task: Task) -> Answer:  # a user's own function: a millisecond a record, and too many of them
+            n = len(task.shard.train)
+            burn(0.001 * n if n < 1600 else 30.0)
             return answer(task)
 
         list(engine.map(fn, tasks(1600, 1600)))
