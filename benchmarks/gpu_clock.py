@@ -33,7 +33,7 @@ class Taken:
 def timed(device: str, run: Run) -> Taken:
     gpu = device == "cuda"
     if gpu:
-        torch.cuda.empty_cache()  # what is free decides how large some batches are
+        torch.cuda.empty_cache()  # what the stage before left behind
         torch.cuda.reset_peak_memory_stats()
         torch.cuda.synchronize()
     began = time.perf_counter()

@@ -66,7 +66,7 @@ def _shapes(model: nn.Module) -> list[tuple[str, torch.Size]]:
 def at_once(victim: Victim, images: Tensor, memory: int | None = None) -> int:
     """How many problems with ``images`` (b, c, h, w) each may go through the model at once; at least one.
 
-    memory: bytes; None: ``MEMORY`` on the CPU, what is free on a GPU (``room``).
+    memory: bytes; None: ``MEMORY`` on the CPU, a share of a GPU's (``room``).
     """
     memory = room(images.device, MEMORY) if memory is None else memory
     steps = victim.local.steps

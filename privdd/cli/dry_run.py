@@ -37,6 +37,7 @@ MOST = 45.0  # CPU seconds of a probe; a longer one is not run
 
 def dry_run(config: DictConfig, path: Path) -> int:
     """Print the price of the audit of ``config`` into ``path``; exit status 0. Raises BadConfig for what cannot run."""
+    from attacks.repeatable import repeatable
     from privdd.auditing.pricing.beforehand import timed
     from privdd.auditing.pricing.extrapolated import extrapolated, probe_seconds
     from privdd.auditing.pricing.needs import check_fits
@@ -50,9 +51,10 @@ def dry_run(config: DictConfig, path: Path) -> int:
     _say("timing a part of a few rounds")
     small = _small(config, whole.plan.method.worlds_per_pass if whole.plan.method.shares_work else 0)
     searches = searches_read(config, whole.plan.method, attacks_of(config))
-    step, rounds = timed(whole).step, _rounds(whole)  # in this order: the first makes all warm
-    length = probe_seconds(whole, small.audit.worlds, rounds, step, [probed_steps(n) for n in searches])
-    found = extrapolated(whole, rounds, step, searches) if length > MOST else _probed(whole, config, small, length)
+    with repeatable(whole.run.device):  # the kernels of the run
+        step, rounds = timed(whole).step, _rounds(whole)  # in this order: the first makes all warm
+        length = probe_seconds(whole, small.audit.worlds, rounds, step, [probed_steps(n) for n in searches])
+        found = extrapolated(whole, rounds, step, searches) if length > MOST else _probed(whole, config, small, length)
     print("\n".join([f"{config.name or 'this run'}: nothing was kept; {found.source}", *found.lines()]))
     return 0
 

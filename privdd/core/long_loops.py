@@ -66,12 +66,12 @@ _PART: ContextVar[LoopsInPart | None] = ContextVar("part", default=None)
 @contextmanager
 def in_part(allowance: float) -> Iterator[LoopsInPart]:
     """Within, each loop is left after ``allowance`` CPU seconds."""
-    part = LoopsInPart(allowance)
-    token = _PART.set(part)
+    part, before = LoopsInPart(allowance), _PART.get()
     try:
+        _PART.set(part)  # inside: an interruption right after it would cut short what trains later
         yield part
     finally:
-        _PART.reset(token)
+        _PART.set(before)
 
 
 def turns(loop: Sequence[T]) -> Iterator[T]:

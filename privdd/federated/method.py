@@ -68,7 +68,8 @@ class Method(ABC):
         """One client's round: (what it hands to the channel, what it remembers).
 
         ctx: ``privdd.federated.channel.ClientContext``, which has the client's random streams and mechanisms. All tensors
-        are on the problem's device; what is returned is brought back from there.
+        are on the problem's device; what is returned is brought back from there. No result of training may stay in a
+        cache of the process: a price comes before a run and trains for a moment only, and the run would read it.
         """
 
     @abstractmethod

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+import gc
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -157,7 +161,7 @@ def test_numbers_drawn_ahead_are_those_of_each_step_and_travel_in_blocks() -> No
     assert torch.equal(one.get_state(), two.get_state())
 
 
-def test_memory_is_what_is_free_on_a_gpu() -> None:
+def test_memory_is_a_quarter_of_a_gpus_whatever_is_free() -> None:
     assert room("cpu", 123) == 123 and look_every(torch.device("cpu")) == 1
     with fake_gpu():
         assert room("cuda", 123) == 2**32  # a quarter of the 16 GiB that the fake device has
@@ -182,6 +186,60 @@ def test_images_at_once_follow_a_gpus_size_where_the_usual_number_is_asked_for()
         assert images_at_once(there, 64, 64) == 128  # 4 GiB of 16, 32 KiB a pixel
         assert images_at_once(there, 16, 64) == 16 and images_at_once(there, 0, 64) == 0
         assert images_at_once(torch.zeros(1, 3, 224, 224).to("cuda"), 64, 64) == 64
+
+
+class Graph:
+    """A graph of kernels: what was computed inside of ``recording`` is computed again into the same memory."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Callable[[Tensor], tuple[Tensor, ...]], Tensor, tuple[Tensor, ...]]] = []
+        self.open = False
+
+    def replay(self) -> None:
+        for compute, given, found in self.calls:
+            for held, value in zip(found, compute(given), strict=True):
+                held.copy_(value)
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        self.open = True
+        yield
+        self.open = False
+
+
+@contextmanager
+def recorded_by(graph: Graph) -> Iterator[None]:
+    """The fake GPU with streams that do nothing, and ``graph`` as its only graph."""
+    stream = mock.MagicMock()
+    with fake_gpu(), ExitStack() as held:
+        for name, value in (("Stream", stream), ("current_stream", stream), ("CUDAGraph", lambda: graph)):
+            held.enter_context(mock.patch.object(torch.cuda, name, value))
+        held.enter_context(mock.patch.object(torch.cuda, "stream", lambda _: nullcontext()))
+        held.enter_context(mock.patch.object(torch.cuda, "graph", Graph.recording))
+        yield
+
+
+def test_what_a_graph_gave_stays_as_it_was_and_what_it_reads_is_kept() -> None:
+    """A replay writes where the one before wrote, and reads where the recording read."""
+
+    class Doubled:
+        def __call__(self, x: Tensor) -> tuple[Tensor, ...]:
+            found = (2 * x, x.sum())
+            if graph.open:
+                graph.calls.append((lambda given: (2 * given, given.sum()), x, found))
+            return found
+
+    graph, compute = Graph(), Doubled()
+    with recorded_by(graph):
+        play = replayed(compute, torch.zeros(3).to("cuda"))
+        alive = weakref.ref(compute)
+        assert len(graph.calls) == 1 and play is not compute
+        del compute
+        gc.collect()
+        assert alive() is not None
+        first, second = (play(torch.full((3,), value).to("cuda")) for value in (1.0, 5.0))
+        assert [float(found[1].cpu()) for found in (first, second)] == [3.0, 15.0]
+        assert first[0].cpu().tolist() == [2.0] * 3 and second[0].cpu().tolist() == [10.0] * 3
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU: torch.cuda.is_available() is False")

@@ -7,12 +7,14 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from omegaconf import OmegaConf
 
 from privdd.cli import dry_run
 from privdd.cli.assemble import assemble, attacks_of
 from privdd.cli.main import _main, config_of
 from privdd.core.errors import BadConfig
+from tests.fake_device import fake_gpu
 
 FEW = ["algo=fedproto", "preset=smoke", "data.limit=150", "data.test_limit=40", "partition.clients=3", "model.width=4"]
 
@@ -49,6 +51,20 @@ def test_a_long_run_is_priced_from_a_part_of_it_and_says_so(tmp_path: Path, caps
     assert took < 40 and list(tmp_path.iterdir()) == []
     assert "nothing was kept; extrapolated from a part of" in out and "first steps of each long loop" in out
     assert "privdd: --dry-run: timing a part of a few rounds" in err and "--dry-run: rounds: 3/3, done in" in err
+
+
+def test_on_a_gpu_the_kernels_of_the_run_are_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Seen(Exception):
+        """What was looked for was there."""
+
+    def rounds(whole: object) -> None:
+        assert torch.are_deterministic_algorithms_enabled()
+        raise Seen
+
+    monkeypatch.setattr(dry_run, "_rounds", rounds)
+    with fake_gpu(), pytest.raises(Seen):
+        dry_run.dry_run(config_of("audit", *FEW, "attack=[lira]", "device=cuda"), tmp_path)
+    assert not torch.are_deterministic_algorithms_enabled()
 
 
 def test_the_searches_of_attacks_that_read_nothing_are_not_counted() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import threading
 import time
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -68,6 +70,21 @@ def test_a_loop_in_a_loop_is_owed_with_it(monkeypatch: pytest.MonkeyPatch) -> No
                 clock.work(1.0)
                 run += 1
     assert run < 10 and part.spent() == pytest.approx(7 + 50 * 200) and part.looped == pytest.approx(50 * 200)
+
+
+def test_no_price_reaches_beyond_its_end_or_its_thread() -> None:
+    """A run that trained in part would be audited as if it were whole."""
+    elsewhere: list[int] = []
+    with pytest.raises(KeyboardInterrupt), in_part(0.0) as outer:
+        with pytest.raises(ValueError), in_part(0.0):
+            raise ValueError
+        thread = threading.Thread(target=lambda: elsewhere.extend(turns(range(1000))))
+        thread.start()
+        thread.join()
+        assert elsewhere == list(range(1000)) and next(turns(range(5))) == 0 and outer.turns == 5
+        raise KeyboardInterrupt
+    whole = range(1000)
+    assert not isinstance(turns(whole), Generator) and list(turns(whole)) == list(whole) and outer.turns == 5
 
 
 def test_short_loops_are_run_to_their_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,8 @@ from privdd.distillation.gradient_matching import gradient_distance, slopes
 from privdd.federated.channel import ClientContext
 from privdd.models import ModelSpec, initial
 from privdd.models.build import build
+from privdd.training.contrastive import as_records
+from privdd.training.local import local_sgd
 from tests.fake_device import fake_gpu, repeated
 
 SHAPE, CLASSES = (1, 4, 4), 3
@@ -78,6 +80,25 @@ def test_images_take_the_steps_of_momentum_along_one_network() -> None:
     again = matching_slope(build(SPEC, SHAPE, CLASSES), first, cells, one, 100, keys.fold("gradient", 0).fold("batch", 1))
     assert torch.allclose(still, one - 0.05 * (0.5 * (start - one) / 0.05 + again), atol=1e-6)
     assert not torch.allclose(two, still, atol=1e-5)
+
+
+def test_bits_are_those_of_the_plain_loop() -> None:
+    """Every step takes its batch and its network by itself; two records of six, so that a batch shows its stream."""
+    keys, ctx = Keys(0), ClientContext(0, 0, Keys(0), Problem(SHAPE, CLASSES, 1))
+    whole, network = client().train, build(SPEC, SHAPE, CLASSES)
+    cells = one_world(replace(whole, x=whole.x.float()), CLASSES)
+    images = distilled({"networks": 0})["images/x"]
+    for k in range(2):
+        state = initial(SPEC, SHAPE, CLASSES, ctx.public("gradient", "networks").fold(k).torch())
+        own, velocity = keys.fold("gradient", k), torch.zeros_like(images)
+        for t in range(3):
+            if t:
+                seen = as_records(images.flatten(0, 1), cells.labels.repeat_interleave(3))
+                generator = own.fold("training", t).torch()
+                state, _ = local_sgd(network, state, seen, lr=0.01, steps=1, batch_size=256, generator=generator)
+            velocity = 0.5 * velocity + matching_slope(network, state, cells, images, 2, own.fold("batch", t))
+            images = images - 0.05 * velocity
+    assert torch.equal(distilled({"networks": 2, "matches": 3, "batch": 2})["images/x"], images)
 
 
 @pytest.mark.parametrize(("many", "trained"), [({"networks": 5}, 0), ({"networks": 2, "matches": 6}, 10)])

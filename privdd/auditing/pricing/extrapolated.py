@@ -51,7 +51,7 @@ def probe_seconds(whole: Experiment, worlds: int, rounds: Rounds, step: float, s
     plan, firsts = whole.plan, dict[str, Round]()
     for t, one in rounds.timed.items():
         firsts.setdefault(plan.method.phase(t), one)
-    trained = [one.of(len(whole.shards)) for one in (*firsts.values(), *2 * [rounds.timed[0]])]
+    trained = [one.of(len(whole.shards)) for one in (*firsts.values(), *2 * [rounds.timed[min(rounds.timed)]])]
     replays = (worlds + 1) * replayed(whole)[2] * sum(one.victim for one in firsts.values())
     return sum(trained) + replays + SEARCH * step * sum(searches) + (PROBED_TESTS if plan.mechanisms else 0.0)
 

@@ -51,17 +51,21 @@ class Rounds:
 
     def at(self, plan: Plan, t: int) -> Round:
         """A round's cost: its own, or that of the latest of its kind that was timed, else of the latest at all."""
-        known = [s for s in self.timed if s <= t]
+        known = [s for s in self.timed if s <= t] or [min(self.timed)]
         alike = [s for s in known if plan.method.workload(s) == plan.method.workload(t)]
         return self.timed[max(alike or known)] if t not in self.timed else self.timed[t]
 
 
 def to_time(plan: Plan) -> dict[int, bool]:
-    """Round -> whether a price needs it: the first of each kind, and, where there is time, the second and the last."""
+    """Round -> whether a price needs it: the first of each kind, and, where there is time, the second and the last.
+
+    Rounds from which everybody drops out have no work to time.
+    """
     found: dict[str, list[int]] = {}
-    for t in range(plan.method.rounds):
+    taken = [t for t in range(plan.method.rounds) if plan.participants(t)]
+    for t in taken:
         found.setdefault(plan.method.workload(t), []).append(t)
-    more = {t: False for of in found.values() for t in of[1:2]} | {plan.method.rounds - 1: False}
+    more = {t: False for of in found.values() for t in of[1:2]} | {taken[-1]: False}
     return dict(sorted((more | {of[0]: True for of in found.values()}).items()))
 
 

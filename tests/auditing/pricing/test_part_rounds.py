@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from privdd.auditing.pricing import two_clients
+from privdd.auditing.pricing.extrapolated import extrapolated, probe_seconds
 from privdd.auditing.pricing.part_rounds import Round, Rounds, rounds_in_part, to_time
 from privdd.cli.assemble import assemble
 from privdd.federated.experiment import Experiment
@@ -26,6 +27,19 @@ def test_rounds_to_time_are_first_and_second_of_each_kind_and_the_last() -> None
     assert to_time(plan) == {0: True, 1: False, 5: True, 6: True, 7: False, 14: False}
     plan = audited("fedlgd", "algo.rounds=20", "algo.tau=3", "algo.tau_step=5").plan
     assert to_time(plan) == {0: True, 1: True, 2: False, 5: False, 19: False}
+
+
+def test_rounds_that_everybody_drops_out_of_are_not_timed() -> None:
+    """Under trust=secagg, where too few clients are left for a sum."""
+    experiment = audited(
+        "fedavg", "trust=secagg", "trust.dropout=0.5", "trust.least=2", "algo.weighting=uniform", "privacy=none",
+        "algo.rounds=6", "seed=1",
+    )  # fmt: skip
+    taken = [t for t in range(6) if experiment.plan.participants(t)]
+    assert 0 not in taken and 0 < len(taken) < 6
+    rounds = rounds_in_part(experiment, print)
+    assert set(rounds.timed) == {*taken[:2], taken[-1]} and rounds.at(experiment.plan, 0) == rounds.timed[taken[0]]
+    assert extrapolated(experiment, rounds, 0.1, []).stages["train"] > 0 and probe_seconds(experiment, 2, rounds, 0.1, []) > 0
 
 
 def test_a_round_costs_what_one_of_its_kind_did() -> None:

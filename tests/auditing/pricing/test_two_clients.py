@@ -57,8 +57,9 @@ def test_a_stopped_client_is_scaled_from_fewer_of_its_records(monkeypatch: pytes
     with in_part(1.0) as part:
         engine = TwoClients(part=part)
 
-        def fn(task: Task) -> Answer:  # a user's own function: a millisecond a record
-            burn(0.001 * len(task.shard.train))
+        def fn(task: Task) -> Answer:  # a user's own function: a millisecond a record, and too many of them
+            n = len(task.shard.train)
+            burn(0.001 * n if n < 1600 else 30.0)
             return answer(task)
 
         list(engine.map(fn, tasks(1600, 1600)))
@@ -73,9 +74,9 @@ def test_counted_loops_are_scaled_by_records_only_where_these_count(
     with in_part(0.05) as part:
         engine = TwoClients(part=part)
 
-        def fn(task: Task) -> Answer:  # reads its records for long, then steps of ten milliseconds
+        def fn(task: Task) -> Answer:  # reads all of its records for longer than it may, then steps of ten milliseconds
             n = len(task.shard.train)
-            burn(0.6 if n > 1000 else 0.0)
+            burn(30.0 if n > 1000 else 0.0)
             for _ in turns(range(n if by_records else 100)):
                 burn(0.01)
             return answer(task)
