@@ -77,4 +77,4 @@ def said(rounds: Rounds) -> str:
     said = f"extrapolated from a part of {timed} on this machine ({', '.join(how)}); attacks and guarantee tests were not run"
     if rounds.least:
         said += f"; a client's round did not end within {LONGEST:.0f} CPU s on few of its records: training takes more than this"
-    return f"{said}: right within a factor of two or three"
+    return f"{said}: rough, the share of attacks may be off by a factor of five"

@@ -38,7 +38,7 @@ def test_it_is_said_in_words_what_was_measured_and_what_was_not() -> None:
     one = {0: Round(1.0, 1.0, 1.0)}
     assert said(Rounds(one)).startswith("extrapolated from a part of 1 round on this machine (two clients); attacks")
     assert "first steps of each long loop, one in 16 of a client's records" in said(Rounds(one, left=2, share=16))
-    assert "factor of two or three" in said(Rounds(one)) and "more than this" not in said(Rounds(one))
+    assert "factor of five" in said(Rounds(one)) and "more than this" not in said(Rounds(one))
     experiment = audited("fedavg")
     price = extrapolated(experiment, Rounds(one, least=True), 0.1, [])
     assert "training takes more than this" in price.source and price.lines()[-1].startswith("at least ")
