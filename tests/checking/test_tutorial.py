@@ -18,10 +18,10 @@ def test_what_the_page_says_of_its_example(tmp_path: Path, monkeypatch: pytest.M
     (command,) = re.findall(r"^python -m privdd\.check (.*)$", text, re.M)
     (tmp_path / "noise.py").write_text(code)
     monkeypatch.chdir(tmp_path)
-    small = ["max_calls=12000", "seconds=6", "input.shapes=[[4,3],[4]]"]
-    assert main([*command.split(), *small]) == 2
+    small = ["max_calls=12000", "input.shapes=[[4,3],[4]]"]  # calls end it, not seconds: a busy machine finds as much
+    assert main([*command.split(), *small, "seconds=30"]) == 2
     assert "REFUTED: epsilon is above" in capsys.readouterr().out
-    assert main([*command.split(), "args.std=2", *small]) == 0
+    assert main([*command.split(), "args.std=2", *small, "seconds=6"]) == 0
     assert "not refuted, under conditions" in capsys.readouterr().out
 
 
