@@ -44,8 +44,11 @@ def room(device: torch.device | str, usual: int) -> int:
 
 
 def images_at_once(images: Tensor, usual: int, cached: int) -> int:
-    """How many of ``images`` (n, c, h, w) may go through a network at once: ``usual``; on a GPU, where ``usual`` is
-    ``cached``, the number that fits a CPU's cache, as many as its memory holds of a network such as ResNet-18."""
+    """How many of ``images`` (n, c, h, w) may go through a network at once: ``usual``, a number that was asked for.
+
+    ``cached`` is the default, chosen for a CPU's cache; where it was left as it is, a GPU takes as many as fit into its
+    memory with a network such as ResNet-18.
+    """
     if images.device.type == "cpu" or usual != cached:
         return usual
     return max(usual, room(images.device, 0) // (PIXEL * math.prod(images.shape[-2:])))

@@ -75,19 +75,12 @@ def matching_gradient(images: Tensor, targets: Tensor, embed: Embed, *, chunk: i
 
 
 def real_means(
-    cells: Cells, embed: Embed, transform: Transform, settings: Matching, keys: Keys, real_map: Embed | None = None
+    batch: Batch, cells: Cells, embed: Embed, transform: Transform, settings: Matching, real_map: Embed | None = None
 ) -> Tensor:
     """Mean embedding of one batch of every cell, (M, p): each record is embedded once for all cells.
 
     real_map: applied to a record between ``transform`` and the network (FedRD's projection).
     """
-    (batch,) = real_batches(cells, settings.batch, lambda t: keys, 1)
-    return _means(batch, cells, embed, transform, settings, real_map)
-
-
-def _means(
-    batch: Batch, cells: Cells, embed: Embed, transform: Transform, settings: Matching, real_map: Embed | None
-) -> Tensor:
     x = transform(cells.pool.x[batch.at])
     whole: Embed = embed if real_map is None else lambda part: embed(real_map(part))
     embeddings = embedded(whole, x, settings.chunk).split([rows.shape[1] for rows in batch.taken])
@@ -118,7 +111,7 @@ def match(
     batches = real_batches(cells, settings.batch, streams.batch.fold, steps)
     for t, embed, batch in zip(turns(range(steps)), in_turn(networks, steps), batches):
         transform = draw(settings.augment, tuple(images.shape[2:]), streams.augment.fold(t).torch())  # type: ignore[arg-type]
-        targets = _means(batch, cells, embed, transform, settings, real_map)
+        targets = real_means(batch, cells, embed, transform, settings, real_map)
         gradient = matching_gradient(images, targets, _siamese(embed, transform, settings), chunk=settings.chunk)
         images, velocity = descend(images, velocity, gradient, settings)
     return images

@@ -93,7 +93,7 @@ class GradientImages(Distiller):
             if t:
                 whole = as_records(images.flatten(0, 1), labels)
                 state = self._trained(network, state, whole, keys.fold("training", t))
-            velocity = self.momentum * velocity + _slope(network, state, cells, images, batch)
+            velocity = self.momentum * velocity + matching_slope(network, state, cells, images, batch)
             images = images - self.lr * velocity
         return images
 
@@ -103,14 +103,9 @@ class GradientImages(Distiller):
 
 
 def matching_slope(
-    network: nn.Module, state: Mapping[str, Tensor], cells: Cells, images: Tensor, batch: int, keys: Keys
+    network: nn.Module, state: Mapping[str, Tensor], cells: Cells, images: Tensor, batch: Batch
 ) -> Tensor:
     """Gradient (M, ipc, c, h, w), by the images, of the distance of each class's gradient to that of real records."""
-    (seen,) = real_batches(cells, batch, lambda _: keys, 1)
-    return _slope(network, state, cells, images, seen)
-
-
-def _slope(network: nn.Module, state: Mapping[str, Tensor], cells: Cells, images: Tensor, batch: Batch) -> Tensor:
     parts = []
     for group, own, at in zip(cells.groups, images, batch.at.split([rows.shape[1] for rows in batch.taken])):
         target = slopes(network, state, cells.pool.x[at], cells.pool.y[at])

@@ -12,7 +12,7 @@ from types import FrameType
 from typing import Any
 
 LOOK, AGAIN = 0.1, 1.0  # seconds between two looks at the clock, and between two signals
-PATIENCE = 2  # signals in a row that may find a door, which work of nothing but short contexts always does
+PATIENCE = 2  # signals that may find a context being entered or left; work made of short contexts always does
 SIGNAL = getattr(
     signal, "SIGURG", None
 )  # nobody's: a process that does not handle it takes no notice, even of a late one
@@ -28,8 +28,8 @@ def at_most(seconds: float, unless: Callable[[], bool] = lambda: False) -> Itera
 
     unless: whether it may go on; asked each time. A thread looks at the clock: a timer of CPU time (SIGPROF) would make
     the kernel's clock of CPU seconds jump by 4 ms, and what is measured inside with it. A handler of the caller's own
-    gets the signals of others meanwhile, and is back in its place afterwards. Raised at the third try only while a context
-    of the work's is entered or left: it would stay open, and what comes later run without gradients, for instance.
+    gets the signals of others meanwhile, and is back in its place afterwards. While the work enters or leaves a context
+    (``with``), the first two tries are skipped: the context would stay open, and later code run without gradients, say.
     Without a bound where threads get no signals: on Windows, and outside of the main thread.
     """
     here = threading.current_thread()
@@ -43,7 +43,7 @@ def at_most(seconds: float, unless: Callable[[], bool] = lambda: False) -> Itera
         due.clear()
         if over.is_set() or unless():
             return
-        if not _at_a_door(frame, caller) or next(waits, None) is None:
+        if not _in_a_context_manager(frame, caller) or next(waits, None) is None:
             raise Overdue
 
     def watch() -> None:
@@ -72,7 +72,7 @@ def at_most(seconds: float, unless: Callable[[], bool] = lambda: False) -> Itera
             signal.signal(SIGNAL, before)
 
 
-def _at_a_door(frame: FrameType | None, caller: FrameType) -> bool:
+def _in_a_context_manager(frame: FrameType | None, caller: FrameType) -> bool:
     """Whether a context is being entered or left in ``frame``, or in what called it, up to ``caller``."""
     while frame is not None and frame is not caller:
         if frame.f_code.co_name in ("__enter__", "__exit__"):

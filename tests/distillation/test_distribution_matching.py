@@ -15,6 +15,7 @@ from privdd.distillation.class_subsets import Cell, Cells, batched_cells, cut, l
 from privdd.distillation.distribution_matching import Matching, Streams, match, matching_gradient, real_means
 from privdd.distillation.initial_images import initial_images
 from privdd.distillation.networks import Networks, ball, embedded, embedder, fixed, fresh, in_ball, to_ball
+from privdd.distillation.real_batches import real_batches
 from privdd.distillation.sampling import first, priorities, taken
 from privdd.models import ModelSpec, build, initial
 from tests.fake_device import fake_gpu, repeated
@@ -50,7 +51,8 @@ def test_gradient_is_that_of_the_loss_written_out(logits: bool, chunk: int) -> N
     data = records(40)
     cells = one_world(data, CLASSES)
     embed = embedder(MODEL, STATE, logits=logits)
-    targets = real_means(cells, embed, Transform(), Matching(1, batch=1000, chunk=chunk), Keys(0))
+    (batch,) = real_batches(cells, 1000, Keys(0).fold, 1)
+    targets = real_means(batch, cells, embed, Transform(), Matching(1, batch=1000, chunk=chunk))
     images = torch.randn((len(cells), 3, *SHAPE), generator=Keys(5).torch())
     x = images.clone().requires_grad_(True)
     loss = torch.zeros(())

@@ -9,9 +9,10 @@ import torch
 
 from privdd.core.keys import Keys
 from privdd.core.types import Problem, Records, Shard
-from privdd.distillation.class_subsets import one_world
+from privdd.distillation.class_subsets import Cells, one_world
 from privdd.distillation.gradient_images import GradientImages, matching_slope
 from privdd.distillation.gradient_matching import gradient_distance, slopes
+from privdd.distillation.real_batches import Batch, real_batches
 from privdd.federated.channel import ClientContext
 from privdd.models import ModelSpec, initial
 from privdd.models.build import build
@@ -44,16 +45,22 @@ def distance(shard: Shard, images: torch.Tensor) -> float:
     return total
 
 
+def drawn(cells: Cells, size: int, keys: Keys) -> Batch:
+    """One batch from the stream ``keys``."""
+    (batch,) = real_batches(cells, size, lambda _: keys, 1)
+    return batch
+
+
 def test_the_slope_is_that_of_finite_differences() -> None:
     shard, step = client(), 1e-6
     images = torch.rand((2, 3, *SHAPE), generator=Keys(5).torch(), dtype=torch.float64)
     cells = one_world(shard.train, CLASSES)
-    slope = matching_slope(build(SPEC, SHAPE, CLASSES), weights(), cells, images, 100, Keys(2))
+    slope = matching_slope(build(SPEC, SHAPE, CLASSES), weights(), cells, images, drawn(cells, 100, Keys(2)))
     for seed in range(3):
         way = torch.randn(images.shape, generator=Keys(seed).torch(), dtype=torch.float64)
         change = (distance(shard, images + step * way) - distance(shard, images - step * way)) / (2 * step)
         assert float((slope * way).sum()) == pytest.approx(change, rel=1e-4)
-    few = matching_slope(build(SPEC, SHAPE, CLASSES), weights(), cells, images, 2, Keys(2))
+    few = matching_slope(build(SPEC, SHAPE, CLASSES), weights(), cells, images, drawn(cells, 2, Keys(2)))
     assert not torch.allclose(few, slope)  # two records of a class are not all six
 
 
@@ -74,10 +81,10 @@ def test_images_take_the_steps_of_momentum_along_one_network() -> None:
     whole = client().train
     cells = one_world(replace(whole, x=whole.x.float()), CLASSES)
     where = keys.fold("gradient", 0).fold("batch", 0)
-    assert torch.allclose(start - 0.05 * matching_slope(build(SPEC, SHAPE, CLASSES), first, cells, start, 100, where), one)
+    assert torch.allclose(start - 0.05 * matching_slope(build(SPEC, SHAPE, CLASSES), first, cells, start, drawn(cells, 100, where)), one)
     two = distilled({"matches": 2})["images/x"]
     still = distilled({"matches": 2, "network_lr": 1e-12})["images/x"]
-    again = matching_slope(build(SPEC, SHAPE, CLASSES), first, cells, one, 100, keys.fold("gradient", 0).fold("batch", 1))
+    again = matching_slope(build(SPEC, SHAPE, CLASSES), first, cells, one, drawn(cells, 100, keys.fold("gradient", 0).fold("batch", 1)))
     assert torch.allclose(still, one - 0.05 * (0.5 * (start - one) / 0.05 + again), atol=1e-6)
     assert not torch.allclose(two, still, atol=1e-5)
 
@@ -96,7 +103,7 @@ def test_bits_are_those_of_the_plain_loop() -> None:
                 seen = as_records(images.flatten(0, 1), cells.labels.repeat_interleave(3))
                 generator = own.fold("training", t).torch()
                 state, _ = local_sgd(network, state, seen, lr=0.01, steps=1, batch_size=256, generator=generator)
-            velocity = 0.5 * velocity + matching_slope(network, state, cells, images, 2, own.fold("batch", t))
+            velocity = 0.5 * velocity + matching_slope(network, state, cells, images, drawn(cells, 2, own.fold("batch", t)))
             images = images - 0.05 * velocity
     assert torch.equal(distilled({"networks": 2, "matches": 3, "batch": 2})["images/x"], images)
 

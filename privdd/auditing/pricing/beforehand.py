@@ -84,8 +84,8 @@ def timed(experiment: Experiment) -> Unit:
 
 
 def _round(experiment: Experiment, broadcast: Values) -> tuple[float, State]:
-    """(CPU seconds, what is remembered): the first turns of each long loop, scaled; where a loop is nobody's that counts
-    its turns, ``LONGEST`` at most, and the run takes more."""
+    """(CPU seconds, what is remembered): the first turns of each long loop, scaled. Code that never reaches a counted
+    loop, such as a user's own training, is stopped after ``LONGEST``: it then takes longer than is said."""
     plan = experiment.plan
     with in_part(ALLOWANCE) as part:
         began = part.spent()
