@@ -15,9 +15,7 @@ from privdd.runtime.engine import Engine
 from privdd.runtime.time_limit import Overdue, at_most
 from privdd.runtime.workers import threads
 
-LONGEST = (
-    6.0  # CPU seconds after which a client's round is stopped, unless it has reached a loop whose turns are counted
-)
+LONGEST = 6.0  # CPU seconds after which a client's round is stopped that has not reached a loop of counted turns
 COSTLY = 4.0  # CPU seconds of timing one client, from which the other is not timed
 SHARES = (1, 16, 256)  # a client that was stopped is timed on one in so many of its records
 
