@@ -21,7 +21,7 @@ CALLS = 4000
 SHOWN = 600  # where it only is a condition
 TRIED = 6  # pairs
 FEW = 0.1  # different values for each call: fewer are outcomes that come back
-SHARE = 0.05  # of the time that is left, after which no further pair is looked at where it only is a condition
+SHARE = 0.05  # of the time or the calls left, after which no further pair is looked at where it only is a condition
 
 
 def lowest_bits(rows: np.ndarray) -> np.ndarray:
@@ -43,8 +43,9 @@ def bits(mechanism: BlackBox, stated: Stated, tried: Tried, clock: Clock, confid
     chosen = [p for p in pairs(mechanism.kind, stated.relation, small) if "one number" in p.says][:TRIED]
     count = CALLS if stated.low_bits else SHOWN
     best, ends = (0.0, ""), (1 - SHARE) * clock.left()
+    last = mechanism.calls + SHARE * (clock.calls - mechanism.calls)
     for at_pair, pair in enumerate(chosen or pairs(mechanism.kind, stated.relation, small)[:1]):
-        if at_pair and not stated.low_bits and clock.left() < ends:
+        if at_pair and not stated.low_bits and (clock.left() < ends or mechanism.calls > last):
             break
         try:
             sides = [drawn(mechanism, [side], count, clock) for side in (pair.present, pair.absent)]

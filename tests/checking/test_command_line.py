@@ -126,6 +126,13 @@ def test_low_bits_of_floats_tell_and_those_of_a_lattice_do_not() -> None:
     assert bits(plain, stated, Tried(), clock, 1 - 1e-12)[0].epsilon < bits(plain, stated, Tried(), clock, 0.9)[0].epsilon
 
 
+def test_low_bits_as_a_condition_leave_most_calls_to_other_looks() -> None:
+    few, many = gaussian(3.7), gaussian(3.7)
+    bits(few, Stated(1.0, 1e-5), Tried(), Clock(60, 12_000), 0.999)
+    bits(many, Stated(1.0, 1e-5), Tried(), Clock(60, 10**6), 0.999)
+    assert few.calls == 1200 < many.calls  # one pair of inputs; all of them
+
+
 def test_declared_noise_is_tested() -> None:
     clock = Clock(60, 10**6)
     for stated, outcomes in (
