@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
+FIXED = (":4096:8", ":16:8")  # sizes of its memory at which a GPU's products of matrices add in a fixed order
 
 
 @contextmanager
@@ -27,7 +28,7 @@ def repeatable(device: torch.device | str) -> Iterator[None]:
     if torch.device(device).type == "cpu":
         yield
         return
-    os.environ.setdefault(WORKSPACE, ":4096:8")  # read at the first product of matrices
+    os.environ.setdefault(WORKSPACE, FIXED[0])  # read at the first product of matrices
     products, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn
     before = torch.are_deterministic_algorithms_enabled(), products.allow_tf32, convolutions.allow_tf32
     memory: Any = torch.utils.deterministic

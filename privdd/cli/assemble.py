@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
@@ -116,8 +117,11 @@ def _of_role(made: Any, role: type[Role], key: str) -> Role:
 
 
 def _check_device(device: str, method: Method, engine: Engine) -> None:
-    """Raises BadConfig where there is no GPU, nothing of the method would run on it, or several processes would share it."""
+    """Raises BadConfig where there is no GPU, nothing of the method would run on it, several processes would share it, or
+    it was told to work in a way that changes bits."""
     import torch
+
+    from attacks.repeatable import FIXED, WORKSPACE
 
     if device != "cpu" and not method.on_gpu:
         raise BadConfig(f"device={device}: {type(method).__name__} computes on the CPU alone; leave device=cpu")
@@ -127,6 +131,11 @@ def _check_device(device: str, method: Method, engine: Engine) -> None:
         raise BadConfig(
             f"device={device}: engine={engine.kind} would have several processes share one GPU; take engine=serial, and for "
             "each further GPU a run of its own with CUDA_VISIBLE_DEVICES"
+        )
+    size = os.environ.get(WORKSPACE, FIXED[0])
+    if device != "cpu" and size not in FIXED:
+        raise BadConfig(
+            f"device={device}: with {WORKSPACE}={size} a GPU gives other bits each time; allowed are {' and '.join(FIXED)}, or unset it"
         )
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from attacks.repeatable import repeatable
+from attacks.repeatable import FIXED, WORKSPACE, repeatable
 from privdd.auditing.attack_tasks import AttackFailed
 from privdd.auditing.pipeline import audit
 from privdd.cli.assemble import assemble, attacks_of
@@ -54,6 +54,20 @@ def test_processes_that_would_share_a_gpu_are_refused(engine: str, workers: int,
     config = tiny_config("fedavg", "device=cuda", f"engine={engine}", f"engine.workers={workers}")
     with pytest.raises(BadConfig, match=rf"^device=cuda: engine={engine} would have several processes share one GPU; take engine=serial"):
         assemble(config)
+
+
+@pytest.mark.parametrize("size", [":0:0", "", ":4096:8"])
+def test_a_setting_of_the_machine_under_which_bits_change_is_refused(size: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setenv(WORKSPACE, size)
+    config = tiny_config("fedavg", "device=cuda")
+    if size in FIXED:
+        assert assemble(config).plan.problem.device == "cuda"
+        return
+    line = rf"^device=cuda: with {WORKSPACE}={size} a GPU gives other bits each time; allowed are :4096:8 and :16:8, or unset it$"
+    with pytest.raises(BadConfig, match=line):
+        assemble(config)
+    assert assemble(tiny_config("fedavg")).plan.problem.device == "cpu"
 
 
 def on_cuda(algo: str) -> tuple[Experiment, Progress, float]:
