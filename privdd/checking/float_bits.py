@@ -40,13 +40,16 @@ def _moved(rows: np.ndarray, axis: np.ndarray) -> np.ndarray:
 def bits(mechanism: BlackBox, stated: Stated, tried: Tried, clock: Clock, confidence: float) -> list[Looked]:
     """One row: whether low bits alone tell a record from its absence."""
     small = replace(tried, structures=tried.structures[-1:], tables=tried.tables[:1])  # few numbers: the record is most
-    chosen = [p for p in pairs(mechanism.kind, stated.relation, small) if "one number" in p.says][:TRIED]
+    every = pairs(mechanism.kind, stated.relation, small)
+    chosen = [p for p in every if "one number" in p.says][:TRIED] or every[:1]
     count = CALLS if stated.low_bits else SHOWN
     best, ends = (0.0, ""), (1 - SHARE) * clock.left()
     last = mechanism.calls + SHARE * (clock.calls - mechanism.calls)
-    for at_pair, pair in enumerate(chosen or pairs(mechanism.kind, stated.relation, small)[:1]):
-        if at_pair and not stated.low_bits and (clock.left() < ends or mechanism.calls > last):
+    looked = 0
+    for pair in chosen:
+        if looked and not stated.low_bits and (clock.left() < ends or mechanism.calls > last):
             break
+        looked += 1
         try:
             sides = [drawn(mechanism, [side], count, clock) for side in (pair.present, pair.absent)]
         except Refused:
@@ -81,4 +84,5 @@ def bits(mechanism: BlackBox, stated: Stated, tried: Tried, clock: Clock, confid
                 best[1],
             )
         ]
-    return [Looked("low bits", "not refuted", "no bit was seen to tell anything")]
+    left = f"; {looked} of {len(chosen)} pairs of inputs were looked at" if looked < len(chosen) else ""
+    return [Looked("low bits", "not refuted", f"no bit was seen to tell anything{left}")]

@@ -127,10 +127,11 @@ def test_low_bits_of_floats_tell_and_those_of_a_lattice_do_not() -> None:
 
 
 def test_low_bits_as_a_condition_leave_most_calls_to_other_looks() -> None:
-    few, many = gaussian(3.7), gaussian(3.7)
-    bits(few, Stated(1.0, 1e-5), Tried(), Clock(60, 12_000), 0.999)
-    bits(many, Stated(1.0, 1e-5), Tried(), Clock(60, 10**6), 0.999)
+    few, many, stated = gaussian(3.7), gaussian(3.7), Stated(1.0, 1e-5)
+    (some,) = bits(few, stated, Tried(), Clock(60, 12_000), 1 - 1e-12)
+    (all_,) = bits(many, stated, Tried(), Clock(60, 10**6), 1 - 1e-12)
     assert few.calls == 1200 < many.calls  # one pair of inputs; all of them
+    assert some.says.endswith("; 1 of 6 pairs of inputs were looked at") and "looked at" not in all_.says
 
 
 def test_declared_noise_is_tested() -> None:
