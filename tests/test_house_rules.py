@@ -99,6 +99,7 @@ TESTED_IN = {  # test file -> modules of which it is the test, where its name is
     "checking/test_examination.py": "privdd.checking: accepted error_shares examined examining secret_records",
     "checking/test_pieces.py": "privdd.checking: long_run one_call",
     "checking/test_run_check.py": "privdd.checking: check_page child asserted stated verdict",
+    "checking/test_sound_but_odd.py": "privdd.checking: late_call law_confirmed",
     "checking/test_symmetric_law.py": "privdd.checking: uneven_noise",
     "checking/test_told_apart.py": "privdd.checking: direction_game learned shift_law",
     "configs/test_experiment.py": "privdd.federated: experiment",

@@ -1,20 +1,24 @@
-"""Inputs that a statement may not be about: NaN and infinities. Told as a condition, unless ``inputs=any`` is stated."""
+"""Inputs that a statement may not be about, told as conditions: NaN and infinities, unless ``inputs=any`` is stated, and
+those on which calls fail."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from privdd.checking.called import BlackBox, Refused
+from privdd.checking.called import BlackBox, Data, Refused
 from privdd.checking.constant_parts import scaled
 from privdd.checking.looks import Looked
-from privdd.checking.neighbours import Tried, broken, pairs
+from privdd.checking.neighbours import Neighbouring, Tried, broken, pairs
 from privdd.checking.sampled import Clock, drawn
 from privdd.checking.stated import Stated
 
 CALLS = 30
+FAILED = 10  # calls on each side of a pair that was refused
+PAIRS = 3  # of those
 SCALAR = ((), (5,))  # shapes of an update with a number of no dimensions, such as a counter of batch normalisation
 
 
@@ -37,6 +41,27 @@ def unusual_inputs(mechanism: BlackBox, stated: Stated, tried: Tried, clock: Clo
             found.append(Looked("finite inputs", "condition", says, inputs=now.says))
             break
     return found
+
+
+def failures(mechanism: BlackBox, refused: Sequence[Neighbouring], clock: Clock) -> list[Looked]:
+    """Whether calls fail on some inputs and never on their neighbours: the failure is an answer without noise."""
+    for pair in refused[:PAIRS]:
+        present, absent = (_failing(mechanism, side, clock) for side in (pair.present, pair.absent))
+        if sorted((len(present), len(absent))) == [0, FAILED]:
+            says = f"calls fail on some inputs and not on their neighbours ({(present or absent)[0]}): inputs must be such that none fails"
+            return [Looked("inputs without failures", "condition", says, inputs=pair.says)]
+    return []
+
+
+def _failing(mechanism: BlackBox, data: Data, clock: Clock) -> list[str]:
+    """What was said in those of ``FAILED`` calls that failed."""
+    said = []
+    for _ in range(FAILED):
+        try:
+            drawn(mechanism, [data], 1, clock)
+        except Refused as no:
+            said.append(str(no))
+    return said
 
 
 def _scalars(mechanism: BlackBox, tried: Tried, clock: Clock) -> list[Looked]:

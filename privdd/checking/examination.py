@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from privdd.checking.called import Data, Refused
-from privdd.checking.conditions import unusual_inputs
+from privdd.checking.conditions import failures, unusual_inputs
 from privdd.checking.constant_parts import scaled
 from privdd.checking.crowded import crowded
 from privdd.checking.declared_noise import declared
@@ -18,6 +18,7 @@ from privdd.checking.error_shares import OutOfShares
 from privdd.checking.examined import Examined
 from privdd.checking.examining import FEWEST
 from privdd.checking.float_bits import bits
+from privdd.checking.law_confirmed import BelievedLaw, Sides
 from privdd.checking.looks import MADE, SPENT, Looked
 from privdd.checking.neighbours import Neighbouring, broken, pairs
 from privdd.checking.sampled import Block, OutOfTime, drawn, joined_blocks
@@ -41,14 +42,15 @@ STAGES = ("first calls", "search", "directions", "numbers without noise", "condi
 
 
 @dataclass
-class Examination(SecretRecords, UnevenNoise):
+class Examination(SecretRecords, UnevenNoise, BelievedLaw):
     """One mechanism against one statement."""
 
     ranked: list[Ranked] = field(default_factory=list)
+    refused: list[Neighbouring] = field(default_factory=list)  # of finite numbers
     _best: float = 0.0
     _bound: float = 0.0  # the largest for any mechanism, of the pair ``_nearest`` to a refutation
     _top: float = 0.0  # the largest of all, of the pair ``_foremost``
-    _before: dict[int, tuple[Neighbouring, tuple[Block, Block]]] = field(default_factory=dict)
+    _before: dict[int, tuple[Neighbouring, Sides]] = field(default_factory=dict)
 
     def run(self) -> Examined:
         """Every stage, or as many as the budget pays for."""
@@ -85,16 +87,16 @@ class Examination(SecretRecords, UnevenNoise):
 
     def _search(self) -> None:
         tried = pairs(self.mechanism.kind, self.stated.relation, self.tried)
-        if self.stated.inputs == "any":
-            tried = [
-                broken(pair, self.mechanism.kind, value) for pair in tried[:3] for value in (np.nan, np.inf)
-            ] + tried
-        tried += at_telling_sizes(self.mechanism, self.stated.relation, self.tried, self.clock)
+        odd = [broken(pair, self.mechanism.kind, value) for pair in tried[:3] for value in (np.nan, np.inf)]
+        tried = [*odd, *tried] if self.stated.inputs == "any" else tried
+        if not self.numbers_given:
+            tried += at_telling_sizes(self.mechanism, self.stated.relation, self.tried, self.clock)
         self.ranked, refusals = screened(self.mechanism, tried, self.around, self.clock, 0.3, keep=KEEP)
         if refusals:
             self.result.notes.append(
-                f"{len(refusals)} of {len(tried)} pairs were refused, the first with: {refusals[0]}"
+                f"{len(refusals)} of {len(tried)} pairs were refused, the first with: {refusals[0][1]}"
             )
+        self.refused = [pair for pair, _ in refusals if all(pair is not one for one in odd)]
         self._nearest = self._foremost = self.ranked[0].pair
         for one in self.ranked[:2]:
             self._look(one.pair, DEPTHS[0], self.around, "neighbours")
@@ -111,7 +113,7 @@ class Examination(SecretRecords, UnevenNoise):
     def _among_more(self) -> None:
         """Where outcomes come back: the pairs with the best odds, among more of the same others."""
         tried = [pair for one in by_odds(self.ranked)[:2] for pair in crowded(one.pair, self.mechanism.kind)]
-        if not tried:
+        if not tried or self.numbers_given:
             return
         count = self._affordable(self.around(tried[-1].present), USUAL / len(tried) / 2, DEPTHS[0])
         if count < FEWEST:
@@ -159,19 +161,23 @@ class Examination(SecretRecords, UnevenNoise):
             self._look(self._foremost, ALL_LEFT, self.around, "neighbours, most of what is left", SLOW)
 
     def _between(self) -> None:
+        """One call among others on public data, and among others on the data without the record."""
         for one in self.ranked[:1]:
-            around = partial(self.between, like=one.pair.present)
-            self._look(one.pair, 2 * DEPTHS[0], around, "neighbours, between public calls")
+            for other, name in ((None, "between public calls"), (one.pair.absent, "between calls without the record")):
+                if not self.result.refuted:
+                    around = partial(self.between, like=one.pair.present, other=other)
+                    self._look(one.pair, 2 * DEPTHS[0], around, f"neighbours, {name}")
 
     def _conditions(self) -> None:
         self.result.looks += unusual_inputs(self.mechanism, self.stated, self.tried, self.clock)
+        self.result.looks += failures(self.mechanism, self.refused, self.clock)
         if self.result.refuted and not self.stated.low_bits:
             return
         self.result.looks += bits(self.mechanism, self.stated, self.tried, self.clock, self.shares.one())
 
     def _sides(
         self, pair: Neighbouring, depth: int, around: Callable[[Data], list[Data]], share: float
-    ) -> tuple[tuple[Block, Block], tuple[Block, Block]] | None:
+    ) -> tuple[Sides, Sides] | None:
         """Transcripts to learn from and new ones to judge: those of earlier looks at the same pair are learned from too."""
         count = self._affordable(around(pair.present), share, 2 * depth) // 2
         if count < FEWEST:
@@ -218,16 +224,19 @@ class Examination(SecretRecords, UnevenNoise):
             self._bound, self._nearest = apart.epsilon, pair
         self._foremost_is(pair, apart.epsilon if around == self.around else 0.0)
         self._add(name, apart.epsilon, "finite_sample", says, pair.says, transcripts=apart.transcripts)
+        held = partial(self.held, around(pair.absent), trained, fresh)
         if around == self.around and quiet(pair.absent, self.tried.nothing):
-            tail = tail_epsilon(trained, fresh, pair.axis, **self._test())
+            tail = held("gaussian", tail_epsilon(trained, fresh, pair.axis, **self._test()))
             says = "the share of releases that the record moves far is more than the law of the noise allows"
             self._add_fault(f"{name}, tail of the noise law", tail, "noise_law", says, pair.says)
-            often = sampled_epsilon(trained, fresh, pair.axis, **self._test())
+            often = held("gaussian", sampled_epsilon(trained, fresh, pair.axis, **self._test()))
             says = "the record moves the release by a chance amount, further or more often than stated"
             self._add_fault(f"{name}, moments under the noise law", often, "noise_law", says, pair.says)
         moved = shift(trained, fresh, pair.axis, **self._test())
         if not moved.transcripts:
             return
+        if moved.epsilon and not held(moved.law, moved.epsilon):
+            moved = Shift("other", moved.mu, 0.0, 0.0, 0.0, moved.transcripts)
         if around == self.around:
             self._keep(moved, pair)
             self._foremost_is(pair, moved.epsilon)
@@ -251,7 +260,7 @@ class Examination(SecretRecords, UnevenNoise):
             self.result.law, self.result.worst = moved.law, pair.says
 
 
-def _both(before: tuple[Block, Block] | None, new: tuple[Block, Block]) -> tuple[Block, Block]:
+def _both(before: Sides | None, new: Sides) -> Sides:
     """At most LEARN of each side, the later ones; the new ones alone where they are of another size."""
     made = [joined_blocks(one, other) for one, other in zip(before, new)] if before else [None, None]
     one, other = new if made[0] is None or made[1] is None else (made[0], made[1])

@@ -14,7 +14,7 @@ from privdd.checking.constant_parts import scaled
 from privdd.checking.error_shares import ErrorShares
 from privdd.checking.examined import Examined
 from privdd.checking.looks import SPENT, Looked, Strength
-from privdd.checking.neighbours import Tried, pairs
+from privdd.checking.neighbours import CLIENTS, RECORDS, SHAPES, Tried, pairs
 from privdd.checking.sampled import Clock, affordable, drawn
 from privdd.checking.stated import Stated
 from privdd.core.errors import BadConfig
@@ -40,6 +40,10 @@ class Examining:
     def __post_init__(self) -> None:
         self.shares = ErrorShares(self.confidence)
         self.rng = np.random.default_rng([self.tried.seed, 3])
+        of_tables = self.tried.tables != RECORDS
+        tables = self.mechanism.kind == "records"
+        self.shapes_given = of_tables if tables else self.tried.structures != SHAPES
+        self.numbers_given = of_tables if tables else self.tried.crowds != CLIENTS
         self.tried, notes = accepted(self.mechanism, self.tried)
         self.result.notes += notes
         if not pairs(self.mechanism.kind, self.stated.relation, self.tried):
@@ -51,12 +55,14 @@ class Examining:
         """The calls that the statement is about."""
         return [data] * self.stated.calls
 
-    def between(self, data: Data, like: Data | None = None) -> list[Data]:
+    def between(self, data: Data, like: Data | None = None, other: Data | None = None) -> list[Data]:
         """One call on the data, one before it and several after it on data that are nobody's.
 
-        like: data of the size of those; neighbours of different sizes need the same ones (default: ``data``).
+        like: data of the size of those; neighbours of different sizes need the same ones (default: ``data``). other: those
+        data themselves.
         """
-        other = scaled(self.mechanism.kind, self._like(data if like is None else like), 0.5)
+        if other is None:
+            other = scaled(self.mechanism.kind, self._like(data if like is None else like), 0.5)
         return [other, data, *[other] * AFTER]
 
     def _like(self, data: Data) -> Tried:

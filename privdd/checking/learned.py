@@ -22,6 +22,7 @@ from privdd.checking.sampled import Block
 PRODUCTS = 24  # numbers of a transcript up to which their products are looked at too
 WIDE = 300  # numbers above which the covariance of the noise is taken to be diagonal
 FLOOR = 1e-12  # relative: variances below are taken for rounding
+ROUNDING = 1e-9  # of the largest number: pieces that hold the same noise differ in less
 Statistic = Callable[[Block], np.ndarray]
 
 
@@ -177,10 +178,11 @@ def _by_call(present: Block, absent: Block, axis: np.ndarray | None) -> dict[str
 
     centre = projected(absent).mean(0)
     spread = float(projected(absent).std(0).mean()) or 1.0
+    least = ROUNDING * float(np.abs(projected(absent)).max(initial=0.0)) or 1.0
     found: dict[str, Statistic] = {
         "largest call": lambda block: (projected(block) - centre).max(1),
         "smallest call": lambda block: (projected(block) - centre).min(1),
-        "spread over calls": lambda block: projected(block).std(1),
+        "spread over calls": lambda block: np.round(projected(block).std(1) / least),  # rounding is for ``float_bits``
     }
     for step in (1.0, 2.0, 4.0):
         found[f"one call shifted by {step:g}"] = partial(one_shifted, step=step)

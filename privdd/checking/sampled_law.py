@@ -1,10 +1,11 @@
-"""A record that moves the release by a chance amount, as one that is sampled does: what its two moments cost at least.
+"""A record that moves the release by a chance amount, as one that is sampled does: what its three moments cost at least.
 
 Data without the record are all zeros, and what is released of them is noise alone; if that is normal, the release with
-the record is the same noise plus a chance shift X >= 0. Mean and variance of both sides give E[X] and E[X^2]. Of all laws
-with these moments, the one on {0, E[X^2] / E[X]} puts the least beyond any threshold that lies one deviation of the noise
-above it (Karlin and Studden 1966, lower principal representation: the third derivative of the normal's tail is positive
-there), so its epsilon is a lower bound. Moments are told from a few thousand releases, shares in the tail from millions.
+the record is the same noise plus a chance shift X. Both sides give mean, variance and third moment of X. Of all laws with
+these moments, whatever their signs, the one on the two points of Gauss's quadrature puts the least beyond any threshold
+that lies root 3 deviations of the noise above them (Karlin and Studden 1966: the fourth derivative of the normal's tail is
+positive there), so its epsilon is a lower bound. Moments are told from thousands of releases, shares in the tail from
+millions.
 """
 
 from __future__ import annotations
@@ -22,8 +23,10 @@ from privdd.checking.shift_law import NOT_REJECTED, normal
 from privdd.checking.tail_law import over_normal_noise
 
 LEAST = 4000  # transcripts a side
-GRID = np.linspace(0.0, 8.0, 400)  # deviations beyond the shift
-STEPS = np.linspace(-1.0, 1.0, 9)
+GRID = np.linspace(0.0, 8.0, 400)  # deviations beyond the least threshold
+ABOVE = math.sqrt(3.0)  # deviations from the further point to that
+STEPS = np.linspace(-1.0, 1.0, 7)
+LIMITS = 7  # two of each of three moments, and one of the noise
 
 
 def sampled_epsilon(
@@ -53,46 +56,52 @@ def _gap(a: np.ndarray, b: np.ndarray, w: np.ndarray) -> float:
 
 
 def _fits(y: np.ndarray, z: np.ndarray) -> bool:
-    """Whether y is not rejected as a mixture of z's normal law and the same law shifted."""
-    m, q = _two_points(float(y.mean() - z.mean()), float(y.var(ddof=1) - z.var(ddof=1)))
+    """Whether y is not rejected as a mixture of z's normal law, shifted to two places."""
+    low, high, q = two_points(*(one - other for one, other in zip(_moments(y)[0], _moments(z)[0])))
     centre, spread = float(z.mean()), float(z.std(ddof=1))
-    if not (m > 0 and spread > 0):
+    if not (high > 0 and spread > 0):
         return False
-    law = lambda t: (1 - q) * ndtr((t - centre) / spread) + q * ndtr((t - centre - m) / spread)  # noqa: E731
+    law = lambda t: (1 - q) * ndtr((t - centre - low) / spread) + q * ndtr((t - centre - high) / spread)  # noqa: E731
     return bool(stats.kstest(y, law).pvalue > NOT_REJECTED)
 
 
-def _two_points(mean: float, variance: float) -> tuple[float, float]:
-    """The place m and the share q of X in {0, m} with these moments; at most the whole share."""
-    if mean <= 0:
-        return 0.0, 0.0
-    m = mean + max(variance, 0.0) / mean
-    return m, mean / m
+def two_points(mean: float, variance: float, third: float) -> tuple[float, float, float]:
+    """The two places, and the share of the higher one, of the law with this mean, variance and third central moment."""
+    if variance <= 0:
+        return mean, mean, 1.0
+    spread = math.sqrt(variance)
+    half = third / variance / spread / 2
+    up = half + math.sqrt(1 + half * half)
+    return mean - spread / up, mean + spread * up, 1 / (1 + up * up)
 
 
 def from_moments(y: np.ndarray, z: np.ndarray, delta: float, error: float) -> float:
-    """The smallest epsilon over a box of moments: each of three limits takes a third of the error (normal limits)."""
-    tail = float(stats.norm.isf(error / 6))
-    (my, vy, ey, fy), (mz, vz, ez, fz) = _moments(y), _moments(z)
-    widest = math.sqrt(vz + tail * fz)
-    means = (my - mz) + tail * math.hypot(ey, ez) * STEPS
-    variances = (vy - vz) + tail * math.hypot(fy, fz) * STEPS
-    if means[0] <= 0:
+    """The smallest epsilon over a box of moments (normal limits, which share the error)."""
+    tail = float(stats.norm.isf(error / LIMITS))
+    (seen, errors), (noise, noise_errors) = _moments(y), _moments(z)
+    widest = math.sqrt(noise[1] + tail * noise_errors[1])
+    ranges = [
+        (a - b) + tail * math.hypot(e, f) * STEPS for a, b, e, f in zip(seen, noise, errors, noise_errors, strict=True)
+    ]
+    if ranges[0][0] <= 0:
         return 0.0
     at = max(delta, 1e-12)
-    return min(two_point_epsilon(*_two_points(m, v), widest, at) for m, v in product(means, variances))
+    return min(two_point_epsilon(*two_points(*moments), widest, at) for moments in product(*ranges))
 
 
-def _moments(x: np.ndarray) -> tuple[float, float, float, float]:
-    """Mean and variance, and the standard error of each."""
-    mean, variance = float(x.mean()), float(x.var(ddof=1))
-    fourth = float(((x - mean) ** 4).mean())
-    return mean, variance, math.sqrt(variance / len(x)), math.sqrt(max(fourth - variance**2, 0.0) / len(x))
+def _moments(x: np.ndarray) -> tuple[list[float], list[float]]:
+    """Mean, variance and third central moment, and the standard error of each."""
+    mean = float(x.mean())
+    two, three, four, six = (float(((x - mean) ** k).mean()) for k in (2, 3, 4, 6))
+    of_third = six - three**2 - 6 * four * two + 9 * two**3
+    spreads = [two, four - two**2, of_third]
+    return [mean, float(x.var(ddof=1)), three], [math.sqrt(max(v, 0.0) / len(x)) for v in spreads]
 
 
-def two_point_epsilon(m: float, q: float, noise: float, delta: float) -> float:
-    """Epsilon at ``delta`` > 0 of normal noise shifted by m with a chance of q, over thresholds above m + noise."""
-    t = m / noise + 1.0 + GRID
-    beyond = q * ndtr(m / noise - t) + (1 - q) * ndtr(-t) - delta
+def two_point_epsilon(low: float, high: float, q: float, noise: float, delta: float) -> float:
+    """Epsilon at ``delta`` > 0 of normal noise, shifted to ``high`` with a chance of q and to ``low`` otherwise, over
+    thresholds far enough above both."""
+    t = high / noise + ABOVE + GRID
+    beyond = q * ndtr(high / noise - t) + (1 - q) * ndtr(low / noise - t) - delta
     kept = beyond > 0
     return max(0.0, float((np.log(beyond[kept]) - log_ndtr(-t[kept])).max(initial=0.0)))

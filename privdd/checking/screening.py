@@ -67,12 +67,13 @@ def screened(
     share: float,
     *,
     keep: int,
-) -> tuple[list[Ranked], list[str]]:
-    """The ``keep`` most promising pairs, best first, and what the mechanism said against inputs that it refused.
+) -> tuple[list[Ranked], list[tuple[Neighbouring, str]]]:
+    """The ``keep`` most promising pairs, best first, and those that the mechanism refused, with what it said.
 
     share: of the time and of the calls that are left.
     """
-    ends, refusals = clock.left() * (1 - share), []
+    ends = clock.left() * (1 - share)
+    refusals: list[tuple[Neighbouring, str]] = []
     last = mechanism.calls + share * (clock.calls - mechanism.calls)
     kept, count, ranked = list(pairs), FIRST, [Ranked(pair, 0.0) for pair in pairs[:keep]]
     errors = HOPEFUL
@@ -92,7 +93,7 @@ def screened(
             try:
                 sides = [drawn(mechanism, around(side), n, clock) for side in (pair.present, pair.absent)]
             except Refused as no:
-                refusals.append(str(no))
+                refusals.append((pair, str(no)))
                 continue
             found.append(Ranked(pair, score(sides[0], sides[1], pair.axis), odds(sides[0], sides[1], errors)))
         ranked = sorted(found, key=lambda one: -one.score) or ranked

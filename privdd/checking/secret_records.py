@@ -10,6 +10,7 @@ from privdd.checking.called import Refused
 from privdd.checking.constant_parts import constant_part
 from privdd.checking.direction_game import games, play
 from privdd.checking.examining import FEWEST, Examining
+from privdd.checking.late_call import late_call
 from privdd.checking.long_run import CALLS as LONG
 from privdd.checking.long_run import FEWEST as SHORT
 from privdd.checking.long_run import RUNS, long_run
@@ -53,8 +54,7 @@ class SecretRecords(Examining):
                 if found.worst is not None and around == self.around:
                     self.worst.append(replace(game.tried, along=(found.worst,)))
         self._hidden()
-        if not self.result.refuted:
-            self._long()
+        self._series()
 
     def _add_pieces(self, name: str, bound: float | None, inputs: str) -> None:
         if bound is None:
@@ -91,25 +91,28 @@ class SecretRecords(Examining):
         """At most as many calls of an instance as a series has: of later ones nothing is stated."""
         return most if self.stated.calls == 1 else min(most, self.stated.calls)
 
-    def _long(self) -> None:
+    def _series(self) -> None:
         """Hundreds of calls of one instance."""
-        name = "many calls, each on a record of its own"
-        for game in list(games(self.mechanism.kind, self.tried))[:1]:
-            try:
-                most = self._stated_calls(LONG)
-                if most < SHORT:
+        for name, play_series in (
+            ("many calls, each on a record of its own", long_run),
+            ("one call after many on public data", late_call),
+        ):
+            for game in list(games(self.mechanism.kind, self.tried))[:1]:
+                try:
+                    most = self._stated_calls(LONG)
+                    if most < SHORT or self.result.refuted:
+                        return
+                    count = self._affordable([game.without()], SHARES[1], RUNS * most) // RUNS
+                    if count < SHORT:
+                        self._left_out(name)
+                        return
+                    bound = play_series(
+                        self.mechanism, game, count, self.clock, self.rng, asked=self.stated.limit, **self._test()
+                    )
+                except Refused as no:
+                    self.result.notes.append(f"{name}: refused with: {no}")
                     return
-                count = self._affordable([game.without()], SHARES[1], RUNS * most) // RUNS
-                if count < SHORT:
-                    self._left_out(name)
-                    return
-                bound = long_run(
-                    self.mechanism, game, count, self.clock, self.rng, asked=self.stated.limit, **self._test()
-                )
-            except Refused as no:
-                self.result.notes.append(f"{name}: refused with: {no}")
-                return
-            self._add_pieces(name, bound, game.says)
+                self._add_pieces(name, bound, game.says)
 
     def constants(self) -> None:
         """What has no noise at all."""

@@ -21,6 +21,7 @@ NOT_REJECTED = 1e-4  # p-value above which a law is taken for the noise's
 POOL = 40_000
 LEAST = 150  # transcripts a side
 VALUES = 4000  # numbers from which a law is told: among fewer, logistic noise passes for normal
+ALIKE = 0.9  # correlation from which two numbers hold the same noise, however few transcripts there are
 CARRIES = 0.1  # of the largest variance in a projection: numbers with less hardly shape its law
 DRAWS = 200_000
 
@@ -97,9 +98,9 @@ def _carrying(sides: tuple[Block, ...], w: np.ndarray) -> list[Block]:
     return [Block(block.rows[:, :, kept], block.codes) for block in sides]
 
 
-def law_of_calls(*sides: Block) -> str:
+def law_of_calls(*sides: Block, pool: int = POOL) -> str:
     """The law of the sums over the calls of a transcript: "other" below ``VALUES`` noised numbers, which tell laws apart
-    too badly.
+    too badly. pool: numbers that are looked at, at most.
 
     A sum of many is nearly normal in its middle whatever its parts are, and not in its tails, so it is gaussian only where
     the noise of each call is.
@@ -111,9 +112,9 @@ def law_of_calls(*sides: Block) -> str:
     if _noised(each).size < VALUES:
         return "other"
     if sides[0].rows.shape[1] == 1:
-        return noise_law(each)
-    law = noise_law(np.concatenate([totals(block) - totals(block).mean(0) for block in sides]))
-    return law if law != "gaussian" or noise_law(each) == "gaussian" else "other"
+        return noise_law(each, pool)
+    law = noise_law(np.concatenate([totals(block) - totals(block).mean(0) for block in sides]), pool)
+    return law if law != "gaussian" or noise_law(each, pool) == "gaussian" else "other"
 
 
 def _noised(residuals: np.ndarray) -> np.ndarray:
@@ -123,18 +124,18 @@ def _noised(residuals: np.ndarray) -> np.ndarray:
     return np.asarray(residuals[:, noised] / std[noised])
 
 
-def noise_law(residuals: np.ndarray) -> str:
+def noise_law(residuals: np.ndarray, pool: int = POOL) -> str:
     """gaussian, laplace or other: the law of residuals (n, m), pooled over numbers that are noised at all."""
     values = _noised(residuals)
     if not values.size:
         return "other"
     one = values.T.reshape(-1)
-    one = one[:: max(1, len(one) // POOL)]
+    one = one[:: max(1, len(one) // pool)]
     if normal(one):
         return "gaussian"
     scale = np.abs(values).mean(0)
     two = (values / scale).T.reshape(-1)
-    two = two[:: max(1, len(two) // POOL)]
+    two = two[:: max(1, len(two) // pool)]
     return "laplace" if stats.kstest(two, "laplace").pvalue > NOT_REJECTED else "other"
 
 
@@ -158,7 +159,9 @@ def _laplace(trained: tuple[Block, Block], a: np.ndarray, b: np.ndarray, delta: 
     metric, seen = Metric.of(*before), before[0].mean(0) - before[1].mean(0)
     error = metric.std * math.sqrt(1 / len(before[0]) + 1 / len(before[1]))
     signs = np.where(np.abs(seen) > 3 * error, np.sign(seen), 0.0)
-    kept = np.flatnonzero(signs)
+    kept = _unlike(
+        np.concatenate([side - np.median(side, 0) for side in before]), np.flatnonzero(signs), np.abs(seen) / error
+    )
     n = len(a) + len(b)
     if not len(kept):
         return Shift("laplace", 0.0, 0.0, 0.0, 0.0, n)
@@ -176,6 +179,23 @@ def _laplace(trained: tuple[Block, Block], a: np.ndarray, b: np.ndarray, delta: 
     shrunk = np.maximum(relative, 0) * low / max(float(np.maximum(relative, 0).sum()), 1e-300)
     epsilon, about = (_laplace_epsilon(each, delta) for each in (shrunk, np.maximum(relative, 0)))
     return Shift("laplace", float(np.linalg.norm(relative)) / math.sqrt(2), low, epsilon, about, n)
+
+
+def _unlike(residuals: np.ndarray, kept: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    """Those of the numbers ``kept`` whose noise is not that of one before it, heaviest first: some are released twice, in
+    other words or with another sign, and count once."""
+    kept = kept[np.argsort(-weight[kept], kind="stable")]
+    if len(kept) < 2:
+        return kept
+    with np.errstate(invalid="ignore"):
+        alike = [np.abs(np.corrcoef(x, rowvar=False)) for x in (residuals[:, kept], np.abs(residuals[:, kept]))]
+    limit = min(ALIKE, float(stats.norm.isf(NOT_REJECTED / len(kept) ** 2)) / math.sqrt(len(residuals)))
+    same = np.nan_to_num(np.maximum(*alike)) > limit
+    chosen: list[int] = []
+    for at in range(len(kept)):
+        if not same[at, chosen].any():
+            chosen.append(at)
+    return np.sort(kept[chosen])
 
 
 def _laplace_epsilon(shifts: np.ndarray, delta: float) -> float:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from privdd.checking.called import Refused
 from privdd.checking.examining import Examining
-from privdd.checking.neighbours import RECORDS, SHAPES, Neighbouring, Tried, pairs, size_of
+from privdd.checking.neighbours import Neighbouring, Tried, pairs, size_of
 from privdd.checking.sampled import Block, drawn
 from privdd.checking.symmetric_law import LEAST, alike, noise_frame, symmetric_epsilon
 from privdd.checking.tail_law import quiet
@@ -39,9 +39,8 @@ class UnevenNoise(Examining):
 
     def _wide(self) -> Tried:
         """One long array or wide table, where no sizes were asked for; else the longest of those that were."""
-        usual = set(self.tried.structures) <= set(SHAPES) and set(self.tried.tables) <= set(RECORDS)
-        shapes = ((NUMBERS,),) if usual else max(self.tried.structures, key=size_of)
-        table = (ROWS, NUMBERS) if usual else max(self.tried.tables, key=lambda size: size[1])
+        shapes = max(self.tried.structures, key=size_of) if self.shapes_given else ((NUMBERS,),)
+        table = max(self.tried.tables, key=lambda size: size[1]) if self.shapes_given else (ROWS, NUMBERS)
         return replace(self.tried, structures=(shapes,), tables=(table,), crowds=self.tried.crowds[-1:], along=())
 
     def _fits(self, pair: Neighbouring) -> bool:

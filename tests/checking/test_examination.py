@@ -48,7 +48,9 @@ def examined(f, kind: str, *, calls: int = 10**6, **stated: object) -> Examinati
 def test_public_calls_are_the_same_with_a_record_and_without_it(f, kind: str) -> None:
     made = examined(f, kind)
     made._between()
-    assert len(made.result.looks) == 2 and not made.result.refuted, made.result.looks
+    names = [look.name for look in made.result.looks if "law" not in look.name]
+    assert names == ["neighbours, between public calls", "neighbours, between calls without the record"]
+    assert len(made.result.looks) == 4 and not made.result.refuted, made.result.looks
 
 
 def test_no_more_bounds_are_made_than_share_the_error_probability(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,6 +71,7 @@ def test_no_more_bounds_are_made_than_share_the_error_probability(monkeypatch: p
     counted(secret_records, "play", 2)
     counted(secret_records, "hidden_call")
     counted(secret_records, "long_run")
+    counted(secret_records, "late_call")
     monkeypatch.setattr(error_shares, "SHARES", 8)
     made = examined(clipped_sum, "records", calls=60_000)
     result = made.run()
@@ -80,14 +83,14 @@ def test_no_more_bounds_are_made_than_share_the_error_probability(monkeypatch: p
 
 def test_noise_that_stops_and_noise_of_uneven_size_are_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     called: list[str] = []
-    for name in ("_hidden", "_long", "uneven"):
+    for name in ("_hidden", "_series", "uneven"):
         monkeypatch.setattr(Examination, name, lambda self, name=name: called.append(name))
     for name in ("_search", "_conditions", "_along_worst", "_among_more", "_look"):
         monkeypatch.setattr(Examination, name, lambda *_: None)
     made = examined(clipped_sum, "records")
     made._nearest = made._foremost = made.ranked[0].pair
     made.run()
-    assert called == ["_hidden", "_long", "uneven"]
+    assert called == ["_hidden", "_series", "uneven"]
 
 
 def test_a_fault_that_was_not_found_is_not_said_to_be_there() -> None:
@@ -151,7 +154,8 @@ def test_what_no_time_is_left_for_is_said_once() -> None:
     made._between()
     made._between()
     assert made.result.looks == [] and made.result.notes == [
-        "the time was spent before 'neighbours, between public calls' could be looked at everywhere"
+        f"the time was spent before 'neighbours, between {name}' could be looked at everywhere"
+        for name in ("public calls", "calls without the record")
     ]
 
 
@@ -254,7 +258,7 @@ def test_no_call_is_judged_after_those_that_are_stated(series: int, made: bool) 
     said = Stated(**STATED, kind="records", calls=series)  # type: ignore[arg-type]
     examination = Examination(BlackBox(Fading, "records"), said, SMALL, Clock(60, 10**6), 0.99, lambda name: None)
     counted, examination.mechanism.make = [], lambda: counted.append(Fading()) or counted[-1]  # type: ignore[func-returns-value]
-    examination._long()
+    examination._series()
     assert bool(examination.result.looks) == made
     longest = max((round(np.log(one.std / 10) / np.log(0.9)) for one in counted), default=0)
     assert longest == {1: 300, 20: 0, 100: 100}[series]

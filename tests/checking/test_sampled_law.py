@@ -7,7 +7,7 @@ import pytest
 from scipy.special import log_ndtr, ndtr
 
 from privdd.checking.sampled import Block
-from privdd.checking.sampled_law import from_moments, sampled_epsilon, two_point_epsilon
+from privdd.checking.sampled_law import from_moments, sampled_epsilon, two_point_epsilon, two_points
 from tests.conformance.parts import DELTA, poisson_epsilon, sigma
 
 AXIS = np.array([1.0, 0.0])
@@ -15,23 +15,36 @@ AXIS = np.array([1.0, 0.0])
 
 @pytest.mark.parametrize(("q", "z"), [(0.1, 1.26), (0.02, 0.8), (0.5, 2.0)])
 def test_two_points_cost_what_the_accountant_says(q: float, z: float) -> None:
-    assert two_point_epsilon(1.0, q, z, DELTA) == pytest.approx(poisson_epsilon(q, z), rel=0.01)
+    assert two_point_epsilon(0.0, 1.0, q, z, DELTA) == pytest.approx(poisson_epsilon(q, z), rel=0.01)
 
 
 def test_one_point_is_the_gaussian_mechanism() -> None:
-    assert two_point_epsilon(1.0, 1.0, sigma(1.0), DELTA) == pytest.approx(1.0, rel=0.01)
+    assert two_point_epsilon(0.0, 1.0, 1.0, sigma(1.0), DELTA) == pytest.approx(1.0, rel=0.01)
 
 
 def test_no_law_with_the_same_moments_costs_less() -> None:
-    """Laws of X on five points, in turn: epsilon of the two points is below theirs."""
+    """Laws of X on five points of either sign, in turn: epsilon of the two points is below theirs."""
     rng = np.random.default_rng(0)
-    t = np.linspace(0.0, 14.0, 3000)
-    for _ in range(50):
-        places, shares = np.sort(rng.random(5)) * 2, rng.dirichlet(np.ones(5))
-        mean, square = float(shares @ places), float(shares @ places**2)
+    t = np.linspace(0.0, 16.0, 3000)
+    for _ in range(100):
+        places, shares = rng.uniform(-1.5, 1.5, 5), rng.dirichlet(np.ones(5))
+        mean = float(shares @ places)
+        low, high, q = two_points(mean, *(float(shares @ (places - mean) ** k) for k in (2, 3)))
+        assert [(1 - q) * low**k + q * high**k for k in (1, 2, 3)] == pytest.approx([shares @ places**k for k in (1, 2, 3)])
         beyond = (shares[:, None] * ndtr(places[:, None] - t)).sum(0) - DELTA
         exact = float((np.log(np.maximum(beyond, 1e-300)) - log_ndtr(-t)).max())
-        assert two_point_epsilon(square / mean, mean**2 / square, 1.0, DELTA) <= exact + 1e-3
+        assert two_point_epsilon(low, high, q, 1.0, DELTA) <= max(0.0, exact) + 1e-3
+
+
+def test_a_record_that_is_mirrored_at_times_is_not_accused() -> None:
+    """Signs drawn after the clip keep the sensitivity. Two moments alone would give {0, 2} here, and an epsilon above the true one."""
+    rng, true = np.random.default_rng(4), two_point_epsilon(-1.0, 1.0, 0.75, 2.0, DELTA)
+    found = []
+    for n in (6000, 20_000, 100_000):
+        for _ in range(10):
+            y = rng.normal(0.0, 2.0, n) + np.where(rng.random(n) < 0.25, -1.0, 1.0)
+            found.append(from_moments(y, rng.normal(0.0, 2.0, n), DELTA, 0.01))
+    assert max(found) < true < two_point_epsilon(0.0, 2.0, 0.25, 2.0, DELTA) and min(found) > 0.5
 
 
 def _blocks(q: float, z: float, n: int, rng: np.random.Generator, noise: str = "normal") -> tuple[Block, Block]:
