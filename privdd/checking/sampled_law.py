@@ -11,7 +11,6 @@ millions.
 from __future__ import annotations
 
 import math
-from itertools import product
 
 import numpy as np
 from scipy import stats
@@ -25,8 +24,8 @@ from privdd.checking.tail_law import over_normal_noise
 LEAST = 4000  # transcripts a side
 GRID = np.linspace(0.0, 8.0, 400)  # deviations beyond the least threshold
 ABOVE = math.sqrt(3.0)  # deviations from the further point to that
-STEPS = np.linspace(-1.0, 1.0, 7)
-LIMITS = 7  # two of each of three moments, and one of the noise
+DIRECTIONS = np.random.default_rng(0).standard_normal((400, 4))
+DIRECTIONS /= np.linalg.norm(DIRECTIONS, axis=1, keepdims=True)  # points of a sphere
 
 
 def sampled_epsilon(
@@ -76,26 +75,30 @@ def two_points(mean: float, variance: float, third: float) -> tuple[float, float
 
 
 def from_moments(y: np.ndarray, z: np.ndarray, delta: float, error: float) -> float:
-    """The smallest epsilon over a box of moments (normal limits, which share the error)."""
-    tail = float(stats.norm.isf(error / LIMITS))
-    (seen, errors), (noise, noise_errors) = _moments(y), _moments(z)
-    widest = math.sqrt(noise[1] + tail * noise_errors[1])
-    ranges = [
-        (a - b) + tail * math.hypot(e, f) * STEPS for a, b, e, f in zip(seen, noise, errors, noise_errors, strict=True)
-    ]
-    if ranges[0][0] <= 0:
-        return 0.0
-    at = max(delta, 1e-12)
-    return min(two_point_epsilon(*two_points(*moments), widest, at) for moments in product(*ranges))
+    """The smallest epsilon on the ellipsoid that normal limits give the three moments and the noise's deviation: half of the
+    error is for the side on which epsilon is smaller."""
+    (seen, of_seen), (noise, of_noise) = _moments(y), _moments(z)
+    deviation = math.sqrt(noise[1])
+    slopes = np.vstack([-np.eye(3), [0.0, 0.5 / deviation, 0.0]])  # of (moments of X, deviation) by z's moments
+    spread = slopes @ of_noise @ slopes.T
+    spread[:3, :3] += of_seen
+    centre = np.append(seen - noise, deviation)
+    values, vectors = np.linalg.eigh(spread)
+    reach = float(stats.norm.isf(error / 2)) * (vectors * np.sqrt(np.maximum(values, 0.0)))
+    at, epsilons = max(delta, 1e-12), []
+    for mean, variance, third, wide in centre + DIRECTIONS @ reach.T:
+        if mean <= 0:
+            return 0.0
+        epsilons.append(two_point_epsilon(*two_points(mean, variance, third), wide, at))
+    return min(epsilons)
 
 
-def _moments(x: np.ndarray) -> tuple[list[float], list[float]]:
-    """Mean, variance and third central moment, and the standard error of each."""
+def _moments(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean, variance and third central moment (3,), and the covariance of these estimates (3, 3)."""
     mean = float(x.mean())
-    two, three, four, six = (float(((x - mean) ** k).mean()) for k in (2, 3, 4, 6))
-    of_third = six - three**2 - 6 * four * two + 9 * two**3
-    spreads = [two, four - two**2, of_third]
-    return [mean, float(x.var(ddof=1)), three], [math.sqrt(max(v, 0.0) / len(x)) for v in spreads]
+    c = x - mean
+    two, three = float((c**2).mean()), float((c**3).mean())
+    return np.array([mean, two, three]), np.cov(np.stack([c, c**2 - two, c**3 - three - 3 * two * c])) / len(x)
 
 
 def two_point_epsilon(low: float, high: float, q: float, noise: float, delta: float) -> float:
