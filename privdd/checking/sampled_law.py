@@ -4,8 +4,8 @@ Data without the record are all zeros, and what is released of them is noise alo
 the record is the same noise plus a chance shift X. Both sides give mean, variance and third moment of X. Of all laws with
 these moments, whatever their signs, the one on the two points of Gauss's quadrature puts the least beyond any threshold
 that lies root 3 deviations of the noise above them (Karlin and Studden 1966: the fourth derivative of the normal's tail is
-positive there), so its epsilon is a lower bound. Moments are told from thousands of releases, shares in the tail from
-millions.
+positive there), so its epsilon is a lower bound for every X that stays that far below the threshold. Moments are told from
+thousands of releases, shares in the tail from millions.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -93,26 +94,26 @@ class SecretRecords(Examining):
 
     def _series(self) -> None:
         """Hundreds of calls of one instance."""
-        for name, play_series in (
-            ("many calls, each on a record of its own", long_run),
-            ("one call after many on public data", late_call),
-        ):
-            for game in list(games(self.mechanism.kind, self.tried))[:1]:
-                try:
-                    most = self._stated_calls(LONG)
-                    if most < SHORT or self.result.refuted:
-                        return
-                    count = self._affordable([game.without()], SHARES[1], RUNS * most) // RUNS
-                    if count < SHORT:
-                        self._left_out(name)
-                        return
-                    bound = play_series(
-                        self.mechanism, game, count, self.clock, self.rng, asked=self.stated.limit, **self._test()
-                    )
-                except Refused as no:
-                    self.result.notes.append(f"{name}: refused with: {no}")
+        self._play_series("many calls, each on a record of its own", long_run)
+        self._play_series("one call after many on public data", late_call)
+
+    def _play_series(self, name: str, played: Callable[..., float | None]) -> None:
+        for game in list(games(self.mechanism.kind, self.tried))[:1]:
+            try:
+                most = self._stated_calls(LONG)
+                if most < SHORT or self.result.refuted:
                     return
-                self._add_pieces(name, bound, game.says)
+                count = self._affordable([game.without()], SHARES[1], RUNS * most) // RUNS
+                if count < SHORT:
+                    self._left_out(name)
+                    return
+                bound = played(
+                    self.mechanism, game, count, self.clock, self.rng, asked=self.stated.limit, **self._test()
+                )
+            except Refused as no:
+                self.result.notes.append(f"{name}: refused with: {no}")
+                return
+            self._add_pieces(name, bound, game.says)
 
     def constants(self) -> None:
         """What has no noise at all."""
