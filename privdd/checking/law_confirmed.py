@@ -19,6 +19,7 @@ from privdd.checking.shift_law import law_of_calls
 Sides = tuple[Block, Block]
 NUMBERS = 600_000  # of the noise; enough for a kurtosis that is off by a twentieth
 SHARE = 0.25  # of the time and the calls that are left
+OTHER = "the noise looks {law} in a few thousand numbers and is not in many more: no bound that trusts that law counts"
 WORTH = 2  # times the transcripts that the law was told from: fewer say nothing new
 
 
@@ -57,6 +58,7 @@ class BelievedLaw(Examining):
             return epsilon
         if law not in self._doubted and not self._confirmed(law, inputs, trained, fresh):
             self._doubted.add(law)
+            self.result.notes.append(OTHER.format(law=law))
         return 0.0 if law in self._doubted else epsilon
 
     def _confirmed(self, law: str, inputs: list[Data], trained: Sides, fresh: Sides) -> bool:

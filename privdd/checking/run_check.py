@@ -63,7 +63,9 @@ def checked(request: CheckRequest, step: Callable[[str], None] = lambda name: No
 
 def _mechanism(request: CheckRequest) -> tuple[BlackBox, Stated]:
     import sys
+    import warnings
 
+    warnings.simplefilter("ignore")  # inputs with NaN and of extreme size make a sound mechanism warn too
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
     target, stated, args = request.target(), dict(request.stated), dict(request.args)

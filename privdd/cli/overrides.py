@@ -39,9 +39,10 @@ def check_overrides(command: str, argv: Sequence[str]) -> DictConfig:
     base = composed(command, [_first_value(o) for o in group], folders)
     for override in plain:
         _known(base, override.key_or_group)
+    if not plain:
+        return base
     config = composed(command, [_first_value(o) for o in parsed], folders)
-    if plain:
-        check_changed(config, base)
+    check_changed(config, base)
     return config
 
 

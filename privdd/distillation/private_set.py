@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from torch import Tensor, nn
 
@@ -24,6 +25,7 @@ from privdd.training.contrastive import as_records
 from privdd.training.local import local_sgd
 
 QUERY = "set_gradient"
+AT_ONCE = 64  # networks whose gradients are kept until the images have followed them
 Read = Callable[[Tensors], Tensors]  # a network's state -> the records' gradient there, by name
 
 
@@ -57,16 +59,31 @@ def generate(
     images: Tensor, labels: Tensor, model: nn.Module, draw: Callable[[int], State], read: Read, settings: SetGeneration, keys: Keys
 ) -> Tensor:  # fmt: skip
     """Images (m, c, h, w) of ``labels`` (m,) after ``settings.releases`` reads; draw: number -> a new network's state."""
+    follow = partial(match_gradient, model, iterations=settings.steps, lr=settings.lr, momentum=settings.momentum)
+    if settings.turns == 1:
+        return _from_new_networks(images, labels, draw, read, settings, follow)
     for number in turns(range(settings.networks)):
         state = draw(number)
         for turn in turns(range(settings.turns)):
             if turn:
                 state = _trained(model, state, images, labels, settings, keys.fold("net", number, turn))
             for _ in turns(range(settings.reads)):
-                images = match_gradient(
-                    model, state, read(state), images, labels,
-                    iterations=settings.steps, lr=settings.lr, momentum=settings.momentum,
-                )  # fmt: skip
+                images = follow(state, read(state), images, labels)
+    return images
+
+
+def _from_new_networks(
+    images: Tensor, labels: Tensor, draw: Callable[[int], State], read: Read, settings: SetGeneration,
+    follow: Callable[[State, Tensors, Tensor, Tensor], Tensor],
+) -> Tensor:  # fmt: skip
+    """Where no network learns from the images, no read depends on them: read first, so that who wants the reads alone
+    can stop there."""
+    for first in turns(range(0, settings.networks, AT_ONCE)):
+        states = [draw(number) for number in range(first, min(first + AT_ONCE, settings.networks))]
+        gradients = [[read(state) for _ in range(settings.reads)] for state in states]
+        for state, of_state in turns(list(zip(states, gradients))):
+            for gradient in turns(of_state):
+                images = follow(state, gradient, images, labels)
     return images
 
 

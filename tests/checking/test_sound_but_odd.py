@@ -15,7 +15,7 @@ from privdd.checking.conditions import failures
 from privdd.checking.declared_noise import declared
 from privdd.checking.direction_game import games
 from privdd.checking.late_call import late_call
-from privdd.checking.law_confirmed import confirmed
+from privdd.checking.law_confirmed import OTHER, confirmed
 from privdd.checking.learned import statistics
 from privdd.checking.neighbours import Tried, pairs
 from privdd.checking.sampled import Block, Clock
@@ -99,6 +99,7 @@ def test_noise_that_is_normal_up_to_three_deviations_only_is_not_taken_for_norma
     found = _checked(lambda update: _clipped(_flat(update), 1) + _huber(rng, (25,)), {"epsilon": 3.0}, calls=250_000,
                      tried=Tried(structures=(((25,),),)))
     assert not found.refuted and found.certified > 1.5, found.says
+    assert OTHER.format(law="gaussian") in found.notes
 
 
 def test_no_other_number_of_records_is_tried_than_the_one_that_was_asked_for() -> None:

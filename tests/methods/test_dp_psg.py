@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from privdd.cli.assemble import assemble
 from privdd.core.types import State
+from privdd.distillation import private_set
 from privdd.distillation.gradient_matching import match_gradient
 from privdd.distillation.private_set import QUERY, SetGeneration, generate, noised_gradient, plain_gradient
 from privdd.federated.simulation import Task, client_step, start
@@ -80,6 +81,33 @@ def test_images_learn_network_by_network_and_networks_learn_from_them() -> None:
                 state = {n: v - 0.2 * all_slopes(state, images, labels).get(n, 0) for n, v in state.items()}
             assert all(torch.allclose(state[n], seen[at + 1][n], atol=1e-5) for n in state)
     assert torch.allclose(images, found, atol=1e-6)
+
+
+def test_reads_in_new_networks_come_before_the_images_follow_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing read depends on the images then; groups of networks bound what is kept."""
+    model, own, labels, events = build(SPEC, SHAPE, CLASSES), records(10), torch.arange(4), list[str]()
+    settings = SetGeneration(networks=5, turns=1, reads=2, steps=2, lr=0.5)
+
+    def read(state: State) -> State:
+        events.append("r")
+        return slopes(state, own.x, own.y)
+
+    def follow(*given: object, **settings: float) -> torch.Tensor:
+        events.append("f")
+        return match_gradient(*given, **settings)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(private_set, "match_gradient", follow)
+    images = torch.rand(4, *SHAPE, generator=torch.Generator().manual_seed(3))
+    for at_once, order in ((64, "r" * 10 + "f" * 10), (2, "rrrrffff" * 2 + "rrff")):
+        monkeypatch.setattr(private_set, "AT_ONCE", at_once)
+        found, expected = generate(images, labels, model, drawn, read, settings, context({}).keys), images
+        for number in range(5):
+            for _ in range(2):
+                target = slopes(drawn(number), own.x, own.y)
+                expected = match_gradient(model, drawn(number), target, expected, labels, iterations=2, lr=0.5, momentum=0.5)
+        assert torch.equal(found, expected)
+        assert "".join(events) == order
+        events.clear()
 
 
 def test_one_client_spends_what_it_says_and_sends_every_class() -> None:
