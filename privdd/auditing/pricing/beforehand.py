@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from privdd.auditing.noised_reads import in_closed_form
 from privdd.auditing.pricing.needs import needs, spelt
-from privdd.auditing.pricing.price import Price
+from privdd.auditing.pricing.price import Price, loading
 from privdd.auditing.pricing.probe import START, federation_rounds
 from privdd.auditing.pricing.two_clients import LONGEST
 from privdd.core.long_loops import ALLOWANCE, in_part
@@ -137,6 +137,7 @@ def estimate(experiment: Experiment, unit: Unit, searches: Iterable[int]) -> Pri
     worlds, federations, share = replayed(experiment)
     stages = {
         "start": START,
+        **loading(experiment.engine),
         "train": sum(cost[phase] * len(plan.participants(t)) for t, phase in enumerate(phases)),
         "worlds": one * share * (worlds - 1),
         "federations": cost[phases[-1]] * federations * federation_rounds(experiment),

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from privdd.auditing.pricing.beforehand import SEARCH, TESTS, replayed
 from privdd.auditing.pricing.needs import needs
 from privdd.auditing.pricing.part_rounds import Round, Rounds
-from privdd.auditing.pricing.price import Price
+from privdd.auditing.pricing.price import Price, loading
 from privdd.auditing.pricing.probe import START
 from privdd.auditing.pricing.two_clients import LONGEST
 from privdd.auditing.shadow_federations import shared_rounds
@@ -31,6 +31,7 @@ def extrapolated(whole: Experiment, rounds: Rounds, step: float, searches: Seque
     attacks = [SEARCH * step * length for length in searches]
     stages = {
         "start": START,
+        **loading(whole.engine),
         "train": rounds.opening + sum(took),
         "worlds": (1.0 if rounds.chained else share) * (worlds - 1) * _replay(whole, rounds),
         "federations": (federations * sum(took[shared:]) + sum(took[:shared])) if federations > 1 else 0.0,

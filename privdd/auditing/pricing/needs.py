@@ -17,6 +17,7 @@ from privdd.federated.experiment import Experiment
 from privdd.federated.kept_rounds import KEPT
 from privdd.federated.simulation import Plan
 from privdd.federated.trust import SUM
+from privdd.runtime.engine import Engine
 
 BYTES = 4  # of a number
 GROUND = 400 * 2**20  # bytes of a process that has imported everything: measured
@@ -57,18 +58,23 @@ def handed_over(plan: Plan, round: int) -> list[int]:
 
 
 def _memory(experiment: Experiment) -> int:
-    """The program, all clients' records, the kept rounds of the audited client, and as many gradients as are held."""
+    """The program, in each worker process too, all clients' records, the kept rounds of the audited client, and as many
+    gradients as are held."""
     plan = experiment.plan
     model = _model(experiment)
     own = GROUND + BYTES * math.prod(plan.problem.shape) * sum(len(s.train) for s in experiment.shards)
-    own += BYTES * model * 2 * min(KEPT, plan.method.rounds)
+    own += BYTES * model * 2 * min(KEPT, plan.method.rounds) + processes(experiment.engine) * GROUND
     if experiment.auditing is None or Surface.UPDATE not in plan.method.uploads.values():
         return own
     audited = min(experiment.audit.records, len(experiment.shards[plan.victim].train))
     gradients = BYTES * model * audited
     gradients = gradients if gradients <= HELD else max(2 * AT_ONCE, BYTES * model)  # a block, and its parts
-    workers = experiment.engine.size if experiment.engine.kind == "processes" else 0
-    return own + gradients + workers * (GROUND + gradients)
+    return own + gradients * (1 + processes(experiment.engine))
+
+
+def processes(engine: Engine) -> int:
+    """Worker processes on this machine."""
+    return engine.size if engine.kind == "processes" else 0
 
 
 def _model(experiment: Experiment) -> int:

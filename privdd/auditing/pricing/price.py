@@ -6,9 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from privdd.auditing.pricing.needs import spelt
+from privdd.runtime.engine import Engine
 from privdd.runtime.progress import spell
 
-ON_WORKERS = ("train", "worlds", "federations", "attacks", "guarantee tests")
+LOADING = "workers' start"
+WORKER = 4.0  # CPU seconds that a worker process takes to load everything and run it for the first time: measured
+ON_WORKERS = ("train", "worlds", "federations", "attacks", "guarantee tests", LOADING)
+
+
+def loading(engine: Engine) -> dict[str, float]:
+    """CPU seconds that workers take to start, as a stage; {} where there are none."""
+    return {} if engine.kind == "serial" else {LOADING: WORKER * engine.size}
 
 
 @dataclass(frozen=True)

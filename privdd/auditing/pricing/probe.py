@@ -17,8 +17,8 @@ from pathlib import Path
 from attacks.types import Attack, Family
 from privdd.auditing.noised_reads import federations, replays
 from privdd.auditing.pipeline import Audited, audit, stages_at
-from privdd.auditing.pricing.needs import handed_over, needs
-from privdd.auditing.pricing.price import Price
+from privdd.auditing.pricing.needs import handed_over, needs, processes
+from privdd.auditing.pricing.price import Price, loading
 from privdd.auditing.pricing.round_cost import round_cost
 from privdd.federated.experiment import Experiment
 from privdd.federated.kept_rounds import KEPT
@@ -54,9 +54,14 @@ def price(whole: Experiment, probe: Probe, folder: Path, report: Callable[[RunFo
     written = time.process_time() - reporting
     share = (reporting - began) / max(time.monotonic() - clock - written, 1e-6)  # of a core that this process had
     stages, longest = _stages(whole, probe, audited, min(share, 1.0))
-    stages |= {"start": START, "report": written}
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-    return Price(stages, longest, whole.engine.size, max(peak, needs(whole).memory), _disk(whole, probe, folder))
+    stages |= {"start": START, "report": written, **loading(whole.engine)}
+    memory = max(_peak() * (1 + processes(whole.engine)), needs(whole).memory)
+    return Price(stages, longest, whole.engine.size, memory, _disk(whole, probe, folder))
+
+
+def _peak() -> int:
+    """Bytes that this process ever held: what a worker, which runs the same attacks, comes near."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def _stages(whole: Experiment, probe: Probe, audited: Audited, share: float) -> tuple[dict[str, float], float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,13 @@ from omegaconf import OmegaConf
 
 from attacks.types import Surface
 from privdd.auditing.pricing import needs as pricing
-from privdd.auditing.pricing.needs import check_fits, free_disk, free_memory, needs, spelt
+from privdd.auditing.pricing.needs import GROUND, check_fits, free_disk, free_memory, needs, spelt
 from privdd.cli.assemble import assemble
 from privdd.cli.read_settings import forced
 from privdd.cli.runs import run_training
 from privdd.core.errors import BadConfig
 from privdd.federated.trainer import Trainer
+from privdd.runtime.engine import Engine
 from privdd.runtime.run_folder import RunFolder
 from tests.federations import tiny, tiny_config
 
@@ -57,6 +59,13 @@ def test_memory_holds_one_gradient_for_each_audited_record() -> None:
     )
     model = tiny("fedavg").plan.method.classifier(tiny("fedavg").plan.problem)
     assert model is not None and many - few == 10 * 4 * sum(t.numel() for t in model.state_dict().values())
+
+
+@pytest.mark.parametrize("algo", ["fedavg", "feddm"])
+def test_every_worker_process_holds_the_program_too(algo: str) -> None:
+    alone = assemble(tiny_config(algo, command="audit"))
+    serial, three = (needs(replace(alone, engine=engine)).memory for engine in (Engine(), Engine("processes", workers=3)))
+    assert three - serial >= 3 * GROUND and needs(replace(alone, engine=Engine("ray", workers=3))).memory == serial
 
 
 def test_gradients_that_are_not_held_take_the_memory_of_a_block(monkeypatch: pytest.MonkeyPatch) -> None:

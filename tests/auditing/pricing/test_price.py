@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from privdd.auditing.pricing.price import Price
+from privdd.auditing.pricing.price import LOADING, WORKER, Price, loading
+from privdd.runtime.engine import Engine
 
 
 def test_wall_is_shared_by_workers_but_for_the_longest_attack() -> None:
@@ -15,3 +16,10 @@ def test_wall_is_shared_by_workers_but_for_the_longest_attack() -> None:
     assert Price(stages, 18.0, 2, 2 * 10**9, 10**6).lines()[-1] == (
         "about 30 s on 2 workers, 40 CPU s; memory 2 GB, disk 1 MB"
     )
+
+
+def test_every_worker_has_to_load_the_program() -> None:
+    assert loading(Engine()) == {}
+    for kind in ("processes", "ray"):
+        assert loading(Engine(kind, workers=3)) == {LOADING: 3 * WORKER}
+        assert Price({"start": 4.0, **loading(Engine(kind, workers=3))}, 0.0, 3, 0, 0).wall == pytest.approx(4 + WORKER)
