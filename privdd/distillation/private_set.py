@@ -79,11 +79,12 @@ def _from_new_networks(
     """Where no network learns from the images, no read depends on them: read first, so that who wants the reads alone
     can stop there."""
     for first in turns(range(0, settings.networks, AT_ONCE)):
-        states = [draw(number) for number in range(first, min(first + AT_ONCE, settings.networks))]
-        gradients = [[read(state) for _ in range(settings.reads)] for state in states]
-        for state, of_state in turns(list(zip(states, gradients))):
-            for gradient in turns(of_state):
-                images = follow(state, gradient, images, labels)
+        some = range(first, min(first + AT_ONCE, settings.networks))
+        noised = [(state, [read(state) for _ in turns(range(settings.reads))]) for state in map(draw, turns(some))]
+        for network in turns(range(len(some))):
+            state, gradients = noised[network % len(noised)]  # fewer were read where a price runs a part
+            for number in turns(range(settings.reads)):
+                images = follow(state, gradients[number % len(gradients)], images, labels)
     return images
 
 
