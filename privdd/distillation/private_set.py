@@ -76,8 +76,8 @@ def _from_new_networks(
     images: Tensor, labels: Tensor, draw: Callable[[int], State], read: Read, settings: SetGeneration,
     follow: Callable[[State, Tensors, Tensor, Tensor], Tensor],
 ) -> Tensor:  # fmt: skip
-    """Where no network learns from the images, no read depends on them: read first, so that who wants the reads alone
-    can stop there."""
+    """Where no network learns from the images, no read depends on them. The reads come first: a test of what is released
+    stops after the last one."""
     for first in turns(range(0, settings.networks, AT_ONCE)):
         some = range(first, min(first + AT_ONCE, settings.networks))
         noised = [(state, [read(state) for _ in turns(range(settings.reads))]) for state in map(draw, turns(some))]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -125,3 +126,19 @@ def test_gaussian_mu_is_the_inverse_of_the_closed_form() -> None:
     assert Stated(4.37717810, 1e-5, calls=4).mu == pytest.approx(0.5, abs=1e-6)
     assert all(type(Stated(1.0, 0.0, calls=four).calls) is int for four in (4.0, np.int64(4)))  # type: ignore[arg-type]
     assert Stated(1.0, noise_multiplier=4.0, relation="replace").mu == 0.5
+
+
+def test_warnings_of_a_mechanism_stay_out_of_the_terminal(tmp_path: Path) -> None:
+    """In a process of its own: pytest would swallow them here."""
+    (tmp_path / "warns.py").write_text(
+        "import warnings\n"
+        "import numpy as np\n"
+        "from privdd.api import check\n"
+        "rng = np.random.default_rng()\n"
+        "def noise(update):\n"
+        "    warnings.warn('an odd input')\n"
+        "    return [rng.normal(0, 1, np.shape(a)) for a in update]\n"
+        "print(check(noise, stated={'epsilon': 1.0}, kind='update', max_calls=2000, seconds=5.0).refuted)\n"
+    )
+    ran = subprocess.run([sys.executable, "-W", "always", "warns.py"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert ran.stdout == "False\n" and "an odd input" not in ran.stderr
