@@ -4,7 +4,7 @@
 
 Runs ``python -m privdd.audit algo=X preset=P`` in a folder of its own, dropped afterwards unless kept below
 DIR, and prints a Markdown table. Wall and CPU seconds are those of the whole process tree, peak memory is the largest sum of
-resident memory over it (sampled five times a second). A row above the preset's limit (smoke 60 s, default
+resident memory over it (both sampled five times a second). A row above the preset's limit (smoke 60 s, default
 300 s of wall) or with an exit status of 1 is flagged, and the exit status is then 1. The ``longest`` stage and
 its seconds come from the run's own findings.json.
 """
@@ -19,6 +19,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,31 +63,35 @@ def algorithms() -> list[str]:
     return choices("algo", [str(ROOT / "configs")])
 
 
-def resident(pid: int) -> int:
-    """Bytes of a process and all below it; those that ended meanwhile count nothing."""
-    try:
-        family = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
-    except psutil.NoSuchProcess:
-        return 0
-    total = 0
-    for process in family:
-        try:
-            total += process.memory_info().rss
-        except psutil.NoSuchProcess:
-            continue
-    return total
+def taken(pid: int) -> dict[int, tuple[int, float]]:
+    """Of a process and all below it: number -> (bytes of memory, CPU seconds so far); those that ended are not there."""
+    found = {}
+    with suppress(psutil.NoSuchProcess):
+        top = psutil.Process(pid)
+        for process in [top, *top.children(recursive=True)]:
+            with suppress(psutil.NoSuchProcess):
+                times = process.cpu_times()
+                found[process.pid] = process.memory_info().rss, times.user + times.system
+    return found
 
 
 class Watch(threading.Thread):
-    """Samples the memory of a process tree until told to stop; ends the tree after ``timeout`` s."""
+    """Samples memory and CPU time of a process tree until told to stop; ends the tree after ``timeout`` s.
+
+    CPU seconds are each process's last ones: what a process waits for its own children tells nothing of workers that
+    were forked from another one, which nobody waits for.
+    """
 
     def __init__(self, pid: int, timeout: float) -> None:
         super().__init__(daemon=True)
-        self.pid, self.peak, self.done, self.due = pid, 0, threading.Event(), time.monotonic() + timeout
+        self.pid, self.done, self.due = pid, threading.Event(), time.monotonic() + timeout
+        self.peak, self.seconds = 0, dict[int, float]()
 
     def run(self) -> None:
         while not self.done.wait(0.2):
-            self.peak = max(self.peak, resident(self.pid))
+            now = taken(self.pid)
+            self.peak = max(self.peak, sum(memory for memory, _ in now.values()))
+            self.seconds |= {pid: cpu for pid, (_, cpu) in now.items()}
             if time.monotonic() > self.due:
                 os.killpg(self.pid, 9)
                 return
@@ -106,14 +111,14 @@ def measured(algo: str, preset: str, overrides: Sequence[str], timeout: float, k
             )
             watch = Watch(process.pid, timeout)
             watch.start()
-            _, status, usage = os.wait4(process.pid, 0)  # with what its own children took
+            _, status = os.waitpid(process.pid, 0)
             wall = time.monotonic() - began
         watch.done.set()
         code = process.returncode = os.waitstatus_to_exitcode(status)
         if code not in (0, 2):
             print((place / "log").read_text(errors="replace")[-800:], file=sys.stderr)
         verdict, stage = result(place / "run" / "findings.json")
-        return Spent(algo, wall, usage.ru_utime + usage.ru_stime, watch.peak / 2**20, code, verdict, stage)
+        return Spent(algo, wall, sum(watch.seconds.values()), watch.peak / 2**20, code, verdict, stage)
 
 
 def result(file: Path) -> tuple[str, str]:

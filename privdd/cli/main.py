@@ -38,9 +38,14 @@ from privdd.cli.sweeps import Sweep, asked, count_points, is_sweep, pinned
 from privdd.core.errors import BadConfig
 from privdd.runtime.allocator import keep_memory
 from privdd.runtime.plain_folder import check_folder
+from privdd.runtime.preloaded import start
 from privdd.tapping.named_recording import recording_named
 
 Run = Callable[[DictConfig, Path, Sequence[str]], int]
+WORKERS_LOAD = {  # command -> modules that its worker processes need; torch loads the first on first use
+    "audit": ("torch._dynamo", "privdd.auditing.pipeline"),
+    "train": ("torch._dynamo", "privdd.federated.simulation"),
+}
 TRUST_MODELS = {"local", "secagg", "shuffle"}  # configs/trust: what a server sees, and no packages
 NOT_TRUSTED = (
     "trust: packages are allowed together with run= or resume= only (a config of your own is trusted as it is); "
@@ -83,7 +88,10 @@ def _main(command: str, run: Run) -> int:
     if any(a.split("=")[0] in OF_HYDRA for a in argv):
         _hydra(command, run, argv, typed)
         return 0
-    config = checked(command, argv)
+    config = _quickly_checked(command, argv)
+    if config.engine.kind == "processes" and not is_sweep(argv):  # a sweep's points may run in processes of their own
+        start(WORKERS_LOAD[command], config.device)
+    _checked(config, argv)
     for word in ("resume", "run"):
         if config.get(word) is not None:
             from privdd.cli.again import again
@@ -103,9 +111,20 @@ def _main(command: str, run: Run) -> int:
 
 def checked(command: str, argv: Sequence[str]) -> DictConfig:
     """The config that was typed (first value of each sweep). Raises BadConfig with one line."""
-    config = check_overrides(command, argv)
-    run_settings(config), privacy_settings(config), audit_settings(config)  # what can be told without torch
+    config = _quickly_checked(command, argv)
+    _checked(config, argv)
+    return config
 
+
+def _quickly_checked(command: str, argv: Sequence[str]) -> DictConfig:
+    """What can be told without torch."""
+    config = check_overrides(command, argv)
+    run_settings(config), privacy_settings(config), audit_settings(config)
+    return config
+
+
+def _checked(config: DictConfig, argv: Sequence[str]) -> None:
+    """The rest."""
     from privdd.cli.unused_settings import check_used
 
     if config.get("run") is None and config.get("resume") is None:  # those two have the settings of a stored run
@@ -113,7 +132,6 @@ def checked(command: str, argv: Sequence[str]) -> DictConfig:
     from privdd.cli.validation import check_types
 
     check_types(config)
-    return config
 
 
 def config_of(command: str, *overrides: str, config_dir: Path | str | None = None) -> DictConfig:

@@ -16,11 +16,10 @@ from joblib.externals.loky.process_executor import ShutdownExecutorError
 
 from privdd.runtime.chunks import Lost, spread
 from privdd.runtime.payload import answer
+from privdd.runtime.preloaded import SINGLE, context, end_with_parent
 
 IDLE = 300  # seconds until an idle worker ends and gives its memory back
 CHECK = 1.0  # seconds between looks at whether the parent is still there
-# of libraries beside torch, whose threads are set task by task
-SINGLE = {name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
 
 
 def prepare(parent: int) -> None:
@@ -34,6 +33,7 @@ def prepare(parent: int) -> None:
 
 def _end_with(parent: int) -> None:
     """End this worker soon after its parent, who cannot tell it to once it was killed."""
+    end_with_parent()
     while os.getppid() == parent:
         time.sleep(CHECK)
     os._exit(1)
@@ -55,7 +55,12 @@ class Processes:
 
     def _executor(self) -> Any:
         return get_reusable_executor(
-            self.workers, timeout=IDLE, env=SINGLE, initializer=prepare, initargs=(os.getpid(),)
+            self.workers,
+            context=context(),
+            timeout=IDLE,
+            env=SINGLE,
+            initializer=prepare,
+            initargs=(os.getpid(),),
         )
 
     def send(self, payload: bytes) -> Future[bytes]:

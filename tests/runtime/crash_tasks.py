@@ -13,6 +13,7 @@ import torch
 from privdd.core.keys import Keys
 
 PATIENCE = 300  # seconds that a worker may need to start on a busy machine
+LOADED_BY = os.getpid()
 
 
 @dataclass(frozen=True)
@@ -85,3 +86,8 @@ def grow(task: Deadly) -> int:
 def nap(seconds: float) -> float:
     time.sleep(seconds)
     return seconds
+
+
+def origin(task: int) -> tuple[int, int, bool]:
+    """The worker's number, its parent's, and whether the fork server had loaded this file for it."""
+    return os.getpid(), os.getppid(), os.getpid() != LOADED_BY

@@ -16,7 +16,12 @@ from benchmarks.kills import WORD, alive
 ROOT = Path(__file__).parents[2]
 PATIENCE = 60  # seconds on a busy machine; workers that nobody ends nap for ten minutes
 PARENT = """
-import os, signal, time
+import os, signal, sys, time
+from importlib.machinery import ModuleSpec
+from privdd.runtime.preloaded import start
+if {forked}:
+    sys.modules["__main__"].__spec__ = ModuleSpec("privdd.audit", None)
+    start(["torch"], "cpu")
 from privdd.runtime.engine import Engine
 from tests.runtime.crash_tasks import nap
 for number in Engine("processes", workers=2).map(nap, [0.0, 0.0, {long}, {long}]):
@@ -24,11 +29,12 @@ for number in Engine("processes", workers=2).map(nap, [0.0, 0.0, {long}, {long}]
 """
 
 
+@pytest.mark.parametrize("forked", [True, False], ids=["forked", "from nothing"])
 @pytest.mark.parametrize("long", [600.0, 0.0], ids=["busy", "idle"])
-def test_no_worker_outlives_a_killed_parent(long: float) -> None:
+def test_no_worker_outlives_a_killed_parent(long: float, forked: bool) -> None:
     token = f"{os.getpid()}-{time.monotonic_ns()}"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), WORD: token}
-    code = PARENT.format(long=long) + ("" if long else "time.sleep(600)\n")
+    code = PARENT.format(long=long, forked=forked) + ("" if long else "time.sleep(600)\n")
     parent = subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     for _ in range(2 if long else 4):  # so the workers are there

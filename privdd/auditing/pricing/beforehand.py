@@ -137,7 +137,7 @@ def estimate(experiment: Experiment, unit: Unit, searches: Iterable[int]) -> Pri
     worlds, federations, share = replayed(experiment)
     stages = {
         "start": START,
-        **loading(experiment.engine),
+        **loading(experiment.engine, experiment.run.device),
         "train": sum(cost[phase] * len(plan.participants(t)) for t, phase in enumerate(phases)),
         "worlds": one * share * (worlds - 1),
         "federations": cost[phases[-1]] * federations * federation_rounds(experiment),

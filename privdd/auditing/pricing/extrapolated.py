@@ -31,7 +31,7 @@ def extrapolated(whole: Experiment, rounds: Rounds, step: float, searches: Seque
     attacks = [SEARCH * step * length for length in searches]
     stages = {
         "start": START,
-        **loading(whole.engine),
+        **loading(whole.engine, whole.run.device),
         "train": rounds.opening + sum(took),
         "worlds": (1.0 if rounds.chained else share) * (worlds - 1) * _replay(whole, rounds),
         "federations": (federations * sum(took[shared:]) + sum(took[:shared])) if federations > 1 else 0.0,

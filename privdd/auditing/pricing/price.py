@@ -7,16 +7,21 @@ from dataclasses import dataclass
 
 from privdd.auditing.pricing.needs import spelt
 from privdd.runtime.engine import Engine
+from privdd.runtime.preloaded import possible
 from privdd.runtime.progress import spell
 
 LOADING = "workers' start"
 WORKER = 4.0  # CPU seconds that a worker process takes to load everything and run it for the first time: measured
+LOADED, FORKED = 3.5, 0.5  # ... that a process takes to load it for all, and a worker that is forked from it then
 ON_WORKERS = ("train", "worlds", "federations", "attacks", "guarantee tests", LOADING)
 
 
-def loading(engine: Engine) -> dict[str, float]:
-    """CPU seconds that workers take to start, as a stage; {} where there are none."""
-    return {} if engine.kind == "serial" else {LOADING: WORKER * engine.size}
+def loading(engine: Engine, device: str) -> dict[str, float]:
+    """CPU seconds that workers take to start, as a stage; {} where there are none. device: cpu or cuda."""
+    if engine.kind == "serial":
+        return {}
+    forked = engine.kind == "processes" and possible(device)
+    return {LOADING: LOADED + FORKED * engine.size if forked else WORKER * engine.size}
 
 
 @dataclass(frozen=True)

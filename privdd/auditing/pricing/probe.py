@@ -54,7 +54,7 @@ def price(whole: Experiment, probe: Probe, folder: Path, report: Callable[[RunFo
     written = time.process_time() - reporting
     share = (reporting - began) / max(time.monotonic() - clock - written, 1e-6)  # of a core that this process had
     stages, longest = _stages(whole, probe, audited, min(share, 1.0))
-    stages |= {"start": START, "report": written, **loading(whole.engine)}
+    stages |= {"start": START, "report": written, **loading(whole.engine, whole.run.device)}
     memory = max(_peak() * (1 + processes(whole.engine)), needs(whole).memory)
     return Price(stages, longest, whole.engine.size, memory, _disk(whole, probe, folder))
 

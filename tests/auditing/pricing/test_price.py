@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
-from privdd.auditing.pricing.price import LOADING, WORKER, Price, loading
+from privdd.auditing.pricing.price import FORKED, LOADED, LOADING, WORKER, Price, loading
 from privdd.runtime.engine import Engine
 
 
@@ -18,8 +20,14 @@ def test_wall_is_shared_by_workers_but_for_the_longest_attack() -> None:
     )
 
 
-def test_every_worker_has_to_load_the_program() -> None:
-    assert loading(Engine()) == {}
-    for kind in ("processes", "ray"):
-        assert loading(Engine(kind, workers=3)) == {LOADING: 3 * WORKER}
-        assert Price({"start": 4.0, **loading(Engine(kind, workers=3))}, 0.0, 3, 0, 0).wall == pytest.approx(4 + WORKER)
+def test_workers_load_the_program_each_or_are_forked_from_one_that_did(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "linux")
+    assert loading(Engine(), "cpu") == {}
+    forked = {LOADING: LOADED + 3 * FORKED}
+    assert loading(Engine("processes", workers=3), "cpu") == forked
+    assert Price({"start": 4.0, **forked}, 0.0, 3, 0, 0).wall == pytest.approx(4 + LOADED / 3 + FORKED)
+    for kind, device in (("processes", "cuda"), ("ray", "cpu")):
+        assert loading(Engine(kind, workers=3), device) == {LOADING: 3 * WORKER}
+        assert Price({"start": 4.0, **loading(Engine(kind, workers=3), device)}, 0.0, 3, 0, 0).wall == pytest.approx(4 + WORKER)
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert loading(Engine("processes", workers=3), "cpu") == {LOADING: 3 * WORKER}
