@@ -89,7 +89,8 @@ def _main(command: str, run: Run) -> int:
         _hydra(command, run, argv, typed)
         return 0
     config = _quickly_checked(command, argv)
-    if config.engine.kind == "processes" and not is_sweep(argv):  # a sweep's points may run in processes of their own
+    # a stored run may be on another device, and the points of a sweep may be processes themselves
+    if config.engine.kind == "processes" and not _of_stored_run(config) and not is_sweep(argv):
         start(WORKERS_LOAD[command], config.device)
     _checked(config, argv)
     for word in ("resume", "run"):
@@ -127,11 +128,16 @@ def _checked(config: DictConfig, argv: Sequence[str]) -> None:
     """The rest."""
     from privdd.cli.unused_settings import check_used
 
-    if config.get("run") is None and config.get("resume") is None:  # those two have the settings of a stored run
+    if not _of_stored_run(config):
         check_used(config, argv)
     from privdd.cli.validation import check_types
 
     check_types(config)
+
+
+def _of_stored_run(config: DictConfig) -> bool:
+    """Whether ``run=`` or ``resume=`` was typed: the other settings are then those of a stored run."""
+    return config.get("run") is not None or config.get("resume") is not None
 
 
 def config_of(command: str, *overrides: str, config_dir: Path | str | None = None) -> DictConfig:

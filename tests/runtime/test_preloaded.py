@@ -79,6 +79,8 @@ def test_a_program_of_a_user_is_never_imported_again() -> None:
         ([], []),
         (["engine=processes", "-m", "seed=0,1"], []),
         (["engine=processes", "--dry-run"], []),
+        (["engine=processes", "resume=somewhere"], []),
+        (["engine=processes", "run=somewhere"], []),
         (["engine=processes", "algo=nobody"], []),
     ],
 )
