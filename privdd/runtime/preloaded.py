@@ -32,8 +32,11 @@ def start(modules: Sequence[str], device: str) -> bool:
         return False
     if not _started:
         multiprocessing.set_forkserver_preload([*modules])
-        with _single():
-            forkserver.ensure_running()
+        try:
+            with _single():
+                forkserver.ensure_running()
+        except OSError:  # it listens in the temporary folder, whose path may be too long for a socket
+            return False
         _started.extend(modules)
     return True
 

@@ -33,10 +33,10 @@ print(json.dumps([forked, os.getpid(), list(first), draws]))
 """
 
 
-def told(tmp_path: Path, name: str, device: str = "cpu") -> tuple[bool, int, list[list[int]], list[list[float]]]:
+def told(tmp_path: Path, name: str, device: str = "cpu", **more: str) -> tuple[bool, int, list[list[int]], list[list[float]]]:
     """(whether workers are forked, the program's number, of each task those of worker and its parent, draws)"""
     code = COMMAND.format(name=name, device=device, marker=str(tmp_path / "mark"))
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), **more}
     made = subprocess.run([sys.executable, "-c", code], env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert made.returncode == 0, made.stderr
     forked, own, places, draws = json.loads(made.stdout.splitlines()[-1])
@@ -59,6 +59,14 @@ def test_a_commands_workers_are_forked_and_draw_the_same(tmp_path: Path) -> None
 
 def test_none_is_forked_where_a_gpu_may_be_in_use(tmp_path: Path) -> None:
     forked, own, places, _ = told(tmp_path, "privdd.audit", "cuda")
+    assert not forked
+    assert {parent for _, parent, _ in places} == {own}
+
+
+def test_none_is_forked_where_no_socket_can_be_made(tmp_path: Path) -> None:
+    deep = tmp_path / ("a" * 60) / ("b" * 60)
+    deep.mkdir(parents=True)
+    forked, own, places, _ = told(tmp_path, "privdd.audit", TMPDIR=str(deep))
     assert not forked
     assert {parent for _, parent, _ in places} == {own}
 
