@@ -3,8 +3,8 @@
     python -m benchmarks.presets [--preset smoke|default] [--algos fedavg,feddm_dp] [--keep DIR] [override ...]
 
 Runs ``python -m privdd.audit algo=X preset=P`` in a folder of its own, dropped afterwards unless kept below
-DIR, and prints a Markdown table. Wall and CPU seconds are those of the whole process tree, peak memory is the largest sum of
-resident memory over it (both sampled five times a second). A row above the preset's limit (smoke 60 s, default
+DIR, and prints a Markdown table. CPU seconds are those of the whole process tree, peak memory is the largest sum of resident
+memory over it; both are sampled five times a second. A row above the preset's limit (smoke 60 s, default
 300 s of wall) or with an exit status of 1 is flagged, and the exit status is then 1. The ``longest`` stage and
 its seconds come from the run's own findings.json.
 """
@@ -114,6 +114,7 @@ def measured(algo: str, preset: str, overrides: Sequence[str], timeout: float, k
             _, status = os.waitpid(process.pid, 0)
             wall = time.monotonic() - began
         watch.done.set()
+        watch.join()
         code = process.returncode = os.waitstatus_to_exitcode(status)
         if code not in (0, 2):
             print((place / "log").read_text(errors="replace")[-800:], file=sys.stderr)

@@ -42,7 +42,7 @@ from privdd.runtime.preloaded import start
 from privdd.tapping.named_recording import recording_named
 
 Run = Callable[[DictConfig, Path, Sequence[str]], int]
-WORKERS_LOAD = {  # command -> modules that its worker processes need; torch loads the first on first use
+WORKERS_LOAD = {  # command -> modules that its worker processes need; torch imports torch._dynamo at its first vmap
     "audit": ("torch._dynamo", "privdd.auditing.pipeline"),
     "train": ("torch._dynamo", "privdd.federated.simulation"),
 }

@@ -21,14 +21,14 @@ SINGLE = {name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS
 _started: list[str] = []
 
 
-def possible(device: str) -> bool:
+def can_fork(device: str) -> bool:
     """Whether workers of this project's commands are forked there. device: cpu or cuda."""
     return sys.platform == "linux" and device == "cpu"
 
 
 def start(modules: Sequence[str], device: str) -> bool:
     """Begin to import ``modules`` in a process beside this one -> whether workers will be forked from it."""
-    if not (possible(device) and _command()):
+    if not (can_fork(device) and _command()):
         return False
     if not _started:
         multiprocessing.set_forkserver_preload([*modules])
@@ -46,8 +46,8 @@ def context() -> BaseContext | None:
     return multiprocessing.get_context(KIND) if _started else None
 
 
-def end_with_parent() -> None:
-    """In a forked worker: return once the process that asked for it has ended; at once in any other."""
+def wait_for_parent() -> None:
+    """In a forked worker: wait until the process that asked for it has ended; in any other, return at once."""
     parent = multiprocessing.parent_process()
     if parent is not None and multiprocessing.get_start_method(allow_none=True) == KIND:
         parent.join()

@@ -16,7 +16,7 @@ from joblib.externals.loky.process_executor import ShutdownExecutorError
 
 from privdd.runtime.chunks import Lost, spread
 from privdd.runtime.payload import answer
-from privdd.runtime.preloaded import SINGLE, context, end_with_parent
+from privdd.runtime.preloaded import SINGLE, context, wait_for_parent
 
 IDLE = 300  # seconds until an idle worker ends and gives its memory back
 CHECK = 1.0  # seconds between looks at whether the parent is still there
@@ -33,7 +33,7 @@ def prepare(parent: int) -> None:
 
 def _end_with(parent: int) -> None:
     """End this worker soon after its parent, who cannot tell it to once it was killed."""
-    end_with_parent()
+    wait_for_parent()
     while os.getppid() == parent:
         time.sleep(CHECK)
     os._exit(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import multiprocessing
 import os
@@ -76,7 +77,13 @@ def test_a_program_of_a_user_is_never_imported_again() -> None:
     assert not preloaded.start(["torch"], "cpu")
     assert preloaded.context() is None
     assert multiprocessing.parent_process() is None
-    preloaded.end_with_parent()  # returns
+    preloaded.wait_for_parent()  # returns
+
+
+def test_what_workers_load_is_there() -> None:
+    """A fork server passes over a module that it cannot find, and says nothing."""
+    for module in {name for names in command_line.WORKERS_LOAD.values() for name in names}:
+        importlib.import_module(module)
 
 
 @pytest.mark.parametrize(

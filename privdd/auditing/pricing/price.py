@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from privdd.auditing.pricing.needs import spelt
 from privdd.runtime.engine import Engine
-from privdd.runtime.preloaded import possible
+from privdd.runtime.preloaded import can_fork
 from privdd.runtime.progress import spell
 
 LOADING = "workers' start"
@@ -20,7 +20,7 @@ def loading(engine: Engine, device: str) -> dict[str, float]:
     """CPU seconds that workers take to start, as a stage; {} where there are none. device: cpu or cuda."""
     if engine.kind == "serial":
         return {}
-    forked = engine.kind == "processes" and possible(device)
+    forked = engine.kind == "processes" and can_fork(device)
     return {LOADING: LOADED + FORKED * engine.size if forked else WORKER * engine.size}
 
 
