@@ -85,11 +85,12 @@ def papers() -> Mapping[str, Mapping[str, Any]]:
     return found
 
 
-def scale_overrides(entry: PaperEntry, scale: str, row: str = "") -> tuple[str, ...]:
-    """What a scale sets: the preset, the paper's own scale, what one method needs, the entry's own last."""
+def scale_overrides(entry: PaperEntry, scale: str, row: str = "", column: Sequence[str] = ()) -> tuple[str, ...]:
+    """What a scale sets: the preset, the paper's own scale, what one method or a column's setting needs, the entry's own last."""
     family = _file()["scales"][scale]
     method = next((items for start, items in family.get("rows", {}).items() if starts(row, start)), ())
-    return (*family["all"], *family.get(entry.paper, ()), *method, *entry.overrides.get(scale, ()))
+    where = (item for setting, items in family.get("where", {}).items() if setting in column for item in items)
+    return (*family["all"], *family.get(entry.paper, ()), *method, *where, *entry.overrides.get(scale, ()))
 
 
 def differs_at(scale: str) -> Mapping[str, Mapping[str, str]]:

@@ -58,7 +58,7 @@ def cells(entry: PaperEntry, scale: str, more: Sequence[str] = ()) -> list[Paper
         part = paper["columns"][column]
         for row, printed in part["accuracy"].items():
             shared = ([f"experiment={entry.experiment}"], part["overrides"], offline)
-            own = (scale_overrides(entry, scale, row), row.split(), more)
+            own = (scale_overrides(entry, scale, row, part["overrides"]), row.split(), more)
             made.append(PaperCell(column, row, printed, merged(*shared, *own)))
     return made
 

@@ -39,12 +39,13 @@ def test_every_row_of_every_entry_is_a_training_with_one_value_for_each_key(scal
             keys = [item.split("=")[0] for item in cell.overrides]
             assert len(keys) == len({*keys}) and {*cell.row.split()} <= {*cell.overrides}, (entry.name, cell.row)
             own = {part.split("=")[0] for part in cell.row.split()}  # a row may set a key of its scale itself
-            assert {item for item in merged(scale_overrides(entry, scale, cell.row)) if item.split("=")[0] not in own} <= {*cell.overrides}
+            assert {item for item in merged(scale_overrides(entry, scale, cell.row, cell.overrides)) if item.split("=")[0] not in own} <= {*cell.overrides}
 
 
-def test_a_small_scale_has_records_for_all_of_its_clients() -> None:
-    """The even labels of 2000 records cannot be dealt to 100 clients with 10 each."""
-    crowded = {(entry.name, cell.column): cell for entry in RUNNING for cell in cells(entry, "small") if "partition.clients=100" in cell.overrides}
+@pytest.mark.parametrize("scale", ["small", "medium"])
+def test_a_scale_has_records_for_all_of_its_clients(scale: str) -> None:
+    """The even labels of 2000 or 8000 records cannot be dealt to 100 clients with 10 each."""
+    crowded = {(entry.name, cell.column): cell for entry in RUNNING for cell in cells(entry, scale) if "partition.clients=100" in cell.overrides}
     assert {name for name, _ in crowded} >= {"fedfed.figure2b", "fedfed.table9"}
     for cell in crowded.values():
         config = row_config(cell.overrides, 0)
