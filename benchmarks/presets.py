@@ -1,8 +1,9 @@
-"""Every method's audit at one preset, one after the other: seconds, memory, exit status, verdict.
+"""Every profile's audit at one preset, one after the other: seconds, memory, exit status, verdict.
 
-    python -m benchmarks.presets [--preset smoke|default] [--algos fedavg,feddm_dp] [--keep DIR] [override ...]
+    python -m benchmarks.presets [--preset smoke|default] [--profiles "fedavg,fedavg privacy=client"] [--keep DIR] [override ...]
 
-Runs ``python -m privdd.audit algo=X preset=P`` in a folder of its own, dropped afterwards unless kept below
+A profile is a method with its own privacy layer, or with another that it takes (``LAYERED``). Runs
+``python -m privdd.audit algo=X preset=P`` in a folder of its own, dropped afterwards unless kept below
 DIR, and prints a Markdown table. CPU seconds are those of the whole process tree, peak memory is the largest sum of resident
 memory over it; both are sampled five times a second. A row above the preset's limit (smoke 60 s, default
 300 s of wall) or with an exit status of 1 is flagged, and the exit status is then 1. The ``longest`` stage and
@@ -32,14 +33,21 @@ from privdd.runtime.files import DamagedRun, read_json
 
 LIMITS = {"smoke": 60.0, "default": 300.0}  # seconds on two cores
 ROOT = Path(__file__).resolve().parents[1]
-HEAD = "| method | wall s | CPU s | peak MiB | exit | verdict | longest stage | |"
+LAYERED = (  # privacy layers and kinds of trust that no method has by itself
+    *(f"{algo} privacy=dpsgd" for algo in ("fedavg", "fedprox", "scaffold", "fednova", "fedadam")),
+    *(f"{algo} privacy=client" for algo in ("fedavg", "fednova", "fedavgm")),
+    "fedavg privacy=client trust=secagg", "fedavg_adaptive trust=secagg", "dp_head trust=secagg",
+    "feddm privacy=clipped_gradient algo.start=noise", "feddm privacy=aggregate_clip algo.start=noise",
+    "fedfed privacy=gaussian_features", "fedfed privacy=none",
+)  # fmt: skip
+HEAD = "| profile | wall s | CPU s | peak MiB | exit | verdict | longest stage | |"
 
 
 @dataclass(frozen=True)
 class Spent:
     """What one command took. wall, cpu: seconds; peak: MiB; stage: the longest part of the audit."""
 
-    algo: str
+    profile: str
     wall: float
     cpu: float
     peak: float
@@ -50,7 +58,7 @@ class Spent:
     def row(self, limit: float) -> str:
         flags = [f"above {limit:.0f} s"] * (self.wall > limit) + ["failed"] * (self.status not in (0, 2))
         return (
-            f"| {self.algo} | {self.wall:.1f} | {self.cpu:.1f} | {self.peak:.0f} | {self.status} | {self.verdict} "
+            f"| {self.profile} | {self.wall:.1f} | {self.cpu:.1f} | {self.peak:.0f} | {self.status} | {self.verdict} "
             f"| {self.stage} | {', '.join(flags)} |"
         )
 
@@ -58,9 +66,9 @@ class Spent:
         return self.wall <= limit and self.status in (0, 2)
 
 
-def algorithms() -> list[str]:
-    """Every method that ships with the package, by its yaml."""
-    return choices("algo", [str(ROOT / "configs")])
+def profiles() -> list[str]:
+    """Every method that ships with the package, by its yaml, then ``LAYERED``."""
+    return [*choices("algo", [str(ROOT / "configs")]), *LAYERED]
 
 
 def taken(pid: int) -> dict[int, tuple[int, float]]:
@@ -97,12 +105,13 @@ class Watch(threading.Thread):
                 return
 
 
-def measured(algo: str, preset: str, overrides: Sequence[str], timeout: float, keep: Path | None) -> Spent:
+def measure_audit(profile: str, preset: str, overrides: Sequence[str], timeout: float, keep: Path | None) -> Spent:
     """One audit in a folder of its own, below ``keep`` where given."""
+    algo, *layer = profile.split()
     with tempfile.TemporaryDirectory() as name:
-        place = (keep / f"{preset}_{algo}").resolve() if keep else Path(name)
+        place = (keep / "_".join([preset, *profile.split()])).resolve() if keep else Path(name)
         place.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", "privdd.audit", f"algo={algo}", f"preset={preset}", f"hydra.run.dir={place / 'run'}"]
+        command = [sys.executable, "-m", "privdd.audit", f"algo={algo}", *layer, f"preset={preset}", f"hydra.run.dir={place / 'run'}"]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
         with (place / "log").open("wb") as log:
             began = time.monotonic()
@@ -119,7 +128,7 @@ def measured(algo: str, preset: str, overrides: Sequence[str], timeout: float, k
         if code not in (0, 2):
             print((place / "log").read_text(errors="replace")[-800:], file=sys.stderr)
         verdict, stage = result(place / "run" / "findings.json")
-        return Spent(algo, wall, sum(watch.seconds.values()), watch.peak / 2**20, code, verdict, stage)
+        return Spent(profile, wall, sum(watch.seconds.values()), watch.peak / 2**20, code, verdict, stage)
 
 
 def result(file: Path) -> tuple[str, str]:
@@ -136,22 +145,22 @@ def result(file: Path) -> tuple[str, str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--preset", choices=sorted(LIMITS), default="smoke")
-    parser.add_argument("--algos", default="", help="a,b,c (default: all)")
-    parser.add_argument("--timeout", type=float, default=1800.0, help="seconds for one method")
+    parser.add_argument("--profiles", default="", help="a,b privacy=dpsgd,c (default: all)")
+    parser.add_argument("--timeout", type=float, default=1800.0, help="seconds for one profile")
     parser.add_argument("--keep", type=Path, help="a folder for the runs, which are dropped otherwise")
     parser.add_argument("overrides", nargs="*")
     given = parser.parse_args()
-    chosen = given.algos.split(",") if given.algos else algorithms()
-    unknown = sorted(set(chosen) - set(algorithms()))
-    if unknown:
-        parser.error(f"--algos {','.join(unknown)}: known are {', '.join(algorithms())}")
+    chosen = given.profiles.split(",") if given.profiles else profiles()
+    known = {profile.split()[0] for profile in profiles()}
+    if unknown := sorted({profile.partition(" ")[0] for profile in chosen} - known):
+        parser.error(f"--profiles {','.join(unknown)}: known are {', '.join(sorted(known))}")
     torch.set_num_threads(1)
     limit, rows = LIMITS[given.preset], []
     print(f"preset={given.preset}{''.join(f' {o}' for o in given.overrides)}, {hardware()}\n\n{HEAD}\n|---|---|---|---|---|---|---|---|", flush=True)
-    for algo in chosen:
-        rows.append(measured(algo, given.preset, given.overrides, given.timeout, given.keep))
+    for profile in chosen:
+        rows.append(measure_audit(profile, given.preset, given.overrides, given.timeout, given.keep))
         print(rows[-1].row(limit), flush=True)
-    slow = [spent.algo for spent in rows if not spent.fine(limit)]
+    slow = [spent.profile for spent in rows if not spent.fine(limit)]
     print(
         f"| total of {len(rows)} | {sum(r.wall for r in rows):.1f} | {sum(r.cpu for r in rows):.1f} "
         f"| {max(r.peak for r in rows):.0f} | | | | {len(slow)} flagged |"

@@ -51,8 +51,8 @@ def sent_at_the_end(scene: Scene, whole: Shard, folder: RunFolder, federations: 
         return {key: value[None] for key, value in real.items()}
     with stage("train shadow federations", worlds) as bar:
         return replay_federations(
-            plan, experiment.shards, whole, scene.game, lens, real, worlds, folder, experiment.engine,
-            experiment.run.fingerprint, bar, experiment.audit.federation_rounds,
+            plan, experiment.ledger(), experiment.shards, whole, scene.game, lens, real, worlds, folder,
+            experiment.engine, experiment.run.fingerprint, bar, experiment.audit.federation_rounds,
         )  # fmt: skip
 
 
@@ -136,9 +136,14 @@ def shared_rounds(method: Method, replayed: int) -> int:
     return max(0, method.rounds - replayed) if replayed else 0
 
 
-def _common_start(plan: Plan, shards: Sequence[Shard], whole: Shard, game: Game, rounds: int) -> Progress:
-    """The rounds that all worlds share, with fresh coins; before the first round where there are none."""
-    begun = start(plan, Ledger(plan.relation))  # type: ignore[arg-type]
+def _common_start(
+    plan: Plan, ledger: Ledger, shards: Sequence[Shard], whole: Shard, game: Game, rounds: int
+) -> Progress:
+    """The rounds that all worlds share, with fresh coins; before the first round where there are none.
+
+    ledger: an empty one of the run's own relation, unit and delta.
+    """
+    begun = start(plan, ledger)
     if not rounds:
         return begun
     keys = plan.keys.fold("world", "shared")
@@ -153,12 +158,13 @@ def run_federation(task: Federation) -> Signals:
 
 
 def replay_federations(
-    plan: Plan, shards: Sequence[Shard], whole: Shard, game: Game, lens: Lens, real: Signals,
+    plan: Plan, ledger: Ledger, shards: Sequence[Shard], whole: Shard, game: Game, lens: Lens, real: Signals,
     worlds: int, folder: RunFolder, engine: Engine, config: str, bar: Bar, replayed: int = 0,
 ) -> dict[str, Tensor]:  # fmt: skip
     """(K, n) signals of what the server sends; world 0 is ``real``, the others are replayed and kept.
 
-    replayed: how many last rounds are each world's own, 0 = all.
+    ledger: an empty one of the run's own relation, unit and delta; replayed: how many last rounds are each world's
+    own, 0 = all.
     """
     shared = shared_rounds(plan.method, replayed)
     config = f"{config} from round {shared}" if shared else config
@@ -172,7 +178,7 @@ def replay_federations(
     missing = [w for w in range(1, worlds) if w not in found]
     bar.advance(by=len(found))
     tasks = []
-    begun = _common_start(plan, shards, whole, game, shared if missing else 0)
+    begun = _common_start(plan, ledger, shards, whole, game, shared if missing else 0)
     for w in missing:
         own = list(shards)
         own[plan.victim] = game.shard(whole, w)

@@ -179,7 +179,7 @@ def test_shared_rounds_are_played_once_and_the_others_are_each_worlds_own(algo: 
     played = []
     monkeypatch.setattr(federations, "step", lambda p, progress, *rest: played.append(progress.round) or simulation.step(p, progress, *rest))
     lens = Lens(plan.method, plan.problem, simulation.Snapshot(1, plan.method.broadcast(plan.method.init(plan.problem, plan.keys)), {}), game.candidates, made.test, {}, frozenset(), {})
-    begun = federations._common_start(plan, made.shards, whole, game, 1)
+    begun = federations._common_start(plan, made.ledger(), made.shards, whole, game, 1)
     keys = plan.keys.fold("world", "shared")
     coins = torch.rand(1, 20, generator=keys.fold("secret", "coins").torch()) < 0.5
     kept = torch.ones(len(whole.train), dtype=torch.bool)
@@ -206,5 +206,20 @@ def test_the_shared_coins_are_not_those_of_the_run() -> None:
     made = assemble(tiny_config("fedavg", *SMALL, command="audit"))
     whole, game = made.shards[made.plan.victim], game_of(made)
     flipped = replace(game, masks=~game.masks)
-    a, b = (federations._common_start(made.plan, made.shards, whole, g, 1) for g in (game, flipped))
+    a, b = (federations._common_start(made.plan, made.ledger(), made.shards, whole, g, 1) for g in (game, flipped))
     assert equal(a.server, b.server)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        ("privacy=client",), ("privacy=client", "privacy.relation=replace", "privacy.delta=1e-3"), ("privacy=client", "trust=secagg"),
+        ("privacy=dpsgd", "privacy.relation=add_remove"),
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_replays_write_their_ledger_under_the_terms_of_the_run(audit: Callable[..., dict[str, Any]], more: tuple[str, ...], tmp_path: Path) -> None:
+    """A ledger made anew with default settings refuses the rows of a client-level mechanism."""
+    found = audit(tmp_path, *AUDIT, "algo=fedavg", "audit.federation_rounds=1", *more, f"hydra.run.dir={tmp_path}")
+    assert found["privacy"]["unit"] == ("client" if more[0] == "privacy=client" else "record")
+    assert len(list(tmp_path.glob("worlds/federation-*/world_*.safetensors"))) == WORLDS - 1
