@@ -23,10 +23,12 @@ from privdd.privacy.mechanism import Mechanism, Output
 
 T = TypeVar("T")
 Law = Literal["gaussian", "laplace"]
-AUDITED, OTHERS = 4096, 256  # residuals kept of one release of the audited client, and of any other
+KEPT, HEAD = 4096, 256  # residuals kept of one release, and of those beyond half of ``ROUND``
 ROUND = 2**18  # of one client round, all releases together
+NEAR = (0.0, 2.0**-10, 2.0**-7, 2.0**-4)  # residuals within these are counted, of all numbers
+FAR = (2.5, 3.0, 3.5, 4.0, 4.5, 5.0)  # and those beyond these
 ECHOED, LONGEST = 2, 2**18  # releases of a name in a round that are compared with themselves, and their first numbers
-RUN = 2**24  # of all other clients together, in a whole run
+RUN = 2**24  # of all other clients together, in a whole run; beyond it ``HEAD`` of each release, up to twice as many
 
 
 def law_of(event: dpa.DpEvent) -> Law | None:
@@ -99,11 +101,41 @@ def echo(values: Tensor) -> tuple[int, float, int]:
     return int(widths[1 + at]), float(r[at]), len(r)
 
 
+def sizes(values: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """How many residuals lie within each of ``NEAR``, and how many beyond each of ``FAR``."""
+    bounds = torch.tensor((*NEAR, *FAR), dtype=torch.float64)
+    within = torch.bucketize(values.double().abs(), bounds).bincount(minlength=len(bounds) + 1).cumsum(0).tolist()
+    return tuple(within[: len(NEAR)]), tuple(len(values) - count for count in within[len(NEAR) : -1])
+
+
+def grid(output: Output) -> float:
+    """The largest distance of neighbouring values that a residual of this release can have, in noise scales.
+
+    That of the lattice; of floating point where the values are too large for it; and of a coarser grid that the released
+    values show by themselves: rounding what was noised is harmless, and residuals then take few values.
+    """
+    std, step = float(output.noise_std), output.lattice or 0.0
+    for value in output.value.values():
+        flat = value.detach().cpu().flatten()
+        if not len(flat):
+            continue
+        kind = flat.dtype if flat.is_floating_point() else torch.float64
+        step = max(step, float(flat.abs().max()) * torch.finfo(kind).eps)
+        some = flat[:: max(1, len(flat) // KEPT)].double()
+        gaps = some.unique().diff()  # sorted
+        least = float(gaps.min()) if len(gaps) else 0.0
+        if least / std * len(some) ** 2 > 100:  # of so many independent numbers two would be closer
+            step = max(step, least)
+    return step / std
+
+
 @dataclass
 class Noted:
     """One release. squares: tensor -> (numbers, sum of squared residuals); sample: some residuals, at the same
     places in every release of the same shape; records: how many contributed, None where it is one row each;
     judged, off: numbers whose low bits were looked at, and those off any lattice; missing: why there is nothing;
+    near, far: of all numbers, residuals within each of ``NEAR`` and beyond each of ``FAR``; step: the largest distance, in
+    noise scales, of neighbouring values that a residual can have (lattice or floating point);
     event: what the mechanism said that it costs; echo: (numbers compared, correlation) of the residuals with
     themselves at the shift where they are most alike, and how many shifts were tried, of the audited client's first releases.
     """
@@ -116,8 +148,15 @@ class Noted:
     judged: int = 0
     off: int = 0
     missing: str = ""
+    near: tuple[int, ...] = ()
+    far: tuple[int, ...] = ()
+    step: float = 0.0
     event: dpa.DpEvent | None = None
     echo: tuple[int, float, int] = (0, 0.0, 0)
+
+    @property
+    def numbers(self) -> int:
+        return sum(count for count, _ in self.squares.values())
 
 
 @dataclass
@@ -172,21 +211,24 @@ class Watch:
         if not math.isfinite(sum(total for _, total in noted.squares.values())):
             noted.missing = "its values are not finite"
             return
-        noted.sample = self._some(torch.cat(flat))
+        every = torch.cat(flat)
+        noted.sample = self._some(every)
+        noted.near, noted.far, noted.step = *sizes(every), grid(output)
         if self.audited and sum(r.name == name for r in self.releases) <= ECHOED:
-            noted.echo = echo(torch.cat(flat))
+            noted.echo = echo(every)
         self._low_bits(noted, output)
         if self.audited:
             self._columns(name, gaps, rows=given is None and bool(output.flags.get("relation:zero_out")))
 
     def _some(self, values: Tensor) -> Tensor:
-        """The first numbers, which every client's sample has, and for the audited one others spread over the rest."""
-        size = min(AUDITED if self.audited else OTHERS, ROUND - self.kept)
+        """The first numbers, and others spread over the rest: at the same places in every client's sample, while there is
+        room."""
+        size = min(KEPT if self.kept < ROUND // 2 else HEAD, ROUND - self.kept)
         if size <= 0 or not len(values):
             return torch.zeros(0)
-        head, rest = values[: min(size, OTHERS)], values[OTHERS:]
-        step = max(1, len(rest) // max(size - OTHERS, 1))
-        some = torch.cat([head, rest[::step][: max(size - OTHERS, 0)]]).float()
+        head, rest = values[: min(size, HEAD)], values[HEAD:]
+        step = max(1, len(rest) // max(size - HEAD, 1))
+        some = torch.cat([head, rest[::step][: max(size - HEAD, 0)]]).float()
         self.kept += len(some)
         return some
 
@@ -198,7 +240,7 @@ class Watch:
 
     def _strided(self, value: Tensor) -> Tensor:
         flat = value.detach().cpu().flatten()
-        return flat[:: max(1, len(flat) // AUDITED)]
+        return flat[:: max(1, len(flat) // KEPT)]
 
     def _columns(self, name: str, gaps: Mapping[str, Tensor], *, rows: bool) -> None:
         """Add up squares number by number: over releases, or over the rows of one that has a row for each record."""
@@ -218,12 +260,12 @@ class NoiseRecord:
     kept: int = 0
 
     def add(self, watch: Watch) -> None:
-        """Keep what was noted; once ``RUN`` residuals of other clients are kept, only their sums."""
+        """Keep what was noted; once ``RUN`` residuals of other clients are kept, their first ones, and at last only sums."""
         if not watch.audited:
-            self.kept += watch.kept
-            if self.kept > RUN:
-                for noted in watch.releases:
-                    noted.sample = torch.zeros(0)
+            most = 0 if self.kept >= 2 * RUN else HEAD if self.kept + watch.kept > RUN else KEPT
+            for noted in watch.releases:
+                noted.sample = noted.sample[:most].clone() if most < len(noted.sample) else noted.sample
+                self.kept += len(noted.sample)
         self.rounds[watch.round, watch.client] = watch
 
 

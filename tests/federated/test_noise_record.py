@@ -6,9 +6,10 @@ import dp_accounting as dpa
 import pytest
 import torch
 from scipy import stats
+from torch import Tensor
 
 from privdd.federated import noise_record
-from privdd.federated.noise_record import NoiseRecord, Watch, law_of, residuals
+from privdd.federated.noise_record import NoiseRecord, Watch, grid, law_of, residuals, sizes
 from privdd.privacy.mechanism import Output
 from privdd.privacy.mechanisms import ClippedSum, FeatureNoise
 from privdd.privacy.noise import SeededNoise
@@ -101,9 +102,31 @@ def test_memory_is_bounded_and_samples_of_clients_compare(monkeypatch: pytest.Mo
             watch.released(mechanism, "query", mechanism({"a": torch.zeros(1, 20_000)}, noise()), None, {"a": torch.zeros(1, 1)})
         record.add(watch)
     kept = {client: [len(r.sample) for r in record.rounds[0, client].releases] for client in (0, 1, 2)}
-    assert kept == {0: [4096, 4096, 1808, 0], 1: [0] * 4, 2: [0] * 4}  # 1024 of client 1 are beyond RUN
+    assert kept == {0: [4096, 4096, 256, 256], 1: [256] * 4, 2: [0] * 4}  # past half of ROUND; past RUN; past twice RUN
     assert all(r.squares["a"][0] == 20_000 for watch in record.rounds.values() for r in watch.releases)
     own, other = Watch(0, 0, True), Watch(0, 1, False)
     for watch in (own, other):
         watch.released(mechanism, "query", mechanism({"a": torch.zeros(1, 20_000)}, noise()))
-    assert torch.equal(own.releases[0].sample[:256], other.releases[0].sample)
+    assert len(own.releases[0].sample) == 4096 and torch.equal(own.releases[0].sample, other.releases[0].sample)
+
+
+def test_sizes_of_all_residuals_are_counted() -> None:
+    gaps = torch.tensor([0.0, 2.0**-11, -(2.0**-8), 0.03, -1.0, 2.6, -3.2, 7.0])
+    near, far = sizes(gaps)
+    assert near == (1, 2, 3, 4) and far == (3, 2, 1, 1, 1, 1)
+    output = Output({"a": gaps}, GAUSSIAN, noise_std=1.0, exact={"a": torch.zeros(8)}, lattice=2.0**-16)
+    watch = Watch(0, 1, False)
+    watch.released(ClippedSum(1.0, 1.0), "query", output)
+    (noted,) = watch.releases
+    assert (noted.near, noted.far, noted.numbers, noted.step) == (near, far, 8, 2.0**-16)
+
+
+def test_the_grid_of_residuals_is_that_of_the_coarsest_reason() -> None:
+    """The lattice; float32 at 1000 (a step of 2**-23 of it); half precision; values rounded to tenths after the noise."""
+    values = torch.randn(2000, generator=torch.Generator().manual_seed(0))
+
+    def of(value: Tensor) -> float:
+        return grid(Output({"a": value}, GAUSSIAN, noise_std=2.0, lattice=2.0**-15))
+
+    assert of(values) == 2.0**-16 and of(values + 1000) >= 1000 * 2.0**-24
+    assert of(values.half()) >= 2.0**-10 and of((values * 10).round() / 10) == pytest.approx(0.05, rel=1e-3)

@@ -19,7 +19,7 @@ from attacks.types import Adversary, Family, Finding
 from privdd.auditing.guarantees.residual_law import SHORT, Look
 from privdd.auditing.guarantees.statement import Subject
 from privdd.auditing.guarantees.summed_noise import sum_looks, summed
-from privdd.federated.noise_record import OTHERS, NoiseRecord, Noted, Watch
+from privdd.federated.noise_record import HEAD, NoiseRecord, Noted, Watch
 from privdd.federated.simulation import Plan, Task, watched_step
 
 NOISE = "t0_noise"
@@ -72,8 +72,18 @@ def noise_finding(subject: Subject, record: NoiseRecord, name: str) -> Finding:
     text = (
         f"{len(mine)} release(s) of the run in {len({w.round for w, _ in mine})} round(s), and {others} other client(s)"
     )
-    return looked(
-        subject, NOISE, name, len(mine), found, text, "the noise is what is stated, and no two releases share it"
+    sound = f"the noise is what is stated, and no two releases share it; {_unseen(subject, releases, len(seen))}"
+    return looked(subject, NOISE, name, len(mine), found, text, sound)
+
+
+def _unseen(subject: Subject, releases: list[Release], tests: int) -> str:
+    """What so many numbers cannot show, whatever the tests."""
+    seen = [release for _, release in releases if not release.missing]
+    numbers, steps, p = [r.numbers for r in seen], [r.step for r in seen], law.allowed(subject.confidence) / tests
+    cut, bare = law.least_cut(sum(numbers), p), law.fewest_bare(numbers, steps, p)
+    return (
+        f"in {sum(numbers)} numbers, noise that is cut beyond {cut:.3g} standard deviations would not show, "
+        f"nor fewer than {bare} numbers without noise"
     )
 
 
@@ -104,18 +114,90 @@ def looks(subject: Subject, record: NoiseRecord, name: str, releases: list[Relea
     yield law.scale(_totals(mine))
     yield law.scale(_of_others(seen, subject.plan.victim))
     yield law.single_numbers(_columns([watch for watch in record.rounds.values() if watch.audited], name))
-    heads = [r.sample[:OTHERS] for _, r in seen]
+    heads = [r.sample[:HEAD] for _, r in seen]
     yield law.single_numbers(_at_one_place(heads))
     for some in ([r.sample for _, r in mine], heads):
         yield law.shape(some)
         yield law.extremes(some)
     yield law.reuse(_samples(mine))
-    yield law.reuse({which: sample[:OTHERS] for which, sample in _samples(seen).items()})
+    yield law.reuse({which: sample[:HEAD] for which, sample in _samples(seen).items()})
     yield law.echoes({f"{_which(watch, r)}, release {at}": r.echo for at, (watch, r) in enumerate(mine)})
     yield law.shifted(_first(record, name), _first(record))
     yield _low_bits(mine)
+    yield _size_counts(seen, subject.plan.victim)
+    yield from _tie_looks(record, name)
+    for what, these in (("the audited client", mine), ("all clients", seen)):
+        yield from _relations(what, these)
     if subject.plan.noise_source != "seed":
         yield drawn_again(subject, record, name)
+
+
+def _size_counts(releases: list[Release], victim: int) -> Look:
+    """Residuals near zero and far from it: release by release, round by round, client by client, and all together."""
+    groups: dict[str, list[int]] = {}
+    for at, (watch, release) in enumerate(releases):
+        for what in (
+            f"release {at} ({_which(watch, release)})",
+            f"round {watch.round}",
+            f"client {watch.client}",
+            "all clients",
+        ):
+            groups.setdefault(what, []).append(at)
+    noted = [release for _, release in releases]
+    near, far = (torch.tensor([counts(one) for one in noted]) for counts in (lambda r: r.near, lambda r: r.far))
+    return law.size_counts([r.numbers for r in noted], [r.step for r in noted], near, far, groups)
+
+
+def _tie_looks(record: NoiseRecord, name: str) -> Iterator[Look]:
+    """Noise of this name that comes back, in any release of the run, at any place and with any sign."""
+    every = [(w, r) for _, w in sorted(record.rounds.items()) for r in w.releases if len(r.sample)]
+    every = law.spread_over(every, law.COMPARED)
+    names = [f"{_which(w, r)}, {r.name!r} release {at}" for at, (w, r) in enumerate(every)]
+    own = [r.name == name for _, r in every]
+    for test in (law.ties, law.near_ties):
+        yield test([r.sample for _, r in every], [r.step for _, r in every], names, own)
+
+
+def _relations(what: str, releases: list[Release]) -> Iterator[Look]:
+    """Noise that takes itself off: over releases, over places, and over blocks and frequencies of one tensor."""
+    groups = _tensors(releases)
+    looks: dict[str, list[Look]] = {}
+    for key, rows in groups.items():
+        where, (power, sums) = f"{what}, {key}", law.spectrum(rows)
+        looks.setdefault("pivots", []).append(law.pivots(rows, where))
+        looks.setdefault("places", []).append(law.weak_places(rows, where))
+        looks.setdefault("blocks", []).append(law.bands(rows.square(), 1, where))
+        looks.setdefault("frequencies", []).append(law.bands(power, 2, f"{where}, frequencies"))
+        looks.setdefault("empty", []).append(law.empty_frequencies(power, where))
+        for kind, numbers in (("sums", sums), ("lengths", law.norms(rows))):
+            total = (len(numbers), float(numbers.square().sum()))
+            looks.setdefault(kind, []).append(law.scale({f"the {kind} of {where}": total}))
+    for found in looks.values():
+        yield law.smallest((look.p, look.says) for look in found)
+    yield law.alignment(groups)
+
+
+def _tensors(releases: list[Release]) -> dict[str, Tensor]:
+    """Releases of one shape as rows of residuals, whole and, where all of them were kept, tensor by tensor."""
+    alike: dict[tuple[tuple[tuple[str, int], ...], int], list[Tensor]] = {}
+    for _, release in releases:
+        shape = tuple((key, count) for key, (count, _) in sorted(release.squares.items()))
+        if len(release.sample):
+            alike.setdefault((shape, len(release.sample)), []).append(release.sample)
+    found: dict[str, Tensor] = {}
+    for (sizes, kept), samples in alike.items():
+        rows = torch.stack(law.spread_over(samples, law.TOGETHER)).double()
+        if sum(count for _, count in sizes) != kept or len(sizes) < 2:
+            found[f"releases of {kept} numbers ({len(found)})"] = rows
+            continue
+        at, parts = 0, []
+        for key, count in sizes:
+            parts.append(rows[:, at : at + count])
+            found[f"{key} ({len(found)})"] = parts[-1]
+            at += count
+        level = [part / max(1.0, float(part.square().mean().sqrt())) for part in parts if part.shape[1]]
+        found[f"releases of {kept} numbers ({len(found)})"] = torch.cat(level, 1) if level else rows
+    return found
 
 
 def _which(watch: Watch, release: Noted) -> str:

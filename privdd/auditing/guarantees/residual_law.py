@@ -3,6 +3,11 @@
 Every function returns p-values that hold for one look; whoever makes several corrects them (``smallest``). Scale by
 chi-square, shape by Kolmogorov and Smirnov, reuse by the exact law of an uncentred correlation: for a fixed vector
 and an independent normal one of m numbers, r**2 is Beta(1/2, (m - 1)/2).
+
+The joint law: on a lattice of step s (in noise scales) two independent residuals are equal or opposite with a chance of
+s / sqrt(pi), and zero with one of 0.4 s, so repeated and missing noise shows at any places (``ties``, ``size_counts``). Relations
+between numbers leave some direction with less noise than stated: blocks and bands of frequencies (``bands``), and each
+release beside those before it (``pivots``: Bartlett's decomposition). These are one-sided: more noise is no fault.
 """
 
 from __future__ import annotations
@@ -14,14 +19,18 @@ from typing import TypeVar
 
 import numpy as np
 import torch
-from scipy import stats
+from scipy import special, stats
 from torch import Tensor
+
+from privdd.federated.noise_record import FAR, NEAR
 
 T = TypeVar("T")
 SHORT = 16  # fewer residuals of one release are joined with others of their client round
 POOL = 2**16  # residuals in the test of shape
 HEAD, OVERLAP = 256, 8  # first numbers of a release that are compared at every shift, and the fewest of them
 COMPARED, DRAWS = 4096, 512  # releases of one query, and draws, that are compared with each other
+TOGETHER = 256  # releases whose joint law is looked at
+TIED = 2**19  # equal pairs that are expected among the residuals that are compared
 
 
 @dataclass(frozen=True)
@@ -201,6 +210,257 @@ def same_noise(first: Tensor, second: Tensor, says: str) -> Look:
 
 def _correlated(r: float, width: int) -> float:
     return float(stats.beta.sf(r * r, 0.5, (width - 1) / 2))
+
+
+def size_counts(
+    numbers: Sequence[int], steps: Sequence[float], near: Tensor, far: Tensor, groups: Mapping[str, Sequence[int]]
+) -> Look:
+    """Are more residuals near zero, or fewer far from it, than the law says? near, far: (releases, bounds) counts of all
+    numbers (``noise_record.NEAR``, ``FAR``); groups: what -> which releases are added up."""
+    if not groups:
+        return Look(1.0)
+    count, step = np.asarray(numbers, float), np.asarray(steps, float)
+    rows = [
+        (int(count[at].sum()), float(step[at].max()), near[at].sum(0), far[at].sum(0))
+        for at in map(list, groups.values())
+    ]
+    total = np.array([row[0] for row in rows])[:, None]
+    room = 0.65 * np.array([row[1] for row in rows])[:, None]  # a lattice point's share on each side, at most
+    inside, beyond = (torch.stack([row[i] for row in rows]).numpy() for i in (2, 3))  # type: ignore[misc]
+    p_near = stats.binom.sf(inside - 1, total, 1 - 2 * stats.norm.sf(np.asarray(NEAR) + room))
+    p_far = stats.binom.cdf(beyond, total, 2 * stats.norm.sf(np.asarray(FAR) + room))
+    ps = np.concatenate([p_near, p_far], 1)
+    row, at = np.unravel_index(int(ps.argmin()), ps.shape)
+    which = list(groups)[row]
+    if at < len(NEAR):
+        much = f"{inside[row, at]} of {total[row, 0]} noise values are "
+        says = much + (f"within {NEAR[at]:.2g} standard deviations of zero" if at else "exactly zero")
+    else:
+        says = f"only {beyond[row, at - len(NEAR)]} of {total[row, 0]} noise values are above {FAR[at - len(NEAR)]} standard deviations"
+    return Look(min(1.0, float(ps.min()) * ps.size), f"{which}: {says}")
+
+
+def norms(rows: Tensor) -> Tensor:
+    """The lengths of releases (R, n) as standard normal numbers."""
+    tails = stats.chi2.cdf(rows.square().sum(1).numpy(), rows.shape[1])
+    return torch.special.ndtri(torch.from_numpy(np.clip(tails, 1e-15, 1 - 1e-15)))
+
+
+def fewest_bare(numbers: Sequence[int], steps: Sequence[float], p: float) -> int:
+    """The smallest number of residuals of zero, of all, that shows at a p-value of ``p``."""
+    return int(stats.poisson.isf(p, 0.52 * float(np.dot(numbers, steps)))) + 1
+
+
+def least_cut(numbers: int, p: float) -> float:
+    """The smallest cut, in standard deviations, that the largest of so many numbers does not show at a p-value of ``p``."""
+    return float(stats.norm.isf(-np.expm1(np.log(p) / max(numbers, 1)) / 2))
+
+
+def ties(samples: Sequence[Tensor], steps: Sequence[float], names: Sequence[str], own: Sequence[bool]) -> Look:
+    """Are more residuals equal, or opposite, than the lattice makes them: in a release, in two, or in all together?
+
+    samples: of releases; own: those that are asked about. Of very many residuals, those of some sizes are compared.
+    """
+    sizes = np.array([len(sample) for sample in samples], float)
+    if sizes.sum() < 2:
+        return Look(1.0)
+    step = np.asarray(steps, float)
+    values = np.abs(np.concatenate([sample.numpy() for sample in samples]).astype(np.float32))
+    which = np.repeat(np.arange(len(samples)), sizes.astype(int))
+    share = min(1.0, TIED / max(1.0, _tie_rate(sizes, step)))
+    keep = (values > 0) & ((values.view(np.uint32) * np.uint32(2654435761)) <= np.uint32(share * (2**32 - 1)))
+    values, which = values[keep], which[keep]
+    order = np.argsort(values, kind="stable")
+    values, which = values[order], which[order]
+    mine = np.asarray(own, bool)
+    everywhere = _tied(_equal(values, which), sizes, step, share, names, mine, "equal or opposite")
+    large = _tied_far(values[mine[which]], float(step[mine].max(initial=0.0)) / share)
+    return smallest((look.p, look.says) for look in (everywhere, large))
+
+
+def _tied_far(values: np.ndarray, step: float) -> Look:
+    """Equal pairs among large residuals alone, where few are expected of so many: noise that is cut piles up."""
+    found = []
+    for bound in FAR:
+        counts = np.unique(values[values > bound], return_counts=True)[1].astype(float)
+        chance = step * float(special.erfc(bound) / (2 * stats.norm.sf(bound)) ** 2) / np.sqrt(np.pi)
+        pairs, expected = float((counts * (counts - 1) / 2).sum()), chance * float(counts.sum()) ** 2 / 2
+        says = f"{pairs:.0f} pairs of noise values above {bound} standard deviations are equal or opposite, {expected:.3g} are expected"
+        found.append((float(stats.poisson.sf(pairs - 1, expected)), says))
+    return smallest(found)
+
+
+def near_ties(samples: Sequence[Tensor], steps: Sequence[float], names: Sequence[str], own: Sequence[bool]) -> Look:
+    """The same of noise that is used at several scales: rounded to a lattice each time, it is equal up to a step."""
+    most = max(8, int(POOL / max(len(samples), 1)))
+    some = [sample[:: max(1, -(-len(sample) // most))] for sample in samples]
+    sizes, step = np.array([len(sample) for sample in some], float), np.asarray(steps, float)
+    if sizes.sum() < 2:
+        return Look(1.0)
+    values = np.abs(np.concatenate([sample.numpy() for sample in some]).astype(float))
+    which = np.repeat(np.arange(len(some)), sizes.astype(int))
+    order = np.argsort(values, kind="stable")
+    values, which = values[order], which[order]
+    # of a lattice finer than said up to 2.8 times as many pairs as of a lattice of this step are so close
+    pairs = _close(values, which, step)
+    return _tied(pairs, sizes, 3 * step, 1.0, names, np.asarray(own, bool), "equal or opposite up to rounding")
+
+
+def _tie_rate(sizes: np.ndarray, step: np.ndarray) -> float:
+    """Expected equal pairs: the sum over pairs of the coarser step over sqrt(pi)."""
+    order = np.argsort(step)
+    before = np.cumsum(sizes[order]) - sizes[order]
+    return float((sizes[order] * step[order] * (before + sizes[order] / 2)).sum() / np.sqrt(np.pi))
+
+
+def _equal(values: np.ndarray, which: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Pairs of releases, one for each pair of equal values (sorted): at most 64 for a value, and 8 x ``TIED``."""
+    pairs, found = [np.zeros((2, 0), int)], 0
+    for lag in range(1, min(65, len(values))):
+        at = np.flatnonzero(values[lag:] == values[:-lag])
+        pairs.append(np.stack([which[at], which[at + lag]]))
+        found += len(at)
+        if not len(at) or found > 8 * TIED:
+            break
+    return _ordered(np.concatenate(pairs, 1))
+
+
+def _close(values: np.ndarray, which: np.ndarray, step: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    pairs, reach = [np.zeros((2, 0), int)], 0.9 * float(step.max())
+    for lag in range(1, min(65, len(values))):
+        gaps = values[lag:] - values[:-lag]
+        if not (gaps <= reach).any():
+            break
+        at = np.flatnonzero((gaps <= 0.45 * (step[which[lag:]] + step[which[:-lag]])) & (values[:-lag] > reach))
+        pairs.append(np.stack([which[at], which[at + lag]]))
+    return _ordered(np.concatenate(pairs, 1))
+
+
+def _ordered(pairs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    return pairs.min(0), pairs.max(0)
+
+
+def _tied(
+    pairs: tuple[np.ndarray, np.ndarray],
+    sizes: np.ndarray,
+    step: np.ndarray,
+    share: float,
+    names: Sequence[str],
+    own: np.ndarray,
+    how: str,
+) -> Look:
+    """Counts of pairs against a Poisson law, release by release, and against one of their exact variance all together."""
+    asked = own[pairs[0]] | own[pairs[1]]
+    first, second = pairs[0][asked], pairs[1][asked]
+    mean = share * (_tie_rate(sizes, step) - _tie_rate(sizes[~own], step[~own]))
+    more = 0.05 * float(sizes.sum()) ** 3 * float(step.max()) ** 2 * share  # of pairs that share a number
+    total = len(first)
+    p = float(stats.nbinom.sf(total - 1, mean**2 / max(more, 1e-12), mean / (mean + more))) if mean > 0 else 1.0
+    if more < 1e-6 * mean:
+        p = float(stats.poisson.sf(total - 1, mean))
+    found = [(p, f"{total} pairs of {int(sizes.sum())} noise values are {how}, {mean:.3g} are expected")]
+    keys, counts = np.unique(first * len(sizes) + second, return_counts=True)
+    one, other = keys // len(sizes), keys % len(sizes)
+    rate = (
+        share
+        * np.maximum(step[one], step[other])
+        * sizes[one]
+        * sizes[other]
+        / np.sqrt(np.pi)
+        / np.where(one == other, 2, 1)
+    )
+    ps = stats.poisson.sf(counts - 1, rate)
+    if len(ps):
+        at = int(ps.argmin())
+        where = names[one[at]] if one[at] == other[at] else f"{names[one[at]]} and {names[other[at]]}"
+        says = f"{counts[at]} pairs of noise values of {where} are {how}, {rate[at]:.3g} are expected"
+        found.append((min(1.0, float(ps[at]) * int(own.sum()) * len(sizes)), says))
+    return smallest(found)
+
+
+def pivots(rows: Tensor, what: str) -> Look:
+    """Does any release (R, n) have less noise than stated beside those before it, or any number beside those before it?
+
+    What independent normal rows leave outside the span of those before them is chi-square of n, n - 1, ... degrees.
+    """
+    tall = rows.T if len(rows) <= rows.shape[1] else rows
+    if min(tall.shape) < 2:
+        return Look(1.0)
+    left = torch.linalg.qr(tall.double(), mode="r").R.diagonal().square().numpy()
+    ps = stats.chi2.cdf(left, len(tall) - np.arange(len(left)))
+    at, kind = int(ps.argmin()), "release" if tall is not rows else "number"
+    says = f"{what}: given the {kind}s before it, one has {(left[at] / (len(tall) - at)) ** 0.5:.3g} times the stated noise"
+    return Look(min(1.0, float(ps.min()) * len(ps)), says)
+
+
+def alignment(groups: Mapping[str, Tensor]) -> Look:
+    """Are the releases of each group (R, n), all pairs together, more alike in direction than independent ones? Noise in few
+    directions makes them so. n r**2 of a pair has mean 1 and variance 2 (n - 1) / (n + 2), and pairs are uncorrelated."""
+    total = mean = variance = 0.0
+    for rows in groups.values():
+        size, width = rows.shape
+        if size < 2 or width < OVERLAP:
+            continue
+        unit = torch.nn.functional.normalize(rows.double(), dim=1)
+        total += width * float(((unit @ unit.T).square().sum() - size) / 2)
+        mean += size * (size - 1) / 2
+        variance += size * (size - 1) * (width - 1) / (width + 2)
+    if not mean:
+        return Look(1.0)
+    p = float(stats.gamma.sf(total, mean**2 / variance, scale=variance / mean))
+    return Look(
+        p,
+        f"the noise of releases lies in few directions: they are {(total / mean) ** 0.5:.3g} times as alike as independent ones",
+    )
+
+
+def bands(power: Tensor, degrees: int, what: str) -> Look:
+    """Is any block of these squares (R, n), of one release or of all, smaller than chi-square of ``degrees`` each makes it?"""
+    found, size = [], power.shape[1]
+    both = torch.cat([power, power.sum(0, keepdim=True)]).double()
+    times = np.r_[np.ones(len(power)), len(power)][:, None]
+    width = size
+    while width >= 1 and size:
+        if width * degrees >= 8:
+            sums = both[:, : size // width * width].reshape(len(both), -1, width).sum(2).numpy()
+            found.append((stats.chi2.cdf(sums, times * width * degrees), width, sums))
+        elif width * degrees * len(power) >= 8 and len(power) > 1:
+            sums = both[-1:, : size // width * width].reshape(1, -1, width).sum(2).numpy()
+            found.append((stats.chi2.cdf(sums, len(power) * width * degrees), width, sums))
+        width //= 2
+    if not found:
+        return Look(1.0)
+    ps, width, _ = min(found, key=lambda one: float(one[0].min()))
+    tried = sum(one[0].size for one in found)
+    return Look(min(1.0, float(ps.min()) * tried), f"{what}: {width} neighbours together have less noise than stated")
+
+
+def spectrum(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """(power (R, m) of each frequency but the lowest and the highest, chi-square of 2 degrees each; sums (R,) over the root
+    of their number, standard normal)."""
+    turned = torch.fft.rfft(rows.double(), norm="ortho")
+    return 2 * turned[:, 1 : (rows.shape[1] + 1) // 2].abs().square(), turned[:, 0].real
+
+
+def empty_frequencies(power: Tensor, what: str) -> Look:
+    """How many frequencies have next to no noise?"""
+    least = 1e-6
+    few, tried = int((power < least).sum()), power.numel()
+    p = float(stats.binom.sf(few - 1, tried, -np.expm1(-least / 2))) if tried else 1.0
+    return Look(p, f"{what}: {few} of {tried} frequencies have no noise")
+
+
+def weak_places(rows: Tensor, what: str) -> Look:
+    """Are more places (R, n) noised little in all releases than chance makes them? Noise whose size depends on the place."""
+    if len(rows) < 2 or not rows.shape[1]:
+        return Look(1.0)
+    ps = stats.chi2.cdf(rows.double().square().sum(0).numpy(), len(rows))
+    levels = np.array([0.1, 0.01, 1e-3, 1e-4])
+    low = (ps[:, None] < levels).sum(0)
+    found = stats.binom.sf(low - 1, len(ps), levels)
+    at = int(found.argmin())
+    says = f"{what}: {low[at]} of {len(ps)} places have little noise in every release, {len(ps) * levels[at]:.3g} are expected"
+    return Look(min(1.0, float(found.min()) * len(levels)), says)
 
 
 def rate(taken: int, expected: Sequence[int], probability: float, what: str) -> Look:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from privdd.auditing.guarantees.residual_law import Look, scale, shape
 from privdd.auditing.guarantees.statement import Subject
-from privdd.federated.noise_record import OTHERS, Noted, Watch
+from privdd.federated.noise_record import HEAD, Noted, Watch
 from privdd.privacy.mechanisms.noise_share import parts_of, whole_of
 
 Release = tuple[Watch, Noted]
@@ -41,7 +41,7 @@ def summed(subject: Subject, name: str, releases: list[Release]) -> tuple[dict[s
         noted = [one for one in shares.values() if not one.missing]
         if set(shares) != set(there) or len(noted) < len(there):
             return {}, f"the shares of {len(noted)} of {len(there)} clients were noted in round {round}"
-        heads = [one.sample[:OTHERS].double() for one in noted]
+        heads = [one.sample[:HEAD].double() for one in noted]
         sizes = {len(head) for head in heads}
         if len(sizes) != 1 or 0 in sizes:
             gone = gone or f"the residuals of round {round} were not kept"

@@ -12,8 +12,16 @@ from torch import Tensor
 
 from privdd.auditing.guarantees.residual_law import (
     Look,
+    alignment,
+    bands,
     echoes,
+    empty_frequencies,
     extremes,
+    fewest_bare,
+    least_cut,
+    near_ties,
+    norms,
+    pivots,
     rate,
     reuse,
     same_coins,
@@ -23,10 +31,14 @@ from privdd.auditing.guarantees.residual_law import (
     shifted,
     single_numbers,
     single_records,
+    size_counts,
     smallest,
+    spectrum,
     spread,
+    ties,
+    weak_places,
 )
-from privdd.federated.noise_record import echo
+from privdd.federated.noise_record import echo, sizes
 
 RUNS, LEVEL = 400, 0.05
 Trial = Callable[[torch.Generator], Look]
@@ -52,7 +64,51 @@ def batches(taken: Tensor, q: float) -> Look:
     return spread(taken.sum(1).tolist(), [taken.shape[1]] * len(taken), q, "client")
 
 
+STEP = 2.0**-16
+
+
+def lattice(rows: Tensor) -> Tensor:
+    return (rows / STEP).round() * STEP
+
+
+def tied(rows: Tensor) -> Look:
+    return ties([lattice(row).float() for row in rows], [STEP] * len(rows), [str(i) for i in range(len(rows))], [True] * len(rows))
+
+
+def tied_nearly(rows: Tensor) -> Look:
+    """Each release at a scale of its own, so on a lattice of its own."""
+    scales = torch.linspace(0.7, 1.0, len(rows))
+    found = [(row / STEP / s).round() * STEP * s for row, s in zip(rows, scales)]
+    return near_ties([row.float() for row in found], [STEP] * len(rows), [str(i) for i in range(len(rows))], [True] * len(rows))
+
+
+def counted(rows: Tensor) -> Look:
+    near, far = (torch.tensor([sizes(lattice(row))[at] for row in rows]) for at in (0, 1))
+    groups = {"all": range(len(rows)), **{str(i): [i] for i in range(len(rows))}}
+    return size_counts([rows.shape[1]] * len(rows), [STEP] * len(rows), near, far, groups)  # type: ignore[arg-type]
+
+
+def frequencies(rows: Tensor) -> Look:
+    power, sums = spectrum(rows)
+    looks = bands(power, 2, ""), empty_frequencies(power, ""), scale({"": (len(sums), float(sums.square().sum()))})
+    return smallest((look.p, look.says) for look in looks)
+
+
+def lengths(rows: Tensor) -> Look:
+    return scale({"": (len(rows), float(norms(rows).square().sum()))})
+
+
 HEALTHY: dict[str, Trial] = {
+    "ties": lambda g: tied(normal(g, 6, 900)),
+    "ties at several scales": lambda g: tied_nearly(normal(g, 6, 900)),
+    "sizes": lambda g: counted(normal(g, 4, 1000)),
+    "pivots of releases": lambda g: pivots(normal(g, 12, 40), ""),
+    "pivots of numbers": lambda g: pivots(normal(g, 40, 12), ""),
+    "alignment": lambda g: alignment({"a": normal(g, 6, 40), "b": normal(g, 4, 200)}),
+    "blocks": lambda g: bands(normal(g, 5, 300).square(), 1, ""),
+    "frequencies": lambda g: frequencies(normal(g, 5, 300)),
+    "weak places": lambda g: weak_places(normal(g, 5, 300), ""),
+    "lengths": lambda g: lengths(normal(g, 8, 50)),
     "scale": lambda g: scale(sums(normal(g, 6, 40))),
     "single numbers": lambda g: single_numbers({"w": (8, normal(g, 8, 30).square().sum(0))}),
     "shape": lambda g: shape(list(normal(g, 5, 200))),
@@ -66,6 +122,9 @@ HEALTHY: dict[str, Trial] = {
 }
 
 
+DISCRETE = ("same coins", "single records", "rate", "ties", "sizes", "weak places")
+
+
 @pytest.mark.parametrize("name", HEALTHY)
 def test_false_alarms_are_no_more_than_the_level(name: str) -> None:
     """At most 5 % of 400 healthy cases below p = 0.05, with three standard errors of room."""
@@ -74,7 +133,7 @@ def test_false_alarms_are_no_more_than_the_level(name: str) -> None:
     assert alarms <= RUNS * LEVEL + 3 * sqrt(RUNS * LEVEL * (1 - LEVEL))
 
 
-@pytest.mark.parametrize("name", [n for n in HEALTHY if n not in ("same coins", "single records", "rate")])
+@pytest.mark.parametrize("name", [n for n in HEALTHY if n not in (*DISCRETE, "ties at several scales")])
 def test_a_p_value_is_not_always_large(name: str) -> None:
     """Tests of continuous values use up a fair part of their level: p-values above what they should be see nothing."""
     g = torch.Generator().manual_seed(2)
@@ -92,7 +151,36 @@ def with_one_always(g: torch.Generator) -> Tensor:
     return taken
 
 
+def cancelling(rows: Tensor, g: torch.Generator) -> Tensor:
+    """Each row's second half is minus its first, elsewhere."""
+    half = rows.shape[1] // 2
+    made = [torch.cat([row[:half], -row[:half][torch.randperm(half, generator=g)]]) for row in rows]
+    return torch.stack(made)
+
+
+def placed(rows: Tensor) -> Tensor:
+    size = torch.where(torch.arange(rows.shape[1]) % 3 == 0, 0.5, 1.17)
+    return rows * size
+
+
 FAULTY: dict[str, Trial] = {
+    "noise that takes itself off elsewhere": lambda g: tied(cancelling(normal(g, 2, 200), g)),
+    "noise of another release elsewhere": lambda g: tied(torch.stack([a := normal(g, 200), a[torch.randperm(200, generator=g)]])),
+    "the same at another scale": lambda g: tied_nearly(torch.stack([a := normal(g, 200), a[torch.randperm(200, generator=g)]])),
+    "large noise cut": lambda g: tied(normal(g, 4, 8000).clamp(-3.5, 3.5)),
+    "one number in a hundred left out": lambda g: counted(normal(g, 4, 500) * (torch.arange(500) % 100 > 0)),
+    "one number in a thousand left out": lambda g: counted(normal(g, 4, 4000) * (torch.arange(4000) % 1000 > 0)),
+    "the large ones drawn again": lambda g: counted(torch.where((a := normal(g, 4, 8000)).abs() < 3.5, a, normal(g, 4, 8000).clamp(-3, 3))),
+    "rounds that add up to nothing": lambda g: pivots((a := normal(g, 20, 300)) - a.mean(0), ""),
+    "numbers of few dimensions": lambda g: pivots(normal(g, 60, 10) @ normal(g, 10, 20) / sqrt(10), ""),
+    "releases in half of the directions": lambda g: alignment({"": normal(g, 16, 100) @ normal(g, 100, 200) / 10}),
+    "a part with half of the noise": lambda g: bands(torch.cat([normal(g, 3, 200), normal(g, 3, 60) / 2], 1).square(), 1, ""),
+    "sums of zero": lambda g: frequencies((a := normal(g, 8, 300)) - a.mean(1, keepdim=True)),
+    "sums of tens of zero": lambda g: frequencies(((a := normal(g, 4, 30, 10)) - a.mean(2, keepdim=True)).flatten(1)),
+    "columns of zero sum": lambda g: frequencies(((a := normal(g, 4, 30, 10)) - a.mean(1, keepdim=True)).flatten(1)),
+    "half of the frequencies": lambda g: frequencies(torch.fft.irfft(torch.fft.rfft(normal(g, 4, 300)) * (torch.arange(151) % 2))),
+    "a scale for each place": lambda g: weak_places(placed(normal(g, 6, 400)), ""),
+    "one length": lambda g: lengths(torch.nn.functional.normalize(normal(g, 8, 50), dim=1) * sqrt(50)),
     "no noise": lambda g: scale({"w": (3, 0.0)}),
     "0.9 of the noise": lambda g: scale(sums(0.9 * normal(g, 4, 2000))),
     "one number without noise": lambda g: single_numbers({"w": (8, torch.cat([torch.zeros(1), torch.full((29,), 8.0)]))}),
@@ -117,7 +205,16 @@ def test_a_fault_is_seen_in_one_look(name: str) -> None:
 def test_larger_noise_than_stated_is_no_fault() -> None:
     g = torch.Generator().manual_seed(4)
     more = 1.5 * normal(g, 4, 1000)
-    assert min(scale(sums(more)).p, shape(list(more)).p) > 1e-3
+    looks = [scale(sums(more)), shape(list(more)), tied(more), counted(more), pivots(more, ""), alignment({"": more}), bands(more.square(), 1, ""), frequencies(more), weak_places(more, ""), lengths(more)]
+    assert min(look.p for look in looks) > 1e-3
+
+
+def test_what_so_many_numbers_cannot_show() -> None:
+    """At 3.8 standard deviations 100 000 numbers miss a cut with a chance of 5e-7; without noise, 10 numbers show."""
+    assert (1 - 2 * stats.norm.sf(least_cut(100_000, 1e-6))) ** 100_000 == pytest.approx(1e-6, rel=1e-3)
+    few = fewest_bare([50_000, 50_000], [STEP, STEP], 1e-6)
+    mean = 0.52 * 100_000 * STEP
+    assert stats.poisson.sf(few - 1, mean) < 1e-6 <= stats.poisson.sf(few - 2, mean)
 
 
 def test_the_smallest_p_value_pays_for_all() -> None:
