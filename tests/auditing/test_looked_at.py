@@ -1,4 +1,4 @@
-"""Which parts of a guarantee count as looked at: only what a test measured, for every mechanism behind a surface."""
+"""What a limit rests on: a part counts as tested only where a test says that it looked, for every mechanism behind it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ import dp_accounting as dpa
 import pytest
 
 from attacks.types import Adversary, Family, Finding, Surface
-from privdd.auditing.looked_at import gaps
+from privdd.auditing.looked_at import FIRST, PARTS, covered, gaps, left_out, rests_on
 from privdd.privacy.ledger import Ledger
 from privdd.privacy.mechanism import Row
 
 SAMPLED = dpa.PoissonSampledDpEvent(0.1, dpa.GaussianDpEvent(1.0))
+TESTS = dict.fromkeys(test for tests in PARTS.values() for test in tests)
 
 
 def row(name: str, surface: Surface, event: dpa.DpEvent, **more: Any) -> Row:
@@ -21,6 +22,10 @@ def row(name: str, surface: Surface, event: dpa.DpEvent, **more: Any) -> Row:
 
 def guarantee(attack: str, name: str, **measures: Any) -> Finding:
     return Finding(Surface.UPDATE, attack, Family.GUARANTEE, Adversary.ANALYST, {"signal": name, **measures})
+
+
+def tested(test: str, name: str = "dpsgd") -> Finding:
+    return guarantee(test, name, diagnostics=covered(test, [0]))
 
 
 @pytest.fixture
@@ -39,29 +44,44 @@ def ledger() -> Ledger:
     return made
 
 
-NOISE = guarantee("t0_noise", "dpsgd", diagnostics={"p_value": 0.5})
-SAMPLING = guarantee("t0_sampling", "dpsgd", diagnostics={"p_value": 0.5})
-KAPPA = guarantee("t1_sensitivity", "dpsgd", kappa=0.9, kappa_allowed=1.0)
+@pytest.mark.parametrize("absent", TESTS)
+def test_a_surface_needs_tests_of_all_parts_of_all_mechanisms_that_it_was_computed_from(
+    ledger: Ledger, absent: str
+) -> None:
+    assert gaps(ledger, "update", [tested(test) for test in TESTS]) == []
+    left = [tested(test) for test in TESTS if test != absent]
+    parts = [part for part, tests in PARTS.items() if absent in tests]
+    assert gaps(ledger, "update", left) == [f"dpsgd, {part}: no test applies to it" for part in parts]
+    of_counts = [line.split(":")[0] for line in gaps(ledger, "counts", [tested(test) for test in TESTS])]
+    assert of_counts == [f"counts, {part}" for part in PARTS if part != "sampling"]  # its accounting counts on none
 
 
-def test_a_surface_needs_tests_of_all_mechanisms_that_it_was_computed_from(ledger: Ledger) -> None:
-    assert gaps(ledger, "update", [NOISE, SAMPLING, KAPPA]) == []
-    for missing, part in ((NOISE, "noise"), (SAMPLING, "sampling"), (KAPPA, "sensitivity")):
-        left = [finding for finding in (NOISE, SAMPLING, KAPPA) if finding is not missing]
-        assert gaps(ledger, "update", left) == [f"dpsgd, {part}: no test applies to it"]
-    assert [line.split(":")[0] for line in gaps(ledger, "counts", [NOISE, SAMPLING, KAPPA])] == [
-        "counts, noise",  # and no sampling: its accounting does not count on any
-        "counts, sensitivity",
-    ]
+@pytest.mark.parametrize("declined", TESTS)
+def test_a_test_that_declined_leaves_its_parts_untested_whatever_others_covered(ledger: Ledger, declined: str) -> None:
+    said = [tested(test) for test in TESTS]
+    said.append(guarantee(declined, "counts, dpsgd", diagnostics=left_out(declined, "rounds 1 to 3 ran out of time")))
+    parts = [part for part, tests in PARTS.items() if declined in tests]
+    assert gaps(ledger, "update", said) == [f"dpsgd, {part}: rounds 1 to 3 ran out of time" for part in parts]
 
 
-def test_a_row_that_only_explains_itself_is_no_test(ledger: Ledger) -> None:
+def test_the_list_says_which_test_looked_in_which_rounds(ledger: Ledger) -> None:
+    found = {look.part: look for look in rests_on(ledger, "update", [tested(test) for test in TESTS])}
+    assert [*found] == [*PARTS] and {(look.name, look.rounds) for look in found.values()} == {("dpsgd", (0,))}
+    assert all((look.test,) == tuple(PARTS[part]) and not look.untested for part, look in found.items())
+
+
+def test_runs_that_were_stored_before_tests_said_so_are_judged_by_what_they_measured(ledger: Ledger) -> None:
+    noise = guarantee("t0_noise", "dpsgd", diagnostics={"p_value": 0.5})
+    sampling = guarantee("t0_sampling", "dpsgd", diagnostics={"p_value": 0.5})
+    kappa = guarantee("t1_sensitivity", "dpsgd", kappa=0.9, kappa_allowed=1.0)
+    assert gaps(ledger, "update", [noise, sampling, kappa]) == []
     silent = guarantee("t0_noise", "dpsgd", diagnostics={"untested": "it shows no value"}, note="longer")
     refused = guarantee("t1_sensitivity", "dpsgd", n=0, note="was not tested")
-    assert gaps(ledger, "update", [silent, SAMPLING, refused]) == [
+    assert gaps(ledger, "update", [silent, sampling, refused]) == [
         "dpsgd, noise: it shows no value",
         "dpsgd, sensitivity: was not tested",
     ]
+    assert [line.split(":")[0] for line in gaps(ledger, "update", [])] == [f"dpsgd, {part}" for part in FIRST]
 
 
 @pytest.mark.parametrize("surface", ["labels", "statistics"])

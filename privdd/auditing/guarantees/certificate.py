@@ -6,19 +6,20 @@ the record takes part. Coins and noise of all runs are then drawn by ``attacks.t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from attacks.canaries import Canaries
 from attacks.tilted import certified_epsilon, propose
-from attacks.types import Adversary, Finding
+from attacks.types import Finding
 from privdd.auditing.guarantees.dealt_noise import NotDealt
 from privdd.auditing.guarantees.queries import guests_of
 from privdd.auditing.guarantees.statement import Statement, Subject
 from privdd.auditing.guarantees.tilted_context import Script
 from privdd.auditing.guarantees.whole_run import ClientRun, WholeRun, candidates, in_each_class
+from privdd.privacy.ledger import Ledger
 
 RELEASES = 4_000  # in all runs together, about, played side by side; never fewer than LEAST runs
 IN_LOCKSTEP = 3_200  # the same in lockstep
@@ -48,23 +49,36 @@ class Certified:
 
 
 def certificate_findings(subject: Subject) -> Iterator[Finding]:
-    """One finding for the run, or one that says why it could not be tested; nothing where nothing is protected."""
+    """One finding for the run, or one that says why it could not be tested; nothing where nothing is protected.
+
+    Of a client's several uploads one is played, and another finding says that the others were not.
+    """
     names = [name for name in subject.plan.mechanisms if subject.spends(name)]
-    if not names:
-        return
-    stated = min(subject.ledger.epsilon(client=subject.plan.victim, accountant=a) for a in ("pld", "rdp"))  # type: ignore[arg-type]
-    if not np.isfinite(stated):
-        return
     unit = subject.ledger.unit
-    source = f"accounted for the whole run of client {subject.plan.victim}"
-    statement = Statement(subject, subject.surface(names[-1]), stated, source, ", ".join(names), unit)
-    try:
-        found = of_client(subject, names[0]) if unit == "client" else of_record(subject)
-    except NotDealt as why:
-        note = f"the whole run was not tested: {why}"
-        yield statement.finding("t2_whole_run", Adversary.ANALYST, n=0, note=note)
-        return
-    yield statement.whole_run(found.epsilon, found.runs, found.kappas, TRUSTS, found.what)
+    played = names[:1] if unit == "client" else names
+    for some in filter(None, (played, names[len(played) :])):
+        stated = _accounted(subject, some)
+        if not np.isfinite(stated):
+            continue
+        source = f"accounted for the whole run of client {subject.plan.victim}"
+        statement = Statement(subject, subject.surface(some[-1]), stated, source, ", ".join(some), unit)
+        try:
+            if some is not played:
+                raise NotDealt(f"a client's run is played of {played[0]!r} alone")
+            found = of_client(subject, some[0]) if unit == "client" else of_record(subject)
+        except NotDealt as why:
+            yield statement.no_whole_run(str(why))
+            continue
+        yield statement.whole_run(found.epsilon, found.runs, found.kappas, TRUSTS, found.what)
+
+
+def _accounted(subject: Subject, names: Sequence[str]) -> float:
+    """Epsilon of all that the audited client released under these names, whatever else it sent bare."""
+    ledger, client = subject.ledger, subject.plan.victim
+    rows = [replace(row, post_of=()) for row in ledger.releases if row.name in names and row.client == client]
+    own = Ledger(ledger.relation, ledger.unit, ledger.delta)
+    own.append(rows)
+    return min(own.epsilon(client=client, accountant=a) for a in ("pld", "rdp"))  # type: ignore[arg-type]
 
 
 def of_client(subject: Subject, name: str) -> Certified:

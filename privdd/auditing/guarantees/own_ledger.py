@@ -18,7 +18,9 @@ import dp_accounting as dpa
 
 from attacks.types import Adversary, Family, Finding
 from privdd.auditing.guarantees.least_epsilon import at_least
+from privdd.auditing.guarantees.own_noise import spent
 from privdd.auditing.guarantees.statement import Subject
+from privdd.auditing.looked_at import covered, left_out
 from privdd.federated.channel import POST_PROCESSING
 from privdd.federated.noise_record import NoiseRecord, Watch
 from privdd.privacy.accounting import epsilon
@@ -30,16 +32,33 @@ Place = tuple[int, int, str, str | None]  # round, client, name, partition
 
 
 def ledger_findings(subject: Subject, record: NoiseRecord) -> Iterator[Finding]:
-    """One row for each surface on which the ledger is wrong; nothing where no release was noted."""
-    if not any(watch.releases for watch in record.rounds.values()):
-        return
-    wrong = list(_wrong(subject, record))
+    """One row for each name: what the ledger has wrong about it, or that it is right, or was not looked at."""
+    noted = {
+        (watch.round, release.name) for watch in record.rounds.values() if watch.audited for release in watch.releases
+    }
+    wrong = list(_wrong(subject, record)) if any(watch.releases for watch in record.rounds.values()) else []
     for name in dict.fromkeys(name for name, _ in wrong):
         says = [text for of, text in wrong if of == name]
         note = f"{says[0]}{f' (and {len(says) - 1} more)' if len(says) > 1 else ''}"
-        refuted = {"refuted": True, "unit": subject.ledger.unit}
-        found = {"signal": name, "n": len(says), "note": note, "diagnostics": refuted}
-        yield Finding(subject.surface(name), LEDGER, Family.GUARANTEE, Adversary.ANALYST, found)
+        yield _row(subject, name, len(says), note, {"refuted": True, **covered(LEDGER, _rounds(noted, name))})
+    for name in [n for n in subject.plan.mechanisms if subject.spends(n) and n not in dict(wrong)]:
+        seen, gone = _rounds(noted, name), sorted(spent(subject, name).keys() - _rounds(noted, name))
+        if gone:
+            why = f"no release of {len(gone)} round(s) was noted while the run trained (first: round {gone[0]})"
+            yield _row(subject, name, len(seen), f"the ledger was not looked at: {why}", left_out(LEDGER, why))
+        else:
+            yield _row(
+                subject, name, len(seen), "the ledger counts every release, as it was made", covered(LEDGER, seen)
+            )
+
+
+def _rounds(noted: Set[tuple[int, str]], name: str) -> set[int]:
+    return {round for round, of in noted if of == name}
+
+
+def _row(subject: Subject, name: str, count: int, note: str, more: dict[str, object]) -> Finding:
+    measures = {"signal": name, "n": count, "note": note, "diagnostics": {"unit": subject.ledger.unit, **more}}
+    return Finding(subject.surface(name), LEDGER, Family.GUARANTEE, Adversary.ANALYST, measures)
 
 
 def _wrong(subject: Subject, record: NoiseRecord) -> Iterator[tuple[str, str]]:

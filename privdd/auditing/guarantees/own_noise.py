@@ -19,6 +19,7 @@ from attacks.types import Adversary, Family, Finding
 from privdd.auditing.guarantees.residual_law import SHORT, Look
 from privdd.auditing.guarantees.statement import Subject
 from privdd.auditing.guarantees.summed_noise import sum_looks, summed
+from privdd.auditing.looked_at import covered, left_out
 from privdd.federated.noise_record import HEAD, NoiseRecord, Noted, Watch
 from privdd.federated.simulation import Plan, Task, watched_step
 
@@ -73,7 +74,7 @@ def noise_finding(subject: Subject, record: NoiseRecord, name: str) -> Finding:
         f"{len(mine)} release(s) of the run in {len({w.round for w, _ in mine})} round(s), and {others} other client(s)"
     )
     sound = f"the noise is what is stated, and no two releases share it; {_unseen(subject, releases, len(seen))}"
-    return looked(subject, NOISE, name, len(mine), found, text, sound)
+    return looked(subject, NOISE, name, len(mine), found, text, sound, {watch.round for watch, _ in mine})
 
 
 def _unseen(subject: Subject, releases: list[Release], tests: int) -> str:
@@ -89,15 +90,19 @@ def _unseen(subject: Subject, releases: list[Release], tests: int) -> str:
 
 def unlooked(subject: Subject, attack: str, name: str, count: int, note: str, why: str) -> Finding:
     """A row of T0 that could look at nothing, for the reason ``why``."""
-    return _row(subject, attack, name, count, note, {"untested": why})
+    return _row(subject, attack, name, count, note, left_out(attack, why))
 
 
-def looked(subject: Subject, attack: str, name: str, count: int, found: Look, what: str, sound: str) -> Finding:
-    """A row of T0. what: at what it looked; sound: what it says where it refutes nothing."""
+def looked(
+    subject: Subject, attack: str, name: str, count: int, found: Look, what: str, sound: str, rounds: set[int]
+) -> Finding:
+    """A row of T0. what: at what it looked, and in which rounds; sound: what it says where it refutes nothing."""
     limit = law.allowed(subject.confidence)
     wrong = {"refuted": True} if found.p < limit else {}
     note = f"{what}: {found.says if wrong else sound}"
-    return _row(subject, attack, name, count, note, {"p_value": found.p, "p_allowed": limit, **wrong})
+    return _row(
+        subject, attack, name, count, note, {"p_value": found.p, "p_allowed": limit, **wrong, **covered(attack, rounds)}
+    )
 
 
 def _row(subject: Subject, attack: str, name: str, count: int, note: str, more: dict[str, object]) -> Finding:

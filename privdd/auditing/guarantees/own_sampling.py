@@ -44,7 +44,9 @@ def sampling_finding(subject: Subject, record: NoiseRecord, name: str) -> Findin
         return unlooked(subject, SAMPLING, name, draws, f"the sampling of this run was not looked at: {why}", why)
     text = f"{draws} draw(s) of the run, of {len(watches)} client round(s)"
     sound = f"coins of probability {probability:.3g}, independent of each other"
-    return looked(subject, SAMPLING, name, draws, found, text, sound)
+    return looked(
+        subject, SAMPLING, name, draws, found, text, sound, {watch.round for watch in watches if watch.audited}
+    )
 
 
 def _more(subject: Subject, name: str) -> list[Tensor]:

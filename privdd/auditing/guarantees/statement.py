@@ -13,12 +13,14 @@ from torch import Tensor
 from attacks.guarantee import Certificate, attack_runs, likelihood_ratio_certificate
 from attacks.types import Adversary, Family, Finding, Surface
 from privdd.auditing.guarantees.matching_transcripts import Transcripts
+from privdd.auditing.looked_at import covered, left_out
 from privdd.core.keys import Keys
 from privdd.core.types import Shard
 from privdd.federated.settings import Budget
 from privdd.federated.simulation import Plan, Snapshot
 from privdd.privacy.ledger import Ledger
 
+WHOLE = "t2_whole_run"
 SYNTHETIC = (Surface.SYNTHETIC_IMAGES, Surface.SYNTHETIC_REPRESENTATIONS)
 LARGEST = 5  # the k of T2's order statistic, fixed beforehand
 SILENT = "; no bound from what is finally sent is evidence for a claim"
@@ -92,7 +94,7 @@ class Statement:
         kappa = {"min": float(kappas.min()), "mean": float(kappas.mean()), "energy": energy}
         played = f"{runs} runs of all {kappas.shape[1]} releases with {what}; kappa^2 is {energy:.4g} on average"
         found = self.finding(
-            "t2_whole_run",
+            WHOLE,
             Adversary.ANALYST,
             epsilon_measured=epsilon,
             epsilon_method="tilted_likelihood_ratio",
@@ -102,7 +104,19 @@ class Statement:
             note=f"{played}; {self._verdict(epsilon)}",
         )
         certificate = {"tier": "T2", "trusts": list(trusts), "runs": runs, "kappa": kappa}
-        return found.with_measures(diagnostics={**found.measures["diagnostics"], "certificate": certificate})
+        more = {"certificate": certificate, **covered(WHOLE, self._rounds())}
+        return found.with_measures(diagnostics={**found.measures["diagnostics"], **more})
+
+    def no_whole_run(self, why: str) -> Finding:
+        """T2's row where the run could not be played."""
+        note = f"the whole run was not tested: {why}"
+        found = self.finding(WHOLE, Adversary.ANALYST, n=0, note=note)
+        return found.with_measures(diagnostics={**found.measures["diagnostics"], **left_out(WHOLE, why)})
+
+    def _rounds(self) -> set[int]:
+        """The rounds in which the audited client made the releases that are tested."""
+        names, client = self.name.split(", "), self.subject.plan.victim
+        return {r.round for r in self.subject.ledger.releases if r.name in names and r.client == client}
 
     def statistical(self, found: Transcripts, note: str, *, final: Transcripts | None) -> Iterator[Finding]:
         """T2, and T3 on the transcript and on what is finally sent, of the runs ``final`` (None: not that)."""

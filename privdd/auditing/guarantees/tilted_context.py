@@ -141,8 +141,10 @@ class TiltedContext(ClientContext):
         wanted = None if partition is None else int(partition.removeprefix("label:"))
         hosts = [h for h, label in enumerate(self.labels) if wanted in (None, label)]
         count, needed = len(next(iter(contributions.values()))), len(hosts) * (2 if self.script.exchanged else 1)
-        if count != needed:
-            raise ValueError(f"query {name!r}: {count} contributions, one for each of {needed} records is needed")
+        if count != needed and needed != 1:  # of one record alone, all are its own
+            raise NotDealt(
+                f"query {name!r} is asked with {count} contributions of {needed} records: whose is not known"
+            )
         where, contributions = place_of(contributions), placed(contributions, "cpu")  # where the script's numbers are
         value = self.answered(mechanism, contributions, hosts)
         self.outputs.append(value)
@@ -163,7 +165,7 @@ def release(script: Script, mechanism: Mechanism, contributions: Tensors, hosts:
         return script.release(mechanism, *exchange(contributions, count), hosts)
     if hosts:
         row = lambda a, b: {n: tensor[a:b] for n, tensor in contributions.items()}  # noqa: E731
-        alone = [row(h, h + 1) for h in range(count)]
+        alone = [row(h, h + 1) for h in range(count)] if count > 1 or script.exchanged else [contributions]
         against = [row(h, h + 1) for h in range(count, 2 * count)] if script.exchanged else ()
         return script.release(mechanism, row(0, 0), alone, alone[0] if count == 1 else row(0, count), hosts, against)
     size = sum(tensor.numel() for tensor in mechanism(contributions, Given()).value.values())

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import dp_accounting as dpa
 import pytest
 
+from attacks.types import Finding
 from privdd.auditing.guarantees.own_ledger import LEDGER, ledger_findings
 from privdd.auditing.guarantees.statement import Subject
 from privdd.federated.channel import POST_PROCESSING
@@ -47,7 +48,17 @@ def with_rows(subject: Subject, change: Callable[[Release], Release]) -> Subject
 def test_the_ledger_of_a_run_tells_of_all_its_releases(name: str) -> None:
     subject, record = trained(name)
     assert sum(len(watch.releases) for watch in record.rounds.values()) > 3
-    assert list(ledger_findings(subject, record)) == []
+    assert _quiet(ledger_findings(subject, record))
+    first = min(watch.round for watch in record.rounds.values() if watch.audited)
+    record.rounds[first, subject.plan.victim].releases.clear()
+    gone = [f.measures["diagnostics"].get("untested", {}).get("ledger", "") for f in ledger_findings(subject, record)]
+    assert any(f"(first: round {first})" in why for why in gone)
+
+
+def _quiet(found: Iterable[Finding]) -> bool:
+    """Whether the test has rows, and all say that the ledger was looked at and is right."""
+    said = [f.measures["diagnostics"] for f in found]
+    return bool(said) and all("covers" in one and "refuted" not in one for one in said)
 
 
 def spent(row: Release, **changes: object) -> Release:
@@ -76,7 +87,7 @@ FAULTS: dict[str, tuple[tuple[str, ...], Callable[[Release], Release], str]] = {
 def test_a_ledger_that_understates_is_refuted(name: str, fault: str) -> None:
     subject, record = trained(name)
     _, change, says = FAULTS[fault]
-    found = list(ledger_findings(with_rows(subject, change), record))
+    found = [f for f in ledger_findings(with_rows(subject, change), record) if not _quiet([f])]
     assert found and all(f.attack == LEDGER and f.measures["diagnostics"]["refuted"] for f in found)
     assert any(says in f.measures["note"] for f in found)
 
@@ -85,7 +96,7 @@ def test_a_release_too_many_in_the_ledger_is_no_fault() -> None:
     """It overstates what was spent."""
     subject, record = trained("dpsgd")
     more = with_rows(subject, lambda row: spent(row, count=row.count + 1))
-    assert list(ledger_findings(more, record)) == []
+    assert _quiet(ledger_findings(more, record))
 
 
 def test_an_event_amplified_by_a_rate_that_was_not_drawn_is_refuted() -> None:

@@ -88,7 +88,7 @@ def test_one_round_that_was_not_seen_makes_the_noise_untested(gone: str) -> None
     sums, why = summed(subject, "update", releases)
     assert not sums and "round 3" in why
     if gone != "all shares":
-        assert "round 3" in noise_finding(subject, record, "update").measures["diagnostics"]["untested"]
+        assert "round 3" in noise_finding(subject, record, "update").measures["diagnostics"]["untested"]["noise"]
 
 
 def test_a_client_that_halves_its_noise_in_one_round_is_found() -> None:
