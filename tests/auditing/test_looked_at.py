@@ -24,7 +24,7 @@ def guarantee(attack: str, name: str, **measures: Any) -> Finding:
     return Finding(Surface.UPDATE, attack, Family.GUARANTEE, Adversary.ANALYST, {"signal": name, **measures})
 
 
-def tested(test: str, name: str = "dpsgd") -> Finding:
+def looked(test: str, name: str = "dpsgd") -> Finding:
     return guarantee(test, name, diagnostics=covered(test, [0]))
 
 
@@ -48,24 +48,24 @@ def ledger() -> Ledger:
 def test_a_surface_needs_tests_of_all_parts_of_all_mechanisms_that_it_was_computed_from(
     ledger: Ledger, absent: str
 ) -> None:
-    assert gaps(ledger, "update", [tested(test) for test in TESTS]) == []
-    left = [tested(test) for test in TESTS if test != absent]
+    assert gaps(ledger, "update", [looked(test) for test in TESTS]) == []
+    left = [looked(test) for test in TESTS if test != absent]
     parts = [part for part, tests in PARTS.items() if absent in tests]
     assert gaps(ledger, "update", left) == [f"dpsgd, {part}: no test applies to it" for part in parts]
-    of_counts = [line.split(":")[0] for line in gaps(ledger, "counts", [tested(test) for test in TESTS])]
+    of_counts = [line.split(":")[0] for line in gaps(ledger, "counts", [looked(test) for test in TESTS])]
     assert of_counts == [f"counts, {part}" for part in PARTS if part != "sampling"]  # its accounting counts on none
 
 
 @pytest.mark.parametrize("declined", TESTS)
 def test_a_test_that_declined_leaves_its_parts_untested_whatever_others_covered(ledger: Ledger, declined: str) -> None:
-    said = [tested(test) for test in TESTS]
+    said = [looked(test) for test in TESTS]
     said.append(guarantee(declined, "counts, dpsgd", diagnostics=left_out(declined, "rounds 1 to 3 ran out of time")))
     parts = [part for part, tests in PARTS.items() if declined in tests]
     assert gaps(ledger, "update", said) == [f"dpsgd, {part}: rounds 1 to 3 ran out of time" for part in parts]
 
 
 def test_the_list_says_which_test_looked_in_which_rounds(ledger: Ledger) -> None:
-    found = {look.part: look for look in rests_on(ledger, "update", [tested(test) for test in TESTS])}
+    found = {look.part: look for look in rests_on(ledger, "update", [looked(test) for test in TESTS])}
     assert [*found] == [*PARTS] and {(look.name, look.rounds) for look in found.values()} == {("dpsgd", (0,))}
     assert all((look.test,) == tuple(PARTS[part]) and not look.untested for part, look in found.items())
 
