@@ -15,8 +15,9 @@ from torch import Tensor
 from torch.func import vjp, vmap
 
 from privdd.core.types import Records
-from privdd.distillation.networks import CHUNK, Embed, embedded
+from privdd.distillation.networks import CHUNK, Embed, embedded, record_embeddings
 from privdd.federated.channel import ClientContext
+from privdd.privacy.batch_invariance import compute_rows
 
 Pull = Callable[[Tensor], tuple[Tensor, ...]]
 QUERY = "synthetic_gradient"
@@ -37,12 +38,11 @@ def record_gradients(images: Tensor, embed: Embed, x: Tensor, *, chunk: int | No
     """
     chunk = chunk or (1 if images.device.type == "cpu" else 32)
     mean, pull = pull_back(images, embed)
-    residuals = -2 * (embedded(embed, x) - mean)
+    residuals = -2 * (record_embeddings(embed, x) - mean)
     if chunk == 1:
         parts = [pull(row)[0].detach().unsqueeze(0) for row in residuals]
-    else:
-        parts = [vmap(pull)(part)[0].detach() for part in residuals.split(chunk)] if len(x) else []
-    return torch.cat(parts) if parts else images.new_zeros(0, *images.shape)
+        return torch.cat(parts) if parts else images.new_zeros(0, *images.shape)
+    return compute_rows(lambda _, part: {"": vmap(pull)(part)[0].detach()}, {}, residuals, at_most=chunk)[""]
 
 
 def mean_gradients(

@@ -13,6 +13,7 @@ from attacks.gpu import images_at_once
 from privdd.core.keys import Keys
 from privdd.core.packed import packed, sent
 from privdd.core.types import State
+from privdd.privacy.batch_invariance import compute_rows
 
 Embed = Callable[[Tensor], Tensor]  # images (b, c, h, w) -> (b, p)
 Networks = Callable[[int], Embed]  # iteration -> the network of that iteration
@@ -29,6 +30,12 @@ def embedded(embed: Embed, x: Tensor, chunk: int = CHUNK) -> Tensor:
     if not len(x):
         return embed(x.new_zeros(1, *x.shape[1:]))[:0]
     return torch.cat([embed(part) for part in x.split(images_at_once(x, chunk, CHUNK) or len(x))])
+
+
+def record_embeddings(embed: Embed, x: Tensor, chunk: int = CHUNK) -> Tensor:
+    """``embedded``, where a mechanism is to bound what one record does: a row is a function of its image alone, in every bit."""
+    rows = compute_rows(lambda _, part: {"": embedded(embed, part, 0)}, {}, x, at_most=images_at_once(x, chunk, CHUNK))
+    return rows[""]
 
 
 class _Embedding(nn.Module):

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from privdd.core.types import Records
-from privdd.distillation.networks import Embed, embedded
+from privdd.distillation.networks import Embed, record_embeddings
 from privdd.federated.channel import ClientContext
 from privdd.privacy.mechanisms import ClippedSum
 
@@ -47,7 +47,7 @@ def noisy_embeddings(
     targets = []
     for at, embed in enumerate(maps):
         batch = _sampled(records, ctx)
-        rows = embedded(embed, batch.x, chunk)
+        rows = record_embeddings(embed, batch.x, chunk)
         centre = torch.zeros(rows.shape[1:]) if centres is None else centres[at].detach()
         centre = centre.to(rows).expand(len(class_list), rows.shape[1])
         sums = [

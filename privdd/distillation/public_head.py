@@ -19,16 +19,18 @@ from torch import Tensor, nn
 
 from attacks.ranges import check_counts, check_positive
 from privdd.core.keys import Keys
-from privdd.core.types import Records, Shard
+from privdd.core.types import Records, Shard, State, Tensors
 from privdd.distillation.initial_images import smooth_images
-from privdd.distillation.networks import embedded
+from privdd.distillation.networks import embedded, record_embeddings
 from privdd.distillation.public_features import AlexNet
 from privdd.distillation.random_features import RandomCosine
 from privdd.models.layers import Classifier
+from privdd.privacy.batch_invariance import compute_rows
 
 CENTRED = 64  # public images of smooth noise whose mean embedding is taken off
 TINY = 1e-9
 FAR = 1e6  # below any score
+MULTIPLE = 16  # columns of a product: with fewer, a row's last bits depend on its place among the others
 LEAST = 1e-3  # penalty where there is no noise
 KEPT = 64_000_000  # numbers of embeddings that are kept in memory for the next round
 
@@ -80,7 +82,7 @@ class _Memory:
 
     def get(self, key: bytes, rows: PublicRows, x: Tensor) -> Tensor:
         if key not in self._kept:
-            self._kept[key] = embedded(rows, x)
+            self._kept[key] = record_embeddings(rows, x)
         self._kept.move_to_end(key)
         while len(self._kept) > 1 and sum(t.numel() for t in self._kept.values()) > KEPT:
             self._kept.popitem(last=False)
@@ -136,7 +138,16 @@ class PublicHead(Classifier):
 def head_gradients(weight: Tensor, rows: Tensor, y: Tensor, longest: float | None = None) -> Tensor:
     """Each record's gradient (n, C, d) of the cross-entropy of ``rows`` @ ``weight``.T (C, d), scaled to ``longest``
     where it is longer (None: as it is)."""
-    residual = torch.softmax(rows @ weight.T, 1) - F.one_hot(y, len(weight)).to(rows)
+
+    def of(params: Tensors, rows: Tensor, y: Tensor) -> State:
+        return {"": _head_gradients(params["weight"], rows, y, longest)}
+
+    return compute_rows(of, {"weight": weight}, rows, y)[""]
+
+
+def _head_gradients(weight: Tensor, rows: Tensor, y: Tensor, longest: float | None) -> Tensor:
+    some = F.pad(weight, (0, 0, 0, -len(weight) % MULTIPLE))
+    residual = torch.softmax((rows @ some.T)[:, : len(weight)], 1) - F.one_hot(y, len(weight)).to(rows)
     if longest is not None:
         norm = residual.norm(dim=1, keepdim=True) * rows.norm(dim=1, keepdim=True)
         residual = residual * (longest / norm.clamp_min(TINY)).clamp_max(1)

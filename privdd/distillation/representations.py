@@ -15,7 +15,7 @@ from privdd.distillation.class_subsets import one_world, uploads
 from privdd.distillation.clipped_gradient import QUERY, by_class, release_gradients
 from privdd.distillation.distribution_matching import Matching, Streams, descend, match
 from privdd.distillation.initial_images import initial_images, noise_images
-from privdd.distillation.networks import Embed, Networks, embedded, in_turn
+from privdd.distillation.networks import Embed, Networks, embedded, in_turn, record_embeddings
 from privdd.distillation.private_matching import match_embeddings, match_protected, public_views
 from privdd.federated.channel import ClientContext
 
@@ -134,8 +134,5 @@ def printed_representations(
 
 
 def _projected(records: Records, project: Callable[[Tensor], Tensor]) -> Records:
-    """The records as their representations (an empty client is shown one black image for the shape)."""
-    if len(records):
-        return Records(embedded(project, records.x), records.y, records.ids)
-    with torch.no_grad():
-        return Records(project(records.x.new_zeros(1, *records.x.shape[1:]))[:0], records.y, records.ids)
+    """The records as their representations."""
+    return Records(record_embeddings(project, records.x), records.y, records.ids)

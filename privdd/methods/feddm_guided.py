@@ -8,7 +8,7 @@ to where the head knows its class, mixes them, labels them by the head, trains a
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -30,6 +30,7 @@ from privdd.methods.dp_head import COUNTED as HEAD_COUNTED
 from privdd.methods.dp_head import DPHead
 from privdd.models import ModelSpec, initial
 from privdd.models.build import skeleton
+from privdd.privacy.batch_invariance import compute_rows
 from privdd.privacy.mechanism import Mechanism
 from privdd.training.local import outputs
 from privdd.training.server import ServerTraining
@@ -112,7 +113,7 @@ class FedDMGuided(DPHead):
 
     def _sums(self, records: Records, ctx: ClientContext) -> State:
         """Of each class: the sum of what its records add (``_added``), and their number."""
-        part = self._counted(records.x)
+        part = _alone(self._counted, records.x)
         rows = torch.cat([part, torch.full_like(part[:, :1], COUNTED)], 1)
         made = [_released(SUMS, rows[records.y == label], ctx, f"label:{label}") for label in ctx.problem.class_list]
         total = torch.stack([sums for sums, _ in made])
@@ -120,7 +121,7 @@ class FedDMGuided(DPHead):
 
     def _moments(self, records: Records, ctx: ClientContext) -> State:
         """The upper triangle of the sum of a a' over what records add, off the diagonal times sqrt(2): as long as it."""
-        added = self._added(records.x)[:, self.varied.among(self.looks, ctx.problem.shape)]
+        added = _alone(self._added, records.x)[:, self.varied.among(self.looks, ctx.problem.shape)]
         down, right = torch.triu_indices(added.shape[1], added.shape[1])
         rows = added[:, down] * added[:, right] * torch.where(down == right, 1.0, math.sqrt(2))
         total, variance = _released(MOMENTS, rows, ctx)
@@ -200,6 +201,11 @@ class FedDMGuided(DPHead):
     def maps(self, broadcast: Mapping[str, Tensors], memory: State, problem: Problem) -> dict[str, Any]:
         """A record to what it adds to its class's sum."""
         return {"embedding": self._counted, "public": self._counted}
+
+
+def _alone(look: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """``look`` at records (n, ...): each row from its own record alone, in every bit."""
+    return compute_rows(lambda _, part: {"": look(part)}, {}, x)[""]
 
 
 def _released(name: str, rows: Tensor, ctx: ClientContext, cell: str | None = None) -> tuple[Tensor, float]:

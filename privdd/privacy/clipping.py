@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from privdd.core.types import Tensors
+from privdd.privacy.batch_invariance import LEAST, filled
 from privdd.privacy.lattice import Lattice, Total, rows_at_once
 
 # So that rounding in float32 cannot lift a clipped row above its bound: a factor over the lattice step errs by at most
@@ -37,8 +38,9 @@ def record_norms(contributions: Tensors, order: int = 2) -> Tensor:
 
 
 def _norms(rows: Tensor, order: int) -> Tensor:
-    blocks = rows.split(rows_at_once(rows, rows.shape[1]))
-    return torch.cat([torch.linalg.vector_norm(block.double(), ord=order, dim=1) for block in blocks])
+    at_once = rows_at_once(rows, rows.shape[1])
+    blocks = [filled(block, min(LEAST, at_once)).double() for block in rows.split(at_once)]
+    return torch.cat([torch.linalg.vector_norm(block, ord=order, dim=1) for block in blocks])[: len(rows)]
 
 
 def clip_factors(norms: Tensor, clip_norm: float) -> Tensor:

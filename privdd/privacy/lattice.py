@@ -11,6 +11,10 @@ function of m + Y alone, the ideal Gaussian or Laplace mechanism on m, and so is
 steps (256 std and more) float32 is exact, beyond that it rounds the integer, and no multiple of a step stops being one.
 Only size is paid: a number loses less than one step, 2**-16 of the noise, for every record.
 
+Premise. A contribution is a function of its record alone, to the last bit: else a record's absence moves those of others,
+by any amount at weights under which sums cancel. Kernels do not grant that; ``batch_invariance`` chooses the sizes of the
+batches in which contributions are computed, and tests them on the machine. Every method here goes through it.
+
 What remains. Y is drawn in float64 (``noise``): the tail beyond 2**-105 is cut, and a lattice point's probability is off
 by a factor within about 1 +- 2**-31, through the rounding of the inverse distribution function (to within 2**-51) and of
 its argument. By Pinsker's inequality ten million numbers of noise are within 5e-7 in total variation of ideal ones; the

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from privdd.core.long_loops import turns
 from privdd.core.types import Records, State, Tensors
 from privdd.federated.channel import ClientContext
+from privdd.privacy.batch_invariance import compute_rows
 from privdd.privacy.mechanism import Mechanism
 from privdd.training.batching import Mix
 from privdd.training.local import Correction
@@ -44,14 +45,12 @@ def check_model(model: nn.Module) -> None:
 
 def record_gradients(loss: RecordLoss, params: Tensors, x: Tensor, y: Tensor, draws: tuple[Tensor, ...] = ()) -> State:
     """Gradient of ``loss`` for each record alone: name -> (n, *parameter shape); n = 0 allowed."""
-    if len(y) == 0:
-        return {name: value.new_zeros(0, *value.shape) for name, value in params.items()}
 
     def alone(values: State, *one: Tensor) -> Tensor:
         return loss(values, *(tensor.unsqueeze(0) for tensor in one))
 
     dims = (None,) + (0,) * (2 + len(draws))
-    return vmap(grad(alone), in_dims=dims)(dict(params), x, y, *draws)
+    return compute_rows(vmap(grad(alone), in_dims=dims), dict(params), x, y, *draws)
 
 
 def cross_entropy_of(model: nn.Module) -> RecordLoss:
