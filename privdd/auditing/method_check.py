@@ -6,17 +6,18 @@ Each check runs the method on a tiny federation of random images and names what 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from attacks.types import Surface
+from privdd.auditing.guarantees.crafted_records import zeroed_out
+from privdd.auditing.non_interference import differences, take_turn
 from privdd.auditing.readers import NoReader, missing_hooks, read_signals
-from privdd.auditing.row_check import telling_rows
 from privdd.auditing.signals import Lens
 from privdd.core.keys import Keys
-from privdd.core.types import Problem, Received, Records, Shard, State, Upload
+from privdd.core.types import Problem, Received, Records, Shard, State, Upload, Work
 from privdd.federated.channel import TranscriptEnded
 from privdd.federated.method import Method
 from privdd.federated.simulation import Plan, Snapshot, Task, client_step
@@ -39,18 +40,9 @@ class CheckedRound:
     memory: State
     shard: Shard
 
-    def run(self, shard: Shard | None = None, transcript: Sequence[Mapping[str, Tensor]] | None = None) -> _Done:
-        ctx = self.plan.context(self.round, self.shard.client, transcript=transcript)
-        broadcast = self.plan.method.broadcast(self.server)
-        upload, memory = self.plan.method.local(broadcast, self.memory, shard or self.shard, ctx)
-        return _Done(upload, memory, list(ctx.outputs))
-
-
-@dataclass(frozen=True)
-class _Done:
-    upload: Upload
-    memory: State
-    outputs: list[Mapping[str, Tensor]] = field(default_factory=list)
+    def run(self) -> Work:
+        ctx = self.plan.context(self.round, self.shard.client)
+        return self.plan.method.local(self.plan.method.broadcast(self.server), self.memory, self.shard, ctx)
 
 
 def check_method(
@@ -118,25 +110,24 @@ def _run(plan: Plan, shards: Sequence[Shard]) -> Iterator[str]:
 def _local(trial: CheckedRound, other: Shard) -> Iterator[str]:
     method, round = trial.plan.method, trial.round
     state, before = torch.get_rng_state(), _copied(trial)
-    one, two = trial.run(), trial.run()
-    for name in sorted(set(one.upload) - set(method.uploads)):
-        yield f"local, round {round}: sends {name!r}, which uploads does not declare"
-    for name, artifact in one.upload.items():
+    (sent, kept), (sent_again, kept_again) = trial.run(), trial.run()
+    if undeclared := sorted(set(sent) - set(method.uploads)):
+        yield from (f"local, round {round}: sends {name!r}, which uploads does not declare" for name in undeclared)
+        return
+    for name, artifact in sent.items():
         if not all(torch.isfinite(value).all() for value in artifact.value.values()):
             yield f"local, round {round}: {name!r} is not finite"
-    if not (_same(one.upload, two.upload) and _equal(one.memory, two.memory)):
+    if not (_same(sent, sent_again) and _equal(kept, kept_again)):
         yield f"local, round {round}: called twice, it gives two results; draw from ctx.keys and keep no state"
     if not torch.equal(state, torch.get_rng_state()):
         yield f"local, round {round}: draws from torch's global generator; draw from ctx.keys"
     if not _equal(before, _copied(trial)):
         yield f"local, round {round}: changes its arguments in place"
     ctx = trial.plan.context(round, 0)
-    if not _equal(one.memory, method.recall(method.broadcast(trial.server), trial.memory, trial.shard, ctx)):
+    if not _equal(kept, method.recall(method.broadcast(trial.server), trial.memory, trial.shard, ctx)):
         yield f"recall, round {round}: keeps something else than local"
-    yield from _batched(trial, one)
-    yield from interference(trial, one, other)
-    if trial.plan.mechanisms:
-        yield from telling_rows(trial.plan, round, method.broadcast(trial.server), trial.memory, trial.shard)
+    yield from _batched(trial, sent, kept)
+    yield from _interference(trial, other)
 
 
 def _copied(trial: CheckedRound) -> State:
@@ -144,34 +135,31 @@ def _copied(trial: CheckedRound) -> State:
     return {name: t.clone() for name, t in {**trial.server, **trial.memory, **data}.items()}
 
 
-def _batched(trial: CheckedRound, alone: _Done) -> Iterator[str]:
+def _batched(trial: CheckedRound, sent: Upload, kept: State) -> Iterator[str]:
     contexts = [trial.plan.context(trial.round, 0) for _ in range(2)]
     method = trial.plan.method
     found = method.local_batched(method.broadcast(trial.server), [trial.memory] * 2, [trial.shard] * 2, contexts)
     for upload, memory in found or ():
-        close = upload.keys() == alone.upload.keys() and all(
-            _equal(upload[name].value, a.value, 1e-4) for name, a in alone.upload.items()
+        close = upload.keys() == sent.keys() and all(
+            _equal(upload[name].value, a.value, 1e-4) for name, a in sent.items()
         )
-        if not (close and _equal(memory, alone.memory, 1e-4)):
+        if not (close and _equal(memory, kept, 1e-4)):
             yield f"local_batched, round {trial.round}: gives something else than local"
 
 
-def interference(trial: CheckedRound, one: _Done, other: Shard) -> Iterator[str]:
-    """Whatever claims to be private must not change with the records while the mechanisms' outputs are held fixed."""
-    try:
-        replayed = trial.run(trial.shard.with_train(other.train), transcript=one.outputs)
-    except TranscriptEnded:
-        yield f"round {trial.round}: the number of queries depends on the records"
-        return
-    if len(replayed.outputs) != len(one.outputs):
-        yield f"round {trial.round}: the number of queries depends on the records"
-    for name in sorted({*one.upload, *replayed.upload}):
-        sides = one.upload.get(name), replayed.upload.get(name)
-        claims = [side is not None and side.private for side in sides]
-        if any(claims) and (None in sides or not all(claims)):
-            yield f"round {trial.round}: whether {name!r} is sent, or is private, depends on the records"
-        elif all(claims) and sides[0] and sides[1] and not _equal(sides[0].value, sides[1].value):
-            yield f"round {trial.round}: {name!r} claims to be private and depends on the records"
+def _interference(trial: CheckedRound, other: Shard) -> Iterator[str]:
+    """What is told of the records: with other images of the same labels, and with most of the records zeroed out."""
+    plan, shard = trial.plan, trial.shard
+    sets = [shard.with_train(replace(shard.train, x=other.train.x))]
+    sets += [zeroed_out(shard, shard.train.take(range(2 * len(shard.train) // 3, len(shard.train))))]
+    at = trial.round, plan.method.broadcast(trial.server), trial.memory
+    own = take_turn(plan, *at, shard)
+    for one in sets:
+        try:
+            found = list(differences(own, take_turn(plan, *at, one, own.outputs)))
+        except TranscriptEnded:
+            found = ["how often mechanisms are applied depends on the records"]
+        yield from (f"round {trial.round}: {says}" for says in found)
 
 
 def _read(

@@ -70,7 +70,7 @@ def coins(probability: float, count: int, noise: Noise) -> Tensor:
 class ClientContext:
     """What one client holds in one round besides its data: random streams, mechanisms, its ledger rows.
 
-    transcript, when given, replays recorded mechanism outputs instead of computing them: the
+    transcript, when given, answers queries with recorded mechanism outputs, though rows are of the client's own: the
     non-interference test feeds one client's outputs to another client's data. stream: what else the noise depends
     on (``Plan.stream``); noise: one stream for all private draws of the round, in order; a copy made by ``replace``
     goes on in it.
@@ -129,12 +129,7 @@ class ClientContext:
         """
         if name not in self.queries:
             raise UndeclaredArtifact(f"query {name!r} is not declared; declared are {sorted(self.queries)}")
-        if self.transcript is not None:
-            if len(self.outputs) == len(self.transcript):
-                raise TranscriptEnded(f"query {name!r}: more releases than the recorded {len(self.transcript)}")
-            value = self.transcript[len(self.outputs)]
-            self.outputs.append(value)
-            return placed(value, place_of(contributions))
+        replayed = self._replayed(name)
         self._spend_sample(name, partition)
         there = self.mechanisms[name](contributions, self.noise)
         output = placed(there, "cpu")  # what is kept of it; the client computes on where it is
@@ -145,8 +140,15 @@ class ClientContext:
         row = _row(self, name, self.queries[name], output, ("analyst",), partition)
         if not self._merged(row):
             self.rows.append(row)
-        self.outputs.append(output.value)
-        return there.value
+        self.outputs.append(output.value if replayed is None else replayed)
+        return there.value if replayed is None else placed(replayed, place_of(contributions))
+
+    def _replayed(self, name: str) -> Tensors | None:
+        if self.transcript is None:
+            return None
+        if len(self.outputs) == len(self.transcript):
+            raise TranscriptEnded(f"query {name!r}: more releases than the recorded {len(self.transcript)}")
+        return self.transcript[len(self.outputs)]
 
     def _spend_sample(self, name: str, partition: str | None) -> None:
         q, cells = float(self.mechanisms[name].sampling_probability), self.sampled.get(name)

@@ -50,7 +50,9 @@ def printed_findings(subject: Subject, name: str) -> Iterator[Finding]:
     kappa = along_the_method(plan, snapshot, subject, base, guests.x[0], label, law.batch)
     where = f"round {snapshot.round}, clip {law.mechanism.clip_norm:g}, batches of {law.batch}"
     note = f"{where}, copies of one record, {len(guests)} crafted records; worst is {guests.names[0]!r}"
-    yield statement.sensitivity(kappa, EXCHANGE, len(guests), f"{note} (searched: {float(found[0]):.3g})")
+    yield statement.sensitivity(
+        kappa, EXCHANGE, len(guests), f"{note} (searched: {float(found[0]):.3g})", [snapshot.round]
+    )
     inside = Law(law.mechanism, law.batch, min(1.0, law.batch / (count + 1)))
     runs = transcripts(
         steps,

@@ -34,20 +34,27 @@ class _Moved:
 
 
 def client_query_findings(subject: Subject) -> Iterator[Finding]:
-    """One row for each query that the ledger accounts for, in the latest round that makes it."""
-    left = [name for name in subject.plan.mechanisms if name in subject.plan.method.queries and subject.spends(name)]
-    for round in sorted(subject.snapshots, reverse=True):
-        if not left:
-            return
-        snapshot, moved = subject.snapshots[round], _Moved()
-        ctx = witness(subject.plan, round, subject.keys.fold("t1", "client", round), observe=moved)
-        subject.plan.method.local(snapshot.broadcast, dict(snapshot.memory), subject.shard, ctx)
-        for name in [n for n in left if n in moved.most]:
-            left.remove(name)
-            mechanism, calls, relation = subject.plan.mechanisms[name], moved.seen[name], subject.plan.relation
-            event = dpa.SelfComposedDpEvent(mechanism.event, calls)
-            stated = epsilon(event, subject.delta, relation=relation)  # type: ignore[arg-type]
-            source = f"accounted for {calls} release(s) of {name!r}"
-            statement = Statement(subject, subject.surface(name), stated, source, name, "client")
-            note = f"round {round}, {calls} release(s) of {name!r}, with all {len(subject.shard.train)} records or none"
-            yield statement.sensitivity(moved.most[name], 1.0, 1, note)
+    """One row for each query that the ledger accounts for, of some rounds that make it."""
+    asked = [name for name in subject.plan.mechanisms if name in subject.plan.method.queries and subject.spends(name)]
+    looks = {name: subject.rounds(name) for name in asked}
+    rounds = {t: _moved(subject, t) for t in sorted({t for look in looks.values() for t in look.chosen})}
+    for name, look in looks.items():
+        seen = {t: moved for t, moved in rounds.items() if name in moved.most}
+        if not seen:
+            continue
+        at = max(seen, key=lambda t: seen[t].most[name])
+        mechanism, calls, relation = subject.plan.mechanisms[name], seen[at].seen[name], subject.plan.relation
+        event = dpa.SelfComposedDpEvent(mechanism.event, calls)
+        stated = epsilon(event, subject.delta, relation=relation)  # type: ignore[arg-type]
+        source = f"accounted for {calls} release(s) of {name!r}"
+        statement = Statement(subject, subject.surface(name), stated, source, name, "client")
+        with_all = f"with all {len(subject.shard.train)} records or none; most in round {at}"
+        note = f"{look.words(sorted(seen))}, {calls} release(s) of {name!r} in each, {with_all}"
+        yield statement.sensitivity(seen[at].most[name], 1.0, 1, note, sorted(seen))
+
+
+def _moved(subject: Subject, round: int) -> _Moved:
+    snapshot, moved = subject.snapshots[round], _Moved()
+    ctx = witness(subject.plan, round, subject.keys.fold("t1", "client", round), observe=moved)
+    subject.plan.method.local(snapshot.broadcast, dict(snapshot.memory), subject.shard, ctx)
+    return moved

@@ -37,29 +37,32 @@ def client_findings(subject: Subject, name: str) -> Iterator[Finding]:
 
     A mechanism that shows no value before its noise, or adds other noise than Gaussian, gets a row that says so.
     """
-    sending = [t for t in sorted(subject.snapshots) if name in subject.snapshots[t].sent]
+    looks = subject.rounds(name)
     rows = [r for r in subject.ledger.releases if r.name == name and r.client == subject.plan.victim]
-    if not sending or not subject.spends(name):
+    if not looks.chosen or not subject.spends(name):
         return
     mechanism, relation = subject.plan.mechanisms[name], subject.plan.relation
     calls = sum(row.count for row in rows)
     event = rows[0].event
     stated = epsilon(dpa.SelfComposedDpEvent(event, calls), subject.delta, relation=relation)  # type: ignore[arg-type]
     statement = Statement(subject, subject.surface(name), stated, f"accounted for {calls} update(s)", name, "client")
-    crafted = crafted_updates(subject, subject.snapshots[sending[-1]], name)
+    at = {t: trained_updates(subject, subject.snapshots[t], name) for t in looks.chosen}
+    crafted = crafted_updates(at[looks.chosen[-1]])
+    earlier = [(f"{says} in round {t}", update) for t in looks.chosen[:-1] for says, update in at[t].items()]
+    crafted = {**dict(earlier), **crafted}
     if not isinstance(event, dpa.GaussianDpEvent) or not exact(mechanism, next(iter(crafted.values()))):
         why = f"{type(mechanism).__name__} was not tested: that needs Gaussian noise and the value before it (exact)"
         yield statement.finding("t1_sensitivity", Adversary.ANALYST, n=0, note=why)
         return
-    tally = compared(subject, subject.snapshots[sending[-1]], name, crafted)
+    tally = compared(subject, subject.snapshots[looks.chosen[-1]], name, crafted)
     if tally.leak:
-        note = f"round {sending[-1]}{tally.faults()}"
-        yield statement.sensitivity(HUGE, 1.0, len(crafted), note)
+        note = f"{looks.words(looks.chosen)}{tally.faults()}"
+        yield statement.sensitivity(HUGE, 1.0, len(crafted), note, looks.chosen)
         return
     kappa, worst = tally.worst(relation)
     what = list(crafted)[worst]
-    searched = f"round {sending[-1]}, {len(crafted)} crafted updates; worst is {what!r}{tally.faults()}"
-    yield statement.sensitivity(kappa, 2.0 if relation == "replace" else 1.0, len(crafted), searched)
+    searched = f"{looks.words(looks.chosen)}, {len(crafted)} crafted updates; worst is {what!r}{tally.faults()}"
+    yield statement.sensitivity(kappa, 2.0 if relation == "replace" else 1.0, len(crafted), searched, looks.chosen)
     if not bool(torch.isfinite(flat(exact(mechanism, crafted[what]))).all()):
         return  # an infinite value has no likelihood ratio, and kappa has already shown the fault
     size = sum(t.numel() for t in crafted[what].values())
@@ -73,18 +76,22 @@ def client_findings(subject: Subject, name: str) -> Iterator[Finding]:
     yield curve_finding(statement, runs.ratios[: runs.runs], runs.ratios[runs.runs :], whole, note)
 
 
-def crafted_updates(subject: Subject, snapshot: Snapshot, name: str) -> dict[str, Tensors]:
-    """Name -> update: the client's own, those of clients with other records, and some that no training yields."""
+def trained_updates(subject: Subject, snapshot: Snapshot, name: str) -> dict[str, Tensors]:
+    """Name -> update: the client's own, and those of clients with other records."""
     own = subject.shard.train
     flipped = replace(own, y=(own.y + 1) % subject.shard.classes)
     few = torch.zeros(min(4, len(own)), dtype=torch.long)
-    trained = {
+    return {
         "the client": _trained(subject, snapshot, name, own),
         "all labels wrong": _trained(subject, snapshot, name, flipped),
         "copies of a white record": _trained(
             subject, snapshot, name, replace(own.take(few), x=torch.ones_like(own.x[few]))
         ),
     }
+
+
+def crafted_updates(trained: Mapping[str, Tensors]) -> dict[str, Tensors]:
+    """The trained updates, and some that no training yields."""
     base = trained["the client"]
     first = next(iter(base))
     spike: State = {n: torch.zeros_like(t) for n, t in base.items()}

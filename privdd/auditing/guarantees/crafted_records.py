@@ -63,3 +63,10 @@ def holding(shard: Shard, records: Records) -> Shard:
 def copies(x: torch.Tensor, label: int, count: int) -> Records:
     """``count`` copies of one image (c, h, w)."""
     return Records(x.expand(count, *x.shape), torch.full((count,), label), torch.arange(count))
+
+
+def zeroed_out(shard: Shard, records: Records) -> Shard:
+    """The client with these of its records (by id); its others are zeroed out, under their ids and labels."""
+    gone = shard.train.take(~torch.isin(shard.train.ids, records.ids))
+    nulls = replace(gone, x=torch.zeros_like(gone.x))
+    return replace(shard, train=records, nulls=nulls if shard.nulls is None else Records.concat([nulls, shard.nulls]))

@@ -22,7 +22,6 @@ from privdd.auditing.guarantees.sensitivity import QueryTally
 from privdd.auditing.guarantees.statement import Statement, Subject
 from privdd.auditing.guarantees.transcripts import of_features
 from privdd.core.types import Records
-from privdd.federated.simulation import Snapshot
 from privdd.privacy.accounting import epsilon
 from privdd.privacy.mechanism import Output
 from privdd.privacy.mechanisms import FeatureNoise
@@ -34,29 +33,32 @@ def feature_findings(subject: Subject, name: str) -> Iterator[Finding]:
 
     Nothing where no bound is stated, or where a row is not one record's: such a release counts as unprotected.
     """
-    mechanism, snapshots = subject.plan.mechanisms[name], subject.snapshots
-    sending = [t for t in sorted(snapshots) if name in snapshots[t].sent]
-    if not isinstance(mechanism, FeatureNoise) or not sending or mechanism.broadcast_batch is not None:
+    mechanism, looks = subject.plan.mechanisms[name], subject.rounds(name)
+    if not isinstance(mechanism, FeatureNoise) or not looks.chosen or mechanism.broadcast_batch is not None:
         return
     if not subject.plan.method.rows_are_records():
         return
-    snapshot, guests = snapshots[sending[-1]], guests_of(subject)
-    outputs = [_sent(subject, snapshot, name, guests, present) for present in (True, False)]
-    norm = outputs[0].clip_norm
-    if norm is None:
+    guests = guests_of(subject)
+    by_round = {t: [_sent(subject, t, name, guests, present) for present in (True, False)] for t in looks.chosen}
+    outputs = by_round[looks.chosen[-1]]
+    if any(inside.clip_norm is None for inside, _ in by_round.values()):
         return
     source = "accounted" if subject.spends(name) else "accounted for the noise alone, with the generator held fixed"
     statement = Statement(subject, subject.surface(name), _stated(subject, outputs[0]), source, name)
-    if len(_rows(outputs[0])) != len(_rows(outputs[1])):
-        note = f"round {snapshot.round}: the size of {name!r} tells how many records there are"
-        yield statement.sensitivity(HUGE, 1.0, len(guests), note)
-        return
-    tally = _compared(mechanism, outputs[0], outputs[1], len(guests))
+    for t, (inside, outside) in by_round.items():
+        if len(_rows(inside)) != len(_rows(outside)):
+            note = f"round {t}: the size of {name!r} tells how many records there are"
+            yield statement.sensitivity(HUGE, 1.0, len(guests), note, looks.chosen)
+            return
     relation = subject.plan.relation
-    kappa, worst = tally.worst(relation)
-    where = f"round {snapshot.round}, {mechanism.copies} copy or copies of each record"
-    searched = f"{where}, {len(guests)} crafted records; worst is {guests.names[worst]!r}{tally.faults()}"
-    yield statement.sensitivity(kappa, 2.0 if relation == "replace" else 1.0, len(guests), searched)
+    tallies = {t: _compared(mechanism, *both, len(guests)) for t, both in by_round.items()}
+    kappa, at = max((tally.worst(relation)[0], t) for t, tally in tallies.items())
+    worst = tallies[at].worst(relation)[1]
+    where = f"{looks.words(looks.chosen)}, {mechanism.copies} copy or copies of each record"
+    found_in = f"; worst, in round {at}, is {guests.names[worst]!r}{tallies[at].faults()}"
+    searched = f"{where}, {len(guests)} crafted records{found_in}"
+    yield statement.sensitivity(kappa, 2.0 if relation == "replace" else 1.0, len(guests), searched, looks.chosen)
+    worst = tallies[looks.chosen[-1]].worst(relation)[1]
     row = _rows(outputs[0])[len(_rows(outputs[0])) - len(guests) + worst]
     noise = SeededNoise(subject.keys.fold("runs", name).torch())
     runs = of_features(mechanism, row, subject.budget.runs, noise)
@@ -76,9 +78,9 @@ def _stated(subject: Subject, output: Output) -> float:
     return epsilon(output.event, subject.delta, relation=subject.plan.relation)  # type: ignore[arg-type]
 
 
-def _sent(subject: Subject, snapshot: Snapshot, name: str, guests: Canaries, present: bool) -> Output:
+def _sent(subject: Subject, round: int, name: str, guests: Canaries, present: bool) -> Output:
     """What the channel noises: guests as they are, or zeroed out under the same ids and labels; gone under add_remove."""
-    plan = subject.plan
+    plan, snapshot = subject.plan, subject.snapshots[round]
     base = own_records(subject.shard, subject.keys, spare_label(subject.shard))
     whole = with_guests(base, guests)
     nulls = None

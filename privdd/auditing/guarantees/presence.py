@@ -19,8 +19,10 @@ from torch import Tensor
 from privdd.auditing.guarantees.contributions import SINGLE, Enough, Seen
 from privdd.auditing.guarantees.crafted_records import holding
 from privdd.auditing.guarantees.recording_context import Silence, witness
+from privdd.auditing.non_interference import History, form
 from privdd.core.keys import Keys
 from privdd.core.types import Records, Shard, State, Tensors, Upload
+from privdd.federated.channel import digest
 from privdd.federated.simulation import Plan, Snapshot
 
 MOVED = 1e-4  # of the contributions' size: batched kernels round differently with the batch size
@@ -62,14 +64,15 @@ def presence(
     guests: Records,
     calls: Mapping[str, int],
     keys: Keys,
+    history: History | None = None,
 ) -> tuple[dict[str, Presence], str]:
     """(query -> what presence changed, what else changed in words) in one round of the audited client.
 
     Each guest joins the client's own records alone; then the first joins ``base``, a few of them, as the size
     of what each record does may depend on their number; then own records leave. calls: query -> releases of one round that
-    are enough to be seen.
+    are enough to be seen; history: of what each of these clients remembers.
     """
-    look = _Look(plan, snapshot, shard, keys)
+    look = _Look(plan, snapshot, shard, keys, history or History(plan, {snapshot.round: snapshot}))
     out = None
     for at in range(len(guests)):
         out = look.compare(pair(plan, shard, shard.train, guests.take([at])), calls, out)
@@ -88,16 +91,17 @@ class _Look:
     snapshot: Snapshot
     shard: Shard
     keys: Keys
+    history: History
     found: dict[str, Presence] = field(default_factory=dict)
     said: str = ""
 
     def compare(self, both: tuple[Shard, Shard], limit: Mapping[str, int], out: Played | None) -> Played:
         """One pair (record absent, present); out: its first run, where that was made -> the first run."""
         plan, keys = self.plan, self.keys
-        out = out or played(plan, self.snapshot, both[0], Seen(limit), keys, None)
-        inside = played(plan, self.snapshot, both[1], Seen(limit, SINGLE + 1), keys, out.outputs)
+        before = [self.history.before(self.snapshot.round, shard) for shard in both]
+        out = out or played(plan, before[0], both[0], Seen(limit), keys, None)
+        inside = played(plan, before[1], both[1], Seen(limit, SINGLE + 1), keys, out.outputs)
         self.said = self.said or inside.problem or _differs(plan, out.upload, inside.upload)
-        self.said = self.said or _remembered(plan, self.snapshot, both[0], out, inside, keys)
         for name, totals in out.seen.totals.items():
             kept = self.found.setdefault(name, Presence())
             kept.total = max(kept.total, _largest(totals, inside.seen.totals.get(name, [])))
@@ -184,19 +188,6 @@ class Played:
     memory: State = field(default_factory=dict)
 
 
-def _remembered(plan: Plan, snapshot: Snapshot, shard: Shard, out: Played, inside: Played, keys: Keys) -> str:
-    """What the next round sends, on the same records, after a round with the guest and after one without."""
-    if out.upload is None or inside.upload is None or _equal(out.memory, inside.memory, 0.0):
-        return ""
-    method, after = plan.method, snapshot.round + 1
-    same = after < method.rounds and method.phase(after) == method.phase(snapshot.round)
-    then = replace(snapshot, round=after if same else snapshot.round)
-    first = played(plan, replace(then, memory=out.memory), shard, Seen({}), keys.fold("then"), None)
-    second = played(plan, replace(then, memory=inside.memory), shard, Seen({}), keys.fold("then"), first.outputs)
-    said = second.problem or _differs(plan, first.upload, second.upload, 0.0)
-    return f"through what the client remembers, {said}" if said else ""
-
-
 def played(
     plan: Plan, snapshot: Snapshot, shard: Shard, seen: Seen, keys: Keys, forced: list[Tensors] | None, **more: Any
 ) -> Played:
@@ -216,14 +207,14 @@ def played(
     return run
 
 
-def _differs(plan: Plan, out: Upload | None, inside: Upload | None, close: float = MOVED) -> str:
+def _differs(plan: Plan, out: Upload | None, inside: Upload | None) -> str:
     """What is sent as if it were post-processing or public, and yet is not the same."""
     if out is None or inside is None:
         return ""
-    return next(_changed(plan, out, inside, close), "")
+    return next(_changed(plan, out, inside), "")
 
 
-def _changed(plan: Plan, out: Upload, inside: Upload, close: float) -> Iterator[str]:
+def _changed(plan: Plan, out: Upload, inside: Upload) -> Iterator[str]:
     for name in sorted({*out, *inside}):
         sides = out.get(name), inside.get(name)
         if name in plan.mechanisms:
@@ -233,16 +224,14 @@ def _changed(plan: Plan, out: Upload, inside: Upload, close: float) -> Iterator[
         free = [side is not None and (side.private or bool(side.public)) for side in sides]
         if any(free) and not all(free):
             yield f"whether {name!r} is sent, or is private, depends on the records"
-        elif all(free) and sides[0] and sides[1] and not _equal(sides[0].value, sides[1].value, close):
+        elif all(free) and sides[0] and sides[1] and not _same(sides[0].value, sides[1].value):
             yield f"{name!r} is sent as post-processing and depends on the records in another way"
 
 
 def _shape(plan: Plan, name: str, value: Tensors) -> str:
-    released = plan.mechanisms[name](value, Silence()).value
-    return str({key: tuple(tensor.shape) for key, tensor in sorted(released.items())})
+    return str(form(plan.mechanisms[name](value, Silence()).value))
 
 
-def _equal(a: Tensors, b: Tensors, close: float = MOVED) -> bool:
-    return a.keys() == b.keys() and all(
-        a[n].shape == b[n].shape and torch.allclose(a[n].double(), b[n].double(), rtol=close, atol=close) for n in a
-    )
+def _same(a: Tensors, b: Tensors) -> bool:
+    """Bit by bit, in the same order of tensors."""
+    return form(a) == form(b) and digest(a) == digest(b)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from attacks.canaries import Canaries, join
 from attacks.types import Finding
@@ -12,7 +12,9 @@ from privdd.auditing.guarantees.matching_transcripts import Transcripts
 from privdd.auditing.guarantees.sensitivity import QueryTally, examine
 from privdd.auditing.guarantees.statement import Statement, Subject
 from privdd.auditing.guarantees.transcripts import IMAGES, QueryStage, by_class, on_transcript, sampled_event
+from privdd.auditing.non_interference import History
 from privdd.core.keys import Keys
+from privdd.core.types import Records
 from privdd.federated.settings import Budget
 from privdd.federated.simulation import Snapshot
 from privdd.privacy.accounting import epsilon
@@ -22,15 +24,15 @@ PER_STEP = "synthetic_gradient"  # released separately at every step and for eve
 
 def query_findings(subject: Subject, names: Sequence[str]) -> Iterator[Finding]:
     """T1, T2 and T3 of the queries ``names`` that the ledger accounts for."""
-    left = [name for name in names if subject.spends(name)]
-    guests = guests_of(subject)
-    for round in sorted(subject.snapshots, reverse=True):
-        if not left:
-            return
-        tallies = _examined(subject, subject.snapshots[round], guests)
-        for name in [n for n in left if n in tallies and tallies[n].changes]:
-            left.remove(name)
-            yield from _of_query(subject, subject.snapshots[round], name, tallies[name], guests)
+    looks = {name: subject.rounds(name) for name in names if subject.spends(name)}
+    guests, base = guests_of(subject), own_records(subject.shard, subject.keys, spare_label(subject.shard))
+    history = subject.history(base) if looks else None
+    chosen = sorted({t for look in looks.values() for t in look.chosen})
+    tallies = {t: _examined(subject, subject.snapshots[t], base, guests, history) for t in chosen}
+    for name, look in looks.items():
+        seen = {t: of[name] for t, of in tallies.items() if name in of and of[name].changes}
+        if seen:
+            yield from _of_query(subject, name, seen, look.words(sorted(seen)), guests)
 
 
 def guests_of(subject: Subject) -> Canaries:
@@ -39,10 +41,11 @@ def guests_of(subject: Subject) -> Canaries:
     return join(oddities(subject.shard, label, subject.keys), alone(subject.shard, subject.keys))
 
 
-def _examined(subject: Subject, snapshot: Snapshot, guests: Canaries) -> dict[str, QueryTally]:
-    base = own_records(subject.shard, subject.keys, spare_label(subject.shard))
-    labels = sorted({*guests.y.tolist(), *base.y.tolist()})
-    return examine(subject.plan, snapshot, subject.shard, base, guests, subject.keys.fold("t1", snapshot.round), labels)
+def _examined(
+    subject: Subject, snapshot: Snapshot, base: Records, guests: Canaries, history: History | None
+) -> dict[str, QueryTally]:
+    labels, keys = sorted({*guests.y.tolist(), *base.y.tolist()}), subject.keys.fold("t1", snapshot.round)
+    return examine(subject.plan, snapshot, subject.shard, base, guests, keys, labels, history)
 
 
 def _runs(stage: QueryStage, calls: int, budget: Budget, keys: Keys) -> tuple[Transcripts, Transcripts | None]:
@@ -56,16 +59,21 @@ def _runs(stage: QueryStage, calls: int, budget: Budget, keys: Keys) -> tuple[Tr
 
 
 def _of_query(
-    subject: Subject, snapshot: Snapshot, name: str, tally: QueryTally, guests: Canaries
+    subject: Subject, name: str, tallies: Mapping[int, QueryTally], looked_at: str, guests: Canaries
 ) -> Iterator[Finding]:
+    """tallies: by round; looked_at: which these are, in words."""
     mechanism, relation = subject.plan.mechanisms[name], subject.plan.relation
+    snapshot, tally = subject.snapshots[max(tallies)], tallies[max(tallies)]
     calls = max(tally.calls.values())
     stated = epsilon(sampled_event(mechanism, calls), subject.delta, relation=relation)  # type: ignore[arg-type]
     where = f"round {snapshot.round}, {calls} release(s) of {name!r}"
     statement = Statement(subject, subject.surface(name), stated, f"accounted for {where}", name)
-    kappa, worst = tally.worst(relation)
-    searched = f"{where}, {len(guests)} crafted records; worst is {guests.names[worst]!r}{tally.faults()}"
-    yield statement.sensitivity(kappa, 2.0 if relation == "replace" else 1.0, len(guests), searched)
+    kappa, at = max((of.worst(relation)[0], t) for t, of in tallies.items())
+    worst = tallies[at].worst(relation)[1]
+    found_in = f"; worst, in round {at}, is {guests.names[worst]!r}{tallies[at].faults()}"
+    searched = f"{looked_at}, {calls} release(s) of {name!r} in each, {len(guests)} crafted records{found_in}"
+    yield statement.sensitivity(kappa, 2.0 if relation == "replace" else 1.0, len(guests), searched, sorted(tallies))
+    worst = tally.worst(relation)[1]
     stage = QueryStage(subject.few_images(), snapshot, subject.shard, name, guests.x[worst])
     keys, budget = subject.keys.fold("runs", name), subject.budget
     if None not in tally.calls and any(image in stage.plan.method.uploads for image in IMAGES):

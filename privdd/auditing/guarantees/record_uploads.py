@@ -20,6 +20,8 @@ from privdd.auditing.guarantees.presence import HUGE, absent, pair, played
 from privdd.auditing.guarantees.queries import guests_of
 from privdd.auditing.guarantees.recording_context import Silence, flat, unit
 from privdd.auditing.guarantees.statement import Statement, Subject
+from privdd.auditing.non_interference import History
+from privdd.core.keys import Keys
 from privdd.core.types import Records, Shard
 from privdd.federated.simulation import Snapshot
 from privdd.privacy.accounting import epsilon
@@ -38,24 +40,28 @@ class _Neighbours:
 
 
 def record_upload_findings(subject: Subject, name: str) -> Iterator[Finding]:
-    """One row for the upload ``name``, in the last round that sends it; nothing where the ledger does not count it."""
-    sending = [t for t in sorted(subject.snapshots) if name in subject.snapshots[t].sent]
+    """One row for the upload ``name``, of some rounds that send it; nothing where the ledger does not count it."""
+    looks = subject.rounds(name)
     rows = [r for r in subject.ledger.releases if r.name == name and r.client == subject.plan.victim]
-    if not sending or not subject.spends(name):
+    if not looks.chosen or not subject.spends(name):
         return
-    snapshot, mechanism, event = subject.snapshots[sending[-1]], subject.plan.mechanisms[name], rows[0].event
+    history = subject.history(subject.shard.train.take([0]))
+    mechanism, event = subject.plan.mechanisms[name], rows[0].event
     stated = epsilon(event, subject.delta, relation=subject.plan.relation)  # type: ignore[arg-type]
     statement = Statement(subject, subject.surface(name), stated, f"accounted for one {name!r}", name)
-    found = [(_moved(subject, snapshot, name, one), one.says) for one in _neighbours(subject)]
-    if any(kappa is None for kappa, _ in found):
+    pairs = list(_neighbours(subject))
+    found = [(_moved(history, subject.keys, t, name, one), t, one.says) for t in looks.chosen for one in pairs]
+    if any(kappa is None for kappa, *_ in found):
         why = f"{type(mechanism).__name__} was not tested: that needs the value before its noise (exact), and one noise multiplier"
         yield statement.finding("t1_sensitivity", Adversary.ANALYST, n=0, note=why)
         return
-    found += [(_across(subject, snapshot, name), "an upload and its opposite, for it is clipped as a whole")]
-    kappa, says = max((kappa or 0.0, says) for kappa, says in found)
+    last = looks.chosen[-1]
+    across = _across(subject, subject.snapshots[last], name)
+    found += [(across, last, "an upload and its opposite, for it is clipped as a whole")]
+    kappa, at, says = max((kappa or 0.0, t, says) for kappa, t, says in found)
     allowed = 2.0 if subject.plan.relation == "replace" else 1.0
-    note = f"round {sending[-1]}, {len(found)} pairs of data sets; worst is {says}"
-    yield statement.sensitivity(kappa, allowed, len(found), note)
+    note = f"{looks.words(looks.chosen)}, {len(pairs) + 1} pairs of data sets; worst, in round {at}, is {says}"
+    yield statement.sensitivity(kappa, allowed, len(found), note, looks.chosen)
 
 
 def _neighbours(subject: Subject) -> Iterator[_Neighbours]:
@@ -101,11 +107,11 @@ def _across(subject: Subject, snapshot: Snapshot, name: str) -> float:
     return float((one - other).norm()) / unit(ends[0])
 
 
-def _moved(subject: Subject, snapshot: Snapshot, name: str, of: _Neighbours) -> float | None:
+def _moved(history: History, keys: Keys, round: int, name: str, of: _Neighbours) -> float | None:
     """How far the value before noise moves, in units; beyond all bounds where its size does; None = not to be seen."""
-    plan, keys = subject.plan, subject.keys.fold("t1", name)
-    out = played(plan, snapshot, of.out, Seen({}), keys, None)
-    inside = played(plan, snapshot, of.inside, Seen({}), keys, out.outputs)
+    plan, keys = history.plan, keys.fold("t1", name)
+    out = played(plan, history.before(round, of.out), of.out, Seen({}), keys, None)
+    inside = played(plan, history.before(round, of.inside), of.inside, Seen({}), keys, out.outputs)
     if inside.problem or out.upload is None or inside.upload is None or (name in out.upload) != (name in inside.upload):
         return HUGE
     if name not in out.upload:

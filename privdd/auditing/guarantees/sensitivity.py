@@ -22,8 +22,9 @@ from privdd.auditing.guarantees.contributions import HELD, singly, sizes
 from privdd.auditing.guarantees.crafted_records import holding, with_guests
 from privdd.auditing.guarantees.presence import HUGE, moved, presence
 from privdd.auditing.guarantees.recording_context import Heeded, exact, flat, unit, without, witness
+from privdd.auditing.non_interference import History
 from privdd.core.keys import Keys
-from privdd.core.types import Records, Shard, State, Tensors
+from privdd.core.types import Records, Shard, Tensors
 from privdd.federated.simulation import Plan, Snapshot
 from privdd.privacy.mechanism import Mechanism
 
@@ -133,32 +134,41 @@ def _only(heeded: Heeded, guest: int) -> Tensors:
 
 
 def examine(
-    plan: Plan, snapshot: Snapshot, shard: Shard, base: Records, guests: Canaries, keys: Keys, labels: Sequence[int]
+    plan: Plan,
+    snapshot: Snapshot,
+    shard: Shard,
+    base: Records,
+    guests: Canaries,
+    keys: Keys,
+    labels: Sequence[int],
+    history: History | None = None,
 ) -> dict[str, QueryTally]:
     """T1 on one round of the audited client: query -> tally.
 
     The method runs twice with the same random draws and the same releases: first with the guests' negatives (inverted
     images), then with the guests as crafted, so that what the guests change in other records shows.
-    labels: the classes to release, those of base and guests.
+    labels: the classes to release, those of base and guests; history: of what each of these clients remembers.
     """
-    memory: State = dict(snapshot.memory)
+    history = history or History(plan, {snapshot.round: snapshot})
     strangers = Canaries(1 - guests.x, guests.y, guests.names)
     first, second = Examiner(guests), Examiner(guests)
     forced: list[Tensors] | None = None
     for examiner, who in ((first, strangers), (second, guests)):
         ctx = witness(plan, snapshot.round, keys, labels, observe=examiner, guests=_counts(guests), forced=forced)
-        plan.method.local(snapshot.broadcast, memory, holding(shard, with_guests(base, who)), ctx)
+        client = holding(shard, with_guests(base, who))
+        memory = dict(history.before(snapshot.round, client).memory)
+        plan.method.local(snapshot.broadcast, memory, client, ctx)
         forced = ctx.outputs
         second.keep = {name: tally.worst("add_remove")[1] for name, tally in first.tallies.items() if tally.changes}
     for name, tally in second.tallies.items():
         tally.keeps = second.keep.get(name, 0)
         tally.moved = moved(tally.others, first.tallies[name].others)
-    _add_presence(plan, snapshot, shard, base, guests, keys.fold("presence"), second.tallies)
+    _add_presence(history, snapshot, shard, base, guests, keys.fold("presence"), second.tallies)
     return second.tallies
 
 
 def _add_presence(
-    plan: Plan,
+    history: History,
     snapshot: Snapshot,
     shard: Shard,
     base: Records,
@@ -171,11 +181,12 @@ def _add_presence(
     most = {max(t.sizes, key=lambda j: t.sizes[j]) for t in tallies.values() if t.sizes}
     who = list(dict.fromkeys([0, *sorted(most)]))
     tried = Records(guests.x[who], guests.y[who], torch.arange(len(who)))
+    plan = history.plan
     cells = len(plan.problem.class_list)
     calls = {name: HELD if None in tally.calls else HELD * cells for name, tally in tallies.items()}
     made = {name: max(tally.calls.values()) * (1 if None in tally.calls else cells) for name, tally in tallies.items()}
     limit = {name: min(count, made[name]) for name, count in calls.items()}
-    found, leak = presence(plan, snapshot, shard, base, tried, limit, keys)
+    found, leak = presence(plan, snapshot, shard, base, tried, limit, keys, history)
     for name, tally in tallies.items():
         seen = found.get(name)
         if seen is not None and tally.changes:

@@ -14,8 +14,9 @@ from attacks.guarantee import Certificate, attack_runs, likelihood_ratio_certifi
 from attacks.types import Adversary, Family, Finding, Surface
 from privdd.auditing.guarantees.matching_transcripts import Transcripts
 from privdd.auditing.looked_at import covered, left_out
+from privdd.auditing.non_interference import History, history_of
 from privdd.core.keys import Keys
-from privdd.core.types import Shard
+from privdd.core.types import Records, Shard
 from privdd.federated.settings import Budget
 from privdd.federated.simulation import Plan, Snapshot
 from privdd.privacy.ledger import Ledger
@@ -24,6 +25,34 @@ WHOLE = "t2_whole_run"
 SYNTHETIC = (Surface.SYNTHETIC_IMAGES, Surface.SYNTHETIC_REPRESENTATIONS)
 LARGEST = 5  # the k of T2's order statistic, fixed beforehand
 SILENT = "; no bound from what is finally sent is evidence for a claim"
+
+
+@dataclass(frozen=True)
+class RoundsLookedAt:
+    """The audited client's rounds. kept: those that can be run again; chosen: of them the first, a middle and the last
+    of each phase; lost: those of which no state was kept."""
+
+    kept: tuple[int, ...]
+    chosen: tuple[int, ...]
+    lost: tuple[int, ...]
+
+    def words(self, looked_at: Sequence[int]) -> str:
+        """Which rounds were looked at, and which were not."""
+        rest = sorted({*self.kept, *self.lost} - set(looked_at))
+        return f"round{'s' * (len(looked_at) > 1)} {ranges(looked_at)}" + (
+            f"; not looked at: {ranges(rest)}" if rest else ""
+        )
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """Increasing numbers as text: 0, 2 to 5, 9."""
+    runs: list[list[int]] = []
+    for n in numbers:
+        if runs and n == runs[-1][-1] + 1:
+            runs[-1].append(n)
+        else:
+            runs.append([n])
+    return ", ".join(f"{r[0]} to {r[-1]}" if len(r) > 2 else ", ".join(map(str, r)) for r in runs)
 
 
 @dataclass(frozen=True)
@@ -43,6 +72,20 @@ class Subject:
         """Whether the audited client's releases of this name have a finite epsilon in the ledger."""
         rows = [r for r in self.ledger.releases if r.name == name and r.client == self.plan.victim]
         return bool(rows) and all(row.protected for row in rows)
+
+    def rounds(self, name: str | None = None) -> RoundsLookedAt:
+        """Rounds in which the client sent something, or released what is called ``name``."""
+        rows = [r for r in self.ledger.releases if r.client == self.plan.victim and name in (None, r.name)]
+        made = sorted({r.round for r in rows})
+        kept, phases = tuple(t for t in made if t in self.snapshots), dict[str, list[int]]()
+        for t in kept:
+            phases.setdefault(self.snapshots[t].phase, []).append(t)
+        chosen = {t for of in phases.values() for t in (of[0], of[len(of) // 2], of[-1])}
+        return RoundsLookedAt(kept, tuple(sorted(chosen)), tuple(t for t in made if t not in kept))
+
+    def history(self, other: Records) -> History:
+        """Of what the client remembers; other: records that tell whether that depends on them."""
+        return history_of(self.plan, self.snapshots, self.shard, replace(self.shard, train=other, nulls=None))
 
     def surface(self, name: str) -> Surface:
         """The surface that the outputs of a mechanism end up in."""
@@ -80,13 +123,13 @@ class Statement:
         stated = {"epsilon_stated": self.epsilon, **tested, **measures}
         return Finding(self.surface, attack, Family.GUARANTEE, adversary, stated)
 
-    def sensitivity(self, kappa: float, allowed: float, searched: int, note: str) -> Finding:
-        """T1's row."""
+    def sensitivity(self, kappa: float, allowed: float, searched: int, note: str, rounds: Sequence[int]) -> Finding:
+        """T1's row; rounds: that were looked at."""
         found = "more" if kappa > allowed * (1 + 1e-4) else "no more"
         text = f"{note}: one {self.unit} moves the value before noise by {kappa:.3g} units, {found} than {allowed:g}"
-        return self.finding(
-            "t1_sensitivity", Adversary.ANALYST, kappa=kappa, kappa_allowed=allowed, n=searched, note=text
-        )
+        looks = {"unit": self.unit, **covered("t1_sensitivity", rounds)}
+        measures = {"kappa": kappa, "kappa_allowed": allowed, "n": searched, "note": text, "diagnostics": looks}
+        return self.finding("t1_sensitivity", Adversary.ANALYST, **measures)
 
     def whole_run(self, epsilon: float, runs: int, kappas: np.ndarray, trusts: Sequence[str], what: str) -> Finding:
         """T2's row for the run as a whole; kappas (runs, T): what one record moves each release by, in units."""

@@ -15,7 +15,7 @@ from privdd.core.types import Artifact, Problem, Records, Shard
 from privdd.distillation.distribution_matching import Matching
 from privdd.federated.method import Method
 from privdd.federated.settings import Budget
-from privdd.federated.simulation import Plan, Snapshot
+from privdd.federated.simulation import Plan, Snapshot, Task, client_step
 from privdd.methods.fedavg import FedAvg
 from privdd.methods.feddm import FedDM
 from privdd.models import ModelSpec
@@ -50,19 +50,18 @@ def subject(
     method: Any, mechanisms: dict[str, Any], seed: int = 0, *, relation: str = "add_remove", runs: int = 60,
     scale: float = 1.0, slow_runs: int = 40,
 ) -> Subject:
-    """The state of a run before its only round; ``scale`` stretches the head as training would."""
+    """A run of one client, whose server stays as it is; ``scale`` stretches the head as training would."""
     keys, problem = Keys(seed), Problem(SHAPE, CLASSES, 1)
     plan = Plan(keys, problem, method, mechanisms, relation=relation)
     shard = client(seed)
     server = method.init(problem, keys.fold("init"))
     server = {n: t * scale if "head" in n or "weight" in n else t for n, t in server.items()}
     broadcast = method.broadcast(server)
-    ctx = plan.context(0, 0)
-    upload, _ = method.local(broadcast, {}, shard, ctx)
-    received, rows = plan.channel.send(upload, ctx)
-    ledger = Ledger(relation, "record", DELTA)  # type: ignore[arg-type]
-    ledger.append(rows)
-    snapshots = {0: Snapshot(0, broadcast, {}, received.values)}
+    ledger, memory, snapshots = Ledger(relation, "record", DELTA), {}, {}  # type: ignore[arg-type]
+    for t in range(method.rounds):
+        received, rows, kept = client_step(Task(plan, t, 0, broadcast, memory, shard))
+        ledger.append(rows)
+        snapshots[t], memory = Snapshot(t, broadcast, memory, received.values, method.phase(t)), kept
     return Subject(plan, shard, snapshots, ledger, DELTA, 0.95, Budget(runs, slow_runs, 2), keys.fold("audit"))
 
 

@@ -9,9 +9,10 @@ from typing import Any
 import dp_accounting as dpa
 import pytest
 
+from privdd.auditing.guarantees.crafted_records import zeroed_out
 from privdd.auditing.method_check import BrokenContract, check_method
-from privdd.auditing.row_check import telling_rows
-from privdd.federated.simulation import start
+from privdd.auditing.non_interference import differences, take_turn
+from privdd.federated.simulation import Plan, start
 from privdd.methods.fedavg import FedAvg
 from privdd.models import ModelSpec
 from privdd.privacy.mechanism import Mechanism, Output
@@ -68,10 +69,15 @@ def test_the_second_run_has_the_first_ones_outputs() -> None:
     """Values that were computed from noised ones, and so differ with the noise alone, are no fault."""
     plan = tiny("feddm_dp").plan
     shard, server = tiny("feddm_dp").shards[0], start(plan, tiny("feddm_dp").ledger()).server
-    assert list(telling_rows(plan, 0, plan.method.broadcast(server), {}, shard)) == []
-    telling = replace(plan, mechanisms={**plan.mechanisms, "embedding": Tells(5.0, 1.0, place="why")})
-    (said,) = set(telling_rows(telling, 0, plan.method.broadcast(server), {}, shard))
-    assert said.startswith("round 0: ")
+    few = zeroed_out(shard, shard.train.take(range(5)))
+
+    def told(plan: Plan) -> set[str]:
+        own = take_turn(plan, 0, plan.method.broadcast(server), {}, shard)
+        return set(differences(own, take_turn(plan, 0, plan.method.broadcast(server), {}, few, own.outputs)))
+
+    assert told(plan) == set()
+    (said,) = told(replace(plan, mechanisms={**plan.mechanisms, "embedding": Tells(5.0, 1.0, place="why")}))
+    assert said == "the ledger row of 'embedding' tells about the records, in why"
 
 
 def test_how_often_a_mechanism_is_applied_is_looked_at() -> None:
