@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -39,7 +40,8 @@ def feature_findings(subject: Subject, name: str) -> Iterator[Finding]:
     if not subject.plan.method.rows_are_records():
         return
     guests = guests_of(subject)
-    by_round = {t: [_sent(subject, t, name, guests, present) for present in (True, False)] for t in looks.chosen}
+    sent = partial(_sent, subject, name, guests)
+    by_round = {t: (sent(t, True), sent(t, False)) for t in looks.chosen}
     outputs = by_round[looks.chosen[-1]]
     if any(inside.clip_norm is None for inside, _ in by_round.values()):
         return
@@ -78,7 +80,7 @@ def _stated(subject: Subject, output: Output) -> float:
     return epsilon(output.event, subject.delta, relation=subject.plan.relation)  # type: ignore[arg-type]
 
 
-def _sent(subject: Subject, round: int, name: str, guests: Canaries, present: bool) -> Output:
+def _sent(subject: Subject, name: str, guests: Canaries, round: int, present: bool) -> Output:
     """What the channel noises: guests as they are, or zeroed out under the same ids and labels; gone under add_remove."""
     plan, snapshot = subject.plan, subject.snapshots[round]
     base = own_records(subject.shard, subject.keys, spare_label(subject.shard))
