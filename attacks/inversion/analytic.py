@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from attacks.arrays import arrays
 from attacks.inversion import analytic
-from attacks.inversion.compare import _images, compare
+from attacks.inversion.compare import _images, compare, own_records
 from attacks.inversion.features import WhiteBox
 from attacks.inversion.result import Channelwise, Pixels, Reconstruction, check_request
 from attacks.inversion.victim import observed, victim_model
@@ -137,5 +137,5 @@ class AnalyticInversion(Attack):
         return self.whitebox.invert([frozen.features], [features], start)[0]  # type: ignore[list-item]
 
     def judge(self, evidence: Evidence, view: View, truth: Truth) -> Finding:
-        compared = compare(_images(evidence), view, truth)
+        compared = compare(_images(evidence), view, truth, own_records(evidence, truth))
         return Finding(view.surface, self.name, self.family, Adversary.SERVER, compared.measures, compared.figures)

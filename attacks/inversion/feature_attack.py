@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -114,6 +115,11 @@ def released_labels(view: View, rows: int) -> Tensor | None:
     return labels if known else None
 
 
+def _success(measures: Mapping[str, Any]) -> tuple[float, ...]:
+    """By which the best rung is picked: records matched, then pictures clearly above every guess, then PSNR."""
+    return measures.get("identified") or 0.0, measures["pictures"]["clear"], measures["psnr"]
+
+
 def _same(a: Tensor | None, b: Tensor | None) -> bool:
     return a is b or (a is not None and b is not None and torch.equal(a, b))
 
@@ -123,8 +129,9 @@ class FeatureInversion(Attack):
     """Records from shared features, on every rung of the knowledge ladder that the view grants.
 
     Rounds in which the same rows went through the same map are averaged before the inversion. Decoders and the search
-    know the stated noise, and the labels where they are released with the rows. report: the rung that the finding
-    carries, or the next one down that the view grants; chosen before anything is seen.
+    know the stated noise, and the labels where they are released with the rows. report: the highest rung that counts. Who
+    knows more can do all that who knows less can: the finding carries the best of that rung and those below it, and
+    says of how many it was picked.
     """
 
     report: Rung = Rung.KNOWS_MAP
@@ -143,7 +150,7 @@ class FeatureInversion(Attack):
         object.__setattr__(self, "report", Rung(self.report))
 
     def run(self, view: View, generator: torch.Generator) -> Evidence:
-        """images: those of the reported rung; extra: every rung's, by its name."""
+        """images: those of the highest rung that counts; extra: every rung's, by its name."""
         known = true_map(view)
         rows, captures = joined(view, known)
         picked = torch.randperm(len(rows), generator=generator)[: self.limit]
@@ -155,13 +162,13 @@ class FeatureInversion(Attack):
             inverter = FeatureInverter(rung, self._decoder(view, captures), self.whitebox)
             role = {"shadows": maps} if rung is Rung.SHADOW_MAP else {"maps": maps}
             found[str(rung)] = inverter.invert([z], public, generator, labels=labels, **role).images
-        reported = self._reported(found)
-        notes = {"rung": reported, "captures": captures, "picked": picked.tolist(), "labels": labels is not None}
-        return Evidence(images=found[reported], extra=found, notes=notes)
+        notes = {"captures": captures, "picked": picked.tolist(), "labels": labels is not None}
+        return Evidence(images=found[self._counting(found)[0]], extra=found, notes=notes)
 
-    def _reported(self, found: Mapping[str, Tensor]) -> str:
+    def _counting(self, found: Mapping[str, Tensor]) -> list[str]:
+        """The rungs that were run, from ``report`` down."""
         order = list(Rung)
-        return next(str(rung) for rung in order[order.index(self.report) :] if str(rung) in found)
+        return [str(rung) for rung in order[order.index(self.report) :] if str(rung) in found]
 
     def _decoder(self, view: View, captures: int) -> DecoderTraining:
         settings = view.knowledge.settings
@@ -184,7 +191,7 @@ class FeatureInversion(Attack):
         return [*rungs, (Rung.NOTHING, [])]
 
     def judge(self, evidence: Evidence, view: View, truth: Truth) -> Finding:
-        """The finding carries the rung fixed beforehand; ``diagnostics.ladder`` all of them."""
+        """The finding carries the best rung that counts; ``diagnostics.ladder`` all of them."""
         picked = torch.tensor(evidence.notes.get("picked", []), dtype=torch.int64)
         mine = self._records(picked, view, truth)
         keep = mine >= 0 if mine is not None else torch.ones(len(picked), dtype=torch.bool)
@@ -194,8 +201,9 @@ class FeatureInversion(Attack):
             rung: {k: c.measures[k] for k in ("psnr", "ssim", "lpips", "identified") if k in c.measures}
             for rung, c in compared.items()
         }
-        rung = str(evidence.notes["rung"])
-        chosen, measures = compared[rung], dict(compared[rung].measures)
+        counting = self._counting(evidence.extra)
+        rung = max(counting, key=lambda name: _success(compared[name].measures))
+        chosen, measures = compared[rung], {**compared[rung].measures, "picked": len(counting)}
         captures = int(evidence.notes.get("captures", 1))
         more = {
             "ladder": ladder,
@@ -212,7 +220,7 @@ class FeatureInversion(Attack):
     @staticmethod
     def _records(picked: Tensor, view: View, truth: Truth) -> Tensor | None:
         """Which record each picked row stems from (-1: none of them), where the release has one row per record."""
-        if view.surface != Surface.FEATURES or truth.rows is None or not len(picked):
+        if view.surface not in (Surface.FEATURES, Surface.SHARED_FEATURES) or truth.rows is None or not len(picked):
             return None
         rows = len(joined(view, true_map(view))[0])
         if rows <= int(truth.rows.max()) or rows > 2 * len(truth.rows):

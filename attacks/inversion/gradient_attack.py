@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attacks.inversion.compare import _images, compare
+from attacks.inversion.compare import _images, compare, own_records
 from attacks.inversion.gradient import DLG, IDLG, InvertingGradients, Reconstruction, SeeThrough, gradient_norm
 from attacks.inversion.seethrough import sent_statistics
 from attacks.inversion.victim import LocalSteps, local_steps, observed, victim_model
@@ -116,7 +116,7 @@ class GradientInversion(Attack):
         return {"statistics": sent_statistics(model, capture.broadcast, capture.value, local.steps) or None}
 
     def judge(self, evidence: Evidence, view: View, truth: Truth) -> Finding:
-        compared = compare(_images(evidence), view, truth)
+        compared = compare(_images(evidence), view, truth, own_records(evidence, truth))
         measures = dict(compared.measures)
         if evidence.labels is not None:
             right = evidence.labels[: len(compared.rows)].cpu() == truth.y[compared.rows].cpu()

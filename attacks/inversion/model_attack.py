@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from attacks.baselines import class_means
 from attacks.images import bootstrap, psnr
-from attacks.inversion.compare import qualities
+from attacks.inversion.compare import pictures, qualities
 from attacks.inversion.generative import GenerativeInversion, WganGp
 from attacks.inversion.judge import Judge, success
 from attacks.inversion.model import ModelInversion as MiFace
@@ -67,12 +67,16 @@ class ModelInversion(Attack):
         best = "from_class_mean"
         measures: dict[str, Any] = {k: v for k, v in table[best].items() if k != "judged"}
         measures |= {"label_accuracy": table[best]["judged"], "n": len(held)}
-        measures["baselines"] = self._baselines(view, referee, labels[held], member_means)
+        free = self._free(view, labels[held])
+        blind = [psnr(guess, member_means) for guess in free.values()]
+        measures["baselines"] = {f"psnr_{name}": float(one.mean()) for name, one in zip(free, blind)}
+        measures["baselines"] |= {f"label_accuracy_{n}": success(referee, g, labels[held]) for n, g in free.items()}
         judge_accuracy = success(referee, truth.heldout_x, truth.heldout_y) if len(truth.heldout_x) else None
         measures["diagnostics"] = {"methods": table, "method": best, "judge_accuracy": judge_accuracy}
         quality = psnr(evidence.extra[best][held], member_means)
+        measures["pictures"] = pictures(quality, blind, torch.stack(blind).amax(0))
         measures["diagnostics"]["psnr_interval"] = list(bootstrap(quality, generator))
-        gain = bootstrap(quality - psnr(self._public_means(view)[held], member_means), generator)
+        gain = bootstrap(quality - psnr(free["class_mean"], member_means), generator)
         measures["diagnostics"]["gain_interval"] = list(gain)
         words = "" if gain[0] > 0 else "; adds nothing to the public mean image of each class"
         measures["note"] = f"against the mean image of each class of the client{words}"
@@ -80,12 +84,7 @@ class ModelInversion(Attack):
         return Finding(view.surface, self.name, self.family, view.adversary, measures, figures)
 
     @staticmethod
-    def _public_means(view: View) -> Tensor:
-        return class_means(view.knowledge.public_x, view.knowledge.public_y, view.knowledge.classes)
-
-    @staticmethod
-    def _baselines(view: View, referee: nn.Module, labels: Tensor, means: Tensor) -> dict[str, float]:
-        public = ModelInversion._public_means(view)[labels]
-        free = {"class_mean": public, "mean": view.knowledge.public_x.mean(0).expand_as(public), "black": public * 0}
-        out = {f"psnr_{name}": float(psnr(images, means).mean()) for name, images in free.items()}
-        return out | {f"label_accuracy_{name}": success(referee, images, labels) for name, images in free.items()}
+    def _free(view: View, labels: Tensor) -> dict[str, Tensor]:
+        knowledge = view.knowledge
+        public = class_means(knowledge.public_x, knowledge.public_y, knowledge.classes)[labels]
+        return {"class_mean": public, "mean": knowledge.public_x.mean(0).expand_as(public), "black": public * 0}

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from attacks.baselines import class_means
 from attacks.images import psnr
-from attacks.inversion.compare import fit_to, qualities
+from attacks.inversion.compare import fit_to, pictures, qualities
 from attacks.inversion.feature_attack import true_map
 from attacks.inversion.features import FeatureMap
 from attacks.inversion.generative import GenerativeInversion, Prior, Role, WganGp
@@ -84,9 +84,13 @@ class RoleInversion(Attack):
         public = class_means(knowledge.public_x, knowledge.public_y, knowledge.classes)[labels]
         measures: dict[str, Any] = {k: float(v.mean()) for k, v in qualities(images, means).items()}
         measures |= {"label_accuracy": success(referee, images, labels), "n": len(images)}
+        blind = {"class_mean": psnr(public, means), "black": psnr(public * 0, means)}
+        if len(images):
+            measures["pictures"] = pictures(
+                psnr(images, means), [*blind.values()], torch.stack([*blind.values()]).amax(0)
+            )
         measures["baselines"] = {
-            "psnr_class_mean": float(psnr(public, means).mean()),
-            "psnr_black": float(psnr(public * 0, means).mean()),
+            **{f"psnr_{name}": float(one.mean()) for name, one in blind.items()},
             "label_accuracy_class_mean": success(referee, public, labels),
         }
         measures["diagnostics"] = {"role": evidence.notes["role"]}

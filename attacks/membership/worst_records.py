@@ -26,8 +26,9 @@ def worst_records(scores: Tensor, masks: Tensor, confidence: float = 0.95) -> di
     scores (K, n) and masks (K, n) bool, one threshold for all. The worst records are chosen in one half of the
     replays and judged in the other, both ways: chosen and judged on the same, the luckiest would look exposed in a
     null as well. ci: Clopper-Pearson over the replays that judge; it takes them as independent given the records.
-    records: each chosen one by itself, {"record", "hits", "trials", "tpr", "ci"}, in order of position, from the replays
-    alone that did not choose it and that it is in; ci is of one record, without correction for several.
+    records: each chosen one by itself, {"record", "hits", "trials", "tpr", "ci", "wrong", "out"}, in order of position, from
+    the replays alone that did not choose it: hits of trials that it is in, wrong of out that it is not in; ci is of one
+    record, without correction for several.
     None where fewer than 1 / RATE non-members leave RATE unseen, or there are fewer than 4 replays.
     """
     named = _named(scores, masks)
@@ -35,22 +36,23 @@ def worst_records(scores: Tensor, masks: Tensor, confidence: float = 0.95) -> di
         return None
     count = max(1, math.ceil(SHARE * scores.shape[1]))
     even = torch.arange(len(scores)) % 2 == 0
-    seen: dict[int, tuple[int, int]] = {}
+    seen: dict[int, tuple[int, ...]] = {}
     for judged in (even, ~even):
         for record in _most_exposed(scores[~judged], named[~judged], masks[~judged])[:count].tolist():
-            inside = masks[judged][:, record]
-            found, of = seen.get(record, (0, 0))
-            seen[record] = found + int((named[judged][:, record] & inside).sum()), of + int(inside.sum())
-    hits, trials = (sum(column) for column in zip(*seen.values()))
+            inside, hit = masks[judged][:, record], named[judged][:, record]
+            counts = (hit & inside, inside, hit & ~inside, ~inside)
+            before = seen.get(record, (0, 0, 0, 0))
+            seen[record] = tuple(n + int(one.sum()) for n, one in zip(before, counts))
+    hits, trials, _, _ = (sum(column) for column in zip(*seen.values()))
     if not trials:
         return None
     whole = {"share": SHARE, "tpr": hits / trials, "ci": list(_interval(hits, trials, confidence))}
     return whole | {"records": [_one(at, *seen[at], confidence) for at in sorted(seen) if seen[at][1]]}
 
 
-def _one(record: int, hits: int, trials: int, confidence: float) -> dict[str, Any]:
+def _one(record: int, hits: int, trials: int, wrong: int, out: int, confidence: float) -> dict[str, Any]:
     known = {"record": record, "hits": hits, "trials": trials, "tpr": hits / trials}
-    return known | {"ci": list(_interval(hits, trials, confidence))}
+    return known | {"ci": list(_interval(hits, trials, confidence)), "wrong": wrong, "out": out}
 
 
 @arrays

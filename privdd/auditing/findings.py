@@ -172,7 +172,7 @@ def _surfaces(
         attacked = any(MEASURED & set(f.measures) for f in tried)
         audited: bool | str = True if attacked else not_attacked(waived[surface]) if surface in waived else False
         if audited is False and any(str(f.surface) == surface and unread(f) for f in findings):
-            audited = "nothing to read: what was sent says the same of every record, or the same whoever is in"
+            audited = "nothing to read: no attack of this audit found in it what it reads"
         audited = audited if audited or progress.diverged is None else f"waived: {words(progress.diverged)}"
         audited = audited or not_read(tried)
         if audited is False:

@@ -199,7 +199,7 @@ def _views(
             yield view, truth, f"{phase} phase, round {t}" if several else f"round {t}"
     final = scene.plan.method.broadcast(scene.progress.server)
     for view in server_views(scene, final, {**sent, **_pooled_features(stacked)}):
-        yield view, truth, "after the last round"
+        yield view, scene.truth_of(view), "after the last round"
     yield from _probes(scene)
 
 

@@ -71,21 +71,43 @@ class Scene:
             out.y,
             counts,
             self.plan.method.stand_ins(memory, self.plan.problem),
-            self._rows(train),
+            self._rows(self.shard),
         )
 
-    def _rows(self, records: Records) -> Tensor | None:
+    def truth_of(self, view: View) -> Truth:
+        """What a view is judged by: of a pool that is sent on, the records of all clients whose rows it holds."""
+        if view.surface != Surface.SHARED_FEATURES:
+            return self.truth()
+        own = {self.plan.victim: self.shard}
+        shards = [own.get(client, shard) for client, shard in enumerate(self.experiment.shards)]
+        x, y, held_x, held_y = (
+            torch.cat(parts) for parts in zip(*((s.train.x, s.train.y, s.heldout.x, s.heldout.y) for s in shards))
+        )
+        counts = torch.bincount(y, minlength=self.shard.classes)
+        return Truth(x, y, held_x, held_y, counts, rows=self._pool_rows(shards, view))
+
+    def _pool_rows(self, shards: Sequence[Shard], view: View) -> Tensor | None:
+        """The first row of each record in a pool of all clients' rows, client after client, each in its copies."""
+        copies, before, found = int(feature_noise(self.plan).get("copies", 1)), 0, []
+        for shard in shards:
+            if (rows := self._rows(shard)) is None:
+                return None
+            found.append(rows + before)
+            before += copies * (len(shard.train) + (0 if shard.nulls is None else len(shard.nulls)))
+        whole = any(len(c.value["x"]) == before for c in view.captures if "x" in c.value)
+        return torch.cat(found) if whole else None  # another pool than that: its rows say nothing of their owners
+
+    def _rows(self, shard: Shard) -> Tensor | None:
         """Where each record's row stands in a release of one row per record (ordered by id); None for any other release."""
         if not self.plan.method.rows_are_records():
             return None
-        nulls = self.shard.nulls
-        ids = self.shard.train.ids if nulls is None else torch.cat([self.shard.train.ids, nulls.ids])
-        return torch.searchsorted(ids.sort().values, records.ids)
+        ids = shard.train.ids if shard.nulls is None else torch.cat([shard.train.ids, shard.nulls.ids])
+        return torch.searchsorted(ids.sort().values, shard.train.ids)
 
     def known(self, batch: int = 64) -> dict[str, Tensor]:
         """One record of every release batch that an insider happens to hold; none where no row is a record's own."""
         train = self.shard.train
-        if (rows := self._rows(train)) is None:
+        if (rows := self._rows(self.shard)) is None:
             return {}
         first = [int((rows // batch == b).nonzero()[0]) for b in (rows // batch).unique()]
         return {"x": train.x[first], "row": rows[first]}

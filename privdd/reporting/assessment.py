@@ -39,7 +39,7 @@ def risks(findings: Findings) -> list[Answer]:
     return [
         _answer(findings, "Singling out", "Can one record be picked out of all others?", _membership, ("tpr_at_fpr", "auc", "auc_ci", "worst_records"), named),
         _answer(findings, "Linkability", "Can what was sent be tied to a record that somebody already holds?", _links, ("identified", "identified_chance")),
-        _answer(findings, "Inference", "Can something be learned of a record, or of a client, that was never sent?", _infers, ("psnr", "label_accuracy")),
+        _answer(findings, "Inference", "Can something be learned of a record, or of a client, that was never sent?", _infers, ("psnr", "pictures", "label_accuracy")),
     ]  # fmt: skip
 
 
@@ -64,12 +64,19 @@ def guarantee(findings: Findings, ledger: Mapping[str, Any]) -> list[tuple[str, 
     stated = f"ε at most {number(privacy.epsilon.best)} at δ = {number(privacy.delta)}, over all rounds"
     return [
         ("the limit", stated if privacy.epsilon.best != float("inf") else "none is proven: ε = ∞"),
-        ("the unit of privacy", f"one {privacy.unit}; neighbours: {words.RELATION[privacy.relation]}"),
+        ("the unit of privacy", f"one {privacy.unit}; neighbours: {words.relation(privacy)}"),
         ("who sees what is sent (the trust model)", _seers(ledger)),
         ("where the noise comes from", noise),
         ("whether the code does what the proof says", f"looked at by {listed(list(tests))}" if tests else UNTRIED),
-        ("what the limit does not cover", "how settings were chosen; the accuracy and the findings on this page"),
+        ("what the limit does not cover", _uncovered(findings)),
     ]
+
+
+def _uncovered(findings: Findings) -> str:
+    """The accuracy only where it is of models that never left their clients (``audit.public_facts`` says the same)."""
+    utility = findings.utility
+    own = utility is not None and (utility.accuracy_kind == "personal" or not findings.run.clients)
+    return f"how settings were chosen; {'the accuracy, and ' if own else ''}the findings on this page"
 
 
 def _membership(row: FindingRow) -> bool:
@@ -104,7 +111,7 @@ def _answer(
 def _only(row: FindingRow, kept: Sequence[str]) -> FindingRow:
     """The row with no figures but those of one question, so that nothing is said twice."""
     figures = (
-        "auc", "auc_ci", "tpr_at_fpr", "worst_records", "psnr", "identified", "identified_chance", "label_accuracy", "kappa",
+        "auc", "auc_ci", "tpr_at_fpr", "worst_records", "psnr", "pictures", "identified", "identified_chance", "label_accuracy", "kappa",
         "epsilon_measured", "epsilon_stated", "diagnostics",
     )  # fmt: skip
     return row.model_copy(update={name: None for name in figures if name not in kept})

@@ -54,7 +54,7 @@ def _members_found(fpr: float, found: Sequence[tuple[float, str, TprAt]]) -> lis
     above = [one for one in found if beats_guessing(one[2], fpr)]
     rate = words.one_in(fpr)
     if not above:
-        return [f"At {rate} false alarms no setting's training records can be told apart better than by guessing."]
+        return [f"At {rate} false alarms no attack named more training records than guessing does in any setting."]
     high, most, _ = above[-1]
     said = f"At {rate} false alarms an attacker finds {words.share(high)} of the training records of {most}"
     low, least, at = found[0]
@@ -142,6 +142,7 @@ def write_comparison(
         verdict="contradiction" if any(s.verdict == "contradiction" for s in made) else "plain",
         weak=weak,
         beats_guessing=beats_guessing,
+        limits=list(dict.fromkeys(said for s in made for run in s.runs for said in words.limits(run.findings.privacy))),
     )
     write_bytes(out / "comparison.html", text.encode(errors="replace"))
     _write_tables(made, out)

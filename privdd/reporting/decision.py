@@ -17,9 +17,9 @@ from privdd.reporting.ledger_view import VISIBLE
 from privdd.reporting.same_values import rows_of
 from privdd.reporting.schema import FindingRow, Findings
 from privdd.reporting.schema_privacy import Privacy
-from privdd.reporting.strongest import of_transcripts, rates, worst_membership
+from privdd.reporting.strongest import memberships, of_transcripts
 from privdd.reporting.summary import SurfaceLine, surface_lines
-from privdd.reporting.unread import only_unread
+from privdd.reporting.unread import UNSCORED, only_unread
 from privdd.reporting.words import number, one_in, share
 
 Kind = Literal["do_not_share", "share_only_under", "no_leak_found"]
@@ -27,10 +27,10 @@ Tone = Literal["bad", "warn", "good"]
 ENOUGH_FPR = 0.001  # a sample that is to decide has to show an attack at 1 false alarm in 1 000
 TESTED = "consistent"  # the verdict of a limit that tests looked at wholly, and did not contradict
 ENOUGH_PICTURES = 30  # where only reconstructions were tried
-SEED = "its noise comes from the seed on this page, so everyone can take it off; such a run is a simulation, not for release"
+SEED = "its noise comes from the seed on this page, so anyone can regenerate and subtract it; such a run is a simulation, not for release"
 PAIRED = "its noise is the same in every run with this seed, so two of them undo it; such a run is a simulation"
-SHOWN = "sure: shown at 95 % confidence for all tests of this run"
-NO_LIMIT = "nothing limits what it reveals: its noise is too small"
+SHOWN = "sure: shown, at 95 % confidence over all tests together"
+NO_LIMIT = "no guarantee limits what it reveals: the noise is too small for one"
 UNKNOWN = "its noise was drawn where nobody can draw it again, which this folder does not say"
 
 
@@ -67,11 +67,11 @@ def too_small(findings: Findings) -> str:
     size = _sample(rows)
     tested = {line.row.surface for line in surface_lines(findings) if line.verdict == TESTED}
     if findings.run.preset == "smoke":
-        return f"Smoke run{f' ({size})' if size else ''}: too small to decide. A leak found here counts; none found says little."
+        return f"Smoke run{f' ({size})' if size else ''}: too small to decide. A leak found here is real; finding none proves little."
     if rows and not _shows(_counted(rows, tested)):
         return (
             f"Too small to decide: {size or 'the sample'} cannot show an attack at {one_in(ENOUGH_FPR)} false alarms. "
-            "A leak found here counts; none found says little."
+            "A leak found here is real; finding none proves little."
         )
     return ""
 
@@ -99,7 +99,7 @@ def _decide(line: SurfaceLine, findings: Findings, seen: str) -> Decision:
     why = NO_LIMIT if weak else why
     conditions = tuple(_conditions(line, privacy, enough)) if kind == "share_only_under" else ()
     return Decision(
-        line, kind, tone if enough or tone != "good" else "warn", _title(kind, line), why, conditions, can,
+        line, kind, tone if enough or tone != "good" else "warn", _title(kind, line, rows), why, conditions, can,
         seen, _sample(rows), enough, SHOWN if weak else _sure(kind, line, rows, bool(can), enough),
     )  # fmt: skip
 
@@ -131,28 +131,29 @@ def _unprotected(line: SurfaceLine, rows: list[FindingRow], leaked: bool) -> tup
     if leaked:
         return "do_not_share", "bad", "nothing limits what it reveals, and an attack works"
     if only_unread(rows):
-        why = "nothing limits what it reveals; the attacks found nothing in it that depends on a record"
-        return "no_leak_found", "warn", why
+        return "no_leak_found", "warn", f"nothing limits what it reveals; {UNSCORED}"
     if _untried(line, rows):
         return "do_not_share", "bad", f"nothing limits what it reveals, and no attack was tried ({line.row.audited})"
     return "no_leak_found", "warn", "nothing limits what it reveals; the attacks tried here failed, and others may not"
 
 
 def _untried(line: SurfaceLine, rows: list[FindingRow]) -> bool:
-    """Whether no attack looked at it: one that found nothing to read did look."""
+    """Whether no attack looked at it: one that found nothing to read did look, though it has no rate."""
     return line.row.audited is not True and not only_unread(rows)
 
 
-def _title(kind: Kind, line: SurfaceLine) -> str:
+def _title(kind: Kind, line: SurfaceLine, rows: list[FindingRow]) -> str:
     if kind == "share_only_under":
         return f"Share only under ε = {number(line.accounted)}"
-    return "Do not share" if kind == "do_not_share" else "No leak found by this test"
+    if kind == "do_not_share":
+        return "Do not share"
+    return "Not scored by any attack" if line.accounted and only_unread(rows) else "No leak found by this test"
 
 
 def _conditions(line: SurfaceLine, privacy: Privacy, enough: bool) -> list[str]:
     large = f"; that is above {number(LARGE_EPSILON)} and protects little" if line.accounted > LARGE_EPSILON else ""
     limit = (
-        f"an attacker's odds about one {privacy.unit} ({words.RELATION[privacy.relation]}) may change "
+        f"an attacker's odds about one {privacy.unit} ({words.relation(privacy)}) may change "
         f"{words.fold(line.accounted)}, except with probability {number(privacy.delta)}{large}"
     )
     gaps = line.row.untested if line.verdict == "untested" else []
@@ -166,19 +167,20 @@ def _sure(kind: Kind, line: SurfaceLine, rows: list[FindingRow], leaked: bool, e
         return "sure: shown at 95 % confidence or by the run's own noise"
     if kind == "do_not_share" and leaked:
         if certain(rows):
-            return "sure: better than guessing, at 95 % confidence for all rates in this report"
+            return "sure: better than guessing, at 95 % confidence over all rates of this report together"
         return "likely: above a guess, but without an interval"
     if _untried(line, rows):
         return "not attacked"
     said = [] if enough else ["not sure: too small to decide"]
-    if line.accounted and (best := worst_membership(rows)) is not None:
+    best = next((one for one in memberships(rows) if one.at is not None), None)
+    if line.accounted and best is not None and best.at is not None:
         missed = f"{share(best.at.ci[1])} of members at {one_in(best.fpr)} false alarms"
-        said.append(f"at 95 %, the strongest attack may still name up to {missed}")
+        said.append(f"at 95 %, {words.attack(best.row.attack)} may still name up to {missed}")
     return "; ".join(said)
 
 
 def _shows(rows: list[FindingRow]) -> bool:
-    return any(one.fpr <= ENOUGH_FPR for one in rates(rows))
+    return any(one.fpr <= ENOUGH_FPR for one in memberships(rows))
 
 
 def _counted(rows: list[FindingRow], tested: Collection[str]) -> list[FindingRow]:

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from attacks.images import CEILING
+from privdd.reporting import words
 from privdd.reporting.curves import Curve, psnr
 from privdd.reporting.hover import AREA, MOST, curve_id
 from privdd.reporting.style import INK, MUTED, PERCENT, canvas, colour, dash
@@ -144,7 +144,7 @@ def pictures(real: np.ndarray, reconstructed: np.ndarray, limit: int = 8) -> Fig
         for column, index in enumerate(order):
             _picture(axes, real[index], column, tall + 0.06)
             _picture(axes, reconstructed[index], column, 0)
-            axes.text(column + 0.47, -0.06, decibel(quality[index]), ha="center", va="top", fontsize=8)
+            axes.text(column + 0.47, -0.06, words.decibel(float(quality[index])), ha="center", va="top", fontsize=8)
         axes.set(xlim=(0, len(order)), ylim=(-0.2, 2 * tall + 0.06), aspect="equal", xticks=[])
         axes.set_yticks([1.5 * tall + 0.06, 0.5 * tall], ["real", "rebuilt"])
         axes.tick_params(length=0, labelcolor=INK)
@@ -163,7 +163,3 @@ def _picture(axes: Axes, image: np.ndarray, left: float, bottom: float) -> None:
 def best_first(real: np.ndarray, reconstructed: np.ndarray) -> np.ndarray:
     """Positions sorted by falling PSNR."""
     return np.argsort(-psnr(real, reconstructed), kind="stable")
-
-
-def decibel(value: float) -> str:
-    return "exact" if value >= CEILING else f"{value:.1f}\u00a0dB"

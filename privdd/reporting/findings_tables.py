@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from privdd.reporting import words
 from privdd.reporting.schema import FindingRow
 from privdd.reporting.strongest import PICTURE_FAMILIES, blind_psnr, label_chance, of_transcripts
-from privdd.reporting.words import NONE, number, share
+from privdd.reporting.words import NONE, decibel, number, share
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,17 @@ def _kappa(row: FindingRow) -> TableCell:
 
 def _psnr(row: FindingRow) -> TableCell:
     blind = blind_psnr(row)
-    return TableCell(number(row.psnr), "" if blind is None or row.psnr is None else f"blind {number(blind)}")
+    if row.pictures is not None:
+        return TableCell(decibel(row.pictures.median), f"guess {decibel(row.pictures.guess)}; mean {number(row.psnr)}")
+    return TableCell(number(row.psnr), "" if blind is None or row.psnr is None else f"mean; guess {number(blind)}")
+
+
+def _clear(row: FindingRow) -> TableCell:
+    seen = row.pictures
+    if seen is None:
+        return TableCell()
+    best = f"best {decibel(seen.best)}, closest guess {decibel(seen.best_guess)}"
+    return TableCell(f"{seen.clear} of {seen.n}", best)
 
 
 def _identified(row: FindingRow) -> TableCell:
@@ -133,7 +143,8 @@ MEMBERSHIP = (
 )
 PICTURES = (
     ATTACKER,
-    Column("PSNR ↑", "dB", True, _psnr),
+    Column("PSNR ↑", "median", True, _psnr),
+    Column("Clear", "3 dB above every guess", True, _clear),
     Column("SSIM ↑", "", True, lambda row: TableCell(number(row.ssim))),
     Column("LPIPS ↓", "", True, lambda row: TableCell(number(row.lpips), (row.lpips_trunk or "").split(":")[0])),
     Column("Identified", "right record", True, _identified),
@@ -145,7 +156,7 @@ GUARANTEE = (
     ATTACKER,
     EPSILON,
     Column("ε", "stated", True, lambda row: TableCell(number(row.epsilon_stated))),
-    Column("κ", "moved by one record", True, _kappa),
+    Column("κ", "moved by one neighbour", True, _kappa),
     TRIALS,
     NOTE,
 )

@@ -86,7 +86,7 @@ class Setting:
 
     @property
     def psnr(self) -> float | None:
-        return middle(row.psnr for row in self._pictures)
+        return middle(row.pictures.median if row.pictures else row.psnr for row in self._pictures)
 
     @property
     def rebuilds(self) -> bool:
@@ -101,7 +101,7 @@ class Setting:
     def attack(self) -> tuple[RunRecord, FindingRow] | None:
         """The strongest membership attack of the run in the middle of the seeds."""
         worst = [(run, strongest.worst_membership(run.findings.findings)) for run in self.runs]
-        found = sorted(((run, one) for run, one in worst if one), key=lambda pair: (-pair[1].fpr, pair[1].at.tpr))
+        found = sorted(((run, one) for run, one in worst if one), key=lambda pair: pair[1].strength)
         if not found:
             return None
         run, one = found[(len(found) - 1) // 2]

@@ -29,7 +29,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Ladder:
-    """All rungs of one finding, from most knowledge to least, then the class-mean guess."""
+    """All rungs of one finding, from most knowledge to least, then the class-mean guess; means over its pictures."""
 
     title: str
     steps: tuple[Step, ...]
@@ -44,10 +44,21 @@ def _ladder(row: FindingRow) -> Ladder | None:
     rungs = (row.diagnostics or {}).get("ladder")
     if not isinstance(rungs, dict) or not rungs:
         return None
-    steps = [_step(str(RUNGS.get(name, name)), values) for name, values in rungs.items() if isinstance(values, dict)]
+    known = {name: values for name, values in rungs.items() if isinstance(values, dict)}
+    steps = [_step(RUNGS.get(name, str(name)), _best(list(known.values())[at:])) for at, name in enumerate(known)]
     free = {metric: (row.baselines or {}).get(f"{metric}_class_mean") for metric in METRICS}
     steps.append(Step("never looks: the mean public image of the class", *(free[m] for m in METRICS)))
     return Ladder(f"{words.SURFACE[row.surface][0]}, {words.attack(row.attack)}", tuple(steps))
+
+
+def _best(results: list[dict[str, object]]) -> dict[str, object]:
+    """Of what an attacker reaches with all it knows, and with less: who knows more can leave that aside."""
+
+    def success(values: dict[str, object]) -> tuple[float, float]:
+        step = _step("", values)
+        return step.identified or 0.0, step.psnr or 0.0
+
+    return max(results, key=success)
 
 
 def _step(who: str, values: dict[str, object]) -> Step:

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 
 from privdd.reporting import strongest, words
 from privdd.reporting.schema import FindingRow
-from privdd.reporting.words import number, one_in, share
+from privdd.reporting.strongest import Membership
+from privdd.reporting.words import decibel, number, one_in, share
 
 LARGE_EPSILON = 8.0  # above it a limit is no reassurance: odds about a record may change 3 000-fold
 
@@ -19,8 +20,9 @@ def leaks(rows: Sequence[FindingRow]) -> list[str]:
 
 
 def certain(rows: Sequence[FindingRow]) -> bool:
-    """Whether any of it has an interval above guessing, at 95 % for all rates of the run; pictures and features have none."""
-    return any(tell(rows) for tell in (_limits, _members, _names, _labels))
+    """Whether any of it has an interval above guessing, at 95 % for all rates of the run; the typical picture and features
+    have none."""
+    return any(tell(rows) for tell in (_limits, _members, _names, _labels)) or any(map(strongest.stands_out, rows))
 
 
 def who(row: FindingRow) -> str:
@@ -55,7 +57,7 @@ def _limits(rows: Iterable[FindingRow]) -> list[str]:
     if moved:
         worst = max(moved, key=lambda r: r.kappa or 0.0)
         said.append(
-            f"One record moves it {number(worst.kappa)} times as far as the proof allows for ({number(worst.kappa_allowed)})"
+            f"One {worst._looks.unit} moves it {number(worst.kappa)} times as far as the proof allows for ({number(worst.kappa_allowed)})"
         )
     return said + [row.note for row in rows if row.note and (row.diagnostics or {}).get("refuted")]
 
@@ -66,41 +68,77 @@ def weak_noise(rows: Iterable[FindingRow]) -> list[str]:
     if best is None or strongest.bound(best) <= LARGE_EPSILON:
         return []
     return [
-        f"Its noise does not hide every record: for a crafted one, {words.attack(best.attack)} proves that the true ε is "
+        f"Its noise does not hide every {best._looks.unit}: for a crafted one, {words.attack(best.attack)} proves that the true ε is "
         f"at least {number(strongest.bound(best))}"
     ]
 
 
 def _members(rows: Iterable[FindingRow]) -> list[str]:
-    rows = list(rows)
-    best = strongest.finds_members(rows)
-    if best is not None:
-        low, high = best.at.ci
-        worst = best.row.worst_records
-        tail = (
-            f"; of the most exposed {share(worst.share)} of records, {share(worst.tpr)}"
-            if worst and strongest.lower_end(worst.tpr, worst.ci[0], best.row._looks.count) > 0.001
-            else ""
-        )
-        return [
-            f"{who(best.row)} can name {share(best.at.tpr)} of the training records at {one_in(best.fpr)} false alarms "
-            f"(95 %: {share(low)} to {share(high)}){tail}"
-        ]
-    ranked = strongest.ranks_members(rows)
-    if ranked is None:
+    best = strongest.worst_membership(rows)
+    if best is None or not best.beats_guessing:
         return []
-    return [f"{who(ranked)} tells training records from others more often than a coin would (AUC {share(ranked.auc)})"]
+    return [f"{who(best.row)} can {membership(best)}"]
+
+
+def membership(best: Membership, brief: bool = False) -> str:
+    """What the strongest attack does, after "can": one wording for decision, table, sentence and card.
+
+    brief: without intervals and single records.
+    """
+    row, worst, rate = best.row, best.exposed, f"at {one_in(best.fpr)} false alarms"
+    coin = f"tell training records from others more often than a coin would (AUC {share(row.auc)})"
+    if not best.beats_guessing:
+        return f"find no more members than guessing does {rate}"
+    if best.kind == "ranking":
+        return coin
+    top = max(worst.records, key=lambda one: one.ci[0], default=None) if worst else None
+    single = (
+        f", one of them in {top.hits} of the {top.trials} replays that hold it"
+        if top and top.hits and not brief
+        else ""
+    )
+    if best.counts and best.at is not None:
+        tail = f"; of the most exposed {share(worst.share)} of records, {share(worst.tpr)}{single}" if worst else ""
+        return f"name {share(best.at.tpr)} of the training records {rate}{'' if brief else _between(best.at.ci)}{tail}"
+    if worst is None:
+        return coin
+    average = f"; of all records no more than guessing would{f', yet it can {coin}' if strongest.ranks(row) else ''}"
+    between = "" if brief else _between(worst.ci)
+    return (
+        f"name {share(worst.tpr)} of the most exposed {share(worst.share)} of records {rate}{between}{single}{average}"
+    )
+
+
+def _between(interval: tuple[float, float]) -> str:
+    return f" (95 %: {share(interval[0])} to {share(interval[1])})"
 
 
 def _pictures(rows: Iterable[FindingRow]) -> list[str]:
     best = strongest.best_pictures(rows)
-    if best is None or not strongest.rebuilds(best):
-        return []
-    tries = f", median of {best.n}" if best.n else ""
-    return [
-        f"{who(best)} can rebuild records as pictures at {number(best.psnr)} dB{tries}; "
-        f"the best guess without it reaches {number(strongest.blind_psnr(best))} dB"
-    ]
+    return [f"{who(best)} can {pictures(best)}"] if best is not None and strongest.rebuilds(best) else []
+
+
+def pictures(row: FindingRow, brief: bool = False) -> str:
+    """What a reconstruction does, after "can": one wording for decision, table, sentence and card. brief: for the table."""
+    seen, base, closer = row.pictures, strongest.blind_psnr(row), strongest.rebuilds(row)
+    if seen is None:  # of an earlier version: means alone
+        guess = f" (the best guess without it {number(base)} dB)" if base is not None else ""
+        of = f" on average of {row.n}" if row.n else " on average"
+        level = "at" if closer or base is None else "no closer than a blind guess does, at"
+        return f"rebuild pictures {level} {number(row.psnr)} dB{of}{guess}"
+    typical = f"{decibel(seen.median)}, the median of {seen.n} (the best guess without it {decibel(seen.guess)})"
+    typical = f"a median of {decibel(seen.median)} (guess {decibel(seen.guess)})" if brief else typical
+    if not seen.clear:
+        return f"rebuild {'pictures' if closer else 'no picture clearly closer than a blind guess'}: {typical}"
+    best = f"the best at {decibel(seen.best)} where the closest guess reaches {decibel(seen.best_guess)}"
+    single = f"rebuild {seen.clear} of {seen.n} pictures clearly closer than every guess, {best}"
+    if strongest.stands_out(row):
+        return single if brief else f"{single}; all: {typical}"
+    if closer:
+        return (
+            f"rebuild pictures: {typical}{'' if brief else f'; {seen.clear} of them clearly closer than every guess'}"
+        )
+    return f"{single}, too few to tell from chance{'' if brief else f'; all: {typical}'}"
 
 
 def _names(rows: Iterable[FindingRow]) -> list[str]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from privdd.reporting.schema_privacy import NoiseRow, Privacy
 
-SEED = "Simulation, not for release: everyone who knows the seed can draw its noise again and take it off."
+SEED = "Simulation, not for release: anyone who knows the seed can regenerate the noise and subtract it."
 PAIRED = "Paired noise: a second run with this seed holds the same noise, and two of them published undo it."
 SOURCE = {
     "seed": "drawn from the public seed",

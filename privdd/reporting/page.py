@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from privdd.reporting import assessment, noise_words, plots, strongest, summary
+from privdd.reporting import assessment, leaks, noise_words, plots, strongest, summary
 from privdd.reporting.card import card_bytes, signature
 from privdd.reporting.decision import decisions, too_small
 from privdd.reporting.exposed import exposed, kinds, tail_words
@@ -46,9 +46,10 @@ def render(record: RunRecord, figures: list[Plot], albums: list[Album]) -> str:
             measured=strongest.measured(findings.findings),
             measured_bound=strongest.measured_epsilon(findings.findings),
             member=strongest.worst_membership(findings.findings),
+            membership=leaks.membership,
+            pictures=leaks.pictures,
             picture=picture,
             rebuilds=picture is not None and strongest.rebuilds(picture),
-            blind=strongest.blind_psnr(picture) if picture else None,
             lines=summary.surface_lines(findings),
             unread=unread(findings),
             strip=named["epsilon"],

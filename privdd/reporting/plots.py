@@ -64,16 +64,23 @@ class Pair:
 
 @dataclass(frozen=True)
 class Album:
-    """The pictures that one attack rebuilt, best first; median over all of them."""
+    """The pictures that one attack rebuilt, best first."""
 
     owner: str
     row: FindingRow
     pairs: tuple[Pair, ...]
     total: int
-    median: str
-    blind: float | None
     real: np.ndarray
     rebuilt: np.ndarray
+
+    @property
+    def typical(self) -> str:
+        """What the finding says of all its pictures: medians, or means in files of earlier versions and of features."""
+        seen, base = self.row.pictures, strongest.blind_psnr(self.row)
+        guess = seen.guess if seen else base
+        said = f"median {words.decibel(seen.median)}" if seen else f"mean {words.decibel(self.row.psnr or 0.0)}"
+        said += f" of {self.row.n}" if self.row.n is not None and self.row.n != self.total else ""
+        return said if guess is None else f"{said}; the best guess without it reaches {words.decibel(guess)}"
 
     @property
     def when(self) -> str:
@@ -102,7 +109,7 @@ def environment() -> Environment:
         "attack": words.attack,
         "size": figures.size,
         "one_in": words.one_in,
-        "decibel": figures.decibel,
+        "decibel": words.decibel,
     }
     env.globals |= {"words": words, "inf": math.inf}
     return env
@@ -148,14 +155,13 @@ def album(owner: str, record: RunRecord, row: FindingRow) -> Album | None:
     real, rebuilt = evidence.real, evidence.reconstructed
     quality = psnr(real, rebuilt)
     order = figures.best_first(real, rebuilt)[:PAIRS]
-    pairs = tuple(Pair(png_uri(real[i]), png_uri(rebuilt[i]), figures.decibel(float(quality[i]))) for i in order)
-    median = figures.decibel(float(np.median(quality)))
-    return Album(owner, row, pairs, len(real), median, strongest.blind_psnr(row), real, rebuilt)
+    pairs = tuple(Pair(png_uri(real[i]), png_uri(rebuilt[i]), words.decibel(float(quality[i]))) for i in order)
+    return Album(owner, row, pairs, len(real), real, rebuilt)
 
 
 def albums(record: RunRecord) -> list[Album]:
     """Every attack's pictures, those furthest above a blind guess first."""
-    rows = sorted(record.findings.findings, key=strongest.picture_gain, reverse=True)
+    rows = sorted(record.findings.findings, key=strongest.picture_strength, reverse=True)
     found = (album(record.findings.run.algo, record, row) for row in rows if row.family in strongest.PICTURE_FAMILIES)
     return [one for one in found if one is not None]
 

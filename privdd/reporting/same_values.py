@@ -1,7 +1,8 @@
 """Same values, same verdict: a pool that sends a client's values on to everyone is refuted where they are.
 
 ``findings.json`` judges each surface by its own tests. A pool of released features holds the very values whose limit a
-test broke, so its limit is broken too, and more people see it.
+test broke, so its limit is broken too, and more people see it. And what works on the pool works on the values: who holds
+these knows more.
 """
 
 from __future__ import annotations
@@ -31,11 +32,13 @@ def verdict_of(row: SurfaceRow, findings: Findings) -> Verdict:
 
 
 def rows_of(row: SurfaceRow, findings: Findings) -> list[FindingRow]:
-    """The findings on a surface; of a pool, also the tests of the noise on its values, and of refuted values all findings."""
+    """The findings on a surface, and the attacks on a pool that holds its values; of a pool, also the tests of the noise on
+    its values, and of refuted values all findings."""
     source, refuted = source_of(row, findings), refuted_source(row, findings)
     return [
         found
         for found in findings.findings
         if found.surface == row.surface
         or (source is not None and found.surface == source.surface and (refuted or found.family == "guarantee"))
+        or (POOLS.get(found.surface) == row.surface and found.family != "guarantee")
     ]

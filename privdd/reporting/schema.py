@@ -98,13 +98,18 @@ FprKey = Annotated[str, Field(pattern=r"^(0\.\d*[1-9]\d*|1e-\d+)$")]
 
 
 class WorstRecord(Part):
-    """One exposed record: found in hits of trials replays that it is in. record: its place among the audited ones."""
+    """One exposed record: found in hits of trials replays that it is in. record: its place among the audited ones.
+
+    wrong, out: it is named in ``wrong`` of the ``out`` replays that it is not in; absent in files of earlier versions.
+    """
 
     record: Count
     hits: Count
     trials: Count
     tpr: Unit
     ci: tuple[Unit, Unit]
+    wrong: Count | None = None
+    out: Count | None = None
 
 
 class WorstRecords(Part):
@@ -126,8 +131,27 @@ class KindRates(Part):
     ci: tuple[Unit, Unit]
 
 
+class Pictures(Part):
+    """The pictures of a finding one by one, PSNR in dB (``attacks.inversion.compare.pictures``): the median and that of the
+    best guess; how many lie clearly above the closest guess for their own record; the one furthest above.
+
+    chance, chance_best: how often a blind picture is clear, and the best of so many gains as much; absent where unknown.
+    """
+
+    n: Annotated[int, Field(ge=1)]
+    median: Decibel
+    guess: Decibel
+    clear: Count
+    best: Decibel
+    best_guess: Decibel
+    chance: Unit | None = None
+    chance_best: Unit | None = None
+
+
 class FindingRow(Part):
-    """status: absent in files of earlier versions; "nothing_to_read": what was sent says nothing that this attack
+    """psnr, ssim, lpips: means over n pictures; picked: of how many results of the attack this one is the best.
+
+    status: absent in files of earlier versions; "nothing_to_read": what was sent says nothing that this attack
     reads about any record, so it has no rate."""
 
     surface: Surface
@@ -154,6 +178,8 @@ class FindingRow(Part):
     identified: Unit | None = None
     identified_chance: Unit | None = None
     label_accuracy: Unit | None = None
+    pictures: Pictures | None = None
+    picked: Annotated[int, Field(ge=1)] | None = None
     n: Count | None = None
     worlds: Count | None = None
     rounds: Count | None = None
@@ -170,7 +196,10 @@ class FindingRow(Part):
     def rates(self) -> int:
         """How many of its figures could lie above guessing by chance: each is one more try at 95 %."""
         shown = sum(at.resolvable for at in (self.tpr_at_fpr or {}).values())
-        return shown + sum(one is not None for one in (self.auc_ci, self.identified, self.label_accuracy))
+        seen = self.pictures
+        by_pictures = (self.identified, seen and seen.chance, seen and seen.chance_best)
+        shown += sum(one is not None for one in (self.auc_ci, self.worst_records, self.label_accuracy))
+        return shown + (self.picked or 1) * sum(one is not None for one in by_pictures)
 
     @property
     def evidence_name(self) -> str:
@@ -209,7 +238,7 @@ class Findings(Part):
 
     @model_validator(mode="after")
     def _count_looks(self) -> Findings:
-        looks = Looks(max(1, sum(row.rates for row in self.findings)))
+        looks = Looks(max(1, sum(row.rates for row in self.findings)), self.privacy.unit)
         for row in self.findings:
             row._looks = looks
             for at in (row.tpr_at_fpr or {}).values():

@@ -60,6 +60,8 @@ class Origin:
 
 @dataclass
 class Looks:
-    """At how many rates the page looks for an attack that works: no part of what findings say, so any two are equal."""
+    """What a row has to know of its file: at how many rates the page looks for an attack that works, and the unit of
+    privacy. No part of what the row says, so any two are equal."""
 
     count: int = field(default=1, compare=False)
+    unit: str = field(default="record", compare=False)

@@ -2,38 +2,85 @@
 
 The rule: the lower end of an interval lies above what guessing gives, and all intervals of a run hold together at 95 %:
 the strongest of many attacks is picked by its result, so each interval is widened as Bonferroni's inequality asks for the
-number of rates in the run. Pictures come without an interval: there, the median has to lie clearly above the best guess
-that never saw the artifact.
+number of rates in the run. Pictures count by the same rule where the finding says how many lie clearly above every guess
+for their own record; that the typical picture lies above the best guess counts too, and has no interval.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 from scipy.special import betaincinv, ndtri
+from scipy.stats import hypergeom
 
-from privdd.reporting.schema import FindingRow, TprAt
+from privdd.reporting.schema import FindingRow, TprAt, WorstRecords
 from privdd.reporting.schema_privacy import ClaimRow
 
 PICTURE_FAMILIES = frozenset({"gradient_inversion", "model_inversion", "reconstruction"})
 ALPHA = 0.05  # the chance that any interval of a run that guesses lies off: 95 % confidence
 PICTURE_MARGIN = 0.5  # dB; a choice: less is not told apart from a guess by eye, nor from chance by a few pictures
+EXPOSED_FPR = 0.001  # at which the most exposed records are looked for (``attacks.membership.worst_records``)
 FEATURE_ATTACKS = frozenset({"known_neighbour"})  # their PSNR is of shared features, not of pictures
 
 
 @dataclass(frozen=True)
 class Membership:
-    """The strongest membership attack at the smallest false-positive rate that any attack can resolve."""
+    """What one membership attack shows at one false-positive rate.
+
+    kind: "rate", of all records; "exposed", of the most exposed records; "ranking", by the AUC alone, at no rate (fpr 1);
+    at: the rate of all records at ``fpr``; None where the sample cannot show it.
+    """
 
     row: FindingRow
     fpr: float
-    at: TprAt
+    at: TprAt | None
+    kind: Literal["rate", "exposed", "ranking"] = "rate"
+
+    @property
+    def exposed(self) -> WorstRecords | None:
+        """The most exposed records, where they are found more often than by guessing at this rate."""
+        worst = self.row.worst_records
+        return worst if worst is not None and self.fpr == EXPOSED_FPR and exposes(self.row) else None
+
+    @property
+    def counts(self) -> bool:
+        """Whether of all records more are found than by guessing."""
+        return self.at is not None and self.kind != "ranking" and beats_guessing(self.at, self.fpr)
 
     @property
     def beats_guessing(self) -> bool:
-        return beats_guessing(self.at, self.fpr)
+        if self.kind == "ranking":
+            return ranks(self.row)
+        return self.exposed is not None if self.kind == "exposed" else self.counts
+
+    @property
+    def strength(self) -> tuple[bool, float, float, float]:
+        """What beats guessing first, then the smallest rate, then the largest share found there, then the AUC."""
+        worst = self.row.worst_records if self.kind == "exposed" else None
+        found = worst.tpr if worst else self.at.tpr if self.at and self.kind == "rate" else 0.0
+        return self.beats_guessing, -self.fpr, found, self.row.auc or 0.0
+
+
+def exposes(row: FindingRow) -> bool:
+    """The one rule, for the most exposed records: found more often than by guessing, and more often than they are named
+    while they are out (Fisher's exact test; files of earlier versions do not say how often that is)."""
+    worst, looks = row.worst_records, row._looks.count
+    if worst is None or lower_end(worst.tpr, worst.ci[0], looks) <= EXPOSED_FPR:
+        return False
+    known = [(one.hits, one.trials, one.wrong, one.out) for one in worst.records if one.out is not None]
+    if not known:
+        return True
+    hits, trials, wrong, out = (sum(n or 0 for n in column) for column in zip(*known))
+    return float(hypergeom.sf(hits - 1, trials + out, hits + wrong, trials)) < ALPHA / 2 / looks
+
+
+def ranks(row: FindingRow) -> bool:
+    """The one rule, for the AUC: guessing reaches one half."""
+    known = row.auc is not None and row.auc_ci is not None
+    return known and lower_end(row.auc or 0.0, (row.auc_ci or (0.0,))[0], row._looks.count) > 0.5
 
 
 def beats_guessing(at: TprAt, fpr: float) -> bool:
@@ -73,9 +120,25 @@ def measured_epsilon(rows: Iterable[FindingRow]) -> float | None:
     return bound(best) if best else None
 
 
+def memberships(rows: Iterable[FindingRow]) -> list[Membership]:
+    """All that membership attacks show at rates which their samples can show, strongest first: the one order of all pages."""
+    return sorted(
+        (m for row in rows if row.family == "membership" for m in _shows(row)), key=lambda m: m.strength, reverse=True
+    )
+
+
+def _shows(row: FindingRow) -> Iterator[Membership]:
+    seen = {float(key): at for key, at in (row.tpr_at_fpr or {}).items() if at.resolvable}
+    yield from (Membership(row, fpr, at) for fpr, at in seen.items())
+    if exposes(row):
+        yield Membership(row, EXPOSED_FPR, seen.get(EXPOSED_FPR), "exposed")
+    if ranks(row):
+        yield Membership(row, 1.0, None, "ranking")
+
+
 def worst_membership(rows: Iterable[FindingRow]) -> Membership | None:
-    """Among attacks that saw an artifact; rates that the sample is too small for are passed over."""
-    return next(iter(rates(rows)), None)
+    """The strongest of ``memberships``; rates that the sample is too small for are passed over."""
+    return next(iter(memberships(rows)), None)
 
 
 def blind_psnr(row: FindingRow) -> float | None:
@@ -89,64 +152,51 @@ def label_chance(row: FindingRow) -> float | None:
 
 
 def picture_gain(row: FindingRow) -> float:
-    """How many dB a reconstruction is above the best blind guess; 0 where there is none to compare with."""
+    """How many dB the typical picture is above the best kind of blind guess; 0 where there is none to compare with.
+
+    Of medians; in files of earlier versions, which hold none, of means.
+    """
+    if row.pictures is not None:
+        return row.pictures.median - row.pictures.guess
     base = blind_psnr(row)
     return (row.psnr or 0.0) - base if base is not None else 0.0
 
 
+def stands_out(row: FindingRow) -> bool:
+    """The one rule, for single pictures: more lie clearly above every guess for their own record than blind ones would,
+    or the best of them gains what the best of so many blind ones does not; each at its share of the run's 5 %."""
+    seen, each = row.pictures, ALPHA / 2 / row._looks.count
+    if seen is None or seen.chance is None:
+        return False
+    many = above_chance(seen.clear / seen.n, seen.chance, seen.n, row._looks.count)
+    return many or (seen.chance_best is not None and seen.clear > 0 and seen.chance_best < each)
+
+
 def rebuilds(row: FindingRow) -> bool:
-    """The one rule, for pictures: at least ``PICTURE_MARGIN`` dB above the best blind guess."""
-    return picture_gain(row) >= PICTURE_MARGIN
+    """The one rule, for pictures: single ones stand out, or the typical one is ``PICTURE_MARGIN`` dB above the best guess."""
+    return stands_out(row) or picture_gain(row) >= PICTURE_MARGIN
 
 
 def best_pictures(rows: Iterable[FindingRow]) -> FindingRow | None:
-    """The reconstruction furthest above a blind guess: an average picture alone can reach a high PSNR."""
+    """The reconstruction whose pictures stand out, else the one furthest above a blind guess: an average picture alone
+    can reach a high PSNR."""
     found = [r for r in rows if r.family in PICTURE_FAMILIES and r.psnr is not None and r.attack not in FEATURE_ATTACKS]
-    return max(found, key=lambda r: (picture_gain(r), r.psnr or 0.0), default=None)
+    return max(found, key=picture_strength, default=None)
 
 
-def rates(rows: Iterable[FindingRow]) -> list[Membership]:
-    """Every rate of every membership attack that its sample can show: smallest false-positive rate first, then strongest."""
-    found = [
-        Membership(row, float(key), at)
-        for row in rows
-        if row.family == "membership" and row.tpr_at_fpr
-        for key, at in row.tpr_at_fpr.items()
-        if at.resolvable
-    ]
-    return sorted(found, key=lambda m: (m.fpr, -m.at.tpr))
+def picture_strength(row: FindingRow) -> tuple[bool, bool, float, float, float]:
+    clear = row.pictures.clear / row.pictures.n if row.pictures else 0.0
+    return stands_out(row), rebuilds(row), clear, picture_gain(row), row.psnr or 0.0
 
 
 def on_each_surface(rows: Iterable[FindingRow]) -> list[FindingRow]:
-    """Of findings of membership attacks the strongest on each surface, the strongest of all first."""
-    best: dict[str, FindingRow] = {}
-    for row in sorted(rows, key=_strength, reverse=True):
+    """The finding of the strongest membership attack on each surface, the strongest of all first."""
+    rows, best = list(rows), dict[str, FindingRow]()
+    for found in memberships(rows):
+        best.setdefault(found.row.surface, found.row)
+    for row in sorted(rows, key=lambda one: one.auc or 0.0, reverse=True):  # whose sample shows no rate
         best.setdefault(row.surface, row)
     return list(best.values())
-
-
-def _strength(row: FindingRow) -> tuple[float, float, float]:
-    """Smallest rate that can be seen, true-positive rate there, AUC."""
-    found = worst_membership([row])
-    return (-found.fpr, found.at.tpr, row.auc or 0.0) if found else (-2.0, 0.0, row.auc or 0.0)
-
-
-def finds_members(rows: Iterable[FindingRow]) -> Membership | None:
-    """The strongest attack that beats guessing, at the smallest rate at which any does; None where none does."""
-    return next((one for one in rates(rows) if one.beats_guessing), None)
-
-
-def ranks_members(rows: Iterable[FindingRow]) -> FindingRow | None:
-    """The attack of the largest AUC among those whose interval lies above one half."""
-    found = [
-        (r.auc, r)
-        for r in rows
-        if r.family == "membership"
-        and r.auc is not None
-        and r.auc_ci
-        and lower_end(r.auc, r.auc_ci[0], r._looks.count) > 0.5
-    ]
-    return max(found, key=lambda one: one[0])[1] if found else None
 
 
 def above_chance(rate: float, chance: float, n: int | None, looks: int = 1) -> bool:

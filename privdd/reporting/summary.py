@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from privdd.reporting import noise_words, strongest, words
-from privdd.reporting.leaks import LARGE_EPSILON, label_rates
+from privdd.reporting.leaks import LARGE_EPSILON, label_rates, membership, pictures
 from privdd.reporting.same_values import refuted_source, rows_of, verdict_of
 from privdd.reporting.schema import FindingRow, Findings, SurfaceRow
 from privdd.reporting.schema_values import Verdict
-from privdd.reporting.unread import SENTENCE, only_unread, without_model
+from privdd.reporting.unread import SENTENCE, UNSCORED, only_unread, without_model
 from privdd.reporting.words import number, one_in, share
 
 
@@ -54,15 +54,14 @@ def surface_lines(findings: Findings) -> list[SurfaceLine]:
 
 def _surface_line(row: SurfaceRow, findings: Findings) -> SurfaceLine:
     mine, source = rows_of(row, findings), refuted_source(row, findings)
-    own = [f for f in findings.findings if f.surface == row.surface]
     title, meaning = words.SURFACE[row.surface]
     meaning = meaning if findings.run.clients else words.BROUGHT.get(row.surface, meaning)
     seen = "the server" if row.sender == "client" else "every client"
     stated, measured = _stated(mine), strongest.measured_epsilon(mine)
     holds = words.SURFACE[source.surface][0] if source else ""
     return SurfaceLine(
-        row, title, meaning, seen, stated, row.epsilon.best, measured, tuple(_worst_phrases(own)), verdict_of(row, findings),
-        holds,
+        row, title, meaning, seen, stated, row.epsilon.best, measured, (*_worst_phrases(mine), *_crafted(mine)),
+        verdict_of(row, findings), holds,
     )  # fmt: skip
 
 
@@ -83,27 +82,28 @@ def _worst_phrases(rows: list[FindingRow]) -> list[str]:
     if broken:
         worst = max(broken, key=lambda r: r.kappa or 0.0)
         phrases.append(
-            f"one record moves it {number(worst.kappa)} times as far as assumed (limit {number(worst.kappa_allowed)})"
+            f"one {worst._looks.unit} moves it {number(worst.kappa)} times as far as assumed (limit {number(worst.kappa_allowed)})"
         )
     member, best = strongest.worst_membership(rows), strongest.best_pictures(rows)
     if member:
-        phrases.append(_member_phrase(member))
+        phrases.append(f"{words.attack(member.row.attack)} can {membership(member, brief=True)}")
     if best:
-        phrases.append(_picture_phrase(best))
+        phrases.append(f"{words.attack(best.attack)} can {pictures(best, brief=True)}")
     phrases += [_feature_phrase(r) for r in rows if r.attack in strongest.FEATURE_ATTACKS and r.psnr is not None]
-    phrases += ["nothing in it to tell members by"] if only_unread(rows) else []
+    phrases += [UNSCORED] if only_unread(rows) else []
     read = max(label_rates(rows), key=lambda one: one[1], default=None)
     if read:
         phrases.append(f"reads {share(read[1])} of labels" + (f" (guessing {share(read[2])})" if read[2] else ""))
     return phrases
 
 
-def _picture_phrase(best: FindingRow) -> str:
-    base = strongest.blind_psnr(best)
-    tail = f" ({number(base)} dB blind)" if base is not None else ""
-    if base is not None and not strongest.rebuilds(best):
-        return f"{words.attack(best.attack)}: no picture above a blind guess"
-    return f"{words.attack(best.attack)}: rebuilds pictures at {number(best.psnr)} dB{tail}"
+def _crafted(rows: list[FindingRow]) -> list[str]:
+    """Where the ε that was shown is of a record made for the test: it speaks of none that attackers looked for."""
+    best = strongest.measured(rows)
+    if best is None or best.family != "guarantee" or not strongest.bound(best):
+        return []
+    low = number(strongest.bound(best))
+    return [f"ε ≥ {low} is of a {best._looks.unit} crafted for {words.attack(best.attack)}"]
 
 
 def _feature_phrase(row: FindingRow) -> str:
@@ -111,13 +111,6 @@ def _feature_phrase(row: FindingRow) -> str:
     if (row.psnr or 0.0) <= seen + 1:
         return f"{words.attack(row.attack)}: removes no noise from the features"
     return f"{words.attack(row.attack)}: recovers the features at {number(row.psnr)} dB ({number(seen)} dB as released)"
-
-
-def _member_phrase(member: strongest.Membership) -> str:
-    name = words.attack(member.row.attack)
-    if not member.beats_guessing:
-        return f"{name}: finds members no better than guessing"
-    return f"{name}: finds {share(member.at.tpr)} of members, {one_in(member.fpr)} false alarms"
 
 
 def verdict(findings: Findings) -> Headline:
@@ -155,7 +148,7 @@ def _unprotected(findings: Findings) -> tuple[str, str]:
     what = f"The {words.listed(bare)}" if bare else "What was sent"
     verb = "carry" if len(bare) != 1 or bare[0].endswith("s") else "carries"
     return (
-        f"No proven limit on what {findings.run.algo} reveals about a record.",
+        f"No proven limit on what {findings.run.algo} reveals about a {findings.privacy.unit}.",
         f"{what} {verb} no proven limit, so the run as a whole has ε = {number(findings.privacy.epsilon.best)}.",
     )
 
@@ -229,14 +222,12 @@ def _membership_sentence(findings: Findings) -> str:
             else "No membership attack had a sample large enough to resolve a low false-alarm rate."
         )
     where = words.SURFACE[worst.row.surface][0].lower()
-    who = words.ADVERSARY[worst.row.adversary][0]
     where = f"noised sums behind the {where}" if worst.row.adversary == "analyst" else where
     if not worst.beats_guessing:
-        return f"No membership attack did reliably better than guessing at {one_in(worst.fpr)} false alarms."
-    return (
-        f"From the {where}, {who} picks out {share(worst.at.tpr)} of the training records "
-        f"while wrongly naming {one_in(worst.fpr)} outsiders."
-    )
+        return (
+            f"No membership attack did reliably better than guessing, not at {one_in(worst.fpr)} false alarms either."
+        )
+    return f"From the {where}, {words.ADVERSARY[worst.row.adversary][0]} can {membership(worst, brief=True)}."
 
 
 def _feature_sentence(findings: Findings) -> str:
@@ -258,13 +249,5 @@ def _picture_sentence(findings: Findings) -> str:
     best = strongest.best_pictures(findings.findings)
     if best is None:
         return ""
-    where = words.SURFACE[best.surface][0].lower()
-    base = strongest.blind_psnr(best)
-    if base is not None and not strongest.rebuilds(best):
-        return (
-            f"No attack rebuilt pictures clearly better than a blind guess does "
-            f"({number(best.psnr)} dB from the {where}, {number(base)} dB blind)."
-        )
-    tail = f", where a blind guess reaches {number(base)} dB" if base is not None else ""
-    tail += f" ({best.note})" if best.note else ""
-    return f"The best picture rebuilt from the {where} reaches {number(best.psnr)} dB PSNR{tail}."
+    where, note = words.SURFACE[best.surface][0].lower(), f" ({best.note})" if best.note else ""
+    return f"From the {where}, {words.ADVERSARY[best.adversary][0]} can {pictures(best)}{note}."

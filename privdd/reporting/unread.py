@@ -10,11 +10,15 @@ from collections.abc import Iterable
 from privdd.reporting.schema import FindingRow, Findings
 from privdd.reporting.words import number
 
-SENTENCE = "No membership attack had anything to read: what was sent is the same whoever is in."
+SENTENCE = (
+    "No membership attack of this audit found in what was sent what it reads, so none has a rate. That says nothing of "
+    "what other attacks would find."
+)
+UNSCORED = "no membership attack of this audit could be scored on it"
 
 
 def unread(findings: Findings) -> list[FindingRow]:
-    """The attacks for which nothing that was sent depends on a record."""
+    """The attacks that found nothing of what they read in what was sent."""
     return [row for row in findings.findings if row.status == "nothing_to_read"]
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from attacks.images import CEILING
 from privdd.reporting.schema import Utility
+from privdd.reporting.schema_privacy import Privacy
 from privdd.reporting.schema_values import Verdict
 
 NONE, NBSP = "–", "\u00a0"
@@ -45,6 +47,11 @@ def share(value: float | None) -> str:
         return NONE
     points = 100 * value
     return f"{points:.2g}{NBSP}%" if points < 10 else f"{points:.3g}{NBSP}%"
+
+
+def decibel(value: float) -> str:
+    """A PSNR with one decimal: 15.43 as "15.4 dB", identical pictures as "exact"."""
+    return "exact" if value >= CEILING else f"{value:.1f}{NBSP}dB"
 
 
 def accuracy(utility: Utility) -> str:
@@ -103,8 +110,8 @@ VERDICT: Mapping[Verdict, str] = {
     "consistent": "Not contradicted",
     "contradiction": "Contradicted",
 }
-VERDICT_MEANS: Mapping[Verdict, str] = {
-    "unprotected": "nothing proves a limit on what this reveals about one record",
+_VERDICT_MEANS: Mapping[Verdict, str] = {
+    "unprotected": "nothing proves a limit on what this reveals about one {unit}",
     "untested": "a limit is stated, and no test looked at some part of what it rests on",
     "consistent": "a limit is stated, and no attack here broke it; surviving attacks is not proof",
     "contradiction": "the stated limit is false: more leaks than it allows, or the run's noise is not what it states",
@@ -153,30 +160,41 @@ FAMILY: Mapping[str, str] = {
     "reconstruction": "Rebuild pictures from what was sent",
     "label": "Which classes does a client hold?",
 }
-RELATION: Mapping[str, str] = {
-    "add_remove": "one record more or less",
-    "zero_out": "one record replaced by an empty one",
-    "replace": "one record exchanged for any other",
+_RELATION: Mapping[str, str] = {
+    "add_remove": "one {unit} more or less",
+    "zero_out": "one {unit} replaced by one that contributes nothing",
+    "replace": "one {unit} exchanged for any other",
 }
+
+
+def relation(privacy: Privacy) -> str:
+    """Which two data sets a run's epsilon compares: its relation, of its unit of privacy."""
+    return _RELATION[privacy.relation].format(unit=privacy.unit)
+
+
 # term, the way that is worse for privacy, meaning
-GLOSSARY: tuple[tuple[str, str, str], ...] = (
+_GLOSSARY: tuple[tuple[str, str, str], ...] = (
     ("epsilon (ε)", "higher leaks more",
-     "How much one record can change what an attacker sees. At ε = 1 any odds about one record can grow "
+     "How much one {unit} can change what an attacker sees. At ε = 1 any odds about one {unit} can grow "
      "about 2.7-fold, at ε = 8 about 3 000-fold; ∞ means that no limit is proven. It only means something together "
      "with delta, the unit and the neighbouring relation printed beside it."),
     ("delta (δ)", "higher leaks more",
      "The probability mass for which the ε-limit may fail. It should be far below "
-     "one divided by the number of records."),
+     "one divided by the number of {unit}s."),
     ("unit", "", "What ε protects: one record, or everything one client holds."),
     ("relation", "",
-     "Which two data sets must look alike: with one record more or less, with one record emptied, "
-     "or with one exchanged. An ε for one relation is not an ε for another."),
-    ("claimed", "", "What the paper's own formula gives for these settings, whether or not it follows."),
-    ("accounted", "",
-     "An upper bound that the accountant proves for what was really sent, by composition of "
-     "every release (PLD, with RDP beside it)."),
-    ("shown", "higher leaks more",
-     "A lower bound: at least this much can leak, certified by playing the run with and without a crafted record, "
+     "Which two data sets must look alike: with one {unit} more or less, with one that contributes nothing in its place, "
+     "or with any other in its place. An ε for one relation is not an ε for another."),
+    ("claimed", "",
+     "What a theorem of the method's paper gives for these settings, whether or not the theorem covers this run. To show "
+     "more than an ε that does not cover the run contradicts nothing that the run promises."),
+    ("stated", "",
+     "What this run promises and is held to: an ε above it that is shown is a contradiction."),
+    ("proven at most", "",
+     "An upper bound that the accountant computes for what was really sent, by composition of every release (PLD, with "
+     "RDP beside it). In a simulation it is also what is stated, unless the method states another one."),
+    ("shown at least", "higher leaks more",
+     "A lower bound: at least this much can leak, certified by playing the run with and without a crafted {unit}, "
      "or shown by an attack, at 95 % confidence. A low value shows a weak attack, or too few trials, as much as a private release."),
     ("AUC", "higher leaks more",
      "The chance that an attack ranks a random member above a random outsider. "
@@ -198,7 +216,7 @@ GLOSSARY: tuple[tuple[str, str, str], ...] = (
     ("identified", "higher leaks more",
      "How often a rebuilt picture is closest to its own original among all candidates; to be read against chance."),
     ("kappa (κ)", "must not pass its limit",
-     "The largest change one record made before the noise, in units of what "
+     "The largest change one {unit} made before the noise, in units of what "
      "the proof assumes. Above its limit, the noise was too small and the proof does not apply."),
 )  # fmt: skip
 # Measured by python -m benchmarks.accuracy --claim alpha: the real images alone, sent without a matching step.
@@ -206,13 +224,30 @@ REAL_START = (
     "The synthetic set starts from real records (start=real), and this accuracy is that of raw images sent: "
     "the same records sent as they are, without any distillation, do as well at small budgets."
 )
-LIMITS: tuple[str, ...] = (
+_LIMITS: tuple[str, ...] = (
     "“No attack found” is never evidence for a claim. Attacks give lower bounds; only a proof gives an upper one.",
     "Choosing the best point of a sweep by looking at private data costs privacy beyond the ε of that point "
     "(Liu and Talwar, 2019; Papernot and Steinke, 2022). The ε here counts one run, not how its settings were chosen.",
-    "The worst attack is picked out of several. Each interval is for one attack on its own, without correction "
-    "for the choice.",
-    "PyTorch's Gaussian sampler works in floating point and is not built for privacy: the proofs assume "
-    "real-valued noise (Mironov, 2012). Use a vetted sampler before relying on an ε in production.",
+    "The worst attack is picked out of several. Each printed interval is for one attack on its own; whether an attack "
+    "counts as better than guessing, and the bounds that decide a verdict, are corrected for the choice.",
     "The numbers hold for this data, this model and these settings. Another data set can leak more.",
 )
+LATTICE = (
+    "Noise is drawn in float64 by inversion of its distribution, and added on a public lattice, so that low bits tell "
+    "nothing (Mironov, 2012). Whoever runs the method with another sampler has to show this anew."
+)
+
+
+def limits(privacy: Privacy) -> list[str]:
+    """What a page on such a run cannot say."""
+    return [*_LIMITS, *([LATTICE] if privacy.noise else [])]
+
+
+def glossary(unit: str) -> list[tuple[str, str, str]]:
+    """(term, the way that is worse for privacy or "", meaning), for this unit of privacy."""
+    return [(term, way, meaning.format(unit=unit)) for term, way, meaning in _GLOSSARY]
+
+
+def verdict_means(unit: str) -> dict[Verdict, str]:
+    """What each verdict means, for this unit of privacy."""
+    return {kind: meaning.format(unit=unit) for kind, meaning in _VERDICT_MEANS.items()}

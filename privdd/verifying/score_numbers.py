@@ -17,8 +17,10 @@ from attacks.types import Family, Worlds
 from privdd.auditing.attack_tasks import attack_seeds
 from privdd.auditing.error_budget import CANARIES, PER_MECHANISM, WHOLE_RUN, ErrorBudget
 from privdd.core.keys import Keys
+from privdd.reporting.curves import psnr
 from privdd.reporting.folder import LIMIT, RunRecord
 from privdd.reporting.schema import FindingRow
+from privdd.reporting.strongest import FEATURE_ATTACKS
 from privdd.runtime.files import DamagedRun, safe_name
 from privdd.runtime.run_folder import read_tensors
 from privdd.verifying.disagreement import Disagreement, differing
@@ -27,6 +29,7 @@ BOUND = ("epsilon_measured", "epsilon_method", "epsilon_validity")
 OF_RECORDS = ("worst_records", "by_kind")  # not in every finding of an attack with scores
 UNFAIR = 1e-3  # below this p-value the members were not drawn by fair coins, and brought scores get no bound
 SEEDS = 2**31 - 1
+ROUNDING = 1e-3  # dB: means of single-precision numbers, in another order
 
 
 @dataclass(frozen=True)
@@ -59,21 +62,25 @@ def check_scores(record: RunRecord) -> Iterator[Disagreement]:
             found = _brought(worlds, scores, delta, confidence, seeds[place], len(rows))
         else:
             found = _own(record, row, worlds, scores, delta, confidence, targets, budget_of(record, len(rows)))
-        yield from _compared(at, row, found, names_no_record(record))
+        yield from _compared(at, row, found, told_of_records(record))
 
 
-def names_no_record(record: RunRecord) -> bool:
-    """Whether an earlier version wrote the file, which named no single record; an emptied list is none of its."""
+def told_of_records(record: RunRecord) -> frozenset[str]:
+    """What the file's version says of each most exposed record: earlier ones named none, or not how often it is named
+    while it is out. A list that was emptied in one finding is none of an earlier version."""
     worst = [row.worst_records for row in record.findings.findings if row.worst_records]
-    return all("records" not in one.model_fields_set for one in worst)
+    if all("records" not in one.model_fields_set for one in worst):
+        return frozenset()
+    return frozenset().union(*(one.model_fields_set for each in worst for one in each.records))
 
 
-def _compared(at: int, row: FindingRow, found: Rescored, earlier: bool) -> Iterator[Disagreement]:
+def _compared(at: int, row: FindingRow, found: Rescored, told: frozenset[str]) -> Iterator[Disagreement]:
     key = f"findings.{at} ({row.surface} {row.attack})"
     stored = row.model_dump(exclude_none=True)
     for name, value in found.measures.items():
-        if name == "worst_records" and earlier and name in stored:
-            value = {**value, "records": []}
+        if name == "worst_records" and name in stored:
+            known = [{key: one[key] for key in one if key in told} for one in value["records"]]
+            value = {**value, "records": known if told else []}
         yield from differing("findings.json", f"{key}.{name}", stored.get(name), value)
     for name in OF_RECORDS:
         if name not in found.measures:  # the scores show none
@@ -155,6 +162,32 @@ def _own(
     if row.epsilon_measured is None and told_apart(worlds.blind[0], worlds.masks[0]):  # a target from outside
         return Rescored({name: value for name, value in measures.items() if name not in BOUND}, {})
     return Rescored(measures, {"epsilon_familywise": bound.value, "tests": budget.tests})
+
+
+def check_pictures(record: RunRecord) -> Iterator[Disagreement]:
+    """The PSNR of what was rebuilt, where the evidence holds all pictures of the finding beside the records."""
+    for at, row in enumerate(record.findings.findings):
+        if (held := pictures_of(record, row)) is None:
+            continue
+        key, seen = f"findings.{at} ({row.surface} {row.attack})", row.pictures
+        pairs = [("psnr", row.psnr, held.mean())]
+        if seen is not None:
+            nearest = held[np.abs(held - seen.best).argmin()]
+            pairs += [("pictures.n", seen.n, len(held)), ("pictures.best", seen.best, nearest)]
+            pairs += [("pictures.median", seen.median, np.median(held))]
+        for name, stored, found in pairs:
+            if abs(stored - found) > ROUNDING:
+                yield from differing("findings.json", f"{key}.{name}", stored, float(found))
+
+
+def pictures_of(record: RunRecord, row: FindingRow) -> np.ndarray | None:
+    """PSNR in dB of each picture of a finding; None where the evidence does not hold all of them, or they are features."""
+    if row.psnr is None or row.attack in FEATURE_ATTACKS:
+        return None
+    held = record.evidence(row)
+    if held.real is None or held.reconstructed is None or len(held.real) != row.n:
+        return None
+    return psnr(held.real, held.reconstructed)
 
 
 def budget_of(record: RunRecord, membership: int) -> ErrorBudget:

@@ -20,7 +20,7 @@ from privdd.verifying.disagreement import Disagreement, Unverified, differing
 from privdd.verifying.drawn_page import check_page, other_library
 from privdd.verifying.file_digests import check_drawn_from, check_files, unlisted
 from privdd.verifying.ledger_numbers import check_ledger, ledger_of
-from privdd.verifying.score_numbers import check_scores, evidence_of, scored_rows
+from privdd.verifying.score_numbers import check_pictures, check_scores, evidence_of, pictures_of, scored_rows
 from privdd.verifying.sent_values import check_sent
 from privdd.verifying.signature import check_signature
 from privdd.verifying.training_numbers import check_training
@@ -92,6 +92,7 @@ def verified(folder: Path | str) -> RunRecord:
 def _numbers(record: RunRecord, ledger: Ledger | None) -> Iterator[Disagreement]:
     yield from check_ledger(record, ledger)
     yield from check_scores(record)
+    yield from check_pictures(record)
     yield from check_verdicts(record, ledger)
     yield from _manifest(record)
 
@@ -120,7 +121,8 @@ def taken(record: RunRecord, ledger: Ledger | None) -> Iterator[str]:
     for at, row in enumerate(findings.findings):
         name = f"findings.{at} ({row.surface} {row.attack})"
         if row.family != Family.MEMBERSHIP:
-            measured = sorted(row.model_fields_set - HEAD - {"diagnostics"})
+            again = {"psnr", "n"} if pictures_of(record, row) is not None else set[str]()
+            measured = sorted(row.model_fields_set - HEAD - {"diagnostics"} - again)
             if measured:
                 yield f"{name}: {', '.join(measured)}: needs the run's records"
         elif at in scored and evidence_of(record, row) is None:

@@ -101,7 +101,7 @@ CASES: list[tuple[str, Findings, tuple[str, str, str], str]] = [
     ("noise from the printed seed", run([row(NOTHING)], "consistent", 2.0, noise=SEED), ("do_not_share", "warn", "Do not share"), "simulation"),
     ("noise not recorded", run([row(NOTHING)], "consistent", 2.0, noise=None), ("share_only_under", "warn", "Share only under ε = 2"), "no attack"),
     ("smoke run, small limit", run([row(NOTHING)], "consistent", 2.0, preset="smoke"), ("share_only_under", "warn", "Share only under ε = 2"), "no attack"),
-    ("nothing to read", run([UNREAD], "unprotected", "inf", audited="nothing to read: x"), ("no_leak_found", "warn", "No leak found by this test"), "depends on a record"),
+    ("nothing to read", run([UNREAD], "unprotected", "inf", audited="nothing to read: x"), ("no_leak_found", "warn", "Not scored by any attack"), "could be scored on it"),
     ("not attacked", run([], "unprotected", "inf", audited="not attacked: x"), ("do_not_share", "bad", "Do not share"), "no attack was tried"),
     ("noise from the printed seed, large limit, strong attack", run([row(STRONG)], "consistent", 15.5, noise=SEED), ("do_not_share", "bad", "Do not share"), "forbids little"),
     ("waived, but limited", run([], "consistent", 2.0, audited="waived: x"), ("share_only_under", "warn", "Share only under ε = 2"), "no attack was tried (waived: x)"),
@@ -136,7 +136,7 @@ def test_a_limit_is_told_with_its_unit_its_relation_and_its_delta() -> None:
     data = run([row(NOTHING)], "consistent", 2.0).model_dump(mode="json", by_alias=True, exclude_none=True)
     data["privacy"] |= {"unit": "client", "relation": "zero_out", "delta": 2e-6}
     (said,) = decisions(validate(data))[0].conditions
-    assert "odds about one client (one record replaced by an empty one) may change 7.4-fold" in said
+    assert "odds about one client (one client replaced by one that contributes nothing) may change 7.4-fold" in said
     assert said.endswith("except with probability 2e-6")
 
 

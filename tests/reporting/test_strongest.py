@@ -11,10 +11,10 @@ from privdd.reporting.strongest import (
     above_chance,
     beats_guessing,
     bound,
-    finds_members,
     lower_end,
     measured_epsilon,
-    ranks_members,
+    ranks,
+    worst_membership,
 )
 from tests.reporting.test_decision import run
 
@@ -65,13 +65,13 @@ def test_the_widened_end_is_that_of_a_normal_interval() -> None:
 def test_a_strong_attack_is_found_in_a_report_of_many_rates() -> None:
     """The same 10 % to 20 % interval counts alone, and not among 80 rates; a clear leak counts among 80."""
     weak = row(0.147, (0.105, 0.196))
-    assert finds_members([weak]) is not None and finds_members(several([weak])) is None
-    assert finds_members(several([row(0.6, (0.52, 0.68))])) is not None
+    assert worst_membership([weak]).beats_guessing and not worst_membership(several([weak])).beats_guessing
+    assert worst_membership(several([row(0.6, (0.52, 0.68))])).beats_guessing
 
 
 def test_the_largest_auc_of_many_is_no_attack_by_itself() -> None:
     lucky = row(0.1, (0.05, 0.2), auc=0.55, auc_ci=(0.505, 0.595))
-    assert ranks_members([lucky]) is not None and ranks_members(several([lucky])) is None
+    assert ranks(lucky) and not ranks(several([lucky])[0])
 
 
 def row(tpr: float, ci: tuple[float, float], **more: object) -> FindingRow:

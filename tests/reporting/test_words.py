@@ -47,6 +47,6 @@ def test_what_is_computed_from_noised_values_is_not_called_noised_itself() -> No
     assert words.mechanism("post-processing of ClientLevel") == "post-processing of clipped, noised whole updates"
 
 
-@pytest.mark.parametrize("table", [words.RELATION, words.VERDICT, words.VERDICT_MEANS, words.SURFACE, words.ADVERSARY, words.FAMILY])
+@pytest.mark.parametrize("table", [words._RELATION, words.VERDICT, words._VERDICT_MEANS, words.SURFACE, words.ADVERSARY, words.FAMILY])
 def test_no_two_are_said_alike(table: dict[str, object]) -> None:
     assert len({*table.values()}) == len(table)
