@@ -47,10 +47,14 @@ SMALL_AUDIT = [
 SLOW = Path(__file__).with_name("slow.txt")  # written by tools/slow_tests.py
 FEDAVG = ["algo=fedavg", "algo.rounds=2", "algo.local_epochs=3"]
 FEDFED = ["algo.distill_rounds=2", "algo.base.rounds=1"]
+PICTURES = "attack=[lira,loss_threshold,label_counts,gradient_inversion,copy_detection]"  # the last of two lists counts
 AUDITS = {
     "fedavg": FEDAVG,
     "fedavg_seed1": [*FEDAVG, "seed=1"],
     "fedavg_dpsgd": [*FEDAVG, "privacy=dpsgd", "privacy.sampling_probability=0.5"],
+    "fedavg_client": [*FEDAVG, "privacy=client"],
+    "feddm": ["algo=feddm", "algo.rounds=1", PICTURES],
+    "feddm_dp": ["algo=feddm_dp", "algo.rounds=1", PICTURES],
     "fedfed": ["algo=fedfed", *FEDFED],
     "fedfed_released": ["algo=fedfed_released", *FEDFED],
     "fedfed_dp": ["algo=fedfed_dp", *FEDFED, "privacy.sampling_probability=0.25"],

@@ -124,8 +124,8 @@ def pictures(row: FindingRow, brief: bool = False) -> str:
     if seen is None:  # of an earlier version: means alone
         guess = f" (the best guess without it {number(base)} dB)" if base is not None else ""
         of = f" on average of {row.n}" if row.n else " on average"
-        level = "at" if closer or base is None else "no closer than a blind guess does, at"
-        return f"rebuild pictures {level} {number(row.psnr)} dB{of}{guess}"
+        rebuilt = "pictures at" if closer or base is None else "no picture closer than a blind guess does:"
+        return f"rebuild {rebuilt} {number(row.psnr)} dB{of}{guess}"
     typical = f"{decibel(seen.median)}, the median of {seen.n} (the best guess without it {decibel(seen.guess)})"
     typical = f"a median of {decibel(seen.median)} (guess {decibel(seen.guess)})" if brief else typical
     if not seen.clear:

@@ -1,0 +1,293 @@
+"""Reads a finished run as a person does, page, terminal and files, and names statements that exclude each other.
+
+It shares no rule with the report: it knows what sentences claim, and computes medians from the evidence itself.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import load_file
+
+from privdd.reporting.folder import read_run
+from privdd.reporting.terminal import print_summary
+from privdd.reporting.words import SURFACE, attack
+from tests.reporting.checker import VOID
+
+GUESSING = re.compile(r"no better than guessing|no more members than|reliably better than guessing", re.IGNORECASE)
+MEMBERS = re.compile(r"can (?:name|tell training)|\bfinds \d|picks out \d|tells training records from others", re.IGNORECASE)
+NO_PICTURE = re.compile(r"no picture|no closer than|no better than guessing|clearly better than a blind guess|too few to tell", re.IGNORECASE)
+PICTURE = re.compile(r"rebuilds? (?!no )(?:records as )?(?:pictures|\d+ of)", re.IGNORECASE)
+NOTHING_SENT = re.compile(r"is the same whoever is in|nothing in it (?:that )?(?:depends|to tell)|same of every record", re.IGNORECASE)
+NEIGHBOURS = re.compile(r"one (record|client) (?:more or less|replaced|exchanged|emptied)")
+AVERAGE = {"median": "median", "mean": "mean", "on average": "mean"}
+BEFORE = re.compile(r"(median|mean) (?:of )?(\d[\d.]*|exact)(?: dB)")
+BEHIND = re.compile(r"(\d[\d.]*) dB,? (?:the )?(median|on average) of")
+
+
+@dataclass
+class Node:
+    tag: str = ""
+    attrs: dict[str, str] = field(default_factory=dict)
+    inside: list[Node | str] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        """Its words, without drawings."""
+        parts = [one if isinstance(one, str) else " " + one.text + " " for one in self.inside]
+        return "" if self.tag in ("svg", "style") else re.sub(r"\s+", " ", "".join(parts).replace("\u00a0", " ")).strip()
+
+    def find(self, tag: str, name: str = "", value: str = "") -> Iterator[Node]:
+        for one in self.inside:
+            if isinstance(one, Node):
+                if one.tag == tag and (not name or value in one.attrs.get(name, "").split()):
+                    yield one
+                yield from one.find(tag, name, value)
+
+
+class _Reader(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__(convert_charrefs=True)
+        self.open = [Node()]
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        node = Node(tag, {name: value or "" for name, value in attrs})
+        self.open[-1].inside.append(node)
+        if tag not in VOID:
+            self.open.append(node)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.open[-1].inside.append(Node(tag))
+
+    def handle_endtag(self, tag: str) -> None:
+        self.open.pop()
+
+    def handle_data(self, data: str) -> None:
+        self.open[-1].inside.append(data)
+
+
+def parsed(page: str) -> Node:
+    reader = _Reader()
+    reader.feed(page)
+    return reader.open[0]
+
+
+@dataclass
+class Said:
+    """All that one run says: page, terminal, findings and card."""
+
+    page: Node
+    terminal: str
+    findings: dict[str, Any]
+    card: dict[str, Any]
+    folder: Path
+
+    def of(self, title: str) -> dict[str, str]:
+        """place -> what is said there of one artifact."""
+        found = {}
+        for one in self.page.find("ul", "class", "decisions"):
+            for item in one.find("li"):
+                if next(item.find("strong")).text == title:
+                    found["decision"] = item.text
+        for row in self.rows():
+            if row["What"].startswith(title):
+                found["table"] = row["Worst attack"]
+        for one in self.page.find("div", "class", "card"):
+            head = next(one.find("h2"), Node()).text
+            if head in ("Members found", "Best rebuilt picture") and title in one.text:
+                found[head] = one.text
+        return found
+
+    def rows(self) -> Iterator[dict[str, str]]:
+        for table in self.page.find("table", "class", "surfaces"):
+            for row in next(table.find("tbody")).find("tr"):
+                cells = {c.attrs["data-label"]: "; ".join(one.text for one in c.find("li")) or c.text for c in row.find("td")}
+                yield {"What": next(row.find("th")).text} | cells
+
+
+def page_contradictions(run_dir: Path | str) -> list[str]:
+    """Every pair of statements about one thing that cannot both hold; the folder holds report.html and card.json."""
+    folder, out = Path(run_dir), io.StringIO()
+    print_summary(read_run(folder).findings, out, 4000)
+    said = Said(
+        parsed((folder / "report.html").read_text()),
+        out.getvalue().replace("\u00a0", " "),
+        json.loads((folder / "findings.json").read_text()),
+        json.loads((folder / "card.json").read_text()),
+        folder,
+    )
+    tests = (_members, _pictures, _averages, _decided, _numbers, _units, _facts, _strongest, _exposed, _ladders)
+    return [wrong for test in tests for wrong in test(said)]
+
+
+def _titles(said: Said) -> dict[str, str]:
+    return {row["surface"]: SURFACE[row["surface"]][0] for row in said.findings["surfaces"]}
+
+
+def _line(said: Said, surface: str) -> str:
+    """What the terminal's table says of a surface."""
+    return " ".join(line for line in said.terminal.splitlines() if line.startswith(f"│ {surface} "))
+
+
+def _both(said: Said, yes: re.Pattern[str], no: re.Pattern[str], card: str, what: str) -> Iterator[str]:
+    anywhere = []
+    for surface, title in _titles(said).items():
+        places = said.of(title) | {"terminal": _line(said, surface)}
+        places = {k: v for k, v in places.items() if k in ("decision", "table", "terminal", card)}
+        found = [place for place, text in places.items() if yes.search(text)]
+        none = [place for place, text in places.items() if no.search(_about(text, what))]
+        anywhere += [f"{title}, {place}" for place in found]
+        if found and none:
+            yield f"{title}: {what} in {', '.join(found)}, and none in {', '.join(none)}"
+    sentences = " ".join(one.text for one in said.page.find("div", "class", "also")) + said.terminal.split("┏")[0]
+    cards = [c.text for c in said.page.find("div", "class", "card") if next(c.find("h2"), Node()).text == card]
+    for place, text in (("the first sentences", _about(sentences, what)), (f"the card {card!r}", " ".join(cards))):
+        if anywhere and no.search(text):
+            yield f"{what} on {anywhere[0]}, and none by {place}"
+
+
+def _about(text: str, what: str) -> str:
+    """The parts of a text that speak of members, or of pictures."""
+    parts = re.split(r"(?<=[.;]) ", text)
+    pictures = [part for part in parts if re.search(r"picture|dB", part)]
+    return " ".join(pictures if what == "pictures" else [part for part in parts if part not in pictures])
+
+
+def _members(said: Said) -> Iterator[str]:
+    yield from _both(said, MEMBERS, GUESSING, "Members found", "members")
+
+
+def _pictures(said: Said) -> Iterator[str]:
+    yield from _both(said, PICTURE, NO_PICTURE, "Best rebuilt picture", "pictures")
+
+
+def _averages(said: Said) -> Iterator[str]:
+    """What galleries, cards and tables call a median or a mean, against the evidence."""
+    true: dict[tuple[str, str], list[dict[str, float]]] = {}
+    for row in said.findings["findings"]:
+        file = said.folder / "evidence" / row.get("figure", f"{row['surface']}.{row['attack']}.safetensors")
+        held = load_file(file) if file.is_file() else {}
+        if "real" in held and len(held["real"]) == row.get("n"):
+            error = (held["real"].clip(0, 1).astype(float) - held["reconstructed"].clip(0, 1)) ** 2
+            quality = np.minimum(-10 * np.log10(np.maximum(error.reshape(row["n"], -1).mean(1), 1e-20)), 200)
+            known = {"median": float(np.median(quality)), "mean": float(quality.mean())}
+            true.setdefault((SURFACE[row["surface"]][0], attack(row["attack"])), []).append(known)
+    for (title, name), known in true.items():
+        for text in _told(said, title, name):
+            found = BEFORE.findall(text) + [(kind, number) for number, kind in BEHIND.findall(text)]
+            for kind, number in found:
+                value = 200.0 if number == "exact" else float(number)
+                if all(abs(value - one[AVERAGE[kind]]) > 0.06 for one in known):
+                    yield f"{title}, {name}: {kind} {number} dB in {text[:60]!r}; its pictures have {known}"
+
+
+def _told(said: Said, title: str, name: str) -> Iterator[str]:
+    """What page and terminal say of the pictures of one attack on one surface."""
+    for figure in said.page.find("figure"):
+        head, caption = (next(figure.find(tag), Node()).text for tag in ("h3", "figcaption"))
+        if head.split(" (")[0] == f"{title}, {name}":
+            yield caption
+    places, surface = said.of(title), next(one for one, known in _titles(said).items() if known == title)
+    for text in (places.get("table", ""), _line(said, surface)):
+        yield from (part for part in re.split("; |│", text) if part.strip().startswith(f"{name} "))
+    yield from (text for place, text in places.items() if f"{title}, {name}:" in text and "picture" in place)
+
+
+def _decided(said: Said) -> Iterator[str]:
+    for one in said.card["artifacts"]:
+        can, title = " ".join(one["attackers_can"]), SURFACE[one["surface"]][0]
+        text = said.of(title).get("decision", "")
+        if one["decision"] == "no_leak_found" and can:
+            yield f"{title}: no leak found, and {can[:80]}"
+        if one["title"] not in text or any(phrase.replace("\u00a0", " ") not in text for phrase in one["attackers_can"]):
+            yield f"{title}: page and card.json decide differently"
+        if one["decision"] == "no_leak_found" and not can and re.search(r"an attack works", text):
+            yield f"{title}: an attack works, and no leak found"
+        if "an attack works" in one["why"] and not can:
+            yield f"{title}: an attack works, and none is named"
+        works = MEMBERS.search(said.of(title).get("table", "")) or PICTURE.search(said.of(title).get("table", ""))
+        if works and one["decision"] == "no_leak_found":
+            yield f"{title}: {works.group(0)!r} in the table, and no leak found"
+
+
+def _numbers(said: Said) -> Iterator[str]:
+    """The epsilons and verdicts of page, terminal and files."""
+    lines = {row["What"]: row for row in said.rows()}
+    for one in said.card["artifacts"]:
+        title = SURFACE[one["surface"]][0]
+        row = next((line for what, line in lines.items() if what.startswith(title)), {})
+        cells = [cell.strip() for cell in _line(said, one["surface"]).split("│")]
+        for label, place in (("Stated ε", 3), ("Proven ε, at most", 4), ("Shown ε, at least", 5)):
+            if row and len(cells) > place and row[label] != cells[place]:
+                yield f"{title}: {label} is {row[label]} on the page, {cells[place]} in the terminal"
+        if row and cells and not row["Verdict"].lower().startswith(cells[-2]):
+            yield f"{title}: {row['Verdict']} on the page, {cells[-2]} in the terminal"
+    tiles = {next(d.find("dt")).text: next(d.find("dd")).text for t in said.page.find("dl", "class", "trio") for d in t.find("div")}
+    claimed = re.search(r"epsilon (\w+) ([^,]+),", said.terminal)
+    if claimed and tiles and tiles.get(claimed.group(1).capitalize()) != claimed.group(2):
+        yield f"{claimed.group(0)} in the terminal, {tiles} on the page"
+    shown = re.search(r"shown at least ([^;]+);", said.terminal)
+    if shown and tiles.get("Shown at least") != shown.group(1):
+        yield f"{shown.group(0)} in the terminal, {tiles} on the page"
+
+
+def _units(said: Said) -> Iterator[str]:
+    unit = said.findings["privacy"]["unit"]
+    text = said.page.text + json.dumps(said.card)
+    for other in {found for found in NEIGHBOURS.findall(text) if found != unit}:
+        yield f"the unit is a {unit}, and neighbours differ in a {other}"
+    for other in re.findall(r"(?:How much can one|reveals about a|unit one|How often could a) (record|client)", text):
+        if other != unit:
+            yield f"the unit is a {unit}, and a sentence speaks of a {other}"
+
+
+def _facts(said: Said) -> Iterator[str]:
+    text = said.page.text + said.terminal + json.dumps(said.findings["surfaces"])
+    for found in NOTHING_SENT.findall(text):
+        yield f"{found!r}: what an attack did not find, said of what was sent"
+    if re.search(r"sampler works in floating point|use a vetted sampler", text, re.IGNORECASE):
+        yield "a sampler that is not used"
+    inside = "post-processing of what has a row" in text
+    covered = re.search(r"what the limit does not cover ([^.]*?)(?:The three|$)", said.page.text)
+    if inside and covered and "accuracy" in covered.group(1)[:200]:
+        yield "the accuracy is post-processing, and the limit does not cover it"
+
+
+def _strongest(said: Said) -> Iterator[str]:
+    """The attack that table, curve and most exposed records call the strongest on a surface."""
+    curves, exposed = {}, {}
+    for figure in said.page.find("figure"):
+        head, caption = (next(figure.find(tag), Node()).text for tag in ("h3", "figcaption"))
+        if ": AUC" in caption and caption.endswith("outsiders."):
+            curves[head] = caption.split(": AUC")[0]
+        if caption.startswith("The worst"):
+            exposed[head.split(", ")[0]] = head.split(", ", 1)[1]
+    for title in _titles(said).values():
+        named = re.match(r"(?:.*; )?([^;]+?) can (?:name|tell|find)", said.of(title).get("table", ""))
+        names = [curves.get(title), exposed.get(title), named.group(1).strip() if named else None]
+        if len({name for name in names if name}) > 1:
+            yield f"{title}: strongest by curve, exposed records and table: {names}"
+
+
+def _exposed(said: Said) -> Iterator[str]:
+    for figure in said.page.find("figure"):
+        caption, head = next(figure.find("figcaption"), Node()).text, next(figure.find("h3"), Node()).text
+        found = re.search(r"together: [\d.]+ % \(([\d.]+) % to", caption)
+        if found and float(found.group(1)) > 20 and GUESSING.search(_about(said.of(head.split(", ")[0]).get("table", ""), "members")):
+            yield f"{head}: the most exposed records are found, and no more members than by guessing"
+
+
+def _ladders(said: Said) -> Iterator[str]:
+    for part in said.page.find("div", "aria-label", "ladder"):
+        shares = [cell.text for row in part.find("tr") for cell in list(row.find("td"))[-1:]]
+        seen = [float(one.rstrip(" %")) for one in shares if one.endswith("%")]
+        if any(a < b for a, b in zip(seen, seen[1:])):
+            yield f"{part.attrs['aria-label']}: who knows more identifies less: {seen}"
