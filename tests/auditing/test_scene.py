@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from attacks.types import Adversary, Surface
+from attacks.types import Adversary, Capture, Surface, View
+from privdd.auditing import views
 from privdd.auditing.game import draw_game
 from privdd.auditing.views import Scene, server_views
 from privdd.cli.assemble import assemble
@@ -36,12 +38,30 @@ def test_a_records_row_is_its_rank_among_all_ids_that_are_released(nulls: Record
     train = records(40, 7, 99, 13, 2, 60)
     now = scene(train, nulls)
     every = sorted([*train.ids.tolist(), *([] if nulls is None else nulls.ids.tolist())])
-    assert now._rows(train).tolist() == [every.index(i) for i in train.ids.tolist()]
+    assert now._rows(now.shard).tolist() == [every.index(i) for i in train.ids.tolist()]
     for batch in (2, 4, 64):
         known = now.known(batch)
         assert [every[row] for row in known["row"].tolist()] == known["x"][:, 0, 0, 0].int().tolist()
         held = sorted({every.index(i) // batch for i in train.ids.tolist()})  # batches with a real record in them
         assert sorted((known["row"] // batch).tolist()) == held
+
+
+@pytest.mark.parametrize("copies", [1, 2])
+def test_each_row_of_a_pool_is_judged_by_the_record_of_the_client_that_sent_it(copies: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two clients' rows, ordered by ids and in copies, the second with a null record between; each row shows its id."""
+    monkeypatch.setattr(views, "feature_noise", lambda plan: {"copies": copies})
+    first, second = records(8, 3, 21), records(50, 9, 77)
+    now = scene(second, records(60))
+    held: Any = now.experiment
+    held.shards, held.plan.victim = [Shard(0, first, records(4), records(1), 3), Shard(1, records(1), records(5), records(1), 3)], 1
+    rows = torch.tensor([*[3, 8, 21] * copies, *[9, 50, 60, 77] * copies]).reshape(-1, 1, 1, 1).float()
+    nothing: Any = None
+    view = View(Surface.SHARED_FEATURES, Adversary.PEER, (Capture(0, -1, "features", {"x": rows}),), nothing)
+    truth = now.truth_of(view)
+    assert sorted(truth.x[:, 0, 0, 0].tolist()) == [3, 8, 9, 21, 50, 77]
+    assert rows[truth.rows, 0, 0, 0].tolist() == truth.x[:, 0, 0, 0].tolist()
+    other = replace(view, captures=(Capture(0, -1, "features", {"x": rows[1:]}),))
+    assert now.truth_of(other).rows is None  # another pool than that of all rows
 
 
 def test_the_final_model_is_seen_by_the_public_and_loaded_with_what_was_sent() -> None:

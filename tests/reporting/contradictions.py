@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -142,7 +143,7 @@ def _both(said: Said, yes: re.Pattern[str], no: re.Pattern[str], card: str, what
     for surface, title in _titles(said).items():
         places = said.of(title) | {"terminal": _line(said, surface)}
         places = {k: v for k, v in places.items() if k in ("decision", "table", "terminal", card)}
-        found = [place for place, text in places.items() if yes.search(text)]
+        found = [place for place, text in places.items() if any(yes.search(p) and not no.search(p) for p in _parts(text))]
         none = [place for place, text in places.items() if no.search(_about(text, what))]
         anywhere += [f"{title}, {place}" for place in found]
         if found and none:
@@ -156,9 +157,13 @@ def _both(said: Said, yes: re.Pattern[str], no: re.Pattern[str], card: str, what
 
 def _about(text: str, what: str) -> str:
     """The parts of a text that speak of members, or of pictures."""
-    parts = re.split(r"(?<=[.;]) ", text)
+    parts = _parts(text)
     pictures = [part for part in parts if re.search(r"picture|dB", part)]
     return " ".join(pictures if what == "pictures" else [part for part in parts if part not in pictures])
+
+
+def _parts(text: str) -> list[str]:
+    return re.split(r"(?<=[.;]) ", text)
 
 
 def _members(said: Said) -> Iterator[str]:
@@ -213,9 +218,9 @@ def _decided(said: Said) -> Iterator[str]:
             yield f"{title}: an attack works, and no leak found"
         if "an attack works" in one["why"] and not can:
             yield f"{title}: an attack works, and none is named"
-        works = MEMBERS.search(said.of(title).get("table", "")) or PICTURE.search(said.of(title).get("table", ""))
+        works = [p for p in _parts(said.of(title).get("table", "")) if MEMBERS.search(p) or PICTURE.search(p) and not NO_PICTURE.search(p)]
         if works and one["decision"] == "no_leak_found":
-            yield f"{title}: {works.group(0)!r} in the table, and no leak found"
+            yield f"{title}: {works[0]!r} in the table, and no leak found"
 
 
 def _numbers(said: Said) -> Iterator[str]:
@@ -271,7 +276,7 @@ def _strongest(said: Said) -> Iterator[str]:
         if caption.startswith("The worst"):
             exposed[head.split(", ")[0]] = head.split(", ", 1)[1]
     for title in _titles(said).values():
-        named = re.match(r"(?:.*; )?([^;]+?) can (?:name|tell|find)", said.of(title).get("table", ""))
+        named = re.search(r"(?:^|; )([^;]+?) can (?:name|tell|find)", said.of(title).get("table", ""))
         names = [curves.get(title), exposed.get(title), named.group(1).strip() if named else None]
         if len({name for name in names if name}) > 1:
             yield f"{title}: strongest by curve, exposed records and table: {names}"
@@ -289,5 +294,5 @@ def _ladders(said: Said) -> Iterator[str]:
     for part in said.page.find("div", "aria-label", "ladder"):
         shares = [cell.text for row in part.find("tr") for cell in list(row.find("td"))[-1:]]
         seen = [float(one.rstrip(" %")) for one in shares if one.endswith("%")]
-        if any(a < b for a, b in zip(seen, seen[1:])):
+        if any(a < b for a, b in pairwise(seen)):
             yield f"{part.attrs['aria-label']}: who knows more identifies less: {seen}"

@@ -26,6 +26,12 @@ def test_rungs_in_order_then_the_guess_that_never_looked() -> None:
     assert "never looks" in ladder.steps[-1].who
 
 
+def test_who_knows_more_reaches_at_least_what_who_knows_less_does() -> None:
+    rungs = {"knows_map": {"psnr": 9.2, "identified": 0.1}, "shadow_map": {"psnr": 9.0, "identified": 0.0}, "nothing": {"psnr": 20.3, "identified": 1.0}}
+    (ladder,) = ladders(_Findings(_row(ladder=rungs)))  # type: ignore[arg-type]
+    assert [(step.psnr, step.identified) for step in ladder.steps[:3]] == [(20.3, 1.0)] * 3
+
+
 def test_no_ladder_without_rungs_or_with_something_else_in_their_place() -> None:
     assert not ladders(_Findings(_row()))  # type: ignore[arg-type]
     assert not ladders(_Findings(_row(ladder="<script>")))  # type: ignore[arg-type]

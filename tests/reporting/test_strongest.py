@@ -6,14 +6,19 @@ import numpy as np
 import pytest
 from scipy.stats import beta, binomtest, norm
 
+from privdd.reporting.leaks import certain, leaks, membership, pictures
 from privdd.reporting.schema import FindingRow, TprAt
+from privdd.reporting.schema_values import Looks
 from privdd.reporting.strongest import (
     above_chance,
     beats_guessing,
     bound,
+    exposes,
     lower_end,
     measured_epsilon,
+    on_each_surface,
     ranks,
+    rebuilds,
     worst_membership,
 )
 from tests.reporting.test_decision import run
@@ -72,6 +77,70 @@ def test_a_strong_attack_is_found_in_a_report_of_many_rates() -> None:
 def test_the_largest_auc_of_many_is_no_attack_by_itself() -> None:
     lucky = row(0.1, (0.05, 0.2), auc=0.55, auc_ci=(0.505, 0.595))
     assert ranks(lucky) and not ranks(several([lucky])[0])
+
+
+def exposed(hits: int, trials: int, wrong: int | None, out: int | None) -> dict[str, object]:
+    ci = float(beta.ppf(0.025, hits, trials - hits + 1)) if hits else 0.0, float(beta.ppf(0.975, hits + 1, trials - hits))
+    one = {"record": 3, "hits": hits, "trials": trials, "tpr": hits / trials, "ci": ci, "wrong": wrong, "out": out}
+    return {"share": 0.01, "tpr": hits / trials, "ci": ci, "records": [one]}
+
+
+def test_one_record_that_is_nearly_always_found_is_the_strongest_where_the_average_guesses() -> None:
+    """28 of 35 replays at 1 in 1 000: it comes before a rate of all records at 1 in 10, and before an AUC."""
+    guess = {"0.001": TprAt(tpr=0.0011, ci=(0.0, 0.004), resolvable=True)}
+    known = row(0.1, (0.05, 0.2), worst_records=exposed(28, 35, 0, 29), auc=0.55, auc_ci=(0.49, 0.61), tpr_at_fpr=guess, attack="base")
+    ranked = row(0.1, (0.05, 0.2), auc=0.9, auc_ci=(0.88, 0.92), attack="rmia")
+    often = row(0.4, (0.35, 0.45), attack="lira")
+    best = worst_membership(several([ranked, known, often]))
+    assert best.row.attack == "base" and best.kind == "exposed" and best.exposed and not best.counts
+    said = membership(best).replace("\u00a0", " ")
+    assert said.startswith("name 80 % of the most exposed 1 % of records at 1 in 1 000 false alarms (95 %: 63.1 % to 91.6 %)")
+    assert "one of them in 28 of the 35 replays that hold it; of all records no more than guessing would" in said
+    assert [one.attack for one in on_each_surface([ranked, known, often])] == ["base"]
+    (can,) = leaks(several([ranked, known, often]))
+    assert can.replace("\u00a0", " ") == f"The server can {said}" and certain([known])
+
+
+@pytest.mark.parametrize(("wrong", "out", "counts"), [(0, 35, True), (None, None, True), (25, 35, False), (9, 35, True)])
+def test_a_record_that_is_named_in_and_out_is_not_exposed(wrong: int | None, out: int | None, counts: bool) -> None:
+    """28 of 35 in: against how often it is named while it is out; earlier versions did not count that."""
+    assert exposes(row(0.1, (0.05, 0.2), worst_records=exposed(28, 35, wrong, out))) is counts
+
+
+def test_of_runs_in_which_no_record_is_exposed_at_most_one_in_twenty_has_one() -> None:
+    """A record that is named by chance in a third of all replays, in or out, in each of 20 findings."""
+    rng, runs = np.random.default_rng(1), 0
+    for _ in range(100):
+        named = zip(rng.binomial(35, 0.3, 20).tolist(), rng.binomial(30, 0.3, 20).tolist())
+        rows = [row(0.1, (0.05, 0.2), worst_records=exposed(hits, 35, wrong, 30)) for hits, wrong in named]
+        for one in rows:
+            one._looks = Looks(40)
+        runs += any(map(exposes, rows))
+    assert runs <= 5
+
+
+def pictured(clear: int, n: int, chance: float | None, best: float | None = None, median: float = 10.0) -> FindingRow:
+    seen = {"n": n, "median": median, "guess": 12.0, "clear": clear, "best": 21.6, "best_guess": 14.0}
+    more = {name: value for name, value in (("chance", chance), ("chance_best", best)) if value is not None}
+    known = {"surface": "update", "attack": "analytic_inversion", "family": "gradient_inversion", "adversary": "server"}
+    return FindingRow.model_validate(known | {"psnr": 10.9, "n": n, "pictures": seen | more})
+
+
+@pytest.mark.parametrize(
+    ("row", "rebuilt", "said"),
+    [
+        (pictured(12, 100, 0.01), True, "12 of 100 pictures clearly closer than every guess, the best at 21.6"),
+        (pictured(1, 4, 0.01, 1e-6), True, "1 of 4 pictures clearly closer than every guess, the best at 21.6"),
+        (pictured(1, 4, 0.01, 0.01), True, "1 of 4"),
+        (pictured(1, 4, 0.01, 0.03), False, "too few to tell from chance"),
+        (pictured(0, 4, 0.01, 0.5), False, "no picture clearly closer than a blind guess: 10.0"),
+        (pictured(0, 4, 0.01, 0.5, 12.5), True, "rebuild pictures: 12.5 dB, the median of 4"),
+    ],
+)
+def test_single_pictures_decide_where_chance_does_not_explain_them(row: FindingRow, rebuilt: bool, said: str) -> None:
+    words = pictures(row).replace("\u00a0", " ")
+    assert rebuilds(row) is rebuilt and said in words and "average" not in words
+    assert bool(leaks([row])) is rebuilt
 
 
 def row(tpr: float, ci: tuple[float, float], **more: object) -> FindingRow:

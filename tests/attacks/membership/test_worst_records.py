@@ -83,3 +83,14 @@ def test_kinds_are_told_apart_at_one_threshold():
         assert found[kind]["fpr"] == float((named & ~inside).sum() / (~inside).sum().double())
     assert found["mislabelled"]["auc"] > 0.65 > 0.6 > found["ordinary"]["auc"]
     assert by_kind(scores, masks, {}) is None and by_kind(scores[:4], masks[:4], kinds) is None
+
+
+def test_a_record_that_is_named_in_or_out_is_counted_in_both():
+    """One record stands out whenever its coin of its own says so, whether it is in or not: as often out as in."""
+    rng = np.random.default_rng(5)
+    scores, masks = game(5, worlds=400, records=1200)
+    loud = torch.from_numpy(rng.random(400) < 0.4)
+    scores[:, 7] += 20 * loud
+    (one,) = [one for one in worst_records(scores, masks)["records"] if one["record"] == 7]
+    assert one["hits"] == int((loud & masks[:, 7]).sum()) and one["wrong"] == int((loud & ~masks[:, 7]).sum())
+    assert one["trials"] + one["out"] == 400
