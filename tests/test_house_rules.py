@@ -65,7 +65,7 @@ def test_no_public_class_name_stands_for_two_things() -> None:
 TESTED_IN = {  # test file -> modules of which it is the test, where its name is not theirs
     "attacks/inversion/test_features.py": "attacks.inversion: decoder generative judge model",
     "attacks/inversion/test_gradient.py": "attacks.inversion: lbfgs objectives optimise seethrough victim",
-    "attacks/inversion/test_gradient_attack.py": "attacks.inversion: compare model_attack role_attack synthetic",
+    "attacks/inversion/test_gradient_attack.py": "attacks.inversion: model_attack role_attack synthetic",
     "attacks/inversion/test_labels.py": "attacks.inversion: analytic",
     "attacks/malicious/test_imprint.py": "attacks.malicious: chosen",
     "attacks/membership/test_attack.py": "attacks.membership: density shadow_classifier",

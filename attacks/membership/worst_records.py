@@ -47,10 +47,11 @@ def worst_records(scores: Tensor, masks: Tensor, confidence: float = 0.95) -> di
     if not trials:
         return None
     whole = {"share": SHARE, "tpr": hits / trials, "ci": list(_interval(hits, trials, confidence))}
-    return whole | {"records": [_one(at, *seen[at], confidence) for at in sorted(seen) if seen[at][1]]}
+    return whole | {"records": [_one(at, seen[at], confidence) for at in sorted(seen) if seen[at][1]]}
 
 
-def _one(record: int, hits: int, trials: int, wrong: int, out: int, confidence: float) -> dict[str, Any]:
+def _one(record: int, counts: tuple[int, ...], confidence: float) -> dict[str, Any]:
+    hits, trials, wrong, out = counts
     known = {"record": record, "hits": hits, "trials": trials, "tpr": hits / trials}
     return known | {"ci": list(_interval(hits, trials, confidence)), "wrong": wrong, "out": out}
 

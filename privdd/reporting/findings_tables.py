@@ -156,7 +156,7 @@ GUARANTEE = (
     ATTACKER,
     EPSILON,
     Column("ε", "stated", True, lambda row: TableCell(number(row.epsilon_stated))),
-    Column("κ", "moved by one neighbour", True, _kappa),
+    Column("κ", "largest move", True, _kappa),
     TRIALS,
     NOTE,
 )

@@ -19,7 +19,7 @@ from privdd.auditing.error_budget import CANARIES, PER_MECHANISM, WHOLE_RUN, Err
 from privdd.core.keys import Keys
 from privdd.reporting.curves import psnr
 from privdd.reporting.folder import LIMIT, RunRecord
-from privdd.reporting.schema import FindingRow
+from privdd.reporting.schema import FindingRow, WorstRecord
 from privdd.reporting.strongest import FEATURE_ATTACKS
 from privdd.runtime.files import DamagedRun, safe_name
 from privdd.runtime.run_folder import read_tensors
@@ -65,21 +65,22 @@ def check_scores(record: RunRecord) -> Iterator[Disagreement]:
         yield from _compared(at, row, found, told_of_records(record))
 
 
-def told_of_records(record: RunRecord) -> frozenset[str]:
-    """What the file's version says of each most exposed record: earlier ones named none, or not how often it is named
-    while it is out. A list that was emptied in one finding is none of an earlier version."""
+def told_of_records(record: RunRecord) -> frozenset[str] | None:
+    """What the file's version says of each most exposed record: None in earlier ones, which named none; others did not say
+    how often it is named while it is out. An emptied list is none of an earlier version."""
     worst = [row.worst_records for row in record.findings.findings if row.worst_records]
     if all("records" not in one.model_fields_set for one in worst):
-        return frozenset()
-    return frozenset().union(*(one.model_fields_set for each in worst for one in each.records))
+        return None
+    known = [one.model_fields_set for each in worst for one in each.records]
+    return frozenset(WorstRecord.model_fields if not known else set().union(*known))
 
 
-def _compared(at: int, row: FindingRow, found: Rescored, told: frozenset[str]) -> Iterator[Disagreement]:
+def _compared(at: int, row: FindingRow, found: Rescored, told: frozenset[str] | None) -> Iterator[Disagreement]:
     key = f"findings.{at} ({row.surface} {row.attack})"
     stored = row.model_dump(exclude_none=True)
     for name, value in found.measures.items():
         if name == "worst_records" and name in stored:
-            known = [{key: one[key] for key in one if key in told} for one in value["records"]]
+            known = [{key: one[key] for key in one if key in (told or ())} for one in value["records"]]
             value = {**value, "records": known if told else []}
         yield from differing("findings.json", f"{key}.{name}", stored.get(name), value)
     for name in OF_RECORDS:

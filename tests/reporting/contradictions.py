@@ -218,7 +218,7 @@ def _decided(said: Said) -> Iterator[str]:
             yield f"{title}: an attack works, and no leak found"
         if "an attack works" in one["why"] and not can:
             yield f"{title}: an attack works, and none is named"
-        works = [p for p in _parts(said.of(title).get("table", "")) if MEMBERS.search(p) or PICTURE.search(p) and not NO_PICTURE.search(p)]
+        works = [p for p in _parts(said.of(title).get("table", "")) if MEMBERS.search(p) or (PICTURE.search(p) and not NO_PICTURE.search(p))]
         if works and one["decision"] == "no_leak_found":
             yield f"{title}: {works[0]!r} in the table, and no leak found"
 
