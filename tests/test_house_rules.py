@@ -110,7 +110,7 @@ TESTED_IN = {  # test file -> modules of which it is the test, where its name is
     "reproduce/test_sentences.py": "privdd.reproduce: attack_verdicts audit_runs decided formula_verdicts sentence_page",
     "reproduce/test_typed.py": "privdd.reproduce: __main__",
     "reproduce/test_train_rows.py": "privdd.reproduce: ball_figures entry_figures fidelity_sheet",
-    "planted/test_planted.py": "privdd.planted: accounting_faults catalogue clipping_faults fault noise_faults"
+    "planted/test_planted.py": "privdd.planted: accounting_faults catalogue clipping_faults decision_faults fault noise_faults"
     " sampling_faults score small_runs trial wire_faults",
     "methods/test_fedfed.py": "attacks.inversion: neighbour",
     "methods/test_feddm.py": "privdd.training: server",

@@ -1,16 +1,24 @@
-"""All planted faults by name."""
+"""All planted faults: those with a name of their own, and points of a grid that a seed draws.
+
+A point of the grid is called what:kind/round/call/client/numbers (``Place``), so that one can be planted again.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+
+import numpy as np
 
 from privdd.core.errors import BadConfig
+from privdd.core.keys import Keys
 from privdd.planted.accounting_faults import ACCOUNTING_FAULTS
-from privdd.planted.clipping_faults import CLIPPING_FAULTS
-from privdd.planted.fault import Fault
-from privdd.planted.noise_faults import NOISE_FAULTS
-from privdd.planted.sampling_faults import SAMPLING_FAULTS
-from privdd.planted.wire_faults import WIRE_FAULTS
+from privdd.planted.clipping_faults import CLIP_KINDS, CLIPPING_FAULTS, CONTRIBUTION_KINDS
+from privdd.planted.decision_faults import DATA_KINDS, DECISION_FAULTS, FORM_KINDS
+from privdd.planted.fault import AXES, Fault, Kind, Place
+from privdd.planted.noise_faults import NOISE_FAULTS, NOISE_KINDS
+from privdd.planted.sampling_faults import SAMPLE_KINDS, SAMPLING_FAULTS
+from privdd.planted.small_runs import Profile
+from privdd.planted.wire_faults import MEMORY_KINDS, WIRE_FAULTS, WIRE_KINDS
 
 GROUPS: Mapping[str, tuple[Fault, ...]] = {
     "noise": NOISE_FAULTS,
@@ -18,14 +26,63 @@ GROUPS: Mapping[str, tuple[Fault, ...]] = {
     "clipping and contributions": CLIPPING_FAULTS,
     "accounting": ACCOUNTING_FAULTS,
     "what travels": WIRE_FAULTS,
+    "decisions": DECISION_FAULTS,
 }
 FAULTS: Mapping[str, Fault] = {fault.key: fault for group in GROUPS.values() for fault in group}
+GRID: Mapping[str, Mapping[str, Kind]] = {
+    "noise": NOISE_KINDS,
+    "sample": SAMPLE_KINDS,
+    "clip": CLIP_KINDS,
+    "contribution": CONTRIBUTION_KINDS,
+    "memory": MEMORY_KINDS,
+    "wire": WIRE_KINDS,
+    "data": DATA_KINDS,
+    "form": FORM_KINDS,
+}
+DRAWN = "drawn"
+
+
+def grid_point(key: str) -> Fault | None:
+    """The fault that a point of the grid is; None for a name of another form, or of a point that is not there."""
+    what, _, rest = key.partition(":")
+    name, *place = rest.split("/")
+    kind = GRID.get(what, {}).get(name)
+    if kind is None or len(place) != 4:
+        return None
+    if any(value not in allowed for value, allowed in zip(place, _allowed(kind))):
+        return None
+    return kind.fault(key, Place(*place))
+
+
+def _allowed(kind: Kind) -> list[tuple[str, ...]]:
+    """The values that each part of a kind's place can have."""
+    rounds = next((AXES[axis] for axis in ("start", "round") if axis in kind.axes), AXES["round"][:1])
+    return [rounds, *(AXES[axis] if axis in kind.axes else AXES[axis][:1] for axis in ("call", "client", "numbers"))]
+
+
+def draw_faults(seed: int, count: int, profiles: Sequence[Profile]) -> list[tuple[Profile, Fault]]:
+    """Different points of the grid, each in a profile that has the part: what, kind, place and profile, one after the other."""
+    rng, found = Keys(seed).fold("selftest").numpy(), dict[str, tuple[Profile, Fault]]()
+    axes = np.array([max(len(kind.axes) for kind in kinds.values()) for kinds in GRID.values()])
+    for _ in range(100 * count if profiles else 0):
+        if len(found) == count:
+            break
+        what = str(rng.choice(list(GRID), p=axes / axes.sum()))  # the more, the more ways there are
+        name = str(rng.choice(list(GRID[what])))
+        place = [str(rng.choice(allowed)) for allowed in _allowed(GRID[what][name])]
+        fault = grid_point(f"{what}:{name}/{'/'.join(place)}")
+        fitting = [p for p in profiles if fault and not fault.not_applicable(p)]
+        if fault and fitting:
+            found.setdefault(fault.key, (fitting[int(rng.integers(len(fitting)))], fault))
+    return list(found.values())
 
 
 def chosen_faults(names: str) -> list[Fault]:
-    """Of "all", "none", or of names with commas between them. Raises BadConfig for a name that is not there."""
-    wanted = list(FAULTS) if names == "all" else [] if names == "none" else names.split(",")
-    unknown = sorted(set(wanted) - set(FAULTS))
+    """Of "all" (that have a name), "none" or "drawn", or of names and points of the grid with commas between them. Raises BadConfig
+    for one that is not there."""
+    wanted = list(FAULTS) if names == "all" else [] if names in ("none", DRAWN) else names.split(",")
+    found = {name: FAULTS.get(name) or grid_point(name) for name in wanted}
+    unknown = sorted(name for name, fault in found.items() if fault is None)
     if unknown:
-        raise BadConfig(f"fault={','.join(unknown)}: allowed are all, none, {', '.join(FAULTS)}")
-    return [FAULTS[name] for name in wanted]
+        raise BadConfig(f"fault={','.join(unknown)}: allowed are all, none, {DRAWN}, {', '.join(FAULTS)}")
+    return [fault for fault in found.values() if fault is not None]

@@ -16,7 +16,7 @@ from privdd.distillation import noisy_embedding
 from privdd.distillation.public_head import PublicRows
 from privdd.federated import channel
 from privdd.methods import dp_head
-from privdd.planted.fault import Fault, Plant, around, swapped, together
+from privdd.planted.fault import Fault, Kind, Plant, Stage, around, swapped, together
 from privdd.privacy import clipping
 from privdd.privacy.lattice import ROOM, Lattice
 from privdd.privacy.mechanism import Output
@@ -40,6 +40,23 @@ def _factors(made: Factors) -> Plant:
     roomy = staticmethod(lambda std, norm: replace(under(std, norm), largest=ROOM))
     places = ((clipping, "clip_factors", made), (gaussian_features, "clip_factors", made), (Lattice, "under", roomy))
     return together(lambda: swapped(*places), _unbounded)
+
+
+def _clipped(made: Factors) -> Callable[[Stage], Plant]:
+    honest = clipping.clip_factors
+
+    def at(stage: Stage) -> Plant:
+        return _factors(lambda norms, c: (made if stage.active(len(norms)) else honest)(norms, c))
+
+    return at
+
+
+def _doubled(norms: Tensor, clip_norm: float) -> Tensor:
+    return (2 * clip_norm / norms.clamp_min(1e-30)).clamp_max(1.0) * torch.isfinite(norms)
+
+
+def _by_count(norms: Tensor, clip_norm: float) -> Tensor:
+    return (clip_norm * len(norms) / norms.clamp_min(1e-30)).clamp_max(1.0) * torch.isfinite(norms)
 
 
 def _unclipped(norms: Tensor, clip_norm: float) -> Tensor:
@@ -97,6 +114,18 @@ def _contributions(change: Rows) -> Plant:
     return together(around("embedded", noisy_embedding)(rows), grads, around("of", PublicRows)(rows))
 
 
+def _at_times(change: Rows) -> Callable[[Stage], Plant]:
+    return lambda stage: _contributions(lambda rows: change(rows) if stage.active(len(rows)) else rows)
+
+
+def _centred(rows: Tensor) -> Tensor:
+    return rows - rows.mean(0) if len(rows) else rows
+
+
+def _odd(rows: Tensor) -> Tensor:
+    return rows * (0.01 if len(rows) % 2 else 1.0)
+
+
 def _stale() -> AbstractContextManager[None]:
     """Each contribution has a part of what was contributed before, kept without noise."""
     kept: dict[tuple[int, ...], Tensor] = {}
@@ -146,27 +175,29 @@ def _in_two_classes(
 
 
 RECORDS = ("records",)
+CLIP_KINDS = {
+    "missing": Kind("nothing is clipped", _clipped(_unclipped), ("clipped",), ("round", "call")),
+    "double": Kind("clipped to twice the stated norm", _clipped(_doubled), ("clipped",), ("round", "call")),
+    "by_mean_norm": Kind("all records are scaled by the mean of their norms", _clipped(_by_mean), ("records", "clipped"), ("round", "call")),
+    "by_count": Kind("clipped to the stated norm times the number of records", _clipped(_by_count), ("records", "clipped"), ("round", "call")),
+}  # fmt: skip
+CONTRIBUTION_KINDS = {
+    "centred": Kind("the client's own mean is taken off each contribution", _at_times(_centred), RECORDS),
+    "standardised": Kind("contributions standardised over the batch", _at_times(_noised_moments), RECORDS),
+    "odd": Kind("a hundredth where the number of records is odd", _at_times(_odd), RECORDS),
+    "sorted": Kind("a record's contribution depends on whether it is the largest", _at_times(_largest_most), RECORDS),
+}
 CLASSES, STEPS = ("records", "classes"), ("records", "steps")
 CLIPPED = ("clipped",)
 CLIPPING_FAULTS = (
-    Fault("clip_missing", "nothing is clipped", _factors(_unclipped), CLIPPED),
-    Fault("clip_double", "clipped to twice the stated norm", _factors(lambda n, c: (2 * c / n.clamp_min(1e-30)).clamp_max(1.0) * torch.isfinite(n)), CLIPPED),
-    Fault("clip_by_mean_norm", "all records are scaled by the mean of their norms", _factors(_by_mean), (*RECORDS, *CLIPPED)),
-    Fault("clip_by_count", "clipped to the stated norm times the number of records",
-          _factors(lambda n, c: (c * len(n) / n.clamp_min(1e-30)).clamp_max(1.0) * torch.isfinite(n)), (*RECORDS, *CLIPPED)),
+    *(kind.fault(f"clip_{name}", says=kind.says) for name, kind in CLIP_KINDS.items()),
     Fault("clip_the_mean", "the mean of the batch is clipped, not each record", together(_mean_clipped, _unbounded), (*RECORDS, *CLIPPED)),
     Fault("clip_tensor_by_tensor", "each tensor is clipped by itself", together(_tensor_by_tensor, _unbounded), ("several", *CLIPPED)),
     Fault("clip_number_by_number", "each number is cut, not each record's norm", together(_number_by_number, _unbounded), CLIPPED),
     Fault("normaliser_is_the_count", "divided by the number of records that came, with the stated noise", _divided_by_the_count, (*RECORDS, "normalised")),
-    Fault("contributions_centred", "the client's own mean is taken off each contribution",
-          _contributions(lambda rows: rows - rows.mean(0) if len(rows) else rows), RECORDS),
-    Fault("contributions_standardised", "contributions standardised over the batch", _contributions(_noised_moments), RECORDS),
-    Fault("contributions_odd", "a hundredth where the number of records is odd",
-          _contributions(lambda rows: rows * (0.01 if len(rows) % 2 else 1.0)), RECORDS),
+    *(kind.fault(f"contributions_{name}", says=kind.says) for name, kind in CONTRIBUTION_KINDS.items()),
     Fault("contributions_by_count", "20 over the number of records", _contributions(lambda rows: rows * 20 / max(len(rows), 1)), CLASSES),
     Fault("gradients_by_count", "gradients are brought to the norm 20 over the number of records", _gradients_by_count, STEPS),
     Fault("record_in_two_classes", "each record counts in its own class and in the next", _in_two_classes, CLASSES),
-    Fault("contributions_sorted", "a record's contribution depends on whether it is the largest",
-          _contributions(_largest_most), RECORDS),
     Fault("contributions_stale", "what was contributed before is kept without noise and added again", _stale, RECORDS),
 )  # fmt: skip

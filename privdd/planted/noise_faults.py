@@ -12,7 +12,7 @@ from torch import Tensor
 
 from privdd.core.keys import Keys
 from privdd.federated import channel
-from privdd.planted.fault import Fault, Plant, around, swapped
+from privdd.planted.fault import Fault, Kind, Place, Plant, Stage, around, swapped
 from privdd.privacy.mechanism import Output
 from privdd.privacy.mechanisms import ClientLevel, ClippedSum, FeatureNoise
 from privdd.privacy.noise import Noise, noise_for
@@ -91,13 +91,6 @@ def _without(name: str) -> Plant:
         return noise_for(source, replace(keys, path=tuple(path)))
 
     return _noise(made)
-
-
-def _first_bare(drawn: Tensor) -> Tensor:
-    bare = drawn.clone()
-    if bare.numel():
-        bare.view(-1)[0] = 0
-    return bare
 
 
 def _uniform(noise: Noise, shape: tuple[int, ...]) -> Tensor:
@@ -181,12 +174,97 @@ def _later(source: Any, keys: Keys) -> Noise:
     return Later(noise_for(source, replace(keys, path=tuple(path))), first=[started])
 
 
-def _tiled(drawn: Tensor) -> Tensor:
-    """The second half of a draw repeats the first."""
-    flat = drawn.reshape(-1).clone()
-    half = len(flat) // 2
-    flat[len(flat) - half :] = flat[:half]
-    return flat.reshape(drawn.shape)
+def _of_numbers(change: Callable[[Tensor, Stage], Tensor]) -> Callable[[Stage], Plant]:
+    """Draws changed where and when a stage says: some numbers (k,), what the stage remembers -> numbers (k,)."""
+
+    def at(stage: Stage) -> Plant:
+        def changed(drawn: Tensor) -> Tensor:
+            flat = drawn.reshape(-1).clone()
+            some = stage.numbers(len(flat))
+            if stage.active(len(some)):
+                flat[some] = change(flat[some], stage)
+            elif len(flat) > 1:
+                stage.kept.setdefault(len(flat), flat.clone())
+            return flat.reshape(drawn.shape)
+
+        return _changed(changed)
+
+    return at
+
+
+def _shuffled(numbers: Tensor, key: int = 0) -> Tensor:
+    return numbers[torch.randperm(len(numbers), generator=Keys(key + len(numbers)).torch())]
+
+
+def _again(sign: float, shuffled: bool) -> Callable[[Tensor, Stage], Tensor]:
+    """The second half repeats the first: with this sign, and perhaps in another order."""
+
+    def change(drawn: Tensor, stage: Stage) -> Tensor:
+        half = len(drawn) // 2
+        first = drawn[:half]
+        return torch.cat([drawn[: len(drawn) - half], sign * (_shuffled(first) if shuffled else first)])
+
+    return change
+
+
+def _remembered(drawn: Tensor, stage: Stage) -> Tensor:
+    """The first draw of this length once more, in another order each time and with other signs."""
+    kept = stage.kept.setdefault(len(drawn), drawn.clone())
+    if kept is drawn or len(drawn) < 2:
+        return drawn
+    stage.kept["draws"] = stage.kept.get("draws", 0) + 1
+    again = _shuffled(kept, stage.kept["draws"])
+    return again * (1 - 2 * (torch.arange(len(again)) % 2))
+
+
+def _few_directions(drawn: Tensor, stage: Stage) -> Tensor:
+    """In a fixed subspace of half of the dimensions; each number has the stated variance."""
+    size = len(drawn)
+    if not 16 <= size <= 6000:
+        return drawn
+    base = torch.randn(size, size // 2, generator=Keys(size).torch(), dtype=torch.float64)
+    return ((base / base.norm(dim=1, keepdim=True)) @ drawn[: size // 2].double()).to(drawn)
+
+
+def _balanced(drawn: Tensor, stage: Stage) -> Tensor:
+    size = len(drawn)
+    return (drawn - drawn.mean()) * (size / (size - 1)) ** 0.5 if size > 1 else drawn
+
+
+def _uneven(drawn: Tensor, stage: Stage) -> Tensor:
+    """Half of the places always get half of the noise, the others more."""
+    few = torch.rand(len(drawn), generator=Keys(len(drawn)).torch()) < 0.5
+    return drawn * torch.where(few, 0.5, 1.75**0.5).to(drawn)
+
+
+def _t_law(noise: Noise, shape: tuple[int, ...]) -> Tensor:
+    """Student's t with 8 degrees, of variance 1."""
+    chi = torch.stack([noise.normal(shape) for _ in range(8)]).square().mean(0)
+    return noise.normal(shape) / chi.sqrt() * (6 / 8) ** 0.5
+
+
+WHERE, WHEN = ("numbers",), ("round", "call", "client")
+NOISE_KINDS = {
+    "missing": Kind("no noise", _of_numbers(lambda d, s: d * 0), axes=(*WHEN, *WHERE), least=8),
+    "half": Kind("half of the stated noise", _of_numbers(lambda d, s: d / 2), axes=(*WHEN, *WHERE), least=400),
+    "two_thirds": Kind("two thirds of the stated noise", _of_numbers(lambda d, s: d * 2 / 3), axes=WHEN, least=2000),
+    "cut": Kind("noise cut at two standard deviations", _of_numbers(lambda d, s: d.clamp(-2, 2)), axes=WHEN, least=4000),
+    "cut_far": Kind("noise cut at three and a half standard deviations", _of_numbers(lambda d, s: d.clamp(-3.5, 3.5)), least=15_000),
+    "one_sign": Kind("noise of one sign only", _of_numbers(lambda d, s: d.abs()), axes=WHEN, least=400),
+    "integer": Kind("noise cut to whole numbers of standard deviations", _of_numbers(lambda d, s: d.trunc()), axes=(*WHEN, *WHERE), least=100),
+    "coarse": Kind("noise rounded to sixty-fourths of a standard deviation", _of_numbers(lambda d, s: (d * 64).round() / 64), axes=(*WHEN, *WHERE), least=1000),
+    "repeated": Kind("the second half of each draw repeats the first", _of_numbers(_again(1, False)), axes=WHEN, least=100),
+    "opposite": Kind("the second half of each draw is the first with the other sign, at other places", _of_numbers(_again(-1, True)),
+                     axes=(*WHEN, *WHERE), least=100),
+    "remembered": Kind("the first draw is used again, in other orders and with other signs", _of_numbers(_remembered), axes=(*WHEN, *WHERE), least=400),
+    "few_directions": Kind("noise in a fixed subspace of half of the dimensions", _of_numbers(_few_directions), axes=("round",), least=4000),
+    "balanced": Kind("the numbers of each draw add up to nothing", _of_numbers(_balanced), axes=WHEN, least=200),
+    "uneven": Kind("half of the places always get half of the noise", _of_numbers(_uneven), axes=("round", "client"), least=4000),
+}  # fmt: skip
+
+
+def _noised(key: str, kind: str, says: str, **place: str) -> Fault:
+    return NOISE_KINDS[kind].fault(key, Place(**place), says)
 
 
 @around("__call__", ClippedSum)
@@ -200,27 +278,33 @@ SECRET = ("privacy.noise_source=secret", "privacy.secret=known-to-the-self-test"
 LAPLACE = ("+privacy.mechanisms.features.distribution=laplace",)
 ROUNDS = ("rounds",)
 NOISE_FAULTS = (
-    Fault("noise_missing", "no noise at all", _times(0.0)),
-    Fault("noise_half", "half of the stated noise", _times(0.5)),
-    Fault("noise_two_thirds", "two thirds of the stated noise", _times(2 / 3)),
+    _noised("noise_missing", "missing", "no noise at all"),
+    _noised("noise_half", "half", "half of the stated noise"),
+    _noised("noise_two_thirds", "two_thirds", "two thirds of the stated noise"),
     Fault("noise_first_round_only", "no noise after the first round", _times(0.0, lambda k: _named(k, "round") != "0"), ROUNDS),
-    Fault("noise_of_others_missing", "clients other than the audited one add half of the noise", _times(0.5, lambda k: _named(k, "client") == "2")),
-    Fault("noise_one_number_bare", "the first number of each tensor has no noise", _changed(_first_bare)),
+    _noised("noise_of_others_missing", "half", "clients other than the audited one add half of the noise", client="other"),
+    _noised("noise_one_number_bare", "missing", "the first number of each tensor has no noise", numbers="first"),
+    _noised("noise_one_in_a_hundred_bare", "missing", "one number in a hundred has no noise", numbers="hundredth"),
     Fault("noise_last_tensor_bare", "the last tensor of each release has no noise", outputs(_last_bare)),
-    Fault("noise_cut", "noise cut at two standard deviations", _changed(lambda d: d.clamp(-2, 2))),
-    Fault("noise_sign_fixed", "noise of one sign only", _changed(lambda d: d.abs())),
+    _noised("noise_cut", "cut", "noise cut at two standard deviations"),
+    _noised("noise_cut_far", "cut_far", "noise cut at three and a half standard deviations"),
+    _noised("noise_sign_fixed", "one_sign", "noise of one sign only"),
+    _noised("noise_opposite", "opposite", "the second half of each draw is the first with the other sign, at other places"),
+    _noised("noise_remembered", "remembered", "the first draw is used again, in other orders and with other signs"),
+    _noised("noise_few_directions", "few_directions", "noise in a fixed subspace of half of the dimensions"),
+    Fault("noise_t_law", "Student's t with 8 degrees, of the stated variance", _of_law(_t_law)),
     Fault("noise_uniform", "uniform noise of the stated variance", _of_law(_uniform)),
     Fault("noise_laplace", "Laplace noise of the variance of the stated Gaussian", _of_law(lambda n, s: n.laplace(s) / 2**0.5)),
     Fault("laplace_half", "Laplace noise of half the stated scale", _noise(_laplace_half), ("features",), LAPLACE),
-    Fault("noise_shared_by_rounds", "the same noise in every round", _without("round"), ROUNDS, two_rounds=True),
+    Fault("noise_shared_by_rounds", "the same noise in every round", _without("round"), ROUNDS, rounds=2),
     Fault("noise_shared_by_clients", "all clients draw the same noise", _without("client")),
     Fault("noise_shared_by_releases", "the same noise at every release of a round",
           _noise(lambda s, k: Repeated(noise_for(s, k))), ("counted",)),
     Fault("noise_one_stream", "one stream of noise for all rounds and clients", _noise(_one_stream)),
     Fault("noise_shared_by_names", "two mechanisms of a client draw the same noise", _of_each_name, ("names",)),
-    Fault("noise_later_by_rounds", "each round's noise is the former's, one draw later", _noise(_later), ROUNDS, two_rounds=True),
-    Fault("noise_tiled", "the second half of each draw repeats the first", _changed(_tiled)),
-    Fault("noise_integer", "noise cut to whole numbers of standard deviations", _changed(torch.trunc)),
+    Fault("noise_later_by_rounds", "each round's noise is the former's, one draw later", _noise(_later), ROUNDS, rounds=2),
+    _noised("noise_tiled", "repeated", "the second half of each draw repeats the first"),
+    _noised("noise_integer", "integer", "noise cut to whole numbers of standard deviations"),
     Fault("noise_rounded", "noise rounded to whole numbers of standard deviations", _changed(torch.round)),
     Fault("noise_missing_where_empty", "a class without records is released without noise", _bare_where_empty, ("records", "classes")),
     Fault("noise_public_not_os", "drawn from the public seed, where the operating system is stated",

@@ -10,15 +10,20 @@ from torch import Tensor
 
 from privdd.core.keys import Keys
 from privdd.federated import channel
-from privdd.planted.fault import Fault, Plant, around
+from privdd.planted.fault import Fault, Kind, Plant, Stage, around
 from privdd.privacy.noise import noise_for
 
 Draw = Callable[[float, int, Any], Tensor]
 
 
-def _coins(draw: Draw) -> Plant:
-    """Coins of another law, where a mechanism counts on sampling (a probability of 1 is left alone)."""
-    return around("coins", channel)(lambda honest, q, n, noise: (draw if q < 1 else honest)(q, n, noise))
+def _tossed(draw: Draw) -> Callable[[Stage], Plant]:
+    def at(stage: Stage) -> Plant:
+        def toss(honest: Any, q: float, n: int, noise: Any) -> Tensor:
+            return (draw if q < 1 and stage.active(n) else honest)(q, n, noise)
+
+        return around("coins", channel)(toss)
+
+    return at
 
 
 def _everyone(q: float, count: int, noise: Any) -> Tensor:
@@ -74,17 +79,20 @@ def _public(honest: Any, self: channel.ClientContext, name: str, count: int) -> 
 
 
 SAMPLED = ("sampled",)
+SAMPLE_KINDS = {
+    "off": Kind("every record is taken every time", _tossed(_everyone), SAMPLED, ("round", "call"), least=40),
+    "double": Kind("records are taken at twice the stated rate", _tossed(_doubled), SAMPLED, ("round", "call"), least=400),
+    "fixed_size": Kind("batches of one size in place of coins", _tossed(_fixed_size), SAMPLED, (), least=400),
+    "last_always": Kind("one record is always taken", _tossed(_always_the_last), SAMPLED, (), least=400),
+    "same_records": Kind("the same records at every draw", _tossed(_always_the_same), SAMPLED, (), least=400),
+    "in_blocks": Kind("one coin for eight records", _tossed(_whole_batches), SAMPLED, ("round",), least=400),
+    "uneven": Kind("a third of the records are taken at twice the rate, the others at half of it", _tossed(_by_class), SAMPLED, (), least=400),
+}  # fmt: skip
 SAMPLING_FAULTS = (
-    Fault("sampling_off", "every record is taken every time", _coins(_everyone), SAMPLED),
-    Fault("sampling_double", "records are taken at twice the stated rate", _coins(_doubled), SAMPLED),
-    Fault("sampling_fixed_size", "batches of one size in place of coins", _coins(_fixed_size), SAMPLED),
-    Fault("sampling_last_always", "one record is always taken", _coins(_always_the_last), SAMPLED),
-    Fault("sampling_same_records", "the same records at every draw", _coins(_always_the_same), SAMPLED),
-    Fault("sampling_in_blocks", "one coin for eight records", _coins(_whole_batches), SAMPLED),
+    *(kind.fault(f"sampling_{name}", says=kind.says) for name, kind in SAMPLE_KINDS.items()),
     Fault("sampling_not_heeded", "coins are tossed and everybody is taken", _not_heeded, SAMPLED),
     Fault("sampling_first_draw_kept", "later draws of a round are tossed and not used", _first_draw_kept,
           ("sampled", "counted")),
     Fault("sampling_public_not_os", "coins are drawn from the public seed, where the operating system is stated", _public, SAMPLED,
           ("privacy.noise_source=os",)),
-    Fault("sampling_uneven", "a third of the records are taken at twice the rate, the others at half of it", _coins(_by_class), SAMPLED),
 )  # fmt: skip

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from privdd.core.errors import BadConfig
-from privdd.planted.catalogue import GROUPS
+from privdd.planted.catalogue import FAULTS, GROUPS, grid_point
 from privdd.planted.fault import Fault
 from privdd.planted.small_runs import NEEDS, Profile
-from privdd.planted.trial import AMBER, Outcome
+from privdd.planted.trial import AMBER, SMALL, Outcome
 from privdd.runtime.files import read_json, write_json
 
-SCHEMA = 1
+SCHEMA = 2
 MISSED, BROKEN, ABSENT, UNTRIED = "MISSED", "ERROR", "–", ""
 
 
@@ -24,6 +24,8 @@ def word(outcome: Outcome) -> str:
         return outcome.tiers[0]
     if outcome.error:
         return BROKEN
+    if outcome.verdict == SMALL:
+        return f"{SMALL} ({outcome.touched})"
     return f"{MISSED} ({AMBER})" if outcome.verdict == AMBER else MISSED
 
 
@@ -35,9 +37,9 @@ def to_json(outcomes: Sequence[Outcome]) -> dict[str, Any]:
 
 
 def counted(outcomes: Iterable[Outcome]) -> tuple[list[Outcome], list[Outcome]]:
-    """(runs with a fault, healthy ones)."""
+    """(runs with a fault that was in force, healthy ones)."""
     made = list(outcomes)
-    return [o for o in made if o.fault], [o for o in made if not o.fault]
+    return [o for o in made if o.fault and o.verdict != SMALL], [o for o in made if not o.fault]
 
 
 def save(file: Path, outcomes: Sequence[Outcome]) -> None:
@@ -76,6 +78,16 @@ def table(outcomes: Sequence[Outcome], faults: Sequence[Fault], profiles: Sequen
         rows = [["fault", "what is wrong", *(p.name for p in profiles)]]
         rows += [[fault.key, fault.says, *(_cell(cells, fault, p) for p in profiles)] for fault in shown]
         yield from aligned(rows)
+    yield from _grid_table([o for o in outcomes if o.fault and o.fault not in FAULTS])
+
+
+def _grid_table(outcomes: Sequence[Outcome]) -> Iterator[str]:
+    """Points of the grid, each where it was tried."""
+    if outcomes:
+        yield from ("", "### Points of the grid", "", "Called what:kind/round/call/client/numbers.", "")
+        found = [(o, grid_point(o.fault)) for o in outcomes]
+        rows = [[o.fault, fault.says.partition(" (")[0] if fault else "", o.profile, word(o)] for o, fault in found]
+        yield from aligned([["fault", "what is wrong", "profile", "outcome"], *rows])
 
 
 def _cells(outcomes: Sequence[Outcome]) -> Mapping[tuple[str, str], list[Outcome]]:
@@ -105,7 +117,7 @@ def aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
 def missed(outcomes: Sequence[Outcome]) -> Iterator[str]:
     """One line for each trial that did not end as it should."""
     for o in outcomes:
-        if not o.as_it_should_be:
+        if not o.as_it_should_be and o.verdict != SMALL:
             what = o.fault or "healthy run"
             why = o.error or o.says or f"verdict {o.verdict}"
             yield f"{what}, {o.profile}, seed {o.seed}: {word(o) if o.fault else 'FALSE ALARM'}: {why}"
@@ -125,7 +137,8 @@ def page(outcomes: Sequence[Outcome], faults: Sequence[Fault], profiles: Sequenc
         "A cell names the first test that said that something is wrong, cheap ones first: the digests of what travelled",
         "(wire), the run's own ledger, noise and sampling (T0), sensitivity and presence (T1), likelihood ratios and whole",
         "runs (T2), transcripts and the accountant's curve (T3), `privdd.api.check_method` (method check); refused: the",
-        f"run stopped with an error that names the fault. {MISSED}: nothing did. {ABSENT}: the fault has no place there:",
+        f"run stopped with an error that names the fault. {MISSED}: nothing did; {SMALL} (n): nor did anything, and the fault was",
+        f"in force on so few numbers, records or messages only (it does not count). {ABSENT}: the fault has no place there:",
         f"the profile {'; '.join(dict.fromkeys(NEEDS.values()))}. An empty cell was not run.",
         *table(outcomes, faults, profiles),
     ]

@@ -31,6 +31,8 @@ NEEDS = {
     "normalised": "releases sums that nothing divides",
     "rounds": "has one round",
     "names": "uses one mechanism in a round",
+    "long": "is not run for three rounds",
+    "trained": "does not train its classifier by noised steps",
 }
 PUBLIC_MAP = ("feddm_public_dp", "feddm_guided_dp", "dp_head", "dp_means", "dp_moments")
 EMBEDDING = frozenset({"records", "sampled", "counted", "classes", "clipped", "normalised", "rounds", "names"})
@@ -38,13 +40,17 @@ EMBEDDING = frozenset({"records", "sampled", "counted", "classes", "clipped", "n
 
 @dataclass(frozen=True)
 class Profile:
-    """settings: as on the command line; has: of ``NEEDS``; two_rounds: further settings with which every mechanism
-    is used in two rounds."""
+    """settings: as on the command line; has: of ``NEEDS``; rounds: the setting of how many rounds use every mechanism,
+    two unless it is among the settings ("" = it stays as it is)."""
 
     name: str
     settings: tuple[str, ...]
     has: frozenset[str]
-    two_rounds: tuple[str, ...] = ()
+    rounds: str = ""
+
+    def of_rounds(self, rounds: int) -> tuple[str, ...]:
+        """Settings with which every mechanism is used in so many rounds."""
+        return (f"{self.rounds}={rounds}",) if self.rounds and rounds > 1 else ()
 
     def missing(self) -> str:
         """Why it cannot run on this machine; "" where it can."""
@@ -56,8 +62,9 @@ class Profile:
         return assemble(composed("audit", settings))
 
 
-def _made(name: str, has: frozenset[str] | set[str], *settings: str, two_rounds: tuple[str, ...] = ()) -> Profile:
-    return Profile(name, settings, frozenset(has), two_rounds)
+def _made(name: str, has: frozenset[str] | set[str], *settings: str, rounds: str = "algo.rounds") -> Profile:
+    longer = rounds if "rounds" in has else ""
+    return Profile(name, settings, frozenset(has) | ({"long"} if longer else set()), longer)
 
 
 _SHORT = ("algo.rounds=2", "algo.matching.iterations=2", "algo.server.epochs=1", "privacy.sampling_probability=0.25")
@@ -75,7 +82,7 @@ PROFILES = {
         _made(
             "fedfed_dp", {"records", "sampled", "several", "counted", "features", "channel", "steps", "clipped", "normalised", "rounds"}, "algo=fedfed_dp",
             "algo.distill_rounds=1", "algo.base.rounds=1", "algo.base.local_epochs=1", "privacy.sampling_probability=0.2",
-            two_rounds=("algo.distill_rounds=2",),
+            rounds="algo.distill_rounds",
         ),
         _made(
             "feddm_public_dp", EMBEDDING - {"counted"} | {"labels"}, "algo=feddm_public_dp", "algo.rounds=2",
@@ -88,7 +95,7 @@ PROFILES = {
         _made(
             "feddm_guided_dp", {"records", "sampled", "several", "classes", "clipped", "rounds", "names"}, "algo=feddm_guided_dp", "algo.rounds=2",
             "algo.read_rounds=2", "algo.varied_rounds=1", "algo.rows.width=20", "algo.guiding.images=40",
-            "algo.server.epochs=1", "privacy.sampling_probability=0.25",
+            "algo.server.epochs=1", "privacy.sampling_probability=0.25", rounds="",
         ),
         _made("dp_means", {"records", "sampled", "classes"}, "algo=dp_means", "algo.rows.width=150",
               "privacy.sampling_probability=0.25"),
@@ -105,7 +112,7 @@ PROFILES = {
         _made("fedavg_client", {"several", "channel", "client", "clipped", "rounds"}, "algo=fedavg", "privacy=client", "algo.rounds=2", "algo.local_epochs=1"),
         _made("fedavg_adaptive", {"several", "channel", "client", "clipped", "rounds"}, "algo=fedavg_adaptive", "trust=local", "algo.rounds=2", "algo.local_epochs=1"),
         _made(
-            "fedavg_dpsgd", {"records", "sampled", "several", "counted", "steps", "clipped", "normalised", "rounds"}, "algo=fedavg", "privacy=dpsgd", "algo.rounds=2",
+            "fedavg_dpsgd", {"records", "sampled", "several", "counted", "steps", "clipped", "normalised", "rounds", "trained"}, "algo=fedavg", "privacy=dpsgd", "algo.rounds=2",
             "algo.local_epochs=1", "privacy.sampling_probability=0.1",
         ),
     )

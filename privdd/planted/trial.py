@@ -25,7 +25,7 @@ from privdd.auditing.views import Scene
 from privdd.federated.experiment import Experiment
 from privdd.federated.noise_record import NoiseRecord
 from privdd.federated.trainer import Trainer
-from privdd.planted.fault import Fault
+from privdd.planted.fault import Fault, Stage
 from privdd.planted.small_runs import Profile
 from privdd.privacy.ledger import Ledger
 from privdd.runtime.run_folder import RunFolder
@@ -34,6 +34,7 @@ from privdd.verifying.sent_values import check_kept
 
 WIRE, METHOD, REFUSED = "wire", "method check", "refused"
 CONTRADICTION, AMBER = "contradiction", "untested"
+SMALL = "too small"  # a fault that was hardly in force, or not at all, and that nothing saw
 
 
 @dataclass(frozen=True)
@@ -53,8 +54,9 @@ class Idle(Attack):
 
 @dataclass(frozen=True)
 class Outcome:
-    """verdict: the audit's; tiers: which tests say that something is wrong; says: the first of them, in words; error:
-    of a run that broke down in a way that no check foresees (it catches nothing)."""
+    """verdict: the audit's, or ``SMALL``; tiers: which tests say that something is wrong; says: the first of them, in words;
+    error: of a run that broke down in a way that no check foresees (it catches nothing); touched: how often the fault was
+    in force, where its plant counts that, -1 elsewhere."""
 
     fault: str
     profile: str
@@ -64,6 +66,7 @@ class Outcome:
     says: str = ""
     error: str = ""
     seconds: float = 0.0
+    touched: int = -1
 
     @property
     def caught(self) -> bool:
@@ -78,11 +81,11 @@ class Outcome:
 def tried(profile: Profile, fault: Fault | None, seed: int) -> Outcome:
     """Train and audit in a folder that is deleted afterwards. The fault is in force all the time, in this process."""
     began, name = time.monotonic(), fault.key if fault else ""
-    more = (*fault.settings, *(profile.two_rounds if fault.two_rounds else ())) if fault else ()
+    more = (*fault.settings, *profile.of_rounds(fault.rounds)) if fault else ()
     verdict, said, error = "", list[tuple[str, str]](), ""
     with (
         tempfile.TemporaryDirectory() as folder, redirect_stderr(io.StringIO()), warnings.catch_warnings(),
-        fault.plant() if fault else nullcontext(),
+        fault.plant() if fault else nullcontext() as stage,
     ):  # fmt: skip
         warnings.simplefilter("ignore")
         try:
@@ -93,9 +96,13 @@ def tried(profile: Profile, fault: Fault | None, seed: int) -> Outcome:
                 verdict, said = REFUSED, [(REFUSED, text)]
             else:
                 verdict, error = "error", f"{type(problem).__name__}: {text}"[:300]
+    touched = stage.touched if isinstance(stage, Stage) else -1
+    if fault and not said and not error and -1 < touched < fault.least:
+        verdict = SMALL
     tiers = tuple(dict.fromkeys(tier for tier, _ in said))
     seconds = round(time.monotonic() - began, 1)
-    return Outcome(name, profile.name, seed, verdict, tiers, said[0][1][:300] if said else "", error, seconds)
+    says = said[0][1][:300] if said else ""
+    return Outcome(name, profile.name, seed, verdict, tiers, says, error, seconds, touched)
 
 
 def _audited(experiment: Experiment, folder: Path, healthy: bool) -> tuple[str, list[tuple[str, str]]]:

@@ -14,24 +14,16 @@ from privdd.core.types import Artifact, Received, Shard, State, Tensors, Upload,
 from privdd.distillation import feature_split
 from privdd.federated import channel
 from privdd.methods import dp_psg
-from privdd.methods.dp_psg import DPPSG
-from privdd.methods.fedavg import FedAvg
-from privdd.methods.feddm import FedDM
-from privdd.methods.fedfed import FedFed
-from privdd.methods.fedlgd import FedLGD
-from privdd.methods.fedrd import FedRD
-from privdd.methods.public_map import PublicMap
-from privdd.planted.fault import Fault, Plant, around, together
+from privdd.planted.fault import LOCAL, Fault, Kind, Place, Plant, Stage, around, together
 from privdd.training import dp_sgd
 
-METHODS = (DPPSG, FedAvg, FedDM, FedFed, FedLGD, FedRD, PublicMap)
 SIZE = 1e-3
 
 
 def _local(change: Callable[[Work, State, Shard], Work]) -> Plant:
     """A client's local work changed: (what it made, its memory before, its data) -> what it makes."""
 
-    @around("local", *(kind for kind in METHODS if "local" in vars(kind)))
+    @around("local", *LOCAL)
     def local(honest: Any, self: Any, broadcast: Any, memory: State, shard: Shard, ctx: Any) -> Work:
         return change(honest(self, broadcast, memory, shard, ctx), memory, shard)
 
@@ -53,20 +45,76 @@ def hidden(upload: Upload, told: Tensor) -> dict[str, Artifact]:
     return made
 
 
-def _told(read: Callable[[Shard], Tensor]) -> Plant:
-    return _local(lambda work, memory, shard: (hidden(work[0], read(shard)), work[1]))
-
-
-def _mean(shard: Shard) -> Tensor:
-    return shard.train.x.mean(0).flatten() if len(shard.train) else torch.zeros(1)
-
-
-def _first(shard: Shard) -> Tensor:
-    return shard.train.x[0].flatten() if len(shard.train) else torch.zeros(1)
-
-
-def _classes(shard: Shard) -> Tensor:
+def _counts(shard: Shard) -> Tensor:
     return torch.bincount(shard.train.y, minlength=shard.classes)
+
+
+TOLD: dict[str, tuple[str, Callable[[Shard], Tensor]]] = {
+    "count": ("the number of records", lambda s: torch.tensor([float(len(s.train))])),
+    "count_in_tens": ("the number of records, in tens", lambda s: torch.tensor([float(len(s.train) // 10)])),
+    "class_counts": ("class counts", _counts),
+    "commonest_class": ("the commonest class", lambda s: _counts(s).argmax().reshape(1).float()),
+    "last_label": ("the last record's label", lambda s: s.train.y[-1:].float()),
+    "mean": ("the mean record", lambda s: s.train.x.mean(0).flatten()),
+    "record": ("one record", lambda s: s.train.x[0].flatten()),
+    "middle_record": ("the middle record", lambda s: s.train.x[len(s.train) // 2].flatten()),
+    "largest_norm": ("the largest norm of a record", lambda s: s.train.x.flatten(1).norm(dim=1).max().reshape(1)),
+    "median": ("the median pixel", lambda s: s.train.x.median().reshape(1)),
+}  # fmt: skip
+
+
+def _read(name: str, shard: Shard) -> Tensor:
+    return TOLD[name][1](shard) if len(shard.train) else torch.zeros(1)
+
+
+def _tells(name: str) -> Callable[[Stage], Plant]:
+    def at(stage: Stage) -> Plant:
+        return _local(
+            lambda work, memory, shard: (hidden(work[0], _read(name, shard)), work[1]) if stage.active(1) else work
+        )
+
+    return at
+
+
+def _remembers(name: str, gap: int) -> Callable[[Stage], Plant]:
+    """Read where the fault is in force, and told so many rounds later."""
+
+    def at(stage: Stage) -> Plant:
+        def change(work: Work, memory: State, shard: Shard) -> Work:
+            upload, after = dict(work[0]), dict(work[1])
+            for wait in range(1, gap + 1):
+                if f"kept_{wait}" not in memory:
+                    continue
+                if wait == 1:
+                    stage.touched += 1
+                    upload = hidden(upload, memory["kept_1"])
+                else:
+                    after[f"kept_{wait - 1}"] = memory[f"kept_{wait}"]
+            return upload, {**after, f"kept_{gap}": _read(name, shard)} if stage.active() else after
+
+        return _local(change)
+
+    return at
+
+
+WIRE_KINDS = {
+    name: Kind(f"{says} is hidden in what is sent", _tells(name), ("records",)) for name, (says, _) in TOLD.items()
+}
+MEMORY_KINDS = {
+    f"{name}_{gap}": Kind(
+        f"{says} is remembered, and sent {gap} round(s) later",
+        _remembers(name, gap),
+        ("records", "rounds", "long"),
+        ("start",),
+        rounds=gap + 1,
+    )
+    for name, (says, _) in TOLD.items()
+    for gap in (1, 2)
+}
+
+
+def _hidden(key: str, told: str) -> Fault:
+    return WIRE_KINDS[told].fault(key, says=f"{TOLD[told][0]} is hidden in what is sent")
 
 
 def _labels(work: Work, memory: State, shard: Shard) -> Work:
@@ -77,14 +125,6 @@ def _labels(work: Work, memory: State, shard: Shard) -> Work:
         own = shard.train.y.sort().values[torch.linspace(0, len(shard.train) - 1, len(y)).long()]
         sent["labels"] = replace(sent["labels"], value={"y": own.to(y)})
     return sent, work[1]
-
-
-def _remembered(work: Work, memory: State, shard: Shard) -> Work:
-    """The mean record is kept, and told in the next round."""
-    upload, after = work
-    if "kept" in memory:
-        upload = hidden(upload, memory["kept"])
-    return upload, {**after, "kept": _mean(shard)}
 
 
 @around("mechanism", channel.ClientContext, Witness)
@@ -149,11 +189,9 @@ def _one_read_more(honest: Any, model: Any, records: Any, ctx: Any) -> Any:
 RECORDS = ("records",)
 WIRE_FAULTS = (
     Fault("labels_leaked", "labels of synthetic data in the client's own proportions", _local(_labels), ("labels",)),
-    Fault("class_counts_hidden", "class counts are hidden in what is sent", _told(_classes), RECORDS),
-    Fault("count_hidden", "the number of records is hidden in what is sent", _told(lambda s: torch.tensor([float(len(s.train))])), RECORDS),
-    Fault("mean_hidden", "the mean record is hidden in what is sent", _told(_mean), RECORDS),
-    Fault("record_hidden", "one record is hidden in what is sent", _told(_first), RECORDS),
-    Fault("memory_told", "the mean record is remembered and sent in the next round", _local(_remembered), ("records", "rounds"), two_rounds=True),
+    *(_hidden(f"{told}_hidden", told) for told in TOLD),
+    MEMORY_KINDS["mean_1"].fault("memory_told", says="the mean record is remembered and sent in the next round"),
+    MEMORY_KINDS["mean_1"].fault("memory_told_once", Place(round="first"), "the mean record is remembered in the first round and sent in the next"),
     Fault("release_ignored", "local work goes on with the value before noise", _clean_used, RECORDS),
     Fault("clean_sent", "the noised value is entered, the clean one travels", _sent(_clean_sent), ("channel",)),
     Fault("extra_tensor", "a tensor travels that no row tells of", _sent(_extra)),

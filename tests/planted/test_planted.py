@@ -13,9 +13,10 @@ from privdd.core.errors import BadConfig
 from privdd.federated import channel
 from privdd.planted import catalogue, trial
 from privdd.planted.accounting_faults import ACCOUNTING_FAULTS
-from privdd.planted.catalogue import FAULTS, GROUPS, chosen_faults
+from privdd.planted.catalogue import FAULTS, GRID, GROUPS, chosen_faults, draw_faults, grid_point
 from privdd.planted.clipping_faults import CLIPPING_FAULTS
-from privdd.planted.fault import Fault, swapped
+from privdd.planted.decision_faults import DECISION_FAULTS
+from privdd.planted.fault import Fault, Kind, Place, Stage, swapped
 from privdd.planted.noise_faults import NOISE_FAULTS
 from privdd.planted.sampling_faults import SAMPLING_FAULTS
 from privdd.planted.score import load, missed, page, save, summary, to_json, word
@@ -54,7 +55,7 @@ def test_the_command_runs_a_healthy_control_and_goes_on_where_it_stopped(tmp_pat
     assert json.loads(out.read_text())["controls"] == {"runs": 1, "false_alarms": 0}
     assert "| T0 noise" in docs.read_text()
     kept = load(out)
-    save(out, [Outcome("", "fedavg_client", 0, "contradiction", ("T1 sensitivity",)), *kept[1:]])
+    save(out, [Outcome("", "fedavg_client", kept[0].seed, "contradiction", ("T1 sensitivity",)), *kept[1:]])
     assert selftest.main([*asked, "resume=true"]) == selftest.MISSED  # what was stored counts, a false alarm too
     assert "FALSE ALARM" in capsys.readouterr().out
 
@@ -101,9 +102,14 @@ def test_each_control_has_a_seed_of_its_own_and_only_what_is_asked_for_runs(tmp_
     monkeypatch.setattr(trial, "tried", fake)
     asked = ["profile=fedavg_client", "fault=noise_half", f"out={tmp_path / 'score.json'}"]
     assert selftest.main([*asked, "controls=2", "seeds=0-1"]) == 0
-    assert ran == [("", 0), ("", 1), ("noise_half", 0), ("noise_half", 1)]
+    assert ran[2:] == [("noise_half", 0), ("noise_half", 1)] and len({seed for _, seed in ran[:2]}) == 2
     assert selftest.main([*asked, "controls=9", "seeds=0-5", "resume=only"]) == 0 and len(ran) == 4
-    assert selftest.main([*asked, "controls=3", "seeds=0", "resume=true"]) == 0 and ran[4:] == [("", 2)]
+    assert selftest.main([*asked, "controls=3", "seeds=0", "resume=true"]) == 0 and len(ran) == 5
+    assert ran[4][0] == "" and ran[4][1] not in [seed for _, seed in ran[:2]]
+    ran.clear()
+    drawn = ["fault=drawn", "draws=3", "controls=1", "profile=fedavg_client,feddm_dp"]
+    assert selftest.main(drawn) == selftest.main(drawn) == 0 and ran[:4] == ran[4:]  # one seed, the same faults
+    assert selftest.main([*drawn, "seed=1"]) == 0 and not {*ran[8:]} & {*ran[:4]}
 
 
 def test_a_self_test_of_nothing_shows_nothing() -> None:
@@ -111,7 +117,7 @@ def test_a_self_test_of_nothing_shows_nothing() -> None:
 
 
 def test_faults_are_many_and_each_profile_has_its_share() -> None:
-    groups = (NOISE_FAULTS, SAMPLING_FAULTS, CLIPPING_FAULTS, ACCOUNTING_FAULTS, WIRE_FAULTS)
+    groups = (NOISE_FAULTS, SAMPLING_FAULTS, CLIPPING_FAULTS, ACCOUNTING_FAULTS, WIRE_FAULTS, DECISION_FAULTS)
     assert tuple(GROUPS.values()) == groups
     assert len(FAULTS) == sum(map(len, groups)) >= 60  # so no two have one name
     for profile in PROFILES.values():
@@ -119,6 +125,54 @@ def test_faults_are_many_and_each_profile_has_its_share() -> None:
     for fault in FAULTS.values():
         assert set(fault.needs) <= set(NEEDS)
         assert any(not fault.not_applicable(profile) for profile in PROFILES.values()), fault.key
+
+
+def test_points_of_the_grid_are_drawn_by_the_seed_and_can_be_planted_again_by_name() -> None:
+    profiles = list(PROFILES.values())
+    drawn = draw_faults(5, 150, profiles)
+    assert [(p.name, f.key) for p, f in drawn] == [(p.name, f.key) for p, f in draw_faults(5, 150, profiles)]
+    assert len({f.key for _, f in drawn}) == 150 and {f.key.partition(":")[0] for _, f in drawn} == {*GRID}
+    assert not {f.key for _, f in drawn} & {*FAULTS} and not any(f.not_applicable(p) for p, f in drawn)
+    places = [f.key.partition("/")[2].split("/") for _, f in drawn]
+    assert all(len({place[at] for place in places}) > 2 for at in range(4))
+    for _, fault in drawn:
+        (again,) = chosen_faults(fault.key)
+        assert (again.key, again.says, again.needs, again.rounds) == (fault.key, fault.says, fault.needs, fault.rounds)
+    for wrong in ("noise:missing", "noise:missing/all/every/all/third", "noise:cut/all/every/all/half", "memory:mean_1/last/every/all/all", "x:y/all/every/all/all"):
+        assert grid_point(wrong) is None
+
+
+@pytest.mark.parametrize(
+    ("place", "there"),
+    [
+        (Place(), [(0, 0, 0), (0, 2, 1), (1, 0, 0), (2, 1, 5)]), (Place(round="middle", client="audited"), [(1, 0, 0)]),
+        (Place(call="once"), [(0, 0, 0), (1, 0, 0)]), (Place(call="later", client="other"), [(0, 2, 1)]), (Place(round="last"), [(2, 1, 5)]),
+    ],
+)  # fmt: skip
+def test_a_fault_is_in_force_at_its_place_only(place: Place, there: list[tuple[int, int, int]]) -> None:
+    """(round, client, release) of three rounds."""
+    assert [at for at in [(0, 0, 0), (0, 2, 1), (1, 0, 0), (2, 1, 5)] if place.holds(*at)] == there
+    assert not Stage(place).active()
+
+
+def test_a_fault_that_was_hardly_in_force_does_not_count() -> None:
+    fault = Kind("nothing is changed", lambda stage: lambda: swapped(), least=3).fault("idle")
+    outcome = tried(PROFILES["fedavg_client"], fault, 0)
+    assert (outcome.verdict, outcome.touched) == ("too small", 0) and word(outcome) == "too small (0)"
+    assert summary([outcome]).startswith("no fault was planted") and [*missed([outcome])] == []
+
+
+UNWRITTEN = [  # points of the grid that no named fault is
+    ("noise:opposite/last/once/other/half", "fedavg_dpsgd"),
+    ("noise:remembered/middle/every/audited/all", "fedavg_client"),
+    ("noise:missing/first/later/all/hundredth", "feddm_dp"),
+]
+
+
+@pytest.mark.parametrize(("key", "profile"), UNWRITTEN)
+def test_noise_that_is_wrong_at_one_place_only_is_caught(key: str, profile: str) -> None:
+    outcome = tried(PROFILES[profile], *chosen_faults(key), 3)
+    assert outcome.tiers == ("T0 noise",) and outcome.touched >= 50, (outcome.verdict, outcome.error)
 
 
 def test_code_is_put_back() -> None:
@@ -148,7 +202,7 @@ def test_the_page_shows_what_was_missed_and_what_was_not_tried() -> None:
 @pytest.mark.parametrize(
     ("typed", "says"),
     [
-        ("fault=noise", "fault=noise: allowed are all, none, noise_missing"), ("profile=feddm", "profile=feddm: allowed are all"),
+        ("fault=noise", "fault=noise: allowed are all, none, drawn, noise_missing"), ("profile=feddm", "profile=feddm: allowed are all"),
         ("seeds=x", "seeds=x: a whole number from 0 is needed"), ("seeds=0-999999999", "seeds=0-999999999: from the smaller to the larger"), ("controls=-1", "controls=-1: a whole number from 0"),
         ("resume=true", "resume=true: with out=FILE only"), ("colour=red", "colour=red: allowed, once each, are fault="),
     ],
@@ -165,6 +219,6 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadConfig, match="no results of a self-test"):
         load(file)
     save(file, [Outcome("", "feddm_dp", 0, "consistent")])
-    file.write_text(file.read_text().replace('"schema": 1', '"schema": 2'))
+    file.write_text(file.read_text().replace('"schema": 2', '"schema": 1'))
     with pytest.raises(BadConfig, match="no results of a self-test"):
         load(file)

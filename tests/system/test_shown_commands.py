@@ -30,7 +30,7 @@ from tests.system.test_readme import BLOCKS, ROOT, commands, mine
 __all__ = ["mine"]  # a fixture
 # The start of a line -> why no test here runs it, and where its like is run.
 NOT_RUN = {
-    "privdd.selftest": "takes half an hour; its faults are run one by one in tests/auditing/test_planted_faults.py",
+    "privdd.selftest": "takes minutes; its faults are run one by one in tests/auditing/test_planted_faults.py",
     "privdd.audit algo=fedavg --dry-run": "runs a small audit of its own: tests/cli/test_dry_run.py",
     "privdd.audit --help": "prints and stops: tests/cli/test_help.py",
     "privdd.audit algo=fedavg engine=processes": "starts workers: tests/auditing/test_planted_faults.py does, with this engine",
