@@ -111,7 +111,7 @@ def _contributions(change: Rows) -> Plant:
     def grads(honest: Any, *given: Any) -> Tensors:
         return {name: change(tensor) for name, tensor in honest(*given).items()}
 
-    return together(around("embedded", noisy_embedding)(rows), grads, around("of", PublicRows)(rows))
+    return together(around("record_embeddings", noisy_embedding)(rows), grads, around("of", PublicRows)(rows))
 
 
 def _at_times(change: Rows) -> Callable[[Stage], Plant]:
@@ -176,8 +176,8 @@ def _in_two_classes(
 
 RECORDS = ("records",)
 CLIP_KINDS = {
-    "missing": Kind("nothing is clipped", _clipped(_unclipped), ("clipped",), ("round", "call")),
-    "double": Kind("clipped to twice the stated norm", _clipped(_doubled), ("clipped",), ("round", "call")),
+    "missing": Kind("nothing is clipped", _clipped(_unclipped), ("clipped",), ("round", "call"), placed=("records",)),
+    "double": Kind("clipped to twice the stated norm", _clipped(_doubled), ("clipped",), ("round", "call"), placed=("records",)),
     "by_mean_norm": Kind("all records are scaled by the mean of their norms", _clipped(_by_mean), ("records", "clipped"), ("round", "call")),
     "by_count": Kind("clipped to the stated norm times the number of records", _clipped(_by_count), ("records", "clipped"), ("round", "call")),
 }  # fmt: skip

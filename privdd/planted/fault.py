@@ -64,6 +64,10 @@ class Place:
     def __str__(self) -> str:
         return "/".join((self.round, self.call, self.client, self.numbers))
 
+    @property
+    def everywhere(self) -> bool:
+        return (self.round, self.call, self.client) == ("all", "every", "all")
+
     def holds(self, round: int, client: int, call: int) -> bool:
         when = {"all": True, "first": round == 0, "middle": 0 < round < ROUNDS - 1, "last": round == ROUNDS - 1}
         calls = {"every": True, "once": call <= 0, "later": call > 0}
@@ -100,7 +104,7 @@ class Stage:
 
     def active(self, count: int = 0) -> bool:
         """Whether the fault is in force now; if so, ``count`` is added to ``touched``."""
-        there = self.round >= 0 and self.place.holds(self.round, self.client, self.call)
+        there = self.place.everywhere or (self.round >= 0 and self.place.holds(self.round, self.client, self.call))
         self.touched += count * there
         return there
 
@@ -151,7 +155,8 @@ class Stage:
 
 @dataclass(frozen=True)
 class Kind:
-    """One thing that can be wrong, anywhere and at any time. axes: which parts of a ``Place`` it can be limited to."""
+    """One thing that can be wrong, anywhere and at any time. axes: which parts of a ``Place`` it can be limited to; placed:
+    what a profile must have beside ``needs`` where it is limited."""
 
     says: str
     plant: Callable[[Stage], Plant]
@@ -159,6 +164,7 @@ class Kind:
     axes: tuple[str, ...] = ("round",)
     least: int = 1
     rounds: int = 1
+    placed: tuple[str, ...] = ()
 
     def fault(self, key: str, place: Place = Place(), says: str = "") -> Fault:
         """The fault at one point of the grid."""
