@@ -39,7 +39,7 @@ FIRST = (NOISE, SAMPLING, SENSITIVITY)  # all that runs were judged by whose tes
 
 
 @dataclass(frozen=True)
-class Look:
+class TestedPart:
     """One part of what a mechanism's limit rests on. test: that covered it, in ``rounds``; why: of what is untested."""
 
     name: str
@@ -68,7 +68,7 @@ def _parts(test: str) -> Iterator[str]:
     return (part for part, tests in PARTS.items() if test in tests)
 
 
-def rests_on(ledger: Ledger, surface: str, findings: Sequence[Finding]) -> list[Look]:
+def rests_on(ledger: Ledger, surface: str, findings: Sequence[Finding]) -> list[TestedPart]:
     """The list of a surface: every part of every mechanism that it was computed from."""
     rows: dict[str, list[Release]] = {}
     for row in ledger.closure([surface]):
@@ -89,14 +89,14 @@ def _needed(rows: Sequence[Release], tests: Sequence[Finding]) -> Iterator[str]:
     return (part for part in (PARTS if told else FIRST) if sampled or part != SAMPLING)
 
 
-def _look(name: str, part: str, tests: Sequence[Finding]) -> Look:
+def _look(name: str, part: str, tests: Sequence[Finding]) -> TestedPart:
     found = [f for f in tests if f.attack in PARTS[part] and name in str(f.measures.get("signal", "")).split(", ")]
     missed = [why for why in (_missed(one, part) for one in found) if why]
     rounds = [(one.attack, _covers(one, part)) for one in found]
     done = [(test, at) for test, at in rounds if at is not None]
     if done and not missed:
-        return Look(name, part, done[0][0], tuple(sorted({t for _, at in done for t in at})))
-    return Look(name, part, why=missed[0] if missed else _note(found) or "no test applies to it")
+        return TestedPart(name, part, done[0][0], tuple(sorted({t for _, at in done for t in at})))
+    return TestedPart(name, part, why=missed[0] if missed else _note(found) or "no test applies to it")
 
 
 def _diagnostics(finding: Finding) -> Mapping[str, Any]:

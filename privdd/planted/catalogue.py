@@ -1,6 +1,6 @@
 """All planted faults: those with a name of their own, and points of a grid that a seed draws.
 
-A point of the grid is called what:kind/round/call/client/numbers (``Place``), so that one can be planted again.
+A point of the grid is called what:kind/round/call/client/numbers (``Scope``), so that one can be planted again.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from privdd.core.keys import Keys
 from privdd.planted.accounting_faults import ACCOUNTING_FAULTS
 from privdd.planted.clipping_faults import CLIP_KINDS, CLIPPING_FAULTS, CONTRIBUTION_KINDS
 from privdd.planted.decision_faults import DATA_KINDS, DECISION_FAULTS, FORM_KINDS
-from privdd.planted.fault import AXES, Fault, Kind, Place
+from privdd.planted.fault import AXES, Fault, Kind, Scope
 from privdd.planted.noise_faults import NOISE_FAULTS, NOISE_KINDS
 from privdd.planted.sampling_faults import SAMPLE_KINDS, SAMPLING_FAULTS
 from privdd.planted.small_runs import Profile
@@ -51,7 +51,7 @@ def grid_point(key: str) -> Fault | None:
         return None
     if any(value not in allowed for value, allowed in zip(place, _allowed(kind))):
         return None
-    return kind.fault(key, Place(*place))
+    return kind.fault(key, Scope(*place))
 
 
 def _allowed(kind: Kind) -> list[tuple[str, ...]]:

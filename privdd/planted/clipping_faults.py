@@ -16,7 +16,7 @@ from privdd.distillation import noisy_embedding
 from privdd.distillation.public_head import PublicRows
 from privdd.federated import channel
 from privdd.methods import dp_head
-from privdd.planted.fault import Fault, Kind, Plant, Stage, around, swapped, together
+from privdd.planted.fault import Fault, Kind, Moment, Plant, around, swapped, together
 from privdd.privacy import clipping
 from privdd.privacy.lattice import ROOM, Lattice
 from privdd.privacy.mechanism import Output
@@ -42,11 +42,11 @@ def _factors(made: Factors) -> Plant:
     return together(lambda: swapped(*places), _unbounded)
 
 
-def _clipped(made: Factors) -> Callable[[Stage], Plant]:
+def _clipped(made: Factors) -> Callable[[Moment], Plant]:
     honest = clipping.clip_factors
 
-    def at(stage: Stage) -> Plant:
-        return _factors(lambda norms, c: (made if stage.active(len(norms)) else honest)(norms, c))
+    def at(moment: Moment) -> Plant:
+        return _factors(lambda norms, c: (made if moment.active(len(norms)) else honest)(norms, c))
 
     return at
 
@@ -114,8 +114,8 @@ def _contributions(change: Rows) -> Plant:
     return together(around("record_embeddings", noisy_embedding)(rows), grads, around("of", PublicRows)(rows))
 
 
-def _at_times(change: Rows) -> Callable[[Stage], Plant]:
-    return lambda stage: _contributions(lambda rows: change(rows) if stage.active(len(rows)) else rows)
+def _at_times(change: Rows) -> Callable[[Moment], Plant]:
+    return lambda moment: _contributions(lambda rows: change(rows) if moment.active(len(rows)) else rows)
 
 
 def _centred(rows: Tensor) -> Tensor:
@@ -176,8 +176,8 @@ def _in_two_classes(
 
 RECORDS = ("records",)
 CLIP_KINDS = {
-    "missing": Kind("nothing is clipped", _clipped(_unclipped), ("clipped",), ("round", "call"), placed=("records",)),
-    "double": Kind("clipped to twice the stated norm", _clipped(_doubled), ("clipped",), ("round", "call"), placed=("records",)),
+    "missing": Kind("nothing is clipped", _clipped(_unclipped), ("clipped",), ("round", "call"), limited=("records",)),
+    "double": Kind("clipped to twice the stated norm", _clipped(_doubled), ("clipped",), ("round", "call"), limited=("records",)),
     "by_mean_norm": Kind("all records are scaled by the mean of their norms", _clipped(_by_mean), ("records", "clipped"), ("round", "call")),
     "by_count": Kind("clipped to the stated norm times the number of records", _clipped(_by_count), ("records", "clipped"), ("round", "call")),
 }  # fmt: skip

@@ -13,19 +13,19 @@ from torch.func import functional_call
 
 from privdd.core.types import Records, Shard, State, Upload, Work
 from privdd.methods import fedavg
-from privdd.planted.fault import LOCAL, Fault, Kind, Plant, Stage, around
+from privdd.planted.fault import LOCAL, Fault, Kind, Moment, Plant, around
 from privdd.training import dp_sgd
 
 Data = Callable[[Records], Records]
 
 
-def _of_data(change: Data) -> Callable[[Stage], Plant]:
+def _of_data(change: Data) -> Callable[[Moment], Plant]:
     """Local work on other records than the client's."""
 
-    def at(stage: Stage) -> Plant:
+    def at(moment: Moment) -> Plant:
         @around("local", *LOCAL)
         def local(honest: Any, method: Any, broadcast: Any, memory: State, shard: Shard, ctx: Any) -> Work:
-            active = len(shard.train) > 1 and stage.active(1)
+            active = len(shard.train) > 1 and moment.active(1)
             return honest(
                 method, broadcast, memory, replace(shard, train=change(shard.train)) if active else shard, ctx
             )
@@ -86,12 +86,12 @@ def _standardised_once(honest: Any, method: Any, broadcast: Any, memory: State, 
     return upload, {**after, **kept}
 
 
-def _of_upload(change: Callable[[Upload, Shard], Upload]) -> Callable[[Stage], Plant]:
-    def at(stage: Stage) -> Plant:
+def _of_upload(change: Callable[[Upload, Shard], Upload]) -> Callable[[Moment], Plant]:
+    def at(moment: Moment) -> Plant:
         @around("local", *LOCAL)
         def local(honest: Any, method: Any, broadcast: Any, memory: State, shard: Shard, ctx: Any) -> Work:
             upload, after = honest(method, broadcast, memory, shard, ctx)
-            return (change(upload, shard) if stage.active(1) else upload), after
+            return (change(upload, shard) if moment.active(1) else upload), after
 
         return local
 

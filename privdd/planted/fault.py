@@ -33,7 +33,7 @@ class Fault:
     """key: what it is called on the command line; says: what is wrong, in words; needs: of ``NEEDS``, what a
     profile must have; settings: of the run that it is planted in; rounds: in so many at least every mechanism must be
     used; refusal: words of the error that is the right answer to it (any other error is none); least: how often it must
-    be in force to be told from chance (of numbers, records or messages), where its plant counts that (``Stage``).
+    be in force to be told from chance (of numbers, records or messages), where its plant counts that (``Moment``).
     """
 
     key: str
@@ -51,7 +51,7 @@ class Fault:
 
 
 @dataclass(frozen=True)
-class Place:
+class Scope:
     """When and where a fault is in force. round: all, first, middle or last; call: every release of a client round, its
     first one only (once), or all after its first (later); client: all, audited or other; numbers: of noise, all, the half
     of the places, the first, or one in a hundred anew each time."""
@@ -88,13 +88,13 @@ AXES = {
 
 
 @dataclass
-class Stage:
+class Moment:
     """Where a run stands while a fault is planted in it: client and round, and the release of that round; -1: nowhere.
 
     touched: how often the fault was in force so far; kept: what it remembers.
     """
 
-    place: Place
+    scope: Scope
     round: int = -1
     client: int = -1
     call: int = -1
@@ -104,17 +104,17 @@ class Stage:
 
     def active(self, count: int = 0) -> bool:
         """Whether the fault is in force now; if so, ``count`` is added to ``touched``."""
-        there = self.place.everywhere or (self.round >= 0 and self.place.holds(self.round, self.client, self.call))
+        there = self.scope.everywhere or (self.round >= 0 and self.scope.holds(self.round, self.client, self.call))
         self.touched += count * there
         return there
 
     def numbers(self, count: int) -> Tensor:
         """Places (k,) of a draw of ``count`` numbers."""
-        if self.place.numbers == "hundredth":
+        if self.scope.numbers == "hundredth":
             return (torch.rand(count, generator=self.generator) < 0.01).nonzero()[:, 0]
-        if self.place.numbers == "half":
+        if self.scope.numbers == "half":
             return torch.randperm(count, generator=Keys(count).torch())[: count // 2]
-        return torch.arange(min(count, 1) if self.place.numbers == "first" else count)
+        return torch.arange(min(count, 1) if self.scope.numbers == "first" else count)
 
     @contextmanager
     def at(self, ctx: Any, call: int) -> Iterator[None]:
@@ -126,7 +126,7 @@ class Stage:
             self.round, self.client, self.call = before
 
     def follow(self) -> AbstractContextManager[None]:
-        """Plant that keeps the stage up to date."""
+        """Plant that keeps the moment up to date."""
 
         @around("local", *LOCAL)
         def local(honest: Any, method: Any, broadcast: Any, memory: Any, shard: Any, ctx: Any) -> Any:
@@ -155,33 +155,33 @@ class Stage:
 
 @dataclass(frozen=True)
 class Kind:
-    """One thing that can be wrong, anywhere and at any time. axes: which parts of a ``Place`` it can be limited to; placed:
+    """One thing that can be wrong, anywhere and at any time. axes: which parts of a ``Scope`` it can be limited to; limited:
     what a profile must have beside ``needs`` where it is limited."""
 
     says: str
-    plant: Callable[[Stage], Plant]
+    plant: Callable[[Moment], Plant]
     needs: tuple[str, ...] = ()
     axes: tuple[str, ...] = ("round",)
     least: int = 1
     rounds: int = 1
-    placed: tuple[str, ...] = ()
+    limited: tuple[str, ...] = ()
 
-    def fault(self, key: str, place: Place = Place(), says: str = "") -> Fault:
+    def fault(self, key: str, scope: Scope = Scope(), says: str = "") -> Fault:
         """The fault at one point of the grid."""
 
         @contextmanager
-        def planted() -> Iterator[Stage]:
-            stage = Stage(place)
-            with self.plant(stage)(), stage.follow():  # which is around the plant
-                yield stage
+        def planted() -> Iterator[Moment]:
+            moment = Moment(scope)
+            with self.plant(moment)(), moment.follow():  # which is around the plant
+                yield moment
 
         needs = [
             *self.needs,
-            *(["long"] if place.round != "all" else []),
-            *(["counted"] if place.call != "every" else []),
+            *(["long"] if scope.round != "all" else []),
+            *(["counted"] if scope.call != "every" else []),
         ]
-        rounds = ROUNDS if place.round != "all" else self.rounds
-        return Fault(key, says or f"{self.says} ({place})", planted, tuple(needs), rounds=rounds, least=self.least)
+        rounds = ROUNDS if scope.round != "all" else self.rounds
+        return Fault(key, says or f"{self.says} ({scope})", planted, tuple(needs), rounds=rounds, least=self.least)
 
 
 def around(name: str, *places: Any) -> Callable[[Callable[..., Any]], Plant]:

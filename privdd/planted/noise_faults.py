@@ -12,7 +12,7 @@ from torch import Tensor
 
 from privdd.core.keys import Keys
 from privdd.federated import channel
-from privdd.planted.fault import Fault, Kind, Place, Plant, Stage, around, swapped
+from privdd.planted.fault import Fault, Kind, Moment, Plant, Scope, around, swapped
 from privdd.privacy.mechanism import Output
 from privdd.privacy.mechanisms import ClientLevel, ClippedSum, FeatureNoise
 from privdd.privacy.noise import Noise, noise_for
@@ -174,17 +174,17 @@ def _later(source: Any, keys: Keys) -> Noise:
     return Later(noise_for(source, replace(keys, path=tuple(path))), first=[started])
 
 
-def _of_numbers(change: Callable[[Tensor, Stage], Tensor]) -> Callable[[Stage], Plant]:
-    """Draws changed where and when a stage says: some numbers (k,), what the stage remembers -> numbers (k,)."""
+def _of_numbers(change: Callable[[Tensor, Moment], Tensor]) -> Callable[[Moment], Plant]:
+    """Draws changed where and when a moment says: some numbers (k,), what the moment remembers -> numbers (k,)."""
 
-    def at(stage: Stage) -> Plant:
+    def at(moment: Moment) -> Plant:
         def changed(drawn: Tensor) -> Tensor:
             flat = drawn.reshape(-1).clone()
-            some = stage.numbers(len(flat))
-            if stage.active(len(some)):
-                flat[some] = change(flat[some], stage)
+            some = moment.numbers(len(flat))
+            if moment.active(len(some)):
+                flat[some] = change(flat[some], moment)
             elif len(flat) > 1:
-                stage.kept.setdefault(len(flat), flat.clone())
+                moment.kept.setdefault(len(flat), flat.clone())
             return flat.reshape(drawn.shape)
 
         return _changed(changed)
@@ -196,10 +196,10 @@ def _shuffled(numbers: Tensor, key: int = 0) -> Tensor:
     return numbers[torch.randperm(len(numbers), generator=Keys(key + len(numbers)).torch())]
 
 
-def _again(sign: float, shuffled: bool) -> Callable[[Tensor, Stage], Tensor]:
+def _again(sign: float, shuffled: bool) -> Callable[[Tensor, Moment], Tensor]:
     """The second half repeats the first: with this sign, and perhaps in another order."""
 
-    def change(drawn: Tensor, stage: Stage) -> Tensor:
+    def change(drawn: Tensor, moment: Moment) -> Tensor:
         half = len(drawn) // 2
         first = drawn[:half]
         return torch.cat([drawn[: len(drawn) - half], sign * (_shuffled(first) if shuffled else first)])
@@ -207,17 +207,17 @@ def _again(sign: float, shuffled: bool) -> Callable[[Tensor, Stage], Tensor]:
     return change
 
 
-def _remembered(drawn: Tensor, stage: Stage) -> Tensor:
+def _remembered(drawn: Tensor, moment: Moment) -> Tensor:
     """The first draw of this length once more, in another order each time and with other signs."""
-    kept = stage.kept.setdefault(len(drawn), drawn.clone())
+    kept = moment.kept.setdefault(len(drawn), drawn.clone())
     if kept is drawn or len(drawn) < 2:
         return drawn
-    stage.kept["draws"] = stage.kept.get("draws", 0) + 1
-    again = _shuffled(kept, stage.kept["draws"])
+    moment.kept["draws"] = moment.kept.get("draws", 0) + 1
+    again = _shuffled(kept, moment.kept["draws"])
     return again * (1 - 2 * (torch.arange(len(again)) % 2))
 
 
-def _few_directions(drawn: Tensor, stage: Stage) -> Tensor:
+def _few_directions(drawn: Tensor, moment: Moment) -> Tensor:
     """In a fixed subspace of half of the dimensions; each number has the stated variance."""
     size = len(drawn)
     if not 16 <= size <= 6000:
@@ -226,12 +226,12 @@ def _few_directions(drawn: Tensor, stage: Stage) -> Tensor:
     return ((base / base.norm(dim=1, keepdim=True)) @ drawn[: size // 2].double()).to(drawn)
 
 
-def _balanced(drawn: Tensor, stage: Stage) -> Tensor:
+def _balanced(drawn: Tensor, moment: Moment) -> Tensor:
     size = len(drawn)
     return (drawn - drawn.mean()) * (size / (size - 1)) ** 0.5 if size > 1 else drawn
 
 
-def _uneven(drawn: Tensor, stage: Stage) -> Tensor:
+def _uneven(drawn: Tensor, moment: Moment) -> Tensor:
     """Half of the places always get half of the noise, the others more."""
     few = torch.rand(len(drawn), generator=Keys(len(drawn)).torch()) < 0.5
     return drawn * torch.where(few, 0.5, 1.75**0.5).to(drawn)
@@ -263,8 +263,8 @@ NOISE_KINDS = {
 }  # fmt: skip
 
 
-def _noised(key: str, kind: str, says: str, **place: str) -> Fault:
-    return NOISE_KINDS[kind].fault(key, Place(**place), says)
+def _noised(key: str, kind: str, says: str, **scope: str) -> Fault:
+    return NOISE_KINDS[kind].fault(key, Scope(**scope), says)
 
 
 @around("__call__", ClippedSum)

@@ -10,16 +10,16 @@ from torch import Tensor
 
 from privdd.core.keys import Keys
 from privdd.federated import channel
-from privdd.planted.fault import Fault, Kind, Plant, Stage, around
+from privdd.planted.fault import Fault, Kind, Moment, Plant, around
 from privdd.privacy.noise import noise_for
 
 Draw = Callable[[float, int, Any], Tensor]
 
 
-def _tossed(draw: Draw) -> Callable[[Stage], Plant]:
-    def at(stage: Stage) -> Plant:
+def _tossed(draw: Draw) -> Callable[[Moment], Plant]:
+    def at(moment: Moment) -> Plant:
         def toss(honest: Any, q: float, n: int, noise: Any) -> Tensor:
-            return (draw if q < 1 and stage.active(n) else honest)(q, n, noise)
+            return (draw if q < 1 and moment.active(n) else honest)(q, n, noise)
 
         return around("coins", channel)(toss)
 

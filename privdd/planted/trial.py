@@ -25,7 +25,7 @@ from privdd.auditing.views import Scene
 from privdd.federated.experiment import Experiment
 from privdd.federated.noise_record import NoiseRecord
 from privdd.federated.trainer import Trainer
-from privdd.planted.fault import Fault, Stage
+from privdd.planted.fault import Fault, Moment
 from privdd.planted.small_runs import Profile
 from privdd.privacy.ledger import Ledger
 from privdd.runtime.run_folder import RunFolder
@@ -85,7 +85,7 @@ def tried(profile: Profile, fault: Fault | None, seed: int) -> Outcome:
     verdict, said, error = "", list[tuple[str, str]](), ""
     with (
         tempfile.TemporaryDirectory() as folder, redirect_stderr(io.StringIO()), warnings.catch_warnings(),
-        fault.plant() if fault else nullcontext() as stage,
+        fault.plant() if fault else nullcontext() as moment,
     ):  # fmt: skip
         warnings.simplefilter("ignore")
         try:
@@ -96,7 +96,7 @@ def tried(profile: Profile, fault: Fault | None, seed: int) -> Outcome:
                 verdict, said = REFUSED, [(REFUSED, text)]
             else:
                 verdict, error = "error", f"{type(problem).__name__}: {text}"[:300]
-    touched = stage.touched if isinstance(stage, Stage) else -1
+    touched = moment.touched if isinstance(moment, Moment) else -1
     if fault and not said and not error and -1 < touched < fault.least:
         verdict = SMALL
     tiers = tuple(dict.fromkeys(tier for tier, _ in said))

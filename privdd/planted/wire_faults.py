@@ -14,7 +14,7 @@ from privdd.core.types import Artifact, Received, Shard, State, Tensors, Upload,
 from privdd.distillation import feature_split
 from privdd.federated import channel
 from privdd.methods import dp_psg
-from privdd.planted.fault import LOCAL, Fault, Kind, Place, Plant, Stage, around, together
+from privdd.planted.fault import LOCAL, Fault, Kind, Moment, Plant, Scope, around, together
 from privdd.training import dp_sgd
 
 SIZE = 1e-3
@@ -67,30 +67,30 @@ def _read(name: str, shard: Shard) -> Tensor:
     return TOLD[name][1](shard) if len(shard.train) else torch.zeros(1)
 
 
-def _tells(name: str) -> Callable[[Stage], Plant]:
-    def at(stage: Stage) -> Plant:
+def _tells(name: str) -> Callable[[Moment], Plant]:
+    def at(moment: Moment) -> Plant:
         return _local(
-            lambda work, memory, shard: (hidden(work[0], _read(name, shard)), work[1]) if stage.active(1) else work
+            lambda work, memory, shard: (hidden(work[0], _read(name, shard)), work[1]) if moment.active(1) else work
         )
 
     return at
 
 
-def _remembers(name: str, gap: int) -> Callable[[Stage], Plant]:
+def _remembers(name: str, gap: int) -> Callable[[Moment], Plant]:
     """Read where the fault is in force, and told so many rounds later."""
 
-    def at(stage: Stage) -> Plant:
+    def at(moment: Moment) -> Plant:
         def change(work: Work, memory: State, shard: Shard) -> Work:
             upload, after = dict(work[0]), dict(work[1])
             for wait in range(1, gap + 1):
                 if f"kept_{wait}" not in memory:
                     continue
                 if wait == 1:
-                    stage.touched += 1
+                    moment.touched += 1
                     upload = hidden(upload, memory["kept_1"])
                 else:
                     after[f"kept_{wait - 1}"] = memory[f"kept_{wait}"]
-            return upload, {**after, f"kept_{gap}": _read(name, shard)} if stage.active() else after
+            return upload, {**after, f"kept_{gap}": _read(name, shard)} if moment.active() else after
 
         return _local(change)
 
@@ -191,7 +191,7 @@ WIRE_FAULTS = (
     Fault("labels_leaked", "labels of synthetic data in the client's own proportions", _local(_labels), ("labels",)),
     *(_hidden(f"{told}_hidden", told) for told in TOLD),
     MEMORY_KINDS["mean_1"].fault("memory_told", says="the mean record is remembered and sent in the next round"),
-    MEMORY_KINDS["mean_1"].fault("memory_told_once", Place(round="first"), "the mean record is remembered in the first round and sent in the next"),
+    MEMORY_KINDS["mean_1"].fault("memory_told_once", Scope(round="first"), "the mean record is remembered in the first round and sent in the next"),
     Fault("release_ignored", "local work goes on with the value before noise", _clean_used, RECORDS),
     Fault("clean_sent", "the noised value is entered, the clean one travels", _sent(_clean_sent), ("channel",)),
     Fault("extra_tensor", "a tensor travels that no row tells of", _sent(_extra)),

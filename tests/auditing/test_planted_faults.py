@@ -209,20 +209,20 @@ def test_faulty_sampling_is_a_contradiction(
 
 def embeddings(factor: Callable[[int], float]) -> Plant:
     """Every embedding times a number that depends on how many records the client has."""
-    honest = noisy_embedding.embedded
+    honest = noisy_embedding.record_embeddings
     return lambda patch: patch.setattr(
-        noisy_embedding, "embedded", lambda embed, x, chunk: honest(embed, x, chunk) * factor(len(x))
+        noisy_embedding, "record_embeddings", lambda embed, x, chunk: honest(embed, x, chunk) * factor(len(x))
     )
 
 
 def centred(patch: pytest.MonkeyPatch) -> None:
-    honest = noisy_embedding.embedded
+    honest = noisy_embedding.record_embeddings
 
     def around_the_mean(embed: Any, x: Tensor, chunk: int) -> Tensor:
         rows = honest(embed, x, chunk)
         return rows - rows.mean(0)
 
-    patch.setattr(noisy_embedding, "embedded", around_the_mean)
+    patch.setattr(noisy_embedding, "record_embeddings", around_the_mean)
 
 
 SENSITIVITY_FAULTS: dict[str, Plant] = {

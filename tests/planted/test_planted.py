@@ -16,7 +16,7 @@ from privdd.planted.accounting_faults import ACCOUNTING_FAULTS
 from privdd.planted.catalogue import FAULTS, GRID, GROUPS, chosen_faults, draw_faults, grid_point
 from privdd.planted.clipping_faults import CLIPPING_FAULTS
 from privdd.planted.decision_faults import DECISION_FAULTS
-from privdd.planted.fault import Fault, Kind, Place, Stage, swapped
+from privdd.planted.fault import Fault, Kind, Moment, Scope, swapped
 from privdd.planted.noise_faults import NOISE_FAULTS
 from privdd.planted.sampling_faults import SAMPLING_FAULTS
 from privdd.planted.score import load, missed, page, save, summary, to_json, word
@@ -145,18 +145,18 @@ def test_points_of_the_grid_are_drawn_by_the_seed_and_can_be_planted_again_by_na
 @pytest.mark.parametrize(
     ("place", "there"),
     [
-        (Place(), [(0, 0, 0), (0, 2, 1), (1, 0, 0), (2, 1, 5)]), (Place(round="middle", client="audited"), [(1, 0, 0)]),
-        (Place(call="once"), [(0, 0, 0), (1, 0, 0)]), (Place(call="later", client="other"), [(0, 2, 1)]), (Place(round="last"), [(2, 1, 5)]),
+        (Scope(), [(0, 0, 0), (0, 2, 1), (1, 0, 0), (2, 1, 5)]), (Scope(round="middle", client="audited"), [(1, 0, 0)]),
+        (Scope(call="once"), [(0, 0, 0), (1, 0, 0)]), (Scope(call="later", client="other"), [(0, 2, 1)]), (Scope(round="last"), [(2, 1, 5)]),
     ],
 )  # fmt: skip
-def test_a_fault_is_in_force_at_its_place_only(place: Place, there: list[tuple[int, int, int]]) -> None:
+def test_a_fault_is_in_force_at_its_place_only(place: Scope, there: list[tuple[int, int, int]]) -> None:
     """(round, client, release) of three rounds."""
     assert [at for at in [(0, 0, 0), (0, 2, 1), (1, 0, 0), (2, 1, 5)] if place.holds(*at)] == there
-    assert not Stage(place).active()
+    assert Moment(place).active() == place.everywhere  # outside a client round
 
 
 def test_a_fault_that_was_hardly_in_force_does_not_count() -> None:
-    fault = Kind("nothing is changed", lambda stage: lambda: swapped(), least=3).fault("idle")
+    fault = Kind("nothing is changed", lambda moment: lambda: swapped(), least=3).fault("idle")
     outcome = tried(PROFILES["fedavg_client"], fault, 0)
     assert (outcome.verdict, outcome.touched) == ("too small", 0) and word(outcome) == "too small (0)"
     assert summary([outcome]).startswith("no fault was planted") and [*missed([outcome])] == []
