@@ -93,6 +93,7 @@ def _result(
     return {
         "schema": 2,
         "run": _run(config, seconds),
+        "target": {"kind": "scores"},
         "privacy": {**game, "epsilon": unknown, "claims": claims},
         "surfaces": [{**_sent(rows[0]["surface"]), "epsilon": unknown, "verdict": judged}],
         "findings": rows,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from privdd.reporting import noise_words, words
-from privdd.reporting.leaks import leaks
+from privdd.reporting.leaks import believed, doubts, leaks
 from privdd.reporting.ledger_view import VISIBLE
 from privdd.reporting.schema import FindingRow, Findings
 from privdd.reporting.strongest import PICTURE_FAMILIES
@@ -99,11 +99,11 @@ def _answer(
     kept: Sequence[str],
     first: tuple[tuple[str, str], ...] = (),
 ) -> Answer:
-    rows = [row for row in findings.findings if pick(row)]
-    found = list(first)
-    for surface in dict.fromkeys(row.surface for row in findings.surfaces):
+    rows = [row for row in believed(findings.findings, findings) if pick(row)]
+    found = [*first, *(("", doubt) for doubt in doubts(findings) if len(rows) < sum(map(pick, findings.findings)))]
+    for title, surface in {words.title(row): row.surface for row in findings.surfaces}.items():
         mine = [_only(row, kept) for row in rows if row.surface == surface]
-        found += [(words.SURFACE[surface][0], f"{said}.") for said in leaks(mine)]
+        found += [(title, f"{said}.") for said in leaks(mine)]
     nothing = NOTHING if rows else UNTRIED
     return Answer(term, question, _tried(findings.findings, pick), tuple(found) or (("", nothing),))
 

@@ -14,10 +14,15 @@ from privdd.reporting.exposed import KIND
 from privdd.reporting.folder import RunRecord
 from privdd.reporting.leaks import LARGE_EPSILON
 from privdd.reporting.reproduce import recipe
+from privdd.reporting.schema import Findings
 from privdd.reporting.summary import verdict
 from privdd.runtime.files import jsonable
 
 SCHEMA = 1
+TARGET = {
+    "model": "model", "synthetic": "synthetic set", "updates": "captured updates", "recording": "recorded federation",
+    "scores": "scores",
+}  # fmt: skip
 
 
 def known(record: RunRecord, key: str, most: int = 100) -> str:
@@ -34,11 +39,11 @@ def attackers(record: RunRecord) -> str:
 
 def signature(record: RunRecord) -> list[tuple[str, str]]:
     """(name, value): what was audited, when, with what, and against whom."""
-    run, noise = record.findings.run, record.findings.privacy.noise
+    run, noise, target = record.findings.run, record.findings.privacy.noise, record.findings.target
     named = [
-        ("method", run.algo), ("data", run.data), ("date", known(record, "date")), ("privdd", run.version),
-        ("commit", known(record, "commit")), ("clients", str(run.clients)), ("rounds", str(run.rounds)),
-        ("preset", run.preset), ("seed", str(run.seed)), ("attackers", attackers(record)),
+        (TARGET[target.kind] if target else "method", run.algo), ("data", run.data), ("date", known(record, "date")),
+        ("privdd", run.version), ("commit", known(record, "commit")), *_sizes(record.findings),
+        ("seed", str(run.seed)), ("attackers", attackers(record)),
     ]  # fmt: skip
     if run.tail:  # rates and accuracy are not those of the client's data as they were
         named.append(
@@ -47,6 +52,18 @@ def signature(record: RunRecord) -> list[tuple[str, str]]:
     if seen := known(record, "data_note", 400).partition("; networks see it ")[2]:
         named.append(("networks see images", seen))
     return [*named, ("noise", noise_words.source(noise))] if noise else named
+
+
+def _sizes(findings: Findings) -> list[tuple[str, str]]:
+    """How large what was audited is; of a target what it has of it."""
+    run, target = findings.run, findings.target
+    federation = [("clients", str(run.clients)), ("rounds", str(run.rounds))]
+    if target is None:
+        return [*federation, ("preset", run.preset)]
+    counts = [("training records", target.training), ("held-out records", target.heldout)]
+    named = [(name, str(count)) for name, count in counts if count is not None]
+    named += [("outputs read as", target.outputs)] if target.outputs else []
+    return (federation if run.clients else []) + named
 
 
 def card(record: RunRecord) -> dict[str, Any]:

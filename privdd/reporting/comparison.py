@@ -72,7 +72,7 @@ def roc_overlay(made: Sequence[Setting]) -> Plot | None:
     for setting in made:
         if (found := setting.attack()) is not None:
             run, row = found
-            name = f"{setting.label}: {words.SURFACE[row.surface][0].lower()}, {words.attack(row.attack)}"
+            name = f"{setting.label}: {words.title(row).lower()}, {words.attack(row.attack)}"
             line = plots.roc_line(name, run.evidence(row))
             lines += [line] if line is not None else []
     if not lines:

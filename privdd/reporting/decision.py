@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from privdd.reporting import noise_words, words
-from privdd.reporting.leaks import LARGE_EPSILON, certain, leaks, weak_noise
+from privdd.reporting.leaks import LARGE_EPSILON, believed, certain, doubts, leaks, weak_noise
 from privdd.reporting.ledger_view import VISIBLE
 from privdd.reporting.same_values import rows_of
 from privdd.reporting.schema import FindingRow, Findings
@@ -22,7 +22,7 @@ from privdd.reporting.summary import SurfaceLine, surface_lines
 from privdd.reporting.unread import UNSCORED, only_unread
 from privdd.reporting.words import number, one_in, share
 
-Kind = Literal["do_not_share", "share_only_under", "no_leak_found"]
+Kind = Literal["do_not_share", "undecided", "share_only_under", "no_leak_found"]
 Tone = Literal["bad", "warn", "good"]
 ENOUGH_FPR = 0.001  # a sample that is to decide has to show an attack at 1 false alarm in 1 000
 TESTED = "consistent"  # the verdict of a limit that tests looked at wholly, and did not contradict
@@ -57,7 +57,7 @@ class Decision:
 def decisions(findings: Findings, ledger: Mapping[str, Any] | None = None) -> list[Decision]:
     """One for each surface: what must not be shared first."""
     made = [_decide(line, findings, seen_by(line, ledger or {})) for line in surface_lines(findings)]
-    order = ("do_not_share", "no_leak_found", "share_only_under")
+    order = ("do_not_share", "undecided", "no_leak_found", "share_only_under")
     return sorted(made, key=lambda one: order.index(one.kind))  # stable: within a kind, the gravest verdict first
 
 
@@ -94,8 +94,10 @@ def _decide(line: SurfaceLine, findings: Findings, seen: str) -> Decision:
     rows, privacy = rows_of(line.row, findings), findings.privacy
     weak = weak_noise(rows) if math.isinf(line.accounted) and line.verdict != "contradiction" else []
     tested = {row.surface for row in rows} if line.verdict == TESTED else set[str]()
-    can, enough = (*weak, *leaks(rows)), _enough(rows, tested, findings.run.preset)
+    can, enough = (*weak, *leaks(believed(rows, findings))), _enough(rows, tested, findings.run.preset)
     kind, tone, why = _judge(line, rows, privacy, bool(can))
+    if doubts(findings) and kind == "no_leak_found":
+        kind, tone, why = "undecided", "warn", "the files do not allow a comparison of members with others"
     why = NO_LIMIT if weak else why
     conditions = tuple(_conditions(line, privacy, enough)) if kind == "share_only_under" else ()
     return Decision(
@@ -145,8 +147,8 @@ def _untried(line: SurfaceLine, rows: list[FindingRow]) -> bool:
 def _title(kind: Kind, line: SurfaceLine, rows: list[FindingRow]) -> str:
     if kind == "share_only_under":
         return f"Share only under ε = {number(line.accounted)}"
-    if kind == "do_not_share":
-        return "Do not share"
+    if kind in ("do_not_share", "undecided"):
+        return "Do not share" if kind == "do_not_share" else "Cannot be decided from these files"
     return "Not scored by any attack" if line.accounted and only_unread(rows) else "No leak found by this test"
 
 
@@ -173,7 +175,7 @@ def _sure(kind: Kind, line: SurfaceLine, rows: list[FindingRow], leaked: bool, e
         return "not attacked"
     said = [] if enough else ["not sure: too small to decide"]
     best = next((one for one in memberships(rows) if one.at is not None), None)
-    if line.accounted and best is not None and best.at is not None:
+    if kind != "undecided" and line.accounted and best is not None and best.at is not None:
         missed = f"{share(best.at.ci[1])} of members at {one_in(best.fpr)} false alarms"
         said.append(f"at 95 %, {words.attack(best.row.attack)} may still name up to {missed}")
     return "; ".join(said)

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from privdd.reporting.schema import READABLE, Findings, Origin
+from privdd.reporting.schema import READABLE, Findings
 from privdd.runtime import files
 from privdd.runtime.files import DamagedRun, write_bytes
 
@@ -66,7 +66,7 @@ def load(path: Path | str) -> Findings:
     path = Path(path)
     path = path / "findings.json" if path.is_dir() else path
     found = validate(read_json(path), str(path))
-    found._origin = Origin(path.parent)
+    found._origin.folder = path.parent
     return found
 
 

@@ -48,7 +48,7 @@ def _ladder(row: FindingRow) -> Ladder | None:
     steps = [_step(RUNGS.get(name, str(name)), _best(list(known.values())[at:])) for at, name in enumerate(known)]
     free = {metric: (row.baselines or {}).get(f"{metric}_class_mean") for metric in METRICS}
     steps.append(Step("never looks: the mean public image of the class", *(free[m] for m in METRICS)))
-    return Ladder(f"{words.SURFACE[row.surface][0]}, {words.attack(row.attack)}", tuple(steps))
+    return Ladder(f"{words.title(row)}, {words.attack(row.attack)}", tuple(steps))
 
 
 def _best(results: list[dict[str, object]]) -> dict[str, object]:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from privdd.reporting import strongest, words
-from privdd.reporting.schema import FindingRow
+from privdd.reporting.schema import FindingRow, Findings
 from privdd.reporting.strongest import Membership
 from privdd.reporting.words import decibel, number, one_in, share
 
@@ -17,6 +17,18 @@ def leaks(rows: Sequence[FindingRow]) -> list[str]:
     """The most serious first; empty where nothing beat guessing."""
     found = (_limits, _members, _pictures, _names, _features, _labels)
     return [phrase for tell in found for phrase in tell(rows)]
+
+
+def doubts(findings: Findings) -> list[str]:
+    """Why a target's files allow no comparison of members with others; empty for a simulation."""
+    return findings.target.doubts if findings.target else []
+
+
+def believed(rows: Sequence[FindingRow], findings: Findings) -> Sequence[FindingRow]:
+    """The rows that can be read as leaks: where there are doubts, none that compares members with others."""
+    if not doubts(findings):
+        return rows
+    return [row for row in rows if row.family != "membership" and row.identified is None]
 
 
 def certain(rows: Sequence[FindingRow]) -> bool:

@@ -110,7 +110,7 @@ def _roc(record: Any) -> Figure:
     from privdd.reporting.strongest import on_each_surface
 
     best = on_each_surface(r for r in record.findings.findings if r.family == "membership")
-    named = ((f"{words.SURFACE[row.surface][0]}, {words.attack(row.attack)}", row) for row in best)
+    named = ((f"{words.title(row)}, {words.attack(row.attack)}", row) for row in best)
     lines = [line for label, row in named if (line := roc_line(label, record.evidence(row))) is not None]
     if not lines:
         raise ValueError("kind='roc': no membership attack of this run left scores")

@@ -60,7 +60,11 @@ def render(record: RunRecord, figures: list[Plot], albums: list[Album]) -> str:
             ladders=ladders(findings),
             ledger=groups(record.ledger),
             recipe=recipe(record),
-            marks=[*noise_words.marks(findings.privacy), *filter(None, [tail_words(findings.run)])],
+            marks=[
+                *noise_words.marks(findings.privacy),
+                *filter(None, [tail_words(findings.run)]),
+                *summary.target_marks(findings),
+            ],
             exposed=exposed(record),
             kinds=kinds(record),
             noise=noise_words.source(findings.privacy.noise) if findings.privacy.noise else "",

@@ -136,7 +136,7 @@ def rocs(record: RunRecord) -> list[Plot]:
     for row in strongest.on_each_surface(r for r in record.findings.findings if r.family == "membership"):
         line = roc_line(words.attack(row.attack), record.evidence(row))
         if line is not None:
-            plots.append(_roc_plot(words.SURFACE[row.surface][0], row, line))
+            plots.append(_roc_plot(words.title(row), row, line))
     return plots
 
 

@@ -25,6 +25,7 @@ from privdd.reporting.schema_values import (  # fmt: skip
     Part,
     Positive,
     Status,
+    TargetKind,
     Text,
     Unit,
     Verdict,
@@ -72,6 +73,29 @@ class Utility(Part):
     downloaded_bytes_per_client: Count | None = None
 
 
+class Target(Part):
+    """What was brought from outside, and the records it is audited with.
+
+    training, heldout: how many there are; repeated, repeated_heldout: those that equal an earlier record of their file;
+    shared: held-out records that equal a training record. copies_together: an audited record stands for all its copies, so
+    that no bound is for one of them. outputs: how the model's outputs were read. notes: what a reader
+    has to know first. doubts: why neither a leak nor its absence can be read from these files; empty where nothing speaks
+    against them.
+    """
+
+    kind: TargetKind
+    training: Count | None = None
+    heldout: Count | None = None
+    repeated: Count = 0
+    repeated_heldout: Count = 0
+    shared: Count = 0
+    copies_together: bool = False
+    accuracy_training: Unit | None = None
+    outputs: Text | None = None
+    notes: list[Text] = Field(default_factory=list)
+    doubts: list[Text] = Field(default_factory=list)
+
+
 class SurfaceRow(Part):
     surface: Surface
     sender: Literal["client", "server"]
@@ -83,6 +107,7 @@ class SurfaceRow(Part):
     audited: Literal[True] | Annotated[str, Field(pattern=r"^(waived|not attacked|nothing to read): .+")]
     untested: list[Text] = Field(default_factory=list)  # "mechanism, part: why" for what no test looked at
     verdict: Verdict
+    _origin: Origin = PrivateAttr(default_factory=Origin)
 
 
 class TprAt(Part):
@@ -191,6 +216,7 @@ class FindingRow(Part):
     note: Text | None = None
     figure: FileName | None = None
     _looks: Looks = PrivateAttr(default_factory=Looks)
+    _origin: Origin = PrivateAttr(default_factory=Origin)
 
     @property
     def rates(self) -> int:
@@ -209,11 +235,12 @@ class FindingRow(Part):
 class Findings(Part):
     """The whole file. Raises pydantic's ValidationError on any key or value outside schema 2.
 
-    utility is absent where nothing was trained: scores brought from elsewhere.
+    utility is absent where nothing was trained: scores brought from elsewhere. target: of what was brought from outside only.
     """
 
     schema_: Literal[1, 2] = Field(alias="schema", default=2)
     run: Run
+    target: Target | None = None
     utility: Utility | None = None
     privacy: Privacy
     surfaces: list[SurfaceRow]
@@ -243,6 +270,15 @@ class Findings(Part):
             row._looks = looks
             for at in (row.tpr_at_fpr or {}).values():
                 at._looks = looks
+        return self
+
+    @model_validator(mode="after")
+    def _share_origin(self) -> Findings:
+        self._origin.target = self.target.kind if self.target else ""
+        for surface in self.surfaces:
+            surface._origin = self._origin
+        for row in self.findings:
+            row._origin = self._origin
         return self
 
     @model_validator(mode="after")

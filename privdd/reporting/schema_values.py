@@ -11,6 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSeriali
 
 Verdict = Literal["unprotected", "untested", "consistent", "contradiction"]
 Status = Literal["measured", "nothing_to_read", "not_attacked"]
+TargetKind = Literal["model", "synthetic", "updates", "recording", "scores"]
 Relation = Literal["add_remove", "zero_out", "replace"]
 
 
@@ -53,9 +54,11 @@ class Part(BaseModel):
 
 @dataclass
 class Origin:
-    """Which folder findings were read from: no part of what they say, so any two are equal."""
+    """Which folder findings were read from, and what kind of target they are of ("" for a simulation): no part of what
+    they say, so any two are equal."""
 
     folder: Path | None = field(default=None, compare=False)
+    target: TargetKind | Literal[""] = field(default="", compare=False)
 
 
 @dataclass

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from privdd.reporting import noise_words, strongest, words
-from privdd.reporting.leaks import LARGE_EPSILON, label_rates, membership, pictures
+from privdd.reporting.leaks import LARGE_EPSILON, believed, doubts, label_rates, membership, pictures
 from privdd.reporting.same_values import refuted_source, rows_of, verdict_of
 from privdd.reporting.schema import FindingRow, Findings, SurfaceRow
 from privdd.reporting.schema_values import Verdict
@@ -54,14 +54,13 @@ def surface_lines(findings: Findings) -> list[SurfaceLine]:
 
 def _surface_line(row: SurfaceRow, findings: Findings) -> SurfaceLine:
     mine, source = rows_of(row, findings), refuted_source(row, findings)
-    title, meaning = words.SURFACE[row.surface]
-    meaning = meaning if findings.run.clients else words.BROUGHT.get(row.surface, meaning)
+    title, meaning = words.surface(row)
     seen = "the server" if row.sender == "client" else "every client"
     stated, measured = _stated(mine), strongest.measured_epsilon(mine)
-    holds = words.SURFACE[source.surface][0] if source else ""
+    holds = words.title(source) if source else ""
     return SurfaceLine(
-        row, title, meaning, seen, stated, row.epsilon.best, measured, (*_worst_phrases(mine), *_crafted(mine)),
-        verdict_of(row, findings), holds,
+        row, title, meaning, seen, stated, row.epsilon.best, measured,
+        (*_worst_phrases(believed(mine, findings)), *_crafted(mine)), verdict_of(row, findings), holds,
     )  # fmt: skip
 
 
@@ -76,7 +75,7 @@ def _stated(rows: list[FindingRow]) -> float | None:
     return min((r.epsilon_stated for r in chosen if r.epsilon_stated is not None), default=None)
 
 
-def _worst_phrases(rows: list[FindingRow]) -> list[str]:
+def _worst_phrases(rows: Sequence[FindingRow]) -> list[str]:
     phrases = [r.note or "" for r in rows if (r.diagnostics or {}).get("refuted")]
     broken = [r for r in rows if r.kappa is not None and r.kappa > (r.kappa_allowed or math.inf) * 1.0001]
     if broken:
@@ -139,16 +138,25 @@ def utility_note(config: Mapping[str, Any]) -> str:
     return words.REAL_START if start == "real" else ""
 
 
+def target_marks(findings: Findings) -> list[str]:
+    """What has to be known of a target's files before anything else: doubts first."""
+    target = findings.target
+    return [*target.doubts, *target.notes] if target else []
+
+
 def _titles(findings: Findings, kind: Verdict) -> list[str]:
-    return [words.SURFACE[row.surface][0].lower() for row in findings.surfaces if row.verdict == kind]
+    return [words.title(row).lower() for row in findings.surfaces if row.verdict == kind]
 
 
 def _unprotected(findings: Findings) -> tuple[str, str]:
     bare = _titles(findings, "unprotected")
     what = f"The {words.listed(bare)}" if bare else "What was sent"
     verb = "carry" if len(bare) != 1 or bare[0].endswith("s") else "carries"
+    title = f"No proven limit on what {findings.run.algo} reveals about a {findings.privacy.unit}."
+    if findings.target is not None:
+        return title, f"{what} {verb} no proven limit: nothing shows how it was protected, so ε is infinite."
     return (
-        f"No proven limit on what {findings.run.algo} reveals about a {findings.privacy.unit}.",
+        title,
         f"{what} {verb} no proven limit, so the run as a whole has ε = {number(findings.privacy.epsilon.best)}.",
     )
 
@@ -178,7 +186,11 @@ def _held(epsilon: float, simulated: bool) -> str:
 
 def _contradiction(findings: Findings) -> tuple[str, str]:
     broken = words.listed(_titles(findings, "contradiction") or ["release"])
-    title = "The privacy limit claimed for this method does not hold in this run."
+    title = (
+        "The privacy limit stated for it does not hold."
+        if findings.target is not None
+        else "The privacy limit claimed for this method does not hold in this run."
+    )
     surfaces = {row.surface for row in findings.surfaces if row.verdict == "contradiction"}
     rows = [r for r in findings.findings if r.surface in surfaces]
     over = [r for r in rows if r.epsilon_measured is not None and r.epsilon_stated is not None]
@@ -205,7 +217,7 @@ def _claim_sentence(findings: Findings) -> str:
         return ""
     if not strongest.exceeded(claim, strongest.bound(best), findings.privacy.delta):
         return ""
-    where = words.SURFACE[best.surface][0].lower()
+    where = words.title(best).lower()
     return (
         f"The published claim of ε = {number(claim.number)} at δ = {number(claim.delta or findings.privacy.delta)} "
         f"({claim.source}) is less than the ε of at least {number(strongest.bound(best))} "
@@ -215,13 +227,15 @@ def _claim_sentence(findings: Findings) -> str:
 
 def _membership_sentence(findings: Findings) -> str:
     worst = strongest.worst_membership(findings.findings)
+    if doubts(findings):
+        return "Whether members can be told from others cannot be read from these files."
     if worst is None:
         return (
             SENTENCE
             if only_unread(findings.findings)
             else "No membership attack had a sample large enough to resolve a low false-alarm rate."
         )
-    where = words.SURFACE[worst.row.surface][0].lower()
+    where = words.title(worst.row).lower()
     where = f"noised sums behind the {where}" if worst.row.adversary == "analyst" else where
     if not worst.beats_guessing:
         return (
@@ -249,5 +263,5 @@ def _picture_sentence(findings: Findings) -> str:
     best = strongest.best_pictures(findings.findings)
     if best is None:
         return ""
-    where, note = words.SURFACE[best.surface][0].lower(), f" ({best.note})" if best.note else ""
+    where, note = words.title(best).lower(), f" ({best.note})" if best.note else ""
     return f"From the {where}, {words.ADVERSARY[best.adversary][0]} can {pictures(best)}{note}."

@@ -28,6 +28,8 @@ def print_summary(findings: Findings, file: IO[str], width: int | None = None) -
     console.print(Text(f"{said.label}: {said.title}", style="yellow" if said.weak else STYLE[said.kind]))
     for sentence in said.sentences:
         console.print(Text(sentence))
+    for mark in summary.target_marks(findings):
+        console.print(Text(mark, style="yellow"))
     console.print(Text(_epsilons(findings)))
     console.print(_table(findings))
 
@@ -66,15 +68,24 @@ def _writable(file: IO[str]) -> IO[str]:
 
 
 def _epsilons(findings: Findings) -> str:
-    privacy, utility = findings.privacy, findings.utility
+    privacy = findings.privacy
     claim = strongest.boldest(privacy.claims)
     return (
         f"epsilon claimed {number(claim.number if claim else None)}, "
         f"proven at most {number(privacy.epsilon.pld)} (PLD) / {number(privacy.epsilon.rdp)} (RDP), "
         f"shown at least {number(strongest.measured_epsilon(findings.findings))}; "
-        f"delta {number(privacy.delta)}, unit {privacy.unit}, {privacy.relation}"
-        + (f"; accuracy {words.accuracy(utility)} ({utility.accuracy_kind})" if utility else "")
+        f"delta {number(privacy.delta)}, unit {privacy.unit}, {privacy.relation}" + _accuracies(findings)
     )
+
+
+def _accuracies(findings: Findings) -> str:
+    utility, target = findings.utility, findings.target
+    if utility is None:
+        return ""
+    if target is None:
+        return f"; accuracy {words.accuracy(utility)} ({utility.accuracy_kind})"
+    own = "" if target.accuracy_training is None else f", {words.share(target.accuracy_training)} on training records"
+    return f"; accuracy {words.accuracy(utility)} on held-out records{own}"
 
 
 def _table(findings: Findings) -> Table:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from attacks.images import CEILING
-from privdd.reporting.schema import Utility
+from privdd.reporting.schema import FindingRow, SurfaceRow, Utility
 from privdd.reporting.schema_privacy import Privacy
 from privdd.reporting.schema_values import Verdict
 
@@ -132,13 +132,36 @@ SURFACE: Mapping[str, tuple[str, str]] = {
     "shared_features": ("Shared feature pool", "all clients' features, sent on to everyone"),
 }
 # The same where a target was brought from outside: no run of privdd made it.
-BROUGHT: Mapping[str, str] = {
-    "update": "what a client sent, as it was captured",
-    "gradient": "what a client sent, as it was captured",
-    "synthetic_images": "the synthetic set that was brought",
-    "synthetic_representations": "the synthetic set that was brought: records that are no pictures",
-    "global_model": "the trained model that was brought",
+BROUGHT: Mapping[str, Mapping[str, tuple[str, str]]] = {
+    "model": {"global_model": ("Trained model", "the model that was brought")},
+    "synthetic": {
+        "synthetic_images": ("Synthetic pictures", "the synthetic set that was brought"),
+        "synthetic_representations": (
+            "Synthetic records",
+            "the synthetic set that was brought: records that are no pictures",
+        ),
+    },
+    "updates": {
+        "update": ("Model update", "what a client sent, as it was captured"),
+        "gradient": ("Gradient", "what a client sent, as it was captured"),
+    },
+    "recording": {
+        "update": ("Model update", "what a client sent, as it was recorded"),
+        "global_model": ("Global model", "what the server sent, as it was recorded"),
+    },
 }
+
+
+def surface(row: SurfaceRow | FindingRow) -> tuple[str, str]:
+    """The title of what attackers hold, and what it is."""
+    return BROUGHT.get(row._origin.target, {}).get(row.surface, SURFACE[row.surface])
+
+
+def title(row: SurfaceRow | FindingRow) -> str:
+    """The title alone."""
+    return surface(row)[0]
+
+
 ADVERSARY: Mapping[str, tuple[str, str]] = {
     "server": ("the server", "runs the protocol honestly, and looks at every upload of every client"),
     "peer": ("another client", "takes part, and looks at whatever the server sends it"),

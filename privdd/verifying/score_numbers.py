@@ -160,7 +160,9 @@ def _own(
         )
     except ValueError as error:
         raise DamagedRun(f"{record.path / 'evidence' / row.evidence_name}: {error}") from None
-    if row.epsilon_measured is None and told_apart(worlds.blind[0], worlds.masks[0]):  # a target from outside
+    target = record.findings.target
+    together = target is not None and target.copies_together
+    if row.epsilon_measured is None and (together or told_apart(worlds.blind[0], worlds.masks[0])):
         return Rescored({name: value for name, value in measures.items() if name not in BOUND}, {})
     return Rescored(measures, {"epsilon_familywise": bound.value, "tests": budget.tests})
 

@@ -113,6 +113,8 @@ def taken(record: RunRecord, ledger: Ledger | None) -> Iterator[str]:
     findings = record.findings
     if findings.utility is not None:
         yield "utility.accuracy: needs the data and the model"
+    if findings.target is not None:
+        yield "target: needs the files"
     if (drawn := other_library(record)) and (record.path / PAGE).is_file():
         yield f"{PAGE}: drawings: made by {drawn!r}, here is {library()}"
     for claim in findings.privacy.claims:

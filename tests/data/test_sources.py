@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gzip
+import shutil
 import struct
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -142,8 +144,10 @@ def test_npz_layouts_agree(tmp_path, layout):
     [
         ({"x": np.zeros((4, 3, 3))}, "arrays x and y"),
         ({"x": np.zeros((4, 3, 3)), "y": np.zeros(3, int)}, "are needed"),
-        ({"x": np.full((4, 3, 3), 2.0), "y": np.zeros(4, int)}, r"in \[0, 1\]"),
-        ({"x": np.full((4, 3, 3), np.nan), "y": np.zeros(4, int)}, r"in \[0, 1\]"),
+        ({"x": np.full((4, 3, 3), 2.0), "y": np.zeros(4, int)}, "reals from 0 to 1, got float64 from 2 to 2"),
+        ({"x": np.full((4, 3, 3), np.nan), "y": np.zeros(4, int)}, "got float64 with NaN"),
+        ({"x": np.full((4, 3, 3), 256), "y": np.zeros(4, int)}, "whole numbers from 0 to 255 .* got int64 from 256 to 256"),
+        ({"x": np.eye(3, dtype=np.uint8)[None].repeat(4, 0), "y": np.zeros(4, int)}, "these are 0 and 1 alone"),
         ({"x": np.zeros((4, 3, 3)), "y": np.zeros(4)}, "integers"),
         ({"x": np.zeros((4, 3, 3)), "y": -np.ones(4, int)}, "integers"),
         ({"x": np.zeros((4, 5, 3, 4)), "y": np.zeros(4, int)}, "1 or 3 channels"),
@@ -174,8 +178,112 @@ def test_folder_without_images_is_refused(tmp_path):
         load("folder", root=tmp_path, keys=Keys(0))
     (tmp_path / "cats").mkdir()
     (tmp_path / "cats" / "bad.png").write_bytes(b"no image")
-    with pytest.raises(ValueError, match="Pillow"):
+    with pytest.raises(ValueError, match=r"cats/bad.png: not a picture that is read"):
         load("folder", root=tmp_path, keys=Keys(0))
+
+
+SHADE = np.random.default_rng(0).uniform(0, 1, (6, 9))
+BYTES = (255 * SHADE).round().astype(np.uint8)
+OPAQUE, HALF = np.full(SHADE.shape, 255, np.uint8), np.full(SHADE.shape, 128, np.uint8)
+
+
+def layers(mode: str, *parts: np.ndarray) -> Image.Image:
+    return Image.merge(mode, [Image.fromarray(part) for part in parts])
+
+
+def write_folder(root: Path, picture: Image.Image, suffix: str = "png", **how: Any) -> None:
+    for name in "ab":
+        (root / name).mkdir(parents=True)
+        for k in range(5):
+            picture.save(root / name / f"{k}.{suffix}", **how)
+
+
+@pytest.mark.parametrize(
+    ("picture", "suffix", "channels"),
+    [
+        (Image.fromarray(BYTES), "png", 1), (Image.fromarray(BYTES), "PNG", 1), (Image.fromarray(BYTES), "gif", 1),
+        (Image.fromarray((65535 * SHADE).round().astype(np.uint16)), "png", 1), (Image.fromarray(SHADE.astype(np.float32)), "tif", 1),
+        (layers("LA", BYTES, OPAQUE), "png", 1), (layers("RGBA", BYTES, BYTES, BYTES, OPAQUE), "png", 3),
+        (layers("CMYK", OPAQUE - BYTES, OPAQUE - BYTES, OPAQUE - BYTES, OPAQUE * 0), "tif", 3),
+        (Image.fromarray(BYTES).convert("P"), "png", 1), (layers("RGB", BYTES, BYTES, BYTES), "bmp", 3),
+    ],
+)  # fmt: skip
+def test_pictures_of_every_mode_keep_their_brightness(tmp_path, picture, suffix, channels):
+    write_folder(tmp_path / "all", picture, suffix)
+    data = load("folder", root=tmp_path / "all", keys=Keys(0))
+    assert data.shape == (channels, 6, 9)
+    assert np.abs(data.train.x[0].numpy() - SHADE).max() < (0.004 if channels == 1 or suffix != "tif" else 0.02)
+
+
+@pytest.mark.parametrize(
+    ("picture", "suffix", "how", "said"),
+    [
+        (layers("LA", BYTES, HALF), "png", {}, "some pixels are transparent"),
+        (layers("RGBA", BYTES, BYTES, BYTES, HALF), "png", {}, "some pixels are transparent"),
+        (Image.fromarray(BYTES).convert("P"), "png", {"transparency": int(np.asarray(Image.fromarray(BYTES).convert("P"))[0, 0])}, "transparent"),
+        (Image.fromarray(BYTES.astype(np.int32) * 256), "tif", {}, "mode I: its range of values is not known"),
+        (Image.fromarray(SHADE.astype(np.float32) * 255), "tif", {}, "reals from 0.* to 2"),
+        (Image.fromarray((4095 * SHADE).astype(np.uint16)), "png", {}, "16 bits whose brightest value is 40.. would be almost black"),
+        (Image.fromarray(BYTES), "gif", {"save_all": True, "append_images": [Image.fromarray(255 - BYTES)]}, "2 pictures in one file"),
+        (Image.new("L", (9000, 9000)), "png", {}, "9000 x 9000 pixels; at most"),
+    ],
+)  # fmt: skip
+def test_pictures_that_show_nothing_certain_are_refused_by_name(tmp_path, picture, suffix, how, said):
+    write_folder(tmp_path / "all", picture, suffix, **how)
+    with pytest.raises(ValueError, match=said) as caught:
+        load("folder", root=tmp_path / "all", keys=Keys(0))
+    assert "\n" not in str(caught.value) and str(tmp_path) in str(caught.value)
+
+
+def test_no_file_is_read_by_a_program_of_its_own(tmp_path, monkeypatch):
+    """PostScript under the name of a picture: Pillow would hand it to Ghostscript."""
+    write_folder(tmp_path / "all", Image.fromarray(BYTES))
+    (tmp_path / "gs").write_text(f"#!/bin/sh\ntouch {tmp_path}/called\n")
+    (tmp_path / "gs").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    postscript = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n%%EOF\n"
+    (tmp_path / "all" / "a" / "0.png").write_bytes(postscript)
+    with pytest.raises(ValueError, match=r"a/0.png: not a picture that is read"):
+        load("folder", root=tmp_path / "all", keys=Keys(0))
+    assert not (tmp_path / "called").exists()
+
+
+@pytest.mark.parametrize("harm", ["cut", "empty", "bomb", "folder", "escape"])
+def test_a_damaged_picture_is_named(tmp_path, harm):
+    write_folder(tmp_path / "all", Image.fromarray(np.random.default_rng(1).integers(0, 255, (64, 64), dtype=np.uint8)))
+    path = tmp_path / "all" / "b" / "3.png"
+    whole = path.read_bytes()
+    if harm == "bomb":
+        Image.new("1", (30_000, 30_000)).save(path)
+    elif harm == "folder":
+        path.unlink()
+        path.mkdir()
+    else:
+        path = path.rename(path.with_name("\x1b[31m.png")) if harm == "escape" else path
+        path.write_bytes(whole[:300] if harm != "empty" else b"")
+    with pytest.raises(ValueError, match=r"b/(3|\?\[31m).png: ") as caught:
+        load("folder", root=tmp_path / "all", keys=Keys(0))
+    assert "\n" not in str(caught.value) and "\x1b" not in str(caught.value)
+
+
+def test_hidden_names_are_passed_over_and_classes_are_those_of_both_parts(tmp_path):
+    write_folder(tmp_path / "one" / "train", Image.fromarray(BYTES))
+    write_folder(tmp_path / "one" / "test", Image.fromarray(BYTES))
+    for name in (".ipynb_checkpoints", "__MACOSX"):
+        (tmp_path / "one" / "train" / name).mkdir()
+    (tmp_path / "one" / "train" / "a" / "._0.png").write_bytes(b"\0\5")
+    data = load("folder", root=tmp_path / "one", keys=Keys(0))
+    assert (len(data.train), len(data.test), data.classes) == (10, 10, 2)
+    (tmp_path / "one" / "test" / "c").mkdir()
+    with pytest.raises(ValueError, match="train and test must hold the same class subfolders; c is in one alone"):
+        load("folder", root=tmp_path / "one", keys=Keys(0))
+    (tmp_path / "one" / "train" / "c").mkdir()
+    with pytest.raises(ValueError, match=r"no images .* in the class subfolder c"):
+        load("folder", root=tmp_path / "one", keys=Keys(0))
+    write_folder(tmp_path / "alone", Image.fromarray(BYTES))
+    shutil.rmtree(tmp_path / "alone" / "b")
+    with pytest.raises(ValueError, match="records of at least two classes are needed"):
+        load("folder", root=tmp_path / "alone", keys=Keys(0))
 
 
 @pytest.mark.parametrize(

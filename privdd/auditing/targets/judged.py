@@ -17,6 +17,7 @@ from attacks.membership.records_alone import told_apart
 from attacks.types import Adversary, Attack, Evidence, Family, Finding, Surface, Truth, View, Worlds
 from privdd.auditing.attack_tasks import attack_seeds, attack_stream
 from privdd.auditing.error_budget import ErrorBudget
+from privdd.auditing.targets.coin_game import CoinGame
 from privdd.core.keys import Keys
 
 BOUND = ("epsilon_measured", "epsilon_method", "epsilon_validity")
@@ -26,6 +27,7 @@ NOT_ALIKE = (
     "training and held-out records can be told apart without the target (blind control): part of this is that "
     "difference, and no bound on epsilon follows"
 )
+TOGETHER = "each audited record stands for all its copies: no bound on epsilon follows for one of them"
 _NONE = torch.zeros(0, 1, 1, 1), torch.zeros(0, dtype=torch.long)
 NOBODY = Truth(*_NONE, *_NONE, torch.zeros(1))  # a membership attack is judged by the coins
 
@@ -39,21 +41,28 @@ class Judged:
 
 
 def judged_all(
-    view: View, attacks: Mapping[str, Attack], row: Tensor, keys: Keys, budget: ErrorBudget, note: str
+    view: View, attacks: Mapping[str, Attack], game: CoinGame, keys: Keys, budget: ErrorBudget, note: str
 ) -> list[Judged]:
-    """Each membership attack on the view, whose worlds' row 0 is the target.
+    """Each membership attack on the view, whose worlds' row 0 is the target; one that cannot run says why.
 
-    row (n,): where each audited record stands in its file; note: where the view comes from, in words (it also names the
+    note: where the view comes from, in words (it also names the
     random stream). Raises ValueError where a view has no worlds.
     """
     best = next((name for name in PREFERRED if name in attacks), "")
-    return [_one(name, attack, view, row, keys, budget, note, name == best) for name, attack in attacks.items()]
+    found = []
+    for name, attack in attacks.items():
+        try:
+            found.append(_one(name, attack, view, game, keys, budget, note, name == best))
+        except (ValueError, ArithmeticError, torch.linalg.LinAlgError) as error:  # on few records, or odd ones
+            why = " ".join(str(error).split())[:200]
+            found += not_attacked(view.surface, [name], f"it could not run ({why})", note)
+    return found
 
 
 def _one(
-    name: str, attack: Attack, view: View, row: Tensor, keys: Keys, budget: ErrorBudget, note: str, naming: bool
+    name: str, attack: Attack, view: View, game: CoinGame, keys: Keys, budget: ErrorBudget, note: str, naming: bool
 ) -> Judged:
-    began, worlds = time.monotonic(), _worlds(view)
+    began, worlds, row = time.monotonic(), _worlds(view), game.row
     why = attack.nothing_to_read(view)
     if why:
         return Judged(said_of(nothing_read(attack, view, why), name, note))
@@ -72,7 +81,7 @@ def _one(
     bound = audited_epsilon(scores[:1], target.masks, delta, rng, confidence=budget.confidence)
     decisive: dict[str, Any] = {"epsilon_familywise": bound.value, "tests": budget.tests}
     unlike = told_apart(worlds.blind, worlds.masks[0])
-    if unlike:
+    if unlike or not game.repeats.single:
         finding = replace(finding, measures={k: v for k, v in finding.measures.items() if k not in BOUND})
         decisive = {}
     exposed = most_exposed(scores[0], worlds.masks[0], row) if naming else []
@@ -82,7 +91,15 @@ def _one(
     if diagnostics:
         finding = finding.with_measures(diagnostics=diagnostics)
     told = f"most exposed training records, by their place in the file from 0: {', '.join(map(str, exposed))}"
-    said = said_of(finding, name, note, NOT_ALIKE if unlike else "", told if exposed else "", _shadows(worlds))
+    said = said_of(
+        finding,
+        name,
+        note,
+        NOT_ALIKE if unlike else "",
+        "" if game.repeats.single else TOGETHER,
+        told if exposed else "",
+        _shadows(worlds),
+    )
     return Judged(said.with_measures(seconds=time.monotonic() - began), _kept(scores[:1], target, row))
 
 

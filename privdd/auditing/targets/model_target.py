@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from attacks.membership.attack import MembershipAttack
@@ -23,11 +25,12 @@ from privdd.auditing.error_budget import ErrorBudget, error_budget
 from privdd.auditing.targets.coin_game import CoinGame, coin_game
 from privdd.auditing.targets.judged import Judged, judged_all, not_attacked
 from privdd.auditing.targets.label_queries import LabelQueries
-from privdd.auditing.targets.labelled import Labelled, check_alike
+from privdd.auditing.targets.labelled import Labelled, check_alike, complete
 from privdd.auditing.targets.outside_run import Held, OutsideRun
-from privdd.auditing.targets.predictor import Predictor, predictor
+from privdd.auditing.targets.predictor import READ_AS, Predictor, predictor, settled
 from privdd.auditing.targets.shadow_training import Fit, shadow_outputs
 from privdd.auditing.targets.stated_limit import StatedLimit
+from privdd.auditing.targets.target_facts import target_facts
 from privdd.core.checks import check_share, whole
 from privdd.core.errors import BadConfig
 from privdd.core.keys import Keys
@@ -36,6 +39,9 @@ from privdd.runtime.engine import Engine
 NOTE = "the model as it was brought"
 NEED_SHADOWS = {"lira": Lira, "rmia": Rmia, "base": Base}
 NO_TRAINING = "needs a training function (target.training, in Python fit=)"
+NO_COPIES = "disturbed copies need records of real numbers without gaps"
+GUESSED = ("shares", "separate", "percent")  # readings that a reader has to know of
+MANY_ASKED = 10_000  # training records that the model is asked about for its accuracy
 MANY = 2000  # records from which fewer disturbed copies of each are asked about
 MOST = 10**6  # records, and shadow models
 GLOBAL_DRAWS = "the training function draws from torch's global generator: another run gives other shadow models"
@@ -71,37 +77,43 @@ def model_run(
     """The audit of a model. Raises BadConfig, one line, for a model that cannot read the records, and the like."""
     began = time.monotonic()
     check_alike("target.train", train, "target.heldout", heldout)
-    predict = predictor(model, "target.model", train.kind)
-    classes = predict.classes(train.x, torch.cat([train.y, heldout.y]))
+    some = np.unique(np.linspace(0, len(train) - 1, min(len(train), MANY_ASKED)).astype(np.int64))
+    predict, train, heldout, classes, told = settled(predictor(model, "target.model", train.form), train, heldout, some)
+    names = np.arange(classes) if predict.names is None else predict.names
     keys = Keys(settings.seed).fold("target")
     shadows = settings.shadows if fit is not None else 0
     game = coin_game(train, heldout, settings.records, shadows, keys)
-    logits, drew = _outputs(predict, fit, game, classes, keys, settings.engine)
+    logits, drew = _outputs(predict, fit, game, names, keys, settings.engine)
     trained = time.monotonic()
     attacks = _attacks(predict, game, classes, shadows, settings.confidence)
-    missing = [] if shadows else list(NEED_SHADOWS)
+    missing = {} if shadows else dict.fromkeys(NEED_SHADOWS, NO_TRAINING)
+    missing |= {} if "label_only" in attacks else {"label_only": NO_COPIES}
     budget = error_budget(settings.confidence, len(attacks) + len(missing), 0)
     judged = _judged(_view(game, logits, classes, stated, keys), attacks, missing, game, settings.seed, budget)
-    accuracy = float((predict(heldout.x, classes).argmax(1) == heldout.y).double().mean())
+    at = torch.from_numpy(some)
+    right = (_accuracy(predict, train.at(at), classes), _accuracy(predict, heldout, classes))
+    read = READ_AS[predict.reading]
+    told += [f"The model's outputs were read as {read}."] if predict.reading in GUESSED else []
+    facts = target_facts("model", train, heldout, game, judged, right, [*about.get("notes", []), *told], outputs=read)
     value = model.state_dict() if isinstance(model, nn.Module) else {"outputs": logits[0]}
     done = time.monotonic()
     notes = {"note": GLOBAL_DRAWS} if drew else {}
     return OutsideRun(
         str(about.get("name", "model")), str(about.get("data", "arrays")), settings.seed,
         [Held(Surface.GLOBAL_MODEL, "model", value)], judged, stated, budget,
-        {"worlds": trained - began, "attacks": done - trained, "total": done - began}, accuracy,
+        {"worlds": trained - began, "attacks": done - trained, "total": done - began}, facts, right[1],
         {**about, **notes, "records": [len(train), len(heldout)], "shape": list(train.shape), "classes": classes},
     )  # fmt: skip
 
 
 def _outputs(
-    predict: Predictor, fit: Fit | None, game: CoinGame, classes: int, keys: Keys, engine: Engine
+    predict: Predictor, fit: Fit | None, game: CoinGame, names: NDArray[Any], keys: Keys, engine: Engine
 ) -> tuple[Tensor, bool]:
     """(K, n + m, C) outputs for audited and reference records, the target's first; see ``shadow_outputs``."""
-    own = predict(torch.cat([game.records.x, game.reference.x.to(game.records.x.dtype)]), classes)[None]
+    own = predict(torch.cat([game.records.x, game.reference.x.to(game.records.x.dtype)]), len(names))[None]
     if fit is None or len(game.masks) == 1:
         return own, False
-    others, drew = shadow_outputs(fit, "target.training", game, classes, keys, engine)
+    others, drew = shadow_outputs(fit, "target.training", game, names, keys, engine)
     if others.shape[1:] != own.shape[1:]:
         raise BadConfig(f"target.training: gives models of {others.shape[2]} classes, target.model has {own.shape[2]}")
     return torch.cat([own, others]), drew
@@ -110,11 +122,14 @@ def _outputs(
 def _view(game: CoinGame, logits: Tensor, classes: int, stated: StatedLimit, keys: Keys) -> View:
     records, count = game.records, len(game.records)
     own, public = logits[:, :count], logits[:, count:]
-    blind = records_alone(records.x, records.y, game.member, keys.fold("blind").torch())
+    x, reference = (records.x, game.reference.x)
+    if records.gaps or game.reference.gaps:
+        x, reference = complete(x, reference)
+    blind = records_alone(x, records.y, game.member, keys.fold("blind").torch())
     signals = {"confidence": logit_scaled(own, records.y)}
-    worlds = Worlds(signals, game.masks, blind, records.y, own, public, records=records.x.double())
+    worlds = Worlds(signals, game.masks, blind, records.y, own, public, records=x.double())
     known = Knowledge(
-        (1, 1, 1), classes, game.reference.x.double(), game.reference.y, settings={"delta": stated.exchanged()[1]}
+        (1, 1, 1), classes, reference.double(), game.reference.y, settings={"delta": stated.exchanged()[1]}
     )
     return View(Surface.GLOBAL_MODEL, Adversary.PUBLIC, (), known, worlds)
 
@@ -126,7 +141,7 @@ def _attacks(
     found: dict[str, MembershipAttack] = {"loss_threshold": LossThreshold(**given)}
     found["quantile_regression"] = QuantileRegression(**given)
     records = game.records
-    if records.x.is_floating_point():
+    if records.x.is_floating_point() and not records.form.coded and not records.gaps:
         found["label_only"] = LabelQueries(
             **given,
             labels_of=lambda x: predict(x.to(records.x.dtype), classes).argmax(1),
@@ -141,10 +156,14 @@ def _attacks(
 def _judged(
     view: View,
     attacks: Mapping[str, MembershipAttack],
-    missing: list[str],
+    missing: Mapping[str, str],
     game: CoinGame,
     seed: int,
     budget: ErrorBudget,
 ) -> list[Judged]:
-    found = judged_all(view, attacks, game.row, Keys(seed), budget, NOTE)
-    return found + not_attacked(view.surface, missing, NO_TRAINING, NOTE)
+    found = judged_all(view, attacks, game, Keys(seed), budget, NOTE)
+    return found + [row for name, why in missing.items() for row in not_attacked(view.surface, [name], why, NOTE)]
+
+
+def _accuracy(predict: Predictor, records: Labelled, classes: int) -> float:
+    return float((predict(records.x, classes).argmax(1) == records.y).double().mean())

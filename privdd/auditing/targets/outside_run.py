@@ -57,7 +57,7 @@ class Held:
 
 @dataclass(frozen=True)
 class OutsideRun:
-    """What an audit of a target found. about: what the manifest says of the target; command: that made the run."""
+    """What an audit of a target found. about: what the manifest says of the target; target: what findings.json says of it (``target_facts``)."""
 
     name: str
     data: str
@@ -67,6 +67,7 @@ class OutsideRun:
     stated: StatedLimit
     budget: ErrorBudget
     seconds: Mapping[str, float]
+    target: Mapping[str, Any]
     accuracy: float | None = None
     about: Mapping[str, Any] = field(default_factory=dict)
     clients: int = 0
@@ -116,6 +117,7 @@ def _result(run: OutsideRun, ledger: Ledger) -> dict[str, Any]:
             "clients": run.clients, "rounds": run.rounds,
             "seconds": {name: round(run.seconds.get(name, 0.0), 3) for name in ("train", "worlds", "attacks", "total")},
         },
+        "target": dict(run.target),
         **utility,
         "privacy": {**head, "claims": run.stated.claims(), "multiplicity": run.budget.to_json()},
         "surfaces": surfaces,

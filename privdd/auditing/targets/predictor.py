@@ -3,94 +3,278 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from privdd.auditing.targets.labelled import Form, Labelled, alike
 from privdd.core.errors import BadConfig
 
+PLAIN = Form()
 BATCH = 1024
 FLOOR = 1e-6  # a probability of 0 or 1, as trees give it, is read as one in a million: its logarithm stays finite
+ROUNDED = 0.05  # by how much the probabilities of one record may sum to something else, after rounding
+PERCENT = 30.0  # decision values that are never negative do not reach so far: they are percentages
+
+Reading = Literal["", "labels", "probabilities", "shares", "separate", "positive", "percent", "decisions", "logits"]
+READ_AS: dict[Reading, str] = {
+    "labels": "predicted labels",
+    "probabilities": "probabilities of the classes",
+    "shares": "shares of the classes, divided by their sum",
+    "separate": "one probability for each class on its own, divided by their sum",
+    "positive": "the probability of the second class",
+    "percent": "the probability of the second class in percent",
+    "decisions": "decision values of the second class against the first",
+    "logits": "logits of the classes",
+}
 
 
 @dataclass(frozen=True)
 class Predictor:
-    """ask: records (b, ...) -> whatever the model gives; key: what messages call it."""
+    """ask: records (b, ...) -> whatever the model gives; key: what messages call it.
+
+    method: of an estimator, which says what it gives; order: the classes of its columns, in their order; names: the classes
+    that are asked for, where these are others; reading: what its numbers are, "" where that is seen from each answer.
+    """
 
     ask: Callable[[Tensor], Any]
     key: str
+    method: str = ""
+    order: NDArray[Any] | None = None
+    names: NDArray[Any] | None = None
+    reading: Reading = ""
 
     def __call__(self, x: Tensor, classes: int = 2) -> Tensor:
         """(n, C >= classes) float64, softmax of which are the model's probabilities. Raises BadConfig."""
-        parts = [as_logits(self.ask(part), self.key, classes) for part in x.split(BATCH)]
-        if len({part.shape[1] for part in parts}) > 1:
-            raise BadConfig(f"{self.key}: gives numbers for another set of classes from one batch to the next")
-        return torch.cat(parts)
+        return self.logits(self.answers(x), classes)
 
-    def classes(self, x: Tensor, labels: Tensor) -> int:
-        """How many classes it knows. Raises BadConfig where it cannot read such records, or a label is not among them."""
+    def answers(self, x: Tensor) -> NDArray[Any]:
+        """What the model gives for all records: numbers (n,) or (n, C), or labels (n,). Raises BadConfig."""
+        parts = [self._asked(part) for part in x.split(BATCH)]
+        if len({part.shape[1:] for part in parts}) > 1:
+            raise BadConfig(f"{self.key}: gives numbers for another set of classes from one batch to the next")
+        return np.concatenate(parts)
+
+    def _asked(self, x: Tensor) -> NDArray[Any]:
         try:
-            found = self.ask(x[:2])
+            given = self.ask(x)
         except BadConfig:
             raise
         except Exception as error:  # whatever the model raises
             said = " ".join(str(error).split())[:200]
             raise BadConfig(f"{self.key}: cannot read records of shape {tuple(x.shape[1:])}: {said}") from error
+        found = _array(given, self.key)
+        found = found[:, 0] if found.ndim == 2 and found.shape[1] == 1 else found
+        if found.ndim not in (1, 2) or found.dtype.kind not in "biufUSO":
+            raise BadConfig(
+                f"{self.key}: gives {found.dtype} {found.shape}; finite numbers (b, C), or (b,), are needed"
+            )
+        if len(found) != len(x):
+            raise BadConfig(f"{self.key}: gives {found.shape} for {len(x)} records; ({len(x)}, classes) is needed")
+        if found.dtype.kind == "f" and not np.isfinite(found).all():
+            holes = " for records with missing values" if x.is_floating_point() and bool(x.isnan().any()) else ""
+            raise BadConfig(
+                f"{self.key}: gives {found.dtype} {found.shape} with NaN or infinity{holes}; finite numbers (b, C), or (b,), are needed"
+            )
+        return found
+
+    def logits(self, answers: NDArray[Any], classes: int) -> Tensor:
+        """(n, C >= classes) float64 of answers, each column the class of its number. Raises BadConfig."""
+        if self.order is not None and answers.ndim == 2 and answers.shape[1] != len(self.order):
+            raise BadConfig(
+                f"{self.key}: gives {answers.shape[1]} numbers for each record, and has {len(self.order)} classes"
+            )
+        own = len(self.order) if self.order is not None else classes
+        reading = self.reading or reading_of(answers, self.key, own, self.method)
+        if reading == "labels":
+            return _log(np.eye(classes)[self._places(answers, classes)])
+        found = as_numbers(answers, reading)
+        if self.order is None or self.names is None or np.array_equal(self.order, self.names):
+            return found
+        at = {name: place for place, name in enumerate(self.order.tolist())}
+        least = found.min(1).values + float(np.log(FLOOR))  # of a class that this model was not trained on
+        return torch.stack([found[:, at[name]] if name in at else least for name in self.names.tolist()], 1)
+
+    def _places(self, answers: NDArray[Any], classes: int) -> NDArray[np.int64]:
+        """Predicted labels as places of their classes."""
+        names = range(classes) if self.names is None else self.names.tolist()
+        place = {name: at for at, name in enumerate(names)}
+        known, back = np.unique(answers.astype(str) if answers.dtype.kind in "USO" else answers, return_inverse=True)
+        if unknown := [name for name in known.tolist() if name not in place]:
+            raise BadConfig(
+                f"{self.key}: predicts the label {unknown[0]!r}; the labels that are known go from {min(place)} to {max(place)}"
+            )
+        return np.array([place[name] for name in known.tolist()], np.int64)[back]
+
+    def classes(self, x: Tensor, labels: Tensor) -> int:
+        """How many classes it knows. Raises BadConfig where it cannot read such records, or a label is not among them."""
         most = int(labels.max()) + 1
-        if _array(found, self.key).dtype.kind in "biu" and np.ndim(found) == 1:
+        answers = self.answers(x[:2])
+        if reading_of(answers, self.key, max(2, most), self.method) == "labels":
             return max(2, most)  # predicted labels: they do not say which other classes there are
-        logits = as_logits(found, self.key)
-        if len(logits) != 2:
-            raise BadConfig(f"{self.key}: gives {tuple(np.shape(found))} for 2 records; (2, classes) is needed")
-        if most > logits.shape[1]:
-            raise BadConfig(f"{self.key}: knows {logits.shape[1]} classes, labels go up to {most - 1} (0 is the first)")
-        return logits.shape[1]
+        known = self.logits(answers, max(2, most)).shape[1]
+        if most > known:
+            raise BadConfig(f"{self.key}: knows {known} classes, {_too_high(labels, known)}")
+        return known
 
 
-def predictor(model: Any, key: str = "model", kind: str = "numpy") -> Predictor:
+def predictor(model: Any, key: str = "model", form: Form = PLAIN) -> Predictor:
     """A torch module (set to eval mode), a scikit-learn estimator, or a function of records.
 
-    What an estimator or a function gives for b records may be probabilities (b, C) or logits (b, C), decision values
-    (b,) of two classes, or labels (b,) of whole numbers. kind: which arrays a function is called with. Raises BadConfig.
+    What an estimator or a function gives for b records may be probabilities (b, C) or logits (b, C), probabilities or
+    decision values (b,) of the second of two classes, or labels (b,). form: how records were brought, which is how it is
+    given them. Raises BadConfig.
     """
     if isinstance(model, nn.Module):
+        if form.text:
+            raise BadConfig(f"{key}: a torch module reads numbers, and the records have columns of text")
         model.eval()
         return Predictor(lambda x: _of_module(model, x, key), key)
+    given = PLAIN if form.kind == "torch" else form
     for name in ("predict_proba", "decision_function", "predict"):
         method = getattr(model, name, None)
         if callable(method):
-            return Predictor(lambda x, f=method: f(x.numpy()), key)  # type: ignore[misc]
+            return Predictor(lambda x, f=method: f(given.rows(x)), key, name, _order(model, key))  # type: ignore[misc]
     if callable(model):
-        return Predictor(lambda x: model(x if kind == "torch" else x.numpy()), key)
+        owner, name = getattr(model, "__self__", None), str(getattr(model, "__name__", ""))
+        if name in ("predict_proba", "decision_function", "predict"):
+            return Predictor(lambda x: model(given.rows(x)), key, name, _order(owner, key))
+        return Predictor(lambda x: model(form.rows(x)), key)
     raise BadConfig(
         f"{key}: a torch module, a scikit-learn estimator or a function is needed, got {type(model).__name__}"
     )
 
 
-def as_logits(values: Any, key: str, classes: int = 2) -> Tensor:
-    """(b, C) float64 from probabilities, logits, decision values or labels. Raises BadConfig for anything else."""
-    found = _array(values, key)
-    if found.dtype.kind not in "biuf" or found.ndim not in (1, 2) or not np.isfinite(found).all():
-        raise BadConfig(f"{key}: gives {found.dtype} {found.shape}; finite numbers (b, C), or (b,), are needed")
-    if found.ndim == 1 and found.dtype.kind in "biu":
-        if found.min(initial=0) < 0 or found.max(initial=0) >= classes:
-            raise BadConfig(f"{key}: predicts labels from {found.min()} to {found.max()}; 0 to {classes - 1} are known")
-        return _log(np.eye(classes)[found.astype(int)])
-    if found.ndim == 1 or found.shape[1] == 1:  # one decision value: of class 1 against class 0
-        value = torch.from_numpy(found.astype(np.float64).reshape(-1))
+def settled(
+    predict: Predictor, train: Labelled, heldout: Labelled, rows: NDArray[np.int64]
+) -> tuple[Predictor, Labelled, Labelled, int, list[str]]:
+    """How the model's answers are read, seen from all held-out records and these ``rows`` of the training ones; both sets
+    with labels as places of its classes; how many these are; and what a reader has to know of the labels.
+
+    Raises BadConfig where the model cannot read the records, or a label is none of its classes.
+    """
+    train, heldout = alike({"target.train": train, "target.heldout": heldout})
+    answers = predict.answers(torch.cat([train.x[torch.from_numpy(rows)], heldout.x.to(train.x.dtype)]))
+    labels = [train.labels(), heldout.labels()]
+    names, notes = predict.order, list[str]()
+    if names is None:
+        names, notes = _classes(predict.key, answers, labels)
+    numbered = [one.numbered(names, f"target.{name}") for name, one in (("train", train), ("heldout", heldout))]
+    plain = np.array_equal(names, np.arange(len(names)))
+    predict = replace(predict, names=None if plain and predict.order is None else names)
+    predict = replace(predict, reading=reading_of(answers, predict.key, len(names), predict.method))
+    known = predict.logits(answers[:2], len(names)).shape[1]
+    return predict, numbered[0], numbered[1], known, notes
+
+
+def _classes(key: str, answers: NDArray[Any], labels: list[NDArray[Any]]) -> tuple[NDArray[Any], list[str]]:
+    """Which classes a model without names for them knows, in the order of its outputs; and a note where that was guessed."""
+    if len({one.dtype.kind == "U" for one in labels}) > 1:
+        raise BadConfig("target.heldout: y holds text in one file, and numbers in the other")
+    seen = np.unique(np.concatenate(labels))
+    if answers.ndim == 1 and answers.dtype.kind in "biuUSO":  # predicted labels: they name their classes
+        every = np.unique(np.concatenate([seen, answers.astype(str) if answers.dtype.kind in "USO" else answers]))
+        if every.dtype.kind == "U" or every.min() < 0 or every.max() > 100 * len(every):
+            return every, []
+        return np.arange(max(2, int(every.max()) + 1)), []
+    count = 2 if answers.ndim == 1 and len(seen) <= 2 else answers.shape[1] if answers.ndim == 2 else len(seen)
+    if seen.dtype.kind == "U":
+        raise BadConfig(
+            f"{key}: y holds text ({seen[0]!r}, ...), and the model does not say which of its {count} outputs is which class; "
+            "give whole numbers from 0 in the order of its outputs, or an estimator with classes_"
+        )
+    if seen.tolist() == [-1, 1] and count == 2:
+        return seen, ["The labels -1 and 1 were read as the model's first and second class."]
+    if answers.ndim == 1 and len(seen) > 2:
+        count = int(seen[-1]) + 1
+        if not _whole(answers, count):
+            raise BadConfig(
+                f"{key}: gives one number for each record, and y holds {len(seen)} classes; a classifier is needed"
+            )
+    if seen[0] < 0 or seen[-1] >= count:
+        raise BadConfig(f"{key}: knows {count} classes, {_too_high(torch.from_numpy(seen), count)}")
+    return np.arange(count), []
+
+
+def _too_high(labels: Tensor, known: int) -> str:
+    """What is wrong with labels that are not all below ``known``, and what to do."""
+    low, high = int(labels.min()), int(labels.max())
+    said = f"labels go up to {high} (0 is the first)" if low >= 0 else f"labels go down to {low} (0 is the first)"
+    if low == 1 and high == known:
+        return f"{said}; give y - 1 if they count from 1"
+    return f"{said}; np.unique(y, return_inverse=True)[1] numbers classes in sorted order" if low < 0 else said
+
+
+def _order(model: Any, key: str) -> NDArray[Any] | None:
+    """The classes of an estimator's columns, where it names them."""
+    named = getattr(model, "classes_", None)
+    if named is None:
+        return None
+    if isinstance(named, list) and named and isinstance(named[0], np.ndarray):
+        raise BadConfig(f"{key}: predicts {len(named)} labels for each record; one class a record is needed")
+    order = np.asarray(named)
+    return order.astype(str) if order.dtype.kind == "O" and all(isinstance(one, str) for one in order) else order
+
+
+def reading_of(answers: NDArray[Any], key: str, classes: int, method: str = "") -> Reading:
+    """What numbers (n,) or (n, C) are. Raises BadConfig for one number a record where there are more than two classes."""
+    if answers.dtype.kind not in "biuf" or (answers.ndim == 1 and answers.dtype.kind in "biu"):
+        if answers.ndim == 2:
+            raise BadConfig(f"{key}: gives {answers.dtype} {answers.shape}; finite numbers (b, C), or (b,), are needed")
+        return "labels"
+    low, high = float(answers.min()), float(answers.max())
+    if answers.ndim == 1:
+        if classes > 2:
+            if _whole(answers, classes):
+                return "labels"
+            raise BadConfig(f"{key}: gives one number for each record, and there are {classes} classes")
+        if method == "decision_function" or low < 0:
+            return "decisions"
+        return "positive" if high <= 1 else "percent" if PERCENT < high <= 100 else "decisions"
+    if method == "decision_function" or low < 0:
+        return "logits"
+    sums = answers.astype(np.float64).sum(1)
+    if np.allclose(sums, 1, atol=1e-3):
+        return "probabilities"
+    if sums.min() > 0 and np.allclose(sums, np.median(sums), rtol=ROUNDED, atol=0):
+        return "shares"
+    return "separate" if high <= 1 or method == "predict_proba" else "logits"
+
+
+def as_numbers(answers: NDArray[Any], reading: Reading) -> Tensor:
+    """(n, C) float64, softmax of which are probabilities."""
+    found = answers.astype(np.float64)
+    if reading == "logits":
+        return torch.from_numpy(found)
+    if reading == "decisions":
+        value = torch.from_numpy(found)
         return torch.stack([torch.zeros_like(value), value], 1)
-    if (found >= 0).all() and np.allclose(found.sum(1), 1, atol=1e-3):
-        return _log(found)
-    return torch.from_numpy(found.astype(np.float64))
+    if reading in ("positive", "percent"):
+        second = found / (100 if reading == "percent" else 1)
+        return _log(np.stack([1 - second, second], 1))
+    return _log(found if reading == "probabilities" else found / np.maximum(found.sum(1, keepdims=True), FLOOR))
+
+
+def as_logits(values: Any, key: str, classes: int = 2) -> Tensor:
+    """(b, C) float64 of what a model gave for b records. Raises BadConfig for what is none of ``Reading``."""
+    return Predictor(lambda _: values, key)(torch.zeros(len(values), 1), classes)
+
+
+def _whole(values: NDArray[Any], classes: int) -> bool:
+    return bool((values == np.floor(values)).all() and values.min() >= 0 and values.max() < classes)
 
 
 def _array(values: Any, key: str) -> NDArray[Any]:
     try:
-        return values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+        if isinstance(values, Tensor):
+            plain = values.detach().cpu()
+            return (plain.float() if plain.dtype == torch.bfloat16 else plain).numpy()
+        found = np.asarray(values)
+        return found.astype(np.float64) if found.dtype.kind == "O" and not isinstance(found.flat[0], str) else found
     except (ValueError, TypeError) as error:  # lists of unequal lengths
         raise BadConfig(f"{key}: gives no array of numbers ({' '.join(str(error).split())[:100]})") from None
 

@@ -29,11 +29,12 @@ from privdd.auditing.targets.claimed_limit import claimed_limit
 from privdd.auditing.targets.coin_game import CoinGame, coin_game
 from privdd.auditing.targets.from_python import folder
 from privdd.auditing.targets.judged import Judged, judged_all
-from privdd.auditing.targets.labelled import Labelled, check_alike, read
+from privdd.auditing.targets.labelled import Labelled, check_alike, check_numbered, read
 from privdd.auditing.targets.model_target import Settings
 from privdd.auditing.targets.outside_run import Held, OutsideRun, check_free, write_outside
 from privdd.auditing.targets.predictor import Predictor, predictor
 from privdd.auditing.targets.target_command import TargetCommand, read_command
+from privdd.auditing.targets.target_facts import target_facts
 from privdd.checking.child import add_folder
 from privdd.checking.named import load_target
 from privdd.core.errors import BadConfig
@@ -115,6 +116,8 @@ def recorded_run(recording: Recording, node: int, model: nn.Module, typed: Targe
     """The audit of one client's recorded rounds. Raises BadConfig and DamagedRun, one line."""
     train, heldout = (read(f"target.{n}", typed.path(n, "(.npz with x and y)")) for n in ("train", "heldout"))
     check_alike("target.train", train, "target.heldout", heldout)
+    for key, one in (("target.train", train), ("target.heldout", heldout)):
+        check_numbered(key, one)
     given = {"seed": typed.get("seed"), "records": typed.get("target.records"), "confidence": typed.get("confidence")}
     settings = Settings(**{"records": RECORDS, **{name: value for name, value in given.items() if value is not None}})
     keys = Keys(settings.seed).fold("target")
@@ -132,13 +135,14 @@ def recorded_run(recording: Recording, node: int, model: nn.Module, typed: Targe
     budget = error_budget(settings.confidence, sum(map(len, attacks)), 0)
     judged: list[Judged] = []
     for view, those in zip(views, attacks):
-        judged += judged_all(view, those, game.row, Keys(settings.seed), budget, NOTE)
+        judged += judged_all(view, those, game, Keys(settings.seed), budget, NOTE)
     about = {"recording": str(recording.head.get("library", "")), "client": node, "records": [len(train), len(heldout)]}
     accuracy = float((_outputs(model, heldout).argmax(1) == heldout.y).double().mean()) if final is not None else None
+    facts = target_facts("recording", train, heldout, game, judged)
     done = time.monotonic()
     return OutsideRun(
         str(typed.get("name") or "recorded federation"), typed.path("train").name, settings.seed, list(_held(recording, replies)),
-        judged, limit, budget, {"attacks": done - began, "total": done - began}, accuracy, about,
+        judged, limit, budget, {"attacks": done - began, "total": done - began}, facts, accuracy, about,
         len(recording.nodes), len(replies),
     )  # fmt: skip
 

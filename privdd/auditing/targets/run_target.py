@@ -54,7 +54,8 @@ def _run(typed: TargetCommand) -> OutsideRun:
         made = read("target.synthetic", typed.path("synthetic"), least=2, labels=False)
         return synthetic_run(made, train, heldout, _generator(typed), stated, settings, about)
     weights = typed.path("weights") if typed.get("target.weights") else None
-    model = model_of(str(typed.get("target.model")), typed.args, weights)
+    model, notes = model_of(str(typed.get("target.model")), typed.args, weights)
+    about |= {"notes": notes} if notes else {}
     if typed.get("target.updates"):
         return _updates(typed, model, train, heldout, stated, settings, about)
     return model_run(model, train, heldout, _fit(typed, model), stated, settings, about)

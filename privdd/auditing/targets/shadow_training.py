@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from privdd.auditing.targets.coin_game import CoinGame
@@ -24,17 +25,19 @@ SEEDS = 2**31 - 1  # scikit-learn takes no more
 
 @dataclass(frozen=True)
 class OneTraining:
-    """One training. asked: the records that the shadow model is asked about."""
+    """One training. asked: the records that the shadow model is asked about; names: the target's classes."""
 
     fit: Fit
     key: str
     records: Labelled
     seed: int
     asked: Tensor
-    classes: int
+    names: NDArray[Any]
 
 
-def shadow_outputs(fit: Fit, key: str, game: CoinGame, classes: int, keys: Keys, engine: Engine) -> tuple[Tensor, bool]:
+def shadow_outputs(
+    fit: Fit, key: str, game: CoinGame, names: NDArray[Any], keys: Keys, engine: Engine
+) -> tuple[Tensor, bool]:
     """(K - 1, n + m, C) outputs of the shadow models for the audited records and the reference ones, and whether the
     training function drew from torch's global generator, so that its models would be others next time.
 
@@ -42,7 +45,7 @@ def shadow_outputs(fit: Fit, key: str, game: CoinGame, classes: int, keys: Keys,
     """
     asked = torch.cat([game.records.x, game.reference.x.to(game.records.x.dtype)])
     tasks = [
-        OneTraining(fit, key, game.shadow_set(k), keys.fold("shadow", k).integer() % SEEDS, asked, classes)
+        OneTraining(fit, key, game.shadow_set(k), keys.fold("shadow", k).integer() % SEEDS, asked, names)
         for k in range(1, len(game.masks))
     ]
     found = list(run_all(trained, tasks, "train shadow models", engine))
@@ -62,8 +65,8 @@ def run_all(function: Callable[[Any], Any], tasks: Sequence[Any], label: str, en
 def trained(task: OneTraining) -> tuple[Tensor, bool]:
     """Outputs (n, C) of one shadow model; whether its training drew from torch's global generator."""
     model, drew = called(task.fit, task.key, task.records, task.seed)
-    predict = predictor(model, task.key, task.records.kind)
-    return predict(task.asked, task.classes), drew
+    predict = replace(predictor(model, task.key, task.records.form), names=task.names)
+    return predict(task.asked, len(task.names)), drew
 
 
 def called(fit: Fit, key: str, records: Labelled, seed: int) -> tuple[Any, bool]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,7 +20,7 @@ from attacks.types import Adversary, Family, Finding, Knowledge, Surface, View, 
 from privdd.auditing.error_budget import error_budget
 from privdd.auditing.targets.coin_game import CoinGame, coin_game
 from privdd.auditing.targets.judged import Judged, judged_all, not_attacked, said_of
-from privdd.auditing.targets.labelled import Labelled, check_alike, labelled
+from privdd.auditing.targets.labelled import Labelled, alike, check_complete, labelled
 from privdd.auditing.targets.model_target import GLOBAL_DRAWS, Settings
 from privdd.auditing.targets.near_copies import copies
 from privdd.auditing.targets.nearest import flat, spread
@@ -28,6 +29,7 @@ from privdd.auditing.targets.shadow_training import SEEDS, Fit, called, run_all
 from privdd.auditing.targets.stated_limit import StatedLimit
 from privdd.auditing.targets.synthetic_signals import signals_of
 from privdd.auditing.targets.table_risks import Risk, inference, linkability, singling_out
+from privdd.auditing.targets.target_facts import target_facts
 from privdd.core.keys import Keys
 
 NOTE = "the synthetic set as it was brought"
@@ -57,8 +59,7 @@ def synthetic_run(
 ) -> OutsideRun:
     """The audit of a synthetic set. Raises BadConfig, one line, for sets that do not fit together."""
     began = time.monotonic()
-    check_alike("target.train", train, "target.heldout", heldout)
-    check_alike("target.train", train, "target.synthetic", synthetic)
+    train, heldout, synthetic = _comparable(train, heldout, synthetic)
     keys = Keys(settings.seed).fold("target")
     shadows = settings.shadows if generator is not None else 0
     game = coin_game(train, heldout, settings.records, shadows, keys)
@@ -69,18 +70,32 @@ def synthetic_run(
     view = _view([synthetic, *sets], game, scale, pictures, stated, keys)
     attacks, missing = _attacks(view, shadows, settings.confidence), [] if shadows else ["lira", "rmia"]
     budget = error_budget(settings.confidence, len(attacks) + len(missing), 0)
-    judged = judged_all(view, attacks, game.row, Keys(settings.seed), budget, NOTE)
+    judged = judged_all(view, attacks, game, Keys(settings.seed), budget, NOTE)
     judged += not_attacked(view.surface, missing, NO_GENERATOR, NOTE)
-    judged += _copied(view.surface, synthetic, train, heldout, scale, pictures, keys)
-    judged += _risks(view.surface, synthetic, train, heldout, scale, keys)
+    apart = heldout.at(game.repeats.outside)
+    judged += _copied(view.surface, synthetic, train, apart, scale, pictures, keys)
+    judged += _risks(view.surface, synthetic, train, apart, scale, keys)
+    facts = target_facts("synthetic", train, heldout, game, judged)
     done = time.monotonic()
     notes = {"note": GLOBAL_DRAWS.replace("training function", "generator")} if drew else {}
     return OutsideRun(
         str(about.get("name", "synthetic set")), str(about.get("data", "arrays")), settings.seed,
         [Held(view.surface, "synthetic set", {"x": synthetic.x, "y": synthetic.y})], judged, stated, budget,
-        {"worlds": made - began, "attacks": done - made, "total": done - began}, None,
+        {"worlds": made - began, "attacks": done - made, "total": done - began}, facts, None,
         {**about, **notes, "records": [len(synthetic), len(train), len(heldout)], "shape": list(train.shape)},
     )  # fmt: skip
+
+
+def _comparable(*sets: Labelled) -> list[Labelled]:
+    """Training, held-out and synthetic records with columns and labels coded alike. Raises BadConfig where they are not alike."""
+    keys = ("target.train", "target.heldout", "target.synthetic")
+    made = alike(dict(zip(keys, sets)))
+    for key, one in zip(keys, made):
+        check_complete(key, one)
+    if all(one.names is None for one in made):
+        return made
+    names = np.unique(np.concatenate([one.labels() for one in made]))
+    return [one.numbered(names, key) for key, one in zip(keys, made)]
 
 
 def _shadow_sets(generator: Fit, game: CoinGame, keys: Keys, settings: Settings) -> tuple[list[Labelled], bool]:
@@ -89,9 +104,12 @@ def _shadow_sets(generator: Fit, game: CoinGame, keys: Keys, settings: Settings)
         for k in range(1, len(game.masks))
     ]
     found = run_all(generated, tasks, "generate shadow sets", settings.engine)
+    made, names = [], game.records.names
     for one, _ in found:
-        check_alike("target.train", game.records, "target.generator", one)
-    return [one for one, _ in found], any(drew for _, drew in found)
+        one = alike({"target.train": game.records, "target.generator": one})[1]
+        check_complete("target.generator", one)
+        made.append(one if names is None else one.numbered(names, "target.generator"))
+    return made, any(drew for _, drew in found)
 
 
 def generated(task: OneGeneration) -> tuple[Labelled, bool]:

@@ -26,13 +26,14 @@ from privdd.auditing.error_budget import error_budget
 from privdd.auditing.targets.captured_updates import Captured
 from privdd.auditing.targets.coin_game import CoinGame, coin_game
 from privdd.auditing.targets.judged import Judged, judged_all, not_attacked, said_of
-from privdd.auditing.targets.labelled import Labelled, check_alike
+from privdd.auditing.targets.labelled import Labelled, check_alike, check_numbered
 from privdd.auditing.targets.model_target import GLOBAL_DRAWS, Settings
 from privdd.auditing.targets.outside_run import Held, OutsideRun
 from privdd.auditing.targets.predictor import predictor
 from privdd.auditing.targets.shadow_training import Fit
 from privdd.auditing.targets.shadow_updates import SGD, PlainSGD, shadow_updates
 from privdd.auditing.targets.stated_limit import StatedLimit
+from privdd.auditing.targets.target_facts import target_facts
 from privdd.auditing.targets.update_signals import signals_of_worlds
 from privdd.core.checks import check_number, whole
 from privdd.core.errors import BadConfig
@@ -93,6 +94,8 @@ def updates_run(
     if not isinstance(model, nn.Module):
         raise BadConfig("target.model: a torch module is needed to read updates")
     check_alike("target.train", train, "target.heldout", heldout)
+    for key, one in (("target.train", train), ("target.heldout", heldout)):
+        check_numbered(key, one)
     classes = predictor(model, "target.model").classes(train.x, torch.cat([train.y, heldout.y]))
     mine, keys = updates.of(client), Keys(settings.seed).fold("target")
     shadows = settings.shadows if fit is not None else 0
@@ -117,15 +120,16 @@ def updates_run(
     attacks |= {"lira": Lira(best, settings.confidence), "rmia": Rmia(best, settings.confidence)} if shadows else {}
     missing = [] if shadows else ["lira", "rmia"]
     budget = error_budget(settings.confidence, len(attacks) + len(missing), 0)
-    judged = judged_all(view, attacks, game.row, Keys(settings.seed), budget, note)
+    judged = judged_all(view, attacks, game, Keys(settings.seed), budget, note)
     judged += not_attacked(view.surface, missing, NO_SHADOWS, note)
     judged += _rebuilt(view, train, heldout, local, Keys(settings.seed), f"round {mine[0].round} alone; {note}")
     done, notes = time.monotonic(), {"note": GLOBAL_DRAWS} if drew else {}
+    facts = target_facts("updates", train, heldout, game, judged, None, about.get("notes", []))
     clients, rounds = (1 + max(getattr(one, of) for one in updates.captures) for of in ("client", "round"))
     return OutsideRun(
         str(about.get("name", "updates")), str(about.get("data", "arrays")), settings.seed,
         [Held(updates.surface, updates.kind, one.value, one.round, one.client) for one in updates.captures],
-        judged, stated, budget, {"worlds": made - began, "attacks": done - made, "total": done - began}, None,
+        judged, stated, budget, {"worlds": made - began, "attacks": done - made, "total": done - began}, facts, None,
         {**about, **notes, "client": client, "records": [len(train), len(heldout)], "shape": list(train.shape)}, clients, rounds,
     )  # fmt: skip
 

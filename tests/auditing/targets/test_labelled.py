@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 import torch
+from scipy import sparse
 
-from privdd.auditing.targets.labelled import check_alike, labelled, read
+from privdd.auditing.targets.labelled import alike, check_alike, complete, labelled, read
 from privdd.core.errors import BadConfig
 
 X, Y = np.zeros((30, 4)), np.arange(30) % 3
@@ -35,10 +37,16 @@ def test_any_shape_and_kind_comes_through(tmp_path: Path) -> None:
         (X[:, 0], Y, r"x \(n, ...\) and y \(n,\) are needed, got \(30,\)"),
         (X, Y[:7], r"got \(30, 4\) and \(7,\)"),
         (X[:5], Y[:5], "5 records; at least 20"),
-        (np.where(X == 0, np.nan, X), Y, "x must hold finite numbers"),
-        (X.astype(str), Y, "x must hold finite numbers"),
-        (X, Y - 1, "y must hold whole numbers from 0, got int64 with -1"),
-        (X, Y + 0.5, "y must hold whole numbers from 0"),
+        (np.where(X == 0, np.inf, X), Y, r"x must hold finite numbers or NaN.* record 0 \(from 0\) is infinite"),
+        (X.astype(str), Y, "x must hold numbers, got <U.*; text needs a table of pandas"),
+        (np.array([[1, "a"]] * 30, dtype=object), Y, "x holds int and other objects; give numbers, or a table"),
+        (X, Y + 0.5, "y must hold whole numbers or text, one class for each record, got float64 with 0.5"),
+        (X, np.where(Y == 1, np.nan, Y), "got float64 with nan"),
+        (X, np.full(30, 1e300), r"y must number or name classes, got labels up to 1e\+300"),
+        (X, np.eye(3)[Y], r"got \(30, 4\) and \(30, 3\); give y.argmax\(1\)"),
+        (X, np.stack([Y % 2, Y % 2], 1), "a record has one class here"),
+        (X, np.array([None, "a"] * 15, dtype=object), "y must hold a label for each record; some are missing"),
+        (pandas.DataFrame({"t": pandas.date_range("2020", periods=30)}), Y, "column t holds datetime64"),
     ],
 )
 def test_a_wrong_array_is_one_line(x: Any, y: Any, said: str) -> None:
@@ -65,3 +73,46 @@ def test_two_sets_are_of_one_shape() -> None:
     check_alike("a", labelled("a", X, Y), "b", labelled("b", X, Y))
     with pytest.raises(BadConfig, match=r"b: records of shape \(3,\), those of a have \(4,\)"):
         check_alike("a", labelled("a", X, Y), "b", labelled("b", X[:, :3], Y))
+
+
+@pytest.mark.parametrize(
+    "y",
+    [
+        np.array(["b", "a", "c"])[Y], np.array(["b", "a", "c"], dtype=object)[Y], pandas.Series(np.array(["b", "a", "c"])[Y]),
+        pandas.Series(np.array(["b", "a", "c"])[Y]).astype("category"), np.array([-1, 7, 10**9])[Y], Y.astype(np.float16),
+        torch.from_numpy(Y).to(torch.bfloat16), Y[:, None] == 1, pandas.array(Y, dtype="Int64"),
+    ],
+)  # fmt: skip
+def test_labels_come_back_as_they_were_brought(y: Any) -> None:
+    plain = np.asarray(y.float() if isinstance(y, torch.Tensor) else y).reshape(-1).tolist()
+    found = labelled("a", X, y)
+    assert found.labels().tolist() == plain and found.given()[1].tolist() == plain
+    order = np.array(sorted(set(plain), reverse=True))
+    turned = found.numbered(order, "a")
+    assert turned.labels().tolist() == plain and order[turned.y].tolist() == plain
+    with pytest.raises(BadConfig, match=r"a: y holds .*, the model's classes are"):
+        found.numbered(order[1:], "a")
+
+
+def test_tables_and_sparse_matrices_are_given_as_they_were_brought() -> None:
+    """Text is coded alike in both files, whatever each file holds; values that are missing stay missing."""
+    one = pandas.DataFrame({"age": range(30), "town": ["B", "A", None] * 10, "rate": np.linspace(0, 1, 30)}).astype({"rate": "float32"})
+    other = one.assign(town=["C", "A", "D"] * 10)
+    made = alike({"a": labelled("a", one, Y), "b": labelled("b", other, Y)})
+    for found, brought in zip(made, (one, other)):
+        back = found.given()[0]
+        pandas.testing.assert_frame_equal(back.astype({"town": object}), brought.astype({"town": object}))
+    codes = torch.cat([each.x[:, 1] for each in made])
+    text = [*one.town, *other.town]
+    assert all((text[i] == text[j]) == bool(codes[i] == codes[j]) for i in range(60) for j in range(60) if text[i] and text[j])
+    with pytest.raises(BadConfig, match="b: columns 'age', 'rate'"):
+        alike({"a": labelled("a", one, Y), "b": labelled("b", one[["age", "rate", "town"]], Y)})
+    matrix = sparse.csr_matrix(np.eye(30, 4))
+    assert sparse.issparse(labelled("a", matrix, Y).given()[0]) and torch.equal(labelled("a", matrix, Y).x, torch.eye(30, 4).double())
+
+
+def test_gaps_become_the_mean_and_a_column_that_says_where() -> None:
+    holes = torch.tensor([[1.0, 5.0], [float("nan"), 5.0]]), torch.tensor([[3.0, 5.0]])
+    one, other = complete(*holes)
+    assert one.tolist() == [[1, 5, 0], [2, 5, 1]] and other.tolist() == [[3, 5, 0]]
+    assert complete(holes[1])[0].shape == (1, 2)

@@ -137,7 +137,7 @@ def test_shadow_models_get_their_world_and_their_seed() -> None:
 
     from privdd.runtime.engine import Engine
 
-    found, drew = shadow_outputs(fit, "fit", game, 3, Keys(5), Engine())
+    found, drew = shadow_outputs(fit, "fit", game, np.arange(3), Keys(5), Engine())
     assert found.shape == (3, 40 + len(game.reference), 3) and not drew
     for world, (x, seed) in enumerate(asked, 1):
         assert len(x) == len(game.rest) + int(game.masks[world].sum())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -128,7 +129,7 @@ def test_a_mistake_is_one_line(here: Path, typed: list[str], said: str) -> None:
 
 def test_weights_of_every_format_are_read(here: Path) -> None:
     for name in ("model.safetensors", "model.pt", "checkpoint.pt"):
-        net = model_of("net.py:Net", {}, here / name)
+        net, _ = model_of("net.py:Net", {}, here / name)
         assert set(read_weights(here / name)) == set(net.state_dict())
     state = {**Net().state_dict(), "extra": torch.zeros(1)}
     del state["out.0.weight"]
@@ -139,6 +140,39 @@ def test_weights_of_every_format_are_read(here: Path) -> None:
     safetensors.torch.save_file(nan, here / "nan.safetensors")
     with pytest.raises(BadConfig, match="NaN or infinity in"):
         fill(Net(), here / "nan.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("name", "wrap", "said"),
+    [
+        ("a.pt", lambda state: {f"module.{key}": value for key, value in state.items()}, "begin with module., which was taken off"),
+        ("a.ckpt", lambda state: {"state_dict": {f"model._orig_mod.{k}": v for k, v in state.items()}, "epoch": 3}, "model._orig_mod., which"),
+        ("a.pth", lambda state: {"checkpoint": 1, "model": {"state_dict": state}}, ""),
+        ("a.pt", lambda state: {"net": state, "acc": 0.9}, ""),
+        ("a.pt", lambda state: list(state.values()), "have no names; they were taken in the order"),
+        ("a.pt", lambda state: {"weights": list(state.values())}, "have no names"),
+        ("a.npz", lambda state: [value.numpy() for value in state.values()], "have no names"),
+        ("a.npz", lambda state: {name: value.numpy() for name, value in state.items()}, ""),
+    ],
+)
+def test_wrapped_and_unnamed_weights_are_read_with_a_note(here: Path, name: str, wrap: Any, said: str) -> None:
+    torch.manual_seed(3)
+    state = Net().state_dict()
+    held = wrap(state)
+    if name.endswith("npz"):
+        np.savez(here / name, *held) if isinstance(held, list) else np.savez(here / name, **held)
+    else:
+        torch.save(held, here / name)
+    net = Net()
+    notes = fill(net, here / name)
+    assert all(torch.equal(value, state[key]) for key, value in net.state_dict().items())
+    assert [said in note for note in notes] == [True] * bool(said)
+
+
+def test_unnamed_weights_of_another_network_are_refused(here: Path) -> None:
+    torch.save(list(Net().state_dict().values())[:-1], here / "few.pt")
+    with pytest.raises(BadConfig, match=r"\d+ arrays without names; Net has \d+"):
+        fill(Net(), here / "few.pt")
 
 
 def test_only_targets_are_taken_over() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -50,7 +51,7 @@ def test_it_learns_without_the_audited_weights_and_alike_on_ray() -> None:
     x, y = records(60, 1)
     held = Labelled(torch.from_numpy(x), torch.from_numpy(y))
     fits = [TrainedAnew(network(), PlainSGD(0.5, 60, 20)) for _ in range(2)]  # two networks of other weights
-    tasks = [OneTraining(fit, "target.training", held, 7, held.x, 3) for fit in (fits[0], fits[0], fits[1])]
+    tasks = [OneTraining(fit, "target.training", held, 7, held.x, np.arange(3)) for fit in (fits[0], fits[0], fits[1])]
     here = [trained(task) for task in tasks]
     assert torch.equal(here[0][0], here[2][0]) and not here[0][1]
     assert here[0][0].argmax(1).eq(held.y).float().mean() > 0.6
