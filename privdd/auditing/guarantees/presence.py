@@ -13,10 +13,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from privdd.auditing.guarantees.contributions import SINGLE, Enough, Seen
+from privdd.auditing.guarantees.contributions import FAR, SINGLE, SPARE, Enough, TINY, Seen, alike, matched, strangers
 from privdd.auditing.guarantees.crafted_records import holding
 from privdd.auditing.guarantees.recording_context import Silence, witness
 from privdd.auditing.non_interference import History, form
@@ -27,7 +26,8 @@ from privdd.federated.simulation import Plan, Snapshot
 
 MOVED = 1e-4  # of the contributions' size: batched kernels round differently with the batch size
 CELL = 1e-2  # units: a release changed by less has only been rounded in another way
-HUGE = 1e6  # units: what has no bound at all
+HUGE = FAR
+TOSSED = (0, 1, -1)  # coins of a draw that are tossed again, one at a time
 
 
 @dataclass
@@ -47,12 +47,7 @@ def moved(before: Sequence[Tensor], after: Sequence[Tensor]) -> float:
     A record that is there in one case only may stand anywhere: each contribution is compared with the one that is
     its own in the cheapest matching of all, so that the true change is never less than this.
     """
-    worst = 0.0
-    for a, b in zip(before, after):
-        if len(a) and len(b):
-            away = torch.cdist(a.double(), b.double(), compute_mode="donot_use_mm_for_euclid_dist")
-            pairs = linear_sum_assignment(away.nan_to_num(nan=HUGE, posinf=HUGE).numpy())
-            worst = max(worst, float(away[pairs].sum()))
+    worst = max((float(matched(a, b)[2].sum()) for a, b in zip(before, after) if len(a) and len(b)), default=0.0)
     return worst if worst > MOVED * max((len(a) for a in before), default=1) else 0.0
 
 
@@ -77,9 +72,10 @@ def presence(
     for at in range(len(guests)):
         out = look.compare(pair(plan, shard, shard.train, guests.take([at])), calls, out)
     look.compare(pair(plan, shard, base, guests.take([0])), {}, None)
-    for at in look.leaving(out.seen) if out else ():
-        look.compare(absent(plan, shard, at), calls, None)
-    look.heeds(calls)
+    if out is not None:
+        for at in look.leaving(out):
+            look.compare(absent(plan, shard, at), calls, None)
+        look.heeds(calls, out)
     return look.found, look.said
 
 
@@ -94,14 +90,17 @@ class _Look:
     history: History
     found: dict[str, Presence] = field(default_factory=dict)
     said: str = ""
+    in_order: bool = True  # a record that joins at the end contributes after all others
 
     def compare(self, both: tuple[Shard, Shard], limit: Mapping[str, int], out: Played | None) -> Played:
         """One pair (record absent, present); out: its first run, where that was made -> the first run."""
         plan, keys = self.plan, self.keys
         before = [self.history.before(self.snapshot.round, shard) for shard in both]
         out = out or played(plan, before[0], both[0], Seen(limit), keys, None)
-        inside = played(plan, before[1], both[1], Seen(limit, SINGLE + 1), keys, out.outputs)
+        inside = played(plan, before[1], both[1], Seen(limit, SINGLE + SPARE), keys, out.outputs)
         self.said = self.said or inside.problem or _differs(plan, out.upload, inside.upload)
+        if torch.equal(both[1].train.ids[:-1], both[0].train.ids):
+            self.in_order &= all(_in_order(out.seen.marks[n], inside.seen.marks.get(n, [])) for n in out.seen.marks)
         for name, totals in out.seen.totals.items():
             kept = self.found.setdefault(name, Presence())
             kept.total = max(kept.total, _largest(totals, inside.seen.totals.get(name, [])))
@@ -111,10 +110,11 @@ class _Look:
             self.said = self.said or _in_two_cells(name, out.seen, inside.seen)
         return out
 
-    def heeds(self, limit: Mapping[str, int]) -> None:
+    def heeds(self, limit: Mapping[str, int], out: Played) -> None:
         """Half of the records are drawn: the releases must be those of a client that holds this half and draws all.
 
-        Only where all records are drawn from at once: in draws from a part of them, who is who is not known.
+        Where they are not, or other numbers of records are drawn from than the client has, the records may stand in
+        another order: then what each draw brings in is looked at (``_divided``).
         """
         plan, whole, asked = self.plan, self.shard.train, set[int]()
         sampled = [name for name in limit if float(plan.mechanisms[name].sampling_probability) < 1]
@@ -127,22 +127,74 @@ class _Look:
         if not sampled:
             return
         some = holding(self.shard, whole.take(half))
-        out = played(plan, self.snapshot, some, Seen(limit), self.keys, None)
+        alone = played(plan, self.snapshot, some, Seen(limit), self.keys, None)
         heeded = played(
-            plan, self.snapshot, holding(self.shard, whole), Seen(limit), self.keys, out.outputs, drawn=drawn
+            plan, self.snapshot, holding(self.shard, whole), Seen(limit), self.keys, alone.outputs, drawn=drawn
         )
-        for name in sampled if asked == {len(half)} else ():
-            gap = _largest(out.seen.totals.get(name, []), heeded.seen.totals.get(name, []))
-            if gap > CELL:
+        for name in sampled:
+            gap = _largest(alone.seen.totals.get(name, []), heeded.seen.totals.get(name, []))
+            if (gap > CELL or asked != {len(half)}) and not self._divided(name, limit, out):
                 self.said = self.said or f"not those records contribute to {name!r} that were drawn"
 
-    def leaving(self, seen: Seen) -> list[int]:
+    def _divided(self, name: str, limit: Mapping[str, int], out: Played) -> bool:
+        """Whether draws divide the records, whatever their order: those drawn and those of the opposite draw are all of
+        them together, and a coin that falls otherwise brings in, or leaves out, one."""
+        whole = out.seen.marks.get(name, [])
+        one, opposite = self._marks(name, limit, out), self._marks(name, limit, out, opposite=True)
+        both = [torch.cat(pair) for pair in zip(one, opposite)]
+        if len(one) != len(whole) or len(both) != len(whole) or sum(map(_apart, both, whole)):
+            return False
+        tossed = (self._marks(name, limit, out, other=coin) for coin in TOSSED)
+        return all(len(again) == len(one) and sum(map(_apart, one, again)) <= 1 for again in tossed)
+
+    def _marks(
+        self, name: str, limit: Mapping[str, int], out: Played, *, opposite: bool = False, other: int | None = None
+    ) -> list[Tensor]:
+        """Marks of each release after draws that are the same each time, or the opposite; other: a coin of the first draw
+        that falls the other way."""
+        generator, draws = self.keys.fold("draws").torch(), [0]
+
+        def drawn(count: int) -> Tensor:
+            taken = (torch.rand(count, generator=generator) < 0.5) ^ opposite
+            if other is not None and not draws[0] and count:
+                taken[other % count] ^= True
+            draws[0] += 1
+            return taken
+
+        shard = holding(self.shard, self.shard.train)
+        run = played(self.plan, self.snapshot, shard, Seen(limit), self.keys, out.outputs, drawn=drawn)
+        return run.seen.marks.get(name, [])
+
+    def leaving(self, out: Played) -> list[int]:
         """Places of own records that leave: the first, and that which contributes most to each query."""
         y, at = self.shard.train.y, {0} if len(self.shard.train) > 1 else set()
-        for _, (_, cell, row) in seen.largest.values():
+        for name, (_, (release, cell, row)) in out.seen.largest.items():
             own = torch.tensor([i for i, label in enumerate(y.tolist()) if cell in (None, f"label:{label}")])
             at |= {int(own[row])} if row < len(own) else set()
+            if not self.in_order:
+                at |= set(self._contributor(name, release, out.seen.marks[name][release][row], own, out).tolist())
         return sorted(at)
+
+    def _contributor(self, name: str, release: int, target: Tensor, own: Tensor, out: Played) -> Tensor:
+        """Which of the records ``own`` contributes ``target``: half of those that may leave, until one is left."""
+        while len(own) > 1:
+            some = own[: len(own) // 2]
+            shard = holding(self.shard, self.shard.train.take(some))
+            run = played(self.plan, self.snapshot, shard, Seen({name: release + 1}), self.keys, out.outputs)
+            seen = run.seen.marks.get(name, [])
+            there = len(seen) > release and bool(alike(seen[release], target.expand_as(seen[release])).any())
+            own = some if there else own[len(some) :]
+        return own
+
+
+def _in_order(out: Sequence[Tensor], inside: Sequence[Tensor]) -> bool:
+    """Whether contributions stand where they stood before one joined at the end."""
+    return all(len(a) <= len(b) and bool(alike(a, b[: len(a)]).all()) for a, b in zip(out, inside))
+
+
+def _apart(one: Tensor, other: Tensor) -> int:
+    """How many contributions are on one side only; those of nothing do not count."""
+    return sum(map(len, strangers(*(side[side.norm(dim=1) > TINY] for side in (one, other)))))
 
 
 def _largest(before: Sequence[Tensor], after: Sequence[Tensor]) -> float:

@@ -70,18 +70,18 @@ def _of_query(
     statement = Statement(subject, subject.surface(name), stated, f"accounted for {where}", name)
     kappa, at = max((of.worst(relation)[0], t) for t, of in tallies.items())
     worst = tallies[at].worst(relation)[1]
-    found_in = f"; worst, in round {at}, is {guests.names[worst]!r}{tallies[at].faults()}"
+    found_in = f"; worst, in round {at}, is {tallies[at].called(guests, worst)}{tallies[at].faults()}"
     searched = f"{looked_at}, {calls} release(s) of {name!r} in each, {len(guests)} crafted records{found_in}"
     yield statement.sensitivity(kappa, 2.0 if relation == "replace" else 1.0, len(guests), searched, sorted(tallies))
     worst = tally.worst(relation)[1]
     stage = QueryStage(subject.few_images(), snapshot, subject.shard, name, guests.x[worst])
     keys, budget = subject.keys.fold("runs", name), subject.budget
     if None not in tally.calls and any(image in stage.plan.method.uploads for image in IMAGES):
-        found, final, what = *_runs(stage, calls, budget, keys), guests.names[worst]
+        found, final, what = *_runs(stage, calls, budget, keys), repr(guests.names[worst])
     else:
-        final, what = None, guests.names[tally.keeps]
+        final, what = None, tally.called(guests, tally.keeps)
         found = on_transcript(mechanism, tally.kept, budget.slow_runs, keys)
-    note = f"{where} of a client that holds {what!r}, or nothing"
+    note = f"{where} of a client that holds {what}, or nothing"
     yield from statement.statistical(found, note, final=final)
     event = sampled_event(mechanism, calls)
     yield curve_finding(statement, found.ratios[: found.runs], found.ratios[found.runs :], event, note)

@@ -11,14 +11,14 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from scipy.special import chdtri
 from torch import Tensor
 
 from attacks.canaries import Canaries
-from privdd.auditing.guarantees.contributions import HELD, singly, sizes
+from privdd.auditing.guarantees.contributions import HELD, alike, marks, matched, singly, sizes
 from privdd.auditing.guarantees.crafted_records import holding, with_guests
 from privdd.auditing.guarantees.presence import HUGE, moved, presence
 from privdd.auditing.guarantees.recording_context import Heeded, exact, flat, unit, without, witness
@@ -40,7 +40,7 @@ class QueryTally:
     count of the drawn noise values, in units of the stated noise; others: the other records' contributions in the
     first releases; moved: the most that they change; leak: what else depends on a record, in words, which has no
     bound; sizes: guest -> the norm of its contribution before it is clipped; kept: contributions of the guest
-    ``keeps``, release by release.
+    ``keeps``, release by release; in_order: whether the method leaves its records in the order in which it has them.
     """
 
     changes: dict[int, float] = field(default_factory=dict)
@@ -52,6 +52,7 @@ class QueryTally:
     leak: str = ""
     pairs: float = 0.0
     sizes: dict[int, float] = field(default_factory=dict)
+    in_order: bool = True
     keeps: int = 0
     kept: list[Tensors] = field(default_factory=list)
 
@@ -70,6 +71,10 @@ class QueryTally:
         told += [f"the drawn noise is {self.shrink:.3g} times the stated one"] if self.shrink < 1 else []
         return "".join(f"; {text}" for text in told)
 
+    def called(self, guests: Canaries, which: int) -> str:
+        """The name of a guest; where the method has put its records in another order, which one it is is not known."""
+        return repr(guests.names[which]) if self.in_order else "one of them"
+
     def worst(self, relation: str) -> tuple[float, int]:
         """(kappa, guest) of the worst guest; under replace, one guest is exchanged for another."""
         guest = max(self.changes, key=lambda j: self.changes[j])
@@ -87,9 +92,15 @@ def positions(guests: Canaries, partition: str | None) -> list[int]:
 
 @dataclass
 class Examiner:
-    """Fills one ``QueryTally`` per query while the method runs."""
+    """Fills one ``QueryTally`` per query while the method runs.
+
+    before: query -> marks of each release of a run with other guests; the rows that are not in it too are the guests',
+    wherever the method has put them.
+    """
 
     guests: Canaries
+    before: Mapping[str, Sequence[Tensor]] = field(default_factory=dict)
+    marks: dict[str, list[Tensor]] = field(default_factory=dict)
     tallies: dict[str, QueryTally] = field(default_factory=dict)
     keep: Mapping[str, int] = field(default_factory=dict)
 
@@ -101,6 +112,7 @@ class Examiner:
         tally.residual += float(gap.double().square().sum())
         tally.numbers += gap.numel()
         at = tally.calls[heeded.partition]
+        heeded = self._guests_last(heeded, tally) if heeded.guests else heeded
         weighed = (
             sizes(heeded.rows).tolist()[len(next(iter(heeded.rows.values()))) - heeded.guests :] if at == 1 else []
         )
@@ -118,7 +130,23 @@ class Examiner:
             stacked = torch.stack(changes)
             tally.pairs = max(tally.pairs, float(torch.cdist(stacked, stacked).max()))
         if sum(tally.calls.values()) <= HELD:
-            tally.others.append(singly(mechanism, without(heeded.rows, heeded.guests)) / one)
+            rows = without(heeded.rows, heeded.guests) if self.before else heeded.rows  # before, who is who is not known
+            tally.others.append(singly(mechanism, rows) / one)
+
+    def _guests_last(self, heeded: Heeded, tally: QueryTally) -> Heeded:
+        """The same release with its rows in another order, if the method has not put the guests at the end."""
+        made = self.marks.setdefault(heeded.name, [])
+        made.append(marks(heeded.rows))
+        now, known = made[-1], self.before.get(heeded.name, ())
+        then = known[len(made) - 1] if len(made) <= len(known) else now
+        base = len(now) - heeded.guests
+        if len(then) == len(now) and bool(alike(then[:base], now[:base]).all()):
+            return heeded
+        rows, columns, away = matched(then, now)
+        apart = torch.full((len(now),), torch.inf, dtype=torch.float64).index_copy(0, columns, away)
+        order = apart.argsort(stable=True)
+        tally.in_order = False
+        return replace(heeded, rows={n: t[order] for n, t in heeded.rows.items()})
 
 
 def _with(heeded: Heeded, guest: int) -> Tensors:
@@ -151,7 +179,8 @@ def examine(
     """
     history = history or History(plan, {snapshot.round: snapshot})
     strangers = Canaries(1 - guests.x, guests.y, guests.names)
-    first, second = Examiner(guests), Examiner(guests)
+    first = Examiner(guests)
+    second = Examiner(guests, first.marks)
     forced: list[Tensors] | None = None
     for examiner, who in ((first, strangers), (second, guests)):
         ctx = witness(plan, snapshot.round, keys, labels, observe=examiner, guests=_counts(guests), forced=forced)
