@@ -27,6 +27,7 @@ from privdd.federated.simulation import Plan, Snapshot
 MOVED = 1e-4  # of the contributions' size: batched kernels round differently with the batch size
 CELL = 1e-2  # units: a release changed by less has only been rounded in another way
 HUGE = FAR
+NEAR = 1e-2  # how far a near copy is drawn to grey
 TOSSED = (0, 1, -1)  # coins of a draw that are tossed again, one at a time
 
 
@@ -65,16 +66,22 @@ def presence(
 
     Each guest joins the client's own records alone; then the first joins ``base``, a few of them, as the size
     of what each record does may depend on their number; then own records leave. calls: query -> releases of one round that
-    are enough to be seen; history: of what each of these clients remembers.
+    are enough to be seen; history: of what each of these clients remembers. A record of another class that looks like the
+    client's first is among those that join, and stays when that one leaves: what is left out as a near copy depends on
+    which others there are.
     """
     look = _Look(plan, snapshot, shard, keys, history or History(plan, {snapshot.round: snapshot}))
     out = None
+    twin = near(shard)
+    guests = Records.concat([guests, twin])
     for at in range(len(guests)):
         out = look.compare(pair(plan, shard, shard.train, guests.take([at])), calls, out)
     look.compare(pair(plan, shard, base, guests.take([0])), {}, None)
     if out is not None:
         for at in look.leaving(out):
             look.compare(absent(plan, shard, at), calls, None)
+        beside = pair(plan, shard, shard.train, twin)[1]
+        look.compare(absent(plan, beside, 0), calls, None)
         look.heeds(calls, out)
     return look.found, look.said
 
@@ -216,6 +223,12 @@ def absent(plan: Plan, shard: Shard, at: int) -> tuple[Shard, Shard]:
         gone = whole.take([at])
         out = replace(out, nulls=replace(gone, x=torch.zeros_like(gone.x)))
     return out, holding(shard, whole)
+
+
+def near(shard: Shard) -> Records:
+    """A record that looks nearly like the client's first, of another class."""
+    first = shard.train.take([0])
+    return replace(first, x=(first.x * (1 - NEAR) + NEAR / 2), y=(first.y + 1) % shard.classes)
 
 
 def pair(plan: Plan, shard: Shard, records: Records, guest: Records) -> tuple[Shard, Shard]:

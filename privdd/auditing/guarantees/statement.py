@@ -22,6 +22,7 @@ from privdd.federated.simulation import Plan, Snapshot
 from privdd.privacy.ledger import Ledger
 
 WHOLE = "t2_whole_run"
+ROUNDED = 1.01  # units: what a release may seem to move by where it is rounded to a lattice
 SYNTHETIC = (Surface.SYNTHETIC_IMAGES, Surface.SYNTHETIC_REPRESENTATIONS)
 LARGEST = 5  # the k of T2's order statistic, fixed beforehand
 SILENT = "; no bound from what is finally sent is evidence for a claim"
@@ -134,7 +135,8 @@ class Statement:
     def whole_run(self, epsilon: float, runs: int, kappas: np.ndarray, trusts: Sequence[str], what: str) -> Finding:
         """T2's row for the run as a whole; kappas (runs, T): what one record moves each release by, in units."""
         energy = float(np.square(kappas).mean())
-        kappa = {"min": float(kappas.min()), "mean": float(kappas.mean()), "energy": energy}
+        most = float(kappas.max())
+        kappa = {"min": float(kappas.min()), "mean": float(kappas.mean()), "max": most, "energy": energy}
         played = f"{runs} runs of all {kappas.shape[1]} releases with {what}; kappa^2 is {energy:.4g} on average"
         found = self.finding(
             WHOLE,
@@ -147,7 +149,13 @@ class Statement:
             note=f"{played}; {self._verdict(epsilon)}",
         )
         certificate = {"tier": "T2", "trusts": list(trusts), "runs": runs, "kappa": kappa}
-        more = {"certificate": certificate, **covered(WHOLE, self._rounds())}
+        more: dict[str, Any] = {"certificate": certificate, **covered(WHOLE, self._rounds())}
+        if most > ROUNDED:  # a single release is enough, however little it adds to the whole
+            more["refuted"] = True
+            at = int(kappas.max(0).argmax()) + 1
+            found = found.with_measures(
+                note=f"{played}; release {at} moves by {most:.3g} units, more than 1; {self._verdict(epsilon)}"
+            )
         return found.with_measures(diagnostics={**found.measures["diagnostics"], **more})
 
     def no_whole_run(self, why: str) -> Finding:

@@ -94,3 +94,92 @@ def test_records_in_another_order_have_not_moved() -> None:
 def test_rounding_is_no_movement() -> None:
     rows = torch.rand(5, 3)
     assert moved([rows], [rows + 1e-7]) == 0.0 and moved([rows], [rows + 0.1]) > 0.5
+
+
+@dataclass(frozen=True)
+class Drawing(Coupled):
+    """Records in the order that ``order`` gives them; of each draw, those contribute that ``chosen`` makes of its coins."""
+
+    order: Callable[[Tensor, Any], Tensor] = lambda x, ctx: torch.arange(len(x))
+    chosen: Callable[[Tensor, Tensor], Tensor] = lambda taken, x: taken
+    parts: int = 1
+
+    def local(self, broadcast: Any, memory: Any, shard: Shard, ctx: Any) -> Any:
+        x = shard.train.x[self.order(shard.train.x, ctx)]
+        for _ in range(2):
+            drawn = torch.cat([ctx.sample("embedding", len(part)) for part in x.chunk(self.parts)])
+            sent = ctx.mechanism("embedding", {"rows": 0.25 * x[self.chosen(drawn, x)].flatten(1)})
+        return {"prototypes": Artifact(sent, private=True)}, {}
+
+
+def drawn(method: Drawing, seed: int = 0) -> tuple[float, float, str]:
+    g = torch.Generator().manual_seed(seed)
+    base = Records(torch.rand(21, 1, 2, 2, generator=g), torch.arange(21) % 2, torch.arange(21))
+    guest = Records(torch.ones(1, 1, 2, 2), torch.zeros(1).long(), torch.zeros(1).long())
+    plan = Plan(Keys(seed), Problem((1, 2, 2), 2, 1), method, {"embedding": ClippedSum(1.0, 1.0, 0.5)})
+    shard, few = Shard(0, base, base.take([0]), base.take([1]), 2), base.take(torch.arange(6))
+    found, said = presence(plan, Snapshot(0, {}, {}), shard, few, guest, {"embedding": 2}, Keys(seed + 1))
+    return found["embedding"].total, found["embedding"].moved, said
+
+
+ORDERS: dict[str, Callable[[Tensor, Any], Tensor]] = {
+    "as they are": lambda x, ctx: torch.arange(len(x)),
+    "reversed": lambda x, ctx: torch.arange(len(x)).flip(0),
+    "sorted by brightness": lambda x, ctx: x.flatten(1).sum(1).argsort(),
+    "shuffled": lambda x, ctx: torch.randperm(len(x), generator=torch.Generator().manual_seed(7)),
+    "shuffled by a key": lambda x, ctx: torch.randperm(len(x), generator=ctx.keys.fold("order").torch()),
+}
+MISUSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "all contribute": lambda taken, x: torch.ones_like(taken),
+    "as many as were drawn, the first": lambda taken, x: torch.arange(len(taken)) < taken.sum(),
+    "as many as were drawn, the brightest": lambda taken, x: (
+        x.flatten(1).sum(1).argsort(descending=True).argsort() < taken.sum()
+    ),
+    "one of them always": lambda taken, x: taken | (torch.arange(len(taken)) == 3),
+    "pairs share a coin": lambda taken, x: taken[torch.arange(len(taken)) // 2 * 2],
+    "half of those drawn": lambda taken, x: taken & (torch.arange(len(taken)) % 2 == 0),
+}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("parts", [1, 3])
+def test_records_may_be_drawn_in_any_order_and_part_by_part(order: str, parts: int) -> None:
+    for seed in range(5):
+        total, others, said = drawn(Drawing(order=ORDERS[order], parts=parts), seed)
+        assert total == pytest.approx(0.5, abs=1e-2) and others == 0.0 and said == ""
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("misuse", MISUSES)
+def test_whatever_the_order_those_contribute_that_were_drawn(order: str, misuse: str) -> None:
+    _, others, said = drawn(Drawing(order=ORDERS[order], chosen=MISUSES[misuse]))
+    assert "that were drawn" in said or others > 0.1
+
+
+def test_the_own_record_that_contributes_most_leaves_wherever_it_was_put() -> None:
+    """The brightest counts ten times, and all are reversed: only that it leaves shows it."""
+
+    def rank(x: Tensor) -> Tensor:
+        rows = x.flip(0).flatten(1) * 0.05
+        return rows * (1 + 9 * (rows.norm(dim=1, keepdim=True) >= rows.norm(dim=1).max()))
+
+    assert changed(Sends(rows=rank))[1] > 0.2
+
+
+def test_near_copies_that_are_left_out_are_seen() -> None:
+    """The first of those that look alike contributes, the others do not: which class it has depends on who is there."""
+
+    def first(x: Tensor) -> Tensor:
+        near = torch.cdist(x.flatten(1), x.flatten(1)) < 0.1
+        return x.flatten(1) * ~near.tril(-1).any(1, keepdim=True)
+
+    def by_class(shard: Shard) -> Tensor:
+        return first(shard.train.x) * (1 - 2 * (shard.train.y % 2)).unsqueeze(1)
+
+    @dataclass(frozen=True)
+    class Deduplicated(Coupled):
+        def local(self, broadcast: Any, memory: Any, shard: Shard, ctx: Any) -> Any:
+            return {"prototypes": Artifact(ctx.mechanism("embedding", {"rows": by_class(shard)}), private=True)}, {}
+
+    total, others, _ = changed(Deduplicated())  # type: ignore[arg-type]
+    assert total + others > 1.5
