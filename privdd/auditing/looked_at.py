@@ -93,7 +93,7 @@ def _look(name: str, part: str, tests: Sequence[Finding]) -> TestedPart:
     found = [f for f in tests if f.attack in PARTS[part] and name in str(f.measures.get("signal", "")).split(", ")]
     missed = [why for why in (_missed(one, part) for one in found) if why]
     rounds = [(one.attack, _covers(one, part)) for one in found]
-    done = [(test, at) for test, at in rounds if at is not None]
+    done = [(test, at) for test, at in rounds if at]
     if done and not missed:
         return TestedPart(name, part, done[0][0], tuple(sorted({t for _, at in done for t in at})))
     return TestedPart(name, part, why=missed[0] if missed else _note(found) or "no test applies to it")
@@ -105,13 +105,13 @@ def _diagnostics(finding: Finding) -> Mapping[str, Any]:
 
 
 def _covers(finding: Finding, part: str) -> Sequence[int] | None:
-    """The rounds in which a test looked at a part; None where it did not. A row that says nothing of it, of a run that was
-    stored before tests did, covers what it has measured."""
+    """The rounds in which a test looked at a part; none or None where it did not. A row of a run that was stored before tests
+    said so covers what it has measured, in some round."""
     said = _diagnostics(finding)
     if "covers" in said or "untested" in said:
         rounds: Sequence[int] | None = said.get("covers", {}).get(part)
         return rounds
-    return () if part in FIRST and ("kappa" in finding.measures or "p_value" in said) else None
+    return (0,) if part in FIRST and ("kappa" in finding.measures or "p_value" in said) else None
 
 
 def _missed(finding: Finding, part: str) -> str:

@@ -64,6 +64,12 @@ def test_a_test_that_declined_leaves_its_parts_untested_whatever_others_covered(
     assert gaps(ledger, "update", said) == [f"dpsgd, {part}: rounds 1 to 3 ran out of time" for part in parts]
 
 
+def test_a_test_that_looked_at_no_round_has_not_looked(ledger: Ledger) -> None:
+    left = [looked(test) for test in TESTS if test != "t1_told"]
+    none = guarantee("t1_told", "dpsgd", note="no round was kept", diagnostics=covered("t1_told", []))
+    assert gaps(ledger, "update", [*left, none]) == [f"dpsgd, {p}: no round was kept" for p in ("memory", "messages")]
+
+
 def test_the_list_says_which_test_looked_in_which_rounds(ledger: Ledger) -> None:
     found = {look.part: look for look in rests_on(ledger, "update", [looked(test) for test in TESTS])}
     assert [*found] == [*PARTS] and {(look.name, look.rounds) for look in found.values()} == {("dpsgd", (0,))}

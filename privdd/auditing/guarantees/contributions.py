@@ -96,7 +96,9 @@ def _directions(size: int) -> Tensor:
 
 def matched(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The cheapest matching of rows: (rows of one, rows of the other, how far each pair is apart)."""
-    away = torch.cdist(one.double(), other.double(), compute_mode="donot_use_mm_for_euclid_dist").nan_to_num(nan=torch.inf)
+    away = torch.cdist(one.double(), other.double(), compute_mode="donot_use_mm_for_euclid_dist").nan_to_num(
+        nan=torch.inf
+    )
     pairs = linear_sum_assignment(away.clamp_max(FAR).numpy())
     rows, columns = torch.from_numpy(pairs[0]), torch.from_numpy(pairs[1])
     return rows, columns, away.clamp_max(FAR)[rows, columns]
@@ -111,5 +113,7 @@ def strangers(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
     """Places of marks that have no equal on the other side: (in one, in the other)."""
     a, b, _ = matched(one, other)
     same = alike(one[a], other[b])
-    left = [torch.ones(len(side), dtype=torch.bool).index_fill(0, at[same], False) for side, at in ((one, a), (other, b))]
+    left = [
+        torch.ones(len(side), dtype=torch.bool).index_fill(0, at[same], False) for side, at in ((one, a), (other, b))
+    ]
     return left[0].nonzero()[:, 0], left[1].nonzero()[:, 0]

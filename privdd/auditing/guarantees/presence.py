@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from privdd.auditing.guarantees.contributions import FAR, SINGLE, SPARE, Enough, TINY, Seen, alike, matched, strangers
+from privdd.auditing.guarantees.contributions import FAR, SINGLE, SPARE, TINY, Enough, Seen, alike, matched, strangers
 from privdd.auditing.guarantees.crafted_records import holding
 from privdd.auditing.guarantees.recording_context import Silence, witness
 from privdd.auditing.non_interference import History, form

@@ -130,7 +130,9 @@ class Examiner:
             stacked = torch.stack(changes)
             tally.pairs = max(tally.pairs, float(torch.cdist(stacked, stacked).max()))
         if sum(tally.calls.values()) <= HELD:
-            rows = without(heeded.rows, heeded.guests) if self.before else heeded.rows  # before, who is who is not known
+            rows = (
+                without(heeded.rows, heeded.guests) if self.before else heeded.rows
+            )  # before, who is who is not known
             tally.others.append(singly(mechanism, rows) / one)
 
     def _guests_last(self, heeded: Heeded, tally: QueryTally) -> Heeded:
@@ -142,7 +144,7 @@ class Examiner:
         base = len(now) - heeded.guests
         if len(then) == len(now) and bool(alike(then[:base], now[:base]).all()):
             return heeded
-        rows, columns, away = matched(then, now)
+        _, columns, away = matched(then, now)
         apart = torch.full((len(now),), torch.inf, dtype=torch.float64).index_copy(0, columns, away)
         order = apart.argsort(stable=True)
         tally.in_order = False

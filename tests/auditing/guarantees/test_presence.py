@@ -114,7 +114,7 @@ class Drawing(Coupled):
 
 def drawn(method: Drawing, seed: int = 0) -> tuple[float, float, str]:
     g = torch.Generator().manual_seed(seed)
-    base = Records(torch.rand(21, 1, 2, 2, generator=g), torch.arange(21) % 2, torch.arange(21))
+    base = Records(torch.rand(13, 1, 2, 2, generator=g), torch.arange(13) % 2, torch.arange(13))
     guest = Records(torch.ones(1, 1, 2, 2), torch.zeros(1).long(), torch.zeros(1).long())
     plan = Plan(Keys(seed), Problem((1, 2, 2), 2, 1), method, {"embedding": ClippedSum(1.0, 1.0, 0.5)})
     shard, few = Shard(0, base, base.take([0]), base.take([1]), 2), base.take(torch.arange(6))
@@ -144,7 +144,7 @@ MISUSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("parts", [1, 3])
 def test_records_may_be_drawn_in_any_order_and_part_by_part(order: str, parts: int) -> None:
-    for seed in range(5):
+    for seed in range(3):
         total, others, said = drawn(Drawing(order=ORDERS[order], parts=parts), seed)
         assert total == pytest.approx(0.5, abs=1e-2) and others == 0.0 and said == ""
 
