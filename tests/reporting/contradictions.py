@@ -20,7 +20,7 @@ from safetensors.numpy import load_file
 
 from privdd.reporting.folder import read_run
 from privdd.reporting.terminal import print_summary
-from privdd.reporting.words import SURFACE, attack
+from privdd.reporting.words import BROUGHT, SURFACE, attack
 from tests.reporting.checker import VOID
 
 GUESSING = re.compile(r"no better than guessing|no more members than|reliably better than guessing", re.IGNORECASE)
@@ -130,7 +130,8 @@ def page_contradictions(run_dir: Path | str) -> list[str]:
 
 
 def _titles(said: Said) -> dict[str, str]:
-    return {row["surface"]: SURFACE[row["surface"]][0] for row in said.findings["surfaces"]}
+    own = BROUGHT.get(said.findings.get("target", {}).get("kind", ""), {})
+    return {row["surface"]: own.get(row["surface"], SURFACE[row["surface"]])[0] for row in said.findings["surfaces"]}
 
 
 def _line(said: Said, surface: str) -> str:
@@ -184,7 +185,7 @@ def _averages(said: Said) -> Iterator[str]:
             error = (held["real"].clip(0, 1).astype(float) - held["reconstructed"].clip(0, 1)) ** 2
             quality = np.minimum(-10 * np.log10(np.maximum(error.reshape(row["n"], -1).mean(1), 1e-20)), 200)
             known = {"median": float(np.median(quality)), "mean": float(quality.mean())}
-            true.setdefault((SURFACE[row["surface"]][0], attack(row["attack"])), []).append(known)
+            true.setdefault((_titles(said)[row["surface"]], attack(row["attack"])), []).append(known)
     for (title, name), known in true.items():
         for text in _told(said, title, name):
             found = BEFORE.findall(text) + [(kind, number) for number, kind in BEHIND.findall(text)]
@@ -208,9 +209,9 @@ def _told(said: Said, title: str, name: str) -> Iterator[str]:
 
 def _decided(said: Said) -> Iterator[str]:
     for one in said.card["artifacts"]:
-        can, title = " ".join(one["attackers_can"]), SURFACE[one["surface"]][0]
+        can, title = " ".join(one["attackers_can"]), _titles(said)[one["surface"]]
         text = said.of(title).get("decision", "")
-        if one["decision"] == "no_leak_found" and can:
+        if one["decision"] in ("no_leak_found", "undecided") and can:
             yield f"{title}: no leak found, and {can[:80]}"
         if one["title"] not in text or any(phrase.replace("\u00a0", " ") not in text for phrase in one["attackers_can"]):
             yield f"{title}: page and card.json decide differently"
@@ -219,7 +220,7 @@ def _decided(said: Said) -> Iterator[str]:
         if "an attack works" in one["why"] and not can:
             yield f"{title}: an attack works, and none is named"
         works = [p for p in _parts(said.of(title).get("table", "")) if MEMBERS.search(p) or (PICTURE.search(p) and not NO_PICTURE.search(p))]
-        if works and one["decision"] == "no_leak_found":
+        if works and one["decision"] in ("no_leak_found", "undecided"):
             yield f"{title}: {works[0]!r} in the table, and no leak found"
 
 
@@ -227,7 +228,7 @@ def _numbers(said: Said) -> Iterator[str]:
     """The epsilons and verdicts of page, terminal and files."""
     lines = {row["What"]: row for row in said.rows()}
     for one in said.card["artifacts"]:
-        title = SURFACE[one["surface"]][0]
+        title = _titles(said)[one["surface"]]
         row = next((line for what, line in lines.items() if what.startswith(title)), {})
         cells = [cell.strip() for cell in _line(said, one["surface"]).split("│")]
         for label, place in (("Stated ε", 3), ("Proven ε, at most", 4), ("Shown ε, at least", 5)):

@@ -75,6 +75,10 @@ class Predictor:
             )
         if len(found) != len(x):
             raise BadConfig(f"{self.key}: gives {found.shape} for {len(x)} records; ({len(x)}, classes) is needed")
+        if (
+            found.dtype.kind == "f" and found.ndim == 2 and found.max() <= 0
+        ):  # logarithms of probabilities, some of them 0
+            found = np.maximum(found, np.log(FLOOR).astype(found.dtype))
         if found.dtype.kind == "f" and not np.isfinite(found).all():
             holes = " for records with missing values" if x.is_floating_point() and bool(x.isnan().any()) else ""
             raise BadConfig(
@@ -106,7 +110,7 @@ class Predictor:
         known, back = np.unique(answers.astype(str) if answers.dtype.kind in "USO" else answers, return_inverse=True)
         if unknown := [name for name in known.tolist() if name not in place]:
             raise BadConfig(
-                f"{self.key}: predicts the label {unknown[0]!r}; the labels that are known go from {min(place)} to {max(place)}"
+                f"{self.key}: predicts the label {unknown[0]}; the labels that are known go from {min(place)} to {max(place)}"
             )
         return np.array([place[name] for name in known.tolist()], np.int64)[back]
 
@@ -184,7 +188,7 @@ def _classes(key: str, answers: NDArray[Any], labels: list[NDArray[Any]]) -> tup
     count = 2 if answers.ndim == 1 and len(seen) <= 2 else answers.shape[1] if answers.ndim == 2 else len(seen)
     if seen.dtype.kind == "U":
         raise BadConfig(
-            f"{key}: y holds text ({seen[0]!r}, ...), and the model does not say which of its {count} outputs is which class; "
+            f"{key}: y holds text ({str(seen[0])!r}, ...), and the model does not say which of its {count} outputs is which class; "
             "give whole numbers from 0 in the order of its outputs, or an estimator with classes_"
         )
     if seen.tolist() == [-1, 1] and count == 2:

@@ -97,7 +97,7 @@ def at(values: Any) -> Any:
     ("values", "reading"),
     [
         (P, "probabilities"), (P.astype(np.float16), "probabilities"), (P.round(2), "shares"), (100 * P, "shares"),
-        ((1000 * P).round().astype(int), "shares"), (np.log(P), "logits"), (np.log(P) + 7, "logits"),
+        ((1000 * P).round().astype(int), "shares"), (np.log(P), "logits"), (np.where(P < 1e-3, -np.inf, np.log(P)), "logits"), (np.log(P) + 7, "logits"),
     ],
 )  # fmt: skip
 def test_numbers_for_each_class_are_read_for_what_they_are(values: Any, reading: str) -> None:

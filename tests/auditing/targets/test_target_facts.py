@@ -27,6 +27,7 @@ from privdd.reporting.schema import Findings
 from privdd.reporting.terminal import print_summary
 from privdd.verifying.verification import verify
 from tests.auditing.targets.memory import forgetful, records, remembering
+from tests.reporting.contradictions import page_contradictions
 
 Pair = tuple[Any, Any]
 
@@ -116,6 +117,7 @@ def test_files_that_allow_no_comparison_are_named(tmp_path: Path, train: Pair, h
     for text in (shown.getvalue(), page):
         assert found.target.doubts[0] in text and "No better than guessing" not in text and "No leak found by" not in text
         assert "better than guessing" not in text.split("What each number means")[0]
+    assert page_contradictions(tmp_path / "run") == []
 
 
 def test_copies_are_one_unit_and_get_no_bound(tmp_path: Path) -> None:
@@ -151,6 +153,7 @@ def test_a_targets_page_speaks_of_what_was_brought(tmp_path: Path) -> None:
         assert wrong not in text, wrong
     for right in ("Trained model", "What was brought", "<dt>model</dt><dd>mine", "<dt>training records</dt><dd>300", "on its training records"):
         assert right in text, right
+    assert page_contradictions(tmp_path / "run") == []
     found = load_run(tmp_path / "run").findings
     assert Findings.model_validate(found.model_dump(mode="json", by_alias=True, exclude_none=True)) == found
 
