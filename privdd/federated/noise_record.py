@@ -108,6 +108,13 @@ def sizes(values: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return tuple(within[: len(NEAR)]), tuple(len(values) - count for count in within[len(NEAR) : -1])
 
 
+def chosen_sizes(values: Tensor, share: float) -> Tensor:
+    """The sizes of about this share of all residuals but zeros: which, their float32 bits alone decide."""
+    found = values.abs().float()
+    bits = (found.contiguous().view(torch.int32).long() * 2654435761) & 0xFFFFFFFF
+    return found[(found > 0) & (bits <= share * 0xFFFFFFFF)]
+
+
 def grid(output: Output) -> float:
     """The largest distance of neighbouring values that a residual of this release can have, in noise scales.
 
@@ -134,7 +141,8 @@ class Noted:
     """One release. squares: tensor -> (numbers, sum of squared residuals); sample: some residuals, at the same
     places in every release of the same shape; records: how many contributed, None where it is one row each;
     judged, off: numbers whose low bits were looked at, and those off any lattice; missing: why there is nothing;
-    near, far: of all numbers, residuals within each of ``NEAR`` and beyond each of ``FAR``; step: the largest distance, in
+    marked: where there are more than the sample holds, the sizes of a ``share`` of all residuals, chosen by their own bits, so
+    that of equal sizes all are there or none; near, far: of all numbers, residuals within each of ``NEAR`` and beyond each of ``FAR``; step: the largest distance, in
     noise scales, of neighbouring values that a residual can have (lattice or floating point);
     event: what the mechanism said that it costs; echo: (numbers compared, correlation) of the residuals with
     themselves at the shift where they are most alike, and how many shifts were tried, of the audited client's first releases.
@@ -148,6 +156,8 @@ class Noted:
     judged: int = 0
     off: int = 0
     missing: str = ""
+    marked: Tensor = field(default_factory=lambda: torch.zeros(0))
+    share: float = 1.0
     near: tuple[int, ...] = ()
     far: tuple[int, ...] = ()
     step: float = 0.0
@@ -213,6 +223,10 @@ class Watch:
             return
         every = torch.cat(flat)
         noted.sample = self._some(every)
+        if len(every) > len(noted.sample) and self.kept < ROUND // 2:
+            noted.share = min(1.0, KEPT / len(every))
+            noted.marked = chosen_sizes(every, noted.share)
+            self.kept += len(noted.marked)
         noted.near, noted.far, noted.step = *sizes(every), grid(output)
         if self.audited and sum(r.name == name for r in self.releases) <= ECHOED:
             noted.echo = echo(every)
@@ -265,7 +279,8 @@ class NoiseRecord:
             most = 0 if self.kept >= 2 * RUN else HEAD if self.kept + watch.kept > RUN else KEPT
             for noted in watch.releases:
                 noted.sample = noted.sample[:most].clone() if most < len(noted.sample) else noted.sample
-                self.kept += len(noted.sample)
+                noted.marked = noted.marked if most == KEPT else torch.zeros(0)
+                self.kept += len(noted.sample) + len(noted.marked)
         self.rounds[watch.round, watch.client] = watch
 
 

@@ -102,7 +102,7 @@ def test_memory_is_bounded_and_samples_of_clients_compare(monkeypatch: pytest.Mo
             watch.released(mechanism, "query", mechanism({"a": torch.zeros(1, 20_000)}, noise()), None, {"a": torch.zeros(1, 1)})
         record.add(watch)
     kept = {client: [len(r.sample) for r in record.rounds[0, client].releases] for client in (0, 1, 2)}
-    assert kept == {0: [4096, 4096, 256, 256], 1: [256] * 4, 2: [0] * 4}  # past half of ROUND; past RUN; past twice RUN
+    assert kept == {0: [4096] + [256] * 3, 1: [256] * 4, 2: [0] * 4}  # past half of ROUND; past RUN; past twice RUN
     assert all(r.squares["a"][0] == 20_000 for watch in record.rounds.values() for r in watch.releases)
     own, other = Watch(0, 0, True), Watch(0, 1, False)
     for watch in (own, other):
@@ -119,6 +119,17 @@ def test_sizes_of_all_residuals_are_counted() -> None:
     watch.released(ClippedSum(1.0, 1.0), "query", output)
     (noted,) = watch.releases
     assert (noted.near, noted.far, noted.numbers, noted.step) == (near, far, 8, 2.0**-16)
+
+
+def test_equal_sizes_of_large_releases_are_all_chosen_or_none() -> None:
+    """Of 20 000 numbers and their negatives, elsewhere in another release: the same 4096 of each, but for chance."""
+    gaps = torch.randn(20_000, generator=torch.Generator().manual_seed(0))
+    watch = Watch(0, 1, False)
+    for values in (gaps, -gaps.flip(0)):
+        watch.released(ClippedSum(1.0, 1.0), "query", Output({"a": values}, GAUSSIAN, noise_std=1.0, exact={"a": torch.zeros(20_000)}))
+    one, other = (release.marked.sort().values for release in watch.releases)
+    assert torch.equal(one, other) and abs(len(one) - 4096) < 5 * 4096**0.5
+    assert watch.releases[0].share == 4096 / 20_000
 
 
 def test_the_grid_of_residuals_is_that_of_the_coarsest_reason() -> None:

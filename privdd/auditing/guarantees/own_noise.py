@@ -155,12 +155,21 @@ def _size_counts(releases: list[Release], victim: int) -> Look:
 
 def _tie_looks(record: NoiseRecord, name: str) -> Iterator[Look]:
     """Noise of this name that comes back, in any release of the run, at any place and with any sign."""
-    every = [(w, r) for _, w in sorted(record.rounds.items()) for r in w.releases if len(r.sample)]
-    every = law.spread_over(every, law.COMPARED)
-    names = [f"{_which(w, r)}, {r.name!r} release {at}" for at, (w, r) in enumerate(every)]
-    own = [r.name == name for _, r in every]
+    every = [(w, r) for _, w in sorted(record.rounds.items()) for r in w.releases]
+    kept, chosen = ([one for one in every if len(held(one[1]))] for held in (lambda r: r.sample, lambda r: r.marked))
+    steps, names, own, releases = _labelled(kept, name)
     for test in (law.ties, law.near_ties):
-        yield test([r.sample for _, r in every], [r.step for _, r in every], names, own)
+        yield test([r.sample for r in releases], steps, names, own)
+    steps, names, own, releases = _labelled(chosen, name)
+    share = min((r.share for r in releases), default=1.0)
+    yield law.ties([r.marked for r in releases], steps, names, own, [r.numbers for r in releases], share)
+
+
+def _labelled(releases: list[Release], name: str) -> tuple[list[float], list[str], list[bool], list[Noted]]:
+    """(steps, what each is called, whether it is of this name, the releases), of not too many."""
+    some = law.spread_over(releases, law.COMPARED)
+    names = [f"{_which(w, r)}, {r.name!r} release {at}" for at, (w, r) in enumerate(some)]
+    return [r.step for _, r in some], names, [r.name == name for _, r in some], [r for _, r in some]
 
 
 def _relations(what: str, releases: list[Release]) -> Iterator[Look]:

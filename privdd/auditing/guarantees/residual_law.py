@@ -22,7 +22,7 @@ import torch
 from scipy import special, stats
 from torch import Tensor
 
-from privdd.federated.noise_record import FAR, NEAR
+from privdd.federated.noise_record import FAR, NEAR, chosen_sizes
 
 T = TypeVar("T")
 SHORT = 16  # fewer residuals of one release are joined with others of their client round
@@ -256,20 +256,26 @@ def least_cut(numbers: int, p: float) -> float:
     return float(stats.norm.isf(-np.expm1(np.log(p) / max(numbers, 1)) / 2))
 
 
-def ties(samples: Sequence[Tensor], steps: Sequence[float], names: Sequence[str], own: Sequence[bool]) -> Look:
+def ties(
+    samples: Sequence[Tensor],
+    steps: Sequence[float],
+    names: Sequence[str],
+    own: Sequence[bool],
+    numbers: Sequence[int] | None = None,
+    share: float = 1.0,
+) -> Look:
     """Are more residuals equal, or opposite, than the lattice makes them: in a release, in two, or in all together?
 
-    samples: of releases; own: those that are asked about. Of very many residuals, those of some sizes are compared.
+    samples: of releases, or what ``chosen_sizes`` chose with ``share`` or more out of so many ``numbers``; own: those that
+    are asked about. Of very many residuals, those of some sizes are compared.
     """
-    sizes = np.array([len(sample) for sample in samples], float)
+    sizes = np.array(numbers if numbers is not None else [len(sample) for sample in samples], float)
     if sizes.sum() < 2:
         return Look(1.0)
     step = np.asarray(steps, float)
-    values = np.abs(np.concatenate([sample.numpy() for sample in samples]).astype(np.float32))
-    which = np.repeat(np.arange(len(samples)), sizes.astype(int))
-    share = min(1.0, TIED / max(1.0, _tie_rate(sizes, step)))
-    keep = (values > 0) & ((values.view(np.uint32) * np.uint32(2654435761)) <= np.uint32(share * (2**32 - 1)))
-    values, which = values[keep], which[keep]
+    share = min(share, TIED / max(1.0, _tie_rate(sizes, step)))
+    chosen = [chosen_sizes(sample, share).numpy() for sample in samples]
+    which, values = np.repeat(np.arange(len(chosen)), [len(some) for some in chosen]), np.concatenate(chosen)
     order = np.argsort(values, kind="stable")
     values, which = values[order], which[order]
     mine = np.asarray(own, bool)
@@ -349,33 +355,36 @@ def _tied(
     own: np.ndarray,
     how: str,
 ) -> Look:
-    """Counts of pairs against a Poisson law, release by release, and against one of their exact variance all together."""
+    """Counts of pairs, release by release and all together, against a law with their mean and variance."""
     asked = own[pairs[0]] | own[pairs[1]]
     first, second = pairs[0][asked], pairs[1][asked]
     mean = share * (_tie_rate(sizes, step) - _tie_rate(sizes[~own], step[~own]))
-    more = 0.05 * float(sizes.sum()) ** 3 * float(step.max()) ** 2 * share  # of pairs that share a number
-    total = len(first)
-    p = float(stats.nbinom.sf(total - 1, mean**2 / max(more, 1e-12), mean / (mean + more))) if mean > 0 else 1.0
-    if more < 1e-6 * mean:
-        p = float(stats.poisson.sf(total - 1, mean))
-    found = [(p, f"{total} pairs of {int(sizes.sum())} noise values are {how}, {mean:.3g} are expected")]
+    every, coarsest, total = float(sizes.sum()), float(step.max()), len(first)
+    more = share * (0.05 * every**3 * coarsest**2 + (1 - share) * 0.07 * every**4 * coarsest**3)
+    p = float(_more_pairs(np.array([total]), np.array([mean]), np.array([more]))[0])
+    found = [(p, f"{total} pairs of {int(every)} noise values are {how}, {mean:.3g} are expected")]
     keys, counts = np.unique(first * len(sizes) + second, return_counts=True)
     one, other = keys // len(sizes), keys % len(sizes)
-    rate = (
-        share
-        * np.maximum(step[one], step[other])
-        * sizes[one]
-        * sizes[other]
-        / np.sqrt(np.pi)
-        / np.where(one == other, 2, 1)
-    )
-    ps = stats.poisson.sf(counts - 1, rate)
+    same, product, coarse = one == other, sizes[one] * sizes[other], np.maximum(step[one], step[other])
+    rate = share * coarse * product / np.sqrt(np.pi) / np.where(same, 2, 1)
+    shared = 0.05 * product * np.where(same, sizes[one], sizes[one] + sizes[other]) * coarse**2
+    extra = share * (shared + (1 - share) * 0.27 * product**2 * coarse**3 / np.where(same, 4, 1))
+    ps = _more_pairs(counts, rate, extra)
     if len(ps):
         at = int(ps.argmin())
-        where = names[one[at]] if one[at] == other[at] else f"{names[one[at]]} and {names[other[at]]}"
+        where = names[one[at]] if same[at] else f"{names[one[at]]} and {names[other[at]]}"
         says = f"{counts[at]} pairs of noise values of {where} are {how}, {rate[at]:.3g} are expected"
         found.append((min(1.0, float(ps[at]) * int(own.sum()) * len(sizes)), says))
     return smallest(found)
+
+
+def _more_pairs(counts: np.ndarray, mean: np.ndarray, more: np.ndarray) -> np.ndarray:
+    """P(at least so many pairs). mean: expected; more: their variance beyond that of a Poisson law, for pairs share numbers, and
+    equal numbers are chosen together."""
+    flat = stats.poisson.sf(counts - 1, mean)
+    more = np.maximum(more, 1e-9 * np.maximum(mean, 1e-9))
+    wide = stats.nbinom.sf(counts - 1, mean**2 / more, mean / (mean + more))
+    return np.where(more < 1e-6 * mean, flat, wide)
 
 
 def pivots(rows: Tensor, what: str) -> Look:

@@ -38,7 +38,7 @@ from privdd.auditing.guarantees.residual_law import (
     ties,
     weak_places,
 )
-from privdd.federated.noise_record import echo, sizes
+from privdd.federated.noise_record import chosen_sizes, echo, sizes
 
 RUNS, LEVEL = 400, 0.05
 Trial = Callable[[torch.Generator], Look]
@@ -75,6 +75,11 @@ def tied(rows: Tensor) -> Look:
     return ties([lattice(row).float() for row in rows], [STEP] * len(rows), [str(i) for i in range(len(rows))], [True] * len(rows))
 
 
+def tied_in_a_share(rows: Tensor) -> Look:
+    found = [chosen_sizes(lattice(row), 0.2) for row in rows]
+    return ties(found, [STEP] * len(rows), [str(i) for i in range(len(rows))], [True] * len(rows), [rows.shape[1]] * len(rows), 0.2)
+
+
 def tied_nearly(rows: Tensor) -> Look:
     """Each release at a scale of its own, so on a lattice of its own."""
     scales = torch.linspace(0.7, 1.0, len(rows))
@@ -100,6 +105,7 @@ def lengths(rows: Tensor) -> Look:
 
 HEALTHY: dict[str, Trial] = {
     "ties": lambda g: tied(normal(g, 6, 900)),
+    "ties in a share": lambda g: tied_in_a_share(normal(g, 2, 12_000)),
     "ties at several scales": lambda g: tied_nearly(normal(g, 6, 900)),
     "sizes": lambda g: counted(normal(g, 4, 1000)),
     "pivots of releases": lambda g: pivots(normal(g, 12, 40), ""),
@@ -122,7 +128,7 @@ HEALTHY: dict[str, Trial] = {
 }
 
 
-DISCRETE = ("same coins", "single records", "rate", "ties", "sizes", "weak places")
+DISCRETE = ("same coins", "single records", "rate", "ties", "ties in a share", "sizes", "weak places")
 
 
 @pytest.mark.parametrize("name", HEALTHY)
@@ -165,6 +171,7 @@ def placed(rows: Tensor) -> Tensor:
 
 FAULTY: dict[str, Trial] = {
     "noise that takes itself off elsewhere": lambda g: tied(cancelling(normal(g, 2, 200), g)),
+    "the same of many numbers": lambda g: tied_in_a_share(cancelling(normal(g, 2, 20_000), g)),
     "noise of another release elsewhere": lambda g: tied(torch.stack([a := normal(g, 200), a[torch.randperm(200, generator=g)]])),
     "the same at another scale": lambda g: tied_nearly(torch.stack([a := normal(g, 200), a[torch.randperm(200, generator=g)]])),
     "large noise cut": lambda g: tied(normal(g, 4, 8000).clamp(-3.5, 3.5)),
