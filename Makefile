@@ -34,12 +34,12 @@ benchmarks: $(VENV)/.dev         ## speed against references (fails beyond a mar
 	for b in $(BENCHMARKS); do echo "== $$b"; $(BIN)/python -m benchmarks.$$b || exit 1; done
 
 $(VENV)/.runtime: pyproject.toml constraints.txt $(wildcard locks/*)
-	$(PYTHON) -m venv $(VENV)
+	sh tools/environment.sh $(PYTHON) $(VENV)
 	sh tools/install.sh $(BIN)/python runtime
 	touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt $(wildcard locks/*)
-	$(PYTHON) -m venv $(VENV)
+	sh tools/environment.sh $(PYTHON) $(VENV)
 	sh tools/install.sh $(BIN)/python dev
 	touch $@ $(VENV)/.runtime
 

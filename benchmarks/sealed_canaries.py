@@ -118,18 +118,18 @@ def compared(place: Path, seed: int, canaries: int, servers: bool, overrides: Se
     shards, victim, problem = list(experiment.shards), experiment.plan.victim, experiment.plan.problem
     plain = federate(experiment, Loop(experiment, shards), RunFolder(place / "plain")).accuracy[-1]  # type: ignore[arg-type]
     sealed, run, folder = place / "sealed", place / "run", prepare(place / "config", config)
-    issue = [f"sealed={sealed}", f"sites={SITE}", f"count={canaries}", f"shape={','.join(map(str, problem.shape))}"]
+    issue = [f"sealed={sealed}", f"secrets={place / 'secrets'}", f"sites={SITE}", f"count={canaries}", f"shape={','.join(map(str, problem.shape))}"]
     said(["issue", *issue, f"classes={problem.classes}", f"stated={stated}", f"delta={experiment.privacy.delta}"])
     if servers:
         accuracy = deployed(place, victim)
     else:
-        shards[victim] = with_canaries(shards[victim], sealed / f"site-{SITE}.npz")
+        shards[victim] = with_canaries(shards[victim], place / "secrets" / f"site-{SITE}.npz")
         found = federate(experiment, Loop(experiment, shards, [privdd_tap(run)]), RunFolder(place / "flower"))  # type: ignore[arg-type]
         accuracy = found.accuracy[-1]
     model = ["model=benchmarks.sealed_canaries:network", f"args.folder={folder.path}", f"clip={config.privacy.clip_norm}"]
     own = experiment.shards[victim].train
     np.savez(place / "known.npz", x=own.x.numpy(), y=own.y.numpy())
-    said(["open", f"sealed={sealed}", f"updates={run}", f"client.{SITE}={victim}", f"known.{SITE}={place / 'known.npz'}", *model])
+    said(["open", f"sealed={sealed}", f"secret={place / 'secrets' / 'secret.json'}", f"updates={run}", f"client.{SITE}={victim}", f"known.{SITE}={place / 'known.npz'}", *model])
     return Compared(stated, float(bound), float(read_json(sealed / "opened.json")["bound"]), accuracy, plain)
 
 
@@ -158,7 +158,7 @@ def mine(context):
     experiment = assembled(str(context.run_config["config"]))[1]
     shard = experiment.shards[int(context.node_config["partition-id"])]
     if shard.client == VICTIM:
-        shard = with_canaries(shard, PLACE / "sealed" / "site-hospital.npz")
+        shard = with_canaries(shard, PLACE / "secrets" / "site-hospital.npz")
     return experiment.plan, experiment.ledger(), shard
 
 

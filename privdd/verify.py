@@ -6,19 +6,24 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-DISAGREES = 2
+if TYPE_CHECKING:
+    from privdd.verifying.verification import Verification
+
+DISAGREES, ON_TRUST = 2, 3
 
 
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         prog="privdd-verify",
         description="Compute a finished run's numbers again from its own files and compare. Exit status: 0 agrees, "
-        "2 does not, 1 error.",
+        "2 does not, 1 error, 3 agrees but --strict was given and a decision rests on numbers taken on trust.",
     )
     made.add_argument("run", type=Path, metavar="DIR", help="a run folder (with findings.json)")
     made.add_argument("--key", type=Path, metavar="FILE", help="public key of who must have signed; with --sign: yours")
     made.add_argument("--sign", action="store_true", help="sign a run that agrees, with the private key of --key")
+    made.add_argument("--strict", action="store_true", help="status 3 where a decision rests on numbers taken on trust")
     return made
 
 
@@ -27,11 +32,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     from privdd.cli.failures import reported
 
     given = parser().parse_args(argv)
-    return reported("privdd-verify", lambda: _main(given.run, given.key, given.sign))
+    return reported("privdd-verify", lambda: _main(given.run, given.key, given.sign, given.strict))
 
 
-def _main(folder: Path, key: Path | None, signing: bool) -> int:
-    from privdd.runtime.files import DamagedRun
+def _main(folder: Path, key: Path | None, signing: bool, strict: bool) -> int:
+    from privdd.runtime.files import DamagedRun, printable
     from privdd.verifying.signature import sign
     from privdd.verifying.verification import verify
 
@@ -43,7 +48,7 @@ def _main(folder: Path, key: Path | None, signing: bool) -> int:
     for one in found.disagreements:
         print(one)
     for line in found.taken:
-        print(f"not recomputable, taken as stored: {line}")
+        print(printable(f"not recomputable, taken as stored: {line}"))
     for name in found.unlisted:
         print(f"not listed in manifest.json, and read by nothing: {name!r}")
     if found.disagreements:
@@ -53,8 +58,17 @@ def _main(folder: Path, key: Path | None, signing: bool) -> int:
         print(f"signed: {sign(folder, key)}")
     if found.signer:
         print(f"signed by ed25519 {found.signer}{'' if key else ' (compare this key, or give it as --key)'}")
-    print(f"{folder}: agrees", flush=True)
-    return 0
+    print(
+        f"{folder}: agrees: {found.computed} numbers computed again, {found.trusted} taken on trust{_among(found)}",
+        flush=True,
+    )
+    return ON_TRUST if strict and found.deciding else 0
+
+
+def _among(found: Verification) -> str:
+    """The numbers on trust that a decision can rest on, at most four of them."""
+    shown, more = found.deciding[:4], len(found.deciding) - 4
+    return f" (among them {', '.join(shown)}{f' and {more} more' if more > 0 else ''})" if shown else ""
 
 
 if __name__ == "__main__":

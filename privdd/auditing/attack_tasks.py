@@ -165,6 +165,18 @@ def decisive(scores: Tensor, view: View, delta: float, budget: ErrorBudget, seed
     return {"epsilon_familywise": bound.value, "tests": budget.tests}
 
 
+def decided_again(finding: Finding, kept: Mapping[str, Tensor], job: Job, terms: Terms) -> Finding:
+    """An earlier finding at today's share of the error budget. kept: what its evidence file holds."""
+    if "scores" not in kept or job.view.worlds is None:
+        return finding
+    shape = 1 + int(kept["world"].max()), 1 + int(kept["record"].max())
+    masks = kept["members"].bool().reshape(shape)
+    view = replace(job.view, worlds=replace(job.view.worlds, signals={}, rounds={}, masks=masks))
+    _, seed = attack_seeds(terms.keys, job.name, job.view.surface, job.note)
+    bound = decisive(kept["scores"].reshape(shape), view, terms.delta, terms.budget, seed)
+    return finding.with_measures(diagnostics={**finding.measures.get("diagnostics", {}), **bound})
+
+
 def kept(finding: Finding, evidence: Evidence, view: View) -> dict[str, Tensor]:
     """What the report's figures are drawn from: images, and exact scores with their membership bits."""
     found = {name: tensor for name, tensor in finding.figures.items() if not name.startswith("roc_")}

@@ -15,10 +15,12 @@ CANARIES = 2  # of a game of canaries: a point, and the curve
 
 @dataclass(frozen=True)
 class ErrorBudget:
-    """alpha: chance of any false contradiction, in (0, 1); tests: how many bounds share it, at least one."""
+    """alpha: chance of any false contradiction, in (0, 1); tests: how many bounds share it, at least one; replaced: how
+    many of these were made by earlier commands, and others stand in their place."""
 
     alpha: float
     tests: int = 1
+    replaced: int = 0
 
     def __post_init__(self) -> None:
         if not 0 < self.alpha < 1:
@@ -38,13 +40,14 @@ class ErrorBudget:
 
     def to_json(self) -> dict[str, float]:
         """``privacy.multiplicity`` of findings.json."""
-        return {"alpha": self.alpha, "tests": self.tests}
+        return {"alpha": self.alpha, "tests": self.tests, **({"replaced": self.replaced} if self.replaced else {})}
 
 
-def error_budget(confidence: float, membership: int, mechanisms: int, *, canaries: bool = False) -> ErrorBudget:
+def error_budget(
+    confidence: float, membership: int, mechanisms: int, *, canaries: bool = False, replaced: int = 0
+) -> ErrorBudget:
     """The budget of a run: confidence, of all bounds together; membership tests; mechanisms with guarantee tests; whether
-    the run has a game of canaries."""
+    the run has a game of canaries; bounds of earlier commands that others replaced."""
     alpha = round(1 - confidence, 12)  # 0.05 for 0.95, not 0.050000000000000044
-    return ErrorBudget(
-        alpha, max(1, membership + PER_MECHANISM * mechanisms + WHOLE_RUN * (mechanisms > 0) + CANARIES * canaries)
-    )
+    tests = membership + PER_MECHANISM * mechanisms + WHOLE_RUN * (mechanisms > 0) + CANARIES * canaries
+    return ErrorBudget(alpha, max(1, tests + replaced), replaced)

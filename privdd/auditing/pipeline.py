@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 
 from attacks.types import Attack, Family, Finding, Surface, Truth, View
-from privdd.auditing.attack_tasks import AttackTask, Job, Terms, attack_tasks
+from privdd.auditing.attack_tasks import AttackTask, Job, Terms, attack_tasks, decided_again
 from privdd.auditing.autotune import Choice
 from privdd.auditing.canary_game import CanaryGame, check_playable, draw_canaries, findings_of_canaries
 from privdd.auditing.chosen_models import chosen_views
 from privdd.auditing.coverage import reads, unmeasured
+from privdd.auditing.earlier_findings import EarlierFindings
 from privdd.auditing.earlier_rounds import over_rounds, own_round, rounds_of, stages_of
 from privdd.auditing.error_budget import ErrorBudget, error_budget
 from privdd.auditing.game import Game, draw_game
@@ -42,7 +43,7 @@ from privdd.federated.heard import Heard
 from privdd.federated.noise_record import NoiseRecord
 from privdd.federated.trainer import Trainer
 from privdd.runtime.progress import stage
-from privdd.runtime.run_folder import RunFolder, write_tensors
+from privdd.runtime.run_folder import RunFolder, read_tensors, write_tensors
 from privdd.runtime.workers import threads
 
 
@@ -58,10 +59,10 @@ class Audited:
     not_run: Sequence[str] = ()  # attacks that were asked for and had no view to attack
 
 
-def budget_of(experiment: Experiment, membership: int) -> ErrorBudget:
+def budget_of(experiment: Experiment, membership: int, replaced: int = 0) -> ErrorBudget:
     """How all bounds of an audit with so many membership tests share its error."""
     audit, mechanisms = experiment.audit, len(experiment.plan.mechanisms)
-    return error_budget(audit.confidence, membership, mechanisms, canaries=bool(audit.canaries))
+    return error_budget(audit.confidence, membership, mechanisms, canaries=bool(audit.canaries), replaced=replaced)
 
 
 def game_of(experiment: Experiment) -> Game:
@@ -80,10 +81,15 @@ def canaries_of(experiment: Experiment) -> CanaryGame | None:
     return draw_canaries(plan, experiment.shards[plan.victim], count, plan.keys.fold("audit", plan.victim, "canaries"))
 
 
-def audit(experiment: Experiment, attacks: Mapping[str, Attack], folder: RunFolder) -> Audited:
+NOTHING = EarlierFindings()
+
+
+def audit(
+    experiment: Experiment, attacks: Mapping[str, Attack], folder: RunFolder, earlier: EarlierFindings = NOTHING
+) -> Audited:
     """Train (or resume), replay the audited client, attack every surface. Raises AttackFailed if an attack fails.
 
-    Of a run whose training diverged nothing is attacked, and the findings say so.
+    attacks: all, those of ``earlier`` findings too. Of a run whose training diverged nothing is attacked, and the findings say so.
     """
     clock = time.monotonic
     began = clock()
@@ -105,7 +111,8 @@ def audit(experiment: Experiment, attacks: Mapping[str, Attack], folder: RunFold
     if progress.diverged is not None:
         seconds = dict.fromkeys(("train", "total"), clock() - began)
         scene, budget = Scene(experiment, progress, game, shards[plan.victim], record), budget_of(experiment, 0)
-        return Audited(scene, unmeasured(experiment, attacks), seconds, budget)
+        unread = unmeasured(experiment, attacks)
+        return Audited(scene, unread, seconds, budget, not_run=_without(attacks, unread))
     told = heard if listens else None
     note_again(plan, shards, experiment.engine, experiment.ledger(), progress.ledger, record, told)
     with threads(experiment.engine.threads):  # same thread count as in training, so the same bits
@@ -123,18 +130,21 @@ def audit(experiment: Experiment, attacks: Mapping[str, Attack], folder: RunFold
     lacking = frozenset[str]().union(*(stages[t].lacking(stacked[t]) for t in stages))
     jobs = _jobs(scene, attacks, own_round(stacked, grouped), over_rounds(stacked, grouped), sent, reads)
     tests = sum(job.attack.family == Family.MEMBERSHIP for job in jobs)
-    budget = budget_of(experiment, tests)
-    findings = _attack_all(scene, jobs, budget, folder, lacking)
+    budget = budget_of(experiment, tests, earlier.replaced)
+    findings = _attack_all(scene, jobs, budget, folder, lacking, earlier)
     if canaries is not None:
-        findings += tuple(findings_of_canaries(scene, canaries, heard, budget.confidence))
-    seconds = {
-        "train": trained - began,
-        "worlds": replayed - trained,
-        "attacks": clock() - replayed,
-        "total": clock() - began,
-    }
-    not_run = sorted(attacks.keys() - {finding.attack for finding in findings})
-    return Audited(scene, findings, seconds, budget, {t: stages[t].choice for t in grouped}, not_run)
+        mine = earlier.of_canaries() if not heard else ()
+        findings += mine or tuple(findings_of_canaries(scene, canaries, heard, budget.confidence))
+    now = clock()
+    spent = {"train": trained - began, "worlds": replayed - trained, "attacks": now - replayed, "total": now - began}
+    seconds = {name: value + earlier.seconds.get(name, 0.0) for name, value in spent.items()}
+    choices = {t: stages[t].choice for t in grouped}
+    return Audited(scene, findings, seconds, budget, choices, _without(attacks, findings))
+
+
+def _without(attacks: Mapping[str, Attack], findings: Sequence[Finding]) -> list[str]:
+    """The attacks of which there is no finding."""
+    return sorted(attacks.keys() - {finding.attack for finding in findings})
 
 
 def _kept(scene: Scene) -> bool:
@@ -164,7 +174,7 @@ def stages_at(
 
 def _worlds(stages: Mapping[int, Stage]) -> dict[int, dict[str, Tensor]]:
     """Replayed round -> membership signals, (K, n) by "surface|signal"."""
-    with stage("train shadow models", sum(len(one.game.masks) for one in stages.values())) as bar:
+    with stage("shadow models", sum(len(one.game.masks) for one in stages.values())) as bar:
         return {t: one.signals(bar) for t, one in stages.items()}
 
 
@@ -231,8 +241,9 @@ def applies(attack: Attack, view: View) -> bool:
 
 
 def _attack_all(
-    scene: Scene, jobs: Sequence[Job], budget: ErrorBudget, folder: RunFolder, lacking: Collection[str]
-) -> tuple[Finding, ...]:
+    scene: Scene, jobs: Sequence[Job], budget: ErrorBudget, folder: RunFolder, lacking: Collection[str],
+    earlier: EarlierFindings,
+) -> tuple[Finding, ...]:  # fmt: skip
     """Findings of all attacks, then of all guarantee tests, which share the engine.
 
     lacking: "surface|signal" that kept shadow models do not have.
@@ -240,16 +251,18 @@ def _attack_all(
     pictures, device = scene.experiment.audit.worst_pictures, scene.plan.problem.device
     terms = Terms(scene.plan.keys, scene.experiment.privacy.delta, budget, pictures, device)
     subject = subject_of(scene, budget.confidence)
-    attacks, tests = attack_tasks(jobs, terms), guarantee_tests(subject)
-    files, found = evidence_files(jobs), dict[int, Finding]()
+    files = evidence_files(jobs)
+    found = _found_before(jobs, files, terms, folder, earlier)
+    fresh = [at for at in range(len(jobs)) if at not in found]
+    attacks, tests = attack_tasks([jobs[at] for at in fresh], terms), guarantee_tests(subject)
     engine = scene.experiment.engine
-    with stage("attack", len(jobs) + len(tests)) as bar:
+    with stage("attack", len(fresh) + len(tests)) as bar:
         with threads(engine.threads):
             rest = own_tests(subject, scene.record)
         work: list[AttackTask | GuaranteeTest] = [*(task for _, task in attacks), *tests]
         answers = engine.map(run_any, work)
         for rows, _ in attacks:
-            for at, done in zip(rows, next(answers)):
+            for at, done in zip([fresh[row] for row in rows], next(answers)):
                 job = jobs[at]
                 said = [job.note, *_said(scene, job, lacking), done.finding.measures.get("note", "")]
                 note = "; ".join(filter(None, said))
@@ -259,7 +272,26 @@ def _attack_all(
         for test in tests:
             rest += next(answers)
             bar.advance(test.what)
-    return (*(found[at] for at in range(len(jobs))), *without_single_ratios(subject, rest))
+    made = earlier.not_lost(without_single_ratios(subject, rest))
+    return (*(found[at] for at in range(len(jobs))), *made)
+
+
+def _found_before(
+    jobs: Sequence[Job], files: Sequence[str], terms: Terms, folder: RunFolder, earlier: EarlierFindings
+) -> dict[int, Finding]:
+    """Place of a job -> its finding, where the folder holds it already."""
+    found = {}
+    for at, (job, file) in enumerate(zip(jobs, files, strict=True)):
+        before = earlier.by_file.get(file)
+        if before is not None and _is_of(before, job):
+            found[at] = decided_again(before, read_tensors(folder.path / "evidence" / file), job, terms)
+    return found
+
+
+def _is_of(finding: Finding, job: Job) -> bool:
+    """Whether a finding came of the same attack on the same view."""
+    same = (finding.surface, finding.attack, finding.adversary) == (job.view.surface, job.name, job.view.adversary)
+    return same and str(finding.measures.get("note", "")).startswith(job.note)
 
 
 def _said(scene: Scene, job: Job, lacking: Collection[str]) -> list[str]:

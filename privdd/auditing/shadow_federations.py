@@ -49,7 +49,7 @@ def sent_at_the_end(scene: Scene, whole: Shard, folder: RunFolder, federations: 
     worlds = min(federations, len(scene.game.masks))
     if worlds < 2:
         return {key: value[None] for key, value in real.items()}
-    with stage("train shadow federations", worlds) as bar:
+    with stage("shadow federations", worlds) as bar:
         return replay_federations(
             plan, experiment.ledger(), experiment.shards, whole, scene.game, lens, real, worlds, folder,
             experiment.engine, experiment.run.fingerprint, bar, experiment.audit.federation_rounds,

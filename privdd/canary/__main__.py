@@ -44,7 +44,7 @@ def issue(given: Mapping[str, Any]) -> int:
     from privdd.canary.canary_arguments import check_issue
     from privdd.canary.canary_records import made
     from privdd.canary.commitment import SALT, stream
-    from privdd.canary.sealed_files import write_sealed
+    from privdd.canary.sealed_files import secrets_folder, write_sealed
 
     names = check_issue(given)
     salt = secrets.token_bytes(SALT)
@@ -52,10 +52,12 @@ def issue(given: Mapping[str, Any]) -> int:
     usual = {"signal": "update", "confidence": 0.95, "delta": 1e-5, "stated": None}
     told = {name: given.get(name, value) for name, value in usual.items()}
     folder = Path(given["sealed"])
-    sealed = write_sealed(folder, salt, canaries, told)
+    chosen = Path(given["secrets"]) if "secrets" in given else None
+    sealed = write_sealed(folder, salt, canaries, told, chosen)
+    secret = chosen or secrets_folder(folder, sealed.commitment)
     for name in names:
-        print(f"for site {name} alone: {folder / f'site-{name}.npz'}")
-    print(f"publish: {folder / 'public.json'} and {folder / 'canaries.npz'}\nkeep:    {folder / 'secret.json'}")
+        print(f"for site {name} alone: {secret / f'site-{name}.npz'}")
+    print(f"publish: {folder / 'public.json'} and {folder / 'canaries.npz'}\nkeep:    {secret / 'secret.json'}")
     print(f"commitment: {sealed.commitment}", flush=True)
     return 0
 
@@ -64,12 +66,14 @@ def open_(given: Mapping[str, Any]) -> int:
     """Score the canaries, compute the bound and write opened.json."""
     from privdd.canary.opened import result, said
     from privdd.canary.scored_artifacts import scored
-    from privdd.canary.sealed_files import OPENED, SECRET, check_commitment, read_sealed, read_secret
+    from privdd.canary.sealed_files import OPENED, SECRET, check_commitment, read_sealed, read_secret, secrets_folder
     from privdd.runtime.files import write_json
 
     folder = Path(given["sealed"])
     sealed = read_sealed(folder)
-    salt, coins = read_secret(Path(given.get("secret", folder / SECRET)))
+    beside = folder / SECRET  # where earlier versions put it
+    kept = beside if beside.exists() else secrets_folder(folder, sealed.commitment) / SECRET
+    salt, coins = read_secret(Path(given.get("secret", kept)))
     check_commitment(sealed, salt, coins)
     scores, artifact = scored(sealed, given)
     found = result(sealed, salt, coins, scores, artifact)

@@ -12,6 +12,7 @@ from typing import Any
 from privdd.canary.sealed_files import MOST, NAME, SIGNALS
 from privdd.core.errors import BadConfig
 from privdd.core.typed_numbers import typed_whole
+from privdd.runtime.private_folder import check_private, state_folder
 
 USAGE = """usage: python -m privdd.canary issue|open|verify sealed=DIR [KEY=VALUE ...]
 
@@ -23,6 +24,8 @@ Exit status: 0 done, 2 the bound is above the stated epsilon (open), or a file d
     from=FILE.npz              or records of x and y that nobody trains on: the tail of each class, with wrong labels
     signal=update|loss|scores  how they will be scored, fixed now (default update)
     stated=EPSILON delta=1e-5 confidence=0.95     the statement that they test
+    secrets=FOLDER             for secret.json and site-NAME.npz (default: one of its own below your state folder)
+    beside_app=true            allows secrets=FOLDER that lies with a Flower app
     Give each site its site-NAME.npz (x, y, id: add these records to its training data), publish public.json and
     canaries.npz, and keep secret.json until training is over.
 
@@ -34,13 +37,13 @@ Exit status: 0 done, 2 the bound is above the stated epsilon (open), or a file d
     before=FILE after=FILE   signal=loss: first and last model as safetensors, where there is no recording
     model=package.module:Net args.NAME=VALUE      your network (also file.py:Net)
     scores=FILE              signal=scores: your own, npz or csv with id and score
-    secret=FILE              default DIR/secret.json
+    secret=FILE              default: secret.json where issue put it
 
   verify sealed=DIR          by anybody, from public.json, canaries.npz and opened.json alone: commitment, coins, guesses, bound
     updates= model= ...      as for open: computes the scores again too
 """
 TEXT = {
-    "issue": ("sealed", "sites", "from", "signal"),
+    "issue": ("sealed", "sites", "from", "signal", "secrets", "beside_app"),
     "open": ("sealed", "updates", "before", "after", "model", "scores", "secret"),
     "verify": ("sealed", "updates", "before", "after", "model", "scores"),
 }
@@ -129,7 +132,17 @@ def check_issue(given: Mapping[str, Any]) -> list[str]:
         value = given.get(key, 0.5)
         if not (value >= 0 if low else value > 0) or (key != "stated" and not value < 1):
             raise BadConfig(f"{key}={value:g}: out of range")
+    _check_secrets(given)
     folder = Path(given["sealed"])
     if folder.exists() and any(folder.iterdir() if folder.is_dir() else [folder]):
         raise BadConfig(f"sealed={folder}: it exists already; canaries are issued once, into a new folder")
     return names
+
+
+def _check_secrets(given: Mapping[str, Any]) -> None:
+    if (allowed := given.get("beside_app", "false")) not in ("true", "false"):
+        raise BadConfig(f"beside_app={allowed}: true or false is needed")
+    if allowed == "false" and "secrets" in given:
+        check_private(Path(given["secrets"]), "the canaries' secret")
+    elif allowed == "false":
+        check_private(state_folder(), "the canaries' secret")

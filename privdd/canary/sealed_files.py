@@ -1,7 +1,8 @@
 """The files of sealed canaries, written atomically and read as from a stranger: JSON and npz, never a pickle.
 
-``public.json`` and ``canaries.npz`` are for everybody, ``site-NAME.npz`` is for that site alone, and ``secret.json``
-stays with the issuer until it is opened. After that ``opened.json`` is public too.
+``public.json`` and ``canaries.npz`` are for everybody. ``site-NAME.npz`` is for that site alone (which ids it holds are the
+site's coins), and ``secret.json`` stays with the issuer until it is opened: both lie in a folder of their own. After that
+``opened.json`` is public too.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from attacks.membership.attack import guess_counts
 from privdd.canary.commitment import SALT, coins_of, commitment, digest_of, text_of
 from privdd.core.checks import check_number
 from privdd.runtime.files import DamagedRun, read_json, write_bytes, write_json
+from privdd.runtime.private_folder import make_private, state_folder
 
 PUBLIC, CANARIES, SECRET, OPENED = "public.json", "canaries.npz", "secret.json", "opened.json"
 SCHEMA = 1
@@ -91,8 +93,16 @@ def records(path: Path) -> tuple[np.ndarray, np.ndarray]:
     return x, y.astype(np.int64)
 
 
-def write_sealed(folder: Path, salt: bytes, canaries: Canary, told: Mapping[str, Any]) -> Sealed:
-    """All files of an issue into ``folder``; told: signal, confidence, delta and stated."""
+def secrets_folder(sealed: Path, commitment: str) -> Path:
+    """Where an issue's secret and its sites' files lie, unless told otherwise: outside anybody's work."""
+    return state_folder() / "canaries" / f"{sealed.resolve().name}-{commitment[:16]}"
+
+
+def write_sealed(
+    folder: Path, salt: bytes, canaries: Canary, told: Mapping[str, Any], secrets: Path | None = None
+) -> Sealed:
+    """An issue: what is public into ``folder``, the rest into ``secrets`` (default ``secrets_folder``). told: signal,
+    confidence, delta and stated."""
     names = list(dict.fromkeys(canaries.site.tolist()))
     entries: dict[str, dict[str, Any]] = {
         n: {"count": len(ids), "records": digest_of(canaries.x[ids], canaries.y[ids])}
@@ -103,12 +113,14 @@ def write_sealed(folder: Path, salt: bytes, canaries: Canary, told: Mapping[str,
     statement = {"schema": SCHEMA, "relation": "add_remove", "sites": entries, "guesses": guesses, **told}
     coins = {name: text_of(coins_of(salt, name, entry["count"])) for name, entry in entries.items()}
     mark = commitment(salt, coins, statement)
+    secrets = secrets_folder(folder, mark) if secrets is None else secrets
+    make_private(secrets)
     write_bytes(folder / CANARIES, npz(x=canaries.x, y=canaries.y, id=np.arange(len(canaries.y)), site=canaries.site))
     for name in names:
         ids = canaries.of(name)[coins_of(salt, name, entries[name]["count"])]
-        write_bytes(folder / f"site-{name}.npz", npz(x=canaries.x[ids], y=canaries.y[ids], id=ids))
-    write_json(folder / SECRET, {"schema": SCHEMA, "salt": salt.hex(), "coins": coins})
-    (folder / SECRET).chmod(0o600)
+        held = npz(x=canaries.x[ids], y=canaries.y[ids], id=ids)
+        write_bytes(secrets / f"site-{name}.npz", held, private=True)
+    write_json(secrets / SECRET, {"schema": SCHEMA, "salt": salt.hex(), "coins": coins}, private=True)
     write_json(folder / PUBLIC, {**statement, "commitment": mark})
     return Sealed(statement, mark, canaries)
 

@@ -15,6 +15,7 @@ from attacks.scores import audit_scores
 from attacks.types import SENT_BY_SERVER, Finding, Surface
 from privdd import __version__
 from privdd.auditing.findings import finding_row, verdict
+from privdd.auditing.targets.outside_run import check_free
 from privdd.cli.read_settings import audit_settings, privacy_settings
 from privdd.cli.validation import check_types
 from privdd.core.errors import BadConfig
@@ -22,7 +23,7 @@ from privdd.reporting.findings_file import validate, write
 from privdd.reporting.page import write_report
 from privdd.reporting.terminal import print_summary
 from privdd.runtime.files import jsonable, write_json
-from privdd.runtime.plain_folder import check_folder
+from privdd.runtime.lock import locked
 from privdd.runtime.run_folder import RunFolder, write_tensors
 from privdd.runtime.seal import seal
 
@@ -42,18 +43,18 @@ def audit_brought(config: DictConfig, path: Path, argv: Sequence[str]) -> int:
     stated = None if privacy.epsilon is None else float(privacy.epsilon)
     findings = _findings(config, float(audit.confidence), privacy.delta)
     folder = RunFolder(path)
-    if path.is_dir():
-        check_folder(path)
-    for finding in findings:
-        kept = {name: value for name, value in finding.figures.items() if not name.startswith("roc_")}
-        write_tensors(folder.evidence(str(finding.surface), finding.attack), kept)
-    result = validate(
-        jsonable(_result(config, privacy.delta, stated, findings, time.monotonic() - began)), str(folder.findings)
-    )
-    write_json(folder.manifest, {"schema": 1, "version": __version__, "seed": int(config.seed), "command": list(argv)})
-    write(result, folder.findings)
-    page = write_report(path)
-    seal(path)
+    with locked(path):
+        check_free(path)
+        for finding in findings:
+            kept = {name: value for name, value in finding.figures.items() if not name.startswith("roc_")}
+            write_tensors(folder.evidence(str(finding.surface), finding.attack), kept)
+        data = jsonable(_result(config, privacy.delta, stated, findings, time.monotonic() - began))
+        result = validate(data, str(folder.findings))
+        about = {"schema": 1, "version": __version__, "seed": int(config.seed), "command": list(argv)}
+        write_json(folder.manifest, about)
+        write(result, folder.findings)
+        page = write_report(path)
+        seal(path)
     print_summary(result, sys.stdout)
     print(f"\nreport: {page}\nresult: {folder.findings}")
     return 2 if result.verdict == "contradiction" else 0

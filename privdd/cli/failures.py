@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import errno
+import os
 import sys
 from collections.abc import Callable
+
+from privdd.runtime.files import printable
+
+UNREAD = 141  # 128 + SIGPIPE
 
 # What torch says -> what can be done about it.
 TORCH = {
@@ -20,15 +25,33 @@ TORCH = {
 
 
 def reported(command: str, work: Callable[[], int]) -> int:
-    """Exit status of ``work``; an error that the user can do something about is one line on stderr, and status 1."""
+    """Exit status of ``work``; an error that the user can do something about is one line on stderr, and status 1.
+
+    Where nobody reads the output any more (``| head``), it ends in silence with the status of a program that SIGPIPE ends.
+    """
     try:
-        return work()
+        status = work()
+        sys.stdout.flush()
+        return status
     except Exception as error:
+        if isinstance(error, BrokenPipeError) and _unread():
+            return UNREAD
         line = explain(error)
         if line is None:
             raise
-        print(f"{command}: {line}", file=sys.stderr)
+        print(f"{command}: {printable(line)}", file=sys.stderr)
         return 1
+
+
+def _unread() -> bool:
+    """Whether the reader of stdout has gone; what is left to be written then goes nowhere."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
+        return True
+    return False
 
 
 def explain(error: BaseException) -> str | None:

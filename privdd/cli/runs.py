@@ -12,17 +12,18 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from attacks.repeatable import repeatable
+from privdd.cli.again import add_attacks, asked_of, looks_further
 from privdd.cli.allowed_targets import foreign_packages
 from privdd.cli.own_code import keep_code
 from privdd.cli.quoting import typeable
 from privdd.cli.read_settings import audit_settings, code_of, forced, plain
 from privdd.cli.secret import recognise, storable
-from privdd.cli.stored_config import OUTSIDE
+from privdd.cli.stored_config import OUTSIDE, read_stored, stored_config
 from privdd.cli.unchanged import check_unchanged
 from privdd.core.errors import BadConfig
-from privdd.runtime.files import write_bytes
+from privdd.runtime.files import is_half_written, write_bytes
 from privdd.runtime.lock import locked
-from privdd.runtime.plain_folder import check_folder
+from privdd.runtime.plain_folder import plain_files
 from privdd.runtime.run_folder import RunFolder
 from privdd.runtime.seal import seal
 from privdd.runtime.workers import threads
@@ -38,7 +39,9 @@ def prepare(path: Path, config: DictConfig) -> RunFolder:
     """
     folder = RunFolder(path)
     if path.is_dir():
-        check_folder(path)
+        for name in [*plain_files(path)]:
+            if is_half_written(name):  # by a process that was killed
+                (path / name).unlink()
     if folder.checkpoint.exists():
         check_unchanged(path, config)
     else:
@@ -102,6 +105,7 @@ def _audit(config: DictConfig, path: Path, argv: Sequence[str], held: ExitStack)
 
         return audit_brought(config, path, argv)
     from privdd.auditing.coverage import check_coverage
+    from privdd.auditing.earlier_findings import earlier_findings
     from privdd.auditing.findings import write_run
     from privdd.auditing.pipeline import audit
     from privdd.auditing.pricing.beforehand import said_before
@@ -113,6 +117,7 @@ def _audit(config: DictConfig, path: Path, argv: Sequence[str], held: ExitStack)
     from privdd.reporting.page import write_report
     from privdd.reporting.terminal import print_summary
 
+    asked, further = attacked_again(config, RunFolder(path))
     check_types(config)
     if config.audit.get("require") == "some":
         waive_unread(config)
@@ -125,6 +130,8 @@ def _audit(config: DictConfig, path: Path, argv: Sequence[str], held: ExitStack)
     experiment.ledger()  # refuses a unit, relation or delta before anything is written
     check_fits(experiment, path, force=forced(config))
     held.enter_context(locked(path))
+    check_not_overtaken(RunFolder(path), config)
+    earlier = earlier_findings(RunFolder(path), asked, others=further)
     folder = prepare(path, config)
     say(experiment, path)
     held.enter_context(_same_bits(experiment))
@@ -132,16 +139,43 @@ def _audit(config: DictConfig, path: Path, argv: Sequence[str], held: ExitStack)
     if not folder.checkpoint.exists() and (price := said_before(experiment, wanted)):
         print(f"privdd: {price}", file=sys.stderr)
     with resumable("audit", path, config):
-        audited = audit(experiment, attacks, folder)
-        result = write_run(folder, audited, argv)
+        audited = audit(experiment, attacks, folder, earlier)
+        kept = {finding.attack for finding in earlier.by_file.values()}
+        ran = {*asked} | attacks.keys() - kept - {*audited.not_run}
+        result = write_run(folder, audited, argv, earlier.looks, ran)
         page = write_report(path)
     track(config.tracking, path, result.utility.accuracy_by_round if result.utility else (), scalars_of(result))
     seal(path)
     print_summary(result, sys.stdout)
     if audited.not_run:
         print(f"not run, as {config.name} releases nothing that they read: {', '.join(audited.not_run)}")
+    if kept:
+        print(f"found by earlier commands, and kept: {', '.join(sorted(kept))}")
     print(f"\nreport: {page}\nresult: {folder.findings}")
     return CONTRADICTION if result.verdict == "contradiction" else 0
+
+
+def attacked_again(config: DictConfig, folder: RunFolder) -> tuple[list[str], bool]:
+    """(the attacks that are asked for, whether they have more to go by than the folder's own).
+
+    In a folder that holds a finished audit they are added, in ``config``, to those that it was attacked with.
+    Raises BadConfig where they have less to go by, DamagedRun for a folder whose config cannot be read.
+    """
+    asked = asked_of(config)
+    if not folder.findings.exists() or not folder.config.exists():
+        return ([*(config.get("attack") or {})] if asked is None else asked), False
+    if asked is None:
+        stored = stored_config(folder.path, foreign_packages(plain(config)))
+        add_attacks(config, stored)
+        asked = asked_of(config) or []
+    return asked, looks_further(config, read_stored(folder.path))
+
+
+def check_not_overtaken(folder: RunFolder, config: DictConfig) -> None:
+    """Raises BadConfig where another process has added attacks since this one read the folder."""
+    there = folder.findings.exists() and folder.config.exists()
+    if there and (added := {*(read_stored(folder.path).get("attack") or {})} - {*config.attack}):
+        raise BadConfig(f"{folder.path}: was attacked meanwhile ({', '.join(sorted(added))}); repeat the command")
 
 
 def run_training(config: DictConfig, path: Path, argv: Sequence[str]) -> int:
@@ -175,7 +209,8 @@ def _train(config: DictConfig, path: Path, argv: Sequence[str], held: ExitStack)
     with resumable("train", path, config):
         progress = trainer.run()
     seconds = {"train": time.monotonic() - began}
-    write_json(folder.manifest, manifest(experiment, progress, seconds, argv))
+    if not folder.findings.exists():  # else it says how that was found, and nothing was trained
+        write_json(folder.manifest, manifest(experiment, progress, seconds, argv))
     epsilon = both(progress.ledger)
     summary: dict[str, Any] = {
         "accuracy": progress.accuracy[-1],

@@ -99,10 +99,12 @@ def recognise(folder: RunFolder, config: DictConfig) -> None:
         return
     file, secret = folder.path / "state" / "secret.json", secret_of(config)
     if not folder.checkpoint.exists():
-        write_json(file, {"schema": 1, "held_by": "clients"} if secret is None else _kept(secret))
+        write_json(file, {"schema": 1, "held_by": "clients"} if secret is None else _kept(secret), private=True)
+        return
+    if secret is None:
         return
     kept = read_json(file)
-    if secret is None or (isinstance(kept, dict) and kept.get("held_by") == "clients"):
+    if isinstance(kept, dict) and kept.get("held_by") == "clients":
         return
     if not _same(secret, kept, file):
         raise BadConfig(f"{folder.path}: began with another secret; give that one ({VARIABLE})")

@@ -27,8 +27,10 @@ def check_finished(path: Path, config: DictConfig) -> None:
     if OmegaConf.select(asked, "privacy.epsilon") is not None:  # its noise was chosen when the run began
         asked.privacy.noise_multiplier = stored.privacy.noise_multiplier
     check_unchanged(path, asked)
-    old = _asks(stored)  # without the settings that earlier versions did not have
-    _compare(path, old, {key: value for key, value in _asks(asked).items() if key in old})
+    old, new = _asks(stored), _asks(asked)
+    if all(old["attack"].get(name) == node for name, node in new["attack"].items()):  # others may have been added
+        new["attack"] = old["attack"]
+    _compare(path, old, {key: value for key, value in new.items() if key in old})  # earlier versions had fewer settings
 
 
 def _compare(path: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
@@ -39,7 +41,7 @@ def _compare(path: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None
 def _asks(config: DictConfig) -> dict[str, Any]:
     """What an audit tries, apart from the surfaces that it was found to leave out."""
     audit = {f"audit.{k}": v for k, v in (plain(config.get("audit")) or {}).items() if k != "waive"}
-    return {**audit, "attack": plain(config.get("attack"))}
+    return {**audit, "attack": plain(config.get("attack")) or {}}
 
 
 def decides(config: DictConfig) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Literal, get_args
@@ -102,6 +102,27 @@ def _pld(total: Tally, delta: float, relation: Relation, interval: float | None 
     if math.isinf(value):  # the grid overflows at very large losses; a coarser one is still a bound
         value = _loss_epsilon(total, delta, relation, 16 * step)
     return min(value, ceiling)
+
+
+MOST_STEPS = 2**30  # of one sampled or Laplace event: a loss of more is composed for minutes
+MOST_WORK, MOST_WORK_OF_ONE = 1500, 200  # of all compositions of a ledger, and of one: about so many tenths of a second
+
+
+def check_work(totals: Iterable[Tally]) -> None:
+    """Raises UnsupportedEvent for compositions whose accounting would take many minutes: no run that was trained has any.
+
+    One event of almost no noise takes as long as many others: its loss is spread over all of the grid.
+    """
+    spent = 0.0
+    for total in totals:
+        if not total.private:
+            continue
+        if (most := max([0, *(n for _, n in (*total.poisson, *total.laplace))])) > MOST_STEPS:
+            raise UnsupportedEvent(f"{most} releases of one event: at most {MOST_STEPS} are accounted")
+        work = sum(1 + min(1e-4 / (z * z), 50) for (_, z), _ in total.poisson) + len(total.laplace)
+        spent += work
+        if work > MOST_WORK_OF_ONE or spent > MOST_WORK:
+            raise UnsupportedEvent("more different events, or compositions of them, than are accounted in some minutes")
 
 
 def _gaussian(squared_mu: float, delta: float, relation: Relation) -> float:

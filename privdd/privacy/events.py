@@ -58,9 +58,14 @@ def _number(value: Any, what: str, low: float, high: float) -> float:
     return float(value)
 
 
+MOST_TIMES = 2**53  # of one event, all repetitions multiplied: more cannot be counted in floats
+DEEPEST = 50  # events inside each other
+
+
 def _count(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise UnsupportedEvent(f"count={value!r}: an integer >= 0 is needed")
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MOST_TIMES:
+        shown = str(value) if not isinstance(value, int) or abs(value) <= MOST_TIMES else "a number of more digits"
+        raise UnsupportedEvent(f"count={shown}: an integer from 0 to {MOST_TIMES} is needed")
     return value
 
 
@@ -102,8 +107,10 @@ FIELDS = {
 }
 
 
-def from_form(form: Any) -> dpa.DpEvent:
-    """The event behind a JSON form. Raises UnsupportedEvent for unknown types, fields or numbers."""
+def from_form(form: Any, depth: int = 0) -> dpa.DpEvent:
+    """The event behind a JSON form. Raises UnsupportedEvent for unknown types, fields or numbers, and for deep nesting."""
+    if depth > DEEPEST:
+        raise UnsupportedEvent(f"event: more than {DEEPEST} inside each other")
     kind = form.get("type") if isinstance(form, Mapping) else None
     if not isinstance(kind, str) or kind not in FIELDS or set(form) != FIELDS[kind] | {"type"}:
         raise UnsupportedEvent(f"event {form!r}: allowed are " + ", ".join(sorted(FIELDS)) + " with their own fields")
@@ -111,13 +118,15 @@ def from_form(form: Any) -> dpa.DpEvent:
         z = _number(form["noise_multiplier"], "noise_multiplier", 0, MOST)
         return dpa.GaussianDpEvent(z) if kind == "gaussian" else dpa.LaplaceDpEvent(z)
     if kind == "poisson":
-        return dpa.PoissonSampledDpEvent(_number(form["probability"], "probability", 0, 1), from_form(form["event"]))
+        return dpa.PoissonSampledDpEvent(
+            _number(form["probability"], "probability", 0, 1), from_form(form["event"], depth + 1)
+        )
     if kind == "repeat":
-        return dpa.SelfComposedDpEvent(from_form(form["event"]), _count(form["count"]))
+        return dpa.SelfComposedDpEvent(from_form(form["event"], depth + 1), _count(form["count"]))
     if kind == "compose":
         if not isinstance(form["events"], list):
             raise UnsupportedEvent(f"compose.events={form['events']!r}: a list is needed")
-        return dpa.ComposedDpEvent([from_form(e) for e in form["events"]])
+        return dpa.ComposedDpEvent([from_form(e, depth + 1) for e in form["events"]])
     return dpa.NoOpDpEvent() if kind == "none" else dpa.NonPrivateDpEvent()
 
 
@@ -160,7 +169,7 @@ def _collect(form: Mapping[str, Any], times: int, leaves: Counter[tuple[Any, ...
         for part in form["events"]:
             _collect(part, times, leaves)
     elif kind == "repeat":
-        _collect(form["event"], times * form["count"], leaves)
+        _collect(form["event"], _count(times * form["count"]), leaves)
     elif kind == "poisson":
         _collect_sampled(form["probability"], form["event"], times, leaves)
     else:

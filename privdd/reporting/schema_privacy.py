@@ -93,10 +93,14 @@ class PublicFact(Part):
 
 
 class Multiplicity(Part):
-    """How the bounds that can decide a verdict share one error: alpha / tests for each."""
+    """How the bounds that can decide a verdict share one error: alpha / tests for each.
+
+    replaced: of these, bounds that were made by an earlier command and have others in their place.
+    """
 
     alpha: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)]
     tests: Annotated[int, Field(ge=1)]
+    replaced: Count | None = None
 
 
 class Privacy(Part):

@@ -13,7 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from privdd.runtime.files import DamagedRun, read_json, write_json
+from privdd.runtime.files import DamagedRun, is_half_written, read_json, write_json
 from privdd.runtime.plain_folder import plain_files
 
 MANIFEST = "manifest.json"
@@ -21,9 +21,8 @@ SIGNATURE = "signature.json"
 PAGE = "report.html"
 CARD = "card.json"  # the page's twin for other programs
 FIGURES = "figures/"
-UNSEALED = frozenset(
-    {MANIFEST, SIGNATURE, "point.json", "report.pdf", ".lock"}
-)  # a sweep's own note; a print of the page
+# a sweep's own note; a print of the page; what tells a run's secret, which may be left out of what is given to others
+UNSEALED = frozenset({MANIFEST, SIGNATURE, "point.json", "report.pdf", ".lock", "state/secret.json"})
 FILES, DRAWN, SEAL = "files", "page", "seal"  # keys of the manifest; the page is redrawn from the files at any time
 DRAWN_WITH = "drawn_with"
 
@@ -41,7 +40,7 @@ def is_page(name: str) -> bool:
 
 def digests(folder: Path) -> dict[str, str]:
     """Name -> sha256 of every file below ``folder`` that a seal covers. Raises DamagedRun for a link."""
-    names = sorted(name for name in plain_files(folder) if name not in UNSEALED)
+    names = sorted(name for name in plain_files(folder) if name not in UNSEALED and not is_half_written(name))
     return {name: sha256(folder / name) for name in names}
 
 

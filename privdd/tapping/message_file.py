@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -18,7 +16,7 @@ from torch import Tensor
 
 from privdd.core.types import State
 from privdd.federated.channel import digest
-from privdd.runtime.files import DamagedRun
+from privdd.runtime.files import DamagedRun, write_bytes
 from privdd.runtime.run_folder import LARGEST_HEADER, LARGEST_TENSORS, read_with_header
 
 BROADCAST, REPLY, FINAL = "broadcast", "reply", "final"
@@ -62,30 +60,19 @@ def place(heading: Heading) -> Path:
 
 
 def write_message(path: Path, heading: Heading, arrays: Mapping[str, np.ndarray]) -> str:
-    """Keep a message -> the digest of its arrays. Raises OSError, and TypeError for arrays without a torch type."""
+    """Keep a message -> the digest of its arrays. Raises OSError, and TypeError for arrays without a torch type.
+
+    Not forced onto the disk, which would cost most of a tap's time: a file that a power failure cuts short is not what
+    its header says, and is refused when it is read.
+    """
     tensors: dict[str, Tensor] = {
         name: torch.from_numpy(np.ascontiguousarray(a)).reshape(a.shape) for name, a in arrays.items()
     }
     mark = digest(tensors)
     told = {**asdict(heading), "order": list(tensors), "digest": mark}
-    _write(path, safetensors.torch.save(tensors, {HEADING: json.dumps(told, allow_nan=False)}))
+    data = safetensors.torch.save(tensors, {HEADING: json.dumps(told, allow_nan=False)})
+    write_bytes(path, data, durable=False)
     return mark
-
-
-def _write(path: Path, data: bytes) -> None:
-    """Beside the target, then renamed. Not forced onto the disk, which would cost most of a tap's time: a file that a
-    power failure cuts short is not what its header says, and is refused when it is read.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        Path(name).chmod(0o644)
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
 
 
 def read_heading(path: Path) -> tuple[Heading, str, dict[str, tuple[int, ...]]]:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from privdd.runtime.files import write_json
+from privdd.runtime.private_folder import ignore_all
 from privdd.tapping.message_file import Heading, place, write_message
 from privdd.tapping.named_recording import HEAD
 
@@ -57,6 +58,7 @@ class TapRecorder:
 
     def begin(self) -> None:
         """Write the head. A recording by a server is not whole before ``end``."""
+        ignore_all(self.folder)
         write_json(self.folder / HEAD, {**self.head, **({"state": RECORDING} if self.head["by"] == "server" else {})})
 
     def keep(self, heading: Heading, arrays: Mapping[str, np.ndarray]) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 from privdd.core.types import State
 from privdd.runtime.files import DamagedRun, read_json
 from privdd.runtime.plain_folder import check_folder, plain_files
+from privdd.runtime.private_folder import IGNORE
 from privdd.tapping.message_file import BROADCAST, DIFFERENCE, FINAL, REPLY, SERVER, Heading, read_heading, read_message
 from privdd.tapping.named_recording import CLIENTS, HEAD
 from privdd.tapping.recorder import COMPLETE, SCHEMA
@@ -24,6 +25,7 @@ WRITTEN_LATER = (
     "evidence/",
     "figures/",
     ".lock",
+    IGNORE,
 )
 
 

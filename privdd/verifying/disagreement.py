@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
-from privdd.runtime.files import DamagedRun
+from privdd.runtime.files import DamagedRun, printable
 
 CLOSE = 1e-6  # relative: between versions of SciPy and dp-accounting the last digits differ
 
@@ -26,7 +28,7 @@ class Disagreement:
     found: str
 
     def __str__(self) -> str:
-        return f"{self.file}: {self.key}: stored {self.stored}, found {self.found}"
+        return printable(f"{self.file}: {self.key}: stored {self.stored}, found {self.found}")
 
 
 def differing(file: str, key: str, stored: Any, found: Any) -> Iterator[Disagreement]:
@@ -41,8 +43,24 @@ def differing(file: str, key: str, stored: Any, found: Any) -> Iterator[Disagree
         yield Disagreement(file, key, _said(stored), _said(found))
 
 
+_numbers: ContextVar[list[int] | None] = ContextVar("numbers", default=None)
+
+
+@contextmanager
+def counted() -> Iterator[list[int]]:
+    """A list with one number, of the stored numbers that were compared meanwhile."""
+    count = [0]
+    mark = _numbers.set(count)
+    try:
+        yield count
+    finally:
+        _numbers.reset(mark)
+
+
 def same(stored: Any, found: Any) -> bool:
     """Equal, or two numbers that differ by rounding; infinity may be written as "inf"."""
+    if (count := _numbers.get()) is not None and not isinstance(stored, bool) and _number(stored) is not None:
+        count[0] += 1
     if isinstance(stored, bool) or isinstance(found, bool) or stored is None or found is None:
         return stored is found
     one, other = _number(stored), _number(found)
@@ -64,5 +82,5 @@ def _is_list(value: Any) -> bool:
 def _said(value: Any) -> str:
     if value is None:
         return "nothing"
-    text = "".join(c if c.isprintable() else "?" for c in str(value))
+    text = str(value)
     return text if len(text) <= 100 else f"{text[:97]}..."

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from privdd.runtime.files import DamagedRun
-from privdd.runtime.seal import DRAWN, FILES, MANIFEST, SEAL, digests, is_page, seal_of, sha256
+from privdd.runtime.seal import DRAWN, FILES, MANIFEST, SEAL, UNSEALED, digests, is_page, seal_of, sha256
 from privdd.verifying.disagreement import Disagreement
 
 READ = ("artifacts/", "evidence/", "state/", "worlds/")  # folders whose files privdd reads by name
@@ -32,7 +32,7 @@ def check_files(folder: Path, manifest: Mapping[str, Any]) -> Iterator[Disagreem
     listed, found = sealed_files(manifest), digests(folder)
     if manifest.get(SEAL) != seal_of(manifest):
         yield Disagreement(MANIFEST, SEAL, str(manifest.get(SEAL))[:16], seal_of(manifest)[:16])
-    for name in sorted(listed):
+    for name in sorted({*listed} - UNSEALED):  # earlier versions sealed more
         if name not in found:
             yield Disagreement(name, "sha256", listed[name][:16], "no such file")
         elif listed[name] != found[name]:

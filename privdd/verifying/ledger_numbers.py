@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from privdd.auditing.findings import both, per_client, reconstruction_rows, size_in_bytes
+from privdd.privacy.accounting import check_work
 from privdd.privacy.ledger import SERVER, Ledger, Release
 from privdd.reporting.folder import RunRecord
 from privdd.reporting.schema import Findings
@@ -26,7 +27,9 @@ def ledger_of(record: RunRecord) -> Ledger | None:
             return None
         raise DamagedRun(f"{record.path / 'ledger.json'}: no such file, or an empty one")
     try:
-        return Ledger.from_json(record.ledger)
+        ledger = Ledger.from_json(record.ledger)
+        check_work(ledger.totals())
+        return ledger
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise DamagedRun(f"{record.path / 'ledger.json'}: {' '.join(str(error).split())[:200]}") from None
 

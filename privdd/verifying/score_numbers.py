@@ -208,9 +208,10 @@ def _check_budget(record: RunRecord, membership: int) -> Iterator[Disagreement]:
     if isinstance(confidence, int | float) and 0 < confidence < 1:
         yield from differing("findings.json", "privacy.multiplicity.alpha", shared.alpha, round(1 - confidence, 12))
     canaries = CANARIES * any(row.attack.startswith("one_run_") for row in record.findings.findings)
-    left = shared.tests - membership - canaries
+    replaced = shared.replaced or 0
+    left = shared.tests - membership - canaries - replaced
     mechanisms = max(0, -(-(left - WHOLE_RUN) // PER_MECHANISM))
-    counted = max(1, membership + canaries + PER_MECHANISM * mechanisms + WHOLE_RUN * (mechanisms > 0))
+    counted = max(1, membership + canaries + PER_MECHANISM * mechanisms + WHOLE_RUN * (mechanisms > 0) + replaced)
     yield from differing("findings.json", "privacy.multiplicity.tests", shared.tests, counted)
 
 

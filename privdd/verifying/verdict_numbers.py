@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
 
-from attacks.types import Adversary, Family, Finding, Surface
+from attacks.types import Family, Finding
 from privdd.auditing.certified import certified, certified_on
 from privdd.auditing.coverage import on_what_was_sent
+from privdd.auditing.earlier_findings import as_finding
 from privdd.auditing.findings import MEASURED, for_records, lower_bound, verdict
 from privdd.auditing.looked_at import gaps
 from privdd.privacy.ledger import Ledger
@@ -77,10 +77,3 @@ def _check_stated(record: RunRecord, at: int, row: FindingRow, stated: float | N
     if row.epsilon_stated not in claims or row.epsilon_stated is None:
         key = f"findings.{at} ({row.surface} {row.attack}).epsilon_stated"
         yield from differing(FILE, key, row.epsilon_stated, stated)
-
-
-def as_finding(row: FindingRow) -> Finding:
-    """A row as the value that verdicts are made from."""
-    head = {"surface", "attack", "family", "adversary"}
-    measures: dict[str, Any] = row.model_dump(exclude_none=True, exclude=head)
-    return Finding(Surface(row.surface), row.attack, Family(row.family), Adversary(row.adversary), measures)

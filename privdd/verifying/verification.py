@@ -6,17 +6,18 @@ curves, bounds and verdict run on what was read.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from attacks.types import Family
 from privdd.privacy.ledger import Ledger
 from privdd.reporting.folder import RunRecord, read_run
+from privdd.reporting.reproduce import looks
 from privdd.runtime.files import DamagedRun, read_json
 from privdd.runtime.plain_folder import check_folder
 from privdd.runtime.seal import FILES, MANIFEST, PAGE, SIGNATURE, library
-from privdd.verifying.disagreement import Disagreement, Unverified, differing
+from privdd.verifying.disagreement import Disagreement, Unverified, counted, differing
 from privdd.verifying.drawn_page import check_page, other_library
 from privdd.verifying.file_digests import check_drawn_from, check_files, unlisted
 from privdd.verifying.ledger_numbers import check_ledger, ledger_of
@@ -33,12 +34,16 @@ HEAD = {"surface", "attack", "family", "adversary", "figure", "note", "signal", 
 @dataclass(frozen=True)
 class Verification:
     """disagreements: none in an honest run; taken: numbers that the folder alone cannot give again; unlisted: files
-    that the run did not write and nothing reads; signer: the public key, "" where nobody signed."""
+    that the run did not write and nothing reads; signer: the public key, "" where nobody signed; computed: how many
+    numbers were computed again; trusted: how many were not; deciding: those of them that a decision can rest on, in words."""
 
     disagreements: tuple[Disagreement, ...]
     taken: tuple[str, ...]
     unlisted: tuple[str, ...]
     signer: str = ""
+    computed: int = 0
+    trusted: int = 0
+    deciding: tuple[str, ...] = ()
 
 
 def verify(folder: Path, key: Path | None = None) -> Verification:
@@ -60,14 +65,16 @@ def verify(folder: Path, key: Path | None = None) -> Verification:
     if key is not None or (folder / SIGNATURE).is_file():
         signer, wrong = check_signature(folder, manifest, key)
         found += wrong
-    if only_trained:
-        found += check_training(folder)
-        kept = ["accuracy: needs the data and the model"]
-    else:
-        ledger = ledger_of(record)
-        found += [*_numbers(record, ledger), *check_sent(record, ledger), *check_page(record)]
-        kept = list(taken(record, ledger))
-    return Verification(tuple(found), tuple(kept), tuple(unlisted(folder, manifest)), signer)
+    with counted() as computed:
+        if only_trained:
+            found += check_training(folder)
+            kept, (trusted, deciding) = ["accuracy: needs the data and the model"], (1, tuple[str, ...]())
+        else:
+            ledger = ledger_of(record)
+            found += [*_numbers(record, ledger), *check_sent(record, ledger), *check_page(record)]
+            kept, (trusted, deciding) = list(taken(record, ledger)), on_trust(record)
+    beside = tuple(unlisted(folder, manifest))
+    return Verification(tuple(found), tuple(kept), beside, signer, computed[0], trusted, deciding)
 
 
 def verified(folder: Path | str) -> RunRecord:
@@ -95,6 +102,7 @@ def _numbers(record: RunRecord, ledger: Ledger | None) -> Iterator[Disagreement]
     yield from check_pictures(record)
     yield from check_verdicts(record, ledger)
     yield from _manifest(record)
+    yield from _missing(record)
 
 
 def _manifest(record: RunRecord) -> Iterator[Disagreement]:
@@ -105,6 +113,46 @@ def _manifest(record: RunRecord) -> Iterator[Disagreement]:
             yield from differing(MANIFEST, name, manifest[name], value)
     if "seed" in config:
         yield from differing("config.yaml", "seed", config["seed"], run.seed)
+
+
+def _missing(record: RunRecord) -> Iterator[Disagreement]:
+    """Attacks that a command ran, or the config asks for, and of which no finding is left.
+
+    A run that diverged was not attacked, and earlier versions did not write down which attacks had nothing to read.
+    """
+    unread = record.manifest.get("attacks_not_run")
+    diverged = record.findings.utility is not None and record.findings.utility.diverged is not None
+    if not isinstance(unread, list) or diverged:
+        return
+    asked: dict[str, str] = {}
+    for look in looks(record):
+        asked |= dict.fromkeys(look.attacks, f"it was run on {look.date[:10]} ({look.command})")
+    there = {row.attack for row in record.findings.findings} | {*map(str, unread)}
+    stored = record.config.get("attack")
+    for name in sorted({*asked, *(stored if isinstance(stored, Mapping) else ())} - there):
+        yield Disagreement("findings.json", "findings", f"none of {name}", asked.get(name, "config.yaml asks for it"))
+
+
+# Measures that the folder cannot give again and decisions rest on -> what they are called; {} is the attack.
+DECIDING = {
+    "epsilon_measured": "epsilon shown by {}",
+    "kappa": "kappa of {}",
+    "psnr": "pictures of {}",
+    "identified": "pictures of {}",
+    "label_accuracy": "labels of {}",
+}
+
+
+def on_trust(record: RunRecord) -> tuple[int, tuple[str, ...]]:
+    """(how many numbers of the findings ``taken`` speaks of, those that a decision can rest on in words)."""
+    findings, deciding = record.findings, dict[str, None]()
+    count = (findings.utility is not None) + sum(claim.number is not None for claim in findings.privacy.claims)
+    for row in findings.findings:
+        if row.family != Family.MEMBERSHIP:
+            measured = {name for name in row.model_fields_set - HEAD if isinstance(getattr(row, name), int | float)}
+            count += len(measured)
+            deciding |= {DECIDING[name].format(row.attack): None for name in DECIDING if name in measured}
+    return count, tuple(deciding)
 
 
 def taken(record: RunRecord, ledger: Ledger | None) -> Iterator[str]:

@@ -31,6 +31,6 @@ NET = f"model={Path(__file__).with_name('small.py')}:Net"
 
 
 def issued(folder: Path, *more: str, sites: str = "a,b", count: int = 30) -> Sealed:
-    given = [f"sealed={folder}", f"sites={sites}", f"count={count}", f"shape={','.join(map(str, SHAPE))}", f"classes={CLASSES}"]
+    given = [f"sealed={folder}", f"secrets={folder}", f"sites={sites}", f"count={count}", f"shape={','.join(map(str, SHAPE))}", f"classes={CLASSES}"]
     assert main(["issue", *given, *more]) == 0
     return read_sealed(folder)

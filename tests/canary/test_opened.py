@@ -33,7 +33,7 @@ M = 200
 def sealed(folder: Path, salt: bytes, stated: float | None = None) -> Sealed:
     x = np.arange(M, dtype=np.float32).reshape(M, 1)
     told = {"signal": "scores", "confidence": 0.95, "delta": 0.0, "stated": stated}
-    return write_sealed(folder, salt, Canary(x, np.zeros(M, np.int64), np.repeat(["a"], M)), told)
+    return write_sealed(folder, salt, Canary(x, np.zeros(M, np.int64), np.repeat(["a"], M)), told, secrets=folder)
 
 
 def coins(folder: Path) -> dict[str, str]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,7 +13,7 @@ import pytest
 import torch
 
 from privdd.cli.assemble import assemble, attacks_of
-from privdd.cli.failures import explain
+from privdd.cli.failures import explain, reported
 from privdd.cli.main import checked, config_of
 
 SMALL = ["preset=smoke", "data.limit=90", "partition=iid", "partition.clients=2"]
@@ -103,3 +105,21 @@ def test_what_torch_says_is_said_in_words_of_the_settings(said: str) -> None:
     line = explain(caught.value)
     assert line is not None and said in line and "\n" not in line
     assert explain(RuntimeError("anything else")) is None
+
+
+def test_a_reader_that_goes_away_early_is_no_error() -> None:
+    """As in ``... list | head -1``; without reading anything the pipe is closed before all is written."""
+    code = "import sys; from privdd.cli.failures import reported; sys.exit(reported('x', lambda: print('y' * 10**6) or 0))"
+    done = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert done.stdout is not None and done.stderr is not None
+    done.stdout.close()
+    assert (done.stderr.read(), done.wait(60)) == (b"", 141)
+    done.stderr.close()
+
+
+def test_an_error_cannot_change_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    def fails() -> int:
+        raise OSError(2, "No such file", "\x1b]0;owned\x07\nx")
+
+    assert reported("privdd", fails) == 1
+    assert capsys.readouterr().err == "privdd: ?]0;owned??x: No such file\n"

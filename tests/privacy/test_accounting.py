@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 
 import dp_accounting as dpa
 import pytest
@@ -13,8 +14,8 @@ from opacus.accountants.analysis import rdp as opacus_rdp
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-from privdd.privacy.accounting import calibrate, epsilon
-from privdd.privacy.events import UnsupportedEvent
+from privdd.privacy.accounting import calibrate, check_work, epsilon
+from privdd.privacy.events import UnsupportedEvent, tally
 
 DELTA = 1e-5
 G = dpa.GaussianDpEvent
@@ -224,3 +225,27 @@ def test_bad_words_are_refused() -> None:
         epsilon(G(1.0), DELTA, accountant="prv")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="epsilon"):
         calibrate(G, math.nan, DELTA)
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [poisson(0.001, 0.8, 10**9)] * 20,
+        [poisson(0.5, 0.001 + at * 1e-7, 1) for at in range(20)],
+        [poisson(0.01, 1 + at * 1e-3, 100) for at in range(201)],
+        [dpa.SelfComposedDpEvent(dpa.LaplaceDpEvent(3.0), 2**31)],
+    ],
+    ids=["many steps", "wide losses", "many kinds", "many laplace"],
+)
+def test_a_composition_that_would_take_minutes_is_refused_at_once(events: list[dpa.DpEvent]) -> None:
+    began = time.process_time()
+    with pytest.raises(UnsupportedEvent):
+        check_work([tally((event, 1) for event in events)])
+    assert time.process_time() - began < 2
+
+
+def test_what_runs_really_compose_is_accounted() -> None:
+    """A thousand clients of different sizes, a million sampled steps, a run of almost no noise."""
+    check_work([tally([(poisson(0.01 + at * 1e-5, 1.0, 1000), 1)]) for at in range(1000)])
+    check_work([tally([(poisson(0.001, 0.8, 10**6), 1)])])
+    check_work([tally([(poisson(0.5, 0.001, 1), 1)])])

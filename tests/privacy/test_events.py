@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 
@@ -100,3 +101,23 @@ def test_a_total_covers_what_it_contains_and_nothing_else() -> None:
     assert many.covers(few) and not few.covers(many)
     assert not many.covers(other) and not other.covers(few)
     assert leak.covers(many) and not many.covers(leak)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"type": "repeat", "count": 10**400, "event": {"type": "gaussian", "noise_multiplier": 1.0}},
+        {"type": "repeat", "count": 2**53 + 1, "event": {"type": "none"}},
+        functools.reduce(lambda inner, _: {"type": "repeat", "count": 10**9, "event": inner}, range(45), {"type": "gaussian", "noise_multiplier": 1.0}),
+        functools.reduce(lambda inner, _: {"type": "compose", "events": [inner]}, range(900), {"type": "none"}),
+    ],
+    ids=["long", "above", "nested repeats", "deep"],
+)
+def test_numbers_that_nothing_can_count_are_refused_in_one_line(form: object) -> None:
+    with pytest.raises(UnsupportedEvent) as refusal:
+        tally([(from_form(form), 1)])
+    assert len(str(refusal.value)) < 200 and "\n" not in str(refusal.value)
+
+
+def test_the_most_that_can_be_counted_is_counted() -> None:
+    assert tally([(dpa.SelfComposedDpEvent(G(2.0), 2**53), 1)]).squared_mu == 2**51

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from privdd.runtime.files import DamagedRun, read_json, write_bytes, write_json, write_parts
+from privdd.runtime.files import DamagedRun, is_half_written, read_json, write_bytes, write_json, write_parts
 from tests.conftest import REAL_FSYNC
 
 
@@ -53,4 +53,36 @@ def test_a_file_is_whole_on_the_disk_before_it_has_its_name(tmp_path: Path, monk
 
     monkeypatch.setattr(os, "fsync", fsync)
     write_bytes(tmp_path / "a", b"all of it")
-    assert flushed == [((tmp_path / "a").stat().st_ino, 9, False)]
+    inside, folder = flushed  # the file, and then the name that it has got
+    assert inside == ((tmp_path / "a").stat().st_ino, 9, False)
+    assert folder[0] == tmp_path.stat().st_ino and folder[2]
+
+
+@pytest.mark.parametrize(("umask", "private", "mode"), [(0o022, False, 0o644), (0o077, False, 0o600), (0o002, False, 0o664), (0o000, True, 0o600)])
+def test_a_file_has_the_mode_that_the_umask_gives_or_is_private_from_the_first_byte(
+    umask: int, private: bool, mode: int, tmp_path: Path
+) -> None:
+    seen: list[int] = []
+
+    def parts() -> Iterator[bytes]:
+        seen.extend(path.stat().st_mode & 0o777 for path in tmp_path.iterdir())
+        yield b"content"
+
+    before = os.umask(umask)
+    try:
+        write_parts(tmp_path / "a", parts(), private=private)
+    finally:
+        os.umask(before)
+    assert seen == [mode] and (tmp_path / "a").stat().st_mode & 0o777 == mode
+
+
+def test_what_a_killed_process_left_is_known_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(Path, "unlink", lambda *_, **__: None)
+    with pytest.raises(KeyboardInterrupt):
+        write_bytes(tmp_path / "update.lira.safetensors", b"half")
+    assert [is_half_written(f"evidence/{path.name}") for path in tmp_path.iterdir()] == [True]
+    for name in (".update.lira.safetensors.ab12cd", ".config.yaml.k3_x9a1b"):
+        assert is_half_written(name)
+    for name in (".gitignore", ".lock", "evidence/update.lira.safetensors", ".hydra/config.yaml", "a/.hidden.json"):
+        assert not is_half_written(name)

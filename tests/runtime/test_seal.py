@@ -11,7 +11,7 @@ from privdd.runtime.seal import SEAL, seal, seal_of, seal_page, signed_part
 
 FILES = ("findings.json", "ledger.json", "evidence/a.safetensors", "state/x/y.json")
 PAGE = ("report.html", "card.json", "figures/roc.svg")
-APART = ("point.json", "report.pdf", ".lock", "signature.json")
+APART = ("point.json", "report.pdf", ".lock", "signature.json", "state/secret.json", "evidence/.a.safetensors.ab12cd34")
 
 
 def run(folder: Path) -> Path:

@@ -142,13 +142,14 @@ def timeless(path: Path) -> object:
 
 
 def test_run_attacks_a_stored_run_again_without_training(run, folder, stored, monkeypatch):
-    """run=DIR attack=[...]: the same utility and ledger, findings of the attacks asked for."""
+    """run=DIR attack=[...]: the same utility and ledger, and findings of the attacks asked for beside those of before."""
     monkeypatch.setattr("privdd.federated.trainer.step", no_network)  # any round would fail
-    status, out, _ = run("audit", f"run={folder}", "attack=[loss_threshold,lira]")
-    assert status == 0 and "report" in out
+    status, out, _ = run("audit", f"run={folder}", "attack=[rmia]")
+    assert status == 0 and "found by earlier commands, and kept: lira, loss_threshold" in out
     old, new = timeless(stored), timeless(folder)
-    assert {f["attack"] for f in new["findings"]} == {"loss_threshold", "lira"}
-    assert new["utility"] == old["utility"] and new["privacy"] == old["privacy"]
+    assert {f["attack"] for f in new["findings"]} == {"loss_threshold", "lira", "rmia"}
+    assert new["utility"] == old["utility"]
+    assert new["privacy"].pop("multiplicity")["tests"] > old["privacy"].pop("multiplicity")["tests"] and new["privacy"] == old["privacy"]
     assert (folder / "ledger.json").read_bytes() == (stored / "ledger.json").read_bytes()
     mine = [f for f in new["findings"] if f["attack"] == "lira" and f["surface"] == "update"]
     theirs = [f for f in old["findings"] if f["attack"] == "lira" and f["surface"] == "update"]

@@ -91,7 +91,7 @@ def test_a_first_command(
     said = capsys.readouterr()
     assert "Traceback" not in said.err
     if ends is SUCCEEDS:
-        assert status == 0 and {row["attack"] for row in json.loads(Path("DIR/findings.json").read_text())["findings"]} == {"lira", "rmia"}
+        assert status == 0 and {row["attack"] for row in json.loads(Path("DIR/findings.json").read_text())["findings"]} >= {"lira", "rmia"}
     elif ends is STARTS:
         refused = [line for line in said.err.splitlines() if line.startswith("privdd: error: ")]
         assert status == 1 and refused and all("nothing was refused" in line or line.startswith("privdd: error: each") for line in refused), refused

@@ -28,24 +28,26 @@ def records(seed: int, count: int) -> tuple[np.ndarray, np.ndarray]:
 
 def finished(place: Path) -> bool:
     """The server has closed its recording."""
-    return (place / "run" / "tap.json").is_file() and read_json(place / "run" / "tap.json").get("state") != "recording"
+    return (place.parent / "run" / "tap.json").is_file() and read_json(place.parent / "run" / "tap.json").get("state") != "recording"
 
 
 @pytest.mark.engine
 def test_the_example_is_recorded_over_real_servers_and_audited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (code,) = re.findall(r"```python\n(# tapped_app\.py\n.*?)```", PAGE, re.S)
-    (command,) = re.findall(r"```sh\npython -m privdd\.audit (run=run .*)\n```", PAGE)
+    (command,) = re.findall(r"```sh\npython -m privdd\.audit (run=\.\./run .*)\n```", PAGE)
     lines = [line for line in code.splitlines() if line.strip() and not line.startswith(("#", "import", "from"))]
     assert len(lines) <= 20
+    place = tmp_path / "app"  # beside the recording
+    place.mkdir()
     for name, seed in (("site-0", 1), ("site-1", 2), ("others", 3)):
         x, y = records(seed, 120)
-        np.savez(tmp_path / f"{name}.npz", x=x, y=y)
-    (tmp_path / "tapped_app.py").write_text(code)
-    deployed(tmp_path, 300, code, finished)
+        np.savez(place / f"{name}.npz", x=x, y=y)
+    (place / "tapped_app.py").write_text(code)
+    deployed(place, 300, code, finished)
     server, *clients = read_all(tmp_path / "run")  # what both saw agrees, else this raises
     assert len(server.nodes) == 2 == len(clients) and len(server.replies(server.nodes[0])) == 1
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.chdir(place)
     monkeypatch.setattr(sys, "argv", ["privdd-audit", *shlex.split(command), "out=audit"])
     assert cli.main("audit", lambda *a: 77) == 0
-    found = {(f.surface, f.attack): f.auc for f in load(tmp_path / "audit").findings}
+    found = {(f.surface, f.attack): f.auc for f in load(place / "audit").findings}
     assert found["update", "tracing"] > 0.8

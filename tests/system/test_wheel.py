@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -50,7 +51,16 @@ def test_contents(wheel):
     assert not [n for n in names if n.split("/")[0] not in ("privdd", "attacks") and ".dist-info/" not in n]
     assert not [n for n in names if "__pycache__" in n or n.startswith("tests/")]
     assert {line.split(" = ")[0] for line in scripts.splitlines() if " = " in line} == {"privdd-audit", "privdd-train", "privdd-report", "privdd-selftest", "privdd-verify", "privdd-check", "privdd-reproduce", "privdd-canary"}
-    assert any(n.endswith("licenses/LICENSE") for n in names)
+    assert {n.rpartition("licenses/")[2] for n in names if ".dist-info/licenses/" in n} == {"LICENSE", "NOTICE"}
+
+
+def test_the_source_archive_holds_its_licence_and_no_test_that_would_lack_its_files(tmp_path):
+    call("-m", "hatchling", "build", "-t", "sdist", "-d", str(tmp_path), cwd=ROOT)
+    (built,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(built) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert {"LICENSE", "NOTICE", "README.md", "SECURITY.md", "pyproject.toml", "privdd/api.py", "configs/audit.yaml"} <= names
+    assert not [name for name in names if name.startswith("tests/")]
 
 
 def test_installed_it_trains_from_another_folder(installed, tmp_path):

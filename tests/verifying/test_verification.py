@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -296,6 +297,53 @@ def test_files_beside_the_run_are_said_and_forgiven(run: Path, capsys: pytest.Ca
     (run / "point.json").write_text("{}")
     assert verify.main([str(run)]) == 0
     assert "'notes.txt'" in capsys.readouterr().out and read_json(run / M)["files"]
+
+
+def test_nothing_in_a_folder_reaches_the_terminal_raw(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    evil = "\x1b]0;owned\x07\x1b[31m\u202eRED\n"
+    (run / "evidence" / f"{evil}.json").write_text("{}")
+    manifest = read_json(run / M)
+    manifest["files"][evil] = "0"
+    manifest["seed"] = evil
+    (run / M).write_text(json.dumps(manifest))
+    change(run, L, "releases", 0, "event", {"type": evil})
+    for _ in range(2):  # the second time as an error, of a ledger that cannot be read
+        verify.main([str(run)])
+        seal(run)
+    said = capsys.readouterr()
+    assert "RED" in said.out + said.err
+    assert all(c.isprintable() for c in (said.out + said.err).replace("\n", "")) and "\nRED" not in said.out
+
+
+def test_the_last_line_counts_what_is_taken_on_trust_and_strict_ends_with_3(run: Path, audited: Audited, capsys: pytest.CaptureFixture[str]) -> None:
+    assert verify.main([str(run)]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    found = re.search(r": agrees: (\d+) numbers computed again, (\d+) taken on trust \(among them .*kappa of t1_sensitivity", last)
+    assert found and int(found[1]) > 30 and int(found[2]) > 3
+    assert verify.main([str(run), "--strict"]) == 3
+    capsys.readouterr()
+    rows = read_json(audited("fedavg").path / F)["findings"]
+    assert any("psnr" in row for row in rows)  # its pictures need the records
+    assert verify.main([str(audited("fedavg").path), "--strict"]) == 3 and "pictures of gradient_inversion" in capsys.readouterr().out
+
+
+def test_brought_scores_leave_nothing_on_trust(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "s.npz", scores=rng.normal(size=60), member=rng.random(60) < 0.5)
+    audit(f"scores={tmp_path / 's.npz'}", out=tmp_path / "run")
+    found = check(tmp_path / "run")
+    assert found.deciding == () and found.trusted == 0 and found.computed > 5
+    assert verify.main([str(tmp_path / "run"), "--strict"]) == 0
+
+
+@pytest.mark.parametrize("left_out", [True, False])
+def test_what_tells_a_secret_may_be_left_out(left_out: bool, run: Path) -> None:
+    (run / "state" / "secret.json").write_text("{}")
+    seal(run)
+    assert "state/secret.json" not in read_json(run / M)["files"]
+    if left_out:
+        (run / "state" / "secret.json").unlink()
+    assert check(run).disagreements == () and check(run).unlisted == ()
 
 
 def test_what_is_no_run_is_an_error(tmp_path: Path, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
