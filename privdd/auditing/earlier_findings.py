@@ -15,7 +15,7 @@ from attacks.types import Adversary, Family, Finding, Surface
 from privdd import __version__
 from privdd.auditing.error_budget import CANARIES
 from privdd.reporting.folder import RunRecord, read_run
-from privdd.reporting.reproduce import Look, looks
+from privdd.reporting.reproduce import AttackCommand, attack_commands
 from privdd.reporting.schema import FindingRow
 from privdd.runtime.provenance import provenance
 from privdd.runtime.run_folder import RunFolder
@@ -28,12 +28,12 @@ HEAD = {"surface", "attack", "family", "adversary"}
 @dataclass(frozen=True)
 class EarlierFindings:
     """by_file: findings that need not be made again, by the name of their evidence file; rest: those without such a file, of
-    guarantee tests and canaries; looks: one for each command that attacked the run; replaced: bounds whose place others
+    guarantee tests and canaries; commands: one for each command that attacked the run; replaced: bounds whose place others
     have taken, which used their share of the run's error; seconds: spent before."""
 
     by_file: Mapping[str, Finding] = field(default_factory=dict)
     rest: tuple[Finding, ...] = ()
-    looks: tuple[Look, ...] = ()
+    commands: tuple[AttackCommand, ...] = ()
     replaced: int = 0
     seconds: Mapping[str, float] = field(default_factory=dict)
 
@@ -41,9 +41,9 @@ class EarlierFindings:
         return tuple(one for one in self.rest if one.attack.startswith(ONE_RUN))
 
     def not_lost(self, tests: Iterable[Finding]) -> tuple[Finding, ...]:
-        """Findings of guarantee tests; an earlier one where the run's noise was tested then and cannot be drawn again."""
-        before = {_identity(one): one for one in self.rest if not _untested(one)}
-        return tuple(before.get(_identity(one), one) if _untested(one) else one for one in tests)
+        """Findings of guarantee tests; the earlier one where it left less untested, as of noise that nobody can draw again."""
+        before = {_identity(one): one for one in self.rest}
+        return tuple(min(one, before.get(_identity(one), one), key=_untested) for one in tests)
 
 
 def earlier_findings(folder: RunFolder, asked: Collection[str], *, others: bool) -> EarlierFindings:
@@ -55,7 +55,7 @@ def earlier_findings(folder: RunFolder, asked: Collection[str], *, others: bool)
         return EarlierFindings()
     record = read_run(folder.path)
     rows = [(row, as_finding(row)) for row in record.findings.findings]
-    found = looks(record)
+    found = attack_commands(record)
     sealed, now = _sealed(record), (__version__, provenance()["commit"])
     last = {name: (look.version, look.commit) for look in found for name in look.attacks}
     kept = {
@@ -94,8 +94,9 @@ def as_finding(row: FindingRow) -> Finding:
     return Finding(Surface(row.surface), row.attack, Family(row.family), Adversary(row.adversary), measures)
 
 
-def _untested(finding: Finding) -> bool:
-    return "untested" in finding.measures.get("diagnostics", {})
+def _untested(finding: Finding) -> int:
+    """How many parts a test had to leave out."""
+    return len(finding.measures.get("diagnostics", {}).get("untested") or ())
 
 
 def _identity(finding: Finding) -> tuple[str, str, str]:

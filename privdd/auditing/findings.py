@@ -25,7 +25,7 @@ from privdd.privacy.claims import Claim, boldest
 from privdd.privacy.ledger import SERVER, Ledger, Release
 from privdd.privacy.reconstruction import reconstruction, stated_at_most
 from privdd.reporting.findings_file import validate, write
-from privdd.reporting.reproduce import ATTACKED, Look
+from privdd.reporting.reproduce import ATTACKED, AttackCommand
 from privdd.reporting.schema import Findings, worst_verdict
 from privdd.runtime.files import jsonable, write_json
 from privdd.runtime.provenance import provenance
@@ -252,22 +252,26 @@ def finding_row(finding: Finding, stated: float | None) -> dict[str, Any]:
 
 
 def write_run(
-    folder: RunFolder, audited: Audited, argv: Sequence[str], looks: Sequence[Look] = (), asked: Collection[str] = ()
+    folder: RunFolder,
+    audited: Audited,
+    argv: Sequence[str],
+    commands: Sequence[AttackCommand] = (),
+    asked: Collection[str] = (),
 ) -> Findings:
     """findings.json last: a folder that holds it is a finished run.
 
-    looks: of earlier commands; asked: the attacks that this one asked for.
+    commands: of earlier commands; asked: the attacks that this one asked for.
     """
     result = findings_json(audited)
     scene = audited.scene
     write_ledger(folder.ledger, scene.progress.ledger)
     about = manifest(scene.experiment, scene.progress, audited.seconds, argv) | provenance()
-    now = Look(about["date"], shlex.join(argv), about["version"], about["commit"], tuple(sorted(asked)))
+    now = AttackCommand(about["date"], shlex.join(argv), about["version"], about["commit"], tuple(sorted(asked)))
     worlds = [{"round": t, **asdict(choice)} for t, choice in audited.training.items()]
     found = {"worlds": worlds, "attacks_not_run": list(audited.not_run)}
-    if looks:
-        found["command"] = shlex.split(looks[0].command) or list(argv)
-    write_json(folder.manifest, about | found | {ATTACKED: [look.to_json() for look in (*looks, now)]})
+    if commands:
+        found["command"] = shlex.split(commands[0].command) or list(argv)
+    write_json(folder.manifest, about | found | {ATTACKED: [look.to_json() for look in (*commands, now)]})
     checked = validate(result, str(folder.findings))
     write(checked, folder.findings)
     return checked

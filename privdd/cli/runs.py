@@ -142,7 +142,7 @@ def _audit(config: DictConfig, path: Path, argv: Sequence[str], held: ExitStack)
         audited = audit(experiment, attacks, folder, earlier)
         kept = {finding.attack for finding in earlier.by_file.values()}
         ran = {*asked} | attacks.keys() - kept - {*audited.not_run}
-        result = write_run(folder, audited, argv, earlier.looks, ran)
+        result = write_run(folder, audited, argv, earlier.commands, ran)
         page = write_report(path)
     track(config.tracking, path, result.utility.accuracy_by_round if result.utility else (), scalars_of(result))
     seal(path)

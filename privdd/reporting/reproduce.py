@@ -11,7 +11,7 @@ from privdd.reporting.folder import RunRecord
 
 
 @dataclass(frozen=True)
-class Look:
+class AttackCommand:
     """One command that attacked a run: when (UTC, "" = not recorded), with which version and commit, and its attacks."""
 
     date: str
@@ -27,7 +27,7 @@ class Look:
 
 @dataclass(frozen=True)
 class Recipe:
-    """exact: the manifest recorded the command; otherwise it is put together from the findings. looks: where several
+    """exact: the manifest recorded the command; otherwise it is put together from the findings. commands: where several
     commands attacked the run."""
 
     command: str
@@ -36,26 +36,26 @@ class Recipe:
     version: str
     machine: str
     digests: tuple[tuple[str, str], ...]
-    looks: tuple[Look, ...] = ()
+    commands: tuple[AttackCommand, ...] = ()
 
 
 ATTACKED = "attacked"  # key of the manifest
 
 
-def looks(record: RunRecord) -> tuple[Look, ...]:
+def attack_commands(record: RunRecord) -> tuple[AttackCommand, ...]:
     """All commands that attacked the run, in order; of a run of an earlier version, which kept no list, the only one."""
     manifest, stored = record.manifest, record.manifest.get(ATTACKED)
     if isinstance(stored, list):
-        return tuple(_look(one, one.get("attacks")) for one in stored if isinstance(one, dict))
+        return tuple(_command(one, one.get("attacks")) for one in stored if isinstance(one, dict))
     attacks = record.config.get("attack")
-    return (_look(manifest, list(attacks)),) if isinstance(attacks, dict) and attacks else ()
+    return (_command(manifest, list(attacks)),) if isinstance(attacks, dict) and attacks else ()
 
 
-def _look(told: Mapping[str, Any], attacks: object) -> Look:
+def _command(told: Mapping[str, Any], attacks: object) -> AttackCommand:
     command, commit = told.get("command"), told.get("commit")
     text = shlex.join(map(str, command)) if isinstance(command, list) else str(command or "")
     names = tuple(map(str, attacks)) if isinstance(attacks, list) else ()
-    return Look(str(told.get("date") or ""), text, str(told.get("version")), commit and str(commit), names)
+    return AttackCommand(str(told.get("date") or ""), text, str(told.get("version")), commit and str(commit), names)
 
 
 def recipe(record: RunRecord) -> Recipe:
@@ -72,7 +72,7 @@ def recipe(record: RunRecord) -> Recipe:
     else:
         parts = (f"algo={run.algo}", f"data={run.data}", f"preset={run.preset}", f"seed={run.seed}")
         text, exact = shlex.join(["python", "-m", "privdd.audit", *parts]), False
-    several = looks(record) if len(looks(record)) > 1 else ()
+    several = attack_commands(record) if len(attack_commands(record)) > 1 else ()
     machine, digests = _flat(manifest.get("machine")), _digests(manifest.get("digests"))
     return Recipe(text, exact, run.seed, run.version, machine, digests, several)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from attacks.types import Family
 from privdd.privacy.ledger import Ledger
 from privdd.reporting.folder import RunRecord, read_run
-from privdd.reporting.reproduce import looks
+from privdd.reporting.reproduce import attack_commands
 from privdd.runtime.files import DamagedRun, read_json
 from privdd.runtime.plain_folder import check_folder
 from privdd.runtime.seal import FILES, MANIFEST, PAGE, SIGNATURE, library
@@ -125,8 +125,8 @@ def _missing(record: RunRecord) -> Iterator[Disagreement]:
     if not isinstance(unread, list) or diverged:
         return
     asked: dict[str, str] = {}
-    for look in looks(record):
-        asked |= dict.fromkeys(look.attacks, f"it was run on {look.date[:10]} ({look.command})")
+    for one in attack_commands(record):
+        asked |= dict.fromkeys(one.attacks, f"it was run on {one.date[:10]} ({one.command})")
     there = {row.attack for row in record.findings.findings} | {*map(str, unread)}
     stored = record.config.get("attack")
     for name in sorted({*asked, *(stored if isinstance(stored, Mapping) else ())} - there):

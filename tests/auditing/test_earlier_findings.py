@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
+from attacks.types import Adversary, Family, Finding, Surface
 from privdd import verify
 from privdd.api import audit as audit_by_api
+from privdd.auditing.earlier_findings import EarlierFindings
 from privdd.cli.again import again
 from privdd.cli.config import expand
 from privdd.cli.runs import attacked_again, check_not_overtaken, run_audit
@@ -21,7 +23,7 @@ from privdd.cli.stored_config import stored_config
 from privdd.core.errors import BadConfig
 from privdd.reporting.folder import read_run
 from privdd.reporting.page import write_report
-from privdd.reporting.reproduce import looks
+from privdd.reporting.reproduce import attack_commands
 from privdd.runtime.files import read_json
 from privdd.runtime.run_folder import RunFolder, write_tensors
 from privdd.runtime.seal import seal
@@ -79,14 +81,14 @@ def test_a_narrower_question_takes_nothing_away(copied: Callable[[str], Path], m
     told = [r["diagnostics"]["tests"] for r in read_json(run / "findings.json")["findings"] if "tests" in r.get("diagnostics", {})]
     assert {*told} == {tests + added}
     assert check(run).disagreements == ()
-    assert [look.attacks for look in looks(read_run(run))][1:] == [("rmia",)]
+    assert [one.attacks for one in attack_commands(read_run(run))][1:] == [("rmia",)]
 
 
 def test_the_same_attack_again_finds_the_same_and_other_settings_stand_beside_it(run: Path) -> None:
     before = read_json(run / "findings.json")
     assert attack(run, "attack=[lira]") in (0, 2)
     assert timeless(read_json(run / "findings.json")) == timeless(before)
-    assert [look.attacks for look in looks(read_run(run))][1:] == [("lira",)]
+    assert [one.attacks for one in attack_commands(read_run(run))][1:] == [("lira",)]
     assert attack(run, "attack=[lira]", "attack.lira.confidence=0.9") in (0, 2)
     assert attacks_of(run) >= {"lira", "lira_2"} and check(run).disagreements == ()
     stored = OmegaConf.load(run / "config.yaml").attack
@@ -141,6 +143,19 @@ def test_an_attack_that_is_gone_is_named(run: Path, capsys: pytest.CaptureFixtur
     seal(run)
     assert any(line.startswith("findings.json: findings: stored none of lira, found it was run on 20") for line in map(str, check(run).disagreements))
     assert verify.main([str(run)]) == 2 and "none of lira" in capsys.readouterr().out
+
+
+def guarantee(signal: str, *untested: str, attack: str = "t0_noise") -> Finding:
+    diagnostics = {"untested": dict.fromkeys(untested, "os noise")} if untested else {"p_value": 0.3}
+    return Finding(Surface.UPDATE, attack, Family.GUARANTEE, Adversary.SERVER, {"signal": signal, "diagnostics": diagnostics})
+
+
+def test_a_test_that_cannot_be_made_again_does_not_take_the_place_of_one_that_was() -> None:
+    made, other = guarantee("a"), guarantee("b", "noise")
+    earlier = EarlierFindings(rest=(made, other, guarantee("a", attack="one_run_canaries")))
+    now = [guarantee("a", "noise"), guarantee("b"), guarantee("c", "noise")]
+    assert earlier.not_lost(now) == (made, now[1], now[2])
+    assert [one.attack for one in earlier.of_canaries()] == ["one_run_canaries"]
 
 
 def test_a_command_that_was_overtaken_is_refused(run: Path) -> None:
