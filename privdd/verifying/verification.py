@@ -145,14 +145,14 @@ DECIDING = {
 
 def on_trust(record: RunRecord) -> tuple[int, tuple[str, ...]]:
     """(how many numbers of the findings ``taken`` speaks of, those that a decision can rest on in words)."""
-    findings, deciding = record.findings, dict[str, None]()
+    findings, measured = record.findings, list[tuple[str, str]]()
     count = (findings.utility is not None) + sum(claim.number is not None for claim in findings.privacy.claims)
     for row in findings.findings:
         if row.family != Family.MEMBERSHIP:
-            measured = {name for name in row.model_fields_set - HEAD if isinstance(getattr(row, name), int | float)}
-            count += len(measured)
-            deciding |= {DECIDING[name].format(row.attack): None for name in DECIDING if name in measured}
-    return count, tuple(deciding)
+            names = row.model_fields_set - HEAD
+            measured += [(name, row.attack) for name in names if isinstance(getattr(row, name), int | float)]
+    deciding = [text.format(attack) for key, text in DECIDING.items() for name, attack in measured if name == key]
+    return count + len(measured), tuple(dict.fromkeys(deciding))
 
 
 def taken(record: RunRecord, ledger: Ledger | None) -> Iterator[str]:
