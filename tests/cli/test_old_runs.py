@@ -36,7 +36,7 @@ from privdd.runtime.run_folder import read_tensors
 
 OLD = Path(__file__).parent / "old_runs"
 NAMES = json.loads((OLD / "names.json").read_text())
-SAME = "nothing to read: what was sent says the same of every record, or the same whoever is in"
+SAME = "nothing to read: no attack of this audit found in it what it reads"
 ADDED = {"public", "multiplicity", "reconstruction"}  # parts of findings.json that came later
 ASKED = [  # what both folders were asked for
     "algo=feddm", "preset=smoke", "data=digits", "data.limit=150", "data.test_limit=60", "partition=iid",
