@@ -6,7 +6,7 @@ ARGS ?=
 # of speed, minutes in all; the others take hours, or measure findings: python -m benchmarks.NAME --help
 BENCHMARKS = gate overhead dp_sgd dp_distillation simulation engines worlds inversion accounting
 
-.PHONY: audit smoke test fast lint types docs benchmarks lock clean help
+.PHONY: audit smoke test fast nightly lint types docs benchmarks lock clean help
 
 audit: $(VENV)/.runtime          ## install, then audit FedFed on real digits to a report
 	$(BIN)/python -m privdd.audit algo=fedfed $(ARGS) || [ $$? -eq 2 ]  # 2: a stated limit was broken
@@ -20,6 +20,10 @@ test: $(VENV)/.dev               ## install with the test tools, then run all te
 
 fast: $(VENV)/.dev               ## the same without the slowest tests (tests/slow.txt): under 8 minutes on 2 cores
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow" $(ARGS)
+
+nightly: test                    ## hours: all tests, every profile and privacy layer at both presets, the whole self-test
+	for p in smoke default; do $(BIN)/python -m benchmarks.presets --preset $$p --timeout 7200 || exit 1; done
+	$(BIN)/python -m privdd.selftest
 
 lint: $(VENV)/.dev               ## style
 	$(BIN)/ruff check . && $(BIN)/ruff format --check privdd attacks
