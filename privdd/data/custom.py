@@ -101,7 +101,7 @@ def folder(name: str, root: Path | None, keys: Keys, size: int | None = None) ->
     if not root.is_dir():
         raise DataNotFound(f"data.root={root}: no such folder; data=folder needs one subfolder for each class in it")
     bases = [root / "train", root / "test"] if (root / "train").is_dir() and (root / "test").is_dir() else [root]
-    named = [sorted(p.name for p in base.iterdir() if p.is_dir() and not _hidden(p.name)) for base in bases]
+    named = [sorted(p.name for p in base.iterdir() if p.is_dir() and not hidden(p.name)) for base in bases]
     names = named[0]
     if not names:
         raise DataNotFound(f"data.root={root}: no class subfolders in {bases[0]}")
@@ -185,7 +185,7 @@ def _split(whole: Pair, keys: Keys) -> tuple[Pair, Pair]:
     return (x[train], y[train]), (x[test], y[test])
 
 
-def _hidden(name: str) -> bool:
+def hidden(name: str) -> bool:
     """What no user put there: .ipynb_checkpoints, ._000.png, __MACOSX."""
     return name.startswith(".") or name == "__MACOSX"
 
@@ -193,7 +193,7 @@ def _hidden(name: str) -> bool:
 def _files(base: Path, names: list[str]) -> list[tuple[Path, int]]:
     found = []
     for label, name in enumerate(names):
-        mine = [p for p in sorted((base / name).glob("*")) if p.suffix.lower() in SUFFIXES and not _hidden(p.name)]
+        mine = [p for p in sorted((base / name).glob("*")) if p.suffix.lower() in SUFFIXES and not hidden(p.name)]
         if not mine:
             raise DataNotFound(
                 f"data.root={base}: no images ({', '.join(sorted(SUFFIXES))}) in the class subfolder {name}; they lie in it, "

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from privdd.core.keys import Keys
 from privdd.data.corruptions import corrupt, names_for
-from privdd.data.custom import folder
+from privdd.data.custom import folder, hidden
 from privdd.data.dataset import DataNotFound, Dataset, dataset
 from privdd.data.digits import digits
 from privdd.data.made_digits import SIDE, font_digits, on_photos, photos
@@ -86,7 +86,11 @@ def domain_folder(root: Path | None, size: int | None, limits: Limits, keys: Key
     All images become (3, size, size). Raises DataNotFound without such subfolders, ValueError where two domains do
     not have the same classes.
     """
-    names = sorted(p.name for p in root.iterdir() if p.is_dir()) if root is not None and root.is_dir() else []
+    names = (
+        sorted(p.name for p in root.iterdir() if p.is_dir() and not hidden(p.name))
+        if root is not None and root.is_dir()
+        else []
+    )
     if root is None or not names:
         raise DataNotFound(
             f"data.root={root}: data.name=domain_folder needs a folder with one subfolder for each domain"

@@ -30,7 +30,7 @@ from privdd.auditing.targets.outside_run import Held, OutsideRun
 from privdd.auditing.targets.predictor import READ_AS, Predictor, predictor, settled
 from privdd.auditing.targets.shadow_training import Fit, shadow_outputs
 from privdd.auditing.targets.stated_limit import StatedLimit
-from privdd.auditing.targets.target_facts import target_facts
+from privdd.auditing.targets.target_facts import MANY_ASKED, target_facts
 from privdd.core.checks import check_share, whole
 from privdd.core.errors import BadConfig
 from privdd.core.keys import Keys
@@ -41,7 +41,6 @@ NEED_SHADOWS = {"lira": Lira, "rmia": Rmia, "base": Base}
 NO_TRAINING = "needs a training function (target.training, in Python fit=)"
 NO_COPIES = "disturbed copies need records of real numbers without gaps"
 GUESSED = ("shares", "separate", "percent")  # readings that a reader has to know of
-MANY_ASKED = 10_000  # training records that the model is asked about for its accuracy
 MANY = 2000  # records from which fewer disturbed copies of each are asked about
 MOST = 10**6  # records, and shadow models
 GLOBAL_DRAWS = "the training function draws from torch's global generator: another run gives other shadow models"

@@ -16,6 +16,7 @@ from privdd.core.errors import BadConfig
 
 PLAIN = Form()
 BATCH = 1024
+SPARSE = 10  # labels that go up to more than so many times their number are names of classes
 FLOOR = 1e-6  # a probability of 0 or 1, as trees give it, is read as one in a million: its logarithm stays finite
 ROUNDED = 0.05  # by how much the probabilities of one record may sum to something else, after rounding
 PERCENT = 30.0  # decision values that are never negative do not reach so far: they are percentages
@@ -182,7 +183,7 @@ def _classes(key: str, answers: NDArray[Any], labels: list[NDArray[Any]]) -> tup
     seen = np.unique(np.concatenate(labels))
     if answers.ndim == 1 and answers.dtype.kind in "biuUSO":  # predicted labels: they name their classes
         every = np.unique(np.concatenate([seen, answers.astype(str) if answers.dtype.kind in "USO" else answers]))
-        if every.dtype.kind == "U" or every.min() < 0 or every.max() > 100 * len(every):
+        if every.dtype.kind == "U" or every.min() < 0 or every.max() > SPARSE * len(every):
             return every, []
         return np.arange(max(2, int(every.max()) + 1)), []
     count = 2 if answers.ndim == 1 and len(seen) <= 2 else answers.shape[1] if answers.ndim == 2 else len(seen)

@@ -25,6 +25,7 @@ from privdd.auditing.targets.model_target import GLOBAL_DRAWS, Settings
 from privdd.auditing.targets.near_copies import copies
 from privdd.auditing.targets.nearest import flat, spread
 from privdd.auditing.targets.outside_run import Held, OutsideRun
+from privdd.auditing.targets.predictor import SPARSE
 from privdd.auditing.targets.shadow_training import SEEDS, Fit, called, run_all
 from privdd.auditing.targets.stated_limit import StatedLimit
 from privdd.auditing.targets.synthetic_signals import signals_of
@@ -92,9 +93,9 @@ def _comparable(*sets: Labelled) -> list[Labelled]:
     made = alike(dict(zip(keys, sets)))
     for key, one in zip(keys, made):
         check_complete(key, one)
-    if all(one.names is None for one in made):
-        return made
     names = np.unique(np.concatenate([one.labels() for one in made]))
+    if all(one.names is None for one in made) and names[-1] <= SPARSE * len(names):
+        return made
     return [one.numbered(names, key) for key, one in zip(keys, made)]
 
 

@@ -15,9 +15,16 @@ from attacks.types import Family
 from privdd.auditing.targets.coin_game import CoinGame
 from privdd.auditing.targets.judged import NOT_ALIKE, Judged
 from privdd.auditing.targets.labelled import LEAST, Labelled, complete
+from privdd.auditing.targets.nearest import nearest
 from privdd.reporting.words import share
 
-COMPONENTS, MOST_CLASSIFIED = 24, 4000  # principal components and records of either file for the classifier of labels
+COMPONENTS, MOST_CLASSIFIED = 24, 1000  # principal components and records of either file for the classifier of labels
+MANY_ASKED = 10_000  # training records that a model is asked about for its accuracy
+MOST_COMPARED, MOST_AMONG = 500, 2000  # held-out records that are compared with so many training records
+CLOSE, MANY_CLOSE = (
+    0.1,
+    0.1,
+)  # of the usual distance; and the share of held-out records so close from which nothing can be told
 RARE = 1e-5  # a chance below which two files that were drawn alike do not look so different
 UNREADABLE = "so neither a leak nor its absence can be read from these files"
 
@@ -34,11 +41,12 @@ def target_facts(
 ) -> dict[str, Any]:
     """``target`` of findings.json. accuracies: on training and held-out records; notes, more: what the caller knows."""
     repeats = game.repeats
+    near = _near_copies(train.at(repeats.inside), heldout.at(repeats.outside))
     facts: dict[str, Any] = {
         "kind": kind, "training": len(train), "heldout": len(heldout), "repeated": repeats.training,
         "repeated_heldout": repeats.heldout, "shared": repeats.shared, "copies_together": not repeats.single,
-        "notes": [*_repeats(game, len(train), len(heldout)), *notes],
-        "doubts": _doubts(train, heldout, game, judged, accuracies),
+        "notes": [*_repeats(game, len(train), len(heldout)), *near[:1], *notes],
+        "doubts": [*near[1:], *_doubts(train, heldout, game, judged, accuracies)][:1],
     }  # fmt: skip
     if accuracies is not None:
         facts["accuracy_training"] = accuracies[0]
@@ -51,7 +59,28 @@ def _doubts(
     """The files' own difference first; what the target shows of it only where these show none."""
     repeats = game.repeats
     own = [*_unlike(judged), *_labelled_otherwise(train.at(repeats.inside), heldout.at(repeats.outside))]
-    return own or [*_less_accurate(accuracies, len(train), len(heldout)), *_reversed(judged)][:1]
+    return own or [*_less_accurate(accuracies, min(len(train), MANY_ASKED), len(heldout)), *_reversed(judged)][:1]
+
+
+def _near_copies(train: Labelled, heldout: Labelled) -> list[str]:
+    """That held-out records are nearly training records, more often than training records are nearly each other; as a
+    second sentence what follows where these are many. Of the first records of each file, so that it costs little."""
+    own, other = complete(train.x[:MOST_AMONG], heldout.x[:MOST_COMPARED])
+    if len(own) < 2 * LEAST or len(other) < LEAST:
+        return []
+    spread = torch.cat([own, other]).std(0).clamp_min(1e-12)
+    own, other = own / spread, other / spread
+    between = nearest(own[:MOST_COMPARED], own, 2)[0][:, 1]
+    close = CLOSE * float(between.median())
+    among, found = int((between < close).sum()), int((nearest(other, own)[0][:, 0] < close).sum())
+    if _chance(among / len(between), found / len(other), len(between), len(other)) > RARE:
+        return []
+    said = (
+        f"{found} of {len(other)} held-out records that were compared with {len(own)} training records are near-copies of one: "
+        f"nearer than a tenth of the usual distance, as {among} of {len(between)} training records are to another."
+    )
+    doubt = f"Held-out records are near-copies of training records ({found} of {len(other)}), {UNREADABLE}."
+    return [said, doubt] if found >= MANY_CLOSE * len(other) else [said]
 
 
 def _labelled_otherwise(train: Labelled, heldout: Labelled) -> list[str]:

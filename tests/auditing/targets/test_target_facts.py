@@ -96,6 +96,15 @@ def test_held_out_records_that_were_trained_on_are_left_out_and_counted() -> Non
         run(MODEL, TRAIN, TRAIN)
 
 
+@pytest.mark.parametrize(("count", "doubts"), [(40, 0), (200, 1)])
+def test_near_copies_of_training_records_are_counted(count: int, doubts: int) -> None:
+    """Saved again with another rounding: no bytes are equal."""
+    again = np.round(TRAIN[0][:count], 2), TRAIN[1][:count]
+    found = run(MODEL, TRAIN, joined(again, HELDOUT)).target
+    assert found["shared"] == 0 and len(found["doubts"]) == doubts
+    assert re.match(rf"{count} of {min(500, count + 420)} held-out records that were compared with 300", found["notes"][0])
+
+
 @pytest.mark.parametrize(
     ("train", "heldout", "said"),
     [
