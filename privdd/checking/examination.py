@@ -21,6 +21,7 @@ from privdd.checking.float_bits import bits
 from privdd.checking.law_confirmed import BelievedLaw, Sides
 from privdd.checking.looks import MADE, SPENT, Looked
 from privdd.checking.neighbours import Neighbouring, broken, pairs
+from privdd.checking.noise_tails import NoiseTails
 from privdd.checking.sampled import Block, OutOfTime, drawn, joined_blocks
 from privdd.checking.sampled_law import sampled_epsilon
 from privdd.checking.screening import Ranked, alone, by_odds, odds, screened, size_of_data
@@ -42,7 +43,7 @@ STAGES = ("first calls", "search", "directions", "numbers without noise", "condi
 
 
 @dataclass
-class Examination(SecretRecords, UnevenNoise, BelievedLaw):
+class Examination(SecretRecords, UnevenNoise, NoiseTails, BelievedLaw):
     """One mechanism against one statement."""
 
     ranked: list[Ranked] = field(default_factory=list)
@@ -132,6 +133,8 @@ class Examination(SecretRecords, UnevenNoise, BelievedLaw):
         if not self.result.refuted:
             self.uneven()
         if not self.result.refuted:
+            self.tails()
+        if not self.result.refuted:
             self._if_slow()
         if not self.result.refuted:
             self._along_worst()
@@ -217,6 +220,8 @@ class Examination(SecretRecords, UnevenNoise, BelievedLaw):
             self._left_out(name)
             return
         trained, fresh = sides
+        if depth < ALL_LEFT and len(fresh[0]) < depth / 4:
+            self._left_out(name, "as closely as planned")
         apart = told_apart(trained, fresh, pair.axis, **self._test())
         seen = f"told apart by {apart.how}" if apart.epsilon else "not told apart"
         says = f"two inputs are {seen}, {apart.transcripts} transcripts"
@@ -270,7 +275,8 @@ def _both(before: Sides | None, new: Sides) -> Sides:
 def _by_odds(ranked: list[Ranked], count: int) -> list[Ranked]:
     """Those with the best odds; before them the best pair of all where its outcomes are too many to come back."""
     found = by_odds(ranked)[:count]
-    return found if not found or ranked[0].odds else [ranked[0], *found]
+    whole = not found or ranked[0] in found or (ranked[0].odds and not ranked[0].mixed)
+    return found if whole else [ranked[0], *found]
 
 
 def _unalike(ranked: list[Ranked]) -> list[Ranked]:

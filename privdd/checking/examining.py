@@ -81,9 +81,9 @@ class Examining:
         """Whether a bound without assumptions refutes already: then the rest of the stage is left out."""
         return any(look.outcome == "refuted" and look.strength != "noise_law" for look in self.result.looks)
 
-    def _left_out(self, name: str) -> None:
+    def _left_out(self, name: str, how: str = "everywhere") -> None:
         """Say once that too little was left of the time or the calls."""
-        note = f"{SPENT} before {name!r} could be looked at everywhere"
+        note = f"{SPENT} before {name!r} could be looked at {how}"
         if note not in self.result.notes:
             self.result.notes.append(note)
 

@@ -4,7 +4,7 @@ Each statistic turns a block of transcripts into one score a transcript. They lo
 the known direction in which the record moves, in the noise's own metric), for another amount of noise (energy,
 extremes), for a call or row among many that holds the record (largest and smallest projection, and the log of the mean
 likelihood ratio), for values that keep coming back (no continuous noise has them), and for everything that is
-no number (shapes, types, names, NaN).
+no number (shapes, types, names, NaN): each such mark counts by its own odds, however rare it is beside noise.
 """
 
 from __future__ import annotations
@@ -17,12 +17,15 @@ from functools import partial
 import numpy as np
 from scipy.special import logsumexp
 
+from privdd.checking.marks import Marks
 from privdd.checking.sampled import Block
 
 PRODUCTS = 24  # numbers of a transcript up to which their products are looked at too
 WIDE = 300  # numbers above which the covariance of the noise is taken to be diagonal
 FLOOR = 1e-12  # relative: variances below are taken for rounding
 ROUNDING = 1e-9  # of the largest number: pieces that hold the same noise differ in less
+WHOLE, PARTS = "odds of the marks", "odds of each mark"
+OF_ANY_SIZE = {"what is no number", WHOLE, PARTS}  # statistics that releases of any size have
 Statistic = Callable[[Block], np.ndarray]
 
 
@@ -84,6 +87,8 @@ def statistics(present: Block, absent: Block, axis: np.ndarray | None) -> dict[s
     found: dict[str, Statistic] = {
         "what is no number": lambda block: np.array([c == usual for c in block.codes], float)
     }
+    if (marks := Marks.of(present, absent)) is not None:
+        found |= {WHOLE: marks.odds_of_all(present, absent), PARTS: marks.odds_of_each(present, absent)}
     if present.rows.shape[1:] != absent.rows.shape[1:] or not present.rows.shape[2]:
         return found
     for at, w in enumerate(shift_directions(present, absent, axis)):

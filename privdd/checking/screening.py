@@ -17,6 +17,7 @@ import numpy as np
 
 from privdd.checking.called import BlackBox, Data, Refused
 from privdd.checking.learned import outcomes, statistics
+from privdd.checking.marks import FEW, Marks
 from privdd.checking.neighbours import Neighbouring
 from privdd.checking.sampled import Block, Clock, drawn
 from privdd.checking.tail_law import quiet
@@ -29,11 +30,13 @@ CERTAIN = 1e6  # the score of what is told apart without exception
 
 @dataclass(frozen=True, eq=False)
 class Ranked:
-    """score: the largest effect; odds: of outcomes that come back, how much more often one is seen, from below."""
+    """score: the largest effect; odds: of outcomes that come back, how much more often one is seen, from below; mixed: these
+    are marks beside numbers that do not come back."""
 
     pair: Neighbouring
     score: float
     odds: float = 0.0
+    mixed: bool = False
 
 
 def by_odds(ranked: Sequence[Ranked]) -> list[Ranked]:
@@ -91,11 +94,12 @@ def screened(
         found = []
         for pair in kept:
             try:
-                sides = [drawn(mechanism, around(side), n, clock) for side in (pair.present, pair.absent)]
+                one, other = (drawn(mechanism, around(side), n, clock) for side in (pair.present, pair.absent))
             except Refused as no:
                 refusals.append((pair, str(no)))
                 continue
-            found.append(Ranked(pair, score(sides[0], sides[1], pair.axis), odds(sides[0], sides[1], errors)))
+            seen = score(one, other, pair.axis), odds(one, other, errors)
+            found.append(Ranked(pair, *seen, mixed=not comes_back(one, other)))
         ranked = sorted(found, key=lambda one: -one.score) or ranked
         if len(ranked) <= keep:
             break
@@ -113,12 +117,21 @@ def _best(ranked: list[Ranked], count: int) -> list[Ranked]:
     return [one for one in ranked if one in chosen or one in rest]
 
 
+def comes_back(present: Block, absent: Block) -> bool:
+    """Whether whole outcomes do, as they do where no noise is continuous."""
+    return sum(len(set(outcomes(block))) for block in (present, absent)) <= (len(present) + len(absent)) / 4
+
+
 def odds(present: Block, absent: Block, errors: float) -> float:
-    """The largest change of the log odds of one outcome, less ``errors`` standard errors; 0 where none comes back."""
-    seen = [Counter(outcomes(block)) for block in (present, absent)]
-    if len(seen[0]) + len(seen[1]) > (len(present) + len(absent)) / 4:
+    """The largest change of the log odds of one outcome, less ``errors`` standard errors; where none comes back, of one
+    mark, such as a name, a shape or a flag; 0 where there is none."""
+    if comes_back(present, absent):
+        seen = [Counter(outcomes(block)) for block in (present, absent)]
+        counts = np.array([[one[x] + 0.5 for one in seen] for x in seen[0] | seen[1]])
+    elif (marks := Marks.of(present, absent, values=FEW)) is not None:
+        counts = np.stack([marks.on(block).sum(0) + 0.5 for block in (present, absent)], 1)
+    else:
         return 0.0
-    counts = np.array([[one[x] + 0.5 for one in seen] for x in seen[0] | seen[1]])
     change = np.abs(np.log(counts[:, 0] / counts[:, 1])) - errors * np.sqrt((1 / counts).sum(1))
     return max(0.0, float(change.max()))
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from attacks.epsilon import best_threshold, from_scores
-from privdd.checking.learned import statistics
+from privdd.checking.learned import OF_ANY_SIZE, statistics
 from privdd.checking.sampled import Block
 
 LEVEL = 0.9  # of the bounds that statistics are compared by, on the transcripts that they were learned on
@@ -70,7 +70,7 @@ def told_apart(
     rule, made = best_rule(trained[0], trained[1], axis, delta)
     if rule.how not in made:
         return Apart(0.0, "nothing", 0)
-    if rule.how != "what is no number" and len({block.rows.shape[1:] for block in (*trained, *fresh)}) > 1:
+    if rule.how not in OF_ANY_SIZE and len({block.rows.shape[1:] for block in (*trained, *fresh)}) > 1:
         return Apart(0.0, "nothing", 0)
     a, b = (made[rule.how](block) for block in fresh)
     scores, inside = _scores(np.nan_to_num(a), np.nan_to_num(b), rule.sign)

@@ -63,7 +63,9 @@ class Checked:
             best = max((look for look in self.looks if look.outcome == "refuted"), key=lambda look: look.epsilon)
             shown = f"epsilon is above {best.epsilon:.4g} ({WORDS[best.strength]}): {best.says}"
             return f"{head}: {shown if 0 < best.epsilon < math.inf else best.says}"
-        tail = "; ".join([*self.conditions, *self._ended])
+        spent = [note for note in self._ended if note.startswith(SPENT)]
+        more = [f"{len(spent) - 1} other looks were cut short too"] if len(spent) > 1 else []
+        tail = "; ".join([*self.conditions, *(note for note in self._ended if note not in spent), *spent[-1:], *more])
         return (
             f"{head}{': ' + tail if tail else ''}; largest bound {self.certified:.4g} at confidence {self.confidence:g}"
         )

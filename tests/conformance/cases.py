@@ -214,4 +214,6 @@ CASES = [
     _table("stairs half as wide", f.stairs_half_as_wide, f.stairs_as_wide_as_a_record, 1.0, delta=0.0),
     _table("median with its local sensitivity", f.median_with_its_local_sensitivity, f.median_with_its_smooth_sensitivity, 1.0,
            relation="zero_out", delta=0.0),
+    _table("a text that seldom tells", d.seldom_says_that_it_clipped, d.seldom_says_something, 1.0),
+    _update("normal noise by four uniforms", n.normal_by_four_uniforms, n.normal_by_four_normals, 2.0),
 ]  # fmt: skip

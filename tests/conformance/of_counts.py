@@ -194,3 +194,16 @@ def trained_with_the_mean_clipped(x):
 
 def trained_with_each_clipped(x):
     return _trained(x, rows_alone=True)
+
+
+def _total(x, words):
+    return float(np.clip(np.nan_to_num(x[:, 0]), -1, 1).sum() + RNG.laplace(0.0, 1.0)), words
+
+
+def seldom_says_that_it_clipped(x):
+    """One time in twenty a text says whether a record was clipped."""
+    return _total(x, "clipped" if RNG.random() < 0.05 and (np.abs(np.nan_to_num(x[:, 0])) > 100).any() else "")
+
+
+def seldom_says_something(x):
+    return _total(x, "clipped" if RNG.random() < 0.05 else "")

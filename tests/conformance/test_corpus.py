@@ -20,6 +20,7 @@ FEW = {"max_calls": 45_000, "seconds": 6.0, "tried": Tried(structures=(((3, 2), 
 QUICK = [
     "sensitivity apart from the clip", "weighted mean", "one noise for a batch", "an uncounted metric", "kept for the same data",
     "noise along the update only", "noise taken off in the next call", "permute and flip without the permutation", "half precision",
+    "a text that seldom tells",
 ]  # fmt: skip
 
 
