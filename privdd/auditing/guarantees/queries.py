@@ -27,8 +27,8 @@ def query_findings(subject: Subject, names: Sequence[str]) -> Iterator[Finding]:
     looks = {name: subject.rounds(name) for name in names if subject.spends(name)}
     guests, base = guests_of(subject), own_records(subject.shard, subject.keys, spare_label(subject.shard))
     history = subject.history(base) if looks else None
-    chosen = sorted({t for look in looks.values() for t in look.chosen})
-    tallies = {t: _examined(subject, subject.snapshots[t], base, guests, history) for t in chosen}
+    chosen, last = sorted({t for look in looks.values() for t in look.chosen}), {look.last for look in looks.values()}
+    tallies = {t: _examined(subject, subject.snapshots[t], base, guests, history, t not in last) for t in chosen}
     for name, look in looks.items():
         seen = {t: of[name] for t, of in tallies.items() if name in of and of[name].changes}
         if seen:
@@ -42,10 +42,10 @@ def guests_of(subject: Subject) -> Canaries:
 
 
 def _examined(
-    subject: Subject, snapshot: Snapshot, base: Records, guests: Canaries, history: History | None
+    subject: Subject, snapshot: Snapshot, base: Records, guests: Canaries, history: History | None, brief: bool
 ) -> dict[str, QueryTally]:
     labels, keys = sorted({*guests.y.tolist(), *base.y.tolist()}), subject.keys.fold("t1", snapshot.round)
-    return examine(subject.plan, snapshot, subject.shard, base, guests, keys, labels, history)
+    return examine(subject.plan, snapshot, subject.shard, base, guests, keys, labels, history, brief)
 
 
 def _runs(stage: QueryStage, calls: int, budget: Budget, keys: Keys) -> tuple[Transcripts, Transcripts | None]:

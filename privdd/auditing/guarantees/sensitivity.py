@@ -172,12 +172,14 @@ def examine(
     keys: Keys,
     labels: Sequence[int],
     history: History | None = None,
+    brief: bool = False,
 ) -> dict[str, QueryTally]:
     """T1 on one round of the audited client: query -> tally.
 
     The method runs twice with the same random draws and the same releases: first with the guests' negatives (inverted
     images), then with the guests as crafted, so that what the guests change in other records shows.
-    labels: the classes to release, those of base and guests; history: of what each of these clients remembers.
+    labels: the classes to release, those of base and guests; history: of what each of these clients remembers; brief: the
+    client's own records are looked at for fewer pairs.
     """
     history = history or History(plan, {snapshot.round: snapshot})
     strangers = Canaries(1 - guests.x, guests.y, guests.names)
@@ -194,7 +196,7 @@ def examine(
     for name, tally in second.tallies.items():
         tally.keeps = second.keep.get(name, 0)
         tally.moved = moved(tally.others, first.tallies[name].others)
-    _add_presence(history, snapshot, shard, base, guests, keys.fold("presence"), second.tallies)
+    _add_presence(history, snapshot, shard, base, guests, keys.fold("presence"), second.tallies, brief)
     return second.tallies
 
 
@@ -206,6 +208,7 @@ def _add_presence(
     guests: Canaries,
     keys: Keys,
     tallies: Mapping[str, QueryTally],
+    brief: bool,
 ) -> None:
     if not tallies:
         return
@@ -217,7 +220,7 @@ def _add_presence(
     calls = {name: HELD if None in tally.calls else HELD * cells for name, tally in tallies.items()}
     made = {name: max(tally.calls.values()) * (1 if None in tally.calls else cells) for name, tally in tallies.items()}
     limit = {name: min(count, made[name]) for name, count in calls.items()}
-    found, leak = presence(plan, snapshot, shard, base, tried, limit, keys, history)
+    found, leak = presence(plan, snapshot, shard, base, tried, limit, keys, history, brief)
     for name, tally in tallies.items():
         seen = found.get(name)
         if seen is not None and tally.changes:

@@ -37,6 +37,11 @@ class RoundsLookedAt:
     chosen: tuple[int, ...]
     lost: tuple[int, ...]
 
+    @property
+    def last(self) -> int:
+        """The last that was kept; -1 = none."""
+        return max(self.kept, default=-1)
+
     def words(self, looked_at: Sequence[int]) -> str:
         """Which rounds were looked at, and which were not."""
         rest = sorted({*self.kept, *self.lost} - set(looked_at))

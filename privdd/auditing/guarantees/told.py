@@ -60,63 +60,43 @@ def other_records(subject: Subject) -> dict[str, Shard]:
     if len(own) < 2:
         return {}
     relation = "add_remove" if subject.ledger.unit == "client" else subject.plan.relation
-    third = len(own) // 3
-    few = own.take(range(len(own) - third - ((len(own) - third) % 2 == 0), len(own)))  # odd where the number is even
-    easy, hard = extreme_records(subject, relation == "zero_out")
-    negative = replace(own, x=1 - own.x)
+    easy, hard = extreme_records(subject, relation)
     if relation == "replace":
-        turned = replace(negative, y=(own.y + 1) % shard.classes)
-        copies = {
-            says: replace(own, x=one.x.expand_as(own.x), y=one.y.expand_as(own.y))
-            for says, one in (("easy", easy), ("hard", hard))
-        }
+        turned = replace(own, x=1 - own.x, y=(own.y + 1) % shard.classes)
         made = {
-            "other records": turned,
-            "copies of an easy record": copies["easy"],
-            "copies of a hard record": copies["hard"],
+            "copies of an easy record": _copies(easy, own),
+            "copies of a hard one": _copies(hard, own),
+            "others": turned,
         }
         return {says: shard.with_train(records) for says, records in made.items()}
+    left = len(own) - len(own) // 3
+    few = own.take(range(left - (left % 2 == 0), len(own)))  # an odd number where the client has an even one
+    made = {"a third of its records": few, "one easy record": easy}
     if relation == "zero_out":
-        made = {
-            "a third of its records": few,
-            "their negatives": negative.take(range(1, len(own))),
-            "one easy record": easy,
-            "one hard record": hard,
-        }
-        return {says: zeroed_out(shard, records) for says, records in made.items()}
-    more = Records(negative.x, torch.full_like(own.y, spare_label(shard)), own.ids + int(own.ids.max()) + 1)
-    made = {
-        "a third of its records": few,
-        "twice as many": Records.concat([own, more]),
-        "one easy record": easy,
-        "one hard record": hard,
-    }
+        return {says: zeroed_out(shard, records) for says, records in {**made, "one hard record": hard}.items()}
+    twice = Records.concat([own, replace(own, ids=own.ids + int(own.ids.max()) + 1)])
+    made["twice as many copies of a hard record"] = _copies(hard, twice)
     return {says: replace(shard, train=records, nulls=None) for says, records in made.items()}
 
 
-def extreme_records(subject: Subject, labelled: bool) -> tuple[Records, Records]:
-    """The records (one each) that the last model known finds easiest and hardest; the darkest and the brightest where there
-    is none. labelled: with the label of one of the client's own."""
+def _copies(one: Records, of: Records) -> Records:
+    """A record in place of each of ``of``."""
+    return replace(of, x=one.x.expand_as(of.x), y=one.y.expand_as(of.y))
+
+
+def extreme_records(subject: Subject, relation: str) -> tuple[Records, Records]:
+    """The records (one each) that the last known model finds easiest and hardest; the darkest and the brightest where there
+    is none. Under zero_out their labels are those of the client's own; otherwise the hard one is of its rarest class."""
     shard = subject.shard
     own = shard.train.take(range(min(POOL, len(shard.train))))
-    pool = Records.concat(
-        [
-            own,
-            replace(own, x=1 - own.x),
-            replace(own, x=torch.zeros_like(own.x)),
-            replace(own, x=torch.ones_like(own.x)),
-        ]
-    )
+    pool = Records.concat([replace(own, x=x) for x in (own.x, 1 - own.x, 0 * own.x, 0 * own.x + 1)])
     losses = _losses(subject, pool)
-    if labelled:
-        allowed = torch.nn.functional.one_hot(pool.y, losses.shape[1]).bool()
-        low, high = losses.masked_fill(~allowed, torch.inf), losses.masked_fill(~allowed, -torch.inf)
-    else:
-        low = high = losses
-    return tuple(
-        replace(pool.take([int(at) // losses.shape[1]]), y=torch.tensor([int(at) % losses.shape[1]]))
-        for at in (low.argmin(), high.argmax())
-    )  # type: ignore[return-value]
+    theirs = torch.nn.functional.one_hot(pool.y, losses.shape[1]).bool()
+    rarest = torch.arange(losses.shape[1]).expand_as(losses) == spare_label(shard)
+    barred = (~theirs, ~theirs) if relation == "zero_out" else (rarest, ~rarest)
+    places = losses.masked_fill(barred[0], torch.inf).argmin(), losses.masked_fill(barred[1], -torch.inf).argmax()
+    easy, hard = (divmod(int(at), losses.shape[1]) for at in places)
+    return tuple(replace(pool.take([at]), y=torch.tensor([label])) for at, label in (easy, hard))  # type: ignore[return-value]
 
 
 def _losses(subject: Subject, pool: Records) -> Tensor:
