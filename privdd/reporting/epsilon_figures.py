@@ -111,7 +111,7 @@ def _strip_row(axes: Axes, axis: EpsilonAxis, row: StripRow, height: int) -> Non
 def _strip_legend(rows: Sequence[StripRow]) -> list[Line2D]:
     """Only what is drawn."""
     looks: dict[str, dict[str, Any]] = {
-        "claim": {"marker": "D", "ms": 7, "mfc": PAPER, "mec": CLAIM, "mew": 1.8, "label": "claimed"},
+        "claim": {"marker": "D", "ms": 7, "mfc": PAPER, "mec": CLAIM, "mew": 1.8, "label": "claimed or stated"},
         "accounted": {"marker": "|", "ms": 11, "mew": 2.6, "color": ACCOUNTED, "label": "proven (at most)"},
         "measured": {"marker": ">", "ms": 8, "color": MEASURED, "label": "shown (at least)"},
     }

@@ -41,6 +41,7 @@ def render(record: RunRecord, figures: list[Plot], albums: list[Album]) -> str:
             signature=signature(record),
             tables=tables(findings.findings),
             claim=claim,
+            limit_word=strongest.limit_word(claim, findings.findings),
             exceeded=strongest.exceeded(claim, strongest.measured_epsilon(findings.findings), findings.privacy.delta),
             measures_of=strongest.measures_of,
             measured=strongest.measured(findings.findings),

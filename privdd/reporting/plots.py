@@ -188,7 +188,7 @@ def _claimed(line: summary.SurfaceLine) -> float | None:
 def strip(record: RunRecord) -> Plot:
     rows = strip_rows(record)
     said = "; ".join(
-        f"{r.label}: claimed {words.number(r.claim)}, at most {words.number(r.accounted)}, "
+        f"{r.label}: claimed or stated {words.number(r.claim)}, at most {words.number(r.accounted)}, "
         f"at least {words.number(r.measured)}"
         for r in rows
     )

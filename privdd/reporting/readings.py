@@ -64,7 +64,7 @@ def strip(rows: Sequence[StripRow]) -> tuple[Zone, ...]:
             (height - 0.5, height + 0.5),
             row.label,
             (
-                (-1, f"claimed {number(row.claim)}"),
+                (-1, f"claimed or stated {number(row.claim)}"),
                 (-1, f"proven at most {number(row.accounted)}"),
                 (-1, f"shown at least {number(row.measured)}"),
             ),

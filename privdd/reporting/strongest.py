@@ -215,6 +215,13 @@ def boldest(claims: Iterable[ClaimRow]) -> ClaimRow | None:
     return min((c for c in claims if c.number is not None), key=lambda c: c.number or 0.0, default=None)
 
 
+def limit_word(claim: ClaimRow | None, rows: Iterable[FindingRow]) -> str:
+    """What a page calls the number of a claim: "stated" where the run is held to it, else "claimed"."""
+    return (
+        "stated" if claim is not None and any(r.epsilon_stated == claim.number is not None for r in rows) else "claimed"
+    )
+
+
 def exceeded(claim: ClaimRow | None, shown: float | None, delta: float) -> bool:
     """Whether more was measured at ``delta`` than is claimed; a claim at a larger delta is not comparable."""
     if claim is None or claim.number is None or shown is None or (claim.delta or delta) > delta:

@@ -189,7 +189,7 @@ def _contradiction(findings: Findings) -> tuple[str, str]:
     title = (
         "The privacy limit stated for it does not hold."
         if findings.target is not None
-        else "The privacy limit claimed for this method does not hold in this run."
+        else "The privacy limit stated for this method does not hold in this run."
     )
     surfaces = {row.surface for row in findings.surfaces if row.verdict == "contradiction"}
     rows = [r for r in findings.findings if r.surface in surfaces]
@@ -219,7 +219,7 @@ def _claim_sentence(findings: Findings) -> str:
         return ""
     where = words.title(best).lower()
     return (
-        f"The published claim of ε = {number(claim.number)} at δ = {number(claim.delta or findings.privacy.delta)} "
+        f"The claim of ε = {number(claim.number)} at δ = {number(claim.delta or findings.privacy.delta)} "
         f"({claim.source}) is less than the ε of at least {number(strongest.bound(best))} "
         f"at δ = {number(findings.privacy.delta)} that {words.attack(best.attack)} showed on the {where}."
     )

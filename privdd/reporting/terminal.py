@@ -71,7 +71,7 @@ def _epsilons(findings: Findings) -> str:
     privacy = findings.privacy
     claim = strongest.boldest(privacy.claims)
     return (
-        f"epsilon claimed {number(claim.number if claim else None)}, "
+        f"epsilon {strongest.limit_word(claim, findings.findings)} {number(claim.number if claim else None)}, "
         f"proven at most {number(privacy.epsilon.pld)} (PLD) / {number(privacy.epsilon.rdp)} (RDP), "
         f"shown at least {number(strongest.measured_epsilon(findings.findings))}; "
         f"delta {number(privacy.delta)}, unit {privacy.unit}, {privacy.relation}" + _accuracies(findings)

@@ -95,9 +95,9 @@ def test_the_checker_sees_what_it_must() -> None:
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
-        ("unprotected", ["No proven limit", "Unprotected", "∞", "no protection", "The published claim of ε = 0.9"]),
+        ("unprotected", ["No proven limit", "Unprotected", "∞", "no protection", "The claim of ε = 0.9"]),
         ("consistent", ["No attack tried here contradicted the stated limit", "Surviving attacks is not proof", "Not contradicted", "4.85"]),
-        ("contradiction", ["claimed for this method does not hold", "ε ≤ 0.9 is stated", "does not cover this run"]),
+        ("contradiction", ["stated for this method does not hold", "ε ≤ 0.9 is stated", "no proof shows that it covers this run"]),
     ],
 )
 def test_the_verdict_comes_first_in_words(pages: dict[str, Path], kind: str, words: list[str]) -> None:

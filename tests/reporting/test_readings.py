@@ -37,7 +37,7 @@ def test_rounds_and_rows_have_a_zone_each() -> None:
     assert [len(zone.lines) for zone in zones] == [2, 1, 1] and zones[2].marks == ((0, 3.0, 0.3),)
     assert len(readings.accuracy({"a": [0.5] * 900})) == readings.ROUNDS
     (row,) = readings.strip([StripRow("update", 0.9, float("inf"), None)])
-    assert [text for _, text in row.lines] == ["claimed 0.9", "proven at most ∞", "shown at least –"]
+    assert [text for _, text in row.lines] == ["claimed or stated 0.9", "proven at most ∞", "shown at least –"]
 
 
 def test_more_curves_than_the_style_knows_have_no_zones(line: RocLine) -> None:
