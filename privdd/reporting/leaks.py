@@ -115,10 +115,8 @@ def membership(best: Membership, brief: bool = False) -> str:
     if worst is None:
         return coin
     average = f"; of all records no more than guessing would{f', yet it can {coin}' if strongest.ranks(row) else ''}"
-    between = "" if brief else _between(worst.ci)
-    return (
-        f"name {share(worst.tpr)} of the most exposed {share(worst.share)} of records {rate}{between}{single}{average}"
-    )
+    said = f"name {share(worst.tpr)} of the most exposed {share(worst.share)} of records {rate}"
+    return said if brief else f"{said}{_between(worst.ci)}{single}{average}"
 
 
 def _between(interval: tuple[float, float]) -> str:
