@@ -14,6 +14,7 @@ from attacks.types import Family
 from privdd.privacy.ledger import Ledger
 from privdd.reporting.folder import RunRecord, read_run
 from privdd.reporting.reproduce import attack_commands
+from privdd.reporting.schema_values import Part
 from privdd.runtime.files import DamagedRun, read_json
 from privdd.runtime.plain_folder import check_folder
 from privdd.runtime.seal import FILES, MANIFEST, PAGE, SIGNATURE, library
@@ -137,7 +138,7 @@ def _missing(record: RunRecord) -> Iterator[Disagreement]:
 DECIDING = {
     "epsilon_measured": "epsilon shown by {}",
     "kappa": "kappa of {}",
-    "psnr": "pictures of {}",
+    "pictures": "pictures of {}",
     "identified": "pictures of {}",
     "label_accuracy": "labels of {}",
 }
@@ -150,7 +151,7 @@ def on_trust(record: RunRecord) -> tuple[int, tuple[str, ...]]:
     for row in findings.findings:
         if row.family != Family.MEMBERSHIP:
             names = row.model_fields_set - HEAD
-            measured += [(name, row.attack) for name in names if isinstance(getattr(row, name), int | float)]
+            measured += [(name, row.attack) for name in names if isinstance(getattr(row, name), int | float | Part)]
     deciding = [text.format(attack) for key, text in DECIDING.items() for name, attack in measured if name == key]
     return count + len(measured), tuple(dict.fromkeys(deciding))
 

@@ -18,7 +18,7 @@ from privdd.api import audit as audit_by_api
 from privdd.auditing.earlier_findings import EarlierFindings
 from privdd.cli.again import again
 from privdd.cli.config import expand
-from privdd.cli.runs import attacked_again, check_not_overtaken, run_audit
+from privdd.cli.runs import attacked_again, check_not_overtaken, prepare, run_audit
 from privdd.cli.stored_config import stored_config
 from privdd.core.errors import BadConfig
 from privdd.reporting.folder import read_run
@@ -176,3 +176,13 @@ def test_the_page_says_which_command_ran_which_attack(run: Path) -> None:
     (run / "manifest.json").write_text(json.dumps(manifest))
     text = write_report(run).read_text()
     assert "2031-02-03 04:05:06 UTC" in text and "do --it=&lt;again&gt;" in text and "by 2 commands" in text
+
+
+def test_what_a_killed_run_left_half_written_is_removed_and_in_no_seal(run: Path) -> None:
+    left = [run / "evidence" / ".update.lira.safetensors.ab12cd34", run / ".ledger.json.0a1b2c3d"]
+    for file in left:
+        file.write_bytes(b"half")
+    seal(run)
+    assert not any(file.name in name for file in left for name in read_json(run / "manifest.json")["files"])
+    prepare(run, stored_config(run))
+    assert not any(file.exists() for file in left) and (run / "evidence" / "update.lira.safetensors").exists()
