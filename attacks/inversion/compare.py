@@ -18,7 +18,7 @@ from attacks.types import Attack, Evidence, Family, Finding, Truth, View
 
 SEED = 20  # of the evaluator's own draws: bootstrap rows, random same-class records
 CLEAR = 3.0  # dB: half the squared error of the closest guess for the same record; a choice
-SEARCHED = 500  # public records that are compared with each record
+SEARCHED = 500  # public records that are compared with each record, and held-out ones that show what chance does
 FIRST = ("class_mean", "mean", "black", "random_same_class")
 
 
@@ -68,7 +68,7 @@ def compare(images: Tensor, view: View, truth: Truth, rows: Tensor | None = None
     blind = _baselines(free, rows, truth, paired)
     public, labels = view.knowledge.public_x[:SEARCHED], view.knowledge.public_y[:SEARCHED]
     alike = int((labels[None] == truth.y[rows][:, None]).sum(1).double().mean())
-    chance = chance_of_gain(public, truth.heldout_x, alike)
+    chance = chance_of_gain(public, truth.heldout_x[:SEARCHED], alike)
     measures: dict[str, Any] = {
         **means,
         "n": len(images),
