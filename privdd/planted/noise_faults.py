@@ -257,7 +257,7 @@ NOISE_KINDS = {
     "opposite": Kind("the second half of each draw is the first with the other sign, at other places", _of_numbers(_again(-1, True)),
                      axes=(*WHEN, *WHERE), least=100),
     "remembered": Kind("the first draw is used again, in other orders and with other signs", _of_numbers(_remembered), axes=(*WHEN, *WHERE), least=400),
-    "few_directions": Kind("noise in a fixed subspace of half of the dimensions", _of_numbers(_few_directions), axes=("round",), least=4000),
+    "few_directions": Kind("noise in a fixed subspace of half of the dimensions", _of_numbers(_few_directions), axes=(), least=4000, rounds=4),
     "balanced": Kind("the numbers of each draw add up to nothing", _of_numbers(_balanced), axes=WHEN, least=200),
     "uneven": Kind("half of the places always get half of the noise", _of_numbers(_uneven), axes=("round", "client"), least=4000),
 }  # fmt: skip

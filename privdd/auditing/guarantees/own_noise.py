@@ -25,6 +25,8 @@ from privdd.federated.simulation import Plan, Task, watched_step
 
 NOISE = "t0_noise"
 ROUNDS, FIRST = 6, 2  # for ``shifted``: client rounds, of the audited one and of others, and releases of a name in each
+ALIKE = 12  # releases of one shape that show noise in a fixed subspace of half of the dimensions
+WHOLE, WIDE = "releases", 64  # whole releases beside their tensors; the fewest numbers in which few directions show
 
 Release = tuple[Watch, Noted]
 
@@ -82,9 +84,11 @@ def _unseen(subject: Subject, releases: list[Release], tests: int) -> str:
     seen = [release for _, release in releases if not release.missing]
     numbers, steps, p = [r.numbers for r in seen], [r.step for r in seen], law.allowed(subject.confidence) / tests
     cut, bare = law.least_cut(sum(numbers), p), law.fewest_bare(numbers, steps, p)
+    alike = max((len(rows) for rows in _tensors(releases).values()), default=0)
+    few = f", nor, of {alike} releases of one shape, noise in half of the directions" if alike < ALIKE else ""
     return (
         f"in {sum(numbers)} numbers, noise that is cut beyond {cut:.3g} standard deviations would not show, "
-        f"nor fewer than {bare} numbers without noise"
+        f"nor fewer than {bare} numbers without noise{few}"
     )
 
 
@@ -188,7 +192,9 @@ def _relations(what: str, releases: list[Release]) -> Iterator[Look]:
             looks.setdefault(kind, []).append(law.scale({f"the {kind} of {where}": total}))
     for found in looks.values():
         yield law.smallest((look.p, look.says) for look in found)
-    yield law.alignment(groups)
+    whole = {key: rows for key, rows in groups.items() if key.startswith(WHOLE)}
+    yield law.alignment(whole)
+    yield law.alignment({key: rows for key, rows in groups.items() if key not in whole and rows.shape[1] >= WIDE})
 
 
 def _tensors(releases: list[Release]) -> dict[str, Tensor]:
@@ -202,7 +208,7 @@ def _tensors(releases: list[Release]) -> dict[str, Tensor]:
     for (sizes, kept), samples in alike.items():
         rows = torch.stack(law.spread_over(samples, law.TOGETHER)).double()
         if sum(count for _, count in sizes) != kept or len(sizes) < 2:
-            found[f"releases of {kept} numbers ({len(found)})"] = rows
+            found[f"{WHOLE} of {kept} numbers ({len(found)})"] = rows
             continue
         at, parts = 0, []
         for key, count in sizes:
@@ -210,7 +216,7 @@ def _tensors(releases: list[Release]) -> dict[str, Tensor]:
             found[f"{key} ({len(found)})"] = parts[-1]
             at += count
         level = [part / max(1.0, float(part.square().mean().sqrt())) for part in parts if part.shape[1]]
-        found[f"releases of {kept} numbers ({len(found)})"] = torch.cat(level, 1) if level else rows
+        found[f"{WHOLE} of {kept} numbers ({len(found)})"] = torch.cat(level, 1) if level else rows
     return found
 
 
