@@ -152,7 +152,12 @@ class _Look:
         whole = out.seen.marks.get(name, [])
         one, opposite = self._marks(name, limit, out), self._marks(name, limit, out, opposite=True)
         both = [torch.cat(pair) for pair in zip(one, opposite)]
-        if len(one) != len(whole) or len(both) != len(whole) or any(_apart(a, b) for a, b in zip(both, whole)):
+        if (
+            not whole
+            or len(one) != len(whole)
+            or len(both) != len(whole)
+            or any(_apart(a, b) for a, b in zip(both, whole))
+        ):
             return False
         tossed = (self._marks(name, limit, out, other=coin) for coin in TOSSED)
         return all(len(again) == len(one) and sum(_apart(a, b) for a, b in zip(one, again)) <= 1 for again in tossed)

@@ -141,7 +141,7 @@ class Statement:
         """T2's row for the run as a whole; kappas (runs, T): what one record moves each release by, in units."""
         energy = float(np.square(kappas).mean())
         most = float(kappas.max())
-        kappa = {"min": float(kappas.min()), "mean": float(kappas.mean()), "max": most, "energy": energy}
+        kappa = {"min": float(kappas.min()), "mean": float(kappas.mean()), "energy": energy}
         played = f"{runs} runs of all {kappas.shape[1]} releases with {what}; kappa^2 is {energy:.4g} on average"
         found = self.finding(
             WHOLE,
