@@ -144,7 +144,7 @@ def _check_pictures(root: Path, x: NDArray[np.generic]) -> NDArray[np.generic]:
     if x.dtype.kind in "iu" and low >= 0 and high <= 255:
         if high <= 1 and x.any():
             raise ValueError(
-                f"data.root={root}: whole numbers are read as 0 to 255, and these are 0 and 1 alone; give 0.0 to 1.0"
+                f"data.root={root}: whole numbers are read as 0 to 255, and these are 0 and 1 alone; give 0 and 255, or reals"
             )
         return x.astype(np.uint8)
     if x.dtype.kind == "f" and low >= 0 and high <= 1:

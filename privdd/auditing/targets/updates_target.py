@@ -96,7 +96,12 @@ def updates_run(
     check_alike("target.train", train, "target.heldout", heldout)
     for key, one in (("target.train", train), ("target.heldout", heldout)):
         check_numbered(key, one)
-    classes = predictor(model, "target.model").classes(train.x, torch.cat([train.y, heldout.y]))
+    predict = predictor(model, "target.model")
+    classes = predict.classes(train.x, torch.cat([train.y, heldout.y]))
+    if predict.answers(train.x[:2]).ndim == 1:
+        raise BadConfig(
+            "target.model: gives one number for each record; updates are read by the cross-entropy of its logits (b, classes)"
+        )
     mine, keys = updates.of(client), Keys(settings.seed).fold("target")
     shadows = settings.shadows if fit is not None else 0
     game = coin_game(train, heldout, settings.records, shadows, keys)

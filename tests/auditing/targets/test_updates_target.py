@@ -185,3 +185,16 @@ def test_tied_weights_have_one_gradient() -> None:
         nn.functional.cross_entropy(net(TRAIN.x[i : i + 1]), TRAIN.y[i : i + 1]).backward()
         by_hand = torch.cat([value.grad.flatten() for value in net.parameters()])
         torch.testing.assert_close(rows[i], by_hand)
+
+
+def test_a_network_of_one_output_or_labels_of_text_are_one_line(tmp_path: Path) -> None:
+    """Their cross-entropy would be 0 for every record, and every gradient with it."""
+    net, two = nn.Sequential(nn.Flatten(), nn.Linear(25, 1)), Labelled(TRAIN.x, TRAIN.y % 2)
+    state = {name: torch.zeros_like(value) for name, value in net.state_dict().items()}
+    updates = captured(folder(tmp_path, state), net, "update")
+    given = LocalTraining(), StatedLimit(), Settings(), {}
+    with pytest.raises(BadConfig, match=r"target.model: gives one number for each record"):
+        updates_run(net, updates, 0, two, Labelled(HELDOUT.x, HELDOUT.y % 2), *given)
+    text = labelled("a", TRAIN.x.numpy(), np.array(["a", "b", "c"])[TRAIN.y])
+    with pytest.raises(BadConfig, match=r"target.train: y holds 'a', 'b', 'c'; whole numbers from 0"):
+        updates_run(net, updates, 0, text, HELDOUT, *given)
