@@ -93,15 +93,7 @@ def updates_run(
     began = time.monotonic()
     if not isinstance(model, nn.Module):
         raise BadConfig("target.model: a torch module is needed to read updates")
-    check_alike("target.train", train, "target.heldout", heldout)
-    for key, one in (("target.train", train), ("target.heldout", heldout)):
-        check_numbered(key, one)
-    predict = predictor(model, "target.model")
-    classes = predict.classes(train.x, torch.cat([train.y, heldout.y]))
-    if predict.answers(train.x[:2]).ndim == 1:
-        raise BadConfig(
-            "target.model: gives one number for each record; updates are read by the cross-entropy of its logits (b, classes)"
-        )
+    classes = _classes(model, train, heldout)
     mine, keys = updates.of(client), Keys(settings.seed).fold("target")
     shadows = settings.shadows if fit is not None else 0
     game = coin_game(train, heldout, settings.records, shadows, keys)
@@ -137,6 +129,20 @@ def updates_run(
         judged, stated, budget, {"worlds": made - began, "attacks": done - made, "total": done - began}, facts, None,
         {**about, **notes, "client": client, "records": [len(train), len(heldout)], "shape": list(train.shape)}, clients, rounds,
     )  # fmt: skip
+
+
+def _classes(model: nn.Module, train: Labelled, heldout: Labelled) -> int:
+    """How many classes the model has. Raises BadConfig where it, or the records, cannot be read by gradients."""
+    check_alike("target.train", train, "target.heldout", heldout)
+    for key, one in (("target.train", train), ("target.heldout", heldout)):
+        check_numbered(key, one)
+    predict = predictor(model, "target.model")
+    classes = predict.classes(train.x, torch.cat([train.y, heldout.y]))
+    if predict.answers(train.x[:2]).ndim == 1:
+        raise BadConfig(
+            "target.model: gives one number for each record; updates are read by the cross-entropy of its logits (b, classes)"
+        )
+    return classes
 
 
 def _known(
