@@ -7,12 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from attacks.types import Surface
+from attacks.types import Adversary, Family, Finding, Surface
 from privdd.auditing.guarantees.crafted_records import zeroed_out
+from privdd.auditing.guarantees.statement import Subject
+from privdd.auditing.guarantees.told import TOLD
+from privdd.auditing.looked_at import MESSAGES
 from privdd.auditing.non_interference import differences, take_turn
 from privdd.auditing.readers import NoReader, missing_hooks, read_signals
 from privdd.auditing.signals import Lens
@@ -23,6 +27,7 @@ from privdd.federated.method import Method
 from privdd.federated.simulation import Plan, Snapshot, Task, client_step
 from privdd.privacy.mechanism import Mechanism
 
+TELLING = ("depends on the records", "depend on the records")  # how a line ends that says so
 CLIENTS, ROUNDS = 2, 3  # of the tiny federation; later rounds of a longer method are not run
 
 
@@ -68,6 +73,27 @@ def check_method(
     found = list(_unreadable(method)) or list(_run(plan, _shards(shape, classes, records, seed)))
     if found:
         raise BrokenContract("\n".join(dict.fromkeys(found)))
+
+
+def contract_findings(subject: Subject) -> Iterator[Finding]:
+    """What ``check_method`` says of a method that states a limit: a contradiction where a message tells about the records, and
+    otherwise messages that count as untested; nothing where it finds nothing."""
+    plan, names = subject.plan, [name for name in subject.plan.mechanisms if subject.spends(name)]
+    shape, classes = plan.problem.shape, plan.problem.classes
+    try:
+        if names:
+            check_method(plan.method, mechanisms=plan.mechanisms, shape=shape, classes=classes)
+        return
+    except BrokenContract as broken:
+        lines = str(broken).splitlines()
+    except Exception as problem:  # of a stranger's code, on data that it was not written for
+        lines = [f"{type(problem).__name__}: {problem}"]
+    told = [line for line in lines if line.endswith(TELLING) or " tells about the records" in line]
+    note = f"on a small federation of random images: {(told or lines)[0]}"
+    verdict: dict[str, Any] = {"refuted": True} if told else {"untested": {MESSAGES: note}}
+    diagnostics = {"unit": subject.ledger.unit, **verdict}
+    measures = {"signal": ", ".join(names), "n": 1, "note": note, "diagnostics": diagnostics}
+    yield Finding(subject.surface(names[-1]), TOLD, Family.GUARANTEE, Adversary.ANALYST, measures)
 
 
 def _shards(shape: tuple[int, int, int], classes: int, records: int, seed: int) -> list[Shard]:

@@ -31,6 +31,7 @@ from privdd.auditing.guarantees.tiers import (
     subject_of,
     without_single_ratios,
 )  # fmt: skip
+from privdd.auditing.method_check import contract_findings
 from privdd.auditing.noised_reads import NOTE, Reads, analyst_view, federations, reads_of, replays, wanted
 from privdd.auditing.noted_again import note_again
 from privdd.auditing.replay import recalled
@@ -255,6 +256,8 @@ def _attack_all(
     found = _found_before(jobs, files, terms, folder, earlier)
     fresh = [at for at in range(len(jobs)) if at not in found]
     attacks, tests = attack_tasks([jobs[at] for at in fresh], terms), guarantee_tests(subject)
+    if type(scene.plan.method).__module__.partition(".")[0] != "privdd":  # a user's own; the shipped ones are tested
+        tests.append(GuaranteeTest(subject, contract_findings))
     engine = scene.experiment.engine
     with stage("attack", len(fresh) + len(tests)) as bar:
         with threads(engine.threads):

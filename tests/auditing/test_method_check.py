@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -10,7 +10,7 @@ import torch
 
 from attacks.types import Surface
 from privdd.auditing.coverage import check_coverage
-from privdd.auditing.method_check import BrokenContract, check_method
+from privdd.auditing.method_check import BrokenContract, check_method, contract_findings
 from privdd.auditing.readers import NoReader, missing_hooks, read_signals
 from privdd.cli.assemble import attacks_of
 from privdd.cli.read_settings import audit_settings
@@ -21,6 +21,7 @@ from privdd.methods.fedavg import FedAvg
 from privdd.methods.fedproto import FedProto
 from privdd.models import ModelSpec
 from privdd.privacy.mechanisms import ClippedSum
+from tests.auditing.guarantees.subjects import Coupled, subject
 from tests.federations import ALGOS, tiny, tiny_config
 
 SMALL = {"model": ModelSpec("mlp", width=8), "rounds": 2, "lr": 0.05, "batch_size": 8, "local_epochs": 1}
@@ -140,6 +141,25 @@ def test_a_private_claim_is_tried_on_other_records() -> None:
     with pytest.raises(BrokenContract, match="whether 'count' is sent"):
         for seed in range(6):  # one of these pairs of clients differs in which image is brighter
             check_method(SendsMoreForMore(**SMALL), mechanisms=noised, seed=seed)
+
+
+@dataclass(frozen=True)
+class Ticking(Coupled):
+    """Draws from the global generator, or tells its first pixel, beside its release."""
+
+    coupled: bool = False
+    tells: bool = False
+
+    def local(self, broadcast: Any, memory: Any, shard: Any, ctx: Any) -> Any:
+        upload, memory = super().local(broadcast, memory, shard, ctx)
+        more = shard.train.x[0, 0, 0, 0] if self.tells else 0 * torch.rand(())
+        return {"prototypes": Artifact({"rows": upload["prototypes"].value["rows"] + more}, private=True)}, memory
+
+
+@pytest.mark.parametrize(("method", "said"), [(Ticking(), "untested"), (Ticking(tells=True), "refuted")])
+def test_an_audit_says_what_the_check_of_an_own_method_finds(method: Ticking, said: str) -> None:
+    (found,) = contract_findings(subject(method, {"embedding": ClippedSum(5.0, 1.0, 1.0, 10.0)}))
+    assert said in found.measures["diagnostics"] and "small federation" in found.measures["note"]
 
 
 def test_no_method_at_all() -> None:
