@@ -74,7 +74,9 @@ class Lens:
     def _complete(self, state: State | None) -> State | None:
         if state is None or self.model is None:
             return None
-        return state if dict(self.model.named_parameters()).keys() <= state.keys() else None
+        if not dict(self.model.named_parameters()).keys() <= state.keys():
+            return None
+        return {n: t.float() if t.dtype in (torch.float16, torch.bfloat16) else t for n, t in state.items()}
 
     def logits(self, state: State, x: Tensor) -> Tensor:
         model = self.model

@@ -162,6 +162,16 @@ def test_an_audit_says_what_the_check_of_an_own_method_finds(method: Ticking, sa
     assert said in found.measures["diagnostics"] and "small federation" in found.measures["note"]
 
 
+class Half(FedAvg):
+    def outcome(self, turn: Any, trained: Any) -> Any:
+        values, memory = super().outcome(turn, trained)
+        return {**values, "update": {n: t.half() for n, t in values["update"].items()}}, memory
+
+
+def test_a_model_in_half_precision_is_read_like_any_other() -> None:
+    check_method(Half(**SMALL))
+
+
 def test_no_method_at_all() -> None:
     with pytest.raises(BrokenContract, match=r"dict is no Method: it must inherit from privdd\.api\.Method"):
         check_method({})  # type: ignore[arg-type]
