@@ -15,7 +15,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def arrays(function: Callable[P, R]) -> Callable[P, R]:
+def accepts_numpy(function: Callable[P, R]) -> Callable[P, R]:
     """The function for NumPy arrays as well: as arguments, or in a list, tuple or mapping that is one.
 
     Where an array was given and no tensor, tensors of the result come back as arrays, in tuples, lists, mappings and
@@ -23,41 +23,41 @@ def arrays(function: Callable[P, R]) -> Callable[P, R]:
     """
 
     @wraps(function)
-    def door(*args: P.args, **kwargs: P.kwargs) -> R:
+    def call_with_tensors(*args: P.args, **kwargs: P.kwargs) -> R:
         given = (*args, *kwargs.values())
-        if not any(_holds(one, np.ndarray) for one in given):
+        if not any(_contains_type(one, np.ndarray) for one in given):
             return function(*args, **kwargs)
-        made = function(*(_tensors(one) for one in args), **{name: _tensors(one) for name, one in kwargs.items()})  # type: ignore[arg-type]
-        return made if any(_holds(one, Tensor) for one in given) else _back(made)
+        made = function(*(_to_tensors(one) for one in args), **{name: _to_tensors(one) for name, one in kwargs.items()})  # type: ignore[arg-type]
+        return made if any(_contains_type(one, Tensor) for one in given) else _to_arrays(made)
 
-    door.takes_arrays = True  # type: ignore[attr-defined]
-    return door
+    call_with_tensors.takes_arrays = True  # type: ignore[attr-defined]
+    return call_with_tensors
 
 
-def _holds(value: Any, kind: type) -> bool:
+def _contains_type(value: Any, kind: type) -> bool:
     if isinstance(value, list | tuple):
-        return any(_holds(one, kind) for one in value)
+        return any(_contains_type(one, kind) for one in value)
     if isinstance(value, Mapping):
-        return any(_holds(one, kind) for one in value.values())
+        return any(_contains_type(one, kind) for one in value.values())
     return isinstance(value, kind)
 
 
-def _tensors(value: Any) -> Any:
+def _to_tensors(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return torch.from_numpy(np.require(value, requirements=("C", "W", "A")))  # a copy only where torch needs one
-    return _within(value, _tensors) if _holds(value, np.ndarray) else value
+    return _map_elements(value, _to_tensors) if _contains_type(value, np.ndarray) else value
 
 
-def _back(value: Any) -> Any:
+def _to_arrays(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.detach().cpu().numpy()
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         found = {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.init}
-        return dataclasses.replace(value, **{n: _back(v) for n, v in found.items() if _holds(v, Tensor)})  # type: ignore[type-var]
-    return _within(value, _back)
+        return dataclasses.replace(value, **{n: _to_arrays(v) for n, v in found.items() if _contains_type(v, Tensor)})  # type: ignore[type-var]
+    return _map_elements(value, _to_arrays)
 
 
-def _within(value: Any, change: Callable[[Any], Any]) -> Any:
+def _map_elements(value: Any, change: Callable[[Any], Any]) -> Any:
     if isinstance(value, tuple) and hasattr(value, "_make"):  # a named tuple
         return value._make(change(one) for one in value)
     if isinstance(value, list | tuple):

@@ -46,7 +46,7 @@ def check_levels(delta: float, confidence: float) -> None:
         raise ValueError(f"confidence={confidence}: a number in (0, 1) is needed")
 
 
-def check_counts(tp: int, fn: int, fp: int, tn: int) -> None:
+def check_confusion_counts(tp: int, fn: int, fp: int, tn: int) -> None:
     """Raises ValueError for anything but whole numbers with a member and a non-member among them."""
     counts = {"tp": tp, "fn": fn, "fp": fp, "tn": tn}
     for name, value in counts.items():

@@ -1,19 +1,27 @@
-"""Canaries, records crafted for audits: those that affect a mechanism most, and out-of-distribution ones.
+"""Canaries: records crafted for audits, and the scores of many of them in one noisy transcript.
 
-Every set is (x (n, c, h, w) float32 in [0, 1], y (n,) int64). A bound measured with canaries is about
-the worst case that a guarantee must cover, not about an average record.
+Every set is (x (n, c, h, w) float32 in [0, 1], y (n,) int64). A bound measured with canaries is about the worst case that
+a guarantee must cover, not about an average record.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
 import torch
 from scipy.linalg import qr
 from torch import Tensor
+
+# --- canaries ----------------------------------------------------------------------------------
+# Canaries, records crafted for audits: those that affect a mechanism most, and out-of-distribution ones.
+#
+# Every set is (x (n, c, h, w) float32 in [0, 1], y (n,) int64). A bound measured with canaries is about
+# the worst case that a guarantee must cover, not about an average record.
+
 
 Pattern = Literal["white", "black", "stripes", "noise"]
 Contribution = Callable[[Tensor, Tensor], Tensor]
@@ -37,13 +45,13 @@ class Canaries:
         return len(self.y)
 
 
-def join(*parts: Canaries) -> Canaries:
+def join_canaries(*parts: Canaries) -> Canaries:
     return Canaries(
         torch.cat([p.x for p in parts]), torch.cat([p.y for p in parts]), tuple(n for p in parts for n in p.names)
     )
 
 
-def mislabelled(x: Tensor, y: Tensor, classes: int, generator: torch.Generator) -> Canaries:
+def mislabel_records(x: Tensor, y: Tensor, classes: int, generator: torch.Generator) -> Canaries:
     """The records themselves, each with a label drawn uniformly from the wrong ones."""
     if not classes >= 2:
         raise ValueError(f"classes={classes}: at least 2 are needed")
@@ -51,7 +59,7 @@ def mislabelled(x: Tensor, y: Tensor, classes: int, generator: torch.Generator) 
     return Canaries(x.clone(), (y + shift) % classes, ("mislabelled",) * len(y))
 
 
-def pattern(
+def pattern_canary(
     name: Pattern, shape: tuple[int, int, int], label: int, generator: torch.Generator | None = None
 ) -> Canaries:
     """One out-of-distribution image: all ones, all zeros, one-pixel vertical stripes, or uniform noise."""
@@ -68,13 +76,13 @@ def pattern(
     return Canaries(image.unsqueeze(0), torch.tensor([label]), (name,))
 
 
-def out_of_distribution(shape: tuple[int, int, int], label: int, generator: torch.Generator) -> Canaries:
+def out_of_distribution_canaries(shape: tuple[int, int, int], label: int, generator: torch.Generator) -> Canaries:
     """The four patterns under one label."""
     names: tuple[Pattern, ...] = ("white", "black", "stripes", "noise")
-    return join(*(pattern(name, shape, label, generator) for name in names))
+    return join_canaries(*(pattern_canary(name, shape, label, generator) for name in names))
 
 
-def patches(shape: tuple[int, int, int], count: int, generator: torch.Generator) -> Tensor:
+def draw_block_images(shape: tuple[int, int, int], count: int, generator: torch.Generator) -> Tensor:
     """Images (count, c, h, w) of random black and white blocks, of one size and share of white each: unlike one another."""
     c, h, w = shape
     images = torch.empty(count, c, h, w)
@@ -86,7 +94,7 @@ def patches(shape: tuple[int, int, int], count: int, generator: torch.Generator)
     return images
 
 
-def independent(effects: np.ndarray, count: int) -> np.ndarray:
+def select_independent(effects: np.ndarray, count: int) -> np.ndarray:
     """Positions of ``count`` rows of effects (n, p), each next one with most that the ones before do not span.
 
     Greedy, by QR with column pivoting (Businger and Golub 1965). Raises ValueError for more rows than there are.
@@ -97,7 +105,7 @@ def independent(effects: np.ndarray, count: int) -> np.ndarray:
     return order[:count]
 
 
-def crafted(
+def craft_canaries(
     contribution: Contribution,
     start: Canaries,
     *,
@@ -118,7 +126,7 @@ def crafted(
     record = torch.full((len(start),), -torch.inf, dtype=start.x.dtype)
     for _ in range(steps + 1):
         leaf = x.detach().requires_grad_(True)
-        effect = _effect(contribution(leaf, start.y), direction)
+        effect = _effect_sizes(contribution(leaf, start.y), direction)
         (slope,) = torch.autograd.grad(effect.sum(), leaf)
         better = effect.detach() > record
         best[better], record[better] = x[better], effect.detach()[better].to(record.dtype)
@@ -126,7 +134,95 @@ def crafted(
     return Canaries(best, start.y, tuple(f"crafted:{name}" for name in start.names))
 
 
-def _effect(rows: Tensor, direction: Tensor | None) -> Tensor:
+def _effect_sizes(rows: Tensor, direction: Tensor | None) -> Tensor:
     if rows.ndim != 2:
         raise ValueError(f"contribution returned {tuple(rows.shape)}: (b, p) is needed")
     return rows.norm(dim=1) if direction is None else rows @ direction
+
+
+# --- one run canaries --------------------------------------------------------------------------
+# Scores of many canaries in one noisy transcript, by regression on the whole signal.
+#
+# A release of a clipped sum is y = sum over canaries of z_i a_i + noise, once what the other records add is taken off: a_i
+# is what canary i adds (which an adversary who knows the canaries, the public maps and all earlier releases computes), and
+# z_i is 1 where the canary is in and was sampled. Noise is Gaussian with a stated scale. The best linear estimate of all
+# z_i together decorrelates canaries that point the same way. How a score is computed needs no care for the bound: the
+# one-run bounds hold for every score that does not look at the coins. So where the signal has directions that no canary
+# reaches, the noise is measured there, and a release with less noise than it states is read with what it has.
+
+
+MIN_FREE_DIRECTIONS = 10  # directions free of canaries, at least, to measure the noise in
+
+
+@dataclass
+class CanaryScores:
+    """Log likelihood ratios, in against out, of m canaries; releases are added one by one.
+
+    Full-batch releases are regressed on together, for a canary is in all of them or in none. Poisson-sampled ones are
+    taken one at a time, since each has coins of its own.
+    """
+
+    count: int
+    _precision: np.ndarray = field(init=False)
+    _moment: np.ndarray = field(init=False)
+    _sampled: np.ndarray = field(init=False)
+    releases: int = 0
+    gain: float = (
+        0.0  # sum of |a_i|^2 / std^2 over canaries and releases: the squared mu of a perfect adversary, m times
+    )
+
+    def __post_init__(self) -> None:
+        self._precision = np.zeros((self.count, self.count))
+        self._moment, self._sampled = np.zeros(self.count), np.zeros(self.count)
+
+    def add_release(
+        self, at: np.ndarray, effects: np.ndarray, observed: np.ndarray, std: float, probability: float
+    ) -> None:
+        """One release: canaries ``at`` (g,), what each adds (g, p), the release less the other records' part (p,).
+
+        Raises ValueError for shapes that do not fit and noise that is not positive.
+        """
+        if effects.shape != (len(at), *observed.shape) or not std > 0 or not 0 < probability <= 1:
+            raise ValueError(f"{len(at)} canaries, effects {effects.shape}, observed {observed.shape}, std {std}")
+        rows, signal = effects.astype(np.float64), observed.astype(np.float64)
+        self.releases += 1
+        self.gain += float(np.square(rows).sum()) / std**2
+        real = noise_outside_span(rows, signal, std)
+        precision, moment = rows @ rows.T / real**2, rows @ signal / real**2
+        if probability == 1:
+            self._precision[np.ix_(at, at)] += precision
+            self._moment[at] += moment
+            return
+        ratios = likelihood_ratios(precision, moment, probability / 2)
+        stay = math.log1p(-probability)
+        self._sampled[at] += np.logaddexp(stay, math.log(probability) + ratios)
+
+    def canary_scores(self) -> np.ndarray:
+        """(m,), larger = in."""
+        return self._sampled + likelihood_ratios(self._precision, self._moment, 0.5)
+
+
+def noise_outside_span(rows: np.ndarray, signal: np.ndarray, std: float) -> float:
+    """The noise scale outside the span of the rows, at most ``std`` and at least a ten-thousandth of it."""
+    energy, free = outside_span(rows, signal)
+    return std if free < MIN_FREE_DIRECTIONS else min(std, max(math.sqrt(energy / free), 1e-4 * std))
+
+
+def outside_span(rows: np.ndarray, signal: np.ndarray) -> tuple[float, int]:
+    """(squared norm, dimensions) of a signal (p,) outside the span of the rows (g, p)."""
+    solution, _, rank, _ = np.linalg.lstsq(rows.T, signal, rcond=1e-9)
+    rest = signal - solution @ rows
+    return float(rest @ rest), len(signal) - int(rank)
+
+
+def likelihood_ratios(precision: np.ndarray, moment: np.ndarray, mean: float) -> np.ndarray:
+    """ln of z_i = 1 over z_i = 0 (..., n), the other coefficients being unknown with this mean and a coin's variance.
+
+    precision: (n, n) symmetric; moment: (..., n), one transcript or several.
+    """
+    spread = 1 / (mean * (1 - mean))
+    whole = np.linalg.inv(precision + spread * np.eye(len(precision)))
+    middle = mean + (moment - precision.sum(1) * mean) @ whole
+    # without the prior of canary i itself: precision w, estimate e, and the ratio w (e - 1/2)
+    w = np.maximum(1 / np.diag(whole) - spread, 0.0)
+    return middle / np.diag(whole) - spread * mean - w / 2

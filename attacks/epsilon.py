@@ -1,7 +1,8 @@
 """Lower bounds on epsilon from what an attack got right, each with the condition it needs (``attacks.bounds``).
 
-Bounds from a single run are in ``attacks.one_run`` and ``attacks.fdp_one_run``, tests of a whole trade-off curve in
-``attacks.curve``; their names are importable from here.
+From the two error rates of a membership attack, from scores whose threshold is chosen on other trials, and from a record
+that is identified among very many. Bounds from a single run are in ``attacks.one_run``, tests of a whole trade-off curve in
+``attacks.tradeoff``; their names are importable from here. Imports no torch.
 """
 
 from __future__ import annotations
@@ -11,14 +12,83 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import numpy as np
+from scipy import stats
 from scipy.optimize import brentq
-from scipy.special import betainc, betaincinv, log_ndtr, ndtr, ndtri
+from scipy.special import betainc, betaincinv, betaln, log_ndtr, ndtr, ndtri
 
-from attacks.bounds import VALIDITY, Bound, Validity, check_counts, check_levels, check_scores
-from attacks.curve import upper_rates
-from attacks.fdp_one_run import fdp_one_run, fdp_one_run_mu
-from attacks.one_run import one_run, one_run_p_value
-from attacks.thresholds import best_threshold, counts_at
+from attacks.bounds import VALIDITY, Bound, Validity, check_confusion_counts, check_levels, check_scores
+from attacks.one_run import fdp_one_run, fdp_one_run_mu, one_run, one_run_p_value
+from attacks.tradeoff import error_rate_limits
+
+# --- thresholds --------------------------------------------------------------------------------
+# Choosing a threshold on some trials, to be judged on others.
+
+
+MAX_CANDIDATES = 200
+COMPARISON_CONFIDENCE = (
+    0.9  # the limits that thresholds are compared at: wide enough that cells empty by luck win little
+)
+ConfusionCounts = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # tp, fn, fp, tn of each threshold
+
+
+def best_threshold(values: np.ndarray, inside: np.ndarray, delta: float, method: str = "clopper_pearson") -> float:
+    """The threshold at which ``method`` would bound most on these trials, from scores (n,) and bits (n,).
+
+    Where it bounds nothing anywhere, the threshold with the largest gap between the rates. Raises KeyError for methods
+    that need no threshold.
+    """
+    ordered = np.unique(values)
+    candidates = ordered[np.unique(np.linspace(0, len(ordered) - 1, MAX_CANDIDATES).astype(int))]
+    counts = confusion_counts_at(values, inside, candidates)
+    gains = THRESHOLD_GAINS[method](counts, delta)
+    if gains.max() > 0:
+        return float(candidates[int(np.argmax(gains))])
+    tp, fn, fp, tn = counts
+    return float(candidates[int(np.argmax(tp / (tp + fn) - fp / (fp + tn)))])
+
+
+def confusion_counts_at(values: np.ndarray, inside: np.ndarray, thresholds: np.ndarray) -> ConfusionCounts:
+    """(tp, fn, fp, tn) of the rules "value >= threshold means member", each (k,)."""
+    members, others = np.sort(values[inside]), np.sort(values[~inside])
+    fn, tn = np.searchsorted(members, thresholds), np.searchsorted(others, thresholds)
+    return len(members) - fn, fn, len(others) - tn, tn
+
+
+def _clopper_pearson_gain(counts: ConfusionCounts, delta: float) -> np.ndarray:
+    fpr, fnr = error_rate_limits(*counts, COMPARISON_CONFIDENCE)
+    return _log_ratios(fpr, fnr, delta)
+
+
+def _gaussian_gain(counts: ConfusionCounts, delta: float) -> np.ndarray:
+    """mu, in which epsilon grows."""
+    fpr, fnr = error_rate_limits(*counts, COMPARISON_CONFIDENCE)
+    return ndtri(1 - fpr) - ndtri(fnr)
+
+
+def _bayesian_gain(counts: ConfusionCounts, delta: float) -> np.ndarray:
+    tp, fn, fp, tn = (count + 0.5 for count in counts)
+    keep = 1 - (1 - COMPARISON_CONFIDENCE) / 2
+    return _log_ratios(betaincinv(fp, tn, keep), betaincinv(fn, tp, keep), delta)
+
+
+def _log_ratios(fpr: np.ndarray, fnr: np.ndarray, delta: float) -> np.ndarray:
+    powers = np.stack([(1 - delta - fnr) / fpr, (1 - delta - fpr) / fnr])
+    return np.log(np.maximum(powers, 1e-300)).max(0)
+
+
+THRESHOLD_GAINS: dict[str, Callable[[ConfusionCounts, float], np.ndarray]] = {
+    "clopper_pearson": _clopper_pearson_gain,
+    "gaussian": _gaussian_gain,
+    "bayesian": _bayesian_gain,
+}
+
+
+# --- epsilon -----------------------------------------------------------------------------------
+# Lower bounds on epsilon from what an attack got right, each with the condition it needs (``attacks.bounds``).
+#
+# Bounds from a single run are in ``attacks.one_run`` and ``attacks.one_run``, tests of a whole trade-off curve in
+# ``attacks.tradeoff``; their names are importable from here.
+
 
 __all__ = [
     "VALIDITY", "Bound", "Validity", "bayesian", "best_threshold", "clopper_pearson", "fdp_one_run", "fdp_one_run_mu",
@@ -32,7 +102,7 @@ def clopper_pearson(tp: int, fn: int, fp: int, tn: int, *, delta: float, confide
     Each rate's upper limit takes half of alpha, so both directions hold at once. Needs independent
     trials (one training each) and a threshold that does not depend on them.
     """
-    fpr, fnr = _limits(tp, fn, fp, tn, delta, confidence)
+    fpr, fnr = _error_limits(tp, fn, fp, tn, delta, confidence)
     return max(_log_ratio(1 - delta - fnr, fpr), _log_ratio(1 - delta - fpr, fnr), 0.0)
 
 
@@ -41,7 +111,7 @@ def gaussian(tp: int, fn: int, fp: int, tn: int, *, delta: float, confidence: fl
 
     Holds only for mechanisms whose trade-off curve is at least Gaussian; needs 0 < delta < 1.
     """
-    fpr, fnr = _limits(tp, fn, fp, tn, delta, confidence)
+    fpr, fnr = _error_limits(tp, fn, fp, tn, delta, confidence)
     if not delta > 0:
         raise ValueError(f"delta={delta}: a Gaussian mechanism has no finite epsilon at delta 0")
     return gaussian_epsilon(float(ndtri(1 - fpr) - ndtri(fnr)), delta)
@@ -52,12 +122,12 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     if not mu > 0:
         return 0.0
 
-    def excess(eps: float) -> float:
+    def excess_delta(eps: float) -> float:
         return float(ndtr(-eps / mu + mu / 2) - np.exp(eps + log_ndtr(-eps / mu - mu / 2))) - delta
 
-    if excess(0.0) <= 0:
+    if excess_delta(0.0) <= 0:
         return 0.0
-    return float(brentq(excess, 0.0, mu * mu / 2 + mu * (2 + math.sqrt(-2 * math.log(delta))), xtol=1e-10))
+    return float(brentq(excess_delta, 0.0, mu * mu / 2 + mu * (2 + math.sqrt(-2 * math.log(delta))), xtol=1e-10))
 
 
 def bayesian(tp: int, fn: int, fp: int, tn: int, *, delta: float, confidence: float = 0.95) -> float:
@@ -67,34 +137,34 @@ def bayesian(tp: int, fn: int, fp: int, tn: int, *, delta: float, confidence: fl
     inside, so one dimension is left (midpoint rule over 4096 quantiles of the FPR). A credible
     bound: at epsilon 0 the region is a line of mass zero, so the value is above 0 even on a null.
     """
-    check_counts(tp, fn, fp, tn)
+    check_confusion_counts(tp, fn, fp, tn)
     check_levels(delta, confidence)
     alpha = 1 - confidence
     x = betaincinv(0.5 + fp, 0.5 + tn, (np.arange(4096) + 0.5) / 4096)
 
-    def excess(eps: float) -> float:
-        low, high = _region(x, eps, delta), 1 - _region(1 - x, eps, delta)
+    def excess_mass(eps: float) -> float:
+        low, high = _smallest_fnr(x, eps, delta), 1 - _smallest_fnr(1 - x, eps, delta)
         inside = betainc(0.5 + fn, 0.5 + tp, high) - betainc(0.5 + fn, 0.5 + tp, low)
         return float(np.clip(inside, 0, 1).mean()) - alpha
 
-    if excess(0.0) >= 0:
+    if excess_mass(0.0) >= 0:
         return 0.0
     high = 1.0
-    while excess(high) < 0:
+    while excess_mass(high) < 0:
         high *= 2
-    return float(brentq(excess, 0.0, high, xtol=1e-6))
+    return float(brentq(excess_mass, 0.0, high, xtol=1e-6))
 
 
-def _region(x: np.ndarray, eps: float, delta: float) -> np.ndarray:
+def _smallest_fnr(x: np.ndarray, eps: float, delta: float) -> np.ndarray:
     """The smallest FNR that (eps, delta)-DP allows at FPR x."""
     return np.maximum(0.0, np.maximum(1 - delta - np.exp(eps) * x, np.exp(-eps) * (1 - delta - x)))
 
 
-def _limits(tp: int, fn: int, fp: int, tn: int, delta: float, confidence: float) -> tuple[float, float]:
+def _error_limits(tp: int, fn: int, fp: int, tn: int, delta: float, confidence: float) -> tuple[float, float]:
     """Simultaneous upper limits (FPR, FNR) at ``confidence``."""
-    check_counts(tp, fn, fp, tn)
+    check_confusion_counts(tp, fn, fp, tn)
     check_levels(delta, confidence)
-    fpr, fnr = upper_rates(tp, fn, fp, tn, confidence)
+    fpr, fnr = error_rate_limits(tp, fn, fp, tn, confidence)
     return float(fpr), float(fnr)
 
 
@@ -126,11 +196,11 @@ def from_scores(
     check_levels(delta, confidence)
     values, inside = check_scores(scores, member)
     if thresholds is None:
-        values, inside, thresholds = _split(values, inside, delta, split, generator, method)
+        values, inside, thresholds = _split_trials(values, inside, delta, split, generator, method)
     if not len(thresholds) >= 1:
         raise ValueError("thresholds: at least one is needed")
     each = 1 - (1 - confidence) / len(thresholds)
-    counts = zip(*(c.tolist() for c in counts_at(values, inside, np.asarray(thresholds, dtype=np.float64))))
+    counts = zip(*(c.tolist() for c in confusion_counts_at(values, inside, np.asarray(thresholds, dtype=np.float64))))
     value = max(bounds[method](*four, delta=delta, confidence=each) for four in counts)
     return Bound(value, method, VALIDITY[method], delta, confidence)
 
@@ -151,11 +221,11 @@ def one_run_from_scores(
     lowest out; several pairs share alpha (Bonferroni). ``generator`` breaks ties, so that the order
     of the records cannot give their membership away.
     """
-    if method not in ONE_RUN:
-        raise ValueError(f"method={method!r}: allowed are {', '.join(ONE_RUN)}")
+    if method not in ONE_RUN_BOUNDS:
+        raise ValueError(f"method={method!r}: allowed are {', '.join(ONE_RUN_BOUNDS)}")
     each = 1 - (1 - confidence) / max(len(guesses), 1)
     counts = right_guesses(scores, member, guesses, generator)
-    best = max(ONE_RUN[method](len(scores), made, right, delta=delta, confidence=each) for made, right in counts)
+    best = max(ONE_RUN_BOUNDS[method](len(scores), made, right, delta=delta, confidence=each) for made, right in counts)
     return Bound(best, method, VALIDITY[method], delta, confidence)
 
 
@@ -177,14 +247,14 @@ def _fdp_gaussian(m: int, guesses: int, correct: int, *, delta: float, confidenc
     return gaussian_epsilon(fdp_one_run_mu(m, guesses, correct, confidence=confidence), delta)
 
 
-ONE_RUN: dict[str, Callable[..., float]] = {
+ONE_RUN_BOUNDS: dict[str, Callable[..., float]] = {
     "one_run": one_run,
     "fdp_one_run": fdp_one_run,
     "fdp_one_run_gaussian": _fdp_gaussian,
 }
 
 
-def _split(
+def _split_trials(
     values: np.ndarray,
     inside: np.ndarray,
     delta: float,
@@ -200,3 +270,73 @@ def _split(
     if not all((part & kind).any() for part in (chosen, ~chosen) for kind in (inside, ~inside)):
         raise ValueError(f"{int(inside.sum())} members of {len(inside)} trials: too few to split")
     return values[~chosen], inside[~chosen], [best_threshold(values[chosen], inside[chosen], delta, method)]
+
+
+# --- naming ------------------------------------------------------------------------------------
+# Naming the record: bounds from a secret drawn among very many, with a null that is known exactly.
+#
+# A game with two hypotheses won n times out of n shows no epsilon above ln n. Where the record is drawn at random from
+# many, say K, and every one of them has the same neighbour D0 (the data without the record), one look shows more:
+# P(named) = mean over s of P(M(D_s) in A_s) <= e^epsilon mean over s of P(M(D0) in A_s) + delta, and the last mean is the
+# chance that a guess which knows nothing of s meets it, whatever the mechanism. For a direction s that is uniform on the
+# sphere and a guess v: cos(v, s) has the law of one coordinate of the sphere, (1 + Beta((m-1)/2, (m-1)/2)) scaled to
+# [-1, 1] (its square is Beta(1/2, (m-1)/2)).
+
+
+LARGEST_BOUND = 1e9
+
+
+def log_chance_of_cosine(cosine: np.ndarray, dimensions: int) -> np.ndarray:
+    """ln P(cos(v, s) >= cosine) for a fixed v and s uniform on the sphere in ``dimensions`` >= 2; cosine in [-1, 1]."""
+    if dimensions < 2:
+        raise ValueError(f"dimensions={dimensions}: at least 2 are needed")
+    c = np.clip(np.asarray(cosine, dtype=np.float64), -1, 1)
+    a = (dimensions - 1) / 2
+    with np.errstate(divide="ignore", under="ignore"):
+        tail = 0.5 * betainc(a, 0.5, np.maximum(1 - c * c, 0))
+        plain = np.log(np.where(c >= 0, tail, 1 - tail))
+        # x^a / (a B(a, 1/2)) (1 - x)^(-1/2): the integral of t^(a-1) (1-t)^(-1/2) up to x is below this
+        room = np.log(np.maximum(1 - c * c, 1e-300)) * a - math.log(a) - betaln(a, 0.5)
+        far = room - 0.5 * np.log(np.maximum(c * c, 1e-300)) + math.log(0.5)
+    return np.where((c > 0) & (tail < 1e-250), np.minimum(far, math.log(1e-250)), plain)
+
+
+def bound_from_cosines(
+    cosines: np.ndarray, threshold: float, dimensions: int, *, delta: float, confidence: float
+) -> float:
+    """Lower bound on epsilon from cosines (n,) of independent games; threshold: fixed before they were seen."""
+    values = np.asarray(cosines, dtype=np.float64)
+    if values.ndim != 1 or not len(values) or np.isnan(values).any():
+        raise ValueError(f"cosines {values.shape}: one-dimensional, not empty and without NaN is needed")
+    won = int((values >= threshold).sum())
+    return _bound_from_wins(
+        won, len(values), float(log_chance_of_cosine(np.array(threshold), dimensions)), delta, confidence
+    )
+
+
+def bound_from_identifications(
+    won: int, games: int, log_candidates: float, *, delta: float, confidence: float
+) -> float:
+    """Lower bound on epsilon from ``won`` of ``games``, each a name among e^log_candidates equally likely ones."""
+    if not 0 <= won <= games or games < 1:
+        raise ValueError(f"won={won}, games={games}: at most the games, and at least one of them, is needed")
+    return _bound_from_wins(won, games, -log_candidates, delta, confidence)
+
+
+def _bound_from_wins(won: int, games: int, log_chance: float, delta: float, confidence: float) -> float:
+    share = float(betaincinv(won, games - won + 1, 1 - confidence)) if won else 0.0  # Clopper-Pearson, from below
+    if share <= delta:
+        return 0.0
+    return min(max(math.log(share - delta) - log_chance, 0.0), LARGEST_BOUND)
+
+
+def best_cosine_threshold(cosines: np.ndarray, dimensions: int, delta: float) -> float:
+    """The threshold that bounds most on these games, to be used on others: one that a tenth of them reach at least."""
+    ordered = np.sort(np.asarray(cosines, dtype=np.float64))
+    n = len(ordered)
+    at = np.unique(np.linspace(0, max(0, n - max(5, n // 10)), 60).astype(int))
+    won = n - at
+    share = stats.beta.ppf(0.05, won, n - won + 1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        gains = np.log(np.maximum(share - delta, 1e-300)) - log_chance_of_cosine(ordered[at], dimensions)
+    return float(ordered[at][int(np.argmax(gains))])

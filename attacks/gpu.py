@@ -1,32 +1,50 @@
-"""How loops keep a GPU busy: they read values seldom, send random numbers in blocks, and fit their batches to its memory."""
+"""How loops keep a GPU busy, and how they get the same bits each time on it.
+
+Values are read seldom, random numbers are sent in blocks, and batches fit the memory. A GPU's fastest kernels add in an
+order that changes from call to call; whoever repeats a computation and compares, as tests of a guarantee do, or resumes a
+run, needs ``deterministic_kernels``, which fails where a kernel of a fixed order is missing; for two of those, a form that
+has one stands here.
+"""
 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-PIXEL = 2**15  # bytes that ResNet-18 keeps for a pixel of an image and its gradient, and a third more
-LOOK = 16  # steps between looks at values on a GPU: each makes the host wait for all that is under way
-BLOCK = 64  # steps whose random numbers travel together
-SHARE = 0.25  # of a GPU's memory: the rest is for its libraries, for what the allocator keeps, and for other batches
+# --- gpu ---------------------------------------------------------------------------------------
+# How loops keep a GPU busy: they read values seldom, send random numbers in blocks, and fit their batches to its memory.
 
 
-def look_every(device: torch.device) -> int:
+BYTES_PER_PIXEL = 2**15  # bytes that ResNet-18 keeps for a pixel of an image and its gradient, and a third more
+STEPS_BETWEEN_READS = 16  # steps between looks at values on a GPU: each makes the host wait for all that is under way
+STEPS_PER_TRANSFER = 64  # steps whose random numbers travel together
+MEMORY_SHARE = (
+    0.25  # of a GPU's memory: the rest is for its libraries, for what the allocator keeps, and for other batches
+)
+
+
+def steps_between_reads(device: torch.device) -> int:
     """After how many steps a loop on ``device`` may look at a value to decide how it goes on."""
-    return 1 if device.type == "cpu" else LOOK
+    return 1 if device.type == "cpu" else STEPS_BETWEEN_READS
 
 
-def ahead(draw: Callable[[], tuple[Tensor, ...]], steps: int, device: torch.device) -> Iterator[tuple[Tensor, ...]]:
+def draw_ahead(
+    draw: Callable[[], tuple[Tensor, ...]], steps: int, device: torch.device
+) -> Iterator[tuple[Tensor, ...]]:
     """``draw()`` for each of ``steps`` steps, on ``device``; its tensors are on the CPU and have equal shapes in all steps.
 
     The numbers are the same on every device, and so is the generator when all steps were taken. On the CPU they are
-    drawn when their step comes, elsewhere ``BLOCK`` steps at once: a transfer a step would cost more than the step.
+    drawn when their step comes, elsewhere ``STEPS_PER_TRANSFER`` steps at once: a transfer a step would cost more than the step.
     """
-    for first in range(0, steps, BLOCK):
-        count = min(BLOCK, steps - first)
+    for first in range(0, steps, STEPS_PER_TRANSFER):
+        count = min(STEPS_PER_TRANSFER, steps - first)
         if device.type == "cpu":
             yield from (draw() for _ in range(count))
             continue
@@ -34,16 +52,16 @@ def ahead(draw: Callable[[], tuple[Tensor, ...]], steps: int, device: torch.devi
         yield from zip(*(torch.stack(part).to(device).unbind() for part in zip(*rows)))
 
 
-def room(device: torch.device | str, usual: int) -> int:
+def memory_budget(device: torch.device | str, usual: int) -> int:
     """Bytes that a batch may take: ``usual`` on the CPU, whose memory others share; a quarter of a GPU's.
 
     Of all it has, not of what is free just now: a batch's size changes the last bits of what is computed.
     """
     where = torch.device(device)
-    return int(SHARE * torch.cuda.mem_get_info(where)[1]) if where.type == "cuda" else usual
+    return int(MEMORY_SHARE * torch.cuda.mem_get_info(where)[1]) if where.type == "cuda" else usual
 
 
-def images_at_once(images: Tensor, usual: int, cached: int) -> int:
+def max_images_per_batch(images: Tensor, usual: int, cached: int) -> int:
     """How many of ``images`` (n, c, h, w) may go through a network at once: ``usual``, a number that was asked for.
 
     ``cached`` is the default, chosen for a CPU's cache; where it was left as it is, a GPU takes as many as fit into its
@@ -51,10 +69,12 @@ def images_at_once(images: Tensor, usual: int, cached: int) -> int:
     """
     if images.device.type == "cpu" or usual != cached:
         return usual
-    return max(usual, room(images.device, 0) // (PIXEL * math.prod(images.shape[-2:])))
+    return max(usual, memory_budget(images.device, 0) // (BYTES_PER_PIXEL * math.prod(images.shape[-2:])))
 
 
-def replayed(compute: Callable[[Tensor], tuple[Tensor, ...]], like: Tensor) -> Callable[[Tensor], tuple[Tensor, ...]]:
+def record_cuda_graph(
+    compute: Callable[[Tensor], tuple[Tensor, ...]], like: Tensor
+) -> Callable[[Tensor], tuple[Tensor, ...]]:
     """``compute``, a function of one tensor shaped as ``like``; on a GPU its kernels are recorded once, as a graph, and started
     together ever after: starting them one by one takes longer than they do. The same kernels, so the same bits.
 
@@ -76,9 +96,84 @@ def replayed(compute: Callable[[Tensor], tuple[Tensor, ...]], like: Tensor) -> C
         torch.cuda.synchronize()
         return compute
 
-    def play(x: Tensor, held: object = compute) -> tuple[Tensor, ...]:  # held: the graph reads its memory
+    def replay_graph(x: Tensor, held: object = compute) -> tuple[Tensor, ...]:  # held: the graph reads its memory
         given.copy_(x)
         graph.replay()
         return tuple(value.clone() for value in found)
 
-    return play
+    return replay_graph
+
+
+# --- repeatable --------------------------------------------------------------------------------
+# The same bits each time on a GPU: its fastest kernels add in an order that changes from call to call.
+#
+# Whoever repeats a computation and compares, as tests of a guarantee do, or resumes a run, needs that. ``deterministic_kernels`` has
+# torch take kernels of a fixed order, and fails where there is none; for two of those, a form that has one stands here.
+
+
+CUBLAS_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
+DETERMINISTIC_WORKSPACES = (
+    ":4096:8",
+    ":16:8",
+)  # sizes of its memory at which a GPU's products of matrices add in a fixed order
+
+
+@contextmanager
+def deterministic_kernels(device: torch.device | str) -> Iterator[None]:
+    """On a GPU: kernels of a fixed order, and float32 in full (TF32 keeps 10 bits of 23), as on the CPU.
+
+    Raises torch's RuntimeError, inside, at an operation that has no such kernel.
+    """
+    if torch.device(device).type == "cpu":
+        yield
+        return
+    os.environ.setdefault(CUBLAS_WORKSPACE, DETERMINISTIC_WORKSPACES[0])  # read at the first product of matrices
+    products, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = torch.are_deterministic_algorithms_enabled(), products.allow_tf32, convolutions.allow_tf32
+    memory: Any = torch.utils.deterministic
+    filled = memory.fill_uninitialized_memory  # a kernel more for every new tensor
+    torch.use_deterministic_algorithms(True)
+    memory.fill_uninitialized_memory = False
+    products.allow_tf32 = convolutions.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0])
+        memory.fill_uninitialized_memory = filled
+        products.allow_tf32, convolutions.allow_tf32 = before[1:]
+
+
+def average_pool(x: Tensor, size: int | tuple[int, int]) -> Tensor:
+    """``F.adaptive_avg_pool2d``: (..., h, w) -> (..., *size); off the CPU as two products, whose gradient is repeatable."""
+    if x.device.type == "cpu":
+        return F.adaptive_avg_pool2d(x, size)
+    rows, columns = (size, size) if isinstance(size, int) else size
+    return _pooling_weights(x, x.shape[-2], rows) @ x @ _pooling_weights(x, x.shape[-1], columns).T
+
+
+def _pooling_weights(like: Tensor, length: int, cells: int) -> Tensor:
+    """(cells, length): what each place counts in the average of each cell; cells may overlap by one place."""
+    at, cell = (torch.arange(count, device=like.device) for count in (length, cells))
+    cell = cell.unsqueeze(1)
+    first, last = cell * length // cells, ((cell + 1) * length + cells - 1) // cells  # one past the last
+    inside = (at >= first) & (at < last)
+    return (inside / inside.sum(1, keepdim=True)).to(like)
+
+
+def sample_grid(x: Tensor, grid: Tensor) -> Tensor:
+    """``F.grid_sample`` of x (n, c, h, w) at one ``grid`` (h, w, 2) for all: bilinear, zeros outside, corners not aligned.
+
+    Off the CPU as a weighted sum of four selections, whose gradient is repeatable.
+    """
+    if x.device.type == "cpu":
+        return F.grid_sample(x, grid.expand(len(x), -1, -1, -1), mode="bilinear", align_corners=False)
+    height, width = x.shape[-2:]
+    across, down = ((grid[..., 0] + 1) * width - 1) / 2, ((grid[..., 1] + 1) * height - 1) / 2
+    left, top, total = across.floor(), down.floor(), torch.zeros_like(x)
+    for column in (left, left + 1):
+        for row in (top, top + 1):
+            share = (1 - (across - column).abs()) * (1 - (down - row).abs())
+            inside = (column >= 0) & (column < width) & (row >= 0) & (row < height)
+            at = row.clamp(0, height - 1) * width + column.clamp(0, width - 1)
+            total = total + x.flatten(2).index_select(2, at.long().flatten()).view_as(x) * (share * inside)
+    return total

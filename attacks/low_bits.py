@@ -14,18 +14,22 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attacks.arrays import arrays
+from attacks.arrays import accepts_numpy
 
-NEAR = 8.0  # times std: numbers further from zero are multiples of a coarse step by their float format alone
-FINEST = 2.0**-18  # times std: the finest step that the format of a float32 number within NEAR would not give by itself
+MAX_NOISE_SCALES = (
+    8.0  # times std: numbers further from zero are multiples of a coarse step by their float format alone
+)
+FINEST_STEP = (
+    2.0**-18
+)  # times std: the finest step that the format of a float32 number within NEAR would not give by itself
 
 
 @dataclass(frozen=True)
 class LowBits:
-    """judged: numbers within ``NEAR`` noise scales of zero; off: how many of all numbers are off the lattice.
+    """judged: numbers within ``MAX_NOISE_SCALES`` noise scales of zero; off: how many of all numbers are off the lattice.
 
     step: the lattice they were tested for; where none was given, the largest power of two, at least
-    ``FINEST`` times the noise scale, that divides every judged number (0 = there is none).
+    ``FINEST_STEP`` times the noise scale, that divides every judged number (0 = there is none).
     """
 
     judged: int
@@ -33,13 +37,13 @@ class LowBits:
     step: float
 
     @property
-    def betrays(self) -> bool:
+    def tells_values_apart(self) -> bool:
         """Whether low bits can tell clean values apart."""
         return self.off > 0
 
 
-@arrays
-def off_lattice(values: Tensor, step: float) -> Tensor:
+@accepts_numpy
+def is_off_lattice(values: Tensor, step: float) -> Tensor:
     """Which numbers are not multiples of ``step`` (exact, in float64); NaN and infinities are off it."""
     if not (math.isfinite(step) and step > 0):
         raise ValueError(f"step={step!r}: a finite number above 0 is needed")
@@ -47,8 +51,8 @@ def off_lattice(values: Tensor, step: float) -> Tensor:
     return ~(quotient == quotient.round()) | ~quotient.isfinite()
 
 
-@arrays
-def low_bits(released: Tensor, std: float, step: float | None = None) -> LowBits:
+@accepts_numpy
+def examine_low_bits(released: Tensor, std: float, step: float | None = None) -> LowBits:
     """Judge one release, or many of one mechanism joined together.
 
     released: any shape; std: scale of its noise; step: the lattice that the mechanism declares (None = none:
@@ -59,17 +63,17 @@ def low_bits(released: Tensor, std: float, step: float | None = None) -> LowBits
     if not (math.isfinite(std) and std > 0):
         raise ValueError(f"std={std!r}: a finite number above 0 is needed")
     values = released.detach().flatten().double()
-    near = values[values.abs() <= NEAR * std]
+    near = values[values.abs() <= MAX_NOISE_SCALES * std]
     if step is not None:
-        return LowBits(len(near), int(off_lattice(values, step).sum()), step)
-    finest = 2.0 ** math.floor(math.log2(FINEST * std))
-    off = off_lattice(near, finest)
+        return LowBits(len(near), int(is_off_lattice(values, step).sum()), step)
+    finest = 2.0 ** math.floor(math.log2(FINEST_STEP * std))
+    off = is_off_lattice(near, finest)
     if bool(off.any()):
         return LowBits(len(near), int(off.sum()), 0.0)
-    return LowBits(len(near), 0, _common(near / finest) * finest)
+    return LowBits(len(near), 0, _largest_common_power(near / finest) * finest)
 
 
-def _common(integers: Tensor) -> float:
+def _largest_common_power(integers: Tensor) -> float:
     """The largest power of two that divides every one of these whole numbers (2**52 if all are zero)."""
     whole = integers.to(torch.int64)
     lowest = whole & -whole

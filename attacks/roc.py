@@ -37,7 +37,7 @@ def roc(scores: Any, member: Any) -> Roc:
     AUC is the Mann-Whitney statistic with ties counted one half, from integer counts. Raises
     ValueError for NaN, for unequal lengths, and where members or non-members are missing.
     """
-    values, inside = _checked(scores, member)
+    values, inside = _check_scores_and_members(scores, member)
     order = np.argsort(-values, kind="stable")
     ordered = values[order]
     last = np.append(ordered[1:] != ordered[:-1], True)
@@ -50,7 +50,7 @@ def roc(scores: Any, member: Any) -> Roc:
     return Roc(torch.from_numpy(fp / fp[-1]), torch.from_numpy(tp / tp[-1]), torch.from_numpy(thresholds), area)
 
 
-def thin(curve: Roc, points: int = 200, lowest: float = 1e-4) -> tuple[Tensor, Tensor]:
+def thin_curve(curve: Roc, points: int = 200, lowest: float = 1e-4) -> tuple[Tensor, Tensor]:
     """(fpr, tpr) with at most ``points`` + 2 vertices for a log-log figure, by step lookup.
 
     Each kept point is a vertex of the curve (the last one at or below a log-spaced FPR), never an
@@ -75,7 +75,7 @@ def tpr_at_fpr(
     """
     if not 0 < fpr <= 1:
         raise ValueError(f"fpr={fpr}: a rate in (0, 1] is needed")
-    values, inside = _checked(scores, member)
+    values, inside = _check_scores_and_members(scores, member)
     curve = roc(values, inside)
     at = int(np.searchsorted(curve.fpr.numpy(), fpr + 1e-12, side="right")) - 1
     rate = float(curve.tpr[at])
@@ -108,7 +108,7 @@ def auc_interval(scores: Any, member: Any, confidence: float = 0.95, *, clusters
     """
     if not 0 < confidence < 1:
         raise ValueError(f"confidence={confidence}: a number in (0, 1) is needed")
-    values, inside = _checked(scores, member)
+    values, inside = _check_scores_and_members(scores, member)
     influence, area = _auc_influence(values, inside)
     groups = [np.unique(np.asarray(c), return_inverse=True)[1] for c in clusters]
     half = (1 - confidence) / 2
@@ -116,7 +116,7 @@ def auc_interval(scores: Any, member: Any, confidence: float = 0.95, *, clusters
     if area in (0.0, 1.0):
         edge = half ** (1 / smallest)
         return (float(edge), 1.0) if area == 1.0 else (0.0, float(1 - edge))
-    spread = float(np.sqrt(_variance(influence, groups, inside)))
+    spread = float(np.sqrt(_auc_variance(influence, groups, inside)))
     reach = float(t.ppf(1 - half, max(smallest - 1, 1))) * spread
     return max(0.0, area - reach), min(1.0, area + reach)
 
@@ -131,15 +131,15 @@ def _auc_influence(values: np.ndarray, inside: np.ndarray) -> tuple[np.ndarray, 
     return (placement - area) / np.where(inside, len(positive), len(negative)), area
 
 
-def _variance(influence: np.ndarray, groups: Sequence[np.ndarray], inside: np.ndarray) -> float:
+def _auc_variance(influence: np.ndarray, groups: Sequence[np.ndarray], inside: np.ndarray) -> float:
     if not groups:
         sizes = [int(inside.sum()), int((~inside).sum())]
         sums = [float((influence[side] ** 2).sum()) for side in (inside, ~inside)]
         return sum(s * n / max(n - 1, 1) for s, n in zip(sums, sizes))
-    return _clustered(influence, groups)
+    return _clustered_variance(influence, groups)
 
 
-def _clustered(influence: np.ndarray, groups: Sequence[np.ndarray]) -> float:
+def _clustered_variance(influence: np.ndarray, groups: Sequence[np.ndarray]) -> float:
     """Cluster-robust variance of the influences' sum: one term a way, never below independence."""
     ways = 0.0
     for group in groups:
@@ -152,12 +152,12 @@ def _design_effect(residual: np.ndarray, clusters: Sequence[np.ndarray], rate: f
     """How many times the clustered variance of a rate exceeds the binomial one, at least 1."""
     groups = [np.unique(c, return_inverse=True)[1] for c in clusters]
     plain = len(residual) * rate * (1 - rate)
-    return max(1.0, _clustered(residual, groups) / plain) if groups and plain > 0 else 1.0
+    return max(1.0, _clustered_variance(residual, groups) / plain) if groups and plain > 0 else 1.0
 
 
-def _checked(scores: Any, member: Any) -> tuple[np.ndarray, np.ndarray]:
-    values = _array(scores).astype(np.float64)
-    inside = _array(member)
+def _check_scores_and_members(scores: Any, member: Any) -> tuple[np.ndarray, np.ndarray]:
+    values = _to_array(scores).astype(np.float64)
+    inside = _to_array(member)
     if values.ndim != 1 or inside.shape != values.shape:
         raise ValueError(f"scores {values.shape} and member {inside.shape} must be one-dimensional and equally long")
     if not np.isin(inside, (0, 1)).all():
@@ -170,5 +170,5 @@ def _checked(scores: Any, member: Any) -> tuple[np.ndarray, np.ndarray]:
     return values, inside
 
 
-def _array(value: Any) -> np.ndarray:
+def _to_array(value: Any) -> np.ndarray:
     return value.detach().cpu().numpy() if isinstance(value, Tensor) else np.asarray(value)

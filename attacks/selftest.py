@@ -24,7 +24,7 @@ Estimator = Callable[[np.ndarray, np.ndarray, np.random.Generator], Bound]
 
 
 @dataclass(frozen=True)
-class Mechanism:
+class KnownMechanism:
     """draw(member, rng) -> one output per trial; epsilon: its exact value at DELTA."""
 
     name: str
@@ -33,7 +33,7 @@ class Mechanism:
 
 
 @dataclass(frozen=True)
-class Row:
+class CoverageRow:
     """One estimator on one mechanism: in how many runs it was above the truth, and its mean."""
 
     mechanism: str
@@ -45,20 +45,20 @@ class Row:
     mean: float
 
     @property
-    def broken(self) -> bool:
+    def exceeds_level(self) -> bool:
         """Above the truth more often than chance lets a valid bound be (p < 0.001)."""
         return float(binom.sf(self.above - 1, self.runs, 1 - CONFIDENCE)) < 1e-3
 
 
 MECHANISMS = (
-    Mechanism("null", 0.0, lambda member, rng: rng.normal(size=len(member))),
+    KnownMechanism("null", 0.0, lambda member, rng: rng.normal(size=len(member))),
     # for sensitivity and scale 1: delta = 1 - e^((epsilon - 1) / 2)
-    Mechanism("Laplace", 1 + 2 * math.log1p(-DELTA), lambda member, rng: member + rng.laplace(size=len(member))),
-    Mechanism("Gaussian", gaussian_epsilon(1.0, DELTA), lambda member, rng: member + rng.normal(size=len(member))),
+    KnownMechanism("Laplace", 1 + 2 * math.log1p(-DELTA), lambda member, rng: member + rng.laplace(size=len(member))),
+    KnownMechanism("Gaussian", gaussian_epsilon(1.0, DELTA), lambda member, rng: member + rng.normal(size=len(member))),
 )
 
 
-def estimators(trials: int) -> dict[str, Estimator]:
+def bound_estimators(trials: int) -> dict[str, Estimator]:
     """Every bound with every way to choose its threshold or guesses; all grids are settled beforehand."""
     half, tenth = trials // 2, trials // 20
     grid = [-1.0, -0.5, 0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0]
@@ -84,31 +84,31 @@ def estimators(trials: int) -> dict[str, Estimator]:
     }
 
 
-def selftest(runs: int, trials: int, seed: int = 0) -> list[Row]:
+def run_selftest(runs: int, trials: int, seed: int = 0) -> list[CoverageRow]:
     """Audit each mechanism ``runs`` times with ``trials`` independent trials, half of them members on average."""
     if not runs >= 1 or not trials >= 40:
         raise ValueError(f"runs={runs}, trials={trials}: runs >= 1 and trials >= 40 are needed")
     rows = []
     for number, mechanism in enumerate(MECHANISMS):
         rng = np.random.default_rng([seed, number])
-        bounds: dict[str, list[Bound]] = {name: [] for name in estimators(trials)}
+        bounds: dict[str, list[Bound]] = {name: [] for name in bound_estimators(trials)}
         for _ in range(runs):
             member = rng.random(trials) < 0.5
             scores = mechanism.draw(member, rng)
-            for name, estimate in estimators(trials).items():
+            for name, estimate in bound_estimators(trials).items():
                 bounds[name].append(estimate(scores, member, rng))
-        rows += [_row(mechanism, name, found) for name, found in bounds.items()]
+        rows += [_coverage_row(mechanism, name, found) for name, found in bounds.items()]
     return rows
 
 
-def table(rows: Sequence[Row]) -> str:
+def format_table(rows: Sequence[CoverageRow]) -> str:
     """The rows as aligned text."""
     lines = [
         f"{'mechanism':<10}{'epsilon':>8}  {'lower bound (95 %)':<28}{'validity':<15}{'above truth':>11}{'mean':>7}"
     ]
     for row in rows:
         share = f"{100 * row.above / row.runs:.1f} %"
-        mark = "  exceeds its level" if row.broken else ""
+        mark = "  exceeds its level" if row.exceeds_level else ""
         left = f"{row.mechanism:<10}{row.truth:>8.2f}  {row.estimator:<28}{row.validity:<15}"
         lines.append(f"{left}{share:>11}{row.mean:>7.2f}{mark}")
     return "\n".join(lines)
@@ -121,16 +121,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--trials", type=int, default=1000, help="independent trials per audit (default 1000)")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
-    rows = selftest(options.runs, options.trials, options.seed)
-    print(table(rows))
+    rows = run_selftest(options.runs, options.trials, options.seed)
+    print(format_table(rows))
     print(f"\n{options.runs} audits of {options.trials} trials each, delta {DELTA:g}.")
-    return int(any(row.broken and row.validity == "finite_sample" for row in rows))
+    return int(any(row.exceeds_level and row.validity == "finite_sample" for row in rows))
 
 
-def _row(mechanism: Mechanism, name: str, bounds: Sequence[Bound]) -> Row:
+def _coverage_row(mechanism: KnownMechanism, name: str, bounds: Sequence[Bound]) -> CoverageRow:
     values = np.array([bound.value for bound in bounds])
     above = int((values > mechanism.epsilon).sum())
-    return Row(mechanism.name, mechanism.epsilon, name, bounds[0].validity, above, len(values), float(values.mean()))
+    return CoverageRow(
+        mechanism.name, mechanism.epsilon, name, bounds[0].validity, above, len(values), float(values.mean())
+    )
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from attacks.contract import check_names, declared
+from attacks.validation import check_hook_names, declared_hooks
 
 Tensors = Mapping[str, Tensor]
 
@@ -225,7 +225,7 @@ class Attack(ABC):
     def __init_subclass__(cls, hooks: Sequence[str] = (), **more: Any) -> None:
         super().__init_subclass__(**more)
         cls._hooks = cls._hooks | frozenset(hooks)
-        check_names(cls, "an attack", cls._hooks)
+        check_hook_names(cls, "an attack", cls._hooks)
 
     _hooks: ClassVar[frozenset[str]] = frozenset()
 
@@ -246,10 +246,10 @@ class Attack(ABC):
         """The evidence compared with the truth, as a row of the report."""
 
 
-Attack._hooks = declared(Attack)
+Attack._hooks = declared_hooks(Attack)
 
 
-UPDATES = frozenset({Surface.UPDATE, Surface.GRADIENT})
-SERVER = frozenset({Adversary.SERVER})
-IMAGES = frozenset({Surface.SYNTHETIC_IMAGES, Surface.GLOBAL_IMAGES})
-ANY = frozenset({Adversary.SERVER, Adversary.PEER, Adversary.PUBLIC})
+UPDATE_SURFACES = frozenset({Surface.UPDATE, Surface.GRADIENT})
+SERVER_ONLY = frozenset({Adversary.SERVER})
+IMAGE_SURFACES = frozenset({Surface.SYNTHETIC_IMAGES, Surface.GLOBAL_IMAGES})
+ANY_ADVERSARY = frozenset({Adversary.SERVER, Adversary.PEER, Adversary.PUBLIC})

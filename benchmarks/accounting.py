@@ -18,7 +18,7 @@ from opacus.accountants import PRVAccountant, RDPAccountant
 
 from privdd.privacy.accounting import calibrate, epsilon
 from privdd.privacy.ledger import Ledger
-from privdd.privacy.mechanism import Row
+from privdd.privacy.mechanism import LedgerRow
 
 POINTS = [
     (0.001, 1.0, 10_000),
@@ -76,7 +76,7 @@ def calibration(delta: float) -> None:
 def large_ledger(delta: float) -> None:
     ledger = Ledger(delta=delta)
     rows = [
-        Row(
+        LedgerRow(
             t,
             t % 10,
             "q",

@@ -27,11 +27,11 @@ import torch
 from omegaconf import OmegaConf
 
 from benchmarks.machine import hardware
-from privdd.cli.assemble import assemble
+from privdd.cli.build import build_experiment
 from privdd.cli.overrides import check_overrides
+from privdd.federated.evaluation import measure_accuracy, predict_in_batches
 from privdd.federated.experiment import Experiment
-from privdd.federated.measured import accuracy, predict_in_batches
-from privdd.federated.simulation import Progress, start, step
+from privdd.federated.simulation import Progress, run_round, start_training
 
 # Few steps and many rounds: what a small CPU budget favours.
 SMALL = ("preset=smoke", "partition.clients=10", "model.width=32", "data.limit=10000", "data.test_limit=2000")
@@ -78,15 +78,15 @@ def run(overrides: Sequence[str], seconds: float, *, rounds: int = 1) -> tuple[C
     """Train until the configured rounds are done, or the budget and at least ``rounds`` rounds."""
     config = check_overrides("train", overrides)
     local = OmegaConf.select(config, "paper.metric") == "local"
-    experiment = assemble(config)
+    experiment = build_experiment(config)
     plan, spent, seen = experiment.plan, 0.0, None
-    progress, values, times = start(plan, experiment.ledger()), [], []
+    progress, values, times = start_training(plan, experiment.new_ledger()), [], []
     while progress.round < plan.method.rounds and (spent < seconds or progress.round < rounds):
         began = time.process_time()
-        progress, _, seen = step(plan, progress, experiment.shards, experiment.engine, seen)
+        progress, _, seen = run_round(plan, progress, experiment.shards, experiment.engine, seen)
         spent += time.process_time() - began
         values.append(
-            local_accuracy(experiment, progress) if local else accuracy(plan, progress, experiment.test, experiment.shards)
+            local_accuracy(experiment, progress) if local else measure_accuracy(plan, progress, experiment.test_records, experiment.shards)
         )
         times.append(spent)
     return Curve(tuple(values), tuple(times)), experiment, progress

@@ -20,46 +20,46 @@ import torch
 from attacks.types import Family
 from benchmarks.machine import hardware
 from benchmarks.profile_runs import PROFILES, collect, options
-from privdd.auditing.coverage import expected_views, reads
-from privdd.auditing.guarantees.certificate import certificate_findings
-from privdd.auditing.guarantees.statement import Subject
-from privdd.auditing.pipeline import budget_of
-from privdd.cli.assemble import assemble, attacks_of
-from privdd.cli.config import all_attacks, composed, config_dir
+from privdd.auditing.coverage import expected_views, is_applicable_to
+from privdd.auditing.dp_tests.run_certificate import certificate_findings
+from privdd.auditing.dp_tests.statement import GuaranteeSubject
+from privdd.auditing.pipeline import audit_error_budget
+from privdd.cli.build import build_attacks, build_experiment
+from privdd.cli.compose import compose_config, config_dir, default_attacks
 from privdd.federated.experiment import Experiment
-from privdd.federated.simulation import Progress, start, step
+from privdd.federated.simulation import Progress, run_round, start_training
 
 SECONDS = 30.0  # of processor time that a certificate may cost
 
 
 def trained(experiment: Experiment) -> Progress:
-    progress = start(experiment.plan, experiment.ledger())
+    progress = start_training(experiment.plan, experiment.new_ledger())
     for _ in range(experiment.plan.method.rounds):
-        progress, _, _ = step(experiment.plan, progress, experiment.shards, experiment.engine)
+        progress, _, _ = run_round(experiment.plan, progress, experiment.shards, experiment.engine)
     return progress
 
 
 def membership_tests(experiment: Experiment, config: Any) -> int:
     """As many as an audit of this run makes, or more: not every phase sends everything."""
-    attacks = [attack for attack in attacks_of(config).values() if attack.family == Family.MEMBERSHIP]
+    attacks = [attack for attack in build_attacks(config).values() if attack.family == Family.MEMBERSHIP]
     method = experiment.plan.method
-    views = expected_views(method, experiment.audit)
+    views = expected_views(method, experiment.audit_settings)
     return len({method.phase(t) for t in range(method.rounds)}) * sum(
-        reads(attack, *view) for view in views for attack in attacks
+        is_applicable_to(attack, *view) for view in views for attack in attacks
     )
 
 
 def measured(overrides: Sequence[str]) -> dict[str, float]:
     """One run: accounted and certified epsilon, kappa, number of runs, seconds of processor time."""
-    config = composed("audit", [f"attack=[{','.join(all_attacks([config_dir()]))}]", *overrides])
-    experiment = assemble(config)
+    config = compose_config("audit", [f"attack=[{','.join(default_attacks([config_dir()]))}]", *overrides])
+    experiment = build_experiment(config)
     plan, began = experiment.plan, time.process_time()
     progress = trained(experiment)
     training = time.process_time() - began
-    budget = budget_of(experiment, membership_tests(experiment, config))
-    subject = Subject(
+    budget = audit_error_budget(experiment, membership_tests(experiment, config))
+    subject = GuaranteeSubject(
         plan, experiment.shards[plan.victim], progress.snapshots, progress.ledger, experiment.privacy.delta,
-        budget.confidence, experiment.audit.guarantee, plan.keys.fold("audit", "guarantee"),
+        budget.confidence, experiment.audit_settings.guarantee, plan.keys.fold("audit", "guarantee"),
     )  # fmt: skip
     began = time.process_time()
     (found,) = certificate_findings(subject)
@@ -125,7 +125,7 @@ def page(rows: Sequence[Mapping[str, Any]], command: str) -> str:
 
 The accountant says: at most so much. The certificate says: at least so much, of this very code. It plays the whole run
 of the audited client, every round and every noised release, with one crafted record or without it, on coins and noise
-drawn where they tell most (`attacks/tilted.py`); its bound is valid at any sample size. The nearer the two numbers, the
+drawn where they tell most (`attacks/certificates.py`); its bound is valid at any sample size. The nearer the two numbers, the
 less can be hidden between them: noise that is too small, a record that counts for more than it may, a release that is
 not accounted.
 

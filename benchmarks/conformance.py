@@ -3,7 +3,7 @@
     python -m benchmarks.conformance [only=NAME,...] [side=fault|twin] [seconds=45] [beside=no] [out=FILE.json]
 
 Beside it a plain black-box test: one natural pair of neighbours (a record of norm 1000, spread evenly, against its absence),
-2 x 20,000 transcripts, Fisher's direction, Clopper-Pearson (``attacks.guarantee.attack_runs``); beside=no leaves it out.
+2 x 20,000 transcripts, Fisher's direction, Clopper-Pearson (``attacks.certificates.bound_from_runs``); beside=no leaves it out.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from attacks.guarantee import attack_runs
+from attacks.certificates import bound_from_runs
 from privdd.api import check
-from privdd.checking.called import BlackBox, Refused
-from privdd.checking.neighbours import Tried, pairs
-from privdd.checking.sampled import Clock, drawn
-from privdd.core.errors import BadConfig
+from privdd.blackbox.inputs import InputShapes, neighbouring_pairs
+from privdd.blackbox.mechanism import BlackBox, InputRefused
+from privdd.blackbox.transcripts import CallBudget, draw_transcripts
+from privdd.core.validation import BadConfig
 from tests.conformance.cases import CASES, Case
 
 PLAIN = 20_000  # calls a side
@@ -33,15 +33,15 @@ def plain(case: Case, f: Any) -> float:
     """The bound of the plain test at confidence 0.95; 0 where a side is not of one shape."""
     calls = int(case.settings.get("calls", 1))
     mechanism = BlackBox((lambda: f()) if isinstance(f, type) else (lambda: f), case.kind, fresh=isinstance(f, type))
-    pair = pairs(case.kind, case.relation, Tried())[0]
-    count, clock = max(200, PLAIN // calls), Clock(600, 10**8)
+    pair = neighbouring_pairs(case.kind, case.relation, InputShapes())[0]
+    count, clock = max(200, PLAIN // calls), CallBudget(600, 10**8)
     try:
-        sides = [drawn(mechanism, [side] * calls, count, clock).rows.reshape(count, -1) for side in (pair.present, pair.absent)]
-    except Refused:
+        sides = [draw_transcripts(mechanism, [side] * calls, count, clock).rows.reshape(count, -1) for side in (pair.present, pair.absent)]
+    except InputRefused:
         return 0.0
     if sides[0].shape != sides[1].shape:
         return 0.0
-    bound = attack_runs(*(torch.from_numpy(s) for s in sides), delta=case.delta, generator=np.random.default_rng(0))
+    bound = bound_from_runs(*(torch.from_numpy(s) for s in sides), delta=case.delta, generator=np.random.default_rng(0))
     return bound.value
 
 
@@ -83,7 +83,7 @@ def main(argv: list[str]) -> int:
     for case in (case for case in CASES if case.name in wanted):
         for side, f in ((s, case.faulty if s == "fault" else case.twin) for s in sides):
             result = check(f, **case.asked(), seconds=float(given.get("seconds", 45)))
-            beside = given.get("beside") != "no" and plain(case, f) > result.stated.limit
+            beside = given.get("beside") != "no" and plain(case, f) > result.stated.refutation_limit
             rows.append({"name": case.name, "side": side, "refuted": result.refuted, "plain": beside,
                          "seconds": result.seconds, "certified": result.certified})  # fmt: skip
             if "out" in given:

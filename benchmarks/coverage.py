@@ -22,11 +22,11 @@ import numpy as np
 import torch
 from scipy.stats import binomtest
 
-from attacks.curve import curve_test, most_testable
+from attacks.certificates import bound_from_runs, likelihood_ratio_certificate
 from attacks.epsilon import from_scores, one_run_from_scores, right_guesses
-from attacks.fdp_one_run import fdp_refuted
-from attacks.guarantee import attack_runs, likelihood_ratio_certificate
-from attacks.membership.attack import audited_epsilon, guess_counts
+from attacks.membership.attack import guess_counts, one_run_bound
+from attacks.one_run import is_fdp_refuted
+from attacks.tradeoff import curve_test, most_testable_point
 from benchmarks.known_mechanisms import DELTA, Known, mechanisms
 
 CONFIDENCE = 0.95
@@ -80,11 +80,11 @@ def one_run(known: Known, canaries: int, rng: np.random.Generator, method: str =
 def one_run_curve(known: Known, canaries: int, rng: np.random.Generator) -> float:
     counts = right_guesses(*_trials(known, canaries, rng), guess_counts(canaries), rng)
     alpha = (1 - CONFIDENCE) / len(counts)
-    return np.inf if any(fdp_refuted(canaries, made, right, known.curve, alpha) for made, right in counts) else np.nan
+    return np.inf if any(is_fdp_refuted(canaries, made, right, known.curve, alpha) for made, right in counts) else np.nan
 
 
 def curve(known: Known, runs: int, rng: np.random.Generator) -> float:
-    point = most_testable(known.curve, runs)
+    point = most_testable_point(known.curve, runs)
     found = curve_test(*_sides(known, runs, rng), lambda scale: known.curve, threshold=point.threshold)
     return np.inf if found.refuted else np.nan
 
@@ -99,23 +99,23 @@ def order_statistic(known: Known, runs: int, rng: np.random.Generator) -> float:
 def transcript_attack(known: Known, runs: int, rng: np.random.Generator) -> float:
     """T3: a fitted discriminant on the ratio and a column of noise."""
     sides = [np.stack([side, rng.normal(size=runs)], 1) for side in _sides(known, runs, rng)]
-    return attack_runs(torch.tensor(sides[0]), torch.tensor(sides[1]), delta=DELTA, generator=rng).value
+    return bound_from_runs(torch.tensor(sides[0]), torch.tensor(sides[1]), delta=DELTA, generator=rng).value
 
 
 def membership(known: Known, canaries: int, rng: np.random.Generator) -> float:
     """The bound of a membership finding: two worlds of audited records, three shares of guesses."""
     masks = rng.random((2, canaries)) < 0.5
     scores = torch.tensor(known.draw(masks, rng))
-    return audited_epsilon(scores, torch.tensor(masks), DELTA, rng, CONFIDENCE, targets=2).value
+    return one_run_bound(scores, torch.tensor(masks), DELTA, rng, CONFIDENCE, targets=2).value
 
 
 def tilted(known: Known, runs: int, rng: np.random.Generator) -> float:
     """T2 on draws tilted towards large losses; of as many runs as a certificate takes."""
-    from attacks.tilted import certified_epsilon, propose, step_losses
+    from attacks.certificates import certified_epsilon, draw_tilted_runs, step_losses
 
     assert known.planned is not None
     mu, q = (np.array([value]) for value in known.planned)
-    draws = propose(mu, q, DELTA, 60, rng)
+    draws = draw_tilted_runs(mu, q, DELTA, 60, rng)
     return certified_epsilon(draws, step_losses(draws.noise + draws.coins * mu, mu, q).sum(1), DELTA)
 
 
@@ -138,7 +138,7 @@ def estimators(runs: int, canaries: int) -> dict[str, tuple[Audit, int]]:
 
 def covered(audits: int, runs: int, canaries: int, seed: int = 0, only: Sequence[str] | None = None) -> list[Coverage]:
     """Every estimator (or ``only`` some) on every mechanism, ``audits`` times each."""
-    have_tilted = importlib.util.find_spec("attacks.tilted") is not None
+    have_tilted = importlib.util.find_spec("attacks.certificates") is not None
     rows = []
     for number, known in enumerate(mechanisms()):
         for at, (name, (audit, size)) in enumerate(estimators(runs, canaries).items()):
@@ -183,8 +183,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     began = time.process_time()
     rows = covered(options.audits, options.runs, options.canaries, options.seed)
     print(table(rows, options.markdown))
-    if importlib.util.find_spec("attacks.tilted") is None:
-        print("T2, tilted: not in this version (attacks.tilted).")
+    if importlib.util.find_spec("attacks.certificates") is None:
+        print("T2, tilted: not in this version (attacks.certificates).")
     size = f"{options.audits} audits a row, {options.runs} + {options.runs} runs or {options.canaries} canaries"
     print(f"\n{size}, delta {DELTA:g}, 95 % confidence; {time.process_time() - began:.0f} CPU s.")
     return int(any(row.broken for row in rows))

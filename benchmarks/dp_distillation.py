@@ -20,13 +20,19 @@ import torch
 from torch import Tensor
 
 from attacks.types import Surface
-from privdd.core.keys import Keys
+from privdd.core.rng import Keys
 from privdd.core.types import Problem, Records
-from privdd.distillation.class_subsets import one_world
-from privdd.distillation.clipped_gradient import release_gradients
-from privdd.distillation.distribution_matching import Matching, Streams, descend, match, matching_gradient
-from privdd.distillation.networks import fresh
-from privdd.distillation.noisy_embedding import noisy_embeddings
+from privdd.distillation.class_cells import single_client_cells
+from privdd.distillation.distribution_matching import (
+    MatchingSettings,
+    MatchingStreams,
+    descend_images,
+    fresh_networks,
+    match_distributions,
+    matching_gradient,
+)
+from privdd.distillation.noisy_embedding import release_embeddings
+from privdd.distillation.private_matching import release_gradients
 from privdd.federated.channel import ClientContext
 from privdd.models import ModelSpec, build, initial
 from privdd.privacy.mechanisms import AggregateClip, ClippedSum
@@ -48,8 +54,8 @@ class Round:
         self.images = torch.randn(options.classes, options.ipc, *SHAPE, generator=g)
         spec = ModelSpec("convnet", width=options.width)
         model = build(spec, SHAPE, options.classes)
-        self.networks = fresh(model, lambda gen: initial(spec, SHAPE, options.classes, gen), KEYS.fold("nets"))
-        self.settings = Matching(iterations=options.steps, batch=options.batch)
+        self.networks = fresh_networks(model, lambda gen: initial(spec, SHAPE, options.classes, gen), KEYS.fold("nets"))
+        self.settings = MatchingSettings(iterations=options.steps, batch=options.batch)
         mechanisms = {
             "embedding": ClippedSum(5.0, 10.0, normaliser=options.batch),
             "synthetic_gradient": ClippedSum(5.0, 10.0, normaliser=options.batch),
@@ -58,17 +64,17 @@ class Round:
         self.ctx = ClientContext(0, 0, KEYS, Problem(SHAPE, options.classes, 1), mechanisms, queries)
 
     def plain(self) -> int:
-        streams = Streams(KEYS.fold("batch"), KEYS.fold("augment"))
-        match(one_world(self.records, self.o.classes), self.images, self.networks, self.settings, streams)
+        streams = MatchingStreams(KEYS.fold("batch"), KEYS.fold("augment"))
+        match_distributions(single_client_cells(self.records, self.o.classes), self.images, self.networks, self.settings, streams)
         return self.o.steps
 
     def noisy_embedding(self) -> int:
         maps = [self.networks(k) for k in range(self.o.maps)]
-        targets = noisy_embeddings(maps, self.records, range(self.o.classes), self.ctx)
+        targets = release_embeddings(maps, self.records, range(self.o.classes), self.ctx)
         images, velocity = self.images, torch.zeros_like(self.images)
         for t in range(self.o.steps):
             gradient = matching_gradient(images, targets[t % len(maps)], maps[t % len(maps)])
-            images, velocity = descend(images, velocity, gradient, self.settings)
+            images, velocity = descend_images(images, velocity, gradient, self.settings)
         return self.o.steps
 
     def clipped_gradient(self) -> int:

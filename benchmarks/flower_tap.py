@@ -24,9 +24,9 @@ from flwr.serverapp.strategy import FedAvg
 from flwr.supercore.task_identity import TaskIdentity
 from torch import nn
 
-from privdd.adapters import flower_tap
-from privdd.adapters.flower_tap import privdd_tap, tapped
-from privdd.tapping.recording import read_all
+from privdd.integrations import flower_recorder
+from privdd.integrations.flower_recorder import privdd_tap, tapped
+from privdd.recording.recording import read_recordings
 
 CLIENTS = 3
 
@@ -99,9 +99,9 @@ def app_of(width: int, count: int, tap: Any) -> ClientApp:
 def measured(width: int, rounds: int, count: int, place: Path) -> tuple[int, float, float]:
     """(parameters, seconds of a round without the taps' own, seconds of the taps in it)."""
     clock = Clock()
-    recorder = flower_tap.TapRecorder
-    original = recorder.safely
-    recorder.safely = clock.around(original)  # type: ignore[method-assign]
+    recorder = flower_recorder.MessageRecorder
+    original = recorder.run_safely
+    recorder.run_safely = clock.around(original)  # type: ignore[method-assign]
     try:
         strategy = tapped(FedAvg(fraction_evaluate=0.0), place / "run")
         grid, first = Here(app_of(width, count, privdd_tap(place / "run"))), quickstart(width)
@@ -109,8 +109,8 @@ def measured(width: int, rounds: int, count: int, place: Path) -> tuple[int, flo
         strategy.start(grid=grid, initial_arrays=ArrayRecord(first.state_dict()), num_rounds=rounds)  # type: ignore[arg-type]
         whole = time.perf_counter() - began
     finally:
-        recorder.safely = original  # type: ignore[method-assign]
-    if len(read_all(place / "run")) != CLIENTS + 1:
+        recorder.run_safely = original  # type: ignore[method-assign]
+    if len(read_recordings(place / "run")) != CLIENTS + 1:
         raise RuntimeError("not everything was recorded")
     return sum(p.numel() for p in first.parameters()), (whole - clock.seconds) / rounds, clock.seconds / rounds
 

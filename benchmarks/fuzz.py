@@ -27,7 +27,7 @@ from benchmarks.fuzz_files import damage_cases, read_damaged, whole_runs
 from benchmarks.fuzz_outcomes import FAULTS, Outcome, in_child, run_case
 from benchmarks.fuzz_replies import Honest, federation, reply_case, send
 from benchmarks.machine import hardware
-from privdd.cli.config import choices, config_dir
+from privdd.cli.compose import config_dir, group_choices
 
 Work = tuple[str, Callable[[Path], Outcome]]  # a case's name, and what it does in an empty folder
 ENOUGH = 500  # configurations, of which about 40 % run: above ten for each method
@@ -97,7 +97,7 @@ def told(
 def never_ran(names: Iterable[str]) -> list[str]:
     """The methods that none of these command lines has: what is always refused is not tried at all."""
     ran = {word.removeprefix("algo=") for name in names for word in name.split() if word.startswith("algo=")}
-    return sorted({*choices("algo", [config_dir()])} - ran)
+    return sorted({*group_choices("algo", [config_dir()])} - ran)
 
 
 def _fresh(work: Callable[[Path], Outcome], limit: float) -> Outcome:

@@ -10,7 +10,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from privdd.cli.config import choices, composed, config_dir
+from privdd.cli.compose import compose_config, config_dir, group_choices
 
 BASE = ["preset=smoke", "data.limit=90", "data.test_limit=40"]
 AUDIT = ["audit.records=12", "audit.worlds=3", "audit.victims=1", "audit.guarantee.runs=20", "audit.guarantee.slow_runs=20",
@@ -55,13 +55,13 @@ def leaves(command: str, groups: tuple[str, ...]) -> dict[str, Any]:
         else:
             found[key] = node
 
-    walk("", OmegaConf.to_container(composed(command, groups), resolve=False))
+    walk("", OmegaConf.to_container(compose_config(command, groups), resolve=False))
     return {key: value for key, value in found.items() if not key.endswith("_target_")}
 
 
 def chosen(number: int, rng: random.Random) -> tuple[str, list[str]]:
     """(command, the files of each group that it chooses)."""
-    named = {group: choices(group, [config_dir()]) for group in ("algo", "privacy", "partition", "attack")}
+    named = {group: group_choices(group, [config_dir()]) for group in ("algo", "privacy", "partition", "attack")}
     turn = lambda group: named[group][number % len(named[group])]  # noqa: E731
     command = "train" if number % 2 else "audit"
     algo = turn("algo") if number % 4 < 2 else rng.choice(named["algo"])

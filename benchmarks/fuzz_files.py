@@ -38,7 +38,7 @@ class Damage:
 def whole_runs(place: Path) -> list[Path]:
     """A finished audit, and one whose findings were never written: it can be resumed."""
     from privdd.cli.main import config_of
-    from privdd.cli.runs import run_audit
+    from privdd.cli.run import run_audit
 
     done, stopped = place / "done", place / "stopped"
     with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
@@ -104,9 +104,9 @@ SEALED_BY_VERIFY = ("findings.json", "ledger.json", "config.yaml")
 
 def _status(reader: str, copy: Path) -> int:
     from privdd import report, verify
-    from privdd.cli.config import guarded
+    from privdd.cli.compose import run_guarded
     from privdd.cli.main import main
-    from privdd.cli.runs import run_audit
+    from privdd.cli.run import run_audit
 
     if reader == "report":
         return report.main([str(copy)])
@@ -116,4 +116,4 @@ def _status(reader: str, copy: Path) -> int:
         return verify.main([str(copy)])
     os.chdir(copy.parent)
     sys.argv = ["privdd.audit", f"{reader}={copy}", *(["attack=loss_threshold"] if reader == "run" else [])]
-    return guarded(lambda: main("audit", run_audit))
+    return run_guarded(lambda: main("audit", run_audit))

@@ -36,16 +36,16 @@ class Outcome:
 
 def run_case(case: Case, folder: Path) -> Outcome:
     """The command in this process, into ``folder``."""
-    from privdd.cli.failures import explain
+    from privdd.cli.errors import explain_error
     from privdd.cli.main import config_of
-    from privdd.cli.runs import run_audit, run_training
+    from privdd.cli.run import run_audit, run_training
 
     started = folder / "config.yaml"
     try:
         config = config_of(case.command, *case.overrides)
         (run_audit if case.command == "audit" else run_training)(config, folder, ["python", "-m", f"privdd.{case.command}"])
     except Exception as error:
-        line = explain(error)
+        line = explain_error(error)
         if line is None or "\n" in line or len(line) > 900:
             return Outcome("traceback", traceback.format_exc()[-1500:])
         named = case.odd is None or any(_named(part, line) for part in (case.odd[0].rsplit(".", 1)[-1], case.odd[1].strip("'[]{}")))
@@ -89,9 +89,9 @@ def problems(folder: Path, command: str) -> list[str]:
 
 
 def _findings(folder: Path) -> list[str]:
-    from privdd.reporting.findings_file import load
+    from privdd.reporting.findings_file import load_findings
 
-    found = load(folder / "findings.json")
+    found = load_findings(folder / "findings.json")
     wrong = [f"{f.attack} on {f.surface}: auc={f.auc}" for f in found.findings if f.auc is not None and not 0 <= f.auc <= 1]
     bounds = [(f.attack, f.epsilon_measured) for f in found.findings if f.epsilon_measured is not None]
     wrong += [f"{attack}: measured epsilon {bound}" for attack, bound in bounds if not 0 <= bound <= math.inf]
@@ -101,9 +101,9 @@ def _findings(folder: Path) -> list[str]:
 
 def disagreements(folder: Path) -> list[str]:
     """What ``privdd.verify`` finds wrong."""
-    from privdd.verifying.verification import verify
+    from privdd.verification.run_folder import verify_run
 
-    return [f"verify: {line}" for line in verify(folder).disagreements][:3]
+    return [f"verify: {line}" for line in verify_run(folder).disagreements][:3]
 
 
 def in_child(work: Callable[[], Outcome], log: Path, seconds: float) -> Outcome:

@@ -14,13 +14,13 @@ import torch
 from flwr.app import Array, ArrayRecord, Message, MetricRecord
 
 from benchmarks.fuzz_outcomes import Outcome
-from privdd.adapters.flower_messages import FederationFailed
-from privdd.adapters.flower_server import federate
 from privdd.federated.experiment import Experiment
 from privdd.federated.simulation import Progress
+from privdd.integrations.flower import run_on_grid
+from privdd.integrations.flower_messages import FederationFailed
 from privdd.runtime.run_folder import RunFolder
-from tests.adapters.hand_grid import AlteringGrid, arrays, rows, words
 from tests.federations import tiny
+from tests.integrations.hand_grid import AlteringGrid, arrays, rows, words
 
 METHODS = {
     "fedavg_dp": ("fedavg", "privacy=dpsgd", "privacy.delta=1e-3", "model=mlp", "model.width=8"),
@@ -60,7 +60,7 @@ def federation(place: Path) -> Honest:
     found = {}
     for name, (algo, *settings) in METHODS.items():
         experiment = tiny(algo, *settings)
-        found[name] = experiment, federate(experiment, AlteringGrid(experiment), RunFolder(place / name))  # type: ignore[arg-type]
+        found[name] = experiment, run_on_grid(experiment, AlteringGrid(experiment), RunFolder(place / name))  # type: ignore[arg-type]
     return found
 
 
@@ -70,14 +70,14 @@ def send(made: ReplyCase, honest: Honest, place: Path) -> Outcome:
     rng, folder = random.Random(made.seed), RunFolder(place / "run")
     grid = AlteringGrid(experiment, lambda reply: CHANGES[made.part](reply, rng), ("train", 1, str(made.round)))
     try:
-        found = federate(experiment, grid, folder)  # type: ignore[arg-type]
+        found = run_on_grid(experiment, grid, folder)  # type: ignore[arg-type]
     except FederationFailed as failure:
         line = str(failure)
         starts = (f"client 1 (node 101), round {made.round}: ", f"client 1 did not answer in round {made.round}; ")
         if not line.startswith(starts) or not line.isprintable() or len(line) > 300:
             return Outcome("nonsense", f"what is said: {line[:400]!r}")
         grid.bad = ("", 0, "")
-        again = federate(experiment, grid, folder)  # type: ignore[arg-type]
+        again = run_on_grid(experiment, grid, folder)  # type: ignore[arg-type]
         if again.ledger.to_json() != whole.ledger.to_json() or again.accuracy != whole.accuracy:
             return Outcome("nonsense", f"the state is not as if it had not come: {line}")
         return Outcome("refused", line)

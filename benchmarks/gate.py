@@ -22,10 +22,8 @@ import torch
 from opacus.grad_sample import GradSampleModuleFastGradientClipping
 from torch.nn import functional as F
 
-from attacks.inversion.batched import Recorded
-from attacks.inversion.gradient import InvertingGradients
-from attacks.inversion.objectives import absolute
-from attacks.inversion.optimise import Matching
+from attacks.inversion.gradient import InvertingGradients, RecordedMatching
+from attacks.inversion.gradient_matching import GradientMatching, absolute_distance
 from attacks.inversion.victim import LocalSteps, Victim
 from benchmarks.dp_sgd import CLASSES, SHAPE, SPECS, variants
 from benchmarks.inversion import plain
@@ -34,10 +32,10 @@ from benchmarks.overhead import records_of
 from benchmarks.simulation import SPECS as ROUNDS
 from benchmarks.simulation import bare as bare_rounds
 from benchmarks.simulation import flower, ours, shard_of
-from privdd.core.keys import Keys
+from privdd.core.rng import Keys
 from privdd.models import ModelSpec, build, initial
-from privdd.runtime.allocator import keep_memory
 from privdd.runtime.engine import Engine
+from privdd.runtime.startup import keep_freed_memory
 from tests.reference.compare import bare, split_among, through_stack
 from tests.reference.pairs import PAIRS, Size
 
@@ -98,7 +96,7 @@ def _victims(count: int, local: LocalSteps) -> tuple[list[torch.nn.Module], list
         spec = ModelSpec("convnet", width=32, depth=2, norm="instance")
         model = build(spec, (1, 8, 8), 10)
         model.load_state_dict(initial(spec, (1, 8, 8), 10, Keys(i).torch()))
-        rows = [Victim(model, local).gradients(data.x[j : j + 1], data.y[j : j + 1]) for j in (2 * i, 2 * i + 1)]
+        rows = [Victim(model, local).simulated_gradients(data.x[j : j + 1], data.y[j : j + 1]) for j in (2 * i, 2 * i + 1)]
         models.append(model)
         gradients.append([torch.stack([g.detach() for g in part]) for part in zip(*rows)])
     return models, gradients
@@ -143,8 +141,8 @@ def inversion_recorded(steps: int = 30) -> dict[str, Work]:
     local = LocalSteps(5, 0.05, momentum=0.9)
     (model,), (gradient,) = _victims(1, local)
     labels = torch.zeros((2, 1), dtype=torch.int64)
-    matching = Matching(Victim(model, local), absolute, gradient, labels, 1e-3)
-    recorded, images = Recorded(matching), torch.rand((2, 1, 1, 8, 8), generator=Keys(4).torch())
+    matching = GradientMatching(Victim(model, local), absolute_distance, gradient, labels, 1e-3)
+    recorded, images = RecordedMatching(matching), torch.rand((2, 1, 1, 8, 8), generator=Keys(4).torch())
     recorded(images)
     return {
         "recorded": lambda: [recorded(images) for _ in range(steps)],
@@ -208,7 +206,7 @@ def main() -> None:
     parser.add_argument("--no-flower", action="store_true")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    keep_memory()
+    keep_freed_memory()
     for name in ("privdd", "flwr"):
         logging.getLogger(name).setLevel(logging.ERROR)
     print(f"{hardware()}\n\n| row | of the time of | ratio | margin | goal | |\n|---|---|---|---|---|---|")

@@ -27,12 +27,12 @@ from typing import Any
 
 import torch
 
-from attacks.repeatable import repeatable
+from attacks.gpu import deterministic_kernels
 from benchmarks.gpu_audit_stages import AUDIT
 from benchmarks.gpu_clock import Taken, profiled, timed
 from benchmarks.gpu_stages import FEDERATED, Stage
 from benchmarks.machine import hardware
-from privdd.runtime.workers import threads
+from privdd.runtime.workers import torch_threads
 
 STAGES = {stage.name: stage for stage in (*FEDERATED, *AUDIT)}
 DRY = 2  # steps with --dry
@@ -42,7 +42,7 @@ def side(
     stage: Stage, device: str, steps: int, options: argparse.Namespace, limit: float | None = None
 ) -> tuple[Taken, int]:
     """(what the steps took when warm, how many): fewer where they would take more than ``limit`` seconds."""
-    with repeatable("cpu" if options.fastest else device):
+    with deterministic_kernels("cpu" if options.fastest else device):
         timed(device, stage.work(device, 1, options.dry))
         if limit is not None:
             one = timed(device, stage.work(device, 1, options.dry))  # without imports and first calls
@@ -76,7 +76,7 @@ def shown(row: dict[str, Any], device: str) -> str:
 
 def profile_of(stage: Stage, options: argparse.Namespace) -> str:
     steps = DRY if options.dry else stage.profile
-    with repeatable("cpu" if options.fastest else options.device):
+    with deterministic_kernels("cpu" if options.fastest else options.device):
         stage.work(options.device, 1, options.dry)()
         found = profiled(stage.work(options.device, steps, options.dry), steps)
     return "\n".join([f"{stage.name}: {steps} steps", *found])
@@ -121,7 +121,7 @@ def main(given: list[str] | None = None) -> int:
             "--device=cuda: no GPU here (torch.cuda.is_available() is False); --device cpu tries both sides on the CPU"
         )
         return 2
-    with threads(options.threads):
+    with torch_threads(options.threads):
         on = hardware()
         print(on, flush=True)
         began = time.perf_counter()

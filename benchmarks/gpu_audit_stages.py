@@ -9,8 +9,8 @@ from attacks.inversion.gradient import InvertingGradients
 from attacks.inversion.victim import Victim
 from benchmarks.gpu_clock import Run
 from benchmarks.gpu_stages import CLASSES, SHAPE, Stage, batch, feddm_of, images, shard_of
-from privdd.core.keys import Keys
-from privdd.core.placement import placed
+from privdd.core.device import to_device
+from privdd.core.rng import Keys
 from privdd.core.types import Problem, Records
 from privdd.federated.channel import ClientContext
 from privdd.federated.method import Method
@@ -58,8 +58,8 @@ def inversion(device: str, steps: int, dry: bool) -> Run:
     spec, records = ModelSpec(width=8 if dry else 64, norm="none"), images(PROBLEMS)
     model = build(spec, SHAPE, CLASSES)
     model.load_state_dict(initial(spec, SHAPE, CLASSES, Keys(7).torch()))
-    sent = [Victim(model).gradients(records.x[i : i + 1], records.y[i : i + 1]) for i in range(PROBLEMS)]
-    there, gradients = placed((model, [torch.stack(part).detach() for part in zip(*sent)]), device)
+    sent = [Victim(model).simulated_gradients(records.x[i : i + 1], records.y[i : i + 1]) for i in range(PROBLEMS)]
+    there, gradients = to_device((model, [torch.stack(part).detach() for part in zip(*sent)]), device)
     attack = InvertingGradients(iterations=steps, lr=0.03, schedule="cosine", objective="absolute")
     return lambda: attack.reconstruct_each(there, gradients, (1, *SHAPE), generator=Keys(8).torch())
 

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 import torch
 
 from benchmarks.gpu_clock import Run
-from privdd.core.keys import Keys
+from privdd.core.rng import Keys
 from privdd.core.types import Problem, Records, Shard
-from privdd.distillation.distribution_matching import Matching
+from privdd.distillation.distribution_matching import MatchingSettings
 from privdd.distillation.feature_split import SplitLoss
 from privdd.federated.method import Method
-from privdd.federated.simulation import Plan, Task, client_step
+from privdd.federated.simulation import ClientTask, Plan, client_step
 from privdd.methods.fedavg import FedAvg
 from privdd.methods.feddm import FedDM
 from privdd.methods.fedfed import FedFed
@@ -67,12 +67,12 @@ def round_of(method: Method, records: int, device: str, mechanisms: Mapping[str,
     problem = Problem(SHAPE, CLASSES, 1, device)
     plan = Plan(Keys(3), problem, method, mechanisms or {}, relation="add_remove" if mechanisms else "zero_out")
     sent = method.broadcast(method.init(problem, Keys(3).fold("public", "init")))
-    task = Task(plan, 0, 0, sent, {}, shard_of(images(records)))
+    task = ClientTask(plan, 0, 0, sent, {}, shard_of(images(records)))
     return lambda: client_step(task)
 
 
 def feddm_of(steps: int, dry: bool) -> FedDM:
-    matching = Matching(steps, batch=8 if dry else 256)
+    matching = MatchingSettings(steps, batch=8 if dry else 256)
     model = ModelSpec(width=8 if dry else 128)
     return FedDM(model=model, rounds=1, matching=matching, server=ServerTraining(), ipc=2 if dry else 10)
 

@@ -24,19 +24,18 @@ from pathlib import Path
 import torch
 
 from benchmarks.machine import hardware
-from privdd.auditing.game import Game
-from privdd.auditing.replay import Replay, chain_to
-from privdd.core.keys import Keys
+from privdd.auditing.replay import ClientReplay, MembershipGame, round_chain
+from privdd.core.rng import Keys
 from privdd.core.types import Problem, Records, Shard
-from privdd.distillation.distribution_matching import Matching
+from privdd.distillation.distribution_matching import MatchingSettings
 from privdd.federated.channel import ClientContext
-from privdd.federated.simulation import Plan, start, step
+from privdd.federated.simulation import Plan, run_round, start_training
 from privdd.methods.fedavg import FedAvg
 from privdd.methods.feddm import FedDM
 from privdd.models import ModelSpec
 from privdd.privacy.ledger import Ledger
-from privdd.runtime.allocator import keep_memory
 from privdd.runtime.engine import Engine
+from privdd.runtime.startup import keep_freed_memory
 from privdd.training.server import ServerTraining
 
 CLASSES, TURNS = 10, 3
@@ -57,22 +56,22 @@ def federation(clients: int, records: int, size: int, spec: ModelSpec = MLP) -> 
 
 def rounds(clients: int = 10, records: int = 50, size: int = 28, spec: ModelSpec = MLP) -> Callable[[], object]:
     plan, shards = federation(clients, records, size, spec)
-    return lambda: step(plan, start(plan, Ledger("zero_out")), shards, Engine())
+    return lambda: run_round(plan, start_training(plan, Ledger("zero_out")), shards, Engine())
 
 
 def replays(worlds: int) -> Callable[[], object]:
     plan, shards = federation(1, 200, 28)
-    progress, _, _ = step(plan, start(plan, Ledger("zero_out")), shards, Engine())
+    progress, _, _ = run_round(plan, start_training(plan, Ledger("zero_out")), shards, Engine())
     masks = torch.rand((worlds, 100), generator=Keys(2).torch()) < 0.5
-    game = Game(shards[0].train, torch.arange(100), masks, "add_remove")
-    chain = chain_to(plan, progress.snapshots, 0)
-    tasks = [Replay(plan, chain, shards[0], game, [w]) for w in range(worlds)]
+    game = MembershipGame(shards[0].train, torch.arange(100), masks, "add_remove")
+    chain = round_chain(plan, progress.snapshots, 0)
+    tasks = [ClientReplay(plan, chain, shards[0], game, [w]) for w in range(worlds)]
     return lambda: [task.run() for task in tasks]
 
 
 def one_pass(worlds: int) -> Callable[[], object]:
     method = FedDM(
-        model=ModelSpec(width=16), rounds=1, matching=Matching(4, batch=64), server=ServerTraining(epochs=1, batch_size=64), ipc=5, start="noise"
+        model=ModelSpec(width=16), rounds=1, matching=MatchingSettings(4, batch=64), server=ServerTraining(epochs=1, batch_size=64), ipc=5, start="noise"
     )
     problem, shard = Problem((1, 28, 28), CLASSES, 1), shard_of(0, 640, 28)
     sent = method.broadcast(method.init(problem, Keys(0)))
@@ -158,7 +157,7 @@ def main() -> None:
     parser.add_argument("--plot", type=Path, help="a PNG to write")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    keep_memory()
+    keep_freed_memory()
     print(hardware())
     print(f"{'what grows':<20} {'size':>6} {'CPU s':>9} {'MiB':>7}  power")
     found: dict[str, list[tuple[int, float, float]]] = {}

@@ -34,12 +34,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attacks.baselines import class_means
 from attacks.images import match, psnr
+from attacks.inversion.evaluation import class_mean_images
 from attacks.inversion.gradient import InvertingGradients
+from attacks.inversion.gradient_matching import mean_total_variation
 from attacks.inversion.labels import guess_labels
-from attacks.inversion.objectives import total_variation
-from attacks.inversion.result import Pixels
+from attacks.inversion.reconstruction import PixelScale
 from attacks.inversion.victim import SINGLE_STEP, Victim
 from privdd.models import ModelSpec, build, initial
 
@@ -84,7 +84,7 @@ def plain(model: nn.Module, observed: list[Tensor], y: Tensor, steps: int, tv: f
         found = torch.autograd.grad(F.cross_entropy(model(x), y), list(model.parameters()), create_graph=True)
         dot = sum((a * b).sum() for a, b in zip(found, observed))
         norms = sum(a.square().sum() for a in found).sqrt() * sum(b.square().sum() for b in observed).sqrt()
-        (1 - dot / norms + tv * total_variation(x)).backward()
+        (1 - dot / norms + tv * mean_total_variation(x)).backward()
         x.grad.sign_()
         optimiser.step()
         with torch.no_grad():
@@ -125,7 +125,7 @@ def main() -> None:
 
 def speed(options: argparse.Namespace, model: nn.Module, x: Tensor, y: Tensor, rng: torch.Generator) -> None:
     steps, shape = options.steps, (1, *x.shape[1:])
-    observed = [g.detach() for g in Victim(model).gradients((x[:1] - MEAN) / STD, y[:1])]
+    observed = [g.detach() for g in Victim(model).simulated_gradients((x[:1] - MEAN) / STD, y[:1])]
     start = torch.randn(shape, generator=rng)
 
     def ours(restarts: int) -> object:
@@ -162,11 +162,11 @@ def batches(options: argparse.Namespace, model: nn.Module, x: Tensor, y: Tensor,
     model = untrained(options)
     rows = slice(options.first, options.first + options.batch)
     real, labels = x[rows], y[rows]
-    observed = [g.detach()[None] for g in Victim(model).gradients(real, labels)]
+    observed = [g.detach()[None] for g in Victim(model).simulated_gradients(real, labels)]
     shape = (len(real), 1, 28, 28)
-    found = guess_labels(model, [g[0] for g in observed], shape, Pixels(), SINGLE_STEP, rng)
+    found = guess_labels(model, [g[0] for g in observed], shape, PixelScale(), SINGLE_STEP, rng)
     overlap = (torch.bincount(found, minlength=10).minimum(torch.bincount(labels, minlength=10))).sum() / len(labels)
-    means = class_means(x[-500:], y[-500:], 10)[found]
+    means = class_mean_images(x[-500:], y[-500:], 10)[found]
     free = matched(means, real)
     print(f"{options.norm} norm, {len(real)} records: {float(overlap):.0%} of labels, class mean {free:.2f} dB")
     for start in ("noise", "class mean"):
@@ -195,7 +195,7 @@ def untrained(options: argparse.Namespace) -> nn.Module:
 def each(options: argparse.Namespace, model: nn.Module, x: Tensor, y: Tensor, rng: torch.Generator) -> None:
     """Gradients of single records, inverted as one batch of problems; labels recovered."""
     model, rows = untrained(options), range(options.first, options.first + options.batch)
-    sent = [[g.detach() for g in Victim(model).gradients(x[i : i + 1], y[i : i + 1])] for i in rows]
+    sent = [[g.detach() for g in Victim(model).simulated_gradients(x[i : i + 1], y[i : i + 1])] for i in rows]
     attack, began = replace(METHODS["absolute"], iterations=options.batch_iterations), time.process_time()
     found = attack.reconstruct_each(model, [list(part) for part in zip(*sent)], (1, 1, 28, 28), generator=rng)
     taken = (time.process_time() - began) / len(found)
@@ -212,7 +212,7 @@ def matched(images: Tensor, real: Tensor) -> float:
 def quality(options: argparse.Namespace, model: nn.Module, x: Tensor, y: Tensor, rng: torch.Generator) -> None:
     scores, attack = [], InvertingGradients(iterations=options.iterations, tv=1e-3)
     for i in PICTURES:
-        observed = [g.detach() for g in Victim(model).gradients((x[i : i + 1] - MEAN) / STD, y[i : i + 1])]
+        observed = [g.detach() for g in Victim(model).simulated_gradients((x[i : i + 1] - MEAN) / STD, y[i : i + 1])]
         began = time.process_time()
         found = attack.reconstruct(model, observed, (1, *x.shape[1:]), mean=MEAN, std=STD, generator=rng)
         taken = time.process_time() - began

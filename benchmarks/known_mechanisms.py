@@ -11,8 +11,8 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-from attacks.curve import Curve, approximate_dp, gaussian_dp
 from attacks.epsilon import gaussian_epsilon
+from attacks.tradeoff import Curve, approximate_dp, gaussian_dp
 from privdd.privacy.tradeoff import trade_off
 
 DELTA = 1e-5

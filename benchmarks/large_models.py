@@ -16,19 +16,19 @@ import time
 import torch
 
 from attacks.types import Surface
-from privdd.auditing.readers import read_signals
-from privdd.auditing.signals import Lens
-from privdd.core.keys import Keys
+from privdd.auditing.adversary_view import AdversaryView
+from privdd.auditing.signal_extraction import extract_signals
+from privdd.core.rng import Keys
 from privdd.core.types import Problem, Records
 from privdd.federated.simulation import Snapshot
 from privdd.methods.fedavg import FedAvg
 from privdd.models import ModelSpec
-from privdd.runtime.allocator import keep_memory
+from privdd.runtime.startup import keep_freed_memory
 
 SHAPE, CLASSES = (3, 32, 32), 10
 
 
-def posed(spec: ModelSpec, records: int) -> Lens:
+def posed(spec: ModelSpec, records: int) -> AdversaryView:
     """What an attacker sees: a model that was sent, and one that came back, near it."""
     method, problem, g = FedAvg(model=spec, rounds=1), Problem(SHAPE, CLASSES, clients=1), torch.Generator().manual_seed(0)
     broadcast = method.broadcast(method.init(problem, Keys(0)))
@@ -36,7 +36,7 @@ def posed(spec: ModelSpec, records: int) -> Lens:
     end = {name: t + 1e-3 * torch.randn(t.shape, generator=g) for name, t in start.items()}
     name = next(name for name, surface in method.uploads.items() if surface == Surface.UPDATE)
     own = Records(torch.rand(records, *SHAPE, generator=g), torch.arange(records) % CLASSES, torch.arange(records))
-    return Lens(method, problem, Snapshot(0, broadcast, {}, {name: end}), own, own, {}, frozenset(), {})
+    return AdversaryView(method, problem, Snapshot(0, broadcast, {}, {name: end}), own, own, {}, frozenset(), {})
 
 
 def peak() -> float:
@@ -51,14 +51,14 @@ def main() -> None:
     parser.add_argument("--norm", default="instance")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    keep_memory()
+    keep_freed_memory()
     lens = posed(ModelSpec("resnet18", width=given.width, norm=given.norm), given.records)
-    assert lens.gradients is not None
-    print(f"{lens.gradients.size:,} parameters; gradients of {given.records} records: {lens.gradients.numel * 4 / 2**30:.1f} GiB")
+    assert lens.record_gradients is not None
+    print(f"{lens.record_gradients.parameter_count:,} parameters; gradients of {given.records} records: {lens.record_gradients.numel * 4 / 2**30:.1f} GiB")
     print(f"before: {peak():.2f} GiB")
     for words in ("first replay", "one more"):
         began = time.process_time()
-        read_signals(lens, lens.snapshot.sent)
+        extract_signals(lens, lens.snapshot.sent)
         print(f"{words}: {time.process_time() - began:.1f} CPU s, peak {peak():.2f} GiB", flush=True)
 
 

@@ -26,7 +26,7 @@ import torch
 
 from benchmarks.accuracy import run
 from benchmarks.machine import hardware
-from privdd.cli.config import overrides_first
+from privdd.cli.compose import put_overrides_first
 
 COMMON = ("preset=smoke", "data.limit=6000", "data.test_limit=2000", "partition.heldout=0", "model.width=16")
 HEAD = ("algo=dp_head", "algo.rows.extractor.side=64")
@@ -248,7 +248,7 @@ def main() -> None:
     parser.add_argument("--alphas", nargs="+", type=float, choices=ALPHAS, default=list(ALPHAS))
     parser.add_argument("--epsilons", nargs="+", type=float, choices=EPSILONS, default=list(EPSILONS))
     parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
-    given = parser.parse_args(overrides_first(sys.argv[1:]))
+    given = parser.parse_args(put_overrides_first(sys.argv[1:]))
     torch.set_num_threads(1)
     print(hardware(), flush=True)
     PAGE.write_text(page(fill(list(cells(given)), given.keep, 60 * given.minutes)), encoding="utf-8")

@@ -29,9 +29,9 @@ from torch import Tensor
 from attacks.membership.attack import MembershipAttack
 from attacks.types import Surface, Truth, View
 from benchmarks.power import attacks
-from privdd.auditing.pipeline import audit
-from privdd.cli.assemble import assemble
-from privdd.cli.stored_config import stored_config
+from privdd.auditing.pipeline import audit_experiment
+from privdd.cli.build import build_experiment
+from privdd.cli.stored_config import load_stored_config
 from privdd.runtime.run_folder import RunFolder
 
 LEVEL = 0.95
@@ -60,7 +60,7 @@ def views_of(run: Path) -> list[View]:
         copy = Path(place) / "run"
         shutil.copytree(run, copy)
         keeper = Keeper()
-        audit(assemble(stored_config(copy)), {"keeper": keeper}, RunFolder(copy))
+        audit_experiment(build_experiment(load_stored_config(copy)), {"keeper": keeper}, RunFolder(copy))
     return [view for view in keeper.views if view.worlds is not None and len(view.worlds.masks) >= LEAST]
 
 

@@ -26,7 +26,7 @@ import torch
 
 from benchmarks.machine import hardware
 from privdd.core.types import Records
-from privdd.data.sources import load
+from privdd.data.sources import load_dataset
 from tests.reference.compare import KEYS, arithmetic, compare, exact_difference, split_among
 from tests.reference.pairs import PAIRS, Size
 
@@ -37,10 +37,10 @@ CHECKED = 80
 def records_of(name: str, count: int) -> Records:
     """``count`` training records, from digits where ``name`` cannot be had."""
     try:
-        return load(name, limit=count, keys=KEYS).train
+        return load_dataset(name, limit=count, keys=KEYS).train
     except ValueError as error:
         print(f"{name}: {error}; using digits")
-        return load("digits", limit=count, keys=KEYS).train
+        return load_dataset("digits", limit=count, keys=KEYS).train
 
 
 def arguments() -> argparse.Namespace:

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from attacks.types import Adversary, Capture, Knowledge, Surface, View
-from privdd.auditing.game import Game
-from privdd.auditing.readers import read_signals
-from privdd.auditing.shadow_federations import server_signals
-from privdd.auditing.signals import Lens
-from privdd.auditing.views import as_worlds
+from privdd.auditing.adversary_view import AdversaryView
+from privdd.auditing.replay import MembershipGame
+from privdd.auditing.shadow_models import server_signals
+from privdd.auditing.signal_extraction import extract_signals
+from privdd.auditing.views import signals_to_worlds
 from privdd.core.types import Problem, Records, Tensors
 from privdd.federated.simulation import Snapshot
 
@@ -69,18 +69,18 @@ def records(count: int, generator: torch.Generator) -> Records:
     return Records(x, torch.arange(count) % CLASSES, torch.arange(count))
 
 
-def _gradients(lens: Lens, inside: Tensor) -> Tensor:
+def _gradients(lens: AdversaryView, inside: Tensor) -> Tensor:
     """The sum of the members' unit gradients at the model that was broadcast, (p,)."""
-    found = lens.gradients
+    found = lens.record_gradients
     assert found is not None
-    return F.normalize(found.matrix, dim=1)[inside].sum(0)
+    return F.normalize(found.gradient_matrix, dim=1)[inside].sum(0)
 
 
 def _shaped(vector: Tensor) -> Tensors:
     return {"head.weight": vector[: 36 * CLASSES].view(CLASSES, 36), "head.bias": vector[36 * CLASSES :]}
 
 
-def _moved(lens: Lens, inside: Tensor, g: torch.Generator) -> Tensors:
+def _moved(lens: AdversaryView, inside: Tensor, g: torch.Generator) -> Tensors:
     """A model pulled along each member's descent step, in noise."""
     total = _gradients(lens, inside)
     step = _shaped(-PULL * total + torch.randn(total.shape, generator=g))
@@ -88,29 +88,29 @@ def _moved(lens: Lens, inside: Tensor, g: torch.Generator) -> Tensors:
     return {name: start[name] + 0.3 * step[name] for name in start}
 
 
-def _gradient(lens: Lens, inside: Tensor, g: torch.Generator) -> Tensors:
+def _gradient(lens: AdversaryView, inside: Tensor, g: torch.Generator) -> Tensors:
     total = _gradients(lens, inside)
     return _shaped(PULL * total + torch.randn(total.shape, generator=g))
 
 
-def _rows(lens: Lens, inside: Tensor, g: torch.Generator, shared: bool = False) -> tuple[Tensor, Tensor]:
+def _rows(lens: AdversaryView, inside: Tensor, g: torch.Generator, shared: bool = False) -> tuple[Tensor, Tensor]:
     x = lens.candidates.x[inside]
     count = (len(x) + BATCH - 1) // BATCH if shared else len(x)
     noise = NOISE * torch.randn(count, *SHAPE, generator=g)
     return x + (noise.repeat_interleave(BATCH, 0)[: len(x)] if shared else noise), lens.candidates.y[inside]
 
 
-def _images(lens: Lens, inside: Tensor, g: torch.Generator, name: str) -> Values:
+def _images(lens: AdversaryView, inside: Tensor, g: torch.Generator, name: str) -> Values:
     x, y = _rows(lens, inside, g)
     return {name: {"x": x}, "labels": {"y": y}}
 
 
-def _flat(lens: Lens, inside: Tensor, g: torch.Generator, name: str, shared: bool = False) -> Values:
+def _flat(lens: AdversaryView, inside: Tensor, g: torch.Generator, name: str, shared: bool = False) -> Values:
     x, y = _rows(lens, inside, g, shared)
     return {name: {"x": x.flatten(1)}, "labels": {"y": y}}
 
 
-def _prototypes(lens: Lens, inside: Tensor, g: torch.Generator) -> Tensors:
+def _prototypes(lens: AdversaryView, inside: Tensor, g: torch.Generator) -> Tensors:
     """Means and counts of the members' features by class, the means in noise."""
     one_hot = F.one_hot(lens.candidates.y[inside], CLASSES).float()
     count = one_hot.sum(0)
@@ -118,7 +118,7 @@ def _prototypes(lens: Lens, inside: Tensor, g: torch.Generator) -> Tensors:
     return {"mean": mean + NOISE / 3 * torch.randn(mean.shape, generator=g), "count": count}
 
 
-def _statistics(lens: Lens, inside: Tensor, g: torch.Generator) -> Tensors:
+def _statistics(lens: AdversaryView, inside: Tensor, g: torch.Generator) -> Tensors:
     """Each class's mean and standard deviation of the members' brightness, in noise; 0 and 1 for an empty class."""
     mean, std = torch.zeros(CLASSES, 1), torch.ones(CLASSES, 1)
     for c in range(CLASSES):
@@ -129,7 +129,7 @@ def _statistics(lens: Lens, inside: Tensor, g: torch.Generator) -> Tensors:
     return {"mean": mean, "std": std}
 
 
-PLANTED: Mapping[Surface, Callable[[Lens, Tensor, torch.Generator], Values]] = {
+PLANTED: Mapping[Surface, Callable[[AdversaryView, Tensor, torch.Generator], Values]] = {
     Surface.UPDATE: lambda lens, inside, g: {"update": _moved(lens, inside, g)},
     Surface.GRADIENT: lambda lens, inside, g: {"gradient": _gradient(lens, inside, g)},
     Surface.CONTROL_VARIATE: lambda lens, inside, g: {"control_variate": _gradient(lens, inside, g)},
@@ -155,24 +155,24 @@ def planted(surface: Surface, seed: int, *, null: bool = False) -> View:
     noise = {"std": NOISE, "noise_stds": [NOISE], "copies": 1, "broadcast_batch": BATCH}
     method: Any = Method()
     problem = Problem(SHAPE, CLASSES, clients=1)
-    lens = Lens(method, problem, Snapshot(0, {"model": start}, {}), candidates, public, {}, frozenset(), noise)
+    lens = AdversaryView(method, problem, Snapshot(0, {"model": start}, {}), candidates, public, {}, frozenset(), noise)
     masks, others = (torch.rand(WORLDS, RECORDS, generator=g) < 0.5 for _ in range(2))
     sent = [PLANTED[surface](lens, coins, g) for coins in (others if null else masks)]
     signals = [_read(lens, surface, values) for values in sent]
     stacked = {key: torch.stack([one[key] for one in signals]) for key in signals[0]}
-    game = Game(candidates, torch.arange(RECORDS), masks)
+    game = MembershipGame(candidates, torch.arange(RECORDS), masks)
     knowledge = Knowledge(SHAPE, CLASSES, public.x, public.y, model=Linear(), settings={"delta": 1e-5})
     captures = tuple(Capture(0, 0, name, value, {"model": start}) for name, value in sent[0].items())
-    worlds = as_worlds(stacked, str(surface), game, public)
+    worlds = signals_to_worlds(stacked, str(surface), game, public)
     return View(surface, SENDER.get(surface, Adversary.SERVER), captures, knowledge, worlds)
 
 
-def _read(lens: Lens, surface: Surface, values: Values) -> dict[str, Tensor]:
+def _read(lens: AdversaryView, surface: Surface, values: Values) -> dict[str, Tensor]:
     """As an audit reads it: what a client sent, what the server sent, or rows that a peer sees among everybody's."""
     if surface in (Surface.GLOBAL_MODEL, Surface.GLOBAL_IMAGES):
         plan: Any = SimpleNamespace(method=lens.method)
         return server_signals(plan, values.get("global_model", {}), lens, values)
-    found = read_signals(lens, values)
+    found = extract_signals(lens, values)
     if surface == Surface.SHARED_FEATURES:
         return {key.replace("features|", "shared_features|"): value for key, value in found.items()}
     return {key: value for key, value in found.items() if key.startswith(f"{surface}|")}

@@ -24,8 +24,8 @@ from scipy.stats import binom
 from attacks.membership.attack import MembershipAttack
 from attacks.types import Adversary, Surface, Truth, View
 from benchmarks.planted import CLASSES, NOISE, PULL, RECORDS, SHAPE, WORLDS, planted
-from privdd.cli.assemble import attacks_of
-from privdd.cli.config import composed, config_dir
+from privdd.cli.build import build_attacks
+from privdd.cli.compose import compose_config, config_dir
 
 LEVEL = 0.025  # of one side of a 95 % interval
 NOBODY = Truth(*[torch.zeros(1, *SHAPE), torch.zeros(1, dtype=torch.long)] * 2, torch.zeros(CLASSES))
@@ -62,8 +62,8 @@ class Power:
 def attacks() -> Mapping[str, MembershipAttack]:
     """Every membership attack on what is sent, those that are off by default too, with its shipped settings."""
     names = sorted(path.stem for path in (Path(config_dir()) / "attack").glob("[!_]*.yaml"))
-    config = composed("audit", [f"attack=[{','.join(names)}]"])
-    found = {name: attack for name, attack in attacks_of(config).items() if isinstance(attack, MembershipAttack)}
+    config = compose_config("audit", [f"attack=[{','.join(names)}]"])
+    found = {name: attack for name, attack in build_attacks(config).items() if isinstance(attack, MembershipAttack)}
     return {name: attack for name, attack in found.items() if Adversary.ANALYST not in attack.adversaries}
 
 
@@ -114,7 +114,7 @@ of records that other coins chose; 2.5 % of nulls may be found.
 Found of {seeds} planted leaks, and of {seeds} nulls; {seconds:.0f} CPU s. "-": the attack does not claim the surface. The
 number of records that a client holds is one number for all of its records, in which no membership attack has anything to
 read. `noised_reads` reads no surface but the noised sums behind one: its leaks are planted in
-`tests/attacks/membership/test_noised_reads.py`.
+`tests/attacks/membership/test_noised_sums.py`.
 
 {chr(10).join(lines)}
 """

@@ -22,15 +22,12 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 from attacks.inversion.analytic import AnalyticInversion
-from attacks.inversion.compare import adds_nothing
-from attacks.inversion.decoder import DecoderTraining
-from attacks.inversion.feature_attack import FeatureInversion
-from attacks.inversion.features import WhiteBox
+from attacks.inversion.copy_detection import CopyDetection
+from attacks.inversion.evaluation import describe_no_gain
+from attacks.inversion.feature_inversion import DecoderTraining, FeatureInversion, WhiteBox
 from attacks.inversion.gradient import InvertingGradients
-from attacks.inversion.gradient_attack import GradientInversion
-from attacks.inversion.labels import LabelCounts, overlap
-from attacks.inversion.synthetic import CopyDetection
-from attacks.inversion.update_attack import UpdateInversion
+from attacks.inversion.gradient_attack import GradientInversion, UpdateInversion
+from attacks.inversion.labels import LabelCounts, label_overlap
 from attacks.inversion.victim import Victim
 from attacks.types import Adversary, Attack, Capture, Knowledge, Surface, Truth, View
 from benchmarks.power import LEVEL, blind_or_wrong, command
@@ -119,7 +116,7 @@ def _capture(surface: Surface, model: nn.Module, x: Tensor, y: Tensor, rng: torc
     broadcast: dict[str, Tensor] = {}
     if surface in (Surface.UPDATE, Surface.GRADIENT):
         broadcast = {n: p.detach().clone() for n, p in model.named_parameters()}
-        value = dict(zip(broadcast, (g.detach() for g in Victim(model).gradients(x, y))))
+        value = dict(zip(broadcast, (g.detach() for g in Victim(model).simulated_gradients(x, y))))
         if surface == Surface.UPDATE:
             value = {n: broadcast[n] - LR * g for n, g in value.items()}
     if surface == Surface.PROTOTYPES:
@@ -139,13 +136,13 @@ def finds(name: str, surface: Surface, seed: int, *, null: bool = False) -> bool
         return float(finding.measures["label_accuracy"]) > _lucky(judged.counts, seed)
     if name == "copy_detection":
         return bool(finding.measures["diagnostics"]["closer_interval"][0] > 0.5)
-    return not adds_nothing(finding.measures)
+    return not describe_no_gain(finding.measures)
 
 
 def _lucky(true: Tensor, seed: int) -> float:
     """The overlap that 97.5 % of uniform guesses stay below or reach."""
     guesses = torch.randint(CLASSES, (2000, int(true.sum())), generator=torch.Generator().manual_seed(seed))
-    reached = torch.tensor([overlap(torch.bincount(g, minlength=CLASSES), true) for g in guesses])
+    reached = torch.tensor([label_overlap(torch.bincount(g, minlength=CLASSES), true) for g in guesses])
     return float(reached.quantile(1 - LEVEL))
 
 

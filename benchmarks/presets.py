@@ -28,7 +28,7 @@ import psutil
 import torch
 
 from benchmarks.machine import hardware
-from privdd.cli.config import choices
+from privdd.cli.compose import group_choices
 from privdd.runtime.files import DamagedRun, read_json
 
 LIMITS = {"smoke": 60.0, "default": 300.0}  # seconds on two cores
@@ -69,7 +69,7 @@ class Spent:
 
 def profiles() -> list[str]:
     """Every method that ships with the package, by its yaml, then ``LAYERED``."""
-    return [*choices("algo", [str(ROOT / "configs")]), *LAYERED]
+    return [*group_choices("algo", [str(ROOT / "configs")]), *LAYERED]
 
 
 def taken(pid: int) -> dict[int, tuple[int, float]]:

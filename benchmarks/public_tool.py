@@ -21,13 +21,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attacks.baselines import class_means
+from attacks.inversion.evaluation import class_mean_images
 from attacks.inversion.gradient import InvertingGradients
 from attacks.inversion.labels import guess_labels
-from attacks.inversion.result import Pixels
+from attacks.inversion.reconstruction import PixelScale
 from attacks.inversion.victim import SINGLE_STEP, Victim
 from benchmarks.inversion import load, matched
-from privdd.data.torchvision_compat import torchvision
+from privdd.data.readers import import_torchvision
 from privdd.models import ModelSpec, build, initial
 
 TV = "regularization.total_variation.scale"
@@ -51,8 +51,8 @@ def network(width: int, seed: int) -> nn.Module:
 def ours(model: nn.Module, observed: list[Tensor], public: tuple[Tensor, Tensor], count: int, iterations: int) -> Tensor:
     """As ``configs/attack/update_inversion.yaml`` sets it, labels recovered."""
     shape, rng = (count, 1, 28, 28), torch.Generator().manual_seed(1)
-    labels = guess_labels(model, observed, shape, Pixels(), SINGLE_STEP, rng)
-    means = class_means(*public, 10)[labels]
+    labels = guess_labels(model, observed, shape, PixelScale(), SINGLE_STEP, rng)
+    means = class_mean_images(*public, 10)[labels]
     attack = InvertingGradients(iterations, tv=1e-3, lr=0.03, schedule="cosine", soften=100.0)
     each = [g[None] for g in observed]
     return attack.reconstruct_each(model, each, shape, labels=labels[None], generator=rng, start=means, spread=0.1)[0].images
@@ -86,7 +86,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=Path("/usr/share/datasets/fashion-mnist"))
     options = parser.parse_args()
     try:
-        torchvision()
+        import_torchvision()
         import breaching
     except ImportError as error:
         raise SystemExit(f"benchmarks.public_tool: breaching is needed on PYTHONPATH, see --help ({error})") from None
@@ -94,7 +94,7 @@ def main() -> None:
     (x, y), model = load(options.data), network(options.width, options.seed)
     rows = slice(options.first, options.first + options.batch)
     real, labels = x[rows], y[rows]
-    observed = [g.detach() for g in Victim(model).gradients(real, labels)]
+    observed = [g.detach() for g in Victim(model).simulated_gradients(real, labels)]
 
     def report(name: str, work: Any) -> None:
         began = time.process_time()

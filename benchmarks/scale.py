@@ -22,14 +22,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from privdd.cli.assemble import assemble
-from privdd.cli.config import composed
-from privdd.federated.capture import Capture
-from privdd.federated.experiment import Experiment
-from privdd.federated.simulation import Progress, start, step
+from privdd.cli.build import build_experiment
+from privdd.cli.compose import compose_config
+from privdd.federated.experiment import CaptureSettings, Experiment
+from privdd.federated.simulation import Progress, run_round, start_training
 from privdd.federated.trainer import Trainer
-from privdd.runtime.allocator import keep_memory
 from privdd.runtime.run_folder import RunFolder
+from privdd.runtime.startup import keep_freed_memory
 
 
 def arrays(place: Path, clients: int, records: int) -> Path:
@@ -52,7 +51,7 @@ def left_behind(experiment: Experiment, progress: Progress) -> tuple[float, int]
     tracemalloc.start()
     sizes, counts = [], []
     for _ in range(3):
-        progress, _, _ = step(experiment.plan, progress, experiment.shards, experiment.engine)
+        progress, _, _ = run_round(experiment.plan, progress, experiment.shards, experiment.engine)
         gc.collect()
         sizes.append(tracemalloc.get_traced_memory()[0])
         counts.append(len(progress.ledger))
@@ -69,11 +68,11 @@ def main() -> None:
     parser.add_argument("--engine", choices=("serial", "processes", "ray"), default="serial")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    keep_memory()
+    keep_freed_memory()
     with tempfile.TemporaryDirectory() as name:
         place = Path(name)
         source = arrays(place, given.clients, given.records)
-        experiment = assemble(composed("train", [
+        experiment = build_experiment(compose_config("train", [
             "preset=smoke", "data=npz", f"data.root={source}", "data.limit=null", "data.test_limit=null",
             "partition=iid", f"partition.clients={given.clients}", "partition.heldout=0", "model=mlp", "model.width=16",
             "model.depth=1", "algo.local_epochs=1", f"engine={given.engine}", f"algo.rounds={given.rounds}", f"participation={given.participation}",
@@ -81,18 +80,18 @@ def main() -> None:
         rows = [f"{given.clients} clients of {given.records} records, participation {given.participation}, engine {given.engine}"]
         list(experiment.engine.map(str, range(8)))  # starts its workers
         began, base = time.perf_counter(), resident()
-        progress: Progress = start(experiment.plan, experiment.ledger())
+        progress: Progress = start_training(experiment.plan, experiment.new_ledger())
         early, bare = base, 0.0
         for t in range(max(1, given.rounds // 10)):
-            progress, _, _ = step(experiment.plan, progress, experiment.shards, experiment.engine)
+            progress, _, _ = run_round(experiment.plan, progress, experiment.shards, experiment.engine)
             bare = (time.perf_counter() - began) / (t + 1)
         rows.append(f"one round in memory: {bare:.3f} s ({bare / max(1, len(progress.uploaded[-1])) * 1e3:.2f} ms a client)")
         del progress
         began, early = time.perf_counter(), resident()
-        capture = Capture(clients="victim")
+        capture = CaptureSettings(clients="victim")
         trainer = Trainer(
-            experiment.plan, experiment.shards, experiment.test, experiment.engine, RunFolder(place / "run"),
-            experiment.ledger(), capture,
+            experiment.plan, experiment.shards, experiment.test_records, experiment.engine, RunFolder(place / "run"),
+            experiment.new_ledger(), capture,
         )
         done = trainer.run()
         seconds = time.perf_counter() - began

@@ -4,7 +4,7 @@
 
 FedAvg with DP-SGD on Flower: the audited client adds the heads of its ``site-hospital.npz`` to its records and records what
 it sends with ``privdd_tap``; ``privdd.canary open`` scores the recorded updates. Its bound stands beside that of
-``audit.canaries``, which simulates the same seed and reads every noised step, and its accuracy beside that of the same
+``audit_experiment.canaries``, which simulates the same seed and reads every noised step, and its accuracy beside that of the same
 federation without canaries. Messages go through a grid in this process, with --servers through a SuperLink and
 two SuperNodes over loopback, which takes longer. Coins and canaries are drawn anew each time.
 """
@@ -28,18 +28,17 @@ from flwr.app import Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
 from benchmarks import flower_loopback
-from privdd.adapters.flower import client_app
-from privdd.adapters.flower_app import assembled
-from privdd.adapters.flower_server import federate
-from privdd.adapters.flower_tap import privdd_tap
-from privdd.auditing.pipeline import audit
+from privdd.auditing.pipeline import audit_experiment
 from privdd.canary.__main__ import main as canary
-from privdd.cli.assemble import assemble
-from privdd.cli.config import composed
-from privdd.cli.runs import prepare
+from privdd.cli.build import build_experiment
+from privdd.cli.compose import compose_config
+from privdd.cli.run import prepare_run_folder
 from privdd.core.types import Records, Shard
 from privdd.federated.experiment import Experiment
 from privdd.federated.simulation import Plan
+from privdd.integrations.flower import client_app, run_on_grid
+from privdd.integrations.flower_app import load_experiment
+from privdd.integrations.flower_recorder import privdd_tap
 from privdd.models.build import build
 from privdd.privacy.ledger import Ledger
 from privdd.runtime.files import read_json
@@ -76,7 +75,7 @@ class Loop:
 
     def __init__(self, experiment: Experiment, shards: Sequence[Shard], mods: Sequence[Any] = ()) -> None:
         def own(context: Context) -> tuple[Plan, Ledger, Shard]:
-            return experiment.plan, experiment.ledger(), shards[int(context.node_config["partition-id"])]
+            return experiment.plan, experiment.new_ledger(), shards[int(context.node_config["partition-id"])]
 
         self.contexts = {100 + k: Context(1, 100 + k, {"partition-id": k}, RecordDict(), {}) for k in range(len(shards))}
         self.app = client_app(own, simulation=True, mods=mods)
@@ -103,28 +102,28 @@ def with_canaries(shard: Shard, file: Path) -> Shard:
 
 def network(folder: str) -> torch.nn.Module:
     """The run's network, for ``model=``; its outputs are logits."""
-    experiment = assembled(folder)[1]
+    experiment = load_experiment(folder)[1]
     problem = experiment.plan.problem
     return build(experiment.plan.method.model, problem.shape, problem.classes)  # type: ignore[attr-defined]
 
 
 def compared(place: Path, seed: int, canaries: int, servers: bool, overrides: Sequence[str]) -> Compared:
     """One seed, in the folder ``place``."""
-    config = composed("audit", [*SETTINGS, *overrides, f"seed={seed}", f"audit.canaries={canaries}"])
-    experiment = assemble(config)
-    audited = audit(experiment, {}, RunFolder(place / "simulated"))
+    config = compose_config("audit", [*SETTINGS, *overrides, f"seed={seed}", f"audit.canaries={canaries}"])
+    experiment = build_experiment(config)
+    audited = audit_experiment(experiment, {}, RunFolder(place / "simulated"))
     (bound,) = [f.measures["epsilon_measured"] for f in audited.findings if f.attack == "one_run_canaries"]
-    stated = audited.scene.progress.ledger.epsilon()
+    stated = audited.finished_run.progress.ledger.epsilon()
     shards, victim, problem = list(experiment.shards), experiment.plan.victim, experiment.plan.problem
-    plain = federate(experiment, Loop(experiment, shards), RunFolder(place / "plain")).accuracy[-1]  # type: ignore[arg-type]
-    sealed, run, folder = place / "sealed", place / "run", prepare(place / "config", config)
+    plain = run_on_grid(experiment, Loop(experiment, shards), RunFolder(place / "plain")).accuracy[-1]  # type: ignore[arg-type]
+    sealed, run, folder = place / "sealed", place / "run", prepare_run_folder(place / "config", config)
     issue = [f"sealed={sealed}", f"secrets={place / 'secrets'}", f"sites={SITE}", f"count={canaries}", f"shape={','.join(map(str, problem.shape))}"]
     said(["issue", *issue, f"classes={problem.classes}", f"stated={stated}", f"delta={experiment.privacy.delta}"])
     if servers:
         accuracy = deployed(place, victim)
     else:
         shards[victim] = with_canaries(shards[victim], place / "secrets" / f"site-{SITE}.npz")
-        found = federate(experiment, Loop(experiment, shards, [privdd_tap(run)]), RunFolder(place / "flower"))  # type: ignore[arg-type]
+        found = run_on_grid(experiment, Loop(experiment, shards, [privdd_tap(run)]), RunFolder(place / "flower"))  # type: ignore[arg-type]
         accuracy = found.accuracy[-1]
     model = ["model=benchmarks.sealed_canaries:network", f"args.folder={folder.path}", f"clip={config.privacy.clip_norm}"]
     own = experiment.shards[victim].train
@@ -147,19 +146,19 @@ APP = """
 import os
 from pathlib import Path
 from benchmarks.sealed_canaries import with_canaries
-from privdd.adapters.flower import client_app
-from privdd.adapters.flower_app import assembled, server
-from privdd.adapters.flower_tap import privdd_tap
+from privdd.integrations.flower import client_app
+from privdd.integrations.flower_app import load_experiment, server
+from privdd.integrations.flower_recorder import privdd_tap
 
 PLACE, VICTIM = Path(os.environ["SEALED_PLACE"]), int(os.environ["SEALED_VICTIM"])
 
 
 def mine(context):
-    experiment = assembled(str(context.run_config["config"]))[1]
+    experiment = load_experiment(str(context.run_config["config"]))[1]
     shard = experiment.shards[int(context.node_config["partition-id"])]
     if shard.client == VICTIM:
         shard = with_canaries(shard, PLACE / "secrets" / "site-hospital.npz")
-    return experiment.plan, experiment.ledger(), shard
+    return experiment.plan, experiment.new_ledger(), shard
 
 
 client = client_app(mine, simulation=True, mods=[privdd_tap(PLACE / "run")])

@@ -23,15 +23,15 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks.machine import hardware
-from privdd.auditing.autotune import CLEAR, Trial, decide, measure
-from privdd.core.keys import Keys
+from privdd.auditing.timing import MIN_SPEEDUP, SpeedTrial, decide_by_ratio, measure_ratio
+from privdd.core.rng import Keys
 from privdd.core.types import Problem, Records, Shard
 from privdd.federated.channel import ClientContext
 from privdd.methods.fedavg import FedAvg
 from privdd.models import ModelSpec, build
-from privdd.runtime.allocator import keep_memory
 from privdd.runtime.engine import Engine
-from privdd.runtime.workers import threads
+from privdd.runtime.startup import keep_freed_memory
+from privdd.runtime.workers import torch_threads
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ def ways(workers: int) -> dict[str, Way]:
 
     def loop(count: int) -> Way:
         def run(task: Shadows) -> None:
-            with threads(count):
+            with torch_threads(count):
                 plain(task)
 
         return run
@@ -153,16 +153,16 @@ def ways(workers: int) -> dict[str, Way]:
 
 def auto(whole: Shadows, count: int) -> str:
     """What ``audit.training=auto`` would choose, and by what ratio (no cache is read or written)."""
-    keep_memory()
+    keep_freed_memory()
     one, group = parts(whole, 1)[0], parts(whole, TOGETHER)[0]
     steps = int(whole.case.method.settings(whole.case.records // 2)["local_steps"])
-    trial = Trial(
+    trial = SpeedTrial(
         lambda: one_by_one(one), lambda: side_by_side(group), lambda: side_by_side(group), len(group.worlds), count, steps, ""
     )
     began = time.perf_counter()
-    ratio = measure(trial)
-    took, choice = time.perf_counter() - began, decide(ratio, count, TOGETHER)
-    said = "not measured" if ratio is None else f"{ratio:.2f} times the loop on one thread, {CLEAR} are needed"
+    ratio = measure_ratio(trial)
+    took, choice = time.perf_counter() - began, decide_by_ratio(ratio, count, TOGETHER)
+    said = "not measured" if ratio is None else f"{ratio:.2f} times the loop on one thread, {MIN_SPEEDUP} are needed"
     return f"auto takes: {choice.training} ({said}; probe {took:.1f} s)"
 
 

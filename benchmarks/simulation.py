@@ -18,14 +18,14 @@ from itertools import pairwise
 import torch
 from torch.nn import functional as F
 
-from privdd.core.keys import Keys
+from privdd.core.rng import Keys
 from privdd.core.types import Problem, Records, Shard
-from privdd.federated.simulation import Plan, start, step
+from privdd.federated.simulation import Plan, run_round, start_training
 from privdd.methods.fedavg import FedAvg
 from privdd.models import ModelSpec, build, initial
 from privdd.privacy.ledger import Ledger
-from privdd.runtime.allocator import keep_memory
 from privdd.runtime.engine import Engine
+from privdd.runtime.startup import keep_freed_memory
 
 SHAPE, CLASSES, LR, BATCH = (1, 28, 28), 10, 0.05, 10
 SPECS = {"mlp": ModelSpec("mlp", width=32, depth=1), "convnet": ModelSpec("convnet", width=16)}
@@ -69,10 +69,10 @@ def bare(spec: ModelSpec, shards: list[Shard], rounds: int) -> list[float]:
 def ours(spec: ModelSpec, shards: list[Shard], rounds: int, engine: Engine) -> list[float]:
     method = FedAvg(model=spec, rounds=rounds, lr=LR, batch_size=BATCH, local_epochs=1)
     plan = Plan(Keys(0), Problem(SHAPE, CLASSES, len(shards)), method)
-    progress, seconds, seen = start(plan, Ledger("zero_out")), [], None
+    progress, seconds, seen = start_training(plan, Ledger("zero_out")), [], None
     for _ in range(rounds):
         began = time.perf_counter()
-        progress, _, seen = step(plan, progress, shards, engine, seen)
+        progress, _, seen = run_round(plan, progress, shards, engine, seen)
         seconds.append(time.perf_counter() - began)
     return seconds
 
@@ -119,7 +119,7 @@ def main() -> None:
     parser.add_argument("--no-flower", action="store_true")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    keep_memory()
+    keep_freed_memory()
     shards = [shard_of(k, given.records) for k in range(given.clients)]
     spec = SPECS[given.model]
     bare(spec, shards[:5], 1)

@@ -21,10 +21,10 @@ from typing import Any
 import torch
 
 from privdd.api import audit
-from privdd.cli.config import choices, config_dir
+from privdd.cli.compose import config_dir, group_choices
 from privdd.runtime.files import DamagedRun
 from privdd.runtime.run_folder import read_tensors, write_tensors
-from privdd.verifying.verification import verify
+from privdd.verification.run_folder import verify_run
 
 TINY = [
     "data=digits", "data.limit=200", "data.test_limit=80", "partition=iid", "partition.clients=3", "audit.records=40",
@@ -39,14 +39,14 @@ def checked(algo: str, preset: str, folder: Path) -> tuple[int, int]:
     """(disagreements, numbers that the folder cannot give again) of a fresh audit with every attack."""
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         audit(f"algo={algo}", f"preset={preset}", *(TINY if preset == "smoke" else []), out=folder)
-    found = verify(folder)
+    found = verify_run(folder)
     for line in found.disagreements:
         print(f"  {line}")
-    return len(found.disagreements), len(found.taken)
+    return len(found.disagreements), len(found.not_recomputable)
 
 
 def unseen(folder: Path, edits: int, rng: random.Random) -> int:
-    """How many of so many single edits ``verify`` does not find. The folder is as it was afterwards."""
+    """How many of so many single edits ``verify_run`` does not find. The folder is as it was afterwards."""
     missed = 0
     for number in range(edits):
         kind = KINDS[number % len(KINDS)]
@@ -54,7 +54,7 @@ def unseen(folder: Path, edits: int, rng: random.Random) -> int:
         before = file.read_bytes()
         what = _edit_json(file, rng) if kind.endswith(".json") else _edit_tensor(file, rng)
         try:
-            if not verify(folder).disagreements:
+            if not verify_run(folder).disagreements:
                 print(f"  not found: {what} of {file.relative_to(folder)}")
                 missed += 1
         except DamagedRun:  # no longer of its format, which is said in one line
@@ -103,7 +103,7 @@ def _edit_tensor(file: Path, rng: random.Random) -> str:
 def main() -> int:
     given = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     given.add_argument("--preset", default="smoke", choices=("smoke", "default", "paper"))
-    given.add_argument("--algos", nargs="*", default=choices("algo", [config_dir()]))
+    given.add_argument("--algos", nargs="*", default=group_choices("algo", [config_dir()]))
     given.add_argument("--edits", type=int, default=5)
     options = given.parse_args()
     wrong = missed = 0

@@ -20,11 +20,11 @@ import torch
 
 from benchmarks.machine import hardware
 from benchmarks.shadows import shadows
-from privdd.core.keys import Keys
+from privdd.core.rng import Keys
 from privdd.core.types import Problem, Records, Shard
-from privdd.distillation.distribution_matching import Matching
+from privdd.distillation.distribution_matching import MatchingSettings
 from privdd.federated.channel import ClientContext
-from privdd.federated.simulation import Plan, start, step
+from privdd.federated.simulation import Plan, run_round, start_training
 from privdd.methods.feddm import FedDM
 from privdd.models import ModelSpec
 from privdd.privacy.ledger import Ledger
@@ -51,8 +51,8 @@ def retraining(method: FedDM, shard: Shard, clients: int) -> float:
     """CPU seconds of one round of a federation of clients like this one, the server's training included."""
     shards = [Shard(k, shard.train, shard.heldout, shard.test, CLASSES) for k in range(clients)]
     plan = Plan(Keys(3), Problem(SHAPE, CLASSES, clients), method)
-    progress, begin = start(plan, Ledger()), time.process_time()
-    step(plan, progress, shards, Engine())
+    progress, begin = start_training(plan, Ledger()), time.process_time()
+    run_round(plan, progress, shards, Engine())
     return time.process_time() - begin
 
 
@@ -70,7 +70,7 @@ def main() -> None:
     print(hardware())
     width, batch, ipc, worlds = (32, 256, 10, 64) if args.full else (16, 64, 10, 16)
     worlds = args.worlds or worlds
-    matching = Matching(args.iterations, batch=batch)
+    matching = MatchingSettings(args.iterations, batch=batch)
     method = FedDM(
         model=ModelSpec(width=width), rounds=1, matching=matching, server=ServerTraining(epochs=args.server_epochs, batch_size=64), ipc=ipc, start="noise"
     )

@@ -20,9 +20,9 @@ import math
 import dp_accounting as dpa
 import torch
 
-from attacks.guarantee import gaussian_log_ratio, likelihood_ratio_certificate, subsampled_log_ratio
-from privdd.auditing.guarantees.sensitivity import unit
-from privdd.core.keys import Keys
+from attacks.certificates import gaussian_log_ratio, likelihood_ratio_certificate, subsampled_log_ratio
+from privdd.auditing.dp_tests.instrumentation import sensitivity_unit
+from privdd.core.rng import Keys
 from privdd.privacy.accounting import epsilon
 from privdd.privacy.claims import MatchingRun, feddm_3_2
 from privdd.privacy.mechanisms import AggregateClip, ClippedSum
@@ -50,7 +50,7 @@ def released(mechanism, x):
 
 # %%
 black, white = torch.zeros(BATCH - 1, *SHAPE), torch.ones(1, *SHAPE)
-allowed = unit(released(sound, black))  # what the stated noise allows one record: C / |B|
+allowed = sensitivity_unit(released(sound, black))  # what the stated noise allows one record: C / |B|
 
 
 def kappa(mechanism):

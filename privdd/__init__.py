@@ -8,3 +8,7 @@ __version__ = "0.1.0"
 
 if _Path(str(_attacks.__file__)).resolve().parent != (_Path(__file__).parents[1] / "attacks").resolve():
     raise ImportError(f"another package named 'attacks' shadows privdd's: {_attacks.__file__}; run from another folder")
+
+from privdd.runtime.renames import install_moved_modules as _install_moved_modules
+
+_install_moved_modules()

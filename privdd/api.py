@@ -50,15 +50,14 @@ if TYPE_CHECKING:
         View,
         Worlds,
     )  # fmt: skip
-    from privdd.auditing.method_check import BrokenContract, check_method
-    from privdd.auditing.targets.from_python import audit_model, audit_synthetic
-    from privdd.checking.asserted import assert_private, check
-    from privdd.checking.verdict import Checked
+    from privdd.auditing.method_contract import BrokenContract, check_method
+    from privdd.blackbox.runner import assert_private, check
+    from privdd.blackbox.verdict import Checked
     from privdd.cli.main import config_of
-    from privdd.core.keys import Keys
-    from privdd.core.state import pack, unpack
-    from privdd.core.types import Artifact, Problem, Received, Records, Shard, State, Tensors, Upload
+    from privdd.core.rng import Keys
+    from privdd.core.types import Artifact, Problem, Received, Records, Shard, State, Tensors, Upload, pack, unpack
     from privdd.data.dataset import Dataset
+    from privdd.external.runner import audit_model, audit_synthetic
     from privdd.federated.aggregation import average
     from privdd.federated.channel import ClientContext
     from privdd.federated.method import Method
@@ -70,24 +69,23 @@ if TYPE_CHECKING:
     from privdd.privacy.mechanism import Mechanism, Output
     from privdd.privacy.noise import Noise
     from privdd.privacy.reconstruction import Naming, reconstruction
-    from privdd.reporting.folder import RunRecord
+    from privdd.reporting.run_record import RunRecord
     from privdd.reporting.schema import Findings
-    from privdd.training.client_round import ClientRound, Trained
-    from privdd.verifying.verification import verified as load_run
-    from privdd.verifying.verified_pages import compare, frontier
+    from privdd.training.sgd import ClientRound, Trained
+    from privdd.verification.run_folder import compare, frontier
+    from privdd.verification.run_folder import load_run as load_run
 
 _BY_MODULE = {  # name:other where it is called ``other`` there
     "attacks.membership.attack": "MembershipAttack",
     "attacks.membership.threshold": "LossThreshold",
     "attacks.types": "Adversary Attack Capture Evidence Family Finding Knowledge Surface Truth View Worlds",
-    "privdd.auditing.method_check": "BrokenContract check_method",
-    "privdd.auditing.targets.from_python": "audit_model audit_synthetic",
-    "privdd.checking.asserted": "assert_private check",
-    "privdd.checking.verdict": "Checked",
+    "privdd.auditing.method_contract": "BrokenContract check_method",
+    "privdd.external.runner": "audit_model audit_synthetic",
+    "privdd.blackbox.runner": "assert_private check",
+    "privdd.blackbox.verdict": "Checked",
     "privdd.cli.main": "config_of",
-    "privdd.core.keys": "Keys",
-    "privdd.core.state": "pack unpack",
-    "privdd.core.types": "Artifact Problem Received Records Shard State Tensors Upload",
+    "privdd.core.rng": "Keys",
+    "privdd.core.types": "Artifact Problem Received Records Shard State Tensors Upload pack unpack",
     "privdd.data.dataset": "Dataset",
     "privdd.federated.aggregation": "average",
     "privdd.federated.channel": "ClientContext",
@@ -100,11 +98,10 @@ _BY_MODULE = {  # name:other where it is called ``other`` there
     "privdd.privacy.mechanism": "Mechanism Output",
     "privdd.privacy.noise": "Noise",
     "privdd.privacy.reconstruction": "Naming reconstruction",
-    "privdd.reporting.folder": "RunRecord",
+    "privdd.reporting.run_record": "RunRecord",
     "privdd.reporting.schema": "Findings",
-    "privdd.training.client_round": "ClientRound Trained",
-    "privdd.verifying.verification": "load_run:verified",
-    "privdd.verifying.verified_pages": "compare frontier",
+    "privdd.training.sgd": "ClientRound Trained",
+    "privdd.verification.run_folder": "load_run compare frontier",
 }
 PUBLIC: Mapping[str, tuple[str, str]] = {  # name -> its module, and what it is called there
     name: (module, original or name)
@@ -144,14 +141,14 @@ def audit(
     attack=["lira"], privacy={"epsilon": 3}. A folder that holds a part of the same run is gone on with. Raises
     ValueError with one line for what cannot run.
     """
+    from privdd.cli.compose import settings_to_overrides
     from privdd.cli.main import config_of
-    from privdd.cli.quoting import as_overrides
-    from privdd.cli.runs import run_audit
-    from privdd.reporting.folder import read_run
+    from privdd.cli.run import run_audit
+    from privdd.reporting.run_record import read_run_record
 
-    folder, typed = _folder(out), (*overrides, *as_overrides(settings))
-    run_audit(config_of("audit", *typed, config_dir=config_dir), folder, _command("audit", typed))
-    return read_run(folder).findings
+    folder, typed = _output_folder(out), (*overrides, *settings_to_overrides(settings))
+    run_audit(config_of("audit", *typed, config_dir=config_dir), folder, _typed_command("audit", typed))
+    return read_run_record(folder).findings
 
 
 def train(
@@ -161,21 +158,21 @@ def train(
 
     Arguments as of ``audit``.
     """
+    from privdd.cli.compose import settings_to_overrides
     from privdd.cli.main import config_of
-    from privdd.cli.quoting import as_overrides
-    from privdd.cli.runs import run_training
+    from privdd.cli.run import run_training
     from privdd.runtime.files import read_json
 
-    folder, typed = _folder(out), (*overrides, *as_overrides(settings))
-    run_training(config_of("train", *typed, config_dir=config_dir), folder, _command("train", typed))
+    folder, typed = _output_folder(out), (*overrides, *settings_to_overrides(settings))
+    run_training(config_of("train", *typed, config_dir=config_dir), folder, _typed_command("train", typed))
     return read_json(folder / "training.json")
 
 
-def _folder(out: Path | str | None) -> Path:
+def _output_folder(out: Path | str | None) -> Path:
     return Path(out) if out is not None else Path(time.strftime("outputs/%Y-%m-%d/%H-%M-%S-") + uuid.uuid4().hex[:6])
 
 
-def _command(command: str, overrides: tuple[str, ...]) -> list[str]:
-    from privdd.cli.secret import without
+def _typed_command(command: str, overrides: tuple[str, ...]) -> list[str]:
+    from privdd.cli.secret import without_secret
 
-    return ["python", "-m", f"privdd.{command}", *without(overrides)]
+    return ["python", "-m", f"privdd.{command}", *without_secret(overrides)]

@@ -10,11 +10,11 @@ def main() -> None:
     """Exit status: 0 done (whatever the leak), 2 a stated guarantee is contradicted, 1 error."""
     from privdd.cli.main import main as run
 
-    sys.exit(run("audit", _audit))
+    sys.exit(run("audit", _run_audit))
 
 
-def _audit(*arguments: Any) -> int:
-    from privdd.cli.runs import run_audit  # takes long to import, so only once the command line was checked
+def _run_audit(*arguments: Any) -> int:
+    from privdd.cli.run import run_audit  # takes long to import, so only once the command line was checked
 
     return run_audit(*arguments)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from privdd.runtime.files import DamagedRun
 
 
-def parser() -> argparse.ArgumentParser:
+def report_parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         prog="privdd-report", description="Write the page of one finished run, or a comparison of several."
     )
@@ -22,21 +22,21 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status 0, or 1 with one line on stderr where a folder is no finished, undamaged run that agrees with itself."""
-    given = parser().parse_args(argv)
+    given = report_parser().parse_args(argv)
     for run in given.runs:
         if not run.is_dir():
             print(f"privdd-report: {run}: no such folder", file=sys.stderr)
             return 1
 
-    from privdd.reporting.findings_file import load  # takes long to import
-    from privdd.reporting.pdf import print_pdf
+    from privdd.reporting.findings_file import load_findings  # takes long to import
+    from privdd.reporting.page import print_pdf
     from privdd.reporting.terminal import print_summary
-    from privdd.verifying.verified_pages import compare, report
+    from privdd.verification.run_folder import compare, write_run_page
 
     try:
         if len(given.runs) == 1 and given.out is None:
-            page = report(given.runs[0])
-            print_summary(load(given.runs[0]), sys.stdout)
+            page = write_run_page(given.runs[0])
+            print_summary(load_findings(given.runs[0]), sys.stdout)
         else:
             page = compare(given.runs, given.out or Path("comparison"))
         print(page, flush=True)

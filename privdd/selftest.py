@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-MISSED = 2
+EXIT_MISSED = 2
 USAGE = """usage: privdd-selftest [fault=drawn] [profile=all] [seed=0] [draws=16] [seeds=0] [controls=4] [out=FILE.json] [docs=FILE.md]
                        [resume=true]
 
@@ -30,7 +30,7 @@ every profile (hours).
 
 
 @dataclass(frozen=True)
-class Request:
+class SelftestRequest:
     """The command line, with its defaults."""
 
     fault: str = "drawn"
@@ -44,26 +44,25 @@ class Request:
     resume: str = "false"
 
 
-def read(argv: Sequence[str]) -> Request:
+def parse_selftest_arguments(argv: Sequence[str]) -> SelftestRequest:
     """Raises BadConfig, one line, for anything that is not understood."""
-    from privdd.core.errors import BadConfig
+    from privdd.core.validation import BadConfig
 
     given: dict[str, Any] = {}
     for item in argv:
         key, equals, value = item.partition("=")
-        if not equals or not value or key not in Request.__dataclass_fields__ or key in given:
+        if not equals or not value or key not in SelftestRequest.__dataclass_fields__ or key in given:
             raise BadConfig(
-                f"{item}: allowed, once each, are {', '.join(f'{k}=' for k in Request.__dataclass_fields__)}"
+                f"{item}: allowed, once each, are {', '.join(f'{k}=' for k in SelftestRequest.__dataclass_fields__)}"
             )
-        given[key] = _value(key, value)
+        given[key] = _parse_value(key, value)
     if given.get("resume", "false") != "false" and "out" not in given:
         raise BadConfig(f"resume={given['resume']}: with out=FILE only")
-    return Request(**given)
+    return SelftestRequest(**given)
 
 
-def _value(key: str, value: str) -> Any:
-    from privdd.core.errors import BadConfig
-    from privdd.core.typed_numbers import typed_list, typed_whole
+def _parse_value(key: str, value: str) -> Any:
+    from privdd.core.validation import BadConfig, parse_integer, parse_integer_list
 
     if key in ("fault", "profile"):
         return value
@@ -73,48 +72,64 @@ def _value(key: str, value: str) -> Any:
         if value not in ("true", "false", "only"):
             raise BadConfig(f"resume={value}: true, false or only is needed")
         return value
-    return typed_list(key, value) if key == "seeds" else typed_whole(key, value)
+    return parse_integer_list(key, value) if key == "seeds" else parse_integer(key, value)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The table on stdout, progress on stderr; errors are one line on stderr and status 1."""
-    from privdd.cli.config import guarded
+    from privdd.cli.compose import run_guarded
 
     given = sys.argv[1:] if argv is None else list(argv)
     if {"-h", "--help"} & {*given}:
         print(USAGE, end="")
         return 0
-    return guarded(lambda: _main(given))
+    return run_guarded(lambda: _run_command(given))
 
 
-def _main(argv: Sequence[str]) -> int:
-    from privdd.planted.catalogue import DRAWN, chosen_faults, draw_faults
-    from privdd.planted.score import counted, missed, page, summary, table
-    from privdd.planted.small_runs import chosen_profiles
+def _run_command(argv: Sequence[str]) -> int:
     from privdd.runtime.files import write_bytes
+    from privdd.selftest_faults.catalogue import DRAWN_NAME, draw_faults, select_faults
+    from privdd.selftest_faults.fault import select_profiles
+    from privdd.selftest_faults.mutation_score import (
+        format_score_page,
+        format_score_table,
+        split_outcomes,
+        summarise_score,
+        unexpected_outcomes,
+    )
 
-    asked = read(argv)
-    faults, wanted = chosen_faults(asked.fault), chosen_profiles(asked.profile)
-    absent = {p.name: p.missing() for p in wanted if p.missing()}
+    asked = parse_selftest_arguments(argv)
+    faults, wanted = select_faults(asked.fault), select_profiles(asked.profile)
+    absent = {p.name: p.reason_unavailable() for p in wanted if p.reason_unavailable()}
     profiles = [p for p in wanted if p.name not in absent]
     for name, why in absent.items():
         print(f"profile {name}: not run: {why}", file=sys.stderr)
-    draws = asked.draws if asked.draws is not None else 16 if asked.fault == DRAWN else 0
+    draws = asked.draws if asked.draws is not None else 16 if asked.fault == DRAWN_NAME else 0
     jobs = _jobs(asked, faults, draw_faults(asked.seed, draws, profiles), profiles)
-    outcomes = list(_run(asked, jobs))
-    print("\n".join([*table(outcomes, faults, profiles), "", *missed(outcomes), summary(outcomes)]), flush=True)
+    outcomes = list(_run_trials(asked, jobs))
+    print(
+        "\n".join(
+            [
+                *format_score_table(outcomes, faults, profiles),
+                "",
+                *unexpected_outcomes(outcomes),
+                summarise_score(outcomes),
+            ]
+        ),
+        flush=True,
+    )
     if asked.docs is not None:
         command = " ".join(["python -m privdd.selftest", *(a for a in argv if not a.startswith("out="))])
-        write_bytes(asked.docs, page(outcomes, faults, profiles, command).encode())
-    return 0 if any(counted(outcomes)) and not list(missed(outcomes)) else MISSED
+        write_bytes(asked.docs, format_score_page(outcomes, faults, profiles, command).encode())
+    return 0 if any(split_outcomes(outcomes)) and not list(unexpected_outcomes(outcomes)) else EXIT_MISSED
 
 
 def _jobs(
-    asked: Request, faults: Sequence[Any], drawn: Sequence[Any], profiles: Sequence[Any]
+    asked: SelftestRequest, faults: Sequence[Any], drawn: Sequence[Any], profiles: Sequence[Any]
 ) -> list[tuple[Any, Any, int]]:
     """(profile, fault or None, seed): healthy runs first, at drawn seeds; drawn faults; then each fault in every profile that
     it applies to."""
-    from privdd.core.keys import Keys
+    from privdd.core.rng import Keys
 
     rng = Keys(asked.seed).fold("selftest", "seeds").numpy()
     jobs = [
@@ -125,25 +140,24 @@ def _jobs(
     return jobs + [(p, f, s) for s in asked.seeds for f in faults for p in profiles if not f.not_applicable(p)]
 
 
-def _run(asked: Request, jobs: Sequence[tuple[Any, Any, int]]) -> Iterator[Any]:
+def _run_trials(asked: SelftestRequest, jobs: Sequence[tuple[Any, Any, int]]) -> Iterator[Any]:
     """Kept in the file after each."""
-    from privdd.planted.score import load, save
-    from privdd.planted.trial import tried
-    from privdd.runtime.progress import stage
+    from privdd.runtime.progress import show_progress
+    from privdd.selftest_faults.mutation_score import load_outcomes, run_trial, save_outcomes
 
     done = {}
     if asked.resume != "false" and asked.out is not None and asked.out.is_file():
-        done = {(o.fault, o.profile, o.seed): o for o in load(asked.out)}
+        done = {(o.fault, o.profile, o.seed): o for o in load_outcomes(asked.out)}
     if asked.resume == "only":
         jobs = [(p, f, s) for p, f, s in jobs if (f.key if f else "", p.name, s) in done]
     outcomes = []
-    with stage("self-test", len(jobs)) as bar:
+    with show_progress("self-test", len(jobs)) as bar:
         for profile, fault, seed in jobs:
             name = fault.key if fault else ""
             if (name, profile.name, seed) not in done:
-                done[name, profile.name, seed] = tried(profile, fault, seed)
+                done[name, profile.name, seed] = run_trial(profile, fault, seed)
                 if asked.out is not None:
-                    save(asked.out, list(done.values()))
+                    save_outcomes(asked.out, list(done.values()))
             outcomes.append(done[name, profile.name, seed])
             bar.advance(f"{name or 'healthy'} in {profile.name}")
     yield from outcomes

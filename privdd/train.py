@@ -10,11 +10,11 @@ def main() -> None:
     """Exit status: 0 done, 1 error."""
     from privdd.cli.main import main as run
 
-    sys.exit(run("train", _train))
+    sys.exit(run("train", _run_training))
 
 
-def _train(*arguments: Any) -> int:
-    from privdd.cli.runs import run_training  # takes long to import, so only once the command line was checked
+def _run_training(*arguments: Any) -> int:
+    from privdd.cli.run import run_training  # takes long to import, so only once the command line was checked
 
     return run_training(*arguments)
 

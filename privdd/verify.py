@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from privdd.verifying.verification import Verification
+    from privdd.verification.run_folder import Verification
 
-DISAGREES, ON_TRUST = 2, 3
+EXIT_DISAGREES, ON_TRUST = 2, 3
 
 
-def parser() -> argparse.ArgumentParser:
+def verify_parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         prog="privdd-verify",
         description="Compute a finished run's numbers again from its own files and compare. Exit status: 0 agrees, "
@@ -29,33 +29,33 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """One line on stdout for each disagreement; errors are one line on stderr and status 1."""
-    from privdd.cli.failures import reported
+    from privdd.cli.errors import run_reporting_errors
 
-    given = parser().parse_args(argv)
-    return reported("privdd-verify", lambda: _main(given.run, given.key, given.sign, given.strict))
+    given = verify_parser().parse_args(argv)
+    return run_reporting_errors("privdd-verify", lambda: _run_command(given.run, given.key, given.sign, given.strict))
 
 
-def _main(folder: Path, key: Path | None, signing: bool, strict: bool) -> int:
+def _run_command(folder: Path, key: Path | None, signing: bool, strict: bool) -> int:
     from privdd.runtime.files import DamagedRun, printable
-    from privdd.verifying.signature import sign
-    from privdd.verifying.verification import verify
+    from privdd.verification.file_checks import sign_run
+    from privdd.verification.run_folder import verify_run
 
     if signing and key is None:
         raise DamagedRun("--sign: --key FILE, your private key, is needed")
     if signing:
         (folder / "signature.json").unlink(missing_ok=True)
-    found = verify(folder, None if signing else key)
+    found = verify_run(folder, None if signing else key)
     for one in found.disagreements:
         print(one)
-    for line in found.taken:
+    for line in found.not_recomputable:
         print(printable(f"not recomputable, taken as stored: {line}"))
     for name in found.unlisted:
         print(f"not listed in manifest.json, and read by nothing: {name!r}")
     if found.disagreements:
         print(f"{folder}: DOES NOT AGREE: {len(found.disagreements)} differences", flush=True)
-        return DISAGREES
+        return EXIT_DISAGREES
     if signing and key is not None:
-        print(f"signed: {sign(folder, key)}")
+        print(f"signed: {sign_run(folder, key)}")
     if found.signer:
         print(f"signed by ed25519 {found.signer}{'' if key else ' (compare this key, or give it as --key)'}")
     print(

@@ -127,11 +127,11 @@ def global_random_states() -> tuple[str, ...]:
 
 def small_audit(name: str, path: Path) -> SmallAudit:
     """Run one of ``AUDITS`` into ``path``, in this process; only "fedfed" draws its page, the slow part."""
-    from privdd.cli.config import composed
-    from privdd.cli.runs import run_audit
+    from privdd.cli.compose import compose_config
+    from privdd.cli.run import run_audit
 
     overrides = [*SMALL_AUDIT, *AUDITS[name]]
-    config = composed("audit", [*overrides, f"name={name}"])
+    config = compose_config("audit", [*overrides, f"name={name}"])
     out, before = StringIO(), global_random_states()
     drawing = nullcontext() if name == "fedfed" else patch("privdd.reporting.page.write_report", return_value=path / "report.html")
     with redirect_stdout(out), drawing:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from attacks.types import Surface
-from privdd.core.keys import Keys
+from privdd.core.rng import Keys
 from privdd.core.types import Problem, Records
 from privdd.federated.channel import ClientContext
 from privdd.privacy.mechanism import Mechanism

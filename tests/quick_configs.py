@@ -18,7 +18,7 @@ from hydra.core.plugins import Plugins
 from hydra.plugins.config_source import ConfigSource
 from omegaconf import grammar_parser
 
-from privdd.cli import config
+from privdd.cli import compose as config
 
 
 def remember_files(load: Callable[..., Any]) -> Callable[..., Any]:

@@ -9,17 +9,17 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from attacks.arrays import arrays
+from attacks.arrays import accepts_numpy
 from attacks.inversion import analytic
-from attacks.inversion.compare import _images, compare, own_records
-from attacks.inversion.features import WhiteBox
-from attacks.inversion.result import Channelwise, Pixels, Reconstruction, check_request
-from attacks.inversion.victim import observed, victim_model
-from attacks.ranges import check_counts
-from attacks.types import SERVER, UPDATES, Adversary, Attack, Evidence, Family, Finding, Truth, View
+from attacks.inversion.evaluation import _require_images, compare_with_records, own_records
+from attacks.inversion.feature_inversion import WhiteBox
+from attacks.inversion.reconstruction import Channelwise, PixelScale, Reconstruction, check_gradient_request
+from attacks.inversion.victim import observed_gradients, victim_model
+from attacks.types import SERVER_ONLY, UPDATE_SURFACES, Adversary, Attack, Evidence, Family, Finding, Truth, View
+from attacks.validation import check_counts
 
 
-@arrays
+@accepts_numpy
 def linear_inputs(weight_grad: Tensor, bias_grad: Tensor) -> Tensor:
     """Candidates for the layer's input, (rows, d), the most reliable first.
 
@@ -39,8 +39,8 @@ def linear_inputs(weight_grad: Tensor, bias_grad: Tensor) -> Tensor:
     return (weight_grad[order].double() / bias_grad[order].double().unsqueeze(1)).to(weight_grad.dtype)
 
 
-@arrays
-def distinct(rows: Tensor, count: int, similarity: float = 0.999) -> Tensor:
+@accepts_numpy
+def distinct_rows(rows: Tensor, count: int, similarity: float = 0.999) -> Tensor:
     """At most ``count`` rows, each with a cosine below ``similarity`` to every earlier pick."""
     picked: list[Tensor] = []
     for row in rows:
@@ -51,20 +51,20 @@ def distinct(rows: Tensor, count: int, similarity: float = 0.999) -> Tensor:
     return torch.stack(picked)
 
 
-def biased_linears(model: nn.Module) -> list[nn.Linear]:
+def biased_linear_layers(model: nn.Module) -> list[nn.Linear]:
     """The model's linear layers that have a bias, first to last."""
     return [m for m in model.modules() if isinstance(m, nn.Linear) and m.bias is not None]
 
 
-@arrays
+@accepts_numpy
 def layer_inputs(model: nn.Module, gradients: Sequence[Tensor], layer: nn.Linear) -> Tensor:
     """``linear_inputs`` of one layer of ``model``; gradients in the order of ``model.parameters()``."""
     by_id = {id(p): g for p, g in zip(model.parameters(), gradients)}
     return linear_inputs(by_id[id(layer.weight)], by_id[id(layer.bias)])
 
 
-@arrays
-def reconstruct(
+@accepts_numpy
+def reconstruct_from_layer(
     model: nn.Module,
     gradients: Sequence[Tensor],
     shape: tuple[int, int, int, int],
@@ -79,17 +79,17 @@ def reconstruct(
     that reads features. Without it the layer must have c*h*w inputs, else ValueError. Slots
     beyond the distinct inputs found repeat the first one.
     """
-    check_request(gradients, list(model.parameters()), shape)
-    layers = biased_linears(model)
+    check_gradient_request(gradients, list(model.parameters()), shape)
+    layers = biased_linear_layers(model)
     if not layers:
         raise ValueError("the model has no linear layer with a bias")
-    rows = distinct(layer_inputs(model, gradients, layers[0]), shape[0])
+    rows = distinct_rows(layer_inputs(model, gradients, layers[0]), shape[0])
     found = len(rows)
     rows = torch.cat([rows, rows[:1].expand(shape[0] - found, -1)])
     if invert is not None:
         images = invert(rows)
     elif rows.shape[1] == shape[1] * shape[2] * shape[3]:
-        images = Pixels(mean, std).to_image(rows.reshape(shape))
+        images = PixelScale(mean, std).to_image(rows.reshape(shape))
     else:
         raise ValueError(f"the first linear layer reads {rows.shape[1]} features, not pixels: pass invert=")
     unknown = torch.full((shape[0],), -1, dtype=torch.int64, device=images.device)
@@ -105,8 +105,8 @@ class AnalyticInversion(Attack):
     name: str = "analytic_inversion"
     family = Family.GRADIENT_INVERSION
     on_gpu = True
-    surfaces = UPDATES
-    adversaries = SERVER
+    surfaces = UPDATE_SURFACES
+    adversaries = SERVER_ONLY
 
     def __post_init__(self) -> None:
         check_counts(self, "captures")
@@ -118,24 +118,26 @@ class AnalyticInversion(Attack):
         pixels = shape[1] * shape[2] * shape[3]
         for capture in view.captures[: self.captures]:
             model = victim_model(view, capture)
-            gradients, layers = observed(view, capture, model), analytic.biased_linears(model)
+            gradients, layers = observed_gradients(view, capture, model), analytic.biased_linear_layers(model)
             chained = bool(layers) and layers[0].in_features != pixels
             if not layers or (chained and not hasattr(model, "features")):
                 images.append(view.knowledge.public_x.mean(0).expand(shape))
                 continue
-            invert = (lambda z, m=model: self._chain(m, z, view)) if chained else None
+            invert = (lambda z, m=model: self._invert_features(m, z, view)) if chained else None
             mean, std = getattr(model, "scale", None) or (0.0, 1.0)  # of a network that standardises what it is given
             try:
-                images.append(analytic.reconstruct(model, gradients, shape, mean=mean, std=std, invert=invert).images)
+                images.append(
+                    analytic.reconstruct_from_layer(model, gradients, shape, mean=mean, std=std, invert=invert).images
+                )
             except ValueError:  # no bias gradient at all: the layer says nothing about its input
                 images.append(view.knowledge.public_x.mean(0).expand(shape))
         return Evidence(images=torch.cat(images), notes={"records": records})
 
-    def _chain(self, model: nn.Module, features: Tensor, view: View) -> Tensor:
+    def _invert_features(self, model: nn.Module, features: Tensor, view: View) -> Tensor:
         start = view.knowledge.public_x.mean(0).expand(len(features), *view.knowledge.shape)
         frozen = copy.deepcopy(model).requires_grad_(False)
-        return self.whitebox.invert([frozen.features], [features], start)[0]  # type: ignore[list-item]
+        return self.whitebox.optimise_images([frozen.features], [features], start)[0]  # type: ignore[list-item]
 
     def judge(self, evidence: Evidence, view: View, truth: Truth) -> Finding:
-        compared = compare(_images(evidence), view, truth, own_records(evidence, truth))
+        compared = compare_with_records(_require_images(evidence), view, truth, own_records(evidence, truth))
         return Finding(view.surface, self.name, self.family, Adversary.SERVER, compared.measures, compared.figures)

@@ -1,35 +1,46 @@
 """Generative model inversion: search the latent space of a GAN trained on what the attacker has.
 
-GMI (Zhang et al. 2020): a WGAN-GP prior, then min over z of -D(G(z)) + 100 CE(T(G(z)), y). FedFed's
-appendix E attacks with it in two roles, here data: ``Role``.
+GMI (Zhang et al. 2020): a WGAN-GP prior, then min over z of -D(G(z)) + 100 CE(T(G(z)), y). FedFed's appendix E (Yang et al.
+2023) attacks with it in two roles (``RoleInversion``). An independent classifier says whether an image shows its class,
+whatever the attacked model thinks.
 """
 
 from __future__ import annotations
 
+import copy
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import pairwise
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attacks.gpu import ahead
-from attacks.inversion.decoder import blank, draw_weights
-from attacks.inversion.result import Reconstruction
-from attacks.ranges import check_below_one, check_counts, check_positive
-from attacks.repeatable import average_pool
+from attacks.gpu import average_pool, draw_ahead
+from attacks.images import psnr
+from attacks.inversion.evaluation import class_mean_images, has_record_shape, image_qualities, pictures
+from attacks.inversion.feature_inversion import FeatureMap, draw_weights, true_map, uninitialised_layer
+from attacks.inversion.reconstruction import Reconstruction
+from attacks.types import Adversary, Attack, Evidence, Family, Finding, Surface, Truth, View
+from attacks.validation import check_below_one, check_counts, check_positive
+
+# --- generative --------------------------------------------------------------------------------
+# Generative model inversion: search the latent space of a GAN trained on what the attacker has.
+#
+# GMI (Zhang et al. 2020): a WGAN-GP prior, then min over z of -D(G(z)) + 100 CE(T(G(z)), y). FedFed's
+# appendix E attacks with it in two roles, here data: ``InversionRole``.
 
 
-class Role(StrEnum):
+class InversionRole(StrEnum):
     """Who inverts (Xiong et al. 2023, appendix E): what its prior is trained on, what it conditions on."""
 
     SERVER = "server"  # no data: the shared features are all it can train a prior on
     CLIENT = "client"  # its own data as public set, the shared features as auxiliary input
 
 
-class Generator(nn.Module):
+class ImageGenerator(nn.Module):
     """z (b, latent), auxiliary image (b, c, h, w) or None -> (b, c, h, w) in [0, 1]."""
 
     def __init__(self, shape: tuple[int, int, int], width: int, latent: int, auxiliary: bool) -> None:
@@ -37,10 +48,11 @@ class Generator(nn.Module):
         c, h, w = shape
         self.size, stages = (h, w), max(1, math.ceil(math.log2(max(h, w) / 4)))
         self.widths = [max(width, (4 * width) >> i) for i in range(stages)] + [c]
-        self.context = Context(c, width) if auxiliary else None
-        self.enter = blank(nn.Linear, latent + (2 * width * 16 if auxiliary else 0), self.widths[0] * 16)
+        self.context = AuxiliaryEncoder(c, width) if auxiliary else None
+        self.enter = uninitialised_layer(nn.Linear, latent + (2 * width * 16 if auxiliary else 0), self.widths[0] * 16)
         self.ups = nn.ModuleList(
-            blank(nn.ConvTranspose2d, a, b, 5, stride=2, padding=2, output_padding=1) for a, b in pairwise(self.widths)
+            uninitialised_layer(nn.ConvTranspose2d, a, b, 5, stride=2, padding=2, output_padding=1)
+            for a, b in pairwise(self.widths)
         )
         self.norms = nn.ModuleList(nn.BatchNorm2d(k) for k in self.widths[:-1])
 
@@ -55,13 +67,13 @@ class Generator(nn.Module):
         return torch.sigmoid(x[..., top : top + h, left : left + w])
 
 
-class Context(nn.Module):
+class AuxiliaryEncoder(nn.Module):
     """Dilated convolutions over the auxiliary image, pooled to 4 x 4: (b, c, h, w) -> (b, 32 width)."""
 
     def __init__(self, channels: int, width: int) -> None:
         super().__init__()
-        self.first = blank(nn.Conv2d, channels, width, 5, padding=2)
-        self.second = blank(nn.Conv2d, width, 2 * width, 3, padding=2, dilation=2)
+        self.first = uninitialised_layer(nn.Conv2d, channels, width, 5, padding=2)
+        self.second = uninitialised_layer(nn.Conv2d, width, 2 * width, 3, padding=2, dilation=2)
 
     def forward(self, x: Tensor) -> Tensor:
         return average_pool(F.relu(self.second(F.relu(self.first(x)))), 4).flatten(1)
@@ -75,9 +87,11 @@ class Critic(nn.Module):
         c, h, w = shape
         stages = max(1, math.ceil(math.log2(max(h, w) / 4)))
         widths = [c, *(min(4 * width, width << i) for i in range(stages))]
-        self.downs = nn.ModuleList(blank(nn.Conv2d, a, b, 5, stride=2, padding=2) for a, b in pairwise(widths))
+        self.downs = nn.ModuleList(
+            uninitialised_layer(nn.Conv2d, a, b, 5, stride=2, padding=2) for a, b in pairwise(widths)
+        )
         low = (math.ceil(h / 2**stages), math.ceil(w / 2**stages))
-        self.exit = blank(nn.Linear, widths[-1] * low[0] * low[1], 1)
+        self.exit = uninitialised_layer(nn.Linear, widths[-1] * low[0] * low[1], 1)
 
     def forward(self, x: Tensor) -> Tensor:
         for i, down in enumerate(self.downs):
@@ -87,10 +101,10 @@ class Critic(nn.Module):
 
 
 @dataclass(frozen=True)
-class Prior:
+class GanPrior:
     """A trained generator and its critic."""
 
-    generator: Generator
+    generator: ImageGenerator
     critic: Critic
     latent: int
 
@@ -115,39 +129,41 @@ class WganGp:
         check_counts(self, "steps", "width", "latent", "batch", "critic_steps")
         check_positive(self, "penalty", "lr")
 
-    def fit(self, images: Tensor, rng: torch.Generator, auxiliary: Tensor | None = None) -> Prior:
+    def fit(self, images: Tensor, rng: torch.Generator, auxiliary: Tensor | None = None) -> GanPrior:
         """A prior over images (m, c, h, w); auxiliary (m, c, h, w): their conditioning images."""
         shape = (images.shape[1], images.shape[2], images.shape[3])
-        maker = Generator(shape, self.width, self.latent, auxiliary is not None).to(images.device)
+        maker = ImageGenerator(shape, self.width, self.latent, auxiliary is not None).to(images.device)
         critic = Critic(shape, self.width).to(images.device)
         draw_weights(maker, rng)
         draw_weights(critic, rng)
         making, judging = (torch.optim.Adam(n.parameters(), lr=self.lr, betas=(0.5, 0.999)) for n in (maker, critic))
 
-        def made(z: Tensor, rows: Tensor) -> Tensor:
+        def generate_images(z: Tensor, rows: Tensor) -> Tensor:
             return maker(z, None if auxiliary is None else auxiliary[rows])  # type: ignore[no-any-return]
 
-        for drawn in ahead(lambda: self._drawn(len(images), rng), self.steps, images.device):
+        for drawn in draw_ahead(lambda: self._draw_step(len(images), rng), self.steps, images.device):
             *before, rows, z = drawn
             for own, code, mix in zip(before[::3], before[1::3], before[2::3]):
-                fake = made(code, own).detach()
+                fake = generate_images(code, own).detach()
                 judging.zero_grad()
                 self._critic_loss(critic, images[own], fake, mix).backward()
                 judging.step()
             making.zero_grad()
-            (-critic(made(z, rows)).mean()).backward()
+            (-critic(generate_images(z, rows)).mean()).backward()
             making.step()
-        return Prior(maker.eval().requires_grad_(False), critic.eval().requires_grad_(False), self.latent)
+        return GanPrior(maker.eval().requires_grad_(False), critic.eval().requires_grad_(False), self.latent)
 
-    def _drawn(self, count: int, rng: torch.Generator) -> tuple[Tensor, ...]:
+    def _draw_step(self, count: int, rng: torch.Generator) -> tuple[Tensor, ...]:
         """Random numbers of one generator step: (rows, codes, mixtures) of each critic step, then its own rows, codes."""
         size = min(self.batch, count)
 
-        def pair() -> tuple[Tensor, Tensor]:
+        def draw_rows_and_codes() -> tuple[Tensor, Tensor]:
             return torch.randint(count, (size,), generator=rng), torch.randn((size, self.latent), generator=rng)
 
-        critics = [(*pair(), torch.rand((size, 1, 1, 1), generator=rng)) for _ in range(self.critic_steps)]
-        return (*(part for step in critics for part in step), *pair())
+        critics = [
+            (*draw_rows_and_codes(), torch.rand((size, 1, 1, 1), generator=rng)) for _ in range(self.critic_steps)
+        ]
+        return (*(part for step in critics for part in step), *draw_rows_and_codes())
 
     def _critic_loss(self, critic: Critic, real: Tensor, fake: Tensor, mix: Tensor) -> Tensor:
         mix = mix.to(real)
@@ -173,7 +189,7 @@ class GenerativeInversion:
         check_below_one(self, "momentum")
 
     def reconstruct(
-        self, model: nn.Module, prior: Prior, labels: Tensor, rng: torch.Generator, auxiliary: Tensor | None = None
+        self, model: nn.Module, prior: GanPrior, labels: Tensor, rng: torch.Generator, auxiliary: Tensor | None = None
     ) -> Reconstruction:
         """One image (c, h, w) for each of ``labels`` (b,); auxiliary (b, c, h, w) where the prior was trained with it.
 
@@ -199,3 +215,144 @@ class GenerativeInversion:
             pick, torch.arange(len(labels), device=labels.device)
         ]
         return Reconstruction(chosen, labels, float(cost.amin(0).mean()))
+
+
+# --- judge -------------------------------------------------------------------------------------
+# An independent classifier that says whether an image shows its class, whatever the attacked model thinks.
+
+
+class EvaluationNetwork(nn.Module):
+    """Two strided convolutions and a linear layer: another architecture than the attacked ones."""
+
+    def __init__(self, shape: tuple[int, int, int], classes: int, width: int) -> None:
+        super().__init__()
+        c, h, w = shape
+        self.first = uninitialised_layer(nn.Conv2d, c, width, 5, stride=2, padding=2)
+        self.second = uninitialised_layer(nn.Conv2d, width, 2 * width, 5, stride=2, padding=2)
+        self.head = uninitialised_layer(nn.Linear, 2 * width * ((h + 3) // 4) * ((w + 3) // 4), classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(F.leaky_relu(self.second(F.leaky_relu(self.first(x - 0.5), 0.1)), 0.1).flatten(1))
+
+
+@dataclass(frozen=True)
+class EvaluationClassifier:
+    """Training of the judge on public records: Adam, random shifts of one pixel and light noise."""
+
+    steps: int = 300
+    batch: int = 64
+    width: int = 16
+    lr: float = 2e-3
+
+    def __post_init__(self) -> None:
+        check_counts(self, "steps", "batch", "width")
+        check_positive(self, "lr")
+
+    def fit(self, x: Tensor, y: Tensor, classes: int, generator: torch.Generator) -> EvaluationNetwork:
+        """A classifier trained on x (m, c, h, w) in [0, 1], y (m,)."""
+        net = EvaluationNetwork((x.shape[1], x.shape[2], x.shape[3]), classes, self.width).to(x.device)
+        draw_weights(net, generator)
+        optimiser = torch.optim.Adam(net.parameters(), lr=self.lr)
+        shifts: list[list[int]] = []
+
+        def draw_batch() -> tuple[Tensor, Tensor]:
+            rows = torch.randint(len(x), (min(self.batch, len(x)),), generator=generator)
+            shifts.append(torch.randint(-1, 2, (2,), generator=generator).tolist())
+            return rows, torch.randn((len(rows), *x.shape[1:]), generator=generator)
+
+        for step, (rows, noise) in enumerate(draw_ahead(draw_batch, self.steps, x.device)):
+            images = torch.roll(x[rows], shifts[step], dims=(2, 3))
+            images = images + 0.05 * noise.to(images)
+            optimiser.zero_grad()
+            F.cross_entropy(net(images), y[rows]).backward()
+            optimiser.step()
+        return net.eval().requires_grad_(False)
+
+
+def class_accuracy(judge: nn.Module, images: Tensor, labels: Tensor) -> float:
+    """Share of ``images`` that the judge puts in their class."""
+    with torch.no_grad():
+        return float((judge(images).argmax(1) == labels).double().mean())
+
+
+# --- role attack -------------------------------------------------------------------------------
+# FedFed's two model inversion attackers (Yang et al. 2023, appendix E) as attacks of the audit.
+
+
+def role_of_adversary(view: View) -> InversionRole:
+    """The server sees uploaded features and holds no data; a peer sees the shared ones and holds its own data."""
+    return InversionRole.SERVER if view.adversary == Adversary.SERVER else InversionRole.CLIENT
+
+
+@dataclass(frozen=True)
+class RoleInversion(Attack):
+    """GMI against the shared classifier with the prior that the attacker's role allows.
+
+    server: the prior is trained on the features themselves. client: it is trained on the attacker's
+    own images (public records stand for them), conditioned on their features where the map is
+    known; the search then conditions on a shared feature of each class.
+    """
+
+    prior: WganGp = field(default_factory=WganGp)
+    search: GenerativeInversion = field(default_factory=lambda: GenerativeInversion(iterations=200, starts=2))
+    referee: EvaluationClassifier = field(default_factory=EvaluationClassifier)
+    limit: int = 1000
+    name: str = "role_inversion"
+    family = Family.MODEL_INVERSION
+    on_gpu = True
+    surfaces = frozenset({Surface.FEATURES, Surface.SHARED_FEATURES})
+    adversaries = frozenset({Adversary.SERVER, Adversary.PEER})
+
+    def __post_init__(self) -> None:
+        check_counts(self, "limit")
+
+    def run(self, view: View, generator: torch.Generator) -> Evidence:
+        """images (k, c, h, w), labels (k,): one for each class that has a feature."""
+        value, knowledge, role = view.captures[0].value, view.knowledge, role_of_adversary(view)
+        z = value["x"].detach()
+        if knowledge.model is None or "y" not in value or not has_record_shape(z, knowledge.shape):
+            return Evidence(notes={"skipped": "needs image-like features with labels, and the classifier"})
+        labels = value["y"].unique()
+        shown = torch.stack([z[value["y"] == c][0] for c in labels])
+        prior, given = self._train_prior(role, z, shown, knowledge.public_x, true_map(view), generator)
+        model = copy.deepcopy(knowledge.model).eval().requires_grad_(False)
+        found = self.search.reconstruct(model, prior, labels, generator, auxiliary=given)
+        return Evidence(images=found.images, labels=labels, notes={"role": str(role)})
+
+    def _train_prior(
+        self, role: InversionRole, z: Tensor, shown: Tensor, own: Tensor, known: FeatureMap | None, rng: torch.Generator
+    ) -> tuple[GanPrior, Tensor | None]:
+        if role is InversionRole.SERVER:
+            return self.prior.fit(z[: self.limit].clamp(0, 1), rng), None
+        own = own[: self.limit]
+        if known is None:
+            return self.prior.fit(own, rng), None
+        with torch.no_grad():
+            features = known(own)
+        return self.prior.fit(own, rng, auxiliary=features), shown
+
+    def judge(self, evidence: Evidence, view: View, truth: Truth) -> Finding:
+        """Against the mean image of each class; label_accuracy by an independent classifier."""
+        if evidence.images is None or evidence.labels is None:
+            return Finding(view.surface, self.name, self.family, view.adversary, {"note": evidence.notes["skipped"]})
+        knowledge, rng = view.knowledge, torch.Generator().manual_seed(0)
+        keep = torch.tensor([bool((truth.y == c).any()) for c in evidence.labels])
+        images, labels = evidence.images[keep], evidence.labels[keep]
+        referee = self.referee.fit(knowledge.public_x, knowledge.public_y, knowledge.classes, rng)
+        means = class_mean_images(truth.x, truth.y, knowledge.classes)[labels]
+        public = class_mean_images(knowledge.public_x, knowledge.public_y, knowledge.classes)[labels]
+        measures: dict[str, Any] = {k: float(v.mean()) for k, v in image_qualities(images, means).items()}
+        measures |= {"label_accuracy": class_accuracy(referee, images, labels), "n": len(images)}
+        blind = {"class_mean": psnr(public, means), "black": psnr(public * 0, means)}
+        if len(images):
+            measures["pictures"] = pictures(
+                psnr(images, means), [*blind.values()], torch.stack([*blind.values()]).amax(0)
+            )
+        measures["baselines"] = {
+            **{f"psnr_{name}": float(one.mean()) for name, one in blind.items()},
+            "label_accuracy_class_mean": class_accuracy(referee, public, labels),
+        }
+        measures["diagnostics"] = {"role": evidence.notes["role"]}
+        measures["note"] = "against the mean image of each class of the client"
+        figures = {"real": means, "reconstructed": images}
+        return Finding(view.surface, self.name, self.family, view.adversary, measures, figures)

@@ -1,26 +1,49 @@
-"""Gradient inversion of updates and gradients as an attack of the audit."""
+"""Gradient inversion of updates and gradients as attacks of the audit: one record a capture, or all records of a client at once."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from attacks.inversion.compare import _images, compare, own_records
+from attacks.inversion.evaluation import (
+    _require_images,
+    class_mean_images,
+    compare_with_records,
+    describe_no_gain,
+    own_records,
+)
 from attacks.inversion.gradient import DLG, IDLG, InvertingGradients, Reconstruction, SeeThrough, gradient_norm
-from attacks.inversion.seethrough import sent_statistics
-from attacks.inversion.victim import LocalSteps, local_steps, observed, victim_model
-from attacks.ranges import check_counts
-from attacks.types import SERVER, UPDATES, Adversary, Attack, Capture, Evidence, Family, Finding, Truth, View
+from attacks.inversion.labels import chance_overlap, label_counts_of_update, label_overlap, sgd_displacement
+from attacks.inversion.seethrough import LayerStatistics, sent_statistics
+from attacks.inversion.victim import LocalSteps, local_steps, observed_gradients, victim_model
+from attacks.types import (
+    SERVER_ONLY,
+    UPDATE_SURFACES,
+    Adversary,
+    Attack,
+    Capture,
+    Evidence,
+    Family,
+    Finding,
+    Surface,
+    Truth,
+    View,
+)
+from attacks.validation import check_counts, check_non_negative
 
-Method = InvertingGradients | DLG | IDLG | SeeThrough
+# --- gradient attack ---------------------------------------------------------------------------
+# Gradient inversion of updates and gradients as an attack of the audit.
+
+
+InversionMethod = InvertingGradients | DLG | IDLG | SeeThrough
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _GradientProblem:
     """One view as a problem: gradients by capture in the model's order; together: all captures are of one model."""
 
     view: View
@@ -36,12 +59,12 @@ class _Asked:
 class GradientInversion(Attack):
     """Records from one client's update or gradient; captures of one model are solved as one batch."""
 
-    method: Method = field(default_factory=InvertingGradients)
+    method: InversionMethod = field(default_factory=InvertingGradients)
     captures: int = 8
     name: str = "gradient_inversion"
     family = Family.GRADIENT_INVERSION
-    surfaces = UPDATES
-    adversaries = SERVER
+    surfaces = UPDATE_SURFACES
+    adversaries = SERVER_ONLY
 
     def __post_init__(self) -> None:
         check_counts(self, "captures")
@@ -57,26 +80,28 @@ class GradientInversion(Attack):
 
     def run_each(self, views: Sequence[View], generators: Sequence[torch.Generator]) -> list[Evidence]:
         """``run`` on several views: those whose clients trained alike are solved as one batch."""
-        asked = [self._asked(view) for view in views]
+        asked = [self._pose_problem(view) for view in views]
         groups: dict[tuple[tuple[int, ...], LocalSteps], list[int]] = {}
         for i, one in enumerate(asked):
             groups.setdefault((one.shape, one.local), []).append(i)
         found: dict[int, list[Reconstruction]] = {}
         for (_, local), rows in groups.items():
             together = [i for i in rows if asked[i].together and isinstance(self.method, InvertingGradients)]
-            found |= zip(together, self._solved([asked[i] for i in together], local, [generators[i] for i in together]))
-            found |= {i: self._one_by_one(asked[i], generators[i]) for i in rows if i not in found}
-        return [self._evidence(one, found[i]) for i, one in enumerate(asked)]
+            found |= zip(
+                together, self._solve_together([asked[i] for i in together], local, [generators[i] for i in together])
+            )
+            found |= {i: self._solve_one_by_one(asked[i], generators[i]) for i in rows if i not in found}
+        return [self._build_evidence(one, found[i]) for i, one in enumerate(asked)]
 
-    def _asked(self, view: View) -> _Asked:
+    def _pose_problem(self, view: View) -> _GradientProblem:
         captures = view.captures[: self.captures]
         model, local = victim_model(view, captures[0]), local_steps(view.knowledge.settings)
-        gradients = [observed(view, capture, model) for capture in captures]
+        gradients = [observed_gradients(view, capture, model) for capture in captures]
         shape = (int(view.knowledge.settings.get("batch_records", 1)), *view.knowledge.shape)
-        return _Asked(view, captures, model, local, gradients, shape, _one_model(captures))
+        return _GradientProblem(view, captures, model, local, gradients, shape, _is_one_model(captures))
 
-    def _solved(
-        self, asked: Sequence[_Asked], local: LocalSteps, generators: Sequence[torch.Generator]
+    def _solve_together(
+        self, asked: Sequence[_GradientProblem], local: LocalSteps, generators: Sequence[torch.Generator]
     ) -> list[list[Reconstruction]]:
         if not asked or not isinstance(self.method, InvertingGradients):
             return []
@@ -85,7 +110,7 @@ class GradientInversion(Attack):
             [one.model for one in asked], stacked, asked[0].shape, generators=generators, local=local
         )
 
-    def _one_by_one(self, asked: _Asked, generator: torch.Generator) -> list[Reconstruction]:
+    def _solve_one_by_one(self, asked: _GradientProblem, generator: torch.Generator) -> list[Reconstruction]:
         return [
             self.method.reconstruct(
                 victim_model(asked.view, capture),
@@ -93,12 +118,12 @@ class GradientInversion(Attack):
                 asked.shape,
                 generator=generator,
                 local=asked.local,
-                **self._statistics(capture, asked.model, asked.local),
+                **self._batch_norm_statistics(capture, asked.model, asked.local),
             )
             for capture, gradient in zip(asked.captures, asked.gradients)
         ]
 
-    def _evidence(self, asked: _Asked, results: Sequence[Reconstruction]) -> Evidence:
+    def _build_evidence(self, asked: _GradientProblem, results: Sequence[Reconstruction]) -> Evidence:
         return Evidence(
             images=torch.cat([r.images for r in results]),
             labels=torch.cat([r.labels for r in results]),
@@ -109,32 +134,32 @@ class GradientInversion(Attack):
             notes={"method": type(self.method).__name__, "records": asked.shape[0]},
         )
 
-    def _statistics(self, capture: Capture, model: nn.Module, local: LocalSteps) -> dict[str, Any]:
+    def _batch_norm_statistics(self, capture: Capture, model: nn.Module, local: LocalSteps) -> dict[str, Any]:
         """Batch-norm statistics of the victim's own batches, for the method that uses them, where they were sent."""
         if not isinstance(self.method, SeeThrough):
             return {}
         return {"statistics": sent_statistics(model, capture.broadcast, capture.value, local.steps) or None}
 
     def judge(self, evidence: Evidence, view: View, truth: Truth) -> Finding:
-        compared = compare(_images(evidence), view, truth, own_records(evidence, truth))
+        compared = compare_with_records(_require_images(evidence), view, truth, own_records(evidence, truth))
         measures = dict(compared.measures)
         if evidence.labels is not None:
             right = evidence.labels[: len(compared.rows)].cpu() == truth.y[compared.rows].cpu()
             measures["label_accuracy"] = float(right.double().mean())
-        diagnostics = {**measures["diagnostics"], **self._diagnose(evidence, view, truth)}
+        diagnostics = {**measures["diagnostics"], **self._diagnose_objective(evidence, view, truth)}
         measures["diagnostics"] = {**diagnostics, "method": type(self.method).__name__}
         if view.knowledge.model is not None:
             measures["diagnostics"]["norm_layers"] = _norm_layers(view.knowledge.model)
         figures = dict(compared.figures)
         if truth.virtual is not None and len(truth.virtual) >= len(compared.rows):
-            virtual = compare(_images(evidence), view, _virtual(truth))
+            virtual = compare_with_records(_require_images(evidence), view, _virtual_truth(truth))
             measures["diagnostics"]["psnr_to_virtual"] = virtual.measures["psnr"]
             measures["note"] = (
                 f"{virtual.measures['psnr']:.1f} dB to the nearest of the images that stood in for the records"
             )
         return Finding(view.surface, self.name, self.family, Adversary.SERVER, measures, figures)
 
-    def _diagnose(self, evidence: Evidence, view: View, truth: Truth) -> dict[str, Any]:
+    def _diagnose_objective(self, evidence: Evidence, view: View, truth: Truth) -> dict[str, Any]:
         """The objective at the result and at the truth: did the search fail, or is the victim's computation another?"""
         found, records = evidence.extra["objective"], int(evidence.notes["records"])
         out: dict[str, Any] = {"objective": found.tolist(), "gradient_norm": evidence.extra["norm"].tolist()}
@@ -144,14 +169,14 @@ class GradientInversion(Attack):
         at_truth = []
         for i, capture in enumerate(captures):
             model, rows = victim_model(view, capture), slice(i * records, (i + 1) * records)
-            gradients, local = observed(view, capture, model), local_steps(view.knowledge.settings)
-            at_truth.append(self.method.score(model, gradients, truth.x[rows], truth.y[rows], local=local))
+            gradients, local = observed_gradients(view, capture, model), local_steps(view.knowledge.settings)
+            at_truth.append(self.method.evaluate_objective(model, gradients, truth.x[rows], truth.y[rows], local=local))
         out["objective_at_truth"] = at_truth
-        out["reading"] = reading(float(found.mean()), float(torch.tensor(at_truth).mean()))
+        out["reading"] = describe_objectives(float(found.mean()), float(torch.tensor(at_truth).mean()))
         return out
 
 
-def reading(found: float, at_truth: float, tolerance: float = 1e-3) -> str:
+def describe_objectives(found: float, at_truth: float, tolerance: float = 1e-3) -> str:
     """What the two objectives say about a poor reconstruction (both on the method's own scale)."""
     if at_truth > max(tolerance, found):
         return "the update is not what the stated computation gives on the records: noise, or another protocol"
@@ -160,14 +185,14 @@ def reading(found: float, at_truth: float, tolerance: float = 1e-3) -> str:
     return "the objective is met: what is missing in the images is not in the update"
 
 
-def _one_model(captures: Sequence[Capture]) -> bool:
+def _is_one_model(captures: Sequence[Capture]) -> bool:
     first = captures[0].broadcast
     return all(c.broadcast.keys() == first.keys() for c in captures) and all(
         torch.equal(value, c.broadcast[name]) for c in captures[1:] for name, value in first.items()
     )
 
 
-def _virtual(truth: Truth) -> Truth:
+def _virtual_truth(truth: Truth) -> Truth:
     """The truth with the virtual images that stood in for the records."""
     images = truth.virtual if truth.virtual is not None else truth.x
     labels = truth.y.new_zeros(len(images))
@@ -177,3 +202,161 @@ def _virtual(truth: Truth) -> Truth:
 def _norm_layers(model: nn.Module) -> str:
     kinds = sorted({type(m).__name__ for m in model.modules() if "Norm" in type(m).__name__})
     return ", ".join(kinds) or "none"
+
+
+# --- update attack -----------------------------------------------------------------------------
+# All records of a client at once, from the update that it really sent.
+#
+# An update of few local steps is simulated: the steps are unrolled, and images are sought whose simulated update is the
+# one observed. An update of many steps is the displacement times a gradient of all records somewhere on the way, so that
+# images are sought whose gradient half-way between the two models is the mean one (surrogate model: Zhu, Yao, Blaschko
+# 2023, "Surrogate model extension", eq. 5, with their alpha fixed at 1/2).
+
+
+MIN_ITERATIONS = 10  # iterations, however small the budget
+
+
+@dataclass(frozen=True)
+class UpdateProblem:
+    """What is solved: a model, gradients in its order, the local work that led to them, and how that is known."""
+
+    model: nn.Module
+    gradients: list[Tensor]
+    local: LocalSteps
+    simulated: bool
+    statistics: LayerStatistics
+
+    def gradients_per_step(self, records: int) -> int:
+        """Gradients of one record that one look at ``records`` images takes."""
+        return self.local.steps * min(records, self.local.batch_size or records)
+
+
+def pose_update_problem(view: View, capture: Capture, limit: int) -> UpdateProblem:
+    """The problem of one capture: unrolled up to ``limit`` local steps, else by the surrogate model."""
+    model, local = victim_model(view, capture), local_steps(view.knowledge.settings)
+    gradients = observed_gradients(view, capture, model)
+    statistics = (
+        sent_statistics(model, capture.broadcast, capture.value, local.steps) if _sends_statistics(capture) else {}
+    )
+    if view.surface == Surface.GRADIENT or local.steps <= limit:
+        return UpdateProblem(model, gradients, local, True, statistics)
+    with torch.no_grad():
+        for parameter, gradient in zip(model.parameters(), gradients):
+            parameter.sub_(gradient, alpha=local.lr / 2)
+    scale = sgd_displacement(local.steps, local.momentum)
+    once = LocalSteps(1, local.lr, weight_decay=local.weight_decay)
+    return UpdateProblem(model, [g / scale for g in gradients], once, False, statistics)
+
+
+def _sends_statistics(capture: Capture) -> bool:
+    """Whether batch-norm statistics came with the update, instead of those of the broadcast."""
+    names = [name for name in capture.value if name.endswith("running_mean")]
+    return any(not torch.equal(capture.value[n], capture.broadcast[n]) for n in names if n in capture.broadcast)
+
+
+@dataclass(frozen=True)
+class UpdateInversion(Attack):
+    """Reconstruct the audited client's records from its own update, whatever their number.
+
+    budget: gradients of single records that one reconstruction may compute, restarts included; it sets the number of
+    iterations, up to the method's own. records: images that are sought at most; simulated: local steps that are
+    unrolled at most; spread: standard deviation of the noise around the start, the public mean image of each record's
+    class.
+    """
+
+    method: InvertingGradients = field(default_factory=lambda: InvertingGradients(objective="absolute"))
+    budget: int = 40_000
+    records: int = 128
+    simulated: int = 8
+    spread: float = 0.1
+    name: str = "update_inversion"
+    family = Family.GRADIENT_INVERSION
+    on_gpu = True
+    surfaces = frozenset({Surface.UPDATE})
+    adversaries = SERVER_ONLY
+    whole_client: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_counts(self, "budget", "records", "simulated")
+        check_non_negative(self, "spread")
+
+    def nothing_to_read(self, view: View) -> str:
+        if view.knowledge.model is None or not view.captures[0].broadcast:
+            return "the adversary does not know the model that the update belongs to"
+        return ""
+
+    def run(self, view: View, generator: torch.Generator) -> Evidence:
+        """images (m, c, h, w) and labels (m,), m = min(records, the client's); extra: objective, gradient norm, and the
+        recovered label counts (C,) of all records."""
+        capture, settings = view.captures[0], view.knowledge.settings
+        held = int(settings.get("batch_records", 1))
+        problem = pose_update_problem(view, capture, self.simulated)
+        counts = label_counts_of_update(view, capture, generator)
+        labels = self._draw_labels(counts, held, generator)
+        method = self._method_within_budget(problem, len(labels))
+        found = method.reconstruct_each(
+            problem.model,
+            [g[None] for g in problem.gradients],
+            (len(labels), *view.knowledge.shape),
+            labels=labels[None],
+            generator=generator,
+            local=problem.local,
+            start=self._start_images(view, labels),
+            spread=self.spread,
+            statistics=problem.statistics,
+        )[0]
+        norm = torch.tensor(gradient_norm(problem.gradients))
+        notes = {"held": held, "simulated": problem.simulated, "iterations": method.iterations}
+        return Evidence(
+            images=found.images,
+            labels=labels,
+            extra={"objective": torch.tensor(found.objective), "norm": norm, "counts": counts},
+            notes=notes,
+        )
+
+    def _draw_labels(self, counts: Tensor, held: int, generator: torch.Generator) -> Tensor:
+        """Recovered labels of at most ``records`` records, in a random order: which record came when is unknown."""
+        labels = torch.repeat_interleave(torch.arange(len(counts)), counts.cpu())
+        return labels[torch.randperm(len(labels), generator=generator)][: min(held, self.records)].to(counts.device)
+
+    def _method_within_budget(self, problem: UpdateProblem, records: int) -> InvertingGradients:
+        """The method with as many iterations as the budget pays for; angles where the problem is only approximate."""
+        affordable = self.budget // (problem.gradients_per_step(records) * self.method.restarts)
+        iterations = max(MIN_ITERATIONS, min(self.method.iterations, affordable))
+        objective = self.method.objective if problem.simulated else "cosine"
+        return replace(self.method, iterations=iterations, objective=objective)
+
+    @staticmethod
+    def _start_images(view: View, labels: Tensor) -> Tensor:
+        knowledge = view.knowledge
+        return class_mean_images(knowledge.public_x, knowledge.public_y, knowledge.classes)[labels]
+
+    def judge(self, evidence: Evidence, view: View, truth: Truth) -> Finding:
+        """Best assignment of images to records; identified, chance and the naive baselines as everywhere."""
+        compared = compare_with_records(_require_images(evidence), view, truth)
+        measures: dict[str, Any] = dict(compared.measures)
+        measures["label_accuracy"] = label_overlap(evidence.extra["counts"], truth.counts)
+        chance = {"label_accuracy_chance": chance_overlap(truth.counts)}
+        measures["baselines"] = {**measures["baselines"], **chance}
+        measures["diagnostics"] = {**measures["diagnostics"], **self._diagnose_objective(evidence, view, truth)}
+        words = f"{len(truth.x)} records, {_describe_search(evidence.notes)}"
+        measures["note"] = "; ".join(filter(None, [words, describe_no_gain(measures)]))
+        return Finding(view.surface, self.name, self.family, Adversary.SERVER, measures, compared.figures)
+
+    def _diagnose_objective(self, evidence: Evidence, view: View, truth: Truth) -> Mapping[str, Any]:
+        problem = pose_update_problem(view, view.captures[0], self.simulated)
+        objective = self.method.objective if problem.simulated else "cosine"
+        at_truth = replace(self.method, objective=objective).evaluate_objective(
+            problem.model, problem.gradients, truth.x, truth.y, local=problem.local
+        )
+        return {
+            "objective": [float(evidence.extra["objective"])],
+            "objective_at_truth": [at_truth],
+            "gradient_norm": [float(evidence.extra["norm"])],
+            **evidence.notes,
+        }
+
+
+def _describe_search(notes: Mapping[str, Any]) -> str:
+    steps = "local steps simulated" if notes["simulated"] else "local steps approximated by one gradient half-way"
+    return f"{steps}, {notes['iterations']} iterations"

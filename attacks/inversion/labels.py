@@ -11,33 +11,33 @@ import torch
 from scipy.stats import binom
 from torch import Tensor, nn
 
-from attacks.arrays import arrays
-from attacks.inversion.result import Pixels
-from attacks.inversion.victim import LocalSteps, local_steps, observed, victim_model
-from attacks.types import SERVER, Adversary, Attack, Capture, Evidence, Family, Finding, Surface, Truth, View
+from attacks.arrays import accepts_numpy
+from attacks.inversion.reconstruction import PixelScale
+from attacks.inversion.victim import LocalSteps, local_steps, observed_gradients, victim_model
+from attacks.types import SERVER_ONLY, Adversary, Attack, Capture, Evidence, Family, Finding, Surface, Truth, View
 
-TINY = 1e-12
+MIN_NUMBER = 1e-12
 
 
 @dataclass(frozen=True)
-class Head:
+class HeadGradients:
     """The last linear layer's gradients: weight (C, d), bias (C,) or None."""
 
     weight: Tensor
     bias: Tensor | None
 
 
-@arrays
-def head_of(model: nn.Module, gradients: Sequence[Tensor]) -> Head:
+@accepts_numpy
+def last_layer_gradients(model: nn.Module, gradients: Sequence[Tensor]) -> HeadGradients:
     """The gradients of the model's last nn.Linear; raises ValueError where there is none."""
     layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
     if not layers:
         raise ValueError("the model has no nn.Linear: pass labels=")
     by_id = {id(p): g for p, g in zip(model.parameters(), gradients)}
-    return Head(by_id[id(layers[-1].weight)], None if layers[-1].bias is None else by_id[id(layers[-1].bias)])
+    return HeadGradients(by_id[id(layers[-1].weight)], None if layers[-1].bias is None else by_id[id(layers[-1].bias)])
 
 
-@arrays
+@accepts_numpy
 def idlg(weight: Tensor) -> int:
     """The label of a single record: argmin_c sum_j dL/dW[c, j] (Zhao et al. 2020, eq. 5).
 
@@ -46,8 +46,8 @@ def idlg(weight: Tensor) -> int:
     return int(weight.sum(1).argmin())
 
 
-@arrays
-def counts(bias: Tensor, batch: int, probabilities: Tensor) -> Tensor:
+@accepts_numpy
+def label_counts_from_bias(bias: Tensor, batch: int, probabilities: Tensor) -> Tensor:
     """Label counts (C,) int64 of a batch, summing to ``batch``.
 
     The bias gradient is g_c = p_c - n_c / B with p the mean predicted probability, so
@@ -55,7 +55,7 @@ def counts(bias: Tensor, batch: int, probabilities: Tensor) -> Tensor:
     one by one.
     """
     where, bias, probabilities = bias.device, bias.cpu(), probabilities.cpu()
-    least = (bias < -TINY).long()
+    least = (bias < -MIN_NUMBER).long()
     while int(least.sum()) > batch:
         least[bias.masked_fill(least == 0, -torch.inf).argmax()] = 0
     wanted = (batch * (probabilities - bias)).clamp_min(0)
@@ -69,7 +69,7 @@ def counts(bias: Tensor, batch: int, probabilities: Tensor) -> Tensor:
     return found.to(where)
 
 
-@arrays
+@accepts_numpy
 @torch.no_grad()
 def mean_probabilities(model: nn.Module, images: Tensor) -> Tensor:
     """(C,) mean softmax over ``images`` (public ones, or noise), in evaluation mode."""
@@ -81,7 +81,7 @@ def mean_probabilities(model: nn.Module, images: Tensor) -> Tensor:
     return probabilities
 
 
-@arrays
+@accepts_numpy
 @torch.no_grad()
 def head_inputs(model: nn.Module, images: Tensor) -> Tensor:
     """(d,) mean input of the last linear layer over ``images``."""
@@ -95,14 +95,14 @@ def head_inputs(model: nn.Module, images: Tensor) -> Tensor:
     return seen[-1]
 
 
-@arrays
-def recover(model: nn.Module, gradients: Sequence[Tensor], batch: int, images: Tensor) -> Tensor:
+@accepts_numpy
+def recover_labels(model: nn.Module, gradients: Sequence[Tensor], batch: int, images: Tensor) -> Tensor:
     """Labels (batch,) in ascending order: iDLG's rule for one record, counts for more.
 
     images: public images or noise in the model's input range, from which p is estimated. A head
     without bias is read through its mean input: g_c = <dW_c, f> / |f|^2.
     """
-    head = head_of(model, gradients)
+    head = last_layer_gradients(model, gradients)
     if batch == 1:
         return torch.tensor([idlg(head.weight) if head.bias is None else int(head.bias.argmin())]).to(
             head.weight.device
@@ -110,27 +110,27 @@ def recover(model: nn.Module, gradients: Sequence[Tensor], batch: int, images: T
     bias = head.bias
     if bias is None:
         inputs = head_inputs(model, images)
-        bias = head.weight @ inputs / inputs.square().sum().clamp_min(TINY)
-    found = counts(bias, batch, mean_probabilities(model, images).to(bias))
+        bias = head.weight @ inputs / inputs.square().sum().clamp_min(MIN_NUMBER)
+    found = label_counts_from_bias(bias, batch, mean_probabilities(model, images).to(bias))
     return torch.repeat_interleave(torch.arange(len(found)), found.cpu()).to(found.device)
 
 
-@arrays
-def tally(labels: Tensor, classes: int) -> Tensor:
+@accepts_numpy
+def count_labels(labels: Tensor, classes: int) -> Tensor:
     """(n,) -> (classes,) counts: what a release that carries labels gives away by itself."""
     return torch.bincount(labels.long().flatten(), minlength=classes)
 
 
-@arrays
-def overlap(found: Tensor, true: Tensor) -> float:
+@accepts_numpy
+def label_overlap(found: Tensor, true: Tensor) -> float:
     """Share of the true multiset of labels that was found; both (C,) counts, scaled to one total."""
     share = found.double() / found.sum().clamp_min(1)
     return float(torch.minimum(share, true.double() / true.sum().clamp_min(1)).sum())
 
 
-@arrays
+@accepts_numpy
 def chance_overlap(true: Tensor) -> float:
-    """The expected ``overlap`` of uniformly guessed labels with ``true`` (C,) counts: exact."""
+    """The expected ``label_overlap`` of uniformly guessed labels with ``true`` (C,) counts: exact."""
     total, classes = int(true.sum()), len(true)
     if not total >= 1:
         raise ValueError("true sums to 0: at least one record is needed")
@@ -139,7 +139,7 @@ def chance_overlap(true: Tensor) -> float:
     return float(sum((weight * guess.clamp_max(int(n))).sum() for n in true) / total)
 
 
-def displacement(steps: int, momentum: float) -> float:
+def sgd_displacement(steps: int, momentum: float) -> float:
     """How far heavy-ball SGD moves along a constant unit gradient in ``steps`` steps of rate one."""
     speed = moved = 0.0
     for _ in range(steps):
@@ -148,21 +148,21 @@ def displacement(steps: int, momentum: float) -> float:
     return moved
 
 
-def update_counts(view: View, capture: Capture, generator: torch.Generator) -> Tensor:
+def label_counts_of_update(view: View, capture: Capture, generator: torch.Generator) -> Tensor:
     """Label counts (C,) of the records behind a model update or gradient."""
     model, settings = victim_model(view, capture), view.knowledge.settings
     local, public = local_steps(settings), view.knowledge.public_x
-    scale = displacement(local.steps, local.momentum)
-    gradients = [g / scale for g in observed(view, capture, model)]
+    scale = sgd_displacement(local.steps, local.momentum)
+    gradients = [g / scale for g in observed_gradients(view, capture, model)]
     records = int(settings.get("batch_records", local.steps * (local.batch_size or 1)))
-    head = head_of(model, gradients)
+    head = last_layer_gradients(model, gradients)
     if records == 1 or head.bias is None:
-        found = guess_labels(model, gradients, (records, *view.knowledge.shape), Pixels(), LocalSteps(), generator)
-        return tally(found, view.knowledge.classes)
-    return counts(head.bias, records, _probabilities(model, capture, public))
+        found = guess_labels(model, gradients, (records, *view.knowledge.shape), PixelScale(), LocalSteps(), generator)
+        return count_labels(found, view.knowledge.classes)
+    return label_counts_from_bias(head.bias, records, _midway_probabilities(model, capture, public))
 
 
-def _probabilities(model: nn.Module, capture: Capture, public: Tensor) -> Tensor:
+def _midway_probabilities(model: nn.Module, capture: Capture, public: Tensor) -> Tensor:
     """Mean predicted probabilities on public records, half-way between the broadcast and the update."""
     before = mean_probabilities(model, public)
     if not capture.broadcast:
@@ -179,24 +179,24 @@ class LabelCounts(Attack):
     name: str = "label_counts"
     family = Family.LABEL
     surfaces = frozenset({Surface.UPDATE, Surface.GRADIENT, Surface.LABELS, Surface.COUNTS})
-    adversaries = SERVER
+    adversaries = SERVER_ONLY
 
     def run(self, view: View, generator: torch.Generator) -> Evidence:
         """extra: counts (C,), summing to the number of records behind the artifact as far as it is known."""
         capture = view.captures[0]
         if view.surface == Surface.LABELS:
-            return Evidence(extra={"counts": tally(capture.value["y"], view.knowledge.classes)})
+            return Evidence(extra={"counts": count_labels(capture.value["y"], view.knowledge.classes)})
         if view.surface == Surface.COUNTS:
             return Evidence(extra={"sizes": torch.cat([v.flatten().double() for v in capture.value.values()])})
-        return Evidence(extra={"counts": update_counts(view, capture, generator)})
+        return Evidence(extra={"counts": label_counts_of_update(view, capture, generator)})
 
     def judge(self, evidence: Evidence, view: View, truth: Truth) -> Finding:
         measures: dict[str, Any] = {"n": int(truth.counts.sum())}
         if "counts" in evidence.extra:
             found, true = evidence.extra["counts"].cpu(), truth.counts.cpu()
             if len(view.captures) > 1:  # each capture has its own records; the first one was read
-                true = tally(truth.y[:1], len(true))
-            measures["label_accuracy"] = overlap(found, true)
+                true = count_labels(truth.y[:1], len(true))
+            measures["label_accuracy"] = label_overlap(found, true)
             measures["baselines"] = {"label_accuracy_chance": chance_overlap(true)}
             measures["diagnostics"] = {"counts": found.tolist(), "true_counts": true.tolist()}
         else:
@@ -205,16 +205,16 @@ class LabelCounts(Attack):
         return Finding(view.surface, self.name, self.family, Adversary.SERVER, measures)
 
 
-@arrays
+@accepts_numpy
 def guess_labels(
     model: nn.Module,
     gradients: Sequence[Tensor],
     shape: tuple[int, int, int, int],
-    pixels: Pixels,
+    pixels: PixelScale,
     local: LocalSteps,
     generator: torch.Generator,
 ) -> Tensor:
     """Labels (b,) from the gradients alone; predicted probabilities come from noise images."""
     noise = pixels.to_input(torch.rand((64, *shape[1:]), generator=generator, device=generator.device))
-    scale = displacement(local.steps, local.momentum)
-    return recover(model, [g / scale for g in gradients], shape[0], noise.to(gradients[0]))
+    scale = sgd_displacement(local.steps, local.momentum)
+    return recover_labels(model, [g / scale for g in gradients], shape[0], noise.to(gradients[0]))

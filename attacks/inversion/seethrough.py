@@ -9,14 +9,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from attacks.inversion.labels import recover
-from attacks.inversion.objectives import layerwise
-from attacks.inversion.optimise import Matching, Progress, SignedAdam, descend, normal_like
-from attacks.inversion.result import Channelwise, Pixels, Reconstruction, check_request
+from attacks.inversion.gradient_matching import (
+    GradientMatching,
+    Progress,
+    SignedAdam,
+    draw_normal_like,
+    layerwise_distance,
+    minimise_objective,
+)
+from attacks.inversion.labels import recover_labels
+from attacks.inversion.reconstruction import Channelwise, PixelScale, Reconstruction, check_gradient_request
 from attacks.inversion.victim import SINGLE_STEP, LocalSteps, Victim
-from attacks.ranges import check_counts, check_from_zero
+from attacks.validation import check_counts, check_non_negative
 
-Statistics = Mapping[str, tuple[Tensor, Tensor]]
+LayerStatistics = Mapping[str, tuple[Tensor, Tensor]]
 
 
 def running_statistics(model: nn.Module) -> dict[str, tuple[Tensor, Tensor]]:
@@ -30,7 +36,7 @@ def running_statistics(model: nn.Module) -> dict[str, tuple[Tensor, Tensor]]:
 
 def sent_statistics(
     model: nn.Module, before: Mapping[str, Tensor], after: Mapping[str, Tensor], steps: int
-) -> Statistics:
+) -> LayerStatistics:
     """Layer name -> (mean, variance) of the victim's own batches, solved from the buffers that it sent.
 
     A layer of momentum m keeps (1 - m) of what it had in each of ``steps`` >= 1 steps, so
@@ -48,21 +54,23 @@ def sent_statistics(
     return found
 
 
-def batchnorm_distance(victim: Victim, inputs: Tensor, statistics: Statistics) -> Tensor:
+def batchnorm_distance(victim: Victim, inputs: Tensor, statistics: LayerStatistics) -> Tensor:
     """sum over layers of |mean_l(x) - m_l| + |var_l(x) - v_l| (eq. 8), biased variance."""
     distances: list[Tensor] = []
 
-    def note(target: tuple[Tensor, Tensor], seen: Tensor) -> None:
+    def add_layer_distance(target: tuple[Tensor, Tensor], seen: Tensor) -> None:
         axes = [0, *range(2, seen.ndim)]
         distances.append((seen.mean(axes) - target[0]).norm() + (seen.var(axes, unbiased=False) - target[1]).norm())
 
     layers = dict(victim.model.named_modules())
     hooks = [
-        layers[name].register_forward_pre_hook(lambda _, given, target=target: note(target, given[0]))
+        layers[name].register_forward_pre_hook(lambda _, given, target=target: add_layer_distance(target, given[0]))
         for name, target in statistics.items()
     ]
     try:
-        victim.loss(victim.parameters(), inputs, torch.zeros(len(inputs), dtype=torch.int64, device=inputs.device))
+        victim.loss(
+            victim.detached_parameters(), inputs, torch.zeros(len(inputs), dtype=torch.int64, device=inputs.device)
+        )
     finally:
         for hook in hooks:
             hook.remove()
@@ -70,14 +78,14 @@ def batchnorm_distance(victim: Victim, inputs: Tensor, statistics: Statistics) -
 
 
 @dataclass(frozen=True)
-class Priors:
+class PriorObjective:
     """The matching problem plus the priors that a single forward pass or none can give."""
 
-    matching: Matching
+    matching: GradientMatching
     l2: float
     batchnorm: float
     group: float
-    statistics: Statistics
+    statistics: LayerStatistics
 
     def __call__(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         data, total, slope = self.matching(images)
@@ -114,10 +122,10 @@ class SeeThrough:
 
     def __post_init__(self) -> None:
         check_counts(self, "seeds")
-        check_from_zero(self, "tv", "l2", "batchnorm", "group")
-        self._rule()
+        check_non_negative(self, "tv", "l2", "batchnorm", "group")
+        self._descent_rule()
 
-    def _rule(self) -> SignedAdam:
+    def _descent_rule(self) -> SignedAdam:
         return SignedAdam(self.iterations, self.lr, signed=False, warmup=self.warmup, langevin=self.langevin)
 
     def reconstruct(
@@ -132,32 +140,34 @@ class SeeThrough:
         generator: torch.Generator,
         local: LocalSteps = SINGLE_STEP,
         progress: Progress | None = None,
-        statistics: Statistics | None = None,
+        statistics: LayerStatistics | None = None,
     ) -> Reconstruction:
         """See InvertingGradients.reconstruct. statistics: (mean, variance) of the victim's batch at
         each batch-norm layer; by default the running ones, used as a penalty only."""
-        check_request(gradients, list(model.parameters()), shape)
-        pixels, observed = Pixels(mean, std), [g.detach() for g in gradients]
+        check_gradient_request(gradients, list(model.parameters()), shape)
+        pixels, observed = PixelScale(mean, std), [g.detach() for g in gradients]
         if labels is None:
             noise = torch.rand((64, *shape[1:]), generator=generator, device=generator.device)
-            labels = recover(model, observed, shape[0], pixels.to_input(noise).to(observed[0]))
-        starts = normal_like(observed[0].new_zeros((self.seeds, *shape)), generator)
+            labels = recover_labels(model, observed, shape[0], pixels.to_input(noise).to(observed[0]))
+        starts = draw_normal_like(observed[0].new_zeros((self.seeds, *shape)), generator)
         repeated = [g.expand(self.seeds, *g.shape) for g in observed]
-        matching = Matching(Victim(model, local), layerwise, repeated, labels.expand(self.seeds, -1), self.tv)
+        matching = GradientMatching(
+            Victim(model, local), layerwise_distance, repeated, labels.expand(self.seeds, -1), self.tv
+        )
         known = running_statistics(model) if statistics is None else statistics
-        problem = Priors(matching, self.l2, self.batchnorm, self.group, known)
-        trace = descend(problem, starts, self._rule(), pixels.box(starts), generator, progress)
+        problem = PriorObjective(matching, self.l2, self.batchnorm, self.group, known)
+        trace = minimise_objective(problem, starts, self._descent_rule(), pixels.input_box(starts), generator, progress)
         row = int(trace.data.argmin())
         images = pixels.to_image(trace.images[row])
         return Reconstruction(
             images, labels, float(trace.data[row]), tuple(trace.history), {"steps": float(trace.steps)}
         )
 
-    def score(
+    def evaluate_objective(
         self, model: nn.Module, gradients: Sequence[Tensor], images: Tensor, labels: Tensor, *,
         mean: Channelwise = 0.0, std: Channelwise = 1.0, local: LocalSteps = SINGLE_STEP,
     ) -> float:  # fmt: skip
         """The data term at ``images`` (b, c, h, w) in [0, 1]; about 0 at the truth."""
         with torch.enable_grad():
-            candidate = Victim(model, local).gradients(Pixels(mean, std).to_input(images), labels)
-        return float(layerwise([g.detach() for g in candidate], gradients)[0])
+            candidate = Victim(model, local).simulated_gradients(PixelScale(mean, std).to_input(images), labels)
+        return float(layerwise_distance([g.detach() for g in candidate], gradients)[0])

@@ -15,8 +15,8 @@ from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
-from attacks.ranges import check_below_one, check_counts, check_from_zero, check_positive
 from attacks.types import Capture, Surface, View
+from attacks.validation import check_below_one, check_counts, check_non_negative, check_positive
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,11 @@ class LocalSteps:
         check_counts(self, "steps")
         check_positive(self, "lr")
         check_below_one(self, "momentum")
-        check_from_zero(self, "weight_decay", "proximal")
+        check_non_negative(self, "weight_decay", "proximal")
         if self.batch_size is not None:
             check_counts(self, "batch_size")
 
-    def read(self, values: Tensor, step: int) -> Tensor:
+    def values_of_step(self, values: Tensor, step: int) -> Tensor:
         """Of ``values`` (b, ...), those of the images that step ``step`` reads: cut out, for an index would travel."""
         records = len(values)
         size = records if self.batch_size is None else min(self.batch_size, records)
@@ -63,17 +63,17 @@ class Victim:
     model: nn.Module
     local: LocalSteps = SINGLE_STEP
 
-    def parameters(self) -> dict[str, Tensor]:
+    def detached_parameters(self) -> dict[str, Tensor]:
         """Detached parameters by name, in the order of ``model.parameters()``."""
         return {name: p.detach() for name, p in self.model.named_parameters()}
 
-    def batchable(self) -> bool:
+    def is_batchable(self) -> bool:
         """Whether vmap may run it: no layer that draws or keeps statistics in training mode."""
         stateful = (_BatchNorm, _DropoutNd)
         return not any(isinstance(m, stateful) and m.training for m in self.model.modules())
 
     @cached_property
-    def _plain(self) -> bool:
+    def _is_single_step(self) -> bool:
         """One bare step of a model whose own parameters can be differentiated and that keeps no buffers."""
         bare = self.local.steps == 1 and not self.local.weight_decay
         return (
@@ -87,7 +87,7 @@ class Victim:
         buffers = {name: b.clone() for name, b in self.model.named_buffers()}
         return F.cross_entropy(functional_call(self.model, {**parameters, **buffers}, (images,)), labels)
 
-    def gradients(
+    def simulated_gradients(
         self,
         images: Tensor,
         labels: Tensor,
@@ -101,15 +101,17 @@ class Victim:
         functional: differentiate with torch.func, which nests inside vmap. parameters: theta_0, in the model's order
         (only with ``functional``); None: the model's own.
         """
-        if not functional and self._plain:
+        if not functional and self._is_single_step:
             value = F.cross_entropy(self.model(images), labels)  # without swapping parameters: fastest
             return list(torch.autograd.grad(value, list(self.model.parameters()), create_graph=True))
-        start = self.parameters() if parameters is None else dict(parameters)
+        start = self.detached_parameters() if parameters is None else dict(parameters)
         here = start if functional else {name: p.requires_grad_() for name, p in start.items()}
         speed: list[Tensor] = []
         for step in range(self.local.steps):
-            slope = self._slope(here, self.local.read(images, step), self.local.read(labels, step), functional)
-            slope = [self._decayed(g, here[n], start[n]) for g, n in zip(slope, here)]
+            slope = self._loss_gradient(
+                here, self.local.values_of_step(images, step), self.local.values_of_step(labels, step), functional
+            )
+            slope = [self._add_penalties(g, here[n], start[n]) for g, n in zip(slope, here)]
             speed = [self.local.momentum * v + g for v, g in zip(speed, slope)] if step else slope
             if self.local.steps > 1:
                 here = {name: p - self.local.lr * v for (name, p), v in zip(here.items(), speed)}
@@ -117,12 +119,14 @@ class Victim:
             return speed
         return [(start[name] - here[name]) / self.local.lr for name in start]
 
-    def _decayed(self, slope: Tensor, here: Tensor, start: Tensor) -> Tensor:
+    def _add_penalties(self, slope: Tensor, here: Tensor, start: Tensor) -> Tensor:
         if self.local.weight_decay:
             slope = slope + self.local.weight_decay * here
         return slope + self.local.proximal * (here - start) if self.local.proximal else slope
 
-    def _slope(self, at: Mapping[str, Tensor], images: Tensor, labels: Tensor, functional: bool) -> list[Tensor]:
+    def _loss_gradient(
+        self, at: Mapping[str, Tensor], images: Tensor, labels: Tensor, functional: bool
+    ) -> list[Tensor]:
         if functional:
             return list(torch.func.grad(self.loss)(dict(at), images, labels).values())
         value = self.loss(at, images, labels)
@@ -164,7 +168,7 @@ def victim_model(view: View, capture: Capture) -> nn.Module:
     return model.train(bool(view.knowledge.settings.get("training", True)))
 
 
-def observed(view: View, capture: Capture, model: nn.Module) -> list[Tensor]:
+def observed_gradients(view: View, capture: Capture, model: nn.Module) -> list[Tensor]:
     """(theta_0 - theta_T) / lr in the model's order, from parameters, changes or gradients."""
     names = [name for name, _ in model.named_parameters()]
     value, lr = capture.value, local_steps(view.knowledge.settings).lr

@@ -15,33 +15,33 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from attacks.malicious.chosen import ChosenModel, clusters_of, gates, linear_layers
-from attacks.ranges import check_counts
+from attacks.malicious.chosen_model import ChosenModel, cluster_rows, draw_gates, linear_layers
 from attacks.types import Evidence, Surface, View
+from attacks.validation import check_counts
 
 # Of the first and the second layer and the head. Small products, so that local training hardly moves the thresholds: a step
 # changes a layer by the step size times the product of the other two, and training takes far fewer than 1 / that steps.
-FIRST, SECOND, HEAD = 0.02, 3e-4, 0.1
-RANGE = 0.05  # by how much a pixel may leave [0, 1] in a row that is taken for a record
-LEAST = 1e-3  # of the largest bias change: below it a unit was not activated
+FIRST_SCALE, SECOND_SCALE, HEAD_SCALE = 0.02, 3e-4, 0.1
+PIXEL_TOLERANCE = 0.05  # by how much a pixel may leave [0, 1] in a row that is taken for a record
+MIN_BIAS_CHANGE = 1e-3  # of the largest bias change: below it a unit was not activated
 
 
-def records_in(before: tuple[Tensor, Tensor], after: tuple[Tensor, Tensor], count: int) -> Tensor:
+def records_from_layer(before: tuple[Tensor, Tensor], after: tuple[Tensor, Tensor], count: int) -> Tensor:
     """At most ``count`` records (m, d) in [0, 1] from a first layer's weights (u, d) and bias (u,), before and after.
 
     Weight decay shrinks all units alike, by a factor that the units tell which did nothing else.
     """
     weight, bias = (value.double() for value in before)
     new_weight, new_bias = (value.double() for value in after)
-    kept = _decay(weight, new_weight)
+    kept = _weight_decay_factor(weight, new_weight)
     change, moved = new_weight - kept * weight, new_bias - kept * bias
-    live = moved.abs() > LEAST * moved.abs().max().clamp_min(1e-300)
+    live = moved.abs() > MIN_BIAS_CHANGE * moved.abs().max().clamp_min(1e-300)
     rows = change[live] / moved[live].unsqueeze(1)
-    fits = (rows.amin(1) > -RANGE) & (rows.amax(1) < 1 + RANGE)
-    return clusters_of(rows[fits].clamp(0, 1).float(), count)
+    fits = (rows.amin(1) > -PIXEL_TOLERANCE) & (rows.amax(1) < 1 + PIXEL_TOLERANCE)
+    return cluster_rows(rows[fits].clamp(0, 1).float(), count)
 
 
-def _decay(before: Tensor, after: Tensor) -> Tensor:
+def _weight_decay_factor(before: Tensor, after: Tensor) -> Tensor:
     """The factor that most idle rows were multiplied by: those closest to a multiple of what they were."""
     factor = (before * after).sum(1) / before.square().sum(1).clamp_min(1e-300)
     off = (after - factor.unsqueeze(1) * before).norm(dim=1)
@@ -60,24 +60,26 @@ class Imprint(ChosenModel):
     def __post_init__(self) -> None:
         check_counts(self, "units")
 
-    def width(self, pixels: int, classes: int) -> int:
+    def hidden_width(self, pixels: int, classes: int) -> int:
         return self.units
 
-    def plant(self, model: nn.Module, public_x: Tensor, records: int, generator: torch.Generator) -> None:
+    def set_parameters(self, model: nn.Module, public_x: Tensor, records: int, generator: torch.Generator) -> None:
         """Every unit opens for one record in ``records``; all of them end in one unit of the second layer."""
         first, second, head = linear_layers(model)
-        directions, thresholds = gates(public_x, first.out_features, 1 / max(records, 2), generator)
+        directions, thresholds = draw_gates(public_x, first.out_features, 1 / max(records, 2), generator)
         with torch.no_grad():
-            first.weight.copy_(FIRST * directions)
-            first.bias.copy_(-FIRST * thresholds)
+            first.weight.copy_(FIRST_SCALE * directions)
+            first.bias.copy_(-FIRST_SCALE * thresholds)
             for layer in (second, head):
                 layer.weight.zero_()
                 layer.bias.zero_()
-            second.weight[0] = SECOND
+            second.weight[0] = SECOND_SCALE
             second.bias[0] = 1.0  # the unit stays open for every record, whichever way training moves it
-            head.weight[:, 0] = HEAD * torch.linspace(0, 1, head.out_features).square()  # no class at the others' mean
+            head.weight[:, 0] = (
+                HEAD_SCALE * torch.linspace(0, 1, head.out_features).square()
+            )  # no class at the others' mean
 
-    def parts(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    def record_contributions(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         """The size of each record's gradient in each unit of the first layer."""
         first = linear_layers(model)[0]
         kept: list[Tensor] = []
@@ -92,15 +94,15 @@ class Imprint(ChosenModel):
     def run(self, view: View, generator: torch.Generator) -> Evidence:
         """images (m, c, h, w): all that the update gave away, at most as many as the client holds records."""
         capture, count = view.captures[0], int(view.knowledge.settings["batch_records"])
-        names = first_layer(view.knowledge.model)
+        names = first_layer_names(view.knowledge.model)
         before, after = ((state[names[0]], state[names[1]]) for state in (capture.broadcast, capture.value))
-        found = records_in(before, after, count)
+        found = records_from_layer(before, after, count)
         if not len(found):
             found = view.knowledge.public_x.mean(0).flatten()[None]
         return Evidence(images=found.reshape(-1, *view.knowledge.shape))
 
 
-def first_layer(model: nn.Module | None) -> tuple[str, str]:
+def first_layer_names(model: nn.Module | None) -> tuple[str, str]:
     """The names of the first linear layer's weight and bias."""
     layers = [] if model is None else [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     if not layers:

@@ -13,15 +13,20 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from attacks.malicious.chosen import ChosenModel, clusters_of, gates, linear_layers
-from attacks.ranges import check_counts
+from attacks.malicious.chosen_model import ChosenModel, cluster_rows, draw_gates, linear_layers
 from attacks.types import Evidence, Family, Surface, View
+from attacks.validation import check_counts
 
-FIRST, SECOND = 1e-4, 1e-6  # of the two layers: so small that a round of local training leaves the embedding as it is
-OPEN = 10.0  # by how much a gate lifts the pixels for each unit that its measurement lies above the threshold
-SHUT = 2.0  # by how much a shut gate lies below: more than a pixel, so that training cannot open it by chance
-EXTRA = 2  # coordinates of a block beside the pixels: the gate alone, and the gate with a pixel that is always 1
-RANGE = 0.02
+FIRST_SCALE, SECOND_SCALE = (
+    1e-4,
+    1e-6,
+)  # of the two layers: so small that a round of local training leaves the embedding as it is
+GATE_LIFT = 10.0  # by how much a gate lifts the pixels for each unit that its measurement lies above the threshold
+GATE_OFFSET = 2.0  # by how much a shut gate lies below: more than a pixel, so that training cannot open it by chance
+GATE_COORDINATES = (
+    2  # coordinates of a block beside the pixels: the gate alone, and the gate with a pixel that is always 1
+)
+PIXEL_TOLERANCE = 0.02
 
 
 @dataclass(frozen=True)
@@ -36,32 +41,34 @@ class PlantedEmbedding(ChosenModel):
     def __post_init__(self) -> None:
         check_counts(self, "blocks")
 
-    def width(self, pixels: int, classes: int) -> int:
-        return self.blocks * (pixels + EXTRA)
+    def hidden_width(self, pixels: int, classes: int) -> int:
+        return self.blocks * (pixels + GATE_COORDINATES)
 
-    def plant(self, model: nn.Module, public_x: Tensor, records: int, generator: torch.Generator) -> None:
+    def set_parameters(self, model: nn.Module, public_x: Tensor, records: int, generator: torch.Generator) -> None:
         """First layer: the pixels, a pixel that is always 1, the gates. Second: blocks of what each gate lifts."""
         first, second, head = linear_layers(model)
-        pixels, size = first.in_features, first.in_features + EXTRA
+        pixels, size = first.in_features, first.in_features + GATE_COORDINATES
         blocks = first.out_features // size
         share = head.out_features / max(records, 2 * head.out_features)  # one record of a class of average size
-        weights, thresholds = gates(public_x, blocks, share, generator)
+        weights, thresholds = draw_gates(public_x, blocks, share, generator)
         with torch.no_grad():
             for layer in (first, second, head):
                 layer.weight.zero_()
                 layer.bias.zero_()
-            first.weight[:pixels] = FIRST * torch.eye(pixels)
-            first.bias[pixels] = FIRST
-            first.weight[pixels + 1 : pixels + 1 + blocks] = FIRST * weights
-            first.bias[pixels + 1 : pixels + 1 + blocks] = -FIRST * thresholds
+            first.weight[:pixels] = FIRST_SCALE * torch.eye(pixels)
+            first.bias[pixels] = FIRST_SCALE
+            first.weight[pixels + 1 : pixels + 1 + blocks] = FIRST_SCALE * weights
+            first.bias[pixels + 1 : pixels + 1 + blocks] = -FIRST_SCALE * thresholds
             for block in range(blocks):
                 at = slice(block * size, (block + 1) * size)
-                second.weight[at, pixels] = -SHUT * SECOND  # a shut block is below zero, whatever the pixels are
-                second.weight[at, pixels + 1 + block] = SECOND * OPEN
-                second.weight[at.start + 1, pixels] = (1 - SHUT) * SECOND
-                second.weight[at.start + EXTRA : at.stop, :pixels] = SECOND * torch.eye(pixels)
+                second.weight[at, pixels] = (
+                    -GATE_OFFSET * SECOND_SCALE
+                )  # a shut block is below zero, whatever the pixels are
+                second.weight[at, pixels + 1 + block] = SECOND_SCALE * GATE_LIFT
+                second.weight[at.start + 1, pixels] = (1 - GATE_OFFSET) * SECOND_SCALE
+                second.weight[at.start + GATE_COORDINATES : at.stop, :pixels] = SECOND_SCALE * torch.eye(pixels)
 
-    def parts(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    def record_contributions(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         """Each record's embedding: what it adds to the sum of its class."""
         with torch.no_grad():
             return model.features(x).abs()  # type: ignore[operator]
@@ -71,14 +78,14 @@ class PlantedEmbedding(ChosenModel):
         sent, shape = view.captures[0].value, view.knowledge.shape
         pixels = view.knowledge.public_x[0].numel()
         total = sent["mean"].double() * sent["count"].double().unsqueeze(1)
-        rows = unlocked(total, pixels).float()
-        found = clusters_of(rows, int(view.knowledge.settings["batch_records"]))
+        rows = records_from_sums(total, pixels).float()
+        found = cluster_rows(rows, int(view.knowledge.settings["batch_records"]))
         if not len(found):
             found = view.knowledge.public_x.mean(0).flatten()[None]
         return Evidence(images=found.reshape(-1, *shape))
 
 
-def unlocked(total: Tensor, pixels: int) -> Tensor:
+def records_from_sums(total: Tensor, pixels: int) -> Tensor:
     """Records (m, pixels) in [0, 1] from the classes' sums (C, width) of the planted embedding.
 
     A block that one record opened holds s (g + pixel - SHUT), where g is how far the gate is open and s the scale; its
@@ -86,10 +93,10 @@ def unlocked(total: Tensor, pixels: int) -> Tensor:
     records opened holds the sum of their pixels under the sum of their scales: a picture whose brightest pixel is rarely
     1 and whose scale is a multiple of everybody's.
     """
-    size = pixels + EXTRA
+    size = pixels + GATE_COORDINATES
     by_block = total[:, : total.shape[1] // size * size].reshape(-1, size)
     low, high = by_block[:, :1], by_block[:, 1:2]
     scale = high - low
-    alone = (low > 0) & (scale < 1.5 * SECOND * FIRST)
-    rows = ((by_block[:, EXTRA:] - low) / scale.clamp_min(1e-300))[alone[:, 0]]
-    return rows[(rows.amin(1) > -RANGE) & (rows.amax(1) < 1 + RANGE)].clamp(0, 1)
+    alone = (low > 0) & (scale < 1.5 * SECOND_SCALE * FIRST_SCALE)
+    rows = ((by_block[:, GATE_COORDINATES:] - low) / scale.clamp_min(1e-300))[alone[:, 0]]
+    return rows[(rows.amin(1) > -PIXEL_TOLERANCE) & (rows.amax(1) < 1 + PIXEL_TOLERANCE)].clamp(0, 1)

@@ -1,27 +1,162 @@
 """Membership attacks as the audit runs them: signals of K replays in, one finding out.
 
-The K replays of the victim are called worlds. Each world is the target once, and the others are its shadow models.
-
-Each attack reads one signal of ``view.worlds``. Which one is settled before any score is seen: by
-option, or by SURFACE_SIGNAL. Trying all signals and keeping the best would be selection.
+Each replay is the target once, and the others are its shadow models. Each attack reads one signal of ``view.worlds``. Which
+one is settled before any score is seen: by option, or by SURFACE_SIGNAL. Trying all signals and keeping the best would be
+selection. Beside the average over records stand the rates of the most exposed ones, and signals that can tell no member
+from others are reported as such.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from scipy.stats import beta
 from torch import Tensor
 
+from attacks.arrays import accepts_numpy
 from attacks.epsilon import Bound, one_run_from_scores
-from attacks.membership.readable import nothing_in, nothing_in_any
-from attacks.membership.worst_records import by_kind, worst_records
-from attacks.ranges import check_counts
-from attacks.roc import Clusters, auc_interval, roc, thin, tpr_at_fpr
+from attacks.roc import Clusters, auc_interval, roc, thin_curve, tpr_at_fpr
 from attacks.types import Adversary, Attack, Evidence, Family, Finding, Surface, Truth, View, Worlds
+from attacks.validation import check_counts
+
+# --- readable ----------------------------------------------------------------------------------
+# Whether numbers can tell members from others at all, before anyone calls an attack no better than guessing.
+
+
+SAME_FOR_ALL_RECORDS = "one number for all records of a replay, which names none of them"
+SAME_IN_ALL_REPLAYS = "the same in every replay, whoever is in"
+
+
+def why_uninformative(values: Tensor) -> str:
+    """Why ``values`` (K, n, ...) of K replays and n records say nothing about a record; "" if they may.
+
+    SAME_FOR_ALL: in each replay every record has the same value; SAME_ALWAYS: each record has the same value in all
+    of at least two replays. One record alone is compared over replays only.
+    """
+    if values.shape[1] > 1 and bool((values == values[:, :1]).all()):
+        return SAME_FOR_ALL_RECORDS
+    if len(values) > 1 and bool((values == values[:1]).all()):
+        return SAME_IN_ALL_REPLAYS
+    return ""
+
+
+def why_all_uninformative(several: Iterable[Tensor]) -> str:
+    """The first reason of ``why_uninformative`` if it holds of each of ``several``; "" if one of them may say something."""
+    reasons = [why_uninformative(values) for values in several]
+    return reasons[0] if reasons and all(reasons) else ""
+
+
+# --- worst records -----------------------------------------------------------------------------
+# How exposed the most exposed records are (Aerni, Zhang and Tramer 2024): an average over records hides them.
+#
+# And how exposed records are that were made hard to fit, against the ordinary ones beside them.
+
+
+WORST_SHARE, WORST_RECORD_FPR = 0.01, 0.001  # the worst 1 % of records, at 1 false alarm in 1 000
+
+
+@accepts_numpy
+def measure_worst_records(scores: Tensor, masks: Tensor, confidence: float = 0.95) -> dict[str, Any] | None:
+    """{"share", "tpr", "ci", "records"}: how often the worst SHARE of records is found when in, at a false-positive rate RATE.
+
+    scores (K, n) and masks (K, n) bool, one threshold for all. The worst records are chosen in one half of the
+    replays and judged in the other, both ways: chosen and judged on the same, the luckiest would look exposed in a
+    null as well. ci: Clopper-Pearson over the replays that judge; it takes them as independent given the records.
+    records: each chosen one by itself, {"record", "hits", "trials", "tpr", "ci", "wrong", "out"}, in order of position, from
+    the replays alone that did not choose it: hits of trials that it is in, wrong of out that it is not in; ci is of one
+    record, without correction for several.
+    None where fewer than 1 / RATE non-members leave RATE unseen, or there are fewer than 4 replays.
+    """
+    named = _scores_above_threshold(scores, masks)
+    if named is None or len(scores) < 4:
+        return None
+    count = max(1, math.ceil(WORST_SHARE * scores.shape[1]))
+    even = torch.arange(len(scores)) % 2 == 0
+    seen: dict[int, tuple[int, ...]] = {}
+    for judged in (even, ~even):
+        for record in _rank_by_exposure(scores[~judged], named[~judged], masks[~judged])[:count].tolist():
+            inside, hit = masks[judged][:, record], named[judged][:, record]
+            counts = (hit & inside, inside, hit & ~inside, ~inside)
+            before = seen.get(record, (0, 0, 0, 0))
+            seen[record] = tuple(n + int(one.sum()) for n, one in zip(before, counts))
+    hits, trials, _, _ = (sum(column) for column in zip(*seen.values()))
+    if not trials:
+        return None
+    whole = {"share": WORST_SHARE, "tpr": hits / trials, "ci": list(_tpr_interval(hits, trials, confidence))}
+    return whole | {"records": [_record_rates(at, seen[at], confidence) for at in sorted(seen) if seen[at][1]]}
+
+
+def _record_rates(record: int, counts: tuple[int, ...], confidence: float) -> dict[str, Any]:
+    hits, trials, wrong, out = counts
+    known = {"record": record, "hits": hits, "trials": trials, "tpr": hits / trials}
+    return known | {"ci": list(_tpr_interval(hits, trials, confidence)), "wrong": wrong, "out": out}
+
+
+@accepts_numpy
+def measure_by_kind(
+    scores: Tensor, masks: Tensor, kinds: Mapping[str, Tensor], confidence: float = 0.95
+) -> dict[str, dict[str, Any]] | None:
+    """{kind: {"n", "auc", "tpr", "fpr", "ci"}} of records that were made hard to fit, and of the "ordinary" rest.
+
+    scores, masks: (K, n); kinds: name -> positions (m,) of its records. tpr, fpr: of each kind, at the one threshold for all
+    records whose false-positive rate is RATE; fpr tells whether that threshold is fair to the kind. ci: of tpr,
+    Clopper-Pearson over the members, taken as independent. None where no kind was made, or RATE cannot be seen.
+    """
+    if not kinds or (named := _scores_above_threshold(scores, masks)) is None:
+        return None
+    rest = torch.ones(scores.shape[1], dtype=torch.bool)
+    for at in kinds.values():
+        rest[at] = False
+    found = {}
+    for kind, at in {**kinds, "ordinary": rest.nonzero()[:, 0]}.items():
+        inside, hit = masks[:, at], named[:, at]
+        members, outsiders = int(inside.sum()), int((~inside).sum())
+        if members and outsiders:
+            hits, false = int((hit & inside).sum()), int((hit & ~inside).sum())
+            rates = {
+                "auc": roc(scores[:, at].flatten(), inside.flatten()).auc,
+                "tpr": hits / members,
+                "fpr": false / outsiders,
+            }
+            found[kind] = {"n": len(at), **rates, "ci": list(_tpr_interval(hits, members, confidence))}
+    return found
+
+
+def _scores_above_threshold(scores: Tensor, masks: Tensor) -> Tensor | None:
+    """(K, n): which scores lie above the threshold of RATE; None where there are too few non-members to see it."""
+    outside = scores[~masks].sort(descending=True).values
+    return scores > outside[int(WORST_RECORD_FPR * len(outside))] if len(outside) * WORST_RECORD_FPR >= 1 else None
+
+
+def _rank_by_exposure(scores: Tensor, named: Tensor, masks: Tensor) -> Tensor:
+    """Records by falling share of replays that name them while they are in; ties by their mean score when in."""
+    inside = masks.sum(0).clamp_min(1)
+    rate = (named & masks).sum(0).double() / inside
+    mean = scores.double().masked_fill(~masks, 0).sum(0) / inside
+    order = mean.argsort(descending=True, stable=True)
+    return order[rate[order].argsort(descending=True, stable=True)]
+
+
+def _tpr_interval(hits: int, trials: int, confidence: float) -> tuple[float, float]:
+    tail = (1 - confidence) / 2
+    low = float(beta.ppf(tail, hits, trials - hits + 1)) if hits else 0.0
+    high = float(beta.ppf(1 - tail, hits + 1, trials - hits)) if hits < trials else 1.0
+    return low, high
+
+
+# --- attack ------------------------------------------------------------------------------------
+# Membership attacks as the audit runs them: signals of K replays in, one finding out.
+#
+# The K replays of the victim are called worlds. Each world is the target once, and the others are its shadow models.
+#
+# Each attack reads one signal of ``view.worlds``. Which one is settled before any score is seen: by
+# option, or by SURFACE_SIGNAL. Trying all signals and keeping the best would be selection.
+
 
 # The signals of each surface in order of preference; the first one present is the primary. Synthetic images have an
 # "embedding_alignment" only where they were matched in a public map, which is then where they carry information.
@@ -58,7 +193,7 @@ def primary_signal(surface: Surface, worlds: Worlds, choice: str = "auto") -> st
 
 
 @dataclass(frozen=True)
-class MembershipAttack(Attack, hooks=("score", "reads")):
+class MembershipAttack(Attack, hooks=("score", "read_signals")):
     """What all membership attacks share: the choice of signal, and the judgement.
 
     delta None: the run's own, knowledge.settings["delta"]. targets: how many worlds the
@@ -83,17 +218,17 @@ class MembershipAttack(Attack, hooks=("score", "reads")):
             raise ValueError(f"delta={self.delta}: a number in [0, 1), or null for the run's own")
         check_counts(self, "targets")
 
-    def reads(self, view: View) -> list[Tensor]:
+    def read_signals(self, view: View) -> list[Tensor]:
         """What the scores are made of: tensors (K, n, ...). A view in which all of them say nothing is not attacked."""
-        worlds = _worlds(view)
+        worlds = _require_worlds(view)
         return [worlds.signals[primary_signal(view.surface, worlds, self.signal)]]
 
     def nothing_to_read(self, view: View) -> str:
-        return nothing_in_any(self.reads(view))
+        return why_all_uninformative(self.read_signals(view))
 
     def run(self, view: View, generator: torch.Generator) -> Evidence:
         """Scores (K, n): each world is scored with the other worlds as its shadow models."""
-        worlds = _worlds(view)
+        worlds = _require_worlds(view)
         if len(worlds.masks) < self.least_worlds:
             raise ValueError(f"worlds={len(worlds.masks)}: {self.name} needs at least {self.least_worlds}")
         name = primary_signal(view.surface, worlds, self.signal)
@@ -108,23 +243,23 @@ class MembershipAttack(Attack, hooks=("score", "reads")):
 
     def judge(self, evidence: Evidence, view: View, truth: Truth) -> Finding:
         """Scores against the masks: AUC, TPR at low FPR, blind control, one-run epsilon; constant ones: status alone."""
-        worlds, scores = _worlds(view), evidence.scores
+        worlds, scores = _require_worlds(view), evidence.scores
         if scores is None:
             raise ValueError("evidence.scores: a membership attack brings back scores (K, n)")
-        if why := nothing_in(scores):
-            return nothing_read(self, view, f"its scores are {why}")
+        if why := why_uninformative(scores):
+            return unreadable_finding(self, view, f"its scores are {why}")
         delta = self.delta if self.delta is not None else view.knowledge.settings.get("delta")
         if delta is None:
             raise ValueError(f"{self.name}: delta=None takes the run's own, which knowledge.settings does not hold")
         generator = np.random.default_rng(int(evidence.notes["seed"]))
         targets = min(self.targets, len(scores))
-        measures, figures = measure(
+        measures, figures = membership_measures(
             scores, worlds, delta=delta, generator=generator, confidence=self.confidence, targets=targets
         )
         return Finding(view.surface, self.name, self.family, view.adversary, measures, figures)
 
 
-def nothing_read(attack: Attack, view: View, why: str) -> Finding:
+def unreadable_finding(attack: Attack, view: View, why: str) -> Finding:
     """The finding of an attack that had nothing to read: no rate, so that nobody takes it for one that failed."""
     measures: dict[str, Any] = {"status": "nothing_to_read", "note": f"nothing to read: {why}"}
     if view.worlds is not None:
@@ -132,7 +267,7 @@ def nothing_read(attack: Attack, view: View, why: str) -> Finding:
     return Finding(view.surface, attack.name, attack.family, view.adversary, measures)
 
 
-def log_odds(worlds: Worlds, name: str) -> Tensor:
+def signal_log_odds(worlds: Worlds, name: str) -> Tensor:
     """The signal read as log p / (1 - p), (K, n) float64.
 
     Exact for "confidence". Any other signal is centred by each record's median over the worlds and
@@ -145,17 +280,17 @@ def log_odds(worlds: Worlds, name: str) -> Tensor:
     return centred / centred.square().mean().sqrt().clamp_min(1e-300)
 
 
-def _worlds(view: View) -> Worlds:
+def _require_worlds(view: View) -> Worlds:
     if view.worlds is None:
         raise ValueError(f"surface {view.surface.value}: the view carries no worlds")
     return view.worlds
 
 
-RATES = (0.001, 0.01, 0.1)
+FALSE_POSITIVE_RATES = (0.001, 0.01, 0.1)
 GUESS_SHARES = (0.1, 0.5, 1.0)  # fixed before any score is seen; they share alpha
 
 
-def leave_one_out(score: Callable[[Tensor, Tensor, Tensor], Tensor], signals: Tensor, masks: Tensor) -> Tensor:
+def score_leave_one_out(score: Callable[[Tensor, Tensor, Tensor], Tensor], signals: Tensor, masks: Tensor) -> Tensor:
     """Each world once as the target, the others as its shadow models: (K, n, ...) -> scores (K, n).
 
     ``score(signals, masks, target)`` never sees the target's own mask row. Masks must be independent
@@ -168,7 +303,7 @@ def leave_one_out(score: Callable[[Tensor, Tensor, Tensor], Tensor], signals: Te
     return torch.stack([score(signals[rows != k], masks[rows != k], signals[k]) for k in range(len(signals))])
 
 
-def measure(
+def membership_measures(
     scores: Tensor,
     worlds: Worlds,
     *,
@@ -191,11 +326,13 @@ def measure(
     if count == 1:
         clusters = ()  # one world: only its records can be compared
     curve = roc(flat, member)
-    bound = audited_epsilon(scores, worlds.masks, delta, generator, confidence, targets)
+    bound = one_run_bound(scores, worlds.masks, delta, generator, confidence, targets)
     measures = {
         "auc": curve.auc,
         "auc_ci": list(auc_interval(flat, member, confidence, clusters=clusters)),
-        "tpr_at_fpr": {str(rate): _tpr(flat, member, rate, confidence, clusters) for rate in RATES},
+        "tpr_at_fpr": {
+            str(rate): _tpr_measure(flat, member, rate, confidence, clusters) for rate in FALSE_POSITIVE_RATES
+        },
         "blind_auc": roc(worlds.blind.double().expand(count, records).flatten(), member).auc,
         "epsilon_measured": bound.value,
         "epsilon_method": bound.method,
@@ -204,15 +341,15 @@ def measure(
         "n": records,
         "worlds": count,
     }
-    if (worst := worst_records(scores, worlds.masks, confidence)) is not None:
+    if (worst := measure_worst_records(scores, worlds.masks, confidence)) is not None:
         measures["worst_records"] = worst
-    if (kinds := by_kind(scores, worlds.masks, worlds.kinds, confidence)) is not None:
+    if (kinds := measure_by_kind(scores, worlds.masks, worlds.kinds, confidence)) is not None:
         measures["by_kind"] = kinds
-    fpr, tpr = thin(curve)
+    fpr, tpr = thin_curve(curve)
     return measures, {"roc_fpr": fpr, "roc_tpr": tpr}
 
 
-def audited_epsilon(
+def one_run_bound(
     scores: Tensor,
     masks: Tensor,
     delta: float,
@@ -239,6 +376,8 @@ def guess_counts(records: int, shares: Sequence[float] = GUESS_SHARES) -> list[t
     return [(side, side) for side in sides if 2 * side <= records]
 
 
-def _tpr(flat: np.ndarray, member: np.ndarray, rate: float, confidence: float, clusters: Clusters) -> dict[str, Any]:
+def _tpr_measure(
+    flat: np.ndarray, member: np.ndarray, rate: float, confidence: float, clusters: Clusters
+) -> dict[str, Any]:
     tpr, interval, resolvable = tpr_at_fpr(flat, member, rate, confidence, clusters=clusters)
     return {"tpr": tpr, "ci": list(interval), "resolvable": resolvable}

@@ -9,13 +9,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from attacks.arrays import arrays
-from attacks.membership.attack import MembershipAttack, _worlds, leave_one_out, log_odds
-from attacks.ranges import check_positive
+from attacks.arrays import accepts_numpy
+from attacks.membership.attack import MembershipAttack, _require_worlds, score_leave_one_out, signal_log_odds
 from attacks.types import View
+from attacks.validation import check_positive
 
 
-@arrays
+@accepts_numpy
 def base(log_probs: Tensor, masks: Tensor, target: Tensor, *, temperature: float = 1.0, online: bool = True) -> Tensor:
     """log p(y|x, target) - log mean_k p(y|x, shadow_k): score per record (n,), float64, larger = member.
 
@@ -51,7 +51,7 @@ class Base(MembershipAttack):
         check_positive(self, "temperature")
 
     def score(self, view: View, name: str, seed: int) -> Tensor:
-        worlds = _worlds(view)
+        worlds = _require_worlds(view)
         options: dict[str, Any] = {"temperature": self.temperature, "online": self.online}
-        logp = torch.nn.functional.logsigmoid(log_odds(worlds, name))
-        return leave_one_out(lambda s, m, t: base(s, m, t, **options), logp, worlds.masks)
+        logp = torch.nn.functional.logsigmoid(signal_log_odds(worlds, name))
+        return score_leave_one_out(lambda s, m, t: base(s, m, t, **options), logp, worlds.masks)

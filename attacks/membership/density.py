@@ -14,14 +14,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attacks.arrays import arrays
-from attacks.membership.attack import MembershipAttack, _worlds
+from attacks.arrays import accepts_numpy
+from attacks.membership.attack import MembershipAttack, _require_worlds
 from attacks.membership.shadow_classifier import _cross_fit
-from attacks.ranges import check_counts
 from attacks.types import View
+from attacks.validation import check_counts
 
 
-@arrays
+@accepts_numpy
 def density_ratio(inside: Tensor, outside: Tensor, query: Tensor, *, bandwidth: float | None = None) -> Tensor:
     """log p_in(q) - log p_out(q): (m,) float64, larger = member.
 
@@ -63,22 +63,22 @@ class GradientDensity(MembershipAttack):
         check_counts(self, "folds", least=2)
         check_counts(self, "limit")
 
-    def reads(self, view: View) -> list[Tensor]:
-        signals = _worlds(view).signals
+    def read_signals(self, view: View) -> list[Tensor]:
+        signals = _require_worlds(view).signals
         names = sorted(s for s in signals if s.startswith("gradient")) if self.signal == "auto" else []
-        return [signals[name] for name in names] or super().reads(view)
+        return [signals[name] for name in names] or super().read_signals(view)
 
     def score(self, view: View, name: str, seed: int) -> Tensor:
-        worlds = _worlds(view)
-        features = torch.stack([signal.double() for signal in self.reads(view)], -1)
+        worlds = _require_worlds(view)
+        features = torch.stack([signal.double() for signal in self.read_signals(view)], -1)
         rng = np.random.default_rng(seed)
 
-        def fit(shadows: Tensor, masks: Tensor, target: Tensor) -> Tensor:
-            inside, outside = (_sample(shadows[side], self.limit, rng) for side in (masks, ~masks))
+        def fit_density_ratio(shadows: Tensor, masks: Tensor, target: Tensor) -> Tensor:
+            inside, outside = (_sample_rows(shadows[side], self.limit, rng) for side in (masks, ~masks))
             return density_ratio(inside, outside, target.flatten(0, 1)).reshape(target.shape[:2])
 
-        return _cross_fit(fit, features, worlds.masks, self.folds)
+        return _cross_fit(fit_density_ratio, features, worlds.masks, self.folds)
 
 
-def _sample(rows: Tensor, limit: int, rng: np.random.Generator) -> Tensor:
+def _sample_rows(rows: Tensor, limit: int, rng: np.random.Generator) -> Tensor:
     return rows[torch.from_numpy(rng.permutation(len(rows))[:limit])]

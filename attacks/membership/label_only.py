@@ -15,17 +15,17 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from attacks.arrays import arrays
-from attacks.membership.attack import MembershipAttack, _worlds
-from attacks.ranges import check_counts
+from attacks.arrays import accepts_numpy
+from attacks.membership.attack import MembershipAttack, _require_worlds
 from attacks.types import Evidence, Finding, Surface, Truth, View, Worlds
+from attacks.validation import check_counts
 
-SHIFTS = ((0, 0), (0, 1), (0, -1), (1, 0), (-1, 0), (1, 1), (-1, -1), (1, -1), (-1, 1))  # pixels, wrapped around
-LEVELS = (0.1, 0.2, 0.3, 0.5)  # standard deviation of noise; records are in [0, 1]
+PIXEL_SHIFTS = ((0, 0), (0, 1), (0, -1), (1, 0), (-1, 0), (1, 1), (-1, -1), (1, -1), (-1, 1))  # pixels, wrapped around
+NOISE_LEVELS = (0.1, 0.2, 0.3, 0.5)  # standard deviation of noise; records are in [0, 1]
 
 
-@arrays
-def robustness(
+@accepts_numpy
+def label_robustness(
     labels_of: Callable[[Tensor], Tensor], x: Tensor, y: Tensor, copies: int, generator: torch.Generator
 ) -> Tensor:
     """(n,) in [0, 1]: the share of disturbed copies of each record (n, c, h, w) that get its label (n,).
@@ -33,8 +33,8 @@ def robustness(
     The copies are the nine SHIFTS, and ``copies`` with noise at each of LEVELS, the same noise for every record.
     """
     noise = torch.randn(copies, *x.shape[1:], generator=generator).to(x)
-    kinds = [torch.roll(x, shift, (-2, -1)) for shift in SHIFTS]
-    kinds += [x + level * one for level in LEVELS for one in noise]
+    kinds = [torch.roll(x, shift, (-2, -1)) for shift in PIXEL_SHIFTS]
+    kinds += [x + level * one for level in NOISE_LEVELS for one in noise]
     right = [(labels_of(kind) == y).double() for kind in kinds]
     return torch.stack(right).mean(0)
 
@@ -53,13 +53,13 @@ class LabelOnly(MembershipAttack):
         check_counts(self, "copies")
 
     def nothing_to_read(self, view: View) -> str:
-        if _worlds(view).records is None or _state(view) is None:
+        if _require_worlds(view).records is None or _sent_state(view) is None:
             return "what was sent is no model that labels a record by itself"
         return ""
 
     def run(self, view: View, generator: torch.Generator) -> Evidence:
         """Scores (1, n): of the run that really happened."""
-        worlds, model, state = _worlds(view), view.knowledge.model, _state(view)
+        worlds, model, state = _require_worlds(view), view.knowledge.model, _sent_state(view)
         if worlds.records is None or model is None or state is None:
             raise ValueError(f"{self.name}: the view holds no model")
         model.eval()
@@ -69,25 +69,25 @@ class LabelOnly(MembershipAttack):
                 return torch.cat([functional_call(model, state, (part,)).argmax(1) for part in x.split(512)])
 
         seed = int(torch.randint(2**31 - 1, (1,), generator=generator))
-        scores = robustness(labels_of, worlds.records, worlds.labels, self.copies, generator)
-        queries = len(SHIFTS) + self.copies * len(LEVELS)
+        scores = label_robustness(labels_of, worlds.records, worlds.labels, self.copies, generator)
+        queries = len(PIXEL_SHIFTS) + self.copies * len(NOISE_LEVELS)
         return Evidence(scores=scores[None], notes={"signal": "labels", "seed": seed, "queries": queries})
 
     def judge(self, evidence: Evidence, view: View, truth: Truth) -> Finding:
         """As for any membership attack, with one world."""
-        finding = super().judge(evidence, replace(view, worlds=first_world(_worlds(view))), truth)
+        finding = super().judge(evidence, replace(view, worlds=first_replay(_require_worlds(view))), truth)
         if finding.measures.get("status") == "nothing_to_read":
             return finding
         return finding.with_measures(diagnostics={"queries_per_record": evidence.notes["queries"]})
 
 
-def first_world(worlds: Worlds) -> Worlds:
+def first_replay(worlds: Worlds) -> Worlds:
     """The run that really happened, without its replays."""
     signals = {name: value[:1] for name, value in worlds.signals.items()}
     return Worlds(signals, worlds.masks[:1], worlds.blind, worlds.labels, records=worlds.records)
 
 
-def _state(view: View) -> dict[str, Tensor] | None:
+def _sent_state(view: View) -> dict[str, Tensor] | None:
     """Parameters and buffers of the model that was sent; None where it is not whole or does not read records."""
     model: nn.Module | None = view.knowledge.model
     if model is None or not view.captures or "projection" in view.knowledge.maps:

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 from torch.special import log_ndtr
 
-from attacks.arrays import arrays
-from attacks.membership.attack import MembershipAttack, _worlds, leave_one_out
+from attacks.arrays import accepts_numpy
+from attacks.membership.attack import MembershipAttack, _require_worlds, score_leave_one_out
 from attacks.types import View
 
 Variance = Literal["per_record", "pooled", "auto", "uncentred", "uncentred_in"]
 PER_RECORD_FROM = 63  # shadow models, of 64 replays; with fewer, pooled variances give better scores (measured)
-FLOOR = 1e-30
+MIN_STD = 1e-30
 
 
 # The same attack under other tools' rules: lira(..., **CONVENTIONS[name]) gives their numbers.
@@ -34,14 +34,14 @@ CONVENTIONS: Mapping[str, Mapping[str, Any]] = {
 
 
 @dataclass(frozen=True)
-class Side:
+class SideStatistics:
     """Centre and standard deviation per record for the worlds on one side (n, q)."""
 
     centre: Tensor
     std: Tensor
 
 
-@arrays
+@accepts_numpy
 def lira(
     signals: Tensor,
     masks: Tensor,
@@ -65,67 +65,69 @@ def lira(
     centre shifted by the median gap of the rest. Raises ValueError for bad shapes, NaN, or no world
     on a side that is needed.
     """
-    x, mask, t = _checked(signals, masks, target)
+    x, mask, t = _check_signals(signals, masks, target)
     if variance == "auto":
         variance = "per_record" if len(x) >= PER_RECORD_FROM else "pooled"
-    outside = _side(x, ~mask, variance, centre)
+    outside = _side_statistics(x, ~mask, variance, centre)
     if not online:
-        _require(outside, "OUT")
-        z = (t - _filled(outside.centre)) / outside.std
-        score = log_ndtr(z) if offline_test == "logcdf" else -_logpdf(t, _filled(outside.centre), outside.std)
+        _require_side(outside, "OUT")
+        z = (t - _fill_with_median(outside.centre)) / outside.std
+        score = (
+            log_ndtr(z) if offline_test == "logcdf" else -_log_pdf(t, _fill_with_median(outside.centre), outside.std)
+        )
         return score.mean(-1)
-    inside = _side(x, mask, variance, centre)
-    _require(inside, "IN")
-    _require(outside, "OUT")
+    inside = _side_statistics(x, mask, variance, centre)
+    _require_side(inside, "IN")
+    _require_side(outside, "OUT")
     if variance == "uncentred_in":
-        outside = Side(outside.centre, inside.std)
-    mu_in, mu_out = _bridge(inside.centre, outside.centre)
-    return (_logpdf(t, mu_in, inside.std) - _logpdf(t, mu_out, outside.std)).mean(-1)
+        outside = SideStatistics(outside.centre, inside.std)
+    mu_in, mu_out = _fill_missing_sides(inside.centre, outside.centre)
+    return (_log_pdf(t, mu_in, inside.std) - _log_pdf(t, mu_out, outside.std)).mean(-1)
 
 
-def _side(x: Tensor, mask: Tensor, variance: Variance, centre: str) -> Side:
+def _side_statistics(x: Tensor, mask: Tensor, variance: Variance, centre: str) -> SideStatistics:
     """Centres are NaN for records without a world on this side."""
     count = mask.sum(0)
     kept = x.masked_fill(~mask, torch.nan)
-    middle = _nanmedian(kept) if centre == "median" else kept.nanmean(0)
+    middle = _nan_median(kept) if centre == "median" else kept.nanmean(0)
     if variance in ("uncentred", "uncentred_in"):
         spread = (x[mask] - x[mask].mean()).square().mean().sqrt()
-        return Side(middle, spread.expand_as(middle) + FLOOR)
+        return SideStatistics(middle, spread.expand_as(middle) + MIN_STD)
     pooled = (kept - middle).square().flatten(0, 1).nanmean(0).sqrt()  # (q,)
     if variance == "pooled":
-        return Side(middle, pooled.expand_as(middle) + FLOOR)
+        return SideStatistics(middle, pooled.expand_as(middle) + MIN_STD)
     if variance != "per_record":
         raise ValueError(f"variance={variance!r}: per_record, pooled or auto")
     own = (kept - kept.nanmean(0)).square().nanmean(0).sqrt()
-    return Side(middle, torch.where(count >= 2, own, pooled) + FLOOR)
+    return SideStatistics(middle, torch.where(count >= 2, own, pooled) + MIN_STD)
 
 
-def _nanmedian(kept: Tensor) -> Tensor:
+def _nan_median(kept: Tensor) -> Tensor:
     """numpy's median (middle two averaged), NaN ignored; torch's own takes the lower one."""
     return kept.nanquantile(0.5, dim=0)
 
 
-def _bridge(mu_in: Tensor, mu_out: Tensor) -> tuple[Tensor, Tensor]:
+def _fill_missing_sides(mu_in: Tensor, mu_out: Tensor) -> tuple[Tensor, Tensor]:
     """Fill missing centres with the other side's, shifted by the median gap of the records that have both."""
     gap = (mu_in - mu_out).nanmedian().nan_to_num(0.0)
     filled_in = torch.where(mu_in.isnan(), mu_out + gap, mu_in)
     return filled_in, torch.where(mu_out.isnan(), mu_in - gap, mu_out)
 
 
-def _filled(centre: Tensor) -> Tensor:
+def _fill_with_median(centre: Tensor) -> Tensor:
     return torch.where(centre.isnan(), centre.nanmedian(), centre)
 
 
-def _require(side: Side, name: str) -> None:
+def _require_side(side: SideStatistics, name: str) -> None:
     if side.centre.isnan().all():
         raise ValueError(f"no shadow model has any record {name}: this test needs them")
 
 
-def _logpdf(t: Tensor, mu: Tensor, std: Tensor) -> Tensor:
+def _log_pdf(t: Tensor, mu: Tensor, std: Tensor) -> Tensor:
     return -((t - mu) / std).square() / 2 - std.log() - math.log(2 * math.pi) / 2
 
 
-def _checked(signals: Tensor, masks: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _check_signals(signals: Tensor, masks: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Everything as (K, n, q) float64, (K, n, q) bool and (n, q) float64."""
     x, t = torch.as_tensor(signals).double(), torch.as_tensor(target).double()
     mask = torch.as_tensor(masks)
@@ -152,5 +154,5 @@ class Lira(MembershipAttack):
 
     def score(self, view: View, name: str, seed: int) -> Tensor:
         options: dict[str, Any] = {"online": self.online, "variance": self.variance, "centre": self.centre}
-        worlds = _worlds(view)
-        return leave_one_out(lambda s, m, t: lira(s, m, t, **options), worlds.signals[name], worlds.masks)
+        worlds = _require_worlds(view)
+        return score_leave_one_out(lambda s, m, t: lira(s, m, t, **options), worlds.signals[name], worlds.masks)

@@ -15,16 +15,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from attacks.membership.attack import MembershipAttack, _worlds
+from attacks.membership.attack import MembershipAttack, _require_worlds
 from attacks.membership.signals import logit_scaled
-from attacks.ranges import check_counts, check_positive
 from attacks.types import Surface, View
+from attacks.validation import check_counts, check_positive
 
-LOG_CHI = 1.2704  # a normal variable's squared residual is on average this far below its variance, in logarithms
-LEAST = 1e-3  # of a predicted standard deviation, in units of the scores' own
+LOG_CHI_SQUARE_MEAN = (
+    1.2704  # a normal variable's squared residual is on average this far below its variance, in logarithms
+)
+MIN_STD_SHARE = 1e-3  # of a predicted standard deviation, in units of the scores' own
 
 
-def standardised(scores: Tensor, known: Tensor, asked: Tensor, values: Tensor, ridge: float = 1.0) -> Tensor:
+def standardise_scores(scores: Tensor, known: Tensor, asked: Tensor, values: Tensor, ridge: float = 1.0) -> Tensor:
     """(q,) float64: by how many standard deviations each score lies above what its record's features foretell.
 
     scores (m,) of records that were not trained on, with features ``known`` (m, d); asked (q, d), values (q,): of the
@@ -40,16 +42,16 @@ def standardised(scores: Tensor, known: Tensor, asked: Tensor, values: Tensor, r
     s, x, q = scores.double(), known.double(), asked.double()
     centre, spread = x.mean(0), x.std(0).clamp_min(1e-12)
     x, q = (x - centre) / spread, (q - centre) / spread
-    mean, left_out = _ridge(s, x, q, ridge)
+    mean, left_out = _ridge_predictions(s, x, q, ridge)
     residual = (s - left_out).square()
-    floor = (LEAST**2 * s.var()).clamp_min(1e-300)
-    log_variance, _ = _ridge(
+    floor = (MIN_STD_SHARE**2 * s.var()).clamp_min(1e-300)
+    log_variance, _ = _ridge_predictions(
         (residual + floor).log(), x, q, 10 * ridge
     )  # a second moment is harder to learn than a first
-    return (values.double() - mean) / ((log_variance + LOG_CHI) / 2).exp()
+    return (values.double() - mean) / ((log_variance + LOG_CHI_SQUARE_MEAN) / 2).exp()
 
 
-def _ridge(y: Tensor, x: Tensor, asked: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
+def _ridge_predictions(y: Tensor, x: Tensor, asked: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
     """Predictions (q,) for ``asked``, and for each row of ``x`` (m, d) from the other rows; the intercept is not shrunk."""
     gram = x.T @ x + ridge * torch.eye(x.shape[1], dtype=x.dtype)
     weights = torch.linalg.solve(gram, x.T)  # (d, m)
@@ -59,7 +61,7 @@ def _ridge(y: Tensor, x: Tensor, asked: Tensor, ridge: float) -> tuple[Tensor, T
     return middle + asked @ slope, y - (y - fitted) / (1 - leverage)
 
 
-def features_of(x: Tensor, labels: Tensor, axes: Tensor, classes: int) -> Tensor:
+def regression_features(x: Tensor, labels: Tensor, axes: Tensor, classes: int) -> Tensor:
     """Coordinates (n, d + classes) of images (n, c, h, w) along ``axes`` (p, d), and their class."""
     return torch.cat([x.flatten(1) @ axes, F.one_hot(labels.long(), classes).to(axes)], 1)
 
@@ -86,19 +88,22 @@ class QuantileRegression(MembershipAttack):
         check_positive(self, "ridge")
 
     def nothing_to_read(self, view: View) -> str:
-        worlds = _worlds(view)
+        worlds = _require_worlds(view)
         if worlds.public_logits is None or worlds.logits is None or worlds.records is None:
             return "no model's outputs for public records were kept"
         return super().nothing_to_read(view)
 
     def score(self, view: View, name: str, seed: int) -> Tensor:
-        worlds, public = _worlds(view), view.knowledge
+        worlds, public = _require_worlds(view), view.knowledge
         if worlds.public_logits is None or worlds.logits is None or worlds.records is None:
             raise ValueError(f"{self.name}: the worlds carry no outputs for public records")
         count, classes = worlds.public_logits.shape[-2:]
         x, y = public.public_x[:count], public.public_y[:count]
         flat = x.flatten(1) - x.flatten(1).mean(0)
         axes = torch.linalg.svd(flat, full_matrices=False).Vh[: self.components].T
-        known, asked = features_of(x, y, axes, classes), features_of(worlds.records, worlds.labels, axes, classes)
+        known, asked = (
+            regression_features(x, y, axes, classes),
+            regression_features(worlds.records, worlds.labels, axes, classes),
+        )
         outside, own = logit_scaled(worlds.public_logits, y), logit_scaled(worlds.logits, worlds.labels)
-        return torch.stack([standardised(s, known, asked, v, self.ridge) for s, v in zip(outside, own)])
+        return torch.stack([standardise_scores(s, known, asked, v, self.ridge) for s, v in zip(outside, own)])

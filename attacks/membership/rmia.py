@@ -1,4 +1,7 @@
-"""The relative membership test (Zarifzadeh, Liu and Shokri 2024), with the ratio itself as the score."""
+"""The relative membership test RMIA (Zarifzadeh, Liu and Shokri 2024), with the ratio itself as the score.
+
+``OfflineRmia`` is the same with few shadow models, none of them trained on the record.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +11,20 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from attacks.arrays import arrays
-from attacks.membership.attack import MembershipAttack, _worlds, log_odds
+from attacks.arrays import accepts_numpy
+from attacks.membership.attack import MembershipAttack, _require_worlds, signal_log_odds
 from attacks.membership.signals import logit_scaled
-from attacks.ranges import check_positive
-from attacks.types import View
+from attacks.types import Evidence, Finding, Truth, View
+from attacks.validation import check_counts, check_positive
 
-TINY = 1e-300
+# --- rmia --------------------------------------------------------------------------------------
+# The relative membership test (Zarifzadeh, Liu and Shokri 2024), with the ratio itself as the score.
 
 
-@arrays
+MIN_PROBABILITY = 1e-300
+
+
+@accepts_numpy
 def rmia(
     probs: Tensor,
     masks: Tensor,
@@ -43,8 +50,8 @@ def rmia(
     """
     p, t = torch.as_tensor(probs).double(), torch.as_tensor(target).double()
     mask = torch.as_tensor(masks)
-    _check(p, mask, t, gamma, a)
-    ratio = t / _average(p, mask, a, online).clamp_min(TINY)
+    _check_inputs(p, mask, t, gamma, a)
+    ratio = t / _average_probability(p, mask, a, online).clamp_min(MIN_PROBABILITY)
     if z_probs is None or z_target is None:
         return ratio
     z = _z_ratio(torch.as_tensor(z_probs).double(), torch.as_tensor(z_target).double(), len(p), a)
@@ -54,7 +61,7 @@ def rmia(
     return (won + ratio / (1 + ratio)) / (len(z) + 1)
 
 
-def _average(p: Tensor, mask: Tensor, a: float, online: bool) -> Tensor:
+def _average_probability(p: Tensor, mask: Tensor, a: float, online: bool) -> Tensor:
     """p(x): what the probability would be for a model that may or may not hold x, (n,)."""
     inside = (p * mask).sum(0) / mask.sum(0)
     outside = (p * ~mask).sum(0) / (~mask).sum(0)
@@ -68,10 +75,10 @@ def _average(p: Tensor, mask: Tensor, a: float, online: bool) -> Tensor:
 def _z_ratio(probs: Tensor, target: Tensor, worlds: int, a: float) -> Tensor:
     if probs.ndim != 2 or len(probs) != worlds or target.shape != probs.shape[1:]:
         raise ValueError(f"z_probs {tuple(probs.shape)}, z_target {tuple(target.shape)}: ({worlds}, m) and (m,)")
-    return target / (((1 + a) * probs.mean(0) + 1 - a) / 2).clamp_min(TINY)
+    return target / (((1 + a) * probs.mean(0) + 1 - a) / 2).clamp_min(MIN_PROBABILITY)
 
 
-def _check(p: Tensor, mask: Tensor, t: Tensor, gamma: float, a: float) -> None:
+def _check_inputs(p: Tensor, mask: Tensor, t: Tensor, gamma: float, a: float) -> None:
     if p.ndim != 2 or mask.dtype != torch.bool or mask.shape != p.shape or t.shape != p.shape[1:]:
         raise ValueError(f"probs {tuple(p.shape)}, masks {tuple(mask.shape)}, target {tuple(t.shape)}")
     if not all(bool(((v >= 0) & (v <= 1)).all()) for v in (p, t)):
@@ -96,8 +103,8 @@ class Rmia(MembershipAttack):
             raise ValueError(f"a={self.a!r}: a number in [0, 1] is needed")
 
     def score(self, view: View, name: str, seed: int) -> Tensor:
-        worlds, public = _worlds(view), _public_probs(view, name)
-        probs = log_odds(worlds, name).sigmoid()
+        worlds, public = _require_worlds(view), _public_probs(view, name)
+        probs = signal_log_odds(worlds, name).sigmoid()
         rows, scores = torch.arange(len(probs)), []
         for k in range(len(probs)):
             z, z_target = (None, None) if public is None else (public[rows != k], public[k])
@@ -109,7 +116,57 @@ class Rmia(MembershipAttack):
 
 def _public_probs(view: View, name: str) -> Tensor | None:
     """True-label probabilities (K, m) of the first m public records, where the worlds carry them."""
-    logits, labels = _worlds(view).public_logits, view.knowledge.public_y
+    logits, labels = _require_worlds(view).public_logits, view.knowledge.public_y
     if name != "confidence" or logits is None or not 0 < logits.shape[-2] <= len(labels):
         return None
     return logit_scaled(logits.double(), labels[: logits.shape[-2]]).sigmoid()
+
+
+# --- few shadows -------------------------------------------------------------------------------
+# RMIA with few shadow models, none of them trained on the record (Zarifzadeh, Liu and Shokri 2024, offline attack).
+#
+# A shadow model that never saw a record can be trained before the record is known, and a handful is enough: RMIA compares
+# the record's ratio with those of public records instead of fitting a distribution to each record.
+
+
+@dataclass(frozen=True)
+class OfflineRmia(MembershipAttack):
+    """Each target has the ``shadows`` worlds after it as its shadow models, and of these only those without the record.
+
+    a in [0, 1]: how p_in follows from p_out (the paper's equation 9); gamma > 0: a record beats a public one at this
+    ratio. A record that all its shadow models hold is compared with their mean over all records.
+    """
+
+    shadows: int = 4
+    gamma: float = 1.0
+    a: float = 0.3
+    name: ClassVar[str] = "rmia_offline"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_counts(self, "shadows")
+        check_positive(self, "gamma")
+        if not 0 <= self.a <= 1:
+            raise ValueError(f"a={self.a!r}: a number in [0, 1] is needed")
+
+    def score(self, view: View, name: str, seed: int) -> Tensor:
+        worlds, public = _require_worlds(view), _public_probs(view, name)
+        probs, scores = signal_log_odds(worlds, name).sigmoid(), []
+        for k in range(len(probs)):
+            chosen = shadow_indices(k, len(probs), self.shadows)
+            z, z_target = (None, None) if public is None else (public[chosen], public[k])
+            kept = (probs[chosen], worlds.masks[chosen], probs[k])
+            scores.append(rmia(*kept, z_probs=z, z_target=z_target, gamma=self.gamma, a=self.a, online=False))
+        return torch.stack(scores)
+
+    def judge(self, evidence: Evidence, view: View, truth: Truth) -> Finding:
+        finding = super().judge(evidence, view, truth)
+        if finding.measures.get("status") == "nothing_to_read":
+            return finding
+        used = min(self.shadows, len(_require_worlds(view).masks) - 1)
+        return finding.with_measures(diagnostics={"shadow_models": used})
+
+
+def shadow_indices(target: int, worlds: int, count: int) -> Tensor:
+    """The ``count`` worlds after ``target``, around the end; never the target itself. Fewer where there are fewer."""
+    return (target + 1 + torch.arange(min(count, worlds - 1))) % worlds

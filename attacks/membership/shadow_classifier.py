@@ -16,17 +16,17 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
-from attacks.arrays import arrays
-from attacks.membership.attack import MembershipAttack, _worlds
-from attacks.ranges import check_counts
+from attacks.arrays import accepts_numpy
+from attacks.membership.attack import MembershipAttack, _require_worlds
 from attacks.types import View
+from attacks.validation import check_counts
 
-Kind = Literal["mlp", "logistic"]
-SURE = -53 * math.log(2)  # of log p: a network that is surer says p = 1, whose log-odds are infinite
+ClassifierKind = Literal["mlp", "logistic"]
+MIN_LOG_PROBABILITY = -53 * math.log(2)  # of log p: a network that is surer says p = 1, whose log-odds are infinite
 
 
-@arrays
-def top_k(logits: Tensor, labels: Tensor, k: int = 3) -> Tensor:
+@accepts_numpy
+def top_k_features(logits: Tensor, labels: Tensor, k: int = 3) -> Tensor:
     """Attack features (..., n, k + 2): the k largest log-probabilities, the true label's, and whether it leads."""
     logp = logits.double().log_softmax(-1)
     own = logp.gather(-1, labels.long().expand(logp.shape[:-1]).unsqueeze(-1))
@@ -34,14 +34,14 @@ def top_k(logits: Tensor, labels: Tensor, k: int = 3) -> Tensor:
     return torch.cat([leading, own, (own >= leading[..., :1]).double()], -1)
 
 
-@arrays
+@accepts_numpy
 def shadow_classifier(
     features: Tensor,
     masks: Tensor,
     target: Tensor,
     labels: Tensor,
     *,
-    kind: Kind = "mlp",
+    kind: ClassifierKind = "mlp",
     seed: int = 0,
     iterations: int = 60,
     limit: int = 4000,
@@ -54,25 +54,27 @@ def shadow_classifier(
     """
     if masks.all() or not masks.any():
         raise ValueError("the shadow models have members only or non-members only")
-    rows = _rows(features, labels)
+    rows = _feature_rows(features, labels)
     inside = masks.flatten().numpy()
     chosen = np.random.default_rng(seed).permutation(len(rows))[:limit]
-    model = make_pipeline(StandardScaler(), _estimator(kind, seed, iterations, len(chosen)))
+    model = make_pipeline(StandardScaler(), _build_classifier(kind, seed, iterations, len(chosen)))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # a small, fixed number of passes is intended
         model.fit(rows[chosen], inside[chosen])
     with np.errstate(divide="ignore"):
-        logp = model.predict_log_proba(_rows(target, labels)).clip(min=SURE)
+        logp = model.predict_log_proba(_feature_rows(target, labels)).clip(min=MIN_LOG_PROBABILITY)
     return torch.from_numpy(logp[:, 1] - logp[:, 0]).reshape(target.shape[:-1])
 
 
-def _rows(features: Tensor, labels: Tensor) -> np.ndarray:
+def _feature_rows(features: Tensor, labels: Tensor) -> np.ndarray:
     classes = torch.nn.functional.one_hot(labels.long()).double()
     tiled = classes.expand(*features.shape[:-1], classes.shape[-1])
     return torch.cat([features.double(), tiled], -1).flatten(0, -2).numpy()
 
 
-def _estimator(kind: Kind, seed: int, iterations: int, rows: int) -> MLPClassifier | LogisticRegression:
+def _build_classifier(
+    kind: ClassifierKind, seed: int, iterations: int, rows: int
+) -> MLPClassifier | LogisticRegression:
     if kind == "logistic":
         return LogisticRegression(max_iter=1000, random_state=seed)
     if kind == "mlp":
@@ -86,7 +88,7 @@ class ShadowClassifier(MembershipAttack):
     """Shokri et al. (2017), FedFed's attack: top-k outputs if the view has logits, else the signal alone."""
 
     k: int = 3
-    kind: Kind = "mlp"
+    kind: ClassifierKind = "mlp"
     folds: int = 4
     name: ClassVar[str] = "shadow_classifier"
 
@@ -95,15 +97,15 @@ class ShadowClassifier(MembershipAttack):
         check_counts(self, "folds", least=2)
         check_counts(self, "k")
 
-    def reads(self, view: View) -> list[Tensor]:
-        logits = _worlds(view).logits
-        return super().reads(view) if logits is None else [logits]
+    def read_signals(self, view: View) -> list[Tensor]:
+        logits = _require_worlds(view).logits
+        return super().read_signals(view) if logits is None else [logits]
 
     def score(self, view: View, name: str, seed: int) -> Tensor:
-        worlds = _worlds(view)
+        worlds = _require_worlds(view)
         features = worlds.signals[name].double().unsqueeze(-1)
         if worlds.logits is not None:
-            features = top_k(worlds.logits, worlds.labels, self.k)
+            features = top_k_features(worlds.logits, worlds.labels, self.k)
         return _cross_fit(
             lambda f, m, t: shadow_classifier(f, m, t, worlds.labels, kind=self.kind, seed=seed),
             features, worlds.masks, self.folds,

@@ -14,16 +14,18 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from attacks.arrays import arrays
-from attacks.membership.attack import MembershipAttack, _worlds
+from attacks.arrays import accepts_numpy
+from attacks.membership.attack import MembershipAttack, _require_worlds
 from attacks.types import Surface, View
 
-SIGNAL = "shared_noise"
-FLOOR = 1e-12  # of a squared gap: below what float32 features of unit scale can tell apart
-COINCIDES = 1e-3  # of the noise's standard deviation: a gap below it is no accident in more than a few coordinates
+COINCIDENCE_SIGNAL = "shared_noise"
+MIN_SQUARED_GAP = 1e-12  # of a squared gap: below what float32 features of unit scale can tell apart
+COINCIDENCE_LIMIT = (
+    1e-3  # of the noise's standard deviation: a gap below it is no accident in more than a few coordinates
+)
 
 
-@arrays
+@accepts_numpy
 def noise_coincidence(rows: Tensor, labels: Tensor, clean: Tensor, y: Tensor, batch: int, std: float) -> Tensor:
     """(n,) how clearly each candidate's implied noise is that of a batch; larger = more like a member.
 
@@ -44,15 +46,15 @@ def noise_coincidence(rows: Tensor, labels: Tensor, clean: Tensor, y: Tensor, ba
     for part, mine in zip(rows.double().split(batch), labels.split(batch)):
         record, row = (mine[None, :] == y[:, None]).nonzero(as_tuple=True)
         noise = part[row] - clean.double()[record]
-        gap.scatter_reduce_(0, record, _closest(noise, record, row) / rows.shape[1], "amin")
+        gap.scatter_reduce_(0, record, _closest_noise(noise, record, row) / rows.shape[1], "amin")
         energy.scatter_reduce_(0, record, noise.square().mean(1), "amin")
-    gap, energy = gap.clamp_min(FLOOR).sqrt() / std, energy / std**2
-    scores = torch.where(gap < COINCIDES, -gap.log(), -energy)
+    gap, energy = gap.clamp_min(MIN_SQUARED_GAP).sqrt() / std, energy / std**2
+    scores = torch.where(gap < COINCIDENCE_LIMIT, -gap.log(), -energy)
     found = energy.isfinite()
     return scores.masked_fill(~found, float(scores[found].min()) if found.any() else 0.0)
 
 
-def _closest(noise: Tensor, record: Tensor, row: Tensor, at_once: int = 512) -> Tensor:
+def _closest_noise(noise: Tensor, record: Tensor, row: Tensor, at_once: int = 512) -> Tensor:
     """(p,) squared distance of each implied noise (p, d) to the nearest one of another record and another row."""
     out = torch.full((len(noise),), torch.inf, dtype=noise.dtype, device=noise.device)
     for some in torch.arange(len(noise)).split(at_once):
@@ -71,9 +73,9 @@ class SharedNoise(MembershipAttack):
     least_worlds: ClassVar[int] = 1
 
     def nothing_to_read(self, view: View) -> str:
-        if SIGNAL not in _worlds(view).signals:
+        if COINCIDENCE_SIGNAL not in _require_worlds(view).signals:
             return "every released row has its own noise: none is shared"
         return super().nothing_to_read(view)
 
     def score(self, view: View, name: str, seed: int) -> Tensor:
-        return _worlds(view).signals[SIGNAL].double()
+        return _require_worlds(view).signals[COINCIDENCE_SIGNAL].double()

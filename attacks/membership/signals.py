@@ -1,6 +1,7 @@
 """Membership signals: one number per record from an artifact, larger = more like a member.
 
-Pure functions; leading dimensions (worlds) are carried along where the shapes say "...".
+From logits, updates and gradients, noisy features, class statistics and synthetic sets, and by ridge regression on all
+candidates at once. Pure functions; leading dimensions (replays) are carried along where the shapes say "...".
 """
 
 from __future__ import annotations
@@ -8,12 +9,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from attacks.arrays import arrays
+from attacks.arrays import accepts_numpy
+
+# --- signals -----------------------------------------------------------------------------------
+# Membership signals: one number per record from an artifact, larger = more like a member.
+#
+# Pure functions; leading dimensions (worlds) are carried along where the shapes say "...".
 
 
-@arrays
+@accepts_numpy
 def logit_scaled(logits: Tensor, labels: Tensor) -> Tensor:
     """z_y - logsumexp of the other logits: logits (..., n, C), labels (n,) -> (..., n).
 
@@ -27,14 +34,14 @@ def logit_scaled(logits: Tensor, labels: Tensor) -> Tensor:
     return own - logits.scatter(-1, index, -torch.inf).logsumexp(-1)
 
 
-@arrays
+@accepts_numpy
 def negative_loss(logits: Tensor, labels: Tensor) -> Tensor:
     """Log-probability of the true label: logits (..., n, C), labels (n,) -> (..., n), at most 0."""
     index = labels.long().expand(logits.shape[:-1]).unsqueeze(-1)
     return logits.log_softmax(-1).gather(-1, index).squeeze(-1)
 
 
-@arrays
+@accepts_numpy
 def output_gradient(logits: Tensor, labels: Tensor) -> Tensor:
     """softmax - one-hot label, the gradient of each record's cross-entropy at the outputs: (..., n, C) -> (..., n, C).
 
@@ -43,32 +50,32 @@ def output_gradient(logits: Tensor, labels: Tensor) -> Tensor:
     return logits.softmax(-1) - torch.nn.functional.one_hot(labels.long(), logits.shape[-1]).to(logits)
 
 
-@arrays
+@accepts_numpy
 def gradient_alignment(update: Tensor, gradients: Tensor, *, cosine: bool = True) -> Tensor:
     """How far ``update`` (..., p) points along each record's own descent step.
 
     gradients (n, p): each record's loss gradient at the broadcast model; update: local minus
     broadcast parameters. Returns (..., n): the cosine with -gradient, or the inner product.
     """
-    return alignment(update, -gradients, cosine=cosine)
+    return direction_alignment(update, -gradients, cosine=cosine)
 
 
-@arrays
+@accepts_numpy
 def embedding_alignment(means: Tensor, embeddings: Tensor, labels: Tensor, *, cosine: bool = True) -> Tensor:
     """Alignment of class means (..., C, d) with each record's embedding (n, d) of class labels (n,) -> (..., n)."""
     own = means[..., labels.long(), :]
     product = (own * embeddings).sum(-1)
-    return product / _norms(own, embeddings) if cosine else product
+    return product / _norm_products(own, embeddings) if cosine else product
 
 
-@arrays
-def alignment(value: Tensor, directions: Tensor, *, cosine: bool = True) -> Tensor:
+@accepts_numpy
+def direction_alignment(value: Tensor, directions: Tensor, *, cosine: bool = True) -> Tensor:
     """Inner product or cosine of ``value`` (..., p) with ``directions`` (n, p) -> (..., n)."""
     product = value @ directions.T
-    return product / _norms(value.unsqueeze(-2), directions) if cosine else product
+    return product / _norm_products(value.unsqueeze(-2), directions) if cosine else product
 
 
-@arrays
+@accepts_numpy
 def matched_filter(features: Tensor, clean: Tensor, noise_std: float, *, shared_noise: bool = False) -> Tensor:
     """Log-likelihood ratio that some released row is ``clean[i]`` plus Gaussian noise, against pure noise.
 
@@ -86,8 +93,8 @@ def matched_filter(features: Tensor, clean: Tensor, noise_std: float, *, shared_
     return ((features @ clean.T) - energy).amax(-2) / noise_std**2
 
 
-@arrays
-def averaged_copies(released: Tensor, stds: Sequence[float]) -> tuple[Tensor, float]:
+@accepts_numpy
+def average_noisy_copies(released: Tensor, stds: Sequence[float]) -> tuple[Tensor, float]:
     """Copies of the same n rows, each with its own noise, as one: (copies * n, d), copy after copy -> (n, d), its std.
 
     Weights are inverse variances: the mean then holds all that Gaussian copies say about a row, and the
@@ -100,7 +107,7 @@ def averaged_copies(released: Tensor, stds: Sequence[float]) -> tuple[Tensor, fl
     return torch.einsum("k,knd->nd", weights, released.unflatten(0, (len(stds), -1))), float(precision.sum() ** -0.5)
 
 
-@arrays
+@accepts_numpy
 def nearest_distance(records: Tensor, synthetic: Tensor, *, count: int = 1) -> Tensor:
     """Minus the mean Euclidean distance to the ``count`` nearest of a synthetic set.
 
@@ -114,8 +121,8 @@ def nearest_distance(records: Tensor, synthetic: Tensor, *, count: int = 1) -> T
     return -distance.topk(count, dim=-1, largest=False).values.mean(-1)
 
 
-@arrays
-def class_statistics(mean: Tensor, std: Tensor, values: Tensor, labels: Tensor) -> Tensor:
+@accepts_numpy
+def class_log_density(mean: Tensor, std: Tensor, values: Tensor, labels: Tensor) -> Tensor:
     """Gaussian log-density of each record's own channel means under its class's released statistics.
 
     mean, std (..., C, c); values (n, c); labels (n,) -> (..., n). A floor of 1e-3 on std keeps
@@ -126,5 +133,103 @@ def class_statistics(mean: Tensor, std: Tensor, values: Tensor, labels: Tensor) 
     return -(((values - mean[..., at, :]) / scale).square() / 2 + scale.log()).sum(-1)
 
 
-def _norms(a: Tensor, b: Tensor) -> Tensor:
+def _norm_products(a: Tensor, b: Tensor) -> Tensor:
     return (a.norm(dim=-1) * b.norm(dim=-1)).clamp_min(torch.finfo(a.dtype).tiny)
+
+
+# --- readout -----------------------------------------------------------------------------------
+# Membership signals from a synthetic set: a model trained on it, class means, the nearest example.
+#
+# From an empty set every record gets the same finite number.
+
+
+READOUT_RIDGE = 1e-2  # of the linear readout that stands for "a model trained on the shared synthetic set"
+
+
+@accepts_numpy
+def class_mean_embeddings(embeddings: Tensor, labels: Tensor, classes: int) -> Tensor:
+    """(C, d); zero for a class without examples."""
+    one_hot = F.one_hot(labels.long(), classes).to(embeddings)
+    return (one_hot.T @ embeddings) / one_hot.sum(0).clamp_min(1)[:, None]
+
+
+@accepts_numpy
+def ridge_readout(inside: Tensor, labels: Tensor, own: Tensor, classes: int) -> Tensor:
+    """Ridge regression of one-hot ``labels`` (m,) on ``inside`` (m, d), in closed form: (n, C) logits for ``own``.
+
+    Zeros where m = 0: a model that was trained on nothing prefers no class.
+    """
+    if not len(inside):
+        return own.new_zeros(len(own), classes)
+    scale = inside.square().sum(1).mean().clamp_min(1e-12)
+    kernel = inside @ inside.T / scale + READOUT_RIDGE * len(inside) ** 0.5 * torch.eye(
+        len(inside), device=inside.device
+    )
+    targets = F.one_hot(labels.long(), classes).to(kernel.dtype) - 1 / classes
+    return 10 * (own @ inside.T / scale) @ torch.linalg.solve(kernel, targets)
+
+
+@accepts_numpy
+def distance_to_synthetic(records: Tensor, synthetic: Tensor, farthest: float) -> Tensor:
+    """(n,) minus the distance of each record to the nearest of ``synthetic``; minus ``farthest`` where it is empty."""
+    return nearest_distance(records, synthetic) if len(synthetic) else records.new_full((len(records),), -farthest)
+
+
+# --- ridge -------------------------------------------------------------------------------------
+# Joint membership on sums over records: solve for all candidates' parts at once.
+#
+# An update, a gradient, a class mean are nearly sums of one vector a record. The inner product with a record's own vector
+# (alignment) also picks up the records that resemble it; ridge regression on all candidates' vectors takes those out.
+
+
+RIDGE_SHARE = (
+    0.1  # of the mean squared length of a candidate's vector; of many numbers a record (a model's), SMALL is enough
+)
+SMALL_RIDGE_SHARE = 0.01
+
+
+@accepts_numpy
+def ridge_solver(directions: Tensor, ridge: float = RIDGE_SHARE) -> Tensor:
+    """W (n, p) float64, for directions D (n, p): W v = argmin_c |v - c D|^2 + ridge * mean_i |D_i|^2 * |c|^2.
+
+    By the (n, n) dual form. Zero directions, or none, give zero. Raises ValueError for a ridge that is not positive.
+    """
+    d = directions.double()
+    return solve_ridge(d @ d.T, d, ridge)
+
+
+@accepts_numpy
+def solve_ridge(gram: Tensor, right: Tensor, ridge: float = RIDGE_SHARE) -> Tensor:
+    """``ridge_solver`` for directions of which only the inner products G = D D^T (n, n) float64 are held.
+
+    (G + ridge * mean G_ii * I)^-1 ``right``, which is D (n, p), or D v (n,) for the coefficients of a release v.
+    """
+    if not ridge > 0:
+        raise ValueError(f"ridge={ridge}: a positive number is needed")
+    scale = gram.diagonal().mean() if len(gram) else gram.new_zeros(())
+    if not scale > 0:
+        return torch.zeros_like(right)
+    return torch.linalg.solve(gram + ridge * scale * torch.eye(len(gram), dtype=gram.dtype, device=gram.device), right)
+
+
+@accepts_numpy
+def ridge_coefficients(released: Tensor, directions: Tensor, ridge: float = RIDGE_SHARE) -> Tensor:
+    """Each candidate's part in ``released`` (..., p), for directions (n, p) -> (..., n) float64."""
+    return released.double() @ ridge_solver(directions, ridge).T
+
+
+@accepts_numpy
+def class_ridge_coefficients(means: Tensor, own: Tensor, labels: Tensor, ridge: float = RIDGE_SHARE) -> Tensor:
+    """The same within each class, relative to its candidates' mean, which every record of the class shares.
+
+    means (C, d) of what was released, NaN where a class is absent, own (n, d) of the candidates, labels (n,) -> (n,)
+    float64. A class with one candidate is solved as it stands; in an absent one nobody has a part.
+    """
+    found = own.new_zeros(len(own), dtype=torch.float64)
+    for c in labels.unique():
+        mine = labels == c
+        if means[int(c)].isnan().any():
+            continue
+        centre = own[mine].mean(0) if int(mine.sum()) > 1 else torch.zeros_like(own[0])
+        found[mine] = ridge_coefficients(means[int(c)] - centre, own[mine] - centre, ridge)
+    return found

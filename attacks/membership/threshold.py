@@ -8,12 +8,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from attacks.arrays import arrays
-from attacks.membership.attack import MembershipAttack, _worlds
+from attacks.arrays import accepts_numpy
+from attacks.membership.attack import MembershipAttack, _require_worlds
 from attacks.types import View
 
 
-@arrays
+@accepts_numpy
 def loss_threshold(signal: Tensor) -> Tensor:
     """The signal itself as the score, (n,) float64, larger = member; for a loss pass minus the loss."""
     score = torch.as_tensor(signal).double()
@@ -30,5 +30,5 @@ class LossThreshold(MembershipAttack):
     least_worlds: ClassVar[int] = 1
 
     def score(self, view: View, name: str, seed: int) -> Tensor:
-        worlds = _worlds(view)
+        worlds = _require_worlds(view)
         return torch.stack([loss_threshold(row) for row in worlds.signals[name]])

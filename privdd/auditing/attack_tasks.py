@@ -1,6 +1,7 @@
-"""Attacks as tasks for an engine: each with its own random stream, so that its result depends on nothing else.
+"""Attacks as tasks for an engine, and the error budget that all bounds of a run share.
 
-Jobs of one attack that cost less together than one by one are one task.
+Each attack has its own random stream, so that its result depends on nothing else. Jobs of one attack that cost less
+together than one by one are one task.
 """
 
 from __future__ import annotations
@@ -14,12 +15,71 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attacks.inversion.compare import nothing_sent
-from attacks.membership.attack import audited_epsilon, nothing_read
+from attacks.inversion.evaluation import empty_release_finding
+from attacks.membership.attack import one_run_bound, unreadable_finding
 from attacks.types import Attack, Evidence, Family, Finding, Truth, View
-from privdd.auditing.error_budget import ErrorBudget
-from privdd.core.keys import Keys
-from privdd.core.placement import placed
+from privdd.core.device import to_device
+from privdd.core.rng import Keys
+
+# --- error budget ------------------------------------------------------------------------------
+# One error budget for every finite-sample bound that can decide a verdict.
+#
+# ``1 - audit.confidence`` is the chance that any of a run's bounds contradicts a true statement. It is shared in equal
+# parts (Bonferroni) by the bounds of membership attacks and of guarantee tests, which are counted before any is made.
+
+
+TESTS_PER_MECHANISM = (
+    6  # T0: noise, sampling; T2; T3: transcript, curve, what is finally sent. At most so many are made
+)
+WHOLE_RUN_TESTS = 1  # T2 on all that the audited client sends, where there are mechanisms
+CANARY_TESTS = 2  # of a game of canaries: a point, and the curve
+
+
+@dataclass(frozen=True)
+class ErrorBudget:
+    """alpha: chance of any false contradiction, in (0, 1); tests: how many bounds share it, at least one; replaced: how
+    many of these were made by earlier commands, and others stand in their place."""
+
+    alpha: float
+    tests: int = 1
+    replaced: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.alpha < 1:
+            raise ValueError(f"alpha={self.alpha}: a number in (0, 1) is needed")
+        if self.tests < 1:
+            raise ValueError(f"tests={self.tests}: at least 1 is needed")
+
+    @property
+    def error_share(self) -> float:
+        """The chance of a false contradiction that each bound may use."""
+        return self.alpha / self.tests
+
+    @property
+    def confidence(self) -> float:
+        """Of each bound, so that all of them hold together at 1 - alpha."""
+        return 1 - self.error_share
+
+    def to_json(self) -> dict[str, float]:
+        """``privacy.multiplicity`` of findings.json."""
+        return {"alpha": self.alpha, "tests": self.tests, **({"replaced": self.replaced} if self.replaced else {})}
+
+
+def error_budget(
+    confidence: float, membership: int, mechanisms: int, *, canaries: bool = False, replaced: int = 0
+) -> ErrorBudget:
+    """The budget of a run: confidence, of all bounds together; membership tests; mechanisms with guarantee tests; whether
+    the run has a game of canaries; bounds of earlier commands that others replaced."""
+    alpha = round(1 - confidence, 12)  # 0.05 for 0.95, not 0.050000000000000044
+    tests = membership + TESTS_PER_MECHANISM * mechanisms + WHOLE_RUN_TESTS * (mechanisms > 0) + CANARY_TESTS * canaries
+    return ErrorBudget(alpha, max(1, tests + replaced), replaced)
+
+
+# --- attack tasks ------------------------------------------------------------------------------
+# Attacks as tasks for an engine: each with its own random stream, so that its result depends on nothing else.
+#
+# Jobs of one attack that cost less together than one by one are one task.
+
 
 LONGEST_FIRST = (Family.GRADIENT_INVERSION, Family.MODEL_INVERSION, Family.RECONSTRUCTION)  # then all others
 
@@ -29,7 +89,7 @@ class AttackFailed(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Job:
+class AttackJob:
     """One attack on one view; note: where the view comes from, in words."""
 
     view: View
@@ -40,7 +100,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Terms:
+class AttackTerms:
     """What all attacks of a run share. pictures: whether the most exposed records themselves are kept; device: where
     attacks compute that can elsewhere than on the CPU."""
 
@@ -52,92 +112,94 @@ class Terms:
 
 
 @dataclass(frozen=True)
-class Attacked:
+class AttackOutcome:
     """What one job gave; kept: the tensors of its evidence file."""
 
     finding: Finding
-    kept: Mapping[str, Tensor]
+    evidence_tensors: Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
 class AttackTask:
     """Jobs of one attack. Raises AttackFailed."""
 
-    jobs: tuple[Job, ...]
-    terms: Terms
+    jobs: tuple[AttackJob, ...]
+    terms: AttackTerms
 
-    def run(self) -> list[Attacked]:
+    def run(self) -> list[AttackOutcome]:
         """What each job gave, on the CPU."""
-        return self._at(self.terms.device)._attacked(self.jobs)
+        return self._to_device(self.terms.device)._run_jobs(self.jobs)
 
-    def _at(self, device: str) -> AttackTask:
+    def _to_device(self, device: str) -> AttackTask:
         """The task with all that its attack reads on ``device``, if the attack computes where its tensors are."""
-        return replace(self, jobs=placed(self.jobs, device)) if self.jobs[0].attack.on_gpu else self
+        return replace(self, jobs=to_device(self.jobs, device)) if self.jobs[0].attack.on_gpu else self
 
-    def _attacked(self, given: Sequence[Job]) -> list[Attacked]:
+    def _run_jobs(self, given: Sequence[AttackJob]) -> list[AttackOutcome]:
         """given: the jobs on the CPU, where the bounds are computed and the evidence is kept."""
         streams = [attack_stream(self.terms.keys, job.name, job.view.surface, job.note) for job in self.jobs]
         began = time.monotonic()
-        refused = [_refused(job) for job in self.jobs]
+        refused = [_finding_without_attack(job) for job in self.jobs]
         open_jobs = [i for i, found in enumerate(refused) if found is None]
-        evidence = dict(zip(open_jobs, self._evidence(open_jobs, streams)))
+        evidence = dict(zip(open_jobs, self._collect_evidence(open_jobs, streams)))
         spent = (time.monotonic() - began) / len(self.jobs)
-        return [self._judged(i, given[i], refused[i], evidence.get(i, Evidence()), spent) for i in range(len(given))]
+        return [self._judge_job(i, given[i], refused[i], evidence.get(i, Evidence()), spent) for i in range(len(given))]
 
-    def _evidence(self, rows: Sequence[int], streams: Sequence[torch.Generator]) -> list[Evidence]:
+    def _collect_evidence(self, rows: Sequence[int], streams: Sequence[torch.Generator]) -> list[Evidence]:
         if not rows:
             return []
         jobs = [self.jobs[i] for i in rows]
         try:
             return jobs[0].attack.run_each([job.view for job in jobs], [streams[i] for i in rows])
         except Exception as error:
-            raise _failed(jobs[0], error) from error
+            raise _attack_failure(jobs[0], error) from error
 
-    def _judged(self, at: int, job: Job, refused: Finding | None, evidence: Evidence, spent: float) -> Attacked:
+    def _judge_job(
+        self, at: int, job: AttackJob, refused: Finding | None, evidence: Evidence, spent: float
+    ) -> AttackOutcome:
         began, there = time.monotonic(), self.jobs[at]
         try:
             finding = job.attack.judge(evidence, there.view, there.truth) if refused is None else refused
         except Exception as error:
-            raise _failed(job, error) from error
-        finding, evidence = placed((finding, evidence), "cpu")
+            raise _attack_failure(job, error) from error
+        finding, evidence = to_device((finding, evidence), "cpu")
         if finding.measures.get("status") == "nothing_to_read":
             evidence = Evidence()
         if evidence.scores is not None and job.view.worlds is not None:
             _, seed = attack_seeds(self.terms.keys, job.name, job.view.surface, job.note)
-            bound = decisive(evidence.scores, job.view, self.terms.delta, self.terms.budget, seed)
+            bound = familywise_bound(evidence.scores, job.view, self.terms.delta, self.terms.budget, seed)
             finding = finding.with_measures(diagnostics={**finding.measures.get("diagnostics", {}), **bound})
         finding = finding.with_measures(seconds=spent + time.monotonic() - began)
-        records = exposed(finding, job.view) if self.terms.pictures else {}
-        return Attacked(replace(finding, attack=job.name), kept(finding, evidence, job.view) | records)
+        records = exposed_records(finding, job.view) if self.terms.pictures else {}
+        return AttackOutcome(replace(finding, attack=job.name), evidence_tensors(finding, evidence, job.view) | records)
 
 
-def _refused(job: Job) -> Finding | None:
+def _finding_without_attack(job: AttackJob) -> Finding | None:
     """A finding that nothing was sent or is there to be read, instead of an attack; None where there is."""
     try:
-        if (finding := nothing_sent(job.attack, job.view)) is not None:
+        if (finding := empty_release_finding(job.attack, job.view)) is not None:
             return finding
         why = job.attack.nothing_to_read(job.view)
     except Exception as error:
-        raise _failed(job, error) from error
-    return nothing_read(job.attack, job.view, why) if why else None
+        raise _attack_failure(job, error) from error
+    return unreadable_finding(job.attack, job.view, why) if why else None
 
 
-def _failed(job: Job, error: Exception) -> AttackFailed:
+def _attack_failure(job: AttackJob, error: Exception) -> AttackFailed:
     view, text = job.view, f"{type(error).__name__}: {error}"
     return AttackFailed(f"attack {job.name} on {view.surface} ({view.adversary}) failed: {text}")
 
 
-def attack_tasks(jobs: Sequence[Job], terms: Terms) -> list[tuple[tuple[int, ...], AttackTask]]:
+def group_attack_tasks(jobs: Sequence[AttackJob], terms: AttackTerms) -> list[tuple[tuple[int, ...], AttackTask]]:
     """(positions of its jobs, task) of all tasks, those that take longest first."""
     groups: dict[tuple[str, int], list[int]] = {}
     for at, job in enumerate(jobs):
         alone = type(job.attack).run_each is Attack.run_each
         groups.setdefault((job.name, at if alone else -1), []).append(at)
-    order = sorted(groups.values(), key=lambda rows: (_rank(jobs[rows[0]].attack.family), rows[0]))
+    order = sorted(groups.values(), key=lambda rows: (_duration_rank(jobs[rows[0]].attack.family), rows[0]))
     return [(tuple(rows), AttackTask(tuple(jobs[at] for at in rows), terms)) for rows in order]
 
 
-def _rank(family: Family) -> int:
+def _duration_rank(family: Family) -> int:
     return LONGEST_FIRST.index(family) if family in LONGEST_FIRST else len(LONGEST_FIRST)
 
 
@@ -156,16 +218,16 @@ def attack_seeds(keys: Keys, attack: str, surface: str, where: str) -> tuple[int
     return first, second
 
 
-def decisive(scores: Tensor, view: View, delta: float, budget: ErrorBudget, seed: int) -> dict[str, Any]:
+def familywise_bound(scores: Tensor, view: View, delta: float, budget: ErrorBudget, seed: int) -> dict[str, Any]:
     """The bound that may decide a verdict: at its share of the run's error budget. seed: breaks ties between scores."""
     if view.worlds is None:
         return {}
     rng = np.random.default_rng(seed)
-    bound = audited_epsilon(scores, view.worlds.masks[: len(scores)], delta, rng, confidence=budget.confidence)
+    bound = one_run_bound(scores, view.worlds.masks[: len(scores)], delta, rng, confidence=budget.confidence)
     return {"epsilon_familywise": bound.value, "tests": budget.tests}
 
 
-def decided_again(finding: Finding, kept: Mapping[str, Tensor], job: Job, terms: Terms) -> Finding:
+def decided_again(finding: Finding, kept: Mapping[str, Tensor], job: AttackJob, terms: AttackTerms) -> Finding:
     """An earlier finding at today's share of the error budget. kept: what its evidence file holds."""
     if "scores" not in kept or job.view.worlds is None:
         return finding
@@ -173,11 +235,11 @@ def decided_again(finding: Finding, kept: Mapping[str, Tensor], job: Job, terms:
     masks = kept["members"].bool().reshape(shape)
     view = replace(job.view, worlds=replace(job.view.worlds, signals={}, rounds={}, masks=masks))
     _, seed = attack_seeds(terms.keys, job.name, job.view.surface, job.note)
-    bound = decisive(kept["scores"].reshape(shape), view, terms.delta, terms.budget, seed)
+    bound = familywise_bound(kept["scores"].reshape(shape), view, terms.delta, terms.budget, seed)
     return finding.with_measures(diagnostics={**finding.measures.get("diagnostics", {}), **bound})
 
 
-def kept(finding: Finding, evidence: Evidence, view: View) -> dict[str, Tensor]:
+def evidence_tensors(finding: Finding, evidence: Evidence, view: View) -> dict[str, Tensor]:
     """What the report's figures are drawn from: images, and exact scores with their membership bits."""
     found = {name: tensor for name, tensor in finding.figures.items() if not name.startswith("roc_")}
     if evidence.scores is not None and view.worlds is not None:
@@ -191,7 +253,7 @@ def kept(finding: Finding, evidence: Evidence, view: View) -> dict[str, Tensor]:
     return found
 
 
-def exposed(finding: Finding, view: View) -> dict[str, Tensor]:
+def exposed_records(finding: Finding, view: View) -> dict[str, Tensor]:
     """The most exposed records themselves (m, c, h, w) with their labels (m,), in the order of the finding's list.
 
     Empty where the finding names none, or they are no pictures.

@@ -1,4 +1,4 @@
-"""One run, many canaries: crafted records that are in the audited client's data by fair coins of their own.
+"""One run, many canaries: crafted records that are in the audited client's data by fair coins, and their scores from the released queries.
 
 For audits that cannot replay the client. Canaries are chosen from a public pool so that what they add to a release
 points in as many directions as there are, and come after the client's own records. Their coins are secret; each
@@ -8,33 +8,182 @@ canary's neighbouring data set lacks that record alone, so the relation has to b
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 import dp_accounting as dpa
+import numpy as np
 import torch
 from torch import Tensor
 
-from attacks.canaries import independent, patches
+from attacks.canaries import CanaryScores, draw_block_images, select_independent
 from attacks.epsilon import fdp_one_run, one_run, right_guesses
-from attacks.fdp_one_run import refuted_parameter
 from attacks.membership.attack import guess_counts
-from attacks.one_run_canaries import CanaryScores
+from attacks.one_run import largest_refuted_parameter
 from attacks.types import Adversary, Family, Finding, Surface
-from privdd.auditing.canary_transcripts import Overheard, onlooker, readable, scored
-from privdd.auditing.guarantees.recording_context import exact, flat
-from privdd.auditing.guarantees.statement import Subject
-from privdd.auditing.views import Scene
-from privdd.core.errors import BadConfig
-from privdd.core.keys import Keys
-from privdd.core.types import Records, Shard
-from privdd.federated.heard import Heard
+from privdd.auditing.dp_tests.instrumentation import ZeroNoise, flatten_tensors, value_before_noise
+from privdd.auditing.dp_tests.statement import GuaranteeSubject
+from privdd.auditing.views import FinishedRun
+from privdd.core.device import to_device
+from privdd.core.rng import Keys
+from privdd.core.types import Records, Shard, Tensors
+from privdd.core.validation import BadConfig
+from privdd.federated.channel import ClientContext, device_of
+from privdd.federated.noise_log import ObservedRound
 from privdd.federated.simulation import Plan
 from privdd.privacy.ledger import Ledger
+from privdd.privacy.mechanism import Mechanism
 from privdd.privacy.tradeoff import epsilon_at, trade_off
 
-POOL = 4  # candidates for each canary
-MOST = 64.0  # times the stated noise: no larger fault is distinguished
+# --- canary transcripts ------------------------------------------------------------------------
+# What the released queries of a run say about canaries: the client's own local work, gone through by an onlooker.
+#
+# The onlooker knows all that the analyst of the guarantee knows: the client's other records and which of them were
+# sampled, every canary, the public maps, and every released output. It runs the method's local work with all
+# canaries present, is handed the real outputs in turn, and notes for each release what each canary would have added.
+
+
+@dataclass(frozen=True)
+class ObservedRelease:
+    """One release. rows: contributions, the canaries' last; taken: (n,) bool of the client that really ran, or None
+    where nothing was sampled; value: what was released.
+    """
+
+    name: str
+    partition: str | None
+    rows: Tensors
+    taken: Tensor | None
+    value: Tensors
+
+
+@dataclass
+class ObserverContext(ClientContext):
+    """A context that returns the outputs of a run that is over, and tells ``note`` what was asked for them."""
+
+    heard: ObservedRound | None = None
+    note: Callable[[ObservedRelease], None] = lambda asked: None
+    drawn: dict[str, Tensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._coins: Iterator[tuple[str, Tensor]] = iter(self.heard.samples if self.heard else ())
+
+    def sample(self, name: str, count: int) -> Tensor:
+        """All records: which of them took part in the run is looked up later."""
+        if self.heard is not None:
+            asked, coins = next(self._coins, ("nothing", torch.zeros(0)))
+            if asked != name:
+                raise ValueError(f"{asked} was sampled in the run and {name} in its repetition: local work must repeat")
+            self.drawn[name] = coins
+        return torch.ones(count, dtype=torch.bool)
+
+    def mechanism(self, name: str, contributions: Tensors, *, partition: str | None = None) -> Tensors:
+        where, contributions = device_of(contributions), to_device(contributions, "cpu")
+        if self.heard is None:
+            value = self.mechanisms[name](contributions, ZeroNoise()).value
+        else:
+            value = self.heard.outputs[len(self.outputs)]
+        self.note(ObservedRelease(name, partition, contributions, self.drawn.get(name), value))
+        self.outputs.append(value)
+        return to_device(value, where)
+
+
+def observer_context(
+    plan: Plan, round: int, heard: ObservedRound | None, note: Callable[[ObservedRelease], None]
+) -> ObserverContext:
+    """The audited client's context in ``round``, public streams as in the run; heard: None for noiseless outputs."""
+    ctx = plan.client_context(round, plan.victim)
+    return ObserverContext(
+        round, plan.victim, ctx.keys, ctx.problem, ctx.mechanisms, ctx.queries, "seed", plan.relation, heard=heard, note=note
+    )  # fmt: skip
+
+
+def is_noised_sum(mechanism: Mechanism) -> bool:
+    """Whether its releases are sums over records with Gaussian noise, which the regression is for."""
+    if not mechanism.per_record:
+        return False
+    event = mechanism.event
+    inner = event.event if isinstance(event, dpa.PoissonSampledDpEvent) else event
+    return isinstance(inner, dpa.GaussianDpEvent)
+
+
+def score_canaries(
+    plan: Plan, shard: Shard, canaries: Records, present: int, transcript: Sequence[ObservedRound]
+) -> CanaryScores:
+    """Scores of all canaries from the rounds of ``transcript``.
+
+    shard: the client without canaries; present: how many of them were in, after its own records, which tells their
+    sampling coins apart. Releases that are no noised sums are left out: that costs strength, not validity.
+    """
+    found, base = CanaryScores(len(canaries)), shard.train
+    whole = shard.with_train(Records.concat([base, canaries]))
+
+    def add_observed(asked: ObservedRelease) -> None:
+        mechanism = plan.mechanisms[asked.name]
+        if is_noised_sum(mechanism):
+            _add_release(found, mechanism, asked, base, canaries, present)
+
+    for heard in transcript:
+        ctx = observer_context(plan, heard.round, heard, add_observed)
+        plan.method.local(heard.broadcast, dict(heard.memory), whole, ctx)
+    return found
+
+
+def _add_release(
+    found: CanaryScores, mechanism: Mechanism, asked: ObservedRelease, base: Records, canaries: Records, present: int
+) -> None:
+    coins = asked.taken
+    if coins is not None and len(coins) == len(base) + present:
+        asked = replace(asked, taken=coins[: len(base)])
+    release = noised_sum_of_release(mechanism, asked, base, canaries)
+    if release is not None:
+        found.add_release(*release)
+
+
+NoisedSumRelease = tuple[np.ndarray, np.ndarray, np.ndarray, float, float]
+
+
+def noised_sum_of_release(
+    mechanism: Mechanism, asked: ObservedRelease, base: Records, candidates: Records
+) -> NoisedSumRelease | None:
+    """One release as a noised sum over candidates; None where none of them is in its class.
+
+    asked.taken: of ``base``, or of its records in this partition first. (which candidates (g,), what each adds (g, p), the release less what
+    ``base`` adds (p,), noise scale, chance to be sampled.) Raises ValueError where contributions are not one a record,
+    ``base`` first.
+    """
+    label = None if asked.partition is None else int(asked.partition.removeprefix("label:"))
+    own = torch.ones(len(base), dtype=torch.bool) if label is None else (base.y == label).cpu()
+    theirs = torch.ones(len(candidates), dtype=torch.bool) if label is None else (candidates.y == label).cpu()
+    at = theirs.nonzero()[:, 0].numpy()
+    rows, size = asked.rows, int(own.sum())
+    if not len(at):
+        return None
+    if len(next(iter(rows.values()))) != size + len(at):
+        raise ValueError(f"{asked.name}: {len(next(iter(rows.values())))} contributions of {size} + {len(at)} records")
+    taken = torch.ones(size, dtype=torch.bool)
+    if asked.taken is not None:  # one coin for each of the client's records, or for each of this partition
+        taken = asked.taken[own] if len(asked.taken) == len(base) else asked.taken[:size]
+    silent = mechanism({name: t[:size][taken.to(t.device)] for name, t in rows.items()}, ZeroNoise())
+    effects = [
+        flatten_tensors(value_before_noise(mechanism, {n: t[size + i : size + i + 1] for n, t in rows.items()}))
+        for i in range(len(at))
+    ]
+    observed = flatten_tensors(asked.value).double() - flatten_tensors(silent.exact or {}).double()
+    stack: np.ndarray = torch.stack(effects).double().cpu().numpy()
+    return at, stack, observed.cpu().numpy(), silent.noise_std, float(mechanism.sampling_probability)
+
+
+# --- canary game -------------------------------------------------------------------------------
+# One run, many canaries: crafted records that are in the audited client's data by fair coins of their own.
+#
+# For audits that cannot replay the client. Canaries are chosen from a public pool so that what they add to a release
+# points in as many directions as there are, and come after the client's own records. Their coins are secret; each
+# canary's neighbouring data set lacks that record alone, so the relation has to be add/remove.
+
+
+CANDIDATES_PER_CANARY = 4  # candidates for each canary
+MAX_NOISE_SCALE = 64.0  # times the stated noise: no larger fault is distinguished
 
 
 @dataclass(frozen=True)
@@ -44,7 +193,7 @@ class CanaryGame:
     records: Records
     inside: Tensor
 
-    def added(self, shard: Shard) -> Shard:
+    def add_to_shard(self, shard: Shard) -> Shard:
         """The client with the canaries that are in, after its own records."""
         return shard.with_train(Records.concat([shard.train, self.records.take(self.inside)]))
 
@@ -57,9 +206,9 @@ def check_playable(plan: Plan, unit: str) -> None:
             "allowed are relation=add_remove and unit=record (a whole client is one coin in one run: of it the certificate "
             "of the whole run tells more)"
         )
-    if plan.trust.summed:
+    if plan.trust.is_summed:
         raise BadConfig("audit.canaries: not offered under trust=secagg, where no client's own releases are seen")
-    if not any(n in plan.method.queries and readable(m) for n, m in plan.mechanisms.items()):
+    if not any(n in plan.method.queries and is_noised_sum(m) for n, m in plan.mechanisms.items()):
         raise BadConfig("audit.canaries: needs a mechanism that adds Gaussian noise to a sum over records; set privacy")
 
 
@@ -68,31 +217,34 @@ def draw_canaries(plan: Plan, shard: Shard, count: int, keys: Keys) -> CanaryGam
 
     The choice reads the initial public state alone, and no record of the client.
     """
-    pool = patches(shard.shape, POOL * count, keys.fold("pool").torch())
-    labels = torch.arange(POOL * count) % len(plan.problem.class_list)
+    pool = draw_block_images(shard.shape, CANDIDATES_PER_CANARY * count, keys.fold("pool").torch())
+    labels = torch.arange(CANDIDATES_PER_CANARY * count) % len(plan.problem.class_list)
     y = torch.tensor(plan.problem.class_list)[labels]
     first = int(shard.train.ids.max()) + 1
     candidates = Records(pool.to(shard.train.x), y.to(shard.train.y), torch.arange(len(y)) + first)
-    chosen = candidates.take(_spread(plan, shard, candidates, count))
+    chosen = candidates.take(_choose_spread(plan, shard, candidates, count))
     inside = torch.rand(count, generator=keys.fold("secret", "canaries").torch()) < 0.5
     return CanaryGame(Records(chosen.x, chosen.y, torch.arange(count) + first), inside)
 
 
-def _spread(plan: Plan, shard: Shard, candidates: Records, count: int) -> Tensor:
+def _choose_spread(plan: Plan, shard: Shard, candidates: Records, count: int) -> Tensor:
     """Positions of the chosen candidates, class by class, as their first contributions tell."""
     seen: dict[str | None, Tensor] = {}
 
-    def note(asked: Overheard) -> None:
+    def note_contributions(asked: ObservedRelease) -> None:
         mechanism = plan.mechanisms[asked.name]
-        if readable(mechanism) and len(next(iter(asked.rows.values()))):
+        if is_noised_sum(mechanism) and len(next(iter(asked.rows.values()))):
             size = len(next(iter(asked.rows.values())))
-            rows = [flat(exact(mechanism, {n: t[i : i + 1] for n, t in asked.rows.items()})) for i in range(size)]
+            rows = [
+                flatten_tensors(value_before_noise(mechanism, {n: t[i : i + 1] for n, t in asked.rows.items()}))
+                for i in range(size)
+            ]
             made = torch.stack(rows).double()
             if asked.partition not in seen or made.shape[1] > seen[asked.partition].shape[1]:
                 seen[asked.partition] = made
 
     server = plan.method.init(plan.problem, plan.keys.fold("public", "init"))
-    ctx = onlooker(plan, 0, None, note)
+    ctx = observer_context(plan, 0, None, note_contributions)
     plan.method.local(plan.method.broadcast(server), {}, shard.with_train(candidates), ctx)
     labels = candidates.y.unique().tolist()
     picked = []
@@ -100,7 +252,7 @@ def _spread(plan: Plan, shard: Shard, candidates: Records, count: int) -> Tensor
         here = (candidates.y == label).nonzero()[:, 0]
         share = count // len(labels) + (number < count % len(labels))
         effects = seen[f"label:{label}"] if f"label:{label}" in seen else seen[None][here.to(seen[None].device)]
-        picked.append(here[torch.as_tensor(independent(effects.cpu().numpy(), share))])
+        picked.append(here[torch.as_tensor(select_independent(effects.cpu().numpy(), share))])
     return torch.cat(picked)
 
 
@@ -108,7 +260,7 @@ def worst_event(ledger: Ledger, client: int, delta: float) -> dpa.DpEvent:
     """What one record of the client costs at most over the whole run: the dearest partition cell."""
     cells: dict[str | None, list[dpa.DpEvent]] = {}
     for row in ledger.releases:
-        if row.client == client and row.protected:
+        if row.client == client and row.is_protected:
             cells.setdefault(row.partition, []).append(dpa.SelfComposedDpEvent(row.event, row.count))
     common = cells.pop(None, [])
     events = [dpa.ComposedDpEvent([*common, *own]) for own in cells.values()] or [dpa.ComposedDpEvent(common)]
@@ -116,7 +268,7 @@ def worst_event(ledger: Ledger, client: int, delta: float) -> dpa.DpEvent:
 
 
 def canary_findings(
-    plan: Plan, shard: Shard, ledger: Ledger, game: CanaryGame, transcript: Sequence[Heard], surface: Surface,
+    plan: Plan, shard: Shard, ledger: Ledger, game: CanaryGame, transcript: Sequence[ObservedRound], surface: Surface,
     *, delta: float, confidence: float, keys: Keys,
 ) -> Iterator[Finding]:  # fmt: skip
     """Bounds on epsilon at ``delta`` (Steinke's and the f-DP one), and the accountant's own curve in one run.
@@ -124,22 +276,30 @@ def canary_findings(
     shard: the client without canaries. The bounds hold for any mechanism; the curve's finding is above what is stated
     exactly where the accountant's curve for the whole run is refuted. Each is at ``confidence`` by itself.
     """
-    found = scored(plan, shard, game.records, int(game.inside.sum()), transcript)
+    found = score_canaries(plan, shard, game.records, int(game.inside.sum()), transcript)
     member = game.inside.numpy()
-    counts = right_guesses(found.scores(), member, guess_counts(len(member)), keys.numpy())
+    counts = right_guesses(found.canary_scores(), member, guess_counts(len(member)), keys.numpy())
     stated = ledger.epsilon(delta, client=plan.victim)
-    m, each, bounds = len(member), _each(confidence, 2 * len(counts)), {"one_run": one_run, "fdp_one_run": fdp_one_run}
+    m, each, bounds = (
+        len(member),
+        _confidence_each(confidence, 2 * len(counts)),
+        {"one_run": one_run, "fdp_one_run": fdp_one_run},
+    )
     best = {name: max(of(m, *c, delta=delta, confidence=each) for c in counts) for name, of in bounds.items()}
     method = max(best, key=best.__getitem__)
-    what = _words(found, counts, m, len(transcript), plan.method.rounds)
-    yield _finding(surface, "one_run_canaries", stated, best[method], method, "finite_sample", confidence, what, m)
+    what = _describe_scores(found, counts, m, len(transcript), plan.method.rounds)
+    yield _canary_finding(
+        surface, "one_run_canaries", stated, best[method], method, "finite_sample", confidence, what, m
+    )
     if math.isfinite(stated):
-        value = _curve(worst_event(ledger, plan.victim, delta), ledger, stated, delta, m, counts, confidence)
-        yield _finding(surface, "one_run_curve", stated, value, "fdp_one_run_curve", "curve", confidence, what, m)
+        value = _refuted_epsilon(worst_event(ledger, plan.victim, delta), ledger, stated, delta, m, counts, confidence)
+        yield _canary_finding(
+            surface, "one_run_curve", stated, value, "fdp_one_run_curve", "curve", confidence, what, m
+        )
 
 
-def findings_of_canaries(
-    scene: Scene, game: CanaryGame, transcript: Sequence[Heard], confidence: float
+def canary_findings_of_run(
+    scene: FinishedRun, game: CanaryGame, transcript: Sequence[ObservedRound], confidence: float
 ) -> Iterator[Finding]:
     """``canary_findings`` of a finished run, on the surface that its first protected query ends up in.
 
@@ -151,35 +311,39 @@ def findings_of_canaries(
     out = set(game.records.ids[game.inside].tolist())
     own = torch.tensor([int(one) not in out for one in scene.shard.train.ids])
     shard = scene.shard.with_train(scene.shard.train.take(own))
-    names = [n for n, m in plan.mechanisms.items() if n in plan.method.queries and readable(m)]
-    budget = scene.experiment.audit.guarantee
+    names = [n for n, m in plan.mechanisms.items() if n in plan.method.queries and is_noised_sum(m)]
+    budget = scene.experiment.audit_settings.guarantee
     keys, delta = plan.keys.fold("audit", "canaries"), scene.experiment.privacy.delta
-    told = Subject(plan, shard, {}, scene.progress.ledger, delta, confidence, budget, keys)
+    told = GuaranteeSubject(plan, shard, {}, scene.progress.ledger, delta, confidence, budget, keys)
     yield from canary_findings(
-        plan, shard, scene.progress.ledger, game, transcript, told.surface(names[0]),
+        plan, shard, scene.progress.ledger, game, transcript, told.surface_of(names[0]),
         delta=delta, confidence=confidence, keys=keys,
     )  # fmt: skip
 
 
-def _each(confidence: float, tests: int) -> float:
+def _confidence_each(confidence: float, tests: int) -> float:
     return 1 - (1 - confidence) / tests
 
 
-def _curve(
+def _refuted_epsilon(
     event: dpa.DpEvent, ledger: Ledger, stated: float, delta: float, m: int, counts: Sequence[tuple[int, int]], confidence: float
 ) -> float:  # fmt: skip
     """The epsilon of the least noise, in the event's family, that is refuted; above ``stated`` where its curve is."""
-    each, relation = _each(confidence, len(counts)), ledger.relation
+    each, relation = _confidence_each(confidence, len(counts)), ledger.relation
 
-    def family(scale: float) -> object:
-        return trade_off(event, relation=relation, scale=min(max(scale, 1 / MOST), MOST))
+    def curve_at_scale(scale: float) -> object:
+        return trade_off(event, relation=relation, scale=min(max(scale, 1 / MAX_NOISE_SCALE), MAX_NOISE_SCALE))
 
-    scale = max(refuted_parameter(m, *c, family, confidence=each) for c in counts)  # type: ignore[arg-type]
-    value = epsilon_at(event, delta, relation=relation, scale=min(scale, MOST)) if scale > 1 / MOST else 0.0
+    scale = max(largest_refuted_parameter(m, *c, curve_at_scale, confidence=each) for c in counts)  # type: ignore[arg-type]
+    value = (
+        epsilon_at(event, delta, relation=relation, scale=min(scale, MAX_NOISE_SCALE))
+        if scale > 1 / MAX_NOISE_SCALE
+        else 0.0
+    )
     return max(value, stated * (1 + 1e-9)) if scale > 1 else min(value, stated)
 
 
-def _words(found: CanaryScores, counts: Sequence[tuple[int, int]], m: int, heard: int, rounds: int) -> str:
+def _describe_scores(found: CanaryScores, counts: Sequence[tuple[int, int]], m: int, heard: int, rounds: int) -> str:
     right = ", ".join(f"{correct} of {made}" for made, correct in counts)
     return (
         f"{m} canaries by fair coins, {found.releases} noised sums of {heard} of {rounds} rounds; guesses right: {right}; "
@@ -187,7 +351,7 @@ def _words(found: CanaryScores, counts: Sequence[tuple[int, int]], m: int, heard
     )
 
 
-def _finding(
+def _canary_finding(
     surface: Surface, attack: str, stated: float, value: float, method: str, validity: str, confidence: float, note: str, m: int
 ) -> Finding:  # fmt: skip
     measures = {

@@ -1,41 +1,52 @@
-"""Before anything is trained: is every released surface read by some attack, or waived with a written reason?"""
+"""Coverage: is every released surface attacked or waived, and every part of a stated limit tested?
+
+The first is checked before anything is trained; the second follows from what each test says in its finding.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Literal
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import dp_accounting as dpa
 
 from attacks.types import Adversary, Attack, Family, Finding, Surface
-from privdd.auditing.readers import missing_hooks
-from privdd.core.errors import BadConfig
+from privdd.auditing.signal_extraction import missing_hooks
+from privdd.core.validation import BadConfig
 from privdd.federated.experiment import Experiment
 from privdd.federated.method import Method
 from privdd.federated.settings import AuditSettings
+from privdd.privacy.ledger import Ledger, Release
+
+# --- coverage ----------------------------------------------------------------------------------
+# Before anything is trained: is every released surface read by some attack, or waived with a written reason?
+
 
 # Attacks read signals off models (losses, gradients), which are NaN where the model is; a rate worked out from those would
 # look like an attack that failed, so none is run.
-NOT_RUN = "not run: training diverged, so there is no model whose signals could be read"
-NOT_READ = "not read by the attacks asked for"  # why a surface is not attacked where audit.require=some
+DIVERGED_NOTE = "not run: training diverged, so there is no model whose signals could be read"
+UNREAD_REASON = "not read by the attacks asked for"  # why a surface is not attacked where audit.require=some
 
 
-def not_read(findings: Sequence[Finding]) -> str | Literal[False]:
+def why_not_read(findings: Sequence[Finding]) -> str | Literal[False]:
     """That a surface was not attacked, where an attack tried and its own scores told it nothing; else False."""
     silent = [one for one in findings if one.measures.get("status") == "nothing_to_read"]
     why = f"{silent[0].attack} could not read it; {silent[0].measures.get('note', '')}" if silent else ""
     return f"not attacked: {why}" if why else False
 
 
-def on_what_was_sent(family: Family, adversary: Adversary) -> bool:
+def is_about_releases(family: Family, adversary: Adversary) -> bool:
     """Whether such an attack looks at what this run released: not a guarantee test, nor a run with a chosen model."""
     return family != Family.GUARANTEE and adversary != Adversary.MALICIOUS_SERVER
 
 
-def not_attacked(reason: str) -> str:
+def describe_waiver(reason: str) -> str:
     """What findings say of a surface that ``audit.waive`` names with this reason."""
-    return f"not attacked: {reason}" if reason.startswith(NOT_READ) else f"waived: {reason}"
+    return f"not attacked: {reason}" if reason.startswith(UNREAD_REASON) else f"waived: {reason}"
 
 
-def reads(attack: Attack, surface: Surface, adversary: Adversary, worlds: int) -> bool:
+def is_applicable_to(attack: Attack, surface: Surface, adversary: Adversary, worlds: int) -> bool:
     """Whether an attack reads this kind of view. worlds: replays (shadow models) in it, 0 = a view without any."""
     if surface not in attack.surfaces or adversary not in attack.adversaries:
         return False
@@ -76,8 +87,8 @@ def check_coverage(
                 f"algo: {type(method).__name__} sends {name!r} (surface {surface}), in which no attack can look for a "
                 f"record: it must define {hooks} (see privdd.api.Method), or waive it: audit.waive.{surface}='reason'"
             )
-    if missing := uncovered(method, attacks, audit):
-        more = _helpful(method, attacks, shipped(), missing, audit)
+    if missing := uncovered_surfaces(method, attacks, audit):
+        more = _suggest_attacks(method, attacks, shipped(), missing, audit)
         adding = f"ask for attack=[{','.join([*attacks, *more])}], or " if more else ""
         waiving = " ".join(f"audit.waive.{surface}='reason'" for surface in missing)
         raise BadConfig(
@@ -86,17 +97,21 @@ def check_coverage(
         )
 
 
-def uncovered(method: Method, attacks: Mapping[str, Attack], audit: AuditSettings) -> list[str]:
+def uncovered_surfaces(method: Method, attacks: Mapping[str, Attack], audit: AuditSettings) -> list[str]:
     """The method's surfaces that no attack reads and no reason waives, sorted."""
     surfaces = {str(s) for s in (*method.uploads.values(), *method.broadcasts.values())}
-    return sorted(surfaces - _covered(method, attacks, audit) - set(audit.waive))
+    return sorted(surfaces - _covered_surfaces(method, attacks, audit) - set(audit.waive))
 
 
-def _covered(method: Method, attacks: Mapping[str, Attack], audit: AuditSettings) -> set[str]:
-    return {str(s) for s, who, n in expected_views(method, audit) if any(reads(a, s, who, n) for a in attacks.values())}
+def _covered_surfaces(method: Method, attacks: Mapping[str, Attack], audit: AuditSettings) -> set[str]:
+    return {
+        str(s)
+        for s, who, n in expected_views(method, audit)
+        if any(is_applicable_to(a, s, who, n) for a in attacks.values())
+    }
 
 
-def _helpful(
+def _suggest_attacks(
     method: Method,
     attacks: Mapping[str, Attack],
     known: Mapping[str, Attack],
@@ -104,7 +119,9 @@ def _helpful(
     audit: AuditSettings,
 ) -> list[str]:
     """A small set of known attacks that covers all of ``missing``; empty if no such set exists."""
-    reach = {name: _covered(method, {name: attack}, audit) for name, attack in known.items() if name not in attacks}
+    reach = {
+        name: _covered_surfaces(method, {name: attack}, audit) for name, attack in known.items() if name not in attacks
+    }
     left, chosen = set(missing), []
     while left and reach:
         best = max(sorted(reach), key=lambda name: len(reach[name] & left))
@@ -115,15 +132,142 @@ def _helpful(
     return chosen if not left else []
 
 
-def unmeasured(experiment: Experiment, attacks: Mapping[str, Attack]) -> tuple[Finding, ...]:
+def findings_of_diverged_run(experiment: Experiment, attacks: Mapping[str, Attack]) -> tuple[Finding, ...]:
     """What an audit finds of a run whose training diverged: without a measure, for every surface and attack that would
     have read it."""
     found: dict[tuple[str, str, str], Finding] = {}
-    for surface, adversary, worlds in expected_views(experiment.plan.method, experiment.audit):
+    for surface, adversary, worlds in expected_views(experiment.plan.method, experiment.audit_settings):
         for name, attack in attacks.items():
-            if reads(attack, surface, adversary, worlds):
+            if is_applicable_to(attack, surface, adversary, worlds):
                 row = Finding(
-                    surface, name, attack.family, adversary, {"n": 0, "status": "not_attacked", "note": NOT_RUN}
+                    surface, name, attack.family, adversary, {"n": 0, "status": "not_attacked", "note": DIVERGED_NOTE}
                 )
                 found.setdefault((surface, name, adversary), row)
     return tuple(found.values())
+
+
+# --- looked at ---------------------------------------------------------------------------------
+# What a stated limit rests on, part by part, and which test looked at each part: verdicts follow from this list alone.
+#
+# A test says in its finding (``diagnostics``) at which parts it looked, for the mechanisms that its ``signal`` names, and
+# in which rounds: ``covers`` = {part: rounds}. What it declined, left out, or could not read is ``untested_text`` = {part: why}.
+# A part that no test covers is untested, and so is one that any test had to leave out.
+
+
+NOISE_PART = "noise"  # the law of each number's noise
+JOINT_NOISE_PART = (
+    "joint noise"  # numbers, releases, rounds and clients do not share it, and it does not take itself off
+)
+SAMPLING_PART = "sampling"  # independent coins of the probability that the accounting counts on
+SENSITIVITY_PART = "sensitivity"  # how far one record (or client) moves the value before noise
+MEMORY_PART = "memory"  # what the client keeps of earlier rounds
+MESSAGES_PART = "messages"  # all that leaves beside the releases
+LEDGER_PART = "ledger"  # each release is in it, as it was made
+WHOLE_RUN_PART = "whole run"  # all releases of all rounds together
+
+TESTS_BY_PART: Mapping[str, Sequence[str]] = {  # part -> the tests that can look at it
+    NOISE_PART: ("t0_noise",),
+    JOINT_NOISE_PART: ("t0_noise",),
+    SAMPLING_PART: ("t0_sampling",),
+    SENSITIVITY_PART: ("t1_sensitivity",),
+    MEMORY_PART: ("t1_told",),
+    MESSAGES_PART: ("t1_told",),
+    LEDGER_PART: ("t0_ledger",),
+    WHOLE_RUN_PART: ("t2_whole_run",),
+}
+PARTS_OF_OLD_RUNS = (
+    NOISE_PART,
+    SAMPLING_PART,
+    SENSITIVITY_PART,
+)  # all that runs were judged by whose tests did not yet say what they looked at
+
+
+@dataclass(frozen=True)
+class TestedPart:
+    """One part of what a mechanism's limit rests on. test: that covered it, in ``rounds``; why: of what is untested."""
+
+    name: str
+    part: str
+    test: str = ""
+    rounds: tuple[int, ...] = ()
+    why: str = ""
+
+    @property
+    def untested_text(self) -> str:
+        """As the page says it; "" where the part was tested."""
+        return f"{self.name}, {self.part}: {self.why}" if self.why else ""
+
+
+def covered_diagnostics(test: str, rounds: Collection[int]) -> dict[str, Any]:
+    """For a finding's diagnostics: all parts that ``test`` can look at were looked at, in these rounds."""
+    return {"covers": {part: sorted(rounds) for part in _parts_of_test(test)}}
+
+
+def untested_diagnostics(test: str, why: str) -> dict[str, Any]:
+    """For a finding's diagnostics: none of them was, for the reason ``why``."""
+    return {"untested": dict.fromkeys(_parts_of_test(test), why)}
+
+
+def _parts_of_test(test: str) -> Iterator[str]:
+    return (part for part, tests in TESTS_BY_PART.items() if test in tests)
+
+
+def coverage_by_part(ledger: Ledger, surface: str, findings: Sequence[Finding]) -> list[TestedPart]:
+    """The list of a surface: every part of every mechanism that it was computed from."""
+    rows: dict[str, list[Release]] = {}
+    for row in ledger.closure([surface]):
+        if row.is_protected:
+            rows.setdefault(row.name, []).append(row)
+    tests = [f for f in findings if f.family == Family.GUARANTEE]
+    return [
+        _coverage_of_part(name, part, tests)
+        for name, made in sorted(rows.items())
+        for part in _needed_parts(made, tests)
+    ]
+
+
+def untested_parts(ledger: Ledger, surface: str, findings: Sequence[Finding]) -> list[str]:
+    """What no test looked at of the mechanisms behind a surface, and why: "name, part: why" each."""
+    return [look.untested_text for look in coverage_by_part(ledger, surface, findings) if look.untested_text]
+
+
+def _needed_parts(rows: Sequence[Release], tests: Sequence[Finding]) -> Iterator[str]:
+    sampled = any(isinstance(row.event, dpa.PoissonSampledDpEvent) for row in rows)
+    told = any("covers" in _diagnostics_of(test) for test in tests)
+    return (part for part in (TESTS_BY_PART if told else PARTS_OF_OLD_RUNS) if sampled or part != SAMPLING_PART)
+
+
+def _coverage_of_part(name: str, part: str, tests: Sequence[Finding]) -> TestedPart:
+    found = [
+        f for f in tests if f.attack in TESTS_BY_PART[part] and name in str(f.measures.get("signal", "")).split(", ")
+    ]
+    missed = [why for why in (_why_untested(one, part) for one in found) if why]
+    rounds = [(one.attack, _covered_rounds(one, part)) for one in found]
+    done = [(test, at) for test, at in rounds if at]
+    if done and not missed:
+        return TestedPart(name, part, done[0][0], tuple(sorted({t for _, at in done for t in at})))
+    return TestedPart(name, part, why=missed[0] if missed else _first_note(found) or "no test applies to it")
+
+
+def _diagnostics_of(finding: Finding) -> Mapping[str, Any]:
+    made: Mapping[str, Any] = finding.measures.get("diagnostics") or {}
+    return made
+
+
+def _covered_rounds(finding: Finding, part: str) -> Sequence[int] | None:
+    """The rounds in which a test looked at a part; none or None where it did not. A row of a run that was stored before tests
+    said so covers what it has measured, in some round."""
+    said = _diagnostics_of(finding)
+    if "covers" in said or "untested" in said:
+        rounds: Sequence[int] | None = said.get("covers", {}).get(part)
+        return rounds
+    return (0,) if part in PARTS_OF_OLD_RUNS and ("kappa" in finding.measures or "p_value" in said) else None
+
+
+def _why_untested(finding: Finding, part: str) -> str:
+    said = _diagnostics_of(finding).get("untested") or {}
+    return str(said if isinstance(said, str) else said.get(part, ""))
+
+
+def _first_note(found: Sequence[Finding]) -> str:
+    return str(found[0].measures.get("note", "")) if found else ""

@@ -13,13 +13,11 @@ from typing import Any
 
 from attacks.types import Adversary, Family, Finding, Surface
 from privdd import __version__
-from privdd.auditing.error_budget import CANARIES
-from privdd.reporting.folder import RunRecord, read_run
-from privdd.reporting.reproduce import AttackCommand, attack_commands
+from privdd.auditing.attack_tasks import CANARY_TESTS
+from privdd.reporting.run_record import AttackCommand, RunRecord, attack_commands, read_run_record
 from privdd.reporting.schema import FindingRow
-from privdd.runtime.provenance import provenance
+from privdd.runtime.manifest import FILES_KEY, file_sha256, run_provenance
 from privdd.runtime.run_folder import RunFolder
-from privdd.runtime.seal import FILES, sha256
 
 ONE_RUN = "one_run_"  # how findings of a game of canaries are named
 HEAD = {"surface", "attack", "family", "adversary"}
@@ -51,12 +49,12 @@ def earlier_findings(folder: RunFolder, asked: Collection[str], *, others: bool)
 
     Raises DamagedRun for a folder whose result cannot be read.
     """
-    if not folder.findings.exists():
+    if not folder.findings_file.exists():
         return EarlierFindings()
-    record = read_run(folder.path)
+    record = read_run_record(folder.path)
     rows = [(row, as_finding(row)) for row in record.findings.findings]
     found = attack_commands(record)
-    sealed, now = _sealed(record), (__version__, provenance()["commit"])
+    sealed, now = _sealed(record), (__version__, run_provenance()["commit"])
     last = {name: (look.version, look.commit) for look in found for name in look.attacks}
     kept = {
         row.figure: replace(finding, measures={k: v for k, v in finding.measures.items() if k != "epsilon_stated"})
@@ -69,18 +67,18 @@ def earlier_findings(folder: RunFolder, asked: Collection[str], *, others: bool)
     if others and shared is not None:
         membership = [row for row, _ in rows if row.family == Family.MEMBERSHIP]
         untouched = sum(row.attack not in asked for row in membership)
-        canaries = CANARIES * any(row.attack.startswith(ONE_RUN) for row, _ in rows)
+        canaries = CANARY_TESTS * any(row.attack.startswith(ONE_RUN) for row, _ in rows)
         before = shared.tests - untouched - canaries  # all the rest is looked for anew
     return EarlierFindings(kept, rest, found, before, record.findings.run.seconds.model_dump())
 
 
 def _sealed(record: RunRecord) -> frozenset[str]:
     """The evidence files that are as they were sealed; none where the findings are not."""
-    listed = record.manifest.get(FILES)
+    listed = record.manifest.get(FILES_KEY)
     listed = listed if isinstance(listed, dict) else {}
 
     def same(name: str) -> bool:
-        return (record.path / name).is_file() and sha256(record.path / name) == listed[name]
+        return (record.path / name).is_file() and file_sha256(record.path / name) == listed[name]
 
     if "findings.json" not in listed or not same("findings.json"):
         return frozenset()

@@ -1,66 +1,249 @@
-"""``findings.json``: what the audit found, beside what is claimed and what is proven."""
+"""``findings.json`` and ``manifest.json``: what the audit found, beside what is claimed, proven and public."""
 
 from __future__ import annotations
 
 import math
+import platform
 import shlex
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import sys
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+import torch
+
 from attacks.types import Finding
 from privdd import __version__
-from privdd.auditing.certified import certified, certified_on
-from privdd.auditing.coverage import not_attacked, not_read, on_what_was_sent
-from privdd.auditing.looked_at import gaps
-from privdd.auditing.pipeline import Audited
-from privdd.auditing.public_facts import noise_of, public_facts
-from privdd.auditing.run_manifest import manifest
-from privdd.data.tail import named
+from privdd.auditing.coverage import describe_waiver, is_about_releases, untested_parts, why_not_read
+from privdd.auditing.pipeline import AuditResult
+from privdd.data.hard_examples import hard_example_counts
 from privdd.federated.checkpoint import write_ledger
+from privdd.federated.evaluation import divergence_message
 from privdd.federated.experiment import Experiment
-from privdd.federated.measured import words
-from privdd.federated.simulation import Progress
-from privdd.privacy.claims import Claim, boldest
+from privdd.federated.simulation import Plan, Progress, round_half_up
+from privdd.privacy.claims import Claim, smallest_claim
 from privdd.privacy.ledger import SERVER, Ledger, Release
-from privdd.privacy.reconstruction import reconstruction, stated_at_most
-from privdd.reporting.findings_file import validate, write
-from privdd.reporting.reproduce import ATTACKED, AttackCommand
+from privdd.privacy.mechanism import Mechanism
+from privdd.privacy.reconstruction import naming_bound_of_claim, reconstruction
+from privdd.reporting.findings_file import validate_findings, write_findings
+from privdd.reporting.run_record import ATTACKED, AttackCommand
 from privdd.reporting.schema import Findings, worst_verdict
-from privdd.runtime.files import jsonable, write_json
-from privdd.runtime.provenance import provenance
+from privdd.runtime.engine import describe_engine
+from privdd.runtime.files import to_plain_json, write_json
+from privdd.runtime.manifest import run_provenance
 from privdd.runtime.run_folder import RunFolder
 
-DECIDING = ("finite_sample", "curve")  # bounds whose being above what is stated is a contradiction
+# --- certified ---------------------------------------------------------------------------------
+# The certified epsilon of a run and of its surfaces: the largest finite-sample lower bound for all they let out.
+
+
+CERTIFICATE_KEY = "certificate"  # in a finding's diagnostics: how a bound for the whole run was come by
+
+
+def certified_entries(findings: Sequence[Finding]) -> dict[str, Any]:
+    """``certified_entries`` and ``certified_by`` of the run, or nothing where no bound for the whole run was taken."""
+    found = [f.measures for f in findings if CERTIFICATE_KEY in f.measures.get("diagnostics", {})]
+    if not found:
+        return {}
+    best = max(found, key=lambda measures: float(measures["epsilon_measured"]))
+    return {"certified": best["epsilon_measured"], "certified_by": best["diagnostics"][CERTIFICATE_KEY]}
+
+
+def certified_entries_of_surface(
+    victim: int, ledger: Ledger, surface: str, findings: Sequence[Finding]
+) -> dict[str, Any]:
+    """The same of one surface: the run's, where it was computed from all that the audited client spends, or nothing."""
+    spent = {row.id for row in ledger.releases if row.client == victim and row.is_protected}
+    return certified_entries(findings) if spent and spent <= ledger.behind([surface]) else {}
+
+
+# --- run manifest ------------------------------------------------------------------------------
+# ``manifest_json.json``: where, when and on what a run was made.
+
+
+def manifest_json(
+    experiment: Experiment, progress: Progress, seconds: Mapping[str, float], argv: Sequence[str]
+) -> dict[str, Any]:
+    """Where, when and on what a run was made, and every client's bytes by round."""
+    return {
+        "schema": 1,
+        "version": __version__,
+        "seed": experiment.plan.keys.seed,
+        "config": experiment.run.fingerprint,
+        "command": list(argv),
+        "machine": {
+            "system": platform.system(),
+            "processor": platform.machine(),
+            "python": sys.version.split()[0],
+            "torch": torch.__version__,
+        },
+        "engine": describe_engine(experiment.engine),
+        "audited_client": experiment.plan.victim,
+        "data_note": experiment.dataset.note,
+        "seconds": dict(seconds),
+        "uploaded_bytes": [{str(k): v for k, v in r.items()} for r in progress.uploaded],
+        "downloaded_bytes": [{str(k): v for k, v in r.items()} for r in progress.downloaded],
+    }
+
+
+# --- public facts ------------------------------------------------------------------------------
+# What is public about a run whatever the records are, so that no ledger row counts it; and whose the noise was.
+#
+# All else that leaves a client has a row. A fact stands here only if the plan alone decides it, or the relation says so.
+
+
+PUBLIC_BY_RELATION = {
+    "add_remove": "nothing of a client's records, not how many there are either",
+    "zero_out": "how many records a client has, and the labels that are sent beside them",
+    "replace": "how many records a client has",
+}
+GLOBAL_ACCURACY_NOTE = (
+    "of the published model, on test records that no client trains on: post-processing of what has a row"
+)
+PERSONAL_ACCURACY_NOTE = (
+    "of each client's own model, on that client's own test records: measured by the simulator only. No row counts it "
+    "and no ε covers it; in a real federation it would be one more disclosure"
+)
+AUDIT_NOTE = "what attacks found is worked out from private records, by the evaluator only; no ε covers it"
+
+
+def noise_settings_of(experiment: Experiment) -> dict[str, Any] | None:
+    """{"source", "paired", "for_release"}, None where no mechanism adds noise."""
+    privacy = experiment.privacy
+    if not experiment.plan.mechanisms:
+        return None
+    return {"source": privacy.noise_source, "paired": privacy.paired_noise, "for_release": privacy.is_for_release}
+
+
+def public_information(experiment: Experiment, ledger: Ledger) -> list[dict[str, str]]:
+    """[{"what", "value"}] in words, for the report."""
+    plan = experiment.plan
+    found = [
+        *_describe_rounds(plan),
+        *_describe_mechanisms(plan, ledger),
+        *_describe_shapes(ledger),
+        *_describe_relation(experiment),
+    ]
+    found += [("accuracy", PERSONAL_ACCURACY_NOTE if plan.method.accuracy_kind == "personal" else GLOBAL_ACCURACY_NOTE)]
+    found += [("audit", AUDIT_NOTE)] if experiment.auditing is not None else []
+    return [{"what": what, "value": value[:1000]} for what, value in found]
+
+
+def _describe_rounds(plan: Plan) -> Iterator[tuple[str, str]]:
+    clients, all_in = plan.problem.clients, [t for t in range(plan.method.rounds) if plan.method.everyone(t)]
+    taken = max(1, round_half_up(plan.fraction * clients))
+    yield "rounds", str(plan.method.rounds)
+    who = f"all {clients} clients in every round" if taken == clients else f"{taken} of {clients} clients a round"
+    who += f", all in round {', '.join(map(str, all_in))}" if all_in and taken < clients else ""
+    yield "participation", who if taken == clients else f"{who}, drawn from the seed: who takes part is no secret"
+    if plan.trust.is_summed:
+        yield "what the server sees", _describe_secure_sum(plan)
+    yield (
+        "seed",
+        "initial model, networks, augmentation and the order of batches are drawn from it; the noise's source is separate",
+    )
+
+
+def _describe_secure_sum(plan: Plan) -> str:
+    trust, asked = plan.trust, len(plan.asked_clients(0))
+    said = f"the sum over the clients of a round, never of fewer than {trust.min_clients(asked)}, and no single upload"
+    if plan.mechanisms:
+        said += f"; each client adds one of {trust.noise_shares(asked)} shares of the noise"
+    if plan.mechanisms and trust.colluding:
+        said += f", so that what is stated holds if {trust.colluding} of them tell the server theirs"
+    return f"{said}. Secure aggregation is taken on trust: its protocol is not run"
+
+
+def _describe_mechanisms(plan: Plan, ledger: Ledger) -> Iterator[tuple[str, str]]:
+    by_class = {release.name for release in ledger.releases if release.partition is not None}
+    for name, mechanism in plan.mechanisms.items():
+        yield f"mechanism of {name}", _describe_settings(mechanism)
+        yield (
+            f"applications of {name}",
+            _describe_applications(plan, name) + (", to each class" if name in by_class else ""),
+        )
+
+
+def _describe_settings(mechanism: Mechanism) -> str:
+    """Its name and every setting: noise, clip norm, sampling rate, normaliser."""
+    found = {
+        n.replace("_", " "): v for n, v in vars(mechanism).items() if isinstance(v, int | float | str | list | tuple)
+    }
+    said = [f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}" for name, value in found.items()]
+    return ", ".join([type(mechanism).__name__, *said])
+
+
+def _describe_applications(plan: Plan, name: str) -> str:
+    """How often one client applies it in a round: the number of local steps, where each step is a release."""
+    spent = [plan.method.spends(t, plan.mechanisms) for t in range(plan.method.rounds)]
+    if any(one is None for one in spent):
+        return "not planned by the method: one row each in the ledger"
+    counts = [(one or {}).get(name, 0) for one in spent]
+    each = {count for count in counts if count}
+    if not each:
+        return "none"
+    active = sum(map(bool, counts))
+    some = "each round" if all(counts) else "one round" if active == 1 else f"each of {active} rounds"
+    often = f"{min(each)}" if len(each) == 1 else f"{min(each)} to {max(each)}"
+    return f"{often} by a client in {some}"
+
+
+def _describe_shapes(ledger: Ledger) -> Iterator[tuple[str, str]]:
+    """Of what clients send under a finite ε or as public; what has no protection has an infinite one."""
+    rows: dict[str, list[Release]] = {}
+    for release in ledger.releases:
+        if release.client != SERVER and release.nonprivate_reason is None and release.visible_to != ("analyst",):
+            rows.setdefault(release.name, []).append(release)
+    for name, releases in rows.items():
+        sizes = sorted({sum(map(math.prod, r.shape.values())) for r in releases})
+        said = f"{sizes[0]} numbers" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]} numbers"
+        count = max(len(r.shape) for r in releases)
+        yield f"shape of {name}", f"{said} in {count} tensor{'s' if count > 1 else ''}"
+
+
+def _describe_relation(experiment: Experiment) -> Iterator[tuple[str, str]]:
+    privacy = experiment.privacy
+    if experiment.plan.mechanisms:
+        unit = (
+            "that a client takes part in a round" if privacy.unit == "client" else PUBLIC_BY_RELATION[privacy.relation]
+        )
+        yield "made public by the relation", unit
+
+
+# --- findings ----------------------------------------------------------------------------------
+# ``findings.json``: what the audit found, beside what is claimed and what is proven.
+
+
+DECISIVE_VALIDITIES = ("finite_sample", "curve")  # bounds whose being above what is stated is a contradiction
 # A finding without any of these only explains why its attack had nothing to read; it does not count as an attack.
-MEASURED = {"auc", "psnr", "label_accuracy", "identified", "epsilon_measured"}
+MEASURE_KEYS = {"auc", "psnr", "label_accuracy", "identified", "epsilon_measured"}
 
 
-def claims_of(experiment: Experiment) -> list[Claim]:
+def paper_claims_of(experiment: Experiment) -> list[Claim]:
     """The theorems printed in the method's paper, evaluated for this run."""
     return experiment.plan.method.claims(experiment.plan, experiment.shards)
 
 
-def findings_json(audited: Audited) -> dict[str, Any]:
+def findings_json(audited: AuditResult) -> dict[str, Any]:
     """The whole result as plain data of schema 2 (see ``privdd.reporting.schema``)."""
-    scene = audited.scene
+    scene = audited.finished_run
     experiment, progress = scene.experiment, scene.progress
-    stated = stated_epsilons(experiment, for_records(progress.ledger))
-    surfaces = list(_surfaces(experiment, progress, audited.findings, stated))
-    return jsonable(
+    stated = stated_epsilons(experiment, record_level_ledger(progress.ledger))
+    surfaces = list(_surface_rows(experiment, progress, audited.findings, stated))
+    return to_plain_json(
         {
             "schema": 2,
-            "run": _run(experiment, progress, audited.seconds),
-            "utility": _utility(experiment, progress),
-            "privacy": _privacy(experiment, progress.ledger, audited),
+            "run": _run_json(experiment, progress, audited.seconds),
+            "utility": _utility_json(experiment, progress),
+            "privacy": _privacy_json(experiment, progress.ledger, audited),
             "surfaces": surfaces,
-            "findings": [finding_row(f, _said(f, stated, progress.ledger)) for f in audited.findings],
+            "findings": [finding_row(f, _printed_epsilon(f, stated, progress.ledger)) for f in audited.findings],
             "verdict": worst_verdict(row["verdict"] for row in surfaces),
         }
     )
 
 
-def _run(experiment: Experiment, progress: Progress, seconds: Mapping[str, float]) -> dict[str, Any]:
+def _run_json(experiment: Experiment, progress: Progress, seconds: Mapping[str, float]) -> dict[str, Any]:
     run = experiment.run
     return {
         "algo": run.algo,
@@ -70,50 +253,54 @@ def _run(experiment: Experiment, progress: Progress, seconds: Mapping[str, float
         "version": __version__,
         "clients": experiment.plan.problem.clients,
         "rounds": experiment.plan.method.rounds,
-        **({"tail": dict(named(experiment.audit.tail))} if experiment.audit.tail.size else {}),
+        **(
+            {"tail": dict(hard_example_counts(experiment.audit_settings.tail))}
+            if experiment.audit_settings.tail.size
+            else {}
+        ),
         "seconds": {name: round(float(seconds.get(name, 0.0)), 3) for name in ("train", "worlds", "attacks", "total")},
     }
 
 
-def per_client(counts: Sequence[Mapping[int, int]], clients: int) -> int:
+def bytes_per_client(counts: Sequence[Mapping[int, int]], clients: int) -> int:
     """Bytes of one client over the whole run, averaged over clients."""
     return round(sum(sum(c.values()) for c in counts) / clients)
 
 
-def _utility(experiment: Experiment, progress: Progress) -> dict[str, Any]:
+def _utility_json(experiment: Experiment, progress: Progress) -> dict[str, Any]:
     clients = experiment.plan.problem.clients
     return {
         "accuracy": progress.accuracy[-1],
         "accuracy_kind": experiment.plan.method.accuracy_kind,
         "accuracy_by_round": list(progress.accuracy),
         **({} if progress.diverged is None else {"diverged": progress.diverged}),
-        "uploaded_bytes_per_client": per_client(progress.uploaded, clients),
-        "downloaded_bytes_per_client": per_client(progress.downloaded, clients),
+        "uploaded_bytes_per_client": bytes_per_client(progress.uploaded, clients),
+        "downloaded_bytes_per_client": bytes_per_client(progress.downloaded, clients),
     }
 
 
-def both(ledger: Ledger, surfaces: Sequence[str] | None = None) -> dict[str, float]:
+def epsilon_by_accountant(ledger: Ledger, surfaces: Sequence[str] | None = None) -> dict[str, float]:
     """Epsilon by the PLD and by the RDP accountant."""
     return {a: ledger.epsilon(surfaces=surfaces, accountant=a) for a in ("pld", "rdp")}  # type: ignore[arg-type]
 
 
-def _privacy(experiment: Experiment, ledger: Ledger, audited: Audited) -> dict[str, Any]:
-    noise = noise_of(experiment)
-    claims = claims_of(experiment)
+def _privacy_json(experiment: Experiment, ledger: Ledger, audited: AuditResult) -> dict[str, Any]:
+    noise = noise_settings_of(experiment)
+    claims = paper_claims_of(experiment)
     return {
         "delta": ledger.delta,
         "unit": ledger.unit,
         "relation": ledger.relation,
-        "epsilon": both(ledger) | certified(audited.findings),
+        "epsilon": epsilon_by_accountant(ledger) | certified_entries(audited.findings),
         **({} if noise is None else {"noise": noise}),
-        "public": public_facts(experiment, ledger),
+        "public": public_information(experiment, ledger),
         "claims": [claim.to_json() for claim in claims],
         "reconstruction": reconstruction_rows(ledger, claims),
         "multiplicity": audited.budget.to_json(),
     }
 
 
-def for_records(ledger: Ledger) -> Ledger:
+def record_level_ledger(ledger: Ledger) -> Ledger:
     """The ledger that states what a ledger of whole clients promises about one record of a client.
 
     Whatever the client's records are, its releases are close to those of a client that sends nothing; so two
@@ -126,14 +313,14 @@ def for_records(ledger: Ledger) -> Ledger:
     return twice
 
 
-def _said(finding: Finding, stated: Mapping[str, float], ledger: Ledger) -> float | None:
+def _printed_epsilon(finding: Finding, stated: Mapping[str, float], ledger: Ledger) -> float | None:
     """The epsilon that a row prints as stated: what follows for a record from a client's only where it is broken."""
     promised = stated.get(str(finding.surface))
     whole = ledger.unit == "record" or ledger.relation == "replace"
-    return promised if whole or (promised is not None and lower_bound(finding) > promised) else None
+    return promised if whole or (promised is not None and deciding_bound(finding) > promised) else None
 
 
-def lower_bound(finding: Finding) -> float:
+def deciding_bound(finding: Finding) -> float:
     """The bound on epsilon that a finding decides by: at its share of the error budget, where several share it."""
     m = finding.measures
     return float(m.get("diagnostics", {}).get("epsilon_familywise", m.get("epsilon_measured", 0.0)))
@@ -141,11 +328,11 @@ def lower_bound(finding: Finding) -> float:
 
 def reconstruction_rows(ledger: Ledger, claims: Sequence[Claim]) -> list[dict[str, Any]]:
     """How often one of k candidates could be named: proven at most, reached, and what the boldest claim allows."""
-    rows, claim = [naming.to_json() for naming in reconstruction(ledger)], boldest(claims)
+    rows, claim = [naming.to_json() for naming in reconstruction(ledger)], smallest_claim(claims)
     if claim is None or claim.epsilon is None:
         return rows
     epsilon, delta = claim.epsilon, claim.delta or ledger.delta
-    return [row | {"claimed": stated_at_most(epsilon, delta, row["prior"])} for row in rows]
+    return [row | {"claimed": naming_bound_of_claim(epsilon, delta, row["prior"])} for row in rows]
 
 
 def stated_epsilons(experiment: Experiment, ledger: Ledger) -> dict[str, float]:
@@ -153,30 +340,37 @@ def stated_epsilons(experiment: Experiment, ledger: Ledger) -> dict[str, float]:
 
     Surfaces that promise nothing (infinite) are left out.
     """
-    promised = {s: min(both(ledger, [s]).values()) for s in dict.fromkeys(r.surface for r in ledger.releases)}
+    promised = {
+        s: min(epsilon_by_accountant(ledger, [s]).values()) for s in dict.fromkeys(r.surface for r in ledger.releases)
+    }
     promised |= experiment.plan.method.stated(experiment.plan, experiment.shards)
     return {s: e for s, e in promised.items() if math.isfinite(e)}
 
 
-def _surfaces(
+def _surface_rows(
     experiment: Experiment, progress: Progress, findings: Sequence[Finding], stated: Mapping[str, float]
 ) -> Iterable[dict[str, Any]]:
-    waived = experiment.audit.waive
+    waived = experiment.audit_settings.waive
     rows: dict[tuple[str, str], list[Release]] = {}
     for release in progress.ledger.releases:
         if release.visible_to != ("analyst",):
             sender = "server" if release.client == SERVER else "client"
             rows.setdefault((release.surface, sender), []).append(release)
     for (surface, sender), releases in rows.items():
-        epsilon, mine = both(progress.ledger, [surface]), [f for f in findings if str(f.surface) == surface]
-        missing = gaps(progress.ledger, surface, findings)
-        tried = [f for f in mine if on_what_was_sent(f.family, f.adversary)]
-        attacked = any(MEASURED & set(f.measures) for f in tried)
-        audited: bool | str = True if attacked else not_attacked(waived[surface]) if surface in waived else False
-        if audited is False and any(str(f.surface) == surface and unread(f) for f in findings):
+        epsilon, mine = (
+            epsilon_by_accountant(progress.ledger, [surface]),
+            [f for f in findings if str(f.surface) == surface],
+        )
+        missing = untested_parts(progress.ledger, surface, findings)
+        tried = [f for f in mine if is_about_releases(f.family, f.adversary)]
+        attacked = any(MEASURE_KEYS & set(f.measures) for f in tried)
+        audited: bool | str = True if attacked else describe_waiver(waived[surface]) if surface in waived else False
+        if audited is False and any(str(f.surface) == surface and is_unread(f) for f in findings):
             audited = "nothing to read: no attack of this audit found in it what it reads"
-        audited = audited if audited or progress.diverged is None else f"waived: {words(progress.diverged)}"
-        audited = audited or not_read(tried)
+        audited = (
+            audited if audited or progress.diverged is None else f"waived: {divergence_message(progress.diverged)}"
+        )
+        audited = audited or why_not_read(tried)
         if audited is False:
             raise RuntimeError(f"surface {surface} was released and neither attacked nor waived")
         yield {
@@ -185,15 +379,16 @@ def _surfaces(
             "names": list(dict.fromkeys(r.name for r in releases)),
             "rounds": len({r.round for r in releases}),
             "bytes": size_in_bytes(releases),
-            "mechanism": _mechanism(experiment, releases),
-            "epsilon": epsilon | certified_on(experiment.plan.victim, progress.ledger, surface, findings),
+            "mechanism": _name_mechanisms(experiment, releases),
+            "epsilon": epsilon
+            | certified_entries_of_surface(experiment.plan.victim, progress.ledger, surface, findings),
             "audited": audited,
             "untested": missing,
-            "verdict": verdict(epsilon, stated.get(surface), mine, missing),
+            "verdict": decide_verdict(epsilon, stated.get(surface), mine, missing),
         }
 
 
-def unread(finding: Finding) -> bool:
+def is_unread(finding: Finding) -> bool:
     """Whether an attack looked at replays of the client and found nothing in them that depends on a record."""
     return finding.measures.get("status") == "nothing_to_read" and finding.measures.get("worlds", 0) > 1
 
@@ -204,7 +399,7 @@ def size_in_bytes(releases: Sequence[Release]) -> int:
     return sum(size.get(r.name, 4) * math.prod(shape) for r in releases for shape in r.shape.values())
 
 
-def _mechanism(experiment: Experiment, releases: Sequence[Release]) -> str:
+def _name_mechanisms(experiment: Experiment, releases: Sequence[Release]) -> str:
     """The mechanisms behind a surface in words, "none" where nothing protects it."""
     plan = experiment.plan
     names = {type(plan.mechanisms[r.name]).__name__ for r in releases if r.name in plan.mechanisms}
@@ -218,7 +413,7 @@ def _mechanism(experiment: Experiment, releases: Sequence[Release]) -> str:
     return "none needed: public"
 
 
-def verdict(
+def decide_verdict(
     epsilon: Mapping[str, float], stated: float | None, findings: Sequence[Finding], missing: Sequence[str] = ()
 ) -> str:
     """contradiction, unprotected, untested or consistent, the first that applies.
@@ -229,8 +424,8 @@ def verdict(
     """
     for finding in findings:
         m = finding.measures
-        promised, sound = m.get("epsilon_stated", stated), m.get("epsilon_validity") in DECIDING
-        if promised is not None and sound and lower_bound(finding) > float(promised):
+        promised, sound = m.get("epsilon_stated", stated), m.get("epsilon_validity") in DECISIVE_VALIDITIES
+        if promised is not None and sound and deciding_bound(finding) > float(promised):
             return "contradiction"
         if "kappa" in m and float(m["kappa"]) > float(m["kappa_allowed"]) * (1 + 1e-4):
             return "contradiction"
@@ -244,16 +439,16 @@ def verdict(
 def finding_row(finding: Finding, stated: float | None) -> dict[str, Any]:
     """One of ``findings`` in findings.json; stated: what its surface promises."""
     measures = {k: v for k, v in finding.measures.items() if v is not None}
-    if (MEASURED | {"kappa"}) & set(measures):
+    if (MEASURE_KEYS | {"kappa"}) & set(measures):
         measures.setdefault("status", "measured")
     if "epsilon_measured" in measures and stated is not None:
         measures.setdefault("epsilon_stated", stated)
     return {name: str(getattr(finding, name)) for name in ("surface", "attack", "family", "adversary")} | measures
 
 
-def write_run(
+def write_audit(
     folder: RunFolder,
-    audited: Audited,
+    audited: AuditResult,
     argv: Sequence[str],
     commands: Sequence[AttackCommand] = (),
     asked: Collection[str] = (),
@@ -263,15 +458,15 @@ def write_run(
     commands: of earlier commands; asked: the attacks that this one asked for.
     """
     result = findings_json(audited)
-    scene = audited.scene
-    write_ledger(folder.ledger, scene.progress.ledger)
-    about = manifest(scene.experiment, scene.progress, audited.seconds, argv) | provenance()
+    scene = audited.finished_run
+    write_ledger(folder.ledger_file, scene.progress.ledger)
+    about = manifest_json(scene.experiment, scene.progress, audited.seconds, argv) | run_provenance()
     now = AttackCommand(about["date"], shlex.join(argv), about["version"], about["commit"], tuple(sorted(asked)))
     worlds = [{"round": t, **asdict(choice)} for t, choice in audited.training.items()]
     found = {"worlds": worlds, "attacks_not_run": list(audited.not_run)}
     if commands:
         found["command"] = shlex.split(commands[0].command) or list(argv)
-    write_json(folder.manifest, about | found | {ATTACKED: [look.to_json() for look in (*commands, now)]})
-    checked = validate(result, str(folder.findings))
-    write(checked, folder.findings)
+    write_json(folder.manifest_file, about | found | {ATTACKED: [look.to_json() for look in (*commands, now)]})
+    checked = validate_findings(result, str(folder.findings_file))
+    write_findings(checked, folder.findings_file)
     return checked

@@ -1,44 +1,192 @@
-"""Worlds: replays of the audited client, each the source of one shadow model.
+"""Replays of the audited client, each the source of one shadow model: the membership game, its replays, and recovered noise logs.
 
-In each world every audited record is in or out by a fair coin flip. World 0 is the run that really happened: its
+In each replay every audited record is in or out by a fair coin flip. Replay 0 is the run that really happened: its
 coins were flipped before training. Against the server only the audited client's own steps depend on the coins,
-because the server knows what it broadcast. So a world costs that client's steps from its first remembered round,
+because the server knows what it broadcast. So a replay costs that client's steps from its first remembered round,
 not the training of a whole federation.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
-from privdd.auditing.game import Game
-from privdd.auditing.seen_sums import Uploads, replaying, seen
-from privdd.core.state import marked
-from privdd.core.types import Shard, State, Tensors, Upload
-from privdd.federated.channel import ClientContext, digest
-from privdd.federated.simulation import Plan, Progress, Snapshot
+import torch
+from torch import Tensor
+
+from privdd.core.rng import Keys
+from privdd.core.setting_types import HardExamples
+from privdd.core.types import Records, Shard, State, Tensors, Upload, is_remote_memory
+from privdd.data.hard_examples import draw_audited_positions, positions_by_kind
+from privdd.federated.channel import ClientContext, digest_tensors
+from privdd.federated.noise_log import NoiseLog, ObservedRound
+from privdd.federated.simulation import Plan, Progress, Snapshot, run_round, start_training
+from privdd.privacy.ledger import SERVER, Ledger
+from privdd.privacy.noise import Noise
+from privdd.runtime.progress import show_progress
+
+# --- game --------------------------------------------------------------------------------------
+# The membership game: the audited records, and a fair coin flip per record for every replay of the client.
+#
+# A replay of the audited client is called a world; each world yields one shadow model. World 0 is the real run.
 
 
-def world_plan(plan: Plan, world: int) -> Plan:
+@dataclass(frozen=True)
+class MembershipGame:
+    """The audited records of one client, and which of them are in each world.
+
+    audited: (n,) positions in the client's whole training set; masks: (K, n) bool, True = in, row 0 is the real
+    run; whole: the client's training records before any coin flip; relation: what "out" means: the record is
+    removed (add_remove, replace), or zeroed out with its label kept (zero_out). kinds: places among the audited records of
+    those that were made hard to fit, by what was done to them.
+    """
+
+    whole: Records
+    audited: Tensor
+    masks: Tensor
+    relation: str = "add_remove"
+    kinds: Mapping[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def audited_records(self) -> Records:
+        return self.whole.take(self.audited)
+
+    def kept_mask(self, world: int) -> Tensor:
+        """(size of whole,) bool: what the client trains on in a world; the order of records stays."""
+        keep = torch.ones(len(self.whole), dtype=torch.bool)
+        keep[self.audited] = self.masks[world]
+        return keep
+
+    def shard_of_replay(self, shard: Shard, world: int) -> Shard:
+        """The client's data in one world; records that are out join its held-out ones."""
+        keep = self.kept_mask(world)
+        gone = self.whole.take(~keep)
+        nulls = replace(gone, x=torch.zeros_like(gone.x)) if self.relation == "zero_out" else None
+        return replace(shard, train=self.whole.take(keep), heldout=Records.concat([shard.heldout, gone]), nulls=nulls)
+
+
+def draw_membership_game(
+    shard: Shard, records: int, worlds: int, keys: Keys, relation: str = "add_remove", tail: HardExamples | None = None
+) -> MembershipGame:
+    """Draw the audited ``records`` (at most three quarters of the client's) and their coin flips in K worlds.
+
+    The coin flips are secret, independent and fair. At least one record is never audited, so that the client never
+    trains on nothing. tail: what ``with_tail`` did to the shard, with the same keys.
+    """
+    size = len(shard.train)
+    if size < 4:
+        raise ValueError(f"audit.client={shard.client}: it holds {size} records, too few to audit (4 are needed)")
+    drawn = draw_audited_positions(size, records, keys)
+    audited = drawn.sort().values
+    kinds = {
+        kind: torch.searchsorted(audited, at).sort().values
+        for kind, at in positions_by_kind(tail or HardExamples(), drawn).items()
+    }
+    generator = keys.fold("secret", "coins").torch()
+    masks = torch.rand(worlds, len(audited), generator=generator) < 0.5
+    return MembershipGame(shard.train, audited, masks, relation, kinds)
+
+
+# --- seen sums ---------------------------------------------------------------------------------
+# What a server sees of a replay when uploads are added up: the audited client's upload among those of the others.
+#
+# The others' part of a round is computed once, from their own data and without noise; each replay adds fresh noise of all
+# clients' shares. So membership attacks are granted what the other clients' data add to the sum, as differential privacy
+# grants it, and none of their noise. Attacks without replays are not: they read the sum as if it were one client's.
+
+
+Uploads = Mapping[str, Tensors]  # name of an upload -> its tensors
+SUM_GRANTED = "the adversary sees the sum over clients, and knows what the other clients' data add to it"
+SUM_NOT_GRANTED = "the adversary sees the sum over clients, and takes it for what the audited client sent"
+
+
+@dataclass(frozen=True)
+class ScaledNoise:
+    """Normal draws times a constant (0: none at all); coins as they are."""
+
+    noise: Noise
+    times: float
+
+    def normal(self, shape: tuple[int, ...]) -> Tensor:
+        return self.noise.normal(shape) * self.times
+
+    def laplace(self, shape: tuple[int, ...]) -> Tensor:
+        raise ValueError("Laplace noise of several clients is no Laplace noise: it is not dealt in shares")
+
+    def uniform(self, shape: tuple[int, ...]) -> Tensor:
+        return self.noise.uniform(shape)
+
+
+def replay_context(plan: Plan, round: int) -> ClientContext:
+    """The audited client's context; under a sum, its noise is that of all clients' shares together."""
+    ctx = plan.client_context(round, plan.victim)
+    if plan.trust.is_summed:
+        ctx.noise = ScaledNoise(ctx.noise, math.sqrt(len(plan.participants(round))))
+    return ctx
+
+
+def other_uploads(plan: Plan, round: int, broadcast: Mapping[str, Tensors], shards: Sequence[Shard]) -> Uploads:
+    """What the other clients of a round add to the sum, but for their noise; {} where the server sees single uploads."""
+    total: dict[str, dict[str, Tensor]] = {}
+    for client in plan.participants(round) if plan.trust.is_summed else ():
+        if client == plan.victim:
+            continue
+        ctx = plan.client_context(round, client)
+        ctx.noise = ScaledNoise(ctx.noise, 0.0)
+        upload, memory = plan.method.local(broadcast, {}, shards[client], ctx)
+        if memory:
+            raise ValueError(
+                f"trust={plan.trust.name}: what {type(plan.method).__name__}'s clients remember is not replayed"
+            )
+        for name, value in plan.channel.send(upload, ctx)[0].values.items():
+            into = total.setdefault(name, {})
+            for key, tensor in value.items():
+                into[key] = into.get(key, torch.zeros(())) + tensor.double()
+    return total
+
+
+def uploads_seen_by_server(plan: Plan, round: int, sent: Uploads, others: Uploads) -> Uploads:
+    """What the server holds of one client's upload: itself, or the sum (or the mean) with the others'."""
+    if not plan.trust.is_summed:
+        return sent
+    over = len(plan.participants(round)) if plan.method.adds_up(plan.mechanisms) == "mean" else 1
+    return {
+        name: {key: ((tensor.double() + others[name][key]) / over).float() for key, tensor in value.items()}
+        for name, value in sent.items()
+    }
+
+
+# --- replay ------------------------------------------------------------------------------------
+# Worlds: replays of the audited client, each the source of one shadow model.
+#
+# In each world every audited record is in or out by a fair coin flip. World 0 is the run that really happened: its
+# coins were flipped before training. Against the server only the audited client's own steps depend on the coins,
+# because the server knows what it broadcast. So a world costs that client's steps from its first remembered round,
+# not the training of a whole federation.
+
+
+def plan_of_replay(plan: Plan, world: int) -> Plan:
     """The plan with a world's own random streams."""
     return replace(plan, keys=plan.keys.fold("world", world))
 
 
-def memory_after(plan: Plan, snapshot: Snapshot, memory: State, shard: Shard) -> State:
+def memory_after_round(plan: Plan, snapshot: Snapshot, memory: State, shard: Shard) -> State:
     """What the audited client keeps after a round that it began with ``memory``.
 
     A method that defines ``recall`` gets by without computing an upload that nobody reads.
     """
-    return plan.method.recall(snapshot.broadcast, memory, shard, plan.context(snapshot.round, plan.victim))
+    return plan.method.recall(snapshot.broadcast, memory, shard, plan.client_context(snapshot.round, plan.victim))
 
 
-Done = dict[int, tuple[Upload, ClientContext]]  # round -> what the client made of it
-Sent = dict[int, Mapping[str, Tensors]]  # round -> what the client would have sent
+ResultsByRound = dict[int, tuple[Upload, ClientContext]]  # round -> what the client made of it
+UploadsByRound = dict[int, Mapping[str, Tensors]]  # round -> what the client would have sent
 
 
 @dataclass(frozen=True)
-class Replay:
+class ClientReplay:
     """Some worlds of one audited round, self-contained so that any worker can run them.
 
     chain: the client's rounds, from the first that the audited one depends on to the audited one; shard: the
@@ -50,7 +198,7 @@ class Replay:
     plan: Plan
     chain: tuple[Snapshot, ...]
     shard: Shard
-    game: Game
+    game: MembershipGame
     worlds: Sequence[int]
     batched: bool = False
     passing: frozenset[int] = frozenset()
@@ -61,52 +209,56 @@ class Replay:
 
         None if ``batched`` is set and the method has no batched form of one of the rounds.
         """
-        found = self.by_round()
+        found = self.run_by_round()
         return None if found is None else [sent[self.chain[-1].round] for sent in found]
 
-    def by_round(self) -> list[Sent] | None:
+    def run_by_round(self) -> list[UploadsByRound] | None:
         """The same for the last round and those of ``passing``, each world's by round."""
-        plans = [world_plan(self.plan, world) for world in self.worlds]
-        shards = [self.game.shard(self.shard, world) for world in self.worlds]
-        done = self._batched(plans, shards) if self.batched else [self._one(p, s) for p, s in zip(plans, shards)]
+        plans = [plan_of_replay(self.plan, world) for world in self.worlds]
+        shards = [self.game.shard_of_replay(self.shard, world) for world in self.worlds]
+        done = (
+            self._replay_batched(plans, shards)
+            if self.batched
+            else [self._replay_singly(p, s) for p, s in zip(plans, shards)]
+        )
         if done is None:
             return None
         # the same context as the local work: noise on what is sent comes next in its stream
         send = self.plan.channel.send
-        view = lambda t, sent: seen(self.plan, t, sent, self.others.get(t, {}))  # noqa: E731
+        view = lambda t, sent: uploads_seen_by_server(self.plan, t, sent, self.others.get(t, {}))  # noqa: E731
         return [{t: view(t, send(upload, ctx)[0].values) for t, (upload, ctx) in rounds.items()} for rounds in done]
 
-    def _wanted(self, snapshot: Snapshot) -> bool:
+    def _is_wanted_round(self, snapshot: Snapshot) -> bool:
         return snapshot.round == self.chain[-1].round or snapshot.round in self.passing
 
-    def _one(self, plan: Plan, shard: Shard) -> Done:
+    def _replay_singly(self, plan: Plan, shard: Shard) -> ResultsByRound:
         memory: State = {}
-        done: Done = {}
+        done: ResultsByRound = {}
         for snapshot in self.chain:
-            if not self._wanted(snapshot):
-                memory = memory_after(plan, snapshot, memory, shard)
+            if not self._is_wanted_round(snapshot):
+                memory = memory_after_round(plan, snapshot, memory, shard)
                 continue
-            ctx = replaying(plan, snapshot.round)
+            ctx = replay_context(plan, snapshot.round)
             upload, memory = plan.method.local(snapshot.broadcast, memory, shard, ctx)
             done[snapshot.round] = (upload, ctx)
         return done
 
-    def _batched(self, plans: Sequence[Plan], shards: Sequence[Shard]) -> list[Done] | None:
-        made: list[Done] = [{} for _ in plans]
+    def _replay_batched(self, plans: Sequence[Plan], shards: Sequence[Shard]) -> list[ResultsByRound] | None:
+        made: list[ResultsByRound] = [{} for _ in plans]
         memories: list[State] = [{} for _ in plans]
         for snapshot in self.chain:
-            contexts = [replaying(plan, snapshot.round) for plan in plans]
+            contexts = [replay_context(plan, snapshot.round) for plan in plans]
             found = self.plan.method.local_batched(snapshot.broadcast, memories, shards, contexts)
             if found is None:
                 return None
             memories = [memory for _, memory in found]
-            if self._wanted(snapshot):
+            if self._is_wanted_round(snapshot):
                 for done, (upload, _), ctx in zip(made, found, contexts):
                     done[snapshot.round] = (upload, ctx)
         return made
 
 
-def chain_to(plan: Plan, snapshots: Mapping[int, Snapshot], round: int) -> tuple[Snapshot, ...]:
+def round_chain(plan: Plan, snapshots: Mapping[int, Snapshot], round: int) -> tuple[Snapshot, ...]:
     """The rounds that a replay of ``round`` must run: only that round if the client remembers nothing."""
     target = snapshots[round]
     if not plan.method.remembers(round, target.memory):
@@ -114,7 +266,7 @@ def chain_to(plan: Plan, snapshots: Mapping[int, Snapshot], round: int) -> tuple
     return tuple(snapshots[t] for t in sorted(snapshots) if t <= round)
 
 
-def chunks(worlds: int, size: int) -> list[range]:
+def group_replays(worlds: int, size: int) -> list[range]:
     """Worlds 1 to ``worlds`` - 1 in groups: world w is in group w // size, whether or not it is cached already.
 
     World 0 is the real run. A group is always computed as a whole, so that what its worlds share (the batches of
@@ -124,25 +276,25 @@ def chunks(worlds: int, size: int) -> list[range]:
     return [group for group in groups if len(group)]
 
 
-def content_key(plan: Plan, chain: Sequence[Snapshot], game: Game, config: str) -> str:
+def replay_cache_key(plan: Plan, chain: Sequence[Snapshot], game: MembershipGame, config: str) -> str:
     """The folder name of cached worlds: the same for the same config, broadcasts and audited records."""
     h = hashlib.blake2b(config.encode(), digest_size=8)
-    h.update(str(plan.keys.seed).encode() + digest({"ids": game.whole.ids, "audited": game.audited}).encode())
+    h.update(str(plan.keys.seed).encode() + digest_tensors({"ids": game.whole.ids, "audited": game.audited}).encode())
     for snapshot in chain:
         h.update(f"{snapshot.round}".encode())
         for name in sorted(snapshot.broadcast):
-            h.update(digest(snapshot.broadcast[name]).encode())
+            h.update(digest_tensors(snapshot.broadcast[name]).encode())
     return h.hexdigest()
 
 
-def recalled(plan: Plan, progress: Progress, shard: Shard) -> Progress:
+def restore_memories(plan: Plan, progress: Progress, shard: Shard) -> Progress:
     """``progress`` with the audited client's memory before each of its kept rounds and after the last.
 
     shard: what the client trained on. Unchanged where nothing is marked. A method whose clients remember
     has all of the client's rounds kept, from the first. Raises ValueError where local work drew noise of the
     operating system, or of the client's own secret: another draw of it gives another memory.
     """
-    if not marked(progress.memories.get(plan.victim, {})):
+    if not is_remote_memory(progress.memories.get(plan.victim, {})):
         return progress
     drawn = sorted(set(plan.mechanisms) & set(plan.method.queries))  # others act on what is sent, after local work
     if drawn and plan.noise_source != "seed":
@@ -154,5 +306,49 @@ def recalled(plan: Plan, progress: Progress, shard: Shard) -> Progress:
     snapshots = dict(progress.snapshots)
     for t in sorted(snapshots):
         snapshots[t] = replace(snapshots[t], memory=memory)
-        memory = {name: value.detach() for name, value in memory_after(plan, snapshots[t], memory, shard).items()}
+        memory = {name: value.detach() for name, value in memory_after_round(plan, snapshots[t], memory, shard).items()}
     return replace(progress, snapshots=snapshots, memories={**progress.memories, plan.victim: memory})
+
+
+# --- noted again -------------------------------------------------------------------------------
+# Rounds whose noise was not noted, because the run was stopped and went on, are run once more.
+#
+# What a record of noise and sampling holds is private and never on disk, so it is lost with the process. Noise that is
+# not the operating system's can be drawn again: what was sent must then have the digests that the ledger has, else nothing is taken over.
+
+
+def recover_noise_log(
+    plan: Plan, shards: Sequence[Shard], engine: Any, empty: Ledger, ledger: Ledger, record: NoiseLog,
+    heard: list[ObservedRound] | None = None,
+) -> None:  # fmt: skip
+    """Fill ``record`` where a round of ``ledger`` with protected releases is missing and can be repeated.
+
+    empty: a ledger to repeat the run with. Nothing is done for noise that cannot be drawn again, and for
+    real clients. heard: is given what the audited client released in these rounds.
+    """
+    wanted = {(row.round, row.client) for row in ledger.releases if row.is_protected} - record.rounds.keys()
+    if not wanted or plan.noise_source == "os" or engine.clients_remember:
+        return
+    again, made, said = NoiseLog(plan.victim), start_training(plan, empty), list[ObservedRound]()
+    last = max(round for round, _ in wanted)
+    with show_progress("note the noise of rounds trained before", last + 1) as bar:
+        broadcast = None
+        while made.round <= last:
+            made, _, broadcast = run_round(
+                plan, made, shards, engine, broadcast, None if heard is None else said, again
+            )
+            bar.advance(f"round {made.round - 1}")
+    before, after = _digests_by_client_round(ledger), _digests_by_client_round(made.ledger)
+    for at in wanted & again.rounds.keys():
+        if before[at] == after.get(at):
+            record.add_round(again.rounds[at])
+            if heard is not None:
+                heard.extend(one for one in said if at == (one.round, plan.victim))
+
+
+def _digests_by_client_round(ledger: Ledger) -> dict[tuple[int, int], list[str]]:
+    found: dict[tuple[int, int], list[str]] = {}
+    for row in ledger.releases:
+        if row.client != SERVER:
+            found.setdefault((row.round, row.client), []).append(row.digest)
+    return found

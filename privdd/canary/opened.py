@@ -15,17 +15,16 @@ from typing import Any
 import numpy as np
 
 from attacks.epsilon import fdp_one_run, one_run, right_guesses
-from privdd.canary.commitment import stream
-from privdd.canary.sealed_files import OPENED, SCHEMA, Sealed, check_commitment, secret_of
+from privdd.canary.sealed import CANARY_SCHEMA, OPENED_FILE, SealedCanaries, check_commitment, derive_seed, parse_secret
 from privdd.runtime.files import DamagedRun, read_json
 
-METHODS = {"one_run": one_run, "fdp_one_run": fdp_one_run}
-TOLERANCE = 1e-9  # relative, between a bound and the one computed again
-KEYS = {"schema", "salt", "coins", "scores", "artifact", "guesses_right", "bounds", "bound", "stated", "verdict"}
+BOUND_METHODS = {"one_run": one_run, "fdp_one_run": fdp_one_run}
+BOUND_TOLERANCE = 1e-9  # relative, between a bound and the one computed again
+OPENED_KEYS = {"schema", "salt", "coins", "scores", "artifact", "guesses_right", "bounds", "bound", "stated", "verdict"}
 
 
-def result(
-    sealed: Sealed, salt: bytes, coins: Mapping[str, str], scores: np.ndarray, artifact: Mapping[str, Any]
+def opened_result(
+    sealed: SealedCanaries, salt: bytes, coins: Mapping[str, str], scores: np.ndarray, artifact: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The content of opened.json. scores: (m,), larger = in, by id. Raises DamagedRun for a commitment that does not fit."""
     inside = check_commitment(sealed, salt, coins)
@@ -33,17 +32,19 @@ def result(
     if scores.shape != inside.shape or not np.isfinite(scores).all():
         raise DamagedRun(f"scores {scores.shape}: {len(inside)} finite numbers are needed, one for each canary")
     pairs = [(int(i), int(o)) for i, o in told["guesses"]]
-    ties = np.random.default_rng(stream(salt, "ties"))  # fixed with the coins, so that nobody can draw until it fits
+    ties = np.random.default_rng(
+        derive_seed(salt, "ties")
+    )  # fixed with the coins, so that nobody can draw until it fits
     counts = right_guesses(scores, inside, pairs, ties)
-    each = 1 - (1 - told["confidence"]) / (len(counts) * len(METHODS))
+    each = 1 - (1 - told["confidence"]) / (len(counts) * len(BOUND_METHODS))
     bounds = {
         name: max(bound(len(inside), *c, delta=told["delta"], confidence=each) for c in counts)
-        for name, bound in METHODS.items()
+        for name, bound in BOUND_METHODS.items()
     }
     value = max(bounds.values())
     stated = told["stated"]
     return {
-        "schema": SCHEMA,
+        "schema": CANARY_SCHEMA,
         "salt": salt.hex(),
         "coins": dict(coins),
         "scores": [float(score) for score in scores],
@@ -56,34 +57,38 @@ def result(
     }
 
 
-def check_opened(sealed: Sealed, path: Path) -> dict[str, Any]:
+def check_opened_file(sealed: SealedCanaries, path: Path) -> dict[str, Any]:
     """opened.json, every number of it computed again. Raises DamagedRun, one line, for the first that differs."""
     told = read_json(path)
     if (
         not isinstance(told, dict)
-        or set(told) != KEYS
-        or told["schema"] != SCHEMA
+        or set(told) != OPENED_KEYS
+        or told["schema"] != CANARY_SCHEMA
         or not isinstance(told["artifact"], dict)
     ):
-        raise DamagedRun(f"{path}: no {OPENED} of schema {SCHEMA}")
-    salt, coins = secret_of(told, path)
+        raise DamagedRun(f"{path}: no {OPENED_FILE} of schema {CANARY_SCHEMA}")
+    salt, coins = parse_secret(told, path)
     scores = told["scores"]
     if not isinstance(scores, list) or not all(type(s) is float and math.isfinite(s) for s in scores):
         raise DamagedRun(f"{path}: scores: a list of finite numbers is needed")
-    again = result(sealed, salt, coins, np.asarray(scores, dtype=np.float64), told["artifact"])
-    for name in sorted(KEYS - {"bounds", "bound"}):
+    again = opened_result(sealed, salt, coins, np.asarray(scores, dtype=np.float64), told["artifact"])
+    for name in sorted(OPENED_KEYS - {"bounds", "bound"}):
         if told[name] != again[name]:
-            raise DamagedRun(f"{path}: {name} is {_short(told[name])}, computed again it is {_short(again[name])}")
+            raise DamagedRun(
+                f"{path}: {name} is {_shorten_text(told[name])}, computed again it is {_shorten_text(again[name])}"
+            )
     if not isinstance(told["bounds"], dict) or set(told["bounds"]) != set(again["bounds"]):
         raise DamagedRun(f"{path}: bounds are not {', '.join(again['bounds'])}")
     for name, mine in {**again["bounds"], "bound": again["bound"]}.items():
         theirs = told["bound"] if name == "bound" else told["bounds"][name]
-        if type(theirs) not in (int, float) or not math.isclose(theirs, mine, rel_tol=TOLERANCE, abs_tol=TOLERANCE):
-            raise DamagedRun(f"{path}: {name} is {_short(theirs)}, computed again it is {mine:.6g}")
+        if type(theirs) not in (int, float) or not math.isclose(
+            theirs, mine, rel_tol=BOUND_TOLERANCE, abs_tol=BOUND_TOLERANCE
+        ):
+            raise DamagedRun(f"{path}: {name} is {_shorten_text(theirs)}, computed again it is {mine:.6g}")
     return again
 
 
-def said(found: Mapping[str, Any], sealed: Sealed) -> str:
+def describe_opened(found: Mapping[str, Any], sealed: SealedCanaries) -> str:
     """One line for the terminal."""
     m, told = len(found["scores"]), sealed.statement
     right = ", ".join(f"{right} of {made}" for made, right in found["guesses_right"])
@@ -92,5 +97,5 @@ def said(found: Mapping[str, Any], sealed: Sealed) -> str:
     return line if found["stated"] is None else f"{line}; stated {found['stated']:g}: {found['verdict']}"
 
 
-def _short(value: Any) -> str:
+def _shorten_text(value: Any) -> str:
     return str(value)[:60]

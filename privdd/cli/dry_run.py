@@ -15,124 +15,128 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from privdd.core.errors import BadConfig
-from privdd.runtime.progress import spell, stage
+from privdd.core.validation import BadConfig
+from privdd.runtime.progress import format_seconds, show_progress
 
 if TYPE_CHECKING:
     from attacks.types import Attack
-    from privdd.auditing.pricing.part_rounds import Rounds
-    from privdd.auditing.pricing.price import Price
+    from privdd.auditing.cost_estimate import CostEstimate
+    from privdd.auditing.timing import RoundTimings
     from privdd.federated.experiment import Experiment
     from privdd.federated.method import Method
 
-OPTION = "--dry-run"
-ROUNDS = ("algo.rounds", "algo.distill_rounds", "algo.base.rounds", "algo.read_rounds", "algo.varied_rounds")
-LENGTHS = ("iterations", "steps", "budget")  # of an attack's search, at any depth of its config
-PARTS = (40, 20)  # a search of the probe is so many times shorter than its own
-LONG = 100  # shorter searches are run as they are
-FEW = {"rounds": 1, "federations": 0, "victims": 2}  # of the audit, at most
-WORLDS = 3
-MOST = 45.0  # CPU seconds of a probe; a longer one is not run
+DRY_RUN_OPTION = "--dry-run"
+ROUND_SETTINGS = ("algo.rounds", "algo.distill_rounds", "algo.base.rounds", "algo.read_rounds", "algo.varied_rounds")
+SEARCH_LENGTHS = ("iterations", "steps", "budget")  # of an attack's search, at any depth of its config
+PROBE_FRACTIONS = (40, 20)  # a search of the probe is so many times shorter than its own
+LONG_SEARCH = 100  # shorter searches are run as they are
+PROBE_AUDIT_LIMITS = {"rounds": 1, "federations": 0, "victims": 2}  # of the audit, at most
+PROBE_REPLAYS = 3
+MAX_PROBE_SECONDS = 45.0  # CPU seconds of a probe; a longer one is not run
 
 
-def dry_run(config: DictConfig, path: Path) -> int:
+def print_cost(config: DictConfig, path: Path) -> int:
     """Print the price of the audit of ``config`` into ``path``; exit status 0. Raises BadConfig for what cannot run."""
-    from attacks.repeatable import repeatable
-    from privdd.auditing.pricing.beforehand import timed
-    from privdd.auditing.pricing.extrapolated import extrapolated, probe_seconds
-    from privdd.auditing.pricing.needs import check_fits
-    from privdd.cli.assemble import assemble, attacks_of
-    from privdd.cli.read_settings import forced
+    from attacks.gpu import deterministic_kernels
+    from privdd.auditing.cost_estimate import check_resources, extrapolate_cost, probe_seconds, time_unit_costs
+    from privdd.cli.build import build_attacks, build_experiment
+    from privdd.cli.settings import is_forced
 
     if config.get("scores") is not None or config.get("run") is not None or config.get("resume") is not None:
-        raise BadConfig(f"{OPTION}: only a run that trains has a price; leave scores=, run= and resume= away")
-    whole = assemble(copy.deepcopy(config))
-    check_fits(whole, path, force=forced(config))
-    _say("timing a part of a few rounds")
-    small = _small(config, whole.plan.method.worlds_per_pass if whole.plan.method.shares_work else 0)
-    searches = searches_read(config, whole.plan.method, attacks_of(config))
-    with repeatable(whole.run.device):  # the kernels of the run
-        step, rounds = timed(whole).step, _rounds(whole)  # in this order: the first makes all warm
-        length = probe_seconds(whole, small.audit.worlds, rounds, step, [probed_steps(n) for n in searches])
-        found = extrapolated(whole, rounds, step, searches) if length > MOST else _probed(whole, config, small, length)
-    print("\n".join([f"{config.name or 'this run'}: nothing was kept; {found.source}", *found.lines()]))
+        raise BadConfig(f"{DRY_RUN_OPTION}: only a run that trains has a price; leave scores=, run= and resume= away")
+    whole = build_experiment(copy.deepcopy(config))
+    check_resources(whole, path, force=is_forced(config))
+    _print_progress("timing a part of a few rounds")
+    small = _probe_config(config, whole.plan.method.worlds_per_pass if whole.plan.method.shares_work else 0)
+    searches = lengths_of_used_searches(config, whole.plan.method, build_attacks(config))
+    with deterministic_kernels(whole.run.device):  # the kernels of the run
+        step, rounds = time_unit_costs(whole).step, _time_rounds(whole)  # in this order: the first makes all warm
+        length = probe_seconds(whole, small.audit.worlds, rounds, step, [count_probe_steps(n) for n in searches])
+        found = (
+            extrapolate_cost(whole, rounds, step, searches)
+            if length > MAX_PROBE_SECONDS
+            else _price_by_probe(whole, config, small, length)
+        )
+    print("\n".join([f"{config.name or 'this run'}: nothing was kept; {found.source}", *found.format_lines()]))
     return 0
 
 
-def _rounds(whole: Experiment) -> Rounds:
-    from privdd.auditing.pricing.part_rounds import rounds_in_part, to_time
+def _time_rounds(whole: Experiment) -> RoundTimings:
+    from privdd.auditing.timing import rounds_to_time, time_rounds
 
-    with stage(f"{OPTION}: rounds", len(to_time(whole.plan))) as bar:
-        return rounds_in_part(whole, bar.advance)
+    with show_progress(f"{DRY_RUN_OPTION}: rounds", len(rounds_to_time(whole.plan))) as bar:
+        return time_rounds(whole, bar.advance)
 
 
-def _probed(whole: Experiment, config: DictConfig, small: DictConfig, length: float) -> Price:
+def _price_by_probe(whole: Experiment, config: DictConfig, small: DictConfig, length: float) -> CostEstimate:
     """By a small audit; length: about so many CPU seconds."""
-    from privdd.auditing.findings import write_run
-    from privdd.auditing.pricing.probe import Probe, price
-    from privdd.cli.assemble import assemble, attacks_of
+    from privdd.auditing.cost_estimate import CostProbe, estimate_from_probe
+    from privdd.auditing.findings import write_audit
+    from privdd.cli.build import build_attacks, build_experiment
     from privdd.reporting.page import write_report
 
-    attacks, lengths = dict(attacks_of(config)), {}
+    attacks, lengths = dict(build_attacks(config)), {}
     for name, node in (small.get("attack") or {}).items():
-        if lengthened := shortened(OmegaConf.to_container(node, resolve=True)):
+        if lengthened := shorten_searches(OmegaConf.to_container(node, resolve=True)):
             first, second, lengths[name] = lengthened
-            attacks[name], attacks[f"{name}~1"], attacks[f"{name}~2"] = _built(first, first, second)
-    _say(f"a small audit, about {spell(length)}")
+            attacks[name], attacks[f"{name}~1"], attacks[f"{name}~2"] = _build_nodes(first, first, second)
+    _print_progress(f"a small audit, about {format_seconds(length)}")
     with tempfile.TemporaryDirectory() as folder:
         OmegaConf.save(small, Path(folder) / "config.yaml", resolve=True)
 
-        def report(kept: Any, audited: Any) -> None:
+        def write_probe_report(kept: Any, audited: Any) -> None:
             whole_names = [f for f in audited.findings if "~" not in f.attack]
-            write_run(kept, replace(audited, findings=tuple(whole_names)), ["privdd.audit", OPTION])
+            write_audit(kept, replace(audited, findings=tuple(whole_names)), ["privdd.audit", DRY_RUN_OPTION])
             write_report(kept.path)
 
         with redirect_stderr(StringIO()):
-            return price(whole, Probe(assemble(small), attacks, lengths), Path(folder), report)
+            return estimate_from_probe(
+                whole, CostProbe(build_experiment(small), attacks, lengths), Path(folder), write_probe_report
+            )
 
 
-def _say(what: str) -> None:
-    print(f"privdd: {OPTION}: {what}", file=sys.stderr, flush=True)
+def _print_progress(what: str) -> None:
+    print(f"privdd: {DRY_RUN_OPTION}: {what}", file=sys.stderr, flush=True)
 
 
-def _small(config: DictConfig, together: int) -> DictConfig:
+def _probe_config(config: DictConfig, together: int) -> DictConfig:
     """The config of the probe. together: worlds of one pass, where the method replays them so."""
     small = copy.deepcopy(config)
     with open_dict(small):
-        for key in ROUNDS:
+        for key in ROUND_SETTINGS:
             if OmegaConf.select(small, key) is not None:
                 OmegaConf.update(small, key, 1)
-        for name, most in FEW.items():
+        for name, most in PROBE_AUDIT_LIMITS.items():
             small.audit[name] = min(most, small.audit[name])
-        small.audit.worlds = min(max(WORLDS, together + 1), small.audit.worlds)
+        small.audit.worlds = min(max(PROBE_REPLAYS, together + 1), small.audit.worlds)
         small.participation, small.trust.dropout, small.tracking = 1.0, 0.0, None  # all are there in the one round
         small.engine = {"kind": "serial", "threads": small.engine.threads}
         small.audit.require = "some"
     return small
 
 
-def shortened(node: Any) -> tuple[Any, Any, tuple[int, int, int]] | None:
-    """An attack's config with its searches shortened by both of ``PARTS``, and the lengths of its longest search in
+def shorten_searches(node: Any) -> tuple[Any, Any, tuple[int, int, int]] | None:
+    """An attack's config with its searches shortened by both of ``PROBE_FRACTIONS``, and the lengths of its longest search in
     the two and in itself; None where it has no long search."""
-    longest = max((value for _, value in _searches(node)), default=0)
-    if longest < LONG:
+    longest = max((value for _, value in _iterate_searches(node)), default=0)
+    if longest < LONG_SEARCH:
         return None
     made = []
-    for part in PARTS:
+    for part in PROBE_FRACTIONS:
         made.append(copy.deepcopy(node))
-        for place, value in list(_searches(made[-1])):
-            place[0][place[1]] = max(1, round(value / part)) if value >= LONG else value
-    first, second = (max(1, round(longest / part)) for part in PARTS)
+        for place, value in list(_iterate_searches(made[-1])):
+            place[0][place[1]] = max(1, round(value / part)) if value >= LONG_SEARCH else value
+    first, second = (max(1, round(longest / part)) for part in PROBE_FRACTIONS)
     return made[0], made[1], (first, second, longest)
 
 
-def probed_steps(longest: int) -> int:
+def count_probe_steps(longest: int) -> int:
     """Steps of a search in the probe, all of its runs together."""
-    first, second = (max(1, round(longest / part)) for part in PARTS)
-    return 2 * first + second if longest >= LONG else longest
+    first, second = (max(1, round(longest / part)) for part in PROBE_FRACTIONS)
+    return 2 * first + second if longest >= LONG_SEARCH else longest
 
 
-def searches_read(config: DictConfig, method: Method, attacks: Mapping[str, Attack]) -> list[int]:
+def lengths_of_used_searches(config: DictConfig, method: Method, attacks: Mapping[str, Attack]) -> list[int]:
     """The length of each attack's longest search, of those that read what the method sends."""
     searches, there = longest_searches(config), {*method.uploads.values(), *method.broadcasts.values()}
     return [searches[name] for name, attack in attacks.items() if there & attack.surfaces]
@@ -142,36 +146,36 @@ def longest_searches(config: DictConfig) -> dict[str, int]:
     """Attack -> the length of its longest search; 0 of one that does not search."""
     nodes = OmegaConf.to_container(config.get("attack") or OmegaConf.create({}), resolve=True)
     each = nodes.items() if isinstance(nodes, dict) else ()
-    longest = lambda node: max((value for (_, key), value in _searches(node) if key != "budget"), default=0)  # noqa: E731
+    longest = lambda node: max((value for (_, key), value in _iterate_searches(node) if key != "budget"), default=0)  # noqa: E731
     return {str(name): longest(node) for name, node in each}
 
 
-def _searches(node: Any) -> Iterator[tuple[tuple[dict[str, Any], str], int]]:
+def _iterate_searches(node: Any) -> Iterator[tuple[tuple[dict[str, Any], str], int]]:
     """((mapping, key), value) of every length of a search at or below ``node``."""
     for key, value in node.items() if isinstance(node, Mapping) else ():
-        if key in LENGTHS and isinstance(value, int) and not isinstance(value, bool):
+        if key in SEARCH_LENGTHS and isinstance(value, int) and not isinstance(value, bool):
             yield (node, key), value  # type: ignore[misc]
-        yield from _searches(value)
+        yield from _iterate_searches(value)
 
 
-def _built(*nodes: Any) -> list[Any]:
-    from privdd.cli.assemble import build
+def _build_nodes(*nodes: Any) -> list[Any]:
+    from privdd.cli.build import instantiate_node
 
-    return [build(OmegaConf.create(node)) for node in nodes]
+    return [instantiate_node(OmegaConf.create(node)) for node in nodes]
 
 
-def wanted(argv: list[str]) -> bool:
+def take_dry_run_option(argv: list[str]) -> bool:
     """Whether the arguments ask for a price; the option is taken out of them."""
-    asked = OPTION in argv
-    while OPTION in argv:
-        argv.remove(OPTION)
+    asked = DRY_RUN_OPTION in argv
+    while DRY_RUN_OPTION in argv:
+        argv.remove(DRY_RUN_OPTION)
     return asked
 
 
-def priced(command: str, argv: list[str], config: DictConfig) -> int:
-    """``dry_run`` of a checked command line."""
+def price_command(command: str, argv: list[str], config: DictConfig) -> int:
+    """``print_cost`` of a checked command line."""
     from privdd.cli.sweeps import is_sweep
 
     if command != "audit" or is_sweep(argv):
-        raise BadConfig(f"{OPTION}: the price of one audit; leave -m away")
-    return dry_run(config, Path.cwd())
+        raise BadConfig(f"{DRY_RUN_OPTION}: the price of one audit; leave -m away")
+    return print_cost(config, Path.cwd())

@@ -11,70 +11,72 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from attacks.scores import audit_scores
+from attacks.external_scores import audit_scores
 from attacks.types import SENT_BY_SERVER, Finding, Surface
 from privdd import __version__
-from privdd.auditing.findings import finding_row, verdict
-from privdd.auditing.targets.outside_run import check_free
-from privdd.cli.read_settings import audit_settings, privacy_settings
-from privdd.cli.validation import check_types
-from privdd.core.errors import BadConfig
-from privdd.reporting.findings_file import validate, write
+from privdd.auditing.findings import decide_verdict, finding_row
+from privdd.cli.settings import audit_settings, privacy_settings
+from privdd.cli.validation import check_config_types
+from privdd.core.validation import BadConfig
+from privdd.external.run_folder import check_folder_free
+from privdd.reporting.findings_file import validate_findings, write_findings
 from privdd.reporting.page import write_report
 from privdd.reporting.terminal import print_summary
-from privdd.runtime.files import jsonable, write_json
-from privdd.runtime.lock import locked
+from privdd.runtime.files import lock_folder, to_plain_json, write_json
+from privdd.runtime.manifest import seal_folder
 from privdd.runtime.run_folder import RunFolder, write_tensors
-from privdd.runtime.seal import seal
 
-STATED = "stated by whoever brought the scores"
+STATED_ELSEWHERE = "stated by whoever brought the scores"
 
 
-def audit_brought(config: DictConfig, path: Path, argv: Sequence[str]) -> int:
+def audit_external_scores(config: DictConfig, path: Path, argv: Sequence[str]) -> int:
     """``scores=FILE`` into ``path`` -> 0, or 2 where a bound is above the epsilon stated as ``privacy.epsilon``.
 
     Raises ValueError, one line, for a file that cannot be read as such scores.
     """
     began = time.monotonic()
-    check_types(config)
+    check_config_types(config)
     audit, privacy = audit_settings(config), privacy_settings(config)
     if audit is None:
         raise BadConfig("scores: a config of privdd.audit is needed")
     stated = None if privacy.epsilon is None else float(privacy.epsilon)
-    findings = _findings(config, float(audit.confidence), privacy.delta)
+    findings = _collect_findings(config, float(audit.confidence), privacy.delta)
     folder = RunFolder(path)
-    with locked(path):
-        check_free(path)
+    with lock_folder(path):
+        check_folder_free(path)
         for finding in findings:
             kept = {name: value for name, value in finding.figures.items() if not name.startswith("roc_")}
-            write_tensors(folder.evidence(str(finding.surface), finding.attack), kept)
-        data = jsonable(_result(config, privacy.delta, stated, findings, time.monotonic() - began))
-        result = validate(data, str(folder.findings))
+            write_tensors(folder.evidence_file(str(finding.surface), finding.attack), kept)
+        data = to_plain_json(_findings_json(config, privacy.delta, stated, findings, time.monotonic() - began))
+        result = validate_findings(data, str(folder.findings_file))
         about = {"schema": 1, "version": __version__, "seed": int(config.seed), "command": list(argv)}
-        write_json(folder.manifest, about)
-        write(result, folder.findings)
+        write_json(folder.manifest_file, about)
+        write_findings(result, folder.findings_file)
         page = write_report(path)
-        seal(path)
+        seal_folder(path)
     print_summary(result, sys.stdout)
-    print(f"\nreport: {page}\nresult: {folder.findings}")
+    print(f"\nreport: {page}\nresult: {folder.findings_file}")
     return 2 if result.verdict == "contradiction" else 0
 
 
-def _findings(config: DictConfig, confidence: float, delta: float) -> list[Finding]:
+def _collect_findings(config: DictConfig, confidence: float, delta: float) -> list[Finding]:
     """The findings, each with the bound at a confidence that all of them share: this bound decides the verdict."""
-    given: dict[str, Any] = {"surface": _surface(config), "delta": delta, "seed": int(config.seed)}
+    given: dict[str, Any] = {"surface": _scored_surface(config), "delta": delta, "seed": int(config.seed)}
     found = audit_scores(str(config.scores), confidence=confidence, **given)
     shared = audit_scores(str(config.scores), confidence=1 - (1 - confidence) / len(found), **given)
-    return [_decisive(one, strict.measures.get("epsilon_measured")) for one, strict in zip(found, shared, strict=True)]
+    return [
+        _add_familywise_bound(one, strict.measures.get("epsilon_measured"))
+        for one, strict in zip(found, shared, strict=True)
+    ]
 
 
-def _decisive(finding: Finding, bound: float | None) -> Finding:
+def _add_familywise_bound(finding: Finding, bound: float | None) -> Finding:
     if bound is None:
         return finding
     return finding.with_measures(diagnostics={**finding.measures.get("diagnostics", {}), "epsilon_familywise": bound})
 
 
-def _surface(config: DictConfig) -> Surface:
+def _scored_surface(config: DictConfig) -> Surface:
     try:
         return Surface(str(config.scores_surface))
     except ValueError:
@@ -82,33 +84,33 @@ def _surface(config: DictConfig) -> Surface:
         raise BadConfig(f"scores_surface={config.scores_surface}: allowed are {known}") from None
 
 
-def _result(
+def _findings_json(
     config: DictConfig, delta: float, stated: float | None, findings: Sequence[Finding], seconds: float
 ) -> dict[str, Any]:
     unknown = {"pld": math.inf, "rdp": math.inf}
-    judged = verdict(unknown, stated, findings)
+    judged = decide_verdict(unknown, stated, findings)
     rows = [finding_row(finding, stated) for finding in findings]
     why = "nothing here shows how it was derived; only attacks were run"
-    claims = [] if stated is None else [{"source": STATED, "epsilon": stated, "sound": False, "why": why}]
+    claims = [] if stated is None else [{"source": STATED_ELSEWHERE, "epsilon": stated, "sound": False, "why": why}]
     game = {"delta": delta, "unit": "record", "relation": "add_remove"}
     return {
         "schema": 2,
-        "run": _run(config, seconds),
+        "run": _run_json(config, seconds),
         "target": {"kind": "scores"},
         "privacy": {**game, "epsilon": unknown, "claims": claims},
-        "surfaces": [{**_sent(rows[0]["surface"]), "epsilon": unknown, "verdict": judged}],
+        "surfaces": [{**_surface_json(rows[0]["surface"]), "epsilon": unknown, "verdict": judged}],
         "findings": rows,
         "verdict": judged,
     }
 
 
-def _sent(surface: str) -> dict[str, Any]:
+def _surface_json(surface: str) -> dict[str, Any]:
     sender = "server" if Surface(surface) in SENT_BY_SERVER else "client"
     unknown = {"rounds": 0, "bytes": 0, "mechanism": "unknown"}
     return {"surface": surface, "sender": sender, "names": ["scores"], "audited": True, **unknown}
 
 
-def _run(config: DictConfig, seconds: float) -> dict[str, Any]:
+def _run_json(config: DictConfig, seconds: float) -> dict[str, Any]:
     spent = {"train": 0.0, "worlds": 0.0, "attacks": seconds, "total": seconds}
     return {
         "algo": str(config.name or "scores"), "data": Path(str(config.scores)).name, "preset": "none",

@@ -1,4 +1,4 @@
-"""What ``privdd.audit`` and ``privdd.train`` share: argument checks, Hydra, resume, exit status.
+"""What ``privdd.audit`` and ``privdd.train`` share: help, argument checks, Hydra, resume, exit status.
 
 What takes long to import (torch, scipy) is imported after the command line was checked, so that a mistyped one is
 refused at once.
@@ -8,41 +8,132 @@ from __future__ import annotations
 
 import os
 import sys
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TextIO
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, open_dict
 
-from privdd.auditing.targets.target_command import USAGE, asks_for_target, read_command
+from privdd import __version__
 from privdd.cli import dry_run
-from privdd.cli.config import (
-    as_written,
-    composed,
+from privdd.cli.compose import (
+    compose_config,
     config_dir,
-    expand,
-    guarded,
+    expand_arguments,
+    group_choices,
     name_run,
-    overrides_first,
-    own_folders,
+    overrides_as_typed,
+    put_overrides_first,
+    quote_paths,
     register_resolvers,
+    run_guarded,
+    user_config_folders,
 )
-from privdd.cli.help import answered
-from privdd.cli.overrides import OF_HYDRA, check_overrides
-from privdd.cli.quoting import quoted
-from privdd.cli.read_settings import audit_settings, privacy_settings, run_settings
-from privdd.cli.secret import taken, unused
-from privdd.cli.sweeps import Sweep, asked, count_points, is_sweep, pinned
-from privdd.core.errors import BadConfig
-from privdd.runtime.allocator import keep_memory
-from privdd.runtime.plain_folder import check_folder
-from privdd.runtime.preloaded import start
-from privdd.tapping.named_recording import recording_named
+from privdd.cli.overrides import HYDRA_OPTIONS, check_overrides
+from privdd.cli.secret import take_secret, unused_secret_error
+from privdd.cli.settings import audit_settings, privacy_settings, run_settings
+from privdd.cli.sweeps import Sweep, count_points, is_sweep, parse_sweep, pin_sweep_folder
+from privdd.core.validation import BadConfig
+from privdd.external.arguments import TARGET_USAGE, asks_for_target, parse_target_arguments
+from privdd.recording.recording_folder import find_recording_argument
+from privdd.runtime.files import check_plain_folder
+from privdd.runtime.startup import keep_freed_memory, start_forkserver
 
-Run = Callable[[DictConfig, Path, Sequence[str]], int]
-WORKERS_LOAD = {  # command -> modules that its worker processes need; torch imports torch._dynamo at its first vmap
+# --- help --------------------------------------------------------------------------------------
+# ``--help`` and ``--version`` of ``privdd.audit`` and ``privdd.train``.
+
+
+COMMAND_PURPOSES = {
+    "audit": "Train federated clients, attack everything that leaves one of them, and test the stated privacy limit.",
+    "train": "Train federated clients and account for what they release, without attacks.",
+}
+COMMAND_EXAMPLES = {
+    "audit": (
+        ("algo=fedfed preset=smoke", "a first report in under a minute"),
+        ("algo=feddm privacy=none attack=[lira,copy_detection]", "two attacks only"),
+        ("algo=fedavg privacy=dpsgd privacy.epsilon=3", "noise chosen for a target epsilon"),
+        ("-m algo=fedfed_dp privacy.noise_multiplier=0.5,1,2 seed=0,1", "a sweep: epsilon against accuracy"),
+        ("run=outputs/... attack=[rmia]", "attack a finished run again"),
+    ),
+    "train": (
+        ("algo=fedavg preset=smoke", "a first run in seconds"),
+        ("algo=feddm data=fashion_mnist partition=dirichlet", "other data, unequal clients"),
+        ("algo=fedavg privacy=dpsgd privacy.epsilon=3", "noise chosen for a target epsilon"),
+        ("-m algo=fedavg,fedprox seed=0,1,2", "a sweep"),
+        ("resume=outputs/...", "go on after an interruption"),
+    ),
+}
+SHOWN_GROUPS = ("algo", "data", "partition", "model", "privacy", "attack", "preset", "engine", "experiment")
+
+
+def print_help_if_asked(command: str, argv: Sequence[str], out: TextIO) -> bool:
+    """Whether the arguments asked for help or for the version, which was then printed."""
+    if any(word in ("--help", "-h") for word in argv):
+        print(help_text(command, user_config_folders(argv)), file=out)
+    elif "--version" in argv:
+        print(f"privdd {__version__}", file=out)
+    else:
+        return False
+    return True
+
+
+def help_text(command: str, own: Sequence[str] = ()) -> str:
+    """Usage, choices, five examples and where to read on. own: the user's own config folders."""
+    folders = [config_dir(), *own]
+    lines = [
+        f"usage: python -m privdd.{command} [KEY=VALUE ...] [-m] [--config-dir DIR]",
+        "",
+        COMMAND_PURPOSES[command],
+        "",
+    ]
+    lines += ["Choices, as NAME=VALUE:"]
+    for group in SHOWN_GROUPS:
+        if group == "attack" and command != "audit":
+            continue
+        lines += textwrap.wrap(
+            ", ".join(group_choices(group, folders)), 110, initial_indent=f"  {group:<11}", subsequent_indent=" " * 13
+        )
+    lines += ["", "Every other setting is KEY=VALUE as well: privacy.noise_multiplier=2, seed=1, algo.rounds=5.", ""]
+    lines += ["Examples:"]
+    for arguments, meaning in COMMAND_EXAMPLES[command]:
+        lines += [f"  python -m privdd.{command} {arguments}", f"      {meaning}"]
+    return "\n".join([*lines, "", *OPTIONS_TEXT, "", *HELP_ENDINGS[command]])
+
+
+OPTIONS_TEXT = (
+    "Options:",
+    "  -m                 several values, KEY=A,B,C, run one after the other and are compared",
+    "  --config-dir DIR   a folder of your own yaml files (algo/, attack/, data/, ... below it)",
+    "  --cfg job          print the whole configuration and stop",
+    "  --dry-run          audit: print CPU time, memory and disk that it would take, by stage, and stop",
+    "  --version, --help",
+)
+READ_ON_TEXT = (
+    "README.md says what the numbers mean; docs/ has the tables; privdd.report, .verify and .selftest --help."
+)
+HELP_ENDINGS = {
+    "audit": (
+        "target.model=, target.synthetic= and target.updates= audit what was made elsewhere: target.model= --help.",
+        "Exit status: 0 done, whatever leaks; 2 a stated limit is contradicted; 1 error.",
+        READ_ON_TEXT,
+    ),
+    "train": ("Exit status: 0 done; 1 error.", READ_ON_TEXT),
+}
+
+
+# --- main --------------------------------------------------------------------------------------
+# What ``privdd.audit`` and ``privdd.train`` share: argument checks, Hydra, resume, exit status.
+#
+# What takes long to import (torch, scipy) is imported after the command line was checked, so that a mistyped one is
+# refused at once.
+
+
+CommandRun = Callable[[DictConfig, Path, Sequence[str]], int]
+WORKER_MODULES = {  # command -> modules that its worker processes need; torch imports torch._dynamo at its first vmap
     "audit": ("torch._dynamo", "privdd.auditing.pipeline"),
     "train": ("torch._dynamo", "privdd.federated.simulation"),
 }
@@ -53,89 +144,93 @@ NOT_TRUSTED = (
 )
 
 
-def main(command: str, run: Run) -> int:
+def main(command: str, run: CommandRun) -> int:
     """Run a command: one-line errors; status 0 (done), 1 (error) or 2 (contradiction)."""
-    return guarded(lambda: _main(command, run))
+    return run_guarded(lambda: _run_command(command, run))
 
 
-def _main(command: str, run: Run) -> int:
+def _run_command(command: str, run: CommandRun) -> int:
     outside = command == "audit" and asks_for_target(sys.argv[1:])
     if outside and {"-h", "--help"} & {*sys.argv}:
-        print(USAGE, end="")
+        print(TARGET_USAGE, end="")
         return 0
-    if answered(command, sys.argv[1:], sys.stdout):
+    if print_help_if_asked(command, sys.argv[1:], sys.stdout):
         return 0
-    keep_memory()
-    if command == "audit" and (recording := recording_named(sys.argv[1:])) is not None:
-        from privdd.auditing.targets.recorded_run import run_recorded
+    keep_freed_memory()
+    if command == "audit" and (recording := find_recording_argument(sys.argv[1:])) is not None:
+        from privdd.external.recorded_federation import run_recorded_audit
 
-        return run_recorded(recording, sys.argv[1:])
+        return run_recorded_audit(recording, sys.argv[1:])
     if outside:
-        read_command(sys.argv[1:])  # quick, where the imports below are not
-        from privdd.auditing.targets.run_target import run_target
+        parse_target_arguments(sys.argv[1:])  # quick, where the imports below are not
+        from privdd.external.runner import run_target_audit
 
-        return run_target(sys.argv[1:])
+        return run_target_audit(sys.argv[1:])
     register_resolvers()
-    public, secret_typed = taken(quoted(sys.argv[1:]))
+    public, secret_typed = take_secret(quote_paths(sys.argv[1:]))
     sys.argv = [sys.argv[0], *public]
-    typed, trusted = _without_trust(public)
-    priced_only = dry_run.wanted(typed)
-    argv = expand(typed, command)
+    typed, trusted = _split_trusted_packages(public)
+    priced_only = dry_run.take_dry_run_option(typed)
+    argv = expand_arguments(typed, command)
     if priced_only:
         if trusted:
             raise BadConfig(NOT_TRUSTED)
-        return dry_run.priced(command, argv, config_of(command, *argv))
-    if any(a.split("=")[0] in OF_HYDRA for a in argv):
-        _hydra(command, run, argv, typed)
+        return dry_run.price_command(command, argv, config_of(command, *argv))
+    if any(a.split("=")[0] in HYDRA_OPTIONS for a in argv):
+        _run_with_hydra(command, run, argv, typed)
         return 0
-    config = _quickly_checked(command, argv)
+    config = _check_without_torch(command, argv)
     # a stored run may be on another device, and the points of a sweep may be processes themselves
-    if config.engine.kind == "processes" and not _of_stored_run(config) and not is_sweep(argv):
-        start(WORKERS_LOAD[command], config.device)
-    _checked(config, argv)
+    if config.engine.kind == "processes" and not _names_stored_run(config) and not is_sweep(argv):
+        start_forkserver(WORKER_MODULES[command], config.device)
+    _check_with_torch(config, argv)
     for word in ("resume", "run"):
         if config.get(word) is not None:
-            from privdd.cli.again import again
-            from privdd.cli.stored_config import stored_config
+            from privdd.cli.resume import config_of_stored_run
+            from privdd.cli.stored_config import load_stored_config
 
             path = Path(str(config[word]))
-            stored = stored_config(path, trusted)
+            stored = load_stored_config(path, trusted)
             if secret_typed and stored.privacy.noise_source != "secret":
-                raise unused()
-            return run(again(stored, command, argv, typed, word), path, ["python", "-m", f"privdd.{command}", *public])
+                raise unused_secret_error()
+            return run(
+                config_of_stored_run(stored, command, argv, typed, word),
+                path,
+                ["python", "-m", f"privdd.{command}", *public],
+            )
     if trusted:
         raise BadConfig(NOT_TRUSTED)
     if secret_typed and config.privacy.noise_source != "secret":
-        raise unused()
-    return _hydra(command, run, argv, typed)
+        raise unused_secret_error()
+    return _run_with_hydra(command, run, argv, typed)
 
 
-def checked(command: str, argv: Sequence[str]) -> DictConfig:
+def check_command(command: str, argv: Sequence[str]) -> DictConfig:
     """The config that was typed (first value of each sweep). Raises BadConfig with one line."""
-    config = _quickly_checked(command, argv)
-    _checked(config, argv)
+    config = _check_without_torch(command, argv)
+    _check_with_torch(config, argv)
     return config
 
 
-def _quickly_checked(command: str, argv: Sequence[str]) -> DictConfig:
+def _check_without_torch(command: str, argv: Sequence[str]) -> DictConfig:
     """What can be told without torch."""
     config = check_overrides(command, argv)
     run_settings(config), privacy_settings(config), audit_settings(config)
     return config
 
 
-def _checked(config: DictConfig, argv: Sequence[str]) -> None:
+def _check_with_torch(config: DictConfig, argv: Sequence[str]) -> None:
     """The rest."""
-    from privdd.cli.unused_settings import check_used
+    from privdd.cli.unused_settings import check_settings_used
 
-    if not _of_stored_run(config):
-        check_used(config, argv)
-    from privdd.cli.validation import check_types
+    if not _names_stored_run(config):
+        check_settings_used(config, argv)
+    from privdd.cli.validation import check_config_types
 
-    check_types(config)
+    check_config_types(config)
 
 
-def _of_stored_run(config: DictConfig) -> bool:
+def _names_stored_run(config: DictConfig) -> bool:
     """Whether ``run=`` or ``resume=`` was typed: the other settings are then those of a stored run."""
     return config.get("run") is not None or config.get("resume") is not None
 
@@ -143,9 +238,9 @@ def _of_stored_run(config: DictConfig) -> bool:
 def config_of(command: str, *overrides: str, config_dir: Path | str | None = None) -> DictConfig:
     """The config that ``python -m privdd.COMMAND OVERRIDES`` would run. Raises ValueError with one line."""
     own = [] if config_dir is None else [f"--config-dir={config_dir}"]
-    argv = expand(quoted([*own, *overrides]), command)
-    checked(command, argv)
-    config = composed(command, [a for a in argv if not a.startswith("-")], own_folders(argv), hydra=True)
+    argv = expand_arguments(quote_paths([*own, *overrides]), command)
+    check_command(command, argv)
+    config = compose_config(command, [a for a in argv if not a.startswith("-")], user_config_folders(argv), hydra=True)
     choices = config.hydra.runtime.choices
     with open_dict(config):
         del config["hydra"]
@@ -153,63 +248,63 @@ def config_of(command: str, *overrides: str, config_dir: Path | str | None = Non
     return config
 
 
-def _without_trust(argv: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
+def _split_trusted_packages(argv: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
     """The arguments without the packages that ``trust=`` names, and these; ``trust=secagg`` names what a server sees."""
     naming = [a for a in argv if a.startswith("trust=") and not set(a[6:].strip("[]").split(",")) <= TRUST_MODELS]
     if not naming:
         return list(argv), ()
     if not any(a.startswith(("run=", "resume=")) for a in argv):
         raise BadConfig(NOT_TRUSTED)
-    from privdd.cli.allowed_targets import trusted_packages
+    from privdd.cli.stored_config import parse_trusted_packages
 
     named, kept = [a.removeprefix("trust=") for a in naming], [a for a in argv if a not in naming]
-    return kept, tuple(package for text in named for package in trusted_packages(text))
+    return kept, tuple(package for text in named for package in parse_trusted_packages(text))
 
 
-def _hydra(command: str, run: Run, argv: Sequence[str], given: Sequence[str]) -> int:
+def _run_with_hydra(command: str, run: CommandRun, argv: Sequence[str], given: Sequence[str]) -> int:
     """argv: what Hydra reads; given: what the user wrote, which the run records as its command."""
     status: list[int] = []
-    sweep = _sweep(command, argv) if is_sweep(argv) else None
+    sweep = _create_sweep(command, argv) if is_sweep(argv) else None
 
-    def job(config: DictConfig) -> int:
+    def run_job(config: DictConfig) -> int:
         node = HydraConfig.get()
         path = Path(node.runtime.output_dir)
         name_run(config, node.runtime.choices)
-        typed = ["python", "-m", f"privdd.{command}", *as_written(node.overrides.task, given)]
+        typed = ["python", "-m", f"privdd.{command}", *overrides_as_typed(node.overrides.task, given)]
         if sweep is not None:
-            work = lambda: _point(config, node.overrides.task, lambda: run(config, path, typed))  # noqa: E731
-            return sweep.point(path, work, lambda: _check_finished(path, config))
-        status.append(guarded(lambda: run(config, path, typed)))  # Hydra would print a traceback
+            work = lambda: _run_sweep_point(config, node.overrides.task, lambda: run(config, path, typed))  # noqa: E731
+            return sweep.run_point(path, work, lambda: _check_finished_point(path, config))
+        status.append(run_guarded(lambda: run(config, path, typed)))  # Hydra would print a traceback
         return status[-1]
 
-    sys.argv = [sys.argv[0], *overrides_first(pinned(command, argv, sweep.folder) if sweep else argv)]
-    start = hydra.main(version_base="1.3", config_path=config_dir(), config_name=command)(job)
+    sys.argv = [sys.argv[0], *put_overrides_first(pin_sweep_folder(command, argv, sweep.folder) if sweep else argv)]
+    start = hydra.main(version_base="1.3", config_path=config_dir(), config_name=command)(run_job)
     if sweep is not None:
         sweep.folder.mkdir(parents=True, exist_ok=True)
-        check_folder(sweep.folder)
-        return _swept(sweep, start)
-    with _raising():
+        check_plain_folder(sweep.folder)
+        return _run_sweep(sweep, start)
+    with _raise_hydra_errors():
         start()
     return max(status, default=0)
 
 
-def _point(config: DictConfig, typed: Sequence[str], work: Callable[[], int]) -> int:
+def _run_sweep_point(config: DictConfig, typed: Sequence[str], work: Callable[[], int]) -> int:
     """One point of a sweep; only the first was checked before."""
-    from privdd.cli.unused_settings import check_used
+    from privdd.cli.unused_settings import check_settings_used
 
-    check_used(config, typed)
+    check_settings_used(config, typed)
     return work()
 
 
-def _check_finished(path: Path, config: DictConfig) -> None:
-    from privdd.cli.unchanged import check_finished
+def _check_finished_point(path: Path, config: DictConfig) -> None:
+    from privdd.cli.resume import check_finished_run
 
     if config.get("scores") is None:  # what is brought stands in no setting
-        check_finished(path, config)
+        check_finished_run(path, config)
 
 
 @contextmanager
-def _raising() -> Iterator[None]:
+def _raise_hydra_errors() -> Iterator[None]:
     """Make Hydra raise its errors (such as an unwritable folder) instead of printing a traceback and exiting."""
     before = os.environ.get("HYDRA_FULL_ERROR")
     os.environ["HYDRA_FULL_ERROR"] = "1"
@@ -221,18 +316,18 @@ def _raising() -> Iterator[None]:
             os.environ["HYDRA_FULL_ERROR"] = before
 
 
-def _sweep(command: str, argv: Sequence[str]) -> Sweep:
+def _create_sweep(command: str, argv: Sequence[str]) -> Sweep:
     """The sweep, in the folder given as hydra.sweep.dir, else in a folder of its own under the configured one."""
     typed = [a for a in argv if a.startswith("hydra.sweep.dir=")]
-    root = Path(str(composed(command, typed, own_folders(argv), hydra=True).hydra.sweep.dir))
-    return Sweep(command, root if typed else root / asked(command, argv).folder, total=count_points(argv))
+    root = Path(str(compose_config(command, typed, user_config_folders(argv), hydra=True).hydra.sweep.dir))
+    return Sweep(command, root if typed else root / parse_sweep(command, argv).folder_name, total=count_points(argv))
 
 
-def _swept(sweep: Sweep, start: Callable[[], object]) -> int:
+def _run_sweep(sweep: Sweep, start: Callable[[], object]) -> int:
     try:
         start()
     except KeyboardInterrupt:
         raise KeyboardInterrupt("repeat the same command: finished points are skipped, the others go on") from None
     except SystemExit as stop:  # a launcher lost a worker: what finished is still compared
-        return sweep.finish() or int(bool(stop.code))
-    return sweep.finish()
+        return sweep.finish_sweep() or int(bool(stop.code))
+    return sweep.finish_sweep()

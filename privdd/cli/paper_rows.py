@@ -12,27 +12,33 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from privdd.cli.assemble import assemble, build
-from privdd.cli.config import choices, config_dir, register_resolvers
+from privdd.cli.build import build_experiment, instantiate_node
+from privdd.cli.compose import config_dir, group_choices, register_resolvers
 from privdd.cli.main import config_of
-from privdd.cli.read_settings import fingerprint as decided_by
-from privdd.cli.read_settings import plain
-from privdd.cli.runs import run_audit, run_training
-from privdd.cli.sweeps import fingerprint
-from privdd.core.errors import BadConfig
+from privdd.cli.run import run_audit, run_training
+from privdd.cli.settings import settings_fingerprint as decided_by
+from privdd.cli.settings import to_plain_settings
+from privdd.cli.sweeps import short_digest
+from privdd.core.validation import BadConfig
 from privdd.federated.experiment import Experiment
 
-LOCAL = ("local_epochs", "batch_size", "lr", "momentum", "weight_decay")  # of methods that train the classifier locally
-LEFT_OUT = ("paper", "preset", "name", "seed", "engine", "capture", "run", "resume", "tracking", "device")
+LOCAL_TRAINING_TERMS = (
+    "local_epochs",
+    "batch_size",
+    "lr",
+    "momentum",
+    "weight_decay",
+)  # of methods that train the classifier locally
+IGNORED_SETTINGS = ("paper", "preset", "name", "seed", "engine", "capture", "run", "resume", "tracking", "device")
 
 
 @lru_cache(maxsize=64)
-def paper_of(experiment: str) -> Mapping[str, Any]:
+def paper_block(experiment: str) -> Mapping[str, Any]:
     """The ``paper`` block of ``experiment=NAME`` as written: source, metric, terms, columns with the printed numbers.
 
     Raises BadConfig for an unknown experiment.
     """
-    known = choices("experiment", [config_dir()])
+    known = group_choices("experiment", [config_dir()])
     if experiment not in known:
         raise BadConfig(f"experiment={experiment}: one of {', '.join(known)}")
     node = OmegaConf.load(Path(config_dir()) / "experiment" / f"{experiment}.yaml").paper
@@ -41,35 +47,47 @@ def paper_of(experiment: str) -> Mapping[str, Any]:
 
 
 @lru_cache(maxsize=256)
-def _config(overrides: tuple[str, ...]) -> DictConfig:
+def _training_config(overrides: tuple[str, ...]) -> DictConfig:
     return config_of("train", *overrides)
 
 
 def row_config(overrides: Sequence[str], seed: int = 0) -> DictConfig:
     """The whole config of a row. Raises BadConfig, in one line."""
-    config = _config(tuple(overrides)).copy()
+    config = _training_config(tuple(overrides)).copy()
     config.seed = seed
     return config
 
 
-def config_mark(config: DictConfig, more: Any) -> str:
+def config_digest(config: DictConfig, more: Any) -> str:
     """Another one where a setting that affects what clients send has another value, or ``more``, which does not."""
-    return fingerprint([decided_by(config), json.dumps(plain(more), sort_keys=True)])
+    return short_digest([decided_by(config), json.dumps(to_plain_settings(more), sort_keys=True)])
 
 
-def terms_of(overrides: Sequence[str]) -> dict[str, Any]:
+def terms_of_overrides(overrides: Sequence[str]) -> dict[str, Any]:
     """What the row must share with the others of its column to be compared with them."""
-    return row_terms(_config(tuple(overrides)))
+    return row_terms(_training_config(tuple(overrides)))
 
 
-def settings_of(overrides: Sequence[str]) -> dict[str, Any]:
+def flat_settings_of(overrides: Sequence[str]) -> dict[str, Any]:
     """Dotted key -> value of every setting that can change a result."""
-    return dict(_flat({k: v for k, v in plain(_config(tuple(overrides))).items() if k not in LEFT_OUT}))
+    return dict(
+        _flatten_node(
+            {
+                k: v
+                for k, v in to_plain_settings(_training_config(tuple(overrides))).items()
+                if k not in IGNORED_SETTINGS
+            }
+        )
+    )
 
 
-def _flat(node: Any, prefix: str = "") -> list[tuple[str, Any]]:
+def _flatten_node(node: Any, prefix: str = "") -> list[tuple[str, Any]]:
     if isinstance(node, dict) and node:
-        return [item for key, value in node.items() for item in _flat(value, f"{prefix}.{key}" if prefix else str(key))]
+        return [
+            item
+            for key, value in node.items()
+            for item in _flatten_node(value, f"{prefix}.{key}" if prefix else str(key))
+        ]
     return [(prefix, node)]
 
 
@@ -80,10 +98,10 @@ def train_row(overrides: Sequence[str], seed: int, path: Path) -> int:
     return run_training(row_config(overrides, seed), path, typed)
 
 
-def experiment_of(overrides: Sequence[str], seed: int) -> Experiment:
+def build_row_experiment(overrides: Sequence[str], seed: int) -> Experiment:
     """The row, assembled, to be run by hand."""
     register_resolvers()
-    return assemble(row_config(overrides, seed))
+    return build_experiment(row_config(overrides, seed))
 
 
 def audit_row(overrides: Sequence[str], path: Path) -> int:
@@ -94,19 +112,21 @@ def audit_row(overrides: Sequence[str], path: Path) -> int:
 
 def row_terms(config: DictConfig) -> dict[str, Any]:
     """term -> value of one row; a term of local training is absent where a method has none."""
-    algo = plain(config.algo)
+    algo = to_plain_settings(config.algo)
     inner = algo.get("base") or algo.get("inner") or algo
     shared = {
-        "rounds": build(config.algo).rounds,
+        "rounds": instantiate_node(config.algo).rounds,
         "participation": config.participation,
         "model": inner["model"],
-        "data": [plain(config.data), plain(config.partition)],
-        "privacy": {k: v for k, v in plain(config.privacy).items() if k in ("name", "epsilon", "noise_multiplier")},
+        "data": [to_plain_settings(config.data), to_plain_settings(config.partition)],
+        "privacy": {
+            k: v for k, v in to_plain_settings(config.privacy).items() if k in ("name", "epsilon", "noise_multiplier")
+        },
     }
-    return shared | {name: inner[name] for name in LOCAL if name in inner}
+    return shared | {name: inner[name] for name in LOCAL_TRAINING_TERMS if name in inner}
 
 
-def differing(terms: Mapping[str, Mapping[str, Any]]) -> dict[str, set[str]]:
+def find_differing_terms(terms: Mapping[str, Mapping[str, Any]]) -> dict[str, set[str]]:
     """term -> the rows whose value is not the most frequent one (of equally frequent ones, the first row's)."""
     names = {name for row in terms.values() for name in row}
     found: dict[str, set[str]] = {}
@@ -118,7 +138,7 @@ def differing(terms: Mapping[str, Mapping[str, Any]]) -> dict[str, set[str]]:
     return found
 
 
-def reason(differs: Mapping[str, Mapping[str, str]], term: str, row: str) -> str:
+def stated_difference(differs: Mapping[str, Mapping[str, str]], term: str, row: str) -> str:
     """Why a row's term differs, as ``paper.differs`` says it ("" where it does not): {term: {start of the row: why}}."""
     said = differs.get(term, {})
     return next((why for start, why in said.items() if row == start or row.startswith(f"{start} ")), "")

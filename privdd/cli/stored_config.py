@@ -1,41 +1,232 @@
-"""config.yaml of a run folder, which may come from a stranger: read with limits, checked before anything is built."""
+"""config.yaml of a run folder, which may come from a stranger: read with limits, checked before anything is built.
+
+Hydra builds whatever ``_target_`` names. So every ``_target_`` of a stored config is checked before any of them is imported:
+allowed are classes that privdd ships, by role or by name, and never a function. A config that is composed from the user's
+own yaml files is the user's own program and is not checked.
+"""
 
 from __future__ import annotations
 
+import importlib
 import io
-from collections.abc import Sequence
+import re
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
 
-from privdd.cli.allowed_targets import check_targets
-from privdd.cli.config import PRESETS
-from privdd.core.errors import BadConfig
-from privdd.runtime.files import DamagedRun, read_bytes
-from privdd.runtime.plain_folder import check_folder
-from privdd.runtime.renames import renamed
+from attacks.types import Attack
+from privdd.cli.compose import PRESETS
+from privdd.core.validation import BadConfig
+from privdd.federated.method import Method
+from privdd.models import ModelSpec
+from privdd.privacy.mechanism import Mechanism
+from privdd.runtime.files import DamagedRun, check_plain_folder, read_bytes
+from privdd.runtime.renames import TARGET, use_current_names
 
-LARGEST = 2**20  # bytes
-DEEPEST = 50  # mappings and lists inside each other
-STARTS = (
+# --- allowed targets ---------------------------------------------------------------------------
+# Which classes a stored config may name: those that privdd ships, by role or by name, and never a function.
+#
+# A run folder may come from a stranger, and Hydra builds whatever ``_target_`` names. So every ``_target_`` of a stored
+# config is checked here before any of them is imported. A config that is composed from the user's own yaml files is the
+# user's own program and is not checked.
+
+
+ALLOWED_ROLES = (Method, Mechanism, Attack)
+ALLOWED_PACKAGES = (
+    "privdd.methods",
+    "privdd.privacy.mechanisms",
+    "attacks.membership",
+    "attacks.inversion",
+    "attacks.malicious",
+)
+ALLOWED_PARTS = frozenset(  # classes without a role, of which methods and attacks are put together
+    {
+        "attacks.inversion.feature_inversion.DecoderTraining",
+        "attacks.inversion.feature_inversion.WhiteBox",
+        "attacks.inversion.generative.GenerativeInversion",
+        "attacks.inversion.generative.WganGp",
+        "attacks.inversion.gradient.InvertingGradients",
+        "attacks.inversion.generative.EvaluationClassifier",
+        "attacks.inversion.dlg.DLG",
+        "attacks.inversion.dlg.IDLG",
+        "attacks.inversion.model_inversion.MiFace",
+        "attacks.inversion.seethrough.SeeThrough",
+        "privdd.distillation.distribution_matching.MatchingSettings",
+        "privdd.distillation.feature_split.SplitLoss",
+        "privdd.distillation.image_fitting.FittingSettings",
+        "privdd.distillation.guided_images.CoarsePixels",
+        "privdd.distillation.gradient_matching.GradientImages",
+        "privdd.distillation.guided_images.GuidanceSettings",
+        "privdd.distillation.public_features.AlexNet",
+        "privdd.distillation.public_features.RandomCosine",
+        "privdd.distillation.public_features.PublicRows",
+        "privdd.distillation.gradient_matching.SetGeneration",
+        "privdd.distillation.virtual_images.OwnRecords",
+        "privdd.distillation.virtual_images.VirtualImages",
+        "privdd.models.ModelSpec",
+        "privdd.models.OwnModel",
+        "privdd.training.server.ServerTraining",
+    }
+)
+DOTTED_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
+USER_CODE_SETTINGS = {  # class -> (the setting that names something of the user's own, the module in which its default lies)
+    "OwnModel": ("target", "privdd.models.own"),
+    "OwnTraining": ("training", "privdd.methods.own_training"),
+}
+PLAIN_NAME = re.compile(r"\w[\w-]{0,100}")
+PACKAGE_NAME = re.compile(r"[A-Za-z]\w*(\.[A-Za-z]\w*)*")
+
+
+def parse_trusted_packages(text: str) -> tuple[str, ...]:
+    """The packages of ``trust=a,b.c``. Raises BadConfig for anything but names of packages."""
+    names = tuple(text.strip("[]").replace(" ", "").split(","))
+    if not all(PACKAGE_NAME.fullmatch(name) for name in names):
+        raise BadConfig(f"trust={text}: the names of your own packages are needed, as in trust=my_package")
+    if known := [name for name in names if name.split(".")[0] in sys.stdlib_module_names]:
+        raise BadConfig(f"trust={text}: {known[0]} comes with Python and is no package of yours")
+    return names
+
+
+def check_targets(config: dict[str, Any], trusted: Sequence[str] = ()) -> None:
+    """Every ``_target_`` names a class that is allowed here, in its place. Nothing else is imported, nothing is built.
+
+    trusted: the user's own packages, whose classes are allowed too. Raises BadConfig for the first other name, for
+    other keys that Hydra reads (``_args_``, ``_partial_``), and for an interpolation.
+    """
+    for key, node in _iterate_mappings(config, ""):
+        for name in node:
+            if str(name).startswith("_") and name != TARGET:
+                raise BadConfig(f"{key or 'config'}: {name} is not allowed in a stored config")
+        if TARGET in node:
+            found = load_allowed_class(f"{key}.{TARGET}", node[TARGET], trusted)
+            _check_role_of_class(key, found)
+            for kind in found.__mro__:  # whatever the class is called in the user's own package
+                if kind.__name__ in USER_CODE_SETTINGS and kind.__module__.startswith("privdd."):
+                    _check_user_module(key, node, kind.__name__, trusted)
+    attacks = config.get("attack") or {}
+    for name in attacks if isinstance(attacks, dict) else ():
+        if not PLAIN_NAME.fullmatch(str(name)):  # it becomes part of a file's name
+            raise BadConfig(f"attack: {str(name)[:60]!r} is no plain name")
+
+
+def _check_user_module(key: str, node: dict[Any, Any], kind: str, trusted: Sequence[str]) -> None:
+    """The module that something of the user's own is named in is imported too, so it has to be trusted."""
+    name, default = USER_CODE_SETTINGS[kind]
+    if name not in node and _class_name_of(node) != kind:
+        return  # a subclass in a trusted package has its own
+    target = str(node.get(name))
+    module = target.partition(":")[0]
+    if not DOTTED_NAME.fullmatch(f"{module}.x") or not (module == default or is_within_packages(module, trusted)):
+        raise BadConfig(f"{key}.{name}={target[:200]}: if {module[:80]} is your own module, add trust={module[:80]}")
+
+
+def _user_module(node: dict[Any, Any]) -> str:
+    return str(node.get(USER_CODE_SETTINGS[_class_name_of(node)][0])).partition(":")[0]
+
+
+def _class_name_of(node: dict[Any, Any]) -> str:
+    return str(node.get(TARGET)).rpartition(".")[2]
+
+
+def load_allowed_class(key: str, path: Any, trusted: Sequence[str] = ()) -> type:
+    """The class that ``path`` names. Raises BadConfig, before any import, where it lies outside the allowed places."""
+    if not isinstance(path, str) or not DOTTED_NAME.fullmatch(path):
+        raise BadConfig(f"{key}={str(path)[:100]!r}: the name of a class is needed")
+    module, _, name = path.rpartition(".")
+    own = is_within_packages(module, trusted)
+    if path not in ALLOWED_PARTS and not is_within_packages(module, ALLOWED_PACKAGES) and not own:
+        first = path.split(".")[0]
+        known = first in sys.stdlib_module_names or first in ("privdd", "attacks") or len(first) > 80
+        hint = "" if known else f"; if {first} is your own package, add trust={first}"
+        raise BadConfig(f"{key}={path[:200]}: a stored run may name classes of privdd's own only{hint}")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except Exception as error:  # importing a trusted module may raise anything
+        raise BadConfig(f"{key}={path}: no such class ({' '.join(str(error).split())[:150]})") from None
+    if not isinstance(found, type):
+        raise BadConfig(f"{key}={path}: a function or a value; a stored run may name classes only")
+    if (
+        path not in ALLOWED_PARTS
+        and not issubclass(found, ALLOWED_ROLES)
+        and not (own and is_within_packages(found.__module__, trusted))
+    ):
+        raise BadConfig(f"{key}={path}: neither a method, a mechanism nor an attack, nor a part of one")
+    return found
+
+
+def _check_role_of_class(key: str, found: type) -> None:
+    """The class has the role of its place at the top of a config."""
+    first, _, rest = key.partition(".")
+    place = {"algo": Method, "model": ModelSpec}.get(key)
+    if first == "attack" and "." not in rest:
+        place = Attack
+    if key.startswith("privacy.mechanisms.") and key.count(".") == 2:
+        place = Mechanism
+    if place is not None and not issubclass(found, place):
+        raise BadConfig(f"{key}: {found.__name__} is no {place.__name__}")
+
+
+def list_foreign_packages(config: dict[str, Any]) -> list[str]:
+    """The packages, sorted, that ``trust=`` has to name before this config can be read from a run folder."""
+    paths = [str(node[TARGET]) for _, node in _iterate_mappings(config, "") if TARGET in node]
+    inside = [path in ALLOWED_PARTS or is_within_packages(path.rpartition(".")[0], ALLOWED_PACKAGES) for path in paths]
+    own = [
+        _user_module(node) for _, node in _iterate_mappings(config, "") if _class_name_of(node) in USER_CODE_SETTINGS
+    ]
+    foreign = {path.split(".")[0] for path, known in zip(paths, inside, strict=True) if not known}
+    return sorted(
+        foreign
+        | {name.split(".")[0] for name in own if name not in [default for _, default in USER_CODE_SETTINGS.values()]}
+    )
+
+
+def is_within_packages(module: str, packages: Sequence[str]) -> bool:
+    """Whether a module is one of the packages or lies inside one."""
+    return any(module == one or module.startswith(f"{one}.") for one in packages)
+
+
+def _iterate_mappings(value: Any, key: str) -> Iterator[tuple[str, dict[Any, Any]]]:
+    """(dotted key, mapping) of every mapping in a config. Raises BadConfig for a text with an interpolation."""
+    if isinstance(value, str) and "${" in value:
+        raise BadConfig(f"{key}: an interpolation ({value[:60]!r}) is not allowed in a stored config")
+    if isinstance(value, list):
+        for at, inner in enumerate(value):
+            yield from _iterate_mappings(inner, f"{key}.{at}")
+    if isinstance(value, dict):
+        yield key, value
+        for name, inner in value.items():
+            if "${" in str(name):
+                raise BadConfig(f"{key}: an interpolation in a name is not allowed in a stored config")
+            yield from _iterate_mappings(inner, f"{key}.{name}" if key else str(name))
+
+
+# --- stored config -----------------------------------------------------------------------------
+# config.yaml of a run folder, which may come from a stranger: read with limits, checked before anything is built.
+
+
+MAX_CONFIG_BYTES = 2**20  # bytes
+MAX_DEPTH = 50  # mappings and lists inside each other
+START_TOKENS = (
     yaml.FlowSequenceStartToken,
     yaml.FlowMappingStartToken,
     yaml.BlockMappingStartToken,
     yaml.BlockSequenceStartToken,
 )
-ENDS = (yaml.FlowSequenceEndToken, yaml.FlowMappingEndToken, yaml.BlockEndToken)
-OUTSIDE = ("data.root", "engine.address")  # settings that make a run read files or connect outside its folder
+END_TOKENS = (yaml.FlowSequenceEndToken, yaml.FlowMappingEndToken, yaml.BlockEndToken)
+OUTSIDE_SETTINGS = ("data.root", "engine.address")  # settings that make a run read files or connect outside its folder
 
 
-def stored_config(path: Path, trusted: Sequence[str] = ()) -> DictConfig:
+def load_stored_config(path: Path, trusted: Sequence[str] = ()) -> DictConfig:
     """config.yaml of a run folder, under today's names, safe to build: see ``check_targets``.
 
     trusted: packages of the user's own whose classes it may name. Raises DamagedRun, one line, for a folder or a
     config that is damaged, another program's, or names what a stored run may not name.
     """
-    config = read_stored(path)
+    config = read_stored_config(path)
     plain: Any = OmegaConf.to_container(config)
     try:
         check_targets(plain, trusted)
@@ -49,20 +240,20 @@ def stored_config(path: Path, trusted: Sequence[str] = ()) -> DictConfig:
     return config
 
 
-def read_stored(path: Path) -> DictConfig:
+def read_stored_config(path: Path) -> DictConfig:
     """The same unchecked: to compare with, never to build from."""
     file = path / "config.yaml"
     if path.is_dir():
-        check_folder(path)
+        check_plain_folder(path)
     if not file.is_file():
         raise DamagedRun(f"{path}: not a run folder (no config.yaml)")
     try:
-        text = read_bytes(file, LARGEST).decode()
+        text = read_bytes(file, MAX_CONFIG_BYTES).decode()
         _check_tokens(text)
         config = OmegaConf.load(io.StringIO(text))
         if not isinstance(config, DictConfig) or not {"algo", "data", "partition", "privacy"} <= set(config):
             raise ValueError("keys are missing")
-        return OmegaConf.create(_completed(renamed(OmegaConf.to_container(config))))
+        return OmegaConf.create(_add_missing_settings(use_current_names(OmegaConf.to_container(config))))
     except DamagedRun:
         raise
     except Exception as error:  # yaml has its own family of errors
@@ -75,24 +266,24 @@ def _check_tokens(text: str) -> None:
     for token in yaml.scan(text, yaml.SafeLoader):
         if isinstance(token, yaml.AliasToken | yaml.TagToken):
             raise ValueError("aliases and tags are not allowed")
-        depth += isinstance(token, STARTS) - isinstance(token, ENDS)
-        if depth > DEEPEST:
-            raise ValueError(f"nested more than {DEEPEST} deep")
+        depth += isinstance(token, START_TOKENS) - isinstance(token, END_TOKENS)
+        if depth > MAX_DEPTH:
+            raise ValueError(f"nested more than {MAX_DEPTH} deep")
 
 
-def _completed(config: dict[str, Any]) -> dict[str, Any]:
+def _add_missing_settings(config: dict[str, Any]) -> dict[str, Any]:
     """With the settings that earlier versions did not have: their noise was paired."""
     privacy = config["privacy"]
     return {**config, "privacy": {"secret": None, "paired_noise": bool(privacy["mechanisms"]), **privacy}}
 
 
-def check_outside(config: DictConfig, typed: Sequence[str]) -> None:
+def check_outside_settings(config: DictConfig, typed: Sequence[str]) -> None:
     """What a stored config would read or reach outside its folder has been typed as well.
 
     Raises BadConfig, one line with what to type.
     """
     keys = {item.split("=")[0] for item in typed}
-    for key in OUTSIDE:
+    for key in OUTSIDE_SETTINGS:
         value = OmegaConf.select(config, key)
         if value is not None and key not in keys:
             raise BadConfig(

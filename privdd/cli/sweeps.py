@@ -21,18 +21,18 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, ValueType
 
 from privdd.runtime.files import read_json, write_json
-from privdd.runtime.progress import spell
+from privdd.runtime.progress import format_seconds
 
-MARK = "point.json"
-RESULTS = {"audit": ("findings.json", "report.html"), "train": ("training.json",)}
+POINT_FILE = "point.json"
+RESULT_FILES = {"audit": ("findings.json", "report.html"), "train": ("training.json",)}
 
 
-def fingerprint(parts: Iterable[str]) -> str:
+def short_digest(parts: Iterable[str]) -> str:
     """Eight hexadecimal digits that do not depend on the order of ``parts``."""
     return hashlib.blake2b("\n".join(sorted(parts)).encode(), digest_size=4).hexdigest()
 
 
-def readable(text: str, limit: int = 80) -> str:
+def path_safe_text(text: str, limit: int = 80) -> str:
     """``text`` as part of a folder name: letters, digits and _.+- only, so that it can be typed as run=DIR."""
     return re.sub(r"[^A-Za-z0-9_.+-]+", "_", text.replace("=", "-"))[:limit].strip("_.-")
 
@@ -40,11 +40,11 @@ def readable(text: str, limit: int = 80) -> str:
 def point_name(overrides: str) -> str:
     """A folder name for one point from its comma-joined overrides: readable, safe, unique in its sweep."""
     short = re.sub(r"(^|,)[^=,]*[./@]([^=,./@]+=)", r"\1\2", overrides)
-    return f"{readable(short) or 'point'}-{fingerprint([overrides])}"
+    return f"{path_safe_text(short) or 'point'}-{short_digest([overrides])}"
 
 
 @dataclass(frozen=True)
-class Asked:
+class SweepArguments:
     """What was typed, apart from Hydra's own settings: swept keys, and every other assignment."""
 
     command: str
@@ -52,34 +52,34 @@ class Asked:
     fixed: tuple[tuple[str, str], ...]  # key, the whole assignment
 
     @property
-    def folder(self) -> str:
+    def folder_name(self) -> str:
         """A folder name from the swept keys and the fixed values; adding values to a swept key does not change it."""
         names = [self.command, *(text for key, text in self.fixed if key == "algo")]
         names += sorted(key.rsplit(".", 1)[-1] for key in self.swept)
-        mark = fingerprint([self.command, *(f"{key}=*" for key in self.swept), *(text for _, text in self.fixed)])
-        return f"{readable('-'.join(names))}-{mark}"
+        mark = short_digest([self.command, *(f"{key}=*" for key in self.swept), *(text for _, text in self.fixed)])
+        return f"{path_safe_text('-'.join(names))}-{mark}"
 
 
-def _parsed(argv: Sequence[str]) -> list[Override]:
+def _parse_overrides(argv: Sequence[str]) -> list[Override]:
     typed = [a for a in argv if "=" in a and not a.startswith(("-", "hydra."))]
     return [o for o in OverridesParser.create().parse_overrides(typed) if not o.key_or_group.startswith("hydra/")]
 
 
 def count_points(argv: Sequence[str]) -> int | None:
     """How many points a command line spans; None where only Hydra knows (a glob, another sweeper)."""
-    swept = [o for o in _parsed(argv) if o.is_sweep_override()]
+    swept = [o for o in _parse_overrides(argv) if o.is_sweep_override()]
     known = {ValueType.CHOICE_SWEEP, ValueType.SIMPLE_CHOICE_SWEEP, ValueType.RANGE_SWEEP}
     if any("hydra/sweeper=" in a for a in argv) or not all(o.value_type in known for o in swept):
         return None
     return math.prod(sum(1 for _ in o.sweep_iterator()) for o in swept)
 
 
-def asked(command: str, argv: Sequence[str]) -> Asked:
+def parse_sweep(command: str, argv: Sequence[str]) -> SweepArguments:
     """Sorts the assignments of a command line into swept and fixed ones."""
-    parsed = _parsed(argv)
+    parsed = _parse_overrides(argv)
     swept = sorted(o.key_or_group for o in parsed if o.is_sweep_override())
     fixed = sorted((o.key_or_group, str(o.input_line)) for o in parsed if not o.is_sweep_override())
-    return Asked(command, tuple(swept), tuple(fixed))
+    return SweepArguments(command, tuple(swept), tuple(fixed))
 
 
 def is_sweep(argv: Sequence[str]) -> bool:
@@ -87,12 +87,12 @@ def is_sweep(argv: Sequence[str]) -> bool:
     return any(a in ("-m", "--multirun") or a.startswith("hydra.mode=MULTIRUN") for a in argv)
 
 
-def pinned(command: str, argv: Sequence[str], folder: Path) -> list[str]:
+def pin_sweep_folder(command: str, argv: Sequence[str], folder: Path) -> list[str]:
     """The arguments with the sweep's folder spelled out, so that all workers use the same one.
 
     Points are named after the swept values.
     """
-    keys = ",".join(f"'{key}'" for key, _ in asked(command, argv).fixed)
+    keys = ",".join(f"'{key}'" for key, _ in parse_sweep(command, argv).fixed)
     kept = [a for a in argv if not a.startswith("hydra.sweep.dir=")]
     return [*kept, f"hydra.sweep.dir='{folder}'", f"hydra.job.config.override_dirname.exclude_keys=[{keys}]"]
 
@@ -108,75 +108,78 @@ class Sweep:
     total: int | None = None
     began: float = field(default_factory=time.time)
 
-    def point(self, path: Path, work: Callable[[], int], check: Callable[[], object] = lambda: None) -> int:
+    def run_point(self, path: Path, work: Callable[[], int], check: Callable[[], object] = lambda: None) -> int:
         """Run one point, or skip it where it is finished -> status; a failing point does not stop the others.
 
         check: raises where what is finished there is not what is asked for now.
         """
-        self._mark(path, None)
-        if all((path / name).is_file() for name in RESULTS[self.command]):
-            status, line = _attempt(lambda: _skipped(path, check))
+        self._write_mark(path, None)
+        if all((path / name).is_file() for name in RESULT_FILES[self.command]):
+            status, line = _try_point(lambda: _skip_finished(path, check))
         else:
-            status, line = _attempt(work)
+            status, line = _try_point(work)
         if line:
             print(f"privdd: error: {path.name}: {line}", file=sys.stderr)
-        self._mark(path, status, line)
-        print(self.progress(), file=sys.stderr, flush=True)
+        self._write_mark(path, status, line)
+        print(self.describe_progress(), file=sys.stderr, flush=True)
         return status
 
-    def progress(self) -> str:
+    def describe_progress(self) -> str:
         """How far the whole sweep is, whichever processes its points run in."""
-        marks = [read_json(file) for file in self.folder.glob(f"*/{MARK}")]
+        marks = [read_json(file) for file in self.folder.glob(f"*/{POINT_FILE}")]
         ended = [mark["status"] for mark in marks if mark.get("sweep") == self.token and mark["status"] is not None]
         failed = f", {ended.count(1)} failed" if 1 in ended else ""
         known = "" if self.total is None else f" of {self.total}"
-        return f"sweep: {len(ended)}{known} points{failed}, {spell(time.time() - self.began)} so far"
+        return f"sweep: {len(ended)}{known} points{failed}, {format_seconds(time.time() - self.began)} so far"
 
-    def _mark(self, path: Path, status: int | None, error: str = "") -> None:
-        write_json(path / MARK, {"sweep": self.token, "status": status, "error": error})
+    def _write_mark(self, path: Path, status: int | None, error: str = "") -> None:
+        write_json(path / POINT_FILE, {"sweep": self.token, "status": status, "error": error})
 
-    def points(self) -> dict[Path, int]:
+    def point_statuses(self) -> dict[Path, int]:
         """Folder -> status of every point that this start reached; an interrupted one counts as failed."""
-        marks = {file.parent: read_json(file) for file in sorted(self.folder.glob(f"*/{MARK}"))}
+        marks = {file.parent: read_json(file) for file in sorted(self.folder.glob(f"*/{POINT_FILE}"))}
         mine = {path: mark for path, mark in marks.items() if mark.get("sweep") == self.token}
         return {path: 1 if mark["status"] is None else int(mark["status"]) for path, mark in mine.items()}
 
-    def finish(self) -> int:
+    def finish_sweep(self) -> int:
         """Write the comparison of all finished points -> 2 after a contradiction, 1 after a failure, else 0."""
-        found = self.points()
+        found = self.point_statuses()
         done = [path for path, status in found.items() if status != 1]
         failed = [path for path, status in found.items() if status == 1]
         print(f"\nsweep: {len(done)} of {len(found)} points finished in {self.folder}")
         for path in failed:
-            print(f"privdd: error: {path.name} failed: {read_json(path / MARK)['error'] or 'cut off'}", file=sys.stderr)
+            print(
+                f"privdd: error: {path.name} failed: {read_json(path / POINT_FILE)['error'] or 'cut off'}",
+                file=sys.stderr,
+            )
         if done and self.command == "audit":
-            from privdd.verifying.verified_pages import compare
+            from privdd.verification.run_folder import compare
 
             print(f"comparison: {compare(done, self.folder)}\nfrontier: {self.folder / 'frontier.csv'}")
         trained = [path for path in done if (path / "training.json").is_file()]
         if trained and self.command == "train":
-            from privdd.reporting.trained import print_trained, write_trained
-            from privdd.verifying.training_numbers import verified_training
+            from privdd.reporting.comparison import print_training_table, write_training_table
+            from privdd.verification.recomputed import load_verified_training
 
-            table = write_trained(trained, self.folder, verified_training)
-            print_trained(trained, sys.stdout)
+            table = write_training_table(trained, self.folder, load_verified_training)
+            print_training_table(trained, sys.stdout)
             print(f"table: {table}")
         return 2 if 2 in found.values() else int(bool(failed) or not found)
 
 
-def _skipped(path: Path, check: Callable[[], object]) -> int:
+def _skip_finished(path: Path, check: Callable[[], object]) -> int:
     check()
     print(f"privdd: {path.name} is finished, skipped", file=sys.stderr)
     return stored_status(path)
 
 
-def _attempt(work: Callable[[], int]) -> tuple[int, str]:
-    from privdd.cli.failures import explain
+def _try_point(work: Callable[[], int]) -> tuple[int, str]:
+    from privdd.cli.errors import explain_error
 
     try:
         return work(), ""
     except Exception as error:
-        line = explain(error)
+        line = explain_error(error)
         if line is None:
             traceback.print_exc()
         return 1, line or f"{type(error).__name__}: {error}"
@@ -190,4 +193,4 @@ def stored_status(path: Path) -> int:
 
 def point_error(path: Path) -> str:
     """Why a point failed, in one line ("" where it did not)."""
-    return str(read_json(path / MARK)["error"])
+    return str(read_json(path / POINT_FILE)["error"])

@@ -1,4 +1,4 @@
-"""Check every config value against the type that the code declares for it, before anything is built.
+"""Check every config value against the type that the code declares for it, before anything is built, and numbers that no run can use.
 
 A ``_target_`` names a class, or a function that returns an object; its parameters' annotations say what is allowed.
 """
@@ -18,11 +18,16 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from omegaconf import DictConfig, OmegaConf
 
-from privdd.core.checks import is_number, refused
-from privdd.core.errors import BadConfig
+from privdd.core.validation import BadConfig, check_finite, is_number, setting_error
 
-OF_HYDRA = ("_target_", "_convert_", "_recursive_", "_partial_")
-SCALARS: dict[Any, tuple[tuple[str, str], Callable[[Any], bool]]] = {  # names (singular, plural), and the check
+# --- type check --------------------------------------------------------------------------------
+# Check every config value against the type that the code declares for it, before anything is built.
+#
+# A ``_target_`` names a class, or a function that returns an object; its parameters' annotations say what is allowed.
+
+
+HYDRA_KEYS = ("_target_", "_convert_", "_recursive_", "_partial_")
+SCALAR_TYPES: dict[Any, tuple[tuple[str, str], Callable[[Any], bool]]] = {  # names (singular, plural), and the check
     bool: (("true or false",) * 2, lambda v: isinstance(v, bool)),
     int: (("a whole number", "whole numbers"), lambda v: isinstance(v, int) and not isinstance(v, bool)),
     float: (("a number", "numbers"), is_number),
@@ -37,74 +42,78 @@ class TypeCheck:
     def __init__(self, config: DictConfig) -> None:
         self.typed = OmegaConf.to_container(config, resolve=False)
 
-    def key_of(self, key: str) -> str:
+    def source_key_of(self, key: str) -> str:
         """The key that the value was set by: of ``${privacy.clip_norm}``, that one."""
         node, parts = self.typed, key.split(".")
         for at, name in enumerate(parts):
             node = node.get(name) if isinstance(node, dict) else None
             link = re.fullmatch(r"\$\{(\w[\w.]*)\}", node) if isinstance(node, str) else None
             if link:
-                return self.key_of(".".join([link[1], *parts[at + 1 :]]))
+                return self.source_key_of(".".join([link[1], *parts[at + 1 :]]))
         return key
 
-    def built(self, key: str, value: Any) -> None:
+    def check_built_node(self, key: str, value: Any) -> None:
         """A node that an object is made from."""
         if not isinstance(value, dict) or "_target_" not in value:
-            raise refused(self.key_of(key), value, "a mapping with a _target_ is needed")
-        self.targets(key, value)
+            raise setting_error(self.source_key_of(key), value, "a mapping with a _target_ is needed")
+        self.check_nested_targets(key, value)
 
-    def targets(self, key: str, value: Any) -> None:
+    def check_nested_targets(self, key: str, value: Any) -> None:
         """Every ``_target_`` at or below ``key``."""
         if isinstance(value, dict) and "_target_" in value:
-            self._target(key, value)
+            self._check_target(key, value)
         elif isinstance(value, dict):
             for name, inner in value.items():
-                self.targets(f"{key}.{name}", inner)
+                self.check_nested_targets(f"{key}.{name}", inner)
         elif isinstance(value, list):
             for at, inner in enumerate(value):
-                self.targets(f"{key}.{at}", inner)
+                self.check_nested_targets(f"{key}.{at}", inner)
 
-    def _target(self, key: str, value: Mapping[str, Any]) -> None:
+    def _check_target(self, key: str, value: Mapping[str, Any]) -> None:
         path = value["_target_"]
         try:
             target = pkgutil.resolve_name(path)
-            declared, open_ended = parameters(target)
+            declared, open_ended = declared_parameters(target)
         except Exception as error:  # importing a module may raise anything
-            hint = own_network(path) if self.key_of(key) == "model" else ""
-            raise refused(f"{key}._target_", path, " ".join(str(error).split())[:300] + hint) from None
-        if self.key_of(key) == "model" and not describes_a_model(target):
-            raise refused(f"{key}._target_", path, f"no ModelSpec{own_network(path)}")
-        self.arguments(key, {k: v for k, v in value.items() if k not in OF_HYDRA}, declared, open_ended)
+            hint = own_network_hint(path) if self.source_key_of(key) == "model" else ""
+            raise setting_error(f"{key}._target_", path, " ".join(str(error).split())[:300] + hint) from None
+        if self.source_key_of(key) == "model" and not is_model_class(target):
+            raise setting_error(f"{key}._target_", path, f"no ModelSpec{own_network_hint(path)}")
+        self.check_arguments(key, {k: v for k, v in value.items() if k not in HYDRA_KEYS}, declared, open_ended)
 
-    def arguments(self, key: str, given: Mapping[str, Any], declared: Mapping[str, Any], open_ended: bool) -> None:
+    def check_arguments(
+        self, key: str, given: Mapping[str, Any], declared: Mapping[str, Any], open_ended: bool
+    ) -> None:
         """Values for parameters of these types; open_ended: others may be given too."""
         for name, value in given.items():
             if name not in declared and not open_ended:
-                raise BadConfig(f"{self.key_of(f'{key}.{name}')}: unknown key; {hint_at(name, declared, key)}")
-            self.value(self.key_of(f"{key}.{name}"), value, declared.get(name, Any))
+                raise BadConfig(
+                    f"{self.source_key_of(f'{key}.{name}')}: unknown key; {suggest_name(name, declared, key)}"
+                )
+            self.check_value(self.source_key_of(f"{key}.{name}"), value, declared.get(name, Any))
 
-    def value(self, key: str, value: Any, kind: Any) -> None:
+    def check_value(self, key: str, value: Any, kind: Any) -> None:
         """One value; a ``_target_`` inside it is checked against its own class alone."""
-        if holds_target(value):
-            self.targets(key, value)
-        elif not fits(value, kind):
+        if contains_target(value):
+            self.check_nested_targets(key, value)
+        elif not fits_type(value, kind):
             if isinstance(value, dict):
-                raise BadConfig(f"{key}={{...}}: {needed(kind)}")
-            raise refused(key, value, needed(kind))
+                raise BadConfig(f"{key}={{...}}: {describe_type(kind)}")
+            raise setting_error(key, value, describe_type(kind))
 
 
-def describes_a_model(target: Any) -> bool:
+def is_model_class(target: Any) -> bool:
     """Whether it is a class of ``privdd.models.ModelSpec``, by name: importing that takes a second."""
     return any(base.__name__ == "ModelSpec" for base in getattr(target, "__mro__", ()))
 
 
-def own_network(path: Any) -> str:
+def own_network_hint(path: Any) -> str:
     """How a network of the user's own is given, for whoever named it as ``model._target_``."""
     module, _, name = str(path).rpartition(".")
     return f"; a network of your own is model=own model.target={module or 'net'}:{name or 'Net'}"
 
 
-def hint_at(name: str, known: Collection[str], where: str) -> str:
+def suggest_name(name: str, known: Collection[str], where: str) -> str:
     """What may have been meant by an unknown name among the ``known`` of a mapping."""
     close = difflib.get_close_matches(name, known, 1)
     return (
@@ -114,20 +123,20 @@ def hint_at(name: str, known: Collection[str], where: str) -> str:
     )
 
 
-def holds_target(value: Any) -> bool:
+def contains_target(value: Any) -> bool:
     """Whether a value contains a ``_target_`` at any depth."""
     if isinstance(value, dict):
-        return "_target_" in value or any(holds_target(v) for v in value.values())
-    return isinstance(value, list) and any(holds_target(v) for v in value)
+        return "_target_" in value or any(contains_target(v) for v in value.values())
+    return isinstance(value, list) and any(contains_target(v) for v in value)
 
 
-def parameters(target: Callable[..., Any]) -> tuple[dict[str, Any], bool]:
+def declared_parameters(target: Callable[..., Any]) -> tuple[dict[str, Any], bool]:
     """name -> declared type of what a class or function takes, and whether it takes other names as well.
 
     A parameter without annotation takes anything. Raises NameError for an annotation that names nothing.
     """
     signature = inspect.signature(target)
-    hints = hints_of(target)
+    hints = type_hints_of(target)
     found = {
         n: hints.get(n, Any) for n, p in signature.parameters.items() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
     }
@@ -135,7 +144,7 @@ def parameters(target: Callable[..., Any]) -> tuple[dict[str, Any], bool]:
     return found, more
 
 
-def hints_of(target: Callable[..., Any]) -> dict[str, Any]:
+def type_hints_of(target: Callable[..., Any]) -> dict[str, Any]:
     """Annotations as types. A dataclass's inherited fields are read where they were written."""
     if not inspect.isclass(target):
         return get_type_hints(target)
@@ -143,19 +152,19 @@ def hints_of(target: Callable[..., Any]) -> dict[str, Any]:
     return get_type_hints(target.__init__) if written else get_type_hints(target)
 
 
-def fits(value: Any, kind: Any) -> bool:
+def fits_type(value: Any, kind: Any) -> bool:
     """Whether a plain value is of a declared type; an int may stand for a float, a list for a tuple."""
     made, args = get_origin(kind) or kind, get_args(kind)
     if made in (Any, object):
         return True
     if made is typing.Annotated:
-        return fits(value, args[0])
+        return fits_type(value, args[0])
     if made in (Union, types.UnionType):
-        return any(fits(value, one) for one in args)
+        return any(fits_type(value, one) for one in args)
     if made is Literal:
         return any(type(value) is type(word) and value == word for word in args)
-    if made in SCALARS:
-        return SCALARS[made][1](value)
+    if made in SCALAR_TYPES:
+        return SCALAR_TYPES[made][1](value)
     if not inspect.isclass(made):
         return True
     if issubclass(made, Enum):
@@ -163,30 +172,30 @@ def fits(value: Any, kind: Any) -> bool:
     if issubclass(made, PurePath):
         return isinstance(value, str)
     if issubclass(made, Mapping):
-        return isinstance(value, dict) and all(fits(v, args[1]) for v in value.values() if args)
+        return isinstance(value, dict) and all(fits_type(v, args[1]) for v in value.values() if args)
     if issubclass(made, Collection):
-        return isinstance(value, list) and all(fits(v, args[0]) for v in value if args)
+        return isinstance(value, list) and all(fits_type(v, args[0]) for v in value if args)
     return False  # an object of that class is needed
 
 
-def needed(kind: Any) -> str:
+def describe_type(kind: Any) -> str:
     """What is allowed, in words."""
     kinds = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
     allowed = [str(word) for one in kinds if get_origin(one) is Literal for word in get_args(one)]
-    others = dict.fromkeys(_word(one) for one in kinds if get_origin(one) is not Literal and one is not type(None))
+    others = dict.fromkeys(_type_word(one) for one in kinds if get_origin(one) is not Literal and one is not type(None))
     if allowed and not others:
         return f"allowed are {', '.join([*allowed, *(['null'] if type(None) in kinds else [])])}"
     words = [*([f"one of {', '.join(allowed)}"] if allowed else []), *others]
     return f"{' or '.join(words)} is needed{' (or null)' if type(None) in kinds else ''}"
 
 
-def _word(kind: Any, *, many: bool = False) -> str:
+def _type_word(kind: Any, *, many: bool = False) -> str:
     made, args = get_origin(kind) or kind, get_args(kind)
-    if made in SCALARS:
-        one, several = SCALARS[made][0]
+    if made in SCALAR_TYPES:
+        one, several = SCALAR_TYPES[made][0]
         return several if many else one
     if made is typing.Annotated:
-        return _word(args[0], many=many)
+        return _type_word(args[0], many=many)
     if inspect.isclass(made) and issubclass(made, Enum):
         return f"one of {', '.join(str(member.value) for member in made)}"
     if inspect.isclass(made) and issubclass(made, PurePath):
@@ -194,5 +203,39 @@ def _word(kind: Any, *, many: bool = False) -> str:
     if inspect.isclass(made) and issubclass(made, Mapping):
         return "a mapping"
     if inspect.isclass(made) and issubclass(made, Collection):
-        return f"a list of {_word(args[0], many=True)}" if args else "a list"
+        return f"a list of {_type_word(args[0], many=True)}" if args else "a list"
     return "a mapping with a _target_"
+
+
+# --- number bounds -----------------------------------------------------------------------------
+# Numbers that no run can use: infinities, NaN, and lengths of training or of a search that would not end.
+
+
+LENGTH_WORDS = {
+    "rounds",
+    "epochs",
+    "steps",
+    "iterations",
+    "networks",
+    "turns",
+    "matches",
+    "reads",
+    "restarts",
+    "starts",
+    "attempts",
+}
+LENGTH_GROUPS = ("algo.", "attack.")
+MAX_LENGTH = 10**6
+
+
+def check_setting_numbers(key: str, value: Any, said: str) -> None:
+    """A setting, or each of a list. said: the key that it was typed by. Raises BadConfig.
+
+    The last word of its name tells whether it is a length: ``epochs`` of ``local_epochs``.
+    """
+    length = key.startswith(LENGTH_GROUPS) and key.replace("_", ".").rsplit(".", 1)[-1] in LENGTH_WORDS
+    for one in value if isinstance(value, list) else [value]:
+        if is_number(one):
+            check_finite(said, one)
+            if length and one > MAX_LENGTH:
+                raise setting_error(said, one, f"at most {MAX_LENGTH} are allowed")

@@ -1,8 +1,4 @@
-"""The types of the training stack: records, shards, artifacts, problems.
-
-State goes in and comes out; nothing here holds hidden state. That is what makes replay, resume and
-distribution simple.
-"""
+"""The types of the training stack (records, shards, artifacts, problems), and flat states: one mapping of named tensors for every server state and client memory. Nothing here holds hidden state; that is what makes replay, resume and distribution simple."""
 
 from __future__ import annotations
 
@@ -12,6 +8,13 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 from torch import Tensor
+
+# --- types -------------------------------------------------------------------------------------
+# The types of the training stack: records, shards, artifacts, problems.
+#
+# State goes in and comes out; nothing here holds hidden state. That is what makes replay, resume and
+# distribution simple.
+
 
 Tensors = Mapping[str, Tensor]
 State = dict[str, Tensor]
@@ -120,3 +123,41 @@ class Problem:
     def __post_init__(self) -> None:
         if not self.class_list:
             object.__setattr__(self, "class_list", tuple(range(self.classes)))
+
+
+# --- state -------------------------------------------------------------------------------------
+# Flat states: every server state and client memory is one mapping of named tensors.
+
+
+def pack(prefix: str, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """{"a": t} -> {"prefix/a": t}."""
+    return {f"{prefix}/{name}": tensor for name, tensor in values.items()}
+
+
+def unpack(prefix: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The part of ``state`` below ``prefix/``, with the prefix stripped."""
+    start = f"{prefix}/"
+    return {name[len(start) :]: tensor for name, tensor in state.items() if name.startswith(start)}
+
+
+def flatten_values(values: Mapping[str, Tensors]) -> dict[str, Tensor]:
+    """{"update": {"w": t}} -> {"update/w": t}."""
+    return {key: t for name, value in values.items() for key, t in pack(name, value).items()}
+
+
+def nest_values(state: State) -> dict[str, dict[str, Tensor]]:
+    """The inverse of ``flatten_values``."""
+    return {name: unpack(name, state) for name in dict.fromkeys(key.split("/", 1)[0] for key in state)}
+
+
+REMOTE_MEMORY = "remembered"
+
+
+def remote_memory_marker() -> State:
+    """In the place of a memory that stays with its client."""
+    return {REMOTE_MEMORY: torch.ones(())}
+
+
+def is_remote_memory(memory: State) -> bool:
+    """Whether a memory is kept elsewhere."""
+    return REMOTE_MEMORY in memory

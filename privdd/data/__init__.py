@@ -1,8 +1,7 @@
-"""Data: sources by name (``load``), partitions over clients (``Partition``) and shards (``make_shards``)."""
+"""Data: sources by name (``load_dataset``), partitions over clients (``Partition``) and shards (``make_shards``)."""
 
 from privdd.data.dataset import DataNotFound, Dataset
-from privdd.data.partition import Partition
-from privdd.data.shards import make_shards
-from privdd.data.sources import load
+from privdd.data.partition import Partition, make_shards
+from privdd.data.sources import load_dataset
 
-__all__ = ["DataNotFound", "Dataset", "Partition", "load", "make_shards"]
+__all__ = ["DataNotFound", "Dataset", "Partition", "load_dataset", "make_shards"]

@@ -14,9 +14,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from attacks.archive import check_archive
-from privdd.core.keys import Keys
-from privdd.data.dataset import DataNotFound, Dataset, dataset
+from attacks.validation import check_archive
+from privdd.core.rng import Keys
+from privdd.data.dataset import DataNotFound, Dataset, dataset_from_pairs
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -34,7 +34,7 @@ ARRAYS = ("x", "y", "x_test", "y_test", "domain", "domain_test")
 Pair = tuple[Tensor, Tensor]
 
 
-def npz(name: str, root: Path | None, keys: Keys) -> Dataset:
+def load_npz(name: str, root: Path | None, keys: Keys) -> Dataset:
     """data.root is the file: x (n, h, w), (n, h, w, c) or (n, c, h, w), whole numbers from 0 to 255 or float in [0, 1]; y (n,)
     integers from 0; x_test and y_test where there is a test split (else a fifth is drawn). domain (n,), and
     domain_test with a test split: integers or text that say where each record is from.
@@ -56,19 +56,19 @@ def npz(name: str, root: Path | None, keys: Keys) -> Dataset:
         ) from error
     if not {"x", "y"} <= set(arrays):
         raise ValueError(f"data.root={root}: arrays x and y are needed, found {sorted(arrays)}")
-    train = _pair(root, arrays["x"], arrays["y"])
+    train = _check_pair(root, arrays["x"], arrays["y"])
     rows = torch.arange(len(train[1])), torch.arange(0)
     if {"x_test", "y_test"} <= set(arrays):
-        test = _pair(root, arrays["x_test"], arrays["y_test"])
+        test = _check_pair(root, arrays["x_test"], arrays["y_test"])
     else:
-        whole, rows = train, _split_rows(len(train[1]), keys)
+        whole, rows = train, _draw_split(len(train[1]), keys)
         train, test = ((whole[0][at], whole[1][at]) for at in rows)
-    classes = _classes(root, torch.cat([train[1], test[1]]))
-    flat = dataset(name, f"the user's arrays in {root.name}", classes, train, test)
-    return with_domains(flat, root, arrays, rows) if "domain" in arrays else flat
+    classes = _count_classes(root, torch.cat([train[1], test[1]]))
+    flat = dataset_from_pairs(name, f"the user's arrays in {root.name}", classes, train, test)
+    return add_domains(flat, root, arrays, rows) if "domain" in arrays else flat
 
 
-def with_domains(flat: Dataset, root: Path, arrays: Mapping[str, NDArray[np.generic]], rows: Pair) -> Dataset:
+def add_domains(flat: Dataset, root: Path, arrays: Mapping[str, NDArray[np.generic]], rows: Pair) -> Dataset:
     """The data set with the domain of each record; rows: of the train and test records where one array held both."""
     split = {"x_test", "y_test"} <= set(arrays)
     none = arrays["domain"][:0]
@@ -89,7 +89,7 @@ def with_domains(flat: Dataset, root: Path, arrays: Mapping[str, NDArray[np.gene
     return replace(flat, domains=tuple(str(name) for name in names), domain=train, test_domain=test)
 
 
-def folder(name: str, root: Path | None, keys: Keys, size: int | None = None) -> Dataset:
+def load_image_folder(name: str, root: Path | None, keys: Keys, size: int | None = None) -> Dataset:
     """data.root holds one subfolder for each class, or train/ and test/ that do; classes in name order. Hidden names are
     passed over.
 
@@ -109,17 +109,17 @@ def folder(name: str, root: Path | None, keys: Keys, size: int | None = None) ->
         raise ValueError(
             f"data.root={root}: train and test must hold the same class subfolders; {apart[0]} is in one alone"
         )
-    listed = [_files(base, names) for base in bases]
+    listed = [_list_images(base, names) for base in bases]
     grey = all(_is_grey(path) for files in listed for path, _ in files)
-    pairs = [_images(root, files, size, grey) for files in listed]
+    pairs = [_read_images(root, files, size, grey) for files in listed]
     for x, y in pairs:
         _check_pictures(root, x)
-        _classes(root, torch.from_numpy(y))
-    train, test = (_tensors(*pair) for pair in pairs) if len(pairs) == 2 else _split(_tensors(*pairs[0]), keys)
-    return dataset(name, f"the user's images in {root.name}: {', '.join(names)}", len(names), train, test)
+        _count_classes(root, torch.from_numpy(y))
+    train, test = (_tensors(*pair) for pair in pairs) if len(pairs) == 2 else _split_pair(_tensors(*pairs[0]), keys)
+    return dataset_from_pairs(name, f"the user's images in {root.name}: {', '.join(names)}", len(names), train, test)
 
 
-def _pair(root: Path, x: NDArray[np.generic], y: NDArray[np.generic]) -> Pair:
+def _check_pair(root: Path, x: NDArray[np.generic], y: NDArray[np.generic]) -> Pair:
     if x.ndim not in (3, 4) or y.ndim != 1 or len(x) != len(y) or not len(y):
         raise ValueError(f"data.root={root}: x (n, h, w[, c]) and y (n,) are needed, got {x.shape} and {y.shape}")
     if not x.size:
@@ -157,7 +157,7 @@ def _tensors(x: NDArray[np.generic], y: NDArray[np.generic]) -> Pair:
     return torch.from_numpy(np.ascontiguousarray(x)), torch.from_numpy(y.astype(np.int64))
 
 
-def _classes(root: Path, labels: Tensor) -> int:
+def _count_classes(root: Path, labels: Tensor) -> int:
     """How many classes there are: labels 0, 1, ... without a gap, since a gap would be a class of no record."""
     found = labels.unique()
     gaps = torch.nonzero(found != torch.arange(len(found)))
@@ -172,16 +172,16 @@ def _classes(root: Path, labels: Tensor) -> int:
     return len(found)
 
 
-def _split_rows(count: int, keys: Keys) -> Pair:
+def _draw_split(count: int, keys: Keys) -> Pair:
     """Which records are for training, and which for testing."""
     order = torch.randperm(count, generator=keys.fold("split").torch())
     cut = max(1, round(TEST_FRACTION * count))
     return order[cut:].sort().values, order[:cut].sort().values
 
 
-def _split(whole: Pair, keys: Keys) -> tuple[Pair, Pair]:
+def _split_pair(whole: Pair, keys: Keys) -> tuple[Pair, Pair]:
     x, y = whole
-    train, test = _split_rows(len(y), keys)
+    train, test = _draw_split(len(y), keys)
     return (x[train], y[train]), (x[test], y[test])
 
 
@@ -190,7 +190,7 @@ def hidden(name: str) -> bool:
     return name.startswith(".") or name == "__MACOSX"
 
 
-def _files(base: Path, names: list[str]) -> list[tuple[Path, int]]:
+def _list_images(base: Path, names: list[str]) -> list[tuple[Path, int]]:
     found = []
     for label, name in enumerate(names):
         mine = [p for p in sorted((base / name).glob("*")) if p.suffix.lower() in SUFFIXES and not hidden(p.name)]
@@ -234,7 +234,7 @@ def _is_grey(path: Path) -> bool:
         return image.mode in GREY
 
 
-def _images(
+def _read_images(
     root: Path, files: list[tuple[Path, int]], size: int | None, grey: bool
 ) -> tuple[NDArray[np.generic], NDArray[np.int64]]:
     """(n, c, h, w) bytes, or float32 in [0, 1] where a picture holds more than bytes; labels (n,)."""

@@ -1,4 +1,9 @@
-"""A labelled image set, split into train and test, with what it truly is."""
+"""A labelled image set, split into train and test, with what it truly is; published channel means and deviations.
+
+``data.standardise`` standardises by constants of the papers' code (the dataset condensation code of Zhao and Bilen, on
+which FedDM and FedLGD build; torchvision's examples), computed by their authors over public training sets. Nothing is
+computed from the records at hand, so that no statistic of theirs leaves a client.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +13,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from privdd.core.keys import Keys
+from privdd.core.rng import Keys
 from privdd.core.types import Records
+
+# --- dataset -----------------------------------------------------------------------------------
+# A labelled image set, split into train and test, with what it truly is.
 
 
 class DataNotFound(ValueError):
@@ -49,11 +57,14 @@ class Dataset:
         """All images at size x size (bilinear, antialiased)."""
         if size is None or self.shape[1:] == (size, size):
             return self
-        return replace(self, train=_resize(self.train, size), test=_resize(self.test, size))
+        return replace(self, train=_resize_records(self.train, size), test=_resize_records(self.test, size))
 
     def limited(self, train: int | None, test: int | None, keys: Keys) -> Dataset:
         """At most so many records of each split, drawn at random and kept in order."""
-        a, b = _draw(len(self.train), train, keys.fold("train")), _draw(len(self.test), test, keys.fold("test"))
+        a, b = (
+            _draw_positions(len(self.train), train, keys.fold("train")),
+            _draw_positions(len(self.test), test, keys.fold("test")),
+        )
         return replace(
             self,
             train=self.train.take(a),
@@ -63,19 +74,21 @@ class Dataset:
         )
 
 
-def dataset(name: str, note: str, classes: int, train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor]) -> Dataset:
+def dataset_from_pairs(
+    name: str, note: str, classes: int, train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor]
+) -> Dataset:
     """From (x (n, c, h, w) uint8 or float in [0, 1], y (n,)) pairs; ids number train first, then test."""
     n, m = len(train[1]), len(test[1])
     ids = torch.arange(n + m)
-    return Dataset(_records(*train, ids[:n]), _records(*test, ids[n:]), classes, name, note)
+    return Dataset(_to_records(*train, ids[:n]), _to_records(*test, ids[n:]), classes, name, note)
 
 
-def _records(x: Tensor, y: Tensor, ids: Tensor) -> Records:
+def _to_records(x: Tensor, y: Tensor, ids: Tensor) -> Records:
     x = x.float().div_(255) if x.dtype == torch.uint8 else x.float()
     return Records(x.contiguous(), y.long(), ids)
 
 
-def _resize(records: Records, size: int) -> Records:
+def _resize_records(records: Records, size: int) -> Records:
     parts = [
         F.interpolate(x, size=(size, size), mode="bilinear", antialias=True, align_corners=False).clamp_(0, 1)
         for x in records.x.split(4096)
@@ -83,7 +96,32 @@ def _resize(records: Records, size: int) -> Records:
     return Records(torch.cat(parts), records.y, records.ids)
 
 
-def _draw(count: int, limit: int | None, keys: Keys) -> Tensor:
+def _draw_positions(count: int, limit: int | None, keys: Keys) -> Tensor:
     if limit is None or limit >= count:
         return torch.arange(count)
     return torch.randperm(count, generator=keys.torch())[:limit].sort().values
+
+
+# --- standards ---------------------------------------------------------------------------------
+# Mean and standard deviation of each channel, as published: what ``data.standardise`` standardises by.
+#
+# They are constants of the papers' code (the dataset condensation code of Zhao and Bilen, on which FedDM and FedLGD build;
+# torchvision's examples), computed by their authors over public training sets. Nothing is computed from the records at hand,
+# so that no statistic of theirs leaves a client.
+
+
+Scale = tuple[tuple[float, ...], tuple[float, ...]]
+
+PUBLISHED_SCALES: dict[str, Scale] = {
+    "mnist": ((0.1307,), (0.3081,)),
+    "fashion_mnist": ((0.2861,), (0.3530,)),
+    "cifar10": ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
+    "cifar100": ((0.5071, 0.4866, 0.4409), (0.2673, 0.2564, 0.2762)),
+    "svhn": ((0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970)),
+}
+
+
+def describe_standardisation(name: str) -> str:
+    """For a report: what networks see."""
+    mean, std = (", ".join(f"{value:g}" for value in part) for part in PUBLISHED_SCALES[name])
+    return f"networks see it standardised by published constants (mean {mean}, standard deviation {std})"

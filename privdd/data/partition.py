@@ -1,7 +1,7 @@
-"""Who holds which record: label partitions by the rules of NIID-Bench (Li et al., ICDE 2022).
+"""Who holds which record: label partitions by the rules of NIID-Bench (Li et al., ICDE 2022), and clients' shards.
 
-Each rule takes the labels (n,) and gives one sorted int64 index array per client; no record goes to
-two clients. ``rng`` is the only source of chance.
+Each rule takes the labels (n,) and gives one sorted int64 index array per client; no record goes to two clients. ``rng`` is
+the only source of chance. A shard is what a client trains on, its own test records, and what the audit holds out.
 """
 
 from __future__ import annotations
@@ -13,10 +13,19 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from privdd.core.errors import BadConfig
-from privdd.core.keys import Keys
+from privdd.core.rng import Keys
+from privdd.core.types import Records, Shard
+from privdd.core.validation import BadConfig
 from privdd.data.dataset import Dataset
+
+# --- partition ---------------------------------------------------------------------------------
+# Who holds which record: label partitions by the rules of NIID-Bench (Li et al., ICDE 2022).
+#
+# Each rule takes the labels (n,) and gives one sorted int64 index array per client; no record goes to
+# two clients. ``rng`` is the only source of chance.
+
 
 Labels = NDArray[np.integer]
 Index = NDArray[np.int64]
@@ -27,7 +36,7 @@ ATTEMPTS = 1000  # Dirichlet draws before an unreachable min_size is reported
 
 def iid(labels: Labels, clients: int, rng: np.random.Generator) -> list[Index]:
     """A random permutation cut into ``clients`` parts whose sizes differ by at most one."""
-    labels = _checked(labels, clients)
+    labels = _check_labels(labels, clients)
     return [np.sort(part) for part in np.array_split(rng.permutation(len(labels)), clients)]
 
 
@@ -38,13 +47,13 @@ def dirichlet(labels: Labels, clients: int, alpha: float, rng: np.random.Generat
     that already holds its even share n / clients gets nothing of the next class, and the whole draw is
     repeated until every client has ``min_size`` records. Raises ValueError where that cannot be.
     """
-    labels = _checked(labels, clients, min_size)
+    labels = _check_labels(labels, clients, min_size)
     check_alpha(alpha)
     values, counts = np.unique(labels, return_counts=True)
     for _ in range(ATTEMPTS):
         given = _dirichlet_counts(counts, clients, alpha, rng)
         if given.sum(0).min() >= min_size:
-            return _dealt(labels, values, given, rng)
+            return _deal_records(labels, values, given, rng)
     raise ValueError(
         f"partition.min_size={min_size}: not reached in {ATTEMPTS} draws with {clients} clients and "
         f"alpha={alpha}; lower it, raise alpha or take fewer clients"
@@ -59,7 +68,7 @@ def classes_per_client(
     The holders of a class share its records evenly. Classes that nobody holds are left out, which
     can happen only with fewer clients than classes. Raises ValueError where a client gets too few.
     """
-    labels = _checked(labels, clients, min_size)
+    labels = _check_labels(labels, clients, min_size)
     values = np.unique(labels)
     if isinstance(classes, bool) or not isinstance(classes, int | np.integer) or not 1 <= classes <= len(values):
         raise ValueError(f"partition.classes={classes}: an integer from 1 to {len(values)} (classes at hand)")
@@ -68,9 +77,9 @@ def classes_per_client(
     for at, value in enumerate(values):
         holders = [client for client in range(clients) if at in held[client]]
         if holders:
-            for client, piece in zip(holders, np.array_split(_shuffled(labels, value, rng), len(holders))):
+            for client, piece in zip(holders, np.array_split(_shuffle_class(labels, value, rng), len(holders))):
                 parts[client].append(piece)
-    return _joined(parts, min_size)
+    return _join_parts(parts, min_size)
 
 
 def subset(labels: Labels, clients: int, main: float, rng: np.random.Generator, min_size: int = 1) -> list[Index]:
@@ -79,19 +88,19 @@ def subset(labels: Labels, clients: int, main: float, rng: np.random.Generator, 
     Client i's class is i mod C. The clients of a class share the fraction ``main`` of it in [0, 1],
     everyone else shares the rest; a class that is nobody's is shared by all. Every record is given out.
     """
-    labels = _checked(labels, clients, min_size)
+    labels = _check_labels(labels, clients, min_size)
     check_main(main)
     values = np.unique(labels)
     parts: list[list[Index]] = [[] for _ in range(clients)]
     for at, value in enumerate(values):
         owners = np.arange(clients) % len(values) == at
         share = _subset_shares(owners, main)
-        for client, piece in enumerate(_cut(_shuffled(labels, value, rng), share)):
+        for client, piece in enumerate(_cut_by_shares(_shuffle_class(labels, value, rng), share)):
             parts[client].append(piece)
-    return _joined(parts, min_size)
+    return _join_parts(parts, min_size)
 
 
-def _checked(labels: Labels, clients: int, min_size: int = 1) -> NDArray[np.int64]:
+def _check_labels(labels: Labels, clients: int, min_size: int = 1) -> NDArray[np.int64]:
     labels = np.asarray(labels)
     if labels.ndim != 1 or (labels.size and not np.issubdtype(labels.dtype, np.integer)):
         raise ValueError(f"labels: an integer array (n,) is needed, got {labels.dtype} {labels.shape}")
@@ -105,11 +114,11 @@ def _checked(labels: Labels, clients: int, min_size: int = 1) -> NDArray[np.int6
     return labels.astype(np.int64)
 
 
-def _shuffled(labels: Labels, value: int, rng: np.random.Generator) -> Index:
+def _shuffle_class(labels: Labels, value: int, rng: np.random.Generator) -> Index:
     return rng.permutation(np.flatnonzero(labels == value))
 
 
-def _cut(index: Index, shares: NDArray[np.float64]) -> list[Index]:
+def _cut_by_shares(index: Index, shares: NDArray[np.float64]) -> list[Index]:
     return np.split(index, (np.cumsum(shares)[:-1] * len(index)).astype(int))
 
 
@@ -130,8 +139,8 @@ def _dirichlet_counts(
     return given
 
 
-def _dealt(labels: Labels, values: Labels, given: NDArray[np.int64], rng: np.random.Generator) -> list[Index]:
-    pieces = [np.split(_shuffled(labels, value, rng), np.cumsum(row)[:-1]) for value, row in zip(values, given)]
+def _deal_records(labels: Labels, values: Labels, given: NDArray[np.int64], rng: np.random.Generator) -> list[Index]:
+    pieces = [np.split(_shuffle_class(labels, value, rng), np.cumsum(row)[:-1]) for value, row in zip(values, given)]
     return [np.sort(np.concatenate(part)) for part in zip(*pieces)]
 
 
@@ -148,7 +157,7 @@ def _subset_shares(owners: NDArray[np.bool_], main: float) -> NDArray[np.float64
     return np.where(owners, main / count, (1 - main) / (len(owners) - count))
 
 
-def _joined(parts: list[list[Index]], min_size: int) -> list[Index]:
+def _join_parts(parts: list[list[Index]], min_size: int) -> list[Index]:
     out = [np.sort(np.concatenate(part)) if part else np.empty(0, np.int64) for part in parts]
     smallest = min(map(len, out))
     if smallest < min_size:
@@ -156,7 +165,7 @@ def _joined(parts: list[list[Index]], min_size: int) -> list[Index]:
     return out
 
 
-NAMES = ("dirichlet", "classes", "subset", "iid", "domains", "corrupted")
+PARTITION_NAMES = ("dirichlet", "classes", "subset", "iid", "domains", "corrupted")
 BY_DOMAIN = ("domains", "corrupted")
 
 
@@ -183,8 +192,8 @@ class Partition:
     test_fraction: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.name not in NAMES:
-            raise ValueError(f"partition.name={self.name!r}: one of {', '.join(NAMES)}")
+        if self.name not in PARTITION_NAMES:
+            raise ValueError(f"partition.name={self.name!r}: one of {', '.join(PARTITION_NAMES)}")
         if self.name in BY_DOMAIN:
             object.__setattr__(self, "clients", None)
         elif self.clients is None:
@@ -203,15 +212,15 @@ class Partition:
         if self.name not in ("iid", "domains"):
             check_count("min_size", self.min_size)
 
-    def deal(self, data: Dataset, keys: Keys) -> list[Index]:
+    def deal_records(self, data: Dataset, keys: Keys) -> list[Index]:
         """Positions in ``data.train`` of each client. Raises ValueError where the rule cannot be met."""
         labels = data.train.y.numpy()
         rng = keys.fold("partition", self.name).numpy()
         if self.name in BY_DOMAIN:
-            return self._by_domain(labels, data, rng)
-        return self._rule(labels, self.clients or 1, rng)
+            return self._deal_by_domain(labels, data, rng)
+        return self._apply_rule(labels, self.clients or 1, rng)
 
-    def _rule(self, labels: NDArray[np.int64], clients: int, rng: np.random.Generator) -> list[Index]:
+    def _apply_rule(self, labels: NDArray[np.int64], clients: int, rng: np.random.Generator) -> list[Index]:
         rules: dict[str, Callable[[], list[Index]]] = {
             "iid": lambda: iid(labels, clients, rng),
             "dirichlet": lambda: dirichlet(labels, clients, self.alpha, rng, self.min_size),
@@ -222,7 +231,7 @@ class Partition:
         }
         return rules[self.name]()
 
-    def _by_domain(self, labels: NDArray[np.int64], data: Dataset, rng: np.random.Generator) -> list[Index]:
+    def _deal_by_domain(self, labels: NDArray[np.int64], data: Dataset, rng: np.random.Generator) -> list[Index]:
         if data.domain is None:
             raise ValueError(f"partition.name={self.name!r}: data.name={data.name!r} has no domains")
         out = []
@@ -230,7 +239,7 @@ class Partition:
             at = torch.nonzero(data.domain == domain).flatten().numpy()
             if not len(at):
                 raise ValueError(f"data.limit: domain {data.domains[domain]!r} is left without a record")
-            out += [at[part] for part in self._rule(labels[at], self.per_domain, rng)]
+            out += [at[part] for part in self._apply_rule(labels[at], self.per_domain, rng)]
         return out
 
 
@@ -265,3 +274,75 @@ def check_test_fraction(fraction: float) -> None:
     """A fraction in [0, 1); ValueError otherwise."""
     if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 <= fraction < 1:
         raise ValueError(f"partition.test_fraction={fraction!r}: a fraction in [0, 1) is needed")
+
+
+# --- shards ------------------------------------------------------------------------------------
+# One shard for each client: what it trains on, its own test records, and what the audit holds out.
+
+
+ENOUGH_TEST_RECORDS = 50  # personal test records worth having
+
+
+def make_shards(
+    data: Dataset,
+    partition: Partition,
+    keys: Keys,
+    *,
+    heldout: float | int | None = None,
+    test_fraction: float | None = None,
+) -> list[Shard]:
+    """Deal ``data`` by ``partition`` and cut each client's records at random into train, test, heldout.
+
+    Held-out records thus follow the client's own distribution and are never trained on: the audit's
+    non-members. heldout and test_fraction override the partition's. Raises ValueError where the
+    partition cannot be met or a client would be left without a training record.
+    """
+    heldout = partition.heldout if heldout is None else heldout
+    fraction = partition.test_fraction if test_fraction is None else test_fraction
+    check_heldout(heldout)
+    check_test_fraction(fraction)
+    dealt = partition.deal_records(data, keys)
+    return [_cut_shard(client, data, torch.from_numpy(at), keys, heldout, fraction) for client, at in enumerate(dealt)]
+
+
+def _cut_shard(client: int, data: Dataset, at: Tensor, keys: Keys, heldout: float | int, fraction: float) -> Shard:
+    order = at[torch.randperm(len(at), generator=keys.fold("shard", client).torch())]
+    out = _heldout_count(len(at), heldout)
+    own = math.ceil(fraction * len(at))
+    if out + own >= len(at):
+        raise ValueError(
+            f"partition.heldout={heldout}: client {client} has {len(at)} records, {out} held out and {own} for test "
+            f"leave none to train on"
+        )
+    pieces = [
+        data.train.take(piece.sort().values) for piece in (order[:out], order[out : out + own], order[out + own :])
+    ]
+    test = pieces[1] if own else _matching_test_records(data, at, keys.fold("test", client))
+    return Shard(client, pieces[2], test, pieces[0], data.classes)
+
+
+def _heldout_count(count: int, heldout: float | int) -> int:
+    wanted = round(heldout * count) if isinstance(heldout, float) else heldout
+    return min(wanted, count // 2)
+
+
+def _matching_test_records(data: Dataset, at: Tensor, keys: Keys) -> Records:
+    """Common test records in the client's class proportions, and of its domain where there are domains.
+
+    As many as the scarcest class allows; where that is under ENOUGH, scarce classes fall short instead.
+    """
+    here = torch.arange(len(data.test))
+    if data.domain is not None and data.test_domain is not None:
+        here = here[data.test_domain == data.domain[at[0]]]
+    counts = torch.bincount(data.train.y[at], minlength=data.classes).double()
+    at_hand = torch.bincount(data.test.y[here], minlength=data.classes).double()
+    held = (counts > 0) & (at_hand > 0)
+    shares = torch.where(held, counts, 0.0)
+    if not held.any():
+        return data.test.take(here[:0])
+    scale = max(float((at_hand[held] / shares[held]).min()), ENOUGH_TEST_RECORDS / float(shares.sum()))
+    wanted = torch.minimum((shares * scale).round(), at_hand).long()
+    shuffled = here[torch.randperm(len(here), generator=keys.torch())]
+    labels = data.test.y[shuffled]
+    picked = [shuffled[labels == c][: int(wanted[c])] for c in range(data.classes)]
+    return data.test.take(torch.cat(picked).sort().values)

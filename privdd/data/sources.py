@@ -1,4 +1,4 @@
-"""``load``: any data set by name."""
+"""``load_dataset``: any data set by name."""
 
 from __future__ import annotations
 
@@ -7,33 +7,30 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from privdd.core.keys import Keys
-from privdd.data.custom import folder, npz
-from privdd.data.dataset import Dataset
-from privdd.data.digits import digits
-from privdd.data.domains import Limits, corrupted, digit_domains, domain_folder
-from privdd.data.mnist import idx_family
-from privdd.data.standards import PUBLISHED
-from privdd.data.standards import note as seen_as
-from privdd.data.vision import FAMILIES, vision_family
+from privdd.core.rng import Keys
+from privdd.data.custom import load_image_folder, load_npz
+from privdd.data.dataset import PUBLISHED_SCALES, Dataset
+from privdd.data.dataset import describe_standardisation as seen_as
+from privdd.data.domains import DomainLimits, corrupt_domains, load_digit_domains, load_domain_folder
+from privdd.data.readers import TORCHVISION_DATASETS, load_digits_dataset, load_idx_dataset, load_torchvision_dataset
 
 SOURCES = {
-    "digits": digits,
-    "mnist": idx_family,
-    "fashion_mnist": idx_family,
-    **{name: vision_family for name in FAMILIES},
-    "npz": npz,
+    "digits": load_digits_dataset,
+    "mnist": load_idx_dataset,
+    "fashion_mnist": load_idx_dataset,
+    **{name: load_torchvision_dataset for name in TORCHVISION_DATASETS},
+    "npz": load_npz,
 }
 LARGEST_SIDE = 4096
-NAMES = (*SOURCES, "folder", "domain_folder", "digit_domains", "corrupted")
+DATASET_NAMES = (*SOURCES, "folder", "domain_folder", "digit_domains", "corrupted")
 
 
 def reads_files(name: str, source: str | None = None) -> bool:
-    """Whether the data set ``name`` (of ``corrupted``: the one that it corrupts) is read from files, in data.root."""
+    """Whether the data set ``name`` (of ``corrupt_domains``: the one that it corrupts) is read from files, in data.root."""
     return (source if name == "corrupted" else name) != "digits"
 
 
-def load(
+def load_dataset(
     name: str,
     *,
     root: str | Path | None = None,
@@ -50,30 +47,32 @@ def load(
 
     root: folder (or npz file) to look in. size: side in pixels after resizing. limit: at most so many
     training records, test_limit (limit where None) test records, drawn by ``keys``; of each domain for
-    digit_domains, domain_folder and corrupted. source, severity, corruptions: of ``corrupted`` only. standardise: networks
+    digit_domains, domain_folder and corrupted. source, severity, corruptions: of ``corrupt_domains`` only. standardise: networks
     standardise the images (``standards``), which stay in [0, 1] here; the note says so. Raises ValueError
     for an unknown name or bad number and DataNotFound (a ValueError) where the data cannot be had.
     """
-    check_asked(name, size=size, limit=limit, test_limit=test_limit, standardise=standardise)
+    check_data_settings(name, size=size, limit=limit, test_limit=test_limit, standardise=standardise)
     if standardise:
-        found = load(name, root=root, size=size, limit=limit, test_limit=test_limit, keys=keys)
+        found = load_dataset(name, root=root, size=size, limit=limit, test_limit=test_limit, keys=keys)
         return replace(found, note=f"{found.note}; {seen_as(name)}")
     place = None if root is None else Path(root).expanduser()
-    limits = Limits(limit, limit if test_limit is None else test_limit)
+    limits = DomainLimits(limit, limit if test_limit is None else test_limit)
     here = keys.fold("data", name)
     if name == "digit_domains":
-        return digit_domains(place, limits, here).resized(size)
+        return load_digit_domains(place, limits, here).resized(size)
     if name == "domain_folder":
-        return domain_folder(place, size, limits, here)
+        return load_domain_folder(place, size, limits, here)
     if name == "corrupted":
         if source in ("corrupted", "digit_domains", "domain_folder"):
             raise ValueError(f"data.source={source!r}: a data set of one domain is needed")
-        return corrupted(load(source, root=root, size=size, keys=keys), severity, corruptions, limits, here)
-    whole = folder(name, place, here, size) if name == "folder" else SOURCES[name](name, place, here)
+        return corrupt_domains(
+            load_dataset(source, root=root, size=size, keys=keys), severity, corruptions, limits, here
+        )
+    whole = load_image_folder(name, place, here, size) if name == "folder" else SOURCES[name](name, place, here)
     return whole.limited(limits.train, limits.test, here.fold("limit")).resized(size)
 
 
-def check_asked(
+def check_data_settings(
     name: str,
     *,
     size: int | None = None,
@@ -82,16 +81,16 @@ def check_asked(
     standardise: bool = False,
     **others: Any,
 ) -> None:
-    """What can be told before anything is read; ``others``: further settings of ``load``. Raises ValueError."""
+    """What can be told before anything is read; ``others``: further settings of ``load_dataset``. Raises ValueError."""
     for field, value in (("size", size), ("limit", limit), ("test_limit", test_limit)):
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not value >= 1):
             raise ValueError(f"data.{field}={value!r}: an integer >= 1 or null is needed")
     if size is not None and size > LARGEST_SIDE:
         raise ValueError(f"data.size={size}: from 1 to {LARGEST_SIDE} pixels are needed")
-    if name not in NAMES:
-        raise ValueError(f"data.name={name!r}: one of {', '.join(NAMES)}")
-    if standardise and name not in PUBLISHED:
+    if name not in DATASET_NAMES:
+        raise ValueError(f"data.name={name!r}: one of {', '.join(DATASET_NAMES)}")
+    if standardise and name not in PUBLISHED_SCALES:
         raise ValueError(
             f"data.standardise=true: no published mean and deviation for data={name}, and those of private records would "
-            f"have to be protected; allowed for {', '.join(PUBLISHED)}"
+            f"have to be protected; allowed for {', '.join(PUBLISHED_SCALES)}"
         )

@@ -1,32 +1,186 @@
 """Distribution matching: synthetic images whose mean embeddings follow those of the real records.
 
-Zhao and Bilen, "Dataset Condensation with Distribution Matching" (WACV 2023). Per iteration one
-network is drawn for all classes, real records are embedded without a graph, and the loss is
-sum over classes of ||mean embedding of real - mean embedding of synthetic||^2.
+Zhao and Bilen, "Dataset Condensation with Distribution Matching" (WACV 2023). Per iteration one network is drawn for all
+classes, real records are embedded without a graph, and the loss is sum over classes of ||mean embedding of real - mean
+embedding of synthetic||^2. The networks are freshly initialised ones, or draws around the server's model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.func import functional_call
 
-from attacks.gpu import images_at_once
-from attacks.ranges import check_below_one, check_counts, check_positive
-from privdd.core.keys import Keys
-from privdd.core.long_loops import turns
-from privdd.distillation.augmentation import Transform, draw, operations
-from privdd.distillation.class_subsets import Cells
-from privdd.distillation.networks import CHUNK, Embed, Networks, embedded, in_turn
-from privdd.distillation.real_batches import Batch, real_batches
+from attacks.gpu import max_images_per_batch
+from attacks.validation import check_below_one, check_counts, check_positive
+from privdd.core.device import copy_to_device, stream_to_device
+from privdd.core.loop_timing import timed_steps
+from privdd.core.rng import Keys
+from privdd.core.types import State
+from privdd.distillation.augmentation import Transform, draw_transform, parse_strategy
+from privdd.distillation.class_cells import ClassCells, RealBatch, draw_real_batches
+from privdd.privacy.batch_invariance import compute_rows
 
-Step = Callable[[Tensor, Tensor], Tensor]
+# --- networks ----------------------------------------------------------------------------------
+# The networks whose features are matched: freshly initialised ones, or draws around the server's model.
+
+
+Embed = Callable[[Tensor], Tensor]  # images (b, c, h, w) -> (b, p)
+Networks = Callable[[int], Embed]  # iteration -> the network of that iteration
+CHUNK = 64  # images per forward pass: larger batches no longer fit in the cache
+
+
+@torch.no_grad()
+def embed_images(embed: Embed, x: Tensor, chunk: int = CHUNK) -> Tensor:
+    """Embeddings (n, p) without a graph, ``chunk`` images at a time (0 = all at once; on a GPU the usual number is larger);
+    (0, p) of no images.
+
+    Not every layer takes an empty batch, so that the width of none is read off one black image.
+    """
+    if not len(x):
+        return embed(x.new_zeros(1, *x.shape[1:]))[:0]
+    return torch.cat([embed(part) for part in x.split(max_images_per_batch(x, chunk, CHUNK) or len(x))])
+
+
+def record_embeddings(embed: Embed, x: Tensor, chunk: int = CHUNK) -> Tensor:
+    """``embed``, where a mechanism is to bound what one record does: a row is a function of its image alone, in every bit."""
+    rows = compute_rows(
+        lambda _, part: {"": embed_images(embed, part, 0)}, {}, x, at_most=max_images_per_batch(x, chunk, CHUNK)
+    )
+    return rows[""]
+
+
+class _Embedding(nn.Module):
+    """A classifier seen as its penultimate features, with its logits behind them if wanted."""
+
+    def __init__(self, model: nn.Module, logits: bool) -> None:
+        super().__init__()
+        self.model, self.logits = model, logits
+
+    def forward(self, x: Tensor) -> Tensor:
+        features = self.model.features(x)  # type: ignore[operator]
+        return torch.cat([features, self.model.head(features)], 1) if self.logits else features  # type: ignore[operator]
+
+
+def _joint_norm(tensors: Mapping[str, Tensor]) -> float:
+    """Euclidean norm over all tensors together."""
+    return float(torch.stack([t.square().sum(dtype=torch.float64) for t in tensors.values()]).sum().sqrt())
+
+
+def build_embedder(model: nn.Module, state: Mapping[str, Tensor], *, logits: bool = False) -> Embed:
+    """x (b, c, h, w) -> (b, d) features of ``model`` at ``state``, or (b, d + C) with the logits."""
+    view = _Embedding(model, logits)
+    named = {f"model.{name}": tensor.detach() for name, tensor in state.items()}
+    return lambda x: functional_call(view, named, (x,))
+
+
+def draw_in_ball(state: Mapping[str, Tensor], names: Iterable[str], rho: float, generator: torch.Generator) -> State:
+    """w + rho u with u uniform on the sphere over all parameters ``names`` together; buffers stay.
+
+    Xiong et al. 2023 (FedDM) draw N(w, I) truncated at radius rho = 5; in 3e5 dimensions such a draw
+    has norm about 566, so the truncation always acts and this is its law. Raises ValueError for a
+    negative radius.
+    """
+    return _apply_moves(state, _draw_moves(state, names, rho, generator))
+
+
+def _draw_moves(state: Mapping[str, Tensor], names: Iterable[str], rho: float, generator: torch.Generator) -> State:
+    """rho u, on the generator's device."""
+    if not rho >= 0:
+        raise ValueError(f"rho={rho}: a radius of at least 0 is needed")
+    noise = {name: torch.randn(state[name].shape, generator=generator, device=generator.device) for name in names}
+    norm = _joint_norm(noise)
+    return {name: drawn * (rho / norm) for name, drawn in noise.items()}
+
+
+def _apply_moves(state: Mapping[str, Tensor], moves: Mapping[str, Tensor]) -> State:
+    return {**state, **{name: state[name] + move.to(state[name]) for name, move in moves.items()}}
+
+
+def project_to_ball(state: Mapping[str, Tensor], centre: Mapping[str, Tensor], rho: float) -> State:
+    """The nearest state whose distance to ``centre``, over all its tensors together, is at most rho."""
+    gaps = {name: state[name] - centre[name] for name in centre}
+    norm = _joint_norm(gaps)
+    if norm <= rho:
+        return dict(state)
+    return {**state, **{name: centre[name] + gap * (rho / norm) for name, gap in gaps.items()}}
 
 
 @dataclass(frozen=True)
-class Matching:
+class DrawnNetworks:
+    """A network for each iteration, from numbers that are drawn on the CPU and sent to ``device``.
+
+    draw: iteration -> the numbers, from a stream of that iteration; network: those numbers on the device -> network.
+    """
+
+    draw: Callable[[int], State]
+    network: Callable[[State], Embed]
+    device: torch.device
+
+    def __call__(self, t: int) -> Embed:
+        drawn = self.draw(t)
+        return self.network(dict(zip(drawn, copy_to_device(list(drawn.values()), self.device))))
+
+    def iterate_networks(self, steps: int) -> Iterator[Embed]:
+        """The networks of iterations 0, ..., steps - 1, sent to the device many at a time."""
+        return map(self.network, stream_to_device(self.draw, steps, self.device))
+
+
+def iterate_networks(networks: Networks, steps: int) -> Iterator[Embed]:
+    """The networks of iterations 0, ..., steps - 1, each when it is asked for."""
+    return networks.iterate_networks(steps) if isinstance(networks, DrawnNetworks) else map(networks, range(steps))
+
+
+def networks_in_ball(
+    model: nn.Module, state: Mapping[str, Tensor], names: Iterable[str], rho: float, keys: Keys, *, logits: bool
+) -> Networks:
+    """Networks around the server's model: one draw per iteration, the same for all classes."""
+    names = tuple(names)
+    return DrawnNetworks(
+        lambda t: _draw_moves(state, names, rho, keys.fold(t).torch()),
+        lambda moves: build_embedder(model, _apply_moves(state, moves), logits=logits),
+        next((tensor.device for tensor in state.values()), torch.device("cpu")),
+    )
+
+
+def fresh_networks(
+    model: nn.Module,
+    initial: Callable[[torch.Generator], State],
+    keys: Keys,
+    *,
+    logits: bool = False,
+    device: str | torch.device = "cpu",
+) -> Networks:
+    """Newly initialised networks: ``initial`` gives a state from a generator; one draw per iteration."""
+    return DrawnNetworks(
+        lambda t: initial(keys.fold(t).torch()),
+        lambda state: build_embedder(model, state, logits=logits),
+        torch.device(device),
+    )
+
+
+def fixed_network(model: nn.Module, state: Mapping[str, Tensor], *, logits: bool = False) -> Networks:
+    """The same network at every iteration (FedLGD's iterative matching)."""
+    embed = build_embedder(model, state, logits=logits)
+    return lambda t: embed
+
+
+# --- distribution matching ---------------------------------------------------------------------
+# Distribution matching: synthetic images whose mean embeddings follow those of the real records.
+#
+# Zhao and Bilen, "Dataset Condensation with Distribution Matching" (WACV 2023). Per iteration one
+# network is drawn for all classes, real records are embedded without a graph, and the loss is
+# sum over classes of ||mean embedding of real - mean embedding of synthetic||^2.
+
+
+DescentStep = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class MatchingSettings:
     """Settings of one matching run.
 
     iterations: steps on the images; batch: real records per class and step; lr, momentum: SGD on
@@ -47,11 +201,11 @@ class Matching:
         check_counts(self, "iterations", "chunk", least=0)
         check_positive(self, "lr")
         check_below_one(self, "momentum")
-        operations(self.augment)
+        parse_strategy(self.augment)
 
 
 @dataclass(frozen=True)
-class Streams:
+class MatchingStreams:
     """Random streams of one run: real batches (secret) and transforms (public)."""
 
     batch: Keys
@@ -64,7 +218,7 @@ def matching_gradient(images: Tensor, targets: Tensor, embed: Embed, *, chunk: i
     images (M, ipc, c, h, w), targets (M, p) -> (M, ipc, c, h, w). Cells go through the network in
     groups of about ``chunk`` images: only one group's graph is alive at a time.
     """
-    together = images_at_once(images, chunk, CHUNK)
+    together = max_images_per_batch(images, chunk, CHUNK)
     size = max(1, together // images.shape[1]) if together else max(len(images), 1)
     parts = []
     for part, target in zip(images.split(size), targets.split(size)):
@@ -74,8 +228,13 @@ def matching_gradient(images: Tensor, targets: Tensor, embed: Embed, *, chunk: i
     return torch.cat(parts)
 
 
-def real_means(
-    batch: Batch, cells: Cells, embed: Embed, transform: Transform, settings: Matching, real_map: Embed | None = None
+def mean_real_embeddings(
+    batch: RealBatch,
+    cells: ClassCells,
+    embed: Embed,
+    transform: Transform,
+    settings: MatchingSettings,
+    real_map: Embed | None = None,
 ) -> Tensor:
     """Mean embedding of one batch of every cell, (M, p): each record is embedded once for all cells.
 
@@ -83,23 +242,25 @@ def real_means(
     """
     x = transform(cells.pool.x[batch.at])
     whole: Embed = embed if real_map is None else lambda part: embed(real_map(part))
-    embeddings = embedded(whole, x, settings.chunk).split([rows.shape[1] for rows in batch.taken])
+    embeddings = embed_images(whole, x, settings.chunk).split([rows.shape[1] for rows in batch.taken])
     weights = [rows.to(e) for rows, e in zip(batch.taken, embeddings)]
     return torch.cat([w @ e / w.sum(1, keepdim=True) for w, e in zip(weights, embeddings)])
 
 
-def descend(images: Tensor, velocity: Tensor, gradient: Tensor, settings: Matching) -> tuple[Tensor, Tensor]:
+def descend_images(
+    images: Tensor, velocity: Tensor, gradient: Tensor, settings: MatchingSettings
+) -> tuple[Tensor, Tensor]:
     """One step of SGD with momentum: (images, velocity)."""
     velocity = settings.momentum * velocity + gradient
     return images - settings.lr * velocity, velocity
 
 
-def match(
-    cells: Cells,
+def match_distributions(
+    cells: ClassCells,
     images: Tensor,
     networks: Networks,
-    settings: Matching,
-    streams: Streams,
+    settings: MatchingSettings,
+    streams: MatchingStreams,
     *,
     real_map: Embed | None = None,
 ) -> Tensor:
@@ -108,14 +269,14 @@ def match(
     Works for one client or for many replays of it (``cells``): the real records are embedded once for all.
     """
     velocity, steps = torch.zeros_like(images), settings.iterations if len(cells) else 0
-    batches = real_batches(cells, settings.batch, streams.batch.fold, steps)
-    for t, embed, batch in zip(turns(range(steps)), in_turn(networks, steps), batches):
-        transform = draw(settings.augment, tuple(images.shape[2:]), streams.augment.fold(t).torch())  # type: ignore[arg-type]
-        targets = real_means(batch, cells, embed, transform, settings, real_map)
-        gradient = matching_gradient(images, targets, _siamese(embed, transform, settings), chunk=settings.chunk)
-        images, velocity = descend(images, velocity, gradient, settings)
+    batches = draw_real_batches(cells, settings.batch, streams.batch.fold, steps)
+    for t, embed, batch in zip(timed_steps(range(steps)), iterate_networks(networks, steps), batches):
+        transform = draw_transform(settings.augment, tuple(images.shape[2:]), streams.augment.fold(t).torch())  # type: ignore[arg-type]
+        targets = mean_real_embeddings(batch, cells, embed, transform, settings, real_map)
+        gradient = matching_gradient(images, targets, _siamese_embed(embed, transform, settings), chunk=settings.chunk)
+        images, velocity = descend_images(images, velocity, gradient, settings)
     return images
 
 
-def _siamese(embed: Embed, transform: Transform, settings: Matching) -> Embed:
+def _siamese_embed(embed: Embed, transform: Transform, settings: MatchingSettings) -> Embed:
     return (lambda x: embed(transform(x))) if settings.augment_synthetic else embed

@@ -17,13 +17,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from attacks.ranges import check_from_zero
-from privdd.core.keys import Keys
-from privdd.core.long_loops import turns
-from privdd.core.placement import placed
-from privdd.core.state import pack, unpack
-from privdd.core.types import Records, State, Tensors
-from privdd.distillation.sampling import record_normals
+from attacks.validation import check_non_negative
+from privdd.core.device import to_device
+from privdd.core.loop_timing import timed_steps
+from privdd.core.rng import Keys
+from privdd.core.types import Records, State, Tensors, pack, unpack
+from privdd.distillation.class_cells import draw_record_normals
 from privdd.federated.channel import ClientContext
 from privdd.models import ModelSpec, build
 from privdd.privacy.mechanism import Mechanism
@@ -49,7 +48,7 @@ class SplitLoss:
 
     stds: scales of the noise under which the classifier must read x_s, one per copy; distribution: its law, for
     laplace of scale b (standard deviation b sqrt 2). rho: bound on ||x_s|| / ||x|| (section 3.3), None for no bound
-    (the released code has none). These three are the mechanism's own (``under``), not settings of the loss.
+    (the released code has none). These three are the mechanism's own (``for_mechanism``), not settings of the loss.
     """
 
     reconstruction: float = 50.0
@@ -61,23 +60,23 @@ class SplitLoss:
     distribution: Literal["gaussian", "laplace"] = "gaussian"
 
     def __post_init__(self) -> None:
-        check_from_zero(self, "reconstruction", "feature_ce", "kl", "image_ce", under="algo.loss.")
+        check_non_negative(self, "reconstruction", "feature_ce", "kl", "image_ce", under="algo.loss.")
         if self.rho is not None and not 0 < self.rho <= 1:
             raise ValueError(f"algo.loss.rho={self.rho}: null or a number in (0, 1] is needed")
         if not self.stds or any(not 0 <= s < math.inf for s in self.stds):
             raise ValueError(f"algo.loss.stds={self.stds}: finite numbers from 0 are needed, one per copy")
 
-    def under(self, mechanism: Mechanism | None, numbers: int) -> SplitLoss:
+    def for_mechanism(self, mechanism: Mechanism | None, numbers: int) -> SplitLoss:
         """The loss for features of so many numbers that this mechanism releases; None: they are released as they are."""
         if mechanism is None:
             return replace(self, stds=(0.0,), rho=None)
         if not isinstance(mechanism, FeatureNoise):
             return self
-        stds = mechanism.stds(mechanism.norm(numbers))
+        stds = mechanism.copy_stds(mechanism.norm_for_size(numbers))
         return replace(self, stds=stds, rho=mechanism.rho, distribution=mechanism.distribution)
 
 
-def bounded(features: Tensor, x: Tensor, rho: float | None) -> Tensor:
+def bound_features(features: Tensor, x: Tensor, rho: float | None) -> Tensor:
     """Scale each x_s (b, c, h, w) down to ||x_s|| <= rho ||x|| where it is larger."""
     if rho is None:
         return features
@@ -96,14 +95,14 @@ class FeatureSplit(nn.Module):
 
     def features(self, x: Tensor, rho: float | None = None) -> Tensor:
         """x (b, c, h, w) in [0, 1] -> x_s in [-1, 1], by the generator's mean code."""
-        return bounded(x - self.generator(x, None)[0], x, rho)
+        return bound_features(x - self.generator(x, None)[0], x, rho)
 
     def forward(self, x: Tensor, y: Tensor, noise: Mapping[str, Tensor], loss: SplitLoss) -> Tensor:
         """The joint loss of a batch. noise: ``latent`` (b, z) and ``copy_i`` (b, c, h, w), standard normal."""
         q, mu, logvar = self.generator(x, noise["latent"])
-        shared = bounded(x - q, x, loss.rho)
+        shared = bound_features(x - q, x, loss.rho)
         drawn = [noise[f"copy_{i}"] for i in range(len(loss.stds))]
-        drawn = [laplace(z) for z in drawn] if loss.distribution == "laplace" else drawn
+        drawn = [laplace_from_normal(z) for z in drawn] if loss.distribution == "laplace" else drawn
         copies = [shared + std * z for std, z in zip(loss.stds, drawn)]
         logits = self.classifier(torch.cat([*copies, x]))
         parts = logits.split(len(x))
@@ -118,7 +117,7 @@ class FeatureSplit(nn.Module):
 
 
 @lru_cache(maxsize=8)
-def split_skeleton(
+def build_split_skeleton(
     generator: ModelSpec, classifier: ModelSpec, shape: tuple[int, int, int], classes: int
 ) -> FeatureSplit:
     """The module whose names the state uses; values come through functional_call."""
@@ -128,29 +127,31 @@ def split_skeleton(
 def feature_map(generator: nn.Module, state: Tensors, rho: float | None) -> Callable[[Tensor], Tensor]:
     """x (n, c, h, w) -> x_s, the part of x that ``generator`` with parameters ``state`` does not reproduce."""
 
-    def feature(x: Tensor) -> Tensor:
+    def map_features(x: Tensor) -> Tensor:
         generator.eval()
-        parts = [bounded(p - functional_call(generator, dict(state), (p, None))[0], p, rho) for p in x.split(256)]
+        parts = [
+            bound_features(p - functional_call(generator, dict(state), (p, None))[0], p, rho) for p in x.split(256)
+        ]
         return torch.cat(parts) if parts else x
 
-    return feature
+    return map_features
 
 
-def laplace(normal: Tensor) -> Tensor:
+def laplace_from_normal(normal: Tensor) -> Tensor:
     """Standard normal draws -> Laplace draws of scale 1 with the same signs: P(|Z| > z) = P(|L| > -log P(|Z| > z))."""
     return -normal.sign() * torch.erfc(normal.abs() / math.sqrt(2)).log()
 
 
-def draw_noise(x: Tensor, latent: int, copies: int, generator: torch.Generator) -> dict[str, Tensor]:
+def draw_batch_noise(x: Tensor, latent: int, copies: int, generator: torch.Generator) -> dict[str, Tensor]:
     """The standard normal draws of one batch."""
     noise = {"latent": torch.randn(len(x), latent, generator=generator)}
     return noise | {f"copy_{i}": torch.randn(x.shape, generator=generator) for i in range(copies)}
 
 
-def record_noise(ids: Tensor, keys: Keys, shape: tuple[int, ...], latent: int, copies: int) -> dict[str, Tensor]:
-    """What ``draw_noise`` gives, for records with these ids (n,): each record's draws from ``keys`` and its id alone."""
+def draw_record_noise(ids: Tensor, keys: Keys, shape: tuple[int, ...], latent: int, copies: int) -> dict[str, Tensor]:
+    """What ``draw_batch_noise`` gives, for records with these ids (n,): each record's draws from ``keys`` and its id alone."""
     size = math.prod(shape)
-    parts = record_normals(ids, keys, latent + copies * size).split([latent, *[size] * copies], 1)
+    parts = draw_record_normals(ids, keys, latent + copies * size).split([latent, *[size] * copies], 1)
     return {"latent": parts[0]} | {f"copy_{i}": part.unflatten(1, shape) for i, part in enumerate(parts[1:])}
 
 
@@ -177,14 +178,14 @@ def train_split(
     _load_moments(adam, learned, optimiser)
     model.train()
     latent = int(getattr(model.generator, "latent"))  # noqa: B009  (typed as Module attribute otherwise)
-    for _ in turns(range(epochs)):
-        for index in turns(torch.randperm(len(records), generator=generator).split(batch_size)):
+    for _ in timed_steps(range(epochs)):
+        for index in timed_steps(torch.randperm(len(records), generator=generator).split(batch_size)):
             x, y = records.x[index], records.y[index]
-            noise = placed(draw_noise(x, latent, len(loss.stds), generator), x.device)
+            noise = to_device(draw_batch_noise(x, latent, len(loss.stds), generator), x.device)
             adam.zero_grad()
             functional_call(model, current, (x, y, noise, loss)).backward()
             adam.step()
-    return {n: t.detach() for n, t in current.items()}, _moments(adam, learned)
+    return {n: t.detach() for n, t in current.items()}, _collect_moments(adam, learned)
 
 
 def _load_moments(adam: torch.optim.AdamW, learned: Mapping[str, Tensor], saved: State) -> None:
@@ -195,14 +196,14 @@ def _load_moments(adam: torch.optim.AdamW, learned: Mapping[str, Tensor], saved:
             adam.state[parameter] = {**kept, "step": kept["step"].cpu()}  # which the optimiser reads at every step
 
 
-def _moments(adam: torch.optim.AdamW, learned: Mapping[str, Tensor]) -> State:
+def _collect_moments(adam: torch.optim.AdamW, learned: Mapping[str, Tensor]) -> State:
     moments: State = {}
     for name, parameter in learned.items():
         moments |= pack(name, {k: torch.as_tensor(v) for k, v in adam.state[parameter].items()})
     return moments
 
 
-def split_steps(epochs: int, sampling_probability: float) -> int:
+def count_split_steps(epochs: int, sampling_probability: float) -> int:
     """Steps that draw each record ``epochs`` times on average: a public constant."""
     return max(1, round(epochs / sampling_probability))
 
@@ -226,17 +227,26 @@ def train_split_privately(
     shape, copies = tuple(records.x.shape[1:]), len(loss.stds)
     latent = int(model.generator.latent)  # type: ignore[arg-type]
 
-    def draws(step: int, ids: Tensor) -> tuple[Tensor, ...]:
-        noise = record_noise(ids, ctx.keys.fold("split-noise", step), shape, latent, copies)
+    def draw_step_noise(step: int, ids: Tensor) -> tuple[Tensor, ...]:
+        noise = draw_record_noise(ids, ctx.keys.fold("split-noise", step), shape, latent, copies)
         return tuple(noise[name] for name in sorted(noise))
 
     names = sorted(["latent", *(f"copy_{i}" for i in range(copies))])
 
-    def one(params: Tensors, x: Tensor, y: Tensor, *noise: Tensor) -> Tensor:
+    def loss_of_record(params: Tensors, x: Tensor, y: Tensor, *noise: Tensor) -> Tensor:
         return functional_call(model, dict(params), (x, y, dict(zip(names, noise)), loss))
 
     model.train()
-    steps = split_steps(epochs, ctx.mechanisms[QUERY].sampling_probability)
+    steps = count_split_steps(epochs, ctx.mechanisms[QUERY].sampling_probability)
     return dp_local_sgd(
-        model, state, records, lr=lr, momentum=momentum, weight_decay=0.0, steps=steps, ctx=ctx, loss=one, draws=draws
+        model,
+        state,
+        records,
+        lr=lr,
+        momentum=momentum,
+        weight_decay=0.0,
+        steps=steps,
+        ctx=ctx,
+        loss=loss_of_record,
+        draws=draw_step_noise,
     )

@@ -1,20 +1,49 @@
 """Gradient matching: images whose training gradient points where a given gradient points.
 
-Zhao, Mopuri and Bilen, "Dataset Condensation with Gradient Matching" (ICLR 2021), section 3: per
-layer and output unit 1 - cosine, summed. FedLGD (Huang et al. 2024, equations 5 to 7) matches the
-average of the clients' gradients on the server.
+Zhao, Mopuri and Bilen, "Dataset Condensation with Gradient Matching" (ICLR 2021), section 3: per layer and output unit
+1 - cosine, summed. FedLGD (Huang et al. 2024, equations 5 to 7) matches the average of the clients' gradients on the server.
+``GradientImages`` is their algorithm 1: for each new network, and T times as it is trained on the images, the images of every
+class take a step towards the records' gradient. ``SetGeneration`` is Chen, Kerkouche and Fritz, "Private Set Generation with
+Discriminative Information" (NeurIPS 2022), algorithm 1: in newly drawn networks, the records' gradients are clipped one by
+one, summed and noised (DP-SGD), the images follow them, and the network then trains on the images. Noise is spent on the
+records' gradient alone; all else is post-processing. Momentum begins anew with each query (the released code keeps one
+optimiser for all).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from privdd.core.long_loops import turns
+from attacks.validation import check_below_one, check_counts, check_positive
+from privdd.core.device import stream_to_device
+from privdd.core.loop_timing import timed_steps
+from privdd.core.rng import Keys
+from privdd.core.types import Records, Shard, State, Tensors
+from privdd.distillation.class_cells import ClassCells, RealBatch, draw_real_batches, single_client_cells
+from privdd.distillation.initial_images import check_init, draw_initial_images, images_to_memory
+from privdd.distillation.virtual_images import Distiller
+from privdd.federated.channel import ClientContext
+from privdd.models import ModelSpec, initial
+from privdd.models.build import build_skeleton
+from privdd.training import dp_sgd
+from privdd.training.contrastive import as_records
+from privdd.training.sgd import local_sgd
+
+# --- gradient matching -------------------------------------------------------------------------
+# Gradient matching: images whose training gradient points where a given gradient points.
+#
+# Zhao, Mopuri and Bilen, "Dataset Condensation with Gradient Matching" (ICLR 2021), section 3: per
+# layer and output unit 1 - cosine, summed. FedLGD (Huang et al. 2024, equations 5 to 7) matches the
+# average of the clients' gradients on the server.
+
 
 EPSILON = 1e-6  # in the denominator, as the published code has it
 
@@ -34,19 +63,19 @@ def gradient_distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tenso
     return total
 
 
-def compared(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def compared_weights(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The weights in ``state`` whose gradients are compared: parameters of at least two axes."""
     return {name: state[name].detach() for name, parameter in model.named_parameters() if parameter.ndim >= 2}
 
 
-def slopes(
+def weight_gradients(
     model: nn.Module, state: Mapping[str, Tensor], x: Tensor, y: Tensor, *, graph: bool = False
 ) -> dict[str, Tensor]:
     """Gradient of the cross-entropy of x (b, c, h, w) and y (b,) at ``state``, of the weights that are compared.
 
     graph: it can be differentiated by x.
     """
-    params = {name: value.requires_grad_(True) for name, value in compared(model, state).items()}
+    params = {name: value.requires_grad_(True) for name, value in compared_weights(model, state).items()}
     loss = F.cross_entropy(functional_call(model, {**state, **params}, (x,)), y)
     return dict(zip(params, torch.autograd.grad(loss, list(params.values()), create_graph=graph)))
 
@@ -68,9 +97,207 @@ def match_gradient(
     model should be free of batch norm. Returns the images.
     """
     x, velocity = images.detach(), torch.zeros_like(images)
-    for _ in turns(range(iterations)):
+    for _ in timed_steps(range(iterations)):
         x = x.detach().requires_grad_(True)
-        distance = gradient_distance(slopes(model, state, x, labels, graph=True), target)
+        distance = gradient_distance(weight_gradients(model, state, x, labels, graph=True), target)
         velocity = momentum * velocity + torch.autograd.grad(distance, x)[0]
         x = x - lr * velocity
     return x.detach()
+
+
+# --- gradient images ---------------------------------------------------------------------------
+# Images whose training gradient is that of the client's records, class by class, in networks along their training.
+#
+# Zhao, Mopuri and Bilen, "Dataset Condensation with Gradient Matching" (ICLR 2021), algorithm 1: for each new network, and
+# T times as it is trained on the images, the images of every class take a step towards the records' gradient.
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradientImages(Distiller):
+    """ipc: images per class; start: real | noise | statistics; networks: new networks, one after the other; matches:
+    steps on the images in each; batch: real records per class and step; lr, momentum: SGD on the images; between matches
+    the network is trained on all images for network_steps of SGD at network_lr, in batches of network_batch.
+    """
+
+    ipc: int = 10
+    start: Literal["real", "noise", "statistics"] = "real"
+    networks: int = 1000
+    matches: int = 10
+    batch: int = 256
+    lr: float = 0.01
+    momentum: float = 0.5
+    network_steps: int = 50
+    network_lr: float = 0.01
+    network_batch: int = 256
+
+    def __post_init__(self) -> None:
+        check_init(self.start)
+        check_counts(self, "ipc", "matches", "batch", "network_steps", "network_batch", under="virtual.")
+        check_counts(self, "networks", least=0, under="virtual.")
+        check_positive(self, "lr", "network_lr", under="virtual.")
+        check_below_one(self, "momentum", under="virtual.")
+
+    def distil(self, model: ModelSpec, shard: Shard, ctx: ClientContext) -> State:
+        cells = single_client_cells(shard.train, shard.classes)
+        images = draw_initial_images(self.start, cells, self.ipc, shard.shape, ctx.keys.fold("start")).to(shard.train.x)
+        count = self.networks if len(cells) else 0
+        streams, law = ctx.public("gradient", "networks"), partial(initial, model, shard.shape, shard.classes)
+        starts = stream_to_device(lambda k: law(streams.fold(k).torch()), count, images.device)
+        gradient = ctx.keys.fold("gradient")
+        seen = draw_real_batches(cells, self.batch, partial(self._batch_stream, gradient), count * self.matches)
+        labels = cells.labels.to(images.device).repeat_interleave(self.ipc)
+        for k, weights in zip(timed_steps(range(count)), starts):
+            network = build_skeleton(model, shard.shape, shard.classes)
+            images = self._match_along_training(network, weights, cells, (images, labels), seen, gradient.fold(k))
+        return images_to_memory(images, cells.labels)
+
+    def _batch_stream(self, keys: Keys, step: int) -> Keys:
+        """Of the real records that step ``step`` of all sees."""
+        return keys.fold(step // self.matches, "batch", step % self.matches)
+
+    def _match_along_training(
+        self,
+        network: nn.Module,
+        state: State,
+        cells: ClassCells,
+        start: tuple[Tensor, Tensor],
+        seen: Iterator[RealBatch],
+        keys: Keys,
+    ) -> Tensor:
+        """The images (M, ipc, c, h, w) after ``matches`` steps along one network's training, on the next batches of ``seen``.
+
+        start: images and the class (M * ipc,) of each.
+        """
+        images, labels = start
+        velocity = torch.zeros_like(images)
+        for t, batch in zip(timed_steps(range(self.matches)), seen):
+            if t:
+                whole = as_records(images.flatten(0, 1), labels)
+                state = self._train_network(network, state, whole, keys.fold("training", t))
+            velocity = self.momentum * velocity + class_matching_gradient(network, state, cells, images, batch)
+            images = images - self.lr * velocity
+        return images
+
+    def _train_network(self, network: nn.Module, state: State, images: Records, keys: Keys) -> State:
+        length = {"lr": self.network_lr, "steps": self.network_steps, "batch_size": self.network_batch}
+        return local_sgd(network, state, images, generator=keys.torch(), **length)[0]  # type: ignore[arg-type]
+
+
+def class_matching_gradient(
+    network: nn.Module, state: Mapping[str, Tensor], cells: ClassCells, images: Tensor, batch: RealBatch
+) -> Tensor:
+    """Gradient (M, ipc, c, h, w), by the images, of the distance of each class's gradient to that of real records."""
+    parts = []
+    for group, own, at in zip(cells.groups, images, batch.at.split([rows.shape[1] for rows in batch.taken])):
+        target = weight_gradients(network, state, cells.pool.x[at], cells.pool.y[at])
+        x = own.detach().requires_grad_(True)
+        found = weight_gradients(network, state, x, torch.full((len(own),), group.label, device=own.device), graph=True)
+        parts.append(torch.autograd.grad(gradient_distance(found, target), x)[0])
+    return torch.stack(parts)
+
+
+# --- private set -------------------------------------------------------------------------------
+# Private set generation: images whose training gradient points where noised gradients of the records point.
+#
+# Chen, Kerkouche and Fritz, "Private Set Generation with Discriminative Information" (NeurIPS 2022), algorithm 1: in newly
+# drawn networks, the records' gradients are clipped one by one, summed and noised (DP-SGD), the images follow them
+# (gradient matching, Zhao et al. 2021), and the network then trains on the images. Noise is spent on the records' gradient
+# alone; all else is post-processing. Momentum begins anew with each read (the released code keeps one optimiser for all).
+
+
+SET_GRADIENT_QUERY = "set_gradient"
+NETWORKS_AT_ONCE = 64  # networks whose gradients are kept until the images have followed them
+GradientQuery = Callable[[Tensors], Tensors]  # a network's state -> the records' gradient there, by name
+
+
+@dataclass(frozen=True)
+class SetGeneration:
+    """networks: newly drawn ones, each at first untrained; turns: times that the images learn in one network, between
+    which it trains on them; reads: noised gradients in one turn; steps: of the images along each of them; lr,
+    momentum: of these; net_lr, net_epochs: of the network's training on the images."""
+
+    networks: int = 1000
+    turns: int = 10
+    reads: int = 10
+    steps: int = 1
+    lr: float = 0.1
+    momentum: float = 0.5
+    net_lr: float = 0.01
+    net_epochs: int = 50
+
+    def __post_init__(self) -> None:
+        check_counts(self, "networks", "turns", "reads", "steps", "net_epochs", under="generation.")
+        check_positive(self, "lr", "net_lr", under="generation.")
+        check_below_one(self, "momentum", under="generation.")
+
+    @property
+    def release_count(self) -> int:
+        """How often the records are read."""
+        return self.networks * self.turns * self.reads
+
+
+def generate_set(
+    images: Tensor, labels: Tensor, model: nn.Module, draw: Callable[[int], State], read: GradientQuery, settings: SetGeneration, keys: Keys
+) -> Tensor:  # fmt: skip
+    """Images (m, c, h, w) of ``labels`` (m,) after ``settings.releases`` reads; draw: number -> a new network's state."""
+    follow = partial(match_gradient, model, iterations=settings.steps, lr=settings.lr, momentum=settings.momentum)
+    if settings.turns == 1:
+        return _generate_in_new_networks(images, labels, draw, read, settings, follow)
+    for number in timed_steps(range(settings.networks)):
+        state = draw(number)
+        for turn in timed_steps(range(settings.turns)):
+            if turn:
+                state = _train_on_images(model, state, images, labels, settings, keys.fold("net", number, turn))
+            for _ in timed_steps(range(settings.reads)):
+                images = follow(state, read(state), images, labels)
+    return images
+
+
+def _generate_in_new_networks(
+    images: Tensor, labels: Tensor, draw: Callable[[int], State], read: GradientQuery, settings: SetGeneration,
+    follow: Callable[[State, Tensors, Tensor, Tensor], Tensor],
+) -> Tensor:  # fmt: skip
+    """Where no network learns from the images, no read depends on them. The reads come first: a test of what is released
+    stops after the last one."""
+    for first in timed_steps(range(0, settings.networks, NETWORKS_AT_ONCE)):
+        some = range(first, min(first + NETWORKS_AT_ONCE, settings.networks))
+        noised = [
+            (state, [read(state) for _ in timed_steps(range(settings.reads))]) for state in map(draw, timed_steps(some))
+        ]
+        for network in timed_steps(range(len(some))):
+            state, gradients = noised[network % len(noised)]  # fewer were read where a price runs a part
+            for number in timed_steps(range(settings.reads)):
+                images = follow(state, gradients[number % len(gradients)], images, labels)
+    return images
+
+
+def _train_on_images(
+    model: nn.Module, state: State, images: Tensor, labels: Tensor, settings: SetGeneration, keys: Keys
+) -> State:
+    records, size, generator = as_records(images, labels), min(256, len(labels)), keys.torch()
+    return local_sgd(
+        model, state, records, lr=settings.net_lr, batch_size=size, epochs=settings.net_epochs, generator=generator
+    )[0]
+
+
+def noised_gradient(model: nn.Module, records: Records, ctx: ClientContext) -> GradientQuery:
+    """The records' gradient through ``ctx.mechanism``: of all weights that matching looks at, a Poisson sample a read."""
+    loss = dp_sgd.cross_entropy_of(model)
+
+    def query_gradient(state: Tensors) -> Tensors:
+        def loss_of_record(weights: State, x: Tensor, y: Tensor) -> Tensor:
+            return loss({**state, **weights}, x, y)
+
+        taken = ctx.sample(SET_GRADIENT_QUERY, len(records)).nonzero()[:, 0].to(records.y.device)
+        gradients = dp_sgd.record_gradients(
+            loss_of_record, compared_weights(model, state), records.x[taken], records.y[taken]
+        )
+        released = ctx.mechanism(SET_GRADIENT_QUERY, gradients)
+        return {name: value.to(state[name]) for name, value in released.items()}
+
+    return query_gradient
+
+
+def plain_gradient(model: nn.Module, records: Records) -> GradientQuery:
+    """The gradient of the mean cross-entropy of all records, where nothing protects them."""
+    return lambda state: weight_gradients(model, state, records.x, records.y)

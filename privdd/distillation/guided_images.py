@@ -1,25 +1,189 @@
-"""A data set out of a model of the classes and a head: images drawn, pushed, mixed and moved about, labelled by the head.
+"""A data set out of a model of the classes and a head: images drawn, pushed, mixed and moved, labelled by the head.
 
-Nothing here reads a record: if class model and head have a guarantee, all of it is post-processing, and more images cost
-no privacy.
+Nothing here reads a record: if class model and head have a guarantee, all of it is post-processing, and more images cost no
+privacy. The class model is a normal distribution by class of coarse pixels (the lowest cosine frequencies), from noised sums
+alone; the noise is known to everyone, so what of an estimate is signal can be told (empirical Bayes, James and Stein 1961;
+eigenvalues as in spiked models, Johnstone 2001). What a linear head says of blurred images is wrong for whole classes: they
+lack edges and textures. A few short steps along its gradient give each image what its class is known by (activation
+maximisation with jitter: Mordvintsev et al. 2015; data-free distillation: Yin et al., CVPR 2020).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attacks.ranges import check_counts, check_positive
-from privdd.core.keys import Keys
-from privdd.distillation.class_model import ClassModel
-from privdd.distillation.coarse_pixels import CoarsePixels
-from privdd.distillation.fitting import Fitting
-from privdd.distillation.networks import embedded
-from privdd.distillation.pushed_images import pushed
+from attacks.validation import check_counts, check_positive
+from privdd.core.loop_timing import timed_steps
+from privdd.core.rng import Keys
+from privdd.distillation.distribution_matching import CHUNK, Embed, embed_images
+from privdd.distillation.image_fitting import TINY, FittingSettings, total_variation
+
+# --- class model -------------------------------------------------------------------------------
+# How the records of each class look: a normal distribution by class, from noised sums alone.
+#
+# Means by class, one covariance within all classes: the directions that stand out of the noise, and beside them
+# independent numbers of one variance a band. The noise of the sums is known to everyone, so what of an estimate is
+# signal can be told (empirical Bayes, James and Stein 1961; eigenvalues as in spiked models, Johnstone 2001).
+# Nothing here reads a record: it is post-processing.
+
+
+MIN_CLASS_COUNT = 20  # a mean is never taken over fewer records than this
+
+
+@dataclass(frozen=True)
+class ClassModel:
+    """means: (C, p); spread: directions times standard deviations (r, q) of the numbers ``at`` (q,) of the p."""
+
+    means: Tensor
+    spread: Tensor
+    at: Tensor
+
+    def draw_records(self, labels: Tensor, generator: torch.Generator) -> Tensor:
+        """One record of each label (m,) -> (m, p)."""
+        found = self.means[labels].clone()
+        found[:, self.at] += torch.randn(len(labels), len(self.spread), generator=generator).to(found) @ self.spread
+        return found
+
+
+def estimate_class_model(sums: Mapping[str, Tensor], bands: Tensor, at: Tensor) -> ClassModel:
+    """From float64 sums over the records of all clients, each with noise of public variance in every number:
+
+    "sum" (C, p) and "count" (C,) of a class, "variance" (1,) of both sums' numbers; "moments" (q, q), symmetric, of all
+    records' numbers ``at``, and "moments_variance" (1,), of its diagonal; half of that off the diagonal. bands: (p,)
+    groups of numbers that are about as large, in which signal is told from noise.
+    """
+    count = sums["count"].clamp_min(MIN_CLASS_COUNT)
+    noise = sums["variance"] / count.square()
+    centre = sums["sum"].sum(0, keepdim=True) / count.sum()
+    apart = sums["sum"] / count[:, None] - centre
+    means = _shrink_to_signal(centre, sums["variance"] * len(count) / count.sum() ** 2, bands) + _shrink_to_signal(
+        apart, noise.mean(), bands
+    )
+    known = means[:, at]
+    within = sums["moments"] / count.sum() - known.T @ (known * (count / count.sum())[:, None])
+    values, vectors = torch.linalg.eigh(within)
+    edge = (2 * len(at) * sums["moments_variance"]).sqrt() / count.sum()  # noise's largest eigenvalue, about
+    real = values > edge * (1 + len(at) ** (-2 / 3))  # ... which varies by a share of that order (Tracy and Widom 1994)
+    clean = values[real] - edge**2 / (4 * values[real])  # noise lifts an eigenvalue v to v + (edge / 2)^2 / v
+    found = (vectors[:, real] * clean.clamp_min(0).sqrt()).T
+    left = _average_by_band((within - found.T @ found).diag(), bands[at])  # what no direction that stands out explains
+    return ClassModel(means.float(), torch.cat([found, left.clamp_min(0).sqrt().diag()]).float(), at)
+
+
+def _shrink_to_signal(rows: Tensor, noise: Tensor, bands: Tensor) -> Tensor:
+    """Rows (m, p) times the share of each band's mean square that is not noise."""
+    power = _average_by_band(rows.square().mean(0), bands)
+    return rows * (1 - noise / power.clamp_min(1e-30)).clamp(0, 1)
+
+
+def _average_by_band(values: Tensor, bands: Tensor) -> Tensor:
+    """Each of the values (p,) replaced by the mean of its band, in which noise of mean 0 is averaged out."""
+    total = torch.zeros(int(bands.max()) + 1, dtype=values.dtype).index_add_(0, bands, values)
+    return (total / torch.bincount(bands).clamp_min(1))[bands]
+
+
+# --- coarse pixels -----------------------------------------------------------------------------
+# The coarse look of an image: its lowest cosine frequencies. A public linear map that can be turned back.
+
+
+GREY = 0.35  # from where pixels are counted
+
+
+@dataclass(frozen=True)
+class CoarsePixels:
+    """Images (b, c, h, w) in [0, 1] -> (b, p): orthonormal cosine transform (DCT-II) of pixels less ``GREY``, the
+    lowest side x side frequencies of every channel, over sqrt(c h w). Its norm is at most the root mean square of the
+    pixels' distance from ``GREY``, below 0.65. It depends on the image alone.
+    """
+
+    side: int = 12
+
+    def __post_init__(self) -> None:
+        check_counts(self, "side", under="looks.")
+
+    def __call__(self, x: Tensor) -> Tensor:
+        down, right = (_cosine_rows(size, self.side).to(x) for size in x.shape[-2:])
+        return (down @ (x - GREY) @ right.T).flatten(1) / math.sqrt(math.prod(x.shape[1:]))
+
+    def to_images(self, looks: Tensor, shape: Sequence[int]) -> Tensor:
+        """The smoothest images (b, c, h, w) that look so, cut to [0, 1]."""
+        down, right = (_cosine_rows(size, self.side).to(looks) for size in shape[-2:])
+        waves = looks.reshape(len(looks), shape[0], len(down), len(right)) * math.sqrt(math.prod(shape))
+        return (down.T @ waves @ right + GREY).clamp(0, 1)
+
+    def frequency_bands(self, shape: Sequence[int]) -> Tensor:
+        """The frequency of each number (p,), as a whole number: the distance from the lowest, rounded."""
+        down, right = (torch.arange(min(size, self.side)) for size in shape[-2:])
+        return (down[:, None] ** 2 + right**2).double().sqrt().round().long().repeat(shape[0], 1, 1).flatten()
+
+    def positions_in(self, finer: CoarsePixels, shape: Sequence[int]) -> Tensor:
+        """Where the numbers of this map are among those of a finer one, (p,)."""
+        down, right = (torch.arange(min(size, finer.side)) < self.side for size in shape[-2:])
+        return (down[:, None] & right).repeat(shape[0], 1, 1).flatten().nonzero()[:, 0]
+
+
+def _cosine_rows(size: int, count: int) -> Tensor:
+    """The ``count`` lowest cosines over ``size`` pixels, orthonormal rows (min(count, size), size)."""
+    waves = torch.arange(min(count, size))[:, None] * (torch.arange(size) + 0.5) * math.pi / size
+    rows = torch.cos(waves) * math.sqrt(2 / size)
+    rows[0] /= math.sqrt(2)
+    return rows
+
+
+# --- pushed images -----------------------------------------------------------------------------
+# Images that a classifier takes for a class: drawn first, then moved along the classifier's gradient.
+#
+# What a linear head over a public map says of blurred images is wrong for whole classes: they lack the edges and textures
+# that the map sees. A few short steps give each image what its class is known by, and hardly change what it looks like
+# (activation maximisation with jitter: Mordvintsev et al. 2015; data-free distillation: Yin et al., CVPR 2020).
+
+
+PUSH_MOMENTUM = 0.7  # of the last step's direction
+MIN_PUSH = 0.2  # of a step, for an image that already is of its class
+SMOOTHNESS = 1e-3  # weight of the total variation
+
+
+def push_images(images: Tensor, y: Tensor, score: Embed, steps: int, rate: float, keys: Keys) -> Tensor:
+    """Images (n, c, h, w) in [0, 1] after ``steps``, each by itself, towards a high probability of class y (n,).
+
+    score: images -> logits (b, C); rate: root mean square of the first step's change of pixels, half of which is left
+    at the last; steps are shorter where the probability is high. Each step sees the images moved by up to one pixel.
+    """
+    generator = keys.torch()
+    return torch.cat(
+        [_push_part(x, of, score, steps, rate, generator) for x, of in zip(images.split(CHUNK), y.split(CHUNK))]
+    )
+
+
+def _push_part(x: Tensor, y: Tensor, score: Embed, steps: int, rate: float, generator: torch.Generator) -> Tensor:
+    direction = torch.zeros_like(x)
+    for step in timed_steps(range(steps)):
+        down, right = (torch.randint(-1, 2, (2,), generator=generator)).tolist()
+        leaf = x.detach().requires_grad_(True)
+        with torch.enable_grad():
+            logits = score(torch.roll(leaf, (down, right), (2, 3)))
+            loss = F.cross_entropy(logits, y, reduction="sum") + SMOOTHNESS * total_variation(leaf).sum()
+        (slope,) = torch.autograd.grad(loss, leaf)
+        size = slope.square().mean((1, 2, 3), keepdim=True).sqrt()
+        direction = PUSH_MOMENTUM * direction + (1 - PUSH_MOMENTUM) * slope / (size + TINY)
+        unsure = 1 - torch.softmax(logits.detach(), 1).gather(1, y[:, None]).view(-1, 1, 1, 1)
+        length = rate * (1 - step / (2 * steps)) * (MIN_PUSH + (1 - MIN_PUSH) * unsure)
+        x = (x - length * direction).clamp(0, 1).detach()
+    return x
+
+
+# --- guided images -----------------------------------------------------------------------------
+# A data set out of a model of the classes and a head: images drawn, pushed, mixed and moved about, labelled by the head.
+#
+# Nothing here reads a record: if class model and head have a guarantee, all of it is post-processing, and more images cost
+# no privacy.
+
 
 SCALES = (14, 7, 4, 2)  # pixels between two knots of a texture
 BLENDED = 0.25  # the largest share of a second drawing in an image before it is pushed
@@ -31,9 +195,9 @@ Fit = Callable[[Tensor, Tensor], Tensor]  # images (b, c, h, w) and their classe
 
 
 @dataclass(frozen=True)
-class Guiding:
+class GuidanceSettings:
     """images: how many are released; drawn: how many they are mixed from, each pushed by itself in ``steps`` steps
-    of ``rate`` (``pushed``) to where the head gives it its class; fitted: further ones, which are fitted to what was
+    of ``rate`` (``push_images``) to where the head gives it its class; fitted: further ones, which are fitted to what was
     released by ``fitting`` first, and are mixed both as they then are and pushed; mixing: at most this share of a second image;
     moves: the largest shift, shear and change of scale, as a share of the image; temperature: the head's
     logits are multiplied by it before they become labels; texture: of noise of several scales that is
@@ -43,7 +207,7 @@ class Guiding:
     images: int = 4000
     drawn: int = 400
     fitted: int = 0
-    fitting: Fitting = field(default_factory=lambda: Fitting(steps=60, lr=0.06, smoothness=1e-7))
+    fitting: FittingSettings = field(default_factory=lambda: FittingSettings(steps=60, lr=0.06, smoothness=1e-7))
     steps: int = 12
     rate: float = 0.06
     mixing: float = 0.5
@@ -60,12 +224,12 @@ class Guiding:
                 raise ValueError(f"guiding.{name}={getattr(self, name)!r}: a share in [0, 1] is needed")
 
 
-def guided_set(
+def build_guided_set(
     model: ClassModel,
     looks: CoarsePixels,
     score: Score,
     shape: tuple[int, int, int],
-    guiding: Guiding,
+    guiding: GuidanceSettings,
     keys: Keys,
     fit: Fit | None = None,
 ) -> tuple[Tensor, Tensor]:
@@ -74,44 +238,48 @@ def guided_set(
     fit: what fits images to the released gradients; None: no images are fitted.
     """
 
-    def scaled(x: Tensor) -> Tensor:
+    def scale_logits(x: Tensor) -> Tensor:
         return guiding.temperature * score(x)
 
-    def started(count: int, keys: Keys) -> tuple[Tensor, Tensor]:
+    def draw_start_images(count: int, keys: Keys) -> tuple[Tensor, Tensor]:
         y = torch.arange(count) % len(model.means)
-        return drawings(looks.images(model.drawn(y, keys.fold("draw").torch()), shape), guiding, keys.fold("start")), y
+        return vary_drawings(
+            looks.to_images(model.draw_records(y, keys.fold("draw").torch()), shape), guiding, keys.fold("start")
+        ), y
 
-    start, y = started(guiding.drawn, keys)
-    pool = pushed(start, y, scaled, guiding.steps, guiding.rate, keys.fold("push"))
+    start, y = draw_start_images(guiding.drawn, keys)
+    pool = push_images(start, y, scale_logits, guiding.steps, guiding.rate, keys.fold("push"))
     if fit and guiding.fitted:
-        start, y = started(guiding.fitted, keys.fold("fit"))
+        start, y = draw_start_images(guiding.fitted, keys.fold("fit"))
         known = fit(start, y)
-        pool = torch.cat([pool, known, pushed(known, y, scaled, guiding.steps, guiding.rate, keys.fold("push fit"))])
-    x = varied(pool, guiding.images, guiding.mixing, guiding.moves, keys.fold("vary").torch())
+        pool = torch.cat(
+            [pool, known, push_images(known, y, scale_logits, guiding.steps, guiding.rate, keys.fold("push fit"))]
+        )
+    x = mix_and_move(pool, guiding.images, guiding.mixing, guiding.moves, keys.fold("vary").torch())
     clean = int(CLEAN * len(x))  # which are in no order
-    x = torch.cat([x[:clean], textured(x[clean:], guiding.texture, keys.fold("texture").torch())])
-    return x, torch.softmax(embedded(scaled, x), 1)
+    x = torch.cat([x[:clean], add_texture(x[clean:], guiding.texture, keys.fold("texture").torch())])
+    return x, torch.softmax(embed_images(scale_logits, x), 1)
 
 
-def drawings(pool: Tensor, guiding: Guiding, keys: Keys) -> Tensor:
+def vary_drawings(pool: Tensor, guiding: GuidanceSettings, keys: Keys) -> Tensor:
     """What is pushed: of the pool's images (n, c, h, w), each blended with a little of another and moved about; about
     half of them under a faint texture, and of the others the bright part alone, with an edge and a texture of its own."""
-    x = varied(pool, None, BLENDED, guiding.moves, keys.fold("vary").torch())
-    rough = textured(x, FAINT, keys.fold("faint").torch())
+    x = mix_and_move(pool, None, BLENDED, guiding.moves, keys.fold("vary").torch())
+    rough = add_texture(x, FAINT, keys.fold("faint").torch())
     which = torch.rand(len(x), 1, 1, 1, generator=keys.fold("which").torch()).to(x)
-    return torch.where(which < 0.5, rough, silhouettes(x, keys.fold("silhouette").torch()))
+    return torch.where(which < 0.5, rough, draw_silhouettes(x, keys.fold("silhouette").torch()))
 
 
-def silhouettes(images: Tensor, generator: torch.Generator) -> Tensor:
+def draw_silhouettes(images: Tensor, generator: torch.Generator) -> Tensor:
     """Images (n, c, h, w) whose part above a random brightness stays, with a sharp edge and some texture inside."""
-    fill = textured(torch.full_like(images, 0.5), 2 * FAINT, generator)
+    fill = add_texture(torch.full_like(images, 0.5), 2 * FAINT, generator)
     edge, share = (torch.rand(len(images), 1, 1, 1, generator=generator).to(images) for _ in range(2))
     inside = torch.sigmoid(STEEP * (images - 0.1 - 0.3 * edge))
     share = 0.8 * share
     return (inside * ((1 - share) * (0.5 * images + 0.4) + share * fill)).clamp(0, 1)
 
 
-def textured(images: Tensor, amount: float, generator: torch.Generator) -> Tensor:
+def add_texture(images: Tensor, amount: float, generator: torch.Generator) -> Tensor:
     """Images (m, c, h, w) under noise of one of several scales each, of standard deviation up to ``amount``."""
     size, out = images.shape[-2:], images.clone()
     scale = torch.randint(len(SCALES), (len(images),), generator=generator)
@@ -123,19 +291,19 @@ def textured(images: Tensor, amount: float, generator: torch.Generator) -> Tenso
     return out.clamp(0, 1)
 
 
-def varied(pool: Tensor, count: int | None, mixing: float, moves: float, generator: torch.Generator) -> Tensor:
+def mix_and_move(pool: Tensor, count: int | None, mixing: float, moves: float, generator: torch.Generator) -> Tensor:
     """``count`` images (m, c, h, w) of a pool (n, c, h, w), mixed with up to ``mixing`` of another, moved and dimmed.
 
     Which ones is random; None: each one once, in its place.
     """
     m = len(pool) if count is None else count
 
-    def drawn(*size: int) -> Tensor:
+    def draw_uniform(*size: int) -> Tensor:
         return torch.rand(*size, generator=generator).to(pool)
 
     first, second = (torch.randint(len(pool), (m,), generator=generator) for _ in range(2))
-    part = mixing * drawn(m, 1, 1, 1)
+    part = mixing * draw_uniform(m, 1, 1, 1)
     x = (1 - part) * (pool if count is None else pool[first]) + part * pool[second]
-    where = torch.eye(2, 3).repeat(m, 1, 1).to(pool) + moves * (2 * drawn(m, 2, 3) - 1)
+    where = torch.eye(2, 3).repeat(m, 1, 1).to(pool) + moves * (2 * draw_uniform(m, 2, 3) - 1)
     x = F.grid_sample(x, F.affine_grid(where, list(x.shape), align_corners=False), align_corners=False)
-    return (x * (1 + 2 * moves * (2 * drawn(m, 1, 1, 1) - 1))).clamp(0, 1)
+    return (x * (1 + 2 * moves * (2 * draw_uniform(m, 1, 1, 1) - 1))).clamp(0, 1)

@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 
 from privdd.core.types import Records
-from privdd.distillation.networks import Embed, record_embeddings
+from privdd.distillation.distribution_matching import Embed, record_embeddings
 from privdd.federated.channel import ClientContext
 from privdd.privacy.mechanisms import ClippedSum
 
 QUERY = "embedding"
 
 
-def noisy_embeddings(
+def release_embeddings(
     maps: Sequence[Embed],
     records: Records,
     class_list: Sequence[int],
@@ -38,7 +38,7 @@ def noisy_embeddings(
     or one a class (C, p) for each map, which embeddings are measured and clipped from (default 0), for
     instance the mean embedding of the current synthetic images. Without counts the mechanism's
     normaliser, a public constant, divides the sums: target = centre + sum / N, shrunk or stretched for
-    classes of another size. counts: public or already protected class sizes (C,), see ``weights``.
+    classes of another size. counts: public or already protected class sizes (C,), see ``estimation_weights``.
     With a sampling probability below 1 every map sees its own Poisson sample. Raises ValueError for
     centres that do not match the maps.
     """
@@ -46,7 +46,7 @@ def noisy_embeddings(
         raise ValueError(f"centres: one for each of {len(maps)} maps is needed, got {len(centres)}")
     targets = []
     for at, embed in enumerate(maps):
-        batch = _sampled(records, ctx)
+        batch = _draw_sample(records, ctx)
         rows = record_embeddings(embed, batch.x, chunk)
         centre = torch.zeros(rows.shape[1:]) if centres is None else centres[at].detach()
         centre = centre.to(rows).expand(len(class_list), rows.shape[1])
@@ -58,12 +58,12 @@ def noisy_embeddings(
         ]
         moves = torch.stack(sums).to(centre)
         if counts is not None:
-            moves *= weights(counts, ctx.mechanisms[QUERY], centre.shape[1], len(maps)).to(centre)  # type: ignore[arg-type]
+            moves *= estimation_weights(counts, ctx.mechanisms[QUERY], centre.shape[1], len(maps)).to(centre)  # type: ignore[arg-type]
         targets.append(centre + moves)
     return targets
 
 
-def weights(counts: Tensor, mechanism: ClippedSum, width: int, reads: int) -> Tensor:
+def estimation_weights(counts: Tensor, mechanism: ClippedSum, width: int, reads: int) -> Tensor:
     """What to multiply a released sum / N by to estimate a class's mean move from its centre, (C, 1).
 
     A noised sum is n m + z C e with |m| about C and e standard normal in ``width`` dimensions; the
@@ -76,13 +76,13 @@ def weights(counts: Tensor, mechanism: ClippedSum, width: int, reads: int) -> Te
     return mechanism.normaliser * expected / (expected.square() + drowned)
 
 
-def _sampled(records: Records, ctx: ClientContext) -> Records:
+def _draw_sample(records: Records, ctx: ClientContext) -> Records:
     """This map's Poisson sample; all records at probability 1, without a copy."""
     taken = ctx.sample(QUERY, len(records))
     return records if bool(taken.all()) else records.take(taken.to(records.y.device))
 
 
-def class_counts(records: Records, class_list: Sequence[int], ctx: ClientContext) -> Tensor:
+def release_class_counts(records: Records, class_list: Sequence[int], ctx: ClientContext) -> Tensor:
     """Noised number of records of each class, (C,) at least 0, through ``ctx.mechanism("class_counts")``.
 
     One record adds one to one class: set clip_norm 1 and normaliser 1. Classes come from a public list,

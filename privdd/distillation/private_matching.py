@@ -1,8 +1,10 @@
 """Distillation whose images depend on the records only through noised queries.
 
-Two queries of ``privdd.privacy`` serve it. "embedding": a few noisy mean embeddings, then any number
-of matching steps on them. "synthetic_gradient": every step's gradient is noised (clipped by record,
-or by batch as the papers print it). Either way every class of a public list is synthesised.
+Two queries serve it. "embedding": a few noisy mean embeddings (``noisy_embedding``), then any number of matching steps on
+them. "synthetic_gradient": every step's gradient is noised (clipped by record, or by batch as the papers print it). For the
+matching loss ||mean_i h(x_i) - mean_j h(s_j)||**2 of one class the gradient is a mean over records of
+g_i = -2 J^T (h(x_i) - mean_j h(s_j)), J the Jacobian of the synthetic mean embedding: each g_i reads one record, so clipping
+it bounds what that record does. It costs a pull-back per record. Either way every class of a public list is synthesised.
 """
 
 from __future__ import annotations
@@ -12,17 +14,140 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.func import vjp, vmap
 
-from privdd.core.long_loops import turns
+from privdd.core.loop_timing import timed_steps
 from privdd.core.types import Records
-from privdd.distillation.augmentation import draw
-from privdd.distillation.clipped_gradient import by_class, release_gradients
-from privdd.distillation.distribution_matching import Matching, Streams, descend, matching_gradient
-from privdd.distillation.fitting import Fitting, fit
-from privdd.distillation.networks import CHUNK, Embed, Networks, embedded, in_turn
-from privdd.distillation.noisy_embedding import class_counts, noisy_embeddings
+from privdd.distillation.augmentation import draw_transform
+from privdd.distillation.distribution_matching import (
+    CHUNK,
+    Embed,
+    MatchingSettings,
+    MatchingStreams,
+    Networks,
+    descend_images,
+    embed_images,
+    iterate_networks,
+    matching_gradient,
+    record_embeddings,
+)
+from privdd.distillation.image_fitting import FittingSettings, fit_to_embeddings
+from privdd.distillation.noisy_embedding import release_class_counts, release_embeddings
 from privdd.federated.channel import ClientContext
+from privdd.privacy.batch_invariance import compute_rows
 from privdd.privacy.mechanism import Mechanism
+
+# --- clipped gradient --------------------------------------------------------------------------
+# DP-SGD on synthetic data: every record's own gradient with respect to the synthetic images, clipped.
+#
+# For the matching loss ||mean_i h(x_i) - mean_j h(s_j)||**2 of one class the gradient is a mean over
+# records of g_i = -2 J^T (h(x_i) - mean_j h(s_j)), J the Jacobian of the synthetic mean embedding: each
+# g_i reads one record, so clipping it bounds what that record does. A reference: it costs a pull-back
+# per record, where ``noisy_embedding`` costs none.
+
+
+Pull = Callable[[Tensor], tuple[Tensor, ...]]
+GRADIENT_QUERY = "synthetic_gradient"
+
+
+def pull_back(images: Tensor, embed: Embed) -> tuple[Tensor, Pull]:
+    """Mean embedding (p,) of the synthetic images of one class, and v -> J^T v (the images' shape)."""
+    mean, pull = vjp(lambda s: embed(s).mean(0), images.detach())  # type: ignore[misc]
+    return mean.detach(), pull
+
+
+def record_image_gradients(images: Tensor, embed: Embed, x: Tensor, *, chunk: int | None = None) -> Tensor:
+    """Every record's exact gradient g_i: images (m, c, h, w), x (n, c, h, w) -> (n, m, c, h, w).
+
+    The graph holds the synthetic images only; ``chunk`` records are pulled back at a time (default: 1, a
+    loop, on a CPU, where it is fastest; 32 elsewhere). The mean over records is the gradient of the
+    matching loss.
+    """
+    chunk = chunk or (1 if images.device.type == "cpu" else 32)
+    mean, pull = pull_back(images, embed)
+    residuals = -2 * (record_embeddings(embed, x) - mean)
+    if chunk == 1:
+        parts = [pull(row)[0].detach().unsqueeze(0) for row in residuals]
+        return torch.cat(parts) if parts else images.new_zeros(0, *images.shape)
+    return compute_rows(lambda _, part: {"": vmap(pull)(part)[0].detach()}, {}, residuals, at_most=chunk)[""]
+
+
+def mean_image_gradients(
+    images: Tensor, embed: Embed, batches: Sequence[Tensor], real: Embed | None = None, real_chunk: int = CHUNK
+) -> Tensor:
+    """The gradient of every class's matching loss in one pass: images (C, m, c, h, w), a batch for each.
+
+    real: the map of the records (None: as the images'); so many at a time (0: all, which batch norm in train mode
+    needs). A class whose batch is empty has gradient zero.
+    """
+    leaf = images.detach().requires_grad_(True)
+    with torch.enable_grad():
+        means = embed(leaf.flatten(0, 1)).unflatten(0, images.shape[:2]).mean(1)
+    rows = embed_images(real or embed, torch.cat(list(batches)), real_chunk).split([len(x) for x in batches])
+    targets = [part.mean(0) if len(part) else own.detach() for part, own in zip(rows, means)]
+    (gradient,) = torch.autograd.grad((means - torch.stack(targets)).square().sum(), leaf)
+    return gradient
+
+
+def images_by_class(records: Records, class_list: Sequence[int]) -> list[Tensor]:
+    """The images (n_c, c, h, w) of every class of the list: cut once for many steps, for each cut waits for a GPU."""
+    return [records.x[records.y == label] for label in class_list]
+
+
+def release_gradients(
+    images: Tensor,
+    embed: Embed,
+    records: Records | Sequence[Tensor],
+    class_list: Sequence[int],
+    ctx: ClientContext,
+    *,
+    batch: int | None = None,
+    chunk: int | None = None,
+    real: Embed | None = None,
+    real_chunk: int = CHUNK,
+) -> Tensor:
+    """Protected matching gradient of every class's images, through ``ctx.mechanism("synthetic_gradient")``.
+
+    images (C, m, c, h, w) -> (C, m, c, h, w); records: or their images ``images_by_class``. A mechanism that clips records gets every record's
+    gradient of a Poisson sample of the class. One that clips the batch mean, as the papers print it,
+    gets that mean, of a fixed number ``batch`` of records drawn anew (None = all of the class), which ``real``
+    embeds where it is given (see ``mean_image_gradients``).
+    """
+    cells = images_by_class(records, class_list) if isinstance(records, Records) else records
+    if ctx.mechanisms[GRADIENT_QUERY].per_record:
+        taken = (_select_rows(x, ctx.sample(GRADIENT_QUERY, len(x))) for x in cells)
+        rows = (record_image_gradients(own, embed, x, chunk=chunk) for own, x in zip(images, taken))
+    else:
+        drawn = [_draw_fixed_batch(x, batch, label, ctx) for x, label in zip(cells, class_list)]
+        means = mean_image_gradients(images, embed, drawn, real, real_chunk)
+        rows = (mean.expand(max(len(x), 1), *mean.shape) for mean, x in zip(means, drawn))
+    released = [
+        ctx.mechanism(GRADIENT_QUERY, {"gradient": gradients}, partition=f"label:{label}")["gradient"]
+        for label, gradients in zip(class_list, rows)
+    ]
+    return torch.stack(released).to(images)
+
+
+def _select_rows(x: Tensor, sample: Tensor) -> Tensor:
+    """The rows of x (n, ...) that a mask of the CPU (n,) marks: a GPU is sent their positions, and not waited for."""
+    return x if bool(sample.all()) else x[sample.nonzero()[:, 0].to(x.device)]
+
+
+def _draw_fixed_batch(x: Tensor, batch: int | None, label: int, ctx: ClientContext) -> Tensor:
+    if batch is None or len(x) <= batch:
+        return x
+    step = len(ctx.outputs)
+    order = torch.randperm(len(x), generator=ctx.keys.fold("batch", GRADIENT_QUERY, label, step).torch())
+    return x[order[:batch].to(x.device)]
+
+
+# --- private matching --------------------------------------------------------------------------
+# Distillation whose images depend on the records only through noised queries.
+#
+# Two queries of ``privdd.privacy`` serve it. "embedding": a few noisy mean embeddings, then any number
+# of matching steps on them. "synthetic_gradient": every step's gradient is noised (clipped by record,
+# or by batch as the papers print it). Either way every class of a public list is synthesised.
+
 
 QUERIES = ("embedding", "synthetic_gradient")
 
@@ -32,13 +157,13 @@ def is_protected(mechanisms: Mapping[str, Mechanism]) -> bool:
     return any(name in mechanisms for name in QUERIES)
 
 
-def refuse_batch_norm(norm: str | None, where: str) -> None:
+def check_no_batch_norm(norm: str | None, where: str) -> None:
     """Raises ValueError for batch norm, under which one record moves the embeddings of all others."""
     if norm == "batch":
         raise ValueError(f"{where}.norm=batch: with it one record changes all embeddings; use instance, group or none")
 
 
-def refuse_ignored(fitting: Fitting | None, least: float, mechanisms: Mapping[str, Mechanism]) -> None:
+def check_fitting_settings(fitting: FittingSettings | None, least: float, mechanisms: Mapping[str, Mechanism]) -> None:
     """Raises ValueError for settings that have an effect only with a mechanism that this run does not set."""
     if fitting is not None and "embedding" not in mechanisms:
         raise ValueError(
@@ -53,62 +178,64 @@ def refuse_ignored(fitting: Fitting | None, least: float, mechanisms: Mapping[st
 
 
 @dataclass(frozen=True)
-class Views:
+class PublicMaps:
     """The public maps of one run: for each, the embedding of a record and that of a synthetic image."""
 
     real: Sequence[Embed]
     synthetic: Sequence[Embed]
 
 
-def public_views(
+def draw_public_maps(
     networks: Networks,
     count: int,
     shape: tuple[int, int, int],
-    settings: Matching,
-    streams: Streams,
+    settings: MatchingSettings,
+    streams: MatchingStreams,
     real_map: Embed | None = None,
-) -> Views:
+) -> PublicMaps:
     """``count`` maps, each with its own network and transform of records of ``shape``.
 
     real_map: a public map between transformed record and network (FedRD's frozen projection).
     """
     real, synthetic = [], []
-    for k, embed in enumerate(in_turn(networks, count)):
-        transform = draw(settings.augment, shape, streams.augment.fold(k).torch())
-        real.append(_after(transform if real_map is None else _after(transform, real_map), embed))
-        synthetic.append(_after(transform, embed) if settings.augment_synthetic else embed)
-    return Views(real, synthetic)
+    for k, embed in enumerate(iterate_networks(networks, count)):
+        transform = draw_transform(settings.augment, shape, streams.augment.fold(k).torch())
+        real.append(_compose_maps(transform if real_map is None else _compose_maps(transform, real_map), embed))
+        synthetic.append(_compose_maps(transform, embed) if settings.augment_synthetic else embed)
+    return PublicMaps(real, synthetic)
 
 
-def _after(inner: Callable[[Tensor], Tensor], outer: Embed) -> Embed:
+def _compose_maps(inner: Callable[[Tensor], Tensor], outer: Embed) -> Embed:
     return lambda x: outer(inner(x))
 
 
 def mean_embeddings(images: Tensor, embed: Embed, chunk: int = CHUNK) -> Tensor:
     """Mean embedding (C, p) of each class's images (C, ipc, c, h, w), without a graph."""
-    return embedded(embed, images.flatten(0, 1), chunk).unflatten(0, images.shape[:2]).mean(1)
+    return embed_images(embed, images.flatten(0, 1), chunk).unflatten(0, images.shape[:2]).mean(1)
 
 
-def match_embeddings(images: Tensor, views: Views, records: Records, settings: Matching, ctx: ClientContext) -> Tensor:
+def match_embeddings(
+    images: Tensor, views: PublicMaps, records: Records, settings: MatchingSettings, ctx: ClientContext
+) -> Tensor:
     """Images (C, ipc, c, h, w) after matching noisy mean embeddings, one class of the public list each.
 
     Embeddings are centred on those of the images at the start, which are public. Noised class counts
     divide the sums where ``privacy`` sets a mechanism for "class_counts", else its public constant.
     """
     classes = ctx.problem.class_list
-    counts = class_counts(records, classes, ctx) if ctx.protected("class_counts") else None
+    counts = release_class_counts(records, classes, ctx) if ctx.protected("class_counts") else None
     centres = [mean_embeddings(images, view) for view in views.synthetic]
-    targets = noisy_embeddings(views.real, records, classes, ctx, centres=centres, counts=counts)
+    targets = release_embeddings(views.real, records, classes, ctx, centres=centres, counts=counts)
     velocity = torch.zeros_like(images)
-    for t in turns(range(settings.iterations)):
+    for t in timed_steps(range(settings.iterations)):
         k = t % len(targets)
         gradient = matching_gradient(images, targets[k], views.synthetic[k], chunk=settings.chunk)
-        images, velocity = descend(images, velocity, gradient, settings)
+        images, velocity = descend_images(images, velocity, gradient, settings)
     return images
 
 
 def fit_embeddings(
-    images: Tensor, view: Embed, records: Records, fitting: Fitting, ctx: ClientContext, *, least: float = 0.0
+    images: Tensor, view: Embed, records: Records, fitting: FittingSettings, ctx: ClientContext, *, least: float = 0.0
 ) -> tuple[Tensor, Tensor]:
     """(images of the kept classes (M, ipc, c, h, w), which of the public list are kept (C,) bool).
 
@@ -116,38 +243,43 @@ def fit_embeddings(
     is below ``least`` is left out: its target would be noise about the centre, and its images mislabelled.
     """
     classes = ctx.problem.class_list
-    counts = class_counts(records, classes, ctx) if ctx.protected("class_counts") else None
+    counts = release_class_counts(records, classes, ctx) if ctx.protected("class_counts") else None
     centre = mean_embeddings(images, view).mean(0)
-    (targets,) = noisy_embeddings([view], records, classes, ctx, centres=[centre], counts=counts)
+    (targets,) = release_embeddings([view], records, classes, ctx, centres=[centre], counts=counts)
     kept = torch.ones(len(images), dtype=torch.bool) if counts is None else (counts >= least).cpu()
-    return fit(images[kept], targets.to(images)[kept], view, fitting), kept
+    return fit_to_embeddings(images[kept], targets.to(images)[kept], view, fitting), kept
 
 
-def match_protected(
-    images: Tensor, networks: Networks, records: Records, settings: Matching, streams: Streams, ctx: ClientContext
+def match_noised_gradients(
+    images: Tensor,
+    networks: Networks,
+    records: Records,
+    settings: MatchingSettings,
+    streams: MatchingStreams,
+    ctx: ClientContext,
 ) -> Tensor:
     """Images (C, ipc, c, h, w) after steps whose gradients are noised one by one.
 
     records: as the networks see them (FedRD: already projected by its public map).
     """
     shape = tuple(images.shape[2:])
-    velocity, cells = torch.zeros_like(images), by_class(records, ctx.problem.class_list)
-    for t, network in zip(turns(range(settings.iterations)), in_turn(networks, settings.iterations)):
-        transform = draw(settings.augment, shape, streams.augment.fold(t).torch())  # type: ignore[arg-type]
-        embed = _after(transform, network)
+    velocity, cells = torch.zeros_like(images), images_by_class(records, ctx.problem.class_list)
+    for t, network in zip(timed_steps(range(settings.iterations)), iterate_networks(networks, settings.iterations)):
+        transform = draw_transform(settings.augment, shape, streams.augment.fold(t).torch())  # type: ignore[arg-type]
+        embed = _compose_maps(transform, network)
         gradient = release_gradients(images, embed, cells, ctx.problem.class_list, ctx, batch=settings.batch)
-        images, velocity = descend(images, velocity, gradient, settings)
+        images, velocity = descend_images(images, velocity, gradient, settings)
     return images
 
 
-def spent(mechanisms: object, maps: int, iterations: int) -> dict[str, int]:
+def count_queries(mechanisms: object, maps: int, iterations: int) -> dict[str, int]:
     """How often each query is asked for one class in one run of ``maps`` maps and ``iterations`` steps."""
     counts = {"embedding": maps, "synthetic_gradient": iterations, "class_counts": 1}
     return {name: count for name, count in counts.items() if name in mechanisms}  # type: ignore[operator]
 
 
 @dataclass(frozen=True)
-class Steps:
+class MatchingSteps:
     """All that a matching step needs beside the records; anyone can compute it from the public random streams.
 
     maps: step -> the map of images (transform, then network); project: a record (b, c, h, w) as an
@@ -156,23 +288,25 @@ class Steps:
     """
 
     maps: Callable[[int], Embed]
-    settings: Matching
+    settings: MatchingSettings
     project: Embed = lambda x: x
     start: Embed = lambda noise: noise
     untestable: str = ""
 
 
-def seen_maps(networks: Networks, settings: Matching, streams: Streams, shape: tuple[int, int, int]) -> Networks:
+def step_maps(
+    networks: Networks, settings: MatchingSettings, streams: MatchingStreams, shape: tuple[int, int, int]
+) -> Networks:
     """Step -> map: that step's transform and then its network, as records and images are both seen."""
 
-    def at(step: int) -> Embed:
-        transform = draw(settings.augment, shape, streams.augment.fold(step).torch())
+    def map_at_step(step: int) -> Embed:
+        transform = draw_transform(settings.augment, shape, streams.augment.fold(step).torch())
         network = networks(step)
         return lambda x: network(transform(x))
 
-    return at
+    return map_at_step
 
 
-def clean_start(project: Callable[[Tensor], Tensor]) -> Embed:
+def projected_start(project: Callable[[Tensor], Tensor]) -> Embed:
     """FedRD's start: noise images clamped to [0, 1] and projected."""
     return lambda noise: project(noise.abs().clamp(max=1)).detach()

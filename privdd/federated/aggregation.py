@@ -10,19 +10,19 @@ from torch import Tensor
 from privdd.core.types import Received, State
 
 
-def in_order(inbox: Sequence[Received]) -> list[Received]:
+def sort_by_client(inbox: Sequence[Received]) -> list[Received]:
     """The inbox by client number. Raises ValueError when it is empty."""
     if not inbox:
         raise ValueError("inbox=[]: a round needs at least one client")
     return sorted(inbox, key=lambda received: received.client)
 
 
-def shares(inbox: Sequence[Received]) -> Tensor:
+def client_weights(inbox: Sequence[Received]) -> Tensor:
     """Weights (clients,) float64 that sum to 1, in client order.
 
     By "count" where every client sent one, else uniform.
     """
-    clients = in_order(inbox)
+    clients = sort_by_client(inbox)
     if all("count" in received.values for received in clients):
         counts = torch.stack([received.values["count"]["n"].double().sum() for received in clients])
         return counts / counts.sum()
@@ -32,10 +32,10 @@ def shares(inbox: Sequence[Received]) -> Tensor:
 def average(inbox: Sequence[Received], name: str, weights: Tensor | None = None) -> State:
     """Weighted mean of upload ``name``, tensor by tensor, in float64 -> {tensor name: float64 tensor}.
 
-    weights: (clients,) in client order, default ``shares``; they are used as given.
+    weights: (clients,) in client order, default ``client_weights``; they are used as given.
     """
-    clients = in_order(inbox)
-    weights = shares(inbox) if weights is None else weights
+    clients = sort_by_client(inbox)
+    weights = client_weights(inbox) if weights is None else weights
     first = clients[0].values[name]
     return {
         key: sum((w * c.values[name][key].double() for w, c in zip(weights, clients)), torch.zeros(())) for key in first

@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 
 from attacks.types import Surface
-from privdd.core.keys import Keys
-from privdd.core.placement import placed
+from privdd.core.device import to_device
+from privdd.core.rng import Keys
 from privdd.core.types import Artifact, Problem, Received, Tensors, Upload
-from privdd.federated.noise_record import Watch
-from privdd.privacy.ledger import FREE
-from privdd.privacy.mechanism import Mechanism, Output, Row
+from privdd.federated.noise_log import RoundLog
+from privdd.privacy.ledger import UNPROTECTED_EVENTS
+from privdd.privacy.mechanism import LedgerRow, Mechanism, Output
 from privdd.privacy.noise import Noise, noise_for
 
 POST_PROCESSING = "post-processing of this client's mechanisms and of what the server had sent"
@@ -37,7 +37,7 @@ class TranscriptEnded(ValueError):
     """A method asks for more releases than the recorded transcript has."""
 
 
-def digest(value: Tensors) -> str:
+def digest_tensors(value: Tensors) -> str:
     """A hash of names, types, shapes and bytes (of tensors, not of files)."""
     h = hashlib.blake2b(digest_size=16)
     for name in sorted(value):
@@ -47,21 +47,21 @@ def digest(value: Tensors) -> str:
     return h.hexdigest()
 
 
-def place_of(value: Tensors) -> torch.device:
+def device_of(value: Tensors) -> torch.device:
     """Where the tensors are."""
     return next((tensor.device for tensor in value.values()), torch.device("cpu"))
 
 
-def shapes(value: Tensors) -> dict[str, tuple[int, ...]]:
+def tensor_shapes(value: Tensors) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in value.items()}
 
 
-def sealed(value: Tensors) -> dict[str, Tensor]:
+def detach_copy(value: Tensors) -> dict[str, Tensor]:
     """Copies that share no memory and no graph with the client."""
     return {name: tensor.detach().cpu().clone().contiguous() for name, tensor in value.items()}
 
 
-def coins(probability: float, count: int, noise: Noise) -> Tensor:
+def draw_coins(probability: float, count: int, noise: Noise) -> Tensor:
     """Independent coins (count,) bool, each heads with ``probability``."""
     return noise.uniform((count,)) < probability if probability < 1 else torch.ones(count, dtype=torch.bool)
 
@@ -72,7 +72,7 @@ class ClientContext:
 
     transcript, when given, answers queries with recorded mechanism outputs, though rows are of the client's own: the
     non-interference test feeds one client's outputs to another client's data. stream: what else the noise depends
-    on (``Plan.stream``); noise: one stream for all private draws of the round, in order; a copy made by ``replace``
+    on (``Plan.noise_stream``); noise: one stream for all private draws of the round, in order; a copy made by ``replace``
     goes on in it.
     """
 
@@ -85,14 +85,14 @@ class ClientContext:
     noise_source: str = "seed"
     relation: str = "zero_out"
     transcript: Sequence[Tensors] | None = None
-    rows: list[Row] = field(default_factory=list)
+    rows: list[LedgerRow] = field(default_factory=list)
     outputs: list[Tensors] = field(default_factory=list)
     taken: list[tuple[str, Tensor]] = field(default_factory=list)  # every sample drawn, (n,) bool
     exact: list[tuple[str, Output]] | None = None  # filled for the guarantee tests when a list
     stream: str = ""
     noise: Noise = None  # type: ignore[assignment]  # made from the other fields unless it is given
     sampled: dict[str, set[str | None]] = field(default_factory=dict)  # query -> cells released since its last sample
-    watch: Watch | None = None  # notes the noise and the sampling of a run that is audited
+    watch: RoundLog | None = None  # notes the noise and the sampling of a run that is audited
 
     def __post_init__(self) -> None:
         if self.noise is None:
@@ -114,9 +114,9 @@ class ClientContext:
         """
         self.sampled[name] = set()
         q = float(self.mechanisms[name].sampling_probability)
-        taken = coins(q, count, self.noise)
+        taken = draw_coins(q, count, self.noise)
         if self.watch is not None:
-            self.watch.sampled(name, q, taken)
+            self.watch.log_sample(name, q, taken)
         self.taken.append((name, taken))
         return taken
 
@@ -132,16 +132,16 @@ class ClientContext:
         replayed = self._replayed(name)
         self._spend_sample(name, partition)
         there = self.mechanisms[name](contributions, self.noise)
-        output = placed(there, "cpu")  # what is kept of it; the client computes on where it is
+        output = to_device(there, "cpu")  # what is kept of it; the client computes on where it is
         if self.exact is not None:
             self.exact.append((name, output))
         if self.watch is not None:
-            self.watch.released(self.mechanisms[name], name, output, partition, contributions)
-        row = _row(self, name, self.queries[name], output, ("analyst",), partition)
-        if not self._merged(row):
+            self.watch.log_release(self.mechanisms[name], name, output, partition, contributions)
+        row = _build_row(self, name, self.queries[name], output, ("analyst",), partition)
+        if not self._merge_into_last_row(row):
             self.rows.append(row)
         self.outputs.append(output.value if replayed is None else replayed)
-        return there.value if replayed is None else placed(replayed, place_of(contributions))
+        return there.value if replayed is None else to_device(replayed, device_of(contributions))
 
     def _replayed(self, name: str) -> Tensors | None:
         if self.transcript is None:
@@ -157,7 +157,7 @@ class ClientContext:
             raise ValueError(f"query {name!r}, sampling probability {q:g}: {why}; call ctx.sample({name!r}, n) for it")
         self.sampled.setdefault(name, set()).add(partition)
 
-    def _merged(self, row: Row) -> bool:
+    def _merge_into_last_row(self, row: LedgerRow) -> bool:
         """Fold a repeated application into the last row of the same query (count grows)."""
         for at in range(len(self.rows) - 1, -1, -1):
             last = self.rows[at]
@@ -167,23 +167,23 @@ class ClientContext:
         return False
 
 
-def _row(
+def _build_row(
     ctx: ClientContext,
     name: str,
     surface: Surface,
     output: Output,
     visible_to: tuple[str, ...],
     partition: str | None = None,
-) -> Row:
+) -> LedgerRow:
     broken = sorted(flag for flag, holds in output.flags.items() if not holds)
-    return Row(
+    return LedgerRow(
         round=ctx.round,
         client=ctx.client,
         name=name,
         surface=str(surface),
         visible_to=visible_to,
-        shape=shapes(output.value),
-        digest=digest(output.value),
+        shape=tensor_shapes(output.value),
+        digest=digest_tensors(output.value),
         event=dpa.NonPrivateDpEvent() if broken else output.event,
         partition=partition,
         clip_norm=output.clip_norm,
@@ -207,7 +207,7 @@ class Channel:
     mechanisms: Mapping[str, Mechanism] = field(default_factory=dict)
     visible_to: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
-    def send(self, upload: Upload, ctx: ClientContext) -> tuple[Received, list[Row]]:
+    def send(self, upload: Upload, ctx: ClientContext) -> tuple[Received, list[LedgerRow]]:
         """Pass one client's upload on: (what the server receives, the ledger rows in order).
 
         Rows of mechanisms spent inside local work come first; ``post_of`` counts from the first row.
@@ -218,14 +218,14 @@ class Channel:
         for name, artifact in upload.items():
             if name not in self.uploads:
                 raise UndeclaredArtifact(f"upload {name!r} is not declared; declared are {sorted(self.uploads)}")
-            value, row = self._release(name, artifact, ctx, inner)
-            values[name] = sealed(value)
+            value, row = self._release_artifact(name, artifact, ctx, inner)
+            values[name] = detach_copy(value)
             rows.append(row)
         return Received(ctx.client, ctx.round, values), rows
 
-    def _release(
+    def _release_artifact(
         self, name: str, artifact: Artifact, ctx: ClientContext, inner: tuple[int, ...]
-    ) -> tuple[Tensors, Row]:
+    ) -> tuple[Tensors, LedgerRow]:
         visible = self.visible_to.get(name, ("server",))
         surface = self.uploads[name]
         if name in self.mechanisms:
@@ -234,12 +234,12 @@ class Channel:
             if ctx.exact is not None:
                 ctx.exact.append((name, output))
             if ctx.watch is not None:
-                ctx.watch.released(self.mechanisms[name], name, output)
-            row = _row(ctx, name, surface, output, visible)
+                ctx.watch.log_release(self.mechanisms[name], name, output)
+            row = _build_row(ctx, name, surface, output, visible)
             return output.value, replace(row, post_of=inner)  # what it protects may have been computed from them
         free = artifact.private or bool(artifact.public)
         output = Output(artifact.value, dpa.NoOpDpEvent() if free else dpa.NonPrivateDpEvent())
-        row = _row(ctx, name, surface, output, visible)
+        row = _build_row(ctx, name, surface, output, visible)
         if artifact.private:
             return artifact.value, replace(row, post_of=inner, why=POST_PROCESSING)
         if artifact.public:
@@ -247,16 +247,16 @@ class Channel:
         return artifact.value, replace(row, nonprivate_reason=NO_MECHANISM)
 
 
-def rooted(rows: Sequence[Row], first: int, sent: tuple[int, ...]) -> list[Row]:
+def link_to_broadcast(rows: Sequence[LedgerRow], first: int, sent: tuple[int, ...]) -> list[LedgerRow]:
     """Rows of one client with ledger ids in ``post_of``: with what was broadcast, where clients compute from it.
 
     That is post-processing, and what goes into a mechanism: its surface costs what came before as well.
     """
-    read = [row.why == POST_PROCESSING or not isinstance(row.event, FREE) for row in rows]
+    read = [row.why == POST_PROCESSING or not isinstance(row.event, UNPROTECTED_EVENTS) for row in rows]
     own = [tuple(first + of for of in row.post_of) + (sent if reads else ()) for row, reads in zip(rows, read)]
     return [replace(row, post_of=of) if of != row.post_of else row for row, of in zip(rows, own)]
 
 
-def size_of(value: Mapping[str, Tensors]) -> int:
+def count_bytes(value: Mapping[str, Tensors]) -> int:
     """Bytes of all tensors of an upload or broadcast."""
     return sum(t.numel() * t.element_size() for tensors in value.values() for t in tensors.values())

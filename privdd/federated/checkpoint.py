@@ -10,22 +10,22 @@ from typing import Any
 
 from torch import Tensor
 
-from privdd.core.state import flat, nested, pack, unpack
+from privdd.core.types import flatten_values, nest_values, pack, unpack
 from privdd.federated.simulation import Plan, Progress, Snapshot
 from privdd.privacy.ledger import Ledger
 from privdd.runtime.files import DamagedRun, read_json, safe_name, write_json, write_parts
 from privdd.runtime.run_folder import RunFolder, read_tensors, write_tensors
 
 SCHEMA = 1
-STREAMS = 2  # how noise is drawn: a run of another number would go on with other noise than it began with
-PARTS = ("server.safetensors", "memories.safetensors", "ledger.json")
+NOISE_STREAM_VERSION = 2  # how noise is drawn: a run of another number would go on with other noise than it began with
+STATE_FILES = ("server.safetensors", "memories.safetensors", "ledger.json")
 
 
-def save(folder: RunFolder, progress: Progress) -> None:
+def save_checkpoint(folder: RunFolder, progress: Progress) -> None:
     """Write a new numbered state, then point ``checkpoint.json`` at it, then drop what it does not name."""
     name = f"round_{progress.round:04d}"
     place = folder.path / "state" / name
-    before = _digests(folder)
+    before = _stored_digests(folder)
     write_tensors(place / "server.safetensors", progress.server)
     memories: dict[str, Tensor] = {}
     for client, memory in progress.memories.items():
@@ -34,11 +34,11 @@ def save(folder: RunFolder, progress: Progress) -> None:
     write_ledger(place / "ledger.json", progress.ledger)
     for snapshot in progress.snapshots.values():
         _save_snapshot(folder, snapshot)
-    files = [place / part for part in PARTS] + [_snapshot_file(folder, t) for t in progress.snapshots]
+    files = [place / part for part in STATE_FILES] + [_snapshot_file(folder, t) for t in progress.snapshots]
     # a snapshot never changes once it is written, so its digest is reused
-    digests = {str(f.relative_to(place.parent)): before.get(f.name) or _digest(f) for f in files}
-    write_json(folder.checkpoint, {**_head(name, progress), "digests": digests}, compact=True)
-    _drop_unnamed(folder, name, progress.snapshots)
+    digests = {str(f.relative_to(place.parent)): before.get(f.name) or _file_digest(f) for f in files}
+    write_json(folder.checkpoint_file, {**_checkpoint_head(name, progress), "digests": digests}, compact=True)
+    _delete_unnamed(folder, name, progress.snapshots)
 
 
 def write_ledger(path: Path, ledger: Ledger) -> None:
@@ -46,28 +46,28 @@ def write_ledger(path: Path, ledger: Ledger) -> None:
     write_parts(path, (part.encode() for part in ledger.text()))
 
 
-def _digest(file: Path) -> str:
+def _file_digest(file: Path) -> str:
     with file.open("rb") as data:
         return hashlib.file_digest(data, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
 
-def _digests(folder: RunFolder) -> dict[str, str]:
+def _stored_digests(folder: RunFolder) -> dict[str, str]:
     """File below ``state`` -> digest, as the last checkpoint wrote them."""
-    return dict(read_json(folder.checkpoint)["digests"]) if folder.checkpoint.exists() else {}
+    return dict(read_json(folder.checkpoint_file)["digests"]) if folder.checkpoint_file.exists() else {}
 
 
-def _verify(folder: RunFolder, digests: Mapping[str, str], state: str, rounds: Collection[int]) -> None:
+def _verify_files(folder: RunFolder, digests: Mapping[str, str], state: str, rounds: Collection[int]) -> None:
     """Raises DamagedRun for a file that is missing or is not what was written."""
-    files = [folder.path / "state" / state / part for part in PARTS] + [_snapshot_file(folder, t) for t in rounds]
+    files = [folder.path / "state" / state / part for part in STATE_FILES] + [_snapshot_file(folder, t) for t in rounds]
     for file in files:
         if not file.is_file():
             raise DamagedRun(f"{file}: no such file")
-        if digests.get(str(file.relative_to(folder.path / "state"))) != _digest(file):
+        if digests.get(str(file.relative_to(folder.path / "state"))) != _file_digest(file):
             raise DamagedRun(f"{file}: damaged (not what was written)")
 
 
-def _drop_unnamed(folder: RunFolder, name: str, snapshots: Collection[int]) -> None:
-    """States that a checkpoint does not name: older ones, and what a killed ``save`` left behind."""
+def _delete_unnamed(folder: RunFolder, name: str, snapshots: Collection[int]) -> None:
+    """States that a checkpoint does not name: older ones, and what a killed ``save_checkpoint`` left behind."""
     state = folder.path / "state"
     for old in state.glob("round_*"):
         if old.name != name:
@@ -76,10 +76,10 @@ def _drop_unnamed(folder: RunFolder, name: str, snapshots: Collection[int]) -> N
         old.unlink(missing_ok=True)
 
 
-def _head(name: str, progress: Progress) -> dict[str, Any]:
+def _checkpoint_head(name: str, progress: Progress) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
-        "streams": STREAMS,
+        "streams": NOISE_STREAM_VERSION,
         "state": name,
         "round": progress.round,
         "accuracy": list(progress.accuracy),
@@ -99,28 +99,32 @@ def _text_keys(rounds: Iterable[Mapping[int, int]]) -> list[dict[str, int]]:
 
 def _save_snapshot(folder: RunFolder, snapshot: Snapshot) -> None:
     place = _snapshot_file(folder, snapshot.round)
-    if place.exists():  # by an earlier checkpoint of this run: ``load`` drops any other
+    if place.exists():  # by an earlier checkpoint of this run: ``load_checkpoint`` drops any other
         return
-    parts = {"broadcast": flat(snapshot.broadcast), "memory": snapshot.memory, "sent": flat(snapshot.sent)}
-    write_tensors(place, flat(parts))
+    parts = {
+        "broadcast": flatten_values(snapshot.broadcast),
+        "memory": snapshot.memory,
+        "sent": flatten_values(snapshot.sent),
+    }
+    write_tensors(place, flatten_values(parts))
 
 
 def _snapshot_file(folder: RunFolder, round: int) -> Path:
     return folder.path / "state" / f"victim_{round:04d}.safetensors"
 
 
-def load(folder: RunFolder, plan: Plan) -> Progress | None:
+def load_checkpoint(folder: RunFolder, plan: Plan) -> Progress | None:
     """The last whole state, or None where there is none yet. Raises DamagedRun, naming the file."""
-    if not folder.checkpoint.exists():
-        _drop_unnamed(folder, "", ())
+    if not folder.checkpoint_file.exists():
+        _delete_unnamed(folder, "", ())
         return None
-    head = read_json(folder.checkpoint)
+    head = read_json(folder.checkpoint_file)
     if not isinstance(head, dict) or head.get("schema") != SCHEMA:
-        raise DamagedRun(f"{folder.checkpoint}: not a checkpoint of schema {SCHEMA}")
+        raise DamagedRun(f"{folder.checkpoint_file}: not a checkpoint of schema {SCHEMA}")
     _check_streams(folder, plan, head)
     try:
         place = folder.path / "state" / safe_name(str(head["state"]))
-        _verify(folder, head["digests"], place.name, [int(t) for t in head["snapshots"]])
+        _verify_files(folder, head["digests"], place.name, [int(t) for t in head["snapshots"]])
         memories = read_tensors(place / "memories.safetensors")
         progress = Progress(
             round=int(head["round"]),
@@ -129,8 +133,8 @@ def load(folder: RunFolder, plan: Plan) -> Progress | None:
             ledger=Ledger.from_json(read_json(place / "ledger.json")),
             accuracy=tuple(float(a) for a in head["accuracy"]),
             diverged=None if head.get("diverged") is None else int(head["diverged"]),  # absent in older runs
-            uploaded=_counts(head["uploaded"]),
-            downloaded=_counts(head["downloaded"]),
+            uploaded=_parse_counts(head["uploaded"]),
+            downloaded=_parse_counts(head["downloaded"]),
             sent={str(k): str(v) for k, v in head["sent"].items()},
             sent_ids=tuple(int(i) for i in head["sent_ids"]),
             inbox_ids=tuple(int(i) for i in head["inbox_ids"]),
@@ -139,20 +143,24 @@ def load(folder: RunFolder, plan: Plan) -> Progress | None:
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         if isinstance(error, DamagedRun):
             raise
-        raise DamagedRun(f"{folder.checkpoint}: damaged ({' '.join(str(error).split())[:100]})") from None
-    _drop_unnamed(folder, place.name, progress.snapshots)
+        raise DamagedRun(f"{folder.checkpoint_file}: damaged ({' '.join(str(error).split())[:100]})") from None
+    _delete_unnamed(folder, place.name, progress.snapshots)
     return progress
 
 
 def _check_streams(folder: RunFolder, plan: Plan, head: Mapping[str, Any]) -> None:
     """Raises DamagedRun where rounds are missing that an earlier version began to add noise to."""
-    if plan.mechanisms and head.get("streams", 1) != STREAMS and len(head.get("accuracy", ())) < plan.method.rounds:
+    if (
+        plan.mechanisms
+        and head.get("streams", 1) != NOISE_STREAM_VERSION
+        and len(head.get("accuracy", ())) < plan.method.rounds
+    ):
         raise DamagedRun(
             f"{folder.path}: stopped by a version of privdd that drew its noise otherwise; start it again in another folder"
         )
 
 
-def _counts(rounds: Any) -> tuple[dict[int, int], ...]:
+def _parse_counts(rounds: Any) -> tuple[dict[int, int], ...]:
     return tuple({int(k): int(v) for k, v in counts.items()} for counts in rounds)
 
 
@@ -160,8 +168,8 @@ def _load_snapshot(folder: RunFolder, plan: Plan, round: int) -> Snapshot:
     whole = read_tensors(_snapshot_file(folder, round))
     return Snapshot(
         round,
-        nested(unpack("broadcast", whole)),
+        nest_values(unpack("broadcast", whole)),
         unpack("memory", whole),
-        nested(unpack("sent", whole)),
+        nest_values(unpack("sent", whole)),
         plan.method.phase(round),
     )

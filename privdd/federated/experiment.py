@@ -1,18 +1,92 @@
-"""``Experiment``: everything that a run needs, assembled and checked."""
+"""``Experiment``: everything that a run needs, assembled and checked; and which sent artifacts its folder keeps."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from privdd.core.errors import BadConfig
-from privdd.core.types import Records, Shard
+from attacks.types import Surface
+from privdd.core.types import Received, Records, Shard, pack
+from privdd.core.validation import BadConfig
 from privdd.data.dataset import Dataset
-from privdd.federated.capture import Capture
+from privdd.federated.channel import count_bytes
+from privdd.federated.secure_aggregation import SUM_CLIENT
 from privdd.federated.settings import AuditSettings, PrivacySettings, RunSettings
 from privdd.federated.simulation import Plan
 from privdd.privacy.ledger import Ledger
 from privdd.runtime.engine import Engine
+from privdd.runtime.run_folder import RunFolder, write_tensors
+
+# --- capture -----------------------------------------------------------------------------------
+# Which of the sent artifacts are kept in the run folder.
+
+
+MAX_CAPTURED_BYTES = 2e9  # bytes of all clients' uploads in a run, above which "auto" keeps the audited client's alone
+
+
+@dataclass(frozen=True)
+class CaptureSettings:
+    """Which sent artifacts are kept: each of surfaces, rounds, clients is "all" or a selection.
+
+    clients "auto": those of all clients, unless uploads of that size from all of them in all rounds take more than ROOM;
+    then the audited client's alone, which is what attacks read.
+    """
+
+    surfaces: str | Sequence[str] = "all"
+    rounds: str | Sequence[int] = "all"
+    clients: str | Sequence[int] = "auto"
+
+    def __post_init__(self) -> None:
+        known = {str(surface) for surface in Surface}
+        for name, words in (
+            ("surfaces", ("all",)),
+            ("rounds", ("all", "first_last")),
+            ("clients", ("all", "auto", "victim")),
+        ):
+            value = getattr(self, name)
+            if isinstance(value, str) and value in words:
+                continue
+            items = value if isinstance(value, list | tuple) else [None]
+            if not all(v in known if name == "surfaces" else type(v) is int and v >= 0 for v in items):
+                what = f"surfaces ({', '.join(sorted(known))})" if name == "surfaces" else "whole numbers from 0"
+                raise ValueError(f"capture.{name}={value}: allowed are {', '.join(words)} or a list of {what}")
+
+    def check_selection(self, plan: Plan) -> None:
+        """Raises ValueError, one line, for a round or a client that the run does not have: nothing of it could be kept."""
+        for name, count in (("rounds", plan.method.rounds), ("clients", plan.problem.clients)):
+            chosen = getattr(self, name)
+            if not isinstance(chosen, str) and max(chosen, default=0) >= count:
+                raise ValueError(f"capture.{name}={list(chosen)}: this run has {name} 0 to {count - 1}")
+
+    def is_kept(self, plan: Plan, round: int, received: Received, size: int = 0) -> bool:
+        """Whether an upload of ``size`` bytes is kept."""
+        rounds = {"all": True, "first_last": round in (0, plan.method.rounds - 1)}
+        in_round = rounds[self.rounds] if isinstance(self.rounds, str) else round in self.rounds
+        victim = received.client in (plan.victim, SUM_CLIENT)
+        clients = {"all": True, "victim": victim, "auto": victim or size * _count_uploads(plan) <= MAX_CAPTURED_BYTES}
+        of_client = clients[self.clients] if isinstance(self.clients, str) else received.client in self.clients
+        return in_round and of_client
+
+    def write_uploads(self, folder: RunFolder, plan: Plan, inbox: Sequence[Received]) -> None:
+        for received in inbox:
+            if self.is_kept(plan, received.round, received, count_bytes(received.values)):
+                chosen = {
+                    key: t
+                    for name, value in received.values.items()
+                    if self.surfaces == "all" or plan.method.uploads[name] in self.surfaces
+                    for key, t in pack(name, value).items()
+                }
+                if chosen:
+                    write_tensors(folder.artifact_file(received.round, received.client), chosen)
+
+
+def _count_uploads(plan: Plan) -> int:
+    """How many uploads a run has, where no client drops out."""
+    return plan.method.rounds * len(plan.asked_clients(0))
+
+
+# --- experiment --------------------------------------------------------------------------------
+# ``Experiment``: everything that a run needs, assembled and checked.
 
 
 @dataclass(frozen=True)
@@ -26,18 +100,18 @@ class Experiment:
     dataset: Dataset
     shards: Sequence[Shard]
     engine: Engine
-    capture: Capture
+    capture: CaptureSettings
 
     @property
-    def test(self) -> Records:
+    def test_records(self) -> Records:
         return self.dataset.test
 
     @property
-    def audit(self) -> AuditSettings:
+    def audit_settings(self) -> AuditSettings:
         """How the run is audited. Raises BadConfig where it only trains."""
         if self.auditing is None:
             raise BadConfig("audit: this config only trains; a config of privdd.audit is needed")
         return self.auditing
 
-    def ledger(self) -> Ledger:
+    def new_ledger(self) -> Ledger:
         return Ledger(self.privacy.relation, self.privacy.unit, self.privacy.delta)

@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from torch import Tensor, nn
 
-from attacks.contract import check_names, declared
 from attacks.types import Surface
-from privdd.core.keys import Keys
-from privdd.core.placement import placed
-from privdd.core.state import unpack
-from privdd.core.types import Problem, Received, Shard, State, Tensors, Upload, Values
+from attacks.validation import check_hook_names, declared_hooks
+from privdd.core.device import to_device
+from privdd.core.rng import Keys
+from privdd.core.types import Problem, Received, Shard, State, Tensors, Upload, Values, unpack
 from privdd.privacy.claims import Claim
 from privdd.privacy.mechanism import Mechanism
 
@@ -49,11 +48,11 @@ class Method(ABC):
     def __init_subclass__(cls, hooks: Sequence[str] = (), **more: Any) -> None:
         super().__init_subclass__(**more)
         cls._hooks = cls._hooks | frozenset(hooks)
-        check_names(cls, "a method", cls._hooks)
+        check_hook_names(cls, "a method", cls._hooks)
         for name in vars(cls).keys() & CLIENT_WORK:
-            setattr(cls, name, _at_the_device(vars(cls)[name]))
-        if all(getattr(cls, name) is not getattr(Method, name) for name in REQUIRED):
-            _check_declared(cls)
+            setattr(cls, name, _run_at_device(vars(cls)[name]))
+        if all(getattr(cls, name) is not getattr(Method, name) for name in REQUIRED_HOOKS):
+            _check_declarations(cls)
 
     _hooks: ClassVar[frozenset[str]] = frozenset()
 
@@ -126,7 +125,7 @@ class Method(ABC):
     def adds_up(self, mechanisms: Mapping[str, Mechanism]) -> Literal["sum", "mean"] | None:
         """What the server computes from, if it is the sum or the mean of all uploads, name by name and number by number.
 
-        Then secure aggregation may stand between (``privdd.federated.trust``). Where there are mechanisms, an upload
+        Then secure aggregation may stand between (``privdd.federated.secure_aggregation``). Where there are mechanisms, an upload
         must moreover be a linear function of their outputs, for their noise is dealt among the clients.
         """
         return None
@@ -226,13 +225,13 @@ class Method(ABC):
         return None
 
 
-DOOR = "at_the_device"  # marks such work, so that it has one door
+DEVICE_MARK = "at_the_device"  # marks such work, so that it has one door
 CLIENT_WORK = {"local", "local_batched", "recall", "released"}  # what is handed tensors on the problem's device
-REQUIRED = ("init", "local", "aggregate", "predict")
-Method._hooks = declared(Method)
+REQUIRED_HOOKS = ("init", "local", "aggregate", "predict")
+Method._hooks = declared_hooks(Method)
 
 
-def _check_declared(cls: type) -> None:
+def _check_declarations(cls: type) -> None:
     """Raises TypeError if a complete method does not declare what it sends or how many rounds it takes."""
     bases = cls.__mro__[: cls.__mro__.index(Method)]
     known = {name for base in bases for name in (*vars(base), *vars(base).get("__annotations__", {}))}
@@ -241,26 +240,26 @@ def _check_declared(cls: type) -> None:
         raise TypeError(f"{cls.__name__}: declares no {', '.join(missing)}, which every method must")
 
 
-def _at_the_device(work: Callable[..., Any]) -> Callable[..., Any]:
+def _run_at_device(work: Callable[..., Any]) -> Callable[..., Any]:
     """Client work with all that it is given on the problem's device, and what it gives back on the CPU.
 
     Work that is part of other client work is given tensors that are there, and its results stay.
     """
-    if DOOR in vars(work):  # another class's, taken over as it is
+    if DEVICE_MARK in vars(work):  # another class's, taken over as it is
         return work
 
     @functools.wraps(work)
-    def door(self: Method, *given: Any) -> Any:
+    def run_at_device(self: Method, *given: Any) -> Any:
         *held, context = given
         first = context[0] if isinstance(context, Sequence) else context
-        there = placed(held, first.problem.device)
+        there = to_device(held, first.problem.device)
         found = work(self, *there, context)
-        return found if there is held else placed(found, "cpu")
+        return found if there is held else to_device(found, "cpu")
 
-    vars(door)[DOOR] = True
-    return door
+    vars(run_at_device)[DEVICE_MARK] = True
+    return run_at_device
 
 
-def defines(method: Method, hook: str) -> bool:
+def overrides_hook(method: Method, hook: str) -> bool:
     """Whether a method overrides a hook."""
     return vars(Method).get(hook) is not getattr(type(method), hook)

@@ -10,16 +10,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from privdd.core.checks import check_choice, check_number, check_share, check_text, refused, whole
-from privdd.core.errors import BadConfig
-from privdd.core.hard_counts import Tail
-from privdd.core.relations import RELATIONS, UNITS, Relation
+from privdd.core.setting_types import RELATIONS, UNITS, HardExamples, Relation
+from privdd.core.validation import (
+    BadConfig,
+    check_choice,
+    check_integer,
+    check_number,
+    check_share,
+    check_text,
+    setting_error,
+)
 
-TrainingWay = Literal["auto", "loop", "vectorised"]
+TrainingMode = Literal["auto", "loop", "vectorised"]
 Required = Literal["all", "some"]
 DEVICES = ("cpu", "cuda")
 NOISE_SOURCES = ("seed", "secret", "os")
-MOST = 10**6  # of each count of an audit
+MAX_COUNT = 10**6  # of each count of an audit
 
 
 @dataclass(frozen=True)
@@ -43,7 +49,7 @@ class RunSettings:
             check_text(key, value)
         check_number("seed", self.seed)
         if not isinstance(self.seed, int) or self.seed < 0:
-            raise refused("seed", self.seed, "a whole number from 0 is needed")
+            raise setting_error("seed", self.seed, "a whole number from 0 is needed")
         if self.device not in DEVICES:
             raise BadConfig(f"device={self.device}: allowed are cpu, and cuda where a GPU is present")
         check_share("participation", self.participation, "a share in (0, 1] is needed", one=True)
@@ -71,24 +77,24 @@ class PrivacySettings:
     def __post_init__(self) -> None:
         check_text("privacy.name", self.name)
         if not isinstance(self.paired_noise, bool):
-            raise refused("privacy.paired_noise", self.paired_noise, "true or false is needed")
+            raise setting_error("privacy.paired_noise", self.paired_noise, "true or false is needed")
         check_share("privacy.delta", self.delta)
         for key in ("epsilon", "noise_multiplier", "clip_norm"):
             check_number(f"privacy.{key}", getattr(self, key), optional=True)
         if self.epsilon is not None and not self.epsilon > 0:
-            raise refused("privacy.epsilon", self.epsilon, "a number above 0 is needed")
+            raise setting_error("privacy.epsilon", self.epsilon, "a number above 0 is needed")
         check_choice("privacy.noise_source", self.noise_source, NOISE_SOURCES)
         check_choice("privacy.relation", self.relation, RELATIONS)
         check_choice("privacy.unit", self.unit, UNITS)
 
     @property
-    def for_release(self) -> bool:
+    def is_for_release(self) -> bool:
         """Whether the noise protects what is published: nobody else can draw it again, and no other run holds it."""
         return self.noise_source != "seed" and not self.paired_noise
 
 
 @dataclass(frozen=True)
-class Budget:
+class GuaranteeBudget:
     """Of guarantee tests. runs: with and as many without the record, side by side; slow_runs: the same where releases
     are made one by one; images: synthetic images a class in those runs (no theorem names a number)."""
 
@@ -98,16 +104,18 @@ class Budget:
 
     def __post_init__(self) -> None:
         for name, least in (("runs", 20), ("slow_runs", 20), ("images", 1)):
-            object.__setattr__(self, name, whole(f"audit.guarantee.{name}", getattr(self, name), least, most=MOST))
+            object.__setattr__(
+                self, name, check_integer(f"audit.guarantee.{name}", getattr(self, name), least, most=MAX_COUNT)
+            )
 
 
 @dataclass(frozen=True)
-class HardRecords(Tail):
+class HardExampleSettings(HardExamples):
     """The counts of ``audit.tail``, checked."""
 
     def __post_init__(self) -> None:
         for name in ("mislabelled", "near_duplicates"):
-            object.__setattr__(self, name, whole(f"audit.tail.{name}", getattr(self, name)))
+            object.__setattr__(self, name, check_integer(f"audit.tail.{name}", getattr(self, name)))
 
 
 COUNTS = {
@@ -147,14 +155,14 @@ class AuditSettings:
     federations: int
     victims: int
     confidence: float
-    guarantee: Budget
-    training: TrainingWay = "auto"
+    guarantee: GuaranteeBudget
+    training: TrainingMode = "auto"
     canaries: int = 0
     rounds: int = 1
     require: Required = "all"
     federation_rounds: int = 0
     waive: Mapping[str, str] = field(default_factory=dict)
-    tail: HardRecords = HardRecords()
+    tail: HardExampleSettings = HardExampleSettings()
     worst_pictures: bool = True
     transcripts: int = 1000
     processed_worlds: int = 8
@@ -163,16 +171,18 @@ class AuditSettings:
     def __post_init__(self) -> None:
         known = isinstance(self.client, int) and not isinstance(self.client, bool) and self.client >= 0
         if not known and self.client != "auto":
-            raise refused("audit.client", self.client, "auto, or a client's number from 0, is needed")
+            raise setting_error("audit.client", self.client, "auto, or a client's number from 0, is needed")
         for name, (least, needed) in COUNTS.items():
-            object.__setattr__(self, name, whole(f"audit.{name}", getattr(self, name), least, needed, most=MOST))
+            object.__setattr__(
+                self, name, check_integer(f"audit.{name}", getattr(self, name), least, needed, most=MAX_COUNT)
+            )
         check_share("audit.confidence", self.confidence)
         if 1 - self.confidence == 1:
-            raise refused("audit.confidence", self.confidence, "it cannot be told from 0")
-        check_choice("audit.training", self.training, get_args(TrainingWay))
+            raise setting_error("audit.confidence", self.confidence, "it cannot be told from 0")
+        check_choice("audit.training", self.training, get_args(TrainingMode))
         check_choice("audit.require", self.require, get_args(Required))
         if not isinstance(self.worst_pictures, bool):
-            raise refused("audit.worst_pictures", self.worst_pictures, "true or false is needed")
+            raise setting_error("audit.worst_pictures", self.worst_pictures, "true or false is needed")
         if self.waive:
             from attacks.types import Surface  # imports torch, which a refused value should not have to wait for
 

@@ -14,13 +14,13 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from attacks.ranges import check_below_one, check_counts, check_positive
 from attacks.types import Surface
-from privdd.core.keys import Keys
-from privdd.core.long_loops import turns
+from attacks.validation import check_below_one, check_counts, check_positive
+from privdd.core.loop_timing import timed_steps
+from privdd.core.rng import Keys
 from privdd.core.types import Artifact, Problem, Received, Records, Shard, State, Tensors, Values, Work
-from privdd.distillation.public_head import head_gradients
-from privdd.federated.aggregation import in_order
+from privdd.distillation.public_features import head_gradients
+from privdd.federated.aggregation import sort_by_client
 from privdd.federated.channel import ClientContext
 from privdd.methods.public_map import PublicMap
 from privdd.privacy.mechanism import Mechanism
@@ -64,8 +64,8 @@ class DPHead(PublicMap):
     def from_rows(self, broadcast: Values, rows: Tensor, shard: Shard, ctx: ClientContext) -> Work:
         private = ctx.protected(QUERY)
         weight, total, count = broadcast["model"]["head.weight"], torch.zeros(()), torch.zeros(())
-        for _ in turns(range(self.local_steps)):
-            sums = _released(weight, rows, shard.train, ctx)
+        for _ in timed_steps(range(self.local_steps)):
+            sums = _release_sums(weight, rows, shard.train, ctx)
             total, count = total + sums["head.weight"], count + sums["count"]
             weight = weight - self.lr / self.local_steps * sums["head.weight"] / sums["count"].clamp_min(1)
         std = float(ctx.mechanisms[QUERY].noise_std) if private else 0.0  # type: ignore[attr-defined]
@@ -75,7 +75,7 @@ class DPHead(PublicMap):
 
     def aggregate(self, server: State, inbox: Sequence[Received], keys: Keys) -> State:
         """One step; records are counted by the mean of all rounds so far."""
-        sent = [received.values["gradient"] for received in in_order(inbox)]
+        sent = [received.values["gradient"] for received in sort_by_client(inbox)]
         count = server["seen/count"] + torch.stack([s["count"] for s in sent]).sum(0)
         rounds = server["seen/rounds"] + 1
         total = torch.stack([s["head.weight"].double() for s in sent]).sum(0).float()
@@ -83,11 +83,11 @@ class DPHead(PublicMap):
         gradient = total / records
         velocity = self.momentum * server["velocity/head.weight"] + gradient
         noise = torch.stack([s["variance"] for s in sent]).sum(0).sqrt() / records
-        weight = server["model/head.weight"] - self._step(noise) * velocity
+        weight = server["model/head.weight"] - self._step_length(noise) * velocity
         return {**server, "model/head.weight": weight, "velocity/head.weight": velocity, "seen/count": count,
                 "seen/rounds": rounds, "seen/noise": noise}  # fmt: skip
 
-    def _step(self, noise: Tensor) -> Tensor:
+    def _step_length(self, noise: Tensor) -> Tensor:
         """The length of a step along a mean gradient with noise of this standard deviation, (1,)."""
         longest = torch.full_like(noise, self.lr)
         return longest if self.noisiest is None else longest.minimum(self.noisiest / noise.clamp_min(1e-30))
@@ -104,7 +104,7 @@ class DPHead(PublicMap):
         return {"lr": self.lr, "momentum": 0.0, "batch_size": max(1, shard_size), "local_steps": self.local_steps}
 
 
-def _released(weight: Tensor, rows: Tensor, records: Records, ctx: ClientContext) -> Tensors:
+def _release_sums(weight: Tensor, rows: Tensor, records: Records, ctx: ClientContext) -> Tensors:
     """Sums over the records: of their gradients, and of one each; through the mechanism where there is one."""
     if not ctx.protected(QUERY):
         gradient = head_gradients(weight, rows.to(weight), records.y).sum(0)

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from attacks.types import Surface
-from privdd.core.keys import Keys
+from privdd.core.rng import Keys
 from privdd.core.types import Artifact, Received, Shard, State, Values, Work
-from privdd.distillation.public_head import nearest_mean
-from privdd.federated.aggregation import in_order
+from privdd.distillation.public_features import nearest_mean_head
+from privdd.federated.aggregation import sort_by_client
 from privdd.federated.channel import ClientContext
 from privdd.methods.public_map import PublicMap
 
@@ -52,11 +52,11 @@ class DPMeans(PublicMap):
             sums.append(found["sum"])
         total = torch.stack(sums)
         variance = float(ctx.mechanisms[QUERY].noise_std) ** 2 if private else 0.0  # type: ignore[attr-defined]
-        value = {"sum": total, "count": total[:, -1] / self.rows.last, "variance": torch.tensor([variance])}
+        value = {"sum": total, "count": total[:, -1] / self.rows.last_entry, "variance": torch.tensor([variance])}
         return {"prototypes": Artifact(value, private=private)}, {}
 
     def aggregate(self, server: State, inbox: Sequence[Received], keys: Keys) -> State:
-        sent = [received.values["prototypes"] for received in in_order(inbox)]
+        sent = [received.values["prototypes"] for received in sort_by_client(inbox)]
         total, variance = (torch.stack([one[n].double() for one in sent]).sum(0) for n in ("sum", "variance"))
-        head = nearest_mean(total, variance, self.rows.last, self.least)
+        head = nearest_mean_head(total, variance, self.rows.last_entry, self.least)
         return {**server, "model/head.weight": head.float()}

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from attacks.types import Surface
-from privdd.core.keys import Keys
+from privdd.core.rng import Keys
 from privdd.core.types import Artifact, Received, Shard, State, Tensors, Values, Work
-from privdd.distillation.public_head import moments, ridge_head
-from privdd.federated.aggregation import in_order
+from privdd.distillation.public_features import record_moments, ridge_head
+from privdd.federated.aggregation import sort_by_client
 from privdd.federated.channel import ClientContext
 from privdd.methods.public_map import PublicMap
 
@@ -52,17 +52,17 @@ class DPMoments(PublicMap):
             mechanism = ctx.mechanisms[QUERY]
             taken = ctx.sample(QUERY, len(rows)).to(rows.device)
             clip, variance = float(mechanism.clip_norm), float(mechanism.noise_std) ** 2  # type: ignore[attr-defined]
-            own = moments(rows[taken], shard.train.y[taken], ctx.problem.classes, self.share)
+            own = record_moments(rows[taken], shard.train.y[taken], ctx.problem.classes, self.share)
             sums = ctx.mechanism(QUERY, {name: clip * value for name, value in own.items()})
             sums, variance = {name: value / clip for name, value in sums.items()}, variance / clip**2
         else:
-            own = moments(rows, shard.train.y, ctx.problem.classes, self.share)
+            own = record_moments(rows, shard.train.y, ctx.problem.classes, self.share)
             sums = {name: value.sum(0) for name, value in own.items()}
         value = {**sums, "variance": torch.tensor([variance])}
         return {"moments": Artifact(value, private=private)}, {}
 
     def aggregate(self, server: State, inbox: Sequence[Received], keys: Keys) -> State:
-        sent = [received.values["moments"] for received in in_order(inbox)]
+        sent = [received.values["moments"] for received in sort_by_client(inbox)]
         total = {name: torch.stack([one[name].double() for one in sent]).sum(0) for name in sent[0]}
         return {**server, "model/head.weight": ridge_head(total, self.ridge, self.share).float()}
 

@@ -13,21 +13,26 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from attacks.ranges import check_counts
 from attacks.types import Surface
-from privdd.core.keys import Keys
-from privdd.core.state import pack, unpack
-from privdd.core.types import Artifact, Problem, Received, Shard, State, Tensors, Upload
-from privdd.distillation.initial_images import PUBLIC, public_start
-from privdd.distillation.private_matching import refuse_batch_norm
-from privdd.distillation.private_set import QUERY, SetGeneration, generate, noised_gradient, plain_gradient
+from attacks.validation import check_counts
+from privdd.core.rng import Keys
+from privdd.core.types import Artifact, Problem, Received, Shard, State, Tensors, Upload, pack, unpack
+from privdd.distillation.gradient_matching import (
+    SET_GRADIENT_QUERY,
+    SetGeneration,
+    generate_set,
+    noised_gradient,
+    plain_gradient,
+)
+from privdd.distillation.initial_images import PUBLIC_STARTS, draw_public_start
+from privdd.distillation.private_matching import check_no_batch_norm
 from privdd.federated.channel import ClientContext
 from privdd.federated.method import Method
 from privdd.models import ModelSpec, build, initial
-from privdd.models.build import skeleton
+from privdd.models.build import build_skeleton
 from privdd.privacy.mechanism import Mechanism
-from privdd.training.local import outputs
-from privdd.training.server import ServerTraining, train_on, union
+from privdd.training.server import ServerTraining, pool_uploads, train_on_records
+from privdd.training.sgd import predict_logits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,15 +51,15 @@ class DPPSG(Method):
     start: Literal["noise", "smooth"] = "noise"
 
     uploads: ClassVar[Mapping[str, Surface]] = {"images": Surface.SYNTHETIC_IMAGES, "labels": Surface.LABELS}
-    queries: ClassVar[Mapping[str, Surface]] = {QUERY: Surface.GRADIENT}
+    queries: ClassVar[Mapping[str, Surface]] = {SET_GRADIENT_QUERY: Surface.GRADIENT}
     broadcasts: ClassVar[Mapping[str, Surface]] = {"model": Surface.GLOBAL_MODEL}
     rounds: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
         check_counts(self, "ipc")
-        if self.start not in PUBLIC:
-            raise ValueError(f"start={self.start!r}: allowed are {', '.join(PUBLIC)}, which read no record")
-        refuse_batch_norm(self.model.norm, "model")
+        if self.start not in PUBLIC_STARTS:
+            raise ValueError(f"start={self.start!r}: allowed are {', '.join(PUBLIC_STARTS)}, which read no record")
+        check_no_batch_norm(self.model.norm, "model")
 
     def init(self, problem: Problem, keys: Keys) -> State:
         return pack("model", initial(self.model, problem.shape, problem.classes, keys.fold("model").torch()))
@@ -62,42 +67,47 @@ class DPPSG(Method):
     def local(
         self, broadcast: Mapping[str, Tensors], memory: State, shard: Shard, ctx: ClientContext
     ) -> tuple[Upload, State]:
-        private, train, like = ctx.protected(QUERY), shard.train, broadcast["model"]["head.weight"]
+        private, train, like = ctx.protected(SET_GRADIENT_QUERY), shard.train, broadcast["model"]["head.weight"]
         held = ctx.problem.class_list if private else train.y.unique().tolist()
         labels = torch.tensor(held, dtype=torch.long).repeat_interleave(self.ipc)
-        start = public_start(self.start, torch.tensor(held), self.ipc, shard.shape, ctx.keys.fold("start"))
+        start = draw_public_start(self.start, torch.tensor(held), self.ipc, shard.shape, ctx.keys.fold("start"))
         images, y = start.flatten(0, 1).to(like), labels.to(like.device)
         if len(y):
-            model = skeleton(self.model, shard.shape, shard.classes)
+            model = build_skeleton(self.model, shard.shape, shard.classes)
             read = noised_gradient(model, train, ctx) if private else plain_gradient(model, train)
-            images = generate(images, y, model, self._draw(shard, ctx, like), read, self.generation, ctx.keys)
+            images = generate_set(
+                images, y, model, self._network_sampler(shard, ctx, like), read, self.generation, ctx.keys
+            )
         return {
             "images": Artifact({"x": images}, private=private),
             "labels": Artifact({"y": labels}, private=private),
         }, {}
 
-    def _draw(self, shard: Shard, ctx: ClientContext, like: Tensor) -> Any:
+    def _network_sampler(self, shard: Shard, ctx: ClientContext, like: Tensor) -> Any:
         """number -> a newly initialised network, the same for all clients."""
 
-        def state(number: int) -> State:
+        def draw_state(number: int) -> State:
             generator = ctx.public("networks", number).torch()
             return {n: t.to(like) for n, t in initial(self.model, shard.shape, shard.classes, generator).items()}
 
-        return state
+        return draw_state
 
     def aggregate(self, server: State, inbox: Sequence[Received], keys: Keys) -> State:
         """Train the model on all images."""
-        before, pooled = unpack("model", server), union(inbox, "images")
-        model = skeleton(self.model, tuple(pooled.x.shape[1:]), len(before["head.weight"]))  # type: ignore[arg-type]
-        return {**server, **pack("model", train_on(model, before, pooled, self.server, keys.fold("batch").torch()))}
+        before, pooled = unpack("model", server), pool_uploads(inbox, "images")
+        model = build_skeleton(self.model, tuple(pooled.x.shape[1:]), len(before["head.weight"]))  # type: ignore[arg-type]
+        return {
+            **server,
+            **pack("model", train_on_records(model, before, pooled, self.server, keys.fold("batch").torch())),
+        }
 
     def predict(self, server: State, memory: State | None, x: Tensor) -> Tensor:
         """Logits (n, C) of the server's model."""
         state = unpack("model", server)
-        return outputs(skeleton(self.model, tuple(x.shape[1:]), len(state["head.weight"])), state, x)  # type: ignore[arg-type]
+        return predict_logits(build_skeleton(self.model, tuple(x.shape[1:]), len(state["head.weight"])), state, x)  # type: ignore[arg-type]
 
     def spends(self, round: int, mechanisms: Mapping[str, Mechanism]) -> dict[str, int]:
-        return {name: self.generation.releases for name in mechanisms if name == QUERY}
+        return {name: self.generation.release_count for name in mechanisms if name == SET_GRADIENT_QUERY}
 
     # --- what an auditor needs ----------------------------------------------------------------
 
@@ -117,4 +127,4 @@ class DPPSG(Method):
     def settings(self, shard_size: int) -> Mapping[str, Any]:
         """The protocol's public numbers."""
         g = self.generation
-        return {"lr": g.lr, "momentum": g.momentum, "batch_size": max(1, shard_size), "local_steps": g.releases, "ipc": self.ipc}  # fmt: skip
+        return {"lr": g.lr, "momentum": g.momentum, "batch_size": max(1, shard_size), "local_steps": g.release_count, "ipc": self.ipc}  # fmt: skip

@@ -9,25 +9,44 @@ from typing import Any, ClassVar, Literal, Self
 import torch
 from torch import Tensor, nn
 
-from attacks.ranges import check_below_one, check_counts, check_from_zero, check_positive
 from attacks.types import Surface
-from privdd.core.keys import Keys
-from privdd.core.state import pack, unpack
-from privdd.core.types import Artifact, Problem, Received, Records, Shard, State, Tensors, Values, Work
-from privdd.federated.aggregation import average, shares
+from attacks.validation import check_below_one, check_counts, check_non_negative, check_positive
+from privdd.core.rng import Keys
+from privdd.core.types import Artifact, Problem, Received, Records, Shard, State, Tensors, Values, Work, pack, unpack
+from privdd.federated.aggregation import average, client_weights
 from privdd.federated.channel import ClientContext
 from privdd.federated.method import Method
 from privdd.models import ModelSpec, build, initial
-from privdd.models.build import skeleton
+from privdd.models.build import build_skeleton
 from privdd.privacy.mechanism import Mechanism
-from privdd.training.batching import Mix
-from privdd.training.client_round import ClientRound, Trained
-from privdd.training.dp_sgd import private_steps, train_privately
-from privdd.training.ensemble import vectorised_sgd, vectorises
-from privdd.training.local import Correction, Loss, local_sgd, outputs, split, step_count
+from privdd.training.dp_sgd import count_private_steps, train_privately
+from privdd.training.sgd import (
+    ClientRound,
+    Correction,
+    Loss,
+    SharedBatches,
+    Trained,
+    count_steps,
+    local_sgd,
+    predict_logits,
+    split_state,
+)
+from privdd.training.vectorised import is_vectorisable, vectorised_sgd
 
-TRAINING = ("start", "loss", "correction", "local", "_train", "_shared")  # what decides how a client trains
-COMBINED = ("outcome", "aggregate", "pseudo_gradient", "uploads")  # what decides what is sent, and how it is combined
+TRAINING_HOOKS = (
+    "start",
+    "loss",
+    "correction",
+    "local",
+    "_train_client",
+    "_shared_batches",
+)  # what decides how a client trains
+COMBINING_HOOKS = (
+    "outcome",
+    "aggregate",
+    "pseudo_gradient",
+    "uploads",
+)  # what decides what is sent, and how it is combined
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +94,7 @@ class FedAvg(
         check_counts(self, "rounds", "batch_size")
         check_positive(self, "lr", "local_epochs", "server_lr")
         check_below_one(self, "momentum")
-        check_from_zero(self, "weight_decay")
+        check_non_negative(self, "weight_decay")
         if self.weighting not in ("records", "uniform"):
             raise ValueError(f"weighting={self.weighting!r}: allowed are records, uniform")
 
@@ -83,7 +102,7 @@ class FedAvg(
         """A relative that changes how clients train is trained one by one, unless it says how many train at once."""
         super().__init_subclass__(**more)
         nearest = next(base for base in cls.__mro__[1:] if issubclass(base, FedAvg))
-        changed = any(getattr(cls, name) is not getattr(nearest, name) for name in TRAINING)
+        changed = any(getattr(cls, name) is not getattr(nearest, name) for name in TRAINING_HOOKS)
         if changed and "local_batched" not in vars(cls):
             cls.local_batched = Method.local_batched  # type: ignore[method-assign]
 
@@ -93,11 +112,11 @@ class FedAvg(
 
     def adds_up(self, mechanisms: Mapping[str, Mechanism]) -> Literal["sum", "mean"] | None:
         """Where all clients weigh alike, and no noise is added inside of local training."""
-        changed = any(getattr(type(self), name) is not getattr(FedAvg, name) for name in COMBINED)
+        changed = any(getattr(type(self), name) is not getattr(FedAvg, name) for name in COMBINING_HOOKS)
         return None if changed or self.weighting != "uniform" or "dpsgd" in mechanisms else "mean"
 
     @property
-    def _uncounted(self) -> bool:
+    def _hides_counts(self) -> bool:
         """Whether what is sent must not tell how many records there are, as under client-level privacy."""
         return self.update_is_delta and self.weighting == "uniform"
 
@@ -147,12 +166,12 @@ class FedAvg(
 
     def init(self, problem: Problem, keys: Keys) -> State:
         state = initial(self.model, problem.shape, problem.classes, keys.fold("model").torch())
-        params, buffers = split(skeleton(self.model, problem.shape, problem.classes), state)
+        params, buffers = split_state(build_skeleton(self.model, problem.shape, problem.classes), state)
         return {**pack("model", params), **pack("buffers", buffers)}
 
     def local(self, broadcast: Values, memory: State, shard: Shard, ctx: ClientContext) -> Work:
         private, turn = ctx.protected("dpsgd"), ClientRound(broadcast, memory, shard, ctx)
-        trained = self._train_privately(turn) if private else self._train(turn)
+        trained = self._train_privately(turn) if private else self._train_client(turn)
         values, memory = self.outcome(turn, trained)
         return {name: Artifact(value, private=private) for name, value in values.items()}, memory
 
@@ -161,8 +180,8 @@ class FedAvg(
     ) -> Sequence[Work] | None:
         """As one wide network, each client with its own batches; None for layers without such a form, under DP-SGD,
         and where records are mixed with shared features."""
-        model = skeleton(self.model, shards[0].shape, shards[0].classes)
-        if "features" in broadcast or any(ctx.protected("dpsgd") for ctx in contexts) or not vectorises(model):
+        model = build_skeleton(self.model, shards[0].shape, shards[0].classes)
+        if "features" in broadcast or any(ctx.protected("dpsgd") for ctx in contexts) or not is_vectorisable(model):
             return None
         if not all(len(shard.train) for shard in shards):  # who has nothing to train on does not train
             return None
@@ -173,20 +192,20 @@ class FedAvg(
     def aggregate(self, server: State, inbox: Sequence[Received], keys: Keys) -> State:
         new = {**server, **self.server_step(server, self.pseudo_gradient(server, inbox))}
         if all("buffers" in received.values for received in inbox):
-            buffers = average(inbox, "buffers", shares(inbox))
+            buffers = average(inbox, "buffers", client_weights(inbox))
             new |= pack("buffers", {name: value.to(server[f"buffers/{name}"]) for name, value in buffers.items()})
         return new
 
     def predict(self, server: State, memory: State | None, x: Tensor) -> Tensor:
         """Logits (n, C) of the global model."""
         state = {**unpack("model", server), **unpack("buffers", server)}
-        return outputs(skeleton(self.model, tuple(x.shape[1:]), len(state["head.weight"])), state, x)
+        return predict_logits(build_skeleton(self.model, tuple(x.shape[1:]), len(state["head.weight"])), state, x)
 
     def spends(self, round: int, mechanisms: Mapping[str, Mechanism]) -> dict[str, int]:
         """How often one client applies each mechanism in one round."""
         counts = {name: 1 for name in mechanisms if name in self.uploads}
         if "dpsgd" in mechanisms:
-            counts["dpsgd"] = private_steps(mechanisms["dpsgd"], self.local_epochs)
+            counts["dpsgd"] = count_private_steps(mechanisms["dpsgd"], self.local_epochs)
         return counts
 
     # --- what an auditor needs ----------------------------------------------------------------
@@ -214,14 +233,14 @@ class FedAvg(
         sgd = {
             name: getattr(self, name) for name in ("lr", "momentum", "weight_decay", "batch_size", "update_is_delta")
         }
-        return {**sgd, "local_steps": step_count(shard_size, self.batch_size, self.local_epochs)}
+        return {**sgd, "local_steps": count_steps(shard_size, self.batch_size, self.local_epochs)}
 
     # --- training -----------------------------------------------------------------------------
 
-    def _train(self, turn: ClientRound) -> Trained:
-        model = skeleton(self.model, turn.shard.shape, turn.shard.classes)
+    def _train_client(self, turn: ClientRound) -> Trained:
+        model = build_skeleton(self.model, turn.shard.shape, turn.shard.classes)
         params, buffers = self.start(turn)
-        if not len(turn.shard.train) and self._uncounted:  # no change, clipped and noised like any other
+        if not len(turn.shard.train) and self._hides_counts:  # no change, clipped and noised like any other
             return Trained(params, dict(params), dict(buffers), 1)
         state, steps = local_sgd(
             model,
@@ -235,14 +254,14 @@ class FedAvg(
             generator=turn.ctx.keys.fold("batch").torch(),
             loss=self.loss(turn),
             correct=self.correction(turn),
-            extra=self._shared(turn),
+            extra=self._shared_batches(turn),
         )
-        return Trained(params, *split(model, state), steps)
+        return Trained(params, *split_state(model, state), steps)
 
     def _train_batched(self, turns: Sequence[ClientRound]) -> list[Trained]:
         """Each client for as many steps as it would train alone."""
         first, memories = turns[0], [turn.memory for turn in turns]
-        model, start = skeleton(self.model, first.shard.shape, first.shard.classes), self.start(first)[0]
+        model, start = build_skeleton(self.model, first.shard.shape, first.shard.classes), self.start(first)[0]
         stacked = {name: torch.stack([memory[name] for memory in memories]) for name in memories[0]}
         done = vectorised_sgd(
             model,
@@ -273,14 +292,14 @@ class FedAvg(
             epochs=self.local_epochs,
             ctx=turn.ctx,
             correct=self.correction(turn),
-            extra=self._shared(turn),
+            extra=self._shared_batches(turn),
         )
         return Trained(params, trained, {}, steps)
 
-    def _shared(self, turn: ClientRound) -> Mix | None:
+    def _shared_batches(self, turn: ClientRound) -> SharedBatches | None:
         if "features" not in turn.broadcast:
             return None
         x, y = turn.broadcast["features"]["x"], turn.broadcast["labels"]["y"]
         records, generator = Records(x, y, torch.arange(len(y))), turn.ctx.keys.fold("shared").torch()
         own = len(y) if turn.ctx.protected("dpsgd") else len(turn.shard.train)  # no noise covers a count
-        return Mix(records, generator, self.batch_size, balanced=own if self.balanced else None)
+        return SharedBatches(records, generator, self.batch_size, balanced=own if self.balanced else None)

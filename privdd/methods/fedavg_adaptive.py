@@ -16,13 +16,13 @@ from typing import ClassVar, Literal
 import torch
 
 from attacks.types import Surface
-from privdd.core.keys import Keys
+from privdd.core.rng import Keys
 from privdd.core.types import Problem, Received, State, Tensors, Values
 from privdd.federated.aggregation import average
 from privdd.methods.fedavg import FedAvg
 from privdd.privacy.clipping import clip_factors, record_norms
 from privdd.privacy.mechanism import Mechanism
-from privdd.training.client_round import ClientRound, Trained
+from privdd.training.sgd import ClientRound, Trained
 
 BIT = "within"  # the name of the added number in an update
 LEAST, MOST = 1e-6, 1e6  # what noise alone may make of the clip norm
@@ -64,7 +64,7 @@ class FedAvgAdaptive(FedAvg):
             )
 
     @property
-    def _left(self) -> float:
+    def _max_change_norm(self) -> float:
         """The longest change in what is sent: the rest of a unit vector is the bit's."""
         return math.sqrt(1 - self.bit_share**2)
 
@@ -79,7 +79,7 @@ class FedAvgAdaptive(FedAvg):
         clip = turn.broadcast["clip"]["norm"]
         change = {name: value / clip.to(value) for name, value in values["update"].items()}
         norm = record_norms({name: value.unsqueeze(0) for name, value in change.items()})
-        factor = float(clip_factors(norm, 1.0)) * self._left
+        factor = float(clip_factors(norm, 1.0)) * self._max_change_norm
         said = self.bit_share * float(norm != 0) * (1.0 if float(norm) <= 1 else -1.0)
         sent: dict[str, torch.Tensor] = {name: value.nan_to_num() * factor for name, value in change.items()}
         values["update"] = {**sent, BIT: torch.tensor([said]).to(next(iter(sent.values())))}
@@ -89,7 +89,7 @@ class FedAvgAdaptive(FedAvg):
         gradient = super().pseudo_gradient(server, inbox)
         if not self.update_is_delta:
             return gradient
-        unit = float(server["clip/norm"]) / self._left
+        unit = float(server["clip/norm"]) / self._max_change_norm
         return {name: value * unit for name, value in gradient.items() if name != BIT}
 
     def aggregate(self, server: State, inbox: Sequence[Received], keys: Keys) -> State:
@@ -108,6 +108,6 @@ class FedAvgAdaptive(FedAvg):
     def model_state(self, name: str, value: Tensors, broadcast: Values) -> State | None:
         """The model that an update implies: what was clipped off is not known."""
         if name == "update" and self.update_is_delta:
-            unit = broadcast["clip"]["norm"] / self._left
+            unit = broadcast["clip"]["norm"] / self._max_change_norm
             value = {n: change * unit.to(change) for n, change in value.items() if n != BIT}
         return super().model_state(name, value, broadcast)

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
-from attacks.ranges import check_below_one
-from privdd.core.keys import Keys
-from privdd.core.state import pack, unpack
-from privdd.core.types import Problem, State
+from attacks.validation import check_below_one
+from privdd.core.rng import Keys
+from privdd.core.types import Problem, State, pack, unpack
 from privdd.methods.fedavg import FedAvg
 
 

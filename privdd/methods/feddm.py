@@ -13,48 +13,53 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from attacks.ranges import check_counts, check_positive
 from attacks.types import Surface
-from privdd.core.keys import Keys
-from privdd.core.state import pack, unpack
-from privdd.core.types import Artifact, Problem, Received, Shard, State, Values, Work
-from privdd.distillation.class_subsets import Cells, batched_cells, one_world, uploads
-from privdd.distillation.distribution_matching import Matching, Streams, match
-from privdd.distillation.fitting import Fitting
-from privdd.distillation.initial_images import (
-    PUBLIC,
-    carried,
-    check_init,
-    initial_images,
-    kept,
-    public_start,
-    remembered,
-    starts,
-    warn_short,
+from attacks.validation import check_counts, check_positive
+from privdd.core.rng import Keys
+from privdd.core.types import Artifact, Problem, Received, Shard, State, Values, Work, pack, unpack
+from privdd.distillation.class_cells import ClassCells, batched_cells, build_uploads, single_client_cells
+from privdd.distillation.distribution_matching import (
+    MatchingSettings,
+    MatchingStreams,
+    Networks,
+    build_embedder,
+    match_distributions,
+    networks_in_ball,
+    project_to_ball,
 )
-from privdd.distillation.networks import Networks, ball, embedder, to_ball
+from privdd.distillation.image_fitting import FittingSettings
+from privdd.distillation.initial_images import (
+    PUBLIC_STARTS,
+    carry_over_images,
+    check_init,
+    draw_initial_images,
+    draw_public_start,
+    images_to_memory,
+    memory_of_replay,
+    start_streams,
+    warn_short_classes,
+)
 from privdd.distillation.private_matching import (
-    Steps,
+    MatchingSteps,
+    check_fitting_settings,
+    check_no_batch_norm,
+    count_queries,
+    draw_public_maps,
     fit_embeddings,
     is_protected,
     match_embeddings,
-    match_protected,
-    public_views,
-    refuse_batch_norm,
-    refuse_ignored,
-    seen_maps,
-    spent,
+    match_noised_gradients,
+    step_maps,
 )
-from privdd.distillation.public_features import AlexNet
-from privdd.distillation.random_features import RandomCosine
+from privdd.distillation.public_features import AlexNet, RandomCosine
 from privdd.federated.channel import ClientContext
 from privdd.federated.method import Method
 from privdd.models import ModelSpec, build, initial
-from privdd.models.build import skeleton
+from privdd.models.build import build_skeleton
 from privdd.privacy.claims import Claim, feddm_3_1, feddm_3_2, feddm_membership, matching_claims
 from privdd.privacy.mechanism import Mechanism
-from privdd.training.local import outputs
-from privdd.training.server import ServerTraining, inside_ball, train_on, union
+from privdd.training.server import ServerTraining, ball_projected_loss, pool_uploads, train_on_records
+from privdd.training.sgd import predict_logits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +84,7 @@ class FedDM(Method):
 
     model: ModelSpec
     rounds: int
-    matching: Matching
+    matching: MatchingSettings
     server: ServerTraining
     ipc: int = 10
     start: Literal["real", "noise", "smooth", "statistics"] = "real"
@@ -88,7 +93,7 @@ class FedDM(Method):
     logits: bool = True
     reads: int = 4
     extractor: AlexNet | RandomCosine | None = None
-    fitting: Fitting | None = None
+    fitting: FittingSettings | None = None
     least: float = 0.0
 
     uploads: ClassVar[Mapping[str, Surface]] = {"images": Surface.SYNTHETIC_IMAGES, "labels": Surface.LABELS}
@@ -109,7 +114,7 @@ class FedDM(Method):
         check_init(self.start)
         if self.carry_over and self.start == "real":
             raise ValueError("carry_over=True: not with start=real, which draws new records each round")
-        refuse_batch_norm(self.model.norm, "model")
+        check_no_batch_norm(self.model.norm, "model")
         if self.extractor is not None and self.reads != 1:
             raise ValueError(f"reads={self.reads}: 1 with an extractor, which shows the same at every read")
         if self.fitting is not None and self.extractor is None:
@@ -124,34 +129,34 @@ class FedDM(Method):
 
     def local(self, broadcast: Values, memory: State, shard: Shard, ctx: ClientContext) -> Work:
         if is_protected(ctx.mechanisms):
-            return self._protected(broadcast, memory, shard, ctx)
+            return self._distil_protected(broadcast, memory, shard, ctx)
         if self.start == "real" and ctx.round == 0:
-            warn_short(shard, self.ipc, ctx.keys)
-        cells = one_world(shard.train, shard.classes)
-        images = self._distil(cells, broadcast, memory, shard, ctx)
-        return uploads(cells, images)[0], remembered(images, cells.labels) if self.carry_over else {}
+            warn_short_classes(shard, self.ipc, ctx.keys)
+        cells = single_client_cells(shard.train, shard.classes)
+        images = self._distil_cells(cells, broadcast, memory, shard, ctx)
+        return build_uploads(cells, images)[0], images_to_memory(images, cells.labels) if self.carry_over else {}
 
     def aggregate(self, server: State, inbox: Sequence[Received], keys: Keys) -> State:
         """Train the model on the union, inside the ball around where it stood."""
-        before, pooled = unpack("model", server), union(inbox, "images")
-        model = skeleton(self.model, tuple(pooled.x.shape[1:]), len(before["head.weight"]))  # type: ignore[arg-type]
+        before, pooled = unpack("model", server), pool_uploads(inbox, "images")
+        model = build_skeleton(self.model, tuple(pooled.x.shape[1:]), len(before["head.weight"]))  # type: ignore[arg-type]
         generator = keys.fold("batch").torch()
-        after = train_on(model, before, pooled, self.server, generator, inside_ball(before, self.rho))
-        return {**server, **pack("model", to_ball(after, before, self.rho))}
+        after = train_on_records(model, before, pooled, self.server, generator, ball_projected_loss(before, self.rho))
+        return {**server, **pack("model", project_to_ball(after, before, self.rho))}
 
     def predict(self, server: State, memory: State | None, x: Tensor) -> Tensor:
         """Logits (n, C) of the global model."""
         state = unpack("model", server)
-        return outputs(skeleton(self.model, tuple(x.shape[1:]), len(state["head.weight"])), state, x)  # type: ignore[arg-type]
+        return predict_logits(build_skeleton(self.model, tuple(x.shape[1:]), len(state["head.weight"])), state, x)  # type: ignore[arg-type]
 
     def check_mechanisms(self, mechanisms: Mapping[str, Mechanism]) -> None:
-        refuse_ignored(self.fitting, self.least, mechanisms)
-        if is_protected(mechanisms) and self.start not in PUBLIC:
+        check_fitting_settings(self.fitting, self.least, mechanisms)
+        if is_protected(mechanisms) and self.start not in PUBLIC_STARTS:
             raise ValueError(f"start={self.start!r}: a guarantee needs start=noise or smooth, others read the records")
 
     def spends(self, round: int, mechanisms: Mapping[str, Mechanism]) -> dict[str, int]:
         """How often one client applies each mechanism to one class in one round."""
-        return spent(mechanisms, self.reads, self.matching.iterations)
+        return count_queries(mechanisms, self.reads, self.matching.iterations)
 
     # --- what an auditor needs ----------------------------------------------------------------
 
@@ -178,7 +183,7 @@ class FedDM(Method):
         """What is matched: images -> features (and logits) at the centre of the ball, or the extractor's (public)."""
         if self.extractor is not None:
             return {"embedding": self.extractor, "public": self.extractor}
-        return {"embedding": embedder(self.classifier(problem), broadcast["model"], logits=self.logits)}
+        return {"embedding": build_embedder(self.classifier(problem), broadcast["model"], logits=self.logits)}
 
     def remembers(self, round: int, memory: State) -> bool:
         """Whether a round's upload reads what the client kept."""
@@ -186,18 +191,18 @@ class FedDM(Method):
 
     def claims(self, plan: Any, shards: Sequence[Shard]) -> list[Claim]:
         """Theorems 3.1 and 3.2 as printed, where the matching gradients are noised; what is said in words."""
-        m, public = self.matching, self.start in PUBLIC
+        m, public = self.matching, self.start in PUBLIC_STARTS
         theorems = (feddm_3_2, feddm_3_1)
         printed = matching_claims(theorems, plan, shards, iterations=m.iterations, batch=m.batch, noise_init=public)
         return [*printed, feddm_membership()]
 
-    def steps(self, broadcast: Values, shard: Shard, ctx: ClientContext) -> Steps:
+    def steps(self, broadcast: Values, shard: Shard, ctx: ClientContext) -> MatchingSteps:
         """What everyone knows of a round's noised steps."""
         networks, streams = (
-            self._networks(broadcast, shard, ctx),
-            Streams(ctx.keys.fold("batch"), ctx.public("augment")),
+            self._matching_networks(broadcast, shard, ctx),
+            MatchingStreams(ctx.keys.fold("batch"), ctx.public("augment")),
         )
-        return Steps(seen_maps(networks, self.matching, streams, shard.shape), self.matching)
+        return MatchingSteps(step_maps(networks, self.matching, streams, shard.shape), self.matching)
 
     def local_batched(
         self, broadcast: Values, memories: Sequence[State], shards: Sequence[Shard], contexts: Sequence[ClientContext]
@@ -209,54 +214,56 @@ class FedDM(Method):
         if is_protected(contexts[0].mechanisms) or any(memories):
             return None
         cells, own = batched_cells(shards), [ctx.keys for ctx in contexts]
-        images = self._distil(cells, broadcast, {}, shards[0], contexts[0], own)
-        states = [kept(cells, images, world) if self.carry_over else {} for world in range(len(shards))]
-        return list(zip(uploads(cells, images), states))
+        images = self._distil_cells(cells, broadcast, {}, shards[0], contexts[0], own)
+        states = [memory_of_replay(cells, images, world) if self.carry_over else {} for world in range(len(shards))]
+        return list(zip(build_uploads(cells, images), states))
 
     # --- distillation -------------------------------------------------------------------------
 
-    def _networks(self, broadcast: Values, shard: Shard, ctx: ClientContext) -> Networks:
+    def _matching_networks(self, broadcast: Values, shard: Shard, ctx: ClientContext) -> Networks:
         if (extractor := self.extractor) is not None:
             return lambda t: extractor
-        model, state = skeleton(self.model, shard.shape, shard.classes), broadcast["model"]
-        return ball(model, state, state, self.rho, ctx.public("networks"), logits=self.logits)
+        model, state = build_skeleton(self.model, shard.shape, shard.classes), broadcast["model"]
+        return networks_in_ball(model, state, state, self.rho, ctx.public("networks"), logits=self.logits)
 
-    def _distil(
+    def _distil_cells(
         self,
-        cells: Cells,
+        cells: ClassCells,
         broadcast: Values,
         memory: State,
         shard: Shard,
         ctx: ClientContext,
         own: Sequence[Keys] | None = None,
     ) -> Tensor:
-        start = initial_images(self.start, cells, self.ipc, shard.shape, starts(cells, ctx.keys, own))
-        images = carried(start, cells.labels, memory)
-        streams = Streams(ctx.keys.fold("batch"), ctx.public("augment"))
-        return match(cells, images, self._networks(broadcast, shard, ctx), self.matching, streams)
+        start = draw_initial_images(self.start, cells, self.ipc, shard.shape, start_streams(cells, ctx.keys, own))
+        images = carry_over_images(start, cells.labels, memory)
+        streams = MatchingStreams(ctx.keys.fold("batch"), ctx.public("augment"))
+        return match_distributions(
+            cells, images, self._matching_networks(broadcast, shard, ctx), self.matching, streams
+        )
 
-    def _protected(self, broadcast: Values, memory: State, shard: Shard, ctx: ClientContext) -> Work:
+    def _distil_protected(self, broadcast: Values, memory: State, shard: Shard, ctx: ClientContext) -> Work:
         """Images of every class, from noise and what the mechanisms released."""
         self.check_mechanisms(ctx.mechanisms)
         labels = torch.tensor(ctx.problem.class_list)
-        start = public_start(self.start, labels, self.ipc, shard.shape, ctx.keys.fold("start")).to(
+        start = draw_public_start(self.start, labels, self.ipc, shard.shape, ctx.keys.fold("start")).to(
             broadcast["model"]["head.weight"]
         )
-        images = carried(start, labels, memory)
+        images = carry_over_images(start, labels, memory)
         networks, streams = (
-            self._networks(broadcast, shard, ctx),
-            Streams(ctx.keys.fold("batch"), ctx.public("augment")),
+            self._matching_networks(broadcast, shard, ctx),
+            MatchingStreams(ctx.keys.fold("batch"), ctx.public("augment")),
         )
         if ctx.protected("embedding") and self.fitting is not None:
             images, kept = fit_embeddings(images, networks(0), shard.train, self.fitting, ctx, least=self.least)
             labels = labels[kept]
         elif ctx.protected("embedding"):
-            views = public_views(networks, self.reads, shard.shape, self.matching, streams)
+            views = draw_public_maps(networks, self.reads, shard.shape, self.matching, streams)
             images = match_embeddings(images, views, shard.train, self.matching, ctx)
         else:
-            images = match_protected(images, networks, shard.train, self.matching, streams, ctx)
+            images = match_noised_gradients(images, networks, shard.train, self.matching, streams, ctx)
         upload = {
             "images": Artifact({"x": images.flatten(0, 1)}, private=True),
             "labels": Artifact({"y": labels.repeat_interleave(self.ipc)}, private=True),
         }
-        return upload, remembered(images, labels) if self.carry_over else {}
+        return upload, images_to_memory(images, labels) if self.carry_over else {}

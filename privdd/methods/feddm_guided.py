@@ -16,25 +16,27 @@ import torch
 from torch import Tensor
 
 from attacks.types import Surface
-from privdd.core.keys import Keys
-from privdd.core.state import pack, unpack
-from privdd.core.types import Artifact, Problem, Received, Records, Shard, State, Tensors, Upload
-from privdd.distillation.class_model import ClassModel, class_model
-from privdd.distillation.coarse_pixels import CoarsePixels
-from privdd.distillation.gradient_fitting import Path, fitted
-from privdd.distillation.guided_images import Guiding, guided_set
-from privdd.distillation.private_matching import refuse_batch_norm
-from privdd.federated.aggregation import in_order
+from privdd.core.rng import Keys
+from privdd.core.types import Artifact, Problem, Received, Records, Shard, State, Tensors, Upload, pack, unpack
+from privdd.distillation.guided_images import (
+    ClassModel,
+    CoarsePixels,
+    GuidanceSettings,
+    build_guided_set,
+    estimate_class_model,
+)
+from privdd.distillation.image_fitting import GradientPath, fit_to_gradients
+from privdd.distillation.private_matching import check_no_batch_norm
+from privdd.federated.aggregation import sort_by_client
 from privdd.federated.channel import ClientContext
 from privdd.methods.dp_head import COUNTED as HEAD_COUNTED
 from privdd.methods.dp_head import DPHead
 from privdd.models import ModelSpec, initial
-from privdd.models.build import skeleton
+from privdd.models.build import build_skeleton
 from privdd.privacy.batch_invariance import compute_rows
 from privdd.privacy.mechanism import Mechanism
-from privdd.training.local import outputs
-from privdd.training.server import ServerTraining
-from privdd.training.soft_labels import learned
+from privdd.training.server import ServerTraining, train_on_soft_labels
+from privdd.training.sgd import predict_logits
 
 SUMS, MOMENTS = "class_sums", "second_moments"
 COUNTED = 0.3  # of a record's length, how much counts it
@@ -52,7 +54,7 @@ class FedDMGuided(DPHead):
     model: ModelSpec
     looks: CoarsePixels
     varied: CoarsePixels
-    guiding: Guiding
+    guiding: GuidanceSettings
     server: ServerTraining
     read_rounds: int = 1
     varied_rounds: int = 1
@@ -83,7 +85,7 @@ class FedDMGuided(DPHead):
             raise ValueError(f"clip_norm={self.clip_norm!r}: a finite number above 0, or null")
         if self.varied.side > self.looks.side:
             raise ValueError(f"varied.side={self.varied.side}: at most looks.side={self.looks.side}")
-        refuse_batch_norm(self.model.norm, "model")
+        check_no_batch_norm(self.model.norm, "model")
 
     def released_through(self, mechanisms: Mapping[str, Mechanism], problem: Problem) -> FedDMGuided:
         """Itself, where every class is drawn. Raises ValueError, one line."""
@@ -93,7 +95,7 @@ class FedDMGuided(DPHead):
             )
         return self
 
-    def _reads(self, round: int) -> list[str]:
+    def _queries_of_round(self, round: int) -> list[str]:
         """The queries besides the head's in a round."""
         return [name for name, reads in ((SUMS, self.read_rounds), (MOMENTS, self.varied_rounds)) if round < reads]
 
@@ -101,44 +103,46 @@ class FedDMGuided(DPHead):
         self, broadcast: Mapping[str, Tensors], rows: Tensor, shard: Shard, ctx: ClientContext
     ) -> tuple[Upload, State]:
         upload = dict(super().from_rows(broadcast, rows, shard, ctx)[0])
-        read = {SUMS: self._sums, MOMENTS: self._moments}
-        parts = [read[name](self._taken(name, shard.train, ctx), ctx) for name in self._reads(ctx.round)]
+        read = {SUMS: self._release_class_sums, MOMENTS: self._release_moments}
+        parts = [
+            read[name](self._sample_records(name, shard.train, ctx), ctx) for name in self._queries_of_round(ctx.round)
+        ]
         if parts:
-            private = all(ctx.protected(name) for name in self._reads(ctx.round))
+            private = all(ctx.protected(name) for name in self._queries_of_round(ctx.round))
             upload["prototypes"] = Artifact({k: t for part in parts for k, t in part.items()}, private=private)
         return upload, {}
 
-    def _taken(self, name: str, records: Records, ctx: ClientContext) -> Records:
+    def _sample_records(self, name: str, records: Records, ctx: ClientContext) -> Records:
         return records.take(ctx.sample(name, len(records)).to(records.y.device)) if ctx.protected(name) else records
 
-    def _sums(self, records: Records, ctx: ClientContext) -> State:
-        """Of each class: the sum of what its records add (``_added``), and their number."""
-        part = _alone(self._counted, records.x)
+    def _release_class_sums(self, records: Records, ctx: ClientContext) -> State:
+        """Of each class: the sum of what its records add (``_look_contributions``), and their number."""
+        part = _alone(self._counted_contributions, records.x)
         rows = torch.cat([part, torch.full_like(part[:, :1], COUNTED)], 1)
-        made = [_released(SUMS, rows[records.y == label], ctx, f"label:{label}") for label in ctx.problem.class_list]
+        made = [_release_sum(SUMS, rows[records.y == label], ctx, f"label:{label}") for label in ctx.problem.class_list]
         total = torch.stack([sums for sums, _ in made])
         return {"sum": total[:, :-1], "count": total[:, -1] / COUNTED, "variance": torch.tensor([made[0][1]])}
 
-    def _moments(self, records: Records, ctx: ClientContext) -> State:
+    def _release_moments(self, records: Records, ctx: ClientContext) -> State:
         """The upper triangle of the sum of a a' over what records add, off the diagonal times sqrt(2): as long as it."""
-        added = _alone(self._added, records.x)[:, self.varied.among(self.looks, ctx.problem.shape)]
+        added = _alone(self._look_contributions, records.x)[:, self.varied.positions_in(self.looks, ctx.problem.shape)]
         down, right = torch.triu_indices(added.shape[1], added.shape[1])
         rows = added[:, down] * added[:, right] * torch.where(down == right, 1.0, math.sqrt(2))
-        total, variance = _released(MOMENTS, rows, ctx)
+        total, variance = _release_sum(MOMENTS, rows, ctx)
         return {"moments": total, "moments_variance": torch.tensor([variance])}
 
-    def _added(self, x: Tensor) -> Tensor:
+    def _look_contributions(self, x: Tensor) -> Tensor:
         """What records (n, c, h, w) add to a sum: how they look, over ``reach`` and at most 1 long."""
         looks = self.looks(x)
         return looks / looks.norm(dim=1, keepdim=True).clamp_min(self.reach)
 
-    def _counted(self, x: Tensor) -> Tensor:
+    def _counted_contributions(self, x: Tensor) -> Tensor:
         """Of that, what leaves room for the number that counts the record."""
-        return self._added(x) * math.sqrt(1 - COUNTED**2)
+        return self._look_contributions(x) * math.sqrt(1 - COUNTED**2)
 
     def aggregate(self, server: State, inbox: Sequence[Received], keys: Keys) -> State:
         """The head's next step; after the last round, the data set and a network that is trained on it."""
-        clients, before = in_order(inbox), server
+        clients, before = sort_by_client(inbox), server
         server = super().aggregate(server, inbox, keys)
         gradient = server["velocity/head.weight"] - self.momentum * before["velocity/head.weight"]
         for name, new in (("weights", before["model/head.weight"]), ("gradients", gradient)):
@@ -149,31 +153,35 @@ class FedDMGuided(DPHead):
             total = torch.stack([one[name].double() for one in sent]).sum(0)
             server[f"sums/{name}"] = server.get(f"sums/{name}", 0.0) + total
         if clients[0].round + 1 == self.rounds:
-            server |= self._published(server, keys)
+            server |= self._publish_dataset(server, keys)
         return server
 
-    def _published(self, server: State, keys: Keys) -> State:
+    def _publish_dataset(self, server: State, keys: Keys) -> State:
         shape = tuple(server["seen/shape"].tolist())
         weight, classes = server["model/head.weight"], len(server["model/head.weight"])
 
-        def score(x: Tensor) -> Tensor:
+        def score_images(x: Tensor) -> Tensor:
             return self.rows(x) @ weight.T
 
         longest = None if self.clip_norm is None else self.clip_norm * math.sqrt(1 - HEAD_COUNTED**2)
-        path = Path(server["path/weights"], server["path/gradients"], server["sums/count"], longest)
+        path = GradientPath(server["path/weights"], server["path/gradients"], server["sums/count"], longest)
 
-        def fit(images: Tensor, y: Tensor) -> Tensor:
-            return fitted(images, y, self.rows, path, self.guiding.fitting)
+        def fit_images(images: Tensor, y: Tensor) -> Tensor:
+            return fit_to_gradients(images, y, self.rows, path, self.guiding.fitting)
 
-        x, soft = guided_set(self._classes(server, shape), self.looks, score, shape, self.guiding, keys, fit)
+        x, soft = build_guided_set(
+            self._estimate_classes(server, shape), self.looks, score_images, shape, self.guiding, keys, fit_images
+        )
         start = initial(self.model, shape, classes, keys.fold("network").torch())
-        trained = learned(skeleton(self.model, shape, classes), start, x, soft, self.server, keys.fold("batch"))
+        trained = train_on_soft_labels(
+            build_skeleton(self.model, shape, classes), start, x, soft, self.server, keys.fold("batch")
+        )
         labels = {"y": soft.argmax(1), "soft": soft}
         return {"images/x": x, **pack("labels", labels), **pack("network", trained)}
 
-    def _classes(self, server: State, shape: tuple[int, int, int]) -> ClassModel:
+    def _estimate_classes(self, server: State, shape: tuple[int, int, int]) -> ClassModel:
         """How the records of each class look, by the mean of all reads."""
-        at, unit = self.varied.among(self.looks, shape), self.reach / math.sqrt(1 - COUNTED**2)
+        at, unit = self.varied.positions_in(self.looks, shape), self.reach / math.sqrt(1 - COUNTED**2)
         sums, twice = unpack("sums", server), self.varied_rounds
         square = sums["moments"].new_zeros(len(at), len(at))
         down, right = torch.triu_indices(len(at), len(at))
@@ -182,7 +190,7 @@ class FedDMGuided(DPHead):
                  "variance": sums["variance"] * (unit / self.read_rounds) ** 2,
                  "moments": (square + square.triu(1).T) * self.reach**2,
                  "moments_variance": sums["moments_variance"] * (self.reach**2 / twice) ** 2}  # fmt: skip
-        return class_model(given, self.looks.bands(shape), at)
+        return estimate_class_model(given, self.looks.frequency_bands(shape), at)
 
     def init(self, problem: Problem, keys: Keys) -> State:
         return {**super().init(problem, keys), "seen/shape": torch.tensor(problem.shape)}
@@ -192,15 +200,15 @@ class FedDMGuided(DPHead):
         state = unpack("network", server)
         if not state:
             return super().predict(server, memory, x)
-        return outputs(skeleton(self.model, tuple(x.shape[1:]), len(state["head.weight"])), state, x)  # type: ignore[arg-type]
+        return predict_logits(build_skeleton(self.model, tuple(x.shape[1:]), len(state["head.weight"])), state, x)  # type: ignore[arg-type]
 
     def spends(self, round: int, mechanisms: Mapping[str, Mechanism]) -> dict[str, int]:
-        read = {name: 1 for name in self._reads(round) if name in mechanisms}
+        read = {name: 1 for name in self._queries_of_round(round) if name in mechanisms}
         return {**super().spends(round, mechanisms), **read}
 
     def maps(self, broadcast: Mapping[str, Tensors], memory: State, problem: Problem) -> dict[str, Any]:
         """A record to what it adds to its class's sum."""
-        return {"embedding": self._counted, "public": self._counted}
+        return {"embedding": self._counted_contributions, "public": self._counted_contributions}
 
 
 def _alone(look: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
@@ -208,7 +216,7 @@ def _alone(look: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     return compute_rows(lambda _, part: {"": look(part)}, {}, x)[""]
 
 
-def _released(name: str, rows: Tensor, ctx: ClientContext, cell: str | None = None) -> tuple[Tensor, float]:
+def _release_sum(name: str, rows: Tensor, ctx: ClientContext, cell: str | None = None) -> tuple[Tensor, float]:
     """(the sum of the rows (n, d), each at most 1 long; the variance of the noise in it): noised where that is set."""
     if not ctx.protected(name):
         return rows.sum(0), 0.0

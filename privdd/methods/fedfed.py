@@ -17,32 +17,43 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from attacks.ranges import check_below_one, check_counts, check_from_zero, check_positive
 from attacks.types import Surface
-from privdd.core.keys import Keys
-from privdd.core.state import marked, pack, unpack
-from privdd.core.types import Artifact, Problem, Received, Records, Shard, State, Tensors, Upload
+from attacks.validation import check_below_one, check_counts, check_non_negative, check_positive
+from privdd.core.rng import Keys
+from privdd.core.types import (
+    Artifact,
+    Problem,
+    Received,
+    Records,
+    Shard,
+    State,
+    Tensors,
+    Upload,
+    is_remote_memory,
+    pack,
+    unpack,
+)
 from privdd.distillation.feature_split import (
     CLASSIFIER,
     GENERATOR,
     FeatureSplit,
     SplitLoss,
+    build_split_skeleton,
+    count_split_steps,
     feature_map,
     inner_state,
     sent_networks,
-    split_skeleton,
-    split_steps,
     train_split,
     train_split_privately,
 )
-from privdd.federated.aggregation import average, in_order
+from privdd.federated.aggregation import average, sort_by_client
 from privdd.federated.channel import ClientContext
 from privdd.federated.method import Method
 from privdd.methods.fedavg import FedAvg
 from privdd.models import ModelSpec, initial
 from privdd.privacy.claims import FEATURE_THEOREMS, Claim, feature_run
 from privdd.privacy.mechanism import Mechanism
-from privdd.training.local import split
+from privdd.training.sgd import split_state
 
 LABELS_PUBLIC = "declared public: zero-out adjacency removes a record's image and keeps its label"
 UNSEEN = "its clients would not see the shared features; allowed are FedAvg, FedProx, FedNova, Scaffold"
@@ -90,7 +101,7 @@ class FedFed(Method):
         check_counts(self, "distill_rounds", least=0, under="algo.")
         check_counts(self, "distill_epochs", "distill_batch", "shared_per_round", under="algo.")
         check_positive(self, "distill_lr", "private_lr", under="algo.")
-        check_from_zero(self, "distill_weight_decay", under="algo.")
+        check_non_negative(self, "distill_weight_decay", under="algo.")
         check_below_one(self, "private_momentum", under="algo.")
         if not isinstance(self.base, FedAvg):
             raise ValueError(f"algo.base={type(self.base).__name__}: a model-averaging method is needed")
@@ -111,10 +122,10 @@ class FedFed(Method):
 
     def released_through(self, mechanisms: Mapping[str, Mechanism], problem: Problem) -> FedFed:
         """Phase A under the noise, the bound and the copies of the mechanism that releases the features."""
-        return replace(self, loss=self.loss.under(mechanisms.get("features"), math.prod(problem.shape)))
+        return replace(self, loss=self.loss.for_mechanism(mechanisms.get("features"), math.prod(problem.shape)))
 
-    def _split(self, shape: tuple[int, int, int], classes: int) -> FeatureSplit:
-        return split_skeleton(self.generator, self.base.model, shape, classes)
+    def _split_skeleton(self, shape: tuple[int, int, int], classes: int) -> FeatureSplit:
+        return build_split_skeleton(self.generator, self.base.model, shape, classes)
 
     # --- server -------------------------------------------------------------------------------
 
@@ -122,7 +133,7 @@ class FedFed(Method):
         generator = initial(self.generator, problem.shape, problem.classes, keys.fold("generator").torch())
         classifier = initial(self.base.model, problem.shape, problem.classes, keys.fold("classifier").torch())
         whole = {GENERATOR + n: t for n, t in generator.items()} | {CLASSIFIER + n: t for n, t in classifier.items()}
-        params, buffers = split(self._split(problem.shape, problem.classes), whole)
+        params, buffers = split_state(self._split_skeleton(problem.shape, problem.classes), whole)
         state = pack("generator", params) | pack("generator_buffers", buffers) | {"round": torch.zeros(1)}
         return state | pack("base", self.base.init(problem, keys))
 
@@ -142,7 +153,7 @@ class FedFed(Method):
                 if all(name in received.values for received in inbox):
                     new |= pack(target, {n: v.to(server[f"{target}/{n}"]) for n, v in average(inbox, name).items()})
         elif t == self.distill_rounds:
-            clients = in_order(inbox)
+            clients = sort_by_client(inbox)
             new["features/x"] = torch.cat([r.values["features"]["x"] for r in clients])
             new["labels/y"] = torch.cat([r.values["labels"]["y"] for r in clients])
         else:
@@ -155,7 +166,7 @@ class FedFed(Method):
             return self.base.predict(unpack("base", server), memory, x)
         state = {**unpack("generator", server), **unpack("generator_buffers", server)}
         inner = inner_state(CLASSIFIER, state)
-        model = self._split(tuple(x.shape[1:]), len(inner["head.weight"])).classifier.eval()  # type: ignore[arg-type]
+        model = self._split_skeleton(tuple(x.shape[1:]), len(inner["head.weight"])).classifier.eval()  # type: ignore[arg-type]
         return functional_call(model, inner, (x,))
 
     # --- client -------------------------------------------------------------------------------
@@ -164,16 +175,16 @@ class FedFed(Method):
         self, broadcast: Mapping[str, Tensors], memory: State, shard: Shard, ctx: ClientContext
     ) -> tuple[Upload, State]:
         if ctx.round < self.distill_rounds:
-            return self._distill(broadcast, memory, shard, ctx)
+            return self._distill_features(broadcast, memory, shard, ctx)
         if ctx.round == self.distill_rounds:
-            return self._release(broadcast, shard, ctx), memory
-        upload, inner = self._train(broadcast, unpack("base", memory), shard, ctx)
+            return self._release_features(broadcast, shard, ctx), memory
+        upload, inner = self._train_on_shared(broadcast, unpack("base", memory), shard, ctx)
         return upload, pack("base", inner)
 
-    def _distill(
+    def _distill_features(
         self, broadcast: Mapping[str, Tensors], memory: State, shard: Shard, ctx: ClientContext
     ) -> tuple[Upload, State]:
-        model = self._split(shard.shape, shard.classes)
+        model = self._split_skeleton(shard.shape, shard.classes)
         state = sent_networks(broadcast)
         if ctx.protected("dpsgd"):
             speed = {"lr": self.private_lr, "momentum": self.private_momentum}
@@ -192,13 +203,13 @@ class FedFed(Method):
             epochs=self.distill_epochs,
             generator=ctx.keys.fold("distill").torch(),
         )
-        params, buffers = split(model, new)
+        params, buffers = split_state(model, new)
         upload = {"update": Artifact(params), "count": Artifact({"n": torch.tensor([float(len(shard.train))])})}
         if buffers:
             upload["buffers"] = Artifact(buffers)
         return upload, pack("adam", moments) if self.keep_moments else {}
 
-    def _release(self, broadcast: Mapping[str, Tensors], shard: Shard, ctx: ClientContext) -> Upload:
+    def _release_features(self, broadcast: Mapping[str, Tensors], shard: Shard, ctx: ClientContext) -> Upload:
         """x_s of every record, in order; the channel's mechanism noises (and repeats) it.
 
         Zeroed-out records are released as zeros with their labels: that is what the relation means.
@@ -216,7 +227,7 @@ class FedFed(Method):
             "labels": Artifact({"y": y[order].repeat(len(self.loss.stds))}, public=public),
         }
 
-    def _train(
+    def _train_on_shared(
         self, broadcast: Mapping[str, Tensors], memory: State, shard: Shard, ctx: ClientContext
     ) -> tuple[Upload, State]:
         if not self.shared_only:
@@ -233,7 +244,7 @@ class FedFed(Method):
     def spends(self, round: int, mechanisms: Mapping[str, Any]) -> dict[str, int]:
         """Applications of each mechanism per client in one round, for calibration before training."""
         if round < self.distill_rounds and "dpsgd" in mechanisms:
-            return {"dpsgd": split_steps(self.distill_epochs, mechanisms["dpsgd"].sampling_probability)}
+            return {"dpsgd": count_split_steps(self.distill_epochs, mechanisms["dpsgd"].sampling_probability)}
         if round == self.distill_rounds and "features" in mechanisms:
             return {"features": 1}
         if round > self.distill_rounds and not self.shared_only:
@@ -269,14 +280,14 @@ class FedFed(Method):
     ) -> Callable[[Tensor, Tensor], Tensor] | None:
         """How far a record is from its reconstruction: buffers of phase A may be the generator's alone."""
         inner = inner_state(GENERATOR, {**sent_networks(broadcast), **value})
-        model = self._split(problem.shape, problem.classes).generator.eval()
+        model = self._split_skeleton(problem.shape, problem.classes).generator.eval()
         return lambda x, y: (functional_call(model, inner, (x, None))[0] - x).square().flatten(1).mean(1)
 
     def remembers(self, round: int, memory: State) -> bool:
         """Whether a round's upload reads what the client kept: AdamW's moments, or what the base method keeps."""
         if round <= self.distill_rounds:
             return self.keep_moments and 0 < round < self.distill_rounds
-        return marked(memory) or self.base.remembers(round, unpack("base", memory))
+        return is_remote_memory(memory) or self.base.remembers(round, unpack("base", memory))
 
     def phase(self, round: int) -> str:
         """Which part of the method a round belongs to."""
@@ -292,4 +303,6 @@ class FedFed(Method):
         if "generator" not in broadcast:
             return {}
         inner = inner_state(GENERATOR, sent_networks(broadcast))
-        return {"feature": feature_map(self._split(problem.shape, problem.classes).generator, inner, self.loss.rho)}
+        return {
+            "feature": feature_map(self._split_skeleton(problem.shape, problem.classes).generator, inner, self.loss.rho)
+        }

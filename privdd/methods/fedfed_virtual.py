@@ -14,8 +14,8 @@ from torch import Tensor
 
 from attacks.types import Surface
 from privdd.core.types import Artifact, Problem, Shard, State, Tensors, Upload
-from privdd.distillation.private_matching import refuse_batch_norm
-from privdd.distillation.stand_ins import Distiller, kept_images, stood_in
+from privdd.distillation.private_matching import check_no_batch_norm
+from privdd.distillation.virtual_images import Distiller, images_in_memory, replace_by_images
 from privdd.federated.channel import ClientContext
 from privdd.methods.fedfed import FedFed
 from privdd.privacy.claims import Claim
@@ -44,23 +44,23 @@ class FedFedVirtual(FedFed):
         if self.where not in WHERE:
             raise ValueError(f"algo.where={self.where!r}: allowed are {', '.join(WHERE)}")
         if self.virtual.mixes_records:
-            refuse_batch_norm(self.base.model.norm, "model")
+            check_no_batch_norm(self.base.model.norm, "model")
 
-    def _stands_in(self, round: int) -> bool:
+    def _uses_images(self, round: int) -> bool:
         """Whether images are in the records' place in this round."""
         return self.where == "everywhere" or (self.where == "training") == (round > self.distill_rounds)
 
     def local(
         self, broadcast: Mapping[str, Tensors], memory: State, shard: Shard, ctx: ClientContext
     ) -> tuple[Upload, State]:
-        images = kept_images(memory)
+        images = images_in_memory(memory)
         rest = {name: value for name, value in memory.items() if name not in images}
-        if not self._stands_in(ctx.round):
+        if not self._uses_images(ctx.round):
             return super().local(broadcast, rest, shard, ctx)
-        own, images = stood_in(self.virtual, self.base.model, memory, shard, ctx)
+        own, images = replace_by_images(self.virtual, self.base.model, memory, shard, ctx)
         upload, after = super().local(broadcast, rest, own, ctx)
         if self.virtual.mixes_records and ctx.round == self.distill_rounds:
-            upload = {name: _of_images(artifact) for name, artifact in upload.items()}
+            upload = {name: _mark_as_images(artifact) for name, artifact in upload.items()}
         return upload, {**after, **images}
 
     # --- what an auditor needs ----------------------------------------------------------------
@@ -70,11 +70,11 @@ class FedFedVirtual(FedFed):
 
     def remembers(self, round: int, memory: State) -> bool:
         """Whether a round's upload reads what the client kept: its images, or what FedFed keeps."""
-        return (self._stands_in(round) and bool(kept_images(memory))) or super().remembers(round, memory)
+        return (self._uses_images(round) and bool(images_in_memory(memory))) or super().remembers(round, memory)
 
     def stand_ins(self, memory: State, problem: Problem) -> Tensor | None:
         """The client's virtual images, where it trains on them and has some."""
-        images = kept_images(memory).get("images/x") if self.where != "release" else None
+        images = images_in_memory(memory).get("images/x") if self.where != "release" else None
         return None if images is None else images.detach().reshape(-1, *problem.shape)
 
     def spends(self, round: int, mechanisms: Mapping[str, Mechanism]) -> dict[str, int] | None:  # type: ignore[override]
@@ -86,6 +86,6 @@ class FedFedVirtual(FedFed):
         return super().claims(plan, shards) if self.rows_are_records() else []
 
 
-def _of_images(artifact: Artifact) -> Artifact:
+def _mark_as_images(artifact: Artifact) -> Artifact:
     """What is released of images: the noise bounds no record, and which classes have images tells of the records."""
     return replace(artifact, public="", flags={**artifact.flags, "row_per_record": False})

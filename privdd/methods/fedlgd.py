@@ -13,38 +13,36 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from attacks.ranges import check_below_one, check_counts, check_from_zero, check_positive
 from attacks.types import Surface
-from privdd.core.keys import Keys
-from privdd.core.state import pack, unpack
-from privdd.core.types import Artifact, Problem, Received, Records, Shard, State, Tensors, Upload, Values
-from privdd.distillation.class_subsets import Cells, batched_cells, labelled, one_world
-from privdd.distillation.distribution_matching import Matching, Streams
+from attacks.validation import check_below_one, check_counts, check_non_negative, check_positive
+from privdd.core.rng import Keys
+from privdd.core.types import Artifact, Problem, Received, Records, Shard, State, Tensors, Upload, Values, pack, unpack
+from privdd.distillation.class_cells import ClassCells, batched_cells, labelled_images, single_client_cells
+from privdd.distillation.distribution_matching import MatchingSettings, MatchingStreams, Networks
 from privdd.distillation.gradient_matching import match_gradient
 from privdd.distillation.initial_images import (
-    Statistics,
+    ClassStatistics,
     class_statistics,
-    kept,
-    noise_images,
-    remembered,
-    scaled_noise,
+    draw_noise_images,
+    images_to_memory,
+    memory_of_replay,
+    scale_noise,
 )
-from privdd.distillation.networks import Networks
-from privdd.distillation.private_matching import refuse_batch_norm
-from privdd.distillation.virtual_images import Virtual, distilled, protected_images, stages
-from privdd.federated.aggregation import average, in_order
+from privdd.distillation.private_matching import check_no_batch_norm
+from privdd.distillation.virtual_images import VirtualImages, distil_cells, distil_protected, matching_stages
+from privdd.federated.aggregation import average, sort_by_client
 from privdd.federated.channel import ClientContext
 from privdd.federated.method import Method
 from privdd.models import ModelSpec, build, initial
-from privdd.models.build import skeleton
+from privdd.models.build import build_skeleton
 from privdd.privacy.claims import Claim, fedlgd_attacks, fedlgd_no_extra_leakage
 from privdd.privacy.mechanism import Mechanism
 from privdd.training.contrastive import as_records, train_virtual
-from privdd.training.local import outputs
+from privdd.training.sgd import predict_logits
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedLGD(Method, hooks=("selected", "refines")):
+class FedLGD(Method, hooks=("is_selected_round", "refines_in_round")):
     """Clients train on virtual images; the server distils its own from their averaged updates.
 
     virtual: how clients distil and refine their images. In the selected rounds (every tau_step, tau of them)
@@ -66,7 +64,7 @@ class FedLGD(Method, hooks=("selected", "refines")):
 
     model: ModelSpec
     rounds: int
-    virtual: Virtual
+    virtual: VirtualImages
     tau: int = 10
     tau_step: int = 5
     lr: float = 0.01
@@ -96,8 +94,8 @@ class FedLGD(Method, hooks=("selected", "refines")):
     def __post_init__(self) -> None:
         check_counts(self, "rounds", "tau_step", "batch_size", "global_ipc")
         check_counts(self, "tau", "global_iterations", least=0)
-        check_from_zero(self, "contrast")
-        if not isinstance(self.virtual, Virtual):
+        check_non_negative(self, "contrast")
+        if not isinstance(self.virtual, VirtualImages):
             why = "it cannot refine images; use distribution or unmatched"
             raise ValueError(f"algo.virtual={type(self.virtual).__name__}: {why}")
         check_positive(self, "lr", "local_epochs", "temperature", "global_lr")
@@ -106,40 +104,40 @@ class FedLGD(Method, hooks=("selected", "refines")):
         for name, allowed in (choices | {"regulariser": ("contrastive", "mmd")}).items():
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name}={getattr(self, name)!r}: allowed are {', '.join(allowed)}")
-        refuse_batch_norm(self.model.norm, "model")
+        check_no_batch_norm(self.model.norm, "model")
 
     # --- rounds -------------------------------------------------------------------------------
 
-    def selected(self, round: int) -> bool:
+    def is_selected_round(self, round: int) -> bool:
         """Whether a round is one of the tau local-global distillation rounds."""
         return round % self.tau_step == 0 and round < self.tau * self.tau_step
 
-    def refines(self, round: int) -> bool:
+    def refines_in_round(self, round: int) -> bool:
         """Whether clients refine their images: in selected rounds, as released one step later."""
         if self.refine_first:
-            return self.selected(round)
+            return self.is_selected_round(round)
         return round > 0 and round % self.tau_step == 0 and round <= self.tau * self.tau_step
 
     def workload(self, round: int) -> str:
-        return f"{self.phase(round)}{', selected' * self.selected(round)}{', refining' * self.refines(round)}"
+        return f"{self.phase(round)}{', selected' * self.is_selected_round(round)}{', refining' * self.refines_in_round(round)}"
 
     # --- server -------------------------------------------------------------------------------
 
     def init(self, problem: Problem, keys: Keys) -> State:
         model = initial(self.model, problem.shape, problem.classes, keys.fold("model").torch())
         labels = torch.arange(problem.classes)
-        noise = noise_images(labels, self.global_ipc, problem.shape, keys.fold("images"))
+        noise = draw_noise_images(labels, self.global_ipc, problem.shape, keys.fold("images"))
         server = {"images/x": noise.flatten(0, 1), "labels/y": labels.repeat_interleave(self.global_ipc)}
         return pack("model", model) | server
 
     def aggregate(self, server: State, inbox: Sequence[Received], keys: Keys) -> State:
         """The plain average of the models; in selected rounds gradient matching at the old model."""
-        before, clients = unpack("model", server), in_order(inbox)
+        before, clients = unpack("model", server), sort_by_client(inbox)
         uniform = torch.full((len(clients),), 1 / len(clients), dtype=torch.float64)
         after = {name: value.to(before[name]) for name, value in average(inbox, "update", uniform).items()}
         images = server["images/x"]
         if self.server_start == "statistics" and all("class_statistics" in c.values for c in clients):
-            images = self._from_statistics(images, average(inbox, "class_statistics", uniform))
+            images = self._images_from_statistics(images, average(inbox, "class_statistics", uniform))
         if self._server_matches(clients[0].round):
             target = {name: before[name] - after[name] for name in after}
             images = match_gradient(
@@ -156,35 +154,35 @@ class FedLGD(Method, hooks=("selected", "refines")):
 
     def _server_matches(self, round: int) -> bool:
         """Selected rounds; the released code adds one at the end."""
-        return self.selected(round) or self.refines(round)
+        return self.is_selected_round(round) or self.refines_in_round(round)
 
-    def _from_statistics(self, noise: Tensor, mean: Tensors) -> Tensor:
-        statistics = Statistics(mean["mean"].float(), mean["std"].float())
-        return scaled_noise(noise.unflatten(0, (-1, self.global_ipc)), statistics).flatten(0, 1)
+    def _images_from_statistics(self, noise: Tensor, mean: Tensors) -> Tensor:
+        statistics = ClassStatistics(mean["mean"].float(), mean["std"].float())
+        return scale_noise(noise.unflatten(0, (-1, self.global_ipc)), statistics).flatten(0, 1)
 
     def predict(self, server: State, memory: State | None, x: Tensor) -> Tensor:
         """Logits (n, C) of the global model."""
         state = unpack("model", server)
-        return outputs(skeleton(self.model, tuple(x.shape[1:]), len(state["head.weight"])), state, x)  # type: ignore[arg-type]
+        return predict_logits(build_skeleton(self.model, tuple(x.shape[1:]), len(state["head.weight"])), state, x)  # type: ignore[arg-type]
 
     # --- client -------------------------------------------------------------------------------
 
     def local(self, broadcast: Values, memory: State, shard: Shard, ctx: ClientContext) -> tuple[Upload, State]:
         self.check_mechanisms(ctx.mechanisms)
         if ctx.protected("embedding"):
-            steps = self._steps(broadcast, memory, shard, ctx)
-            images, labels = protected_images(self.virtual, memory, steps, shard, ctx)
+            steps = self._matching_stages(broadcast, memory, shard, ctx)
+            images, labels = distil_protected(self.virtual, memory, steps, shard, ctx)
         else:
-            cells = one_world(shard.train, shard.classes)
-            images, labels = self._distil(cells, broadcast, memory, shard, ctx), cells.labels
+            cells = single_client_cells(shard.train, shard.classes)
+            images, labels = self._distil_cells(cells, broadcast, memory, shard, ctx), cells.labels
         own = as_records(images.flatten(0, 1), labels.repeat_interleave(self.virtual.ipc))
-        update = self._train(broadcast, memory, own, shard, ctx)
+        update = self._train_virtual(broadcast, memory, own, shard, ctx)
         upload = {"update": Artifact(update, private=ctx.protected("embedding"))}
         if self.server_start == "statistics" and ctx.round == 0:
-            upload["class_statistics"] = Artifact(self._statistics(shard))
-        return upload, remembered(images, labels) | self._stale(update, ctx)
+            upload["class_statistics"] = Artifact(self._class_statistics(shard))
+        return upload, images_to_memory(images, labels) | self._remember_model(update, ctx)
 
-    def _stale(self, update: State, ctx: ClientContext) -> State:
+    def _remember_model(self, update: State, ctx: ClientContext) -> State:
         """The model trained last, and when, where a client goes on from it."""
         return pack("trained", update) | {"trained_in": torch.tensor([ctx.round])} if self.stale else {}
 
@@ -192,39 +190,41 @@ class FedLGD(Method, hooks=("selected", "refines")):
         if "embedding" in mechanisms and self.server_start != "noise":
             raise ValueError("server_start=statistics: it sends class statistics as they are; a guarantee needs noise")
 
-    def _steps(
+    def _matching_stages(
         self, broadcast: Mapping[str, Tensors], memory: State, shard: Shard, ctx: ClientContext
-    ) -> list[tuple[Matching, Networks, Streams, int]]:
-        when = {"first": "images/x" not in memory, "refine": self.refines(ctx.round)}
-        return stages(self.virtual, self.model, broadcast, shard, ctx, **when)
+    ) -> list[tuple[MatchingSettings, Networks, MatchingStreams, int]]:
+        when = {"first": "images/x" not in memory, "refine": self.refines_in_round(ctx.round)}
+        return matching_stages(self.virtual, self.model, broadcast, shard, ctx, **when)
 
-    def _distil(
+    def _distil_cells(
         self,
-        cells: Cells,
+        cells: ClassCells,
         broadcast: Mapping[str, Tensors],
         memory: State,
         shard: Shard,
         ctx: ClientContext,
         own: Sequence[Keys] | None = None,
     ) -> Tensor:
-        return distilled(self.virtual, cells, memory, self._steps(broadcast, memory, shard, ctx), shard, ctx, own)
+        return distil_cells(
+            self.virtual, cells, memory, self._matching_stages(broadcast, memory, shard, ctx), shard, ctx, own
+        )
 
     def everyone(self, round: int) -> bool:
         """All clients send their statistics in round 0, where the server's images start from them."""
         return round == 0 and self.server_start == "statistics"
 
-    def _statistics(self, shard: Shard) -> Tensors:
+    def _class_statistics(self, shard: Shard) -> Tensors:
         found = class_statistics(shard.train, shard.classes, released=self.virtual.released_statistics)
         return {"mean": found.mean, "std": found.std}
 
-    def _train(
+    def _train_virtual(
         self, broadcast: Mapping[str, Tensors], memory: State, own: Records, shard: Shard, ctx: ClientContext
     ) -> State:
         late = self.stale and "trained_in" in memory and int(memory["trained_in"]) != ctx.round - 1
         start: Tensors = unpack("trained", memory) if late else broadcast["model"]
-        mixed = self.always_mixed or not self.selected(ctx.round)
+        mixed = self.always_mixed or not self.is_selected_round(ctx.round)
         return train_virtual(
-            skeleton(self.model, shard.shape, shard.classes),
+            build_skeleton(self.model, shard.shape, shard.classes),
             start,
             own,
             as_records(broadcast["images"]["x"], broadcast["labels"]["y"]) if mixed else None,
@@ -235,12 +235,12 @@ class FedLGD(Method, hooks=("selected", "refines")):
             temperature=self.temperature,
             regulariser=self.regulariser,
             generator=ctx.keys.fold("train").torch(),
-            one_step=self.target == "gradient" and self.selected(ctx.round),
+            one_step=self.target == "gradient" and self.is_selected_round(ctx.round),
         )
 
     def spends(self, round: int, mechanisms: Mapping[str, Mechanism]) -> dict[str, int]:
         """How often one client applies each mechanism to one class in one round (all clients in all rounds)."""
-        stages = [self.virtual.warmup_reads] * (round == 0) + [self.virtual.refine_reads] * self.refines(round)
+        stages = [self.virtual.warmup_reads] * (round == 0) + [self.virtual.refine_reads] * self.refines_in_round(round)
         counts = {"embedding": sum(stages), "class_counts": len(stages)}
         return {name: count for name, count in counts.items() if name in mechanisms}
 
@@ -290,9 +290,14 @@ class FedLGD(Method, hooks=("selected", "refines")):
         if scaled or contexts[0].protected("embedding") or any(memories):
             return None
         cells, own = batched_cells(shards), [ctx.keys for ctx in contexts]
-        images = self._distil(cells, broadcast, {}, shards[0], contexts[0], own)
+        images = self._distil_cells(cells, broadcast, {}, shards[0], contexts[0], own)
         done = []
         for world, (shard, ctx) in enumerate(zip(shards, contexts)):
-            update = self._train(broadcast, {}, as_records(*labelled(cells, images, world)), shard, ctx)
-            done.append(({"update": Artifact(update)}, kept(cells, images, world) | self._stale(update, ctx)))
+            update = self._train_virtual(broadcast, {}, as_records(*labelled_images(cells, images, world)), shard, ctx)
+            done.append(
+                (
+                    {"update": Artifact(update)},
+                    memory_of_replay(cells, images, world) | self._remember_model(update, ctx),
+                )
+            )
         return done

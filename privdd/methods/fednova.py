@@ -11,9 +11,9 @@ from torch import Tensor
 
 from attacks.types import Surface
 from privdd.core.types import Received, State, Tensors
-from privdd.federated.aggregation import average, in_order, shares
+from privdd.federated.aggregation import average, client_weights, sort_by_client
 from privdd.methods.fedavg import FedAvg
-from privdd.training.client_round import ClientRound, Trained
+from privdd.training.sgd import ClientRound, Trained
 
 
 def step_mass(steps: Tensor, momentum: float) -> Tensor:
@@ -37,8 +37,8 @@ class FedNova(FedAvg):
 
     def pseudo_gradient(self, server: State, inbox: Sequence[Received]) -> State:
         """(sum_i p_i a_i) sum_i p_i (w - w_i) / a_i, in float64."""
-        steps = torch.stack([r.values["steps"]["n"].double().sum() for r in in_order(inbox)])
-        weights, mass = shares(inbox), step_mass(steps, self.momentum)
+        steps = torch.stack([r.values["steps"]["n"].double().sum() for r in sort_by_client(inbox)])
+        weights, mass = client_weights(inbox), step_mass(steps, self.momentum)
         by_step = weights / mass
         effective = (weights * mass).sum()
         if self.update_is_delta:

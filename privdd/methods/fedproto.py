@@ -10,23 +10,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from attacks.ranges import check_from_zero
 from attacks.types import Surface
-from privdd.core.keys import Keys
-from privdd.core.placement import placed
-from privdd.core.state import pack, unpack
-from privdd.core.types import Problem, Received, Records, State, Tensors
-from privdd.federated.aggregation import in_order
+from attacks.validation import check_non_negative
+from privdd.core.device import to_device
+from privdd.core.rng import Keys
+from privdd.core.types import Problem, Received, Records, State, Tensors, pack, unpack
+from privdd.federated.aggregation import sort_by_client
 from privdd.methods.fedavg import FedAvg
 from privdd.models import initial
-from privdd.models.build import skeleton
+from privdd.models.build import build_skeleton
 from privdd.models.layers import Classifier
-from privdd.training.client_round import ClientRound, Trained
-from privdd.training.local import Loss, Replica, split
+from privdd.training.sgd import ClientRound, Loss, Replica, Trained, split_state
 
 
 @torch.no_grad()
-def prototypes(model: nn.Module, state: Tensors, records: Records, classes: int, batch: int = 512) -> State:
+def compute_prototypes(model: nn.Module, state: Tensors, records: Records, classes: int, batch: int = 512) -> State:
     """{"mean": (classes, d) mean features by class, 0 where empty; "count": (classes,)} in float32."""
     net = Replica(model, state).module.eval()
     z = torch.cat([net.features(x) for x in records.x.split(batch)])
@@ -52,40 +50,40 @@ class FedProto(FedAvg):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_from_zero(self, "weight")
+        check_non_negative(self, "weight")
 
     def init(self, problem: Problem, keys: Keys) -> State:
-        state = self._initial(problem.shape, problem.classes, keys.seed)
+        state = self._initial_model(problem.shape, problem.classes, keys.seed)
         width = state["head.weight"].shape[1]
-        params, buffers = split(skeleton(self.model, problem.shape, problem.classes), state)
+        params, buffers = split_state(build_skeleton(self.model, problem.shape, problem.classes), state)
         empty = {"mean": torch.zeros(problem.classes, width), "count": torch.zeros(problem.classes)}
         return {**pack("model", params), **pack("buffers", buffers), **pack("prototypes", empty)}
 
     def start(self, turn: ClientRound) -> tuple[Tensors, Tensors]:
         kept = unpack("personal", turn.memory)
-        state = kept or self._initial(turn.shard.shape, turn.shard.classes, turn.ctx.keys.seed)
-        params, buffers = split(skeleton(self.model, turn.shard.shape, turn.shard.classes), state)
-        return placed(params, turn.ctx.problem.device), placed(buffers, turn.ctx.problem.device)
+        state = kept or self._initial_model(turn.shard.shape, turn.shard.classes, turn.ctx.keys.seed)
+        params, buffers = split_state(build_skeleton(self.model, turn.shard.shape, turn.shard.classes), state)
+        return to_device(params, turn.ctx.problem.device), to_device(buffers, turn.ctx.problem.device)
 
     def loss(self, turn: ClientRound) -> Loss | None:
         mean, known = turn.broadcast["prototypes"]["mean"], turn.broadcast["prototypes"]["count"] > 0
 
-        def pulled(net: Classifier, x: Tensor, y: Tensor) -> Tensor:
+        def prototype_loss(net: Classifier, x: Tensor, y: Tensor) -> Tensor:
             z = net.features(x)
             distance = ((z - mean[y]) ** 2).mean(1) * known[y]
             return F.cross_entropy(net.head(z), y) + self.weight * distance.mean()
 
-        return pulled
+        return prototype_loss
 
     def outcome(self, turn: ClientRound, trained: Trained) -> tuple[dict[str, Tensors], State]:
         state = {**trained.params, **trained.buffers}
-        model = skeleton(self.model, turn.shard.shape, turn.shard.classes)
-        own = prototypes(model, state, turn.shard.train, turn.shard.classes)
+        model = build_skeleton(self.model, turn.shard.shape, turn.shard.classes)
+        own = compute_prototypes(model, state, turn.shard.train, turn.shard.classes)
         return {"prototypes": own}, {**turn.memory, **pack("personal", state)}
 
     def aggregate(self, server: State, inbox: Sequence[Received], keys: Keys) -> State:
         """Global prototype of a class: mean over the records of the clients that hold it (eq. 6)."""
-        sent = [received.values["prototypes"] for received in in_order(inbox)]
+        sent = [received.values["prototypes"] for received in sort_by_client(inbox)]
         count = torch.stack([s["count"].double() for s in sent])
         mean = (torch.stack([s["mean"].double() for s in sent]) * count[:, :, None]).sum(0)
         total = count.sum(0)
@@ -100,8 +98,8 @@ class FedProto(FedAvg):
         """Scores (n, C): minus the distance to each known prototype; without a memory, of the initial model."""
         common = {**unpack("model", server), **unpack("buffers", server)}
         state = unpack("personal", memory or {}) or common
-        model = skeleton(self.model, tuple(x.shape[1:]), len(state["head.weight"]))
-        net = Replica(model, placed(state, x.device)).module.eval()
+        model = build_skeleton(self.model, tuple(x.shape[1:]), len(state["head.weight"]))
+        net = Replica(model, to_device(state, x.device)).module.eval()
         z = torch.cat([net.features(part) for part in x.split(512)])
         known = server["prototypes/count"].to(x.device) > 0
         if not known.any():
@@ -110,7 +108,7 @@ class FedProto(FedAvg):
 
     def opening(self, problem: Problem, seed: int) -> State:
         """The public initial model; clients train copies of their own, which never travel."""
-        return self._initial(problem.shape, problem.classes, seed)
+        return self._initial_model(problem.shape, problem.classes, seed)
 
-    def _initial(self, shape: tuple[int, int, int], classes: int, seed: int) -> State:
+    def _initial_model(self, shape: tuple[int, int, int], classes: int, seed: int) -> State:
         return initial(self.model, shape, classes, Keys(seed).fold("public", "fedproto", "model").torch())

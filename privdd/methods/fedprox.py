@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from attacks.ranges import check_from_zero
+from attacks.validation import check_non_negative
 from privdd.core.types import State, Tensors
 from privdd.methods.fedavg import FedAvg
-from privdd.training.client_round import ClientRound
-from privdd.training.local import Correction
+from privdd.training.sgd import ClientRound, Correction
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +19,7 @@ class FedProx(FedAvg):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_from_zero(self, "mu")
+        check_non_negative(self, "mu")
 
     def settings(self, shard_size: int) -> dict[str, float]:
         return {**super().settings(shard_size), "mu": self.mu}
@@ -28,7 +27,7 @@ class FedProx(FedAvg):
     def correction(self, turn: ClientRound) -> Correction | None:
         centre = self.start(turn)[0]
 
-        def proximal(params: Tensors, grads: Tensors) -> State:
+        def add_proximal_term(params: Tensors, grads: Tensors) -> State:
             return {name: g + self.mu * (params[name] - centre[name]) for name, g in grads.items()}
 
-        return proximal
+        return add_proximal_term

@@ -15,16 +15,20 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from attacks.ranges import check_counts, check_positive
 from attacks.types import Surface
-from privdd.core.keys import Keys
-from privdd.core.placement import placed
-from privdd.core.state import pack, unpack
-from privdd.core.types import Problem, Received, Shard, State, Tensors, Upload, Values, Work
-from privdd.distillation.distribution_matching import Matching
-from privdd.distillation.initial_images import check_init, warn_short
-from privdd.distillation.networks import Networks, fresh
-from privdd.distillation.private_matching import Steps, clean_start, is_protected, refuse_batch_norm, spent
+from attacks.validation import check_counts, check_positive
+from privdd.core.device import to_device
+from privdd.core.rng import Keys
+from privdd.core.types import Problem, Received, Shard, State, Tensors, Upload, Values, Work, pack, unpack
+from privdd.distillation.distribution_matching import MatchingSettings, Networks, fresh_networks
+from privdd.distillation.initial_images import check_init, warn_short_classes
+from privdd.distillation.private_matching import (
+    MatchingSteps,
+    check_no_batch_norm,
+    count_queries,
+    is_protected,
+    projected_start,
+)
 from privdd.distillation.representations import (
     distil_representations,
     printed_representations,
@@ -33,7 +37,7 @@ from privdd.distillation.representations import (
 from privdd.federated.channel import ClientContext
 from privdd.federated.method import Method
 from privdd.models import ModelSpec, build, initial, projected_shape
-from privdd.models.build import skeleton
+from privdd.models.build import build_skeleton
 from privdd.privacy.claims import (
     Claim,
     fedrd_1,
@@ -43,8 +47,8 @@ from privdd.privacy.claims import (
     matching_claims,
 )
 from privdd.privacy.mechanism import Mechanism
-from privdd.training.local import local_adam, outputs, split
-from privdd.training.server import ServerTraining, train_on, union
+from privdd.training.server import ServerTraining, pool_uploads, train_on_records
+from privdd.training.sgd import local_adam, predict_logits, split_state
 
 PRINTED = "the projection is trained on the records and batch norm couples them, so no record has a gradient of its own"
 
@@ -71,7 +75,7 @@ class FedRD(Method):
 
     model: ModelSpec
     rounds: int
-    matching: Matching
+    matching: MatchingSettings
     server: ServerTraining
     projection: ModelSpec = ModelSpec(name="projection")
     dpc: int = 10
@@ -114,7 +118,7 @@ class FedRD(Method):
     def init(self, problem: Problem, keys: Keys) -> State:
         shape = projected_shape(self.projection, problem.shape)
         state = initial(self.model, shape, problem.classes, keys.fold("model").torch())
-        params, buffers = split(skeleton(self.model, shape, problem.classes), state)
+        params, buffers = split_state(build_skeleton(self.model, shape, problem.classes), state)
         server = pack("model", params) | pack("buffers", buffers)
         if self.frozen_projection:
             server |= pack("projection", self._new_projection(problem.shape, problem.classes, keys))
@@ -123,14 +127,14 @@ class FedRD(Method):
     def local(self, broadcast: Values, memory: State, shard: Shard, ctx: ClientContext) -> Work:
         own = self._train_projection(broadcast, memory, shard, ctx)
         if self.start == "real" and ctx.round == 0:
-            warn_short(shard, self.dpc, ctx.keys)
-        return self._upload(broadcast, own, shard, ctx), self._kept(broadcast, own)
+            warn_short_classes(shard, self.dpc, ctx.keys)
+        return self._build_upload(broadcast, own, shard, ctx), self._client_memory(broadcast, own)
 
     def recall(self, broadcast: Values, memory: State, shard: Shard, ctx: ClientContext) -> State:
         """What ``local`` would keep, without distilling what it would send: a fifth of its work."""
-        return self._kept(broadcast, self._train_projection(broadcast, memory, shard, ctx))
+        return self._client_memory(broadcast, self._train_projection(broadcast, memory, shard, ctx))
 
-    def _kept(self, broadcast: Values, own: Tensors) -> State:
+    def _client_memory(self, broadcast: Values, own: Tensors) -> State:
         memory = pack("projection", own)
         if self.frozen_projection:  # the next task model will not know this projection
             memory |= pack("task", {**broadcast["model"], **broadcast.get("buffers", {})})
@@ -139,9 +143,11 @@ class FedRD(Method):
     def aggregate(self, server: State, inbox: Sequence[Received], keys: Keys) -> State:
         """Train the task model on the union of all representations."""
         before = unpack("model", server) | unpack("buffers", server)
-        pooled = union(inbox, "representations")
-        model = skeleton(self.model, tuple(pooled.x.shape[1:]), len(before["head.weight"]))  # type: ignore[arg-type]
-        params, buffers = split(model, train_on(model, before, pooled, self.server, keys.fold("batch").torch()))
+        pooled = pool_uploads(inbox, "representations")
+        model = build_skeleton(self.model, tuple(pooled.x.shape[1:]), len(before["head.weight"]))  # type: ignore[arg-type]
+        params, buffers = split_state(
+            model, train_on_records(model, before, pooled, self.server, keys.fold("batch").torch())
+        )
         return {**server, **pack("model", params), **pack("buffers", buffers)}
 
     def predict(self, server: State, memory: State | None, x: Tensor) -> Tensor:
@@ -156,12 +162,12 @@ class FedRD(Method):
         state = unpack("task", memory or {}) or unpack("model", server) | unpack("buffers", server)
         classes = len(state["head.weight"])
         with torch.no_grad():
-            z = self._projector(projection, tuple(x.shape[1:]), classes)(x)  # type: ignore[arg-type]
-        return outputs(skeleton(self.model, tuple(z.shape[1:]), classes), state, z)  # type: ignore[arg-type]
+            z = self._build_projector(projection, tuple(x.shape[1:]), classes)(x)  # type: ignore[arg-type]
+        return predict_logits(build_skeleton(self.model, tuple(z.shape[1:]), classes), state, z)  # type: ignore[arg-type]
 
     def spends(self, round: int, mechanisms: Mapping[str, Mechanism]) -> dict[str, int]:
         """How often one client applies each mechanism to one class in one round."""
-        return spent(mechanisms, self.reads, self.matching.iterations)
+        return count_queries(mechanisms, self.reads, self.matching.iterations)
 
     # --- what an auditor needs ----------------------------------------------------------------
 
@@ -177,7 +183,7 @@ class FedRD(Method):
     def maps(self, broadcast: Values, memory: State, problem: Problem) -> dict[str, Callable[[Tensor], Tensor]]:
         """The projection behind the representations: public where frozen, else the client's own if known."""
         state = broadcast.get("projection") or unpack("projection", memory)
-        return {"projection": self._projector(state, problem.shape, problem.classes)} if state else {}
+        return {"projection": self._build_projector(state, problem.shape, problem.classes)} if state else {}
 
     def grants(self, surface: Surface) -> str:
         if surface != Surface.SYNTHETIC_REPRESENTATIONS or self.frozen_projection:
@@ -208,62 +214,62 @@ class FedRD(Method):
         )
         return [*printed, fedrd_not_real(real_start=self.start == "real"), fedrd_secret_projection(frozen=frozen)]
 
-    def steps(self, broadcast: Values, shard: Shard, ctx: ClientContext) -> Steps:
+    def steps(self, broadcast: Values, shard: Shard, ctx: ClientContext) -> MatchingSteps:
         """What everyone knows of a round's noised steps; with a projection that is not public, nothing."""
         if "projection" not in broadcast:
-            return Steps(lambda t: lambda x: x, self.matching, untestable=PRINTED)
+            return MatchingSteps(lambda t: lambda x: x, self.matching, untestable=PRINTED)
         shape = projected_shape(self.projection, shard.shape)
-        networks = self._networks(shape, shard.classes, ctx, broadcast["model"]["head.weight"].device)
-        project = self._projector(broadcast["projection"], shard.shape, shard.classes)
-        return Steps(networks, self.matching, project, clean_start(project))
+        networks = self._matching_networks(shape, shard.classes, ctx, broadcast["model"]["head.weight"].device)
+        project = self._build_projector(broadcast["projection"], shard.shape, shard.classes)
+        return MatchingSteps(networks, self.matching, project, projected_start(project))
 
     def released(self, broadcast: Values, shard: Shard, ctx: ClientContext) -> Upload:
         """What a client sends under a guarantee, without the training of its own projection."""
         if "projection" not in broadcast:
             return self.local(broadcast, {}, shard, ctx)[0]
-        return self._upload(broadcast, broadcast["projection"], shard, ctx)
+        return self._build_upload(broadcast, broadcast["projection"], shard, ctx)
 
     # --- the projection -----------------------------------------------------------------------
 
     def _new_projection(self, shape: tuple[int, int, int], classes: int, keys: Keys) -> State:
         return initial(self.projection, shape, classes, keys.fold("projection").torch())
 
-    def _projector(self, state: Tensors, shape: tuple[int, int, int], classes: int) -> Callable[[Tensor], Tensor]:
-        model, fixed = skeleton(self.projection, shape, classes), {n: t.detach() for n, t in state.items()}
+    def _build_projector(self, state: Tensors, shape: tuple[int, int, int], classes: int) -> Callable[[Tensor], Tensor]:
+        model, fixed = build_skeleton(self.projection, shape, classes), {n: t.detach() for n, t in state.items()}
         return lambda x: functional_call(model, fixed, (x,))
 
     def _train_projection(self, broadcast: Values, memory: State, shard: Shard, ctx: ClientContext) -> State:
         """Equation 2: cross-entropy through the frozen task model, from where the client left off."""
         state: Tensors = unpack("projection", memory) or dict(broadcast.get("projection", {}))
-        state = placed(state or self._new_projection(shard.shape, shard.classes, ctx.keys), shard.train.x.device)
+        state = to_device(state or self._new_projection(shard.shape, shard.classes, ctx.keys), shard.train.x.device)
         if not len(shard.train):
             return dict(state)
         task = self.classifier(ctx.problem).eval().requires_grad_(False)
         frozen = {**broadcast["model"], **broadcast.get("buffers", {})}
         return local_adam(
-            skeleton(self.projection, shard.shape, shard.classes),
+            build_skeleton(self.projection, shard.shape, shard.classes),
             state,
             shard.train,
             lr=self.projection_lr,
             batch_size=self.projection_batch,
             epochs=self.projection_epochs,
             generator=ctx.keys.fold("projection", "batch").torch(),
-            loss=partial(_through, task, frozen),
+            loss=partial(_projection_loss, task, frozen),
         )
 
     # --- distillation -------------------------------------------------------------------------
 
-    def _networks(
+    def _matching_networks(
         self, shape: tuple[int, int, int], classes: int, ctx: ClientContext, device: torch.device
     ) -> Networks:
         """New networks of the task model's kind, without its last layer."""
         law = partial(initial, self.model, shape, classes)
-        return fresh(skeleton(self.model, shape, classes), law, ctx.public("networks"), device=device)
+        return fresh_networks(build_skeleton(self.model, shape, classes), law, ctx.public("networks"), device=device)
 
-    def _upload(self, broadcast: Values, own: Tensors, shard: Shard, ctx: ClientContext) -> Upload:
+    def _build_upload(self, broadcast: Values, own: Tensors, shard: Shard, ctx: ClientContext) -> Upload:
         shape = projected_shape(self.projection, shard.shape)
-        project = self._projector(broadcast.get("projection", own), shard.shape, shard.classes)
-        networks = self._networks(shape, shard.classes, ctx, broadcast["model"]["head.weight"].device)
+        project = self._build_projector(broadcast.get("projection", own), shard.shape, shard.classes)
+        networks = self._matching_networks(shape, shard.classes, ctx, broadcast["model"]["head.weight"].device)
         settings = replace(self.matching, chunk=0) if self.model.norm == "batch" else self.matching
         sizes: Any = {"dpc": self.dpc, "shape": shape}
         if not is_protected(ctx.mechanisms):
@@ -276,7 +282,7 @@ class FedRD(Method):
     def check_mechanisms(self, mechanisms: Mapping[str, Mechanism]) -> None:
         if self.printed or not is_protected(mechanisms):
             return
-        refuse_batch_norm(self.model.norm, "model")
+        check_no_batch_norm(self.model.norm, "model")
         if not self.frozen_projection:
             raise ValueError(
                 "frozen_projection=False: a projection trained on the records lets one record move every "
@@ -288,6 +294,6 @@ class FedRD(Method):
             )
 
 
-def _through(task: nn.Module, state: Tensors, net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+def _projection_loss(task: nn.Module, state: Tensors, net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     """Cross-entropy of the frozen task model on projected images."""
     return F.cross_entropy(functional_call(task, dict(state), (net(x),)), y)

@@ -10,18 +10,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from attacks.ranges import check_from_zero, check_positive
 from attacks.types import Surface
-from privdd.core.state import pack, unpack
-from privdd.core.types import State, Tensors
+from attacks.validation import check_non_negative, check_positive
+from privdd.core.types import State, Tensors, pack, unpack
 from privdd.methods.fedavg import FedAvg
-from privdd.models.build import skeleton
+from privdd.models.build import build_skeleton
 from privdd.models.layers import Classifier
-from privdd.training.client_round import ClientRound, Trained
-from privdd.training.local import Loss, Replica
+from privdd.training.sgd import ClientRound, Loss, Replica, Trained
 
 
-def contrast(z: Tensor, towards: Tensor, away: Tensor, temperature: float) -> Tensor:
+def model_contrastive_loss(z: Tensor, towards: Tensor, away: Tensor, temperature: float) -> Tensor:
     """Model-contrastive loss (the paper's eq. 3) of features z (b, d): mean over the batch."""
     cosines = torch.stack([F.cosine_similarity(z, towards), F.cosine_similarity(z, away)], dim=1)
     return F.cross_entropy(cosines / temperature, torch.zeros(len(z), dtype=torch.int64, device=z.device))
@@ -42,22 +40,24 @@ class Moon(FedAvg):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_from_zero(self, "mu")
+        check_non_negative(self, "mu")
         check_positive(self, "temperature")
 
     def loss(self, turn: ClientRound) -> Loss | None:
-        model = skeleton(self.model, turn.shard.shape, turn.shard.classes)
+        model = build_skeleton(self.model, turn.shard.shape, turn.shard.classes)
         params, buffers = self.start(turn)
         present = {**params, **buffers}
         references = [Replica(model, s).module.eval() for s in (present, unpack("previous", turn.memory) or present)]
 
-        def moon(net: Classifier, x: Tensor, y: Tensor) -> Tensor:
+        def moon_loss(net: Classifier, x: Tensor, y: Tensor) -> Tensor:
             z = net.features(x)
             with torch.no_grad():
                 towards, away = (reference.features(x) for reference in references)
-            return F.cross_entropy(net.head(z), y) + self.mu * contrast(z, towards, away, self.temperature)
+            return F.cross_entropy(net.head(z), y) + self.mu * model_contrastive_loss(
+                z, towards, away, self.temperature
+            )
 
-        return moon
+        return moon_loss
 
     def outcome(self, turn: ClientRound, trained: Trained) -> tuple[dict[str, Tensors], State]:
         values, memory = super().outcome(turn, trained)

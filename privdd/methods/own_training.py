@@ -13,9 +13,8 @@ from torch.nn import functional as F
 from attacks.types import Surface
 from privdd.methods.fedavg import FedAvg
 from privdd.models import build
-from privdd.models.own import imported, one_line
-from privdd.training.client_round import ClientRound, Trained
-from privdd.training.local import split
+from privdd.models.own import format_error, import_object
+from privdd.training.sgd import ClientRound, Trained, split_state
 
 SEEDS = 2**31 - 1  # scikit-learn and numpy take no more
 NEEDED = "module:function is needed, as in algo.training=net:train"
@@ -38,10 +37,10 @@ class OwnTraining(FedAvg):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._function()
+        self._load_function()
 
-    def _function(self) -> Callable[..., Any]:
-        found = imported("algo.training", self.training, NEEDED)
+    def _load_function(self) -> Callable[..., Any]:
+        found = import_object("algo.training", self.training, NEEDED)
         if not callable(found):
             raise ValueError(f"algo.training={self.training}: it cannot be called")
         return found
@@ -50,7 +49,7 @@ class OwnTraining(FedAvg):
         """How a client trains is in no setting."""
         return {"update_is_delta": self.update_is_delta}
 
-    def _train(self, turn: ClientRound) -> Trained:
+    def _train_client(self, turn: ClientRound) -> Trained:
         params, buffers = self.start(turn)
         records = turn.shard.train
         if not len(records):
@@ -58,7 +57,7 @@ class OwnTraining(FedAvg):
         model = build(self.model, turn.shard.shape, turn.shard.classes, records.x.device)
         model.load_state_dict({**params, **buffers}, strict=False)  # counters of batch norm stay 0
         wanted = {name: (value.shape, value.dtype) for name, value in model.state_dict().items()}
-        made = self._called(model.train(), records.x, records.y, turn.ctx.keys.fold("own").integer() % SEEDS)
+        made = self._call_training(model.train(), records.x, records.y, turn.ctx.keys.fold("own").integer() % SEEDS)
         if not isinstance(made, nn.Module):
             raise ValueError(
                 f"algo.training={self.training}: gives a {type(made).__name__}, the trained model is needed"
@@ -68,15 +67,15 @@ class OwnTraining(FedAvg):
             raise ValueError(
                 f"algo.training={self.training}: gives a network of other names, shapes or types than it was sent"
             )
-        return Trained(params, *split(model, state), 1)
+        return Trained(params, *split_state(model, state), 1)
 
-    def _called(self, model: nn.Module, x: Tensor, y: Tensor, seed: int) -> Any:
+    def _call_training(self, model: nn.Module, x: Tensor, y: Tensor, seed: int) -> Any:
         with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []), torch.enable_grad():
             torch.manual_seed(seed)
             try:
-                return self._function()(model, x.clone(), y.clone(), seed)
+                return self._load_function()(model, x.clone(), y.clone(), seed)
             except Exception as error:  # whatever the function raises
-                said = f"{type(error).__name__}: {one_line(error)}"
+                said = f"{type(error).__name__}: {format_error(error)}"
                 raise ValueError(f"algo.training={self.training}: failed on {len(y)} records: {said}") from error
 
 

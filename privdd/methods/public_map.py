@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from attacks.types import Surface
-from privdd.core.keys import Keys
+from privdd.core.rng import Keys
 from privdd.core.types import Problem, Shard, State, Values, Work
-from privdd.distillation.public_head import PublicHead, PublicRows, rows_together
+from privdd.distillation.public_features import PublicHead, PublicRows, embed_shards
 from privdd.federated.channel import ClientContext
 from privdd.federated.method import Method
 from privdd.privacy.mechanism import Mechanism
@@ -38,18 +38,18 @@ class PublicMap(Method, hooks=("from_rows",)):
         return {"model/head.weight": torch.zeros(problem.classes, self.rows.width + 1)}
 
     def local(self, broadcast: Values, memory: State, shard: Shard, ctx: ClientContext) -> Work:
-        return self.from_rows(broadcast, self.rows.of(shard.train.x), shard, ctx)
+        return self.from_rows(broadcast, self.rows.embed_rows(shard.train.x), shard, ctx)
 
     def local_batched(
         self, broadcast: Values, memories: Sequence[State], shards: Sequence[Shard], contexts: Sequence[ClientContext]
     ) -> Sequence[Work] | None:
         """Each record goes through the map once for all of them."""
-        pairs = zip(rows_together(self.rows, shards), shards, contexts)
+        pairs = zip(embed_shards(self.rows, shards), shards, contexts)
         return [self.from_rows(broadcast, rows, shard, ctx) for rows, shard, ctx in pairs]
 
     def predict(self, server: State, memory: State | None, x: Tensor) -> Tensor:
         """Logits (n, C) of the head."""
-        rows = self.rows.of(x)
+        rows = self.rows.embed_rows(x)
         return rows @ server["model/head.weight"].to(rows).T
 
     def adds_up(self, mechanisms: Mapping[str, Mechanism]) -> Literal["sum", "mean"] | None:

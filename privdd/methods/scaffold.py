@@ -10,13 +10,11 @@ import torch
 from torch import Tensor
 
 from attacks.types import Surface
-from privdd.core.keys import Keys
-from privdd.core.state import pack, unpack
-from privdd.core.types import Problem, Received, State, Tensors
+from privdd.core.rng import Keys
+from privdd.core.types import Problem, Received, State, Tensors, pack, unpack
 from privdd.federated.aggregation import average
 from privdd.methods.fedavg import FedAvg
-from privdd.training.client_round import ClientRound, Trained
-from privdd.training.local import Correction
+from privdd.training.sgd import ClientRound, Correction, Trained
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,17 +43,17 @@ class Scaffold(FedAvg):
         return {**state, **pack("control", zeros), "clients": torch.tensor([float(problem.clients)])}
 
     def correction(self, turn: ClientRound) -> Correction | None:
-        common, own = turn.broadcast["control"], self._own(turn)
+        common, own = turn.broadcast["control"], self._own_control(turn)
         shift = {name: c - own[name] for name, c in common.items()}
 
-        def controlled(params: Tensors, grads: Tensors) -> State:
+        def add_control_variates(params: Tensors, grads: Tensors) -> State:
             return {name: g + shift[name] for name, g in grads.items()}
 
-        return controlled
+        return add_control_variates
 
     def outcome(self, turn: ClientRound, trained: Trained) -> tuple[dict[str, Tensors], State]:
         values, memory = super().outcome(turn, trained)
-        common, own = turn.broadcast["control"], self._own(turn)
+        common, own = turn.broadcast["control"], self._own_control(turn)
         scale = trained.steps * self.lr
         change = {n: (trained.start[n] - w) / scale - common[n] for n, w in trained.params.items()}
         mine = {name: own[name] + c for name, c in change.items()}
@@ -71,6 +69,6 @@ class Scaffold(FedAvg):
             new[f"control/{name}"] = (old.double() + share * change).to(old)
         return new
 
-    def _own(self, turn: ClientRound) -> Tensors:
+    def _own_control(self, turn: ClientRound) -> Tensors:
         zeros = {name: torch.zeros_like(c) for name, c in turn.broadcast["control"].items()}
         return unpack("control", turn.memory) or zeros

@@ -11,22 +11,20 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from attacks.ranges import check_counts, check_from_zero, check_positive
 from attacks.types import Surface
-from privdd.core.keys import Keys
+from attacks.validation import check_counts, check_non_negative, check_positive
+from privdd.core.rng import Keys
 from privdd.core.types import Records
 from privdd.methods.fedavg import FedAvg
 from privdd.models.layers import Classifier
-from privdd.training.batching import batches
-from privdd.training.client_round import ClientRound
-from privdd.training.local import Loss
+from privdd.training.sgd import ClientRound, Loss, draw_batches
 
-STYLE = 64  # dimensions of the latent style (released code: style_dim)
+STYLE_SIZE = 64  # dimensions of the latent style (released code: style_dim)
 CENTRE_STD, STYLE_STD = 0.3, 0.1  # spread of the class centres, and around them (released code: sample_z_mean, _std)
 
 
 @lru_cache(maxsize=1)  # every client and round needs the same images, and drawing them is slow
-def anchors(shape: tuple[int, int, int], classes: int, per_class: int, keys: Keys) -> Records:
+def draw_anchors(shape: tuple[int, int, int], classes: int, per_class: int, keys: Keys) -> Records:
     """Labelled noise images from an untrained convolutional generator (n, c, h, w) in [0, 1].
 
     A class is a Gaussian in the style space; a linear map and random upsampling convolutions turn
@@ -35,17 +33,19 @@ def anchors(shape: tuple[int, int, int], classes: int, per_class: int, keys: Key
     """
     generator = keys.torch()
 
-    def draw(*size: int) -> Tensor:
+    def draw_normal(*size: int) -> Tensor:
         return torch.randn(size, generator=generator)
 
     y = torch.arange(classes).repeat_interleave(per_class)
-    style = (CENTRE_STD * draw(classes, STYLE))[y] + STYLE_STD * draw(len(y), STYLE)
-    z = F.leaky_relu(style @ draw(STYLE, 16 * 4 * 4) / CENTRE_STD / STYLE**0.5, 0.2).reshape(-1, 16, 4, 4)
+    style = (CENTRE_STD * draw_normal(classes, STYLE_SIZE))[y] + STYLE_STD * draw_normal(len(y), STYLE_SIZE)
+    z = F.leaky_relu(style @ draw_normal(STYLE_SIZE, 16 * 4 * 4) / CENTRE_STD / STYLE_SIZE**0.5, 0.2).reshape(
+        -1, 16, 4, 4
+    )
     while z.shape[-1] < max(shape[1:]):
         z = F.interpolate(z, scale_factor=2, mode="bilinear")
-        z = F.leaky_relu(F.conv2d(z, draw(16, 16, 3, 3) / 12, padding=1), 0.2)
-        z = F.instance_norm(z + 0.1 * draw(1, 1, *z.shape[2:]))
-    image = F.conv2d(z, draw(shape[0], 16, 1, 1) / 4)
+        z = F.leaky_relu(F.conv2d(z, draw_normal(16, 16, 3, 3) / 12, padding=1), 0.2)
+        z = F.instance_norm(z + 0.1 * draw_normal(1, 1, *z.shape[2:]))
+    image = F.conv2d(z, draw_normal(shape[0], 16, 1, 1) / 4)
     top, left = (image.shape[-2] - shape[1]) // 2, (image.shape[-1] - shape[2]) // 2
     return Records(image[:, :, top : top + shape[1], left : left + shape[2]].sigmoid(), y, torch.arange(len(y)))
 
@@ -82,7 +82,7 @@ class VHL(FedAvg):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_from_zero(self, "alpha", "align")
+        check_non_negative(self, "alpha", "align")
         check_positive(self, "temperature")
         check_counts(self, "per_class")
 
@@ -90,10 +90,10 @@ class VHL(FedAvg):
         if not self.alpha and not self.align:
             return None
         shard, keys = turn.shard, turn.ctx.keys
-        noise = anchors(shard.shape, shard.classes, self.per_class, Keys(keys.seed).fold("public", "vhl"))
-        indices = batches(len(noise), self.batch_size, keys.fold("anchors").torch(), noise.y.device)
+        noise = draw_anchors(shard.shape, shard.classes, self.per_class, Keys(keys.seed).fold("public", "vhl"))
+        indices = draw_batches(len(noise), self.batch_size, keys.fold("anchors").torch(), noise.y.device)
 
-        def joint(net: Classifier, x: Tensor, y: Tensor) -> Tensor:
+        def joint_loss(net: Classifier, x: Tensor, y: Tensor) -> Tensor:
             at = next(indices)
             extra, labels = noise.x[at].to(x), noise.y[at].to(y)
             both = net.features(torch.cat([x, extra]))  # batch norm sees records and anchors as one batch
@@ -102,4 +102,4 @@ class VHL(FedAvg):
             virtual = F.cross_entropy(net.head(z_extra), labels)
             return F.cross_entropy(net.head(z), y) + self.alpha * virtual + self.align * aligned
 
-        return joint
+        return joint_loss

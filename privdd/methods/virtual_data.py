@@ -13,11 +13,10 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from attacks.types import Surface
-from privdd.core.keys import Keys
-from privdd.core.state import pack, unpack
-from privdd.core.types import Problem, Received, Shard, State, Tensors, Upload, Values
-from privdd.distillation.private_matching import refuse_batch_norm
-from privdd.distillation.stand_ins import Distiller, stood_in
+from privdd.core.rng import Keys
+from privdd.core.types import Problem, Received, Shard, State, Tensors, Upload, Values, pack, unpack
+from privdd.distillation.private_matching import check_no_batch_norm
+from privdd.distillation.virtual_images import Distiller, replace_by_images
 from privdd.federated.channel import ClientContext
 from privdd.federated.method import Method
 from privdd.methods.fedavg import FedAvg
@@ -49,7 +48,7 @@ class VirtualData(Method):
         if not isinstance(self.inner, FedAvg):
             raise ValueError(f"algo.inner={type(self.inner).__name__}: a method of local training is needed")
         if self.virtual.mixes_records:
-            refuse_batch_norm(self.model.norm, "model")
+            check_no_batch_norm(self.model.norm, "model")
         for name in ("uploads", "broadcasts", "visible_to", "accuracy_kind"):
             object.__setattr__(self, name, getattr(self.inner, name))
 
@@ -66,7 +65,7 @@ class VirtualData(Method):
         return self.inner.broadcast(server)
 
     def local(self, broadcast: Values, memory: State, shard: Shard, ctx: ClientContext) -> tuple[Upload, State]:
-        own, images = stood_in(self.virtual, self.model, memory, shard, ctx)
+        own, images = replace_by_images(self.virtual, self.model, memory, shard, ctx)
         upload, inner = self.inner.local(broadcast, unpack("inner", memory), own, ctx)
         return upload, {**images, **pack("inner", inner)}
 

@@ -1,23 +1,30 @@
-"""Networks from descriptions: ``build`` gives the module, without a single random draw."""
+"""Networks from descriptions: ``build`` gives the module without a random draw, ``initial`` its first values.
+
+Values follow PyTorch's default laws: convolutions and linear layers U(-1/sqrt(fan_in), 1/sqrt(fan_in)) (the default
+``kaiming_uniform_`` with a = sqrt(5)); norms weight 1, bias 0, running mean 0, running variance 1. All random entries come
+from a single draw of one explicit generator, which is what makes a new network per iteration cheap.
+"""
 
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from privdd.models.convnet import ConvNet, SimpleCNN, SmallCNN
+from privdd.models.classifiers import MLP, ConvNet, LeNet, ResNet18, SimpleCNN, SmallCNN
+from privdd.models.generators import VAE, Projection, ResNetGenerator, ZeroGenerator
 from privdd.models.layers import Classifier, Shape
-from privdd.models.lenet import MLP, LeNet
 from privdd.models.own import OwnNetwork
-from privdd.models.projection import Projection
-from privdd.models.resnet import ResNet18
-from privdd.models.resnet_generator import ResNetGenerator, ZeroGenerator
 from privdd.models.spec import ModelSpec
-from privdd.models.vae import VAE
+
+# --- build -------------------------------------------------------------------------------------
+# Networks from descriptions: ``build`` gives the module, without a single random draw.
+
 
 NETWORKS: dict[str, Callable[[ModelSpec, Shape, int], nn.Module]] = {
     "convnet": ConvNet,
@@ -35,7 +42,7 @@ NETWORKS: dict[str, Callable[[ModelSpec, Shape, int], nn.Module]] = {
 
 
 @lru_cache(maxsize=128)
-def skeleton(spec: ModelSpec, shape: Shape, classes: int) -> nn.Module:
+def build_skeleton(spec: ModelSpec, shape: Shape, classes: int) -> nn.Module:
     """The module on the meta device: names and shapes, no values. Shared: never change it."""
     if len(shape) != 3 or min(shape) < 1:
         raise ValueError(f"shape={shape}: (channels, height, width), each at least 1")
@@ -56,7 +63,73 @@ def build(spec: ModelSpec, shape: Shape, classes: int, device: str | torch.devic
     Use ``torch.func.functional_call(model, state, (x,))`` or ``model.load_state_dict(state)`` with a state
     of ``initial``; NaN makes a forgotten state show. Raises ValueError where the images do not fit.
     """
-    model = copy.deepcopy(skeleton(spec, tuple(shape), classes)).to_empty(device=device)  # type: ignore[arg-type]
+    model = copy.deepcopy(build_skeleton(spec, tuple(shape), classes)).to_empty(device=device)  # type: ignore[arg-type]
     for tensor in (*model.parameters(), *model.buffers()):
         tensor.data.fill_(torch.nan if tensor.is_floating_point() else 0)
     return model
+
+
+# --- init --------------------------------------------------------------------------------------
+# Initial values by PyTorch's default laws, drawn from one explicit generator.
+#
+# Convolutions and linear layers: weight and bias from U(-1/sqrt(fan_in), 1/sqrt(fan_in)) (the default
+# ``kaiming_uniform_`` with a = sqrt(5)); norms: weight 1, bias 0, running mean 0, running variance 1.
+# All random entries come from a single draw, which is what makes a new network per iteration cheap.
+
+
+RANDOM_LAYERS = (nn.Conv2d, nn.ConvTranspose2d, nn.Linear)
+
+
+@dataclass(frozen=True)
+class StateEntry:
+    """One tensor of a state: random in [-bound, bound] where bound is set, else constant ``fill``."""
+
+    name: str
+    shape: torch.Size
+    dtype: torch.dtype
+    bound: float | None
+    fill: float
+
+
+def _fan_in(module: nn.Module) -> int:
+    weight: Tensor = module.weight  # type: ignore[assignment]
+    return weight.size(1) * math.prod(weight.shape[2:])
+
+
+def _module_entries(prefix: str, module: nn.Module, spec: ModelSpec) -> list[StateEntry]:
+    bound = None
+    if isinstance(module, RANDOM_LAYERS):
+        bound = 0.5 if spec.init == "uniform_half" else 1.0 / math.sqrt(_fan_in(module))
+    tensors = {**dict(module.named_parameters(recurse=False)), **dict(module.named_buffers(recurse=False))}
+    ones = ("weight", "running_var")
+    return [
+        StateEntry(f"{prefix}.{leaf}" if prefix else leaf, t.shape, t.dtype, bound, 1.0 if leaf in ones else 0.0)
+        for leaf, t in tensors.items()
+    ]
+
+
+@lru_cache(maxsize=128)
+def state_layout(spec: ModelSpec, shape: Shape, classes: int) -> tuple[StateEntry, ...]:
+    """Every parameter and buffer in state_dict order, with the law of its initial values."""
+    model = build_skeleton(spec, shape, classes)
+    entries = {e.name: e for prefix, module in model.named_modules() for e in _module_entries(prefix, module, spec)}
+    return tuple(entries[name] for name in model.state_dict())
+
+
+def initial(spec: ModelSpec, shape: Shape, classes: int, generator: torch.Generator) -> dict[str, Tensor]:
+    """A fresh state (parameters and buffers by state_dict name) on the generator's device.
+
+    The same generator state gives the same bits; the global generator is not touched.
+    """
+    entries = state_layout(spec, tuple(shape), classes)  # type: ignore[arg-type]
+    total = sum(e.shape.numel() for e in entries if e.bound is not None)
+    draw = torch.empty(total, device=generator.device).uniform_(-1, 1, generator=generator)
+    state, at = {}, 0
+    for e in entries:
+        if e.bound is None:
+            state[e.name] = torch.full(e.shape, e.fill, dtype=e.dtype, device=generator.device)
+            continue
+        size = e.shape.numel()
+        state[e.name] = (draw[at : at + size] * e.bound).reshape(e.shape)
+        at += size
+    return state

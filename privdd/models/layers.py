@@ -25,7 +25,7 @@ def pool_layer(kind: str | None, size: int = 2) -> nn.Module:
     return nn.MaxPool2d(size) if kind == "max" else nn.AvgPool2d(size)
 
 
-def rectified(pool: nn.Module) -> list[nn.Module]:
+def relu_and_pool(pool: nn.Module) -> list[nn.Module]:
     """ReLU and ``pool``, in the cheaper order: a maximum is the same bits before and after ReLU, a mean is not."""
     return [pool, nn.ReLU()] if isinstance(pool, nn.MaxPool2d) else [nn.ReLU(), pool]
 
@@ -34,26 +34,26 @@ Scale = tuple[tuple[float, ...], tuple[float, ...]]  # (mean, standard deviation
 
 
 class Classifier(nn.Module):
-    """forward(x) = head(features(x)); subclasses give ``body`` and ``head``, or an ``embed`` (b, d) of their own, which is
+    """forward(x) = head(features(x)); subclasses give ``body`` and ``head``, or an ``extract_features`` (b, d) of their own, which is
     ``features`` of the standardised images where ``scale`` is set."""
 
     body: nn.Module
     head: nn.Linear
     scale: Scale | None = None
 
-    def embed(self, x: Tensor) -> Tensor:
+    def extract_features(self, x: Tensor) -> Tensor:
         return self.body(x).flatten(1)
 
     def features(self, x: Tensor) -> Tensor:
         """Images (b, c, h, w) in [0, 1] -> (b, d)."""
-        return self.embed(x if self.scale is None else standardised(x, self.scale))
+        return self.extract_features(x if self.scale is None else standardise_images(x, self.scale))
 
     def forward(self, x: Tensor) -> Tensor:
         """Images (b, c, h, w) in [0, 1] -> logits (b, classes)."""
         return self.head(self.features(x))
 
 
-def standardised(x: Tensor, scale: Scale) -> Tensor:
+def standardise_images(x: Tensor, scale: Scale) -> Tensor:
     """(x - mean) / std by channel; x (..., K c, h, w), the c channels of K networks side by side."""
     copies = x.shape[-3] // len(scale[0])
     mean, std = (torch.tensor(part, dtype=x.dtype, device=x.device).repeat(copies)[:, None, None] for part in scale)

@@ -17,8 +17,8 @@ from torch.nn.modules.dropout import _DropoutNd
 from privdd.models.layers import Classifier, Shape
 from privdd.models.spec import INITS, ModelSpec
 
-DRAWN = (nn.Conv2d, nn.ConvTranspose2d, nn.Linear)  # layers that ``initial`` draws values for
-NORMS = (_BatchNorm, nn.GroupNorm, nn.LayerNorm)  # and those that start at weight 1, bias 0
+INITIALISED_LAYERS = (nn.Conv2d, nn.ConvTranspose2d, nn.Linear)  # layers that ``initial`` draws values for
+NORM_LAYERS = (_BatchNorm, nn.GroupNorm, nn.LayerNorm)  # and those that start at weight 1, bias 0
 
 
 @dataclass(frozen=True)
@@ -44,18 +44,18 @@ class OwnModel(ModelSpec):
             object.__setattr__(self, "scale", tuple(map(tuple, self.scale)))
         object.__setattr__(self, "args", tuple(sorted(dict(self.args or {}).items())))
 
-    def module(self, shape: Shape, classes: int) -> nn.Module:
+    def build_module(self, shape: Shape, classes: int) -> nn.Module:
         """The user's own module. Raises ValueError, one line, where it cannot be found or made."""
-        found = self._class()
+        found = self._load_class()
         takes = inspect.signature(found).parameters
         known = {name: value for name, value in (("shape", shape), ("classes", classes)) if name in takes}
         try:
             return found(**{**known, **dict(self.args)})
         except Exception as error:  # whatever the class raises
-            raise ValueError(f"model.target={self.target}: {type(error).__name__}: {one_line(error)}") from None
+            raise ValueError(f"model.target={self.target}: {type(error).__name__}: {format_error(error)}") from None
 
-    def _class(self) -> Any:
-        found = imported("model.target", self.target, "module:Class is needed, as in model.target=net:Net")
+    def _load_class(self) -> Any:
+        found = import_object("model.target", self.target, "module:Class is needed, as in model.target=net:Net")
         if not (inspect.isclass(found) and issubclass(found, nn.Module)):
             raise ValueError(f"model.target={self.target}: no class of torch modules")
         return found
@@ -68,19 +68,19 @@ class OwnNetwork(Classifier):
         super().__init__()
         if not isinstance(spec, OwnModel):
             raise ValueError("model=own: model.target=module:Class is needed")
-        whole = spec.module(shape, classes)
+        whole = spec.build_module(shape, classes)
         _check_layers(spec, whole)
         uncut = copy.deepcopy(whole)
-        name, head = _cut(spec, whole, classes)
+        name, head = _cut_head(spec, whole, classes)
         self.body, self.head = whole, head  # in this order: attacks take the last parameters for the classifier's
         with torch.device("cpu"):
-            _check_passes(spec, self, uncut, name, shape)
+            _check_forward(spec, self, uncut, name, shape)
 
-    def embed(self, x: Tensor) -> Tensor:
+    def extract_features(self, x: Tensor) -> Tensor:
         return self.body(x)
 
 
-class Passing(nn.Module):
+class CutHead(nn.Module):
     """In the place of the layer that was cut off. A class of its own: nobody may widen what calls it (``vectorises``)."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -104,7 +104,7 @@ def _check_layers(spec: OwnModel, whole: nn.Module) -> None:
     """Raises ValueError for layers that nobody here can start, and for a norm other than the one that was said."""
     for name, part in whole.named_modules():
         own = [leaf for leaf, _ in (*part.named_parameters(recurse=False), *part.named_buffers(recurse=False))]
-        if own and not isinstance(part, DRAWN + NORMS):
+        if own and not isinstance(part, INITIALISED_LAYERS + NORM_LAYERS):
             raise ValueError(
                 f"model.target={spec.target}: {name or type(part).__name__} ({type(part).__name__}) holds {', '.join(own)}, "
                 "whose first values are not known here; use Linear, Conv2d, ConvTranspose2d and norms"
@@ -121,8 +121,8 @@ def _check_layers(spec: OwnModel, whole: nn.Module) -> None:
         )
 
 
-def _cut(spec: OwnModel, whole: nn.Module, classes: int) -> tuple[str, nn.Linear]:
-    """The last linear layer and its name, with ``Passing`` in its place."""
+def _cut_head(spec: OwnModel, whole: nn.Module, classes: int) -> tuple[str, nn.Linear]:
+    """The last linear layer and its name, with ``CutHead`` in its place."""
     linear = [(name, part) for name, part in whole.named_modules() if isinstance(part, nn.Linear)]
     if not linear or not linear[-1][0]:
         raise ValueError(f"model.target={spec.target}: it has to end with a linear layer of its own")
@@ -132,11 +132,11 @@ def _cut(spec: OwnModel, whole: nn.Module, classes: int) -> tuple[str, nn.Linear
             f"model.target={spec.target}: gives {head.out_features} numbers, the data has {classes} classes"
         )
     parent, _, leaf = name.rpartition(".")
-    setattr(whole.get_submodule(parent), leaf, Passing())
+    setattr(whole.get_submodule(parent), leaf, CutHead())
     return name, head
 
 
-def _check_passes(spec: OwnModel, network: OwnNetwork, uncut: nn.Module, name: str, shape: Shape) -> None:
+def _check_forward(spec: OwnModel, network: OwnNetwork, uncut: nn.Module, name: str, shape: Shape) -> None:
     """Raises ValueError where records do not pass, or where the cut network does not compute what the whole one does."""
     generator = torch.Generator().manual_seed(0)
     whole, trial = uncut.to_empty(device="cpu").eval(), copy.deepcopy(network).to_empty(device="cpu")
@@ -156,7 +156,7 @@ def _check_passes(spec: OwnModel, network: OwnNetwork, uncut: nn.Module, name: s
             same = features.ndim == 2 and torch.allclose(trial.head(features), wanted, rtol=1e-4, atol=1e-4)
     except Exception as error:  # whatever the module raises
         raise ValueError(
-            f"model.target={spec.target}: cannot read records of shape {shape}: {one_line(error)}"
+            f"model.target={spec.target}: cannot read records of shape {shape}: {format_error(error)}"
         ) from None
     if not same:
         raise ValueError(
@@ -164,7 +164,7 @@ def _check_passes(spec: OwnModel, network: OwnNetwork, uncut: nn.Module, name: s
         )
 
 
-def imported(key: str, text: str, needed: str) -> Any:
+def import_object(key: str, text: str, needed: str) -> Any:
     """What module:Name stands for; its module is imported.
 
     key: the setting, for messages; needed: what it says to a text of another form. Raises ValueError, one line.
@@ -172,16 +172,16 @@ def imported(key: str, text: str, needed: str) -> Any:
     module, _, name = text.partition(":")
     if not module or not name.isidentifier():
         raise ValueError(f"{key}={text}: {needed}")
-    return _attribute(key, text, module, name)
+    return _import_attribute(key, text, module, name)
 
 
-def _attribute(key: str, text: str, module: str, name: str) -> Any:
+def _import_attribute(key: str, text: str, module: str, name: str) -> Any:
     try:
         return getattr(importlib.import_module(module), name)
     except Exception as error:  # importing a module may raise anything
-        raise ValueError(f"{key}={text}: {type(error).__name__}: {one_line(error)}") from None
+        raise ValueError(f"{key}={text}: {type(error).__name__}: {format_error(error)}") from None
 
 
-def one_line(error: BaseException) -> str:
+def format_error(error: BaseException) -> str:
     """What an error says, at most 200 characters."""
     return " ".join(str(error).split())[:200]

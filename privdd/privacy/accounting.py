@@ -22,8 +22,8 @@ from dp_accounting.pld.common import DifferentialPrivacyParameters
 from dp_accounting.rdp import RdpAccountant
 from scipy.optimize import brentq
 
-from privdd.core.relations import Relation
-from privdd.privacy.events import Tally, UnsupportedEvent, tally
+from privdd.core.setting_types import Relation
+from privdd.privacy.events import Tally, UnsupportedEvent, tally_events
 
 Accountant = Literal["pld", "rdp"]
 NEIGHBOURS = {
@@ -55,7 +55,7 @@ def epsilon(
     Raises UnsupportedEvent for an event, or an event under this relation, that this accountant cannot
     bound, and ValueError for a bad delta, relation or accountant.
     """
-    return epsilon_of(tally([(event, 1)]), delta, relation=relation, accountant=accountant)
+    return epsilon_of(tally_events([(event, 1)]), delta, relation=relation, accountant=accountant)
 
 
 def epsilon_of(total: Tally, delta: float, *, relation: Relation, accountant: Accountant) -> float:
@@ -66,23 +66,23 @@ def epsilon_of(total: Tally, delta: float, *, relation: Relation, accountant: Ac
         raise ValueError(f"accountant={accountant!r}: allowed are {', '.join(get_args(Accountant))}")
     if not total.private:
         return math.inf
-    if total.empty:
+    if total.is_empty:
         return 0.0
-    return (_pld if accountant == "pld" else _rdp)(total, delta, relation)
+    return (_pld_epsilon if accountant == "pld" else _rdp_epsilon)(total, delta, relation)
 
 
 @lru_cache(maxsize=4096)
-def _rdp(total: Tally, delta: float, relation: Relation) -> float:
+def _rdp_epsilon(total: Tally, delta: float, relation: Relation) -> float:
     if relation == "replace" and total.poisson:
         raise UnsupportedEvent("RDP has no bound for Poisson sampling under relation=replace: use accountant=pld")
     half = 0.5 if relation == "replace" else 1.0
     accountant = RdpAccountant(neighboring_relation=NEIGHBOURS[relation])
-    with _quiet():
-        accountant.compose(_events(total, half))
+    with _silence_warnings():
+        accountant.compose(_compose_events(total, half))
         return float(accountant.get_epsilon(delta))
 
 
-def _events(total: Tally, scale: float) -> dpa.DpEvent:
+def _compose_events(total: Tally, scale: float) -> dpa.DpEvent:
     parts: list[dpa.DpEvent] = []
     if total.squared_mu:
         parts.append(dpa.GaussianDpEvent(scale / math.sqrt(total.squared_mu)))
@@ -93,10 +93,10 @@ def _events(total: Tally, scale: float) -> dpa.DpEvent:
 
 
 @lru_cache(maxsize=4096)
-def _pld(total: Tally, delta: float, relation: Relation, interval: float | None = None) -> float:
+def _pld_epsilon(total: Tally, delta: float, relation: Relation, interval: float | None = None) -> float:
     if not total.poisson and not total.laplace:
-        return _gaussian(total.squared_mu, delta, relation)
-    ceiling = _ceiling(total, delta, relation)
+        return _gaussian_epsilon(total.squared_mu, delta, relation)
+    ceiling = _epsilon_ceiling(total, delta, relation)
     step = interval or max(FINEST, ceiling / POINTS)
     value = _loss_epsilon(total, delta, relation, step)
     if math.isinf(value):  # the grid overflows at very large losses; a coarser one is still a bound
@@ -125,25 +125,25 @@ def check_work(totals: Iterable[Tally]) -> None:
             raise UnsupportedEvent("more different events, or compositions of them, than are accounted in some minutes")
 
 
-def _gaussian(squared_mu: float, delta: float, relation: Relation) -> float:
+def _gaussian_epsilon(squared_mu: float, delta: float, relation: Relation) -> float:
     mu = math.sqrt(squared_mu) * (2 if relation == "replace" else 1)
     return float(dpa.get_epsilon_gaussian(1 / mu, delta))
 
 
-def _ceiling(total: Tally, delta: float, relation: Relation) -> float:
+def _epsilon_ceiling(total: Tally, delta: float, relation: Relation) -> float:
     """A bound that stays finite where the discretised loss overflows to infinity.
 
     Under add/remove it is RDP's. Under replace, Poisson sampling is ignored: given the sample, the two
     runs are the full-batch pair or identical, and divergences are jointly convex.
     """
     if relation != "replace":
-        return _rdp(total, delta, relation)
+        return _rdp_epsilon(total, delta, relation)
     mu = total.squared_mu + math.fsum(n / (z * z) for (_, z), n in total.poisson)
-    return _rdp(Tally(squared_mu=mu, laplace=total.laplace), delta, relation)
+    return _rdp_epsilon(Tally(squared_mu=mu, laplace=total.laplace), delta, relation)
 
 
 def _loss_epsilon(total: Tally, delta: float, relation: Relation, interval: float) -> float:
-    with _quiet():
+    with _silence_warnings():
         return float(composed_loss(total, relation, interval).get_epsilon_for_delta(delta))
 
 
@@ -154,15 +154,15 @@ def composed_loss(total: Tally, relation: Relation, interval: float) -> pld.Priv
     Losses too large for the grid's arithmetic are rounded up to no protection at all: delta 1 at every epsilon.
     """
     try:
-        return _composed(total, relation, interval)
+        return _compose_loss(total, relation, interval)
     except OverflowError:
         nothing = DifferentialPrivacyParameters(0.0, 1.0)
         return pld.from_privacy_parameters(nothing, value_discretization_interval=interval)
 
 
-def _composed(total: Tally, relation: Relation, interval: float) -> pld.PrivacyLossDistribution:
+def _compose_loss(total: Tally, relation: Relation, interval: float) -> pld.PrivacyLossDistribution:
     width = 2.0 if relation == "replace" else 1.0
-    with _quiet():
+    with _silence_warnings():
         loss = pld.identity(value_discretization_interval=interval)
         if total.squared_mu:
             loss = loss.compose(_gaussian_loss(1 / math.sqrt(total.squared_mu), 1.0, relation, interval))
@@ -174,14 +174,14 @@ def _composed(total: Tally, relation: Relation, interval: float) -> pld.PrivacyL
     return loss
 
 
-def loss_of(total: Tally, delta: float, relation: Relation) -> pld.PrivacyLossDistribution:
+def privacy_loss_of(total: Tally, delta: float, relation: Relation) -> pld.PrivacyLossDistribution:
     """The privacy loss of a composition on the grid that ``epsilon_of`` takes at ``delta``: upper bounds only.
 
     Raises ValueError for a composition of nothing, or of something unprotected.
     """
-    if not total.private or total.empty:
+    if not total.private or total.is_empty:
         raise ValueError("a composition of protected releases is needed")
-    return composed_loss(total, relation, max(FINEST, _ceiling(total, delta, relation) / POINTS))
+    return composed_loss(total, relation, max(FINEST, _epsilon_ceiling(total, delta, relation) / POINTS))
 
 
 def _gaussian_loss(z: float, q: float, relation: Relation, interval: float) -> pld.PrivacyLossDistribution:
@@ -191,7 +191,7 @@ def _gaussian_loss(z: float, q: float, relation: Relation, interval: float) -> p
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def _silence_warnings() -> Iterator[None]:
     """Fractional orders that fail to converge are left out by dp-accounting, which says so each time."""
     log = logging.getLogger("absl")
     before = log.level
@@ -222,17 +222,17 @@ def calibrate(
         raise ValueError(f"epsilon={epsilon!r}: a finite number above 0 is needed")
     check_delta(delta)
 
-    def cost(z: float, interval: float | None = None) -> float:
-        total = tally([(make_event(z), 1)])
-        if interval and accountant == "pld" and total.private and not total.empty:
-            return _pld(total, delta, relation, interval)
+    def epsilon_cost(z: float, interval: float | None = None) -> float:
+        total = tally_events([(make_event(z), 1)])
+        if interval and accountant == "pld" and total.private and not total.is_empty:
+            return _pld_epsilon(total, delta, relation, interval)
         return epsilon_of(total, delta, relation=relation, accountant=accountant)
 
-    z = _solve(lambda z: cost(z, max(COARSE, epsilon / POINTS)), 0.992 * epsilon)
+    z = _find_multiplier(lambda z: epsilon_cost(z, max(COARSE, epsilon / POINTS)), 0.992 * epsilon)
     slope = -1.0  # of log epsilon in log z, refined by the last two points
     past: tuple[float, float] | None = None
     for _ in range(12):
-        paid = cost(z)
+        paid = epsilon_cost(z)
         if 0.985 * epsilon <= paid <= 0.999 * epsilon:
             return z
         if not 0 < paid < math.inf:
@@ -244,7 +244,7 @@ def calibrate(
     raise ValueError(f"the noise multiplier does not settle near {z:.4g}; choose it by hand")
 
 
-def _solve(cost: Callable[[float], float], target: float) -> float:
+def _find_multiplier(cost: Callable[[float], float], target: float) -> float:
     """The z at which a falling cost meets ``target``, to 0.05 %."""
     low, high = 1.0, 1.0
     while cost(high) > target:

@@ -12,14 +12,14 @@ from torch import Tensor
 
 from privdd.core.types import Tensors
 from privdd.privacy.batch_invariance import LEAST, filled
-from privdd.privacy.lattice import Lattice, Total, rows_at_once
+from privdd.privacy.lattice import Lattice, RunningSum, rows_at_once
 
 # So that rounding in float32 cannot lift a clipped row above its bound: a factor over the lattice step errs by at most
 # 2**-22 where it gives a whole step at all (it may be subnormal), a product by 2**-24.
 SAFE = 1 - 1e-6
 
 
-def positive(value: object, name: str) -> float:
+def require_positive(value: object, name: str) -> float:
     """``value`` as a finite float above 0. Raises ValueError that names the field."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
         raise ValueError(f"{name}={value!r}: a finite number above 0 is needed")
@@ -33,11 +33,11 @@ def as_rows(tensor: Tensor) -> Tensor:
 
 def record_norms(contributions: Tensors, order: int = 2) -> Tensor:
     """Norm (L2, or L1 with order=1) of each record's concatenated contribution -> (n,) float64."""
-    parts = [_norms(as_rows(tensor.detach()), order) for tensor in contributions.values()]
+    parts = [_row_norms(as_rows(tensor.detach()), order) for tensor in contributions.values()]
     return torch.linalg.vector_norm(torch.stack(parts), ord=order, dim=0)
 
 
-def _norms(rows: Tensor, order: int) -> Tensor:
+def _row_norms(rows: Tensor, order: int) -> Tensor:
     at_once = rows_at_once(rows, rows.shape[1])
     blocks = [filled(block, min(LEAST, at_once)).double() for block in rows.split(at_once)]
     return torch.cat([torch.linalg.vector_norm(block, ord=order, dim=1) for block in blocks])[: len(rows)]
@@ -58,13 +58,13 @@ def clipped_sum(contributions: Tensors, clip_norm: float, lattice: Lattice, *, p
     rows = [as_rows(t.detach() if t.requires_grad else t) for t in contributions.values()]  # many, and often tiny
     kind = torch.float64 if any(part.dtype == torch.float64 for part in rows) else torch.float32
     width = sum(part.shape[1] for part in rows)
-    total = Total(lattice, (width,), rows[0].device)
+    total = RunningSum(lattice, (width,), rows[0].device)
     at_once = rows_at_once(rows[0], width)
     for first in range(0, len(rows[0]), at_once):
         parts = rows if len(rows[0]) <= at_once else [part[first : first + at_once] for part in rows]
         block = torch.cat([part if part.dtype == kind else part.to(kind) for part in parts], 1)
-        total.add(block, clip_factors(_norms(block, 2), clip_norm) / per)
-    return total.value()
+        total.add_contributions(block, clip_factors(_row_norms(block, 2), clip_norm) / per)
+    return total.current_sum()
 
 
 @dataclass(frozen=True)
@@ -76,12 +76,12 @@ class RecordLayout:
     kinds: tuple[torch.dtype, ...]
 
     @staticmethod
-    def of(like: Tensors) -> RecordLayout:
+    def from_contributions(like: Tensors) -> RecordLayout:
         """Of contributions (n, ...); whole numbers become float32."""
         kinds = tuple(tensor.dtype if tensor.is_floating_point() else torch.float32 for tensor in like.values())
         return RecordLayout(tuple(like), tuple(tensor.shape[1:] for tensor in like.values()), kinds)
 
-    def shaped(self, flat: Tensor) -> dict[str, Tensor]:
+    def to_tensors(self, flat: Tensor) -> dict[str, Tensor]:
         """``clipped_sum``'s numbers (d,) as tensors with memory of their own."""
         alike = len(set(self.kinds)) == 1
         flat = flat.to(self.kinds[0]) if alike else flat  # one conversion instead of many small ones
@@ -91,7 +91,7 @@ class RecordLayout:
 
 
 @dataclass(frozen=True)
-class Unread(Mapping[str, Tensor]):
+class LazyTensors(Mapping[str, Tensor]):
     """Tensors that are made when they are first read: few releases are asked what they were before noise.
 
     steps: ``clipped_sum``'s numbers.
@@ -102,11 +102,11 @@ class Unread(Mapping[str, Tensor]):
     layout: RecordLayout
 
     @cached_property
-    def made(self) -> dict[str, Tensor]:
-        return self.layout.shaped(self.lattice.numbers(self.steps, torch.float64))
+    def tensors_by_name(self) -> dict[str, Tensor]:
+        return self.layout.to_tensors(self.lattice.to_numbers(self.steps, torch.float64))
 
     def __getitem__(self, name: str) -> Tensor:
-        return self.made[name]
+        return self.tensors_by_name[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.layout.names)

@@ -35,7 +35,7 @@ class Tally:
     laplace: tuple[tuple[float, int], ...] = ()
 
     @property
-    def empty(self) -> bool:
+    def is_empty(self) -> bool:
         """Nothing that touches data was released."""
         return self.private and self.squared_mu == 0 and not self.poisson and not self.laplace
 
@@ -52,7 +52,7 @@ class Tally:
         )
 
 
-def _number(value: Any, what: str, low: float, high: float) -> float:
+def _check_number(value: Any, what: str, low: float, high: float) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not low < value <= high:
         raise UnsupportedEvent(f"{what}={value!r}: a number in ({low}, {high}] is needed")
     return float(value)
@@ -62,18 +62,18 @@ MOST_TIMES = 2**53  # of one event, all repetitions multiplied: more cannot be c
 DEEPEST = 50  # events inside each other
 
 
-def _count(value: Any) -> int:
+def _check_count(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MOST_TIMES:
         shown = str(value) if not isinstance(value, int) or abs(value) <= MOST_TIMES else "a number of more digits"
         raise UnsupportedEvent(f"count={shown}: an integer from 0 to {MOST_TIMES} is needed")
     return value
 
 
-MOST = 1.7e308  # the largest finite multiplier
+MAX_MULTIPLIER = 1.7e308  # the largest finite multiplier
 LEAST_NOISE, MOST_NOISE = 1e-100, 1e100  # beyond these, squares overflow: below is no noise, above is taken as this
 
 
-def to_form(event: dpa.DpEvent) -> dict[str, Any]:
+def event_to_json(event: dpa.DpEvent) -> dict[str, Any]:
     """The JSON form of an event, as in ledger.json.
 
     Raises UnsupportedEvent for any other kind of event and for numbers without meaning.
@@ -85,18 +85,21 @@ def to_form(event: dpa.DpEvent) -> dict[str, Any]:
             return {"type": "non_private"}
         case dpa.GaussianDpEvent() | dpa.LaplaceDpEvent():
             kind = "gaussian" if isinstance(event, dpa.GaussianDpEvent) else "laplace"
-            return {"type": kind, "noise_multiplier": _number(event.noise_multiplier, "noise_multiplier", 0, MOST)}
+            return {
+                "type": kind,
+                "noise_multiplier": _check_number(event.noise_multiplier, "noise_multiplier", 0, MAX_MULTIPLIER),
+            }
         case dpa.PoissonSampledDpEvent():
-            q = _number(event.sampling_probability, "sampling_probability", 0, 1)
-            return {"type": "poisson", "probability": q, "event": to_form(event.event)}
+            q = _check_number(event.sampling_probability, "sampling_probability", 0, 1)
+            return {"type": "poisson", "probability": q, "event": event_to_json(event.event)}
         case dpa.ComposedDpEvent():
-            return {"type": "compose", "events": [to_form(e) for e in event.events]}
+            return {"type": "compose", "events": [event_to_json(e) for e in event.events]}
         case dpa.SelfComposedDpEvent():
-            return {"type": "repeat", "count": _count(event.count), "event": to_form(event.event)}
+            return {"type": "repeat", "count": _check_count(event.count), "event": event_to_json(event.event)}
     raise UnsupportedEvent(f"{type(event).__name__} has no accounting here: use Gaussian, Laplace or Poisson events")
 
 
-FIELDS = {
+EVENT_FIELDS = {
     "none": set(),
     "non_private": set(),
     "gaussian": {"noise_multiplier"},
@@ -107,38 +110,40 @@ FIELDS = {
 }
 
 
-def from_form(form: Any, depth: int = 0) -> dpa.DpEvent:
+def event_from_json(form: Any, depth: int = 0) -> dpa.DpEvent:
     """The event behind a JSON form. Raises UnsupportedEvent for unknown types, fields or numbers, and for deep nesting."""
     if depth > DEEPEST:
         raise UnsupportedEvent(f"event: more than {DEEPEST} inside each other")
     kind = form.get("type") if isinstance(form, Mapping) else None
-    if not isinstance(kind, str) or kind not in FIELDS or set(form) != FIELDS[kind] | {"type"}:
-        raise UnsupportedEvent(f"event {form!r}: allowed are " + ", ".join(sorted(FIELDS)) + " with their own fields")
+    if not isinstance(kind, str) or kind not in EVENT_FIELDS or set(form) != EVENT_FIELDS[kind] | {"type"}:
+        raise UnsupportedEvent(
+            f"event {form!r}: allowed are " + ", ".join(sorted(EVENT_FIELDS)) + " with their own fields"
+        )
     if kind in ("gaussian", "laplace"):
-        z = _number(form["noise_multiplier"], "noise_multiplier", 0, MOST)
+        z = _check_number(form["noise_multiplier"], "noise_multiplier", 0, MAX_MULTIPLIER)
         return dpa.GaussianDpEvent(z) if kind == "gaussian" else dpa.LaplaceDpEvent(z)
     if kind == "poisson":
         return dpa.PoissonSampledDpEvent(
-            _number(form["probability"], "probability", 0, 1), from_form(form["event"], depth + 1)
+            _check_number(form["probability"], "probability", 0, 1), event_from_json(form["event"], depth + 1)
         )
     if kind == "repeat":
-        return dpa.SelfComposedDpEvent(from_form(form["event"], depth + 1), _count(form["count"]))
+        return dpa.SelfComposedDpEvent(event_from_json(form["event"], depth + 1), _check_count(form["count"]))
     if kind == "compose":
         if not isinstance(form["events"], list):
             raise UnsupportedEvent(f"compose.events={form['events']!r}: a list is needed")
-        return dpa.ComposedDpEvent([from_form(e, depth + 1) for e in form["events"]])
+        return dpa.ComposedDpEvent([event_from_json(e, depth + 1) for e in form["events"]])
     return dpa.NoOpDpEvent() if kind == "none" else dpa.NonPrivateDpEvent()
 
 
-def tally(events: Iterable[tuple[dpa.DpEvent, int]]) -> Tally:
+def tally_events(events: Iterable[tuple[dpa.DpEvent, int]]) -> Tally:
     """The normal form of a composition of (event, how often).
 
-    Raises UnsupportedEvent as ``to_form`` does, and for Poisson sampling of anything but Gaussians.
+    Raises UnsupportedEvent as ``event_to_json`` does, and for Poisson sampling of anything but Gaussians.
     """
     leaves: Counter[tuple[Any, ...]] = Counter()
     for event, times in events:
-        _collect(to_form(event), _count(times), leaves)
-    leaves = _bounded(leaves)
+        _collect_leaves(event_to_json(event), _check_count(times), leaves)
+    leaves = _bound_noise(leaves)
     gaussian = math.fsum(n / (leaf[1] * leaf[1]) for leaf, n in sorted(leaves.items()) if leaf[0] == "gaussian")
     return Tally(
         private=("non_private",) not in leaves,
@@ -148,7 +153,7 @@ def tally(events: Iterable[tuple[dpa.DpEvent, int]]) -> Tally:
     )
 
 
-def _bounded(leaves: Counter[tuple[Any, ...]]) -> Counter[tuple[Any, ...]]:
+def _bound_noise(leaves: Counter[tuple[Any, ...]]) -> Counter[tuple[Any, ...]]:
     """The same with noise that arithmetic can square; what is changed costs more than it did, never less."""
     bounded: Counter[tuple[Any, ...]] = Counter()
     for leaf, n in leaves.items():
@@ -159,7 +164,7 @@ def _bounded(leaves: Counter[tuple[Any, ...]]) -> Counter[tuple[Any, ...]]:
     return bounded
 
 
-def _collect(form: Mapping[str, Any], times: int, leaves: Counter[tuple[Any, ...]]) -> None:
+def _collect_leaves(form: Mapping[str, Any], times: int, leaves: Counter[tuple[Any, ...]]) -> None:
     kind = form["type"]
     if times == 0 or kind == "none":
         return
@@ -167,9 +172,9 @@ def _collect(form: Mapping[str, Any], times: int, leaves: Counter[tuple[Any, ...
         leaves[("non_private",)] += times
     elif kind == "compose":
         for part in form["events"]:
-            _collect(part, times, leaves)
+            _collect_leaves(part, times, leaves)
     elif kind == "repeat":
-        _collect(form["event"], _count(times * form["count"]), leaves)
+        _collect_leaves(form["event"], _check_count(times * form["count"]), leaves)
     elif kind == "poisson":
         _collect_sampled(form["probability"], form["event"], times, leaves)
     else:
@@ -179,8 +184,8 @@ def _collect(form: Mapping[str, Any], times: int, leaves: Counter[tuple[Any, ...
 def _collect_sampled(q: float, form: Mapping[str, Any], times: int, leaves: Counter[tuple[Any, ...]]) -> None:
     """Gaussians on one sample are one Gaussian on it; PLD accountants refuse them unmerged."""
     found: Counter[tuple[Any, ...]] = Counter()
-    _collect(form, 1, found)
-    inner = _bounded(found)
+    _collect_leaves(form, 1, found)
+    inner = _bound_noise(found)
     if ("non_private",) in inner:
         leaves[("non_private",)] += times
     elif any(leaf[0] != "gaussian" for leaf in inner):

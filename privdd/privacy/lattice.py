@@ -40,7 +40,7 @@ from torch import Tensor
 from privdd.core.types import Tensors
 
 BITS = 16  # a step is at most this many powers of two below the noise
-ROOM = 2.0**40  # steps in the largest contribution: sums of 2**22 of them stay far below 2**63
+MAX_STEPS = 2.0**40  # steps in the largest contribution: sums of 2**22 of them stay far below 2**63
 BLOCK = 2**18  # numbers of one block of rows: they stay in the cache
 GPU_BLOCK = 2**26  # on a GPU: few and large kernels; the sums are of integers, so the same in any blocks
 
@@ -60,7 +60,7 @@ class Lattice:
     """
 
     step: float
-    largest: float = ROOM
+    largest: float = MAX_STEPS
 
     @staticmethod
     def under(std: float, norm: float) -> Lattice:
@@ -69,23 +69,23 @@ class Lattice:
         Raises ValueError for noise below 2**-24 of the norm, and for noise whose steps float32 cannot hold.
         """
         step = 2.0 ** (math.floor(math.log2(std)) - BITS)
-        if not 2.0**-100 < step < 2.0**100 or not norm <= ROOM * step:
+        if not 2.0**-100 < step < 2.0**100 or not norm <= MAX_STEPS * step:
             raise ValueError(f"noise of scale {std:g} on a norm of {norm:g}: at least 2**-24 of the norm is needed")
         return Lattice(step, norm / step)
 
-    def whole(self, contributions: Tensor, factors: Tensor) -> Tensor:
+    def round_contributions(self, contributions: Tensor, factors: Tensor) -> Tensor:
         """Each record's contribution (n, ...) times its factor (n,), rounded towards zero, in steps (n, ...)."""
-        parts = [part.to(torch.int64) for part in self._blocks(contributions, factors)]
+        parts = [part.to(torch.int64) for part in self._round_in_blocks(contributions, factors)]
         return torch.cat(parts) if parts else torch.zeros_like(contributions, dtype=torch.int64)
 
-    def total(self, contributions: Tensor, factors: Tensor) -> Tensor:
-        """The sum of ``whole`` over records, in steps: (n, ...) -> (...)."""
-        running = Total(self, contributions.shape[1:], contributions.device)
-        running.add(contributions, factors)
-        return running.value()
+    def sum_contributions(self, contributions: Tensor, factors: Tensor) -> Tensor:
+        """The sum of ``round_contributions`` over records, in steps: (n, ...) -> (...)."""
+        running = RunningSum(self, contributions.shape[1:], contributions.device)
+        running.add_contributions(contributions, factors)
+        return running.current_sum()
 
-    def _blocks(self, contributions: Tensor, factors: Tensor) -> Iterator[Tensor]:
-        """``whole`` in blocks of records. A record of factor 0 is zeros, even if it holds NaN."""
+    def _round_in_blocks(self, contributions: Tensor, factors: Tensor) -> Iterator[Tensor]:
+        """``round_contributions`` in blocks of records. A record of factor 0 is zeros, even if it holds NaN."""
         exact = contributions if contributions.dtype in (torch.float32, torch.float64) else contributions.float()
         rows = rows_at_once(exact, math.prod(exact.shape[1:]))
         kind = torch.int32 if self.largest < 2**30 else torch.int64
@@ -96,24 +96,24 @@ class Lattice:
                 scaled.masked_fill_((factor == 0).reshape(-1, *(1,) * (exact.ndim - 1)), 0)
             yield scaled.to(kind)  # towards zero
 
-    def noised(self, whole: Tensor, std: float, draw: Callable[[tuple[int, ...]], Tensor]) -> Tensor:
+    def add_noise(self, whole: Tensor, std: float, draw: Callable[[tuple[int, ...]], Tensor]) -> Tensor:
         """``whole`` plus rounded noise, in steps. draw: shape -> standard noise, such as ``noise.normal``."""
         steps = (draw(tuple(whole.shape)).double() * (std / self.step)).round_()
         return whole + steps.to(whole.device, torch.int64)
 
     def released(self, values: Tensors, std: float, draw: Callable[[tuple[int, ...]], Tensor]) -> dict[str, Any]:
         """For a mechanism of one's own: clipped values of any shapes, noised, as arguments of ``Output`` (float32)."""
-        whole = {name: self.whole(value.unsqueeze(0), torch.ones(1))[0] for name, value in values.items()}
-        noised = {name: self.numbers(self.noised(steps, std, draw)) for name, steps in whole.items()}
-        exact = {name: self.numbers(steps) for name, steps in whole.items()}
+        whole = {name: self.round_contributions(value.unsqueeze(0), torch.ones(1))[0] for name, value in values.items()}
+        noised = {name: self.to_numbers(self.add_noise(steps, std, draw)) for name, steps in whole.items()}
+        exact = {name: self.to_numbers(steps) for name, steps in whole.items()}
         return {"value": noised, "exact": exact, "noise_std": std, "lattice": self.step}
 
-    def numbers(self, whole: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    def to_numbers(self, whole: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """Counts of steps as floating-point numbers."""
         return (whole.double() * self.step).to(dtype)
 
 
-class Total:
+class RunningSum:
     """A running sum of rounded contributions, in steps and exact: in int32 for as many records as cannot overflow it,
     which is four times as fast as in int64."""
 
@@ -123,24 +123,24 @@ class Total:
         self.narrow: Tensor | None = None
         self.room = self.left = (2**31 - 1) // (math.ceil(lattice.largest) + 1)  # records that int32 holds
 
-    def add(self, contributions: Tensor, factors: Tensor) -> None:
+    def add_contributions(self, contributions: Tensor, factors: Tensor) -> None:
         """Add the contributions (n, ...) times their factors (n,), rounded."""
-        for part in self.lattice._blocks(contributions, factors):
+        for part in self.lattice._round_in_blocks(contributions, factors):
             if part.dtype != torch.int32 or len(part) > self.room:
                 self.wide += part.sum(0)
                 continue
             if len(part) > self.left:
-                self._widen()
+                self._widen_sum()
             own = part[0] if len(part) == 1 else part.sum(0, dtype=torch.int32)
             self.narrow = own if self.narrow is None else self.narrow.add_(own)
             self.left -= len(part)
 
-    def _widen(self) -> None:
+    def _widen_sum(self) -> None:
         if self.narrow is not None:
             self.wide += self.narrow
         self.narrow, self.left = None, self.room
 
-    def value(self) -> Tensor:
+    def current_sum(self) -> Tensor:
         """The sum so far, int64."""
-        self._widen()
+        self._widen_sum()
         return self.wide

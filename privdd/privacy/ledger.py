@@ -18,19 +18,27 @@ from typing import Any
 
 import dp_accounting as dpa
 
-from privdd.core.relations import UNITS, Relation
+from privdd.core.setting_types import UNITS, Relation
 from privdd.privacy.accounting import Accountant, check_delta, check_relation, epsilon_of
-from privdd.privacy.events import Tally, UnsupportedEvent, from_form, tally, to_form
-from privdd.privacy.mechanism import Row
+from privdd.privacy.events import Tally, UnsupportedEvent, event_from_json, event_to_json, tally_events
+from privdd.privacy.mechanism import LedgerRow
 
 SCHEMA = 2  # 1 had the number of records in every row, and no lattice: still read, without them
 SERVER = -1  # the client number of rows that the server writes
-FREE = (dpa.NoOpDpEvent, dpa.NonPrivateDpEvent)  # events without a mechanism behind them
-ALIKE = ("shape", "flags", "name", "surface", "visible_to", "why", "nonprivate_reason")  # in most rows: kept once
+UNPROTECTED_EVENTS = (dpa.NoOpDpEvent, dpa.NonPrivateDpEvent)  # events without a mechanism behind them
+SHARED_FIELDS = (
+    "shape",
+    "flags",
+    "name",
+    "surface",
+    "visible_to",
+    "why",
+    "nonprivate_reason",
+)  # in most rows: kept once
 
 
 @dataclass(frozen=True, slots=True)
-class Release(Row):
+class Release(LedgerRow):
     """One numbered row (id = its position); ``post_of`` holds ids of earlier rows.
 
     flags: the side conditions of the proof; one false flag makes the release non-private. A flag
@@ -44,16 +52,16 @@ class Release(Row):
             raise ValueError(f"release id={self.id}, post_of={self.post_of}: ids of earlier releases are needed")
         if self.count < 1:
             raise ValueError(f"release {self.id}: count={self.count}: an integer >= 1 is needed")
-        to_form(self.event)
+        event_to_json(self.event)
         broken = sorted(name for name, holds in self.flags.items() if not holds)
         if broken and not isinstance(self.event, dpa.NonPrivateDpEvent):
             object.__setattr__(self, "event", dpa.NonPrivateDpEvent())
             object.__setattr__(self, "nonprivate_reason", f"side conditions fail: {', '.join(broken)}")
 
     @property
-    def protected(self) -> bool:
+    def is_protected(self) -> bool:
         """A mechanism stands behind it: the row itself spends a finite epsilon."""
-        return not isinstance(self.event, FREE)
+        return not isinstance(self.event, UNPROTECTED_EVENTS)
 
 
 class Ledger:
@@ -77,7 +85,7 @@ class Ledger:
     def __len__(self) -> int:
         return len(self._releases)
 
-    def append(self, rows: Sequence[Row], *, absolute: bool = False) -> tuple[int, ...]:
+    def append(self, rows: Sequence[LedgerRow], *, absolute: bool = False) -> tuple[int, ...]:
         """Number the rows and keep them -> their ids.
 
         ``post_of`` counts from the first of these rows (what ``Channel.send`` writes) or, with
@@ -89,18 +97,18 @@ class Ledger:
         base = 0 if absolute else first
         kept = []
         for at, row in enumerate(rows):
-            values = {f.name: getattr(row, f.name) for f in fields(Row)}
+            values = {f.name: getattr(row, f.name) for f in fields(LedgerRow)}
             values["post_of"] = tuple(of + base for of in row.post_of)
-            alike = (*ALIKE, "event") if isinstance(row.event, FREE) else ALIKE
+            alike = (*SHARED_FIELDS, "event") if isinstance(row.event, UNPROTECTED_EVENTS) else SHARED_FIELDS
             for name in alike:
                 values[name] = self._shared.setdefault(f"{name}{values[name]}", values[name])
             kept.append(Release(**values, id=first + at))
-            self._check(kept[-1])
+            self._check_release(kept[-1])
         self._releases.extend(kept)
         return tuple(release.id for release in kept)
 
-    def _check(self, release: Release) -> None:
-        if not release.protected:
+    def _check_release(self, release: Release) -> None:
+        if not release.is_protected:
             return
         unit = "client" if release.flags.get("unit:client") else "record"
         if unit != self.unit:
@@ -153,7 +161,7 @@ class Ledger:
 
     def totals(self, *, surfaces: Collection[str] | None = None, client: int | None = None) -> set[Tally]:
         """What ``epsilon`` takes the worst of: the compositions of each client's partition cells, largest only."""
-        return _cells(self.releases if surfaces is None else self.closure(surfaces), client)
+        return _cell_totals(self.releases if surfaces is None else self.closure(surfaces), client)
 
     def to_json(self) -> dict[str, Any]:
         """The content of ledger.json (plain lists, strings and finite numbers)."""
@@ -176,10 +184,12 @@ class Ledger:
         if not isinstance(data, Mapping) or data.get("schema") not in (1, SCHEMA) or isinstance(data["schema"], bool):
             found = data.get("schema") if isinstance(data, Mapping) else type(data).__name__
             raise ValueError(f"ledger.schema={found!r}: this version reads schemas 1 and {SCHEMA}")
-        _keys(data, {"schema", "relation", "unit", "delta", "releases"}, "ledger")
-        releases = _typed(data, "releases", list, "ledger")
+        _check_keys(data, {"schema", "relation", "unit", "delta", "releases"}, "ledger")
+        releases = _typed_value(data, "releases", list, "ledger")
         ledger = Ledger(
-            _typed(data, "relation", str, "ledger"), _typed(data, "unit", str, "ledger"), _real(data, "delta", "ledger")
+            _typed_value(data, "relation", str, "ledger"),
+            _typed_value(data, "unit", str, "ledger"),
+            _finite_value(data, "delta", "ledger"),
         )
         for at, item in enumerate(releases):
             if not isinstance(item, Mapping) or item.get("id") != at:
@@ -188,7 +198,7 @@ class Ledger:
         return ledger
 
 
-def _cells(rows: Iterable[Release], client: int | None) -> set[Tally]:
+def _cell_totals(rows: Iterable[Release], client: int | None) -> set[Tally]:
     """The distinct compositions of all (client, partition cell); the server's own rows touch everyone."""
     own: dict[int, dict[str | None, list[tuple[dpa.DpEvent, int]]]] = {}
     shared: dict[str | None, list[tuple[dpa.DpEvent, int]]] = {}
@@ -202,11 +212,11 @@ def _cells(rows: Iterable[Release], client: int | None) -> set[Tally]:
         names = {*cells, *shared} - {None} or {None}
         for name in names:
             both = (None,) if name is None else (None, name)
-            totals.add(tally(item for key in both for part in (cells, shared) for item in part.get(key, ())))
-    return _largest(totals)
+            totals.add(tally_events(item for key in both for part in (cells, shared) for item in part.get(key, ())))
+    return _largest_totals(totals)
 
 
-def _largest(totals: set[Tally]) -> set[Tally]:
+def _largest_totals(totals: set[Tally]) -> set[Tally]:
     """The totals that no other one covers: only they need the accountant."""
     kept: set[Tally] = set()
     for total in totals:
@@ -230,7 +240,7 @@ def _release_to_json(release: Release) -> dict[str, Any]:
         "sensitivity": {"value": release.sensitivity, "why": release.why},
         "noise_std": release.noise_std,
         "lattice": release.lattice,
-        "event": to_form(release.event),
+        "event": event_to_json(release.event),
         "count": release.count,
         "flags": dict(release.flags),
         "post_of": list(release.post_of),
@@ -238,47 +248,49 @@ def _release_to_json(release: Release) -> dict[str, Any]:
     }
 
 
-KEYS = {f.name for f in fields(Release)} - {"why"}
+RELEASE_KEYS = {f.name for f in fields(Release)} - {"why"}
 
 
-def _row_from_json(item: Mapping[str, Any], schema: int) -> Row:
+def _row_from_json(item: Mapping[str, Any], schema: int) -> LedgerRow:
     where = f"release {item['id']}"
-    _keys(item, KEYS - {"lattice"} | {"records"} if schema == 1 else KEYS, where)
-    sensitivity = _typed(item, "sensitivity", dict, where)
-    _keys(sensitivity, {"value", "why"}, f"{where}.sensitivity")
-    whole = {name: _typed(item, name, int, where) for name in ("round", "client", "count")}
-    text = {name: _typed(item, name, str, where) for name in ("name", "surface", "digest")}
-    shape = _typed(item, "shape", dict, where)
-    flags = _typed(item, "flags", dict, where)
-    _each(list(flags.values()), bool, f"{where}.flags")
-    return Row(
+    _check_keys(item, RELEASE_KEYS - {"lattice"} | {"records"} if schema == 1 else RELEASE_KEYS, where)
+    sensitivity = _typed_value(item, "sensitivity", dict, where)
+    _check_keys(sensitivity, {"value", "why"}, f"{where}.sensitivity")
+    whole = {name: _typed_value(item, name, int, where) for name in ("round", "client", "count")}
+    text = {name: _typed_value(item, name, str, where) for name in ("name", "surface", "digest")}
+    shape = _typed_value(item, "shape", dict, where)
+    flags = _typed_value(item, "flags", dict, where)
+    _typed_list(list(flags.values()), bool, f"{where}.flags")
+    return LedgerRow(
         **whole,
         **text,
-        visible_to=tuple(_each(item["visible_to"], str, f"{where}.visible_to")),
-        shape={key: tuple(_each(dims, int, f"{where}.shape.{key}")) for key, dims in shape.items()},
-        event=from_form(item["event"]),
-        partition=None if item["partition"] is None else _typed(item, "partition", str, where),
-        clip_norm=None if item["clip_norm"] is None else _real(item, "clip_norm", where),
-        sensitivity=None if sensitivity["value"] is None else _real(sensitivity, "value", where),
-        why=_typed(sensitivity, "why", str, where),
-        noise_std=_real(item, "noise_std", where),
-        lattice=None if item.get("lattice") is None else _real(item, "lattice", where),
+        visible_to=tuple(_typed_list(item["visible_to"], str, f"{where}.visible_to")),
+        shape={key: tuple(_typed_list(dims, int, f"{where}.shape.{key}")) for key, dims in shape.items()},
+        event=event_from_json(item["event"]),
+        partition=None if item["partition"] is None else _typed_value(item, "partition", str, where),
+        clip_norm=None if item["clip_norm"] is None else _finite_value(item, "clip_norm", where),
+        sensitivity=None if sensitivity["value"] is None else _finite_value(sensitivity, "value", where),
+        why=_typed_value(sensitivity, "why", str, where),
+        noise_std=_finite_value(item, "noise_std", where),
+        lattice=None if item.get("lattice") is None else _finite_value(item, "lattice", where),
         flags=dict(flags),
-        post_of=tuple(_each(item["post_of"], int, f"{where}.post_of")),
-        nonprivate_reason=None if item["nonprivate_reason"] is None else _typed(item, "nonprivate_reason", str, where),
+        post_of=tuple(_typed_list(item["post_of"], int, f"{where}.post_of")),
+        nonprivate_reason=None
+        if item["nonprivate_reason"] is None
+        else _typed_value(item, "nonprivate_reason", str, where),
     )
 
 
-def _keys(data: Mapping[str, Any], wanted: set[str], where: str) -> None:
+def _check_keys(data: Mapping[str, Any], wanted: set[str], where: str) -> None:
     if set(data) != wanted:
         raise ValueError(f"{where}: missing {sorted(wanted - set(data))}, unknown {sorted(set(data) - wanted)}")
 
 
-def _typed(data: Mapping[str, Any], key: str, kind: type, where: str) -> Any:
-    return _each([data[key]], kind, f"{where}.{key}")[0]
+def _typed_value(data: Mapping[str, Any], key: str, kind: type, where: str) -> Any:
+    return _typed_list([data[key]], kind, f"{where}.{key}")[0]
 
 
-def _each(values: Any, kind: type, where: str) -> list[Any]:
+def _typed_list(values: Any, kind: type, where: str) -> list[Any]:
     if not isinstance(values, list):
         raise ValueError(f"{where}={values!r}: a list is needed")
     for value in values:
@@ -287,7 +299,7 @@ def _each(values: Any, kind: type, where: str) -> list[Any]:
     return values
 
 
-def _real(data: Mapping[str, Any], key: str, where: str) -> float:
+def _finite_value(data: Mapping[str, Any], key: str, where: str) -> float:
     value = data[key]
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise ValueError(f"{where}.{key}={value!r}: a finite number is needed")

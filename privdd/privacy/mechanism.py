@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import dp_accounting as dpa
 
-from attacks.contract import check_names, declared
+from attacks.validation import check_hook_names, declared_hooks
 from privdd.core.types import Tensors
 from privdd.privacy.noise import Noise
 
@@ -62,7 +62,7 @@ class Mechanism(ABC):
     def __init_subclass__(cls, hooks: Sequence[str] = (), **more: Any) -> None:
         super().__init_subclass__(**more)
         cls._hooks = cls._hooks | frozenset(hooks)
-        check_names(cls, "a mechanism", cls._hooks)
+        check_hook_names(cls, "a mechanism", cls._hooks)
 
     _hooks: ClassVar[frozenset[str]] = frozenset()
 
@@ -86,11 +86,11 @@ class Mechanism(ABC):
         return {}
 
 
-Mechanism._hooks = declared(Mechanism)
+Mechanism._hooks = declared_hooks(Mechanism)
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class LedgerRow:
     """One release (an entry of ledger.json) before the ledger numbers it: only what all may know, for rows travel.
 
     How many records took part is not among it: a class's size and a sample's size are private, and where the

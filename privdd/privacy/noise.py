@@ -1,26 +1,39 @@
 """Where privacy noise comes from: the public seed (a simulation), a secret of its owner, or the operating system.
 
-Never torch's or numpy's global generator: siamese augmentation as published reseeds the global one
-from a clock, which makes "noise" that can be guessed by enumeration.
-
-Draws are float64, by inversion of the distribution function: a uniform tail probability on a grid of 2**-52, of
-2**-105 where it is below ``TAIL``, then a sign. So a normal draw reaches 11.9 and a Laplace draw 73, and there are no
-gaps between neighbouring draws that the lattice which mechanisms round to (``lattice``) could show.
+Never torch's or numpy's global generator: siamese augmentation as published reseeds the global one from a clock, which
+makes "noise" that can be guessed by enumeration. Draws are float64, by inversion of the distribution function: a uniform
+tail probability on a grid of 2**-52, of 2**-105 where it is below ``TAIL``, then a sign. So a normal draw reaches 11.9 and a
+Laplace draw 73, and there are no gaps between neighbouring draws that the lattice which mechanisms round to (``lattice``)
+could show. ``settings_hash`` is a short name for settings, the same for equal ones in every process and another for any that
+differ: by it two runs of other settings draw other noise.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from abc import abstractmethod
-from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from privdd.core.keys import Keys
+from privdd.core.rng import Keys
+
+# --- noise -------------------------------------------------------------------------------------
+# Where privacy noise comes from: the public seed (a simulation), a secret of its owner, or the operating system.
+#
+# Never torch's or numpy's global generator: siamese augmentation as published reseeds the global one
+# from a clock, which makes "noise" that can be guessed by enumeration.
+#
+# Draws are float64, by inversion of the distribution function: a uniform tail probability on a grid of 2**-52, of
+# 2**-105 where it is below ``TAIL``, then a sign. So a normal draw reaches 11.9 and a Laplace draw 73, and there are no
+# gaps between neighbouring draws that the lattice which mechanisms round to (``lattice``) could show.
+
 
 GRID = 2.0**-53  # uniform draws are multiples of it
 TAIL = 2.0**-5  # a probability below it gets as many bits again
@@ -36,30 +49,30 @@ class Noise(Protocol):
     def uniform(self, shape: tuple[int, ...]) -> Tensor: ...
 
 
-class Inverted:
+class InversionSampler:
     """Normal and Laplace draws by inversion, from multiples of ``GRID`` in [0, 1)."""
 
     @abstractmethod
-    def grid(self, shape: tuple[int, ...]) -> Tensor:
+    def uniform_grid(self, shape: tuple[int, ...]) -> Tensor:
         """Uniform multiples of ``GRID`` in [0, 1), float64."""
 
     def uniform(self, shape: tuple[int, ...]) -> Tensor:
         """Uniform in (0, 1), both ends excluded: P(draw < q) is q to within ``GRID``."""
-        return self.grid(shape).clamp_min_(GRID / 2)
+        return self.uniform_grid(shape).clamp_min_(GRID / 2)
 
     def normal(self, shape: tuple[int, ...]) -> Tensor:
         """Standard normal."""
-        tail, sign = self._tail(shape)
+        tail, sign = self._draw_tail(shape)
         return torch.special.ndtri(tail.mul_(0.5)).mul_(sign)
 
     def laplace(self, shape: tuple[int, ...]) -> Tensor:
         """Laplace of scale 1."""
-        tail, sign = self._tail(shape)
+        tail, sign = self._draw_tail(shape)
         return tail.log_().mul_(sign)
 
-    def _tail(self, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    def _draw_tail(self, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
         """(uniform in (0, 1], the probability of a magnitude at least as large; a sign, -1 or 1)."""
-        doubled = self.grid(shape).mul_(2)
+        doubled = self.uniform_grid(shape).mul_(2)
         sign = doubled.floor()
         tail = doubled.sub_(sign).reshape(-1)
         low = (tail < TAIL).nonzero()[:, 0]
@@ -69,25 +82,25 @@ class Inverted:
 
 
 @dataclass(frozen=True)
-class SeededNoise(Inverted):
+class SeededNoise(InversionSampler):
     """Noise from one named stream of the public seed: repeatable by everyone, so for simulations only."""
 
     generator: torch.Generator
 
-    def grid(self, shape: tuple[int, ...]) -> Tensor:
+    def uniform_grid(self, shape: tuple[int, ...]) -> Tensor:
         return torch.rand(shape, generator=self.generator, dtype=torch.float64)  # 53 bits
 
 
 @dataclass(frozen=True)
-class SystemNoise(Inverted):
+class SystemNoise(InversionSampler):
     """Noise whose every bit is read from the operating system: not repeatable, for deployments."""
 
-    def _read(self, count: int) -> bytes:
+    def _random_bytes(self, count: int) -> bytes:
         return os.urandom(count)
 
-    def grid(self, shape: tuple[int, ...]) -> Tensor:
+    def uniform_grid(self, shape: tuple[int, ...]) -> Tensor:
         count = int(np.prod(shape, dtype=np.int64))
-        bits = np.frombuffer(self._read(8 * count), dtype=np.uint64) >> np.uint64(11)
+        bits = np.frombuffer(self._random_bytes(8 * count), dtype=np.uint64) >> np.uint64(11)
         return torch.from_numpy(bits.astype(np.float64) * GRID).reshape(shape)
 
 
@@ -101,7 +114,7 @@ class KeyStream:
     key: bytes = field(repr=False)
     asked: int = 0
 
-    def read(self, count: int) -> bytes:
+    def next_bytes(self, count: int) -> bytes:
         self.asked += 1
         return hashlib.shake_256(self.key + self.asked.to_bytes(8, "big")).digest(count)
 
@@ -112,8 +125,8 @@ class SecretNoise(SystemNoise):
 
     stream: KeyStream
 
-    def _read(self, count: int) -> bytes:
-        return self.stream.read(count)
+    def _random_bytes(self, count: int) -> bytes:
+        return self.stream.next_bytes(count)
 
 
 def noise_for(source: Literal["seed", "secret", "os"], keys: Keys) -> Noise:
@@ -128,3 +141,37 @@ def noise_for(source: Literal["seed", "secret", "os"], keys: Keys) -> Noise:
     if source == "seed":
         return SeededNoise(keys.fold("secret", "noise").torch())
     raise ValueError(f"privacy.noise_source={source!r}: allowed are seed, secret, os")
+
+
+# --- description -------------------------------------------------------------------------------
+# A short name for settings: the same for equal ones in every process, another for any that differ.
+
+
+def settings_hash(value: Any) -> str:
+    """Sixteen hexadecimal digits of plain data and of objects that hold it, such as a plan's mechanisms.
+
+    An object counts by its class's name and its fields (its attributes, where it is no dataclass). What holds neither
+    plain data nor objects of this kind, such as a function, counts by its type alone: its text names an address.
+    """
+    text = json.dumps(_plain_data(value), sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def _plain_data(value: Any) -> Any:
+    if value is None or isinstance(value, str | bool):
+        return value
+    if isinstance(value, int | float):
+        return repr(float(value)) if abs(value) < 2**53 else repr(value)
+    if isinstance(value, Tensor):
+        return ["Tensor", _plain_data(value.tolist())]
+    if isinstance(value, Mapping):
+        return {str(name): _plain_data(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain_data(part) for part in value]
+    kind = type(value).__name__
+    if is_dataclass(value) and not isinstance(value, type):
+        return [kind, {field.name: _plain_data(getattr(value, field.name)) for field in fields(value)}]
+    return [
+        kind,
+        _plain_data(vars(value)) if type(value).__module__ != "builtins" and hasattr(value, "__dict__") else None,
+    ]

@@ -20,8 +20,8 @@ from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from scipy.integrate import quad
 from scipy.special import log_ndtr, ndtr, ndtri
 
-from privdd.core.relations import Relation
-from privdd.privacy.accounting import loss_of
+from privdd.core.setting_types import Relation
+from privdd.privacy.accounting import privacy_loss_of
 from privdd.privacy.events import Tally, UnsupportedEvent
 from privdd.privacy.ledger import Ledger
 
@@ -58,28 +58,31 @@ def reconstruction(
     surfaces: only what these let out, and what that was computed from. Raises ValueError for fewer than 2
     candidates.
     """
-    chosen = [_count(k) for k in candidates]
+    chosen = [_check_candidates(k) for k in candidates]
     priors = [1 / k for k in chosen]
     totals = ledger.totals(client=client, surfaces=None if surfaces is None else tuple(surfaces))
-    bounds = [named_at_most(total, priors, relation=ledger.relation, delta=ledger.delta) for total in totals]
+    bounds = [naming_bounds(total, priors, relation=ledger.relation, delta=ledger.delta) for total in totals]
     worst = [max(column) for column in zip(priors, *bounds, strict=True)]
     return [
-        Naming(k, 1 / k, bound, _reached(totals, k, ledger.relation)) for k, bound in zip(chosen, worst, strict=True)
+        Naming(k, 1 / k, bound, _attained_rate(totals, k, ledger.relation))
+        for k, bound in zip(chosen, worst, strict=True)
     ]
 
 
-def _count(k: int) -> int:
+def _check_candidates(k: int) -> int:
     if isinstance(k, bool) or not isinstance(k, int) or k < 2:
         raise ValueError(f"candidates={k!r}: an integer >= 2 is needed")
     return k
 
 
-def _reached(totals: Iterable[Tally], k: int, relation: Relation) -> float | None:
-    rates = [attained(_mu(total, relation), k) if _gaussian_only(total) else None for total in totals]
+def _attained_rate(totals: Iterable[Tally], k: int, relation: Relation) -> float | None:
+    rates = [
+        attained_naming_rate(_gaussian_mu(total, relation), k) if _gaussian_only(total) else None for total in totals
+    ]
     return None if None in rates else max((rate for rate in rates if rate is not None), default=1 / k)
 
 
-def named_at_most(total: Tally, priors: Sequence[float], *, relation: Relation, delta: float = 1e-5) -> list[float]:
+def naming_bounds(total: Tally, priors: Sequence[float], *, relation: Relation, delta: float = 1e-5) -> list[float]:
     """For each prior chance in (0, 1): the largest chance to name the record.
 
     Gaussian noise: Phi(mu + Phi^-1(prior)), with mu composed. Otherwise the trade-off curve of the composed
@@ -91,16 +94,16 @@ def named_at_most(total: Tally, priors: Sequence[float], *, relation: Relation, 
             raise ValueError(f"prior={prior!r}: a number in (0, 1) is needed")
     if not total.private:
         return [1.0 for _ in priors]
-    if total.empty:
+    if total.is_empty:
         return list(priors)
     if total.laplace:
         full_batch = [1.0 for _ in priors]
     else:  # without knowing who was sampled an attacker does no better than with full batches
-        full_batch = [float(ndtr(_mu(total, relation) + ndtri(prior))) for prior in priors]
+        full_batch = [float(ndtr(_gaussian_mu(total, relation) + ndtri(prior))) for prior in priors]
     if _gaussian_only(total):
         return full_batch
     try:
-        curve = powers(loss_of(total, delta, relation), priors)
+        curve = power_at_levels(privacy_loss_of(total, delta, relation), priors)
     except UnsupportedEvent:
         return full_batch
     return [min(pair) for pair in zip(full_batch, curve, strict=True)]
@@ -110,23 +113,25 @@ def _gaussian_only(total: Tally) -> bool:
     return total.private and not total.poisson and not total.laplace
 
 
-def _mu(total: Tally, relation: Relation) -> float:
+def _gaussian_mu(total: Tally, relation: Relation) -> float:
     """Of the Gaussian releases, with every batch taken as a full one."""
     squared = total.squared_mu + math.fsum(n / (z * z) for (_, z), n in total.poisson)
     return math.sqrt(squared) * (2 if relation == "replace" else 1)
 
 
-def powers(loss: PrivacyLossDistribution, levels: Sequence[float]) -> list[float]:
+def power_at_levels(loss: PrivacyLossDistribution, levels: Sequence[float]) -> list[float]:
     """The largest power of a test at each level, in the worse order of the pair.
 
     The loss is rounded upwards, so that the test of largest losses first (Neyman and Pearson) on its atoms has no
     less power than any test of the mechanism itself.
     """
     orders = [loss._pmf_remove] if loss._symmetric else [loss._pmf_remove, loss._pmf_add]  # there is no public way in
-    return [float(np.clip(column, level, 1)) for level, column in zip(levels, _curve(orders, levels), strict=True)]
+    return [
+        float(np.clip(column, level, 1)) for level, column in zip(levels, _power_curve(orders, levels), strict=True)
+    ]
 
 
-def _curve(orders: Sequence[Any], levels: Sequence[float]) -> np.ndarray:
+def _power_curve(orders: Sequence[Any], levels: Sequence[float]) -> np.ndarray:
     """(levels): chance under one law of outputs that have the chance ``level`` under the other; larger of the orders."""
     found = []
     for pmf in (order.to_dense_pmf() for order in orders):
@@ -139,7 +144,7 @@ def _curve(orders: Sequence[Any], levels: Sequence[float]) -> np.ndarray:
     return np.max(found, axis=0)
 
 
-def stated_at_most(epsilon: float, delta: float, prior: float) -> float:
+def naming_bound_of_claim(epsilon: float, delta: float, prior: float) -> float:
     """The same chance for any (epsilon, delta) mechanism: what a claimed epsilon would allow.
 
     The trade-off curve of an (epsilon, delta) guarantee (Wasserman and Zhou 2010; Kairouz et al. 2015).
@@ -150,7 +155,7 @@ def stated_at_most(epsilon: float, delta: float, prior: float) -> float:
     return min(1.0, linear, 1 - math.exp(-epsilon) * (1 - delta - prior))
 
 
-def attained(mu: float, k: int) -> float:
+def attained_naming_rate(mu: float, k: int) -> float:
     """How often the likeliest of k candidates is the right one, under Gaussian noise of deviation 1.
 
     The candidates move the output by ``mu`` each, to the corners of a regular simplex (k - 1 or more dimensions):
@@ -158,7 +163,7 @@ def attained(mu: float, k: int) -> float:
     """
     shift = mu * math.sqrt(k / (k - 1))
 
-    def density(x: float) -> float:
+    def weighted_density(x: float) -> float:
         return math.exp(-0.5 * (x - shift) ** 2 + (k - 1) * float(log_ndtr(x))) / math.sqrt(2 * math.pi)
 
-    return float(min(1.0, quad(density, shift - 12, shift + 12, limit=400, points=[shift])[0]))
+    return float(min(1.0, quad(weighted_density, shift - 12, shift + 12, limit=400, points=[shift])[0]))

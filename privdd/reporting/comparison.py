@@ -1,125 +1,140 @@
-"""Several runs on one page, with the tables and figures as files beside it."""
+"""Several runs or trainings on one page, with tables and figures as files beside it."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import IO, Any
 
-from privdd.reporting import epsilon_figures, figures, noise_words, plots, readings, strongest, tables, words
-from privdd.reporting.epsilon_figures import FrontierPoint
-from privdd.reporting.figures import RocLine
+from rich.table import Table as Drawn
+from rich.text import Text
+
+from privdd.reporting import export, figures, finding_selection, plots, wording
+from privdd.reporting.export import Table, frontier_table, table_to_csv
+from privdd.reporting.figures import FrontierPoint, RocLine
+from privdd.reporting.finding_selection import beats_guessing
 from privdd.reporting.findings_file import FindingsError
-from privdd.reporting.folder import RunRecord, read_run
-from privdd.reporting.frontier import places
-from privdd.reporting.grouping import Setting, settings
-from privdd.reporting.plots import Album, Plot
-from privdd.reporting.schema import TprAt
-from privdd.reporting.strongest import beats_guessing
-from privdd.reporting.style import save
-from privdd.reporting.summary import weak
-from privdd.runtime.files import write_bytes
+from privdd.reporting.frontier import Setting, frontier_places, group_runs
+from privdd.reporting.plots import PictureAlbum, Plot
+from privdd.reporting.run_record import RunRecord, read_run_config, read_run_record
+from privdd.reporting.schema import EpsilonPair, Findings, Privacy, Run, Seconds, TprAt, Utility
+from privdd.reporting.style import save_figure
+from privdd.reporting.summary import is_weak_limit
+from privdd.reporting.terminal import console_for
+from privdd.reporting.wording import format_number, format_share
+from privdd.runtime.files import read_json, write_bytes
+
+# --- comparison --------------------------------------------------------------------------------
+# Several runs on one page, with the tables and figures as files beside it.
+
 
 CURVES = 8  # one per colour
 
 
-def headline(made: Sequence[Setting]) -> str:
+def comparison_headline(made: Sequence[Setting]) -> str:
     """The verdicts counted in words."""
     counts = Counter(setting.verdict for setting in made)
-    parts = [f"{counts[kind]} {words.VERDICT[kind].lower()}" for kind in words.GRAVITY if counts[kind]]
+    parts = [f"{counts[kind]} {wording.VERDICT[kind].lower()}" for kind in wording.GRAVITY if counts[kind]]
     return f"{len(made)} setting{'s' if len(made) > 1 else ''} compared: {', '.join(parts)}."
 
 
-def sentences(made: Sequence[Setting]) -> list[str]:
+def comparison_sentences(made: Sequence[Setting]) -> list[str]:
     """Who leaks most and least, at the smallest false-positive rate that every setting can resolve."""
     said = []
     for key in ("0.001", "0.01", "0.1"):
         found = [(at.tpr, s.label, at) for s in made if (at := s.tpr(key)) is not None]
         if len(found) == len(made) > 1:
-            said += _members_found(float(key), sorted(found, key=lambda one: one[:2]))
+            said += _membership_sentences(float(key), sorted(found, key=lambda one: one[:2]))
             break
-    said += noise_words.several(run.findings.privacy for s in made for run in s.runs)
-    if not comparable(made):
+    said += wording.comparison_warnings(run.findings.privacy for s in made for run in s.runs)
+    if not is_comparable(made):
         said.append("These runs do not share δ, unit and neighbouring relation: their ε are not comparable.")
     return said
 
 
-def comparable(made: Sequence[Setting]) -> bool:
+def is_comparable(made: Sequence[Setting]) -> bool:
     """Whether all runs state their epsilon at one delta, for one unit and one neighbouring relation."""
     return len({(p.delta, p.unit, p.relation) for s in made for p in (r.findings.privacy for r in s.runs)}) <= 1
 
 
-def _members_found(fpr: float, found: Sequence[tuple[float, str, TprAt]]) -> list[str]:
+def _membership_sentences(fpr: float, found: Sequence[tuple[float, str, TprAt]]) -> list[str]:
     """The strongest and the weakest; what is not above guessing by the rule of every page is said to be guessing."""
     above = [one for one in found if beats_guessing(one[2], fpr)]
-    rate = words.one_in(fpr)
+    rate = wording.one_in(fpr)
     if not above:
         return [f"At {rate} false alarms no attack named more training records than guessing does in any setting."]
     high, most, _ = above[-1]
-    said = f"At {rate} false alarms an attacker finds {words.share(high)} of the training records of {most}"
+    said = f"At {rate} false alarms an attacker finds {wording.format_share(high)} of the training records of {most}"
     low, least, at = found[0]
     if least == most:
         return [f"{said}."]
     if beats_guessing(at, fpr):
-        return [f"{said}, and {words.share(low)} of those of {least}."]
-    between = f"95 %: {words.share(at.ci[0])} to {words.share(at.ci[1])}"
+        return [f"{said}, and {wording.format_share(low)} of those of {least}."]
+    between = f"95 %: {wording.format_share(at.ci[0])} to {wording.format_share(at.ci[1])}"
     return [f"{said}; for {least} its success cannot be told from guessing ({between})."]
 
 
-def roc_overlay(made: Sequence[Setting]) -> Plot | None:
+def overlay_rocs(made: Sequence[Setting]) -> Plot | None:
     """The strongest attack on each setting, at most eight of them, on common axes."""
     lines: list[RocLine] = []
     for setting in made:
         if (found := setting.attack()) is not None:
             run, row = found
-            name = f"{setting.label}: {words.title(row).lower()}, {words.attack(row.attack)}"
-            line = plots.roc_line(name, run.evidence(row))
+            name = f"{setting.label}: {wording.surface_title(row).lower()}, {wording.attack_title(row.attack)}"
+            line = plots.roc_line_of(name, run.evidence(row))
             lines += [line] if line is not None else []
     if not lines:
         return None
     lines = sorted(lines, key=lambda line: -float(line.curve.tpr[1]))[:CURVES]
-    said = "; ".join(f"{line.label}: AUC {words.share(line.curve.auc)}" for line in lines)
+    said = "; ".join(f"{line.label}: AUC {wording.format_share(line.curve.auc)}" for line in lines)
     caption = "Each setting's strongest attack, at the median seed; bands are pointwise 95 % intervals."
     title = "Membership, method by method"
-    return Plot("roc", title, caption, f"ROC curves. {said}.", figures.roc(lines, 5.0), *readings.roc(lines))
+    return Plot("roc", title, caption, f"ROC curves. {said}.", figures.draw_roc(lines, 5.0), *plots.roc_tooltips(lines))
 
 
-def frontier(made: Sequence[Setting]) -> Plot | None:
+def plot_frontier(made: Sequence[Setting]) -> Plot | None:
     """Epsilon against accuracy, of the settings that trained a model."""
     made = [s for s in made if s.accuracies]
     if not made:
         return None
     points = [FrontierPoint(s.method, s.epsilon, s.accuracies, s.measured, s.claim) for s in made]
-    said = "; ".join(f"{s.label}: epsilon {words.number(s.epsilon)}, accuracy {words.share(s.accuracy)}" for s in made)
+    said = "; ".join(
+        f"{s.label}: epsilon {wording.format_number(s.epsilon)}, accuracy {wording.format_share(s.accuracy)}"
+        for s in made
+    )
     caption = "Mean and range over seeds. Choosing the best point on private data costs privacy beyond its ε."
-    if not comparable(made):
+    if not is_comparable(made):
         caption = f"Read each point alone: these ε are not of one δ, unit and neighbouring relation. {caption}"
-    return Plot("frontier", "Epsilon against accuracy", caption, f"{said}.", epsilon_figures.frontier(points))
+    return Plot("frontier", "Epsilon against accuracy", caption, f"{said}.", figures.draw_frontier(points))
 
 
-def uploads(made: Sequence[Setting]) -> Plot | None:
+def plot_uploads(made: Sequence[Setting]) -> Plot | None:
     sizes = {s.label: float(s.uploaded) for s in made if s.uploaded is not None}
     if not sizes:
         return None
-    said = "; ".join(f"{k}: {figures.size(v)}" for k, v in sizes.items())
-    return Plot("bytes", "Uploaded by each client", "Over the whole run.", said, figures.bytes_bar(sizes))
+    said = "; ".join(f"{k}: {figures.format_bytes(v)}" for k, v in sizes.items())
+    return Plot("bytes", "Uploaded by each client", "Over the whole run.", said, figures.draw_bytes(sizes))
 
 
-def draw(made: Sequence[Setting]) -> list[Plot]:
+def draw_comparison(made: Sequence[Setting]) -> list[Plot]:
     """Every figure that these runs allow."""
-    accuracy = plots.accuracy((s.label, s.runs[0]) for s in made[:CURVES])
-    return [p for p in (roc_overlay(made), frontier(made), uploads(made), accuracy) if p is not None]
+    accuracy = plots.plot_accuracy((s.label, s.runs[0]) for s in made[:CURVES])
+    return [p for p in (overlay_rocs(made), plot_frontier(made), plot_uploads(made), accuracy) if p is not None]
 
 
-def albums(made: Sequence[Setting]) -> list[Album]:
+def best_albums(made: Sequence[Setting]) -> list[PictureAlbum]:
     """For each setting, the pictures of its best reconstruction."""
-    best = [(setting, strongest.best_pictures(setting.runs[0].findings.findings)) for setting in made]
-    found = (plots.album(setting.label, setting.runs[0], row) for setting, row in best if row)
+    best = [
+        (setting, finding_selection.strongest_reconstruction(setting.runs[0].findings.findings)) for setting in made
+    ]
+    found = (plots.picture_album(setting.label, setting.runs[0], row) for setting, row in best if row)
     return [one for one in found if one is not None][:CURVES]
 
 
 def write_comparison(
-    dirs: Sequence[Path | str], out: Path | str, read: Callable[[Path | str], RunRecord] = read_run
+    dirs: Sequence[Path | str], out: Path | str, read: Callable[[Path | str], RunRecord] = read_run_record
 ) -> Path:
     """``out/comparison.html``, figures/, and frontier, leaks, findings as CSV and LaTeX; returns the page's path.
 
@@ -129,37 +144,121 @@ def write_comparison(
     if not unique:
         raise FindingsError("nothing to compare: no run folder was given")
     out = Path(out)
-    made = settings([read(path) for path in unique.values()])
-    drawn, pictures = draw(made), albums(made)
-    page = plots.environment().get_template("comparison.html.jinja")
+    made = group_runs([read(path) for path in unique.values()])
+    drawn, pictures = draw_comparison(made), best_albums(made)
+    page = plots.template_environment().get_template("comparison.html.jinja")
     text = page.render(
         made=made,
-        places=places(made),
-        title=headline(made),
-        sentences=sentences(made),
+        places=frontier_places(made),
+        title=comparison_headline(made),
+        sentences=comparison_sentences(made),
         albums=pictures,
-        **_by_name(drawn),
+        **_plots_by_name(drawn),
         verdict="contradiction" if any(s.verdict == "contradiction" for s in made) else "plain",
-        weak=weak,
+        weak=is_weak_limit,
         beats_guessing=beats_guessing,
-        limits=list(dict.fromkeys(said for s in made for run in s.runs for said in words.limits(run.findings.privacy))),
+        limits=list(
+            dict.fromkeys(said for s in made for run in s.runs for said in wording.page_limits(run.findings.privacy))
+        ),
     )
     write_bytes(out / "comparison.html", text.encode(errors="replace"))
     _write_tables(made, out)
     for plot in drawn:
-        save(plot.figure, plot.drawing, out / "figures", plot.name)
+        save_figure(plot.figure, plot.drawing, out / "figures", plot.name)
     for index, album in enumerate(pictures):
-        album.save(out / "figures", f"pictures-{index + 1}-{plots.slug(album.owner)}")
+        album.save(out / "figures", f"pictures-{index + 1}-{plots.make_slug(album.owner)}")
     return out / "comparison.html"
 
 
-def _by_name(drawn: Sequence[Plot]) -> dict[str, Plot | None]:
+def _plots_by_name(drawn: Sequence[Plot]) -> dict[str, Plot | None]:
     named: dict[str, Plot | None] = dict.fromkeys(("roc", "frontier", "bytes", "accuracy"))
     return named | {plot.name: plot for plot in drawn}
 
 
 def _write_tables(made: Sequence[Setting], out: Path) -> None:
-    write_bytes(out / "findings.csv", tables.to_csv(tables.findings_table(made)).encode())
-    write_bytes(out / "frontier.csv", tables.to_csv(tables.frontier_table(made)).encode())
-    write_bytes(out / "leaks.csv", tables.to_csv(tables.leak_table(made)).encode())
-    write_bytes(out / "leaks.tex", tables.to_latex(tables.leak_table(made)).encode())
+    write_bytes(out / "findings.csv", export.table_to_csv(export.findings_table(made)).encode())
+    write_bytes(out / "frontier.csv", export.table_to_csv(export.frontier_table(made)).encode())
+    write_bytes(out / "leaks.csv", export.table_to_csv(export.leak_table(made)).encode())
+    write_bytes(out / "leaks.tex", export.table_to_latex(export.leak_table(made)).encode())
+
+
+# --- trained -----------------------------------------------------------------------------------
+# A sweep of trainings as a table: accuracy beside the accounted epsilon, by setting over its seeds.
+
+
+# Of the columns of an audit's frontier: what training alone knows. Nothing was attacked, so nothing is judged.
+KNOWN = (
+    "method", "setting", "seeds", "epsilon_pld", "epsilon_rdp", "delta", "unit", "relation", "accuracy_mean",
+    "accuracy_std", "accuracy_min", "accuracy_max", "diverged", "uploaded_bytes_per_client",
+)  # fmt: skip
+
+
+def read_training_record(path: Path) -> RunRecord:
+    """One training as a run without findings. Raises FindingsError or DamagedRun, one line, for another folder."""
+    config, result = read_run_config(path / "config.yaml"), read_json(path / "training.json")
+    try:
+        privacy = {name: result[name] for name in ("delta", "unit", "relation")}
+        seconds = Seconds(train=0, worlds=0, attacks=0, total=0)
+        data, preset = (str(config[name]["name"]) for name in ("data", "preset"))
+        run = Run(
+            algo=str(config["name"]), data=data, preset=preset, seed=int(config["seed"]), version="", clients=0, rounds=0,
+            seconds=seconds,
+        )  # fmt: skip
+        found = Findings(
+            run=run, utility=_utility_of(result), surfaces=[], findings=[],
+            privacy=Privacy(epsilon=EpsilonPair(**result["epsilon"]), claims=[], **privacy),
+            verdict="unprotected" if result["epsilon"]["pld"] == "inf" else "consistent",  # never shown
+        )  # fmt: skip
+    except (KeyError, TypeError, ValueError) as error:
+        raise FindingsError(f"{path}: not a finished training ({' '.join(str(error).split())[:100]})") from None
+    return RunRecord(path, found, config=config)
+
+
+def _utility_of(result: dict[str, Any]) -> Utility:
+    sizes = {name: result[name] for name in ("uploaded_bytes_per_client", "downloaded_bytes_per_client")}
+    return Utility(accuracy=result["accuracy"], accuracy_kind="global", diverged=result.get("diverged"), **sizes)
+
+
+def training_table(made: Sequence[Setting]) -> Table:
+    """One row per setting, as an audit's ``frontier.csv`` has it."""
+    header, rows = frontier_table(made)
+    at = [list(header).index(name) for name in KNOWN]
+    return KNOWN, [[row[i] for i in at] for row in rows]
+
+
+def write_training_table(
+    paths: Sequence[Path], out: Path, read: Callable[[Path], RunRecord] = read_training_record
+) -> Path:
+    """``out/training.csv`` of finished trainings, each opened by ``read``; returns its path."""
+    write_bytes(out / "training.csv", table_to_csv(training_table(group_runs([read(p) for p in paths]))).encode())
+    return out / "training.csv"
+
+
+def print_training_table(paths: Sequence[Path], file: IO[str]) -> None:
+    """The same for reading."""
+    table = Drawn(title="Accuracy and accounted epsilon", title_justify="left")
+    table.add_column("setting", overflow="fold")
+    for name in ("seeds", "accuracy", "epsilon (PLD)", "epsilon (RDP)", "delta"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for one in group_runs([read_training_record(path) for path in paths]):
+        privacy = one.runs[0].findings.privacy
+        pld = max(run.findings.privacy.epsilon.pld for run in one.runs)
+        cells = (
+            one.label,
+            len(one.runs),
+            _accuracy_cell(one),
+            format_number(pld),
+            format_number(one.epsilon_rdp),
+            format_number(privacy.delta),
+        )
+        table.add_row(*(Text(str(cell)) for cell in cells))
+    console_for(file).print(table)
+
+
+def _accuracy_cell(setting: Setting) -> str:
+    gone = f"{setting.diverged} of {len(setting.runs)} diverged" if setting.diverged else ""
+    if not setting.accuracies:
+        return gone
+    low, high = min(setting.accuracies), max(setting.accuracies)
+    spread = "" if math.isclose(low, high) else f" ({format_share(low)} to {format_share(high)})"
+    return ", ".join(filter(None, (f"{format_share(setting.accuracy)}{spread}", gone)))

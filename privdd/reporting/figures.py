@@ -1,20 +1,86 @@
-"""Figures of what attacks reach and what a run costs: ROC, pictures, accuracy, bytes."""
+"""Figures: ROC curves, pictures, accuracy, bytes, epsilon claimed, proven and shown, and epsilon against accuracy."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from privdd.reporting import words
-from privdd.reporting.curves import Curve, psnr
-from privdd.reporting.hover import AREA, MOST, curve_id
-from privdd.reporting.style import INK, MUTED, PERCENT, canvas, colour, dash
+from attacks import images
+from attacks.roc import Clusters, roc, tpr_at_fpr
+from privdd.reporting import wording
+from privdd.reporting.style import (
+    ACCOUNTED,
+    AREA,
+    CLAIM,
+    GRID,
+    INK,
+    MEASURED,
+    MOST,
+    MUTED,
+    PAPER,
+    PERCENT,
+    curve_id,
+    figure_canvas,
+    series_colour,
+    series_dash,
+)
+
+# --- curves ------------------------------------------------------------------------------------
+# The arrays behind the figures: a ROC with its band, looked up as steps, and PSNR.
+
+
+@dataclass(frozen=True)
+class StepCurve:
+    """A step ROC: at a false-positive rate of at most fpr[i] the attack reaches tpr[i], within lo and hi.
+
+    fpr, tpr, lo, hi: (k,) in [0, 1], fpr increasing; members, outsiders: how many of each.
+    """
+
+    fpr: np.ndarray
+    tpr: np.ndarray
+    lo: np.ndarray
+    hi: np.ndarray
+    members: int
+    outsiders: int
+    auc: float
+
+
+def step_curve(scores: np.ndarray, members: np.ndarray, *, clusters: Clusters = (), points: int = 100) -> StepCurve:
+    """The ROC at no more than ``points`` + 1 log-spaced rates, each a rate that a threshold attains.
+
+    scores, members: (m,), larger = member. The band is attacks.roc.tpr_at_fpr's 95 % interval,
+    pointwise. Between points the curve is drawn as a step: joining them by a line would overstate the
+    true-positive rate. Raises ValueError without both classes.
+    """
+    members = np.asarray(members).astype(bool)
+    outsiders = int((~members).sum())
+    area = roc(scores, members).auc
+    wanted = np.unique(np.round(np.geomspace(1, outsiders, points)).astype(int)) / outsiders
+    # tpr_at_fpr takes no rate of zero: half of one non-member stands for "no false positives".
+    rates = np.append(0.5 / outsiders, wanted)
+    found = [tpr_at_fpr(scores, members, float(rate), clusters=clusters) for rate in rates]
+    tpr, bounds = np.array([f[0] for f in found]), np.array([f[1] for f in found])
+    fpr = np.append(0.0, wanted)
+    return StepCurve(fpr, tpr, bounds[:, 0], bounds[:, 1], int(members.sum()), outsiders, area)
+
+
+def psnr_of_arrays(real: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """``attacks.images.psnr`` of arrays."""
+    return images.psnr(torch.as_tensor(real), torch.as_tensor(other)).numpy()
+
+
+# --- figures -----------------------------------------------------------------------------------
+# Figures of what attacks reach and what a run costs: ROC, pictures, accuracy, bytes.
+
 
 FLOOR = 1e-4
 
@@ -24,19 +90,19 @@ class RocLine:
     """One attack's curve with its name; blind is the same game without the artifact."""
 
     label: str
-    curve: Curve
-    blind: Curve | None = None
+    curve: StepCurve
+    blind: StepCurve | None = None
 
 
-def roc(lines: Sequence[RocLine], width: float = 4.6) -> Figure:
+def draw_roc(lines: Sequence[RocLine], width: float = 4.6) -> Figure:
     """True against false positives on log-log axes (Carlini et al., 2022, section IV).
 
     Steps, with a pointwise 95 % Clopper-Pearson band. The diagonal is guessing; the dotted mark is
     one non-member, below which a rate cannot be seen.
     """
     columns = 1 if len(lines) > 2 or max(len(line.label) for line in lines) > 30 else 2
-    with canvas(width, width + 0.25 * math.ceil((len(lines) + 3) / columns)) as (figure, axes):
-        floor = roc_floor(lines)
+    with figure_canvas(width, width + 0.25 * math.ceil((len(lines) + 3) / columns)) as (figure, axes):
+        floor = roc_axis_floor(lines)
         axes.patch.set_gid(AREA)
         axes.plot([floor, 1], [floor, 1], color=MUTED, lw=1, ls=(0, (4, 3)), label="guessing")
         for index, line in enumerate(lines):
@@ -51,38 +117,43 @@ def roc(lines: Sequence[RocLine], width: float = 4.6) -> Figure:
     return figure
 
 
-def roc_floor(lines: Sequence[RocLine]) -> float:
+def roc_axis_floor(lines: Sequence[RocLine]) -> float:
     """Where both axes begin: the decade of one non-member."""
     floor = max(FLOOR, 10.0 ** math.floor(math.log10(min(1 / line.curve.outsiders for line in lines))))
     return min(floor, 0.1)
 
 
-def blind_line(lines: Sequence[RocLine]) -> Curve | None:
+def worst_blind_line(lines: Sequence[RocLine]) -> StepCurve | None:
     """The control that is drawn: the one furthest from guessing."""
     blind = [line.blind for line in lines if line.blind is not None]
     return max(blind, key=lambda curve: abs(curve.auc - 0.5), default=None)
 
 
-def _steps(curve: Curve, floor: float) -> np.ndarray:
+def _clip_to_floor(curve: StepCurve, floor: float) -> np.ndarray:
     return np.maximum(curve.fpr, floor / 10)
 
 
 def _draw_curve(axes: Axes, line: RocLine, index: int, floor: float) -> None:
-    x = _steps(line.curve, floor)
+    x = _clip_to_floor(line.curve, floor)
     low, high = (np.maximum(y, floor / 10) for y in (line.curve.lo, line.curve.hi))
     label = "95 % interval" if index == 0 else None
-    band = axes.fill_between(x, low, high, step="post", color=colour(index), alpha=0.16, lw=0, label=label)
+    band = axes.fill_between(x, low, high, step="post", color=series_colour(index), alpha=0.16, lw=0, label=label)
     band.set_gid(curve_id(index, "band"))
     tpr = np.maximum(line.curve.tpr, floor / 10)
     gid = curve_id(index, "line")
-    axes.step(x, tpr, where="post", color=colour(index), ls=dash(index), label=line.label, zorder=3, gid=gid)
+    axes.step(
+        x, tpr, where="post", color=series_colour(index), ls=series_dash(index), label=line.label, zorder=3, gid=gid
+    )
 
 
 def _draw_blind(axes: Axes, lines: Sequence[RocLine], floor: float) -> None:
-    worst, many = blind_line(lines), sum(line.blind is not None for line in lines)
+    worst, many = worst_blind_line(lines), sum(line.blind is not None for line in lines)
     if worst is not None:
         label = "control: never saw the artifact" + (f" (furthest of {many})" if many > 1 else "")
-        x, (low, tpr, high) = _steps(worst, floor), (np.maximum(y, floor / 10) for y in (worst.lo, worst.tpr, worst.hi))
+        x, (low, tpr, high) = (
+            _clip_to_floor(worst, floor),
+            (np.maximum(y, floor / 10) for y in (worst.lo, worst.tpr, worst.hi)),
+        )
         band = axes.fill_between(x, low, high, step="post", color=MUTED, alpha=0.1, lw=0)
         band.set_gid(curve_id(len(lines), "band"))
         axes.step(x, tpr, where="post", color=MUTED, lw=1, label=label, gid=curve_id(len(lines), "line"))
@@ -95,14 +166,23 @@ def _mark_one_outsider(axes: Axes, lines: Sequence[RocLine], floor: float) -> No
         axes.text(one, 1.08, f"one in {round(1 / one)}", color=MUTED, fontsize=8, ha="center", va="bottom")
 
 
-def accuracy(series: Mapping[str, Sequence[float]], width: float = 4.6) -> Figure:
+def draw_accuracy(series: Mapping[str, Sequence[float]], width: float = 4.6) -> Figure:
     """Test accuracy (0 to 1) after each round, one line per run."""
-    with canvas(width, 2.7) as (figure, axes):
+    with figure_canvas(width, 2.7) as (figure, axes):
         for index, (label, values) in enumerate(series.items()):
             rounds = np.arange(1, len(values) + 1)
             marker = "o" if len(values) <= 12 else None
             gid = curve_id(index, "line") if index < MOST else None
-            axes.plot(rounds, values, color=colour(index), ls=dash(index), marker=marker, ms=3.5, label=label, gid=gid)
+            axes.plot(
+                rounds,
+                values,
+                color=series_colour(index),
+                ls=series_dash(index),
+                marker=marker,
+                ms=3.5,
+                label=label,
+                gid=gid,
+            )
         axes.patch.set_gid(AREA)
         axes.set(xlabel="communication round", ylabel="test accuracy", ylim=(0, 1))
         axes.yaxis.set_major_formatter(PERCENT)
@@ -112,7 +192,7 @@ def accuracy(series: Mapping[str, Sequence[float]], width: float = 4.6) -> Figur
     return figure
 
 
-def size(value: float) -> str:
+def format_bytes(value: float) -> str:
     """A number of bytes in decimal units: 1234567 as "1.23 MB"."""
     for unit in ("B", "kB", "MB", "GB"):
         if value < 999.5 or unit == "GB":
@@ -121,12 +201,12 @@ def size(value: float) -> str:
     return f"{value:.3g}\u00a0{unit}"
 
 
-def bytes_bar(up: Mapping[str, float], width: float = 4.6) -> Figure:
+def draw_bytes(up: Mapping[str, float], width: float = 4.6) -> Figure:
     """Bytes that one client uploads over the whole run, one bar per run."""
-    with canvas(width, 0.6 + 0.34 * len(up)) as (figure, axes):
+    with figure_canvas(width, 0.6 + 0.34 * len(up)) as (figure, axes):
         names, values = list(up), list(up.values())
-        bars = axes.barh(names, values, color=[colour(i) for i in range(len(names))], height=0.62)
-        axes.bar_label(bars, [size(v) for v in values], padding=4, fontsize=8.5, color=INK)
+        bars = axes.barh(names, values, color=[series_colour(i) for i in range(len(names))], height=0.62)
+        axes.bar_label(bars, [format_bytes(v) for v in values], padding=4, fontsize=8.5, color=INK)
         axes.set(xlim=(0, 1.22 * max(*values, 1)), xticks=[])
         axes.invert_yaxis()
         axes.grid(False)
@@ -135,16 +215,18 @@ def bytes_bar(up: Mapping[str, float], width: float = 4.6) -> Figure:
     return figure
 
 
-def pictures(real: np.ndarray, reconstructed: np.ndarray, limit: int = 8) -> Figure:
+def draw_pictures(real: np.ndarray, reconstructed: np.ndarray, limit: int = 8) -> Figure:
     """Real images (b, c, h, w) above their reconstructions, with the PSNR of each pair; best first."""
-    order = best_first(real, reconstructed)[:limit]
-    quality = psnr(real, reconstructed)
+    order = order_by_psnr(real, reconstructed)[:limit]
+    quality = psnr_of_arrays(real, reconstructed)
     tall = real.shape[2] / real.shape[3]
-    with canvas(0.8 * len(order) + 0.6, 1.6 * tall + 0.5) as (figure, axes):
+    with figure_canvas(0.8 * len(order) + 0.6, 1.6 * tall + 0.5) as (figure, axes):
         for column, index in enumerate(order):
-            _picture(axes, real[index], column, tall + 0.06)
-            _picture(axes, reconstructed[index], column, 0)
-            axes.text(column + 0.47, -0.06, words.decibel(float(quality[index])), ha="center", va="top", fontsize=8)
+            _draw_picture(axes, real[index], column, tall + 0.06)
+            _draw_picture(axes, reconstructed[index], column, 0)
+            axes.text(
+                column + 0.47, -0.06, wording.format_decibel(float(quality[index])), ha="center", va="top", fontsize=8
+            )
         axes.set(xlim=(0, len(order)), ylim=(-0.2, 2 * tall + 0.06), aspect="equal", xticks=[])
         axes.set_yticks([1.5 * tall + 0.06, 0.5 * tall], ["real", "rebuilt"])
         axes.tick_params(length=0, labelcolor=INK)
@@ -153,13 +235,165 @@ def pictures(real: np.ndarray, reconstructed: np.ndarray, limit: int = 8) -> Fig
     return figure
 
 
-def _picture(axes: Axes, image: np.ndarray, left: float, bottom: float) -> None:
+def _draw_picture(axes: Axes, image: np.ndarray, left: float, bottom: float) -> None:
     pixels = np.clip(image, 0, 1).transpose(1, 2, 0)
     pixels = np.repeat(pixels, 3, axis=2) if pixels.shape[2] == 1 else pixels
     place = (left, left + 0.94, bottom, bottom + 0.94 * image.shape[1] / image.shape[2])
     axes.imshow(pixels, extent=place, interpolation="none")
 
 
-def best_first(real: np.ndarray, reconstructed: np.ndarray) -> np.ndarray:
+def order_by_psnr(real: np.ndarray, reconstructed: np.ndarray) -> np.ndarray:
     """Positions sorted by falling PSNR."""
-    return np.argsort(-psnr(real, reconstructed), kind="stable")
+    return np.argsort(-psnr_of_arrays(real, reconstructed), kind="stable")
+
+
+# --- epsilon figures ---------------------------------------------------------------------------
+# Figures of epsilon: claimed, proven and shown on one axis, and epsilon against accuracy.
+#
+# The axis is logarithmic with two columns of its own: "0" on the left, and on the right "no limit" for
+# an infinite epsilon, which is shown as what it is and not as a large number.
+
+
+@dataclass(frozen=True)
+class StripRow:
+    """One line of the strip; each epsilon is >= 0, may be infinite, and is None where there is none."""
+
+    label: str
+    claim: float | None
+    accounted: float | None
+    measured: float | None
+
+
+@dataclass(frozen=True)
+class FrontierPoint:
+    """One setting of one method over its seeds: accuracies in [0, 1], epsilons >= 0 or infinite."""
+
+    method: str
+    epsilon: float
+    accuracies: tuple[float, ...]
+    measured: float | None = None
+    claim: float | None = None
+
+
+class EpsilonAxis:
+    """Positions of epsilons: log10 between two decades, 0 and infinity in columns beside them."""
+
+    def __init__(self, values: Iterable[float | None]) -> None:
+        finite = [v for v in values if v is not None and 0 < v < math.inf]
+        low = math.floor(math.log10(min(finite, default=0.1)))
+        high = math.ceil(math.log10(max(finite, default=10)))
+        self.low, self.high = max(min(low, -1), -4), max(high, 1)
+
+    @property
+    def zero_position(self) -> float:
+        return self.low - 0.5
+
+    @property
+    def infinity_position(self) -> float:
+        return self.high + 0.55
+
+    def position_of(self, epsilon: float) -> float:
+        if math.isinf(epsilon):
+            return self.infinity_position
+        return self.zero_position if epsilon <= 10.0**self.low / 3 else max(math.log10(epsilon), self.low - 0.3)
+
+    def set_ticks(self, axes: Axes, label: str) -> None:
+        """Ticks, the column of no limit, and the label."""
+        step = 1 if self.high - self.low <= 6 else 2
+        decades = list(range(self.low, self.high + 1, step))
+        names = [f"{10.0**d:g}" if -4 < d < 5 else f"1e{d}" for d in decades]
+        axes.set_xticks([self.zero_position, *decades, self.infinity_position], ["0", *names, "∞"])
+        axes.axvspan(self.high + 0.2, self.high + 0.9, color=GRID, alpha=0.55, lw=0, zorder=0)
+        axes.set_xlim(self.zero_position - 0.25, self.high + 0.9)
+        axes.set_xlabel(label)
+
+
+def draw_epsilon_strip(rows: Sequence[StripRow], width: float = 5.2) -> Figure:
+    """For each row: the claim (diamond), the proven upper bound (bar), the measured lower bound (arrow).
+
+    A measured bound to the right of a claim or of a proven bound contradicts it: a bold line joins them.
+    """
+    axis = EpsilonAxis(value for row in rows for value in (row.claim, row.accounted, row.measured))
+    with figure_canvas(width, 1.25 + 0.42 * len(rows)) as (figure, axes):
+        for height, row in enumerate(rows):
+            _draw_strip_row(axes, axis, row, height)
+        axes.set_yticks(range(len(rows)), [row.label for row in rows])
+        axes.set_ylim(len(rows) - 0.4, -0.6)
+        axes.tick_params(axis="y", length=0, labelcolor=INK)
+        axes.patch.set_gid(AREA)
+        axis.set_ticks(axes, "ε (smaller is more private; ∞ = no limit proven)")
+        axes.grid(axis="y", visible=False)
+        figure.legend(handles=_draw_strip_legend(rows), loc="outside lower center", ncols=3, handletextpad=0.3)
+    return figure
+
+
+def _draw_strip_row(axes: Axes, axis: EpsilonAxis, row: StripRow, height: int) -> None:
+    if row.accounted is not None:
+        end = axis.position_of(row.accounted)
+        axes.plot([axis.zero_position, end], [height, height], color=ACCOUNTED, lw=5, alpha=0.28, solid_capstyle="butt")
+        axes.plot(end, height, marker="|", ms=13, mew=2.6, color=ACCOUNTED)
+    if row.measured is not None:
+        for bound in (row.claim, row.accounted):
+            if bound is not None and bound < row.measured:
+                ends = [axis.position_of(bound), axis.position_of(row.measured)]
+                axes.plot(ends, [height, height], color=MEASURED, lw=2.2, solid_capstyle="butt")
+        axes.plot(axis.position_of(row.measured), height, marker=">", ms=8, color=MEASURED, zorder=4)
+    if row.claim is not None:
+        axes.plot(axis.position_of(row.claim), height, marker="D", ms=7.5, mfc=PAPER, mec=CLAIM, mew=1.8, zorder=3)
+
+
+def _draw_strip_legend(rows: Sequence[StripRow]) -> list[Line2D]:
+    """Only what is drawn."""
+    looks: dict[str, dict[str, Any]] = {
+        "claim": {"marker": "D", "ms": 7, "mfc": PAPER, "mec": CLAIM, "mew": 1.8, "label": "claimed or stated"},
+        "accounted": {"marker": "|", "ms": 11, "mew": 2.6, "color": ACCOUNTED, "label": "proven (at most)"},
+        "measured": {"marker": ">", "ms": 8, "color": MEASURED, "label": "shown (at least)"},
+    }
+    drawn = (look for name, look in looks.items() if any(getattr(row, name) is not None for row in rows))
+    return [Line2D([], [], ls="", **look) for look in drawn]
+
+
+def draw_frontier(points: Sequence[FrontierPoint], width: float = 5.2) -> Figure:
+    """Accuracy against epsilon, one curve per method: mean and range over seeds.
+
+    Filled marks sit at the accounted epsilon, arrows at the measured lower bound of the same setting,
+    dashed lines at the paper's claim.
+    """
+    axis = EpsilonAxis(v for p in points for v in (p.epsilon, p.measured, p.claim))
+    methods = list(dict.fromkeys(p.method for p in points))
+    with figure_canvas(width, 3.6 + 0.2 * len(methods)) as (figure, axes):
+        for index, method in enumerate(methods):
+            mine = sorted((p for p in points if p.method == method), key=lambda p: p.epsilon)
+            _draw_frontier_curve(axes, axis, mine, index)
+        axis.set_ticks(axes, "epsilon")
+        axes.set_ylabel("accuracy")
+        axes.yaxis.set_major_formatter(PERCENT)
+        handles, _ = axes.get_legend_handles_labels()
+        grey = []
+        if any(p.measured is not None for p in points):
+            grey.append(Line2D([], [], marker=">", ls="", ms=6, mfc=PAPER, mec=MUTED, label="shown (at least)"))
+        if any(p.claim is not None for p in points):
+            grey.append(
+                Line2D([], [], marker="D", ls=(0, (3, 2)), ms=5, mfc=PAPER, color=MUTED, label="the paper's claim")
+            )
+        figure.legend(handles=handles + grey, loc="outside lower center", ncols=2)
+    return figure
+
+
+def _draw_frontier_curve(axes: Axes, axis: EpsilonAxis, points: Sequence[FrontierPoint], index: int) -> None:
+    tint = series_colour(index)
+    mean = np.array([np.mean(p.accuracies) for p in points])
+    spread = np.array([[m - min(p.accuracies), max(p.accuracies) - m] for m, p in zip(mean, points, strict=True)]).T
+    x = [axis.position_of(p.epsilon) for p in points]
+    label = f"{points[0].method}: accounted"
+    axes.errorbar(
+        x, mean, yerr=np.maximum(spread, 0), color=tint, ls=series_dash(index), marker="o", ms=6, capsize=3, label=label
+    )
+    for place, height, point in zip(x, mean, points, strict=True):
+        if point.measured is not None:
+            low = axis.position_of(point.measured)
+            axes.plot([low, place], [height, height], color=tint, lw=0.8, alpha=0.6)
+            axes.plot(low, height, marker=">", ms=6, mfc=PAPER, mec=tint)
+    claimed = [(axis.position_of(p.claim), y) for p, y in zip(points, mean, strict=True) if p.claim is not None]
+    if claimed:
+        axes.plot(*zip(*claimed, strict=True), color=tint, ls=(0, (3, 2)), lw=1.3, marker="D", ms=5, mfc=PAPER)

@@ -1,4 +1,4 @@
-"""Read and write ``findings.json``: one-line errors, atomic writes, no NaN, no ``null``."""
+"""Read and write ``findings.json`` (one-line errors, atomic writes, no NaN, no ``null``), and its published JSON Schema."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from privdd.reporting.schema import READABLE, Findings
+from privdd.reporting.schema import READABLE, SCHEMA, Findings
 from privdd.runtime import files
 from privdd.runtime.files import DamagedRun, write_bytes
+
+# --- findings file -----------------------------------------------------------------------------
+# Read and write ``findings.json``: one-line errors, atomic writes, no NaN, no ``null``.
 
 
 class FindingsError(DamagedRun):
@@ -26,7 +29,7 @@ def _refuse_null(value: Any, path: str = "") -> None:
         _refuse_null(inner, f"{path}.{key}" if path else str(key))
 
 
-def first_error(error: ValidationError) -> str:
+def first_error_line(error: ValidationError) -> str:
     """One line for the first of pydantic's errors, with the number of the others."""
     errors = error.errors(include_url=False, include_context=False)
     where = ".".join(str(part) for part in errors[0]["loc"])
@@ -35,7 +38,7 @@ def first_error(error: ValidationError) -> str:
     return f"{where}: {message}{rest}" if where else f"{message}{rest}"
 
 
-def read_json(path: Path) -> Any:
+def read_findings_json(path: Path) -> Any:
     """``files.read_json``. Raises FindingsError with one line."""
     try:
         return files.read_json(path)
@@ -43,7 +46,7 @@ def read_json(path: Path) -> Any:
         raise FindingsError(str(error)) from None
 
 
-def validate(data: Any, where: str = "findings") -> Findings:
+def validate_findings(data: Any, where: str = "findings") -> Findings:
     """A checked value from plain data. Raises FindingsError with one line."""
     if not isinstance(data, dict):
         raise FindingsError(f"{where}: an object is needed, got {type(data).__name__}")
@@ -56,35 +59,55 @@ def validate(data: Any, where: str = "findings") -> Findings:
         _refuse_null(data)
         return Findings.model_validate(data)
     except ValidationError as error:
-        raise FindingsError(f"{where}: {first_error(error)}") from None
+        raise FindingsError(f"{where}: {first_error_line(error)}") from None
     except ValueError as error:
         raise FindingsError(f"{where}: {error}") from None
 
 
-def load(path: Path | str) -> Findings:
+def load_findings(path: Path | str) -> Findings:
     """Read findings.json, or the one inside a run folder. Raises FindingsError with one line."""
     path = Path(path)
     path = path / "findings.json" if path.is_dir() else path
-    found = validate(read_json(path), str(path))
+    found = validate_findings(read_findings_json(path), str(path))
     found._origin.folder = path.parent
     return found
 
 
-def dump(findings: Findings) -> str:
+def dump_findings(findings: Findings) -> str:
     """The file's text: keys in the schema's order, absent keys left out, NaN refused."""
     data = findings.model_dump(mode="json", by_alias=True, exclude_none=True)
     return json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def write(findings: Findings | Mapping[str, Any], path: Path | str) -> Path:
+def write_findings(findings: Findings | Mapping[str, Any], path: Path | str) -> Path:
     """Check, then replace the file in one step, so that no reader ever sees half of it.
 
     Raises FindingsError if a mapping does not follow the schema.
     """
-    checked = findings if isinstance(findings, Findings) else validate(dict(findings), str(path))
+    checked = findings if isinstance(findings, Findings) else validate_findings(dict(findings), str(path))
     try:
-        text = dump(checked)
+        text = dump_findings(checked)
     except ValueError as error:
         raise FindingsError(f"{path}: {error}") from None
     write_bytes(Path(path), text.encode())
     return Path(path)
+
+
+# --- json schema -------------------------------------------------------------------------------
+# The JSON Schema of ``findings.json``, made from the typed model: published as docs/findings.schema.json.
+#
+# python -m privdd.reporting.findings_file > docs/findings.schema.json
+
+
+def schema_text() -> str:
+    """The schema as indented JSON, with a line end."""
+    made = Findings.model_json_schema(by_alias=True)
+    head = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": f"privdd findings.json, schema {SCHEMA}",
+    }
+    return json.dumps({**head, **{k: v for k, v in made.items() if k != "title"}}, indent=1, ensure_ascii=False) + "\n"
+
+
+if __name__ == "__main__":
+    print(schema_text(), end="")

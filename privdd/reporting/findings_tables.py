@@ -1,14 +1,18 @@
-"""All findings as three tables, one for each question: a table has only the columns that its question fills."""
+"""All findings as tables, the ledger in a few lines, and the knowledge ladder of inversion attacks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
-from privdd.reporting import words
-from privdd.reporting.schema import FindingRow
-from privdd.reporting.strongest import PICTURE_FAMILIES, blind_psnr, label_chance, of_transcripts
-from privdd.reporting.words import NONE, decibel, number, share
+from privdd.reporting import wording
+from privdd.reporting.finding_selection import PICTURE_FAMILIES, blind_guess_psnr, blind_label_rate, reads_transcripts
+from privdd.reporting.schema import FindingRow, Findings
+from privdd.reporting.wording import NONE, format_decibel, format_number, format_share
+
+# --- findings tables ---------------------------------------------------------------------------
+# All findings as three tables, one for each question: a table has only the columns that its question fills.
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,7 @@ class FindingsTable:
     rows: tuple[tuple[FindingRow, tuple[TableCell, ...]], ...]
 
 
-def tables(findings: Iterable[FindingRow]) -> list[FindingsTable]:
+def findings_by_question(findings: Iterable[FindingRow]) -> list[FindingsTable]:
     """Membership, pictures and labels, guarantee; a question without findings has no table."""
     rows = list(findings)
     asked = (
@@ -48,115 +52,286 @@ def tables(findings: Iterable[FindingRow]) -> list[FindingsTable]:
         ("t-guarantee", "Does the stated limit hold?", {"guarantee"}, GUARANTEE),
     )
     made = (
-        _table(name, question, columns, [r for r in rows if r.family in families])
+        _question_table(name, question, columns, [r for r in rows if r.family in families])
         for name, question, families, columns in asked
     )
     return [one for one in made if one.rows]
 
 
-def _table(name: str, question: str, columns: Sequence[Column], rows: Sequence[FindingRow]) -> FindingsTable:
+def _question_table(name: str, question: str, columns: Sequence[Column], rows: Sequence[FindingRow]) -> FindingsTable:
     cells = [[column.cell(row) for column in columns] for row in rows]
     kept = [i for i in range(len(columns)) if any(line[i] != TableCell() for line in cells)]
     body = tuple((row, tuple(line[i] for i in kept)) for row, line in zip(rows, cells, strict=True))
     return FindingsTable(name, question, tuple(columns[i] for i in kept), body)
 
 
-def _tpr(key: str) -> Callable[[FindingRow], TableCell]:
-    def cell(row: FindingRow) -> TableCell:
+def _tpr_column(key: str) -> Callable[[FindingRow], TableCell]:
+    def tpr_cell(row: FindingRow) -> TableCell:
         at = (row.tpr_at_fpr or {}).get(key)
         if at is None:
             return TableCell()
-        return TableCell(share(at.tpr), _between(at.ci)) if at.resolvable else TableCell("too few")
+        return TableCell(format_share(at.tpr), _interval_text(at.ci)) if at.resolvable else TableCell("too few")
 
-    return cell
+    return tpr_cell
 
 
-def _worst(row: FindingRow) -> TableCell:
+def _exposure_cell(row: FindingRow) -> TableCell:
     worst = row.worst_records
     if worst is None:
         return TableCell()
-    return TableCell(share(worst.tpr), f"worst {share(worst.share)}; {_between(worst.ci)}")
+    return TableCell(format_share(worst.tpr), f"worst {format_share(worst.share)}; {_interval_text(worst.ci)}")
 
 
-def _epsilon(row: FindingRow) -> TableCell:
+def _epsilon_cell(row: FindingRow) -> TableCell:
     if row.epsilon_measured is None:
         return TableCell()
     gaussian = ", if scores are Gaussian" if row.epsilon_validity == "gaussian_only" else ""
-    return TableCell(number(row.epsilon_measured), (row.epsilon_method or "").replace("_", " ") + gaussian)
+    return TableCell(format_number(row.epsilon_measured), (row.epsilon_method or "").replace("_", " ") + gaussian)
 
 
-def _kappa(row: FindingRow) -> TableCell:
-    return TableCell(number(row.kappa), "" if row.kappa_allowed is None else f"limit {number(row.kappa_allowed)}")
+def _kappa_cell(row: FindingRow) -> TableCell:
+    return TableCell(
+        format_number(row.kappa), "" if row.kappa_allowed is None else f"limit {format_number(row.kappa_allowed)}"
+    )
 
 
-def _psnr(row: FindingRow) -> TableCell:
-    blind = blind_psnr(row)
+def _psnr_cell(row: FindingRow) -> TableCell:
+    blind = blind_guess_psnr(row)
     if row.pictures is not None:
-        return TableCell(decibel(row.pictures.median), f"guess {decibel(row.pictures.guess)}; mean {number(row.psnr)}")
-    return TableCell(number(row.psnr), "" if blind is None or row.psnr is None else f"mean; guess {number(blind)}")
+        return TableCell(
+            format_decibel(row.pictures.median),
+            f"guess {format_decibel(row.pictures.guess)}; mean {format_number(row.psnr)}",
+        )
+    return TableCell(
+        format_number(row.psnr), "" if blind is None or row.psnr is None else f"mean; guess {format_number(blind)}"
+    )
 
 
-def _clear(row: FindingRow) -> TableCell:
+def _clear_pictures_cell(row: FindingRow) -> TableCell:
     seen = row.pictures
     if seen is None:
         return TableCell()
-    best = f"best {decibel(seen.best)}, closest guess {decibel(seen.best_guess)}"
+    best = f"best {format_decibel(seen.best)}, closest guess {format_decibel(seen.best_guess)}"
     return TableCell(f"{seen.clear} of {seen.n}", best)
 
 
-def _identified(row: FindingRow) -> TableCell:
-    chance = "" if row.identified_chance is None else f"chance {share(row.identified_chance)}"
-    return TableCell(share(row.identified), chance)
+def _identified_cell(row: FindingRow) -> TableCell:
+    chance = "" if row.identified_chance is None else f"chance {format_share(row.identified_chance)}"
+    return TableCell(format_share(row.identified), chance)
 
 
-def _labels(row: FindingRow) -> TableCell:
-    chance = label_chance(row)
-    blind = "" if chance is None or row.label_accuracy is None else f"blind {share(chance)}"
-    return TableCell(share(row.label_accuracy), blind)
+def _labels_cell(row: FindingRow) -> TableCell:
+    chance = blind_label_rate(row)
+    blind = "" if chance is None or row.label_accuracy is None else f"blind {format_share(chance)}"
+    return TableCell(format_share(row.label_accuracy), blind)
 
 
-def _size(row: FindingRow) -> TableCell:
-    what = "transcript" if of_transcripts(row) else "replay"
+def _size_cell(row: FindingRow) -> TableCell:
+    what = "transcript" if reads_transcripts(row) else "replay"
     worlds = "" if row.worlds is None else f"{row.worlds} {what}{'s' if row.worlds != 1 else ''}"
     return TableCell(NONE if row.n is None else str(row.n), worlds)
 
 
-def _between(interval: tuple[float, float] | None) -> str:
-    return "" if interval is None else f"{share(interval[0])} to {share(interval[1])}"
+def _interval_text(interval: tuple[float, float] | None) -> str:
+    return "" if interval is None else f"{format_share(interval[0])} to {format_share(interval[1])}"
 
 
-ATTACKER = Column("Attacker", "", False, lambda row: TableCell(words.ADVERSARY[row.adversary][0]))
+ATTACKER = Column("Attacker", "", False, lambda row: TableCell(wording.ADVERSARY[row.adversary][0]))
 NOTE = Column("Note", "", False, lambda row: TableCell(row.note or NONE))
-TRIALS = Column("n", "trials", True, _size)
-EPSILON = Column("ε", "at least", True, _epsilon)
+TRIALS = Column("n", "trials", True, _size_cell)
+EPSILON = Column("ε", "at least", True, _epsilon_cell)
 MEMBERSHIP = (
     ATTACKER,
-    Column("AUC", "50 % is guessing", True, lambda row: TableCell(share(row.auc), _between(row.auc_ci))),
-    Column("TPR at 0.1 % FPR", "members found", True, _tpr("0.001")),
-    Column("TPR at 1 % FPR", "members found", True, _tpr("0.01")),
-    Column("TPR at 10 % FPR", "members found", True, _tpr("0.1")),
-    Column("Worst records", "at 0.1 % FPR", True, _worst),
-    Column("Blind AUC", "control", True, lambda row: TableCell(share(row.blind_auc))),
+    Column("AUC", "50 % is guessing", True, lambda row: TableCell(format_share(row.auc), _interval_text(row.auc_ci))),
+    Column("TPR at 0.1 % FPR", "members found", True, _tpr_column("0.001")),
+    Column("TPR at 1 % FPR", "members found", True, _tpr_column("0.01")),
+    Column("TPR at 10 % FPR", "members found", True, _tpr_column("0.1")),
+    Column("Worst records", "at 0.1 % FPR", True, _exposure_cell),
+    Column("Blind AUC", "control", True, lambda row: TableCell(format_share(row.blind_auc))),
     EPSILON,
-    Column("n", "records", True, _size),
+    Column("n", "records", True, _size_cell),
     NOTE,
 )
 PICTURES = (
     ATTACKER,
-    Column("PSNR ↑", "median", True, _psnr),
-    Column("Clear", "3 dB above every guess", True, _clear),
-    Column("SSIM ↑", "", True, lambda row: TableCell(number(row.ssim))),
-    Column("LPIPS ↓", "", True, lambda row: TableCell(number(row.lpips), (row.lpips_trunk or "").split(":")[0])),
-    Column("Identified", "right record", True, _identified),
-    Column("Labels", "classes right", True, _labels),
+    Column("PSNR ↑", "median", True, _psnr_cell),
+    Column("Clear", "3 dB above every guess", True, _clear_pictures_cell),
+    Column("SSIM ↑", "", True, lambda row: TableCell(format_number(row.ssim))),
+    Column("LPIPS ↓", "", True, lambda row: TableCell(format_number(row.lpips), (row.lpips_trunk or "").split(":")[0])),
+    Column("Identified", "right record", True, _identified_cell),
+    Column("Labels", "classes right", True, _labels_cell),
     TRIALS,
     NOTE,
 )
 GUARANTEE = (
     ATTACKER,
     EPSILON,
-    Column("ε", "stated", True, lambda row: TableCell(number(row.epsilon_stated))),
-    Column("κ", "largest move", True, _kappa),
+    Column("ε", "stated", True, lambda row: TableCell(format_number(row.epsilon_stated))),
+    Column("κ", "largest move", True, _kappa_cell),
     TRIALS,
     NOTE,
 )
+
+
+# --- ledger view -------------------------------------------------------------------------------
+# The ledger in a few lines: releases of one kind put together, their mechanism in words.
+
+
+PLAIN = {"none": "computed from protected values only", "non_private": "no protection"}
+EXPOSED = "computed from what was sent without protection"
+PUBLIC = "reads no record"
+VISIBLE = {"server": "the server", "peer": "the other clients", "public": "anyone", "analyst": "the analyst"}
+
+
+@dataclass
+class ReleaseGroup:
+    """Releases that share a name, a surface and a mechanism."""
+
+    name: str
+    surface: str
+    mechanism: str
+    sensitivity: str
+    visible_to: str
+    clients: set[Any] = field(default_factory=set)
+    rounds: set[Any] = field(default_factory=set)
+    releases: int = 0
+    reasons: set[str] = field(default_factory=set)
+
+
+def describe_event(event: Any, depth: int = 0) -> str:
+    """A ledger event as a phrase; an event of an unknown type is named as such."""
+    if not isinstance(event, Mapping) or depth > 8:
+        return "unknown"
+    kind = event.get("type")
+    if kind in ("gaussian", "laplace"):
+        return f"{kind.title()} noise, multiplier {_number_text(event.get('noise_multiplier'))}"
+    if kind == "poisson":
+        chance = _number_text(event.get("probability"))
+        return f"{describe_event(event.get('event'), depth + 1)}, records drawn with probability {chance}"
+    if kind == "repeat":
+        return f"{describe_event(event.get('event'), depth + 1)}, {event.get('count')} times"
+    if kind == "compose":
+        parts = event.get("events")
+        parts = parts if isinstance(parts, list) else []
+        more = f" and {len(parts) - 4} more" if len(parts) > 4 else ""
+        return " + ".join(describe_event(part, depth + 1) for part in parts[:4]) + more
+    return PLAIN.get(str(kind), f"unknown ({kind})")
+
+
+def _number_text(value: Any) -> str:
+    return format_number(float(value)) if isinstance(value, int | float) else str(value)
+
+
+def group_releases(ledger: Mapping[str, Any]) -> list[ReleaseGroup]:
+    """Releases by name, surface and mechanism, in the ledger's order; what is not a release is passed over."""
+    found: dict[tuple[str, ...], ReleaseGroup] = {}
+    releases = ledger.get("releases")
+    exposed: set[Any] = set()  # ids of releases that unprotected values went into
+    for release in releases if isinstance(releases, list) else []:
+        if isinstance(release, Mapping):
+            _add_release(found, release, exposed)
+    return list(found.values())
+
+
+def _mechanism_text(release: Mapping[str, Any], exposed: set[Any]) -> str:
+    """The event in words; a computed value is as protected as what it was computed from."""
+    event, origin = release.get("event"), release.get("post_of")
+    kind = event.get("type") if isinstance(event, Mapping) else None
+    parents = origin if isinstance(origin, list) else []
+    if kind == "non_private" or any(isinstance(p, int) and p in exposed for p in parents):
+        exposed.add(release.get("id"))
+    if kind != "none":
+        return describe_event(event)
+    if not parents:
+        return PUBLIC
+    return EXPOSED if release.get("id") in exposed else describe_event(event)
+
+
+def _add_release(found: dict[tuple[str, ...], ReleaseGroup], release: Mapping[str, Any], exposed: set[Any]) -> None:
+    sensitivity, seen = release.get("sensitivity"), release.get("visible_to")
+    key = (
+        str(release.get("name", "?")),
+        str(release.get("surface", "?")),
+        _mechanism_text(release, exposed),
+        _sensitivity_text(sensitivity),
+        ", ".join(VISIBLE.get(str(who), str(who)) for who in seen) if isinstance(seen, list) else "",
+    )
+    group = found.setdefault(key, ReleaseGroup(*key))
+    group.clients.add(str(release.get("client")))
+    group.rounds.add(str(release.get("round")))
+    count = release.get("count", 1)
+    group.releases += count if isinstance(count, int) else 1
+    if release.get("nonprivate_reason"):
+        group.reasons.add(str(release["nonprivate_reason"]))
+
+
+def _sensitivity_text(value: Any) -> str:
+    if not isinstance(value, Mapping) or value.get("value") is None:
+        return ""
+    why = f" ({value['why']})" if value.get("why") else ""
+    return f"{_number_text(value['value'])}{why}"
+
+
+# --- ladder ------------------------------------------------------------------------------------
+# The knowledge ladder of an inversion attack: what attackers with less and less knowledge can reconstruct.
+
+
+RUNGS = {
+    "knows_map": "holds the map and optimises through it",
+    "can_query": "can query the map with images of its own",
+    "shadow_map": "knows the architecture and has public data",
+    "nothing": "knows nothing and looks at the release",
+}
+METRICS = ("psnr", "ssim", "lpips", "identified")
+
+
+@dataclass(frozen=True)
+class LadderStep:
+    """One rung, or the guess without the release; metrics that were not computed are None."""
+
+    who: str
+    psnr: float | None
+    ssim: float | None
+    lpips: float | None
+    identified: float | None
+
+
+@dataclass(frozen=True)
+class KnowledgeLadder:
+    """All rungs of one finding, from most knowledge to least, then the class-mean guess; means over its pictures."""
+
+    title: str
+    steps: tuple[LadderStep, ...]
+
+
+def knowledge_ladders(findings: Findings) -> list[KnowledgeLadder]:
+    """One for every finding that carries rungs."""
+    return [found for row in findings.findings if (found := _ladder_of(row)) is not None]
+
+
+def _ladder_of(row: FindingRow) -> KnowledgeLadder | None:
+    rungs = (row.diagnostics or {}).get("ladder")
+    if not isinstance(rungs, dict) or not rungs:
+        return None
+    known = {name: values for name, values in rungs.items() if isinstance(values, dict)}
+    steps = [
+        _ladder_step(RUNGS.get(name, str(name)), _best_rung(list(known.values())[at:])) for at, name in enumerate(known)
+    ]
+    free = {metric: (row.baselines or {}).get(f"{metric}_class_mean") for metric in METRICS}
+    steps.append(LadderStep("never looks: the mean public image of the class", *(free[m] for m in METRICS)))
+    return KnowledgeLadder(f"{wording.surface_title(row)}, {wording.attack_title(row.attack)}", tuple(steps))
+
+
+def _best_rung(results: list[dict[str, object]]) -> dict[str, object]:
+    """Of what an attacker reaches with all it knows, and with less: who knows more can leave that aside."""
+
+    def rung_success(values: dict[str, object]) -> tuple[float, float]:
+        step = _ladder_step("", values)
+        return step.identified or 0.0, step.psnr or 0.0
+
+    return max(results, key=rung_success)
+
+
+def _ladder_step(who: str, values: dict[str, object]) -> LadderStep:
+    numbers = [v if isinstance(v, int | float) else None for v in (values.get(metric) for metric in METRICS)]
+    return LadderStep(who, *numbers)

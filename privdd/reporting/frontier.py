@@ -1,18 +1,203 @@
-"""Accuracy against epsilon on equal terms: who may be compared with whom, and which settings another one beats.
-
-A setting is dominated where another, of the same data, clients, unit, relation and delta, has no larger accounted
-epsilon and no smaller accuracy, one of them better, under a server that sees no less and with no public pre-training
-that the setting itself does without.
-"""
+"""Runs grouped into settings over their seeds, and accuracy against epsilon on equal terms."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from statistics import variance
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import mean, variance
 from typing import Any
 
-from privdd.reporting.grouping import Setting, middle
+from privdd.reporting import finding_selection
+from privdd.reporting.run_record import RunRecord
+from privdd.reporting.schema import FindingRow, TprAt, Utility, Verdict, worst_verdict
+from privdd.reporting.summary import is_weak_limit
+
+# --- grouping ----------------------------------------------------------------------------------
+# Several runs as settings: runs that differ by seed alone are one point of one method's curve.
+
+
+# Keys about where and how a run was computed, not what was computed: at the top level, and at any depth.
+APART = frozenset({"engine", "hydra", "run", "resume", "device", "capture", "tracking", "name", "scores", "resources"})
+APART_ANYWHERE = frozenset({"seed", "root"})
+ASKED = "config:privacy.epsilon"  # None where nobody asked for one
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One point: a method with its parameters, over its seeds. runs is sorted by seed and not empty."""
+
+    label: str
+    method: str
+    parameters: tuple[tuple[str, str], ...]
+    runs: tuple[RunRecord, ...]
+
+    @property
+    def verdict(self) -> Verdict:
+        return worst_verdict(run.findings.verdict for run in self.runs)
+
+    @property
+    def weak(self) -> bool:
+        """Not contradicted, and still no reassurance: its limit is large, or its noise can be drawn again."""
+        return any(is_weak_limit(self.verdict, run.findings) for run in self.runs)
+
+    @property
+    def _used(self) -> list[Utility]:
+        return [run.findings.utility for run in self.runs if run.findings.utility]
+
+    @property
+    def accuracies(self) -> tuple[float, ...]:
+        """Of the runs that trained a model: none if all diverged, or are audits of external scores."""
+        return tuple(utility.accuracy for utility in self._used if utility.diverged is None)
+
+    @property
+    def diverged(self) -> int:
+        """How many of the runs ended without a finite model."""
+        return sum(utility.diverged is not None for utility in self._used)
+
+    @property
+    def accuracy(self) -> float | None:
+        return mean(self.accuracies) if self.accuracies else None
+
+    @property
+    def epsilon(self) -> float:
+        """The largest accounted epsilon of the seeds (one value, unless seeds changed the data's split)."""
+        return max(run.findings.privacy.epsilon.best for run in self.runs)
+
+    @property
+    def epsilon_rdp(self) -> float:
+        return max(run.findings.privacy.epsilon.rdp for run in self.runs)
+
+    @property
+    def claim(self) -> float | None:
+        claims = [finding_selection.boldest_claim(run.findings.privacy.claims) for run in self.runs]
+        return min((c.number for c in claims if c is not None and c.number is not None), default=None)
+
+    @property
+    def measured(self) -> float | None:
+        """The middle of the seeds' lower bounds: their largest would not hold at 95 %."""
+        return lower_median(finding_selection.measured_epsilon(run.findings.findings) for run in self.runs)
+
+    @property
+    def uploaded(self) -> int | None:
+        return max((utility.uploaded_bytes_per_client for utility in self._used), default=None)
+
+    @property
+    def _pictures(self) -> list[FindingRow]:
+        return [row for run in self.runs if (row := finding_selection.strongest_reconstruction(run.findings.findings))]
+
+    @property
+    def psnr(self) -> float | None:
+        return lower_median(row.pictures.median if row.pictures else row.psnr for row in self._pictures)
+
+    @property
+    def rebuilds(self) -> bool:
+        """Whether any seed's best picture is clearly above a blind guess, by the rule of ``finding_selection``."""
+        return any(map(finding_selection.rebuilds_records, self._pictures))
+
+    def tpr(self, key: str) -> TprAt | None:
+        """The strongest attack's rate at that false-positive rate, of the run in the middle of the seeds."""
+        found = [at for at in (_strongest_at(run, key) for run in self.runs) if at is not None]
+        return sorted(found, key=lambda at: at.tpr)[(len(found) - 1) // 2] if found else None
+
+    def attack(self) -> tuple[RunRecord, FindingRow] | None:
+        """The strongest membership attack of the run in the middle of the seeds."""
+        worst = [(run, finding_selection.strongest_membership(run.findings.findings)) for run in self.runs]
+        found = sorted(((run, one) for run, one in worst if one), key=lambda pair: pair[1].strength_key)
+        if not found:
+            return None
+        run, one = found[(len(found) - 1) // 2]
+        return run, one.row
+
+
+def lower_median(values: Iterable[float | None]) -> float | None:
+    """The lower median of what is there."""
+    there = sorted(v for v in values if v is not None)
+    return there[(len(there) - 1) // 2] if there else None
+
+
+def _strongest_at(run: RunRecord, key: str) -> TprAt | None:
+    rows = [row for row in run.findings.findings if row.family == "membership" and row.tpr_at_fpr]
+    found = [row.tpr_at_fpr[key] for row in rows if row.tpr_at_fpr and key in row.tpr_at_fpr]
+    return max((at for at in found if at.resolvable), key=lambda at: at.tpr, default=None)
+
+
+def flatten_config(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Dotted names of a nested mapping to texts, leaving out where and how a run was computed."""
+    flat: dict[str, str] = {}
+    for key, value in config.items():
+        if str(key) in APART_ANYWHERE or (not prefix and str(key) in APART):
+            continue
+        if isinstance(value, Mapping):
+            flat |= flatten_config(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = str(value)
+    return flat
+
+
+def group_runs(runs: Sequence[RunRecord]) -> list[Setting]:
+    """Group runs by everything but the seed; sorted by method, then falling epsilon, then label."""
+    flats = [_run_identity(run) for run in runs]
+    grouped: dict[tuple[tuple[str, str], ...], list[RunRecord]] = {}
+    for run, flat in zip(runs, flats, strict=True):
+        grouped.setdefault(tuple(sorted(flat.items())), []).append(run)
+    made = [_make_setting(dict(key), members, [dict(k) for k in grouped]) for key, members in grouped.items()]
+    return sorted(_number_equal_labels(made), key=lambda s: (s.method, -s.epsilon, s.label))
+
+
+def _run_identity(run: RunRecord) -> dict[str, str]:
+    known = run.findings.run
+    return {"algo": known.algo, "data": known.data, "preset": known.preset} | {
+        f"config:{key}": value for key, value in flatten_config(run.config).items()
+    }
+
+
+def _make_setting(mine: Mapping[str, str], runs: list[RunRecord], everyone: Sequence[Mapping[str, str]]) -> Setting:
+    alike = [other for other in everyone if other["algo"] == mine["algo"]]
+    keys = [k for k in mine if k.startswith("config:") and len({other.get(k) for other in alike}) > 1]
+    if _is_numeric(mine.get(ASKED, "")):  # the noise multiplier follows from it
+        keys = [k for k in keys if not k.endswith("noise_multiplier")]
+    named = ((k.removeprefix("config:").rsplit(".", 1)[-1], mine[k]) for k in sorted(keys))
+    parameters = tuple(dict.fromkeys(named))  # a value that several parts of the config take over counts once
+    wide = [k for k in ("data", "preset") if len({other[k] for other in everyone}) > 1]
+    method = " ".join(
+        [mine["algo"], *(mine[k] for k in wide), *(v.rsplit(".", 1)[-1] for _, v in parameters if not _is_numeric(v))][
+            :4
+        ]
+    )
+    numbers = [f"{name}={value}" for name, value in parameters if _is_numeric(value)]
+    label = " ".join([method, *numbers[:3]])
+    return Setting(
+        label, method, parameters, tuple(sorted(runs, key=lambda run: (run.findings.run.seed, str(run.path))))
+    )
+
+
+def _is_numeric(text: str) -> bool:
+    try:
+        return not math.isnan(float(text))
+    except ValueError:
+        return False
+
+
+def _number_equal_labels(made: list[Setting]) -> list[Setting]:
+    """Numbers behind labels that several settings share."""
+    counts: Counter[str] = Counter()
+    result = []
+    for setting in made:
+        counts[setting.label] += 1
+        again = counts[setting.label]
+        result.append(setting if again == 1 else replace(setting, label=f"{setting.label} ({again})"))
+    return result
+
+
+# --- frontier ----------------------------------------------------------------------------------
+# Accuracy against epsilon on equal terms: who may be compared with whom, and which settings another one beats.
+#
+# A setting is dominated where another, of the same data, clients, unit, relation and delta, has no larger accounted
+# epsilon and no smaller accuracy, one of them better, under a server that sees no less and with no public pre-training
+# that the setting itself does without.
+
 
 PRETRAINED = {"AlexNet": "ImageNet (AlexNet's weights)"}  # class of a public map -> what it was trained on
 TRUST = {"local": "every upload", "secagg": "sums only"}  # what the server sees, from least to most trust
@@ -20,7 +205,7 @@ MARGIN = 2.0  # standard errors: accuracies within them are not told apart
 
 
 @dataclass(frozen=True)
-class Place:
+class FrontierPlace:
     """A setting on the frontier. trust: what the server sees; public: data of others that it was built on, "" = none;
     certified: the middle of the seeds' lower bounds for all that is released; dominated: the label of one that beats it."""
 
@@ -40,61 +225,65 @@ class Place:
         return self.dominated and self.dominated + (" (one seed)" if len(self.setting.accuracies) == 1 else "")
 
 
-def trust_of(config: Mapping[str, Any]) -> str:
+def trust_of_config(config: Mapping[str, Any]) -> str:
     """What the server saw; local in runs of earlier versions."""
     node = config.get("trust")
     return str(node.get("name", "local")) if isinstance(node, Mapping) else "local"
 
 
-def public_data(config: Mapping[str, Any]) -> str:
+def public_data_of(config: Mapping[str, Any]) -> str:
     """The pre-training that the method's settings name, "" where there is none."""
-    found = (PRETRAINED.get(name.rsplit(".", 1)[-1]) for name in _targets(config.get("algo")))
+    found = (PRETRAINED.get(name.rsplit(".", 1)[-1]) for name in _target_paths(config.get("algo")))
     return ", ".join(dict.fromkeys(one for one in found if one))
 
 
-def _targets(node: Any) -> Iterator[str]:
+def _target_paths(node: Any) -> Iterator[str]:
     if isinstance(node, Mapping):
         if "_target_" in node:
             yield str(node["_target_"])
         for part in node.values():
-            yield from _targets(part)
+            yield from _target_paths(part)
 
 
-def places(made: Sequence[Setting]) -> list[Place]:
+def frontier_places(made: Sequence[Setting]) -> list[FrontierPlace]:
     """Every setting that trained a model, by rising epsilon and falling accuracy."""
-    there = [_place(s) for s in made if s.accuracies]
-    marked = [Place(p.setting, p.trust, p.public, p.certified, _better(p, there)) for p in there]
+    there = [_frontier_place(s) for s in made if s.accuracies]
+    marked = [FrontierPlace(p.setting, p.trust, p.public, p.certified, _dominating_setting(p, there)) for p in there]
     return sorted(marked, key=lambda p: (p.setting.epsilon, -(p.setting.accuracy or 0.0), p.setting.label))
 
 
-def _place(setting: Setting) -> Place:
+def _frontier_place(setting: Setting) -> FrontierPlace:
     config = setting.runs[0].config
-    certified = middle(run.findings.privacy.epsilon.certified for run in setting.runs)
+    certified = lower_median(run.findings.privacy.epsilon.certified for run in setting.runs)
     certified = setting.measured if certified is None else certified
-    return Place(setting, trust_of(config), public_data(config), certified)
+    return FrontierPlace(setting, trust_of_config(config), public_data_of(config), certified)
 
 
-def _better(mine: Place, everyone: Sequence[Place]) -> str:
+def _dominating_setting(mine: FrontierPlace, everyone: Sequence[FrontierPlace]) -> str:
     """The label of the most accurate setting that dominates this one, "" where none does."""
-    found = [other for other in everyone if other is not mine and _comparable(mine, other) and _beats(other, mine)]
+    found = [
+        other
+        for other in everyone
+        if other is not mine and _is_on_stricter_terms(mine, other) and _dominates(other, mine)
+    ]
     return max(found, key=lambda p: p.setting.accuracy or 0.0).setting.label if found else ""
 
 
-def _comparable(mine: Place, other: Place) -> bool:
+def _is_on_stricter_terms(mine: FrontierPlace, other: FrontierPlace) -> bool:
     """Whether ``other`` is on terms at least as strict: a server that sees as much, no more pre-training."""
-    same = _terms(mine.setting) == _terms(other.setting)
+    same = _comparison_terms(mine.setting) == _comparison_terms(other.setting)
     order = list(TRUST)
     known = mine.trust in order and other.trust in order
     return same and known and order.index(other.trust) <= order.index(mine.trust) and other.public in ("", mine.public)
 
 
-def _terms(setting: Setting) -> tuple[Any, ...]:
+def _comparison_terms(setting: Setting) -> tuple[Any, ...]:
     run, privacy = setting.runs[0], setting.runs[0].findings.privacy
     parts = (run.config.get("data"), run.config.get("partition"))
     return (run.findings.run.data, str(parts), privacy.delta, privacy.unit, privacy.relation)
 
 
-def _beats(other: Place, mine: Place) -> bool:
+def _dominates(other: FrontierPlace, mine: FrontierPlace) -> bool:
     """No larger epsilon (to 1 %), no smaller accuracy, and more accurate by more than the seeds' spread, or cheaper."""
     a, b = other.setting, mine.setting
     if a.epsilon > b.epsilon * 1.01 or (a.accuracy or 0) < (b.accuracy or 0):

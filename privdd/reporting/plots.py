@@ -1,11 +1,12 @@
-"""From a run's findings and evidence to the figures that a page shows."""
+"""From a run's findings and evidence to the figures that a page shows, and what can be read off each under a pointer."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -13,14 +14,91 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from privdd.reporting import epsilon_figures, figures, readings, strongest, summary, words
-from privdd.reporting.curves import curve, psnr
-from privdd.reporting.epsilon_figures import StripRow
-from privdd.reporting.figures import RocLine
-from privdd.reporting.folder import Evidence, RunRecord
-from privdd.reporting.hover import Toggle, Zone, layer
+from privdd.reporting import figures, finding_selection, summary, wording
+from privdd.reporting.figures import (
+    RocLine,
+    StepCurve,
+    StripRow,
+    psnr_of_arrays,
+    roc_axis_floor,
+    step_curve,
+    worst_blind_line,
+)
+from privdd.reporting.run_record import RunRecord, StoredEvidence
 from privdd.reporting.schema import FindingRow
-from privdd.reporting.style import png_uri, save, themed, to_svg
+from privdd.reporting.style import MOST, CurveToggle, HoverZone, hover_layer, png_uri, save_figure, themed_svg, to_svg
+from privdd.reporting.wording import format_number, format_share
+
+# --- readings ----------------------------------------------------------------------------------
+# What can be read off each figure, place by place, for ``style``.
+
+
+COLUMNS = 24  # of a ROC
+ROUNDS = 60  # shown one by one; of more, a sample
+
+
+def roc_tooltips(lines: Sequence[RocLine]) -> tuple[tuple[HoverZone, ...], tuple[CurveToggle, ...]]:
+    """Columns of equal width on the logarithmic axis, each read in its middle; the attacks and the control as toggles."""
+    blind = worst_blind_line(lines)
+    named: list[tuple[str, StepCurve]] = [(line.label, line.curve) for line in lines]
+    toggles = [CurveToggle(label, i, f"s{i % 8}") for i, (label, _) in enumerate(named)]
+    if blind is not None:
+        named.append(("control", blind))
+        toggles.append(CurveToggle("control", len(lines), "muted"))
+    if len(named) > MOST:
+        return (), ()
+    edges = np.geomspace(roc_axis_floor(lines), 1, COLUMNS + 1)
+    zones = [_roc_zone(named, low, high, len(lines)) for low, high in pairwise(edges)]
+    return tuple(zones), tuple(toggles)
+
+
+def _roc_zone(named: Sequence[tuple[str, StepCurve]], low: float, high: float, grey: int) -> HoverZone:
+    fpr = float(np.sqrt(low * high))
+    read = []
+    for index, (label, curve) in enumerate(named):
+        i = int(np.searchsorted(curve.fpr, fpr, side="right")) - 1
+        read.append((index, label[:44], float(curve.tpr[i]), float(curve.lo[i]), float(curve.hi[i])))
+    lines = tuple(
+        (index, f"{label}: {format_share(tpr)} ({format_share(lo)} to {format_share(hi)})")
+        for index, label, tpr, lo, hi in read
+    )
+    marks = tuple((index, fpr, tpr) for index, _, tpr, _, _ in read if tpr > 0)
+    return HoverZone((low, high), None, f"false-positive rate {format_share(fpr)}", lines, marks, grey)
+
+
+def accuracy_tooltips(series: Mapping[str, Sequence[float]]) -> tuple[HoverZone, ...]:
+    """One column for each round."""
+    last = max(len(values) for values in series.values())
+    rounds = sorted({round(one) for one in np.linspace(1, last, min(last, ROUNDS))})
+    zones = []
+    for r in rounds:
+        there = [(i, label, values[r - 1]) for i, (label, values) in enumerate(series.items()) if r <= len(values)]
+        lines = tuple((i, f"{label[:44]}: {format_share(value)}") for i, label, value in there[:MOST])
+        marks = tuple((i, float(r), value) for i, _, value in there[:MOST])
+        zones.append(HoverZone((r - 0.5, r + 0.5), None, f"round {r}", lines, marks))
+    return tuple(zones)
+
+
+def epsilon_tooltips(rows: Sequence[StripRow]) -> tuple[HoverZone, ...]:
+    """One band for each line."""
+    return tuple(
+        HoverZone(
+            None,
+            (height - 0.5, height + 0.5),
+            row.label,
+            (
+                (-1, f"claimed or stated {format_number(row.claim)}"),
+                (-1, f"proven at most {format_number(row.accounted)}"),
+                (-1, f"shown at least {format_number(row.measured)}"),
+            ),
+        )
+        for height, row in enumerate(rows)
+    )
+
+
+# --- plots -------------------------------------------------------------------------------------
+# From a run's findings and evidence to the figures that a page shows.
+
 
 PAIRS = 8  # pictures shown of one attack
 
@@ -37,8 +115,8 @@ class Plot:
     caption: str
     alt: str
     figure: Figure
-    zones: tuple[Zone, ...] = ()
-    toggles: tuple[Toggle, ...] = ()
+    zones: tuple[HoverZone, ...] = ()
+    toggles: tuple[CurveToggle, ...] = ()
 
     @cached_property
     def drawing(self) -> str:
@@ -46,15 +124,17 @@ class Plot:
 
     @property
     def svg(self) -> Markup:
-        """Safe as markup: matplotlib escapes the drawing's text, ``themed`` the label, ``layer`` its own."""
+        """Safe as markup: matplotlib escapes the drawing's text, ``themed_svg`` the label, ``hover_layer`` its own."""
         axes = self.figure.axes
         return Markup(
-            themed(self.drawing, self.name, self.alt, layer(self.drawing, axes[0], self.zones) if axes else "")
+            themed_svg(
+                self.drawing, self.name, self.alt, hover_layer(self.drawing, axes[0], self.zones) if axes else ""
+            )
         )
 
 
 @dataclass(frozen=True)
-class Pair:
+class PicturePair:
     """A real picture beside its reconstruction, both as data URIs."""
 
     real: str
@@ -63,12 +143,12 @@ class Pair:
 
 
 @dataclass(frozen=True)
-class Album:
+class PictureAlbum:
     """The pictures that one attack rebuilt, best first."""
 
     owner: str
     row: FindingRow
-    pairs: tuple[Pair, ...]
+    pairs: tuple[PicturePair, ...]
     total: int
     real: np.ndarray
     rebuilt: np.ndarray
@@ -76,11 +156,15 @@ class Album:
     @property
     def typical(self) -> str:
         """What the finding says of all its pictures: medians, or means in files of earlier versions and of features."""
-        seen, base = self.row.pictures, strongest.blind_psnr(self.row)
+        seen, base = self.row.pictures, finding_selection.blind_guess_psnr(self.row)
         guess = seen.guess if seen else base
-        said = f"median {words.decibel(seen.median)}" if seen else f"mean {words.decibel(self.row.psnr or 0.0)}"
+        said = (
+            f"median {wording.format_decibel(seen.median)}"
+            if seen
+            else f"mean {wording.format_decibel(self.row.psnr or 0.0)}"
+        )
         said += f" of {self.row.n}" if self.row.n is not None and self.row.n != self.total else ""
-        return said if guess is None else f"{said}; the best guess without it reaches {words.decibel(guess)}"
+        return said if guess is None else f"{said}; the best guess without it reaches {wording.format_decibel(guess)}"
 
     @property
     def when(self) -> str:
@@ -89,11 +173,11 @@ class Album:
         return first if "round" in first and len(first) < 40 else ""
 
     def save(self, folder: Path, name: str) -> None:
-        figure = figures.pictures(self.real, self.rebuilt, PAIRS)
-        save(figure, to_svg(figure), folder, name)
+        figure = figures.draw_pictures(self.real, self.rebuilt, PAIRS)
+        save_figure(figure, to_svg(figure), folder, name)
 
 
-def environment() -> Environment:
+def template_environment() -> Environment:
     """Templates with escaping always on; an undefined name is an error."""
     env = Environment(
         loader=PackageLoader("privdd.reporting"),
@@ -103,104 +187,116 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     env.filters |= {
-        "number": words.number,
-        "share": words.share,
-        "accuracy": words.accuracy,
-        "attack": words.attack,
-        "size": figures.size,
-        "one_in": words.one_in,
-        "decibel": words.decibel,
+        "number": wording.format_number,
+        "share": wording.format_share,
+        "accuracy": wording.format_accuracy,
+        "attack": wording.attack_title,
+        "size": figures.format_bytes,
+        "one_in": wording.one_in,
+        "decibel": wording.format_decibel,
     }
-    env.globals |= {"words": words, "inf": math.inf}
+    env.globals |= {"words": wording, "inf": math.inf}
     return env
 
 
-def slug(text: str) -> str:
+def make_slug(text: str) -> str:
     """Letters, digits and hyphens only: fit for an id and a file name."""
     kept = "".join(c if c.isascii() and c.isalnum() else "-" for c in text).strip("-")
     return kept[:60] or "x"
 
 
-def roc_line(label: str, evidence: Evidence) -> RocLine | None:
+def roc_line_of(label: str, evidence: StoredEvidence) -> RocLine | None:
     """The attack's curve with its blind control, or None where the evidence has no two-sided scores."""
     if not evidence.has_curve or evidence.scores is None or evidence.members is None:
         return None
-    alike = evidence.clusters
-    blind = curve(evidence.blind, evidence.members, clusters=alike) if evidence.blind is not None else None
-    return RocLine(label, curve(evidence.scores, evidence.members, clusters=alike), blind)
+    alike = evidence.cluster_labels
+    blind = step_curve(evidence.blind, evidence.members, clusters=alike) if evidence.blind is not None else None
+    return RocLine(label, step_curve(evidence.scores, evidence.members, clusters=alike), blind)
 
 
-def rocs(record: RunRecord) -> list[Plot]:
+def plot_rocs(record: RunRecord) -> list[Plot]:
     """One panel for each surface with a membership attack: its strongest attack, band and control."""
     plots = []
-    for row in strongest.on_each_surface(r for r in record.findings.findings if r.family == "membership"):
-        line = roc_line(words.attack(row.attack), record.evidence(row))
+    for row in finding_selection.strongest_on_each_surface(
+        r for r in record.findings.findings if r.family == "membership"
+    ):
+        line = roc_line_of(wording.attack_title(row.attack), record.evidence(row))
         if line is not None:
-            plots.append(_roc_plot(words.title(row), row, line))
+            plots.append(_plot_roc(wording.surface_title(row), row, line))
     return plots
 
 
-def _roc_plot(title: str, row: FindingRow, line: RocLine) -> Plot:
+def _plot_roc(title: str, row: FindingRow, line: RocLine) -> Plot:
     points = line.curve
-    caption = f"{line.label}: AUC {words.share(points.auc)}, {points.members} members, {points.outsiders} outsiders."
+    caption = (
+        f"{line.label}: AUC {wording.format_share(points.auc)}, {points.members} members, {points.outsiders} outsiders."
+    )
     alt = f"ROC curve on logarithmic axes for the {title.lower()}. {caption}"
-    return Plot(f"roc-{slug(row.surface)}", title, caption, alt, figures.roc([line], 4.2), *readings.roc([line]))
+    return Plot(
+        f"roc-{make_slug(row.surface)}", title, caption, alt, figures.draw_roc([line], 4.2), *roc_tooltips([line])
+    )
 
 
-def album(owner: str, record: RunRecord, row: FindingRow) -> Album | None:
+def picture_album(owner: str, record: RunRecord, row: FindingRow) -> PictureAlbum | None:
     """The best pairs of one attack's pictures, or None where it left none."""
     evidence = record.evidence(row)
     if evidence.real is None or evidence.reconstructed is None or not len(evidence.real):
         return None
     real, rebuilt = evidence.real, evidence.reconstructed
-    quality = psnr(real, rebuilt)
-    order = figures.best_first(real, rebuilt)[:PAIRS]
-    pairs = tuple(Pair(png_uri(real[i]), png_uri(rebuilt[i]), words.decibel(float(quality[i]))) for i in order)
-    return Album(owner, row, pairs, len(real), real, rebuilt)
+    quality = psnr_of_arrays(real, rebuilt)
+    order = figures.order_by_psnr(real, rebuilt)[:PAIRS]
+    pairs = tuple(
+        PicturePair(png_uri(real[i]), png_uri(rebuilt[i]), wording.format_decibel(float(quality[i]))) for i in order
+    )
+    return PictureAlbum(owner, row, pairs, len(real), real, rebuilt)
 
 
-def albums(record: RunRecord) -> list[Album]:
+def picture_albums(record: RunRecord) -> list[PictureAlbum]:
     """Every attack's pictures, those furthest above a blind guess first."""
-    rows = sorted(record.findings.findings, key=strongest.picture_strength, reverse=True)
-    found = (album(record.findings.run.algo, record, row) for row in rows if row.family in strongest.PICTURE_FAMILIES)
+    rows = sorted(record.findings.findings, key=finding_selection.picture_strength, reverse=True)
+    found = (
+        picture_album(record.findings.run.algo, record, row)
+        for row in rows
+        if row.family in finding_selection.PICTURE_FAMILIES
+    )
     return [one for one in found if one is not None]
 
 
-def strip_rows(record: RunRecord) -> list[StripRow]:
+def epsilon_rows(record: RunRecord) -> list[StripRow]:
     """The whole run first, then each surface."""
     findings = record.findings
-    claim = strongest.boldest(findings.privacy.claims)
+    claim = finding_selection.boldest_claim(findings.privacy.claims)
     whole = StripRow(
         "whole run",
         claim.number if claim else None,
         findings.privacy.epsilon.best,
-        strongest.measured_epsilon(findings.findings),
+        finding_selection.measured_epsilon(findings.findings),
     )
     lines = summary.surface_lines(findings)
-    return [whole, *(StripRow(s.title.lower(), _claimed(s), s.accounted, s.measured) for s in lines)]
+    return [whole, *(StripRow(s.title.lower(), _separate_claim(s), s.accounted, s.measured) for s in lines)]
 
 
-def _claimed(line: summary.SurfaceLine) -> float | None:
+def _separate_claim(line: summary.SurfaceLine) -> float | None:
     """A stated epsilon that only repeats the accountant's is not a separate claim."""
     return line.stated if line.stated is not None and line.stated != line.accounted else None
 
 
-def strip(record: RunRecord) -> Plot:
-    rows = strip_rows(record)
+def plot_epsilons(record: RunRecord) -> Plot:
+    rows = epsilon_rows(record)
     said = "; ".join(
-        f"{r.label}: claimed or stated {words.number(r.claim)}, at most {words.number(r.accounted)}, "
-        f"at least {words.number(r.measured)}"
+        f"{r.label}: claimed or stated {wording.format_number(r.claim)}, at most {wording.format_number(r.accounted)}, "
+        f"at least {wording.format_number(r.measured)}"
         for r in rows
     )
     caption = (
         "An arrow to the right of a stated or proven bound contradicts it. A paper's claim, shown for the "
         "whole run, may speak of only a part of what was sent."
     )
-    figure, zones = epsilon_figures.strip(rows), readings.strip(rows)
+    figure, zones = figures.draw_epsilon_strip(rows), epsilon_tooltips(rows)
     return Plot("epsilon", "Claimed, proven, shown", caption, f"Epsilon: {said}.", figure, zones)
 
 
-def accuracy(runs: Iterable[tuple[str, RunRecord]]) -> Plot | None:
+def plot_accuracy(runs: Iterable[tuple[str, RunRecord]]) -> Plot | None:
     """Accuracy by round, one line per run that recorded it."""
     used = ((label, run.findings.utility) for label, run in runs)
     known = [
@@ -209,6 +305,6 @@ def accuracy(runs: Iterable[tuple[str, RunRecord]]) -> Plot | None:
     series = {label if gone is None else f"{label} (diverged)": values for label, gone, values in known if values}
     if not series:
         return None
-    alt = "Accuracy by round. " + "; ".join(f"{k}: ends at {words.share(v[-1])}" for k, v in series.items())
+    alt = "Accuracy by round. " + "; ".join(f"{k}: ends at {wording.format_share(v[-1])}" for k, v in series.items())
     caption = "On test records, after each round."
-    return Plot("accuracy", "Accuracy by round", caption, alt, figures.accuracy(series), readings.accuracy(series))
+    return Plot("accuracy", "Accuracy by round", caption, alt, figures.draw_accuracy(series), accuracy_tooltips(series))

@@ -1,39 +1,215 @@
-"""Schema 2 of ``findings.json`` as pydantic models that refuse any key or value they do not know.
-
-It adds keys to schema 1 and renames none, so files of schema 1 are read by the same models.
-Infinity is written as the string ``"inf"`` and is ``math.inf`` in memory; every other number is finite.
-"""
+"""Schema 2 of ``findings.json`` as pydantic models that refuse any key or value they do not know."""
 
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, PrivateAttr, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    PrivateAttr,
+    WithJsonSchema,
+    model_validator,
+)
 
 from attacks.types import Adversary, Family, Surface
-from privdd.reporting.schema_privacy import EpsilonPair, Privacy
-from privdd.reporting.schema_values import (  # fmt: skip
-    Count,
-    Decibel,
-    Epsilon,
-    FileName,
-    Finite,
-    Looks,
-    Origin,
-    Part,
-    Positive,
-    Status,
-    TargetKind,
-    Text,
-    Unit,
-    Verdict,
-)
 
 if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
+
+
+# --- schema values -----------------------------------------------------------------------------
+# The kinds of values in ``findings.json``: what a number, a text or a file's name may be.
+
+
+Verdict = Literal["unprotected", "untested", "consistent", "contradiction"]
+Status = Literal["measured", "nothing_to_read", "not_attacked"]
+TargetKind = Literal["model", "synthetic", "updates", "recording", "scores"]
+Relation = Literal["add_remove", "zero_out", "replace"]
+
+
+def _to_float(value: Any) -> Any:
+    return math.inf if value == "inf" else value
+
+
+def _to_json(value: float) -> float | str:
+    return "inf" if math.isinf(value) else value
+
+
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Unit = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+Positive = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=0)]
+Epsilon = Annotated[
+    float,
+    BeforeValidator(_to_float),
+    Field(ge=0),
+    PlainSerializer(_to_json, return_type=float | str),
+    WithJsonSchema({"anyOf": [{"type": "number", "minimum": 0}, {"const": "inf"}]}),
+]
+Decibel = Annotated[
+    float,
+    BeforeValidator(_to_float),
+    Field(gt=-math.inf),
+    PlainSerializer(_to_json, return_type=float | str),
+    WithJsonSchema({"anyOf": [{"type": "number"}, {"const": "inf"}]}),
+]
+# No control characters: these texts reach terminals, drawings and pages.
+Text = Annotated[str, Field(max_length=4000, pattern=r"^[^\x00-\x08\x0b-\x1f\x7f-\x9f]*$")]
+FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.\-]*\.safetensors$")]
+
+
+class Part(BaseModel):
+    """Immutable, and no key beyond those named."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="constants")
+
+
+@dataclass
+class Origin:
+    """Which folder findings were read from, and what kind of target they are of ("" for a simulation): no part of what
+    they say, so any two are equal."""
+
+    folder: Path | None = field(default=None, compare=False)
+    target: TargetKind | Literal[""] = field(default="", compare=False)
+
+
+@dataclass
+class Looks:
+    """What a row has to know of its file: at how many rates the page looks for an attack that works, and the unit of
+    privacy. No part of what the row says, so any two are equal."""
+
+    count: int = field(default=1, compare=False)
+    unit: str = field(default="record", compare=False)
+
+
+# --- schema privacy ----------------------------------------------------------------------------
+# The ``privacy`` part of ``findings.json``: what is claimed, proven and shown of epsilon, and what it rests on.
+
+
+class Kappa(Part):
+    """What the crafted record moves a release by, over what is allowed: least, mean, and mean square."""
+
+    min: Epsilon
+    mean: Epsilon
+    energy: Epsilon | None = None
+
+
+class CertifiedBy(Part):
+    """How a lower bound was come by: the tier of its test, what is taken on trust, how many runs, the record's kappa."""
+
+    tier: Literal["T2", "T3"]
+    trusts: list[Text]
+    runs: Count
+    kappa: Kappa | None = None
+
+
+class EpsilonPair(Part):
+    """Upper bounds by the two accountants; certified: the largest finite-sample lower bound for all that is released."""
+
+    pld: Epsilon
+    rdp: Epsilon
+    certified: Epsilon | None = None
+    certified_by: CertifiedBy | None = None
+
+    @model_validator(mode="after")
+    def _says_how(self) -> EpsilonPair:
+        if (self.certified is None) != (self.certified_by is None):
+            raise ValueError("certified, certified_by: both or neither")
+        return self
+
+    @property
+    def best(self) -> float:
+        """Both are upper bounds, so the smaller one holds."""
+        return min(self.pld, self.rdp)
+
+
+class ClaimRow(Part):
+    """epsilon: "no number" where the paper fixes it only up to constants, or says it in words."""
+
+    source: Text
+    epsilon: Epsilon | Literal["no number"]
+    sound: bool
+    why: Text
+    delta: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)] | None = None
+    choices: list[Text] = Field(default_factory=list)
+    neighbours: Text | None = None
+    tested_by: list[Text] = Field(default_factory=list)
+
+    @property
+    def number(self) -> float | None:
+        return None if isinstance(self.epsilon, str) else self.epsilon
+
+
+class ReconstructionRow(Part):
+    """Among k candidates of prior chance 1/k: no attacker names the record more often than ``bound``.
+
+    attained: the rate of a likelihood attacker on crafted records, where the whole noise is Gaussian;
+    claimed: what the claim of the smallest epsilon would allow.
+    """
+
+    k: Annotated[int, Field(ge=2)]
+    prior: Unit
+    bound: Unit
+    attained: Unit | None = None
+    claimed: Unit | None = None
+
+
+class NoiseRow(Part):
+    """Where a run's noise came from; for_release: nobody else can draw it again, and no other run holds it."""
+
+    source: Literal["seed", "secret", "os"]
+    paired: bool
+    for_release: bool
+
+
+class PublicFact(Part):
+    """Something that everyone may know of a run, so that no row of the ledger counts it."""
+
+    what: Text
+    value: Text
+
+
+class Multiplicity(Part):
+    """How the bounds that can decide a verdict share one error: alpha / tests for each.
+
+    replaced: of these, bounds that were made by an earlier command and have others in their place.
+    """
+
+    alpha: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)]
+    tests: Annotated[int, Field(ge=1)]
+    replaced: Count | None = None
+
+
+class Privacy(Part):
+    """noise: absent where none is added, and in files of earlier versions."""
+
+    delta: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
+    unit: Literal["record", "client"]
+    relation: Relation
+    epsilon: EpsilonPair
+    claims: list[ClaimRow]
+    noise: NoiseRow | None = None
+    public: list[PublicFact] = Field(default_factory=list)
+    multiplicity: Multiplicity | None = None
+    reconstruction: list[ReconstructionRow] | None = None
+
+
+# --- schema ------------------------------------------------------------------------------------
+# Schema 2 of ``findings.json`` as pydantic models that refuse any key or value they do not know.
+#
+# It adds keys to schema 1 and renames none, so files of schema 1 are read by the same models.
+# Infinity is written as the string ``"inf"`` and is ``math.inf`` in memory; every other number is finite.
+
 
 SCHEMA = 2
 READABLE = (1, 2)
@@ -157,7 +333,7 @@ class KindRates(Part):
 
 
 class Pictures(Part):
-    """The pictures of a finding one by one, PSNR in dB (``attacks.inversion.compare.pictures``): the median and that of the
+    """The pictures of a finding one by one, PSNR in dB (``attacks.inversion.evaluation.pictures``): the median and that of the
     best guess; how many lie clearly above the closest guess for their own record; the one furthest above.
 
     chance, chance_best: how often a blind picture is clear, and the best of so many gains as much; absent where unknown.
@@ -219,7 +395,7 @@ class FindingRow(Part):
     _origin: Origin = PrivateAttr(default_factory=Origin)
 
     @property
-    def rates(self) -> int:
+    def rate_count(self) -> int:
         """How many of its figures could lie above guessing by chance: each is one more try at 95 %."""
         shown = sum(at.resolvable for at in (self.tpr_at_fpr or {}).values())
         seen = self.pictures
@@ -250,7 +426,7 @@ class Findings(Part):
 
     def to_frame(self) -> pandas.DataFrame:
         """A pandas table with one row per finding. Raises ImportError where pandas is missing."""
-        return _views().frame(self)
+        return _notebook_module().to_frame(self)
 
     def plot(self, kind: Literal["roc", "epsilon", "frontier", "ladder"] = "roc") -> Figure:
         """A matplotlib figure: "roc", "epsilon" (claimed, proven, shown), "frontier" (accuracy at this epsilon) or
@@ -258,14 +434,14 @@ class Findings(Part):
 
         Raises ValueError where there is nothing to draw.
         """
-        return _views().figure(self, self._origin.folder, kind)
+        return _notebook_module().draw_figure(self, self._origin.folder, kind)
 
     def _repr_html_(self) -> str:
-        return _views().html(self)
+        return _notebook_module().to_html(self)
 
     @model_validator(mode="after")
     def _count_looks(self) -> Findings:
-        looks = Looks(max(1, sum(row.rates for row in self.findings)), self.privacy.unit)
+        looks = Looks(max(1, sum(row.rate_count for row in self.findings)), self.privacy.unit)
         for row in self.findings:
             row._looks = looks
             for at in (row.tpr_at_fpr or {}).values():
@@ -289,9 +465,9 @@ class Findings(Part):
         return self
 
 
-def _views() -> Any:
+def _notebook_module() -> Any:
     """Table and drawings: what makes them needs this module, and takes long to import."""
-    return importlib.import_module("privdd.reporting.notebook_view")
+    return importlib.import_module("privdd.reporting.notebook")
 
 
 def worst_verdict(verdicts: Iterable[str]) -> Verdict:

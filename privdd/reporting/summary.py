@@ -1,19 +1,231 @@
-"""What the findings say, in the order of importance: the verdict's words, the worst numbers, the rows."""
+"""What the findings say, in the order of importance: the verdict's words, the worst numbers, the leaks in sentences."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from privdd.reporting import noise_words, strongest, words
-from privdd.reporting.leaks import LARGE_EPSILON, believed, doubts, label_rates, membership, pictures
-from privdd.reporting.same_values import refuted_source, rows_of, verdict_of
-from privdd.reporting.schema import FindingRow, Findings, SurfaceRow
-from privdd.reporting.schema_values import Verdict
-from privdd.reporting.unread import SENTENCE, UNSCORED, only_unread, without_model
-from privdd.reporting.words import number, one_in, share
+from privdd.reporting import finding_selection, wording
+from privdd.reporting.finding_selection import (
+    SENTENCE,
+    UNSCORED,
+    MembershipResult,
+    diverged_run_text,
+    findings_on_surface,
+    has_no_signal,
+    refuted_source_surface,
+    verdict_of_values,
+)
+from privdd.reporting.schema import FindingRow, Findings, SurfaceRow, Verdict
+from privdd.reporting.wording import format_decibel, format_number, format_share, one_in
+
+# --- leaks -------------------------------------------------------------------------------------
+# What attackers did to an artifact, in words: only what beat guessing, or a limit, by the rule of ``finding_selection``.
+
+
+LARGE_EPSILON = 8.0  # above it a limit is no reassurance: odds about a record may change 3 000-fold
+
+
+def leak_sentences(rows: Sequence[FindingRow]) -> list[str]:
+    """The most serious first; empty where nothing beat guessing."""
+    found = (_limit_sentences, _membership_leaks, _picture_leaks, _identification_leaks, _feature_leaks, _label_leaks)
+    return [phrase for tell in found for phrase in tell(rows)]
+
+
+def target_doubts(findings: Findings) -> list[str]:
+    """Why a target's files allow no comparison of members with others; empty for a simulation."""
+    return findings.target.doubts if findings.target else []
+
+
+def believable_findings(rows: Sequence[FindingRow], findings: Findings) -> Sequence[FindingRow]:
+    """The rows that can be read as leaks: where there are doubts, none that compares members with others."""
+    if not target_doubts(findings):
+        return rows
+    return [row for row in rows if row.family != "membership" and row.identified is None]
+
+
+def is_certain(rows: Sequence[FindingRow]) -> bool:
+    """Whether any of it has an interval above guessing, at 95 % for all rates of the run; the typical picture and features
+    have none."""
+    return any(
+        tell(rows) for tell in (_limit_sentences, _membership_leaks, _identification_leaks, _label_leaks)
+    ) or any(map(finding_selection.has_clear_pictures, rows))
+
+
+def attacker_name(row: FindingRow) -> str:
+    """The party that an attack plays, as a sentence begins: "The server"."""
+    name = wording.ADVERSARY[row.adversary][0]
+    return name[0].upper() + name[1:]
+
+
+def _limit_sentences(rows: Iterable[FindingRow]) -> list[str]:
+    rows = list(rows)
+    said = []
+    over = [
+        r
+        for r in rows
+        if r.epsilon_stated is not None
+        and r.epsilon_validity != "gaussian_only"
+        and finding_selection.epsilon_bound(r) > r.epsilon_stated
+    ]
+    if over:
+        worst = max(over, key=lambda r: (r.epsilon_validity != "curve", finding_selection.epsilon_bound(r)))
+        by = wording.attack_title(worst.attack)
+        proves = (
+            "refutes the stated curve: the true ε is above"
+            if worst.epsilon_validity == "curve"
+            else "proves that the true ε is at least"
+        )
+        said.append(
+            f"{by[0].upper()}{by[1:]} {proves} {format_number(finding_selection.epsilon_bound(worst))} "
+            f"({format_share(worst.confidence or 0.95)} confidence); {format_number(worst.epsilon_stated)} is stated"
+        )
+    moved = [r for r in rows if r.kappa is not None and r.kappa > (r.kappa_allowed or math.inf) * 1.0001]
+    if moved:
+        worst = max(moved, key=lambda r: r.kappa or 0.0)
+        said.append(
+            f"One {worst._looks.unit} moves it {format_number(worst.kappa)} times as far as the proof allows for ({format_number(worst.kappa_allowed)})"
+        )
+    return said + [row.note for row in rows if row.note and (row.diagnostics or {}).get("refuted")]
+
+
+def weak_noise_sentences(rows: Iterable[FindingRow]) -> list[str]:
+    """Of what has noise and still no limit: that a test of the noise itself showed a large epsilon."""
+    best = finding_selection.largest_bound_finding(r for r in rows if r.family == "guarantee")
+    if best is None or finding_selection.epsilon_bound(best) <= LARGE_EPSILON:
+        return []
+    return [
+        f"Its noise does not hide every {best._looks.unit}: for a crafted one, {wording.attack_title(best.attack)} proves that the true ε is "
+        f"at least {format_number(finding_selection.epsilon_bound(best))}"
+    ]
+
+
+def _membership_leaks(rows: Iterable[FindingRow]) -> list[str]:
+    best = finding_selection.strongest_membership(rows)
+    if best is None or not best.beats_guessing:
+        return []
+    return [f"{attacker_name(best.row)} can {membership_phrase(best)}"]
+
+
+def membership_phrase(best: MembershipResult, brief: bool = False) -> str:
+    """What the strongest attack does, after "can": one wording for decision, table, sentence and card.
+
+    brief: without intervals and single records.
+    """
+    row, worst, rate = best.row, best.exposed, f"at {one_in(best.fpr)} false alarms"
+    coin = f"tell training records from others more often than a coin would (AUC {format_share(row.auc)})"
+    if not best.beats_guessing:
+        return f"find no more members than guessing does {rate}"
+    if best.kind == "ranking":
+        return coin
+    top = max(worst.records, key=lambda one: one.ci[0], default=None) if worst else None
+    single = (
+        f", one of them in {top.hits} of the {top.trials} replays that hold it"
+        if top and top.hits and not brief
+        else ""
+    )
+    if best.counts and best.at is not None:
+        tail = (
+            f"; of the most exposed {format_share(worst.share)} of records, {format_share(worst.tpr)}{single}"
+            if worst
+            else ""
+        )
+        return f"name {format_share(best.at.tpr)} of the training records {rate}{'' if brief else _interval_note(best.at.ci)}{tail}"
+    if worst is None:
+        return coin
+    average = f"; of all records no more than guessing would{f', yet it can {coin}' if finding_selection.ranks_members(row) else ''}"
+    said = f"name {format_share(worst.tpr)} of the most exposed {format_share(worst.share)} of records {rate}"
+    return said if brief else f"{said}{_interval_note(worst.ci)}{single}{average}"
+
+
+def _interval_note(interval: tuple[float, float]) -> str:
+    return f" (95 %: {format_share(interval[0])} to {format_share(interval[1])})"
+
+
+def _picture_leaks(rows: Iterable[FindingRow]) -> list[str]:
+    best = finding_selection.strongest_reconstruction(rows)
+    return (
+        [f"{attacker_name(best)} can {picture_phrase(best)}"]
+        if best is not None and finding_selection.rebuilds_records(best)
+        else []
+    )
+
+
+def picture_phrase(row: FindingRow, brief: bool = False) -> str:
+    """What a reconstruction does, after "can": one wording for decision, table, sentence and card. brief: for the table."""
+    seen, base, closer = row.pictures, finding_selection.blind_guess_psnr(row), finding_selection.rebuilds_records(row)
+    if seen is None:  # of an earlier version: means alone
+        guess = f" (the best guess without it {format_number(base)} dB)" if base is not None else ""
+        of = f" on average of {row.n}" if row.n else " on average"
+        rebuilt = "pictures at" if closer or base is None else "no picture closer than a blind guess does:"
+        return f"rebuild {rebuilt} {format_number(row.psnr)} dB{of}{guess}"
+    typical = f"{format_decibel(seen.median)}, the median of {seen.n} (the best guess without it {format_decibel(seen.guess)})"
+    typical = f"a median of {format_decibel(seen.median)} (guess {format_decibel(seen.guess)})" if brief else typical
+    if not seen.clear:
+        return f"rebuild {'pictures' if closer else 'no picture clearly closer than a blind guess'}: {typical}"
+    best = f"the best at {format_decibel(seen.best)} where the closest guess reaches {format_decibel(seen.best_guess)}"
+    single = f"rebuild {seen.clear} of {seen.n} pictures clearly closer than every guess, {best}"
+    if finding_selection.has_clear_pictures(row):
+        return single if brief else f"{single}; all: {typical}"
+    if closer:
+        return (
+            f"rebuild pictures: {typical}{'' if brief else f'; {seen.clear} of them clearly closer than every guess'}"
+        )
+    return f"{single}, too few to tell from chance{'' if brief else f'; all: {typical}'}"
+
+
+def _identification_leaks(rows: Iterable[FindingRow]) -> list[str]:
+    known = [(r, r.identified, r.identified_chance) for r in rows]
+    over = [
+        (r, hit, chance)
+        for r, hit, chance in known
+        if hit is not None
+        and chance is not None
+        and finding_selection.is_above_chance(hit, chance, r.n, r._looks.count)
+    ]
+    if not over:
+        return []
+    row, hit, chance = max(over, key=lambda one: one[1] - one[2])
+    return [
+        f"{attacker_name(row)} can match {format_share(hit)} of what it holds to the right record (chance {format_share(chance)})"
+    ]
+
+
+def _feature_leaks(rows: Iterable[FindingRow]) -> list[str]:
+    return [
+        f"{attacker_name(r)}, knowing one record, can take the noise off others' features: {format_number(r.psnr)} dB instead of {format_number(seen)} dB"
+        for r in rows
+        if r.attack in finding_selection.FEATURE_ATTACKS
+        and (r.psnr or 0.0) > (seen := (r.baselines or {}).get("psnr_as_released", 0.0)) + 1
+    ]
+
+
+def _label_leaks(rows: Iterable[FindingRow]) -> list[str]:
+    over = [
+        one
+        for one in label_rates(rows)
+        if finding_selection.is_above_chance(one[1], one[2], one[0].n, one[0]._looks.count)
+    ]
+    if not over:
+        return []
+    row, rate, chance = max(over, key=lambda one: one[1])
+    tail = f" (guessing {format_share(chance)})" if chance else ""
+    return [f"{attacker_name(row)} can read which classes a client holds: {format_share(rate)} right{tail}"]
+
+
+def label_rates(rows: Iterable[FindingRow]) -> list[tuple[FindingRow, float, float]]:
+    """(finding, share of labels read, share that guessing reads or 0 where that is not known), of attacks on labels."""
+    return [
+        (r, r.label_accuracy, finding_selection.blind_label_rate(r) or 0.0)
+        for r in rows
+        if r.family == "label" and r.label_accuracy is not None
+    ]
+
+
+# --- summary -----------------------------------------------------------------------------------
+# What the findings say, in the order of importance: the verdict's words, the worst numbers, the rows.
 
 
 @dataclass(frozen=True)
@@ -49,27 +261,27 @@ class Headline:
 def surface_lines(findings: Findings) -> list[SurfaceLine]:
     """One line per released surface: gravest verdict first, then the largest measured epsilon."""
     lines = [_surface_line(row, findings) for row in findings.surfaces]
-    return sorted(lines, key=lambda line: (words.GRAVITY.index(line.verdict), -(line.measured or 0.0)))
+    return sorted(lines, key=lambda line: (wording.GRAVITY.index(line.verdict), -(line.measured or 0.0)))
 
 
 def _surface_line(row: SurfaceRow, findings: Findings) -> SurfaceLine:
-    mine, source = rows_of(row, findings), refuted_source(row, findings)
-    title, meaning = words.surface(row)
+    mine, source = findings_on_surface(row, findings), refuted_source_surface(row, findings)
+    title, meaning = wording.surface_title_and_meaning(row)
     seen = "the server" if row.sender == "client" else "every client"
-    stated, measured = _stated(mine), strongest.measured_epsilon(mine)
-    holds = words.title(source) if source else ""
+    stated, measured = _stated_epsilon(mine), finding_selection.measured_epsilon(mine)
+    holds = wording.surface_title(source) if source else ""
     return SurfaceLine(
         row, title, meaning, seen, stated, row.epsilon.best, measured,
-        (*_worst_phrases(believed(mine, findings)), *_crafted(mine)), verdict_of(row, findings), holds,
+        (*_worst_phrases(believable_findings(mine, findings)), *_crafted_record_note(mine)), verdict_of_values(row, findings), holds,
     )  # fmt: skip
 
 
-def _stated(rows: list[FindingRow]) -> float | None:
+def _stated_epsilon(rows: list[FindingRow]) -> float | None:
     """What the surface promises as a whole; the statement that was broken, where one was.
 
     Guarantee tests hold each mechanism behind a surface to its own part of the epsilon.
     """
-    broken = [r for r in rows if r.epsilon_stated is not None and strongest.bound(r) > r.epsilon_stated]
+    broken = [r for r in rows if r.epsilon_stated is not None and finding_selection.epsilon_bound(r) > r.epsilon_stated]
     whole = [r for r in rows if r.family != "guarantee"]
     chosen = broken or whole or rows
     return min((r.epsilon_stated for r in chosen if r.epsilon_stated is not None), default=None)
@@ -81,61 +293,65 @@ def _worst_phrases(rows: Sequence[FindingRow]) -> list[str]:
     if broken:
         worst = max(broken, key=lambda r: r.kappa or 0.0)
         phrases.append(
-            f"one {worst._looks.unit} moves it {number(worst.kappa)} times as far as assumed (limit {number(worst.kappa_allowed)})"
+            f"one {worst._looks.unit} moves it {format_number(worst.kappa)} times as far as assumed (limit {format_number(worst.kappa_allowed)})"
         )
-    member, best = strongest.worst_membership(rows), strongest.best_pictures(rows)
+    member, best = finding_selection.strongest_membership(rows), finding_selection.strongest_reconstruction(rows)
     if member:
-        phrases.append(f"{words.attack(member.row.attack)} can {membership(member, brief=True)}")
+        phrases.append(f"{wording.attack_title(member.row.attack)} can {membership_phrase(member, brief=True)}")
     if best:
-        phrases.append(f"{words.attack(best.attack)} can {pictures(best, brief=True)}")
-    phrases += [_feature_phrase(r) for r in rows if r.attack in strongest.FEATURE_ATTACKS and r.psnr is not None]
-    phrases += [UNSCORED] if only_unread(rows) else []
+        phrases.append(f"{wording.attack_title(best.attack)} can {picture_phrase(best, brief=True)}")
+    phrases += [
+        _feature_phrase(r) for r in rows if r.attack in finding_selection.FEATURE_ATTACKS and r.psnr is not None
+    ]
+    phrases += [UNSCORED] if has_no_signal(rows) else []
     read = max(label_rates(rows), key=lambda one: one[1], default=None)
     if read:
-        phrases.append(f"reads {share(read[1])} of labels" + (f" (guessing {share(read[2])})" if read[2] else ""))
+        phrases.append(
+            f"reads {format_share(read[1])} of labels" + (f" (guessing {format_share(read[2])})" if read[2] else "")
+        )
     return phrases
 
 
-def _crafted(rows: list[FindingRow]) -> list[str]:
+def _crafted_record_note(rows: list[FindingRow]) -> list[str]:
     """Where the ε that was shown is of a record made for the test: it speaks of none that attackers looked for."""
-    best = strongest.measured(rows)
-    if best is None or best.family != "guarantee" or not strongest.bound(best):
+    best = finding_selection.largest_bound_finding(rows)
+    if best is None or best.family != "guarantee" or not finding_selection.epsilon_bound(best):
         return []
-    low = number(strongest.bound(best))
-    return [f"ε ≥ {low} is of a {best._looks.unit} crafted for {words.attack(best.attack)}"]
+    low = format_number(finding_selection.epsilon_bound(best))
+    return [f"ε ≥ {low} is of a {best._looks.unit} crafted for {wording.attack_title(best.attack)}"]
 
 
 def _feature_phrase(row: FindingRow) -> str:
     seen = (row.baselines or {}).get("psnr_as_released", 0.0)
     if (row.psnr or 0.0) <= seen + 1:
-        return f"{words.attack(row.attack)}: removes no noise from the features"
-    return f"{words.attack(row.attack)}: recovers the features at {number(row.psnr)} dB ({number(seen)} dB as released)"
+        return f"{wording.attack_title(row.attack)}: removes no noise from the features"
+    return f"{wording.attack_title(row.attack)}: recovers the features at {format_number(row.psnr)} dB ({format_number(seen)} dB as released)"
 
 
-def verdict(findings: Findings) -> Headline:
+def verdict_headline(findings: Findings) -> Headline:
     """The verdict as a title and two or three sentences that stand on the numbers alone."""
-    if (said := without_model(findings)) is not None:
+    if (said := diverged_run_text(findings)) is not None:
         return Headline(findings.verdict, "Diverged", *said)
-    tell = {"unprotected": _unprotected, "untested": _untested, "consistent": _consistent}
-    title, first = tell.get(findings.verdict, _contradiction)(findings)
+    tell = {"unprotected": _unprotected_headline, "untested": _untested_headline, "consistent": _consistent_headline}
+    title, first = tell.get(findings.verdict, _contradiction_headline)(findings)
     told = (_claim_sentence, _membership_sentence, _feature_sentence, _picture_sentence)
     sentences = (first, *(tell(findings) for tell in told))
     kind = findings.verdict
-    return Headline(kind, words.VERDICT[kind], title, tuple(s for s in sentences if s), weak(kind, findings))
+    return Headline(kind, wording.VERDICT[kind], title, tuple(s for s in sentences if s), is_weak_limit(kind, findings))
 
 
-def weak(kind: Verdict, findings: Findings, epsilon: float | None = None) -> bool:
+def is_weak_limit(kind: Verdict, findings: Findings, epsilon: float | None = None) -> bool:
     """Whether "not contradicted" is no reason for green: the limit is large, or anyone can draw the noise again."""
     privacy = findings.privacy
     limit = privacy.epsilon.best if epsilon is None else epsilon
-    return kind == "consistent" and (limit > LARGE_EPSILON or (limit > 0 and noise_words.simulation(privacy)))
+    return kind == "consistent" and (limit > LARGE_EPSILON or (limit > 0 and wording.is_simulation_noise(privacy)))
 
 
 def utility_note(config: Mapping[str, Any]) -> str:
     """A sentence on accuracy that comes from raw records, for a run whose synthetic sets start from real images."""
     algo = config.get("algo")
     start = algo.get("start") if isinstance(algo, Mapping) else None
-    return words.REAL_START if start == "real" else ""
+    return wording.REAL_START if start == "real" else ""
 
 
 def target_marks(findings: Findings) -> list[str]:
@@ -144,48 +360,54 @@ def target_marks(findings: Findings) -> list[str]:
     return [*target.doubts, *target.notes] if target else []
 
 
-def _titles(findings: Findings, kind: Verdict) -> list[str]:
-    return [words.title(row).lower() for row in findings.surfaces if row.verdict == kind]
+def _surface_titles(findings: Findings, kind: Verdict) -> list[str]:
+    return [wording.surface_title(row).lower() for row in findings.surfaces if row.verdict == kind]
 
 
-def _unprotected(findings: Findings) -> tuple[str, str]:
-    bare = _titles(findings, "unprotected")
-    what = f"The {words.listed(bare)}" if bare else "What was sent"
+def _unprotected_headline(findings: Findings) -> tuple[str, str]:
+    bare = _surface_titles(findings, "unprotected")
+    what = f"The {wording.join_names(bare)}" if bare else "What was sent"
     verb = "carry" if len(bare) != 1 or bare[0].endswith("s") else "carries"
     title = f"No proven limit on what {findings.run.algo} reveals about a {findings.privacy.unit}."
     if findings.target is not None:
         return title, f"{what} {verb} no proven limit: nothing shows how it was protected, so ε is infinite."
     return (
         title,
-        f"{what} {verb} no proven limit, so the run as a whole has ε = {number(findings.privacy.epsilon.best)}.",
+        f"{what} {verb} no proven limit, so the run as a whole has ε = {format_number(findings.privacy.epsilon.best)}.",
     )
 
 
-def _untested(findings: Findings) -> tuple[str, str]:
+def _untested_headline(findings: Findings) -> tuple[str, str]:
     parts = "; ".join(dict.fromkeys(p for row in findings.surfaces if row.verdict == "untested" for p in row.untested))
-    stated = f"ε = {number(findings.privacy.epsilon.best)} is stated, and no test looked at all that it rests on"
+    stated = f"ε = {format_number(findings.privacy.epsilon.best)} is stated, and no test looked at all that it rests on"
     return "The stated limit was not tested in every part.", f"{stated}. Not looked at: {parts}."
 
 
-def _consistent(findings: Findings) -> tuple[str, str]:
+def _consistent_headline(findings: Findings) -> tuple[str, str]:
     privacy = findings.privacy
-    low = strongest.measured_epsilon(findings.findings)
-    tail = f"the strongest attack showed ε of at least {number(low)}" if low is not None else "no attack measured an ε"
+    low = finding_selection.measured_epsilon(findings.findings)
+    tail = (
+        f"the strongest attack showed ε of at least {format_number(low)}"
+        if low is not None
+        else "no attack measured an ε"
+    )
     return (
-        _held(privacy.epsilon.best, noise_words.simulation(privacy)),
-        f"Everything sent is covered by ε = {number(privacy.epsilon.best)} at δ = {number(privacy.delta)}; {tail}. "
-        f"Surviving attacks is not proof; the ε = {number(privacy.epsilon.best)} limit comes from the accounting.",
+        _limit_held_sentence(privacy.epsilon.best, wording.is_simulation_noise(privacy)),
+        f"Everything sent is covered by ε = {format_number(privacy.epsilon.best)} at δ = {format_number(privacy.delta)}; {tail}. "
+        f"Surviving attacks is not proof; the ε = {format_number(privacy.epsilon.best)} limit comes from the accounting.",
     )
 
 
-def _held(epsilon: float, simulated: bool) -> str:
+def _limit_held_sentence(epsilon: float, simulated: bool) -> str:
     if epsilon > LARGE_EPSILON:
-        return f"The stated limit was not contradicted, but ε = {number(epsilon)} is too large to protect anyone."
+        return (
+            f"The stated limit was not contradicted, but ε = {format_number(epsilon)} is too large to protect anyone."
+        )
     return "No attack tried here contradicted the stated limit." + (" This is a simulation." if simulated else "")
 
 
-def _contradiction(findings: Findings) -> tuple[str, str]:
-    broken = words.listed(_titles(findings, "contradiction") or ["release"])
+def _contradiction_headline(findings: Findings) -> tuple[str, str]:
+    broken = wording.join_names(_surface_titles(findings, "contradiction") or ["release"])
     title = (
         "The privacy limit stated for it does not hold."
         if findings.target is not None
@@ -194,59 +416,66 @@ def _contradiction(findings: Findings) -> tuple[str, str]:
     surfaces = {row.surface for row in findings.surfaces if row.verdict == "contradiction"}
     rows = [r for r in findings.findings if r.surface in surfaces]
     over = [r for r in rows if r.epsilon_measured is not None and r.epsilon_stated is not None]
-    over = [r for r in over if strongest.bound(r) > (r.epsilon_stated or 0) and r.epsilon_validity != "gaussian_only"]
+    over = [
+        r
+        for r in over
+        if finding_selection.epsilon_bound(r) > (r.epsilon_stated or 0) and r.epsilon_validity != "gaussian_only"
+    ]
     if over:
-        worst = max(over, key=lambda r: (r.epsilon_validity != "curve", strongest.bound(r)))
-        by, curve = words.attack(worst.attack), worst.epsilon_validity == "curve"
+        worst = max(over, key=lambda r: (r.epsilon_validity != "curve", finding_selection.epsilon_bound(r)))
+        by, curve = wording.attack_title(worst.attack), worst.epsilon_validity == "curve"
         proves = (
             "refutes the curve behind it: it has to be that of an ε above"
             if curve
             else "proves that the true ε is at least"
         )
         return title, (
-            f"On the {broken}, {by} {proves} {number(strongest.bound(worst))} "
-            f"({share(worst.confidence or 0.95)} confidence); ε ≤ {number(worst.epsilon_stated)} is stated."
+            f"On the {broken}, {by} {proves} {format_number(finding_selection.epsilon_bound(worst))} "
+            f"({format_share(worst.confidence or 0.95)} confidence); ε ≤ {format_number(worst.epsilon_stated)} is stated."
         )
     phrases = _worst_phrases([r for r in rows if r.kappa is not None or r.attack.startswith("t0_")])
     return title, f"On the {broken}, {(*phrases, 'an attack broke the stated limit')[0]}."
 
 
 def _claim_sentence(findings: Findings) -> str:
-    claim, best = strongest.boldest(findings.privacy.claims), strongest.measured(findings.findings)
+    claim, best = (
+        finding_selection.boldest_claim(findings.privacy.claims),
+        finding_selection.largest_bound_finding(findings.findings),
+    )
     if findings.verdict == "contradiction" or claim is None or best is None:
         return ""
-    if not strongest.exceeded(claim, strongest.bound(best), findings.privacy.delta):
+    if not finding_selection.exceeds_claim(claim, finding_selection.epsilon_bound(best), findings.privacy.delta):
         return ""
-    where = words.title(best).lower()
+    where = wording.surface_title(best).lower()
     return (
-        f"The claim of ε = {number(claim.number)} at δ = {number(claim.delta or findings.privacy.delta)} "
-        f"({claim.source}) is less than the ε of at least {number(strongest.bound(best))} "
-        f"at δ = {number(findings.privacy.delta)} that {words.attack(best.attack)} showed on the {where}."
+        f"The claim of ε = {format_number(claim.number)} at δ = {format_number(claim.delta or findings.privacy.delta)} "
+        f"({claim.source}) is less than the ε of at least {format_number(finding_selection.epsilon_bound(best))} "
+        f"at δ = {format_number(findings.privacy.delta)} that {wording.attack_title(best.attack)} showed on the {where}."
     )
 
 
 def _membership_sentence(findings: Findings) -> str:
-    worst = strongest.worst_membership(findings.findings)
-    if doubts(findings):
+    worst = finding_selection.strongest_membership(findings.findings)
+    if target_doubts(findings):
         return "Whether members can be told from others cannot be read from these files."
     if worst is None:
         return (
             SENTENCE
-            if only_unread(findings.findings)
+            if has_no_signal(findings.findings)
             else "No membership attack had a sample large enough to resolve a low false-alarm rate."
         )
-    where = words.title(worst.row).lower()
+    where = wording.surface_title(worst.row).lower()
     where = f"noised sums behind the {where}" if worst.row.adversary == "analyst" else where
     if not worst.beats_guessing:
         return (
             f"No membership attack did reliably better than guessing, not at {one_in(worst.fpr)} false alarms either."
         )
-    return f"From the {where}, {words.ADVERSARY[worst.row.adversary][0]} can {membership(worst, brief=True)}."
+    return f"From the {where}, {wording.ADVERSARY[worst.row.adversary][0]} can {membership_phrase(worst, brief=True)}."
 
 
 def _feature_sentence(findings: Findings) -> str:
     best = max(
-        (r for r in findings.findings if r.attack in strongest.FEATURE_ATTACKS),
+        (r for r in findings.findings if r.attack in finding_selection.FEATURE_ATTACKS),
         key=lambda r: r.psnr or 0.0,
         default=None,
     )
@@ -254,14 +483,14 @@ def _feature_sentence(findings: Findings) -> str:
     if best is None or (best.psnr or 0.0) <= seen + 1:
         return ""
     return (
-        f"The noise is shared: who knows one record of a batch recovers the others' features at {number(best.psnr)} dB "
-        f"({number(seen)} dB as released)."
+        f"The noise is shared: who knows one record of a batch recovers the others' features at {format_number(best.psnr)} dB "
+        f"({format_number(seen)} dB as released)."
     )
 
 
 def _picture_sentence(findings: Findings) -> str:
-    best = strongest.best_pictures(findings.findings)
+    best = finding_selection.strongest_reconstruction(findings.findings)
     if best is None:
         return ""
-    where, note = words.title(best).lower(), f" ({best.note})" if best.note else ""
-    return f"From the {where}, {words.ADVERSARY[best.adversary][0]} can {pictures(best)}{note}."
+    where, note = wording.surface_title(best).lower(), f" ({best.note})" if best.note else ""
+    return f"From the {where}, {wording.ADVERSARY[best.adversary][0]} can {picture_phrase(best)}{note}."

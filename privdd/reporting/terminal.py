@@ -8,9 +8,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from privdd.reporting import strongest, summary, words
+from privdd.reporting import finding_selection, summary, wording
 from privdd.reporting.schema import Findings
-from privdd.reporting.words import number
+from privdd.reporting.wording import format_number
 
 STYLE = {"unprotected": "yellow", "untested": "yellow", "consistent": "green", "contradiction": "bold red"}
 PIPE_WIDTH = 132
@@ -24,19 +24,19 @@ def print_summary(findings: Findings, file: IO[str], width: int | None = None) -
     but plain text is written.
     """
     console = console_for(file, width)
-    said = summary.verdict(findings)
+    said = summary.verdict_headline(findings)
     console.print(Text(f"{said.label}: {said.title}", style="yellow" if said.weak else STYLE[said.kind]))
     for sentence in said.sentences:
         console.print(Text(sentence))
     for mark in summary.target_marks(findings):
         console.print(Text(mark, style="yellow"))
-    console.print(Text(_epsilons(findings)))
-    console.print(_table(findings))
+    console.print(Text(_epsilon_line(findings)))
+    console.print(_summary_table(findings))
 
 
 def console_for(file: IO[str], width: int | None = None) -> Console:
     """Writes to ``file`` as ``print_summary`` says."""
-    file, tty = _writable(file), file.isatty()
+    file, tty = _writable_stream(file), file.isatty()
     width = width or (None if tty else PIPE_WIDTH)
     plain = None if tty else False  # else FORCE_COLOR=1, which many CI jobs set, puts bold and italic into files
     return Console(file=file, width=width, force_terminal=plain, no_color=not tty, highlight=False)
@@ -59,7 +59,7 @@ class _Plain:
         return self.below.isatty()
 
 
-def _writable(file: IO[str]) -> IO[str]:
+def _writable_stream(file: IO[str]) -> IO[str]:
     try:
         "ε∞≥–\u00a0━".encode(getattr(file, "encoding", None) or "utf-8")
     except (UnicodeEncodeError, LookupError):
@@ -67,28 +67,32 @@ def _writable(file: IO[str]) -> IO[str]:
     return file
 
 
-def _epsilons(findings: Findings) -> str:
+def _epsilon_line(findings: Findings) -> str:
     privacy = findings.privacy
-    claim = strongest.boldest(privacy.claims)
+    claim = finding_selection.boldest_claim(privacy.claims)
     return (
-        f"epsilon {strongest.limit_word(claim, findings.findings)} {number(claim.number if claim else None)}, "
-        f"proven at most {number(privacy.epsilon.pld)} (PLD) / {number(privacy.epsilon.rdp)} (RDP), "
-        f"shown at least {number(strongest.measured_epsilon(findings.findings))}; "
-        f"delta {number(privacy.delta)}, unit {privacy.unit}, {privacy.relation}" + _accuracies(findings)
+        f"epsilon {finding_selection.limit_word(claim, findings.findings)} {format_number(claim.number if claim else None)}, "
+        f"proven at most {format_number(privacy.epsilon.pld)} (PLD) / {format_number(privacy.epsilon.rdp)} (RDP), "
+        f"shown at least {format_number(finding_selection.measured_epsilon(findings.findings))}; "
+        f"delta {format_number(privacy.delta)}, unit {privacy.unit}, {privacy.relation}" + _accuracy_text(findings)
     )
 
 
-def _accuracies(findings: Findings) -> str:
+def _accuracy_text(findings: Findings) -> str:
     utility, target = findings.utility, findings.target
     if utility is None:
         return ""
     if target is None:
-        return f"; accuracy {words.accuracy(utility)} ({utility.accuracy_kind})"
-    own = "" if target.accuracy_training is None else f", {words.share(target.accuracy_training)} on training records"
-    return f"; accuracy {words.accuracy(utility)} on held-out records{own}"
+        return f"; accuracy {wording.format_accuracy(utility)} ({utility.accuracy_kind})"
+    own = (
+        ""
+        if target.accuracy_training is None
+        else f", {wording.format_share(target.accuracy_training)} on training records"
+    )
+    return f"; accuracy {wording.format_accuracy(utility)} on held-out records{own}"
 
 
-def _table(findings: Findings) -> Table:
+def _summary_table(findings: Findings) -> Table:
     table = Table(title=f"{findings.run.algo} on {findings.run.data}, seed {findings.run.seed}", title_justify="left")
     for name in ("surface", "protection"):
         table.add_column(name, overflow="fold")
@@ -97,10 +101,10 @@ def _table(findings: Findings) -> Table:
     table.add_column("worst attack", overflow="fold", ratio=1)
     table.add_column("verdict", no_wrap=True)
     for line in summary.surface_lines(findings):
-        worst = "; ".join(line.worst) or (line.row.audited if isinstance(line.row.audited, str) else words.NONE)
-        epsilons = (number(v) for v in (line.stated, line.accounted, line.measured))
-        cells = (line.row.surface, words.mechanism(line.row.mechanism), *epsilons, worst)
-        pale = summary.weak(line.verdict, findings, line.accounted)
-        verdict = Text(words.VERDICT[line.verdict].lower(), style="yellow" if pale else STYLE[line.verdict])
+        worst = "; ".join(line.worst) or (line.row.audited if isinstance(line.row.audited, str) else wording.NONE)
+        epsilons = (format_number(v) for v in (line.stated, line.accounted, line.measured))
+        cells = (line.row.surface, wording.mechanism_title(line.row.mechanism), *epsilons, worst)
+        pale = summary.is_weak_limit(line.verdict, findings, line.accounted)
+        verdict = Text(wording.VERDICT[line.verdict].lower(), style="yellow" if pale else STYLE[line.verdict])
         table.add_row(*(Text(str(cell)) for cell in cells), verdict)
     return table

@@ -8,39 +8,39 @@ from collections.abc import Sequence
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Results on stdout, progress on stderr; errors are one line on stderr and status 1."""
-    from privdd.cli.config import guarded
-    from privdd.reproduce.typed import USAGE
+    from privdd.cli.compose import run_guarded
+    from privdd.reproduce.arguments import USAGE
 
     given = sys.argv[1:] if argv is None else list(argv)
     if {"-h", "--help"} & {*given} or not given:
         print(USAGE, end="")
         return 0 if given else 1
-    return guarded(lambda: _main(given))
+    return run_guarded(lambda: _run_command(given))
 
 
-def _main(argv: Sequence[str]) -> int:
-    from privdd.reproduce.entries import find
-    from privdd.reproduce.typed import read
+def _run_command(argv: Sequence[str]) -> int:
+    from privdd.reproduce.arguments import parse_arguments
+    from privdd.reproduce.catalogue import find_entry
 
-    asked = read(argv)
+    asked = parse_arguments(argv)
     if asked.name not in ("list", "all", "overview", "privacy"):
-        find(asked.name)  # a mistyped name is refused at once
+        find_entry(asked.name)  # a mistyped name is refused at once
     if asked.name == "list":
-        from privdd.reproduce.entry_list import print_list
+        from privdd.reproduce.page import print_catalogue
 
-        print_list(sys.stdout)
+        print_catalogue(sys.stdout)
         return 0
-    from privdd.reproduce.reproduction import everything, one, overview
-    from privdd.runtime.allocator import keep_memory
+    from privdd.reproduce.page import print_overview, run_all, run_entry
+    from privdd.runtime.startup import keep_freed_memory
 
-    keep_memory()
+    keep_freed_memory()
     if asked.name == "privacy":
-        from privdd.reproduce.sentence_page import tried
+        from privdd.reproduce.claims import decide_sentences
 
-        return tried(asked)
+        return decide_sentences(asked)
     if asked.name == "overview":
-        return overview(asked)
-    return everything(asked) if asked.name == "all" else one(asked)
+        return print_overview(asked)
+    return run_all(asked) if asked.name == "all" else run_entry(asked)
 
 
 if __name__ == "__main__":

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
-from privdd.runtime.workers import threads
+from privdd.runtime.workers import torch_threads
 
-MOST = 1024  # torch dies of tens of thousands of threads
-READ_BY = {  # kind -> the settings that it reads
+MAX_COUNT = 1024  # torch dies of tens of thousands of threads
+SETTINGS_BY_KIND = {  # kind -> the settings that it reads
     "serial": ("threads",),
     "processes": ("workers", "threads", "retries"),
     "ray": ("workers", "threads", "retries", "address"),
@@ -40,14 +40,14 @@ class Engine:
     retries: int = 2
 
     def __post_init__(self) -> None:
-        if self.kind not in READ_BY:
-            raise ValueError(f"engine.kind={self.kind!r}: allowed are {', '.join(READ_BY)}")
+        if self.kind not in SETTINGS_BY_KIND:
+            raise ValueError(f"engine.kind={self.kind!r}: allowed are {', '.join(SETTINGS_BY_KIND)}")
         for name, least in (("workers", 0), ("threads", 1), ("retries", 0)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ValueError(f"engine.{name}={value!r}: an integer of at least {least} is needed")
-            if value > MOST:
-                raise ValueError(f"engine.{name}={value}: at most {MOST}")
+            if value > MAX_COUNT:
+                raise ValueError(f"engine.{name}={value}: at most {MAX_COUNT}")
 
     @property
     def size(self) -> int:
@@ -58,11 +58,11 @@ class Engine:
         work: Sequence[T] = list(items)
         if self.kind == "serial" or len(work) < 2:
             for item in work:
-                with threads(self.threads):
+                with torch_threads(self.threads):
                     result = fn(item)
                 yield result
         elif self.kind == "processes":
-            from privdd.runtime.processes import process_map
+            from privdd.runtime.workers import process_map
 
             yield from process_map(fn, work, workers=self.size, threads=self.threads, retries=self.retries)
         else:
@@ -73,6 +73,6 @@ class Engine:
             )
 
 
-def describe(engine: Engine) -> dict[str, Any]:
+def describe_engine(engine: Engine) -> dict[str, Any]:
     """For the manifest."""
     return {"kind": engine.kind, "workers": engine.size, "threads": engine.threads}

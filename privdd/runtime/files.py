@@ -1,17 +1,30 @@
-"""Plain files and JSON of a run folder, written atomically, and checked when read. Quick to import."""
+"""Files of a run folder: plain files and JSON, written atomically and checked when read. Quick to import.
+
+A folder that comes from a stranger may hold plain files and folders only, so that nothing leads out of it. One process at a
+time writes a run folder: the lock belongs to an open file, so the operating system lets go of it when its process ends,
+however that happens, and the next run takes over what a killed one left.
+"""
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import os
 import re
 import secrets
+import socket
 import stat
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
+
+from privdd.core.validation import BadConfig
+
+# --- files -------------------------------------------------------------------------------------
+# Plain files and JSON of a run folder, written atomically, and checked when read. Quick to import.
+
 
 LARGEST_JSON = 512 * 2**20  # bytes of one file: a ledger of about a million rows
 
@@ -48,13 +61,13 @@ def write_parts(path: Path, parts: Iterable[bytes], *, private: bool = False, du
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.parent / f".{path.name}.{secrets.token_hex(4)}"
         handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600 if private else 0o666)
-        _write(handle, temporary, path, parts, durable)
+        _write_and_rename(handle, temporary, path, parts, durable)
     except OSError as error:
         error.filename = str(path)  # otherwise it would be missing, or name the temporary file
         raise
 
 
-def _write(handle: int, temporary: Path, path: Path, parts: Iterable[bytes], durable: bool) -> None:
+def _write_and_rename(handle: int, temporary: Path, path: Path, parts: Iterable[bytes], durable: bool) -> None:
     try:
         with os.fdopen(handle, "wb") as file:
             file.writelines(parts)
@@ -87,16 +100,16 @@ def is_half_written(name: str) -> bool:
     return HALF_WRITTEN.fullmatch(name.rpartition("/")[2]) is not None
 
 
-def jsonable(value: Any) -> Any:
+def to_plain_json(value: Any) -> Any:
     """Plain JSON data: infinities become "inf", NaN is refused, tensors and tuples become lists."""
     if value is None or type(value) in (str, int, bool):  # most values in a ledger
         return value
     if isinstance(value, Mapping):
-        return {str(k): jsonable(v) for k, v in value.items()}
+        return {str(k): to_plain_json(v) for k, v in value.items()}
     if hasattr(value, "tolist"):  # a tensor or an array
-        return jsonable(value.tolist())
+        return to_plain_json(value.tolist())
     if isinstance(value, list | tuple | set | frozenset):
-        return [jsonable(v) for v in value]
+        return [to_plain_json(v) for v in value]
     if isinstance(value, bool | int | str) or value is None:
         return str(value) if isinstance(value, str) else value
     number = float(value)
@@ -110,7 +123,7 @@ def write_json(path: Path, value: Any, *, compact: bool = False, private: bool =
 
     private: as of ``write_parts``.
     """
-    text = json.dumps(jsonable(value), indent=None if compact else 1, allow_nan=False) + "\n"
+    text = json.dumps(to_plain_json(value), indent=None if compact else 1, allow_nan=False) + "\n"
     write_bytes(path, text.encode(), private=private)
 
 
@@ -118,7 +131,7 @@ def read_json(path: Path) -> Any:
     """A file in which every number is finite. Raises DamagedRun, one line that names it, for any other."""
     try:
         text = read_bytes(path, LARGEST_JSON).decode()
-        return json.loads(text, parse_constant=_refuse, parse_float=_finite)
+        return json.loads(text, parse_constant=_refuse_constant, parse_float=_parse_finite)
     except DamagedRun:
         raise
     except FileNotFoundError:
@@ -127,13 +140,13 @@ def read_json(path: Path) -> Any:
         raise DamagedRun(f"{path}: not readable as JSON ({str(error)[:120]})") from None
 
 
-def _refuse(text: str) -> NoReturn:
+def _refuse_constant(text: str) -> NoReturn:
     raise ValueError(f'{text} is not allowed (infinity is the string "inf")')
 
 
-def _finite(text: str) -> float:
+def _parse_finite(text: str) -> float:
     value = float(text)
-    return value if math.isfinite(value) else _refuse(text)
+    return value if math.isfinite(value) else _refuse_constant(text)
 
 
 def safe_name(name: str) -> str:
@@ -146,3 +159,100 @@ def safe_name(name: str) -> str:
 def printable(text: str) -> str:
     """One line for a terminal: whatever could break it or set the terminal's title, colours or direction is a question mark."""
     return "".join(c if c.isprintable() else "?" for c in text)
+
+
+# --- plain folder ------------------------------------------------------------------------------
+# A folder that may come from a stranger: only plain files and folders below it, so nothing leads out of it.
+
+
+MOST_FILES = 2_000_000
+
+
+def check_plain_folder(path: Path) -> None:
+    """Raises DamagedRun, one line, for a link, a pipe, a socket or a device anywhere below ``path``.
+
+    A link would let a run folder read or replace files outside it. ``path`` itself may be a link: its name was typed.
+    """
+    for _ in list_plain_files(path):
+        pass
+
+
+def list_plain_files(path: Path) -> Iterator[str]:
+    """The names of all files below ``path``, relative to it, with "/" between the parts, in no fixed order.
+
+    Raises DamagedRun as ``check_plain_folder`` does, and for more than two million files.
+    """
+    waiting, count = [""], 0
+    while waiting:
+        inside = waiting.pop()
+        for entry in _scan_folder(path, inside):
+            name = f"{inside}{entry.name}"
+            count += 1
+            if count > MOST_FILES:
+                raise DamagedRun(f"{path}: more than {MOST_FILES} files")
+            try:
+                kind = entry.stat(follow_symlinks=False).st_mode
+            except FileNotFoundError:  # another process has just replaced it
+                continue
+            if stat.S_ISDIR(kind):
+                waiting.append(f"{name}/")
+            elif stat.S_ISREG(kind):
+                yield name
+            else:
+                what = "a link" if stat.S_ISLNK(kind) else "neither a file nor a folder"
+                raise DamagedRun(f"{path}: {name!r} is {what}; a run folder holds plain files only")
+
+
+def _scan_folder(path: Path, inside: str) -> list[os.DirEntry[str]]:
+    with os.scandir(path / inside) as found:
+        return list(found)
+
+
+# --- lock --------------------------------------------------------------------------------------
+# One process at a time writes a run folder.
+#
+# The lock belongs to an open file, so the operating system lets go of it when its process ends, however that happens: a
+# killed run leaves a file behind that locks nothing, and the next run takes it over.
+
+
+LOCK_FILE = ".lock"
+
+
+@contextmanager
+def lock_folder(folder: Path) -> Iterator[None]:
+    """Hold the folder, which is made where there is none. Raises BadConfig, naming the process that holds it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / LOCK_FILE
+    handle = _acquire_lock(file)
+    try:
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
+        yield
+    finally:
+        file.unlink(missing_ok=True)  # while it is still held: whoever waits for this file sees that it is gone
+        os.close(handle)
+
+
+def _acquire_lock(file: Path) -> int:
+    """A handle of the file that is there now, locked. Another process may remove it between opening and locking."""
+    while True:
+        handle = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is_same_file(handle, file):
+                return handle
+        except BlockingIOError:
+            owner = os.pread(handle, 200, 0).decode(errors="replace").strip() or "another process"
+            os.close(handle)
+            raise BadConfig(f"{file.parent}: {owner} is writing this run; wait for it, or use another folder") from None
+        except BaseException:
+            os.close(handle)
+            raise
+        os.close(handle)
+
+
+def _is_same_file(handle: int, file: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(handle), file.stat())
+    except FileNotFoundError:
+        return False

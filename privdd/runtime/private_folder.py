@@ -10,7 +10,7 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
-from privdd.core.errors import BadConfig
+from privdd.core.validation import BadConfig
 
 IGNORE = ".gitignore"
 PROJECT = "pyproject.toml"

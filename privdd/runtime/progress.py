@@ -15,7 +15,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 HEARTBEAT = 15.0  # seconds between lines where there is no terminal
 
 
-def spell(seconds: float) -> str:
+def format_seconds(seconds: float) -> str:
     """5 -> "5 s", 75 -> "1 min 15 s", 4000 -> "1 h 06 min"."""
     whole = max(0, int(seconds + 0.5))
     if whole < 60:
@@ -26,7 +26,7 @@ def spell(seconds: float) -> str:
 
 
 @dataclass
-class Bar:
+class ProgressBar:
     """One stage. ``advance`` may carry a short note (accuracy, residual)."""
 
     label: str
@@ -50,16 +50,20 @@ class Bar:
             self.spoke = now
             left = (now - self.began) / max(1, self.done) * max(0, self.total - self.done)
             tail = f", {note}" if note else ""
-            ending = f"done in {spell(now - self.began)}" if self.done >= self.total else f"about {spell(left)} left"
+            ending = (
+                f"done in {format_seconds(now - self.began)}"
+                if self.done >= self.total
+                else f"about {format_seconds(left)} left"
+            )
             print(f"{self.label}: {self.done}/{self.total}, {ending}{tail}", file=self.out, flush=True)
 
 
 @contextmanager
-def stage(label: str, total: int, out: TextIO | None = None) -> Iterator[Bar]:
+def show_progress(label: str, total: int, out: TextIO | None = None) -> Iterator[ProgressBar]:
     """Progress of one stage on stderr (results go to stdout)."""
     stream = out or sys.stderr
     if not stream.isatty():
-        yield Bar(label, total, stream)
+        yield ProgressBar(label, total, stream)
         return
     columns = (
         TextColumn("{task.description}"),
@@ -70,4 +74,4 @@ def stage(label: str, total: int, out: TextIO | None = None) -> Iterator[Bar]:
         TextColumn("{task.fields[note]}"),
     )
     with Progress(*columns, console=Console(file=stream), transient=False) as live:
-        yield Bar(label, total, stream, live)
+        yield ProgressBar(label, total, stream, live)

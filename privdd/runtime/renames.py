@@ -1,28 +1,34 @@
 """Names that a stored config may still use: classes that moved, and settings that were renamed with them.
 
-A run folder's config.yaml names classes by their Python path. It is read with today's names (``renamed``) and
-fingerprinted under the oldest ones (``original``), so that a run of an earlier version can be resumed and attacked
+A run folder's config.yaml names classes by their Python path. It is read with today's names (``use_current_names``) and
+fingerprinted under the oldest ones (``use_original_names``), so that a run of an earlier version can be resumed and attacked
 again, and keeps its cached shadow models. Whoever moves a class that a yaml file names adds a line to ``RENAMED``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import importlib
+import sys
+import warnings
+from collections.abc import Mapping, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import Any
 
 TARGET = "_target_"
 
 RENAMED = {  # the name in configs of an earlier version -> today's
     "attacks.inversion.audit.AnalyticInversion": "attacks.inversion.analytic.AnalyticInversion",
-    "attacks.inversion.audit.CopyDetection": "attacks.inversion.synthetic.CopyDetection",
-    "attacks.inversion.audit.FeatureInversion": "attacks.inversion.feature_attack.FeatureInversion",
+    "attacks.inversion.audit.CopyDetection": "attacks.inversion.copy_detection.CopyDetection",
+    "attacks.inversion.audit.FeatureInversion": "attacks.inversion.feature_inversion.FeatureInversion",
     "attacks.inversion.audit.GradientInversion": "attacks.inversion.gradient_attack.GradientInversion",
     "attacks.inversion.audit.LabelCounts": "attacks.inversion.labels.LabelCounts",
-    "attacks.inversion.audit.ModelInversion": "attacks.inversion.model_attack.ModelInversion",
-    "attacks.inversion.audit_release.CopyDetection": "attacks.inversion.synthetic.CopyDetection",
-    "attacks.inversion.audit_release.FeatureInversion": "attacks.inversion.feature_attack.FeatureInversion",
-    "attacks.inversion.audit_release.ModelInversion": "attacks.inversion.model_attack.ModelInversion",
-    "attacks.inversion.audit_roles.RoleInversion": "attacks.inversion.role_attack.RoleInversion",
+    "attacks.inversion.audit.ModelInversion": "attacks.inversion.model_inversion.ModelInversion",
+    "attacks.inversion.audit_release.CopyDetection": "attacks.inversion.copy_detection.CopyDetection",
+    "attacks.inversion.audit_release.FeatureInversion": "attacks.inversion.feature_inversion.FeatureInversion",
+    "attacks.inversion.audit_release.ModelInversion": "attacks.inversion.model_inversion.ModelInversion",
+    "attacks.inversion.audit_roles.RoleInversion": "attacks.inversion.generative.RoleInversion",
     "attacks.membership.audit.Base": "attacks.membership.base.Base",
     "attacks.membership.audit.GradientDensity": "attacks.membership.density.GradientDensity",
     "attacks.membership.audit.Lira": "attacks.membership.lira.Lira",
@@ -30,13 +36,45 @@ RENAMED = {  # the name in configs of an earlier version -> today's
     "attacks.membership.audit.Rmia": "attacks.membership.rmia.Rmia",
     "attacks.membership.audit.ShadowClassifier": "attacks.membership.shadow_classifier.ShadowClassifier",
     "privdd.distill.extractor.AlexNet": "privdd.distillation.public_features.AlexNet",
-    "privdd.distill.fitting.Fitting": "privdd.distillation.fitting.Fitting",
-    "privdd.distill.iterative.Virtual": "privdd.distillation.virtual_images.Virtual",
-    "privdd.distill.matching.Matching": "privdd.distillation.distribution_matching.Matching",
+    "privdd.distill.fitting.Fitting": "privdd.distillation.image_fitting.FittingSettings",
+    "privdd.distill.iterative.Virtual": "privdd.distillation.virtual_images.VirtualImages",
+    "privdd.distill.matching.Matching": "privdd.distillation.distribution_matching.MatchingSettings",
     "privdd.distill.split.SplitLoss": "privdd.distillation.feature_split.SplitLoss",
     "privdd.methods.feddm.FedDM.configured": "privdd.methods.feddm.FedDM",
     "privdd.methods.fedrd.FedRD.configured": "privdd.methods.fedrd.FedRD",
     "privdd.methods.union.ServerTraining": "privdd.training.server.ServerTraining",
+    "attacks.inversion.decoder.DecoderTraining": "attacks.inversion.feature_inversion.DecoderTraining",
+    "attacks.inversion.feature_attack.FeatureInversion": "attacks.inversion.feature_inversion.FeatureInversion",
+    "attacks.inversion.features.WhiteBox": "attacks.inversion.feature_inversion.WhiteBox",
+    "attacks.inversion.judge.Judge": "attacks.inversion.generative.EvaluationClassifier",
+    "attacks.inversion.model.ModelInversion": "attacks.inversion.model_inversion.MiFace",
+    "attacks.inversion.model_attack.ModelInversion": "attacks.inversion.model_inversion.ModelInversion",
+    "attacks.inversion.neighbour.KnownNeighbour": "attacks.inversion.known_neighbour.KnownNeighbour",
+    "attacks.inversion.role_attack.RoleInversion": "attacks.inversion.generative.RoleInversion",
+    "attacks.inversion.synthetic.CopyDetection": "attacks.inversion.copy_detection.CopyDetection",
+    "attacks.inversion.update_attack.UpdateInversion": "attacks.inversion.gradient_attack.UpdateInversion",
+    "attacks.membership.few_shadows.FewShadowRmia": "attacks.membership.rmia.OfflineRmia",
+    "attacks.membership.noised_reads.NoisedReads": "attacks.membership.noised_sums.NoisedSumAttack",
+    "attacks.membership.rounds.Fusion": "attacks.membership.multi_round.Fusion",
+    "attacks.membership.rounds.LiraRounds": "attacks.membership.multi_round.LiraRounds",
+    "attacks.membership.rounds.Tracing": "attacks.membership.multi_round.Tracing",
+    "privdd.distillation.coarse_pixels.CoarsePixels": "privdd.distillation.guided_images.CoarsePixels",
+    "privdd.distillation.distribution_matching.Matching": "privdd.distillation.distribution_matching.MatchingSettings",
+    "privdd.distillation.fitting.Fitting": "privdd.distillation.image_fitting.FittingSettings",
+    "privdd.distillation.gradient_images.GradientImages": "privdd.distillation.gradient_matching.GradientImages",
+    "privdd.distillation.guided_images.Guiding": "privdd.distillation.guided_images.GuidanceSettings",
+    "privdd.distillation.private_set.SetGeneration": "privdd.distillation.gradient_matching.SetGeneration",
+    "privdd.distillation.public_head.PublicRows": "privdd.distillation.public_features.PublicRows",
+    "privdd.distillation.random_features.RandomCosine": "privdd.distillation.public_features.RandomCosine",
+    "privdd.distillation.stand_ins.OwnRecords": "privdd.distillation.virtual_images.OwnRecords",
+    "privdd.distillation.virtual_images.Virtual": "privdd.distillation.virtual_images.VirtualImages",
+}
+MOVED_MODULES = {  # modules that tutorials of earlier versions import -> today's; None: their package
+    "privdd.adapters": None,
+    "privdd.adapters.flower": "privdd.integrations.flower",
+    "privdd.adapters.flower_app": "privdd.integrations.flower_app",
+    "privdd.adapters.flower_tap": "privdd.integrations.flower_recorder",
+    "privdd.adapters.nvflare_tap": "privdd.integrations.nvflare_recorder",
 }
 RENAMED_KEYS = {  # under the old name of their class: old key -> today's
     "privdd.methods.feddm.FedDM.configured": {"init": "start"},
@@ -45,25 +83,51 @@ RENAMED_KEYS = {  # under the old name of their class: old key -> today's
 ORIGINAL = {new: old for old, new in reversed(RENAMED.items())}  # of several old names, the first
 
 
-def renamed(config: Any) -> Any:
+def use_current_names(config: Any) -> Any:
     """A plain config (dicts, lists, values) under today's names."""
-    return _walk(config, RENAMED, RENAMED_KEYS)
+    return _rename_nodes(config, RENAMED, RENAMED_KEYS)
 
 
-def original(config: Any) -> Any:
+def use_original_names(config: Any) -> Any:
     """The same under the oldest names known."""
     back = {RENAMED[old]: {new: key for key, new in keys.items()} for old, keys in RENAMED_KEYS.items()}
-    return _walk(config, ORIGINAL, back)
+    return _rename_nodes(config, ORIGINAL, back)
 
 
-def _walk(node: Any, targets: Mapping[str, str], keys: Mapping[str, Mapping[str, str]]) -> Any:
+def _rename_nodes(node: Any, targets: Mapping[str, str], keys: Mapping[str, Mapping[str, str]]) -> Any:
     if isinstance(node, list):
-        return [_walk(part, targets, keys) for part in node]
+        return [_rename_nodes(part, targets, keys) for part in node]
     if not isinstance(node, dict):
         return node
     target = node.get(TARGET)
     changed = keys.get(target, {}) if isinstance(target, str) else {}
-    walked = {changed.get(key, key): _walk(part, targets, keys) for key, part in node.items()}
+    walked = {changed.get(key, key): _rename_nodes(part, targets, keys) for key, part in node.items()}
     if isinstance(target, str):
         walked[TARGET] = targets.get(target, target)
     return walked
+
+
+class MovedModules(MetaPathFinder, Loader):
+    """Imports the modules of ``MOVED_MODULES`` under their old names, with a warning that says the new one."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        return ModuleSpec(name, self, is_package=MOVED_MODULES[name] is None) if name in MOVED_MODULES else None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return None
+
+    def exec_module(self, module: ModuleType) -> None:
+        if new := MOVED_MODULES[module.__name__]:
+            warnings.warn(f"{module.__name__} is {new} now", DeprecationWarning, stacklevel=2)
+            public = {
+                name: value for name, value in vars(importlib.import_module(new)).items() if not name.startswith("__")
+            }
+            vars(module).update(public)
+
+
+def install_moved_modules() -> None:
+    """Once: old module names can be imported from now on."""
+    if not any(isinstance(finder, MovedModules) for finder in sys.meta_path):
+        sys.meta_path.append(MovedModules())

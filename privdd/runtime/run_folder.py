@@ -1,18 +1,31 @@
-"""The run folder: where its parts lie, and its tensors, as safetensors."""
+"""The run folder: where its parts lie, its tensors as safetensors, and what it is computed with.
+
+Another torch or numpy rounds or draws otherwise, so a stopped run may not go on with it: both can be installed again, and a
+difference is refused. Another processor may round otherwise too, but whoever resumes on a cluster cannot choose it: a
+difference is said, not refused.
+"""
 
 from __future__ import annotations
 
 import json
+import logging
+import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import safetensors.torch
 import torch
 from torch import Tensor
 
 from privdd.core.types import State
-from privdd.runtime.files import DamagedRun, read_bytes, safe_name, write_bytes
+from privdd.core.validation import BadConfig
+from privdd.runtime.files import DamagedRun, read_bytes, read_json, safe_name, write_bytes, write_json
+
+# --- run folder --------------------------------------------------------------------------------
+# The run folder: where its parts lie, and its tensors, as safetensors.
+
 
 LARGEST_TENSORS = 16 * 2**30
 LARGEST_HEADER = 16 * 2**20  # bytes of names and shapes at the start of a safetensors file
@@ -30,15 +43,15 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 def read_tensors(path: Path, limit: int = LARGEST_TENSORS) -> State:
     """Raises DamagedRun, naming the file, where it is missing, larger than ``limit`` bytes or not safetensors."""
-    tensors, told = read_with_header(path, limit)
+    tensors, told = read_tensors_and_header(path, limit)
     try:
-        order = _order(told)
+        order = _tensor_order(told)
     except (ValueError, RecursionError) as error:
         raise DamagedRun(f"{path}: not readable as safetensors ({str(error)[:120]})") from None
     return {name: tensors[name] for name in order} if set(order) == set(tensors) else tensors
 
 
-def read_with_header(path: Path, limit: int = LARGEST_TENSORS) -> tuple[State, dict[str, str]]:
+def read_tensors_and_header(path: Path, limit: int = LARGEST_TENSORS) -> tuple[State, dict[str, str]]:
     """The tensors in no order, and what was written beside them. Raises DamagedRun as ``read_tensors`` does."""
     try:
         data = read_bytes(path, limit)
@@ -55,7 +68,7 @@ def read_with_header(path: Path, limit: int = LARGEST_TENSORS) -> tuple[State, d
         raise DamagedRun(f"{path}: not readable as safetensors ({str(error)[:120]})") from None
 
 
-def _order(told: Mapping[str, str]) -> list[str]:
+def _tensor_order(told: Mapping[str, str]) -> list[str]:
     """The names in the order in which they were written; empty for files that privdd did not write."""
     names = json.loads(told.get("order", "[]"))
     return names if isinstance(names, list) and all(isinstance(name, str) for name in names) else []
@@ -67,40 +80,92 @@ class RunFolder:
 
     path: Path
 
-    def artifact(self, round: int, client: int) -> Path:
+    def artifact_file(self, round: int, client: int) -> Path:
         """What a client sent; a negative number: the sum over the clients of a round."""
         name = f"client_{client}" if client >= 0 else "sum"
         return self.path / "artifacts" / f"round_{round:03d}" / f"{name}.safetensors"
 
     @property
-    def checkpoint(self) -> Path:
+    def checkpoint_file(self) -> Path:
         return self.path / "state" / "checkpoint.json"
 
-    def evidence(self, surface: str, attack: str) -> Path:
+    def evidence_file(self, surface: str, attack: str) -> Path:
         return self.path / "evidence" / f"{safe_name(surface)}.{safe_name(attack)}.safetensors"
 
     @property
-    def findings(self) -> Path:
+    def findings_file(self) -> Path:
         return self.path / "findings.json"
 
     @property
-    def half_audited(self) -> bool:
+    def is_half_audited(self) -> bool:
         """Whether some shadow models are there that no finding has come of yet."""
-        return (self.path / "worlds").is_dir() and not self.findings.exists()
+        return (self.path / "worlds").is_dir() and not self.findings_file.exists()
 
     @property
-    def ledger(self) -> Path:
+    def ledger_file(self) -> Path:
         return self.path / "ledger.json"
 
     @property
-    def manifest(self) -> Path:
+    def manifest_file(self) -> Path:
         return self.path / "manifest.json"
 
     @property
-    def config(self) -> Path:
+    def config_file(self) -> Path:
         return self.path / "config.yaml"
 
 
 def same_tensors(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
     """Equal names and bit-equal values."""
     return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+
+
+# --- computed with -----------------------------------------------------------------------------
+# What a stopped run was computed with. Another torch or numpy rounds or draws otherwise, so it may not go on with it.
+#
+# Those two can be installed again, so a difference is refused. Another processor may round otherwise too, but whoever
+# resumes on a cluster cannot choose it, and the results agree up to rounding: a difference is said, not refused.
+
+
+LOG = logging.getLogger("privdd")
+DECIDING_LIBRARIES = ("torch", "numpy")
+
+
+def library_versions() -> dict[str, str]:
+    """Of this process. processor: with the instructions that torch's kernels use."""
+    kernels = torch.backends.cpu.get_cpu_capability()
+    return {
+        "torch": str(torch.__version__),
+        "numpy": np.__version__,
+        "processor": f"{platform.machine()} {kernels}",
+    }
+
+
+def record_library_versions(folder: RunFolder, *, goes_on: bool) -> None:
+    """Keep in the folder what it is computed with from now on.
+
+    goes_on: results that are there already will be joined by others. Raises BadConfig, one line, where torch or numpy
+    is another than theirs. Folders of earlier versions do not say theirs, and go on.
+    """
+    file, now = folder.path / "state" / "computed_with.json", library_versions()
+    before = read_json(file) if file.exists() else None
+    if before is not None and not (isinstance(before, dict) and all(isinstance(v, str) for v in before.values())):
+        raise DamagedRun(f"{file}: not what privdd writes")
+    if before == now:
+        return
+    if before is not None and goes_on:
+        _check_library_versions(folder, before, now)
+    write_json(file, now)
+
+
+def _check_library_versions(folder: RunFolder, before: dict[str, str], now: dict[str, str]) -> None:
+    for name in DECIDING_LIBRARIES:
+        if (then := before.get(name, now[name])) != now[name]:
+            raise BadConfig(
+                f"{folder.path}: was begun with {name} {then[:40]}, and {now[name]} would give other bits; "
+                f"install {name} {then[:40]}, or start it again in another folder"
+            )
+    then = before.get("processor", now["processor"])
+    if then != now["processor"]:
+        LOG.warning(
+            "begun on another processor (%s, here %s): what follows may round otherwise", then[:40], now["processor"]
+        )

@@ -1,14 +1,40 @@
-"""Shared by engine and workers: torch's thread count, and the error for workers that keep dying."""
+"""Tasks on worker processes: their messages, and joblib's loky pool of this machine, kept alive between calls.
+
+Many short tasks travel in one message, long ones alone, and those of a worker that died are sent again. A task's result
+depends on nothing but the task, so neither the grouping nor the worker that runs it changes any result. Torch's own
+pickling sends every tensor through a separate file or through ``torch.save``, which costs a small client more time than
+its training; here a tensor is sent as its raw bytes with type and shape.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import math
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from typing import Any, Protocol
 
+import numpy as np
 import torch
+from joblib.externals.loky import get_reusable_executor, process_executor
+from joblib.externals.loky.backend.reduction import dumps, loads
+from joblib.externals.loky.process_executor import ShutdownExecutorError
+from torch import Tensor
+
+from privdd.runtime.startup import SINGLE_THREADED, keep_freed_memory, wait_for_parent, worker_context
+
+# --- workers -----------------------------------------------------------------------------------
+# Shared by engine and workers: torch's thread count, and the error for workers that keep dying.
 
 
-class LostWorkers(RuntimeError):
+class TooManyLostWorkers(RuntimeError):
     """A task's worker died every time it was tried."""
 
     def __init__(self, times: int) -> None:
@@ -19,7 +45,7 @@ class LostWorkers(RuntimeError):
 
 
 @contextlib.contextmanager
-def threads(count: int) -> Iterator[None]:
+def torch_threads(count: int) -> Iterator[None]:
     """Set torch's thread count, and restore it on the way out."""
     before = torch.get_num_threads()
     if count == before:
@@ -30,3 +56,239 @@ def threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+# --- payload -----------------------------------------------------------------------------------
+# Tasks and results as bytes, to be sent between processes.
+#
+# Torch's own pickling sends every tensor through a separate file or through ``torch.save``, which costs a small client
+# more time than its training. Here a tensor is sent as its raw bytes with type and shape.
+
+
+PROTOCOL = 5  # the pickle protocol that writes raw bytes unescaped
+SMALL_TENSOR_BYTES = 2**14  # bytes
+
+
+def encode_value(value: Any) -> bytes:
+    """Any value as bytes; an object that occurs twice in it (a round's broadcast, its plan) is written once."""
+    return bytes(dumps(value, reducers={Tensor: _reduce_tensor}, protocol=PROTOCOL))
+
+
+def decode_value(payload: Any) -> Any:
+    """The value of ``encode_value``; only for what this program's own processes wrote."""
+    return loads(payload)
+
+
+def _reduce_tensor(tensor: Tensor) -> Any:
+    plain = tensor.device.type == "cpu" and tensor.layout == torch.strided and not tensor.requires_grad
+    if not plain or not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
+        return tensor.__reduce_ex__(PROTOCOL)  # anything unusual is left to torch
+    data = tensor.reshape(-1).view(torch.uint8).numpy()
+    # an array is written without a copy, but costs more to describe than a few bytes to copy
+    return _restore_tensor, (
+        bytearray(data) if data.size < SMALL_TENSOR_BYTES else data,
+        tensor.dtype,
+        tuple(tensor.shape),
+    )
+
+
+def _restore_tensor(data: np.ndarray | bytearray, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+    if not len(data):
+        return torch.empty(shape, dtype=dtype)
+    # Clone into memory from torch's allocator: kernels may round differently on unaligned memory.
+    return torch.frombuffer(data, dtype=dtype).clone().reshape(shape)
+
+
+def encode_call(fn: Callable[[Any], Any], items: Sequence[Any], count: int) -> bytes:
+    """The message to a worker: the function, some items in order, and the number of torch threads for each."""
+    return encode_value((fn, items, count))
+
+
+def _picklable_error(error: Exception) -> Exception:
+    """The error itself if it can be pickled, else a RuntimeError with its text."""
+    try:
+        decode_value(encode_value(error))
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error
+
+
+def answer_call(payload: Any) -> bytes:
+    """In a worker: (results up to the first error, (error, its traceback) or None, seconds), packed."""
+    keep_freed_memory()
+    fn, items, count = decode_value(payload)
+    results, error, began = [], None, time.perf_counter()
+    with torch_threads(count):
+        for item in items:
+            try:
+                results.append(fn(item))
+            except Exception as caught:
+                error = _picklable_error(caught), traceback.format_exc()
+                break
+    return encode_value((results, error, time.perf_counter() - began))
+
+
+# --- chunks ------------------------------------------------------------------------------------
+# How tasks are grouped into messages to workers: many short ones at a time, long ones alone.
+#
+# Tasks of a worker that died are sent again. A task's result depends on nothing but the task, so neither the grouping
+# nor the worker that runs it changes any result.
+
+
+SECONDS_PER_MESSAGE = 0.2  # seconds of work in one message: results come, and are kept, at least this often
+MESSAGES_PER_WORKER = (
+    3  # remaining work is spread over so many messages per worker, so that all end at about the same time
+)
+
+
+class LostWorker(RuntimeError):
+    """The worker that held a message has died."""
+
+
+class WorkerTraceback(RuntimeError):
+    """Carries the traceback of a task's exception as text: tracebacks cannot be sent between processes."""
+
+
+class WorkerPool(Protocol):
+    """Workers that answer messages. in_flight: how many messages to keep out, so that no worker waits."""
+
+    workers: int
+    in_flight: int
+
+    def send(self, payload: bytes) -> Any: ...
+
+    def wait(self, handles: Collection[Any]) -> Any:
+        """One of the handles whose message was answered or lost."""
+
+    def receive(self, handle: Any) -> Any:
+        """The answer. Raises Lost."""
+
+    def stop(self, handles: Collection[Any]) -> None:
+        """Cancel these messages: their answers are no longer wanted."""
+
+
+def chunk_size(left: int, workers: int, seconds: float | None) -> int:
+    """Tasks in the next message, when one took ``seconds`` (None: not known yet); at least one."""
+    if seconds is None:
+        return 1
+    return max(1, min(math.ceil(left / (MESSAGES_PER_WORKER * workers)), int(SECONDS_PER_MESSAGE / max(seconds, 1e-6))))
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Tasks first, ..., last - 1; tries: how often their worker was lost."""
+
+    first: int
+    last: int
+    tries: int = 0
+
+
+def map_in_chunks(
+    pool: WorkerPool, fn: Callable[[Any], Any], work: Sequence[Any], *, threads: int = 1, retries: int = 2
+) -> Iterator[Any]:
+    """fn over work, results in order as they become available.
+
+    A task's own exception is raised as it is, after the results before it. Raises LostWorkers where
+    the worker of the same tasks was lost ``retries`` + 1 times.
+    """
+    flying: dict[Any, Chunk] = {}
+    answers: dict[int, tuple[Chunk, Any]] = {}  # by first task, until their turn comes
+    sent, due, pace = 0, 0, None
+
+    def send_chunk(chunk: Chunk) -> None:
+        flying[pool.send(encode_call(fn, work[chunk.first : chunk.last], threads))] = chunk
+
+    try:
+        while due < len(work):
+            while sent < len(work) and len(flying) < pool.in_flight:
+                last = sent + chunk_size(len(work) - sent, pool.workers, pace)
+                send_chunk(Chunk(sent, last))
+                sent = last
+            handle = pool.wait(flying.keys())
+            chunk = flying.pop(handle)
+            try:
+                answers[chunk.first] = chunk, decode_value(pool.receive(handle))
+            except LostWorker:
+                if chunk.tries >= retries:
+                    raise TooManyLostWorkers(chunk.tries + 1) from None
+                send_chunk(Chunk(chunk.first, chunk.last, chunk.tries + 1))
+                continue
+            pace = answers[chunk.first][1][2] / (chunk.last - chunk.first)
+            while due in answers:
+                chunk, (results, error, _) = answers.pop(due)
+                yield from results
+                if error is not None:
+                    raise error[0] from WorkerTraceback(error[1])
+                due = chunk.last
+    finally:
+        pool.stop(flying.keys())
+
+
+# --- processes ---------------------------------------------------------------------------------
+# Worker processes of this machine, through joblib's loky; they are kept alive between calls.
+
+
+IDLE_SECONDS = 300  # seconds until an idle worker ends and gives its memory back
+PARENT_CHECK_SECONDS = 1.0  # seconds between looks at whether the parent is still there
+
+
+def prepare_worker(parent: int) -> None:
+    """In a new worker: keep loky from taking kept memory (``privdd.runtime.startup``) for a leak; watch the parent.
+
+    parent: its process number, by itself: a worker that starts as its parent dies would read another's.
+    """
+    process_executor._MAX_MEMORY_LEAK_SIZE = sys.maxsize
+    threading.Thread(target=_end_with_parent, args=(parent,), daemon=True).start()
+
+
+def _end_with_parent(parent: int) -> None:
+    """End this worker soon after its parent, who cannot tell it to once it was killed."""
+    wait_for_parent()
+    while os.getppid() == parent:
+        time.sleep(PARENT_CHECK_SECONDS)
+    os._exit(1)
+
+
+def process_map(
+    fn: Callable[[Any], Any], work: Sequence[Any], *, workers: int, threads: int, retries: int
+) -> Iterator[Any]:
+    """Results in order (see ``map_in_chunks``). The pool outlives the call: workers import torch once per run."""
+    return map_in_chunks(ProcessPool(workers), fn, work, threads=threads, retries=retries)
+
+
+class ProcessPool:
+    """A loky pool; a worker that dies breaks it, and the next message starts a new one."""
+
+    def __init__(self, workers: int) -> None:
+        self.workers, self.in_flight = workers, 2 * workers
+        self.executor = self._start_executor()
+
+    def _start_executor(self) -> Any:
+        return get_reusable_executor(
+            self.workers,
+            context=worker_context(),
+            timeout=IDLE_SECONDS,
+            env=SINGLE_THREADED,
+            initializer=prepare_worker,
+            initargs=(os.getpid(),),
+        )
+
+    def send(self, payload: bytes) -> Future[bytes]:
+        try:
+            return self.executor.submit(answer_call, payload)
+        except (BrokenProcessPool, ShutdownExecutorError):
+            self.executor = self._start_executor()
+            return self.executor.submit(answer_call, payload)
+
+    def wait(self, handles: Collection[Future[bytes]]) -> Future[bytes]:
+        return next(iter(wait(handles, return_when=FIRST_COMPLETED).done))
+
+    def receive(self, handle: Future[bytes]) -> bytes:
+        try:
+            return handle.result()
+        except (BrokenProcessPool, ShutdownExecutorError):
+            raise LostWorker from None
+
+    def stop(self, handles: Collection[Future[bytes]]) -> None:
+        if not all([handle.cancel() for handle in handles]):  # a long task would hold up the end of the program
+            self.executor.shutdown(kill_workers=True)

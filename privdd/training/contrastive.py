@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from privdd.core.placement import placed
+from privdd.core.device import to_device
 from privdd.core.types import Records, State, Tensors
-from privdd.training.local import Loss, local_sgd
+from privdd.training.sgd import Loss, local_sgd
 
 
 def as_records(x: Tensor, y: Tensor) -> Records:
@@ -16,26 +16,26 @@ def as_records(x: Tensor, y: Tensor) -> Records:
     return Records(x, y, torch.arange(len(y), device=y.device))
 
 
-def contrasted(shared: Records, weight: float, temperature: float) -> Loss:
+def contrastive_loss(shared: Records, weight: float, temperature: float) -> Loss:
     """Equation 2: cross-entropy of a batch + weight * supervised contrast of batch and all of ``shared``."""
 
-    def loss(net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    def batch_loss(net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         features = net.features(x)  # type: ignore[operator]
         anchors = net.features(shared.x)  # type: ignore[operator]
         tie = supervised_contrastive(torch.cat([features, anchors]), torch.cat([y, shared.y]), temperature)
         return F.cross_entropy(net.head(features), y) + weight * tie  # type: ignore[operator]
 
-    return loss
+    return batch_loss
 
 
-def mean_matched(shared: Records, weight: float) -> Loss:
+def mean_matching_loss(shared: Records, weight: float) -> Loss:
     """Figure 3a's alternative: cross-entropy of a batch + weight * MMD between batch and all of ``shared``."""
 
-    def loss(net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    def batch_loss(net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         features, anchors = net.features(x), net.features(shared.x)  # type: ignore[operator]
         return F.cross_entropy(net.head(features), y) + weight * class_mmd(features, y, anchors, shared.y)  # type: ignore[operator]
 
-    return loss
+    return batch_loss
 
 
 def class_mmd(a: Tensor, a_labels: Tensor, b: Tensor, b_labels: Tensor) -> Tensor:
@@ -65,19 +65,19 @@ def train_virtual(
     one_step: a single step on the whole set, so that (before - after) / lr is its gradient. Without
     any record the parameters come back as they are.
     """
-    own, shared = placed((own, shared), next(iter(params.values())).device)
-    records = own if shared is None else Records(*(torch.cat([a, b]) for a, b in _pairs(own, shared)))
+    own, shared = to_device((own, shared), next(iter(params.values())).device)
+    records = own if shared is None else Records(*(torch.cat([a, b]) for a, b in _join_pairs(own, shared)))
     if not len(records):
         return dict(params)
     length = {"steps": 1, "batch_size": len(records)} if one_step else {"epochs": epochs, "batch_size": batch_size}
     loss = None
     if shared is not None:
         tied = regulariser == "contrastive"
-        loss = contrasted(shared, contrast, temperature) if tied else mean_matched(shared, contrast)
+        loss = contrastive_loss(shared, contrast, temperature) if tied else mean_matching_loss(shared, contrast)
     return local_sgd(model, params, records, lr=lr, generator=generator, loss=loss, **length)[0]  # type: ignore[arg-type]
 
 
-def _pairs(own: Records, shared: Records) -> list[tuple[Tensor, Tensor]]:
+def _join_pairs(own: Records, shared: Records) -> list[tuple[Tensor, Tensor]]:
     return [(own.x, shared.x.to(own.x)), (own.y, shared.y), (own.ids, shared.ids + len(own))]
 
 

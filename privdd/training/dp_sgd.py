@@ -14,13 +14,12 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
 
-from privdd.core.long_loops import turns
+from privdd.core.loop_timing import timed_steps
 from privdd.core.types import Records, State, Tensors
 from privdd.federated.channel import ClientContext
 from privdd.privacy.batch_invariance import compute_rows
 from privdd.privacy.mechanism import Mechanism
-from privdd.training.batching import Mix
-from privdd.training.local import Correction
+from privdd.training.sgd import Correction, SharedBatches
 
 RecordLoss = Callable[..., Tensor]  # (parameters, x (1, c, h, w), y (1,), *draws (1, ...)) -> scalar
 Draws = Callable[[int, Tensor], tuple[Tensor, ...]]  # step, ids (n,) of a batch -> tensors (n, ...) that read no data
@@ -46,11 +45,11 @@ def check_model(model: nn.Module) -> None:
 def record_gradients(loss: RecordLoss, params: Tensors, x: Tensor, y: Tensor, draws: tuple[Tensor, ...] = ()) -> State:
     """Gradient of ``loss`` for each record alone: name -> (n, *parameter shape); n = 0 allowed."""
 
-    def alone(values: State, *one: Tensor) -> Tensor:
+    def loss_of_record(values: State, *one: Tensor) -> Tensor:
         return loss(values, *(tensor.unsqueeze(0) for tensor in one))
 
     dims = (None,) + (0,) * (2 + len(draws))
-    return compute_rows(vmap(grad(alone), in_dims=dims), dict(params), x, y, *draws)
+    return compute_rows(vmap(grad(loss_of_record), in_dims=dims), dict(params), x, y, *draws)
 
 
 def cross_entropy_of(model: nn.Module) -> RecordLoss:
@@ -86,18 +85,18 @@ def dp_local_sgd(
     loss = loss or cross_entropy_of(model)
     state = {name: params[name].detach().clone() for name, _ in model.named_parameters()}
     velocity = {name: torch.zeros_like(value) for name, value in state.items()} if momentum else None
-    for at in turns(range(steps)):
+    for at in timed_steps(range(steps)):
         taken = ctx.sample(QUERY, len(records)).nonzero()[:, 0].to(records.y.device)
         x, y = records.x[taken], records.y[taken]
         extra = tuple(tensor.to(x.device) for tensor in draws(at, records.ids[taken])) if draws else ()
         released = ctx.mechanism(QUERY, record_gradients(loss, state, x, y, extra))
         gradients = correct(state, released) if correct else released
         with torch.no_grad():
-            _descend(state, gradients, velocity, lr, momentum, weight_decay)
+            _apply_sgd_step(state, gradients, velocity, lr, momentum, weight_decay)
     return state
 
 
-def _descend(
+def _apply_sgd_step(
     state: State, gradients: Tensors, velocity: State | None, lr: float, momentum: float, weight_decay: float
 ) -> None:
     for name, value in state.items():
@@ -109,7 +108,7 @@ def _descend(
         value.sub_(step, alpha=lr)
 
 
-def private_steps(mechanism: Mechanism, epochs: float) -> int:
+def count_private_steps(mechanism: Mechanism, epochs: float) -> int:
     """DP-SGD steps in ``epochs`` expected passes: epochs / sampling probability, at least one."""
     return max(1, round(epochs / float(mechanism.sampling_probability)))
 
@@ -125,7 +124,7 @@ def train_privately(
     epochs: float,
     ctx: ClientContext,
     correct: Correction | None = None,
-    extra: Mix | None = None,
+    extra: SharedBatches | None = None,
 ) -> tuple[State, int]:
     """DP-SGD through the mechanism set for "dpsgd" -> (parameters, steps).
 
@@ -133,9 +132,9 @@ def train_privately(
     how many records the client has. ``extra`` holds records that everyone knows already, so their exact
     gradient is added after the noise, as a correction.
     """
-    steps = private_steps(ctx.mechanisms["dpsgd"], epochs)
+    steps = count_private_steps(ctx.mechanisms["dpsgd"], epochs)
     if extra is not None:
-        correct = _and_shared(model, extra, correct)
+        correct = _add_shared_gradient(model, extra, correct)
     trained = dp_local_sgd(
         model,
         params,
@@ -150,18 +149,18 @@ def train_privately(
     return dict(trained), steps
 
 
-def _and_shared(model: nn.Module, extra: Mix, correct: Correction | None) -> Correction:
+def _add_shared_gradient(model: nn.Module, extra: SharedBatches, correct: Correction | None) -> Correction:
     """The given correction, then the gradient of the cross-entropy on one batch of shared records."""
-    indices = extra.indices(extra.records.y.device)
+    indices = extra.draw_indices(extra.records.y.device)
 
-    def loss(params: State, x: Tensor, y: Tensor) -> Tensor:
+    def shared_loss(params: State, x: Tensor, y: Tensor) -> Tensor:
         return extra.weight * F.cross_entropy(functional_call(model, params, (x,)), y)
 
-    def corrected(params: Tensors, grads: Tensors) -> Tensors:
+    def correct_gradients(params: Tensors, grads: Tensors) -> Tensors:
         at = next(indices)
         grads = correct(params, grads) if correct is not None else grads
         with torch.enable_grad():
-            more = grad(loss)(dict(params), extra.records.x[at], extra.records.y[at])
+            more = grad(shared_loss)(dict(params), extra.records.x[at], extra.records.y[at])
         return {name: value + more[name] for name, value in grads.items()}
 
-    return corrected
+    return correct_gradients

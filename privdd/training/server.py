@@ -1,18 +1,23 @@
-"""What the server of a distilling method does: pool the synthetic sets and train on them."""
+"""What the server of a distilling method does: pool the synthetic sets and train on them, with hard or soft labels."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+from privdd.core.rng import Keys
 from privdd.core.types import Received, Records, State, Tensors
-from privdd.federated.aggregation import in_order
-from privdd.training.local import Loss, cross_entropy, local_adam, local_sgd
+from privdd.federated.aggregation import sort_by_client
+from privdd.training.sgd import Loss, batch_cross_entropy, local_adam, local_sgd, predict_logits
+
+# --- server ------------------------------------------------------------------------------------
+# What the server of a distilling method does: pool the synthetic sets and train on them.
 
 
 @dataclass(frozen=True)
@@ -38,18 +43,18 @@ class ServerTraining:
             raise ValueError(f"server.weight_decay={self.weight_decay!r}: a finite number from 0")
 
 
-def union(inbox: Sequence[Received], name: str) -> Records:
+def pool_uploads(inbox: Sequence[Received], name: str) -> Records:
     """All synthetic examples under ``name`` with their labels, in the order of the clients.
 
     FedDM's weights n_k^S / n (equation 9) are those of the plain union.
     """
-    clients = in_order(inbox)
+    clients = sort_by_client(inbox)
     x = torch.cat([received.values[name]["x"] for received in clients])
     y = torch.cat([received.values["labels"]["y"] for received in clients])
     return Records(x, y, torch.arange(len(y)))
 
 
-def train_on(
+def train_on_records(
     model: nn.Module,
     params: Tensors,
     records: Records,
@@ -67,19 +72,57 @@ def train_on(
     return local_sgd(model, params, records, loss=loss, **common, **more)[0]  # type: ignore[arg-type]
 
 
-def inside_ball(centre: Tensors, rho: float) -> Loss:
+def ball_projected_loss(centre: Tensors, rho: float) -> Loss:
     """Cross-entropy at the nearest point of the ball around ``centre``: projected SGD (FedDM, 4.5).
 
     The parameters are moved there before each step; the caller projects once more after the last.
     """
 
-    def loss(net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    def projected_loss(net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         with torch.no_grad():
             pairs = [(parameter, centre[name].to(parameter)) for name, parameter in net.named_parameters()]
             norm = torch.stack([(p - c).square().sum() for p, c in pairs]).sum().sqrt()
             beyond = (1 - rho / norm.double()).clamp_min(0)  # 0 inside: nothing is read, so that no GPU is waited for
             for parameter, origin in pairs:
                 parameter.lerp_(origin, beyond.to(parameter))
-        return cross_entropy(net, x, y)
+        return batch_cross_entropy(net, x, y)
 
-    return loss
+    return projected_loss
+
+
+# --- soft labels -------------------------------------------------------------------------------
+# Training a network on images with soft labels.
+
+
+MAX_TRIES = 4
+PHASES = ((0.6, 1.0), (0.25, 0.25), (0.15, 0.0625))  # shares of the epochs, and of the learning rate
+
+
+def train_on_soft_labels(
+    network: nn.Module, start: Tensors, x: Tensor, soft: Tensor, training: ServerTraining, keys: Keys
+) -> State:
+    """The state after training on images x (n, c, h, w) and labels soft (n, C), at a rate that falls in ``PHASES``.
+
+    A network without norm layers can diverge, or die with all its outputs constant. Then it is trained again from
+    ``start`` with half the learning rate, at most three times.
+    """
+    at = torch.arange(len(x))
+
+    def soft_cross_entropy(net: nn.Module, images: Tensor, at: Tensor) -> Tensor:
+        return -(soft[at] * F.log_softmax(net(images), 1)).sum(1).mean()
+
+    for tried in range(MAX_TRIES):
+        state, generator = dict(start), keys.torch()
+        for part, rate in PHASES:
+            phase = replace(training, lr=rate * training.lr / 2**tried, epochs=part * training.epochs)
+            state = train_on_records(network, state, Records(x, at, at), phase, generator, soft_cross_entropy)
+        if is_better_than_constant(predict_logits(network, state, x), soft):
+            break
+    return state
+
+
+def is_better_than_constant(logits: Tensor, soft: Tensor) -> bool:
+    """Whether the outputs (n, C) fit the labels (n, C) better than the same outputs for all; False for NaN."""
+    mean = soft.double().mean(0)
+    constant = float(-(mean * mean.clamp_min(1e-30).log()).sum())
+    return float(-(soft * logits.double().log_softmax(1)).sum(1).mean()) < 0.99 * constant

@@ -72,7 +72,7 @@ def mlp(side: int = 28, hidden: int = 64) -> nn.Module:
 
 def sent(model: nn.Module, x: Tensor, y: Tensor, local: LocalSteps | None = None) -> list[Tensor]:
     """What the victim sends: detached (theta_0 - theta_T) / lr."""
-    return [g.detach() for g in Victim(model, local or LocalSteps()).gradients(x, y)]
+    return [g.detach() for g in Victim(model, local or LocalSteps()).simulated_gradients(x, y)]
 
 
 def rng(seed: int = 0) -> torch.Generator:

@@ -16,34 +16,50 @@ import torch
 from torch import Tensor, nn
 
 import attacks
-from attacks.arrays import arrays
-from attacks.inversion.result import Pixels
+from attacks.arrays import accepts_numpy
+from attacks.inversion.reconstruction import PixelScale
 from attacks.inversion.victim import LocalSteps
 
 # Parts of an audit's own course, or differentiated inside a search: what they take besides tensors comes from there.
 INSIDE = {
-    "gpu": "for loops of other modules",
-    "repeatable": "layers of networks",
-    "lpips_weights": "its distance is public as images.lpips",
-    "canaries": "makes records for an audit",
-    "inversion.batched": "of a search over several victims",
-    "inversion.compare": "compares with an audit's View",
-    "inversion.decoder": "a network's blocks",
-    "inversion.feature_attack": "reads an audit's View",
-    "inversion.judge": "of a trained judge",
-    "inversion.objectives": "differentiated inside a search",
-    "inversion.optimise": "the search itself",
-    "inversion.result": "checks of a request",
-    "inversion.seethrough": "differentiated inside a search",
-    "inversion.victim": "of a captured client",
-    "malicious.chosen": "builds the model that a malicious server sends",
-    "malicious.detector": "of a model and its client",
-    "malicious.imprint": "reads the update of a chosen model",
-    "malicious.planted_embedding": "reads the means of a chosen model",
-    "membership.attack": "scores an audit's Worlds",
-    "membership.few_shadows": "indices of an audit's Worlds",
-    "membership.quantile": "rows of its own regression",
-    "membership.readable": "says what an audit's value holds",
+    "canaries:mislabel_records": "makes records for an audit",
+    "canaries:craft_canaries": "makes records for an audit",
+    "gpu:draw_ahead": "for loops of other modules",
+    "gpu:max_images_per_batch": "for loops of other modules",
+    "gpu:record_cuda_graph": "for loops of other modules",
+    "gpu:average_pool": "layers of networks",
+    "gpu:sample_grid": "layers of networks",
+    "inversion.evaluation:assign_records": "compares with an audit's View",
+    "inversion.evaluation:has_record_shape": "compares with an audit's View",
+    "inversion.evaluation:image_qualities": "compares with an audit's View",
+    "inversion.evaluation:compare_with_records": "compares with an audit's View",
+    "inversion.evaluation:chance_of_gain": "compares with an audit's View",
+    "inversion.evaluation:pictures": "compares with an audit's View",
+    "inversion.feature_inversion:shadow_map": "reads an audit's View",
+    "inversion.feature_inversion:class_mean_rows": "reads an audit's View",
+    "inversion.generative:class_accuracy": "of a trained judge",
+    "inversion.gradient:max_problems_per_batch": "of a search over several victims",
+    "inversion.gradient_matching:mean_total_variation": "differentiated inside a search",
+    "inversion.gradient_matching:draw_normal_like": "the search itself",
+    "inversion.gradient_matching:minimise_objective": "the search itself",
+    "inversion.reconstruction:check_gradient_request": "checks of a request",
+    "inversion.seethrough:sent_statistics": "differentiated inside a search",
+    "inversion.seethrough:batchnorm_distance": "differentiated inside a search",
+    "inversion.victim:update_to_gradients": "of a captured client",
+    "lpips:lpips_distance": "its distance is public as images.lpips",
+    "malicious.chosen_model:draw_gates": "builds the model that a malicious server sends",
+    "malicious.chosen_model:cluster_rows": "builds the model that a malicious server sends",
+    "malicious.chosen_model:isolation_share": "of a model and its client",
+    "malicious.chosen_model:detection_rate": "of a model and its client",
+    "malicious.imprint:records_from_layer": "reads the update of a chosen model",
+    "malicious.planted_embedding:records_from_sums": "reads the means of a chosen model",
+    "membership.attack:why_uninformative": "says what an audit's value holds",
+    "membership.attack:why_all_uninformative": "says what an audit's value holds",
+    "membership.attack:score_leave_one_out": "scores an audit's Worlds",
+    "membership.attack:membership_measures": "scores an audit's Worlds",
+    "membership.attack:one_run_bound": "scores an audit's Worlds",
+    "membership.quantile:standardise_scores": "rows of its own regression",
+    "membership.quantile:regression_features": "rows of its own regression",
 }
 
 
@@ -56,7 +72,7 @@ def public() -> Iterator[tuple[str, Callable[..., Any]]]:
             if name.startswith("_") or not inspect.isfunction(value) or value.__module__ != info.name:
                 continue
             hints = " ".join(str(hint) for key, hint in value.__annotations__.items() if key != "return")
-            if re.search(r"\bTensor\b", hints) and short not in INSIDE:
+            if re.search(r"\bTensor\b", hints) and f"{short}:{name}" not in INSIDE:
                 yield f"{short}:{name}", value
 
 
@@ -90,62 +106,62 @@ SMALL = random(6, 1, 2, 2, positive=True).float()
 SIGNALS, MASKS = random(8, 6), torch.cat([coins(4, 6), ~coins(4, 6)])
 PROBS = random(8, 6, positive=True)
 EXAMPLES: dict[str, Callable[[], tuple[Any, ...]]] = {
-    "baselines:class_means": lambda: (IMAGES, Y, 3),
-    "baselines:guesses": lambda: (Y, IMAGES, Y, generator()),
-    "baselines:identify": lambda: (IMAGES, IMAGES, OTHERS),
-    "guarantee:attack_runs": lambda: (random(60, 2), random(60, 2, seed=1) + 1, {"delta": 1e-5, "generator": np.random.default_rng(0)}),
-    "guarantee:gaussian_log_ratio": lambda: (random(9, 4, 2), random(2), torch.zeros(2), 1.5),
-    "guarantee:likelihood_ratio_certificate": lambda: (random(50),),
-    "guarantee:subsampled_log_ratio": lambda: (random(9, 4), 0.3),
-    "images:bootstrap": lambda: (random(20), generator()),
+    "inversion.evaluation:class_mean_images": lambda: (IMAGES, Y, 3),
+    "inversion.evaluation:naive_reconstructions": lambda: (Y, IMAGES, Y, generator()),
+    "inversion.evaluation:rank_in_gallery": lambda: (IMAGES, IMAGES, OTHERS),
+    "certificates:bound_from_runs": lambda: (random(60, 2), random(60, 2, seed=1) + 1, {"delta": 1e-5, "generator": np.random.default_rng(0)}),
+    "certificates:gaussian_log_ratio": lambda: (random(9, 4, 2), random(2), torch.zeros(2), 1.5),
+    "certificates:likelihood_ratio_certificate": lambda: (random(50),),
+    "certificates:subsampled_log_ratio": lambda: (random(9, 4), 0.3),
+    "images:bootstrap_interval": lambda: (random(20), generator()),
     "images:lpips": lambda: (IMAGES.float(), OTHERS.float()),
     "images:match": lambda: (IMAGES, IMAGES.flip(0)),
     "images:negative_mse": lambda: (IMAGES, OTHERS),
     "images:psnr": lambda: (IMAGES, OTHERS),
     "images:ssim": lambda: (IMAGES, OTHERS),
-    "inversion.analytic:distinct": lambda: (random(6, 4), 3),
+    "inversion.analytic:distinct_rows": lambda: (random(6, 4), 3),
     "inversion.analytic:layer_inputs": lambda: ((model := net()), list(GRADIENTS), model[1]),
     "inversion.analytic:linear_inputs": lambda: GRADIENTS,
-    "inversion.analytic:reconstruct": lambda: (net(), list(GRADIENTS), (2, 1, 2, 2)),
-    "inversion.features:average_copies": lambda: (random(6, 4), 2),
-    "inversion.features:look": lambda: (IMAGES, OTHERS),
-    "inversion.features:remove_shared_noise": lambda: (random(6, 4), 3, random(4, seed=1)),
+    "inversion.analytic:reconstruct_from_layer": lambda: (net(), list(GRADIENTS), (2, 1, 2, 2)),
+    "inversion.feature_inversion:average_copies": lambda: (random(6, 4), 2),
+    "inversion.feature_inversion:release_as_images": lambda: (IMAGES, OTHERS),
+    "inversion.feature_inversion:remove_shared_noise": lambda: (random(6, 4), 3, random(4, seed=1)),
     "inversion.gradient:gradient_norm": lambda: (list(GRADIENTS),),
     "inversion.labels:chance_overlap": lambda: (torch.tensor([3, 1, 2]),),
-    "inversion.labels:counts": lambda: (random(3), 5, random(3, seed=1).softmax(0)),
-    "inversion.labels:guess_labels": lambda: (net(), list(GRADIENTS), (2, 1, 2, 2), Pixels(), LocalSteps(), generator()),
+    "inversion.labels:label_counts_from_bias": lambda: (random(3), 5, random(3, seed=1).softmax(0)),
+    "inversion.labels:guess_labels": lambda: (net(), list(GRADIENTS), (2, 1, 2, 2), PixelScale(), LocalSteps(), generator()),
     "inversion.labels:head_inputs": lambda: (net(), SMALL),
-    "inversion.labels:head_of": lambda: (net(), list(GRADIENTS)),
+    "inversion.labels:last_layer_gradients": lambda: (net(), list(GRADIENTS)),
     "inversion.labels:idlg": lambda: (random(3, 4),),
     "inversion.labels:mean_probabilities": lambda: (net(), SMALL),
-    "inversion.labels:overlap": lambda: (torch.tensor([3, 1, 2]), torch.tensor([2, 2, 2])),
-    "inversion.labels:recover": lambda: (net(), list(GRADIENTS), 4, SMALL),
-    "inversion.labels:tally": lambda: (Y, 3),
-    "inversion.synthetic:copy_report": lambda: (IMAGES, IMAGES, OTHERS, generator()),
-    "low_bits:low_bits": lambda: (random(200), 1.0),
-    "low_bits:off_lattice": lambda: (random(20), 0.25),
+    "inversion.labels:label_overlap": lambda: (torch.tensor([3, 1, 2]), torch.tensor([2, 2, 2])),
+    "inversion.labels:recover_labels": lambda: (net(), list(GRADIENTS), 4, SMALL),
+    "inversion.labels:count_labels": lambda: (Y, 3),
+    "inversion.copy_detection:compare_copies": lambda: (IMAGES, IMAGES, OTHERS, generator()),
+    "low_bits:examine_low_bits": lambda: (random(200), 1.0),
+    "low_bits:is_off_lattice": lambda: (random(20), 0.25),
     "membership.base:base": lambda: (-PROBS, MASKS, -PROBS[0]),
     "membership.density:density_ratio": lambda: (random(6, 4), random(6, 4, seed=1), random(3, 4, seed=2)),
-    "membership.gaussian:fit": lambda: (random(8, 6, 2), MASKS, True),
-    "membership.gaussian:gaussian_ratio": lambda: (random(8, 6, 2), MASKS, random(6, 2)),
-    "membership.label_only:robustness": lambda: (lambda x: x.flatten(1).sum(1) > 0, IMAGES, coins(6), 2, generator()),
+    "membership.multi_round:fit_distributions": lambda: (random(8, 6, 2), MASKS, True),
+    "membership.multi_round:gaussian_likelihood_ratio": lambda: (random(8, 6, 2), MASKS, random(6, 2)),
+    "membership.label_only:label_robustness": lambda: (lambda x: x.flatten(1).sum(1) > 0, IMAGES, coins(6), 2, generator()),
     "membership.lira:lira": lambda: (SIGNALS, MASKS, SIGNALS[0]),
-    "membership.readout:class_means": lambda: (random(6, 4), Y, 3),
-    "membership.readout:nearest": lambda: (random(6, 4), random(5, 4, seed=1), 2.0),
-    "membership.readout:readout": lambda: (random(6, 4), Y, random(3, 4, seed=1), 3),
-    "membership.records_alone:records_alone": lambda: (random(30, 4), torch.arange(30) % 3, coins(30), generator()),
-    "membership.records_alone:told_apart": lambda: (random(30), coins(30)),
-    "membership.ridge:class_coefficients": lambda: (random(3, 4), random(6, 4, seed=1), Y),
-    "membership.ridge:coefficients": lambda: (random(4), random(6, 4, seed=1)),
-    "membership.ridge:solved": lambda: (random(4, 4) @ random(4, 4).T + 4 * torch.eye(4), random(4, 3)),
-    "membership.ridge:solver": lambda: (random(6, 4),),
+    "membership.signals:class_mean_embeddings": lambda: (random(6, 4), Y, 3),
+    "membership.signals:distance_to_synthetic": lambda: (random(6, 4), random(5, 4, seed=1), 2.0),
+    "membership.signals:ridge_readout": lambda: (random(6, 4), Y, random(3, 4, seed=1), 3),
+    "membership.blind_baseline:blind_record_scores": lambda: (random(30, 4), torch.arange(30) % 3, coins(30), generator()),
+    "membership.blind_baseline:is_separable": lambda: (random(30), coins(30)),
+    "membership.signals:class_ridge_coefficients": lambda: (random(3, 4), random(6, 4, seed=1), Y),
+    "membership.signals:ridge_coefficients": lambda: (random(4), random(6, 4, seed=1)),
+    "membership.signals:solve_ridge": lambda: (random(4, 4) @ random(4, 4).T + 4 * torch.eye(4), random(4, 3)),
+    "membership.signals:ridge_solver": lambda: (random(6, 4),),
     "membership.rmia:rmia": lambda: (PROBS, MASKS, PROBS[0]),
     "membership.shadow_classifier:shadow_classifier": lambda: (random(8, 6, 2), MASKS, random(6, 2), Y, {"iterations": 3}),
-    "membership.shadow_classifier:top_k": lambda: (random(6, 4), Y, 2),
+    "membership.shadow_classifier:top_k_features": lambda: (random(6, 4), Y, 2),
     "membership.shared_noise:noise_coincidence": lambda: (random(6, 4), Y, random(6, 4, seed=1), Y, 2, 1.0),
-    "membership.signals:alignment": lambda: (random(4), random(6, 4, seed=1)),
-    "membership.signals:averaged_copies": lambda: (random(6, 4), (1.0, 2.0)),
-    "membership.signals:class_statistics": lambda: (random(3, 2), random(3, 2, positive=True), random(6, 2), Y),
+    "membership.signals:direction_alignment": lambda: (random(4), random(6, 4, seed=1)),
+    "membership.signals:average_noisy_copies": lambda: (random(6, 4), (1.0, 2.0)),
+    "membership.signals:class_log_density": lambda: (random(3, 2), random(3, 2, positive=True), random(6, 2), Y),
     "membership.signals:embedding_alignment": lambda: (random(3, 4), random(6, 4, seed=1), Y),
     "membership.signals:gradient_alignment": lambda: (random(4), random(6, 4, seed=1)),
     "membership.signals:logit_scaled": lambda: (random(6, 3), Y),
@@ -154,8 +170,8 @@ EXAMPLES: dict[str, Callable[[], tuple[Any, ...]]] = {
     "membership.signals:negative_loss": lambda: (random(6, 3), Y),
     "membership.signals:output_gradient": lambda: (random(6, 3), Y),
     "membership.threshold:loss_threshold": lambda: (random(6),),
-    "membership.worst_records:by_kind": lambda: (random(40, 60), coins(40, 60), {"kinds": {"mislabelled": torch.arange(5)}}),
-    "membership.worst_records:worst_records": lambda: (random(40, 30), torch.cat([coins(20, 30), ~coins(20, 30)])),
+    "membership.attack:measure_by_kind": lambda: (random(40, 60), coins(40, 60), {"kinds": {"mislabelled": torch.arange(5)}}),
+    "membership.attack:measure_worst_records": lambda: (random(40, 30), torch.cat([coins(20, 30), ~coins(20, 30)])),
 }  # fmt: skip
 
 
@@ -181,7 +197,7 @@ def leaves(value: Any) -> list[Any]:
 def test_every_public_function_of_tensors_has_the_door() -> None:
     assert len(PUBLIC) > 50 and set(PUBLIC) == set(EXAMPLES)
     assert [name for name, function in PUBLIC.items() if not hasattr(function, "takes_arrays")] == []
-    assert [name for name in INSIDE if not importlib.import_module(f"attacks.{name}")] == []
+    assert [one for one in INSIDE if not hasattr(importlib.import_module(f"attacks.{one.partition(':')[0]}"), one.partition(":")[2])] == []
 
 
 @pytest.mark.parametrize("name", sorted(PUBLIC))
@@ -200,7 +216,7 @@ def test_arrays_give_the_same_numbers_as_arrays(name: str) -> None:
 
 
 def test_beside_a_tensor_tensors_come_back_and_what_was_given_stays() -> None:
-    @arrays
+    @accepts_numpy
     def doubled(a: Tensor, b: Tensor) -> Tensor:
         return a.add_(b)
 
@@ -212,5 +228,5 @@ def test_beside_a_tensor_tensors_come_back_and_what_was_given_stays() -> None:
 
 def test_other_arguments_pass_untouched() -> None:
     asked = object()
-    assert arrays(lambda x: x)(asked) is asked
-    assert arrays(lambda x, y: (x, {"k": [y]}))(3, np.arange(2))[1]["k"][0].tolist() == [0, 1]
+    assert accepts_numpy(lambda x: x)(asked) is asked
+    assert accepts_numpy(lambda x, y: (x, {"k": [y]}))(3, np.arange(2))[1]["k"][0].tolist() == [0, 1]

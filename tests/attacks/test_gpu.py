@@ -15,32 +15,33 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from attacks.gpu import BLOCK, LOOK, ahead, images_at_once, look_every, replayed, room
-from attacks.inversion import batched, compare
+from attacks.gpu import (
+    STEPS_BETWEEN_READS,
+    STEPS_PER_TRANSFER,
+    deterministic_kernels,
+    draw_ahead,
+    max_images_per_batch,
+    memory_budget,
+    record_cuda_graph,
+    steps_between_reads,
+)
+from attacks.inversion import evaluation, gradient
 from attacks.inversion.analytic import AnalyticInversion
-from attacks.inversion.batched import ITERATIONS
-from attacks.inversion.decoder import DecoderTraining
-from attacks.inversion.feature_attack import FeatureInversion
-from attacks.inversion.features import WhiteBox
-from attacks.inversion.generative import GenerativeInversion, WganGp
-from attacks.inversion.gradient import DLG, IDLG, InvertingGradients, SeeThrough
-from attacks.inversion.gradient_attack import GradientInversion
-from attacks.inversion.judge import Judge
-from attacks.inversion.model import ModelInversion as MiFace
-from attacks.inversion.model_attack import ModelInversion
-from attacks.inversion.neighbour import KnownNeighbour
-from attacks.inversion.role_attack import RoleInversion
-from attacks.inversion.synthetic import CopyDetection
-from attacks.inversion.update_attack import UpdateInversion
-from attacks.repeatable import repeatable
+from attacks.inversion.copy_detection import CopyDetection
+from attacks.inversion.feature_inversion import DecoderTraining, FeatureInversion, WhiteBox
+from attacks.inversion.generative import EvaluationClassifier, GenerativeInversion, RoleInversion, WganGp
+from attacks.inversion.gradient import DLG, IDLG, MIN_RECORDED_ITERATIONS, InvertingGradients, SeeThrough
+from attacks.inversion.gradient_attack import GradientInversion, UpdateInversion
+from attacks.inversion.known_neighbour import KnownNeighbour
+from attacks.inversion.model_inversion import MiFace as MiFace
+from attacks.inversion.model_inversion import ModelInversion
 from attacks.types import Adversary, Attack, Capture, Knowledge, Surface, Truth, View
-from privdd.auditing.attack_tasks import Attacked, AttackTask, Job, Terms
-from privdd.auditing.error_budget import ErrorBudget
-from privdd.core.keys import Keys
+from privdd.auditing.attack_tasks import AttackJob, AttackOutcome, AttackTask, AttackTerms, ErrorBudget
+from privdd.core.rng import Keys
 from tests.fake_device import fake_gpu, repeated
 
 SHAPE, CLASSES = (1, 8, 8), 3
-TERMS = Terms(Keys(0), 1e-5, ErrorBudget(0.05))
+TERMS = AttackTerms(Keys(0), 1e-5, ErrorBudget(0.05))
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -90,7 +91,7 @@ def view(surface: Surface, *, local_steps: int = 1) -> tuple[View, Truth]:
 
 
 Case = tuple[Callable[[int], Attack], Surface]
-JUDGE = Judge(steps=3)
+JUDGE = EvaluationClassifier(steps=3)
 SEARCH = GenerativeInversion(iterations=3, starts=2)
 CASES: dict[str, Case] = {  # attack with so many steps in its loop
     "gradient": (lambda k: GradientInversion(InvertingGradients(iterations=k, restarts=2)), Surface.UPDATE),
@@ -100,7 +101,7 @@ CASES: dict[str, Case] = {  # attack with so many steps in its loop
     "mi-face": (lambda k: ModelInversion(MiFace(iterations=k, confidence=1.0, patience=1000), None, SEARCH, JUDGE), Surface.GLOBAL_MODEL),
     "generative": (lambda k: ModelInversion(MiFace(iterations=3), WganGp(steps=3, width=2, latent=4), replace(SEARCH, iterations=k), JUDGE), Surface.GLOBAL_MODEL),
     "prior": (lambda k: ModelInversion(MiFace(iterations=3), WganGp(steps=k, width=2, latent=4), SEARCH, JUDGE), Surface.GLOBAL_MODEL),
-    "judge": (lambda k: ModelInversion(MiFace(iterations=3), None, SEARCH, Judge(steps=k)), Surface.GLOBAL_MODEL),
+    "judge": (lambda k: ModelInversion(MiFace(iterations=3), None, SEARCH, EvaluationClassifier(steps=k)), Surface.GLOBAL_MODEL),
     "role": (lambda k: RoleInversion(WganGp(steps=k, width=2, latent=4), SEARCH, JUDGE), Surface.FEATURES),
     "white box": (lambda k: FeatureInversion(decoder=DecoderTraining(steps=3, width=4), whitebox=WhiteBox(iterations=k)), Surface.FEATURES),
     "decoder": (lambda k: FeatureInversion(decoder=DecoderTraining(steps=k, width=4, noise_std=0.1), whitebox=WhiteBox(iterations=3)), Surface.FEATURES),
@@ -109,10 +110,10 @@ CASES: dict[str, Case] = {  # attack with so many steps in its loop
 }  # fmt: skip
 
 
-def attacked(attack: Attack, surface: Surface, device: str) -> Attacked:
+def attacked(attack: Attack, surface: Surface, device: str) -> AttackOutcome:
     """One attack as a task of an audit."""
     held, truth = view(surface)
-    (found,) = AttackTask((Job(held, truth, "round 0", "attack", attack),), replace(TERMS, device=device)).run()
+    (found,) = AttackTask((AttackJob(held, truth, "round 0", "attack", attack),), replace(TERMS, device=device)).run()
     return found
 
 
@@ -122,10 +123,10 @@ def test_an_attack_gives_the_same_bits_on_the_fake_gpu_and_its_loop_moves_nothin
 ) -> None:
     make, surface = CASES[name]
     if name != "copies":  # one attack is enough for the network of LPIPS
-        monkeypatch.setattr(compare, "pretrained", lambda: None)
+        monkeypatch.setattr(evaluation, "load_pretrained_trunk", lambda: None)
     few, many = 2, 6  # both within one block of random numbers, and between two looks at a value
-    assert many < min(LOOK, BLOCK)
-    seen: list[Attacked] = []
+    assert many < min(STEPS_BETWEEN_READS, STEPS_PER_TRANSFER)
+    seen: list[AttackOutcome] = []
     grown = repeated(lambda steps: seen.append(attacked(make(steps), surface, "cuda")), few, many)
     assert grown == {}
     here = attacked(make(many), surface, "cpu")
@@ -148,23 +149,23 @@ def test_searches_by_line_stay_on_the_cpu() -> None:
 
 
 def test_numbers_drawn_ahead_are_those_of_each_step_and_travel_in_blocks() -> None:
-    steps, one, two = 2 * BLOCK + 3, seeded(), seeded()
+    steps, one, two = 2 * STEPS_PER_TRANSFER + 3, seeded(), seeded()
 
     def draws(generator: torch.Generator) -> Callable[[], tuple[Tensor, ...]]:
         return lambda: (torch.randn(3, generator=generator), torch.randint(9, (2,), generator=generator))
 
     plain = [draws(one)() for _ in range(steps)]
     with fake_gpu() as gpu:
-        sent = [tuple(part.cpu() for part in row) for row in ahead(draws(two), steps, torch.device("cuda"))]
+        sent = [tuple(part.cpu() for part in row) for row in draw_ahead(draws(two), steps, torch.device("cuda"))]
         assert gpu.traffic.sent.total() == 2 * 3  # two tensors, three blocks
     assert all(torch.equal(a, b) for row, other in zip(plain, sent, strict=True) for a, b in zip(row, other, strict=True))
     assert torch.equal(one.get_state(), two.get_state())
 
 
 def test_memory_is_a_quarter_of_a_gpus_whatever_is_free() -> None:
-    assert room("cpu", 123) == 123 and look_every(torch.device("cpu")) == 1
+    assert memory_budget("cpu", 123) == 123 and steps_between_reads(torch.device("cpu")) == 1
     with fake_gpu():
-        assert room("cuda", 123) == 2**32  # a quarter of the 16 GiB that the fake device has
+        assert memory_budget("cuda", 123) == 2**32  # a quarter of the 16 GiB that the fake device has
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU: torch.cuda.is_available() is False")
@@ -180,12 +181,12 @@ def test_an_attack_runs_on_a_gpu(name: str) -> None:
 
 def test_images_at_once_follow_a_gpus_size_where_the_usual_number_is_asked_for() -> None:
     images = torch.zeros(2, 3, 32, 32)
-    assert images_at_once(images, 64, 64) == 64 and images_at_once(images, 0, 64) == 0
+    assert max_images_per_batch(images, 64, 64) == 64 and max_images_per_batch(images, 0, 64) == 0
     with fake_gpu():
         there = images.to("cuda")
-        assert images_at_once(there, 64, 64) == 128  # 4 GiB of 16, 32 KiB a pixel
-        assert images_at_once(there, 16, 64) == 16 and images_at_once(there, 0, 64) == 0
-        assert images_at_once(torch.zeros(1, 3, 224, 224).to("cuda"), 64, 64) == 64
+        assert max_images_per_batch(there, 64, 64) == 128  # 4 GiB of 16, 32 KiB a pixel
+        assert max_images_per_batch(there, 16, 64) == 16 and max_images_per_batch(there, 0, 64) == 0
+        assert max_images_per_batch(torch.zeros(1, 3, 224, 224).to("cuda"), 64, 64) == 64
 
 
 class Graph:
@@ -231,7 +232,7 @@ def test_what_a_graph_gave_stays_as_it_was_and_what_it_reads_is_kept() -> None:
 
     graph, compute = Graph(), Doubled()
     with recorded_by(graph):
-        play = replayed(compute, torch.zeros(3).to("cuda"))
+        play = record_cuda_graph(compute, torch.zeros(3).to("cuda"))
         alive = weakref.ref(compute)
         assert len(graph.calls) == 1 and play is not compute
         del compute
@@ -251,8 +252,8 @@ def test_recorded_kernels_give_the_bits_of_the_kernels_one_by_one() -> None:
         maps = torch.nn.functional.conv2d(x[0], weight).relu()
         return maps, maps.square().sum((1, 2, 3))
 
-    with repeatable("cuda"):
-        play = replayed(compute, images[:1])
+    with deterministic_kernels("cuda"):
+        play = record_cuda_graph(compute, images[:1])
         assert play is not compute
         for one in images.split(1):
             for found, expected in zip(play(one), compute(one), strict=True):
@@ -265,15 +266,15 @@ def test_what_cannot_be_recorded_runs_as_it_is() -> None:
         return (x * float(x.sum()),)
 
     one = torch.ones(2, device="cuda")
-    play = replayed(compute, one)
+    play = record_cuda_graph(compute, one)
     assert torch.equal(play(one)[0], compute(one)[0])
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU: torch.cuda.is_available() is False")
 def test_a_long_search_with_recorded_kernels_gives_the_bits_of_one_without(monkeypatch: pytest.MonkeyPatch) -> None:
     make, surface = CASES["gradient"]
-    with repeatable("cuda"):
-        recorded = attacked(make(ITERATIONS), surface, "cuda").finding
-        monkeypatch.setattr(batched, "ITERATIONS", ITERATIONS + 1)
-        plainly = attacked(make(ITERATIONS), surface, "cuda").finding
+    with deterministic_kernels("cuda"):
+        recorded = attacked(make(MIN_RECORDED_ITERATIONS), surface, "cuda").finding
+        monkeypatch.setattr(gradient, "MIN_RECORDED_ITERATIONS", MIN_RECORDED_ITERATIONS + 1)
+        plainly = attacked(make(MIN_RECORDED_ITERATIONS), surface, "cuda").finding
     assert all(torch.equal(value, plainly.figures[key]) for key, value in recorded.figures.items())

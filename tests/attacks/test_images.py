@@ -12,8 +12,8 @@ from scipy.stats import binom
 from skimage.metrics import peak_signal_noise_ratio, structural_similarity
 
 from attacks import images
-from attacks.baselines import class_means, guesses, identify
-from attacks.inversion.synthetic import copy_report, proportion_interval
+from attacks.inversion.copy_detection import compare_copies, proportion_interval
+from attacks.inversion.evaluation import class_mean_images, naive_reconstructions, rank_in_gallery
 from tests.attacks.pictures import pictures, rng
 
 
@@ -75,38 +75,38 @@ def test_match_is_the_best_of_all_permutations() -> None:
 def test_bootstrap_covers_a_known_mean_about_as_often_as_it_says() -> None:
     covered = 0
     for seed in range(200):
-        low, high = images.bootstrap(torch.randn(30, generator=rng(seed)) + 5, rng(seed + 1000), draws=300)
+        low, high = images.bootstrap_interval(torch.randn(30, generator=rng(seed)) + 5, rng(seed + 1000), draws=300)
         covered += low <= 5 <= high
     assert binom.ppf(0.0005, 200, 0.92) <= covered <= 199
 
 
 def test_identification_ranks_and_chance() -> None:
     x = pictures()[0]
-    found = identify(_noisy(x[:20], 0.1), x[:20], x[100:199])
-    assert found.top(1) == 1.0 and found.chance == pytest.approx(0.01) and found.median == 1
-    blind = identify(x[200:300], x[:100], x[300:399])
-    assert blind.top(1) < 0.1
+    found = rank_in_gallery(_noisy(x[:20], 0.1), x[:20], x[100:199])
+    assert found.top_k_rate(1) == 1.0 and found.chance_rate == pytest.approx(0.01) and found.median_rank == 1
+    blind = rank_in_gallery(x[200:300], x[:100], x[300:399])
+    assert blind.top_k_rate(1) < 0.1
     same = x[:1].expand(5, -1, -1, -1)
-    assert identify(same, same, same).ranks.tolist() == [6] * 5  # a tie counts against the attacker
+    assert rank_in_gallery(same, same, same).ranks.tolist() == [6] * 5  # a tie counts against the attacker
 
 
 def test_guesses_are_what_they_say() -> None:
     x, y = pictures()
-    free = guesses(y[:6], x[100:400], y[100:400], rng())
+    free = naive_reconstructions(y[:6], x[100:400], y[100:400], rng())
     assert float(free["black"].max()) == 0
     assert torch.allclose(free["class_mean"][0], x[100:400][y[100:400] == y[0]].mean(0))
     pool = x[100:400][y[100:400] == y[1]]
     assert any(torch.equal(free["random_same_class"][1], p) for p in pool)
-    assert torch.equal(class_means(x[:5], torch.zeros(5).long(), 2)[1], x[:5].mean(0))
+    assert torch.equal(class_mean_images(x[:5], torch.zeros(5).long(), 2)[1], x[:5].mean(0))
 
 
 def test_copies_are_found_and_independent_images_are_not() -> None:
     x = pictures()[0]
     members, out, fresh = x[:300], x[300:600], x[600:800]
-    copied = copy_report(_noisy(members[:50], 0.02), members, out, rng())
+    copied = compare_copies(_noisy(members[:50], 0.02), members, out, rng())
     assert copied.closer == 1.0 and copied.interval[0] > 0.9
     assert copied.nearest.tolist() == list(range(50))
-    null = copy_report(fresh, members, out, rng())
+    null = compare_copies(fresh, members, out, rng())
     assert null.interval[0] <= 0.5 <= null.interval[1]
 
 

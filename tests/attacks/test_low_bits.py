@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attacks.low_bits import low_bits, off_lattice
+from attacks.low_bits import examine_low_bits, is_off_lattice
 
 STD = 3.0
 STEP = 2.0**-15  # about STD * 2**-16
@@ -21,37 +21,37 @@ def drawn(clean: Tensor, seed: int = 0) -> Tensor:
 @pytest.mark.parametrize("clean", [0.0, 1.0, 10.0])
 def test_lattice_numbers_pass_and_their_step_is_found(clean: float) -> None:
     rounded = ((drawn(torch.full((500,), clean)) / STEP).round() * STEP).float()
-    assert not low_bits(rounded, STD, STEP).betrays
-    found = low_bits(rounded, STD)
-    assert found.step == STEP and not found.betrays and found.judged > 400
+    assert not examine_low_bits(rounded, STD, STEP).tells_values_apart
+    found = examine_low_bits(rounded, STD)
+    assert found.step == STEP and not found.tells_values_apart and found.judged > 400
 
 
 @pytest.mark.parametrize("clean", [0.0, 1.0, 10.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_float_noise_is_found(clean: float, dtype: torch.dtype) -> None:
     released = drawn(torch.full((50,), clean)).to(dtype)
-    assert low_bits(released, STD).betrays and low_bits(released, STD).step == 0
-    assert low_bits(released, STD, STEP).betrays
+    assert examine_low_bits(released, STD).tells_values_apart and examine_low_bits(released, STD).step == 0
+    assert examine_low_bits(released, STD, STEP).tells_values_apart
 
 
 def test_one_number_off_the_lattice_is_enough() -> None:
     released = torch.arange(100.0) * STEP
     released[7] += STEP / 2
-    assert low_bits(released, STD, STEP).off == 1
-    assert off_lattice(released, STEP).nonzero().tolist() == [[7]]
+    assert examine_low_bits(released, STD, STEP).off == 1
+    assert is_off_lattice(released, STEP).nonzero().tolist() == [[7]]
 
 
 def test_numbers_that_are_none_are_off() -> None:
-    assert off_lattice(torch.tensor([1.0, math.nan, math.inf]), 0.5).tolist() == [False, True, True]
+    assert is_off_lattice(torch.tensor([1.0, math.nan, math.inf]), 0.5).tolist() == [False, True, True]
 
 
 def test_zeros_are_on_every_lattice() -> None:
-    assert not low_bits(torch.zeros(5), STD).betrays
+    assert not examine_low_bits(torch.zeros(5), STD).tells_values_apart
 
 
 @pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf])
 def test_bad_scales_are_refused(bad: float) -> None:
     with pytest.raises(ValueError, match="std="):
-        low_bits(torch.zeros(1), bad)
+        examine_low_bits(torch.zeros(1), bad)
     with pytest.raises(ValueError, match="step="):
-        low_bits(torch.zeros(1), 1.0, bad)
+        examine_low_bits(torch.zeros(1), 1.0, bad)

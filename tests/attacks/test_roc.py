@@ -8,7 +8,7 @@ import torch
 from scipy.stats import binom, norm
 from sklearn.metrics import roc_auc_score, roc_curve
 
-from attacks.roc import auc_interval, binomial_interval, roc, thin, tpr_at_fpr
+from attacks.roc import auc_interval, binomial_interval, roc, thin_curve, tpr_at_fpr
 
 
 @pytest.mark.parametrize("levels", [2, 4, 50, None])
@@ -93,7 +93,7 @@ def test_thinning_keeps_vertices_and_both_ends():
     rng = np.random.default_rng(1)
     member = rng.random(5000) < 0.5
     curve = roc(rng.normal(size=5000) + member, member)
-    fpr, tpr = thin(curve, 50)
+    fpr, tpr = thin_curve(curve, 50)
     assert len(fpr) <= 52 and fpr[-1] == tpr[-1] == 1.0 and fpr[0] == 0.0
     pairs = set(zip(curve.fpr.tolist(), curve.tpr.tolist()))
     assert set(zip(fpr.tolist(), tpr.tolist())) <= pairs

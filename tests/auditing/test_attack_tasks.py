@@ -21,11 +21,10 @@ from attacks.membership.lira import Lira
 from attacks.membership.shadow_classifier import ShadowClassifier
 from attacks.membership.threshold import LossThreshold
 from attacks.types import Adversary, Attack, Evidence, Family, Finding, Knowledge, Surface, Truth, View, Worlds
-from privdd.auditing.attack_tasks import AttackFailed, AttackTask, Job, Terms
-from privdd.auditing.error_budget import ErrorBudget
-from privdd.auditing.pipeline import audit
-from privdd.cli.assemble import assemble
-from privdd.core.keys import Keys
+from privdd.auditing.attack_tasks import AttackFailed, AttackJob, AttackTask, AttackTerms, ErrorBudget
+from privdd.auditing.pipeline import audit_experiment
+from privdd.cli.build import build_experiment
+from privdd.core.rng import Keys
 from privdd.federated.experiment import Experiment
 from privdd.runtime.engine import Engine
 from privdd.runtime.run_folder import RunFolder
@@ -52,12 +51,12 @@ def attacks() -> dict[str, Attack]:
 
 
 def experiment() -> Experiment:
-    return assemble(tiny_config("fedavg", *SMALL, command="audit"))
+    return build_experiment(tiny_config("fedavg", *SMALL, command="audit"))
 
 
 def found(engine: Engine, folder: Path, attacks: dict[str, Attack]) -> tuple[list[Any], dict[str, str]]:
     """The findings without their seconds, and a digest of each evidence file."""
-    made = audit(replace(experiment(), engine=engine), attacks, RunFolder(folder)).findings
+    made = audit_experiment(replace(experiment(), engine=engine), attacks, RunFolder(folder)).findings
     rows = [(f.surface, f.attack, f.adversary, {k: v for k, v in f.measures.items() if k != "seconds"}) for f in made]
     files = {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in sorted((folder / "evidence").iterdir())}
     return rows, files
@@ -126,7 +125,7 @@ def test_the_decisive_bound_depends_on_no_other_draw_of_the_attack() -> None:
     truth = Truth(*[torch.zeros(0, 1, 1, 1), torch.zeros(0, dtype=torch.long)] * 2, torch.zeros(2))
 
     def bound(attack: Attack, seed: int) -> float:
-        task = AttackTask((Job(view, truth, "here", "mine", attack),), Terms(Keys(seed), 1e-5, ErrorBudget(0.05)))
+        task = AttackTask((AttackJob(view, truth, "here", "mine", attack),), AttackTerms(Keys(seed), 1e-5, ErrorBudget(0.05)))
         value: float = task.run()[0].finding.measures["diagnostics"]["epsilon_familywise"]
         return value
 
@@ -150,10 +149,10 @@ def exposing_view(shape: tuple[int, ...]) -> View:
 @pytest.mark.parametrize(("shape", "asked", "kept"), [((1, 4, 4), True, True), ((1, 4, 4), False, False), ((5,), True, False), ((2, 4, 4), True, False)])
 def test_the_most_exposed_records_are_kept_only_where_asked_for_and_pictures(shape: tuple[int, ...], asked: bool, kept: bool) -> None:
     view, truth = exposing_view(shape), Truth(*[torch.zeros(0, 1, 1, 1), torch.zeros(0, dtype=torch.long)] * 2, torch.zeros(2))
-    task = AttackTask((Job(view, truth, "here", "mine", Lira("confidence")),), Terms(Keys(0), 1e-5, ErrorBudget(0.05), asked))
+    task = AttackTask((AttackJob(view, truth, "here", "mine", Lira("confidence")),), AttackTerms(Keys(0), 1e-5, ErrorBudget(0.05), asked))
     (done,) = task.run()
     named = [row["record"] for row in done.finding.measures["worst_records"]["records"]]
-    assert named == [0, 1] and ("exposed" in done.kept) == kept and ("exposed_label" in done.kept) == kept
+    assert named == [0, 1] and ("exposed" in done.evidence_tensors) == kept and ("exposed_label" in done.evidence_tensors) == kept
     if kept:
         assert view.worlds is not None and view.worlds.records is not None
-        assert torch.equal(done.kept["exposed"], view.worlds.records[:2]) and done.kept["exposed_label"].tolist() == [0, 1]
+        assert torch.equal(done.evidence_tensors["exposed"], view.worlds.records[:2]) and done.evidence_tensors["exposed_label"].tolist() == [0, 1]

@@ -1,4 +1,4 @@
-"""``blind_scores`` and ``as_worlds``: the control that never sees an artifact or a coin, and fair coins."""
+"""``blind_scores`` and ``signals_to_worlds``: the control that never sees an artifact or a coin, and fair coins."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from scipy.stats import binomtest
 from torch import Tensor
 
 from attacks.roc import roc
-from privdd.auditing.game import Game, draw_game
-from privdd.auditing.views import as_worlds, blind_scores
-from privdd.core.keys import Keys
+from privdd.auditing.replay import MembershipGame, draw_membership_game
+from privdd.auditing.views import blind_scores, signals_to_worlds
+from privdd.core.rng import Keys
 from privdd.core.types import Records, Shard
 
 CLASSES, SHAPE = 3, (1, 3, 3)
@@ -31,11 +31,11 @@ def shard(count: int = 80) -> Shard:
     return Shard(0, records(count, 0), records(5, 2, 2000), records(5, 3, 3000), CLASSES)
 
 
-def game(seed: int = 0, worlds: int = 6) -> Game:
-    return draw_game(shard(), 40, worlds, Keys(seed))
+def game(seed: int = 0, worlds: int = 6) -> MembershipGame:
+    return draw_membership_game(shard(), 40, worlds, Keys(seed))
 
 
-def stacked(now: Game, seed: int) -> dict[str, Tensor]:
+def stacked(now: MembershipGame, seed: int) -> dict[str, Tensor]:
     """Signals of two surfaces; that of "update" is the membership bit itself, as an artifact could betray it."""
     g = torch.Generator().manual_seed(seed)
     rows, count = now.masks.shape
@@ -49,13 +49,13 @@ def stacked(now: Game, seed: int) -> dict[str, Tensor]:
 def test_the_blind_control_is_equal_whatever_was_sent_and_whoever_was_in() -> None:
     """The same numbers for other artifacts, other coins, other worlds and another surface."""
     now = game()
-    control = as_worlds(stacked(now, 0), "update", now, PUBLIC).blind
-    assert control.shape == (40,) and control.std() > 0.01 and torch.equal(control, blind_scores(now.candidates, PUBLIC))
+    control = signals_to_worlds(stacked(now, 0), "update", now, PUBLIC).blind
+    assert control.shape == (40,) and control.std() > 0.01 and torch.equal(control, blind_scores(now.audited_records, PUBLIC))
     others = [now.masks.flip(0), ~now.masks, torch.zeros_like(now.masks), torch.ones_like(now.masks)]
     for seed, masks in enumerate(others):
         other = replace(now, masks=masks)
         for surface in ("update", "labels"):
-            worlds = as_worlds(stacked(other, seed + 1), surface, other, PUBLIC)
+            worlds = signals_to_worlds(stacked(other, seed + 1), surface, other, PUBLIC)
             assert torch.equal(worlds.blind, control) and torch.equal(worlds.masks, masks)
 
 
@@ -72,7 +72,7 @@ def test_the_blind_controls_auc_over_many_draws_of_coins_is_a_half() -> None:
     found = []
     for seed in range(400):
         now = game(seed, worlds=2)
-        worlds = as_worlds(stacked(now, seed), "update", now, PUBLIC)
+        worlds = signals_to_worlds(stacked(now, seed), "update", now, PUBLIC)
         found.append(roc(worlds.blind, worlds.masks[0].numpy()).auc)
     aucs = torch.tensor(found)
     spread = math.sqrt(41 / (12 * 20 * 20))  # Mann-Whitney: (n + 1) / (12 n1 n0), about 20 in and 20 out
@@ -93,9 +93,9 @@ def test_coins_are_fair_and_independent() -> None:
 def test_the_game_keeps_and_removes_the_records_of_the_coins() -> None:
     """Record by record: in where the coin says so, else held out; zero_out leaves a black image with its label."""
     for relation in ("add_remove", "zero_out"):
-        now = draw_game(shard(), 40, 3, Keys(0), relation)
+        now = draw_membership_game(shard(), 40, 3, Keys(0), relation)
         for world in range(3):
-            client, audited = now.shard(shard(), world), now.audited
+            client, audited = now.shard_of_replay(shard(), world), now.audited
             members = set(now.whole.ids[audited[now.masks[world]]].tolist())
             gone = set(now.whole.ids[audited].tolist()) - members
             assert members <= set(client.train.ids.tolist()) and not gone & set(client.train.ids.tolist())
@@ -111,8 +111,8 @@ def test_the_game_keeps_and_removes_the_records_of_the_coins() -> None:
 def test_as_worlds_takes_one_surface_and_its_logits() -> None:
     now = game()
     signals = stacked(now, 0)
-    worlds = as_worlds(signals, "update", now, PUBLIC)
-    assert set(worlds.signals) == {"confidence"} and torch.equal(worlds.labels, now.candidates.y)
+    worlds = signals_to_worlds(signals, "update", now, PUBLIC)
+    assert set(worlds.signals) == {"confidence"} and torch.equal(worlds.labels, now.audited_records.y)
     assert worlds.logits is not None and torch.equal(worlds.logits, signals["update|logits"])
-    real = as_worlds({name: value[:1] for name, value in signals.items()}, "labels", now, PUBLIC)
+    real = signals_to_worlds({name: value[:1] for name, value in signals.items()}, "labels", now, PUBLIC)
     assert set(real.signals) == {"count"} and real.logits is None and torch.equal(real.masks, now.masks[:1])

@@ -6,27 +6,27 @@ import numpy as np
 import pytest
 import torch
 
-from attacks.canaries import independent, patches
+from attacks.canaries import draw_block_images, select_independent
 from attacks.epsilon import gaussian_epsilon
 from attacks.types import Surface
 from privdd.auditing.canary_game import (
     CanaryGame,
     canary_findings,
+    canary_findings_of_run,
     check_playable,
     draw_canaries,
-    findings_of_canaries,
+    score_canaries,
     worst_event,
 )
-from privdd.auditing.canary_transcripts import scored
-from privdd.auditing.findings import verdict
-from privdd.core.errors import BadConfig
-from privdd.core.keys import Keys
+from privdd.auditing.findings import decide_verdict
+from privdd.core.rng import Keys
 from privdd.core.types import Problem, Records
-from privdd.federated.simulation import Plan, Task, heard_step
+from privdd.core.validation import BadConfig
+from privdd.federated.simulation import ClientTask, Plan, observed_step
 from privdd.privacy.accounting import epsilon
 from privdd.privacy.ledger import Ledger
 from privdd.privacy.mechanisms import ClippedSum
-from tests.auditing.guarantees.subjects import CLASSES, DELTA, SHAPE, client, fedavg, feddm
+from tests.auditing.dp_tests.subjects import CLASSES, DELTA, SHAPE, client, fedavg, feddm
 
 FINITE = {"pld": 1.0, "rdp": 1.0}
 
@@ -38,7 +38,7 @@ def played(method, mechanisms, count=60, seed=0, rounds=2):
     game = draw_canaries(plan, shard, count, plan.keys.fold("canaries"))
     broadcast = method.broadcast(method.init(plan.problem, plan.keys.fold("public", "init")))
     for t in range(rounds):
-        (_, rows, _), heard = heard_step(Task(plan, t, 0, broadcast, {}, game.added(shard)))
+        (_, rows, _), heard = observed_step(ClientTask(plan, t, 0, broadcast, {}, game.add_to_shard(shard)))
         ledger.append(rows)
         transcript.append(heard)
     return plan, shard, ledger, game, transcript
@@ -66,7 +66,7 @@ def test_almost_without_noise_every_coin_is_read(name):
     q = 1.0 if mechanisms[next(iter(mechanisms))].sampling_probability == 1 else 0.9  # so that each is sampled once
     quiet = {n: replace(m, noise_multiplier=1e-3, sampling_probability=q) for n, m in mechanisms.items()}
     plan, shard, _, game, transcript = played(make(), quiet, count=24)
-    scores = scored(plan, shard, game.records, int(game.inside.sum()), transcript).scores()
+    scores = score_canaries(plan, shard, game.records, int(game.inside.sum()), transcript).canary_scores()
     right = (torch.from_numpy(scores) > 0) == game.inside
     assert right.double().mean() > 0.95
 
@@ -79,7 +79,7 @@ def test_a_sound_run_stays_within_its_bound_and_shows_something(name):
         assert [row.attack for row in rows] == ["one_run_canaries", "one_run_curve"]
         for row in rows:
             assert row.measures["epsilon_measured"] <= row.measures["epsilon_stated"]
-        assert verdict(FINITE, None, rows) == "consistent"
+        assert decide_verdict(FINITE, None, rows) == "consistent"
     assert [row.measures["epsilon_validity"] for row in rows] == ["finite_sample", "curve"]
 
 
@@ -97,13 +97,13 @@ def test_a_run_without_its_noise_is_contradicted_by_itself_alone():
     rows = found(*played(feddm(), {"embedding": Mute(10.0, 0.05, 1.0, 10.0)}, count=60))
     for row in rows:
         assert row.measures["epsilon_measured"] > row.measures["epsilon_stated"]
-        assert verdict(FINITE, None, [row]) == "contradiction"
+        assert decide_verdict(FINITE, None, [row]) == "contradiction"
 
 
 def test_coins_are_fair_secret_and_leave_the_client_s_own_records_alone():
     plan, shard, _, game, _ = played(feddm(), MADE["embedding"][1], count=40)
     assert 8 < int(game.inside.sum()) < 32
-    train = game.added(shard).train
+    train = game.add_to_shard(shard).train
     assert torch.equal(train.x[: len(shard.train)], shard.train.x) and len(train.ids.unique()) == len(train)
     other = draw_canaries(plan, shard, 40, Keys(7))
     assert not torch.equal(other.inside, game.inside)
@@ -128,16 +128,16 @@ def test_runs_without_a_game_are_refused(changes, unit):
 def test_a_run_that_was_not_heard_gets_no_finding_in_silence():
     game = CanaryGame(client(0).train, torch.ones(30, dtype=torch.bool))
     with pytest.raises(ValueError, match="trained before"):
-        next(findings_of_canaries(None, game, [], 0.95))
+        next(canary_findings_of_run(None, game, [], 0.95))
 
 
 def test_the_choice_spans_what_copies_do_not():
     rng = np.random.default_rng(0)
     effects = np.concatenate([np.tile(rng.normal(size=8), (20, 1)), rng.normal(size=(5, 8))])
-    chosen = independent(effects, 6)
+    chosen = select_independent(effects, 6)
     assert np.linalg.matrix_rank(effects[chosen]) == 6
     with pytest.raises(ValueError, match="count"):
-        independent(effects, 26)
-    images = patches((1, 8, 8), 30, torch.Generator().manual_seed(0))
+        select_independent(effects, 26)
+    images = draw_block_images((1, 8, 8), 30, torch.Generator().manual_seed(0))
     assert images.shape == (30, 1, 8, 8) and set(images.unique().tolist()) == {0.0, 1.0}
-    assert isinstance(CanaryGame(client(0).train, torch.ones(30, dtype=torch.bool)).added(client(0)).train, Records)
+    assert isinstance(CanaryGame(client(0).train, torch.ones(30, dtype=torch.bool)).add_to_shard(client(0)).train, Records)

@@ -16,18 +16,17 @@ from attacks.types import Adversary, Family, Finding, Surface
 from privdd import verify
 from privdd.api import audit as audit_by_api
 from privdd.auditing.earlier_findings import EarlierFindings
-from privdd.cli.again import again
-from privdd.cli.config import expand
-from privdd.cli.runs import attacked_again, check_not_overtaken, prepare, run_audit
-from privdd.cli.stored_config import stored_config
-from privdd.core.errors import BadConfig
-from privdd.reporting.folder import read_run
+from privdd.cli.compose import expand_arguments
+from privdd.cli.resume import config_of_stored_run
+from privdd.cli.run import attacked_again, check_not_overtaken, prepare_run_folder, run_audit
+from privdd.cli.stored_config import load_stored_config
+from privdd.core.validation import BadConfig
 from privdd.reporting.page import write_report
-from privdd.reporting.reproduce import attack_commands
+from privdd.reporting.run_record import attack_commands, read_run_record
 from privdd.runtime.files import read_json
+from privdd.runtime.manifest import seal_folder
 from privdd.runtime.run_folder import RunFolder, write_tensors
-from privdd.runtime.seal import seal
-from privdd.verifying.verification import verify as check
+from privdd.verification.run_folder import verify_run as check
 from tests.auditing.test_findings import timeless
 from tests.conftest import SmallAudit
 
@@ -45,7 +44,7 @@ def run(copied: Callable[[str], Path]) -> Path:
 
 def attack(path: Path, *typed: str) -> int:
     """``python -m privdd.audit run=PATH TYPED``."""
-    config = again(stored_config(path), "audit", expand(typed, "audit"), typed, "run")
+    config = config_of_stored_run(load_stored_config(path), "audit", expand_arguments(typed, "audit"), typed, "run")
     return run_audit(config, path, ["python", "-m", "privdd.audit", f"run={path}", *typed])
 
 
@@ -81,14 +80,14 @@ def test_a_narrower_question_takes_nothing_away(copied: Callable[[str], Path], m
     told = [r["diagnostics"]["tests"] for r in read_json(run / "findings.json")["findings"] if "tests" in r.get("diagnostics", {})]
     assert {*told} == {tests + added}
     assert check(run).disagreements == ()
-    assert [one.attacks for one in attack_commands(read_run(run))][1:] == [("rmia",)]
+    assert [one.attacks for one in attack_commands(read_run_record(run))][1:] == [("rmia",)]
 
 
 def test_the_same_attack_again_finds_the_same_and_other_settings_stand_beside_it(run: Path) -> None:
     before = read_json(run / "findings.json")
     assert attack(run, "attack=[lira]") in (0, 2)
     assert timeless(read_json(run / "findings.json")) == timeless(before)
-    assert [one.attacks for one in attack_commands(read_run(run))][1:] == [("lira",)]
+    assert [one.attacks for one in attack_commands(read_run_record(run))][1:] == [("lira",)]
     assert attack(run, "attack=[lira]", "attack.lira.confidence=0.9") in (0, 2)
     assert attacks_of(run) >= {"lira", "lira_2"} and check(run).disagreements == ()
     stored = OmegaConf.load(run / "config.yaml").attack
@@ -98,7 +97,7 @@ def test_the_same_attack_again_finds_the_same_and_other_settings_stand_beside_it
 
 
 def test_less_is_refused_and_more_counts_what_it_replaces(run: Path) -> None:
-    before, stored = read_json(run / "findings.json"), stored_config(run)
+    before, stored = read_json(run / "findings.json"), load_stored_config(run)
     for typed in (f"audit.worlds={stored.audit.worlds - 1}", "audit.confidence=0.5", "audit.transcripts=3"):
         with pytest.raises(BadConfig, match="less cannot take the place of more"):
             attack(run, "attack=[lira]", typed)
@@ -140,7 +139,7 @@ def test_an_attack_that_is_gone_is_named(run: Path, capsys: pytest.CaptureFixtur
     found = read_json(run / "findings.json")
     found["findings"] = [row for row in found["findings"] if row["attack"] != "lira"]
     (run / "findings.json").write_text(json.dumps(found))
-    seal(run)
+    seal_folder(run)
     assert any(line.startswith("findings.json: findings: stored none of lira, found it was run on 20") for line in map(str, check(run).disagreements))
     assert verify.main([str(run)]) == 2 and "none of lira" in capsys.readouterr().out
 
@@ -159,7 +158,7 @@ def test_a_test_that_cannot_be_made_again_does_not_take_the_place_of_one_that_wa
 
 
 def test_a_command_that_was_overtaken_is_refused(run: Path) -> None:
-    mine = again(stored_config(run), "audit", ["attack=[rmia]"], ["attack=[rmia]"], "run")
+    mine = config_of_stored_run(load_stored_config(run), "audit", ["attack=[rmia]"], ["attack=[rmia]"], "run")
     attacked_again(mine, RunFolder(run))
     check_not_overtaken(RunFolder(run), mine)
     config = OmegaConf.load(run / "config.yaml")
@@ -182,7 +181,7 @@ def test_what_a_killed_run_left_half_written_is_removed_and_in_no_seal(run: Path
     left = [run / "evidence" / ".update.lira.safetensors.ab12cd34", run / ".ledger.json.0a1b2c3d"]
     for file in left:
         file.write_bytes(b"half")
-    seal(run)
+    seal_folder(run)
     assert not any(file.name in name for file in left for name in read_json(run / "manifest.json")["files"])
-    prepare(run, stored_config(run))
+    prepare_run_folder(run, load_stored_config(run))
     assert not any(file.exists() for file in left) and (run / "evidence" / "update.lira.safetensors").exists()

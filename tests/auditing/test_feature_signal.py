@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 from torch.distributions import Normal
 
-from attacks.membership.signals import averaged_copies
+from attacks.membership.signals import average_noisy_copies
 from attacks.roc import roc
 from attacks.types import Surface
-from privdd.auditing.readers import read_signals
-from privdd.auditing.signals import Lens
-from privdd.auditing.views import feature_noise
-from privdd.core.keys import Keys
+from privdd.auditing.adversary_view import AdversaryView
+from privdd.auditing.signal_extraction import extract_signals
+from privdd.auditing.views import feature_noise_constants
+from privdd.core.rng import Keys
 from privdd.core.types import Problem, Records
 from privdd.federated.simulation import Plan, Snapshot
 from privdd.privacy.mechanisms import FeatureNoise
@@ -55,11 +55,11 @@ def records(count: int, seed: int) -> Records:
     return Records(torch.rand(count, *SHAPE, generator=g), y, torch.arange(count))
 
 
-def lens(mechanism: FeatureNoise, candidates: Records) -> Lens:
+def lens(mechanism: FeatureNoise, candidates: Records) -> AdversaryView:
     """With the noise that the audit itself reads off the mechanism."""
     method: Any = Halved()
     plan = Plan(Keys(0), PROBLEM, method, {"features": mechanism})
-    return Lens(
+    return AdversaryView(
         method=method,
         problem=PROBLEM,
         snapshot=Snapshot(0, {}, {}),
@@ -67,7 +67,7 @@ def lens(mechanism: FeatureNoise, candidates: Records) -> Lens:
         public=records(50, 77),
         memory={},
         waived=frozenset(),
-        noise=feature_noise(plan),
+        noise=feature_noise_constants(plan),
     )
 
 
@@ -77,7 +77,7 @@ def released(mechanism: FeatureNoise, of: Records, seed: int = 1) -> dict[str, d
 
 
 def scores(mechanism: FeatureNoise, candidates: Records, of: Records, seed: int = 1) -> Tensor:
-    return read_signals(lens(mechanism, candidates), released(mechanism, of, seed))["features|matched_filter"]
+    return extract_signals(lens(mechanism, candidates), released(mechanism, of, seed))["features|matched_filter"]
 
 
 def log_ratio(row: Tensor, clean: Tensor, std: float) -> float:
@@ -105,7 +105,7 @@ def test_the_ratio_of_a_member_has_the_mean_and_spread_that_its_noise_gives(opti
     """Its own row alone, drawn 800 times: mean m / 2 and variance m, m = sum over copies of |clean|^2 / std^2."""
     mechanism, one = FeatureNoise(**options), records(1, 3)
     drawn = torch.cat([scores(mechanism, one, one, seed) for seed in range(800)]).double()
-    strength = sum(float(feature(one.x).square().sum()) / std**2 for std in mechanism.stds(None))
+    strength = sum(float(feature(one.x).square().sum()) / std**2 for std in mechanism.copy_stds(None))
     assert abs(float(drawn.mean()) - strength / 2) < 5 * math.sqrt(strength / 800)
     assert float(drawn.var()) == pytest.approx(strength, rel=0.25)  # five standard errors of a variance
 
@@ -149,17 +149,17 @@ def test_a_class_of_which_nothing_was_released_scores_lowest() -> None:
     found = scores(FeatureNoise(noise_std=0.3), candidates, kept)
     assert torch.equal(found[candidates.y == 1], found[candidates.y != 1].min().expand(4))
     empty = {"features": {"x": torch.zeros(0, *SHAPE)}, "labels": {"y": torch.zeros(0, dtype=torch.long)}}
-    nothing = read_signals(lens(FeatureNoise(noise_std=0.3), candidates), empty)
+    nothing = extract_signals(lens(FeatureNoise(noise_std=0.3), candidates), empty)
     assert not nothing["features|matched_filter"].any()
 
 
 def test_averaged_copies_weigh_by_inverse_variance_and_leave_one_copy_alone() -> None:
     rows = torch.arange(12.0).reshape(6, 2)
-    same, std = averaged_copies(rows, (0.2,))
+    same, std = average_noisy_copies(rows, (0.2,))
     assert same is rows and std == 0.2
-    mean, std = averaged_copies(rows, (1.0, 0.5))
+    mean, std = average_noisy_copies(rows, (1.0, 0.5))
     assert torch.allclose(mean, (rows[:3] + 4 * rows[3:]) / 5) and std == pytest.approx(math.sqrt(1 / 5))
-    assert averaged_copies(rows[:0], (1.0, 0.5))[0].shape == (0, 2)
+    assert average_noisy_copies(rows[:0], (1.0, 0.5))[0].shape == (0, 2)
 
 
 def test_feature_noise_reads_the_public_constants_off_the_mechanism() -> None:
@@ -167,7 +167,7 @@ def test_feature_noise_reads_the_public_constants_off_the_mechanism() -> None:
 
     def read(**mechanisms: FeatureNoise) -> dict[str, Any]:
         method: Any = Halved()
-        return feature_noise(Plan(Keys(0), PROBLEM, method, mechanisms))
+        return feature_noise_constants(Plan(Keys(0), PROBLEM, method, mechanisms))
 
     copied = {"std": 0.15, "noise_stds": (0.15, 0.25), "copies": 2, "broadcast_batch": 64}
     assert read(features=FeatureNoise(noise_std=(0.15, 0.25), copies=2, broadcast_batch=64)) == copied

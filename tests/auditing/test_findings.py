@@ -20,14 +20,14 @@ from privdd.auditing import findings
 from privdd.auditing import pipeline as auditing
 from privdd.auditing.attack_tasks import AttackFailed
 from privdd.auditing.coverage import check_coverage
-from privdd.auditing.findings import both
-from privdd.cli.assemble import assemble, attacks_of, shipped_attacks
-from privdd.cli.config import composed
-from privdd.cli.read_settings import audit_settings
-from privdd.cli.runs import run_audit
-from privdd.core.errors import BadConfig
+from privdd.auditing.findings import epsilon_by_accountant
+from privdd.cli.build import build_attacks, build_experiment, build_shipped_attacks
+from privdd.cli.compose import compose_config
+from privdd.cli.run import run_audit
+from privdd.cli.settings import audit_settings
+from privdd.core.validation import BadConfig
 from privdd.privacy.ledger import Ledger
-from privdd.reporting.findings_file import load
+from privdd.reporting.findings_file import load_findings
 from privdd.runtime.files import read_json
 from privdd.runtime.run_folder import read_tensors
 from tests.federations import tiny, tiny_config, trained
@@ -49,7 +49,7 @@ def timeless(value: Any) -> Any:
 def test_schema_and_exit_status(audited, name):
     """The reader accepts it; status 0 or 2 as the verdict says; numbers are finite or the string "inf"."""
     run = audited(name)
-    found = load(run.path)
+    found = load_findings(run.path)
     raw = (run.path / "findings.json").read_text()
     assert run.status == (2 if found.verdict == "contradiction" else 0)
     assert "NaN" not in raw and "Infinity" not in raw
@@ -176,7 +176,7 @@ def test_partition_cells_compose_in_parallel():
     assert len(cells - {None}) == 10
     rdp = recomputed(ledger, lambda n: RdpAccountant(neighboring_relation=n))
     flat = {**ledger, "releases": [{**r, "partition": None} for r in ledger["releases"]]}
-    assert both(Ledger.from_json(ledger))["rdp"] == pytest.approx(rdp, rel=2e-2)
+    assert epsilon_by_accountant(Ledger.from_json(ledger))["rdp"] == pytest.approx(rdp, rel=2e-2)
     assert recomputed(flat, lambda n: RdpAccountant(neighboring_relation=n)) > 1.5 * rdp
 
 
@@ -273,13 +273,13 @@ def test_an_answer_to_a_chosen_model_does_not_count_as_a_look_at_what_was_sent(t
 
 def test_all_attacks_cover_every_method():
     """attack=all, the default, leaves no surface of any yaml open."""
-    from privdd.cli.config import expand
+    from privdd.cli.compose import expand_arguments
     from tests.federations import ALGOS
 
-    config = composed("audit", expand(["algo=fedavg", "preset=smoke"], "audit"))
-    attacks = attacks_of(config)
+    config = compose_config("audit", expand_arguments(["algo=fedavg", "preset=smoke"], "audit"))
+    attacks = build_attacks(config)
     for algo in ALGOS:
-        check_coverage(tiny(algo).plan.method, attacks, audit_settings(config), shipped_attacks)
+        check_coverage(tiny(algo).plan.method, attacks, audit_settings(config), build_shipped_attacks)
 
 
 def test_attacks_that_lack_worlds_do_not_cover():
@@ -287,9 +287,9 @@ def test_attacks_that_lack_worlds_do_not_cover():
     method = tiny("fedavg").plan.method
 
     def uncovered(*more: str) -> str:
-        config = composed("audit", ["algo=fedavg", "preset=smoke", "attack=[lira]", *more])
+        config = compose_config("audit", ["algo=fedavg", "preset=smoke", "attack=[lira]", *more])
         try:
-            check_coverage(method, attacks_of(config), audit_settings(config), shipped_attacks)
+            check_coverage(method, build_attacks(config), audit_settings(config), build_shipped_attacks)
         except BadConfig as error:
             return str(error)
         return ""
@@ -304,19 +304,19 @@ def test_attacks_that_lack_worlds_do_not_cover():
 def test_what_the_message_says_to_add_is_enough(algo):
     """Both ways out of missing coverage can be copied from the one line."""
     method = tiny(algo).plan.method
-    config = composed("audit", ["algo=fedavg", "preset=smoke", "attack=[analytic_inversion]"])
+    config = compose_config("audit", ["algo=fedavg", "preset=smoke", "attack=[analytic_inversion]"])
     settings = audit_settings(config)
     with pytest.raises(BadConfig) as error:
-        check_coverage(method, attacks_of(config), settings, shipped_attacks)
+        check_coverage(method, build_attacks(config), settings, build_shipped_attacks)
     (line,) = str(error.value).splitlines()
     asked = re.search(r"ask for (attack=\[[a-z_,]+\])", line)
     assert asked is not None
-    more = composed("audit", ["algo=fedavg", "preset=smoke", asked[1]])
-    check_coverage(method, attacks_of(more), audit_settings(more))
+    more = compose_config("audit", ["algo=fedavg", "preset=smoke", asked[1]])
+    check_coverage(method, build_attacks(more), audit_settings(more))
     waived = re.findall(r"audit\.waive\.(\w+)='(reason)'", line)
-    check_coverage(method, attacks_of(config), replace(settings, waive=dict(waived)))
+    check_coverage(method, build_attacks(config), replace(settings, waive=dict(waived)))
     with pytest.raises(BadConfig):
-        check_coverage(method, attacks_of(config), replace(settings, waive=dict(waived[1:])))
+        check_coverage(method, build_attacks(config), replace(settings, waive=dict(waived[1:])))
 
 
 @pytest.mark.parametrize("attack", ["lira", "fusion"])
@@ -341,9 +341,9 @@ def test_a_surface_that_its_only_attack_could_not_read_was_not_attacked() -> Non
     note = {"status": "nothing_to_read", "note": "nothing to read: its scores are the same", "worlds": 1}
     sent = {release.surface for release in progress.ledger.releases}
     mute = [Finding(Surface(one), "rank", Family.MEMBERSHIP, Adversary.SERVER, dict(note)) for one in sent]
-    experiment = assemble(tiny_config("fedavg", command="audit"))
-    rows = list(findings._surfaces(experiment, progress, mute, {}))
+    experiment = build_experiment(tiny_config("fedavg", command="audit"))
+    rows = list(findings._surface_rows(experiment, progress, mute, {}))
     assert len(rows) >= 2
     assert {row["audited"] for row in rows} == {f"not attacked: rank could not read it; {note['note']}"}
     with pytest.raises(RuntimeError, match="neither attacked nor waived"):
-        list(findings._surfaces(experiment, progress, [], {}))
+        list(findings._surface_rows(experiment, progress, [], {}))

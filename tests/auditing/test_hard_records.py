@@ -10,14 +10,14 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from attacks.membership.attack import leave_one_out
+from attacks.membership.attack import score_leave_one_out
 from attacks.membership.lira import lira
 from attacks.roc import roc
-from privdd.auditing.game import Game
-from privdd.auditing.pipeline import game_of
-from privdd.auditing.readers import read_signals
-from privdd.auditing.signals import Lens
-from privdd.cli.assemble import assemble
+from privdd.auditing.adversary_view import AdversaryView
+from privdd.auditing.pipeline import membership_game_of
+from privdd.auditing.replay import MembershipGame
+from privdd.auditing.signal_extraction import extract_signals
+from privdd.cli.build import build_experiment
 from privdd.federated.experiment import Experiment
 from privdd.federated.simulation import Snapshot
 from tests.federations import tiny_config
@@ -28,26 +28,26 @@ TAIL = [f"audit.tail.{kind}={count}" for kind, count in HARD.items()]
 
 
 def made(*more: str) -> Experiment:
-    return assemble(tiny_config("fedavg", *SIZE, "algo.local_epochs=15", "model=mlp", *more, command="audit"))
+    return build_experiment(tiny_config("fedavg", *SIZE, "algo.local_epochs=15", "model=mlp", *more, command="audit"))
 
 
 @cache
-def signals() -> tuple[Game, Tensor]:
+def signals() -> tuple[MembershipGame, Tensor]:
     """(the game, (K, n) the confidence of each replay's model in each audited record's label)."""
     experiment = made(*TAIL)
-    plan, game = experiment.plan, game_of(experiment)
+    plan, game = experiment.plan, membership_game_of(experiment)
     whole = experiment.shards[plan.victim]
     broadcast = plan.method.broadcast(plan.method.init(plan.problem, plan.keys))
-    lens = Lens(plan.method, plan.problem, Snapshot(0, broadcast, {}), game.candidates, experiment.test, {}, frozenset(), {})
+    lens = AdversaryView(plan.method, plan.problem, Snapshot(0, broadcast, {}), game.audited_records, experiment.test_records, {}, frozenset(), {})
     found = []
     for world in range(WORLDS):
-        ctx = replace(plan, keys=plan.keys.fold("world", world)).context(0, plan.victim)
-        upload, _ = plan.method.local(broadcast, {}, game.shard(whole, world), ctx)
-        found.append(read_signals(lens, {name: dict(artifact.value) for name, artifact in upload.items()})["update|confidence"])
+        ctx = replace(plan, keys=plan.keys.fold("world", world)).client_context(0, plan.victim)
+        upload, _ = plan.method.local(broadcast, {}, game.shard_of_replay(whole, world), ctx)
+        found.append(extract_signals(lens, {name: dict(artifact.value) for name, artifact in upload.items()})["update|confidence"])
     return game, torch.stack(found).double()
 
 
-def exposure(game: Game, values: Tensor) -> Tensor:
+def exposure(game: MembershipGame, values: Tensor) -> Tensor:
     """(n,) how far a record's own coin moves the signal, in standard deviations of what all else moves it by."""
     gaps = []
     for value, coin in zip(values.T, game.masks.T):
@@ -65,7 +65,7 @@ def test_they_are_more_exposed_than_ordinary_ones(kind: str) -> None:
     hard, usual = moved[game.kinds[kind]], moved[ordinary]
     assert len(hard) == HARD[kind] and len(usual) == RECORDS - sum(HARD.values())
     assert stats.mannwhitneyu(hard, usual, alternative="greater").pvalue < 0.005
-    scores = leave_one_out(lambda s, m, t: lira(s, m, t), values, game.masks)
+    scores = score_leave_one_out(lambda s, m, t: lira(s, m, t), values, game.masks)
 
     def auc(at: Tensor) -> float:
         return roc(scores[:, at].flatten(), game.masks[:, at].flatten()).auc
@@ -76,9 +76,9 @@ def test_they_are_more_exposed_than_ordinary_ones(kind: str) -> None:
 def test_without_a_tail_the_data_are_the_clients_own_and_with_one_only_the_tail_differs() -> None:
     plain, hard = made(), made(*TAIL)
     victim = plain.plan.victim
-    assert game_of(plain).kinds == {} and not plain.audit.tail.size
-    game, before, after = game_of(hard), plain.shards[victim].train, hard.shards[victim].train
-    assert torch.equal(before.ids, after.ids) and torch.equal(game.masks, game_of(plain).masks)
+    assert membership_game_of(plain).kinds == {} and not plain.audit_settings.tail.size
+    game, before, after = membership_game_of(hard), plain.shards[victim].train, hard.shards[victim].train
+    assert torch.equal(before.ids, after.ids) and torch.equal(game.masks, membership_game_of(plain).masks)
     changed = (before.y != after.y) | (before.x != after.x).flatten(1).any(1)
     assert set(changed.nonzero()[:, 0].tolist()) <= set(game.audited[torch.cat([*game.kinds.values()])].tolist())
     assert torch.equal(before.y[~changed], after.y[~changed]) and int(changed.sum()) == sum(HARD.values())

@@ -9,11 +9,11 @@ import torch
 from scipy.stats import mannwhitneyu
 from torch import Tensor, nn
 
-from privdd.auditing.game import draw_game
-from privdd.auditing.readers import read_signals
-from privdd.auditing.signals import Lens
-from privdd.core.keys import Keys
-from privdd.core.state import unpack
+from privdd.auditing.adversary_view import AdversaryView
+from privdd.auditing.replay import draw_membership_game
+from privdd.auditing.signal_extraction import extract_signals
+from privdd.core.rng import Keys
+from privdd.core.types import unpack
 from privdd.federated.simulation import Plan, Snapshot
 from tests.federations import equal, tiny
 
@@ -30,8 +30,8 @@ def known_start() -> tuple[Plan, Any]:
 def signal(mean: Tensor, count: Tensor, candidates: Any, opening: Any) -> dict[str, Tensor]:
     plan, _ = known_start()
     snapshot = Snapshot(0, {"prototypes": {"mean": mean, "count": count}}, {})
-    lens = Lens(plan.method, plan.problem, snapshot, candidates, candidates, {}, frozenset(), {}, opening)
-    return read_signals(lens, {"prototypes": {"mean": mean, "count": count}})
+    lens = AdversaryView(plan.method, plan.problem, snapshot, candidates, candidates, {}, frozenset(), {}, opening)
+    return extract_signals(lens, {"prototypes": {"mean": mean, "count": count}})
 
 
 def features(state: Any, x: Tensor) -> Tensor:
@@ -60,7 +60,7 @@ def test_members_of_a_class_mean_are_told_from_others_of_the_class(seed: int) ->
     """Class means of half the records, exact: each member's part stands out, and under other coins nobody's does."""
     made = tiny("fedproto")
     _, state = known_start()
-    records = draw_game(made.shards[made.plan.victim], 30, 1, Keys(seed)).candidates
+    records = draw_membership_game(made.shards[made.plan.victim], 30, 1, Keys(seed)).audited_records
     inside = torch.arange(len(records)) % 2 == seed
     classes, own = made.plan.problem.classes, features(state, records.x)
     count = torch.bincount(records.y[inside], minlength=classes).float()

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from attacks.types import Adversary, Attack, Evidence, Family, Finding, Surface, Truth, View
-from privdd.auditing.pipeline import audit
-from privdd.cli.assemble import assemble
+from privdd.auditing.pipeline import audit_experiment
+from privdd.cli.build import build_experiment
 from privdd.runtime.run_folder import RunFolder
 from tests.federations import tiny_config
 
@@ -40,7 +40,7 @@ def notes(algo: str, folder: Path, *more: str) -> dict[tuple[str, str], str]:
         "audit.guarantee.slow_runs=20", "audit.guarantee.images=1", *more, command="audit",
     )  # fmt: skip
     readers = {family.value: Reader(family) for family in (Family.MEMBERSHIP, Family.MODEL_INVERSION)}
-    found = audit(assemble(config), readers, RunFolder(folder)).findings
+    found = audit_experiment(build_experiment(config), readers, RunFolder(folder)).findings
     return {(str(f.surface), str(f.family)): f.measures["note"] for f in found if f.attack in readers}
 
 

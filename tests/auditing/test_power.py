@@ -8,7 +8,7 @@ import torch
 from attacks.membership.lira import Lira
 from attacks.types import Surface
 from benchmarks.power import claimed, finds, power
-from privdd.auditing import readers
+from privdd.auditing import signal_extraction
 
 SEEDS = range(3)
 CLAIMED = list(claimed())
@@ -31,8 +31,8 @@ def test_a_planted_leak_is_found_and_a_null_is_not(surface: Surface, name: str) 
 
 def test_a_reader_that_sees_one_number_for_all_records_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """As prototypes were once read: the sum of all numbers sent."""
-    blind = dict(readers.READERS) | {Surface.PROTOTYPES: readers._total}
-    monkeypatch.setattr(readers, "READERS", blind)
+    blind = dict(signal_extraction.SIGNAL_READERS) | {Surface.PROTOTYPES: signal_extraction._count_signal}
+    monkeypatch.setattr(signal_extraction, "SIGNAL_READERS", blind)
     found = power(Surface.PROTOTYPES, "lira", [100])
     assert found.found == 0 and found.broken and str(found) == "nothing to read"
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from attacks.inversion.update_attack import UpdateInversion
+from attacks.inversion.gradient_attack import UpdateInversion
 from attacks.types import Evidence, Surface, View
 from benchmarks import power_pictures
 from benchmarks.power_pictures import ATTACKS, claimed, power

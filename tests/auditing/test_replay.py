@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from privdd.auditing.game import draw_game
-from privdd.auditing.replay import Replay, chain_to, recalled
-from privdd.core.state import mark
+from privdd.auditing.replay import ClientReplay, draw_membership_game, restore_memories, round_chain
+from privdd.core.types import remote_memory_marker
 from privdd.methods.fedrd import FedRD
 from tests.federations import tiny, trained
 
@@ -26,8 +25,8 @@ def test_fedrd_recalls_what_its_local_work_keeps(algo: str) -> None:
     broadcast = plan.method.broadcast(plan.method.init(plan.problem, plan.keys.fold("public", "init")))
     memory: dict[str, torch.Tensor] = {}
     for t in range(2):
-        expected = plan.method.local(broadcast, memory, shard, plan.context(t, plan.victim))[1]
-        found = plan.method.recall(broadcast, memory, shard, plan.context(t, plan.victim))  # type: ignore[attr-defined]
+        expected = plan.method.local(broadcast, memory, shard, plan.client_context(t, plan.victim))[1]
+        found = plan.method.recall(broadcast, memory, shard, plan.client_context(t, plan.victim))  # type: ignore[attr-defined]
         assert same(found, expected) and not same(found, memory)
         memory = found
 
@@ -35,13 +34,13 @@ def test_fedrd_recalls_what_its_local_work_keeps(algo: str) -> None:
 def test_a_replay_that_recalls_sends_what_one_that_distils_every_round_sends(monkeypatch: pytest.MonkeyPatch) -> None:
     experiment = tiny("fedrd")
     snapshots, plan = trained("fedrd")[0].snapshots, experiment.plan
-    chain = chain_to(plan, snapshots, max(snapshots))
+    chain = round_chain(plan, snapshots, max(snapshots))
     shard = experiment.shards[plan.victim]
-    game = draw_game(shard, 20, 2, plan.keys.fold("audit", plan.victim), plan.relation)
+    game = draw_membership_game(shard, 20, 2, plan.keys.fold("audit", plan.victim), plan.relation)
     assert len(chain) > 1
-    (found,) = Replay(plan, chain, shard, game, [1]).run()
+    (found,) = ClientReplay(plan, chain, shard, game, [1]).run()
     monkeypatch.delattr(FedRD, "recall")
-    (expected,) = Replay(plan, chain, shard, game, [1]).run()
+    (expected,) = ClientReplay(plan, chain, shard, game, [1]).run()
     assert all(same(found[name], expected[name]) for name in expected) and found.keys() == expected.keys()
 
 
@@ -51,10 +50,10 @@ def test_a_memory_that_stayed_with_its_client_is_worked_out_again(algo: str) -> 
     whole, plan = trained(algo)[0], experiment.plan
     away = replace(
         whole,
-        memories=dict.fromkeys(whole.memories, mark()),
-        snapshots={t: replace(s, memory=mark() if s.memory else {}) for t, s in whole.snapshots.items()},
+        memories=dict.fromkeys(whole.memories, remote_memory_marker()),
+        snapshots={t: replace(s, memory=remote_memory_marker() if s.memory else {}) for t, s in whole.snapshots.items()},
     )
-    found = recalled(plan, away, experiment.shards[plan.victim])
+    found = restore_memories(plan, away, experiment.shards[plan.victim])
     assert same(found.memories[plan.victim], whole.memories[plan.victim])
     assert all(same(found.snapshots[t].memory, s.memory) for t, s in whole.snapshots.items())
-    assert recalled(plan, whole, experiment.shards[plan.victim]) is whole
+    assert restore_memories(plan, whole, experiment.shards[plan.victim]) is whole

@@ -1,4 +1,4 @@
-"""``verdict`` and ``stated_epsilons``: when a report says contradiction, and what it holds a surface to."""
+"""``decide_verdict`` and ``stated_epsilons``: when a report says contradiction, and what it holds a surface to."""
 
 from __future__ import annotations
 
@@ -13,18 +13,17 @@ import numpy as np
 import pytest
 import torch
 
-from attacks.membership.attack import audited_epsilon
+from attacks.membership.attack import one_run_bound
 from attacks.types import Adversary, Family, Finding, Knowledge, Surface, View, Worlds
-from privdd.auditing.attack_tasks import decisive
-from privdd.auditing.error_budget import error_budget
-from privdd.auditing.findings import for_records, reconstruction_rows, stated_epsilons, verdict
+from privdd.auditing.attack_tasks import error_budget, familywise_bound
+from privdd.auditing.findings import decide_verdict, reconstruction_rows, record_level_ledger, stated_epsilons
 from privdd.cli import external_scores
-from privdd.cli.config import composed
+from privdd.cli.compose import compose_config
 from privdd.privacy.accounting import epsilon as accounted
 from privdd.privacy.claims import Claim
 from privdd.privacy.ledger import Ledger
-from privdd.privacy.mechanism import Row
-from privdd.reporting.findings_file import load
+from privdd.privacy.mechanism import LedgerRow
+from privdd.reporting.findings_file import load_findings
 from privdd.reporting.schema import worst_verdict
 
 STATED, LITTLE, MUCH = 4.0, 1.0, 9.0
@@ -59,29 +58,29 @@ def test_verdict_of_kappa_familywise_bound_and_validity(
     findings = case(moved, above, validity)
     quiet = "consistent" if epsilon is PROVEN else "unprotected"
     expected = "contradiction" if moved or (above and validity == FINITE) else quiet
-    assert verdict(epsilon, STATED, findings) == expected
-    assert verdict(epsilon, STATED, findings[::-1]) == expected  # whichever finding comes first
+    assert decide_verdict(epsilon, STATED, findings) == expected
+    assert decide_verdict(epsilon, STATED, findings[::-1]) == expected  # whichever finding comes first
 
 
 @pytest.mark.parametrize(("single", "expected"), [(MUCH, "contradiction"), (LITTLE, "consistent")])
 def test_verdict_takes_the_single_bound_where_no_familywise_one_was_computed(single: float, expected: str) -> None:
-    assert verdict(PROVEN, STATED, [membership(None, single)]) == expected
+    assert decide_verdict(PROVEN, STATED, [membership(None, single)]) == expected
 
 
 def test_verdict_at_the_limits() -> None:
     """A bound that equals what is stated, and a kappa within rounding of what is allowed, contradict nothing."""
-    assert verdict(PROVEN, STATED, [membership(STATED, MUCH)]) == "consistent"
-    assert verdict(PROVEN, STATED, [sensitivity(2.0 * (1 + 5e-5), 2.0)]) == "consistent"
-    assert verdict(PROVEN, STATED, [sensitivity(2.0 * (1 + 2e-4), 2.0)]) == "contradiction"
-    assert verdict(PROVEN, None, [membership(MUCH, MUCH)]) == "consistent"  # nothing is promised, nothing is broken
-    assert verdict({"pld": 3.0, "rdp": math.inf}, STATED, []) == "consistent"  # one accountant's proof is enough
+    assert decide_verdict(PROVEN, STATED, [membership(STATED, MUCH)]) == "consistent"
+    assert decide_verdict(PROVEN, STATED, [sensitivity(2.0 * (1 + 5e-5), 2.0)]) == "consistent"
+    assert decide_verdict(PROVEN, STATED, [sensitivity(2.0 * (1 + 2e-4), 2.0)]) == "contradiction"
+    assert decide_verdict(PROVEN, None, [membership(MUCH, MUCH)]) == "consistent"  # nothing is promised, nothing is broken
+    assert decide_verdict({"pld": 3.0, "rdp": math.inf}, STATED, []) == "consistent"  # one accountant's proof is enough
 
 
 def test_verdict_prefers_the_limit_of_the_finding_itself() -> None:
     """Guarantee findings bring the epsilon of the one mechanism that they test."""
-    assert verdict(PROVEN, STATED, [membership(5.0, 5.0, epsilon_stated=6.0)]) == "consistent"
-    assert verdict(PROVEN, 10.0, [membership(7.0, 7.0, epsilon_stated=6.0)]) == "contradiction"
-    assert verdict(PROVEN, None, [membership(7.0, 7.0, epsilon_stated=6.0)]) == "contradiction"
+    assert decide_verdict(PROVEN, STATED, [membership(5.0, 5.0, epsilon_stated=6.0)]) == "consistent"
+    assert decide_verdict(PROVEN, 10.0, [membership(7.0, 7.0, epsilon_stated=6.0)]) == "contradiction"
+    assert decide_verdict(PROVEN, None, [membership(7.0, 7.0, epsilon_stated=6.0)]) == "contradiction"
 
 
 @pytest.mark.parametrize("order", [("contradiction", "unprotected", "untested", "consistent"), ("untested", "consistent")])
@@ -98,9 +97,9 @@ def test_epsilon_familywise_shares_five_percent_among_all_tests() -> None:
     view = View(Surface.UPDATE, Adversary.SERVER, (), knowledge, Worlds({}, masks, torch.zeros(400), labels))
     bounds = {}
     for tests in (1, 20):
-        said = decisive(scores, view, 1e-4, error_budget(0.95, tests, 0), 2)
+        said = familywise_bound(scores, view, 1e-4, error_budget(0.95, tests, 0), 2)
         rng = np.random.default_rng(2)
-        expected = audited_epsilon(scores, masks, 1e-4, rng, confidence={1: 0.95, 20: 0.9975}[tests])
+        expected = one_run_bound(scores, masks, 1e-4, rng, confidence={1: 0.95, 20: 0.9975}[tests])
         assert said == {"epsilon_familywise": expected.value, "tests": tests}
         bounds[tests] = said["epsilon_familywise"]
     assert 0 < bounds[20] < bounds[1]
@@ -129,10 +128,10 @@ def test_external_scores_are_judged_by_the_same_rule(
 
     monkeypatch.setattr(external_scores, "audit_scores", scored)
     monkeypatch.setattr(external_scores, "write_report", lambda path: path / "report.html")
-    config = composed("audit", ["scores=none.npz", f"privacy.epsilon={'null' if stated is None else stated}"])
-    status = external_scores.audit_brought(config, tmp_path, [])
+    config = compose_config("audit", ["scores=none.npz", f"privacy.epsilon={'null' if stated is None else stated}"])
+    status = external_scores.audit_external_scores(config, tmp_path, [])
     broken = above and validity == FINITE and stated is not None
-    assert load(tmp_path).verdict == ("contradiction" if broken else "unprotected")
+    assert load_findings(tmp_path).verdict == ("contradiction" if broken else "unprotected")
     assert status == (2 if broken else 0)
 
 
@@ -142,13 +141,13 @@ def test_what_no_test_looked_at_is_untested_and_no_more(epsilon: dict[str, float
     """A contradiction stays one, and where nothing is proven there is nothing to test."""
     findings = [sensitivity(1.5 if broken else 0.9)]
     quiet = "untested" if epsilon is PROVEN else "unprotected"
-    assert verdict(epsilon, STATED, findings, ["update, noise: why"]) == ("contradiction" if broken else quiet)
+    assert decide_verdict(epsilon, STATED, findings, ["update, noise: why"]) == ("contradiction" if broken else quiet)
 
 
 @pytest.mark.parametrize(("refuted", "expected"), [(True, "contradiction"), (False, "consistent")])
 def test_noise_that_is_not_what_is_stated_is_a_contradiction(refuted: bool, expected: str) -> None:
     noise = Finding(Surface.UPDATE, "t0_noise", Family.GUARANTEE, Adversary.ANALYST, {"diagnostics": {"refuted": refuted}})
-    assert verdict(PROVEN, STATED, [noise]) == expected
+    assert decide_verdict(PROVEN, STATED, [noise]) == expected
 
 
 # --- how often a record could be named ------------------------------------------------------------
@@ -167,8 +166,8 @@ def test_what_the_boldest_claim_allows_stands_beside_what_is_proven() -> None:
 # --- what a surface is held to -------------------------------------------------------------------
 
 
-def row(surface: Surface, event: dpa.DpEvent, **more: Any) -> Row:
-    return Row(0, 0, str(surface), str(surface), ("server",), {"x": (1,)}, "", event, **more)
+def row(surface: Surface, event: dpa.DpEvent, **more: Any) -> LedgerRow:
+    return LedgerRow(0, 0, str(surface), str(surface), ("server",), {"x": (1,)}, "", event, **more)
 
 
 def test_stated_epsilons_are_what_is_accounted_or_what_the_method_claims() -> None:
@@ -203,6 +202,6 @@ def test_a_promise_to_a_client_is_a_promise_to_each_of_its_records() -> None:
     ledger = Ledger("zero_out", "client", 1e-5)
     ledger.append([row(Surface.UPDATE, dpa.GaussianDpEvent(1.0), flags={"unit:client": True}, count=3)])
     twice = accounted(dpa.SelfComposedDpEvent(dpa.GaussianDpEvent(0.5), 3), 1e-5)
-    assert for_records(ledger).epsilon() == pytest.approx(twice, rel=1e-3) and twice > 2 * ledger.epsilon()
+    assert record_level_ledger(ledger).epsilon() == pytest.approx(twice, rel=1e-3) and twice > 2 * ledger.epsilon()
     for same in (Ledger("add_remove"), Ledger("replace", "client")):
-        assert for_records(same) is same
+        assert record_level_ledger(same) is same

@@ -10,12 +10,12 @@ import torch
 
 from attacks.types import Adversary, Capture, Knowledge, Surface, View
 from privdd.auditing import views as views_module
-from privdd.auditing.pipeline import game_of
-from privdd.auditing.readers import read_signals
-from privdd.auditing.shadows import audited_rounds
-from privdd.auditing.views import Scene, client_views, other_networks
-from privdd.cli.assemble import assemble
-from privdd.cli.config import composed
+from privdd.auditing.pipeline import membership_game_of
+from privdd.auditing.shadow_models import audited_rounds
+from privdd.auditing.signal_extraction import extract_signals
+from privdd.auditing.views import FinishedRun, client_views, describe_other_networks
+from privdd.cli.build import build_experiment
+from privdd.cli.compose import compose_config
 from privdd.federated.trainer import Trainer
 from privdd.runtime.run_folder import RunFolder
 
@@ -35,16 +35,16 @@ def test_rounds_are_joined_where_the_same_rows_went_through_the_same_map(
 ) -> None:
     surface = "synthetic_representations"
     if in_step:  # no method here sends the same rows twice: say that this one does
-        monkeypatch.setattr(views_module, "THROUGH_A_MAP", (Surface(surface),))
+        monkeypatch.setattr(views_module, "MAPPED_SURFACES", (Surface(surface),))
     overrides = [f"algo={algo}", *DISTILLED]
-    experiment = assemble(composed("audit", [*SMALL, *overrides]))
-    game, shards, victim = game_of(experiment), list(experiment.shards), experiment.plan.victim
-    shards[victim] = game.shard(shards[victim], 0)
+    experiment = build_experiment(compose_config("audit", [*SMALL, *overrides]))
+    game, shards, victim = membership_game_of(experiment), list(experiment.shards), experiment.plan.victim
+    shards[victim] = game.shard_of_replay(shards[victim], 0)
     folder = RunFolder(tmp_path)
-    progress = Trainer(experiment.plan, shards, experiment.test, experiment.engine, folder, experiment.ledger()).run()
-    scene = Scene(experiment, progress, game, shards[victim])
+    progress = Trainer(experiment.plan, shards, experiment.test_records, experiment.engine, folder, experiment.new_ledger()).run()
+    scene = FinishedRun(experiment, progress, game, shards[victim])
     (last,) = audited_rounds(progress.snapshots)
-    signals = read_signals(scene.lens(last), progress.snapshots[last].sent)
+    signals = extract_signals(scene.adversary_view(last), progress.snapshots[last].sent)
     stacked = {key: value.unsqueeze(0).expand(2, *value.shape) for key, value in signals.items()}
     views = {str(view.surface): view for view in client_views(scene, last, stacked)}
     captures = views[surface].captures
@@ -62,9 +62,9 @@ def test_networks_beside_the_classifier_are_named_and_buffers_are_none() -> None
     captures = [Capture(2, -1, name, value, {}) for name, value in zip(("model", "buffers", "network"), sent)]
     knowledge = Knowledge((1, 2, 2), 2, torch.zeros(1), torch.zeros(1), model)
     view = View(Surface.GLOBAL_MODEL, Adversary.PUBLIC, tuple(captures), knowledge)
-    assert other_networks(view).startswith("the server sends network beside the classifier: ")
-    assert other_networks(replace(view, captures=view.captures[:2])) == ""
-    assert other_networks(replace(view, surface=Surface.GLOBAL_IMAGES)) == ""
+    assert describe_other_networks(view).startswith("the server sends network beside the classifier: ")
+    assert describe_other_networks(replace(view, captures=view.captures[:2])) == ""
+    assert describe_other_networks(replace(view, surface=Surface.GLOBAL_IMAGES)) == ""
 
 
 def test_of_several_networks_that_a_server_sends_the_auditors_own_is_filled() -> None:
@@ -73,5 +73,5 @@ def test_of_several_networks_that_a_server_sends_the_auditors_own_is_filled() ->
     own = {"weight": torch.ones(2, 3), "bias": torch.ones(2)}
     other = {"weight": torch.zeros(2, 5), "bias": torch.zeros(2)}
     for sent in ({"model": own, "network": other}, {"network": {"weight": other["weight"]}, "model": own}):
-        model.load_state_dict(views_module._fitting(sent, model))
+        model.load_state_dict(views_module._matching_parameters(sent, model))
         assert torch.equal(model.weight, own["weight"]) and torch.equal(model.bias, own["bias"])

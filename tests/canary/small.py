@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from privdd.canary.__main__ import main
-from privdd.canary.sealed_files import Sealed, read_sealed
+from privdd.canary.sealed import SealedCanaries, read_sealed
 
 SHAPE, CLASSES = (1, 6, 6), 3
 
@@ -30,7 +30,7 @@ class Net(torch.nn.Module):
 NET = f"model={Path(__file__).with_name('small.py')}:Net"
 
 
-def issued(folder: Path, *more: str, sites: str = "a,b", count: int = 30) -> Sealed:
+def issued(folder: Path, *more: str, sites: str = "a,b", count: int = 30) -> SealedCanaries:
     given = [f"sealed={folder}", f"secrets={folder}", f"sites={sites}", f"count={count}", f"shape={','.join(map(str, SHAPE))}", f"classes={CLASSES}"]
     assert main(["issue", *given, *more]) == 0
     return read_sealed(folder)

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from privdd.canary.__main__ import main
-from privdd.canary.canary_arguments import USAGE, read
-from privdd.canary.sealed_files import read_sealed
+from privdd.canary.arguments import USAGE, parse_canary_arguments
+from privdd.canary.sealed import read_sealed
 from privdd.runtime.files import DamagedRun
 from tests.canary.small import NET, issued
 
@@ -57,9 +57,9 @@ def test_arguments_that_are_wrong_are_refused(argv: list[str], said: str, tmp_pa
 
 
 def test_arguments_are_read() -> None:
-    found = read("open", ["sealed=s", "clip=0.5", "args.width=8", "args.name=x", "client.a=7", "known.a=k.npz"])
+    found = parse_canary_arguments("open", ["sealed=s", "clip=0.5", "args.width=8", "args.name=x", "client.a=7", "known.a=k.npz"])
     assert found == {"sealed": "s", "clip": 0.5, "args": {"width": 8, "name": "x"}, "client": {"a": 7}, "known": {"a": "k.npz"}}
-    assert read("issue", ["sealed=s", "shape=(1, 28, 28)"])["shape"] == (1, 28, 28)
+    assert parse_canary_arguments("issue", ["sealed=s", "shape=(1, 28, 28)"])["shape"] == (1, 28, 28)
 
 
 def test_canaries_are_issued_once(tmp_path: Path, capsys: Any) -> None:

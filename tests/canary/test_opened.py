@@ -13,15 +13,17 @@ from scipy.stats import binom
 
 from attacks.epsilon import fdp_one_run, one_run
 from privdd.canary.__main__ import main
-from privdd.canary.commitment import coins_of, commitment, text_of
-from privdd.canary.opened import check_opened, result
-from privdd.canary.sealed_files import (
-    Canary,
-    Sealed,
+from privdd.canary.opened import check_opened_file, opened_result
+from privdd.canary.sealed import (
+    CanarySet,
+    SealedCanaries,
     check_commitment,
-    digest_of,
+    coins_to_text,
+    compute_commitment,
+    digest_arrays,
     read_sealed,
     read_secret,
+    site_coins,
     write_sealed,
 )
 from privdd.runtime.files import DamagedRun, read_json, write_json
@@ -30,10 +32,10 @@ from tests.canary.small import issued
 M = 200
 
 
-def sealed(folder: Path, salt: bytes, stated: float | None = None) -> Sealed:
+def sealed(folder: Path, salt: bytes, stated: float | None = None) -> SealedCanaries:
     x = np.arange(M, dtype=np.float32).reshape(M, 1)
     told = {"signal": "scores", "confidence": 0.95, "delta": 0.0, "stated": stated}
-    return write_sealed(folder, salt, Canary(x, np.zeros(M, np.int64), np.repeat(["a"], M)), told, secrets=folder)
+    return write_sealed(folder, salt, CanarySet(x, np.zeros(M, np.int64), np.repeat(["a"], M)), told, secrets=folder)
 
 
 def coins(folder: Path) -> dict[str, str]:
@@ -49,29 +51,29 @@ def test_the_bound_covers_randomised_response(epsilon: float, tmp_path: Path) ->
     chance, above, largest = np.random.default_rng(int(epsilon)), 0, 0.0
     for run in range(300):
         salt = chance.bytes(32)
-        inside = coins_of(salt, "a", M)
+        inside = site_coins(salt, "a", M)
         told = np.where(chance.random(M) < 1 / (1 + math.exp(-epsilon)), inside, ~inside)
         scores = np.where(told, 1.0, -1.0)
         if run == 0:
             made = sealed(tmp_path, salt)
             statement = made.statement
-        mark = commitment(salt, {"a": text_of(inside)}, statement)
-        found = result(Sealed(statement, mark, made.canaries), salt, {"a": text_of(inside)}, scores, {})
+        mark = compute_commitment(salt, {"a": coins_to_text(inside)}, statement)
+        found = opened_result(SealedCanaries(statement, mark, made.canaries), salt, {"a": coins_to_text(inside)}, scores, {})
         above, largest = above + (found["bound"] > epsilon), max(largest, found["bound"])
     assert binom.sf(above - 1, 300, 0.05) > 1e-4
     assert epsilon == 0 or largest > epsilon / 3  # and it says something
 
 
 def test_coins_are_fair_independent_and_each_site_s_own() -> None:
-    drawn = np.stack([coins_of(bytes([at] * 32), "a", 1003) for at in range(200)])
+    drawn = np.stack([site_coins(bytes([at] * 32), "a", 1003) for at in range(200)])
     assert abs(drawn.mean() - 0.5) < 5 / math.sqrt(4 * drawn.size)
     products = np.corrcoef(drawn.T[:60])
     assert np.abs(products[~np.eye(60, dtype=bool)]).max() < 5.5 / math.sqrt(200)
-    assert not np.array_equal(coins_of(b"s" * 32, "a", 500), coins_of(b"s" * 32, "b", 500))
-    assert np.array_equal(coins_of(b"s" * 32, "a", 500)[:100], coins_of(b"s" * 32, "a", 100))
+    assert not np.array_equal(site_coins(b"s" * 32, "a", 500), site_coins(b"s" * 32, "b", 500))
+    assert np.array_equal(site_coins(b"s" * 32, "a", 500)[:100], site_coins(b"s" * 32, "a", 100))
     for at in range(32):  # or a part of the salt could be guessed
         other = bytes(ord("t") if here == at else ord("s") for here in range(32))
-        assert not np.array_equal(coins_of(b"s" * 32, "a", 100), coins_of(other, "a", 100))
+        assert not np.array_equal(site_coins(b"s" * 32, "a", 100), site_coins(other, "a", 100))
 
 
 def test_the_site_gets_exactly_the_heads(tmp_path: Path) -> None:
@@ -79,7 +81,7 @@ def test_the_site_gets_exactly_the_heads(tmp_path: Path) -> None:
     inside = check_commitment(found, *read_secret(tmp_path / "s" / "secret.json"))
     for site in ("a", "b"):
         held = np.load(tmp_path / "s" / f"site-{site}.npz")
-        ids = [i for i in found.canaries.of(site) if inside[i]]
+        ids = [i for i in found.canaries.site_ids(site) if inside[i]]
         assert held["id"].tolist() == ids and 5 < len(ids) < 25
         assert np.array_equal(held["x"], found.canaries.x[ids]) and np.array_equal(held["y"], found.canaries.y[ids])
     assert (tmp_path / "s" / "secret.json").stat().st_mode & 0o077 == 0
@@ -95,18 +97,18 @@ def test_coins_salt_or_statement_that_were_changed_do_not_fit(tmp_path: Path) ->
     found = sealed(tmp_path, b"k" * 32, stated=2.0)
     salt, own = read_secret(tmp_path / "secret.json")
     assert check_commitment(found, salt, own).sum() == own["a"].count("1")
-    changed: list[tuple[Sealed, bytes, dict[str, str]]] = [
+    changed: list[tuple[SealedCanaries, bytes, dict[str, str]]] = [
         (found, salt, {"a": flipped(own["a"])}),
         (found, b"l" * 32, own),
-        (Sealed({**found.statement, "stated": 9.0}, found.commitment, found.canaries), salt, own),
-        (Sealed({**found.statement, "signal": "loss"}, found.commitment, found.canaries), salt, own),
+        (SealedCanaries({**found.statement, "stated": 9.0}, found.commitment, found.canaries), salt, own),
+        (SealedCanaries({**found.statement, "signal": "loss"}, found.commitment, found.canaries), salt, own),
     ]
     for one in changed:
         with pytest.raises(DamagedRun, match="the commitment does not fit"):
             check_commitment(*one)
     chosen = {"a": "1" * M}  # an issuer who chooses coins and commits to them
     with pytest.raises(DamagedRun, match="they were chosen, not drawn"):
-        check_commitment(Sealed(found.statement, commitment(salt, chosen, found.statement), found.canaries), salt, chosen)
+        check_commitment(SealedCanaries(found.statement, compute_commitment(salt, chosen, found.statement), found.canaries), salt, chosen)
 
 
 def opened(folder: Path, stated: float | None = 1.0, right: float = 1.0) -> int:
@@ -167,7 +169,7 @@ def test_scores_of_another_file_or_of_none_are_seen(tmp_path: Path, capsys: Any)
 
 def test_half_of_the_coins_say_nothing(tmp_path: Path) -> None:
     assert opened(tmp_path / "s", right=0.5) == 0
-    found = check_opened(read_sealed(tmp_path / "s"), tmp_path / "s" / "opened.json")
+    found = check_opened_file(read_sealed(tmp_path / "s"), tmp_path / "s" / "opened.json")
     assert found["verdict"] == "consistent" and found["bound"] < 0.5
 
 
@@ -199,4 +201,4 @@ def test_canaries_that_were_exchanged_are_seen(tmp_path: Path) -> None:
     held["x"][3] += 1
     np.savez(tmp_path / "s" / "canaries.npz", **held)
     assert main(["verify", f"sealed={tmp_path / 's'}"]) == 2
-    assert digest_of(held["x"]) != digest_of(held["x"].astype(np.float64)) != digest_of(held["x"][:5])
+    assert digest_arrays(held["x"]) != digest_arrays(held["x"].astype(np.float64)) != digest_arrays(held["x"][:5])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from privdd.cli.config import as_written, expand
+from privdd.cli.compose import expand_arguments, overrides_as_typed
 
 CASES = {
     "nothing typed": ["algo=fedfed", "preset=smoke"],
@@ -19,13 +19,13 @@ CASES = {
 @pytest.mark.parametrize("kind", CASES)
 def test_what_was_typed_comes_back_and_means_the_same(kind: str) -> None:
     given = CASES[kind]
-    ran = expand(given, "audit")  # Hydra's list of a run without a sweep
-    shown = as_written(ran, given)
+    ran = expand_arguments(given, "audit")  # Hydra's list of a run without a sweep
+    shown = overrides_as_typed(ran, given)
     typed = [item.replace("glob(feddm)", "feddm") for item in given]
     assert sorted(shown) == sorted(typed)
-    assert sorted(expand(shown, "audit")) == sorted(ran)
+    assert sorted(expand_arguments(shown, "audit")) == sorted(ran)
 
 
 def test_of_a_sweep_the_value_of_this_run_is_shown() -> None:
     given = ["-m", "algo=feddm,fedavg", "attack=[lira],[rmia]"]
-    assert as_written(["algo=fedavg", "attack=[rmia]", "audit.require=some"], given) == ["algo=fedavg", "attack=[rmia]"]
+    assert overrides_as_typed(["algo=fedavg", "attack=[rmia]", "audit.require=some"], given) == ["algo=fedavg", "attack=[rmia]"]

@@ -10,19 +10,20 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from attacks.repeatable import FIXED, WORKSPACE, repeatable
+from attacks.gpu import CUBLAS_WORKSPACE, DETERMINISTIC_WORKSPACES, deterministic_kernels
 from privdd.auditing.attack_tasks import AttackFailed
-from privdd.auditing.pipeline import audit
-from privdd.cli.assemble import assemble, attacks_of
-from privdd.cli.failures import explain
-from privdd.cli.runs import say
-from privdd.core.errors import BadConfig
-from privdd.distillation import augmentation, public_features, random_features
+from privdd.auditing.pipeline import audit_experiment
+from privdd.cli.build import build_attacks, build_experiment
+from privdd.cli.errors import explain_error
+from privdd.cli.run import print_run_line
+from privdd.core.validation import BadConfig
+from privdd.distillation import augmentation, public_features
+from privdd.distillation import public_features as random_features
+from privdd.federated.evaluation import measure_accuracy
 from privdd.federated.experiment import Experiment
-from privdd.federated.measured import accuracy
 from privdd.federated.simulation import Progress
 from privdd.methods.fedavg import FedAvg
-from privdd.models import resnet
+from privdd.models import classifiers
 from privdd.runtime.run_folder import RunFolder
 from tests.fake_device import fake_gpu
 from tests.federations import PRETRAINED, equal, finished, tiny, tiny_config, trained
@@ -35,17 +36,17 @@ def test_a_method_that_places_nothing_on_the_gpu_is_refused(algo: str, monkeypat
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     config = tiny_config(algo, "device=cuda")
     if ON_GPU[algo]:
-        assert assemble(config).plan.problem.device == "cuda"
+        assert build_experiment(config).plan.problem.device == "cuda"
     else:
         with pytest.raises(BadConfig, match=r"^device=cuda: \w+ computes on the CPU alone; leave device=cpu$"):
-            assemble(config)
+            build_experiment(config)
 
 
 def test_without_a_gpu_the_line_says_so() -> None:
     if torch.cuda.is_available():
         pytest.skip("a GPU is present")
     with pytest.raises(BadConfig, match=r"^device=cuda: allowed are cpu, and cuda where a GPU is present$"):
-        assemble(tiny_config("fedavg", "device=cuda"))
+        build_experiment(tiny_config("fedavg", "device=cuda"))
 
 
 @pytest.mark.parametrize(("engine", "workers"), [("processes", 1), ("processes", 2), ("ray", 0), ("ray", 1)])
@@ -53,36 +54,36 @@ def test_processes_that_would_share_a_gpu_are_refused(engine: str, workers: int,
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     config = tiny_config("fedavg", "device=cuda", f"engine={engine}", f"engine.workers={workers}")
     with pytest.raises(BadConfig, match=rf"^device=cuda: engine={engine} would have several processes share one GPU; take engine=serial"):
-        assemble(config)
+        build_experiment(config)
 
 
 @pytest.mark.parametrize("size", [":0:0", "", ":4096:8"])
 def test_a_setting_of_the_machine_under_which_bits_change_is_refused(size: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setenv(WORKSPACE, size)
+    monkeypatch.setenv(CUBLAS_WORKSPACE, size)
     config = tiny_config("fedavg", "device=cuda")
-    if size in FIXED:
-        assert assemble(config).plan.problem.device == "cuda"
+    if size in DETERMINISTIC_WORKSPACES:
+        assert build_experiment(config).plan.problem.device == "cuda"
         return
-    line = rf"^device=cuda: with {WORKSPACE}={size} a GPU gives other bits each time; allowed are :4096:8 and :16:8, or unset it$"
+    line = rf"^device=cuda: with {CUBLAS_WORKSPACE}={size} a GPU gives other bits each time; allowed are :4096:8 and :16:8, or unset it$"
     with pytest.raises(BadConfig, match=line):
-        assemble(config)
-    assert assemble(tiny_config("fedavg")).plan.problem.device == "cpu"
+        build_experiment(config)
+    assert build_experiment(tiny_config("fedavg")).plan.problem.device == "cpu"
 
 
 def on_cuda(algo: str) -> tuple[Experiment, Progress, float]:
     """An experiment, its state after all rounds with every problem's device a GPU, and the accuracy measured there."""
     experiment = tiny(algo)
     plan = replace(experiment.plan, problem=replace(experiment.plan.problem, device="cuda"))
-    with repeatable("cuda"):
+    with deterministic_kernels("cuda"):
         progress = finished(replace(experiment, plan=plan))
-        return experiment, progress, accuracy(plan, progress, experiment.test, experiment.shards)
+        return experiment, progress, measure_accuracy(plan, progress, experiment.test_records, experiment.shards)
 
 
 def with_cpu_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch's own pooling and sampling, where a GPU takes other forms of them (tests/attacks/test_repeatable.py)."""
-    monkeypatch.setattr(augmentation, "sampled", lambda x, grid: F.grid_sample(x, grid.expand(len(x), -1, -1, -1), align_corners=False))
-    for module in (public_features, random_features, resnet):
+    """torch's own pooling and sampling, where a GPU takes other forms of them (tests/attacks/test_gpu_repeatable.py)."""
+    monkeypatch.setattr(augmentation, "sample_grid", lambda x, grid: F.grid_sample(x, grid.expand(len(x), -1, -1, -1), align_corners=False))
+    for module in (public_features, random_features, classifiers):
         monkeypatch.setattr(module, "average_pool", F.adaptive_avg_pool2d)
 
 
@@ -95,7 +96,7 @@ def test_rounds_on_the_fake_gpu_give_the_bits_of_the_cpu(algo: str, monkeypatch:
     assert gpu.traffic.sent.total() > 0
     here = trained(algo)[0]
     assert equal(there.server, here.server) and equal(there.memories, here.memories)
-    assert measured == accuracy(experiment.plan, here, experiment.test, experiment.shards)
+    assert measured == measure_accuracy(experiment.plan, here, experiment.test_records, experiment.shards)
 
 
 def test_protected_rounds_on_the_fake_gpu_give_the_bits_of_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,7 +115,7 @@ def test_a_whole_audit_with_stand_in_images_on_the_fake_gpu(tmp_path: Path) -> N
     config = tiny_config("virtual_data", "device=cuda", *attack, *few, command="audit")
     config.audit.waive = dict.fromkeys(["global_model"], "not what is tested")
     with fake_gpu() as gpu:
-        found = audit(assemble(config), attacks_of(config), RunFolder(tmp_path)).findings
+        found = audit_experiment(build_experiment(config), build_attacks(config), RunFolder(tmp_path)).findings
     assert gpu.traffic.sent.total() > 0
     inverted = [one for one in found if one.attack == "gradient_inversion"]
     assert any("psnr_to_virtual" in one.measures["diagnostics"] for one in inverted)
@@ -139,10 +140,10 @@ def test_rounds_on_a_gpu_give_the_results_of_the_cpu_up_to_rounding(algo: str) -
 
 def test_what_runs_on_the_gpu_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     experiment = tiny("fedavg")
-    say(experiment, Path("x"))
+    print_run_line(experiment, Path("x"))
     assert "cuda" not in capsys.readouterr().err
     on_gpu = SimpleNamespace(run=SimpleNamespace(device="cuda"), plan=experiment.plan, shards=experiment.shards, dataset=experiment.dataset)
-    say(on_gpu, Path("x"))
+    print_run_line(on_gpu, Path("x"))
     line = capsys.readouterr().err.splitlines()[-1]
     assert line.startswith(f"privdd: on cuda: {FedAvg.on_gpu}; the server's work") and line.endswith("stay on the CPU")
 
@@ -151,5 +152,5 @@ def test_a_layer_without_a_repeatable_kernel_is_told_in_one_line() -> None:
     """What torch says is of a flag that the user never set."""
     said = "grid_sampler_2d_backward_cuda does not have a deterministic implementation, but you set 'torch.use_deterministic_algorithms(True)'"
     for error in (RuntimeError(said), AttackFailed(f"attack lira on update (server) failed: RuntimeError: {said}")):
-        line = explain(error)
+        line = explain_error(error)
         assert line is not None and line.startswith("device=cuda: a layer has no GPU kernel") and "deterministic" not in line

@@ -13,10 +13,10 @@ from omegaconf import DictConfig
 from sklearn.metrics import roc_auc_score
 
 from privdd.cli import external_scores
-from privdd.cli.config import composed
-from privdd.cli.external_scores import audit_brought
+from privdd.cli.compose import compose_config
+from privdd.cli.external_scores import audit_external_scores
 from privdd.reporting.comparison import write_comparison
-from privdd.reporting.findings_file import load
+from privdd.reporting.findings_file import load_findings
 from privdd.runtime.files import read_json
 
 
@@ -34,13 +34,13 @@ def bare(gap: float, records: int = 400) -> dict[str, np.ndarray]:
 
 def config(folder: Path, content: dict[str, np.ndarray], *more: str) -> DictConfig:
     np.savez(folder / "mine.npz", **content)  # type: ignore[arg-type]
-    return composed("audit", [f"scores={folder / 'mine.npz'}", *more])
+    return compose_config("audit", [f"scores={folder / 'mine.npz'}", *more])
 
 
 def test_the_page_says_what_the_scores_say(tmp_path: Path) -> None:
     content = bare(2.0)
-    assert audit_brought(config(tmp_path, content), tmp_path / "run", ["privdd-audit"]) == 0
-    result = load(tmp_path / "run")
+    assert audit_external_scores(config(tmp_path, content), tmp_path / "run", ["privdd-audit"]) == 0
+    result = load_findings(tmp_path / "run")
     assert result.run.algo == "scores" and result.utility is None and result.verdict == "unprotected"
     assert result.findings[0].auc == pytest.approx(roc_auc_score(content["member"], content["scores"]))
     page = (tmp_path / "run" / "report.html").read_text()
@@ -52,14 +52,14 @@ def test_the_page_says_what_the_scores_say(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("gap", "stated", "status"), [(3.0, 0.5, 2), (3.0, 30.0, 0), (0.0, 0.5, 0)])
 def test_a_stated_epsilon_is_held_to(tmp_path: Path, gap: float, stated: float, status: int) -> None:
     asked = config(tmp_path, bare(gap), f"privacy.epsilon={stated}")
-    assert audit_brought(asked, tmp_path / "run", []) == status
-    assert (load(tmp_path / "run").verdict == "contradiction") == (status == 2)
+    assert audit_external_scores(asked, tmp_path / "run", []) == status
+    assert (load_findings(tmp_path / "run").verdict == "contradiction") == (status == 2)
 
 
 @pytest.mark.parametrize(("surface", "sender"), [("update", "client"), ("global_model", "server")])
 def test_what_is_stated_is_no_proof_and_what_was_asked_is_kept(surface: str, sender: str, tmp_path: Path) -> None:
-    audit_brought(config(tmp_path, bare(1.0), "privacy.epsilon=30", f"scores_surface={surface}", "seed=5"), tmp_path / "run", ["it"])
-    result = load(tmp_path / "run")
+    audit_external_scores(config(tmp_path, bare(1.0), "privacy.epsilon=30", f"scores_surface={surface}", "seed=5"), tmp_path / "run", ["it"])
+    result = load_findings(tmp_path / "run")
     (claim,), (sent,) = result.privacy.claims, result.surfaces
     assert (claim.epsilon, claim.sound, claim.source) == (30.0, False, "stated by whoever brought the scores")
     assert math.isinf(result.privacy.epsilon.best) and sent.sender == sender
@@ -76,14 +76,14 @@ def test_the_bound_that_decides_is_of_a_confidence_that_all_attacks_share(monkey
         return honest(*given, confidence=confidence, **more) * 4  # as of four attacks
 
     monkeypatch.setattr(external_scores, "audit_scores", noted)
-    external_scores._findings(config(tmp_path, bare(1.0)), 0.95, 1e-5)
+    external_scores._collect_findings(config(tmp_path, bare(1.0)), 0.95, 1e-5)
     assert asked == [0.95, pytest.approx(1 - 0.05 / 4)]
 
 
 def test_worlds_run_every_attack_and_compare_with_other_runs(tmp_path: Path) -> None:
     more = ("scores_surface=synthetic_images", "name=ours")
-    audit_brought(config(tmp_path, arrays(2.0), *more), tmp_path / "run", [])
-    result = load(tmp_path / "run")
+    audit_external_scores(config(tmp_path, arrays(2.0), *more), tmp_path / "run", [])
+    result = load_findings(tmp_path / "run")
     assert {row.surface for row in result.findings} == {"synthetic_images"} and len(result.findings) == 5
     page = write_comparison([tmp_path / "run"], tmp_path / "out")
     assert "ours" in page.read_text()
@@ -100,6 +100,6 @@ def test_worlds_run_every_attack_and_compare_with_other_runs(tmp_path: Path) -> 
 )
 def test_what_cannot_be_read_is_one_line(tmp_path: Path, more: list[str], said: str) -> None:
     with pytest.raises(ValueError, match=said) as caught:
-        audit_brought(config(tmp_path, bare(1.0), *more), tmp_path / "run", [])
+        audit_external_scores(config(tmp_path, bare(1.0), *more), tmp_path / "run", [])
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "run").exists()

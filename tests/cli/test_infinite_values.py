@@ -1,6 +1,6 @@
 """Infinity and NaN stand for nothing: each is refused in one line wherever a shipped config holds a number.
 
-Typed, it is the line of ``check_types``; given to the class itself in Python, that of the class.
+Typed, it is the line of ``check_config_types``; given to the class itself in Python, that of the class.
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from privdd.cli.config import choices, composed, config_dir
-from privdd.cli.read_settings import leaves, plain
-from privdd.cli.validation import check_types
-from privdd.core.checks import is_number
-from privdd.core.errors import BadConfig
+from privdd.cli.compose import compose_config, config_dir, group_choices
+from privdd.cli.settings import iterate_settings, to_plain_settings
+from privdd.cli.validation import check_config_types
+from privdd.core.validation import BadConfig, is_number
 from privdd.data.partition import Partition
 from privdd.runtime.engine import Engine
 
@@ -30,7 +29,7 @@ UNNAMED = {"partition": Partition, "engine": Engine}  # group -> the class of it
 
 
 def names(group: str) -> list[str]:
-    return choices(group, [config_dir()])
+    return group_choices(group, [config_dir()])
 
 
 ATTACKS = f"attack=[{','.join(names('attack'))}]"
@@ -85,7 +84,7 @@ def settings_of(node: dict[str, Any]) -> dict[str, Any]:
 
 @cache
 def resolved(choice: str) -> dict[str, Any]:
-    found: dict[str, Any] = plain(composed("audit", [choice]))
+    found: dict[str, Any] = to_plain_settings(compose_config("audit", [choice]))
     return found
 
 
@@ -93,13 +92,13 @@ def resolved(choice: str) -> dict[str, Any]:
 def test_a_typed_one_is_refused(choice: str) -> None:
     config, group = OmegaConf.create(resolved(choice)), choice.split("=")[0]
     odd = cycle(ODD)
-    for key, value in leaves(plain(config[group]), group):
+    for key, value in iterate_settings(to_plain_settings(config[group]), group):
         for at in places(value):
             OmegaConf.update(config, key, put(value, at, wrong := next(odd)))
             with pytest.raises(BadConfig, match=f"^{re.escape(key)}={wrong}: a finite number"):
-                check_types(config)
+                check_config_types(config)
             OmegaConf.update(config, key, value)
-    check_types(config)
+    check_config_types(config)
 
 
 @pytest.mark.parametrize("choice", [choice for choice in CHOICES if choice != "privacy=none"])  # which builds nothing

@@ -22,16 +22,16 @@ from hydra.utils import get_object
 from omegaconf import OmegaConf
 
 from privdd import report
-from privdd.auditing.coverage import NOT_READ
+from privdd.auditing.coverage import UNREAD_REASON
 from privdd.cli import main as command
-from privdd.cli.assemble import assemble
-from privdd.cli.config import composed
-from privdd.cli.read_settings import fingerprint
-from privdd.cli.runs import run_audit
-from privdd.cli.stored_config import stored_config
-from privdd.cli.validation import check_types
+from privdd.cli.build import build_experiment
+from privdd.cli.compose import compose_config
+from privdd.cli.run import run_audit
+from privdd.cli.settings import settings_fingerprint
+from privdd.cli.stored_config import load_stored_config
+from privdd.cli.validation import check_config_types
 from privdd.federated.settings import AuditSettings
-from privdd.runtime.renames import TARGET, renamed
+from privdd.runtime.renames import TARGET, use_current_names
 from privdd.runtime.run_folder import read_tensors
 
 OLD = Path(__file__).parent / "old_runs"
@@ -85,18 +85,18 @@ def test_a_run_of_today_has_the_fingerprint_of_the_same_run_before(algo: str) ->
     """Of every algo whose settings are what they were (those of FedFed, FedRD, FedLGD and FedDM in a public map were changed since; of FedDM the
     rate of its images)."""
     before = ["algo.matching.lr=1.0"] if algo == "feddm" else []
-    assert fingerprint(composed("audit", [f"algo={algo}", "preset=smoke", *before])) == NAMES["fingerprints"][algo]
+    assert settings_fingerprint(compose_config("audit", [f"algo={algo}", "preset=smoke", *before])) == NAMES["fingerprints"][algo]
 
 
 @pytest.mark.parametrize("name", NAMES["targets"])
 def test_every_class_that_a_config_named_is_found(name: str) -> None:
-    assert isinstance(get_object(renamed({TARGET: name})[TARGET]), type)
+    assert isinstance(get_object(use_current_names({TARGET: name})[TARGET]), type)
 
 
 def test_a_stored_config_keeps_its_fingerprint_and_has_todays_settings() -> None:
-    config = stored_config(OLD / "finished")
-    assert fingerprint(config) == json.loads((OLD / "finished" / "manifest.json").read_text())["config"]
-    today = composed("audit", [*ASKED, "name=feddm"])
+    config = load_stored_config(OLD / "finished")
+    assert settings_fingerprint(config) == json.loads((OLD / "finished" / "manifest.json").read_text())["config"]
+    today = compose_config("audit", [*ASKED, "name=feddm"])
     assert today.audit.canaries == AuditSettings.canaries  # came later: an old config has its default
     OmegaConf.set_struct(today, False)
     del today.audit.canaries, today.audit.rounds, today.audit.require, today.audit.federation_rounds  # later too: one round, every surface is read
@@ -115,10 +115,10 @@ STORED = {"fedfed": ("loss.rho", 0.1), "fedlgd": ("contrast", 1.0), "fedrd": ("m
 @pytest.mark.parametrize("name", STORED)
 def test_what_an_earlier_version_stored_of_a_corrected_method_is_built_with_its_own_settings(name: str) -> None:
     key, value = STORED[name]
-    config = stored_config(OLD / "configs" / name)
-    check_types(config)
+    config = load_stored_config(OLD / "configs" / name)
+    check_config_types(config)
     assert OmegaConf.select(config.algo, key) == value
-    made: Any = assemble(config).plan.method
+    made: Any = build_experiment(config).plan.method
     for part in key.split("."):
         made = getattr(made, part)
     assert made == value
@@ -133,7 +133,7 @@ def test_the_report_opens(old: Callable[[str], Path]) -> None:
 def test_it_is_attacked_again_with_the_shadow_models_that_it_kept(
     old: Callable[[str], Path], audit: Callable[..., int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("privdd.federated.trainer.step", None)  # a round would fail
+    monkeypatch.setattr("privdd.federated.trainer.run_round", None)  # a round would fail
     path = old("finished")
     before, kept = found(path), files(path / "worlds")
     assert audit(f"run={path}", "attack=[lira,loss_threshold]") == 0
@@ -167,12 +167,12 @@ def test_only_what_is_asked_for_attacks_it_again_and_the_rest_is_said(
     OmegaConf.save(config, path / "config.yaml")
     (path / "findings.json").unlink()
     assert audit(f"run={path}", "attack=[lira]") == 0
-    assert audited() == {"global_model": f"not attacked: {NOT_READ}", "synthetic_images": True, "labels": SAME}
+    assert audited() == {"global_model": f"not attacked: {UNREAD_REASON}", "synthetic_images": True, "labels": SAME}
     assert audit(f"run={path}", "attack=[copy_detection]", "audit.waive.labels=public") == 0
-    assert audited() == {"global_model": f"not attacked: {NOT_READ}", "synthetic_images": True, "labels": "waived: public"}
+    assert audited() == {"global_model": f"not attacked: {UNREAD_REASON}", "synthetic_images": True, "labels": "waived: public"}
     assert audit(f"run={path}", "attack=[lira,loss_threshold]") == 0
     assert audited() == {"global_model": True, "synthetic_images": True, "labels": "waived: public"}
-    assert stored_config(path).audit.waive.global_model is None and stored_config(path).audit.waive.labels == "public"
+    assert load_stored_config(path).audit.waive.global_model is None and load_stored_config(path).audit.waive.labels == "public"
 
 
 def test_a_new_run_of_which_every_surface_has_to_be_read_is_refused_where_nothing_reads_one(
@@ -188,7 +188,7 @@ def test_a_stopped_run_goes_on_to_the_result_of_an_undisturbed_one(
     """To the same bits, where this machine computes the first round to the bits that the other one stored."""
     path, whole = old("stopped"), tmp_path / "whole"
     assert audit(f"resume={path}") == 0 and audit(*ASKED, "audit.rounds=1", f"hydra.run.dir={whole}") == 0
-    today = stored_config(whole)
+    today = load_stored_config(whole)
     assert today.audit.pop("canaries") == AuditSettings.canaries  # came later
     assert today.audit.pop("federation_rounds") == 2  # came later: an old config has all rounds replayed
     assert today.audit.pop("require") == "some"  # came later: an old config has every surface read
@@ -198,7 +198,7 @@ def test_a_stopped_run_goes_on_to_the_result_of_an_undisturbed_one(
     del today.audit.transcripts, today.audit.processed_worlds, today.audit.processed_federations  # came later: without noised sums all replays are run
     del today.trust, today.resources, today.data.standardise  # came later
     today.capture.clients = "all"  # as an old config says
-    assert stored_config(path) == today
+    assert load_stored_config(path) == today
     sent = [sorted(p.relative_to(run) for p in (run / "artifacts").rglob("*.safetensors")) for run in (path, whole)]
     assert sent[0] == sent[1] and len(sent[0]) == 6
     first = [files(run / "artifacts" / "round_000") for run in (path, whole)]

@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from privdd.cli.config import expand
+from privdd.cli.compose import expand_arguments
 from privdd.cli.overrides import check_overrides
-from privdd.core.errors import BadConfig
+from privdd.core.validation import BadConfig
 
 MISTYPED = {
     "algo=fedfd": "algo=fedfd: unknown algo; did you mean fedfed?",
@@ -32,13 +32,13 @@ MISTYPED = {
 def test_the_right_way_is_named(typed: str) -> None:
     following = ["smoke"] if typed == "--preset" else []
     with pytest.raises(BadConfig) as caught:
-        check_overrides("audit", expand([typed, *following], "audit"))
+        check_overrides("audit", expand_arguments([typed, *following], "audit"))
     assert str(caught.value).startswith(MISTYPED[typed])
 
 
 @pytest.mark.parametrize("typed", ["algo=fedavg,feddm", "algo=glob(fed*)", "attack=[lira],[rmia]", "data=digits", "privacy=dpsgd"])
 def test_right_choices_pass(typed: str) -> None:
-    check_overrides("audit", expand([typed], "audit"))
+    check_overrides("audit", expand_arguments([typed], "audit"))
 
 
 QUICK = {

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from privdd.cli.assemble import assemble, attacks_of
-from privdd.cli.failures import explain, reported
-from privdd.cli.main import checked, config_of
+from privdd.cli.build import build_attacks, build_experiment
+from privdd.cli.errors import explain_error, run_reporting_errors
+from privdd.cli.main import check_command, config_of
 
 SMALL = ["preset=smoke", "data.limit=90", "partition=iid", "partition.clients=2"]
 SAID = {  # what was typed -> the whole line, from its start
@@ -55,9 +55,9 @@ def test_one_line_names_the_key(typed: Sequence[str], said: str) -> None:
     chosen = sorted({item.split(".")[1] for item in typed if item.startswith("attack.")}) or ["lira"]
     with pytest.raises(Exception, match=f"^{re.escape(said)}") as caught:
         config = config_of("audit", *SMALL, f"attack=[{','.join(chosen)}]", *typed)
-        attacks_of(config)
-        assemble(config)
-    line = explain(caught.value)
+        build_attacks(config)
+        build_experiment(config)
+    line = explain_error(caught.value)
     assert line and "\n" not in line and len(line) < 500
 
 
@@ -65,12 +65,12 @@ def test_one_line_names_the_key(typed: Sequence[str], said: str) -> None:
                                    ("algo=fedrd_dp",), ("algo=fedlgd_dp",), ("algo=feddm", "algo.start=noise", "privacy=clipped_gradient")], ids=" ".join)  # fmt: skip
 def test_every_accounted_mechanism_is_calibrated(typed: Sequence[str]) -> None:
     """To what the accountant then says of the plan: within 1.5 % of what was asked for, from below."""
-    from privdd.cli.assemble import planned_event
+    from privdd.cli.build import planned_event
     from privdd.privacy.accounting import epsilon
 
     small = [item for item in SMALL if not item.startswith("data")]  # delta times records stays below 1
-    plan = assemble(config_of("train", *small, *typed, "privacy.epsilon=30")).plan
-    assert 29.5 < epsilon(planned_event(plan), 1e-5, relation=checked("train", [*small, *typed]).privacy.relation) <= 30
+    plan = build_experiment(config_of("train", *small, *typed, "privacy.epsilon=30")).plan
+    assert 29.5 < epsilon(planned_event(plan), 1e-5, relation=check_command("train", [*small, *typed]).privacy.relation) <= 30
 
 
 ARRAYS = {
@@ -87,7 +87,7 @@ def test_arrays_that_are_no_data_set(kind: str, dtype: type, tmp_path: Path) -> 
     shape, labels, said = ARRAYS[kind]
     np.savez(tmp_path / "x.npz", x=np.zeros(shape, dtype), y=labels)
     with pytest.raises(ValueError, match=said) as caught:
-        assemble(config_of("train", "preset=smoke", "data=npz", f"data.root={tmp_path / 'x.npz'}"))
+        build_experiment(config_of("train", "preset=smoke", "data=npz", f"data.root={tmp_path / 'x.npz'}"))
     assert "data.root=" in str(caught.value)
 
 
@@ -102,14 +102,14 @@ OF_TORCH = {
 def test_what_torch_says_is_said_in_words_of_the_settings(said: str) -> None:
     with pytest.raises((ValueError, RuntimeError)) as caught:
         OF_TORCH[said]()
-    line = explain(caught.value)
+    line = explain_error(caught.value)
     assert line is not None and said in line and "\n" not in line
-    assert explain(RuntimeError("anything else")) is None
+    assert explain_error(RuntimeError("anything else")) is None
 
 
 def test_a_reader_that_goes_away_early_is_no_error() -> None:
     """As in ``... list | head -1``; without reading anything the pipe is closed before all is written."""
-    code = "import sys; from privdd.cli.failures import reported; sys.exit(reported('x', lambda: print('y' * 10**6) or 0))"
+    code = "import sys; from privdd.cli.errors import run_reporting_errors; sys.exit(run_reporting_errors('x', lambda: print('y' * 10**6) or 0))"
     done = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert done.stdout is not None and done.stderr is not None
     done.stdout.close()
@@ -121,5 +121,5 @@ def test_an_error_cannot_change_the_terminal(capsys: pytest.CaptureFixture[str])
     def fails() -> int:
         raise OSError(2, "No such file", "\x1b]0;owned\x07\nx")
 
-    assert reported("privdd", fails) == 1
+    assert run_reporting_errors("privdd", fails) == 1
     assert capsys.readouterr().err == "privdd: ?]0;owned??x: No such file\n"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from privdd.cli.assemble import assemble, planned_event
-from privdd.cli.config import composed
-from privdd.federated.simulation import start, step
+from privdd.cli.build import build_experiment, planned_event
+from privdd.cli.compose import compose_config
+from privdd.federated.simulation import run_round, start_training
 from privdd.privacy.accounting import epsilon
 from privdd.privacy.ledger import Ledger
 
@@ -28,10 +28,10 @@ RUNS = {
 
 def ledger_of(*overrides: str) -> tuple[Ledger, float]:
     """The ledger of a finished run, and the epsilon of what was planned."""
-    experiment = assemble(composed("train", [*TINY, *overrides]))
-    plan, progress = experiment.plan, start(experiment.plan, experiment.ledger())
+    experiment = build_experiment(compose_config("train", [*TINY, *overrides]))
+    plan, progress = experiment.plan, start_training(experiment.plan, experiment.new_ledger())
     while progress.round < plan.method.rounds:
-        progress, _, _ = step(plan, progress, experiment.shards, experiment.engine)
+        progress, _, _ = run_round(plan, progress, experiment.shards, experiment.engine)
     ledger = progress.ledger
     return ledger, epsilon(planned_event(plan), ledger.delta, relation=ledger.relation)
 
@@ -52,4 +52,4 @@ def test_the_busiest_client_decides_what_is_planned() -> None:
 
 def test_a_delta_above_one_over_a_clients_records_is_warned_about() -> None:
     with pytest.warns(UserWarning, match=r"privacy\.delta=0\.1 is above 1/[0-9]+, one over a client's records"):
-        assemble(composed("train", [*TINY, "algo=fedavg", "privacy=dpsgd", "privacy.delta=0.1"]))
+        build_experiment(compose_config("train", [*TINY, "algo=fedavg", "privacy=dpsgd", "privacy.delta=0.1"]))

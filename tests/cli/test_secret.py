@@ -13,12 +13,12 @@ from hydra.core.global_hydra import GlobalHydra
 
 from privdd.api import train
 from privdd.cli import main as command
-from privdd.cli.assemble import assemble
-from privdd.cli.config import composed
-from privdd.cli.runs import prepare, run_audit, run_training
-from privdd.cli.secret import VARIABLE
-from privdd.cli.stored_config import stored_config
-from privdd.core.errors import BadConfig
+from privdd.cli.build import build_experiment
+from privdd.cli.compose import compose_config
+from privdd.cli.run import prepare_run_folder, run_audit, run_training
+from privdd.cli.secret import SECRET_VARIABLE
+from privdd.cli.stored_config import load_stored_config
+from privdd.core.validation import BadConfig
 from privdd.federated import simulation, trainer
 
 SECRET, WRONG = "12e45678901234567890", "another-secret-of-someone"  # the first reads as a number, too
@@ -36,7 +36,7 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Hydra would bind the root logger to this test's captured stderr; no secret from outside, and none left behind."""
     for module in ("hydra.core.utils", "hydra._internal.hydra"):
         monkeypatch.setattr(f"{module}.configure_log", lambda *_, **__: None)
-    monkeypatch.setenv(VARIABLE, "")
+    monkeypatch.setenv(SECRET_VARIABLE, "")
     yield
 
 
@@ -46,7 +46,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
 
     def go(*arguments: str, name: str = "train", secret: str | None = None) -> int:
         monkeypatch.setattr(sys, "argv", [f"privdd-{name}", *arguments])
-        monkeypatch.setenv(VARIABLE, secret or "")
+        monkeypatch.setenv(SECRET_VARIABLE, secret or "")
         GlobalHydra.instance().clear()
         return command.main(name, run_audit if name == "audit" else run_training)
 
@@ -71,7 +71,7 @@ def test_it_is_in_no_byte_of_a_run_folder(given: str, run: Run, tmp_path: Path) 
     secret = SECRET if given == "environment" else None
     assert run(*TINY, *typed, f"hydra.run.dir={out}", secret=secret) == 0
     text = bytes_below(out)
-    assert SECRET.encode() not in text and stored_config(out).privacy.secret is None
+    assert SECRET.encode() not in text and load_stored_config(out).privacy.secret is None
     assert b"noise_source" in text and len(artifacts(out)) == 6  # the files are there and hold the settings
 
 
@@ -88,16 +88,16 @@ def test_it_is_in_no_byte_of_an_audit_or_a_sweep(run: Run, tmp_path: Path) -> No
 
 
 def test_it_is_not_stored_with_a_config_from_python(tmp_path: Path) -> None:
-    config = composed("train", [*TINY, f"privacy.secret='{SECRET}'"])
-    assert assemble(config).plan.keys.secret == SECRET.encode()
-    prepare(tmp_path, config)
+    config = compose_config("train", [*TINY, f"privacy.secret='{SECRET}'"])
+    assert build_experiment(config).plan.keys.secret == SECRET.encode()
+    prepare_run_folder(tmp_path, config)
     assert SECRET.encode() not in bytes_below(tmp_path) and config.privacy.secret == SECRET
 
 
 def test_a_function_of_the_api_does_not_write_it_down(tmp_path: Path) -> None:
     train(*TINY, f"privacy.secret='{SECRET}'", out=tmp_path / "out")
     text = bytes_below(tmp_path / "out")
-    assert SECRET.encode() not in text and b"privdd.train" in text and os.environ[VARIABLE] == ""
+    assert SECRET.encode() not in text and b"privdd.train" in text and os.environ[SECRET_VARIABLE] == ""
 
 
 def test_however_it_is_given_it_draws_the_same_noise(run: Run, tmp_path: Path) -> None:
@@ -115,10 +115,10 @@ def stopped(run: Run, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(plan: simulation.Plan, progress: simulation.Progress, *more: object) -> object:
         if progress.round == 1:
             raise KeyboardInterrupt
-        return simulation.step(plan, progress, *more)  # type: ignore[arg-type]
+        return simulation.run_round(plan, progress, *more)  # type: ignore[arg-type]
 
     with monkeypatch.context() as patch:
-        patch.setattr(trainer, "step", fails)
+        patch.setattr(trainer, "run_round", fails)
         patch.setattr(trainer, "CHECKPOINT_EVERY", 0.0)
         assert run(*TINY, f"hydra.run.dir={path}", secret=SECRET) == 130
     assert json.loads((path / "state" / "checkpoint.json").read_text())["round"] == 1
@@ -162,7 +162,7 @@ def test_a_secret_file_of_a_stranger_is_one_line(
 ])  # fmt: skip
 def test_a_secret_that_would_not_protect_is_refused(typed: list[str], said: str) -> None:
     with pytest.raises(BadConfig, match=said) as failure:
-        assemble(composed("train", [*TINY, *typed]))
+        build_experiment(compose_config("train", [*TINY, *typed]))
     assert SECRET not in str(failure.value) and "12345" not in str(failure.value)
 
 
@@ -191,4 +191,4 @@ def test_a_run_that_an_earlier_version_began_to_noise_is_not_gone_on_with(
     capsys.readouterr()
     assert run(f"resume={path}") == status
     assert ("drew its noise otherwise" in capsys.readouterr().err) is bool(status)
-    assert stored_config(path).privacy.paired_noise is (privacy == "client")  # as it was then
+    assert load_stored_config(path).privacy.paired_noise is (privacy == "client")  # as it was then

@@ -18,12 +18,12 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig
 
 from privdd.cli import main as command
-from privdd.cli.config import choices, composed, config_dir, expand
-from privdd.cli.main import checked
-from privdd.cli.runs import prepare, run_audit
-from privdd.cli.sweeps import Sweep, asked, count_points, pinned, point_name
-from privdd.core.errors import BadConfig
-from privdd.reporting.trained import read_training
+from privdd.cli.compose import compose_config, config_dir, expand_arguments, group_choices
+from privdd.cli.main import check_command
+from privdd.cli.run import prepare_run_folder, run_audit
+from privdd.cli.sweeps import Sweep, count_points, parse_sweep, pin_sweep_folder, point_name
+from privdd.core.validation import BadConfig
+from privdd.reporting.comparison import read_training_record
 from privdd.runtime.files import read_json, write_json
 
 ROOT = Path(__file__).parents[2]
@@ -34,10 +34,10 @@ TINY = (
 
 
 def test_more_values_of_a_swept_key_are_the_same_question() -> None:
-    base = asked("audit", ["algo=fedfed_dp", "privacy.noise_multiplier=0.5,1", "seed=0,1", "-m", "preset=smoke"])
-    more = asked("audit", ["seed=range(0,5)", "preset=smoke", "algo=fedfed_dp", "privacy.noise_multiplier=4,1,2"])
-    assert base.folder == more.folder
-    assert base.folder.startswith("audit-algo-fedfed_dp-noise_multiplier-seed-")
+    base = parse_sweep("audit", ["algo=fedfed_dp", "privacy.noise_multiplier=0.5,1", "seed=0,1", "-m", "preset=smoke"])
+    more = parse_sweep("audit", ["seed=range(0,5)", "preset=smoke", "algo=fedfed_dp", "privacy.noise_multiplier=4,1,2"])
+    assert base.folder_name == more.folder_name
+    assert base.folder_name.startswith("audit-algo-fedfed_dp-noise_multiplier-seed-")
 
 
 @pytest.mark.parametrize(
@@ -50,19 +50,19 @@ def test_more_values_of_a_swept_key_are_the_same_question() -> None:
     ],
 )
 def test_another_question_has_another_folder(command: str, argv: list[str]) -> None:
-    assert asked(command, argv).folder != asked("audit", ["algo=fedavg", "seed=0,1"]).folder
+    assert parse_sweep(command, argv).folder_name != parse_sweep("audit", ["algo=fedavg", "seed=0,1"]).folder_name
 
 
 def test_hydras_own_settings_do_not_change_the_folder() -> None:
-    plain = asked("audit", ["algo=fedavg,fedprox"])
-    assert asked("audit", ["algo=fedavg,fedprox", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]) == plain
+    plain = parse_sweep("audit", ["algo=fedavg,fedprox"])
+    assert parse_sweep("audit", ["algo=fedavg,fedprox", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]) == plain
 
 
 @pytest.mark.parametrize("text", ["data.path=../../etc,seed=0", "name='a b;$(x)'", "", "x=" + "é" * 300])
 def test_point_names_are_safe_and_can_be_typed_again(text: str) -> None:
     name = point_name(text)
     assert re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,99}", name)
-    assert composed("audit", [f"run=outputs/{name}"]).run == f"outputs/{name}"
+    assert compose_config("audit", [f"run=outputs/{name}"]).run == f"outputs/{name}"
 
 
 def test_point_names_keep_what_cutting_and_cleaning_would_merge() -> None:
@@ -72,7 +72,7 @@ def test_point_names_keep_what_cutting_and_cleaning_would_merge() -> None:
 
 
 def test_pinned_arguments_name_the_folder_once() -> None:
-    argv = pinned("audit", ["-m", "hydra.sweep.dir=old", "algo=a,b", "seed=1"], Path("new"))
+    argv = pin_sweep_folder("audit", ["-m", "hydra.sweep.dir=old", "algo=a,b", "seed=1"], Path("new"))
     assert [a for a in argv if a.startswith("hydra.sweep.dir")] == ["hydra.sweep.dir='new'"]
     assert "hydra.job.config.override_dirname.exclude_keys=['seed']" in argv
 
@@ -84,28 +84,28 @@ def _finished(path: Path, verdict: str) -> None:
 
 def test_statuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sweep = Sweep("train", tmp_path)  # its end writes no page
-    assert sweep.finish() == 1  # no point at all
-    assert sweep.point(tmp_path / "a", lambda: 0) == 0
-    assert sweep.finish() == 0
+    assert sweep.finish_sweep() == 1  # no point at all
+    assert sweep.run_point(tmp_path / "a", lambda: 0) == 0
+    assert sweep.finish_sweep() == 0
 
     def fails() -> int:
         raise ValueError("lr=-1: positive")
 
-    assert sweep.point(tmp_path / "b", fails) == 1
-    assert sweep.finish() == 1
+    assert sweep.run_point(tmp_path / "b", fails) == 1
+    assert sweep.finish_sweep() == 1
     assert "b failed: lr=-1: positive" in capsys.readouterr().err
-    assert sweep.point(tmp_path / "c", lambda: 2) == 2
-    assert sweep.finish() == 2
-    assert Sweep("train", tmp_path).points() == {}  # another start counts its own points only
+    assert sweep.run_point(tmp_path / "c", lambda: 2) == 2
+    assert sweep.finish_sweep() == 2
+    assert Sweep("train", tmp_path).point_statuses() == {}  # another start counts its own points only
 
 
 def test_a_finished_point_is_skipped_and_keeps_its_status(tmp_path: Path) -> None:
     sweep = Sweep("audit", tmp_path)
     _finished(tmp_path / "a", "contradiction")
     _finished(tmp_path / "b", "unprotected")
-    assert [sweep.point(tmp_path / name, lambda: 1 / 0) for name in "ab"] == [2, 0]  # type: ignore[arg-type,return-value]
+    assert [sweep.run_point(tmp_path / name, lambda: 1 / 0) for name in "ab"] == [2, 0]  # type: ignore[arg-type,return-value]
     (tmp_path / "b" / "report.html").unlink()  # so it is not finished
-    assert sweep.point(tmp_path / "b", lambda: 2) == 2
+    assert sweep.run_point(tmp_path / "b", lambda: 2) == 2
 
 
 def test_a_point_cut_off_counts_as_failed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -115,16 +115,16 @@ def test_a_point_cut_off_counts_as_failed(tmp_path: Path, capsys: pytest.Capture
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        sweep.point(tmp_path / "a", stopped)
-    assert sweep.points() == {tmp_path / "a": 1}
-    assert sweep.finish() == 1 and "a failed: cut off" in capsys.readouterr().err
+        sweep.run_point(tmp_path / "a", stopped)
+    assert sweep.point_statuses() == {tmp_path / "a": 1}
+    assert sweep.finish_sweep() == 1 and "a failed: cut off" in capsys.readouterr().err
 
 
 def test_a_launcher_that_lost_a_worker_fails_the_sweep(tmp_path: Path) -> None:
     """The points that it did not come to have left no mark."""
     sweep = Sweep("train", tmp_path)
-    sweep.point(tmp_path / "a", lambda: 0)
-    assert [command._swept(sweep, lambda code=code: sys.exit(code)) for code in (0, 1)] == [0, 1]  # type: ignore[misc]
+    sweep.run_point(tmp_path / "a", lambda: 0)
+    assert [command._run_sweep(sweep, lambda code=code: sys.exit(code)) for code in (0, 1)] == [0, 1]  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(
@@ -144,11 +144,11 @@ def test_points_are_counted_before_they_run(argv: list[str], count: int | None) 
 def test_every_point_says_how_far_the_whole_sweep_is(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Sweep("train", tmp_path).point(tmp_path / "of_another_start", lambda: 0)
+    Sweep("train", tmp_path).run_point(tmp_path / "of_another_start", lambda: 0)
     monkeypatch.setattr("privdd.cli.sweeps.time", SimpleNamespace(time=lambda: 1_000_000.0))  # no second passes, however slow the machine
     sweep = Sweep("train", tmp_path, total=3, began=1_000_000.0 - 75)
     for name, work in (("a", lambda: 0), ("b", lambda: 1 // 0), ("c", lambda: 0)):
-        sweep.point(tmp_path / name, work)
+        sweep.run_point(tmp_path / name, work)
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("sweep: ")]
     assert lines[1:] == [f"sweep: {t}, 1 min 15 s so far" for t in ("1 of 3 points", "2 of 3 points, 1 failed", "3 of 3 points, 1 failed")]
 
@@ -156,11 +156,11 @@ def test_every_point_says_how_far_the_whole_sweep_is(
 def test_trainings_end_in_a_table_over_seeds(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("privdd.verifying.training_numbers.verified_training", read_training)  # no ledger stands behind
+    monkeypatch.setattr("privdd.verification.recomputed.load_verified_training", read_training_record)  # no ledger stands behind
     sweep = Sweep("train", tmp_path)
     for name, epsilon, seed, accuracy in (("a", 2.5, 0, 0.5), ("b", 2.5, 1, 0.7), ("c", "inf", 0, 0.8)):
-        sweep.point(tmp_path / name, lambda n=name, e=epsilon, s=seed, a=accuracy: _trained(tmp_path / n, e, s, a))  # type: ignore[misc]
-    assert sweep.finish() == 0
+        sweep.run_point(tmp_path / name, lambda n=name, e=epsilon, s=seed, a=accuracy: _trained(tmp_path / n, e, s, a))  # type: ignore[misc]
+    assert sweep.finish_sweep() == 0
     told = capsys.readouterr().out
     assert "60 % (50 % to 70 %)" in told.replace("\u00a0", " ") and "training.csv" in told
     rows = list(csv.DictReader((tmp_path / "training.csv").read_text().splitlines()))
@@ -182,11 +182,11 @@ def _trained(path: Path, epsilon: float | str, seed: int, accuracy: float) -> in
 
 def test_a_finished_point_of_other_settings_is_no_result_of_these(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The folder was named by hand, so it does not depend on what is asked."""
-    monkeypatch.setattr("privdd.verifying.training_numbers.verified_training", read_training)
+    monkeypatch.setattr("privdd.verification.recomputed.load_verified_training", read_training_record)
 
     def run(config: DictConfig, path: Path, argv: object) -> int:
         done.append(config.algo.rounds)
-        return _trained(path, "inf", 0, 0.5) or int(prepare(path, config) is None)
+        return _trained(path, "inf", 0, 0.5) or int(prepare_run_folder(path, config) is None)
 
     done: list[int] = []
     for rounds, status in ((1, 0), (1, 0), (2, 1)):
@@ -256,18 +256,18 @@ def test_killed_half_way_and_repeated_gives_the_same_csv(tmp_path: Path, monkeyp
     ],
 )
 def test_a_glob_stands_for_the_choices_that_it_matches(typed: str, spelled: str) -> None:
-    found = expand([typed, "-m"], "train")[0]
+    found = expand_arguments([typed, "-m"], "train")[0]
     assert sorted(found.partition("=")[2].split(",")) == sorted(spelled.partition("=")[2].split(","))
     assert count_points(["-m", found]) == spelled.count(",") + 1
-    assert set(expand(["algo=glob(*)"], "train")[0][5:].split(",")) == set(choices("algo", [config_dir()]))  # none of _*.yaml
+    assert set(expand_arguments(["algo=glob(*)"], "train")[0][5:].split(",")) == set(group_choices("algo", [config_dir()]))  # none of _*.yaml
 
 
 @pytest.mark.parametrize("typed", ["seed=glob(*)", "algo=glob(zz*)", "algo=glob(", "algo=glob([)"])
 def test_a_glob_that_stands_for_nothing_is_one_line(typed: str) -> None:
     with pytest.raises(BadConfig) as caught:
-        checked("train", expand([typed], "train"))
+        check_command("train", expand_arguments([typed], "train"))
     assert "\n" not in str(caught.value)
 
 
 def test_a_sweep_over_a_glob_is_checked() -> None:
-    assert checked("train", expand(["algo=glob(fedp*)", "-m"], "train")).algo._target_.startswith("privdd.methods.fedpro")
+    assert check_command("train", expand_arguments(["algo=glob(fedp*)", "-m"], "train")).algo._target_.startswith("privdd.methods.fedpro")

@@ -13,14 +13,14 @@ import pytest
 from omegaconf import OmegaConf
 
 from privdd.api import audit, train
-from privdd.cli.assemble import assemble
-from privdd.cli.config import GROUPS, composed, config_dir
-from privdd.cli.main import checked
-from privdd.cli.runs import run_audit
-from privdd.cli.stored_config import stored_config
-from privdd.cli.type_check import TypeCheck, fits, needed, parameters
-from privdd.cli.validation import check_types
-from privdd.core.errors import BadConfig
+from privdd.cli.build import build_experiment
+from privdd.cli.compose import CONFIG_GROUPS, compose_config, config_dir
+from privdd.cli.main import check_command
+from privdd.cli.run import run_audit
+from privdd.cli.stored_config import load_stored_config
+from privdd.cli.type_check import TypeCheck, declared_parameters, describe_type, fits_type
+from privdd.cli.validation import check_config_types
+from privdd.core.validation import BadConfig
 
 BASE = ["preset=smoke", "model=convnet", "attack=[lira,gradient_inversion,model_inversion]", "privacy=dpsgd"]
 
@@ -68,7 +68,7 @@ WRONG = [
 @pytest.mark.parametrize(("typed", "said"), WRONG)
 def test_a_wrong_value_is_one_line_that_names_its_key(typed: str, said: str, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(said)}") as caught:
-        checked("audit", [*BASE, typed])
+        check_command("audit", [*BASE, typed])
     assert "\n" not in str(caught.value) and not caplog.records  # a logged line would be a second one
 
 
@@ -78,7 +78,7 @@ def test_a_wrong_value_is_one_line_that_names_its_key(typed: str, said: str, cap
      "attack.model_inversion.prior=null", "privacy.clip_norm=2", "capture.rounds=[0,2]", "audit.worlds=1e1"],
 )  # fmt: skip
 def test_a_right_value_is_taken(typed: str) -> None:
-    checked("audit", [*BASE, typed])
+    check_command("audit", [*BASE, typed])
 
 
 @pytest.mark.parametrize(("typed", "said"), [w for w in WRONG if w[0].startswith(("attack.lira.o", "algo.w", "privacy.c", "engine.t"))])
@@ -88,22 +88,22 @@ def test_nothing_is_read_or_built_before_the_refusal(typed: str, said: str, tmp_
     def never(*_: object, **__: object) -> None:
         raise AssertionError("work began")
 
-    monkeypatch.setattr("privdd.cli.assemble.load", never)
-    monkeypatch.setattr("privdd.cli.assemble.instantiate", never)
+    monkeypatch.setattr("privdd.cli.build.load_dataset", never)
+    monkeypatch.setattr("privdd.cli.build.instantiate", never)
     more = [*BASE, "data.limit=100"]
     with pytest.raises(ValueError, match=f"^{re.escape(said)}"):
         audit(*more, typed, out=tmp_path / "run")
     with pytest.raises(ValueError, match=f"^{re.escape(said)}"):
-        assemble(composed("audit", [*more, typed]))
+        build_experiment(compose_config("audit", [*more, typed]))
     if not typed.startswith("attack"):
         with pytest.raises(ValueError, match=f"^{re.escape(said)}"):
             train(*(m for m in more if not m.startswith("attack")), typed, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
     stored = tmp_path / "stored"
     stored.mkdir()
-    (stored / "config.yaml").write_text(OmegaConf.to_yaml(composed("audit", [*more, typed]), resolve=True))
+    (stored / "config.yaml").write_text(OmegaConf.to_yaml(compose_config("audit", [*more, typed]), resolve=True))
     with pytest.raises(ValueError, match=r"=(7|3|True): "):  # resolved: where it was typed is not known any more
-        run_audit(stored_config(stored), stored, [])
+        run_audit(load_stored_config(stored), stored, [])
     assert sorted(p.name for p in stored.iterdir()) == ["config.yaml"]
 
 
@@ -136,7 +136,7 @@ class Plain:
 
 def built(**values: Any) -> None:
     config = OmegaConf.create({"shared": {"size": 2.5}, "own": {"_target_": f"{__name__}.Own", **values}})
-    TypeCheck(config).built("own", OmegaConf.to_container(config.own, resolve=True))
+    TypeCheck(config).check_built_node("own", OmegaConf.to_container(config.own, resolve=True))
 
 
 INNER = {"_target_": f"{__name__}.Inner"}
@@ -164,8 +164,8 @@ def test_a_class_of_ones_own_is_checked_at_every_depth(values: dict[str, Any], s
 
 def test_what_a_class_of_ones_own_takes() -> None:
     built(inner={**INNER, "size": 4}, parts=[1, 2.5], more=None, colour="red", anything={"deep": [INNER]})
-    assert parameters(Plain) == ({"size": int, "bare": Any}, True)
-    assert parameters(Own)[0]["parts"] == tuple[float, ...] and set(parameters(Own)[0]) == {"inner", "parts", "more", "colour", "anything"}
+    assert declared_parameters(Plain) == ({"size": int, "bare": Any}, True)
+    assert declared_parameters(Own)[0]["parts"] == tuple[float, ...] and set(declared_parameters(Own)[0]) == {"inner", "parts", "more", "colour", "anything"}
 
 
 @pytest.mark.parametrize(
@@ -189,15 +189,15 @@ def test_what_a_class_of_ones_own_takes() -> None:
     ],
 )
 def test_plain_values_and_declared_types(value: Any, kind: Any, expected: bool, words: str | None) -> None:
-    assert fits(value, kind) is expected
-    assert words is None or needed(kind) == words
+    assert fits_type(value, kind) is expected
+    assert words is None or describe_type(kind) == words
 
 
 def test_every_shipped_file_is_accepted() -> None:
     """Annotations are right about every value of every yaml, in every preset."""
     within = {"algo/base": ["algo=fedfed"], "algo/inner": ["algo=virtual_data"], "algo/virtual": ["algo=virtual_data"]}  # groups of one algo's own
-    for group in sorted(set(GROUPS) - {"attack", "preset", "base"}):
+    for group in sorted(set(CONFIG_GROUPS) - {"attack", "preset", "base"}):
         for name in sorted(p.stem for p in (Path(config_dir()) / group).glob("[!_]*.yaml")):
-            check_types(composed("train", [*within.get(group, []), f"{group}={name}"]))
+            check_config_types(compose_config("train", [*within.get(group, []), f"{group}={name}"]))
     for preset in ("smoke", "default", "paper"):
-        checked("audit", [f"preset={preset}", *BASE[1:]])
+        check_command("audit", [f"preset={preset}", *BASE[1:]])

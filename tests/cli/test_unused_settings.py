@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from privdd.cli.config import choices, composed, config_dir
-from privdd.cli.main import checked
-from privdd.cli.unused_settings import check_used
-from privdd.core.errors import BadConfig
+from privdd.cli.compose import compose_config, config_dir, group_choices
+from privdd.cli.main import check_command
+from privdd.cli.unused_settings import check_settings_used
+from privdd.core.validation import BadConfig
 
 ROOT = Path(__file__).parents[2]
 REFUSED = [
@@ -58,33 +58,33 @@ TAKEN = [
 @pytest.mark.parametrize(("typed", "said"), REFUSED, ids=[" ".join(typed) for typed, _ in REFUSED])
 def test_what_nothing_reads_is_refused(typed: Sequence[str], said: str) -> None:
     with pytest.raises(BadConfig, match=said) as caught:
-        checked("audit", ["preset=smoke", *typed])
+        check_command("audit", ["preset=smoke", *typed])
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(("typed", "value"), [("model=mlp", "mlp"), ("model.width=4", "4")])
 def test_a_model_is_refused_where_the_algo_has_its_own(typed: str, value: str) -> None:
     """As a yaml file of one's own may have it."""
-    config = composed("audit", ["algo=fedavg", typed])
+    config = compose_config("audit", ["algo=fedavg", typed])
     own = {"_target_": "privdd.models.ModelSpec", "name": "lenet"}
     OmegaConf.update(config, "algo.model", own)
     with pytest.raises(BadConfig, match=rf"^model.*={value}: .*algo=fedavg has its own, set by algo.model"):
-        check_used(config, ["algo=fedavg", typed])
+        check_settings_used(config, ["algo=fedavg", typed])
 
 
 @pytest.mark.parametrize("typed", TAKEN, ids=" ".join)
 def test_what_is_read_is_taken(typed: Sequence[str]) -> None:
-    checked("audit", ["preset=smoke", *typed])
+    check_command("audit", ["preset=smoke", *typed])
 
 
-@pytest.mark.parametrize("privacy", choices("privacy", [config_dir()]))
+@pytest.mark.parametrize("privacy", group_choices("privacy", [config_dir()]))
 def test_a_key_is_refused_exactly_where_it_changes_no_mechanism(privacy: str) -> None:
     """The oracle: the mechanisms with another value there, once all is resolved."""
-    keys = [str(key) for key in composed("train", [f"privacy={privacy}"]).privacy]
+    keys = [str(key) for key in compose_config("train", [f"privacy={privacy}"]).privacy]
     for key in set(keys) - {"name", "mechanisms", "delta", "unit", "relation", "epsilon", "noise_source", "secret", "paired_noise"}:
-        before, after = (composed("train", [f"privacy={privacy}", f"privacy.{key}={value}"]) for value in (0.123, 0.456))
+        before, after = (compose_config("train", [f"privacy={privacy}", f"privacy.{key}={value}"]) for value in (0.123, 0.456))
         try:
-            check_used(after, [f"privacy.{key}=0.456"])
+            check_settings_used(after, [f"privacy.{key}=0.456"])
         except BadConfig:
             assert before.privacy.mechanisms == after.privacy.mechanisms, key
         else:

@@ -14,14 +14,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from privdd.cli import read_settings
-from privdd.cli.assemble import assemble, attacks_of
-from privdd.cli.config import composed
-from privdd.cli.failures import explain
-from privdd.cli.main import checked
-from privdd.cli.overrides import _known
-from privdd.cli.validation import check_types
-from privdd.core.errors import BadConfig
+from privdd.cli import settings as read_settings
+from privdd.cli.build import build_attacks, build_experiment
+from privdd.cli.compose import compose_config
+from privdd.cli.errors import explain_error
+from privdd.cli.main import check_command
+from privdd.cli.overrides import _check_known_key
+from privdd.cli.validation import check_config_types
+from privdd.core.validation import BadConfig
 from tests.federations import tiny
 
 BASE = ["preset=smoke", "attack=[lira]", "model=mlp", "partition.clients=3"]
@@ -30,18 +30,18 @@ RUNS = settings(max_examples=150, deadline=None, derandomize=True, suppress_heal
 
 @lru_cache
 def base() -> Any:
-    return composed("audit", BASE)
+    return compose_config("audit", BASE)
 
 
 @lru_cache
 def leaves() -> dict[str, Any]:
-    found = dict(read_settings.leaves(read_settings.plain(base())))
+    found = dict(read_settings.iterate_settings(read_settings.to_plain_settings(base())))
     hidden = ("preset", "attack", "algo.model.")  # chosen as groups, or shown twice
     return {k: v for k, v in found.items() if "_target_" not in k and not k.startswith(hidden)}
 
 
 def line_of(error: BaseException) -> str:
-    line = explain(error)
+    line = explain_error(error)
     assert line, f"a traceback: {error!r}"
     assert "\n" not in line and 0 < len(line) < 700
     return line
@@ -50,7 +50,7 @@ def line_of(error: BaseException) -> str:
 def outcome(arguments: Sequence[str]) -> str:
     """"" where the command line was accepted, else its one line."""
     try:
-        checked("audit", arguments)
+        check_command("audit", arguments)
     except Exception as error:
         return line_of(error)
     return ""
@@ -64,10 +64,10 @@ odd = st.text(max_size=25)
 @given(words, st.sampled_from(["", "algo.", "data.", "privacy.", "audit.", "audit.waive.", "engine.", "capture."]))
 def test_unknown_keys_are_refused_by_name(word: str, prefix: str) -> None:
     key = prefix + word
-    names = {part for leaf in dict(read_settings.leaves(read_settings.plain(base()))) for part in (leaf, leaf.split(".")[0], leaf.rsplit(".", 1)[0])}
+    names = {part for leaf in dict(read_settings.iterate_settings(read_settings.to_plain_settings(base()))) for part in (leaf, leaf.split(".")[0], leaf.rsplit(".", 1)[0])}
     if key not in names:
         with pytest.raises(BadConfig, match=re.escape(f"{key}: unknown key; ")) as caught:
-            _known(base(), key)
+            _check_known_key(base(), key)
         line_of(caught.value)
 
 
@@ -82,10 +82,10 @@ def test_wrong_values_are_refused_or_run(key: str, value: str) -> None:
     typed = OverridesParser.create().parse_override(f"key={value}").value()
     OmegaConf.update(config, key, typed, merge=False)
     try:
-        check_types(config)
-        experiment = assemble(config)
-        attacks_of(config)
-        experiment.ledger()
+        check_config_types(config)
+        experiment = build_experiment(config)
+        build_attacks(config)
+        experiment.new_ledger()
     except Exception as error:
         line = line_of(error)
         assert key.rsplit(".", 1)[-1] in line or str(typed) in line, line
@@ -134,7 +134,7 @@ def test_unknown_choices_of_a_group(group: str, name: str) -> None:
 )
 def test_the_line_says_what_is_allowed(argument: str, needs: str) -> None:
     with pytest.raises(BadConfig) as caught:
-        checked("audit", [*BASE, argument])
+        check_command("audit", [*BASE, argument])
     assert needs in line_of(caught.value)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from privdd.cli.config import GROUPS, composed
+from privdd.cli.compose import CONFIG_GROUPS, compose_config
 
 
 def rows_of(name: str, column: str, more: Sequence[str] = ()) -> dict[str, DictConfig]:
@@ -20,7 +20,7 @@ def rows_of(name: str, column: str, more: Sequence[str] = ()) -> dict[str, DictC
 
 def _parted(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
     """(choices of files, single values)."""
-    chosen = [item for item in overrides if item.partition("=")[0] in GROUPS]
+    chosen = [item for item in overrides if item.partition("=")[0] in CONFIG_GROUPS]
     return chosen, [item for item in overrides if item not in chosen]
 
 
@@ -35,9 +35,9 @@ def _row(name: str, fixed: tuple[str, ...], row: str, values: Sequence[str]) -> 
 
 @lru_cache(maxsize=64)
 def _composed(name: str, groups: tuple[str, ...]) -> DictConfig:
-    return composed("train", [f"experiment={name}", *groups])
+    return compose_config("train", [f"experiment={name}", *groups])
 
 
 @lru_cache(maxsize=1)
 def _columns(name: str) -> Any:
-    return OmegaConf.to_container(composed("train", [f"experiment={name}"]).paper.columns, resolve=True)
+    return OmegaConf.to_container(compose_config("train", [f"experiment={name}"]).paper.columns, resolve=True)

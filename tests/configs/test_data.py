@@ -11,8 +11,8 @@ import pytest
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
-from privdd.cli.config import PRESETS, choices, composed, config_dir, register_resolvers
-from privdd.data import Partition, load
+from privdd.cli.compose import PRESETS, compose_config, config_dir, group_choices, register_resolvers
+from privdd.data import Partition, load_dataset
 from privdd.models import ModelSpec, build
 
 
@@ -27,15 +27,15 @@ def resolved(group: str, preset: str) -> dict[str, dict[str, Any]]:
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_models(preset):
-    for name in choices("model", [config_dir()]):
-        spec = instantiate(composed("train", [f"model={name}", f"preset={preset}"]).model)
+    for name in group_choices("model", [config_dir()]):
+        spec = instantiate(compose_config("train", [f"model={name}", f"preset={preset}"]).model)
         assert isinstance(spec, ModelSpec), name
         assert build(spec, (1, 32, 32), 10).head.out_features == 10
 
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_data_and_partitions(preset):
-    arguments = set(inspect.signature(load).parameters) - {"keys"}
+    arguments = set(inspect.signature(load_dataset).parameters) - {"keys"}
     for name, data in resolved("data", preset).items():
         assert data["name"] == name and set(data) <= arguments
     for name, dealt in resolved("partition", preset).items():

@@ -8,26 +8,26 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from privdd.cli.config import choices, composed, config_dir
-from privdd.cli.main import checked
-from privdd.cli.paper_rows import differing, reason, row_terms
-from privdd.cli.read_settings import fingerprint
-from privdd.core.errors import BadConfig
+from privdd.cli.compose import compose_config, config_dir, group_choices
+from privdd.cli.main import check_command
+from privdd.cli.paper_rows import find_differing_terms, row_terms, stated_difference
+from privdd.cli.settings import settings_fingerprint
+from privdd.core.validation import BadConfig
 from tests.configs.experiment_terms import rows_of
 
-EXPERIMENTS = choices("experiment", [config_dir()])
+EXPERIMENTS = group_choices("experiment", [config_dir()])
 KEYS = {"source", "metric", "best", "stand_in", "offline", "terms", "differs", "columns"}
 
 
 @cache
 def paper_of(name: str) -> dict[str, Any]:
-    return OmegaConf.to_container(checked("train", [f"experiment={name}"]).paper, resolve=True)
+    return OmegaConf.to_container(check_command("train", [f"experiment={name}"]).paper, resolve=True)
 
 
 @cache
 def odd_rows(name: str, column: str) -> dict[str, set[str]]:
     terms = {row: row_terms(config) for row, config in rows_of(name, column, ["preset=paper"]).items()}
-    return differing(terms)
+    return find_differing_terms(terms)
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
@@ -46,42 +46,42 @@ def test_rows_of_a_column_are_on_equal_terms_or_say_which_differ(name: str) -> N
     for column in paper["columns"]:
         for term, rows in odd_rows(name, column).items():
             for row in rows:
-                assert reason(paper["differs"], term, row), f"{column}, {row}: {term} differs from the other rows without a word"
+                assert stated_difference(paper["differs"], term, row), f"{column}, {row}: {term} differs from the other rows without a word"
         used |= {(term, row) for term, rows in odd_rows(name, column).items() for row in rows}
     for term, said in paper["differs"].items():
         for start in said:
-            assert any(t == term and reason({term: {start: "x"}}, t, row) for t, row in used), f"{term} {start}: does not differ"
+            assert any(t == term and stated_difference({term: {start: "x"}}, t, row) for t, row in used), f"{term} {start}: does not differ"
 
 
 def test_unequal_rounds_and_networks_are_seen() -> None:
     """The faults that this is for: 50 rounds beside 1016, and another network."""
-    plain = row_terms(composed("train", ["experiment=feddm_table2", "algo=fedavg", "preset=paper"]))
-    longer = row_terms(composed("train", ["experiment=feddm_table2", "algo=fedprox", "preset=paper", "algo.rounds=50"]))
-    other = row_terms(composed("train", ["experiment=feddm_table2", "algo=feddm", "preset=paper", "model.width=64"]))
-    assert differing({"a": plain, "b": longer, "c": other}) == {"rounds": {"b"}, "model": {"c"}}
-    assert differing({"a": plain, "c": {**other, "model": plain["model"]}}) == {}  # FedDM trains no classifier locally
-    assert reason({"rounds": {"algo=fedfed": "why"}}, "rounds", "algo=fedfed algo/base=fedprox") == "why"
-    assert reason({"rounds": {"algo=fedfed": "why"}}, "rounds", "algo=fedfed_raw") == ""
+    plain = row_terms(compose_config("train", ["experiment=feddm_table2", "algo=fedavg", "preset=paper"]))
+    longer = row_terms(compose_config("train", ["experiment=feddm_table2", "algo=fedprox", "preset=paper", "algo.rounds=50"]))
+    other = row_terms(compose_config("train", ["experiment=feddm_table2", "algo=feddm", "preset=paper", "model.width=64"]))
+    assert find_differing_terms({"a": plain, "b": longer, "c": other}) == {"rounds": {"b"}, "model": {"c"}}
+    assert find_differing_terms({"a": plain, "c": {**other, "model": plain["model"]}}) == {}  # FedDM trains no classifier locally
+    assert stated_difference({"rounds": {"algo=fedfed": "why"}}, "rounds", "algo=fedfed algo/base=fedprox") == "why"
+    assert stated_difference({"rounds": {"algo=fedfed": "why"}}, "rounds", "algo=fedfed_raw") == ""
 
 
 def test_terms_reach_every_row() -> None:
     """A typed term moves the methods of a table together; a typed setting of one method still wins."""
     for algo in ("fedavg", "fedfed", "scaffold"):
-        config = checked("train", ["experiment=fedfed_table2", f"algo={algo}", "paper.terms.local_epochs=5", "preset=paper"])
+        config = check_command("train", ["experiment=fedfed_table2", f"algo={algo}", "paper.terms.local_epochs=5", "preset=paper"])
         assert (config.algo.get("base") or config.algo).local_epochs == 5
         assert (config.algo.get("base") or config.algo).rounds == 1000
-    assert checked("train", ["experiment=fedfed_table2", "algo=fedavg", "algo.rounds=7"]).algo.rounds == 7
-    assert checked("train", ["algo=fedavg", "preset=paper"]).algo.rounds == 50  # without an experiment
+    assert check_command("train", ["experiment=fedfed_table2", "algo=fedavg", "algo.rounds=7"]).algo.rounds == 7
+    assert check_command("train", ["algo=fedavg", "preset=paper"]).algo.rounds == 50  # without an experiment
 
 
 def test_typed_values_win_and_the_printed_numbers_do_not_decide_what_is_sent() -> None:
-    config = checked("train", ["experiment=fedrd_table1", "algo=fedavg", "partition.alpha=0.3"])
+    config = check_command("train", ["experiment=fedrd_table1", "algo=fedavg", "partition.alpha=0.3"])
     assert config.algo._target_.endswith("FedAvg") and config.partition.alpha == 0.3 and config.data.name == "fashion_mnist"
-    before = fingerprint(config)
+    before = settings_fingerprint(config)
     config.paper.source = "elsewhere"
-    assert fingerprint(config) == before
+    assert settings_fingerprint(config) == before
 
 
 def test_an_unknown_experiment_is_refused() -> None:
     with pytest.raises(BadConfig, match="nowhere"):
-        checked("train", ["experiment=nowhere"])
+        check_command("train", ["experiment=nowhere"])

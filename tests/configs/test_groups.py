@@ -9,11 +9,19 @@ import pytest
 from omegaconf import OmegaConf
 
 from attacks.types import SENT_BY_SERVER, Attack, Surface
-from privdd.cli.assemble import attacks_of, build
-from privdd.cli.config import GROUPS, PRESETS, all_attacks, choices, composed, config_dir, expand
-from privdd.cli.read_settings import plain
+from privdd.cli.build import build_attacks, instantiate_node
+from privdd.cli.compose import (
+    CONFIG_GROUPS,
+    PRESETS,
+    compose_config,
+    config_dir,
+    default_attacks,
+    expand_arguments,
+    group_choices,
+)
+from privdd.cli.settings import to_plain_settings
 from privdd.data.partition import Partition
-from privdd.federated.capture import Capture
+from privdd.federated.experiment import CaptureSettings
 from privdd.federated.method import Method
 from privdd.models import ModelSpec
 from privdd.privacy.mechanism import Mechanism
@@ -24,11 +32,11 @@ FOLDER = Path(config_dir())
 
 
 def names(group: str) -> list[str]:
-    return choices(group, [str(FOLDER)])
+    return group_choices(group, [str(FOLDER)])
 
 
 def test_the_groups_are_the_folders():
-    assert {p.name for p in FOLDER.iterdir() if p.is_dir()} <= set(GROUPS)
+    assert {p.name for p in FOLDER.iterdir() if p.is_dir()} <= set(CONFIG_GROUPS)
     assert names("preset") == sorted(PRESETS) and {p.stem for p in FOLDER.glob("*.yaml")} == {"audit", "base", "train"}
 
 
@@ -39,45 +47,45 @@ def test_every_algo_builds(preset):
     beside = {g: list(islice(cycle(names(g)), len(algos))) for g in ("data", "partition", "engine")}
     for at, algo in enumerate(algos):
         others = [f"{group}={chosen[at]}" for group, chosen in beside.items()]
-        config = composed("train", [f"algo={algo}", f"preset={preset}", *others])
+        config = compose_config("train", [f"algo={algo}", f"preset={preset}", *others])
         assert not OmegaConf.missing_keys(config)
-        method = build(config.algo)
+        method = instantiate_node(config.algo)
         assert isinstance(method, Method), algo
         assert set(method.uploads.values()) <= set(Surface) - SENT_BY_SERVER and method.rounds >= 1
         assert set(method.broadcasts.values()) - set(method.uploads.values()) <= SENT_BY_SERVER
-        mechanisms = {n: build(m) for n, m in (config.privacy.mechanisms or {}).items()}
+        mechanisms = {n: instantiate_node(m) for n, m in (config.privacy.mechanisms or {}).items()}
         assert set(mechanisms) <= {*method.uploads, *method.queries}, algo
-        assert Partition(**plain(config.partition)).name == beside["partition"][at]
-        assert Engine(**plain(config.engine)).kind == beside["engine"][at] and Capture(**plain(config.capture)) == Capture()
+        assert Partition(**to_plain_settings(config.partition)).name == beside["partition"][at]
+        assert Engine(**to_plain_settings(config.engine)).kind == beside["engine"][at] and CaptureSettings(**to_plain_settings(config.capture)) == CaptureSettings()
 
 
 @pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("name", names("model"))
 def test_every_model_builds(name, preset):
-    assert isinstance(build(composed("train", [f"model={name}", f"preset={preset}"]).model), ModelSpec)
+    assert isinstance(instantiate_node(compose_config("train", [f"model={name}", f"preset={preset}"]).model), ModelSpec)
 
 
 @pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("name", names("privacy"))
 def test_every_privacy_builds(name, preset):
-    config = composed("train", [f"privacy={name}", f"preset={preset}"])
+    config = compose_config("train", [f"privacy={name}", f"preset={preset}"])
     for mechanism in (config.privacy.mechanisms or {}).values():
-        assert isinstance(build(mechanism), Mechanism)
+        assert isinstance(instantiate_node(mechanism), Mechanism)
     assert config.privacy.name == name and 0 < config.privacy.delta < 1
 
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_every_attack_builds(preset):
     """Those that are on by default, and the others on request."""
-    attacks = attacks_of(composed("audit", expand([f"preset={preset}", f"attack=[{','.join(names('attack'))}]"], "audit")))
+    attacks = build_attacks(compose_config("audit", expand_arguments([f"preset={preset}", f"attack=[{','.join(names('attack'))}]"], "audit")))
     assert sorted(attacks) == names("attack")
-    default = attacks_of(composed("audit", expand([f"preset={preset}"], "audit")))
-    assert sorted(default) == sorted(all_attacks([config_dir()])) and set(default) < set(attacks)
+    default = build_attacks(compose_config("audit", expand_arguments([f"preset={preset}"], "audit")))
+    assert sorted(default) == sorted(default_attacks([config_dir()])) and set(default) < set(attacks)
     for attack in attacks.values():
         assert isinstance(attack, Attack) and attack.surfaces
 
 
 @pytest.mark.parametrize("name", names("experiment") or [pytest.param(None, marks=pytest.mark.skip(reason="no experiments yet"))])
 def test_every_experiment_composes(name):
-    config = composed("audit", [f"experiment={name}"])
-    assert isinstance(build(config.algo), Method)
+    config = compose_config("audit", [f"experiment={name}"])
+    assert isinstance(instantiate_node(config.algo), Method)

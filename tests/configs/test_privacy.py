@@ -8,9 +8,9 @@ import hydra
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from privdd.cli.assemble import assemble
-from privdd.core.errors import BadConfig
-from privdd.core.relations import UNITS
+from privdd.cli.build import build_experiment
+from privdd.core.setting_types import UNITS
+from privdd.core.validation import BadConfig
 from privdd.privacy.accounting import NEIGHBOURS
 from privdd.privacy.mechanism import Mechanism
 from tests.federations import tiny_config
@@ -56,5 +56,5 @@ def test_a_sum_over_records_is_refused_on_an_upload(kind: str) -> None:
     part = {"_target_": f"privdd.privacy.mechanisms.{kind}", "noise_multiplier": 1.0, "clip_norm": 1.0}
     config.privacy.mechanisms = {"update": part}
     with pytest.raises(BadConfig, match=rf"update: {kind} sums contributions.*queries are dpsgd") as refusal:
-        assemble(config)
+        build_experiment(config)
     assert "\n" not in str(refusal.value)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from skimage.color import hsv2rgb, rgb2hsv
 from skimage.filters import gaussian
 
-from privdd.data.corruptions import corrupt
+from privdd.data.corruptions import corrupt_images
 
 Picture = NDArray[np.float64]
 
@@ -40,6 +40,6 @@ PEERS: dict[str, Callable[[Picture, int], Picture]] = {"gaussian_blur": blurred,
 def test_the_picture_is_scikit_images(name: str) -> None:
     x = np.random.default_rng(0).random((2, 12, 10, 3))
     for severity in range(1, 6):
-        ours = corrupt(name, torch.from_numpy(x).permute(0, 3, 1, 2), severity, torch.Generator().manual_seed(0))
+        ours = corrupt_images(name, torch.from_numpy(x).permute(0, 3, 1, 2), severity, torch.Generator().manual_seed(0))
         expected = np.stack([np.clip(PEERS[name](picture, severity - 1), 0, 1) for picture in x])
         np.testing.assert_allclose(ours.permute(0, 2, 3, 1).numpy(), expected, atol=1e-4, err_msg=f"{severity}")

@@ -14,12 +14,11 @@ import pytest
 import torch
 from PIL import Image
 
-from privdd.core.keys import Keys
-from privdd.data import DataNotFound, load
-from privdd.data.mnist import SYSTEM, read_idx
-from privdd.data.torchvision_compat import torchvision
+from privdd.core.rng import Keys
+from privdd.data import DataNotFound, load_dataset
+from privdd.data.readers import SYSTEM_FOLDER, import_torchvision, read_idx
 
-FASHION = SYSTEM / "fashion-mnist"
+FASHION = SYSTEM_FOLDER / "fashion-mnist"
 fashion = pytest.mark.skipif(not FASHION.is_dir(), reason="Fashion-MNIST is not in the system's dataset folder")
 
 
@@ -43,7 +42,7 @@ def write_mnist(folder: Path, train: int = 30, test: int = 10, zipped: bool = Fa
 def test_digits_are_those_of_scikit_learn():
     from sklearn.datasets import load_digits
 
-    data, images = load("digits", keys=Keys(0)), load_digits().images
+    data, images = load_dataset("digits", keys=Keys(0)), load_digits().images
     whole = torch.cat([data.train.x, data.test.x])
     assert data.shape == (1, 8, 8) and len(data.train) == 1438 and len(data.test) == 359
     assert whole.min() >= 0 and whole.max() == 1
@@ -58,8 +57,8 @@ def test_idx_reader_agrees_with_torchvision(tmp_path):
     raw.mkdir(parents=True)
     for path in FASHION.glob("*.gz"):
         (raw / path.stem).write_bytes(gzip.decompress(path.read_bytes()))
-    theirs = torchvision("torchvision.datasets").FashionMNIST(str(tmp_path), train=False, download=False)
-    ours = load("fashion_mnist", limit=10, test_limit=10_000, keys=Keys(0))
+    theirs = import_torchvision("torchvision.datasets").FashionMNIST(str(tmp_path), train=False, download=False)
+    ours = load_dataset("fashion_mnist", limit=10, test_limit=10_000, keys=Keys(0))
     assert torch.equal((ours.test.x[:, 0] * 255).round().byte(), theirs.data)
     assert torch.equal(ours.test.y, theirs.targets)
 
@@ -68,7 +67,7 @@ def test_idx_reader_agrees_with_torchvision(tmp_path):
 @pytest.mark.parametrize("zipped", [False, True])
 def test_mnist_is_found_below_the_root(tmp_path, place, zipped):
     write_mnist(tmp_path / place, zipped=zipped)
-    data = load("mnist", root=tmp_path, keys=Keys(0))
+    data = load_dataset("mnist", root=tmp_path, keys=Keys(0))
     assert (len(data.train), len(data.test), data.shape) == (30, 10, (1, 28, 28))
 
 
@@ -87,11 +86,10 @@ def test_missing_data_says_where_it_looked(tmp_path, monkeypatch, name):
     def refused(*args: object, **kwargs: object) -> object:
         raise OSError("no network")
 
-    for module in ("mnist", "vision"):
-        monkeypatch.setattr(f"privdd.data.{module}.fetched", refused)
+    monkeypatch.setattr("privdd.data.readers.fetch_torchvision", refused)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(DataNotFound, match=f"data.name='{name}'.*no network.*data.root") as caught:
-        load(name, root=tmp_path / "here", keys=Keys(0))
+        load_dataset(name, root=tmp_path / "here", keys=Keys(0))
     assert str(tmp_path / "here") in str(caught.value) and "\n" not in str(caught.value)
 
 
@@ -112,9 +110,9 @@ def test_torchvision_layouts_become_channels_first(monkeypatch, name, stored, sh
     data[spot] = 255
     labels = [0, 1, 2, 3, 4, 5]
     monkeypatch.setattr(
-        "privdd.data.vision.fetched", lambda *a, **k: SimpleNamespace(data=data, labels=labels, targets=labels)
+        "privdd.data.readers.fetch_torchvision", lambda *a, **k: SimpleNamespace(data=data, labels=labels, targets=labels)
     )
-    found = load(name, keys=Keys(0))
+    found = load_dataset(name, keys=Keys(0))
     row, column = (5, 3) if name == "emnist" else (3, 5)  # EMNIST's files hold images mirrored at the diagonal
     assert found.shape == shape and found.train.y.tolist() == labels
     assert found.train.x.nonzero().tolist() == [[2, shape[0] // 2, row, column]] and found.train.x.max() == 1
@@ -122,7 +120,7 @@ def test_torchvision_layouts_become_channels_first(monkeypatch, name, stored, sh
 
 def test_limits_and_size_are_keyed(tmp_path):
     write_mnist(tmp_path)
-    one, again, other = (load("mnist", root=tmp_path, limit=12, test_limit=4, size=16, keys=Keys(s)) for s in (0, 0, 1))
+    one, again, other = (load_dataset("mnist", root=tmp_path, limit=12, test_limit=4, size=16, keys=Keys(s)) for s in (0, 0, 1))
     assert (len(one.train), len(one.test), one.shape) == (12, 4, (1, 16, 16))
     assert torch.equal(one.train.x, again.train.x) and not torch.equal(one.train.ids, other.train.ids)
 
@@ -132,7 +130,7 @@ def test_npz_layouts_agree(tmp_path, layout):
     x = np.random.default_rng(0).integers(0, 256, (20, 6, 7, 3), dtype=np.uint8)
     stored = {"nhw": x[..., 0], "nhwc": x, "nchw": x.transpose(0, 3, 1, 2)}[layout]
     np.savez(tmp_path / "own.npz", x=stored, y=np.arange(20) % 3)
-    data = load("npz", root=tmp_path / "own.npz", keys=Keys(0))
+    data = load_dataset("npz", root=tmp_path / "own.npz", keys=Keys(0))
     whole = torch.cat([data.train.x, data.test.x])
     expected = torch.from_numpy(x.transpose(0, 3, 1, 2) / 255).float()[:, : 1 if layout == "nhw" else 3]
     assert (len(data.train), len(data.test), data.classes) == (16, 4, 3)
@@ -157,7 +155,7 @@ def test_npz_layouts_agree(tmp_path, layout):
 def test_bad_npz_is_refused(tmp_path, arrays, message):
     np.savez(tmp_path / "own.npz", **arrays)
     with pytest.raises(ValueError, match=message):
-        load("npz", root=tmp_path / "own.npz", keys=Keys(0))
+        load_dataset("npz", root=tmp_path / "own.npz", keys=Keys(0))
 
 
 def test_folder_of_images(tmp_path):
@@ -166,8 +164,8 @@ def test_folder_of_images(tmp_path):
         for k in range(5):
             Image.new("RGB", (9 + k, 9), (50 * at, 100, 200)).save(tmp_path / name / f"{k}.png")
     with pytest.raises(ValueError, match="size to bring"):
-        load("folder", root=tmp_path, keys=Keys(0))
-    data = load("folder", root=tmp_path, size=8, keys=Keys(0))
+        load_dataset("folder", root=tmp_path, keys=Keys(0))
+    data = load_dataset("folder", root=tmp_path, size=8, keys=Keys(0))
     assert (len(data.train), len(data.test), data.classes, data.shape) == (8, 2, 2, (3, 8, 8))
     for x, y in zip(data.train.x, data.train.y):
         assert torch.allclose(x[0], torch.tensor(50 / 255 * float(y))) and torch.allclose(x[2], torch.tensor(200 / 255))
@@ -175,11 +173,11 @@ def test_folder_of_images(tmp_path):
 
 def test_folder_without_images_is_refused(tmp_path):
     with pytest.raises(DataNotFound, match="class subfolders"):
-        load("folder", root=tmp_path, keys=Keys(0))
+        load_dataset("folder", root=tmp_path, keys=Keys(0))
     (tmp_path / "cats").mkdir()
     (tmp_path / "cats" / "bad.png").write_bytes(b"no image")
     with pytest.raises(ValueError, match=r"cats/bad.png: not a picture that is read"):
-        load("folder", root=tmp_path, keys=Keys(0))
+        load_dataset("folder", root=tmp_path, keys=Keys(0))
 
 
 SHADE = np.random.default_rng(0).uniform(0, 1, (6, 9))
@@ -210,7 +208,7 @@ def write_folder(root: Path, picture: Image.Image, suffix: str = "png", **how: A
 )  # fmt: skip
 def test_pictures_of_every_mode_keep_their_brightness(tmp_path, picture, suffix, channels):
     write_folder(tmp_path / "all", picture, suffix)
-    data = load("folder", root=tmp_path / "all", keys=Keys(0))
+    data = load_dataset("folder", root=tmp_path / "all", keys=Keys(0))
     assert data.shape == (channels, 6, 9)
     assert np.abs(data.train.x[0].numpy() - SHADE).max() < (0.004 if channels == 1 or suffix != "tif" else 0.02)
 
@@ -231,7 +229,7 @@ def test_pictures_of_every_mode_keep_their_brightness(tmp_path, picture, suffix,
 def test_pictures_that_show_nothing_certain_are_refused_by_name(tmp_path, picture, suffix, how, said):
     write_folder(tmp_path / "all", picture, suffix, **how)
     with pytest.raises(ValueError, match=said) as caught:
-        load("folder", root=tmp_path / "all", keys=Keys(0))
+        load_dataset("folder", root=tmp_path / "all", keys=Keys(0))
     assert "\n" not in str(caught.value) and str(tmp_path) in str(caught.value)
 
 
@@ -244,7 +242,7 @@ def test_no_file_is_read_by_a_program_of_its_own(tmp_path, monkeypatch):
     postscript = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n%%EOF\n"
     (tmp_path / "all" / "a" / "0.png").write_bytes(postscript)
     with pytest.raises(ValueError, match=r"a/0.png: not a picture that is read"):
-        load("folder", root=tmp_path / "all", keys=Keys(0))
+        load_dataset("folder", root=tmp_path / "all", keys=Keys(0))
     assert not (tmp_path / "called").exists()
 
 
@@ -262,7 +260,7 @@ def test_a_damaged_picture_is_named(tmp_path, harm):
         path = path.rename(path.with_name("\x1b[31m.png")) if harm == "escape" else path
         path.write_bytes(whole[:300] if harm != "empty" else b"")
     with pytest.raises(ValueError, match=r"b/(3|\?\[31m).png: ") as caught:
-        load("folder", root=tmp_path / "all", keys=Keys(0))
+        load_dataset("folder", root=tmp_path / "all", keys=Keys(0))
     assert "\n" not in str(caught.value) and "\x1b" not in str(caught.value)
 
 
@@ -272,18 +270,18 @@ def test_hidden_names_are_passed_over_and_classes_are_those_of_both_parts(tmp_pa
     for name in (".ipynb_checkpoints", "__MACOSX"):
         (tmp_path / "one" / "train" / name).mkdir()
     (tmp_path / "one" / "train" / "a" / "._0.png").write_bytes(b"\0\5")
-    data = load("folder", root=tmp_path / "one", keys=Keys(0))
+    data = load_dataset("folder", root=tmp_path / "one", keys=Keys(0))
     assert (len(data.train), len(data.test), data.classes) == (10, 10, 2)
     (tmp_path / "one" / "test" / "c").mkdir()
     with pytest.raises(ValueError, match="train and test must hold the same class subfolders; c is in one alone"):
-        load("folder", root=tmp_path / "one", keys=Keys(0))
+        load_dataset("folder", root=tmp_path / "one", keys=Keys(0))
     (tmp_path / "one" / "train" / "c").mkdir()
     with pytest.raises(ValueError, match=r"no images .* in the class subfolder c"):
-        load("folder", root=tmp_path / "one", keys=Keys(0))
+        load_dataset("folder", root=tmp_path / "one", keys=Keys(0))
     write_folder(tmp_path / "alone", Image.fromarray(BYTES))
     shutil.rmtree(tmp_path / "alone" / "b")
     with pytest.raises(ValueError, match="records of at least two classes are needed"):
-        load("folder", root=tmp_path / "alone", keys=Keys(0))
+        load_dataset("folder", root=tmp_path / "alone", keys=Keys(0))
 
 
 @pytest.mark.parametrize(
@@ -296,4 +294,4 @@ def test_hidden_names_are_passed_over_and_classes_are_those_of_both_parts(tmp_pa
 )
 def test_bad_requests_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
-        load(**arguments, keys=Keys(0))
+        load_dataset(**arguments, keys=Keys(0))

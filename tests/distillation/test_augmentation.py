@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from privdd.core.keys import Keys
-from privdd.distillation.augmentation import COLOUR_STRATEGY, DIGIT_STRATEGY, Transform, draw, operations
+from privdd.core.rng import Keys
+from privdd.distillation.augmentation import COLOUR_STRATEGY, DIGIT_STRATEGY, Transform, draw_transform, parse_strategy
 
 SHAPE = (3, 8, 8)
 
@@ -16,7 +16,7 @@ def images(count: int = 4) -> torch.Tensor:
 
 
 def drawn(name: str, seed: int) -> Transform:
-    return draw(name, SHAPE, Keys(seed).torch())
+    return draw_transform(name, SHAPE, Keys(seed).torch())
 
 
 def test_crop_moves_by_at_most_an_eighth_and_fills_with_zeros() -> None:
@@ -82,23 +82,23 @@ def test_rotation_turns_and_scale_stretches_about_the_centre() -> None:
 def test_a_draw_treats_each_image_alone_and_leaves_the_global_generator(strategy: str) -> None:
     x, before = images(6), torch.get_rng_state()
     for seed in range(25):
-        t = draw(strategy, SHAPE, Keys(seed).torch())
+        t = draw_transform(strategy, SHAPE, Keys(seed).torch())
         together = t(x)
         assert torch.allclose(together, torch.cat([t(part) for part in x.split(1)]), atol=1e-6)
         assert torch.allclose(t(torch.cat([x[:2], images(9)]))[:2], together[:2], atol=1e-6)
-        assert torch.equal(together, draw(strategy, SHAPE, Keys(seed).torch())(x))
+        assert torch.equal(together, draw_transform(strategy, SHAPE, Keys(seed).torch())(x))
     assert torch.equal(before, torch.get_rng_state())
 
 
 def test_every_operation_is_drawn_about_as_often() -> None:
     generator = Keys(0).torch()
-    names = [draw(COLOUR_STRATEGY, SHAPE, generator).name for _ in range(1200)]
-    counts = [names.count(name) for name in operations(COLOUR_STRATEGY)]
+    names = [draw_transform(COLOUR_STRATEGY, SHAPE, generator).name for _ in range(1200)]
+    counts = [names.count(name) for name in parse_strategy(COLOUR_STRATEGY)]
     assert sum(counts) == 1200 and all(140 < c < 260 for c in counts)  # 200 expected, sd 13
 
 
 def test_gradients_pass_through() -> None:
-    for name in operations(COLOUR_STRATEGY):
+    for name in parse_strategy(COLOUR_STRATEGY):
         x = images().requires_grad_(True)
         drawn(name, 3)(x).square().sum().backward()
         assert x.grad is not None and float(x.grad.abs().sum()) > 0
@@ -106,4 +106,4 @@ def test_gradients_pass_through() -> None:
 
 def test_unknown_operations_are_refused() -> None:
     with pytest.raises(ValueError, match="unknown"):
-        draw("color_mixup", SHAPE, Keys(0).torch())
+        draw_transform("color_mixup", SHAPE, Keys(0).torch())

@@ -8,15 +8,37 @@ import pytest
 import torch
 from torch import Tensor
 
-from privdd.core.keys import Keys
+from privdd.core.rng import Keys
 from privdd.core.types import Records, Shard
-from privdd.distillation.augmentation import COLOUR_STRATEGY, Transform, draw
-from privdd.distillation.class_subsets import Cell, Cells, batched_cells, cut, labelled, one_world
-from privdd.distillation.distribution_matching import Matching, Streams, match, matching_gradient, real_means
-from privdd.distillation.initial_images import initial_images
-from privdd.distillation.networks import Networks, ball, embedded, embedder, fixed, fresh, in_ball, to_ball
-from privdd.distillation.real_batches import real_batches
-from privdd.distillation.sampling import first, priorities, taken
+from privdd.distillation.augmentation import COLOUR_STRATEGY, Transform, draw_transform
+from privdd.distillation.class_cells import (
+    ClassCells,
+    ClassSubsets,
+    batched_cells,
+    cut_cells,
+    draw_real_batches,
+    first_records,
+    labelled_images,
+    record_priorities,
+    single_client_cells,
+    take_smallest,
+)
+from privdd.distillation.distribution_matching import (
+    MatchingSettings,
+    MatchingStreams,
+    Networks,
+    build_embedder,
+    draw_in_ball,
+    embed_images,
+    fixed_network,
+    fresh_networks,
+    match_distributions,
+    matching_gradient,
+    mean_real_embeddings,
+    networks_in_ball,
+    project_to_ball,
+)
+from privdd.distillation.initial_images import draw_initial_images
 from privdd.models import ModelSpec, build, initial
 from tests.fake_device import fake_gpu, repeated
 
@@ -33,8 +55,8 @@ def records(count: int, seed: int = 0, classes: int = CLASSES, start: int = 0) -
     return Records(x, y, start + 7 * torch.arange(count))
 
 
-def streams() -> Streams:
-    return Streams(Keys(0).fold("batch"), Keys(0).fold("augment"))
+def streams() -> MatchingStreams:
+    return MatchingStreams(Keys(0).fold("batch"), Keys(0).fold("augment"))
 
 
 def forward(x: Tensor, logits: bool) -> Tensor:
@@ -49,10 +71,10 @@ def forward(x: Tensor, logits: bool) -> Tensor:
 @pytest.mark.parametrize("chunk", [0, 3, 64])
 def test_gradient_is_that_of_the_loss_written_out(logits: bool, chunk: int) -> None:
     data = records(40)
-    cells = one_world(data, CLASSES)
-    embed = embedder(MODEL, STATE, logits=logits)
-    (batch,) = real_batches(cells, 1000, Keys(0).fold, 1)
-    targets = real_means(batch, cells, embed, Transform(), Matching(1, batch=1000, chunk=chunk))
+    cells = single_client_cells(data, CLASSES)
+    embed = build_embedder(MODEL, STATE, logits=logits)
+    (batch,) = draw_real_batches(cells, 1000, Keys(0).fold, 1)
+    targets = mean_real_embeddings(batch, cells, embed, Transform(), MatchingSettings(1, batch=1000, chunk=chunk))
     images = torch.randn((len(cells), 3, *SHAPE), generator=Keys(5).torch())
     x = images.clone().requires_grad_(True)
     loss = torch.zeros(())
@@ -67,16 +89,16 @@ def test_gradient_is_that_of_the_loss_written_out(logits: bool, chunk: int) -> N
 
 
 def test_matching_is_sgd_with_momentum_on_the_same_network_and_batch_for_all_classes() -> None:
-    data, settings = records(40), Matching(4, batch=3, lr=0.7, momentum=0.5, augment=COLOUR_STRATEGY)
-    cells = one_world(data, CLASSES)
-    networks = ball(MODEL, STATE, STATE, 0.5, Keys(9), logits=True)
-    start = initial_images("noise", cells, 2, SHAPE, Keys(4))
-    got = match(cells, start, networks, settings, streams())
+    data, settings = records(40), MatchingSettings(4, batch=3, lr=0.7, momentum=0.5, augment=COLOUR_STRATEGY)
+    cells = single_client_cells(data, CLASSES)
+    networks = networks_in_ball(MODEL, STATE, STATE, 0.5, Keys(9), logits=True)
+    start = draw_initial_images("noise", cells, 2, SHAPE, Keys(4))
+    got = match_distributions(cells, start, networks, settings, streams())
     x = start.clone().requires_grad_(True)
     sgd = torch.optim.SGD([x], lr=0.7, momentum=0.5)
     for t in range(4):
-        transform, loss = draw(COLOUR_STRATEGY, SHAPE, streams().augment.fold(t).torch()), torch.zeros(())
-        priority = priorities(data.ids, streams().batch.fold(t))
+        transform, loss = draw_transform(COLOUR_STRATEGY, SHAPE, streams().augment.fold(t).torch()), torch.zeros(())
+        priority = record_priorities(data.ids, streams().batch.fold(t))
         for cell, label in enumerate(cells.labels.tolist()):
             mine = (data.y == label).nonzero()[:, 0]
             batch = mine[priority[mine].argsort()[:3]]
@@ -91,30 +113,30 @@ def test_matching_is_sgd_with_momentum_on_the_same_network_and_batch_for_all_cla
 def made(kind: str, device: str = "cpu") -> Networks:
     state = {name: value.to(device) for name, value in STATE.items()}
     if kind == "fresh":
-        return fresh(MODEL, lambda g: initial(SPEC, SHAPE, CLASSES, g), Keys(9), device=device)
-    return ball(MODEL, state, state, 0.5, Keys(9), logits=True) if kind == "ball" else fixed(MODEL, state)
+        return fresh_networks(MODEL, lambda g: initial(SPEC, SHAPE, CLASSES, g), Keys(9), device=device)
+    return networks_in_ball(MODEL, state, state, 0.5, Keys(9), logits=True) if kind == "ball" else fixed_network(MODEL, state)
 
 
-def worlds(seed: int, count: int = 3) -> Cells:
+def worlds(seed: int, count: int = 3) -> ClassCells:
     """The cells of a client, or of some replays of it that hold about half of its records."""
     data = records(40, seed)
     if count == 1:
-        return one_world(data, CLASSES)
+        return single_client_cells(data, CLASSES)
     masks = torch.rand((count, 40), generator=Keys(seed).torch()) < 0.5
     return batched_cells([holding(data.take(mask)) for mask in masks])
 
 
-def plain(cells: Cells, images: Tensor, networks: Networks, settings: Matching) -> Tensor:
+def plain(cells: ClassCells, images: Tensor, networks: Networks, settings: MatchingSettings) -> Tensor:
     """The loop written out: every step draws and takes what it needs by itself."""
     velocity = torch.zeros_like(images)
     for t in range(settings.iterations):
         embed, keys = networks(t), streams().batch.fold(t)
-        transform = draw(settings.augment, SHAPE, streams().augment.fold(t).torch())
-        priority = priorities(cells.pool.ids, keys)
-        chosen = [taken(priority[g.at], g.present, settings.batch) for g in cells.groups]
+        transform = draw_transform(settings.augment, SHAPE, streams().augment.fold(t).torch())
+        priority = record_priorities(cells.pool.ids, keys)
+        chosen = [take_smallest(priority[g.at], g.present, settings.batch) for g in cells.groups]
         used = [rows.any(0) for rows in chosen]
         x = transform(cells.pool.x[torch.cat([g.at[u] for g, u in zip(cells.groups, used)])])
-        rows = embedded(embed, x, settings.chunk).split([int(u.sum()) for u in used])
+        rows = embed_images(embed, x, settings.chunk).split([int(u.sum()) for u in used])
         weights = [c[:, u].to(e) for c, u, e in zip(chosen, used, rows)]
         targets = torch.cat([w @ e / w.sum(1, keepdim=True) for w, e in zip(weights, rows)])
         gradient = matching_gradient(images, targets, lambda x: embed(transform(x)), chunk=settings.chunk)  # noqa: B023
@@ -127,16 +149,16 @@ def plain(cells: Cells, images: Tensor, networks: Networks, settings: Matching) 
 @pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("kind", ["ball", "fresh", "fixed"])
 def test_bits_are_those_of_the_plain_loop_on_the_cpu_and_on_a_device(kind: str, count: int, seed: int) -> None:
-    cells, settings = worlds(seed, count), Matching(4, batch=3, momentum=0.5, augment=COLOUR_STRATEGY)
-    start = initial_images("noise", cells, 2, SHAPE, Keys(seed))
+    cells, settings = worlds(seed, count), MatchingSettings(4, batch=3, momentum=0.5, augment=COLOUR_STRATEGY)
+    start = draw_initial_images("noise", cells, 2, SHAPE, Keys(seed))
     expected = plain(cells, start, made(kind), settings)
-    assert torch.equal(match(cells, start, made(kind), settings, streams()), expected)
+    assert torch.equal(match_distributions(cells, start, made(kind), settings, streams()), expected)
     with fake_gpu():
-        there = match(moved(cells), start.to("cuda"), made(kind, "cuda"), settings, streams())
+        there = match_distributions(moved(cells), start.to("cuda"), made(kind, "cuda"), settings, streams())
         assert torch.equal(there.cpu(), expected)
 
 
-def moved(cells: Cells) -> Cells:
+def moved(cells: ClassCells) -> ClassCells:
     return replace(cells, pool=cells.pool.to("cuda"))
 
 
@@ -145,8 +167,8 @@ def moved(cells: Cells) -> Cells:
 def test_more_steps_on_a_device_send_nothing_more_and_wait_for_nothing(kind: str, count: int) -> None:
     def run(steps: int) -> None:
         cells = worlds(0, count)
-        start = initial_images("noise", cells, 2, SHAPE, Keys(4)).to("cuda")
-        match(moved(cells), start, made(kind, "cuda"), Matching(steps, batch=3, augment="color_crop_flip"), streams())
+        start = draw_initial_images("noise", cells, 2, SHAPE, Keys(4)).to("cuda")
+        match_distributions(moved(cells), start, made(kind, "cuda"), MatchingSettings(steps, batch=3, augment="color_crop_flip"), streams())
 
     assert repeated(run, 3, 12) == {}  # cutout, scale and rotate make their masks and matrices by themselves
 
@@ -154,12 +176,12 @@ def test_more_steps_on_a_device_send_nothing_more_and_wait_for_nothing(kind: str
 @pytest.mark.parametrize("start", ["real", "noise", "smooth", "statistics"])
 def test_starts_on_a_device_are_those_of_the_cpu_and_no_class_or_world_sends_its_own(start: str) -> None:
     cells = worlds(0)
-    keys = [Keys(4).fold(world) for world in cells.worlds.tolist()]
+    keys = [Keys(4).fold(world) for world in cells.first_replays.tolist()]
     for streams_of_start in (Keys(4), keys):
-        expected = initial_images(start, cells, 3, SHAPE, streams_of_start)
+        expected = draw_initial_images(start, cells, 3, SHAPE, streams_of_start)
         with fake_gpu() as gpu:
             there, gpu.traffic.sent = moved(cells), type(gpu.traffic.sent)()
-            found = initial_images(start, there, 3, SHAPE, streams_of_start)
+            found = draw_initial_images(start, there, 3, SHAPE, streams_of_start)
             assert sum(n for place, n in gpu.traffic.sent.items() if place.startswith("privdd")) <= 2  # noise, positions
             assert torch.equal(found.cpu(), expected)
 
@@ -171,18 +193,18 @@ def test_worlds_in_one_pass_equal_separate_replays(start: str) -> None:
     masks[3] = False  # a world of fixed records only
     candidates = Records(candidates.x, torch.where(candidates.y == 5, 4, candidates.y), candidates.ids)
     fixed = Records(fixed.x, torch.where(fixed.y >= 4, 0, fixed.y), fixed.ids)  # class 4 only by candidates
-    settings = Matching(4, batch=5, momentum=0.5, augment=COLOUR_STRATEGY)
-    networks = ball(MODEL, STATE, STATE, 1.0, Keys(9), logits=True)
+    settings = MatchingSettings(4, batch=5, momentum=0.5, augment=COLOUR_STRATEGY)
+    networks = networks_in_ball(MODEL, STATE, STATE, 1.0, Keys(9), logits=True)
 
     def run(cells):  # type: ignore[no-untyped-def]
-        return match(cells, initial_images(start, cells, 3, SHAPE, Keys(4)), networks, settings, streams())
+        return match_distributions(cells, draw_initial_images(start, cells, 3, SHAPE, Keys(4)), networks, settings, streams())
 
     cells = batched_cells([holding(Records.concat([fixed, candidates.take(mask)])) for mask in masks])
     together = run(cells)
     assert bool((cells.slot[3, 4:] == -1).all()) and bool((cells.slot[:, 5] == -1).all())
     for world, mask in enumerate(masks):
-        alone = one_world(Records.concat([candidates.take(mask), fixed]), CLASSES)  # another order, too
-        (x, y), (own_x, own_y) = labelled(cells, together, world), labelled(alone, run(alone), 0)
+        alone = single_client_cells(Records.concat([candidates.take(mask), fixed]), CLASSES)  # another order, too
+        (x, y), (own_x, own_y) = labelled_images(cells, together, world), labelled_images(alone, run(alone), 0)
         assert torch.equal(y, own_y) and torch.allclose(x, own_x, atol=2e-5)
 
 
@@ -192,8 +214,8 @@ def holding(data: Records) -> Shard:
 
 def test_subsets_share_a_cell_unless_their_images_start_apart() -> None:
     data, masks = records(8, 2, classes=1), torch.rand((50, 8), generator=Keys(8).torch()) < 0.5
-    assert len(cut(data, masks, CLASSES)) == len(masks[masks.any(1)].unique(dim=0))
-    assert len(cut(data, masks, CLASSES, apart=True)) == int(masks.any(1).sum())
+    assert len(cut_cells(data, masks, CLASSES)) == len(masks[masks.any(1)].unique(dim=0))
+    assert len(cut_cells(data, masks, CLASSES, apart=True)) == int(masks.any(1).sum())
 
 
 def test_what_all_worlds_hold_comes_first() -> None:
@@ -206,7 +228,7 @@ def test_what_all_worlds_hold_comes_first() -> None:
         assert held == set(shard.train.ids.tolist())
 
 
-def own_rows(cells: Cells, group: Cell, world: int) -> list[Tensor]:
+def own_rows(cells: ClassCells, group: ClassSubsets, world: int) -> list[Tensor]:
     """The rows of a group's ``present`` that belong to one world."""
     first = sum(len(g.present) for g in cells.groups[: cells.groups.index(group)])
     at = int(cells.slot[world, group.label]) - first
@@ -223,60 +245,60 @@ def test_batches_are_uniform_and_move_by_one_when_a_record_leaves() -> None:
     ids, all_in = torch.arange(20), torch.ones(1, 20, dtype=torch.bool)
     counts = torch.zeros(20)
     for t in range(2000):
-        chosen = taken(priorities(ids, Keys(0).fold(t)), all_in, 5)
+        chosen = take_smallest(record_priorities(ids, Keys(0).fold(t)), all_in, 5)
         assert int(chosen.sum()) == 5
         counts += chosen[0]
     expected = 2000 * 5 / 20
     assert float(((counts - expected).square() / (expected * 0.75)).sum()) < 45  # chi-square, 19 df: p ~ 1e-3
-    priority, without = priorities(ids, Keys(1)), all_in.clone()
+    priority, without = record_priorities(ids, Keys(1)), all_in.clone()
     without[0, int(priority.argmin())] = False
-    both = taken(priority, torch.cat([all_in, without]), 5)
+    both = take_smallest(priority, torch.cat([all_in, without]), 5)
     assert int((both[0] ^ both[1]).sum()) == 2
-    assert first(priority, without[:, :], 25).shape == (1, 25)
+    assert first_records(priority, without[:, :], 25).shape == (1, 25)
 
 
 def test_ball_draw_has_norm_rho_over_all_parameters_and_no_direction() -> None:
-    draws = [in_ball(STATE, STATE, 5.0, Keys(0).fold(t).torch()) for t in range(40)]
+    draws = [draw_in_ball(STATE, STATE, 5.0, Keys(0).fold(t).torch()) for t in range(40)]
     gaps = torch.stack([torch.cat([(d[n] - STATE[n]).flatten() for n in STATE]) for d in draws])
     assert torch.allclose(gaps.norm(dim=1), torch.full((40,), 5.0), atol=1e-4)
     d = gaps.shape[1]
     assert float(gaps.mean(0).norm()) < 5 * 1.2 / 40**0.5  # a mean of 40 independent directions
     assert float(gaps.var()) == pytest.approx(25 / d, rel=0.05)
-    assert in_ball(STATE, ["head.bias"], 1.0, Keys(0).torch())["head.weight"] is STATE["head.weight"]
+    assert draw_in_ball(STATE, ["head.bias"], 1.0, Keys(0).torch())["head.weight"] is STATE["head.weight"]
 
 
 def test_projection_on_the_ball() -> None:
     far = {n: t + 1.0 for n, t in STATE.items()}
-    near = to_ball(far, STATE, 2.0)
+    near = project_to_ball(far, STATE, 2.0)
     gap = torch.cat([(near[n] - STATE[n]).flatten() for n in STATE])
     assert float(gap.norm()) == pytest.approx(2.0, rel=1e-5) and float(gap.std()) < 1e-5
-    assert all(torch.equal(to_ball(near, STATE, 3.0)[n], near[n]) for n in STATE)
+    assert all(torch.equal(project_to_ball(near, STATE, 3.0)[n], near[n]) for n in STATE)
 
 
 def test_fresh_networks_differ_by_iteration_and_repeat_by_key() -> None:
     def network(t: int) -> Tensor:
         law = lambda g: initial(SPEC, SHAPE, CLASSES, g)  # noqa: E731
-        return fresh(MODEL, law, Keys(0))(t)(records(2).x)
+        return fresh_networks(MODEL, law, Keys(0))(t)(records(2).x)
 
     assert torch.equal(network(0), network(0)) and not torch.allclose(network(0), network(1))
 
 
 def test_starts() -> None:
     data = records(30)
-    cells = one_world(data, CLASSES)
-    real = initial_images("real", cells, 9, SHAPE, Keys(4))
+    cells = single_client_cells(data, CLASSES)
+    real = draw_initial_images("real", cells, 9, SHAPE, Keys(4))
     for cell, label in enumerate(cells.labels.tolist()):
         mine = data.x[data.y == label]
         hits = (real[cell][:, None] == mine[None]).flatten(2).all(2)
         assert bool(hits.any(1).all())
         assert int(hits.any(0).sum()) == min(9, len(mine))  # no record twice before all were used once
-    many = initial_images("statistics", cells, 400, SHAPE, Keys(4))
+    many = draw_initial_images("statistics", cells, 400, SHAPE, Keys(4))
     for cell, label in enumerate(cells.labels.tolist()):
         mine = data.x[data.y == label]
         assert float(many[cell].mean()) == pytest.approx(float(mine.mean()), abs=0.01)
         assert float(many[cell].std()) == pytest.approx(float(mine.std(correction=0)), rel=0.02)
     with pytest.raises(ValueError, match="start"):
-        initial_images("zeros", cells, 1, SHAPE, Keys(4))
+        draw_initial_images("zeros", cells, 1, SHAPE, Keys(4))
 
 
 @pytest.mark.parametrize(
@@ -284,4 +306,4 @@ def test_starts() -> None:
 )
 def test_settings_are_checked(bad: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=next(iter(bad))):
-        Matching(**{"iterations": 3, **bad})  # type: ignore[arg-type]
+        MatchingSettings(**{"iterations": 3, **bad})  # type: ignore[arg-type]

@@ -12,10 +12,10 @@ from scipy.stats import kstest
 from torch import Tensor
 
 from attacks.types import Surface
-from privdd.core.keys import Keys
+from privdd.core.rng import Keys
 from privdd.core.types import Problem, Records, State
 from privdd.distillation import feature_split
-from privdd.distillation.feature_split import FeatureSplit, SplitLoss, record_noise, train_split_privately
+from privdd.distillation.feature_split import FeatureSplit, SplitLoss, draw_record_noise, train_split_privately
 from privdd.federated.channel import ClientContext
 from privdd.models import ModelSpec, build, initial
 from privdd.privacy.clipping import clipped_sum
@@ -84,29 +84,29 @@ def test_a_record_moves_the_clipped_sum_by_the_clip_norm_at_most(q: float) -> No
                     assert torch.allclose(value, before[i][name], rtol=1e-9, atol=1e-12), (gone, i, name)
             stacked = [{n: torch.stack([r[n] for r in s.values()]) for n in rows} for s in (before, after)]
             sums = [clipped_sum(part, CLIP, lattice) for part in stacked]
-            moves.append(float(lattice.numbers(sums[0] - sums[1]).norm()))
+            moves.append(float(lattice.to_numbers(sums[0] - sums[1]).norm()))
     assert 0.9 * CLIP < max(moves) <= CLIP * (1 + 1e-6)
 
 
 def test_draws_by_position_would_let_it_move_the_others_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """As they once were: the first record gone, everybody after it has other draws, and the sum moves by more than C."""
-    by_record = feature_split.record_noise
+    by_record = feature_split.draw_record_noise
 
     def by_position(ids: Tensor, *rest: Any) -> dict[str, Tensor]:
         return by_record(torch.arange(len(ids)), *rest)
 
-    monkeypatch.setattr(feature_split, "record_noise", by_position)
+    monkeypatch.setattr(feature_split, "draw_record_noise", by_position)
     data, lattice = everyone(), Lattice.under(CLIP, CLIP)
     before, after = (contributions(part, 1.0)[0] for part in (data, data.take(range(1, COUNT))))
     names = next(iter(before.values()))
     stacked = [{n: torch.stack([rows[n] for rows in step.values()]) for n in names} for step in (before, after)]
     sums = [clipped_sum(part, CLIP, lattice) for part in stacked]
-    assert float(lattice.numbers(sums[0] - sums[1]).norm()) > 1.5 * CLIP
+    assert float(lattice.to_numbers(sums[0] - sums[1]).norm()) > 1.5 * CLIP
 
 
 def drawn(ids: Tensor, step: int = 0) -> Tensor:
     """All draws of some records at one step, (n, numbers)."""
-    noise = record_noise(ids, Keys(11).fold(step), SHAPE, 8, 2)
+    noise = draw_record_noise(ids, Keys(11).fold(step), SHAPE, 8, 2)
     return torch.cat([noise[name].flatten(1) for name in sorted(noise)], 1)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from privdd.core.keys import Keys
+from privdd.core.rng import Keys
 from privdd.core.types import Records
 from privdd.distillation.gradient_matching import gradient_distance, match_gradient
 from privdd.distillation.initial_images import class_statistics

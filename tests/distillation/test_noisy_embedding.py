@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from privdd.core.types import Records
-from privdd.distillation.noisy_embedding import noisy_embeddings, weights
+from privdd.distillation.noisy_embedding import estimation_weights, release_embeddings
 from privdd.privacy.mechanisms import ClippedSum
 from tests.contexts import CLASSES, SHAPE, batch_sizes, context, network, records
 
@@ -33,7 +33,7 @@ def release(
 ):  # type: ignore[no-untyped-def]
     ctx = context({"embedding": ClippedSum(z, clip, q, N)}, silent=silent)
     nets = [network(norm, seed=s) for s in (1, 2)]
-    targets = noisy_embeddings([lambda x, n=n: embed(n, x) for n in nets], data, range(CLASSES), ctx, **kw)  # type: ignore[arg-type, misc]
+    targets = release_embeddings([lambda x, n=n: embed(n, x) for n in nets], data, range(CLASSES), ctx, **kw)  # type: ignore[arg-type, misc]
     return targets, ctx
 
 
@@ -68,7 +68,7 @@ def test_counts_shrink_towards_the_centre_by_the_least_squared_error() -> None:
     mean = torch.randn(width, generator=g)
     mean *= CLIP / mean.norm()
     sums = (n * mean + 6.0 * CLIP * torch.randn(4000, reads, width, generator=g).mean(1)) / N
-    best = float(weights(torch.tensor([n]), mechanism, width, reads))
+    best = float(estimation_weights(torch.tensor([n]), mechanism, width, reads))
     errors = {f: float((f * best * sums - mean).square().sum(1).mean()) for f in (0.0, 0.8, 1.0, 1.25, N / n / best)}
     assert min(errors, key=errors.__getitem__) == 1.0
 
@@ -155,7 +155,7 @@ def test_what_leaves_depends_on_the_mechanism_alone() -> None:
     other.transcript = [dict(out) for out in ctx.outputs]
     nets = [network(seed=s) for s in (1, 2)]
     maps = [lambda x, n=n: embed(n, x) for n in nets]  # type: ignore[misc]
-    again = noisy_embeddings(maps, records(17, seed=9), range(CLASSES), other)
+    again = release_embeddings(maps, records(17, seed=9), range(CLASSES), other)
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
 
 

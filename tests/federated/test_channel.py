@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from attacks.types import Surface
-from privdd.core.keys import Keys
+from privdd.core.rng import Keys
 from privdd.core.types import Artifact, Problem
-from privdd.federated.channel import Channel, ClientContext, UndeclaredArtifact, digest
+from privdd.federated.channel import Channel, ClientContext, UndeclaredArtifact, digest_tensors
 from privdd.privacy.mechanism import Output
 from privdd.privacy.mechanisms import ClippedSum
 from tests.federations import ALGOS, tiny, trained
@@ -29,7 +29,7 @@ def test_ledger_rows_equal_what_the_server_received(algo):
     rows = [r for r in progress.ledger.releases if r.client >= 0 and r.visible_to != ("analyst",)]
     sent = [(r.round, r.client, name, value) for r in received for name, value in r.values.items()]
     assert [(r.round, r.client, r.name) for r in rows] == [item[:3] for item in sent]
-    assert [r.digest for r in rows] == [digest(value) for *_, value in sent]
+    assert [r.digest for r in rows] == [digest_tensors(value) for *_, value in sent]
     assert [dict(r.shape) for r in rows] == [{k: tuple(t.shape) for k, t in value.items()} for *_, value in sent]
     assert {str(tiny(algo).plan.method.uploads[r.name]) for r in rows} == {r.surface for r in rows}
     assert len(sent) >= 3 * min(2, tiny(algo).plan.method.rounds)  # some release once
@@ -95,7 +95,7 @@ def test_a_mechanism_on_a_name_replaces_the_value_and_earns_the_row():
     value = {"w": torch.full((4, 3), 100.0)}
     received, rows = channel.send({"update": Artifact(value, private=True)}, context())
     assert not torch.equal(received.values["update"]["w"], value["w"].sum(0))
-    assert rows[0].event == dpa.GaussianDpEvent(2.0) and rows[0].digest == digest(received.values["update"])
+    assert rows[0].event == dpa.GaussianDpEvent(2.0) and rows[0].digest == digest_tensors(received.values["update"])
     expected = mechanism(value, context().noise).value
     assert torch.equal(received.values["update"]["w"], expected["w"])
 
@@ -134,7 +134,7 @@ def test_repeated_rows_merge_with_the_right_count():
     counts = {(row.name, row.partition): row.count for row in ctx.rows}
     assert counts == {("a", None): 3, ("b", "label:0"): 2, ("b", "label:1"): 1} and len(ctx.rows) == 3
     last = {(r.name, r.partition): r.digest for r in ctx.rows}[("a", None)]
-    assert last == digest(ctx.outputs[-1])
+    assert last == digest_tensors(ctx.outputs[-1])
     _, rows = Channel(UPLOADS).send({"update": Artifact({"w": torch.ones(1)}, private=True)}, ctx)
     assert rows[-1].post_of == (0, 1, 2)
 

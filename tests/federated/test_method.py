@@ -10,10 +10,10 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from attacks.contract import check_names, declared
 from attacks.types import Adversary, Attack, Family, Surface
+from attacks.validation import check_hook_names, declared_hooks
 from privdd.core.types import Artifact, Problem
-from privdd.federated.method import Method, defines
+from privdd.federated.method import Method, overrides_hook
 from privdd.methods.fedavg import FedAvg
 from privdd.privacy.accounting import epsilon
 from privdd.privacy.mechanism import Mechanism, Output
@@ -105,7 +105,7 @@ def test_settings_private_names_and_a_familys_own_hooks_are_free() -> None:
 
 
 def test_defines_tells_a_hook_from_its_default() -> None:
-    assert defines(tiny("fedavg").plan.method, "classifier") and not defines(Least(), "classifier")
+    assert overrides_hook(tiny("fedavg").plan.method, "classifier") and not overrides_hook(Least(), "classifier")
 
 
 @pytest.mark.parametrize("algo", ALGOS)
@@ -157,10 +157,10 @@ def test_an_attacks_names_are_checked_too() -> None:
 
 
 def test_hooks_are_the_public_names_of_the_role() -> None:
-    assert {"uploads", "rounds", "local", "classifier", "local_batched", "queries"} <= declared(Method)
-    assert not any(name.startswith("_") for name in declared(Method))
+    assert {"uploads", "rounds", "local", "classifier", "local_batched", "queries"} <= declared_hooks(Method)
+    assert not any(name.startswith("_") for name in declared_hooks(Method))
     with pytest.raises(TypeError, match=r"Thing\.hat: no hook of a thing; did you mean hats\?"):
-        check_names(type("Thing", (), {"hat": 1}), "a thing", {"hats"})
+        check_hook_names(type("Thing", (), {"hat": 1}), "a thing", {"hats"})
 
 
 def test_default_hooks_call_local() -> None:

@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from privdd.core.keys import Keys
+from privdd.core.rng import Keys
 from privdd.core.types import Problem
 from privdd.federated.channel import ClientContext
 from privdd.federated.experiment import Experiment
-from privdd.federated.simulation import Plan, start
+from privdd.federated.simulation import Plan, start_training
 from privdd.privacy.mechanisms import ClientLevel
 from tests.federations import tiny
 
@@ -39,8 +39,8 @@ class Sent:
 
 def sent(experiment: Experiment, client: int = 1, round: int = 0) -> Sent:
     plan = experiment.plan
-    broadcast = plan.method.broadcast(start(plan, experiment.ledger()).server)
-    ctx = plan.context(round, client, exact=[])
+    broadcast = plan.method.broadcast(start_training(plan, experiment.new_ledger()).server)
+    ctx = plan.client_context(round, client, exact=[])
     upload, _ = plan.method.local(broadcast, {}, experiment.shards[client], ctx)
     plan.channel.send(upload, ctx)
     ((_, output),) = [(name, out) for name, out in ctx.exact or [] if name == "update"]
@@ -78,21 +78,21 @@ def test_noise_is_another_wherever_a_setting_is(setting: str) -> None:
     """A label is no setting: it changes nothing that is sent. The records left out for an audit are one."""
     command = "audit" if setting.startswith("audit") else "train"
     runs = [tiny_at(command, *more) for more in ((), (setting,))]
-    noise = [experiment.plan.context(0, 1).noise.normal((50,)) for experiment in runs]
+    noise = [experiment.plan.client_context(0, 1).noise.normal((50,)) for experiment in runs]
     assert torch.equal(*noise) is (setting == "name=x")
 
 
 def tiny_at(command: str, *more: str) -> Experiment:
-    from privdd.cli.assemble import assemble
+    from privdd.cli.build import build_experiment
     from tests.federations import tiny_config
 
-    return assemble(tiny_config("fedavg", "privacy=client", *more, command=command))
+    return build_experiment(tiny_config("fedavg", "privacy=client", *more, command=command))
 
 
 def test_calibrated_noise_has_the_stream_of_the_multiplier_that_was_found() -> None:
     """And the same bits when it is calibrated again."""
     three, again, six = (tiny_at("train", f"privacy.epsilon={e}").plan for e in (3, 3, 6))
-    assert three.stream == again.stream != six.stream
+    assert three.noise_stream == again.noise_stream != six.noise_stream
     assert three.mechanisms["update"].noise_multiplier > six.mechanisms["update"].noise_multiplier
 
 
@@ -108,14 +108,14 @@ def test_a_secret_changes_the_noise_and_nothing_else() -> None:
             assert abs(float(torch.corrcoef(torch.stack([a, b]))[0, 1])) < 5 / len(a) ** 0.5
     plans = [e.plan for e in (mine, other, seed)]
     assert len({str([plan.participants(t) for t in range(20)]) for plan in plans}) == 1
-    keys = [plan.context(0, 1).keys for plan in plans]
-    assert len({k.fold("batch").integer() for k in keys}) == 1 == len({p.context(0, 1).public("x").integer() for p in plans})
+    keys = [plan.client_context(0, 1).keys for plan in plans]
+    assert len({k.fold("batch").integer() for k in keys}) == 1 == len({p.client_context(0, 1).public("x").integer() for p in plans})
 
 
 def test_a_secret_is_no_part_of_any_text() -> None:
     """Of an object that an error message may show."""
     experiment = tiny(*CLIENT, *keyed(SECRET))
-    ctx = experiment.plan.context(0, 0)
+    ctx = experiment.plan.client_context(0, 0)
     shown = repr(experiment) + repr(experiment.plan) + repr(ctx) + repr(ctx.noise)
     assert SECRET.replace(" ", "_") not in shown and ctx.keys.fold("secret", "noise").private().hex() not in shown
     assert repr(ctx.keys.private()) not in shown
@@ -124,7 +124,7 @@ def test_a_secret_is_no_part_of_any_text() -> None:
 def test_streams_differ_by_client_round_and_world() -> None:
     plan = tiny(*CLIENT, *keyed(SECRET)).plan
     worlds = [plan, replace(plan, keys=plan.keys.fold("world", 1))]
-    draws = [p.context(t, k).noise.normal((8,)) for p in worlds for t in range(3) for k in range(3)]
+    draws = [p.client_context(t, k).noise.normal((8,)) for p in worlds for t in range(3) for k in range(3)]
     assert len(torch.unique(torch.stack(draws))) == 8 * 18
 
 
@@ -142,7 +142,7 @@ def test_a_plan_without_a_config_has_its_mechanisms_streams() -> None:
     """As one writes it through privdd.api: no settings are known but the mechanisms' own."""
     base = tiny(*CLIENT).plan
     plans = [Plan(base.keys, base.problem, base.method, {"update": ClientLevel(z, 1.0)}) for z in (1.0, 4.0)]
-    one, two = (p.context(0, 0).noise.normal((20,)) for p in plans)
+    one, two = (p.client_context(0, 0).noise.normal((20,)) for p in plans)
     assert not torch.equal(one, two)
-    one, two = (replace(p, paired_noise=True).context(0, 0).noise.normal((20,)) for p in plans)
+    one, two = (replace(p, paired_noise=True).client_context(0, 0).noise.normal((20,)) for p in plans)
     assert torch.equal(one, two)

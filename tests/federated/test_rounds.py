@@ -12,30 +12,30 @@ import dp_accounting as dpa
 import pytest
 import torch
 
-from privdd.auditing.findings import per_client
-from privdd.auditing.replay import chunks, world_plan
-from privdd.auditing.shadows import audited_rounds
-from privdd.cli.assemble import assemble
-from privdd.cli.config import composed
+from privdd.auditing.findings import bytes_per_client
+from privdd.auditing.replay import group_replays, plan_of_replay
+from privdd.auditing.shadow_models import audited_rounds
+from privdd.cli.build import build_experiment
+from privdd.cli.compose import compose_config
 from privdd.core.types import Problem, Records, Shard
-from privdd.federated.channel import POST_PROCESSING, digest
+from privdd.federated.channel import POST_PROCESSING, digest_tensors
+from privdd.federated.evaluation import measure_accuracy
 from privdd.federated.experiment import Experiment
-from privdd.federated.measured import accuracy
 from privdd.federated.simulation import (
     SERVER,
     Plan,
     Progress,
     Snapshot,
-    finish,
-    rooted,
+    count_bytes,
+    link_to_broadcast,
+    publish_final_state,
     round_half_up,
-    size_of,
-    start,
-    step,
+    run_round,
+    start_training,
 )
 from privdd.privacy.accounting import epsilon
 from privdd.privacy.ledger import Ledger, Release
-from privdd.privacy.mechanism import Row
+from privdd.privacy.mechanism import LedgerRow
 from tests.federations import trained
 
 TINY = [
@@ -47,10 +47,10 @@ TINY = [
 @lru_cache(maxsize=4)
 def run(*overrides: str) -> tuple[Experiment, list[Progress]]:
     """The progress before the first and after each round; all of them share one ledger, which grows."""
-    experiment = assemble(composed("train", [*TINY, *overrides]))
-    past = [start(experiment.plan, experiment.ledger())]
+    experiment = build_experiment(compose_config("train", [*TINY, *overrides]))
+    past = [start_training(experiment.plan, experiment.new_ledger())]
     while past[-1].round < experiment.plan.method.rounds:
-        past.append(step(experiment.plan, past[-1], experiment.shards, experiment.engine)[0])
+        past.append(run_round(experiment.plan, past[-1], experiment.shards, experiment.engine)[0])
     return experiment, past
 
 
@@ -63,7 +63,7 @@ def test_participants_are_public_fair_and_of_a_fixed_number() -> None:
     assert ((times - 300).abs() < 5 * 150**0.5).all()
     pairs = [sum(chosen == [a, b] for chosen in rounds) for a in range(4) for b in range(a + 1, 4)]
     assert len(pairs) == 6 and all(abs(count - 100) < 5 * (600 * 5 / 36) ** 0.5 for count in pairs)
-    other = world_plan(plan, 3)
+    other = plan_of_replay(plan, 3)
     assert other.keys != plan.keys and [other.participants(t) for t in range(20)] == rounds[:20]
 
 
@@ -77,7 +77,7 @@ def test_a_share_of_clients_is_rounded_half_up_and_at_least_one(fraction: float,
 def test_only_participants_upload_and_bytes_are_those_of_their_tensors() -> None:
     """size_of counts numbers by their width; a client that did not take part has no bytes and no rows."""
     value = {"a": {"x": torch.zeros(3, 2), "y": torch.zeros(3, dtype=torch.long)}, "b": {"z": torch.zeros(5).double()}}
-    assert size_of(value) == 6 * 4 + 3 * 8 + 5 * 8 and size_of({}) == 0
+    assert count_bytes(value) == 6 * 4 + 3 * 8 + 5 * 8 and count_bytes({}) == 0
     experiment, past = run("algo=fedavg", "algo.rounds=2", "participation=0.5")
     plan, last = experiment.plan, past[-1]
     model = sum(t.numel() * t.element_size() for name, t in last.server.items())
@@ -87,8 +87,8 @@ def test_only_participants_upload_and_bytes_are_those_of_their_tensors() -> None
         assert set(last.uploaded[t]) == set(last.downloaded[t]) == set(chosen)
         assert set(last.uploaded[t].values()) == {model + 4}  # the parameters and one record count
         assert set(last.downloaded[t].values()) == {model}
-    assert per_client(last.uploaded, 4) == 4 * (model + 4) / 4
-    assert per_client([{0: 10, 2: 5}, {1: 3}], 4) == round(18 / 4)
+    assert bytes_per_client(last.uploaded, 4) == 4 * (model + 4) / 4
+    assert bytes_per_client([{0: 10, 2: 5}, {1: 3}], 4) == round(18 / 4)
 
 
 def test_rows_of_a_round_come_from_the_clients_own_rows_and_the_broadcast() -> None:
@@ -107,11 +107,11 @@ def test_rows_of_a_round_come_from_the_clients_own_rows_and_the_broadcast() -> N
 
 
 def test_rooted_shifts_ids_and_adds_the_broadcast_to_what_was_computed_from_it() -> None:
-    def row(post_of: tuple[int, ...], why: str, event: dpa.DpEvent | None = None) -> Row:
-        return Row(0, 0, "x", "update", ("server",), {}, "", event or dpa.NoOpDpEvent(), post_of=post_of, why=why)
+    def row(post_of: tuple[int, ...], why: str, event: dpa.DpEvent | None = None) -> LedgerRow:
+        return LedgerRow(0, 0, "x", "update", ("server",), {}, "", event or dpa.NoOpDpEvent(), post_of=post_of, why=why)
 
     noised = row((0,), "clipped", dpa.GaussianDpEvent(1.0))
-    found = rooted([row((), "public"), row((0,), POST_PROCESSING), row((0,), "other"), noised], 10, (4, 7))
+    found = link_to_broadcast([row((), "public"), row((0,), POST_PROCESSING), row((0,), "other"), noised], 10, (4, 7))
     assert [r.post_of for r in found] == [(), (10, 4, 7), (10,), (10, 4, 7)]
 
 
@@ -139,12 +139,12 @@ def test_sources_widen_surfaces_and_never_the_total(case: tuple[str, ...]) -> No
 
 def test_a_server_that_sends_nothing_new_for_a_round_still_owes_its_sources() -> None:
     """What was received before a silent round is named by the first broadcast after it."""
-    experiment = assemble(composed("train", [*TINY, "algo=fedavg", "algo.rounds=3"]))
+    experiment = build_experiment(compose_config("train", [*TINY, "algo=fedavg", "algo.rounds=3"]))
     plan, engine = experiment.plan, experiment.engine
-    one = step(plan, start(plan, experiment.ledger()), experiment.shards, engine)[0]
-    known = {name: digest(value) for name, value in plan.method.broadcast(one.server).items()}
-    silent = step(plan, replace(one, sent=known), experiment.shards, engine)[0]
-    rows = step(plan, silent, experiment.shards, engine)[0].ledger.releases
+    one = run_round(plan, start_training(plan, experiment.new_ledger()), experiment.shards, engine)[0]
+    known = {name: digest_tensors(value) for name, value in plan.method.broadcast(one.server).items()}
+    silent = run_round(plan, replace(one, sent=known), experiment.shards, engine)[0]
+    rows = run_round(plan, silent, experiment.shards, engine)[0].ledger.releases
     (fresh,) = [r for r in rows if r.client == SERVER and r.round > 0]
     assert {rows[of].round for of in fresh.post_of if rows[of].client != SERVER} == {0, 1}
 
@@ -152,7 +152,7 @@ def test_a_server_that_sends_nothing_new_for_a_round_still_owes_its_sources() ->
 def test_what_is_published_at_the_end_is_seen_by_peers_and_the_public() -> None:
     experiment, past = run("algo=fedavg", "algo.rounds=2", "participation=0.5")
     before = len(past[-1].ledger)
-    done = finish(experiment.plan, past[-1])
+    done = publish_final_state(experiment.plan, past[-1])
     last: list[Release] = list(done.ledger.releases[before:])
     assert [r.visible_to for r in last] == [("peer", "public")] and last[0].client == SERVER
     assert all(r.visible_to == ("peer",) for r in done.ledger.releases[:before] if r.client == SERVER)
@@ -161,7 +161,7 @@ def test_what_is_published_at_the_end_is_seen_by_peers_and_the_public() -> None:
 def test_rounds_of_the_audited_client_are_kept_as_far_as_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
     _, past = run("algo=fedavg", "algo.rounds=4")
     assert [sorted(p.snapshots) for p in past] == [[], [0], [0, 1], [0, 1, 2], [0, 1, 2, 3]]
-    monkeypatch.setattr("privdd.federated.simulation.KEPT", 2)
+    monkeypatch.setattr("privdd.federated.simulation.SNAPSHOTS_PER_PHASE", 2)
     _, past = run("algo=fedavg", "algo.rounds=4", "seed=1")
     assert [sorted(p.snapshots) for p in past] == [[], [0], [0, 1], [0, 2], [0, 3]]
 
@@ -176,7 +176,7 @@ def test_audited_rounds_are_the_latest_of_each_phase_and_kind_of_upload() -> Non
 
 @pytest.mark.parametrize(("worlds", "size"), [(1, 4), (2, 4), (4, 4), (5, 4), (17, 16), (33, 16)])
 def test_chunks_hold_every_world_but_the_real_one_once(worlds: int, size: int) -> None:
-    groups = chunks(worlds, size)
+    groups = group_replays(worlds, size)
     assert [w for group in groups for w in group] == list(range(1, worlds))
     assert all(len({w // size for w in group}) == 1 for group in groups)
 
@@ -204,6 +204,6 @@ def test_accuracy_is_global_or_the_mean_of_the_clients_own() -> None:
 
     def of(kind: str) -> float:
         plan: Any = SimpleNamespace(method=Remembered(kind), problem=Problem((1, 1, 1), 3, 4))
-        return accuracy(plan, progress, labelled(1, 1, 1, 0, 2), shards)
+        return measure_accuracy(plan, progress, labelled(1, 1, 1, 0, 2), shards)
 
     assert of("global") == pytest.approx(3 / 5) and of("personal") == pytest.approx((3 / 4 + 1 / 2) / 2)

@@ -16,15 +16,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from attacks.types import Surface
-from privdd.core.keys import Keys
+from privdd.core.rng import Keys
 from privdd.core.types import Problem, Records, State, Tensors
-from privdd.distillation.clipped_gradient import release_gradients
-from privdd.distillation.noisy_embedding import class_counts, noisy_embeddings
+from privdd.distillation.noisy_embedding import release_class_counts, release_embeddings
+from privdd.distillation.private_matching import release_gradients
 from privdd.federated.channel import ClientContext
 from privdd.privacy.mechanism import Output
 from privdd.privacy.mechanisms import ClippedSum
 from privdd.privacy.noise import Noise
-from privdd.training.dp_sgd import dp_local_sgd, private_steps, train_privately
+from privdd.training.dp_sgd import count_private_steps, dp_local_sgd, train_privately
 
 STEPS, COUNT, ALARM = 400, 50, 1e-6
 RATES = [0.05, 0.25, 0.6]
@@ -174,7 +174,7 @@ def by_dp_local_sgd(mechanism: Recording) -> None:
 
 def by_noisy_embeddings(mechanism: Recording) -> None:
     maps = [lambda x: x.flatten(1)] * STEPS
-    noisy_embeddings(maps, one_hot(), [0], context("embedding", mechanism))
+    release_embeddings(maps, one_hot(), [0], context("embedding", mechanism))
 
 
 def by_release_gradients(mechanism: Recording) -> None:
@@ -186,7 +186,7 @@ def by_release_gradients(mechanism: Recording) -> None:
 def by_class_counts(mechanism: Recording) -> None:
     ctx = context("class_counts", mechanism)
     for _ in range(STEPS):
-        class_counts(one_hot(torch.arange(COUNT)), range(COUNT), ctx)
+        release_class_counts(one_hot(torch.arange(COUNT)), range(COUNT), ctx)
 
 
 ROADS: list[Callable[[Recording], None]] = [by_dp_local_sgd, by_noisy_embeddings, by_release_gradients, by_class_counts]
@@ -231,7 +231,7 @@ def test_classes_are_sampled_each_by_themselves() -> None:
         ctx = context(road, mechanism)
         for _ in range(100):
             if road == "embedding":
-                noisy_embeddings([lambda x: x.flatten(1)], one_hot(labels), [0, 1], ctx)
+                release_embeddings([lambda x: x.flatten(1)], one_hot(labels), [0, 1], ctx)
             else:
                 release_gradients(
                     torch.zeros(2, 1, 1, 1, COUNT), lambda x: x.flatten(1), one_hot(labels), [0, 1], ctx, chunk=64
@@ -246,7 +246,7 @@ def test_noised_class_counts_estimate_all_records_of_the_class() -> None:
     """The mean of 400 noised counts at q = 0.5, divided by q: 40 and 10 within five standard errors."""
     labels = torch.cat([torch.zeros(40), torch.ones(10)]).long()
     ctx = context("class_counts", ClippedSum(0.5, 1.0, 0.5))
-    counts = torch.stack([class_counts(one_hot(labels), [0, 1], ctx) for _ in range(STEPS)])
+    counts = torch.stack([release_class_counts(one_hot(labels), [0, 1], ctx) for _ in range(STEPS)])
     error = torch.tensor([(40 * 0.25 + 0.25) ** 0.5, (10 * 0.25 + 0.25) ** 0.5]) / 0.5 / STEPS**0.5
     assert ((counts.mean(0) - torch.tensor([40.0, 10.0])).abs() < 5 * error).all()
 
@@ -269,4 +269,4 @@ def test_local_epochs_become_steps_of_expected_passes(epochs: float, q: float, s
     _, taken = train_privately(
         model, params, data, lr=0.1, momentum=0.0, weight_decay=0.0, epochs=epochs, ctx=context("dpsgd", mechanism)
     )
-    assert private_steps(mechanism, epochs) == taken == len(mechanism.calls) == steps
+    assert count_private_steps(mechanism, epochs) == taken == len(mechanism.calls) == steps

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from privdd.core.errors import BadConfig
-from privdd.federated.settings import AuditSettings, Budget, PrivacySettings, RunSettings
+from privdd.core.validation import BadConfig
+from privdd.federated.settings import AuditSettings, GuaranteeBudget, PrivacySettings, RunSettings
 
 AUDIT: dict[str, Any] = {
     "client": "auto", "records": 60, "worlds": 12, "federations": 0, "victims": 2, "confidence": 0.95,
-    "guarantee": Budget(), "training": "auto", "waive": {"update": "not ours"},
+    "guarantee": GuaranteeBudget(), "training": "auto", "waive": {"update": "not ours"},
 }  # fmt: skip
 PRIVACY: dict[str, Any] = {
     "name": "dpsgd", "delta": 1e-5, "epsilon": None, "noise_multiplier": 1.0, "clip_norm": 1, "noise_source": "seed",
@@ -99,7 +99,7 @@ def test_good_settings_are_kept_as_given_and_cannot_be_changed(kind: Any, settin
 )
 def test_a_budget_that_is_too_small(name: str, value: Any, said: str) -> None:
     with pytest.raises(BadConfig, match=re.escape(said)):
-        Budget(**{name: value})
+        GuaranteeBudget(**{name: value})
 
 
 def test_a_count_written_with_a_point_is_that_count() -> None:

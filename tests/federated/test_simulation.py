@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import pytest
 
-from privdd.federated.simulation import start, step
+from privdd.federated.simulation import run_round, start_training
 from privdd.runtime.engine import Engine
 from tests.federations import ALGOS, equal, tiny, trained
 
@@ -22,9 +22,9 @@ class Backwards(Engine):
 @pytest.mark.parametrize("algo", ALGOS)
 def test_clients_working_backwards(algo):
     experiment, (expected, *_) = tiny(algo), trained(algo)
-    progress = start(experiment.plan, experiment.ledger())
+    progress = start_training(experiment.plan, experiment.new_ledger())
     while progress.round < experiment.plan.method.rounds:
-        progress, _, _ = step(experiment.plan, progress, experiment.shards, Backwards())
+        progress, _, _ = run_round(experiment.plan, progress, experiment.shards, Backwards())
     assert equal(progress.server, expected.server) and equal(progress.memories, expected.memories)
     assert progress.ledger.to_json() == expected.ledger.to_json()
 

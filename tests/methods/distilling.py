@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 import torch
 
-from privdd.core.keys import Keys
+from privdd.core.rng import Keys
 from privdd.core.types import Problem, Records, Shard, State, Tensors
-from privdd.distillation.distribution_matching import Matching
+from privdd.distillation.distribution_matching import MatchingSettings
 from privdd.federated.channel import ClientContext
 from privdd.federated.method import Method
 from privdd.privacy.mechanism import Mechanism
@@ -24,8 +24,8 @@ PRINTED = {"synthetic_gradient": AggregateClip(1.0, 1.0)}
 __all__ = ["SPEC", "shards"]
 
 
-def matching(iterations: int = 3, **more: object) -> Matching:
-    return Matching(**{"iterations": iterations, "batch": 64, **more})  # type: ignore[arg-type]
+def matching(iterations: int = 3, **more: object) -> MatchingSettings:
+    return MatchingSettings(**{"iterations": iterations, "batch": 64, **more})  # type: ignore[arg-type]
 
 
 def server(**more: object) -> ServerTraining:

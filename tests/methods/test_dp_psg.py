@@ -6,12 +6,18 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from privdd.cli.assemble import assemble
+from privdd.cli.build import build_experiment
 from privdd.core.types import State
-from privdd.distillation import private_set
-from privdd.distillation.gradient_matching import match_gradient
-from privdd.distillation.private_set import QUERY, SetGeneration, generate, noised_gradient, plain_gradient
-from privdd.federated.simulation import Task, client_step, start
+from privdd.distillation import gradient_matching
+from privdd.distillation.gradient_matching import (
+    SET_GRADIENT_QUERY,
+    SetGeneration,
+    generate_set,
+    match_gradient,
+    noised_gradient,
+    plain_gradient,
+)
+from privdd.federated.simulation import ClientTask, client_step, start_training
 from privdd.models import ModelSpec, build, initial
 from privdd.privacy.mechanisms import ClippedSum
 from tests.contexts import CLASSES, SHAPE, context, records
@@ -41,7 +47,7 @@ def all_slopes(state: State, x: torch.Tensor, y: torch.Tensor) -> dict[str, torc
 
 def test_a_read_is_the_noised_sum_of_clipped_gradients_of_the_sample() -> None:
     own, state = records(12), drawn(1)
-    read = noised_gradient(build(SPEC, SHAPE, CLASSES), own, ctx := context({QUERY: ClippedSum(1e-6, CLIP, 0.5)}, silent=True))
+    read = noised_gradient(build(SPEC, SHAPE, CLASSES), own, ctx := context({SET_GRADIENT_QUERY: ClippedSum(1e-6, CLIP, 0.5)}, silent=True))
     found, taken = read(state), ctx.taken[0][1]
     assert 0 < int(taken.sum()) < 12
     expected = {name: torch.zeros_like(value) for name, value in found.items()}
@@ -71,7 +77,7 @@ def test_images_learn_network_by_network_and_networks_learn_from_them() -> None:
         return slopes(state, own.x, own.y)
 
     images = torch.rand(4, *SHAPE, generator=torch.Generator().manual_seed(3))
-    found = generate(images, labels, model, drawn, read, settings, keys)
+    found = generate_set(images, labels, model, drawn, read, settings, keys)
     assert [all(torch.equal(state[n], drawn(k)[n]) for n in state) for k, state in zip((0, 0, 1, 1), seen)] == [True, False, True, False]
     for at, state in enumerate(seen):
         target = slopes(state, own.x, own.y)
@@ -96,11 +102,11 @@ def test_reads_in_new_networks_come_before_the_images_follow_them(monkeypatch: p
         events.append("f")
         return match_gradient(*given, **settings)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(private_set, "match_gradient", follow)
+    monkeypatch.setattr(gradient_matching, "match_gradient", follow)
     images = torch.rand(4, *SHAPE, generator=torch.Generator().manual_seed(3))
     for at_once, order in ((64, "r" * 10 + "f" * 10), (2, "rrrrffff" * 2 + "rrff")):
-        monkeypatch.setattr(private_set, "AT_ONCE", at_once)
-        found, expected = generate(images, labels, model, drawn, read, settings, context({}).keys), images
+        monkeypatch.setattr(gradient_matching, "NETWORKS_AT_ONCE", at_once)
+        found, expected = generate_set(images, labels, model, drawn, read, settings, context({}).keys), images
         for number in range(5):
             for _ in range(2):
                 target = slopes(drawn(number), own.x, own.y)
@@ -112,20 +118,20 @@ def test_reads_in_new_networks_come_before_the_images_follow_them(monkeypatch: p
 
 def test_one_client_spends_what_it_says_and_sends_every_class() -> None:
     plan = (experiment := tiny("dp_psg", *FEW)).plan
-    sent = plan.method.broadcast(start(plan, experiment.ledger()).server)
+    sent = plan.method.broadcast(start_training(plan, experiment.new_ledger()).server)
     few = experiment.shards[0].train.take(experiment.shards[0].train.y < 3)
-    received, rows, _ = client_step(Task(plan, 0, 0, sent, {}, experiment.shards[0].with_train(few)))
-    assert [(r.name, r.count, r.surface) for r in rows[:1]] == [(QUERY, 6, "gradient")]
-    assert plan.method.spends(0, plan.mechanisms) == {QUERY: 6}
+    received, rows, _ = client_step(ClientTask(plan, 0, 0, sent, {}, experiment.shards[0].with_train(few)))
+    assert [(r.name, r.count, r.surface) for r in rows[:1]] == [(SET_GRADIENT_QUERY, 6, "gradient")]
+    assert plan.method.spends(0, plan.mechanisms) == {SET_GRADIENT_QUERY: 6}
     assert received.values["labels"]["y"].tolist() == [k for k in range(10) for _ in range(5)]
 
 
 def test_without_privacy_a_client_sends_what_it_holds() -> None:
     plan = (experiment := tiny("dp_psg", *FEW, "privacy=none")).plan
-    sent = plan.method.broadcast(start(plan, experiment.ledger()).server)
+    sent = plan.method.broadcast(start_training(plan, experiment.new_ledger()).server)
     own = experiment.shards[0]
     for kept in (own.train.take(own.train.y < 2), own.train.take([])):
-        received, _, _ = client_step(Task(plan, 0, 0, sent, {}, own.with_train(kept)))
+        received, _, _ = client_step(ClientTask(plan, 0, 0, sent, {}, own.with_train(kept)))
         assert received.values["labels"]["y"].unique().tolist() == kept.y.unique().tolist()
         assert len(received.values["images"]["x"]) == len(received.values["labels"]["y"])
 
@@ -140,8 +146,8 @@ def test_the_budget_that_was_asked_for_is_spent() -> None:
 def test_digits_are_learned_where_noise_is_small() -> None:
     """Chance is 0.1; 120 records."""
     longer = ("algo.generation.networks=10", "algo.generation.steps=10", "algo.server.epochs=30", "model=mlp")
-    experiment = assemble(tiny_config("dp_psg", "privacy.noise_multiplier=0.1", "privacy.sampling_probability=1", *longer))
-    progress, test = finished(experiment), experiment.test
+    experiment = build_experiment(tiny_config("dp_psg", "privacy.noise_multiplier=0.1", "privacy.sampling_probability=1", *longer))
+    progress, test = finished(experiment), experiment.test_records
     found = experiment.plan.method.predict(progress.server, None, test.x).argmax(1)
     assert float((found == test.y).float().mean()) > 0.4
 

@@ -7,8 +7,8 @@ import dp_accounting as dpa
 import pytest
 import torch
 
-from privdd.cli.assemble import assemble
-from privdd.core.keys import Keys
+from privdd.cli.build import build_experiment
+from privdd.core.rng import Keys
 from privdd.core.types import Problem, Received
 from privdd.federated.channel import Channel, ClientContext
 from privdd.methods.fedavg import FedAvg
@@ -90,7 +90,7 @@ def test_what_is_sent_is_never_longer_than_1(clip: float) -> None:
         sent = received.values["update"]
         assert whole(dict(sent)) <= 1
         assert float(sent[BIT]) == pytest.approx(m.bit_share * (1 if whole(change) <= clip else -1))
-        expected = m._left * min(1.0, whole(change) / clip)
+        expected = m._max_change_norm * min(1.0, whole(change) / clip)
         assert whole({n: t for n, t in sent.items() if n != BIT}) == pytest.approx(expected, rel=1e-4)
 
 
@@ -144,7 +144,7 @@ def test_the_norm_travels_and_lives_in_the_servers_state() -> None:
 )
 def test_bad_settings_are_named(key: str) -> None:
     with pytest.raises(ValueError, match=key.split("=")[0].partition(".")[2]):
-        assemble(tiny_config("fedavg_adaptive", key))
+        build_experiment(tiny_config("fedavg_adaptive", key))
 
 
 def test_without_client_level_privacy_it_is_fedavg() -> None:

@@ -9,14 +9,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from privdd.cli.config import composed
-from privdd.core.keys import Keys
-from privdd.core.state import unpack
-from privdd.core.types import Records, Shard
-from privdd.distillation.networks import ball
+from privdd.cli.compose import compose_config
+from privdd.core.rng import Keys
+from privdd.core.types import Records, Shard, unpack
+from privdd.distillation.distribution_matching import networks_in_ball
 from privdd.methods.feddm import FedDM
 from privdd.models import build
-from privdd.training.local import evaluate, local_sgd
+from privdd.training.sgd import evaluate_model, local_sgd
 from tests.federations import trained
 from tests.methods.distilling import (
     COUNTED,
@@ -44,7 +43,7 @@ def train(method: FedDM, clients: list[Shard], rounds: int = 2, **more: object) 
     state, memories = method.init(PROBLEM, Keys(0)), {}
     for t in range(rounds):
         state = method.aggregate(state, receive(method, state, memories, clients, t, 0, **more), Keys(0).fold(t))
-    return evaluate(build(SPEC, (1, 8, 8), 10), unpack("model", state), clients[0].test)[0]
+    return evaluate_model(build(SPEC, (1, 8, 8), 10), unpack("model", state), clients[0].test)[0]
 
 
 def balanced(per_class: int, skip: int) -> Records:
@@ -204,7 +203,7 @@ def matched_loss(lr: float) -> tuple[float, float]:
         method = make(matching=matching(steps, lr=lr))
         upload, _ = method.local(sent, {}, client, context(method, 3))
         x, y = upload["images"].value["x"], upload["labels"].value["y"]
-        unseen = ball(model, sent["model"], sent["model"], method.rho, Keys(7), logits=True)
+        unseen = networks_in_ball(model, sent["model"], sent["model"], method.rho, Keys(7), logits=True)
         with torch.no_grad():
             for t in range(5):
                 real, made = (_class_means(unseen(t)(a), b) for a, b in ((client.train.x, client.train.y), (x, y)))
@@ -215,8 +214,8 @@ def matched_loss(lr: float) -> tuple[float, float]:
 
 def test_matching_brings_images_that_start_real_nearer_at_the_rate_of_the_settings() -> None:
     """eta_c = 1 of the paper is that of standardised pixels: in [0, 1] a trained model's images run away at it."""
-    before, after = matched_loss(composed("train", ["algo=feddm"]).algo.matching.lr)
+    before, after = matched_loss(compose_config("train", ["algo=feddm"]).algo.matching.lr)
     assert after < 0.5 * before
     assert matched_loss(1.0)[1] > 2 * before
     for start, rate in (("noise", 1.0), ("statistics", 0.1)):
-        assert composed("train", ["algo=feddm", f"algo.start={start}"]).algo.matching.lr == rate
+        assert compose_config("train", ["algo=feddm", f"algo.start={start}"]).algo.matching.lr == rate

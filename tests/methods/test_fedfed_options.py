@@ -8,13 +8,13 @@ import pytest
 import torch
 from scipy import stats
 
-from privdd.auditing.public_facts import public_facts
-from privdd.cli.assemble import assemble
-from privdd.cli.main import checked
+from privdd.auditing.findings import public_information
+from privdd.cli.build import build_experiment
+from privdd.cli.main import check_command
 from privdd.cli.overrides import check_overrides
-from privdd.core.errors import BadConfig
-from privdd.core.keys import Keys
-from privdd.distillation.feature_split import FeatureSplit, SplitLoss, laplace
+from privdd.core.rng import Keys
+from privdd.core.validation import BadConfig
+from privdd.distillation.feature_split import FeatureSplit, SplitLoss, laplace_from_normal
 from privdd.methods.fedavg import FedAvg
 from privdd.methods.fednova import FedNova
 from privdd.methods.fedprox import FedProx
@@ -37,7 +37,7 @@ def test_all_clients_release_and_half_of_them_train():
     progress = trained("fedfed", "participation=0.34")[0]
     assert {r.client for r in progress.ledger.releases if r.name == "features"} == {SERVER, 0, 1, 2}
     assert len(progress.server["labels/y"]) == sum(len(s.train) for s in experiment.shards)
-    said = {f["what"]: f["value"] for f in public_facts(experiment, progress.ledger)}
+    said = {f["what"]: f["value"] for f in public_information(experiment, progress.ledger)}
     assert said["participation"].startswith("1 of 3 clients a round, all in round 1")
 
 
@@ -55,7 +55,7 @@ def test_noise_and_bound_are_one_key_each():
     experiment = tiny("fedfed", "privacy.variance=0.04", "privacy.rho=0.5")
     method, mechanism = experiment.plan.method, experiment.plan.mechanisms["features"]
     assert method.loss.stds == pytest.approx((0.2,)) and method.loss.rho == mechanism.rho == 0.5
-    assert mechanism.stds(mechanism.norm(64)) == pytest.approx((0.2,))
+    assert mechanism.copy_stds(mechanism.norm_for_size(64)) == pytest.approx((0.2,))
     claim = next(c for c in method.claims(experiment.plan, experiment.shards) if "3.4 as printed" in c.source)
     assert any("rho = 0.5" in choice for choice in claim.choices)
     for key in ("algo.loss.stds=[0.1]", "algo.loss.rho=0.3"):
@@ -87,9 +87,9 @@ def test_laplace_is_one_override_and_reaches_phase_a():
 def test_normal_draws_become_laplace_ones():
     """Kolmogorov-Smirnov against scipy, and the exact quantile at three points."""
     z = torch.randn(20_000, generator=Keys(0).torch())
-    assert stats.kstest(laplace(z).numpy(), "laplace").pvalue > 0.01
+    assert stats.kstest(laplace_from_normal(z).numpy(), "laplace").pvalue > 0.01
     at = torch.tensor([-1.5, 0.25, 3.0], dtype=torch.float64)
-    assert laplace(at).numpy() == pytest.approx(stats.laplace.ppf(stats.norm.cdf(at.numpy())), rel=1e-9)
+    assert laplace_from_normal(at).numpy() == pytest.approx(stats.laplace.ppf(stats.norm.cdf(at.numpy())), rel=1e-9)
 
 
 def test_the_loss_reads_features_under_laplace_noise():
@@ -109,7 +109,7 @@ def test_the_loss_reads_features_under_laplace_noise():
 
 def test_a_base_that_would_not_see_the_features_is_refused_before_anything_is_computed():
     own = "algo.base._target_=privdd.methods.own_training.OwnTraining"
-    for refuse in (lambda: checked("train", ["algo=fedfed", own]), lambda: tiny("fedfed", own)):
+    for refuse in (lambda: check_command("train", ["algo=fedfed", own]), lambda: tiny("fedfed", own)):
         with pytest.raises(ValueError, match=r"^algo\.base=OwnTraining: .* allowed are FedAvg, FedProx, FedNova, Scaffold$"):
             refuse()
 
@@ -138,14 +138,14 @@ def test_any_base_by_one_override(base, kind):
 def test_whole_images_are_shared_at_the_protection_of_features():
     """Appendix F.3: noise over norm is that of FedFed's features; what is released is x within its law."""
     config = tiny_config("fedfed_raw", "algo.distill_rounds=0")
-    experiment = assemble(config)
+    experiment = build_experiment(config)
     raw, features = experiment.plan.mechanisms["features"], tiny("fedfed").plan.mechanisms["features"]
-    ratios = [m.stds(m.norm(64))[0] / m.norm(64) for m in (raw, features)]
-    assert ratios[0] == pytest.approx(ratios[1]) and raw.norm(64) == 8.0
-    assert raw.stds(8.0)[0] == pytest.approx(math.sqrt(0.15) / features.rho)
+    ratios = [m.copy_stds(m.norm_for_size(64))[0] / m.norm_for_size(64) for m in (raw, features)]
+    assert ratios[0] == pytest.approx(ratios[1]) and raw.norm_for_size(64) == 8.0
+    assert raw.copy_stds(8.0)[0] == pytest.approx(math.sqrt(0.15) / features.rho)
     plan, shard = experiment.plan, experiment.shards[0]
     assert plan.method.rounds == 1 + plan.method.base.rounds
-    upload = plan.method.local(plan.method.broadcast(plan.method.init(plan.problem, Keys(0))), {}, shard, plan.context(0, 0))[0]
+    upload = plan.method.local(plan.method.broadcast(plan.method.init(plan.problem, Keys(0))), {}, shard, plan.client_context(0, 0))[0]
     order = shard.train.ids.argsort()
     assert torch.equal(upload["features"].value["x"], shard.train.x[order])
     progress = finished(experiment)

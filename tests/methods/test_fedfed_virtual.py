@@ -8,15 +8,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from attacks.inversion.neighbour import KnownNeighbour
+from attacks.inversion.known_neighbour import KnownNeighbour
 from attacks.types import Adversary, Surface, View
-from privdd.auditing.game import draw_game
-from privdd.auditing.replay import chain_to
-from privdd.auditing.views import Scene
-from privdd.core.errors import BadConfig
-from privdd.core.state import unpack
-from privdd.core.types import Records, Shard, State, Tensors
-from privdd.distillation.stand_ins import kept_images
+from privdd.auditing.replay import draw_membership_game, round_chain
+from privdd.auditing.views import FinishedRun
+from privdd.core.types import Records, Shard, State, Tensors, unpack
+from privdd.core.validation import BadConfig
+from privdd.distillation.virtual_images import images_in_memory
 from privdd.federated.simulation import Plan
 from privdd.methods.fedfed import FedFed
 from privdd.methods.fedfed_virtual import FedFedVirtual
@@ -66,8 +64,8 @@ def test_no_virtual_data_is_the_method_itself() -> None:
     plan, shard, wrapped = plain.plan, plain.shards[0], plain.plan.method
     inner = wrapped.inner  # type: ignore[attr-defined]
     sent = inner.broadcast(inner.init(plan.problem, plan.keys.fold("public", "init")))
-    ours, memory = wrapped.local(sent, {}, shard, plan.context(0, 0))
-    assert equal(values(ours), values(inner.local(sent, {}, shard, plan.context(0, 0))[0])) and memory == {}
+    ours, memory = wrapped.local(sent, {}, shard, plan.client_context(0, 0))
+    assert equal(values(ours), values(inner.local(sent, {}, shard, plan.client_context(0, 0))[0])) and memory == {}
 
 
 def test_fedlgd_without_its_own_ideas_is_fedavg_on_virtual_data() -> None:
@@ -99,25 +97,25 @@ def test_images_stand_where_they_are_asked_for(distiller: str, where: str) -> No
     memory: State = {}
     for round in range(3):
         sent = sent_to(plan, round)
-        upload, after = plan.method.local(sent, memory, shard, plan.context(round, 0))
-        images, held = kept_images(after), shard
+        upload, after = plan.method.local(sent, memory, shard, plan.client_context(round, 0))
+        images, held = images_in_memory(after), shard
         assert bool(images) == (where == "everywhere" or (where == "release") == (round <= RELEASE))
         if images:
             x, y = images["images/x"].flatten(0, 1), images["images/label"].repeat_interleave(2)
             held = shard.with_train(Records(x, y, torch.arange(len(x))))
-        rest = {name: value for name, value in memory.items() if name not in kept_images(memory)}
-        alone, _ = FedFed.local(plan.method, sent, rest, held, plan.context(round, 0))  # type: ignore[arg-type]
+        rest = {name: value for name, value in memory.items() if name not in images_in_memory(memory)}
+        alone, _ = FedFed.local(plan.method, sent, rest, held, plan.client_context(round, 0))  # type: ignore[arg-type]
         assert equal(values(upload), values(alone))
         memory = after
 
 
 def test_images_are_made_once_and_the_records_are_not_looked_at_again() -> None:
     plan, shard = pointed("algo/virtual=unmatched")
-    _, memory = plan.method.local(sent_to(plan, 0), {}, shard, plan.context(0, 0))
+    _, memory = plan.method.local(sent_to(plan, 0), {}, shard, plan.client_context(0, 0))
     blind = replace(shard, train=shard.train.take(range(0)), nulls=shard.train.take([0]))
     sent = sent_to(plan, RELEASE)
-    one, two = (plan.method.local(sent, memory, held, plan.context(RELEASE, 0)) for held in (shard, blind))
-    assert equal(values(one[0]), values(two[0])) and equal(one[1], two[1]) and equal(kept_images(one[1]), memory)
+    one, two = (plan.method.local(sent, memory, held, plan.client_context(RELEASE, 0)) for held in (shard, blind))
+    assert equal(values(one[0]), values(two[0])) and equal(one[1], two[1]) and equal(images_in_memory(one[1]), memory)
 
 
 def test_unmatched_images_are_records_and_matched_ones_are_not() -> None:
@@ -126,7 +124,7 @@ def test_unmatched_images_are_records_and_matched_ones_are_not() -> None:
         experiment = tiny("virtual_data", f"algo/virtual={distiller}", "algo.virtual.start=real", "algo.virtual.ipc=2", *more)
         plan, shard = experiment.plan, experiment.shards[0]
         method = plan.method
-        images = method.virtual.distil(method.model, shard, plan.context(0, 0))  # type: ignore[attr-defined]
+        images = method.virtual.distil(method.model, shard, plan.client_context(0, 0))  # type: ignore[attr-defined]
         held = {int(label): shard.train.x[shard.train.y == label].flatten(1) for label in images["images/label"]}
         pairs = zip(images["images/x"].flatten(2), images["images/label"].tolist())
         gaps = torch.stack([torch.cdist(x, held[label]).amin(1) for x, label in pairs])
@@ -136,11 +134,11 @@ def test_unmatched_images_are_records_and_matched_ones_are_not() -> None:
 # --- what an audit is told ------------------------------------------------------------------------------
 
 
-def finished_scene(*more: str) -> Scene:
+def finished_scene(*more: str) -> FinishedRun:
     experiment = tiny("fedfed_virtual", "algo/virtual=unmatched", *more)
     shards, victim = list(experiment.shards), experiment.plan.victim
-    game = draw_game(shards[victim], 10, 2, experiment.plan.keys.fold("audit", victim), experiment.plan.relation)
-    return Scene(experiment, finished(experiment), game, shards[victim])
+    game = draw_membership_game(shards[victim], 10, 2, experiment.plan.keys.fold("audit", victim), experiment.plan.relation)
+    return FinishedRun(experiment, finished(experiment), game, shards[victim])
 
 
 @pytest.mark.parametrize("words", [("algo.where=everywhere",), ("algo.where=training",), ("algo.where=release",)])
@@ -149,14 +147,14 @@ def test_rows_of_images_promise_no_record_anything(words: tuple[str, ...]) -> No
     made = finished_scene(*words, "algo.shared_only=true", "privacy.relation=zero_out")
     method, plan, progress = made.plan.method, made.plan, made.progress
     paired = words == ("algo.where=training",)
-    upload, _ = method.local(progress.snapshots[RELEASE].broadcast, {}, made.shard, plan.context(RELEASE, 0))
+    upload, _ = method.local(progress.snapshots[RELEASE].broadcast, {}, made.shard, plan.client_context(RELEASE, 0))
     features, labels = upload["features"], upload["labels"]
     assert ("row_per_record" not in features.flags) == bool(labels.public) == paired == method.rows_are_records()
     assert len(features.value["x"]) == (len(made.shard.train) if paired else 10 * len(made.shard.train.y.unique()))
     assert bool(method.claims(plan, [made.shard])) == paired
     assert (method.spends(RELEASE, plan.mechanisms) == {"features": 1}) == paired
-    view = View(Surface.FEATURES, Adversary.SERVER, (), made.knowledge(RELEASE))
-    assert bool(KnownNeighbour().nothing_to_read(view)) != paired and (made.truth().rows is not None) == paired
+    view = View(Surface.FEATURES, Adversary.SERVER, (), made.adversary_knowledge(RELEASE))
+    assert bool(KnownNeighbour().nothing_to_read(view)) != paired and (made.ground_truth().rows is not None) == paired
     row = next(r for r in progress.ledger.releases if r.name == "features")
     assert ("row_per_record" in (row.nonprivate_reason or "")) != paired
 
@@ -164,7 +162,7 @@ def test_rows_of_images_promise_no_record_anything(words: tuple[str, ...]) -> No
 def test_what_images_stand_for_is_told_where_updates_come_of_them() -> None:
     for where, told in (("everywhere", True), ("training", True), ("release", False)):
         made = finished_scene(f"algo.where={where}")
-        shown = made.truth().virtual
+        shown = made.ground_truth().virtual
         assert (shown is not None) == told
         if shown is not None:
             assert torch.equal(shown, made.progress.memories[made.plan.victim]["images/x"].flatten(0, 1))
@@ -184,8 +182,8 @@ def test_a_replay_of_the_rounds_that_a_method_names_gives_what_was_sent(algo: st
     plan, progress = experiment.plan, finished(experiment)
     for t, snapshot in progress.snapshots.items():
         memory: dict = {}
-        for earlier in chain_to(plan, progress.snapshots, t):
-            ctx = plan.context(earlier.round, plan.victim)
+        for earlier in round_chain(plan, progress.snapshots, t):
+            ctx = plan.client_context(earlier.round, plan.victim)
             upload, memory = plan.method.local(earlier.broadcast, memory, experiment.shards[plan.victim], ctx)
         assert equal(plan.channel.send(upload, ctx)[0].values, snapshot.sent), t
 

@@ -8,14 +8,13 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from privdd.core.keys import Keys
-from privdd.core.state import unpack
-from privdd.core.types import Records
-from privdd.distillation.virtual_images import Virtual
+from privdd.core.rng import Keys
+from privdd.core.types import Records, unpack
+from privdd.distillation.virtual_images import VirtualImages
 from privdd.methods.fedlgd import FedLGD
 from privdd.models import build
 from privdd.training.contrastive import class_mmd
-from privdd.training.local import evaluate
+from privdd.training.sgd import evaluate_model
 from tests.federations import tiny, trained
 from tests.methods.distilling import (
     COUNTED,
@@ -29,7 +28,7 @@ from tests.methods.distilling import (
 )
 from tests.methods.toy import SPEC, receive, shards
 
-VIRTUAL = Virtual(
+VIRTUAL = VirtualImages(
     warmup=matching(4, momentum=0.5), refine=matching(2, momentum=0.5), ipc=3, warmup_reads=2, refine_reads=1
 )
 SMALL = {
@@ -64,11 +63,11 @@ def test_schedules_of_paper_and_code() -> None:
     paper = make(rounds=100, tau=10, tau_step=5)
     code = replace(paper, refine_first=False)
     assert (
-        [t for t in range(100) if paper.selected(t)]
+        [t for t in range(100) if paper.is_selected_round(t)]
         == list(range(0, 50, 5))
-        == [t for t in range(100) if paper.refines(t)]
+        == [t for t in range(100) if paper.refines_in_round(t)]
     )
-    assert [t for t in range(100) if code.refines(t)] == list(range(5, 51, 5))
+    assert [t for t in range(100) if code.refines_in_round(t)] == list(range(5, 51, 5))
     assert [t for t in range(100) if code._server_matches(t)] == list(range(0, 51, 5))
 
 
@@ -203,7 +202,7 @@ def test_it_learns(more: dict[str, object]) -> None:
     server, memories = method.init(PROBLEM, Keys(0)), {}
     for t in range(5):
         server = method.aggregate(server, receive(method, server, memories, clients, t, 0), Keys(0).fold(t))
-    assert evaluate(build(SPEC, (1, 8, 8), 10), unpack("model", server), clients[0].test)[0] > 0.35
+    assert evaluate_model(build(SPEC, (1, 8, 8), 10), unpack("model", server), clients[0].test)[0] > 0.35
 
 
 def test_the_mmd_regulariser_is_the_distance_of_class_means():

@@ -11,14 +11,14 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from privdd.core.keys import Keys
-from privdd.core.state import unpack
-from privdd.distillation.augmentation import draw
+from privdd.core.rng import Keys
+from privdd.core.types import unpack
+from privdd.distillation.augmentation import draw_transform
 from privdd.federated.simulation import Plan
 from privdd.methods.fedrd import FedRD
 from privdd.models import ModelSpec, build, initial, projected_shape
 from privdd.privacy.mechanisms import AggregateClip
-from privdd.training.local import local_adam
+from privdd.training.sgd import local_adam
 from tests.federations import tiny
 from tests.methods.distilling import (
     PRINTED,
@@ -91,7 +91,7 @@ def test_one_step_follows_equation_5() -> None:
     ctx, sent = context(method), method.broadcast(method.init(PROBLEM, Keys(0)))
     upload, memory = method.local(sent, {}, shard, ctx)
     start, _ = replace(method, matching=matching(0)).local(sent, {}, shard, context(method))
-    transform = draw("flip", (1, 8, 8), ctx.public("augment", 0).torch())
+    transform = draw_transform("flip", (1, 8, 8), ctx.public("augment", 0).torch())
     state = initial(INSTANCE, (1, 8, 8), 10, ctx.public("networks", 0).torch())
     model = build(INSTANCE, (1, 8, 8), 10)
     model.load_state_dict(state)
@@ -190,7 +190,7 @@ def test_one_printed_step_is_equation_7_without_noise_and_clipping() -> None:
     upload, memory = method.local(sent, {}, shard, ctx)
     model = build(BATCH, (1, 8, 8), 10)
     model.load_state_dict(initial(BATCH, (1, 8, 8), 10, ctx.public("networks", 0).torch()))
-    project, transform = method.maps({}, memory, PROBLEM)["projection"], draw("flip", (1, 8, 8), ctx.public("augment", 0).torch())
+    project, transform = method.maps({}, memory, PROBLEM)["projection"], draw_transform("flip", (1, 8, 8), ctx.public("augment", 0).torch())
     first = replace(method, matching=matching(0)).local(sent, {}, shard, context(method, mechanisms=quiet))[0]
     s = first["representations"].value["x"].clone().requires_grad_(True)
     assert abs(float(s.detach().mean())) < 0.2 and 0.8 < float(s.detach().std()) < 1.2  # N(0, 1), not projected noise

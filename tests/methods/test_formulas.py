@@ -5,15 +5,15 @@ import math
 import pytest
 import torch
 
-from privdd.core.keys import Keys
+from privdd.core.rng import Keys
 from privdd.core.types import Problem, Received
-from privdd.federated.aggregation import average, shares
+from privdd.federated.aggregation import average, client_weights
 from privdd.methods.fedavg import FedAvg
 from privdd.methods.fednova import step_mass
-from privdd.methods.fedproto import FedProto, prototypes
-from privdd.methods.moon import contrast
+from privdd.methods.fedproto import FedProto, compute_prototypes
+from privdd.methods.moon import model_contrastive_loss
 from privdd.methods.scaffold import Scaffold
-from privdd.methods.vhl import VHL, anchors, supervised_contrast
+from privdd.methods.vhl import VHL, draw_anchors, supervised_contrast
 from privdd.models import build, initial
 from tests.methods.toy import METHODS, SPEC, digits, federate, make, receive, shards
 
@@ -34,7 +34,7 @@ def test_contrast_by_hand():
     for a, b, c in zip(z, towards, away):
         up, down = (math.exp(float(a @ t / a.norm() / t.norm()) / 0.5) for t in (b, c))
         total -= math.log(up / (up + down))
-    assert contrast(z, towards, away, 0.5).item() == pytest.approx(total / 4, rel=1e-5)
+    assert model_contrastive_loss(z, towards, away, 0.5).item() == pytest.approx(total / 4, rel=1e-5)
 
 
 def test_supervised_contrast_by_hand():
@@ -52,7 +52,7 @@ def test_supervised_contrast_by_hand():
 
 @pytest.mark.parametrize("shape", [(1, 8, 8), (3, 32, 32), (1, 28, 28)])
 def test_anchors_are_public_noise_with_a_class_in_it(shape):
-    some, again = anchors(shape, 4, 30, Keys(3)), anchors(shape, 4, 30, Keys(3))
+    some, again = draw_anchors(shape, 4, 30, Keys(3)), draw_anchors(shape, 4, 30, Keys(3))
     assert some.x.shape == (120, *shape) and torch.equal(some.x, again.x)
     assert some.x.min() >= 0 and some.x.max() <= 1 and some.x.std() > 0.1
     centres = torch.stack([some.x[some.y == c][:15].mean(0).flatten() for c in range(4)])
@@ -64,7 +64,7 @@ def test_anchors_are_public_noise_with_a_class_in_it(shape):
 def test_prototypes_are_class_means_of_features():
     state, records = initial(SPEC, (1, 8, 8), 10, Keys(1).torch()), digits().take(range(60))
     records = records.take(records.y != 3)
-    own = prototypes(build(SPEC, (1, 8, 8), 10), state, records, 10, batch=16)
+    own = compute_prototypes(build(SPEC, (1, 8, 8), 10), state, records, 10, batch=16)
     model = build(SPEC, (1, 8, 8), 10)
     model.load_state_dict(state)
     for c in range(10):
@@ -97,10 +97,10 @@ def test_average_weighs_and_refuses_an_empty_inbox():
     inbox = [
         Received(k, 0, {"u": {"w": torch.tensor([float(k)])}, "count": {"n": torch.tensor([k + 1.0])}}) for k in (1, 0)
     ]
-    assert shares(inbox).tolist() == pytest.approx([1 / 3, 2 / 3])
+    assert client_weights(inbox).tolist() == pytest.approx([1 / 3, 2 / 3])
     assert average(inbox, "u")["w"].item() == pytest.approx(2 / 3)
     with pytest.raises(ValueError, match="inbox"):
-        shares([])
+        client_weights([])
 
 
 @pytest.mark.parametrize(

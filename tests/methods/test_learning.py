@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from privdd.core.keys import Keys
-from privdd.core.state import unpack
-from privdd.core.types import Problem
+from privdd.core.rng import Keys
+from privdd.core.types import Problem, unpack
 from privdd.federated.channel import ClientContext
 from tests.methods.toy import METHODS, digits, federate, make, shards
 

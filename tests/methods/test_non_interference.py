@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from privdd.core.types import Artifact, Records, Shard
-from privdd.federated.simulation import Plan, Task, client_step
+from privdd.federated.simulation import ClientTask, Plan, client_step
 from privdd.methods.fedavg import FedAvg
-from privdd.training.dp_sgd import private_steps
+from privdd.training.dp_sgd import count_private_steps
 from tests.federations import ALGOS, equal, tiny
 
 DPSGD = [a for a in ALGOS if not a.startswith(("fedfed", "feddm", "fedrd", "fedlgd", "dp_"))]
@@ -42,9 +42,9 @@ def interference(plan: Plan, shards: list[Shard], other: Shard) -> tuple[list[st
     memory, changed, claimed = {}, [], set()
     for t in range(method.rounds):
         sent = method.broadcast(server)
-        own = plan.context(t, victim)
+        own = plan.client_context(t, victim)
         true, kept = method.local(sent, memories.get(victim, {}), shards[victim], own)
-        replayed = plan.context(t, victim, transcript=list(own.outputs))
+        replayed = plan.client_context(t, victim, transcript=list(own.outputs))
         false, memory = method.local(sent, memory, other, replayed)
         if len(replayed.outputs) != len(own.outputs):
             changed.append(f"round {t}: number of queries")
@@ -56,7 +56,7 @@ def interference(plan: Plan, shards: list[Shard], other: Shard) -> tuple[list[st
                 claimed.add(name)
                 if not equal(true[name].value, false[name].value):
                     changed.append(f"round {t}: {name}")
-        steps = [client_step(Task(plan, t, s.client, sent, memories.get(s.client, {}), s)) for s in shards]
+        steps = [client_step(ClientTask(plan, t, s.client, sent, memories.get(s.client, {}), s)) for s in shards]
         memories = {received.client: m for received, _, m in steps} | {victim: kept}
         server = method.aggregate(server, [received for received, *_ in steps], plan.keys.fold("round", t, "server"))
     return changed, claimed
@@ -87,7 +87,7 @@ class CountsItsRecords(FedAvg):
 
     def _train_privately(self, turn):
         longer = replace(self, local_epochs=len(turn.shard.train) / 40)
-        assert private_steps(turn.ctx.mechanisms["dpsgd"], longer.local_epochs) >= 1
+        assert count_private_steps(turn.ctx.mechanisms["dpsgd"], longer.local_epochs) >= 1
         return FedAvg._train_privately(longer, turn)
 
 
@@ -130,8 +130,8 @@ def test_protected_profiles_leave_nothing_unprotected(case):
     server = plan.method.init(plan.problem, plan.keys.fold("public", "init"))
     for t in range(plan.method.rounds):
         sent = plan.method.broadcast(server)
-        upload, _ = plan.method.local(sent, {}, shards[0], plan.context(t, 0))
+        upload, _ = plan.method.local(sent, {}, shards[0], plan.client_context(t, 0))
         bare = [n for n, a in upload.items() if not (a.private or a.public or n in plan.channel.mechanisms)]
         assert bare == []
-        inbox = [client_step(Task(plan, t, s.client, sent, {}, s))[0] for s in shards]
+        inbox = [client_step(ClientTask(plan, t, s.client, sent, {}, s))[0] for s in shards]
         server = plan.method.aggregate(server, inbox, plan.keys.fold("round", t, "server"))

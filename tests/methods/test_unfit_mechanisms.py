@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from privdd.cli.assemble import assemble
+from privdd.cli.build import build_experiment
 from tests.federations import tiny_config
 
 
@@ -21,10 +21,10 @@ from tests.federations import tiny_config
 )
 def test_what_does_not_fit_is_refused_before_the_run(overrides: tuple[str, ...], line: str) -> None:
     with pytest.raises(ValueError, match=r"\S") as caught:
-        assemble(tiny_config(*overrides))
+        build_experiment(tiny_config(*overrides))
     assert line in str(caught.value)
 
 
 @pytest.mark.parametrize("algo", ["feddm_dp", "feddm_public_dp", "fedrd_dp", "fedlgd_dp", "fedrd_printed", "feddm", "fedrd", "fedlgd"])
 def test_what_is_shipped_fits(algo: str) -> None:
-    assert assemble(tiny_config(algo)).plan.method.rounds >= 1
+    assert build_experiment(tiny_config(algo)).plan.method.rounds >= 1

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from privdd.core.state import unpack
-from privdd.core.types import Shard
+from privdd.core.types import Shard, unpack
 from privdd.methods.fedprox import FedProx
 from privdd.methods.virtual_data import VirtualData
 from tests.federations import equal, tiny, trained
@@ -18,7 +17,7 @@ def first_round(algo: str, *more: str):
     experiment = tiny(algo, *more)
     plan, shard = experiment.plan, experiment.shards[0]
     sent = plan.method.broadcast(plan.method.init(plan.problem, plan.keys.fold("public", "init")))
-    return plan, sent, shard, plan.method.local(sent, {}, shard, plan.context(0, 0))
+    return plan, sent, shard, plan.method.local(sent, {}, shard, plan.client_context(0, 0))
 
 
 def test_the_images_are_those_of_fedlgds_first_stage():
@@ -37,12 +36,12 @@ def test_every_baseline_trains_on_the_images_alone(inner):
     x, y = memory["images/x"], memory["images/label"]
     assert set(y.tolist()) == set(shard.train.y.tolist())
     own = shard.with_train(type(shard.train)(x.flatten(0, 1), y.repeat_interleave(10), torch.arange(10 * len(y))))
-    alone, inner_memory = method.inner.local(sent, {}, own, plan.context(0, 0))
+    alone, inner_memory = method.inner.local(sent, {}, own, plan.client_context(0, 0))
     assert equal({n: a.value for n, a in upload.items()}, {n: a.value for n, a in alone.items()})
     assert equal(unpack("inner", memory), inner_memory)
-    again, later = method.local(sent, memory, shard, plan.context(1, 0))
+    again, later = method.local(sent, memory, shard, plan.client_context(1, 0))
     empty = Shard(shard.client, shard.train.take(range(0)), shard.test, shard.heldout, shard.classes)
-    blind, _ = method.local(sent, memory, empty, plan.context(1, 0))  # the records are not looked at again
+    blind, _ = method.local(sent, memory, empty, plan.client_context(1, 0))  # the records are not looked at again
     assert equal({n: a.value for n, a in again.items()}, {n: a.value for n, a in blind.items()})
     assert torch.equal(later["images/x"], x)
 
@@ -51,8 +50,8 @@ def test_every_baseline_trains_on_the_images_alone(inner):
 def test_whole_federations_end_finite_and_predict(inner):
     progress = trained("virtual_data", f"algo/inner={inner}")[0]
     experiment = tiny("virtual_data", f"algo/inner={inner}")
-    logits = experiment.plan.method.predict(progress.server, progress.memories[0], experiment.test.x)
-    assert logits.shape == (len(experiment.test), 10) and all(t.isfinite().all() for t in progress.server.values())
+    logits = experiment.plan.method.predict(progress.server, progress.memories[0], experiment.test_records.x)
+    assert logits.shape == (len(experiment.test_records), 10) and all(t.isfinite().all() for t in progress.server.values())
 
 
 def test_an_auditor_sees_the_images_in_place_of_the_records():

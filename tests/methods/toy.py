@@ -7,7 +7,7 @@ import torch
 from sklearn.datasets import load_digits
 from torch import Tensor
 
-from privdd.core.keys import Keys
+from privdd.core.rng import Keys
 from privdd.core.types import Problem, Received, Records, Shard, State
 from privdd.federated.channel import Channel, ClientContext
 from privdd.methods.fedadam import FedAdam

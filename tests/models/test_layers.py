@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from privdd.core.keys import Keys
+from privdd.core.rng import Keys
 from privdd.models import ModelSpec, build, initial
-from privdd.models.layers import pool_layer, rectified
+from privdd.models.layers import pool_layer, relu_and_pool
 
 
 def values_and_slopes(block: nn.Module, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -19,7 +19,7 @@ def values_and_slopes(block: nn.Module, x: torch.Tensor) -> tuple[torch.Tensor, 
 def test_a_maximum_may_be_taken_before_relu_and_a_mean_may_not() -> None:
     x = torch.randn((8, 5, 8, 8), generator=Keys(1).torch()).round(decimals=1)  # with ties and zeros
     for kind, swapped in (("max", True), ("avg", False)):
-        parts = rectified(pool_layer(kind))
+        parts = relu_and_pool(pool_layer(kind))
         assert isinstance(parts[0], nn.MaxPool2d) is swapped
         got = values_and_slopes(nn.Sequential(*parts), x)
         expected = values_and_slopes(nn.Sequential(nn.ReLU(), pool_layer(kind)), x)

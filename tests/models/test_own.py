@@ -11,11 +11,11 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from attacks.inversion.labels import head_of
+from attacks.inversion.labels import last_layer_gradients
 from privdd.models import OwnModel, build, initial
-from privdd.models.build import skeleton
-from privdd.models.own import DRAWN, NORMS, Passing
-from privdd.training.ensemble import vectorises
+from privdd.models.build import build_skeleton
+from privdd.models.own import INITIALISED_LAYERS, NORM_LAYERS, CutHead
+from privdd.training.vectorised import is_vectorisable
 
 SHAPE = (1, 6, 6)
 
@@ -68,7 +68,7 @@ def named(monkeypatch: pytest.MonkeyPatch) -> None:
     for part in (Net, Batch, After, Drops, Table, Raises):
         setattr(module, part.__name__, part)
     monkeypatch.setitem(sys.modules, "my_nets", module)
-    skeleton.cache_clear()
+    build_skeleton.cache_clear()
 
 
 def test_it_computes_what_the_class_computes() -> None:
@@ -80,18 +80,18 @@ def test_it_computes_what_the_class_computes() -> None:
     own.load_state_dict(theirs)
     assert torch.allclose(functional_call(built, state, (x,)), own(x), atol=1e-6)
     assert built.head.out_features == 3 and functional_call(built, state, (x,)).shape == (5, 3)
-    assert hash(spec) == hash(OwnModel(target="my_nets:Net", args={"width": 6})) and {Passing} and DRAWN and NORMS
+    assert hash(spec) == hash(OwnModel(target="my_nets:Net", args={"width": 6})) and {CutHead} and INITIALISED_LAYERS and NORM_LAYERS
 
 
 def test_attacks_find_its_classifier_behind_other_linear_layers() -> None:
     """They take the last linear layer in the module's order: of the hidden layer's 32 numbers none is a class."""
     built = build(OwnModel(target="privdd.models.own:Example"), SHAPE, 3)
-    assert head_of(built, list(built.parameters())).weight is built.head.weight
+    assert last_layer_gradients(built, list(built.parameters())).weight is built.head.weight
 
 
 def test_nobody_widens_it() -> None:
     """Its forward is the user's: many networks side by side would be mixed by a flatten."""
-    assert not vectorises(build(OwnModel(target="my_nets:Net"), SHAPE, 3))
+    assert not is_vectorisable(build(OwnModel(target="my_nets:Net"), SHAPE, 3))
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 
 from privdd.privacy.accounting import calibrate, check_work, epsilon
-from privdd.privacy.events import UnsupportedEvent, tally
+from privdd.privacy.events import UnsupportedEvent, tally_events
 
 DELTA = 1e-5
 G = dpa.GaussianDpEvent
@@ -240,12 +240,12 @@ def test_bad_words_are_refused() -> None:
 def test_a_composition_that_would_take_minutes_is_refused_at_once(events: list[dpa.DpEvent]) -> None:
     began = time.process_time()
     with pytest.raises(UnsupportedEvent):
-        check_work([tally((event, 1) for event in events)])
+        check_work([tally_events((event, 1) for event in events)])
     assert time.process_time() - began < 2
 
 
 def test_what_runs_really_compose_is_accounted() -> None:
     """A thousand clients of different sizes, a million sampled steps, a run of almost no noise."""
-    check_work([tally([(poisson(0.01 + at * 1e-5, 1.0, 1000), 1)]) for at in range(1000)])
-    check_work([tally([(poisson(0.001, 0.8, 10**6), 1)])])
-    check_work([tally([(poisson(0.5, 0.001, 1), 1)])])
+    check_work([tally_events([(poisson(0.01 + at * 1e-5, 1.0, 1000), 1)]) for at in range(1000)])
+    check_work([tally_events([(poisson(0.001, 0.8, 10**6), 1)])])
+    check_work([tally_events([(poisson(0.5, 0.001, 1), 1)])])

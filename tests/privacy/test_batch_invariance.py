@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from privdd.core.keys import Keys
+from privdd.core.rng import Keys
 from privdd.core.types import State, Tensors
-from privdd.distillation.networks import embedder, record_embeddings
-from privdd.distillation.public_head import head_gradients
+from privdd.distillation.distribution_matching import build_embedder, record_embeddings
+from privdd.distillation.public_features import head_gradients
 from privdd.models import ModelSpec, build, initial
 from privdd.privacy import batch_invariance
 from privdd.privacy.batch_invariance import LEAST, MOST, PassSizes, compute_rows
@@ -39,7 +39,7 @@ def gradients_of(spec: ModelSpec, state: State) -> Callable[[Tensor], Tensor]:
 
 
 def embeddings_of(spec: ModelSpec, state: State) -> Callable[[Tensor], Tensor]:
-    return lambda x: record_embeddings(embedder(build(spec, SHAPE, CLASSES), state, logits=True), x)
+    return lambda x: record_embeddings(build_embedder(build(spec, SHAPE, CLASSES), state, logits=True), x)
 
 
 def head_of(x: Tensor) -> Tensor:

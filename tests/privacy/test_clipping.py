@@ -7,7 +7,15 @@ import math
 import pytest
 import torch
 
-from privdd.privacy.clipping import SAFE, RecordLayout, as_rows, clip_factors, clipped_sum, positive, record_norms
+from privdd.privacy.clipping import (
+    SAFE,
+    RecordLayout,
+    as_rows,
+    clip_factors,
+    clipped_sum,
+    record_norms,
+    require_positive,
+)
 from privdd.privacy.lattice import Lattice
 
 FINE = Lattice(2.0**-24)
@@ -36,7 +44,7 @@ def test_the_sum_is_that_of_rows_clipped_one_by_one() -> None:
     given, bound = contributions(), 10.0
     norms = record_norms(given).tolist()
     assert min(norms) < bound < max(norms)
-    sums = RecordLayout.of(given).shaped(FINE.numbers(clipped_sum(given, bound, FINE, per=4.0)))
+    sums = RecordLayout.from_contributions(given).to_tensors(FINE.to_numbers(clipped_sum(given, bound, FINE, per=4.0)))
     assert sums.keys() == given.keys()
     for name, total in sums.items():
         by_hand = sum(row * min(1.0, bound / norm) for row, norm in zip(given[name], norms)) / 4
@@ -45,13 +53,13 @@ def test_the_sum_is_that_of_rows_clipped_one_by_one() -> None:
 
 def test_a_row_that_is_no_number_counts_for_nothing() -> None:
     given = {"x": torch.tensor([[1.0, 2.0], [math.nan, math.inf], [3.0, 4.0]])}
-    assert FINE.numbers(clipped_sum(given, 10.0, FINE)).tolist() == [4.0, 6.0]
+    assert FINE.to_numbers(clipped_sum(given, 10.0, FINE)).tolist() == [4.0, 6.0]
 
 
 def test_no_records_sum_to_zero() -> None:
     assert as_rows(torch.zeros(0, 2, 3)).shape == (0, 6) and as_rows(torch.zeros(4)).shape == (4, 1)
     nobody = {"x": torch.zeros(0, 2, 3)}
-    assert RecordLayout.of(nobody).shaped(clipped_sum(nobody, 1.0, FINE))["x"].tolist() == [[0] * 3] * 2
+    assert RecordLayout.from_contributions(nobody).to_tensors(clipped_sum(nobody, 1.0, FINE))["x"].tolist() == [[0] * 3] * 2
 
 
 @pytest.mark.parametrize("order", [1, 2])
@@ -65,4 +73,4 @@ def test_norms_of_long_rows_are_exact(order: int) -> None:
 @pytest.mark.parametrize("value", [0, -1, math.inf, math.nan, True, "1", None])
 def test_a_bound_is_a_positive_number(value: object) -> None:
     with pytest.raises(ValueError, match=r"^clip_norm="):
-        positive(value, "clip_norm")
+        require_positive(value, "clip_norm")

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from privdd.cli.assemble import assemble
-from privdd.cli.config import composed
+from privdd.cli.build import build_experiment
+from privdd.cli.compose import compose_config
 from privdd.privacy.claims import FeatureRun, effective_std, fedfed_3_4
 
 STDS = [(0.15,), (0.15, 0.25), (0.25, 0.15), (0.2, 0.2), (0.01, 3.0), (0.1, 0.2, 0.4)]
@@ -41,10 +41,10 @@ def test_effective_std_is_what_an_attacker_who_averages_two_copies_sees() -> Non
 
 def test_the_claim_of_fedfed_released_is_about_both_copies() -> None:
     """Its theorem is evaluated at the noise that remains after averaging, which costs more than either copy alone."""
-    config = composed(
+    config = compose_config(
         "audit", ["algo=fedfed_released", "preset=smoke", "data=digits", "data.limit=60", "partition=iid"]
     )
-    experiment = assemble(config)
+    experiment = build_experiment(config)
     method: Any = experiment.plan.method
     claim = method.claims(experiment.plan, experiment.shards)[0]
 

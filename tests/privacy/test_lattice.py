@@ -15,11 +15,11 @@ from scipy import stats
 from torch import Tensor
 
 from attacks.epsilon import clopper_pearson
-from attacks.low_bits import low_bits, off_lattice
-from privdd.core.keys import Keys
+from attacks.low_bits import examine_low_bits, is_off_lattice
+from privdd.core.rng import Keys
 from privdd.privacy.accounting import epsilon
 from privdd.privacy.clipping import clip_factors, clipped_sum, record_norms
-from privdd.privacy.lattice import BITS, Lattice, Total
+from privdd.privacy.lattice import BITS, Lattice, RunningSum
 from privdd.privacy.mechanism import Mechanism
 from privdd.privacy.mechanisms import ClientLevel, ClippedSum, FeatureNoise
 from privdd.privacy.noise import Noise, SystemNoise, noise_for
@@ -99,7 +99,7 @@ def test_low_bits_of_float32_noise_contradict_its_epsilon(name: str, runs: int, 
     stated = epsilon(case.mechanism.event, DELTA, relation=case.relation)  # type: ignore[arg-type]
     shown = betrayed(planted, case, "os", runs)
     assert shown > (stated if name != "features" else 3.0)  # 4.4 is above what so few runs can show
-    assert low_bits(flat(planted(case.inside, noise()).value), planted.inner(case.inside, noise()).noise_std).betrays
+    assert examine_low_bits(flat(planted(case.inside, noise()).value), planted.inner(case.inside, noise()).noise_std).tells_values_apart
 
 
 @pytest.mark.parametrize("source", SOURCES)
@@ -112,8 +112,8 @@ def test_every_number_is_a_whole_number_of_steps_that_float32_holds(name: str, s
         least = std if name != "two copies" else 0.5  # the scale of the less noisy copy
         assert step and 2.0**-BITS / 2 < step / least <= 2.0**-BITS and math.frexp(step)[0] == 0.5
         for numbers in (flat(output.value), flat(output.exact or {})):
-            assert numbers.dtype == torch.float32 and not off_lattice(numbers, step).any()  # type: ignore[arg-type]
-        assert not low_bits(flat(output.value), std, step).betrays
+            assert numbers.dtype == torch.float32 and not is_off_lattice(numbers, step).any()  # type: ignore[arg-type]
+        assert not examine_low_bits(flat(output.value), std, step).tells_values_apart
         assert float(flat(output.value).abs().max()) < 2**24 * step  # type: ignore[operator]
 
 
@@ -121,7 +121,7 @@ def test_a_large_sum_keeps_the_lattice_and_rounds_what_is_released() -> None:
     """Above 2**24 steps float32 rounds the integer: still a multiple of a step, whatever the clean value."""
     output = ClippedSum(1.0, 1.0)({"n": torch.ones(3001, 1)}, noise())
     assert float(output.value["n"]) > 2**24 * output.lattice  # type: ignore[operator]
-    assert not off_lattice(output.value["n"], output.lattice).any()  # type: ignore[arg-type]
+    assert not is_off_lattice(output.value["n"], output.lattice).any()  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("source", SOURCES)
@@ -153,7 +153,7 @@ def test_values_of_ones_own_mechanism_get_on_the_lattice() -> None:
         assert bool((exact[name].abs() <= value.abs()).all()) and bool(
             ((exact[name] - value).abs() < lattice.step).all()
         )
-        assert not off_lattice(noised[name], lattice.step).any() and not torch.equal(noised[name], exact[name])
+        assert not is_off_lattice(noised[name], lattice.step).any() and not torch.equal(noised[name], exact[name])
 
 
 # --- sensitivity ----------------------------------------------------------------------------------
@@ -199,7 +199,7 @@ def test_no_record_moves_the_sum_by_more_than_the_bound(kind: str, z: float, nor
 def test_no_row_is_longer_than_the_bound(kind: str, order: int) -> None:
     rows = HARD[kind]()
     lattice = Lattice.under(2.0, 0.5)
-    for row in lattice.whole(rows, clip_factors(record_norms({"x": rows}, order), 0.5)):
+    for row in lattice.round_contributions(rows, clip_factors(record_norms({"x": rows}, order), 0.5)):
         size = sum(abs(int(v)) ** order for v in row.tolist())
         assert size <= (Fraction(0.5) / Fraction(lattice.step)) ** order
 
@@ -216,7 +216,7 @@ def test_small_contributions_are_not_lost() -> None:
     """Truncation costs less than one step a record: 2**-16 of the noise."""
     rows = rand(50, 2000, seed=6) * 1e-3
     lattice = Lattice.under(1.0, 1.0)
-    short = rows.sum(0) - lattice.numbers(clipped_sum({"x": rows}, 1.0, lattice))
+    short = rows.sum(0) - lattice.to_numbers(clipped_sum({"x": rows}, 1.0, lattice))
     assert float(short.abs().max()) < 50 * lattice.step
 
 
@@ -230,7 +230,7 @@ def test_rounded_noise_has_the_discretised_law(source: str, law: str, coarse: fl
     """Chi-square over lattice points, at steps coarse enough that every point counts; 2/3 and 3/2 are refused."""
     count, lattice = 200_000, Lattice(coarse)
     drawn = noise(source)
-    steps = lattice.noised(torch.zeros(count, dtype=torch.int64), 1.5, drawn.normal if law == "norm" else drawn.laplace)
+    steps = lattice.add_noise(torch.zeros(count, dtype=torch.int64), 1.5, drawn.normal if law == "norm" else drawn.laplace)
 
     def fit(std: float) -> float:
         cdf = getattr(stats, law)(scale=std).cdf
@@ -305,7 +305,7 @@ def test_the_authors_features_stay_as_they_print_them() -> None:
     """Without a guarantee there is no lattice to keep: nothing is rounded."""
     for mechanism in (FeatureNoise(noise_std=0.3), FeatureNoise(noise_std=0.3, clip_norm=1.0, broadcast_batch=4)):
         output = mechanism({"x": rand(6, 1, 4, 4)}, noise())
-        assert output.lattice is None and low_bits(output.value["x"], 0.3).betrays
+        assert output.lattice is None and examine_low_bits(output.value["x"], 0.3).tells_values_apart
 
 
 @pytest.mark.parametrize("largest", [2.0**12, 2.0**29.5, 2.0**30, 2.0**35])
@@ -315,22 +315,22 @@ def test_a_running_sum_is_the_sum_of_all_rounded_records(largest: float) -> None
     whole = torch.full((11, 5), largest * lattice.step, dtype=torch.float64)
     whole[:, 1] *= -1
     whole[:, 2] *= 0.3
-    running, first = Total(lattice, (5,)), 0
+    running, first = RunningSum(lattice, (5,)), 0
     for size in (1, 2, 1, 3, 0, 4):  # of which int32 holds two at the largest bound it is used for
-        running.add(whole[first : first + size], torch.ones(size))
+        running.add_contributions(whole[first : first + size], torch.ones(size))
         first += size
     expected = sum((torch.trunc(row / lattice.step).to(torch.int64) for row in whole), torch.zeros(5, dtype=torch.int64))
-    assert first == 11 and torch.equal(running.value(), expected)
-    assert torch.equal(running.value(), lattice.total(whole, torch.ones(11)))
+    assert first == 11 and torch.equal(running.current_sum(), expected)
+    assert torch.equal(running.current_sum(), lattice.sum_contributions(whole, torch.ones(11)))
 
 
 def test_sums_on_a_gpu_are_those_of_the_cpu_whatever_the_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """A record of factor 0 is zeros there too, even if it holds NaN."""
     lattice, rows, factors = Lattice.under(0.1, 1.0), rand(9, 4, 5), torch.tensor([1.0, 0.0, 0.3] * 3)
-    expected = lattice.total(rows, factors)
+    expected = lattice.sum_contributions(rows, factors)
     rows[1] = math.nan
-    assert torch.equal(lattice.total(rows, factors), expected)
+    assert torch.equal(lattice.sum_contributions(rows, factors), expected)
     for block in (1, 60, 2**26):
         monkeypatch.setattr("privdd.privacy.lattice.GPU_BLOCK", block)
         with fake_gpu():
-            assert torch.equal(lattice.total(rows.to("cuda"), factors.to("cuda")).cpu(), expected)
+            assert torch.equal(lattice.sum_contributions(rows.to("cuda"), factors.to("cuda")).cpu(), expected)

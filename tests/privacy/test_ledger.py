@@ -12,17 +12,17 @@ import pytest
 from dp_accounting.pld import PLDAccountant
 
 from privdd.privacy.accounting import epsilon
-from privdd.privacy.events import from_form
+from privdd.privacy.events import event_from_json
 from privdd.privacy.ledger import Ledger
-from privdd.privacy.mechanism import Row
+from privdd.privacy.mechanism import LedgerRow
 
 DELTA = 1e-5
 G = dpa.GaussianDpEvent
 
 
-def row(event: dpa.DpEvent, **changes: object) -> Row:
+def row(event: dpa.DpEvent, **changes: object) -> LedgerRow:
     base = dict(round=0, client=0, name="q", surface="synthetic_images", visible_to=("server",), digest="d")
-    return Row(**{**base, "shape": {"x": (2, 3)}, "event": event, **changes})  # type: ignore[arg-type]
+    return LedgerRow(**{**base, "shape": {"x": (2, 3)}, "event": event, **changes})  # type: ignore[arg-type]
 
 
 def poisson(q: float, z: float) -> dpa.DpEvent:
@@ -127,7 +127,7 @@ def test_json_is_enough_for_dp_accounting_alone() -> None:
     releases = json.loads(json.dumps(mixed().to_json()))["releases"]
     accountant = PLDAccountant(neighboring_relation=dpa.NeighboringRelation.REPLACE_SPECIAL)
     for release in releases:
-        accountant.compose(from_form(release["event"]), release["count"])
+        accountant.compose(event_from_json(release["event"]), release["count"])
     assert mixed().epsilon(DELTA) == pytest.approx(accountant.get_epsilon(DELTA), abs=2e-3)
 
 
@@ -209,7 +209,7 @@ def by_hand(ledger: Ledger, surface: str | None) -> float:
     rows = [ledger.releases[at] for at in set().union(*(reached(at) for at in wanted))]
     worst = 0.0
     for client in {r.client for r in rows}:
-        mine = [r for r in rows if r.client == client and r.protected]
+        mine = [r for r in rows if r.client == client and r.is_protected]
         for cell in {r.partition for r in mine}:
             spent = [r.count / r.event.noise_multiplier**2 for r in mine if r.partition in (None, cell)]
             worst = max(worst, sum(spent))

@@ -10,7 +10,7 @@ import torch
 from scipy.stats import kstest
 from torch import Tensor
 
-from privdd.core.keys import Keys
+from privdd.core.rng import Keys
 from privdd.privacy.accounting import epsilon
 from privdd.privacy.mechanisms import AggregateClip, ClientLevel, ClippedSum, FeatureNoise
 from privdd.privacy.noise import Noise, noise_for

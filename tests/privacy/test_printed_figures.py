@@ -7,12 +7,12 @@ import pytest
 
 from privdd.privacy.accounting import epsilon
 from privdd.privacy.ledger import Ledger
-from privdd.privacy.mechanism import Row
+from privdd.privacy.mechanism import LedgerRow
 
 
 def test_a_ledgers_epsilon_is_taken_at_the_delta_asked_for() -> None:
     ledger, event = Ledger(delta=1e-5), dpa.GaussianDpEvent(2.0)
-    ledger.append([Row(0, 0, "x", "update", ("server",), {"x": (1,)}, "", event, count=3)])
+    ledger.append([LedgerRow(0, 0, "x", "update", ("server",), {"x": (1,)}, "", event, count=3)])
     three = dpa.SelfComposedDpEvent(event, 3)
     for delta in (None, 1e-5, 1e-3, 1e-7):
         expected = epsilon(three, 1e-5 if delta is None else delta)

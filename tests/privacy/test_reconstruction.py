@@ -12,14 +12,20 @@ from scipy.integrate import quad
 from scipy.optimize import brentq
 from scipy.special import ndtr, ndtri
 
-from privdd.privacy.events import tally
+from privdd.privacy.events import tally_events
 from privdd.privacy.ledger import Ledger
-from privdd.privacy.mechanism import Row
-from privdd.privacy.reconstruction import attained, named_at_most, powers, reconstruction, stated_at_most
+from privdd.privacy.mechanism import LedgerRow
+from privdd.privacy.reconstruction import (
+    attained_naming_rate,
+    naming_bound_of_claim,
+    naming_bounds,
+    power_at_levels,
+    reconstruction,
+)
 
 
 def bound(event: dpa.DpEvent, prior: float, relation: str = "add_remove") -> float:
-    return named_at_most(tally([(event, 1)]), [prior], relation=relation)[0]  # type: ignore[arg-type]
+    return naming_bounds(tally_events([(event, 1)]), [prior], relation=relation)[0]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("mu", [0.25, 1.0, 2.5])
@@ -33,7 +39,7 @@ def test_the_best_attacker_on_gaussian_noise_stays_below_and_comes_near(mu: floa
     error = 4 * math.sqrt(rate * (1 - rate) / n)
     proven = bound(dpa.GaussianDpEvent(1 / mu), 1 / k)
     assert rate <= proven + error
-    assert attained(mu, k) == pytest.approx(rate, abs=error)
+    assert attained_naming_rate(mu, k) == pytest.approx(rate, abs=error)
     assert rate >= 0.7 * proven if k > 2 else rate == pytest.approx(proven, abs=error)
 
 
@@ -89,7 +95,7 @@ def test_randomised_response(epsilon: float) -> None:
     right = math.exp(epsilon) / (1 + math.exp(epsilon))
     coin, answer = {1: math.log(0.5), 0: math.log(0.5)}, {1: math.log(right), 0: math.log(1 - right)}
     loss = pld.from_two_probability_mass_functions(coin, answer, value_discretization_interval=1e-5)
-    half, tenth = powers(loss, [0.5, 0.1])
+    half, tenth = power_at_levels(loss, [0.5, 0.1])
     assert right <= half <= right + 1e-4
     assert 0.2 * right <= tenth <= 0.2 * right + 1e-4
 
@@ -98,11 +104,11 @@ def test_k_way_randomised_response_stays_below_what_its_epsilon_allows() -> None
     for epsilon in (0.5, 2.0):
         for k in (2, 10, 100):
             right = math.exp(epsilon) / (math.exp(epsilon) + k - 1)
-            assert right <= stated_at_most(epsilon, 0.0, 1 / k)
-            assert stated_at_most(epsilon, 0.0, 1 / k) == pytest.approx(
+            assert right <= naming_bound_of_claim(epsilon, 0.0, 1 / k)
+            assert naming_bound_of_claim(epsilon, 0.0, 1 / k) == pytest.approx(
                 min(math.exp(epsilon) / k, 1 - math.exp(-epsilon) * (1 - 1 / k))
             )
-    assert stated_at_most(math.inf, 1e-5, 0.1) == 1.0 and stated_at_most(0.0, 0.0, 0.1) == pytest.approx(0.1)
+    assert naming_bound_of_claim(math.inf, 1e-5, 0.1) == 1.0 and naming_bound_of_claim(0.0, 0.0, 0.1) == pytest.approx(0.1)
 
 
 def test_laplace_noise_against_its_closed_form() -> None:
@@ -112,14 +118,14 @@ def test_laplace_noise_against_its_closed_form() -> None:
     assert middle <= bound(dpa.LaplaceDpEvent(1.0), 0.5) <= middle * 1.001
 
 
-def a_ledger(*rows: Row, relation: str = "add_remove") -> Ledger:
+def a_ledger(*rows: LedgerRow, relation: str = "add_remove") -> Ledger:
     ledger = Ledger(relation=relation)  # type: ignore[arg-type]
     ledger.append(rows)
     return ledger
 
 
-def a_row(event: dpa.DpEvent, client: int = 0, surface: str = "update", **more: object) -> Row:
-    return Row(0, client, "x", surface, ("server",), {"x": (1,)}, "", event, **more)  # type: ignore[arg-type]
+def a_row(event: dpa.DpEvent, client: int = 0, surface: str = "update", **more: object) -> LedgerRow:
+    return LedgerRow(0, client, "x", surface, ("server",), {"x": (1,)}, "", event, **more)  # type: ignore[arg-type]
 
 
 def test_a_ledger_is_as_bad_as_its_worst_client_and_cell() -> None:
@@ -132,7 +138,7 @@ def test_a_ledger_is_as_bad_as_its_worst_client_and_cell() -> None:
     assert whole.bound == pytest.approx(ndtr(mu + ndtri(0.1)))
     assert alone.bound == pytest.approx(ndtr(0.25 + ndtri(0.1)))
     assert reconstruction(ledger, [10], surfaces=["labels"])[0].bound == pytest.approx(ndtr(1 / 3 + ndtri(0.1)))
-    assert whole.attained == pytest.approx(attained(mu, 10)) and whole.prior == 0.1
+    assert whole.attained == pytest.approx(attained_naming_rate(mu, 10)) and whole.prior == 0.1
 
 
 def test_nothing_protected_is_no_limit_and_nothing_released_is_chance() -> None:

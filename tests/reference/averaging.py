@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from privdd.core.keys import Keys
+from privdd.core.rng import Keys
 from privdd.core.types import Shard, State
 from tests.reference.networks import fresh, network
 from tests.reference.parts import by_records, client, merged, under, values, weighted

@@ -14,13 +14,12 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from privdd.core.keys import Keys
+from privdd.core.rng import Keys
 from privdd.core.types import Problem, Records, Shard, State
-from privdd.federated.simulation import Plan, start, step
-from privdd.methods.fedfed import split_skeleton
-from privdd.methods.vhl import anchors
-from privdd.models.build import skeleton
-from privdd.models.init import layout
+from privdd.federated.simulation import Plan, run_round, start_training
+from privdd.methods.fedfed import build_split_skeleton
+from privdd.methods.vhl import draw_anchors
+from privdd.models.build import build_skeleton, state_layout
 from privdd.privacy.ledger import Ledger
 from privdd.runtime.engine import Engine
 from tests.reference.pairs import Pair, Size
@@ -68,7 +67,7 @@ def arithmetic(pair: Pair, size: Size, shards: Sequence[Shard]) -> float:
 @contextmanager
 def double_precision() -> Iterator[None]:
     """Everything inside is drawn and computed in float64, where rounding cannot hide a difference."""
-    caches, before = (skeleton, layout, split_skeleton, anchors), torch.get_default_dtype()
+    caches, before = (build_skeleton, state_layout, build_split_skeleton, draw_anchors), torch.get_default_dtype()
     for cache in caches:
         cache.cache_clear()
     torch.set_default_dtype(torch.float64)
@@ -101,13 +100,13 @@ def split_among(records: Records, clients: int) -> list[Shard]:
 
 def through_stack(pair: Pair, size: Size, shards: Sequence[Shard]) -> State:
     """The server's end state, and what client k remembers under client/k/."""
-    anchors.cache_clear()  # VHL's are drawn once a run, as the loop draws them
+    draw_anchors.cache_clear()  # VHL's are drawn once a run, as the loop draws them
     problem = Problem(shards[0].shape, shards[0].classes, len(shards))
     method = pair.make(size)
     plan = Plan(KEYS, problem, method, pair.mechanisms, paired_noise=True)  # noise from the stream of seed and round
-    progress, seen = start(plan, Ledger("zero_out", "record", 1e-5)), None
+    progress, seen = start_training(plan, Ledger("zero_out", "record", 1e-5)), None
     for _ in range(method.rounds):
-        progress, _, seen = step(plan, progress, shards, Engine(), seen)
+        progress, _, seen = run_round(plan, progress, shards, Engine(), seen)
     memories = {f"client/{k}/{name}": v for k, memory in progress.memories.items() for name, v in memory.items()}
     return {**progress.server, **memories}
 

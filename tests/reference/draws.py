@@ -14,7 +14,7 @@ from scipy.stats import norm
 from torch import Tensor
 from torch.nn import functional as F
 
-from privdd.core.keys import Keys
+from privdd.core.rng import Keys
 
 Operation = Callable[[Tensor], Tensor]
 

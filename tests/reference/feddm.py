@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from privdd.core.keys import Keys
+from privdd.core.rng import Keys
 from privdd.core.types import Shard, State
 from tests.reference.matching import Embed, distil, labels, real_start
 from tests.reference.networks import fresh, network

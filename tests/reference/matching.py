@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from privdd.core.keys import Keys
+from privdd.core.rng import Keys
 from privdd.core.types import Records
 from tests.reference.draws import augmentation, priorities
 

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from privdd.core.keys import Keys
+from privdd.core.rng import Keys
 from privdd.core.types import Shard, State
-from privdd.distillation.distribution_matching import Matching
+from privdd.distillation.distribution_matching import MatchingSettings
 from privdd.distillation.feature_split import SplitLoss
-from privdd.distillation.virtual_images import Virtual
+from privdd.distillation.virtual_images import VirtualImages
 from privdd.methods.fedadam import FedAdam
 from privdd.methods.fedavg import FedAvg
 from privdd.methods.fedavgm import FedAvgM
@@ -70,8 +70,8 @@ def _averaging(kind: type[FedAvg], **more: Any) -> Callable[[Size], FedAvg]:
     return lambda s: kind(model=_convnet(s), rounds=s.rounds, batch_size=s.batch, **plain)
 
 
-def _matching(size: Size, **more: Any) -> Matching:
-    return Matching(iterations=size.iterations, batch=128, **more)
+def _matching(size: Size, **more: Any) -> MatchingSettings:
+    return MatchingSettings(iterations=size.iterations, batch=128, **more)
 
 
 def _feddm(size: Size) -> FedDM:
@@ -92,7 +92,7 @@ def _fedrd(size: Size) -> FedRD:
 def _fedlgd(size: Size) -> FedLGD:
     steps = _matching(size, momentum=0.5, augment=AUGMENT)
     return FedLGD(
-        model=_convnet(size), rounds=size.rounds, virtual=Virtual(warmup=steps, refine=steps, ipc=size.images),
+        model=_convnet(size), rounds=size.rounds, virtual=VirtualImages(warmup=steps, refine=steps, ipc=size.images),
         tau=1, tau_step=2, lr=0.1, local_epochs=2, contrast=1.0, global_ipc=size.images,
         global_iterations=size.iterations,
     )  # fmt: skip

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from privdd.core.keys import Keys
+from privdd.core.rng import Keys
 from privdd.core.types import Shard
-from privdd.distillation import sampling
-from privdd.distillation.augmentation import COLOUR_STRATEGY, draw
+from privdd.distillation import class_cells
+from privdd.distillation.augmentation import COLOUR_STRATEGY, draw_transform
 from privdd.methods import vhl
 from privdd.models import ModelSpec, build, initial
 from tests.methods.toy import shards
@@ -37,7 +37,7 @@ from tests.reference.pairs import PAIRS, Size
 
 HERE = Path(__file__).parent
 SETS_AGAINST = {"pairs", "compare", "test_reference"}  # these know both sides
-SHARED = {"privdd.core.keys", "privdd.core.types"}
+SHARED = {"privdd.core.rng", "privdd.core.types"}
 SIZE = Size(width=8, depth=2, iterations=3, batch=16, images=4, epochs=2, anchors=10)
 TOLERANCE = 1e-7  # FedRD's Adam and max pooling amplify 1e-16 to 1e-9; a wrong term is off by far more
 BOOKKEEPING = {"round", "clients"}
@@ -125,7 +125,7 @@ def test_augmentation_agrees(name: str, shape: tuple[int, int, int]) -> None:
     with double_precision():
         for i in range(40):
             ours, theirs = Keys(i).torch(), Keys(i).torch()
-            mine, other = augmentation(name, shape, ours)(x), draw(name, shape, theirs)(x)
+            mine, other = augmentation(name, shape, ours)(x), draw_transform(name, shape, theirs)(x)
             assert torch.allclose(mine, other, rtol=0, atol=1e-12)
             slopes = [torch.autograd.grad((y * weights).sum(), x)[0] for y in (mine, other)]
             assert torch.allclose(*slopes, rtol=0, atol=1e-12)
@@ -135,14 +135,14 @@ def test_augmentation_agrees(name: str, shape: tuple[int, int, int]) -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_priorities_agree(seed: int) -> None:
     ids = torch.randint(0, 2**62, (200,), generator=Keys(seed).torch())
-    assert torch.equal(draws.priorities(ids, Keys(seed)), sampling.priorities(ids, Keys(seed)))
+    assert torch.equal(draws.priorities(ids, Keys(seed)), class_cells.record_priorities(ids, Keys(seed)))
 
 
 @pytest.mark.parametrize("shape", [(1, 8, 8), (1, 28, 28), (3, 12, 20)])
 def test_anchors_agree(shape: tuple[int, int, int]) -> None:
     with double_precision():
         x, y = draws.anchors(shape, 4, 3, Keys(5))
-        stack = vhl.anchors(shape, 4, 3, Keys(5))
+        stack = vhl.draw_anchors(shape, 4, 3, Keys(5))
     assert torch.equal(y, stack.y) and torch.allclose(x, stack.x, rtol=0, atol=1e-12)
 
 

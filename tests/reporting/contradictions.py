@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file
 
-from privdd.reporting.folder import read_run
+from privdd.reporting.run_record import read_run_record
 from privdd.reporting.terminal import print_summary
-from privdd.reporting.words import BROUGHT, SURFACE, attack
+from privdd.reporting.wording import BROUGHT, SURFACE, attack_title
 from tests.reporting.checker import VOID
 
 GUESSING = re.compile(r"no better than guessing|no more members than|reliably better than guessing", re.IGNORECASE)
@@ -117,7 +117,7 @@ class Said:
 def page_contradictions(run_dir: Path | str) -> list[str]:
     """Every pair of statements about one thing that cannot both hold; the folder holds report.html and card.json."""
     folder, out = Path(run_dir), io.StringIO()
-    print_summary(read_run(folder).findings, out, 4000)
+    print_summary(read_run_record(folder).findings, out, 4000)
     said = Said(
         parsed((folder / "report.html").read_text()),
         out.getvalue().replace("\u00a0", " "),
@@ -185,7 +185,7 @@ def _averages(said: Said) -> Iterator[str]:
             error = (held["real"].clip(0, 1).astype(float) - held["reconstructed"].clip(0, 1)) ** 2
             quality = np.minimum(-10 * np.log10(np.maximum(error.reshape(row["n"], -1).mean(1), 1e-20)), 200)
             known = {"median": float(np.median(quality)), "mean": float(quality.mean())}
-            true.setdefault((_titles(said)[row["surface"]], attack(row["attack"])), []).append(known)
+            true.setdefault((_titles(said)[row["surface"]], attack_title(row["attack"])), []).append(known)
     for (title, name), known in true.items():
         for text in _told(said, title, name):
             found = BEFORE.findall(text) + [(kind, number) for number, kind in BEHIND.findall(text)]

@@ -18,11 +18,11 @@ from sklearn.datasets import load_digits
 
 from attacks.epsilon import clopper_pearson
 from attacks.roc import auc_interval, roc, tpr_at_fpr
-from privdd.core.keys import Keys
-from privdd.reporting.findings_file import write
-from privdd.reporting.folder import read_run
-from privdd.reporting.page import render
-from privdd.reporting.plots import strip
+from privdd.core.rng import Keys
+from privdd.reporting.findings_file import write_findings
+from privdd.reporting.page import render_report
+from privdd.reporting.plots import plot_epsilons
+from privdd.reporting.run_record import read_run_record
 
 DELTA = 1e-5
 BIG = {"update": 2_400_000, "features": 310_000, "synthetic_images": 120_000, "labels": 2_400}
@@ -229,7 +229,7 @@ def write_run(
         "findings": rows,
         "verdict": kind,
     }
-    write(data, folder / "findings.json")
+    write_findings(data, folder / "findings.json")
     event = {"type": "non_private"} if kind == "unprotected" else {"type": "gaussian", "noise_multiplier": noise}
     releases = [_release(s["surface"], r, c, event) for s in surfaces for r in range(s["rounds"]) for c in range(5)]
     ledger = {"schema": 2, "relation": "add_remove", "unit": "record", "delta": DELTA, "releases": releases}
@@ -253,5 +253,5 @@ def write_run(
 
 def text_of(folder: Path) -> str:
     """The page of a run without its curves and pictures, which take most of the time: for tests of its words."""
-    record = read_run(folder)
-    return render(record, [strip(record)], [])
+    record = read_run_record(folder)
+    return render_report(record, [plot_epsilons(record)], [])

@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 
 from privdd.report import main
-from privdd.reporting.comparison import sentences, write_comparison
-from privdd.reporting.epsilon_figures import EpsilonAxis, FrontierPoint, StripRow, frontier, strip
-from privdd.reporting.findings_file import load
-from privdd.reporting.folder import read_run
-from privdd.reporting.grouping import Setting, settings
-from privdd.reporting.tables import escape, to_csv
+from privdd.reporting.comparison import comparison_sentences, write_comparison
+from privdd.reporting.export import escape_latex, table_to_csv
+from privdd.reporting.figures import EpsilonAxis, FrontierPoint, StripRow, draw_epsilon_strip, draw_frontier
+from privdd.reporting.findings_file import load_findings
+from privdd.reporting.frontier import Setting, group_runs
+from privdd.reporting.run_record import read_run_record
 from privdd.reporting.terminal import print_summary
 from tests.conftest import SmallAudit
 from tests.reporting.fixture import write_run
-from tests.reporting.test_grouping import rates, record, setting
+from tests.reporting.test_frontier_grouping import rates, record, setting
 
 NOISES, SEEDS = (0.5, 2.0), (0, 1, 2)
 
@@ -47,7 +47,7 @@ def rows(path: Path) -> list[dict[str, str]]:
 
 
 def test_runs_that_differ_by_seed_are_one_setting(sweep: list[Path]) -> None:
-    made = settings([read_run(path) for path in sweep])
+    made = group_runs([read_run_record(path) for path in sweep])
     assert [(s.method, len(s.runs)) for s in made] == [("fedfed", 1), ("fedfed_dp", 3), ("fedfed_dp", 3)]
     assert [s.label for s in made] == ["fedfed", "fedfed_dp noise_multiplier=0.5", "fedfed_dp noise_multiplier=2.0"]
 
@@ -55,7 +55,7 @@ def test_runs_that_differ_by_seed_are_one_setting(sweep: list[Path]) -> None:
 def test_frontier_csv_against_the_findings(sweep: list[Path], compared: Path) -> None:
     found = {row["setting"]: row for row in rows(compared / "frontier.csv")}
     for noise in NOISES:
-        mine = [load(path) for path in sweep if path.name.startswith(f"{noise}-")]
+        mine = [load_findings(path) for path in sweep if path.name.startswith(f"{noise}-")]
         accuracies = [f.utility.accuracy for f in mine]
         bounds = sorted(max(r.epsilon_measured or 0 for r in f.findings) for f in mine)
         row = found[f"noise_multiplier={noise}"]
@@ -73,7 +73,7 @@ def test_the_order_and_place_of_folders_change_nothing(sweep: list[Path], compar
 
 
 def said(*made: Setting) -> str:
-    return " ".join(sentences(made)).replace("\u00a0", " ")
+    return " ".join(comparison_sentences(made)).replace("\u00a0", " ")
 
 
 def test_who_leaks_most_is_said_where_every_setting_can_show_the_rate() -> None:
@@ -104,14 +104,14 @@ def test_the_command_compares_and_refuses(
 
 def test_epsilon_axis_orders_and_keeps_infinity_apart() -> None:
     axis = EpsilonAxis([0.03, 2.0, 45.0, None, np.inf])
-    places = [axis.at(v) for v in (0.0, 0.03, 2.0, 45.0, np.inf)]
+    places = [axis.position_of(v) for v in (0.0, 0.03, 2.0, 45.0, np.inf)]
     assert places == sorted(places) and len(set(places)) == 5
-    assert axis.at(10.0) - axis.at(1.0) == pytest.approx(1) and axis.at(np.inf) > axis.at(10.0**axis.high)
+    assert axis.position_of(10.0) - axis.position_of(1.0) == pytest.approx(1) and axis.position_of(np.inf) > axis.position_of(10.0**axis.high)
 
 
 def test_the_strip_draws_a_contradiction_and_only_that() -> None:
     def joined(row: StripRow) -> int:
-        return sum(line.get_linewidth() == 2.2 for line in strip([row]).axes[0].lines)
+        return sum(line.get_linewidth() == 2.2 for line in draw_epsilon_strip([row]).axes[0].lines)
 
     assert joined(StripRow("a", 1.0, 5.0, 3.0)) == 1 and joined(StripRow("a", 4.0, 5.0, 3.0)) == 0
     assert joined(StripRow("a", 1.0, 2.0, 3.0)) == 2 and joined(StripRow("a", None, np.inf, 3.0)) == 0
@@ -119,7 +119,7 @@ def test_the_strip_draws_a_contradiction_and_only_that() -> None:
 
 def test_the_frontier_stands_at_the_mean_with_the_range() -> None:
     points = [FrontierPoint("m", 1.0, (0.5, 0.7), 0.2, 0.4), FrontierPoint("m", 10.0, (0.8, 0.9))]
-    figure = frontier(points)
+    figure = draw_frontier(points)
     line = figure.axes[0].containers[0].lines[0]
     assert np.allclose(line.get_xydata(), [[0, 0.6], [1, 0.85]])
     segments = figure.axes[0].containers[0].lines[2][0].get_segments()
@@ -127,16 +127,16 @@ def test_the_frontier_stands_at_the_mean_with_the_range() -> None:
 
 
 def test_tables_defuse_formulas_and_tex() -> None:
-    assert to_csv((["a"], [["=cmd()"], [float("inf")], [None], [0.1]])) == "a\n'=cmd()\ninf\n\n0.1\n".replace(
+    assert table_to_csv((["a"], [["=cmd()"], [float("inf")], [None], [0.1]])) == "a\n'=cmd()\ninf\n\n0.1\n".replace(
         "\n\n", '\n""\n'
     )
-    assert escape("50% of a_b & {c} \\d") == r"50\% of a\_b \& \{c\} \textbackslash{}d"
+    assert escape_latex("50% of a_b & {c} \\d") == r"50\% of a\_b \& \{c\} \textbackslash{}d"
 
 
 def test_the_terminal_table_is_plain_in_a_pipe_and_survives_ascii(runs: dict[str, Path]) -> None:
     wide, narrow = io.StringIO(), io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-    print_summary(load(runs["unprotected"]), wide)
-    print_summary(load(runs["contradiction"]), narrow, width=100)
+    print_summary(load_findings(runs["unprotected"]), wide)
+    print_summary(load_findings(runs["contradiction"]), narrow, width=100)
     narrow.flush()
     ascii_text = narrow.buffer.getvalue().decode("ascii")
     assert "\x1b" not in wide.getvalue() and "No proven limit" in wide.getvalue() and "∞" in wide.getvalue()
@@ -149,8 +149,8 @@ def test_where_a_run_was_computed_does_not_split_a_setting(tmp_path: Path) -> No
         folder = write_run(tmp_path / engine, seed=seed)
         with (folder / "config.yaml").open("a") as file:
             file.write(f"engine: {{name: {engine}}}\ndata: {{root: /{engine}, size: 8}}\n")
-    assert len(settings([read_run(tmp_path / name) for name in ("serial", "ray")])) == 1
+    assert len(group_runs([read_run_record(tmp_path / name) for name in ("serial", "ray")])) == 1
     text = (tmp_path / "ray" / "config.yaml").read_text()
     (tmp_path / "ray" / "config.yaml").write_text(text.replace("size: 8", "size: 9"))
-    labels = [s.label for s in settings([read_run(tmp_path / name) for name in ("serial", "ray")])]
+    labels = [s.label for s in group_runs([read_run_record(tmp_path / name) for name in ("serial", "ray")])]
     assert labels == ["fedfed size=8", "fedfed size=9"]

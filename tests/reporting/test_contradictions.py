@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from privdd.reporting.card import card_bytes
-from privdd.reporting.folder import read_run
-from privdd.reporting.page import draw, render
-from privdd.reporting.plots import albums
+from privdd.reporting.assessment import encode_card
+from privdd.reporting.page import draw_report, render_report
+from privdd.reporting.plots import picture_albums
+from privdd.reporting.run_record import read_run_record
 from tests.conftest import SmallAudit
 from tests.reporting.contradictions import page_contradictions
 
@@ -29,9 +29,9 @@ NIGHTLY = {
 def with_page(run: Path, folder: Path) -> Path:
     """A copy of a run with its page and card as they are written today."""
     shutil.copytree(run, folder)
-    record = read_run(folder)
-    (folder / "report.html").write_text(render(record, draw(record), albums(record)))
-    (folder / "card.json").write_bytes(card_bytes(record))
+    record = read_run_record(folder)
+    (folder / "report.html").write_text(render_report(record, draw_report(record), picture_albums(record)))
+    (folder / "card.json").write_bytes(encode_card(record))
     return folder
 
 
@@ -43,10 +43,10 @@ def test_no_two_statements_exclude_each_other(name: str, audited: Callable[[str]
 @pytest.mark.skipif("PRIVDD_NIGHTLY" not in os.environ, reason="minutes each: PRIVDD_NIGHTLY=1 runs them")
 @pytest.mark.parametrize("name", NIGHTLY)
 def test_no_page_at_the_default_preset_contradicts_itself(name: str, tmp_path: Path) -> None:
-    from privdd.cli.config import composed
-    from privdd.cli.runs import run_audit
+    from privdd.cli.compose import compose_config
+    from privdd.cli.run import run_audit
 
-    run_audit(composed("audit", [*NIGHTLY[name], "preset=default", "engine=serial"]), tmp_path / "run", ["test"])
+    run_audit(compose_config("audit", [*NIGHTLY[name], "preset=default", "engine=serial"]), tmp_path / "run", ["test"])
     assert page_contradictions(tmp_path / "run") == []
 
 

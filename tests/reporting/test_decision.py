@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 
-from privdd.reporting.decision import Decision, decisions, too_small
-from privdd.reporting.findings_file import load, validate
-from privdd.reporting.folder import read_run
-from privdd.reporting.leaks import leaks
-from privdd.reporting.same_values import verdict_of
+from privdd.reporting.decision import Decision, decide_surfaces, sample_banner
+from privdd.reporting.finding_selection import verdict_of_values
+from privdd.reporting.findings_file import load_findings, validate_findings
+from privdd.reporting.run_record import read_run_record
 from privdd.reporting.schema import Findings
-from privdd.reporting.summary import surface_lines, verdict, weak
+from privdd.reporting.summary import is_weak_limit, leak_sentences, surface_lines, verdict_headline
 from tests.reporting.fixture import membership, write_run
 
 SEED = {"source": "seed", "paired": False, "for_release": False}
@@ -65,7 +64,7 @@ def run(
         "rounds": 1,
         "seconds": seconds,
     }
-    return validate(
+    return validate_findings(
         {
             "schema": 2, "run": about, "privacy": privacy | ({} if noise is None else {"noise": noise}),
             "surfaces": [sent | surface], "findings": rows, "verdict": judged,
@@ -74,7 +73,7 @@ def run(
 
 
 def decided(*given: Any, **more: Any) -> Decision:
-    return decisions(run(*given, **more))[0]
+    return decide_surfaces(run(*given, **more))[0]
 
 
 UNREAD = row(None, status="nothing_to_read", note="nothing to read: x")
@@ -113,7 +112,7 @@ CASES: list[tuple[str, Findings, tuple[str, str, str], str]] = [
 
 @pytest.mark.parametrize(("findings", "expected", "why"), [case[1:] for case in CASES], ids=[case[0] for case in CASES])
 def test_the_decision_of_each_case(findings: Findings, expected: tuple[str, str, str], why: str) -> None:
-    [one] = decisions(findings)
+    [one] = decide_surfaces(findings)
     assert (one.kind, one.tone, one.title) == expected
     assert why in one.why and bool(one.conditions) is (one.kind == "share_only_under")
 
@@ -135,19 +134,19 @@ def test_no_condition_is_left_out() -> None:
 def test_a_limit_is_told_with_its_unit_its_relation_and_its_delta() -> None:
     data = run([row(NOTHING)], "consistent", 2.0).model_dump(mode="json", by_alias=True, exclude_none=True)
     data["privacy"] |= {"unit": "client", "relation": "zero_out", "delta": 2e-6}
-    (said,) = decisions(validate(data))[0].conditions
+    (said,) = decide_surfaces(validate_findings(data))[0].conditions
     assert "odds about one client (one client replaced by one that contributes nothing) may change 7.4-fold" in said
     assert said.endswith("except with probability 2e-6")
 
 
 def test_green_needs_a_small_limit_a_large_sample_and_noise_that_is_known_to_be_secret() -> None:
-    green = [name for name, findings, *_ in CASES if decisions(findings)[0].tone == "good"]
-    assert all(weak(f.verdict, f) is False for name, f, *_ in CASES if name in green)
-    assert weak("consistent", run([], "consistent", 8.1)) and not weak("consistent", run([], "consistent", 8.0))
-    assert weak("consistent", run([], "consistent", 2.0, noise=SEED)) and not weak(
+    green = [name for name, findings, *_ in CASES if decide_surfaces(findings)[0].tone == "good"]
+    assert all(is_weak_limit(f.verdict, f) is False for name, f, *_ in CASES if name in green)
+    assert is_weak_limit("consistent", run([], "consistent", 8.1)) and not is_weak_limit("consistent", run([], "consistent", 8.0))
+    assert is_weak_limit("consistent", run([], "consistent", 2.0, noise=SEED)) and not is_weak_limit(
         "contradiction", run([], "consistent", 9.0)
     )
-    assert "too large to protect" in verdict(run([row(NOTHING)], "consistent", 15.5)).title
+    assert "too large to protect" in verdict_headline(run([row(NOTHING)], "consistent", 15.5)).title
 
 
 def test_what_attackers_can_do_is_only_what_beats_guessing() -> None:
@@ -159,12 +158,12 @@ def test_what_attackers_can_do_is_only_what_beats_guessing() -> None:
         rows = run(
             [picture | {"psnr": psnr, "baselines": {"psnr_mean": 12.0, "psnr_black": 3.0}}], "unprotected", "inf"
         ).findings
-        assert bool(leaks(rows)) is told
+        assert bool(leak_sentences(rows)) is told
     for n, told in ((100, True), (10, False)):  # 60 of 100 against one half: lower end 0.497; 65 of 100: 0.548
         rows = run(
             [picture | {"identified": 0.65 if told else 0.6, "identified_chance": 0.5, "n": n}], "unprotected", "inf"
         ).findings
-        assert bool(leaks(rows)) is told
+        assert bool(leak_sentences(rows)) is told
 
 
 def test_the_sample_decides_how_sure_that_nothing_leaks() -> None:
@@ -182,10 +181,10 @@ def test_the_sample_decides_how_sure_that_nothing_leaks() -> None:
     assert said == "120 audited records, 8 replays, 1000 transcripts of its noised sums, one of them the run's own"
     for judged, counts in (("consistent", True), ("untested", False)):  # drawn by a law that tests did not look at: no sample
         assert decided([row(COARSE), drawn], judged, 4.0).enough is counts
-        assert (too_small(run([row(COARSE), drawn], judged, 4.0)) == "") is counts
-    assert too_small(run([row(NOTHING)], "unprotected", "inf")) == ""
-    assert "cannot show" in too_small(run([row(COARSE)], "unprotected", "inf"))
-    assert "Smoke run (120 audited records" in too_small(run([row(NOTHING)], "unprotected", "inf", preset="smoke"))
+        assert (sample_banner(run([row(COARSE), drawn], judged, 4.0)) == "") is counts
+    assert sample_banner(run([row(NOTHING)], "unprotected", "inf")) == ""
+    assert "cannot show" in sample_banner(run([row(COARSE)], "unprotected", "inf"))
+    assert "Smoke run (120 audited records" in sample_banner(run([row(NOTHING)], "unprotected", "inf", preset="smoke"))
 
 
 def test_a_pool_of_refuted_features_is_refuted_and_another_is_not(tmp_path: Path) -> None:
@@ -202,24 +201,24 @@ def test_a_pool_of_refuted_features_is_refuted_and_another_is_not(tmp_path: Path
     for broken, kind in ((True, "contradiction"), (False, "unprotected")):
         data["surfaces"][0]["verdict"] = data["verdict"] = "contradiction" if broken else "unprotected"
         (folder / "findings.json").write_text(json.dumps(data))
-        lines = {line.row.surface: line for line in surface_lines(load(folder))}
-        assert lines["shared_features"].verdict == verdict_of(lines["shared_features"].row, load(folder)) == kind and bool(lines["shared_features"].holds) is broken
+        lines = {line.row.surface: line for line in surface_lines(load_findings(folder))}
+        assert lines["shared_features"].verdict == verdict_of_values(lines["shared_features"].row, load_findings(folder)) == kind and bool(lines["shared_features"].holds) is broken
         if broken:
             assert (
                 lines["shared_features"].stated == 0.9
                 and lines["shared_features"].measured == lines["features"].measured
             )
-            made = {one.line.row.surface: one for one in decisions(load(folder))}
+            made = {one.line.row.surface: one for one in decide_surfaces(load_findings(folder))}
             assert made["shared_features"].kind == "do_not_share" and "same values" in made["shared_features"].why
 
 
 def test_who_sees_it_is_read_from_the_ledger(tmp_path: Path) -> None:
-    record = read_run(write_run(tmp_path / "run"))
-    seen = {one.line.row.surface: one.seen_by for one in decisions(record.findings, record.ledger)}
+    record = read_run_record(write_run(tmp_path / "run"))
+    seen = {one.line.row.surface: one.seen_by for one in decide_surfaces(record.findings, record.ledger)}
     assert (
         seen["features"] == "the server" and seen["global_model"] == "the server"
     )  # the fixture's ledger names the server alone
-    bare = {one.line.row.surface: one.seen_by for one in decisions(record.findings)}
+    bare = {one.line.row.surface: one.seen_by for one in decide_surfaces(record.findings)}
     assert bare["features"] == "the server" and bare["global_model"] == "every client"
     odd = {
         "releases": [
@@ -228,4 +227,4 @@ def test_who_sees_it_is_read_from_the_ledger(tmp_path: Path) -> None:
             {"surface": "features", "visible_to": 7},
         ]
     }
-    assert {o.line.row.surface: o.seen_by for o in decisions(record.findings, odd)}["features"] == "anyone"
+    assert {o.line.row.surface: o.seen_by for o in decide_surfaces(record.findings, odd)}["features"] == "anyone"

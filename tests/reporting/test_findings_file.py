@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from privdd.reporting.findings_file import FindingsError, load, validate, write
+from privdd.reporting.finding_selection import largest_bound_finding, strongest_membership, strongest_reconstruction
+from privdd.reporting.findings_file import FindingsError, load_findings, validate_findings, write_findings
 from privdd.reporting.schema import Findings
-from privdd.reporting.strongest import best_pictures, measured, worst_membership
-from privdd.reporting.summary import verdict
+from privdd.reporting.summary import verdict_headline
 
 
 @pytest.fixture
@@ -36,15 +36,15 @@ def put(data: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
 
 
 def test_round_trip_keeps_every_key_and_value(runs: dict[str, Path], data: dict[str, Any], tmp_path: Path) -> None:
-    read = load(runs["unprotected"])
-    write(read, tmp_path / "findings.json")
+    read = load_findings(runs["unprotected"])
+    write_findings(read, tmp_path / "findings.json")
     assert json.loads((tmp_path / "findings.json").read_text()) == data
     assert [p.name for p in tmp_path.iterdir()] == ["findings.json"]
 
 
 def test_infinity_is_a_word_on_disk_and_a_number_in_memory(runs: dict[str, Path], data: dict[str, Any]) -> None:
     assert data["privacy"]["epsilon"] == {"pld": "inf", "rdp": "inf"}
-    assert math.isinf(load(runs["unprotected"]).privacy.epsilon.pld)
+    assert math.isinf(load_findings(runs["unprotected"]).privacy.epsilon.pld)
 
 
 def test_absent_measures_are_left_out(data: dict[str, Any]) -> None:
@@ -82,7 +82,7 @@ def test_absent_measures_are_left_out(data: dict[str, Any]) -> None:
 )
 def test_refuses_in_one_line(data: dict[str, Any], path: str, value: Any, word: str) -> None:
     with pytest.raises(FindingsError) as caught:
-        validate(put(data, path, value), "run/findings.json")
+        validate_findings(put(data, path, value), "run/findings.json")
     message = str(caught.value)
     assert word in message and "\n" not in message and message.startswith("run/findings.json")
 
@@ -90,7 +90,7 @@ def test_refuses_in_one_line(data: dict[str, Any], path: str, value: Any, word: 
 def test_a_contradicted_surface_makes_a_contradicted_run(runs: dict[str, Path]) -> None:
     data = json.loads((runs["contradiction"] / "findings.json").read_text())
     with pytest.raises(FindingsError, match="contradiction"):
-        validate(data | {"verdict": "consistent"})
+        validate_findings(data | {"verdict": "consistent"})
 
 
 @pytest.mark.parametrize(
@@ -108,14 +108,14 @@ def test_a_contradicted_surface_makes_a_contradicted_run(runs: dict[str, Path]) 
 def test_damaged_files_are_refused_in_one_line(tmp_path: Path, text: str) -> None:
     (tmp_path / "findings.json").write_text(text)
     with pytest.raises(FindingsError) as caught:
-        load(tmp_path)
+        load_findings(tmp_path)
     assert "\n" not in str(caught.value) and "findings.json" in str(caught.value)
 
 
 def test_nan_hidden_in_diagnostics_is_not_written(data: dict[str, Any], tmp_path: Path) -> None:
     hidden = put(data, "findings/0/diagnostics", {"loss": [1.0, float("nan")]})
     with pytest.raises(FindingsError):
-        write(hidden, tmp_path / "findings.json")
+        write_findings(hidden, tmp_path / "findings.json")
     assert not (tmp_path / "findings.json").exists()
 
 
@@ -128,7 +128,7 @@ def test_allowed_extras_pass(data: dict[str, Any]) -> None:
         "note": "n",
         "figure": "a.safetensors",
     }
-    assert validate(put(data, "findings/0", data["findings"][0] | more)).findings[0].signal == "x"
+    assert validate_findings(put(data, "findings/0", data["findings"][0] | more)).findings[0].signal == "x"
 
 
 def test_the_json_schema_names_infinity() -> None:
@@ -139,12 +139,12 @@ def test_the_json_schema_names_infinity() -> None:
 def changed(data: dict[str, Any], **measures: Any) -> Findings:
     """The run with only its picture findings, each with these measures."""
     kept = [row | measures for row in data["findings"] if "psnr" in row]
-    return validate(data | {"findings": kept})
+    return validate_findings(data | {"findings": kept})
 
 
 def test_a_picture_below_a_blind_guess_is_not_called_a_reconstruction(data: dict[str, Any]) -> None:
-    below = verdict(changed(data, psnr=9.0, baselines={"psnr_mean": 12.0, "ssim_mean": 99.0})).sentences
-    above = verdict(changed(data, psnr=15.0, baselines={"psnr_mean": 12.0, "psnr_black": 3.0})).sentences
+    below = verdict_headline(changed(data, psnr=9.0, baselines={"psnr_mean": 12.0, "ssim_mean": 99.0})).sentences
+    above = verdict_headline(changed(data, psnr=15.0, baselines={"psnr_mean": 12.0, "psnr_black": 3.0})).sentences
     assert any("can rebuild no picture closer than a blind guess does: 9 dB on average" in s and "without it 12 dB" in s for s in below)
     assert any("can rebuild pictures at 15 dB on average of 12 (the best guess without it 12 dB)" in s for s in above)
 
@@ -153,14 +153,14 @@ def test_the_best_picture_is_the_one_furthest_above_a_blind_guess(data: dict[str
     rows = changed(data).findings
     easy = rows[0].model_copy(update={"psnr": 30.0, "baselines": {"psnr_mean": 29.0}})
     real = rows[1].model_copy(update={"psnr": 20.0, "baselines": {"psnr_mean": 10.0}})
-    assert best_pictures([easy, real]) is real
+    assert strongest_reconstruction([easy, real]) is real
 
 
 def test_bounds_that_assume_a_distribution_and_rates_too_small_to_see_make_no_headline(data: dict[str, Any]) -> None:
-    row = validate(data).findings[0]
+    row = validate_findings(data).findings[0]
     assumed = row.model_copy(update={"epsilon_measured": 99.0, "epsilon_validity": "gaussian_only"})
-    assert measured([row, assumed]) is row and measured([assumed]) is None
+    assert largest_bound_finding([row, assumed]) is row and largest_bound_finding([assumed]) is None
     rates = row.tpr_at_fpr or {}
     hidden = {key: at.model_copy(update={"resolvable": key != "0.001"}) for key, at in rates.items()}
-    found = worst_membership([row.model_copy(update={"tpr_at_fpr": hidden})])
+    found = strongest_membership([row.model_copy(update={"tpr_at_fpr": hidden})])
     assert found is not None and found.fpr == 0.01

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from privdd.reporting.findings_tables import TableCell, tables
+from privdd.reporting.findings_tables import TableCell, findings_by_question
 from tests.reporting.test_decision import BROKEN, COARSE, row, run
 
 
 def cells(one: dict[str, Any]) -> dict[str, TableCell]:
     """The cells of a table of this finding alone, by title and plain title."""
-    (table,) = tables(run([one], "unprotected", "inf").findings)
+    (table,) = findings_by_question(run([one], "unprotected", "inf").findings)
     return {f"{c.title}, {c.plain}": cell for c, cell in zip(table.columns, table.rows[0][1], strict=True)}
 
 

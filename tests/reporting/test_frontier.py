@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from privdd.reporting.comparison import write_comparison
-from privdd.reporting.frontier import places, public_data, trust_of
-from privdd.reporting.grouping import Setting, settings
+from privdd.reporting.frontier import Setting, frontier_places, group_runs, public_data_of, trust_of_config
 from tests.reporting.fixture import write_run
 
 ALEXNET = {"rows": {"extractor": {"_target_": "privdd.distillation.public_features.AlexNet"}}}
@@ -34,7 +33,7 @@ def setting(label: str, epsilon: float, *accuracies: float, trust: str = "local"
 
 
 def beaten(*made: Setting) -> dict[str, str]:
-    return {p.setting.label: p.dominated for p in places(made)}
+    return {p.setting.label: p.dominated for p in frontier_places(made)}
 
 
 def test_less_accuracy_at_no_less_epsilon_is_beaten() -> None:
@@ -81,15 +80,15 @@ def test_a_sweep_of_epsilon_is_named_by_epsilon_and_one_of_noise_by_noise(asked:
             privacy=SimpleNamespace(epsilon=SimpleNamespace(best=float(epsilon))),
         )
         runs.append(SimpleNamespace(config={"privacy": privacy}, findings=found, path=Path("run")))
-    labels = [one.label for one in settings(runs)]  # type: ignore[arg-type]
+    labels = [one.label for one in group_runs(runs)]  # type: ignore[arg-type]
     by_noise = ["dp_head noise_multiplier=1.5911376854958816", "dp_head noise_multiplier=11.883910915342135"]
     assert labels == (["dp_head epsilon=10", "dp_head epsilon=1"] if asked else by_noise)
 
 
 def test_what_is_read_from_a_stored_config() -> None:
-    assert (trust_of({}), trust_of({"trust": {"name": "secagg"}})) == ("local", "secagg")
-    assert public_data({"algo": ALEXNET}) == "ImageNet (AlexNet's weights)" and public_data({"algo": {"lr": 1}}) == ""
-    assert public_data({}) == ""
+    assert (trust_of_config({}), trust_of_config({"trust": {"name": "secagg"}})) == ("local", "secagg")
+    assert public_data_of({"algo": ALEXNET}) == "ImageNet (AlexNet's weights)" and public_data_of({"algo": {"lr": 1}}) == ""
+    assert public_data_of({}) == ""
 
 
 def test_the_page_and_its_csv_say_who_is_beaten(tmp_path: Path) -> None:
@@ -101,5 +100,5 @@ def test_the_page_and_its_csv_say_who_is_beaten(tmp_path: Path) -> None:
 
 
 def test_a_setting_of_one_seed_is_said_to_have_one() -> None:
-    said = {p.setting.label: p.beaten_by for p in places([setting("a", 1.0, 0.8), setting("b", 3.0, 0.7), setting("c", 3.0, 0.6, 0.61)])}
+    said = {p.setting.label: p.beaten_by for p in frontier_places([setting("a", 1.0, 0.8), setting("b", 3.0, 0.7), setting("c", 3.0, 0.6, 0.61)])}
     assert said == {"a": "", "b": "a (one seed)", "c": "a"}

@@ -15,8 +15,8 @@ from safetensors.torch import save_file
 
 from privdd.report import main
 from privdd.reporting.comparison import write_comparison
-from privdd.reporting.findings_file import FindingsError, load
-from privdd.reporting.findings_tables import TableCell, tables
+from privdd.reporting.findings_file import FindingsError, load_findings
+from privdd.reporting.findings_tables import TableCell, findings_by_question
 from privdd.reporting.page import write_report
 from tests.conftest import SmallAudit
 from tests.reporting.checker import problems
@@ -140,8 +140,8 @@ def test_the_page_shows_the_numbers_of_the_findings(pages: dict[str, Path], runs
 
 
 def test_every_finding_stands_in_the_table_of_its_question(runs: dict[str, Path]) -> None:
-    rows = load(runs["unprotected"]).findings
-    made = {one.name: one for one in tables(rows)}
+    rows = load_findings(runs["unprotected"]).findings
+    made = {one.name: one for one in findings_by_question(rows)}
     assert made.keys() == {"t-membership", "t-pictures"}  # no test of a guarantee, so no table of it
     assert sorted(id(row) for one in made.values() for row, _ in one.rows) == sorted(id(row) for row in rows)
     for one in made.values():

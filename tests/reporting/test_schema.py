@@ -8,11 +8,9 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from privdd.reporting import json_schema, words
-from privdd.reporting.findings_file import FindingsError, dump, validate
-from privdd.reporting.schema import worst_verdict
-from privdd.reporting.schema_privacy import EpsilonPair, Multiplicity, NoiseRow
-from privdd.reporting.schema_values import Part
+from privdd.reporting import findings_file, wording
+from privdd.reporting.findings_file import FindingsError, dump_findings, validate_findings
+from privdd.reporting.schema import EpsilonPair, Multiplicity, NoiseRow, Part, worst_verdict
 from tests.reporting.fixture import write_run
 from tests.reporting.test_decision import row, run
 
@@ -21,7 +19,7 @@ BY = {"tier": "T2", "trusts": ["noise is Gaussian"], "runs": 200, "kappa": {"min
 
 
 def test_the_published_schema_is_that_of_the_model() -> None:
-    assert PUBLISHED.read_text(encoding="utf-8") == json_schema.text()
+    assert PUBLISHED.read_text(encoding="utf-8") == findings_file.schema_text()
 
 
 def run_of(tmp_path: Path) -> dict:
@@ -33,7 +31,7 @@ def test_a_certified_run_is_kept_by_the_model_and_by_the_published_schema(tmp_pa
     data["schema"] = 2
     data["privacy"]["epsilon"] |= {"certified": "inf", "certified_by": BY}
     data["surfaces"][0]["epsilon"] |= {"certified": 1.5, "certified_by": BY}
-    told = json.loads(dump(validate(data)))
+    told = json.loads(dump_findings(validate_findings(data)))
     assert told["privacy"]["epsilon"] == data["privacy"]["epsilon"]
     assert told["surfaces"][0]["epsilon"]["certified_by"]["kappa"] == {"min": 1.0, "mean": 1.0}
     jsonschema.validate(told, json.loads(PUBLISHED.read_text(encoding="utf-8")))
@@ -44,14 +42,14 @@ def test_a_certified_run_is_kept_by_the_model_and_by_the_published_schema(tmp_pa
 def test_schema_1_still_opens_and_stays_schema_1(tmp_path: Path) -> None:
     data = run_of(tmp_path)
     data["schema"] = 1
-    assert json.loads(dump(validate(data)))["schema"] == 1
+    assert json.loads(dump_findings(validate_findings(data)))["schema"] == 1
 
 
 def test_a_certificate_without_its_test_is_refused(tmp_path: Path) -> None:
     data = run_of(tmp_path)
     data["privacy"]["epsilon"]["certified"] = 1.0
     with pytest.raises(FindingsError, match="both or neither"):
-        validate(data)
+        validate_findings(data)
 
 
 @pytest.mark.parametrize("wrong", [float("nan"), -1.0, "many", None])
@@ -63,7 +61,7 @@ def test_an_epsilon_is_a_number_from_0_or_inf(wrong: object) -> None:
 
 def test_the_gravest_verdict_is_the_runs() -> None:
     grave = ("contradiction", "unprotected", "untested", "consistent")  # as the page sorts them
-    assert grave == words.GRAVITY
+    assert grave == wording.GRAVITY
     for first, kind in enumerate(grave):
         assert worst_verdict(reversed(grave[first:])) == kind
 
@@ -72,7 +70,7 @@ def test_every_figure_that_could_lie_above_guessing_is_a_look() -> None:
     """Two rates of which one is too small to be seen, an AUC, a naming and a label rate: four, for the run and each row."""
     rates = {key: {"tpr": 0.1, "ci": [0.0, 0.2], "resolvable": key == "0.1"} for key in ("0.01", "0.1")}
     made = run([row(rates), row(None, identified=0.5), row(None, label_accuracy=0.5)], "unprotected", "inf").findings
-    assert [one.rates for one in made] == [2, 1, 1] and {one._looks.count for one in made} == {4}
+    assert [one.rate_count for one in made] == [2, 1, 1] and {one._looks.count for one in made} == {4}
 
 
 @pytest.mark.parametrize("kind", [NoiseRow, Multiplicity])

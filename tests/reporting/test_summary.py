@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from privdd.reporting.findings_file import validate
+from privdd.reporting.findings_file import validate_findings
 from privdd.reporting.schema import Findings
-from privdd.reporting.summary import surface_lines, verdict
+from privdd.reporting.summary import surface_lines, verdict_headline
 from tests.reporting.test_decision import BROKEN, NOTHING, SEED, row, run
 
 
@@ -18,7 +18,7 @@ def shown(epsilon: float, stated: float, **more: Any) -> dict[str, Any]:
 def with_claim(found: Findings, epsilon: float) -> Findings:
     data = found.model_dump(mode="json", by_alias=True, exclude_none=True)
     data["privacy"]["claims"] = [{"source": "Theorem 7", "epsilon": epsilon, "sound": False, "why": "w", "delta": 1e-6}]
-    return validate(data)
+    return validate_findings(data)
 
 
 def test_a_surface_is_held_to_the_smallest_statement_about_it() -> None:
@@ -32,29 +32,29 @@ def test_a_surface_is_held_to_the_smallest_statement_about_it() -> None:
 def test_of_surfaces_of_one_verdict_the_one_that_shows_most_stands_first() -> None:
     data = run([shown(0.25, 3.0), shown(0.75, 3.0, surface="labels")], "consistent", 3.0).model_dump(mode="json", by_alias=True, exclude_none=True)
     data["surfaces"].append(data["surfaces"][0] | {"surface": "labels"})
-    assert [line.row.surface for line in surface_lines(validate(data))] == ["labels", "features"]
+    assert [line.row.surface for line in surface_lines(validate_findings(data))] == ["labels", "features"]
 
 
 def test_a_limit_that_held_is_told_with_its_delta_and_where_it_comes_from() -> None:
-    said = verdict(run([shown(0.25, 2.0)], "consistent", 2.0))
+    said = verdict_headline(run([shown(0.25, 2.0)], "consistent", 2.0))
     assert said.sentences[0].startswith("Everything sent is covered by ε = 2 at δ = 1e-5; the strongest attack showed ε of at least 0.25.")
     assert "simulation" not in said.title
-    assert verdict(run([shown(0.25, 2.0)], "consistent", 2.0, noise=SEED)).title.endswith("This is a simulation.")
+    assert verdict_headline(run([shown(0.25, 2.0)], "consistent", 2.0, noise=SEED)).title.endswith("This is a simulation.")
 
 
 def test_what_no_test_looked_at_is_named() -> None:
-    said = verdict(run([], "untested", 2.0, untested=["m, noise: no test"])).sentences[0]
+    said = verdict_headline(run([], "untested", 2.0, untested=["m, noise: no test"])).sentences[0]
     assert said.endswith("Not looked at: m, noise: no test.")
 
 
 def test_a_published_claim_below_what_was_shown_is_told_with_both_deltas() -> None:
-    said = " ".join(verdict(with_claim(run([shown(0.25, 2.0)], "consistent", 2.0), 0.125)).sentences)
+    said = " ".join(verdict_headline(with_claim(run([shown(0.25, 2.0)], "consistent", 2.0), 0.125)).sentences)
     assert "claim of ε = 0.125 at δ = 1e-6 (Theorem 7) is less than the ε of at least 0.25 at δ = 1e-5 that LiRA showed" in said
-    assert "published claim" not in " ".join(verdict(with_claim(run([shown(0.25, 2.0)], "consistent", 2.0), 0.5)).sentences)
+    assert "published claim" not in " ".join(verdict_headline(with_claim(run([shown(0.25, 2.0)], "consistent", 2.0), 0.5)).sentences)
 
 
 def test_a_bound_that_assumes_a_distribution_proves_nothing() -> None:
     assumed = BROKEN | {"epsilon_measured": 50.0, "epsilon_validity": "gaussian_only"}
-    said = verdict(with_claim(run([BROKEN, assumed], "contradiction", 0.9), 0.5)).sentences
+    said = verdict_headline(with_claim(run([BROKEN, assumed], "contradiction", 0.9), 0.5)).sentences
     assert "proves that the true ε is at least 6 " in said[0] and "ε ≤ 0.9 is stated" in said[0]
     assert not any("published claim" in one for one in said)  # the contradiction says it already

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from privdd.reporting.decision import decisions
-from privdd.reporting.findings_file import validate
+from privdd.reporting.decision import decide_surfaces
+from privdd.reporting.findings_file import validate_findings
 from privdd.reporting.summary import surface_lines
 from tests.reporting.test_decision import NOTHING, row, run
 
@@ -23,22 +23,22 @@ def noise_test(bound: float, family: str = "guarantee", stated: float = 45.0) ->
 @pytest.mark.parametrize(("bound", "kind"), [(32.3, "do_not_share"), (7.9, "no_leak_found")])
 def test_attacks_that_fail_do_not_outweigh_a_test_that_showed_much(bound: float, kind: str) -> None:
     found = run([row(NOTHING), noise_test(bound)], "unprotected", "inf")
-    (one,) = decisions(found)
+    (one,) = decide_surfaces(found)
     assert one.kind == kind and ("32.3" in " ".join(one.can)) is (kind == "do_not_share")
     assert one.sure.startswith("sure: shown") is (kind == "do_not_share")
 
 
 def test_under_a_limit_the_same_bound_is_what_the_limit_allows() -> None:
     """A tight test of an honest mechanism: its bound is below the stated epsilon, which is what is judged."""
-    (one,) = decisions(run([row(NOTHING), noise_test(9.0, stated=9.5)], "consistent", 9.5))
+    (one,) = decide_surfaces(run([row(NOTHING), noise_test(9.0, stated=9.5)], "consistent", 9.5))
     assert one.kind == "share_only_under" and one.can == ()
 
 
 def test_a_pool_is_as_weak_as_the_values_that_it_holds() -> None:
     alone = run([row(NOTHING), row(NOTHING, surface="shared_features"), noise_test(32.3)], "unprotected", "inf").model_dump(mode="json", by_alias=True, exclude_none=True)
     pool = alone["surfaces"][0] | {"surface": "shared_features", "sender": "server", "names": ["pool"]}
-    found = validate(alone | {"surfaces": [*alone["surfaces"], pool]})
-    assert [one.kind for one in decisions(found)] == ["do_not_share"] * 2
+    found = validate_findings(alone | {"surfaces": [*alone["surfaces"], pool]})
+    assert [one.kind for one in decide_surfaces(found)] == ["do_not_share"] * 2
     assert {line.row.surface: line.measured for line in surface_lines(found)} == {"features": 32.3, "shared_features": 32.3}
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from privdd.core.keys import Keys
+from privdd.core.rng import Keys
 
 PATIENCE = 300  # seconds that a worker may need to start on a busy machine
 LOADED_BY = os.getpid()

@@ -15,19 +15,19 @@ import torch
 from joblib.externals.loky import get_reusable_executor, process_executor
 
 from attacks.types import Finding
-from privdd.auditing.attack_tasks import Attacked, AttackTask
-from privdd.auditing.guarantees.tiers import GuaranteeTest
-from privdd.auditing.pipeline import audit, game_of, run_any
-from privdd.auditing.replay import Replay, chain_to
-from privdd.cli.assemble import assemble
-from privdd.cli.config import composed
-from privdd.cli.failures import explain
+from privdd.auditing.attack_tasks import AttackOutcome, AttackTask
+from privdd.auditing.dp_tests.runner import GuaranteeTest
+from privdd.auditing.pipeline import audit_experiment, membership_game_of, run_audit_task
+from privdd.auditing.replay import ClientReplay, round_chain
+from privdd.cli.build import build_experiment
+from privdd.cli.compose import compose_config
+from privdd.cli.errors import explain_error
 from privdd.core.types import State
-from privdd.federated.simulation import Plan, Progress, start, step
+from privdd.federated.simulation import Plan, Progress, run_round, start_training
 from privdd.privacy.ledger import Ledger
 from privdd.runtime.engine import Engine
 from privdd.runtime.run_folder import RunFolder
-from privdd.runtime.workers import LostWorkers
+from privdd.runtime.workers import TooManyLostWorkers
 from tests.auditing.test_attack_tasks import attacks, experiment
 from tests.runtime import crash_tasks
 from tests.runtime.crash_tasks import Deadly
@@ -43,9 +43,9 @@ SMALL = ["preset=smoke", "partition.clients=3", "algo.rounds=2", "algo.local_epo
 def cluster() -> Iterator[None]:
     yield
     if "ray" in sys.modules:
-        from privdd.runtime.ray import disconnect
+        from privdd.runtime.ray import disconnect_ray
 
-        disconnect()
+        disconnect_ray()
 
 
 @pytest.fixture
@@ -55,22 +55,22 @@ def engine(request: pytest.FixtureRequest) -> Engine:
     return request.param
 
 
-def replayed(replay: Replay) -> State:
+def replayed(replay: ClientReplay) -> State:
     (sent,) = replay.run()
     return {f"{name}/{k}": t for name, value in sent.items() for k, t in value.items()}
 
 
 def rounds(engine: Engine, overrides: list[str]) -> tuple[Plan, Progress, list[State]]:
     """Two real rounds, then three worlds of the second."""
-    experiment = assemble(composed("audit", [*SMALL, *overrides]))
+    experiment = build_experiment(compose_config("audit", [*SMALL, *overrides]))
     plan = experiment.plan
-    progress = start(plan, experiment.ledger())
+    progress = start_training(plan, experiment.new_ledger())
     for _ in range(2):
-        progress, _, _ = step(plan, progress, experiment.shards, engine)
-    game = game_of(experiment)
-    chain = chain_to(plan, progress.snapshots, 1)
+        progress, _, _ = run_round(plan, progress, experiment.shards, engine)
+    game = membership_game_of(experiment)
+    chain = round_chain(plan, progress.snapshots, 1)
     whole = experiment.shards[plan.victim]
-    worlds = list(engine.map(replayed, [Replay(plan, chain, whole, game, [w]) for w in range(1, 4)]))
+    worlds = list(engine.map(replayed, [ClientReplay(plan, chain, whole, game, [w]) for w in range(1, 4)]))
     return plan, progress, worlds
 
 
@@ -91,14 +91,14 @@ class Keeping(Engine):
     def map(self, fn: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
         work = list(items)
         answers = [fn(item) for item in work]
-        if fn is run_any:
+        if fn is run_audit_task:
             self.work.extend(work), self.answers.extend(answers)
         return iter(answers)
 
 
-def bits(part: Attacked | Finding) -> tuple[Any, ...]:
+def bits(part: AttackOutcome | Finding) -> tuple[Any, ...]:
     """All of a finding but its seconds, and of the tensors that are kept."""
-    finding, kept = (part.finding, part.kept) if isinstance(part, Attacked) else (part, {})
+    finding, kept = (part.finding, part.evidence_tensors) if isinstance(part, AttackOutcome) else (part, {})
     told = {key: value for key, value in finding.measures.items() if key != "seconds"}
     tensors = {name: (str(t.dtype), tuple(t.shape), t.numpy().tobytes()) for name, t in kept.items()}
     return finding.surface, finding.attack, finding.adversary, repr(told), tensors
@@ -128,9 +128,9 @@ def test_attacks_and_guarantee_tests_are_bit_identical_on_ray(engine: Engine, tm
     """Only they are run twice; whole audits in processes and in reverse order: tests/auditing/test_attack_tasks."""
     few = {name: attack for name, attack in attacks().items() if name in ("lira", "inverting")}
     kept = Keeping()
-    audit(replace(experiment(), engine=kept), few, RunFolder(tmp_path))
-    found = list(engine.map(run_any, kept.work))
-    assert {part.finding.attack for parts in found for part in parts if isinstance(part, Attacked)} == set(few)
+    audit_experiment(replace(experiment(), engine=kept), few, RunFolder(tmp_path))
+    found = list(engine.map(run_audit_task, kept.work))
+    assert {part.finding.attack for parts in found for part in parts if isinstance(part, AttackOutcome)} == set(few)
     assert {part.attack for parts in found for part in parts if isinstance(part, Finding)} >= {"t2_whole_run", "t1_sensitivity"}
     for mine, other in zip(found, kept.answers, strict=True):
         assert [bits(part) for part in mine] == [bits(part) for part in other]
@@ -150,9 +150,9 @@ def test_a_killed_worker_is_replaced_and_the_result_is_the_same(engine: Engine, 
 def test_a_task_that_always_kills_its_worker_ends_in_one_line(engine: Engine, tmp_path) -> None:
     impatient = Engine(engine.kind, workers=2, retries=1)
     tasks = [Deadly(i, str(tmp_path / "mark"), times=9 * int(i == 1)) for i in range(3)]
-    with pytest.raises(LostWorkers) as caught:
+    with pytest.raises(TooManyLostWorkers) as caught:
         list(impatient.map(crash_tasks.run, tasks))
-    line = explain(caught.value)
+    line = explain_error(caught.value)
     assert line and "\n" not in line and "engine.workers" in line
     assert 1 <= len(list(tmp_path.glob("mark.1.*"))) <= 2  # a try may be lost with a neighbour, on the way to its worker
 
@@ -173,10 +173,10 @@ def test_the_pool_is_started_once(engine: Engine, tmp_path: Path) -> None:
 def test_a_cluster_for_one_worker_makes_way_where_two_are_asked_for(tmp_path: Path) -> None:
     """In whatever order: the first Ray engine of a process decided how many workers all later ones had."""
     ray = pytest.importorskip("ray")
-    from privdd.runtime.ray import Cluster, connect, disconnect
+    from privdd.runtime.ray import RayCluster, connect_ray, disconnect_ray
 
-    disconnect()
-    found = [Cluster(connect(None, workers), workers).workers for workers in (1, 2, 1)]
+    disconnect_ray()
+    found = [RayCluster(connect_ray(None, workers), workers).workers for workers in (1, 2, 1)]
     assert found == [1, 2, 1] and ray.cluster_resources()["CPU"] == 2
     both_workers(Engine("ray", workers=2), tmp_path / "met")
 
@@ -184,8 +184,8 @@ def test_a_cluster_for_one_worker_makes_way_where_two_are_asked_for(tmp_path: Pa
 def test_a_cluster_that_the_user_started_meanwhile_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ours is gone then; theirs, with fewer workers than are asked for, is no one's to end but theirs."""
     pytest.importorskip("ray")
-    from privdd.runtime import leftovers
     from privdd.runtime import ray as ours
+    from privdd.runtime import ray_cleanup
 
     made: list[str] = []
     ray = SimpleNamespace(
@@ -196,16 +196,16 @@ def test_a_cluster_that_the_user_started_meanwhile_is_left_alone(monkeypatch: py
         get_runtime_context=lambda: SimpleNamespace(gcs_address=made[-1]),
     )
     monkeypatch.setitem(sys.modules, "ray", ray)
-    monkeypatch.setattr(ours, "_started", {})
-    monkeypatch.setattr(leftovers, "watch", lambda word: None)
-    ours.connect(None, 1)
+    monkeypatch.setattr(ours, "_started_clusters", {})
+    monkeypatch.setattr(ray_cleanup, "start_watcher", lambda word: None)
+    ours.connect_ray(None, 1)
     made[:] = ["theirs"]
-    ours.connect(None, 2)
+    ours.connect_ray(None, 2)
     assert made == ["theirs"]
     made.clear()
     for workers in (1, 2):
-        ours.connect(None, workers)
-    assert made == ["ours"] and ours._started == {"ours": 2}
+        ours.connect_ray(None, workers)
+    assert made == ["ours"] and ours._started_clusters == {"ours": 2}
 
 
 def test_a_worker_that_keeps_memory_is_not_replaced(tmp_path: Path) -> None:
@@ -239,9 +239,9 @@ def test_ray_missing_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.engine
 def test_an_address_without_a_cluster_is_one_line() -> None:
     pytest.importorskip("ray")
-    from privdd.runtime.ray import disconnect
+    from privdd.runtime.ray import disconnect_ray
 
-    disconnect()
+    disconnect_ray()
     with pytest.raises(ValueError, match=r"^engine\.address=127\.0\.0\.1:1: ") as caught:
         list(Engine("ray", address="127.0.0.1:1").map(crash_tasks.run, [Deadly(0, ""), Deadly(1, "")]))
     assert "\n" not in str(caught.value)

@@ -18,10 +18,10 @@ PATIENCE = 60  # seconds on a busy machine; workers that nobody ends nap for ten
 PARENT = """
 import os, signal, sys, time
 from importlib.machinery import ModuleSpec
-from privdd.runtime.preloaded import start
+from privdd.runtime.startup import start_forkserver
 if {forked}:
     sys.modules["__main__"].__spec__ = ModuleSpec("privdd.audit", None)
-    start(["torch"], "cpu")
+    start_forkserver(["torch"], "cpu")
 from privdd.runtime.engine import Engine
 from tests.runtime.crash_tasks import nap
 for number in Engine("processes", workers=2).map(nap, [0.0, 0.0, {long}, {long}]):

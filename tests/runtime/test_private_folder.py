@@ -12,9 +12,9 @@ import pytest
 from flwr.cli.build import build_fab_from_disk
 from flwr.serverapp.strategy import FedAvg
 
-from privdd.adapters.flower_tap import privdd_tap, tapped
 from privdd.canary.__main__ import main
-from privdd.core.errors import BadConfig
+from privdd.core.validation import BadConfig
+from privdd.integrations.flower_recorder import privdd_tap, tapped
 from privdd.runtime.private_folder import check_private, make_private
 
 APP = """

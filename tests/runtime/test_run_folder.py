@@ -55,4 +55,4 @@ def test_a_file_above_the_limit_is_not_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["..", "a/b", "a\\b", "", "a\0"])
 def test_no_name_leaves_the_folder(tmp_path: Path, name: str) -> None:
     with pytest.raises(DamagedRun, match="plain file name"):
-        RunFolder(tmp_path).evidence(name, "lira")
+        RunFolder(tmp_path).evidence_file(name, "lira")

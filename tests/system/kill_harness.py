@@ -22,9 +22,9 @@ from pathlib import Path
 import torch
 from omegaconf import DictConfig
 
-from privdd.cli.config import composed
-from privdd.cli.runs import run_audit
-from privdd.cli.stored_config import stored_config
+from privdd.cli.compose import compose_config
+from privdd.cli.run import run_audit
+from privdd.cli.stored_config import load_stored_config
 from privdd.federated import trainer as training
 
 OVERRIDES = [
@@ -52,7 +52,7 @@ class Killer:
 
 def audit(path: Path, config: DictConfig) -> int:
     """Start, or go on with, an audit in ``path`` -> exit status."""
-    return run_audit(stored_config(path) if (path / "config.yaml").is_file() else config, path, ["privdd-audit"])
+    return run_audit(load_stored_config(path) if (path / "config.yaml").is_file() else config, path, ["privdd-audit"])
 
 
 def child(path: Path, config: DictConfig, killer: Killer | None = None) -> int:
@@ -93,7 +93,7 @@ def result(path: Path) -> object:
 def main() -> None:
     folder, kills, seed = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     torch.set_num_threads(1)
-    config = composed("audit", OVERRIDES)
+    config = compose_config("audit", OVERRIDES)
     training.CHECKPOINT_EVERY = 0.0  # a checkpoint after every round, so that kills fall between them
     rng = random.Random(seed)
     with contextlib.redirect_stdout(sys.stderr):

@@ -14,7 +14,7 @@ import pytest
 from hydra.core.global_hydra import GlobalHydra
 
 from privdd.cli import main as command
-from privdd.cli.runs import run_audit, run_training
+from privdd.cli.run import run_audit, run_training
 
 TINY = ["algo=fedavg", "preset=smoke", "data.limit=120", "data.test_limit=40", "partition=iid", "partition.clients=3", "algo.rounds=1", "algo.local_epochs=1"]
 AUDIT = [*TINY, "audit.records=12", "audit.worlds=3", "audit.victims=1", "attack=[lira,loss_threshold]"]
@@ -79,7 +79,7 @@ def test_bad_input_is_one_line_and_status_1(run, monkeypatch, tmp_path, kind):
     """Before anything is trained or written: no run folder appears."""
     monkeypatch.setattr(socket, "getaddrinfo", no_network)
     monkeypatch.setattr(socket.socket, "connect", no_network)
-    monkeypatch.setattr("privdd.data.mnist.SYSTEM", tmp_path / "no-system-folder")
+    monkeypatch.setattr("privdd.data.readers.SYSTEM_FOLDER", tmp_path / "no-system-folder")
     overrides, expected = BAD[kind]
     status, out, err = run("audit", "preset=smoke", *overrides)
     lines = [line for line in err.splitlines() if line.strip()]
@@ -143,7 +143,7 @@ def timeless(path: Path) -> object:
 
 def test_run_attacks_a_stored_run_again_without_training(run, folder, stored, monkeypatch):
     """run=DIR attack=[...]: the same utility and ledger, and findings of the attacks asked for beside those of before."""
-    monkeypatch.setattr("privdd.federated.trainer.step", no_network)  # any round would fail
+    monkeypatch.setattr("privdd.federated.trainer.run_round", no_network)  # any round would fail
     status, out, _ = run("audit", f"run={folder}", "attack=[rmia]")
     assert status == 0 and "found by earlier commands, and kept: lira, loss_threshold" in out
     old, new = timeless(stored), timeless(folder)
@@ -169,7 +169,7 @@ def test_resume_after_half_of_the_training(run, tmp_path, monkeypatch):
     whole, half = tmp_path / "whole", tmp_path / "half"
     two = [o.replace("algo.rounds=1", "algo.rounds=2") for o in TINY]
     assert run("train", *two, f"hydra.run.dir={whole}")[0] == 0
-    real, rounds = training.step, []
+    real, rounds = training.run_round, []
 
     def once(*given):
         rounds.append(1)
@@ -178,10 +178,10 @@ def test_resume_after_half_of_the_training(run, tmp_path, monkeypatch):
         return real(*given)
 
     monkeypatch.setattr(training, "CHECKPOINT_EVERY", -1.0)
-    monkeypatch.setattr(training, "step", once)
+    monkeypatch.setattr(training, "run_round", once)
     status, _, err = run("train", *two, f"hydra.run.dir={half}")
     assert status == 130 and f"resume={half}" in err
-    monkeypatch.setattr(training, "step", real)
+    monkeypatch.setattr(training, "run_round", real)
     assert run("train", f"resume={half}")[0] == 0
     for name in ("training.json", "ledger.json"):
         assert (whole / name).read_bytes() == (half / name).read_bytes()

@@ -14,18 +14,18 @@ import numpy as np
 import pytest
 import torch
 
-from attacks.scores import load as load_scores
-from privdd.cli.assemble import assemble
-from privdd.cli.config import composed
-from privdd.cli.failures import explain
-from privdd.cli.runs import run_training
-from privdd.cli.stored_config import stored_config
-from privdd.core.keys import Keys
-from privdd.data.custom import npz
+from attacks.external_scores import load_scores as load_scores
+from privdd.cli.build import build_experiment
+from privdd.cli.compose import compose_config
+from privdd.cli.errors import explain_error
+from privdd.cli.run import run_training
+from privdd.cli.stored_config import load_stored_config
+from privdd.core.rng import Keys
+from privdd.data.custom import load_npz
 from privdd.federated import checkpoint
 from privdd.federated.experiment import Experiment
 from privdd.privacy.ledger import Ledger
-from privdd.reporting.findings_file import load as load_findings
+from privdd.reporting.findings_file import load_findings as load_findings
 from privdd.runtime.files import DamagedRun, read_json, safe_name
 from privdd.runtime.run_folder import RunFolder, read_tensors, write_tensors
 
@@ -48,9 +48,9 @@ class Bomb:
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Experiment, Path]:
     path = tmp_path_factory.mktemp("whole") / "run"
-    config = composed("train", TINY)
+    config = compose_config("train", TINY)
     run_training(config, path, [])
-    return assemble(config), path
+    return build_experiment(config), path
 
 
 FINDINGS = {
@@ -94,18 +94,18 @@ def readers(experiment: Experiment, run: Path, place: Path) -> dict[str, tuple[P
     state = next((run / "state").glob("round_*"))
 
     def resume() -> object:
-        return checkpoint.load(folder, experiment.plan)
+        return checkpoint.load_checkpoint(folder, experiment.plan)
 
     return {
-        "head": (folder.checkpoint, resume),
+        "head": (folder.checkpoint_file, resume),
         "server": (state / "server.safetensors", resume),
         "memories": (state / "memories.safetensors", resume),
         "state ledger": (state / "ledger.json", resume),
         "snapshot": (next((run / "state").glob("victim_*")), resume),
-        "ledger": (folder.ledger, lambda: Ledger.from_json(read_json(folder.ledger))),
-        "config": (run / "config.yaml", lambda: stored_config(run)),
+        "ledger": (folder.ledger_file, lambda: Ledger.from_json(read_json(folder.ledger_file))),
+        "config": (run / "config.yaml", lambda: load_stored_config(run)),
         "findings": (place / "findings.json", lambda: load_findings(place / "findings.json")),
-        "npz": (place / "data.npz", lambda: npz("npz", place / "data.npz", Keys(0))),
+        "npz": (place / "data.npz", lambda: load_npz("npz", place / "data.npz", Keys(0))),
         "scores": (place / "scores.npz", lambda: load_scores(place / "scores.npz")),
     }
 
@@ -126,7 +126,7 @@ def test_damaged_files(kind: str, run: tuple[Experiment, Path], tmp_path: Path) 
         try:
             read()
         except Exception as error:
-            line = explain(error)
+            line = explain_error(error)
             assert line and "\n" not in line and len(line) < 700, f"variant {number}: {error!r}"
             refused += 1
         if not file.parent.is_dir() or kind in ("head", "server", "memories", "state ledger", "snapshot"):
@@ -147,7 +147,7 @@ def test_a_checkpoint_is_read_whole_or_not_at_all(run: tuple[Experiment, Path], 
         data[-5] ^= 1
         file.write_bytes(bytes(data))
         with pytest.raises(DamagedRun, match=name):
-            checkpoint.load(RunFolder(copy), experiment.plan)
+            checkpoint.load_checkpoint(RunFolder(copy), experiment.plan)
 
 
 @pytest.mark.parametrize("name", ["..", "", ".", "a/b", "..\\x", "/etc/passwd", "a\0b"])
@@ -159,7 +159,7 @@ def test_names_stay_inside_their_folder(name: str, run: tuple[Experiment, Path],
     head = json.loads((copy / "state" / "checkpoint.json").read_text())
     (copy / "state" / "checkpoint.json").write_text(json.dumps({**head, "state": name}))
     with pytest.raises(DamagedRun):
-        checkpoint.load(RunFolder(copy), run[0].plan)
+        checkpoint.load_checkpoint(RunFolder(copy), run[0].plan)
 
 
 def test_tensors_come_back_in_order_and_bit_by_bit(tmp_path: Path) -> None:

@@ -80,13 +80,10 @@ def test_every_public_name_is_documented(site: Path) -> None:
 
 
 UNLISTED = {
-    "attacks.archive": "checks of an archive before it is read",
+    "attacks.validation": "checks of an archive, of an attack's class and of settings",
     "attacks.bounds": "checks of arguments",
-    "attacks.contract": "checks of an attack's class",
-    "attacks.repeatable": "pooling and sampling that give the same bits each time on a GPU",
-    "attacks.gpu": "how often loops look at values, and how they get random numbers, on a GPU",
-    "attacks.lpips_weights": "weights of attacks.images.lpips",
-    "attacks.ranges": "checks of settings",
+    "attacks.gpu": "kernels, values and random numbers of loops on a GPU",
+    "attacks.lpips": "weights of attacks.images.lpips",
 }
 
 

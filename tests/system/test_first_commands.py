@@ -19,9 +19,9 @@ from hydra.core.global_hydra import GlobalHydra
 
 from privdd import __version__
 from privdd.cli import main as command
-from privdd.cli.config import expand
-from privdd.cli.runs import run_audit
-from privdd.core.errors import BadConfig
+from privdd.cli.compose import expand_arguments
+from privdd.cli.run import run_audit
+from privdd.core.validation import BadConfig
 from tests.conftest import SmallAudit
 
 STARTS, SUCCEEDS = "the audit starts", "it succeeds"
@@ -75,7 +75,7 @@ def test_a_first_command(
         raise BadConfig("nothing was refused")
 
     if ends is STARTS:
-        monkeypatch.setattr("privdd.auditing.pipeline.audit", started)
+        monkeypatch.setattr("privdd.auditing.pipeline.audit_experiment", started)
     if "run=DIR" in typed:
         shutil.copytree(audited("fedavg").path, place / "DIR")
     monkeypatch.setattr("privdd.reporting.page.write_report", lambda path, *_: path / "report.html")  # drawn elsewhere
@@ -83,7 +83,7 @@ def test_a_first_command(
         monkeypatch.setattr(f"{module}.configure_log", lambda *_, **__: None)
     argv = typed.split()
     if "-m" in argv:  # sweeps as such: tests/cli/test_sweeps.py
-        command.checked("audit", expand(argv, "audit"))
+        command.check_command("audit", expand_arguments(argv, "audit"))
         argv = [one.split(",")[-1].replace("fedfed", "algo=fedfed") for one in argv if one != "-m"]
     monkeypatch.setattr(sys, "argv", ["privdd-audit", *argv])
     GlobalHydra.instance().clear()

@@ -20,22 +20,20 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
-from privdd.adapters.flower import client_app, own_data
-from privdd.adapters.flower_messages import FederationFailed
-from privdd.adapters.flower_server import federate
 from privdd.auditing.findings import findings_json
-from privdd.auditing.pipeline import audit, game_of
-from privdd.auditing.replay import recalled
-from privdd.cli.assemble import assemble, attacks_of
-from privdd.cli.config import composed
-from privdd.cli.runs import prepare
-from privdd.cli.stored_config import stored_config
-from privdd.core.state import nested
-from privdd.core.types import Shard
-from privdd.federated.channel import digest
+from privdd.auditing.pipeline import audit_experiment, membership_game_of
+from privdd.auditing.replay import restore_memories
+from privdd.cli.build import build_attacks, build_experiment
+from privdd.cli.compose import compose_config
+from privdd.cli.run import prepare_run_folder
+from privdd.cli.stored_config import load_stored_config
+from privdd.core.types import Shard, nest_values
+from privdd.federated.channel import digest_tensors
 from privdd.federated.experiment import Experiment
 from privdd.federated.simulation import Plan, Progress
 from privdd.federated.trainer import Trainer
+from privdd.integrations.flower import client_app, client_shard, run_on_grid
+from privdd.integrations.flower_messages import FederationFailed
 from privdd.privacy.ledger import Ledger
 from privdd.runtime.run_folder import RunFolder
 
@@ -83,8 +81,8 @@ class HandGrid(Grid):
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 0, 1
 
     def own(self, context: Context) -> tuple[Plan, Ledger, Shard]:
-        shard = own_data(self.experiment, int(context.node_config["partition-id"]))
-        return self.experiment.plan, self.experiment.ledger(), shard
+        shard = client_shard(self.experiment, int(context.node_config["partition-id"]))
+        return self.experiment.plan, self.experiment.new_ledger(), shard
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         replies = []
@@ -117,17 +115,17 @@ class HandGrid(Grid):
 
 def simulated(experiment: Experiment, folder: RunFolder) -> Progress:
     shards, victim = list(experiment.shards), experiment.plan.victim
-    shards[victim] = game_of(experiment).shard(shards[victim], 0)
+    shards[victim] = membership_game_of(experiment).shard_of_replay(shards[victim], 0)
     return Trainer(
-        experiment.plan, shards, experiment.test, experiment.engine, folder, experiment.ledger(), experiment.capture
+        experiment.plan, shards, experiment.test_records, experiment.engine, folder, experiment.new_ledger(), experiment.capture
     ).run()
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_federation_equals_its_simulation(name: str, tmp_path: Path) -> None:
-    experiment = assemble(composed("audit", [*SMALL, *METHODS[name]]))
+    experiment = build_experiment(compose_config("audit", [*SMALL, *METHODS[name]]))
     expected = simulated(experiment, RunFolder(tmp_path / "simulated"))
-    found = federate(experiment, HandGrid(experiment), RunFolder(tmp_path / "flower"))
+    found = run_on_grid(experiment, HandGrid(experiment), RunFolder(tmp_path / "flower"))
     assert found.ledger.to_json() == expected.ledger.to_json() and len(found.ledger) > 4
     assert found.accuracy == expected.accuracy and found.uploaded == expected.uploaded
     assert all(torch.equal(found.server[k], v) for k, v in expected.server.items())
@@ -137,42 +135,42 @@ def test_a_federation_equals_its_simulation(name: str, tmp_path: Path) -> None:
 
 
 def test_memory_and_data_stay_with_the_client(tmp_path: Path) -> None:
-    experiment = assemble(composed("audit", [*SMALL, "algo=scaffold"]))
+    experiment = build_experiment(compose_config("audit", [*SMALL, "algo=scaffold"]))
     grid = HandGrid(experiment)
-    found = federate(experiment, grid, RunFolder(tmp_path))
+    found = run_on_grid(experiment, grid, RunFolder(tmp_path))
     assert all(set(memory) == {"remembered"} for memory in found.memories.values())
     assert all("tensors" in context.state for context in grid.contexts.values())
 
 
 def test_a_client_that_does_not_answer_is_named(tmp_path: Path) -> None:
-    experiment = assemble(composed("audit", SMALL))
+    experiment = build_experiment(compose_config("audit", SMALL))
     with pytest.raises(FederationFailed, match="client 1 did not answer in round 0"):
-        federate(experiment, HandGrid(experiment, gone=1), RunFolder(tmp_path))
+        run_on_grid(experiment, HandGrid(experiment, gone=1), RunFolder(tmp_path))
 
 
 def test_a_missing_node_is_named(tmp_path: Path) -> None:
-    experiment = assemble(composed("audit", SMALL))
+    experiment = build_experiment(compose_config("audit", SMALL))
     grid = HandGrid(experiment)
     del grid.contexts[102]
     with pytest.raises(FederationFailed, match=r"clients \[2\] of 3 have no node"):
-        federate(experiment, grid, RunFolder(tmp_path), patience=0.2)
+        run_on_grid(experiment, grid, RunFolder(tmp_path), patience=0.2)
 
 
 def result(config: Any, folder: RunFolder) -> dict[str, Any]:
     """findings.json of a run, without what a clock wrote."""
-    experiment = assemble(config)
-    found = findings_json(audit(experiment, attacks_of(config), folder))
+    experiment = build_experiment(config)
+    found = findings_json(audit_experiment(experiment, build_attacks(config), folder))
     del found["run"]["seconds"]
     return {**found, "findings": [{k: v for k, v in row.items() if k != "seconds"} for row in found["findings"]]}
 
 
 @pytest.mark.parametrize("name", AUDITED)
 def test_an_audit_of_a_deployment_finds_what_the_simulated_one_finds(name: str, tmp_path: Path) -> None:
-    config = composed("audit", [*SMALL[:-2], *AUDITED[name], *_rounds(AUDITED[name]), *LIGHT])
+    config = compose_config("audit", [*SMALL[:-2], *AUDITED[name], *_rounds(AUDITED[name]), *LIGHT])
     expected = result(config, RunFolder(tmp_path / "simulated"))
-    experiment = assemble(config)
-    federate(experiment, HandGrid(experiment), prepare(tmp_path / "flower", config))
-    found = result(stored_config(tmp_path / "flower"), RunFolder(tmp_path / "flower"))
+    experiment = build_experiment(config)
+    run_on_grid(experiment, HandGrid(experiment), prepare_run_folder(tmp_path / "flower", config))
+    found = result(load_stored_config(tmp_path / "flower"), RunFolder(tmp_path / "flower"))
     assert found == expected and len(found["findings"]) > 1 and found["utility"]["accuracy"] > 0
 
 
@@ -181,42 +179,42 @@ def _rounds(overrides: list[str]) -> list[str]:
 
 
 def test_a_federation_that_stopped_goes_on_with_its_clients_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = composed("audit", [*SMALL[:-2], "algo=scaffold", "algo.local_epochs=1", "algo.rounds=3"])
-    whole, experiment = assemble(config), assemble(config)
-    expected = federate(whole, HandGrid(whole), RunFolder(tmp_path / "whole"))
+    config = compose_config("audit", [*SMALL[:-2], "algo=scaffold", "algo.local_epochs=1", "algo.rounds=3"])
+    whole, experiment = build_experiment(config), build_experiment(config)
+    expected = run_on_grid(whole, HandGrid(whole), RunFolder(tmp_path / "whole"))
     folder, grid = RunFolder(tmp_path / "stopped"), HandGrid(experiment)
     monkeypatch.setattr("privdd.federated.trainer.CHECKPOINT_EVERY", 0.0)
     grid.gone, grid.away = 1, ("train", "2")
     with pytest.raises(FederationFailed, match="client 1 did not answer in round 2"):
-        federate(experiment, grid, folder)
+        run_on_grid(experiment, grid, folder)
     with pytest.raises(ValueError, match="stopped after round 1 of a real federation"):
         simulated(experiment, folder)
     monkeypatch.undo()
     grid.gone = None
-    found = federate(experiment, grid, folder)
+    found = run_on_grid(experiment, grid, folder)
     assert found.ledger.to_json() == expected.ledger.to_json() and found.accuracy == expected.accuracy
     with pytest.raises(FederationFailed, match="client 0 remembers round 2 and cannot repeat round 1"):
         list(grid.send_and_receive([Message(RecordDict({"words": ConfigRecord({"round": 1, "order": "[]"}), "tensors": ArrayRecord()}), 100, "train")]))
 
 
 def test_a_client_may_keep_its_accuracy_to_itself(tmp_path: Path) -> None:
-    experiment = assemble(composed("audit", [*SMALL[:-2], "algo=fedproto", "algo.rounds=2"]))
+    experiment = build_experiment(compose_config("audit", [*SMALL[:-2], "algo=fedproto", "algo.rounds=2"]))
     with pytest.raises(FederationFailed, match="client 0: FedProto is measured at the clients"):
-        federate(experiment, HandGrid(experiment, tells_accuracy=False), RunFolder(tmp_path))
+        run_on_grid(experiment, HandGrid(experiment, tells_accuracy=False), RunFolder(tmp_path))
 
 
 @pytest.mark.parametrize("algo", ["fedavg", "scaffold"])
 def test_a_repeated_round_sends_the_same_noise_again(algo: str, tmp_path: Path) -> None:
     """Whatever left a client is in the ledger: noise of the operating system is never drawn twice for one round."""
-    experiment = assemble(composed("audit", [*SMALL, *METHODS["dpsgd"], f"algo={algo}", "privacy.noise_source=os"]))
+    experiment = build_experiment(compose_config("audit", [*SMALL, *METHODS["dpsgd"], f"algo={algo}", "privacy.noise_source=os"]))
     grid = HandGrid(experiment, gone=1, away=("train", "1"))
     with pytest.raises(FederationFailed, match="client 1 did not answer in round 1"):
-        federate(experiment, grid, RunFolder(tmp_path))
+        run_on_grid(experiment, grid, RunFolder(tmp_path))
     grid.gone = None
-    found = federate(experiment, grid, RunFolder(tmp_path))
-    answers = [(k, group, nested(sent)) for kind, k, group, sent in grid.log if kind == "train"]
+    found = run_on_grid(experiment, grid, RunFolder(tmp_path))
+    answers = [(k, group, nest_values(sent)) for kind, k, group, sent in grid.log if kind == "train"]
     assert Counter((k, group) for k, group, _ in answers)[0, "1"] == 2  # the round was indeed asked for again
-    left = {(k, int(group), name, digest(value)) for k, group, sent in answers for name, value in sent.items()}
+    left = {(k, int(group), name, digest_tensors(value)) for k, group, sent in answers for name, value in sent.items()}
     booked = {(r.client, r.round, r.name, r.digest) for r in found.ledger.releases if "server" in r.visible_to}
     assert left == booked and len({mark for *_, mark in left}) >= 6
     kept = {"tensors", "words", "reply tensors", "reply words", "latest"}  # of one round, however many there were
@@ -224,9 +222,9 @@ def test_a_repeated_round_sends_the_same_noise_again(algo: str, tmp_path: Path) 
 
 
 def test_a_round_is_answered_for_one_broadcast_only(tmp_path: Path) -> None:
-    experiment = assemble(composed("audit", SMALL))
+    experiment = build_experiment(compose_config("audit", SMALL))
     grid = HandGrid(experiment)
-    federate(experiment, grid, RunFolder(tmp_path))
+    run_on_grid(experiment, grid, RunFolder(tmp_path))
     other = RecordDict({"words": ConfigRecord({"round": 1, "order": "[]", "remembers": 0}), "tensors": ArrayRecord()})
     with pytest.raises(FederationFailed, match="client 0 answered round 1 already, to another broadcast"):
         list(grid.send_and_receive([Message(other, 100, "train")]))
@@ -234,52 +232,52 @@ def test_a_round_is_answered_for_one_broadcast_only(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("group", ["1", "2"])
 def test_a_client_away_when_accuracy_is_asked_for_repeats_no_round(group: str, tmp_path: Path) -> None:
-    config = composed("audit", [*SMALL[:-2], "algo=fedproto", "algo.local_epochs=1", "algo.rounds=2"])
-    whole, experiment = assemble(config), assemble(config)
-    expected = federate(whole, HandGrid(whole), RunFolder(tmp_path / "whole"))
+    config = compose_config("audit", [*SMALL[:-2], "algo=fedproto", "algo.local_epochs=1", "algo.rounds=2"])
+    whole, experiment = build_experiment(config), build_experiment(config)
+    expected = run_on_grid(whole, HandGrid(whole), RunFolder(tmp_path / "whole"))
     folder, grid = RunFolder(tmp_path / "stopped"), HandGrid(experiment, gone=1, away=("evaluate", group))
     for _ in range(2):
         with pytest.raises(FederationFailed, match=f"client 1 did not tell its accuracy after round {int(group) - 1}"):
-            federate(experiment, grid, folder)
+            run_on_grid(experiment, grid, folder)
     with pytest.raises(ValueError, match=f"stopped after round {int(group) - 1} of a real federation"):
         simulated(experiment, folder)
     grid.gone = None
-    found = federate(experiment, grid, folder)
+    found = run_on_grid(experiment, grid, folder)
     assert found.accuracy == expected.accuracy and found.ledger.to_json() == expected.ledger.to_json()
     trained = Counter((k, round) for kind, k, round, _ in grid.log if kind == "train")
     assert len(trained) == 6 and set(trained.values()) == {1}
     undisturbed = RunFolder(tmp_path / "whole")
-    assert folder.ledger.read_bytes() == undisturbed.ledger.read_bytes()
-    assert folder.checkpoint.read_bytes() == undisturbed.checkpoint.read_bytes()
+    assert folder.ledger_file.read_bytes() == undisturbed.ledger_file.read_bytes()
+    assert folder.checkpoint_file.read_bytes() == undisturbed.checkpoint_file.read_bytes()
 
 
 @pytest.mark.parametrize(("algo", "away"), [("scaffold", ("train", "1")), ("fedproto", ("evaluate", "1"))])
 def test_a_client_that_lost_its_memory_says_so(algo: str, away: tuple[str, str], tmp_path: Path) -> None:
-    experiment = assemble(composed("audit", [*SMALL[:-2], f"algo={algo}", "algo.local_epochs=1", "algo.rounds=2"]))
+    experiment = build_experiment(compose_config("audit", [*SMALL[:-2], f"algo={algo}", "algo.local_epochs=1", "algo.rounds=2"]))
     grid = HandGrid(experiment, gone=1, away=away)
     with pytest.raises(FederationFailed, match="client 1 did not"):
-        federate(experiment, grid, RunFolder(tmp_path))
+        run_on_grid(experiment, grid, RunFolder(tmp_path))
     grid.gone, grid.contexts[101] = None, fresh(1)
     with pytest.raises(FederationFailed, match="client 1 has lost its memory of earlier rounds"):
-        federate(experiment, grid, RunFolder(tmp_path))
+        run_on_grid(experiment, grid, RunFolder(tmp_path))
 
 
 def test_a_memory_made_with_noise_of_the_operating_system_is_not_invented(tmp_path: Path) -> None:
-    config = composed("audit", [*SMALL, "algo=scaffold", *METHODS["dpsgd"][1:], "privacy.noise_source=os"])
-    experiment = assemble(config)
+    config = compose_config("audit", [*SMALL, "algo=scaffold", *METHODS["dpsgd"][1:], "privacy.noise_source=os"])
+    experiment = build_experiment(config)
     plan = experiment.plan
-    found = federate(experiment, HandGrid(experiment), RunFolder(tmp_path))
+    found = run_on_grid(experiment, HandGrid(experiment), RunFolder(tmp_path))
     with pytest.raises(ValueError, match=r"privacy\.noise_source=os: .* dpsgd .*allowed is seed"):
-        audit(experiment, attacks_of(config), RunFolder(tmp_path))
+        audit_experiment(experiment, build_attacks(config), RunFolder(tmp_path))
     # noise on what is sent does not reach the memory, whose steps then are the same with either source
     shard, outward = experiment.shards[plan.victim], {"update": plan.mechanisms["dpsgd"]}
-    one, other = (recalled(replace(plan, mechanisms=outward, noise_source=s), found, shard) for s in ("os", "seed"))
+    one, other = (restore_memories(replace(plan, mechanisms=outward, noise_source=s), found, shard) for s in ("os", "seed"))
     memory, same = one.memories[plan.victim], other.memories[plan.victim]
     assert memory and memory.keys() == same.keys() and all(torch.equal(memory[k], same[k]) for k in same)
 
 
 def private(*more: str) -> Experiment:
-    return assemble(composed("audit", [*SMALL, "algo=fedavg", "privacy=client", *more]), noise_here=False)
+    return build_experiment(compose_config("audit", [*SMALL, "algo=fedavg", "privacy=client", *more]), noise_here=False)
 
 
 class Real(HandGrid):
@@ -297,11 +295,11 @@ class Real(HandGrid):
 
 def test_a_real_client_does_not_draw_its_noise_from_the_public_seed(tmp_path: Path) -> None:
     with pytest.raises(FederationFailed, match="noise_source=seed: who takes part knows the seed"):
-        federate(experiment := private(), Real(experiment), RunFolder(tmp_path))
+        run_on_grid(experiment := private(), Real(experiment), RunFolder(tmp_path))
     with pytest.raises(FederationFailed, match="this client has no secret"):
-        federate(experiment := private("privacy.noise_source=secret"), Real(experiment), RunFolder(tmp_path))
-    bare = assemble(composed("audit", [*SMALL, "algo=fedavg"]))
-    assert federate(bare, Real(bare), RunFolder(tmp_path)).round == bare.plan.method.rounds  # no noise, nothing to refuse
+        run_on_grid(experiment := private("privacy.noise_source=secret"), Real(experiment), RunFolder(tmp_path))
+    bare = build_experiment(compose_config("audit", [*SMALL, "algo=fedavg"]))
+    assert run_on_grid(bare, Real(bare), RunFolder(tmp_path)).round == bare.plan.method.rounds  # no noise, nothing to refuse
 
 
 def test_each_real_client_has_a_secret_of_its_own(tmp_path: Path) -> None:
@@ -309,8 +307,8 @@ def test_each_real_client_has_a_secret_of_its_own(tmp_path: Path) -> None:
 
     def first_round(name: str, secrets: Sequence[str]) -> list[bytes]:
         experiment = private("privacy.noise_source=secret")
-        federate(experiment, Real(experiment, secrets), RunFolder(tmp_path / name))
-        return [RunFolder(tmp_path / name).artifact(0, k).read_bytes() for k in range(len(experiment.shards))]
+        run_on_grid(experiment, Real(experiment, secrets), RunFolder(tmp_path / name))
+        return [RunFolder(tmp_path / name).artifact_file(0, k).read_bytes() for k in range(len(experiment.shards))]
 
     clients = len(private().shards)
     secrets = [f"the secret of client {k}" for k in range(clients)]

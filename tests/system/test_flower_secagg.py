@@ -30,11 +30,11 @@ from flwr.server.strategy import FedAvg
 from flwr.server.workflow import DefaultWorkflow, SecAggPlusWorkflow
 
 from privdd.core.types import Received
-from privdd.federated.simulation import Plan, Progress, Task, client_step, start, step
-from privdd.federated.trust import SUM
+from privdd.federated.secure_aggregation import SUM_CLIENT
+from privdd.federated.simulation import ClientTask, Plan, Progress, client_step, run_round, start_training
 from privdd.runtime.engine import Engine
-from tests.adapters.plain_grid import PlainGrid
 from tests.federations import tiny
+from tests.integrations.plain_grid import PlainGrid
 
 torch.set_num_threads(1)
 STEPS = 2**22  # Flower's default: as many values between the ends of the range
@@ -115,8 +115,8 @@ def aggregated(grid: SumGrid, reach: float, threshold: int) -> list[np.ndarray]:
 def round_of(plan: Plan, at: Progress, shards: Sequence[Any]) -> tuple[Sent, Received, Progress]:
     """(every client's upload, what the ideal functionality hands the server, the state after it)."""
     sent = plan.method.broadcast(at.server)
-    alone = {k: client_step(Task(plan, at.round, k, sent, {}, shard))[0] for k, shard in enumerate(shards)}
-    moved, (total,), _ = step(plan, at, shards, Engine())
+    alone = {k: client_step(ClientTask(plan, at.round, k, sent, {}, shard))[0] for k, shard in enumerate(shards)}
+    moved, (total,), _ = run_round(plan, at, shards, Engine())
     return alone, total, moved
 
 
@@ -129,7 +129,7 @@ def dropping(plan: Plan) -> int:
 def test_flowers_protocol_gives_the_sum_of_the_ideal_functionality(case: str, more: tuple[str, ...]) -> None:
     experiment = tiny(*CASES[case], *more)
     plan = experiment.plan
-    begun = start(plan, experiment.ledger())
+    begun = start_training(plan, experiment.new_ledger())
     begun = replace(begun, round=dropping(plan)) if more else begun
     stay = plan.participants(begun.round)
     uploads, ideal, moved = round_of(plan, begun, experiment.shards)
@@ -143,7 +143,7 @@ def test_flowers_protocol_gives_the_sum_of_the_ideal_functionality(case: str, mo
     _unseen(grid, uploads, stay, reach)
     if over == 1:  # and it moves the model where the ideal functionality's sum moves it
         told = {n: dict(zip(v, (torch.from_numpy(found.pop(0)).float() for _ in v))) for n, v in ideal.values.items()}
-        server = plan.method.aggregate(begun.server, [Received(SUM, begun.round, told)], plan.keys)
+        server = plan.method.aggregate(begun.server, [Received(SUM_CLIENT, begun.round, told)], plan.keys)
         assert torch.allclose(server["model/head.weight"], moved.server["model/head.weight"], atol=1e-3)
 
 

@@ -13,7 +13,7 @@ from benchmarks.fuzz import Work, never_ran, told
 from benchmarks.fuzz_cases import Case, case, chosen
 from benchmarks.fuzz_files import Damage, damage_cases, damaged, read_damaged, whole_runs
 from benchmarks.fuzz_outcomes import FAULTS, Outcome, in_child, problems, run_case
-from privdd.cli.config import choices, config_dir
+from privdd.cli.compose import config_dir, group_choices
 
 LIMIT = 60.0  # seconds for one case, on a busy machine
 TRAIN = ("preset=smoke", "data.limit=90", "data.test_limit=40", "partition.clients=2", "model=mlp", "model.width=8",
@@ -34,10 +34,10 @@ def test_a_random_command_ends_well(number: int, tmp_path: Path) -> None:
 def test_all_methods_mechanisms_partitions_and_attacks_come_up() -> None:
     typed = "".join(f"{word} " for number in range(400) for word in chosen(number, random.Random(number))[1])
     for group in ("algo", "partition", "privacy"):
-        missing = [name for name in choices(group, [config_dir()]) if f"{group}={name} " not in typed]
+        missing = [name for name in group_choices(group, [config_dir()]) if f"{group}={name} " not in typed]
         assert not missing, (group, missing)
     listed = {name for part in typed.split() if part.startswith("attack=[") for name in part[8:-1].split(",")}
-    assert listed == set(choices("attack", [config_dir()]))
+    assert listed == set(group_choices("attack", [config_dir()]))
     assert case(7) == case(7) != case(9)
 
 
@@ -52,7 +52,7 @@ def test_methods_that_were_only_refused_are_named(tmp_path: Path) -> None:
     told("configurations", cases, range(2), LIMIT, None, ran)
     missing = never_ran(ran)
     assert "fedrd" in missing and "fedavg" not in missing
-    assert len(missing) == len(choices("algo", [config_dir()])) - 1
+    assert len(missing) == len(group_choices("algo", [config_dir()])) - 1
 
 
 @pytest.fixture(scope="module")

@@ -26,9 +26,9 @@ from hydra.core.global_hydra import GlobalHydra
 
 from privdd import report, verify
 from privdd.cli import main as command
-from privdd.cli.config import guarded
-from privdd.cli.runs import run_audit, run_training
-from privdd.cli.sweeps import MARK, Sweep
+from privdd.cli.compose import run_guarded
+from privdd.cli.run import run_audit, run_training
+from privdd.cli.sweeps import POINT_FILE, Sweep
 from tests.conftest import SmallAudit
 
 LIRA = {"_target_": "attacks.membership.lira.Lira"}
@@ -114,12 +114,12 @@ def run_command(kind: str, scene: Scene, monkeypatch: pytest.MonkeyPatch) -> int
         return verify.main([str(run)])
     if kind == "sweep":
         sweep = Sweep("audit", run.parent)
-        (run / MARK).write_text(json.dumps({"sweep": sweep.token, "status": 0, "error": ""}))
-        return guarded(sweep.finish)
+        (run / POINT_FILE).write_text(json.dumps({"sweep": sweep.token, "status": 0, "error": ""}))
+        return run_guarded(sweep.finish_sweep)
     if kind == "train sweep":
         sweep = Sweep("train", run.parent)
-        (run / MARK).write_text(json.dumps({"sweep": sweep.token, "status": 0, "error": ""}))
-        return guarded(sweep.finish)
+        (run / POINT_FILE).write_text(json.dumps({"sweep": sweep.token, "status": 0, "error": ""}))
+        return run_guarded(sweep.finish_sweep)
     word, _, more = kind.partition(" ")
     arguments = [f"scores={run}/scores.npz", f"hydra.run.dir={run.parent}/new"] if word == "scores" else [f"{word}={run}", *more.split()]
     train = word == "train"
@@ -179,7 +179,7 @@ def value(key: str, new: str) -> Callable[[Scene], None]:
 
 def pickled(scene: Scene) -> None:
     data = pickle.dumps(Bomb(scene.sung))
-    scene.config(lambda c: c.update(attack={"x": {"_target_": "privdd.runtime.payload.unpacked", "payload": data}}))
+    scene.config(lambda c: c.update(attack={"x": {"_target_": "privdd.runtime.workers.decode_value", "payload": data}}))
 
 
 def text(name: str, words: str) -> Callable[[Scene], None]:

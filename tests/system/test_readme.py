@@ -14,14 +14,14 @@ import pytest
 
 from privdd import selftest, verify
 from privdd.api import audit
-from privdd.auditing.targets.target_command import asks_for_target, read_command
-from privdd.canary.canary_arguments import read as read_canary
-from privdd.checking.command_line import read as read_check
-from privdd.cli.config import expand
-from privdd.cli.main import checked
-from privdd.report import parser
-from privdd.reproduce.entries import find
-from privdd.reproduce.typed import read as read_reproduce
+from privdd.blackbox.arguments import parse_arguments as read_check
+from privdd.canary.arguments import parse_canary_arguments as read_canary
+from privdd.cli.compose import expand_arguments
+from privdd.cli.main import check_command
+from privdd.external.arguments import asks_for_target, parse_target_arguments
+from privdd.report import report_parser
+from privdd.reproduce.arguments import parse_arguments as read_reproduce
+from privdd.reproduce.catalogue import find_entry
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "docs" / "index.md", *sorted((ROOT / "docs").glob("*/*.md"))]
@@ -76,13 +76,13 @@ def test_the_commands_are_accepted(line: str, mine: Path) -> None:
     if "--help" in argv:
         return  # tested by itself
     if module == "privdd.report":
-        assert parser().parse_args(argv).runs
+        assert report_parser().parse_args(argv).runs
         return
     if module == "privdd.verify":
-        assert verify.parser().parse_args(argv).run
+        assert verify.verify_parser().parse_args(argv).run
         return
     if module == "privdd.selftest":
-        assert selftest.read(argv).profile
+        assert selftest.parse_selftest_arguments(argv).profile
         return
     if module == "privdd.check":
         assert read_check(argv)
@@ -92,18 +92,18 @@ def test_the_commands_are_accepted(line: str, mine: Path) -> None:
         return
     if module == "privdd.reproduce":
         asked = read_reproduce(argv)
-        assert asked.name in ("list", "all", "overview", "privacy") or find(asked.name)
+        assert asked.name in ("list", "all", "overview", "privacy") or find_entry(asked.name)
         return
     if "--dry-run" in argv:
         argv.remove("--dry-run")
     if asks_for_target(argv):
         argv = [a for a in argv if not a.startswith(("run=", "target.client="))]  # of a recording
-        assert read_command(argv).given
+        assert parse_target_arguments(argv).given
         return
     command = module.removeprefix("privdd.")
     if "--cfg" in argv:
         argv = argv[argv.index("--cfg") + 2 :]
-    assert checked(command, expand(argv, command)).algo
+    assert check_command(command, expand_arguments(argv, command)).algo
 
 
 def test_the_contract_check_runs(mine: Path) -> None:
@@ -120,7 +120,7 @@ def test_the_examples_run_together(mine: Path, tmp_path: Path) -> None:
     assert update.mechanism == "Layerwise" and 0 < update.epsilon.pld < float("inf")
     assert {row.attack for row in found.findings if row.family == "membership"} == {"rank"}
     tested = {row.attack: row for row in found.findings if row.family == "guarantee"}
-    guarantee = {"t0_noise", "t1_sensitivity", "t2_whole_run", "t3_transcript", "t3_curve"}
+    guarantee = {"t0_noise", "t0_ledger", "t1_sensitivity", "t1_told", "t2_whole_run", "t3_transcript", "t3_curve"}
     assert set(tested) == guarantee
     assert 0.99 < tested["t1_sensitivity"].kappa <= 1.001 and update.verdict == "consistent"
 

@@ -21,8 +21,8 @@ from PIL import Image
 
 from privdd import check, report, verify
 from privdd.cli import main as command
-from privdd.cli.config import composed
-from privdd.cli.runs import run_audit
+from privdd.cli.compose import compose_config
+from privdd.cli.run import run_audit
 from tests.conftest import SmallAudit
 from tests.federations import SHORT
 from tests.system.test_readme import BLOCKS, ROOT, commands, mine
@@ -30,24 +30,24 @@ from tests.system.test_readme import BLOCKS, ROOT, commands, mine
 __all__ = ["mine"]  # a fixture
 # The start of a line -> why no test here runs it, and where its like is run.
 NOT_RUN = {
-    "privdd.selftest": "takes minutes; its faults are run one by one in tests/auditing/test_planted_faults.py",
+    "privdd.selftest": "takes minutes; its faults are run one by one in tests/auditing/dp_tests/test_noise_and_sampling_test_planted_faults.py",
     "privdd.audit algo=fedavg --dry-run": "runs a small audit of its own: tests/cli/test_dry_run.py",
-    "privdd.audit --help": "prints and stops: tests/cli/test_help.py",
-    "privdd.audit algo=fedavg engine=processes": "starts workers: tests/auditing/test_planted_faults.py does, with this engine",
+    "privdd.audit --help": "prints and stops: tests/cli/test_main.py",
+    "privdd.audit algo=fedavg engine=processes": "starts workers: tests/auditing/dp_tests/test_noise_and_sampling_test_planted_faults.py does, with this engine",
     "privdd.audit algo=fedavg engine=ray": "wants a cluster: tests/system/test_two_nodes.py starts one",
     "privdd.audit -m algo=fedavg,feddm,fedfed,fedlgd hydra/launcher=joblib": "starts workers: tests/cli/test_sweeps.py",
     "privdd.audit -m algo=fedfed_dp": "its slow part, the method, is audited in tests/auditing/test_findings.py; sweeps: tests/cli/test_sweeps.py",
-    "privdd.audit target.model=": "trains models of its own: tests/auditing/targets/test_run_target.py",
-    "privdd.audit target.synthetic=": "the same: tests/auditing/targets/test_synthetic_target.py",
-    "privdd.audit target.updates=": "the same: tests/auditing/targets/test_updates_target.py",
-    "privdd.audit run=DIR target.model=": "wants a recording: tests/auditing/targets/test_recorded_run.py makes one",
-    "privdd.audit run=run target.model=": "wants a recording of real servers: tests/system/test_tapped_loopback.py makes one",
+    "privdd.audit target.model=": "trains models of its own: tests/external/test_runner.py",
+    "privdd.audit target.synthetic=": "the same: tests/external/test_synthetic_data_synthetic_target.py",
+    "privdd.audit target.updates=": "the same: tests/external/test_client_updates.py",
+    "privdd.audit run=DIR target.model=": "wants a recording: tests/external/test_recorded_federation.py makes one",
+    "privdd.audit run=../run target.model=": "wants a recording of real servers: tests/system/test_tapped_loopback.py makes one",
     "privdd.audit algo=fedavg model=own": "wants the user's own network: tests/models/test_own.py",
     "privdd.audit algo=own_training algo.training=": "wants the user's own function: tests/methods/test_own_training.py",
-    "privdd.check mechanism=noise.py:release": "wants the page's example: tests/checking/test_tutorial.py",
-    "privdd.report DIR --pdf": "needs a browser: tests/reporting/test_pdf.py",
+    "privdd.check mechanism=noise.py:release": "wants the page's example: tests/blackbox/test_tutorial.py",
+    "privdd.report DIR --pdf": "needs a browser: tests/reporting/test_page_pdf.py",
     "privdd.canary": "three parties and their files: tests/canary/test_opened.py goes through issue, open and verify",
-    "privdd.reproduce": "trains for minutes: tests/reproduce/test_train_rows.py and test_typed.py, at a smaller size",
+    "privdd.reproduce": "trains for minutes: tests/reproduce/test_train_train_rows.py and test_typed.py, at a smaller size",
     "make audit": "installs into an environment of its own, then runs privdd.audit algo=fedfed, which is run here",
     "python3 -m venv": "installs into an environment of its own; tests/system/test_wheel.py installs what is built",
     "make test": "is how tests are run",
@@ -58,11 +58,11 @@ PYTHON = {
     "# mine/": "tests/system/test_readme.py:test_the_examples_run_together",
     "# test_signs.py": "tests/system/test_readme.py:test_the_contract_check_runs",
     "# tapped_app.py": "tests/system/test_tapped_loopback.py",
-    "from nvflare import FilterType": "tests/adapters/test_nvflare_tap.py",
-    "from sklearn.datasets import load_digits": "tests/auditing/targets/test_tutorial.py",
+    "from nvflare import FilterType": "tests/integrations/test_nvflare_recorder.py",
+    "from sklearn.datasets import load_digits": "tests/external/test_tutorial.py",
     "# net.py": "tests/methods/test_own_training.py",
-    "# noise.py": "tests/checking/test_tutorial.py",
-    "# test_noise.py": "tests/checking/test_run_check.py",
+    "# noise.py": "tests/blackbox/test_tutorial.py",
+    "# test_noise.py": "tests/blackbox/test_runner.py",
 }
 SMALL = ("data.test_limit=40", "partition.clients=2", "audit.records=12", "audit.worlds=3", "audit.victims=1")
 GUARANTEE = ("audit.guarantee.runs=20", "audit.guarantee.slow_runs=20", "audit.guarantee.images=1")
@@ -128,7 +128,7 @@ def words(line: str) -> list[str]:
 def sizes(argv: list[str]) -> list[str]:
     typed = {one.split("=")[0] for one in argv}
     groups = [one.replace("signs", "fedavg") for one in argv if one.startswith(("algo=", "privacy=")) and "layerwise" not in one]
-    config = composed("audit", [*groups, "preset=smoke"])
+    config = compose_config("audit", [*groups, "preset=smoke"])
     short = [f"{key}={value}" for key, value in SHORT.items() if OmegaConf.select(config, key) is not None]
     limit = [] if {"data"} & typed else ["data.limit=150"]
     few = ["attack.gradient_inversion.method.iterations=5"] if "gradient_inversion" in " ".join(argv) else []

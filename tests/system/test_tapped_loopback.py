@@ -14,9 +14,9 @@ pytest.importorskip("flwr")
 
 from benchmarks.flower_loopback import deployed
 from privdd.cli import main as cli
-from privdd.reporting.findings_file import load
+from privdd.recording.recording import read_recordings
+from privdd.reporting.findings_file import load_findings
 from privdd.runtime.files import read_json
-from privdd.tapping.recording import read_all
 
 PAGE = (Path(__file__).parents[2] / "docs" / "tutorials" / "flower.md").read_text()
 
@@ -44,10 +44,10 @@ def test_the_example_is_recorded_over_real_servers_and_audited(tmp_path: Path, m
         np.savez(place / f"{name}.npz", x=x, y=y)
     (place / "tapped_app.py").write_text(code)
     deployed(place, 300, code, finished)
-    server, *clients = read_all(tmp_path / "run")  # what both saw agrees, else this raises
-    assert len(server.nodes) == 2 == len(clients) and len(server.replies(server.nodes[0])) == 1
+    server, *clients = read_recordings(tmp_path / "run")  # what both saw agrees, else this raises
+    assert len(server.client_nodes) == 2 == len(clients) and len(server.replies_of(server.client_nodes[0])) == 1
     monkeypatch.chdir(place)
     monkeypatch.setattr(sys, "argv", ["privdd-audit", *shlex.split(command), "out=audit"])
     assert cli.main("audit", lambda *a: 77) == 0
-    found = {(f.surface, f.attack): f.auc for f in load(place / "audit").findings}
+    found = {(f.surface, f.attack): f.auc for f in load_findings(place / "audit").findings}
     assert found["update", "tracing"] > 0.8

@@ -27,9 +27,9 @@ def two_nodes() -> Iterator[object]:
     pytest.importorskip("ray")
     from ray.cluster_utils import Cluster
 
-    from privdd.runtime.ray import disconnect
+    from privdd.runtime.ray import disconnect_ray
 
-    disconnect()
+    disconnect_ray()
     with pytest.MonkeyPatch.context() as patch:  # nodes hand their environment on to their workers
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("PYTHONPATH", str(ROOT))
@@ -39,7 +39,7 @@ def two_nodes() -> Iterator[object]:
         try:
             yield cluster
         finally:
-            disconnect()
+            disconnect_ray()
             cluster.shutdown()
 
 

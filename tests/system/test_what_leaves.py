@@ -23,14 +23,12 @@ from flwr.app import Context, Message, RecordDict
 from flwr.common.serde import recorddict_to_proto
 from flwr.supercore.task_identity import TaskIdentity
 
-from privdd.adapters.flower import client_app
-from privdd.adapters.flower_messages import FederationFailed
-from privdd.adapters.flower_server import GridEngine
-from privdd.core.state import flat
-from privdd.core.types import Received, Records, Shard, State, Tensors
+from privdd.core.types import Received, Records, Shard, State, Tensors, flatten_values
 from privdd.federated.experiment import Experiment
-from privdd.federated.simulation import Task, client_step, finish, start, step
-from privdd.privacy.mechanism import Output, Row
+from privdd.federated.simulation import ClientTask, client_step, publish_final_state, run_round, start_training
+from privdd.integrations.flower import GridEngine, client_app
+from privdd.integrations.flower_messages import FederationFailed
+from privdd.privacy.mechanism import LedgerRow, Output
 from privdd.privacy.mechanisms import AggregateClip, ClientLevel, ClippedSum, FeatureNoise
 from privdd.runtime.engine import Engine
 from tests.federations import ALGOS, tiny
@@ -121,10 +119,10 @@ class Listening(Engine):
         super().__init__()
         object.__setattr__(self, "replies", [])
 
-    def map(self, fn: Callable[..., Any], tasks: Iterable[Task]) -> Iterator[tuple[Received, list[Row], State]]:
+    def map(self, fn: Callable[..., Any], tasks: Iterable[ClientTask]) -> Iterator[tuple[Received, list[LedgerRow], State]]:
         for task in tasks:
             received, rows, memory = client_step(task)
-            self.replies.append((task.round, task.client, save(flat(received.values)), repr(rows)))
+            self.replies.append((task.round, task.client, save(flatten_values(received.values)), repr(rows)))
             yield received, rows, memory
 
 
@@ -134,7 +132,7 @@ class OneProcess:
     def __init__(self, experiment: Experiment, shards: Sequence[Shard]) -> None:
         nodes = range(100, 100 + len(shards))
         self.contexts = {n: Context(1, n, {"partition-id": n - 100}, RecordDict(), {}) for n in nodes}
-        own = lambda context: (experiment.plan, experiment.ledger(), shards[context.node_config["partition-id"]])  # noqa: E731
+        own = lambda context: (experiment.plan, experiment.new_ledger(), shards[context.node_config["partition-id"]])  # noqa: E731
         self.app, self.replies = client_app(own, simulation=True), []
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 0, 1
 
@@ -158,10 +156,10 @@ def federation(experiment: Experiment, shards: Sequence[Shard], flower: bool) ->
     else:
         engine = Listening()
         heard = engine.replies
-    progress = start(plan, experiment.ledger())
+    progress = start_training(plan, experiment.new_ledger())
     while progress.round < plan.method.rounds:
-        progress = step(plan, progress, shards, engine)[0]
-    return heard, "".join(finish(plan, progress).ledger.text())
+        progress = run_round(plan, progress, shards, engine)[0]
+    return heard, "".join(publish_final_state(plan, progress).ledger.text())
 
 
 FIRST: dict[Any, tuple[Any, list[Tensors]]] = {}  # what is seen of a federation, and its tape: neighbours share it

@@ -65,7 +65,7 @@ def test_the_source_archive_holds_its_licence_and_no_test_that_would_lack_its_fi
 
 def test_installed_it_trains_from_another_folder(installed, tmp_path):
     """And it is the installed one: a checkout on no path, packed configs."""
-    where = call("-P", "-c", "import privdd, attacks, privdd.cli.config as c; print(privdd.__file__, attacks.__file__, c.config_dir())", cwd=tmp_path, PYTHONPATH=str(installed))
+    where = call("-P", "-c", "import privdd, attacks, privdd.cli.compose as c; print(privdd.__file__, attacks.__file__, c.config_dir())", cwd=tmp_path, PYTHONPATH=str(installed))
     assert where.split() == [str(installed / part) for part in ("privdd/__init__.py", "attacks/__init__.py", "privdd/configs")]
     out = call("-m", "privdd.train", "algo=fedavg", "preset=smoke", "algo.rounds=1", "hydra.run.dir=done", cwd=tmp_path, PYTHONPATH=str(installed))
     assert out.startswith("accuracy ") and (tmp_path / "done" / "training.json").is_file()

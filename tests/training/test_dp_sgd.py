@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from privdd.core.types import State
 from privdd.privacy.mechanisms import ClippedSum
-from privdd.training.dp_sgd import check_model, cross_entropy_of, dp_local_sgd, private_steps, record_gradients
+from privdd.training.dp_sgd import check_model, count_private_steps, cross_entropy_of, dp_local_sgd, record_gradients
 from tests.contexts import CLASSES, context, network, records
 
 
@@ -64,7 +64,7 @@ def test_every_step_is_a_release_of_one_poisson_sample() -> None:
 
 def test_steps_are_expected_passes_over_the_chance_to_be_sampled() -> None:
     sampled = ClippedSum(1.0, 1.0, 0.1, 30.0)
-    assert [private_steps(sampled, epochs) for epochs in (3, 0.5, 0.01)] == [30, 5, 1]
+    assert [count_private_steps(sampled, epochs) for epochs in (3, 0.5, 0.01)] == [30, 5, 1]
 
 
 def test_an_empty_batch_still_makes_a_step_of_noise() -> None:

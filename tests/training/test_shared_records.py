@@ -7,12 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from attacks.types import Surface
-from privdd.core.keys import Keys
+from privdd.core.rng import Keys
 from privdd.core.types import Problem, Records, State, Tensors
 from privdd.federated.channel import ClientContext
 from privdd.privacy.mechanisms import ClippedSum
-from privdd.training.batching import Mix
 from privdd.training.dp_sgd import train_privately
+from privdd.training.sgd import SharedBatches
 
 SHAPE, CLASSES, RATE, WEIGHT = (1, 2, 2), 3, 0.5, 0.25
 
@@ -50,7 +50,7 @@ def test_two_steps_follow_the_release_the_correction_and_the_shared_records(corr
     def pull(params: Tensors, grads: Tensors) -> State:
         return {name: grads[name] + 0.1 * params[name] for name in grads}
 
-    extra = Mix(public, torch.Generator().manual_seed(0), len(public), WEIGHT) if shared else None
+    extra = SharedBatches(public, torch.Generator().manual_seed(0), len(public), WEIGHT) if shared else None
     trained, steps = train_privately(
         net, begin, records(9, 2), lr=RATE, momentum=0.0, weight_decay=0.0, epochs=1, ctx=ctx,
         correct=pull if corrected else None, extra=extra,

@@ -14,7 +14,7 @@ import dp_accounting as dpa
 import torch
 
 from privdd.core.types import Tensors
-from privdd.privacy.clipping import clip_factors, positive
+from privdd.privacy.clipping import clip_factors, require_positive
 from privdd.privacy.mechanism import Mechanism, Output
 from privdd.privacy.noise import Noise
 
@@ -37,8 +37,8 @@ class AggregateClip(Mechanism):
     for_queries: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        positive(self.noise_multiplier, "noise_multiplier")
-        positive(self.clip_norm, "clip_norm")
+        require_positive(self.noise_multiplier, "noise_multiplier")
+        require_positive(self.clip_norm, "clip_norm")
 
     @property
     def event(self) -> dpa.DpEvent:

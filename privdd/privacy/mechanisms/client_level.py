@@ -8,7 +8,7 @@ import dp_accounting as dpa
 import torch
 
 from privdd.core.types import Tensors
-from privdd.privacy.clipping import RecordLayout, Unread, clipped_sum, positive
+from privdd.privacy.clipping import LazyTensors, RecordLayout, clipped_sum, require_positive
 from privdd.privacy.lattice import ON_LATTICE, Lattice
 from privdd.privacy.mechanism import Mechanism, Output
 from privdd.privacy.noise import Noise
@@ -29,9 +29,9 @@ class ClientLevel(Mechanism, hooks=("noise_std",)):
     clip_norm: float
 
     def __post_init__(self) -> None:
-        positive(self.noise_multiplier, "noise_multiplier")
-        positive(self.clip_norm, "clip_norm")
-        _ = self._lattice  # raises for noise that is too small
+        require_positive(self.noise_multiplier, "noise_multiplier")
+        require_positive(self.clip_norm, "clip_norm")
+        _ = self._noise_lattice  # raises for noise that is too small
 
     @property
     def noise_std(self) -> float:
@@ -39,7 +39,7 @@ class ClientLevel(Mechanism, hooks=("noise_std",)):
         return self.noise_multiplier * self.clip_norm
 
     @property
-    def _lattice(self) -> Lattice:
+    def _noise_lattice(self) -> Lattice:
         return Lattice.under(self.noise_std, self.clip_norm)
 
     @property
@@ -47,12 +47,12 @@ class ClientLevel(Mechanism, hooks=("noise_std",)):
         return dpa.GaussianDpEvent(float(self.noise_multiplier))
 
     def __call__(self, value: Tensors, noise: Noise) -> Output:
-        lattice, std = self._lattice, self.noise_std
+        lattice, std = self._noise_lattice, self.noise_std
         alone = {name: tensor.detach().unsqueeze(0) for name, tensor in value.items()}
         whole = clipped_sum(alone, self.clip_norm, lattice)
-        released, layout = lattice.noised(whole, std, noise.normal), RecordLayout.of(alone)
+        released, layout = lattice.add_noise(whole, std, noise.normal), RecordLayout.from_contributions(alone)
         return Output(
-            layout.shaped(lattice.numbers(released, torch.float64)),
+            layout.to_tensors(lattice.to_numbers(released, torch.float64)),
             self.event,
             clip_norm=float(self.clip_norm),
             sensitivity=float(self.clip_norm),
@@ -60,5 +60,5 @@ class ClientLevel(Mechanism, hooks=("noise_std",)):
             noise_std=std,
             lattice=lattice.step,
             flags={"unit:client": True},
-            exact=Unread(whole, lattice, layout),
+            exact=LazyTensors(whole, lattice, layout),
         )

@@ -9,7 +9,7 @@ import dp_accounting as dpa
 import torch
 
 from privdd.core.types import Tensors
-from privdd.privacy.clipping import RecordLayout, Unread, clipped_sum, positive
+from privdd.privacy.clipping import LazyTensors, RecordLayout, clipped_sum, require_positive
 from privdd.privacy.lattice import ON_LATTICE, Lattice
 from privdd.privacy.mechanism import Mechanism, Output
 from privdd.privacy.noise import Noise
@@ -36,12 +36,12 @@ class ClippedSum(Mechanism, hooks=("noise_std",)):
     for_queries: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        positive(self.noise_multiplier, "noise_multiplier")
-        positive(self.clip_norm, "clip_norm")
-        positive(self.normaliser, "normaliser")
+        require_positive(self.noise_multiplier, "noise_multiplier")
+        require_positive(self.clip_norm, "clip_norm")
+        require_positive(self.normaliser, "normaliser")
         if not 0 < self.sampling_probability <= 1:
             raise ValueError(f"sampling_probability={self.sampling_probability!r}: a number in (0, 1] is needed")
-        _ = self._lattice  # raises for noise that is too small
+        _ = self._noise_lattice  # raises for noise that is too small
 
     @property
     def noise_std(self) -> float:
@@ -55,20 +55,20 @@ class ClippedSum(Mechanism, hooks=("noise_std",)):
         return gaussian if q == 1 else dpa.PoissonSampledDpEvent(q, gaussian)
 
     @property
-    def _lattice(self) -> Lattice:
+    def _noise_lattice(self) -> Lattice:
         return Lattice.under(self.noise_std, self.clip_norm / self.normaliser)
 
     def __call__(self, value: Tensors, noise: Noise) -> Output:
-        lattice, std = self._lattice, self.noise_std
+        lattice, std = self._noise_lattice, self.noise_std
         total = clipped_sum(value, self.clip_norm, lattice, per=self.normaliser)
-        released, layout = lattice.noised(total, std, noise.normal), RecordLayout.of(value)
+        released, layout = lattice.add_noise(total, std, noise.normal), RecordLayout.from_contributions(value)
         return Output(
-            layout.shaped(lattice.numbers(released, torch.float64)),
+            layout.to_tensors(lattice.to_numbers(released, torch.float64)),
             self.event,
             clip_norm=float(self.clip_norm),
             sensitivity=self.clip_norm / self.normaliser,
             why=f"one record adds one vector of norm at most clip_norm, divided by a constant and {ON_LATTICE}",
             noise_std=std,
             lattice=lattice.step,
-            exact=Unread(total, lattice, layout),
+            exact=LazyTensors(total, lattice, layout),
         )

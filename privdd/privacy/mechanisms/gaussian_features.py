@@ -11,9 +11,9 @@ import dp_accounting as dpa
 import torch
 from torch import Tensor
 
-from attacks.ranges import check_counts
+from attacks.validation import check_counts
 from privdd.core.types import Tensors
-from privdd.privacy.clipping import clip_factors, positive, record_norms
+from privdd.privacy.clipping import clip_factors, record_norms, require_positive
 from privdd.privacy.lattice import ON_LATTICE, Lattice
 from privdd.privacy.mechanism import Mechanism, Output
 from privdd.privacy.noise import Noise
@@ -22,7 +22,7 @@ Pair = tuple[Tensors, Tensors]
 
 
 @dataclass(frozen=True)
-class FeatureNoise(Mechanism, hooks=("norm", "stds", "event_at")):
+class FeatureNoise(Mechanism, hooks=("norm_for_size", "copy_stds", "event_at")):
     """Clip each record to a norm, add noise to it, share it (``copies`` times, each with its own noise).
 
     The norm is clip_norm, or rho * sqrt(d) for d numbers a record: the most that the paper's bound
@@ -51,7 +51,7 @@ class FeatureNoise(Mechanism, hooks=("norm", "stds", "event_at")):
             raise ValueError(f"noise: exactly one of noise_std, variance, noise_multiplier is needed, got {given}")
         for name in ("clip_norm", "rho", "variance", "noise_multiplier"):
             if getattr(self, name) is not None:
-                positive(getattr(self, name), name)
+                require_positive(getattr(self, name), name)
         if self.clip_norm is not None and self.rho is not None:
             raise ValueError(f"clip_norm={self.clip_norm!r}, rho={self.rho!r}: at most one of the two sets the norm")
         if self.noise_multiplier is not None and self.clip_norm is None and self.rho is None:
@@ -62,15 +62,15 @@ class FeatureNoise(Mechanism, hooks=("norm", "stds", "event_at")):
             check_counts(self, "broadcast_batch")
         if self.distribution not in ("gaussian", "laplace"):
             raise ValueError(f"distribution={self.distribution!r}: allowed are gaussian, laplace")
-        if len(self.stds(1.0)) != self.copies:
+        if len(self.copy_stds(1.0)) != self.copies:
             raise ValueError(f"noise_std={self.noise_std!r}: one number, or one for each of {self.copies} copies")
-        _ = self._lattice(self.norm(1))  # raises for noise that is too small
+        _ = self._lattice_for(self.norm_for_size(1))  # raises for noise that is too small
 
-    def norm(self, numbers: int) -> float | None:
+    def norm_for_size(self, numbers: int) -> float | None:
         """What a record of so many numbers is clipped to; None = not at all."""
         return self.rho * math.sqrt(numbers) if self.rho is not None else self.clip_norm
 
-    def stds(self, norm: float | None) -> tuple[float, ...]:
+    def copy_stds(self, norm: float | None) -> tuple[float, ...]:
         """The absolute noise scale of each copy."""
         if self.noise_multiplier is not None:
             return (self.noise_multiplier * (norm or math.nan),) * self.copies
@@ -78,10 +78,10 @@ class FeatureNoise(Mechanism, hooks=("norm", "stds", "event_at")):
             return (math.sqrt(self.variance),) * self.copies
         one = isinstance(self.noise_std, int | float)
         many = (self.noise_std,) * self.copies if one else tuple(self.noise_std or ())  # type: ignore[arg-type]
-        return tuple(positive(std, "noise_std") for std in many)
+        return tuple(require_positive(std, "noise_std") for std in many)
 
     def public_constants(self, numbers: int) -> Mapping[str, Any]:
-        stds = self.stds(self.norm(numbers))
+        stds = self.copy_stds(self.norm_for_size(numbers))
         return {"std": stds[0], "noise_stds": stds, "copies": self.copies, "broadcast_batch": self.broadcast_batch}
 
     @property
@@ -96,21 +96,25 @@ class FeatureNoise(Mechanism, hooks=("norm", "stds", "event_at")):
         if norm is None or self.broadcast_batch is not None:
             return dpa.NonPrivateDpEvent()
         kind = dpa.GaussianDpEvent if self.distribution == "gaussian" else dpa.LaplaceDpEvent
-        ratios = [std / norm for std in self.stds(norm)]
+        ratios = [std / norm for std in self.copy_stds(norm)]
         parts = [kind(self.noise_multiplier if self.noise_multiplier is not None else ratio) for ratio in ratios]
         return parts[0] if len(parts) == 1 else dpa.ComposedDpEvent(parts)
 
     def __call__(self, value: Tensors, noise: Noise) -> Output:
-        norm = self.norm(sum(math.prod(tensor.shape[1:]) for tensor in value.values()))
-        lattice = self._lattice(norm)
-        exact, released = self._on(lattice, value, norm, noise) if lattice and norm else self._plain(value, norm, noise)
+        norm = self.norm_for_size(sum(math.prod(tensor.shape[1:]) for tensor in value.values()))
+        lattice = self._lattice_for(norm)
+        exact, released = (
+            self._release_on_lattice(lattice, value, norm, noise)
+            if lattice and norm
+            else self._release_unrounded(value, norm, noise)
+        )
         return Output(
             released,
             self.event_at(norm),
             clip_norm=norm,
             sensitivity=norm,
             why=f"each record alone, clipped to {norm}{f', {ON_LATTICE}' if lattice else ''}, {self.copies} time(s)",
-            noise_std=self.stds(norm)[0],
+            noise_std=self.copy_stds(norm)[0],
             lattice=lattice.step if lattice else None,
             flags={
                 "clipped": norm is not None,
@@ -120,37 +124,39 @@ class FeatureNoise(Mechanism, hooks=("norm", "stds", "event_at")):
             exact=exact,
         )
 
-    def _lattice(self, norm: float | None) -> Lattice | None:
+    def _lattice_for(self, norm: float | None) -> Lattice | None:
         """One for all copies, under the smallest noise; None where there is no guarantee to keep."""
-        return None if norm is None or self.broadcast_batch else Lattice.under(min(self.stds(norm)), norm)
+        return None if norm is None or self.broadcast_batch else Lattice.under(min(self.copy_stds(norm)), norm)
 
-    def _factors(self, value: Tensors, norm: float) -> Tensor:
+    def _clip_factors(self, value: Tensors, norm: float) -> Tensor:
         return clip_factors(record_norms(value, 2 if self.distribution == "gaussian" else 1), norm)
 
-    def _draw(self, noise: Noise) -> Callable[[tuple[int, ...]], Tensor]:
+    def _noise_sampler(self, noise: Noise) -> Callable[[tuple[int, ...]], Tensor]:
         return noise.normal if self.distribution == "gaussian" else noise.laplace
 
-    def _on(self, lattice: Lattice, value: Tensors, norm: float, noise: Noise) -> Pair:
+    def _release_on_lattice(self, lattice: Lattice, value: Tensors, norm: float, noise: Noise) -> Pair:
         """(the clipped records, what is released), both on the lattice."""
-        factors = self._factors(value, norm)
+        factors = self._clip_factors(value, norm)
         exact, released = {}, {}
         for name, tensor in value.items():
-            whole = lattice.whole(tensor, factors)
-            copies = [lattice.noised(whole, std, self._draw(noise)) for std in self.stds(norm)]
+            whole = lattice.round_contributions(tensor, factors)
+            copies = [lattice.add_noise(whole, std, self._noise_sampler(noise)) for std in self.copy_stds(norm)]
             kind = tensor.dtype if tensor.is_floating_point() else torch.float32
-            exact[name] = lattice.numbers(whole, kind)
-            released[name] = lattice.numbers(torch.cat(copies), kind)
+            exact[name] = lattice.to_numbers(whole, kind)
+            released[name] = lattice.to_numbers(torch.cat(copies), kind)
         return exact, released
 
-    def _plain(self, value: Tensors, norm: float | None, noise: Noise) -> Pair:
+    def _release_unrounded(self, value: Tensors, norm: float | None, noise: Noise) -> Pair:
         """The same in floating point, without a guarantee."""
         if norm is not None:
-            factors = self._factors(value, norm)
+            factors = self._clip_factors(value, norm)
             value = {n: torch.nan_to_num(t) * factors.to(t).reshape(-1, *(1,) * (t.ndim - 1)) for n, t in value.items()}
-        stds = self.stds(norm)
-        return value, {name: torch.cat([self._noised(t, std, noise) for std in stds]) for name, t in value.items()}
+        stds = self.copy_stds(norm)
+        return value, {
+            name: torch.cat([self._add_batch_noise(t, std, noise) for std in stds]) for name, t in value.items()
+        }
 
-    def _noised(self, tensor: Tensor, std: float, noise: Noise) -> Tensor:
+    def _add_batch_noise(self, tensor: Tensor, std: float, noise: Noise) -> Tensor:
         batch = self.broadcast_batch or 1
-        image = self._draw(noise)((-(-len(tensor) // batch), *tensor.shape[1:])).to(tensor)
+        image = self._noise_sampler(noise)((-(-len(tensor) // batch), *tensor.shape[1:])).to(tensor)
         return tensor + std * image.repeat_interleave(batch, dim=0)[: len(tensor)]

@@ -30,7 +30,7 @@ from privdd.privacy.noise import Noise
 
 
 @dataclass(frozen=True)
-class Share(Mechanism, hooks=("noise_std",)):
+class NoiseShare(Mechanism, hooks=("noise_std",)):
     """One client's share of a mechanism's noise: what is stated holds for a sum over at least ``parts`` clients."""
 
     parts: int = 1
@@ -43,30 +43,30 @@ class Share(Mechanism, hooks=("noise_std",)):
 
     def __call__(self, value: Tensors, noise: Noise) -> Output:
         exact = {name: tensor.double() for name, tensor in value.items()}
-        return _as_share(super().__call__(exact, noise), self.parts)  # type: ignore[safe-super]
+        return _mark_as_share(super().__call__(exact, noise), self.parts)  # type: ignore[safe-super]
 
 
 @dataclass(frozen=True)
-class SumShare(Share, ClippedSum):
+class SumShare(NoiseShare, ClippedSum):
     """``ClippedSum`` of one client of many."""
 
 
 @dataclass(frozen=True)
-class ClientShare(Share, ClientLevel):
+class ClientShare(NoiseShare, ClientLevel):
     """``ClientLevel`` of one client of many."""
 
 
-def _as_share(output: Output, parts: int) -> Output:
+def _mark_as_share(output: Output, parts: int) -> Output:
     why = f"{output.why}; its share of the noise is one of {parts} that reach the stated noise in the sum"
     return replace(output, why=why, shares=parts)
 
 
-SHARED: Mapping[type[Mechanism], type[Mechanism]] = {ClippedSum: SumShare, ClientLevel: ClientShare}
+SHARE_CLASSES: Mapping[type[Mechanism], type[Mechanism]] = {ClippedSum: SumShare, ClientLevel: ClientShare}
 
 
-def share_of(mechanism: Mechanism, parts: int) -> Mechanism:
+def noise_share_of(mechanism: Mechanism, parts: int) -> Mechanism:
     """The same mechanism with noise for one of ``parts`` clients. Raises ValueError where its noise cannot be shared."""
-    kind = SHARED.get(type(mechanism))
+    kind = SHARE_CLASSES.get(type(mechanism))
     if kind is None:
         raise ValueError(
             f"{type(mechanism).__name__} adds its noise to what one client sends, not to a sum over clients"
@@ -74,14 +74,14 @@ def share_of(mechanism: Mechanism, parts: int) -> Mechanism:
     return kind(**vars(mechanism), parts=parts)  # type: ignore[call-arg]
 
 
-def parts_of(mechanism: Mechanism) -> int:
+def share_count_of(mechanism: Mechanism) -> int:
     """Over how many clients its noise is dealt; 1 where each adds all of it."""
-    return mechanism.parts if isinstance(mechanism, Share) else 1
+    return mechanism.parts if isinstance(mechanism, NoiseShare) else 1
 
 
-def whole_of(mechanism: Mechanism) -> Mechanism:
+def unshared_mechanism(mechanism: Mechanism) -> Mechanism:
     """The mechanism whose noise is that of the sum: what a share is a share of."""
-    if not isinstance(mechanism, Share):
+    if not isinstance(mechanism, NoiseShare):
         return mechanism
     settings = {name: value for name, value in vars(mechanism).items() if name != "parts"}
     return (ClippedSum if isinstance(mechanism, SumShare) else ClientLevel)(**settings)

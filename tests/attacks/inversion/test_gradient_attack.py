@@ -11,19 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from attacks.inversion.analytic import AnalyticInversion
-from attacks.inversion.compare import assign, compare
-from attacks.inversion.decoder import DecoderTraining
-from attacks.inversion.feature_attack import FeatureInversion
-from attacks.inversion.features import WhiteBox
-from attacks.inversion.generative import GenerativeInversion, WganGp
+from attacks.inversion.copy_detection import CopyDetection
+from attacks.inversion.evaluation import assign_records, compare_with_records
+from attacks.inversion.feature_inversion import DecoderTraining, FeatureInversion, WhiteBox
+from attacks.inversion.generative import EvaluationClassifier, GenerativeInversion, RoleInversion, WganGp
 from attacks.inversion.gradient import InvertingGradients, SeeThrough
-from attacks.inversion.gradient_attack import GradientInversion, reading
-from attacks.inversion.judge import Judge
+from attacks.inversion.gradient_attack import GradientInversion, describe_objectives
 from attacks.inversion.labels import LabelCounts
-from attacks.inversion.model import ModelInversion as MiFace
-from attacks.inversion.model_attack import ModelInversion
-from attacks.inversion.role_attack import RoleInversion
-from attacks.inversion.synthetic import CopyDetection
+from attacks.inversion.model_inversion import MiFace as MiFace
+from attacks.inversion.model_inversion import ModelInversion
 from attacks.inversion.victim import LocalSteps, local_steps
 from attacks.types import Adversary, Attack, Capture, Family, Knowledge, Surface, Truth, View
 from tests.attacks.pictures import convnet, digits, mlp, rng, sent
@@ -120,7 +116,7 @@ def test_a_noised_update_is_told_apart_from_a_failed_search() -> None:
     short = GradientInversion(replace(SHALLOW, iterations=2))
     clean = _view(Surface.UPDATE, _updates(model, truth, LocalSteps(1, 0.1)), _knowledge(model))
     assert "search stopped" in short.judge(short.run(clean, rng()), clean, truth).measures["diagnostics"]["reading"]
-    assert "objective is met" in reading(1e-4, 0.0)
+    assert "objective is met" in describe_objectives(1e-4, 0.0)
 
 
 def test_the_victims_mode_and_protocol_are_replayed() -> None:
@@ -252,7 +248,7 @@ def test_model_inversion_is_judged_by_another_classifier_beside_trivial_images()
     truth, model = _truth(60), mlp(8, 32)
     attack = ModelInversion(
         MiFace(iterations=200), WganGp(steps=5, width=4, critic_steps=1), GenerativeInversion(iterations=10, starts=1),
-        Judge(steps=200),
+        EvaluationClassifier(steps=200),
     )  # fmt: skip
     view = _view(Surface.GLOBAL_MODEL, (), _knowledge(model))
     found = attack.judge(attack.run(view, rng()), view, truth).measures
@@ -285,9 +281,9 @@ def test_baselines_may_choose_their_records_as_the_attack_may() -> None:
     truth = _truth(20)
     view = _view(Surface.UPDATE, (), _knowledge())
     blank = torch.zeros((2, 1, 8, 8))
-    compared = compare(blank, view, truth)
+    compared = compare_with_records(blank, view, truth)
     assert compared.measures["psnr"] == pytest.approx(compared.measures["baselines"]["psnr_black"])
-    assert sorted(assign(truth.x[[5, 2]], truth.x).tolist()) == [2, 5]
+    assert sorted(assign_records(truth.x[[5, 2]], truth.x).tolist()) == [2, 5]
 
 
 @pytest.mark.parametrize("adversary", [Adversary.SERVER, Adversary.PEER])
@@ -303,7 +299,7 @@ def test_fedfeds_two_attackers_hold_different_priors(adversary: Adversary, monke
     capture = Capture(0, 0, "features", {"x": truth.x / 2, "y": truth.y})
     knowledge = replace(_knowledge(mlp(8, 16)), maps={"feature": lambda v: v / 2})
     view = View(Surface.FEATURES, adversary, (capture,), knowledge)
-    attack = RoleInversion(WganGp(3, width=4, critic_steps=1), GenerativeInversion(5, starts=1), Judge(steps=150))
+    attack = RoleInversion(WganGp(3, width=4, critic_steps=1), GenerativeInversion(5, starts=1), EvaluationClassifier(steps=150))
     finding = attack.judge(attack.run(view, rng()), view, truth)
     images, auxiliary = seen[0]
     if adversary == Adversary.SERVER:

@@ -8,7 +8,7 @@ from torch import nn
 
 from attacks.images import match, psnr
 from attacks.inversion import analytic, labels
-from attacks.inversion.features import WhiteBox
+from attacks.inversion.feature_inversion import WhiteBox
 from tests.attacks.pictures import convnet, digits, drawn, mlp, pictures, rng, sent
 
 
@@ -17,7 +17,7 @@ def test_idlg_names_the_label_of_every_single_record(bias: bool) -> None:
     x, y = pictures()
     model = drawn(nn.Sequential(nn.Flatten(), nn.Linear(784, 32), nn.ReLU(), nn.Linear(32, 10, bias=bias)))
     for i in range(20):
-        found = labels.recover(model, sent(model, x[i : i + 1], y[i : i + 1]), 1, x[100:200])
+        found = labels.recover_labels(model, sent(model, x[i : i + 1], y[i : i + 1]), 1, x[100:200])
         assert found.tolist() == y[i : i + 1].tolist()
 
 
@@ -27,11 +27,11 @@ def test_counts_of_an_untrained_model_beat_chance_by_far(batch: int) -> None:
     scores, chances = [], []
     for start in range(0, 5 * batch, batch):
         rows = slice(start, start + batch)
-        found = labels.recover(
+        found = labels.recover_labels(
             model, sent(model, x[rows], y[rows]), batch, torch.rand((64, 1, 28, 28), generator=rng())
         )
-        true = labels.tally(y[rows], 10)
-        scores.append(labels.overlap(labels.tally(found, 10), true))
+        true = labels.count_labels(y[rows], 10)
+        scores.append(labels.label_overlap(labels.count_labels(found, 10), true))
         chances.append(labels.chance_overlap(true))
         assert len(found) == batch
     assert sum(scores) / 5 > 0.95 > sum(chances) / 5
@@ -40,16 +40,16 @@ def test_counts_of_an_untrained_model_beat_chance_by_far(batch: int) -> None:
 def test_counts_are_exact_when_the_probabilities_are() -> None:
     true = torch.tensor([3, 0, 5, 0, 8])
     p = torch.softmax(torch.randn(5, generator=rng()), 0)
-    assert labels.counts(p - true / 16, 16, p).tolist() == true.tolist()
+    assert labels.label_counts_from_bias(p - true / 16, 16, p).tolist() == true.tolist()
     wrong = torch.softmax(torch.randn(5, generator=rng(1)), 0)
-    found = labels.counts(p - true / 16, 16, wrong)
+    found = labels.label_counts_from_bias(p - true / 16, 16, wrong)
     assert int(found.sum()) == 16 and bool((found[(p - true / 16) < 0] >= 1).all())
 
 
 def test_chance_overlap_equals_simulation() -> None:
     true = torch.tensor([5, 0, 1, 2])
     guesses = torch.randint(4, (20000, 8), generator=rng())
-    simulated = sum(labels.overlap(labels.tally(g, 4), true) for g in guesses) / len(guesses)
+    simulated = sum(labels.label_overlap(labels.count_labels(g, 4), true) for g in guesses) / len(guesses)
     assert labels.chance_overlap(true) == pytest.approx(simulated, abs=0.005)
     with pytest.raises(ValueError, match="at least one record"):
         labels.chance_overlap(torch.zeros(3))
@@ -58,8 +58,8 @@ def test_chance_overlap_equals_simulation() -> None:
 def test_displacement_is_the_mass_of_heavy_ball_steps() -> None:
     rho, steps = 0.9, 7
     closed = (steps - rho * (1 - rho**steps) / (1 - rho)) / (1 - rho)
-    assert labels.displacement(steps, rho) == pytest.approx(closed)
-    assert labels.displacement(5, 0.0) == 5
+    assert labels.sgd_displacement(steps, rho) == pytest.approx(closed)
+    assert labels.sgd_displacement(5, 0.0) == 5
 
 
 def test_probing_leaves_the_model_in_its_mode() -> None:
@@ -114,16 +114,16 @@ def test_a_conv_net_gives_its_features_which_are_inverted_in_turn() -> None:
     found = analytic.layer_inputs(model, gradients, model[-1])[:1]
     assert torch.allclose(found, features(x[:1]), atol=1e-4)
     with pytest.raises(ValueError, match="pass invert="):
-        analytic.reconstruct(model, gradients, shape)
+        analytic.reconstruct_from_layer(model, gradients, shape)
     start, box = torch.full(shape, 0.5), WhiteBox(iterations=300, tv=1e-4)
-    result = analytic.reconstruct(model, gradients, shape, invert=lambda z: box.invert([features], [z], start)[0])
+    result = analytic.reconstruct_from_layer(model, gradients, shape, invert=lambda z: box.optimise_images([features], [z], start)[0])
     assert float(psnr(result.images, x[:1])) > 30 > float(psnr(x[100:].mean(0, keepdim=True), x[:1])) + 5
 
 
 def test_distinct_inputs_of_a_batch_are_told_apart() -> None:
     x, y = pictures()
-    picked = analytic.distinct(torch.cat([x[:3], 2 * x[:3]]).flatten(1), 5)
+    picked = analytic.distinct_rows(torch.cat([x[:3], 2 * x[:3]]).flatten(1), 5)
     assert len(picked) == 3
     assert match(picked.view(3, 1, 28, 28), x[:3]).tolist() == [0, 1, 2]
-    repeated = analytic.reconstruct(mlp(), sent(mlp(), x[:1], y[:1]), (3, 1, 28, 28))
+    repeated = analytic.reconstruct_from_layer(mlp(), sent(mlp(), x[:1], y[:1]), (3, 1, 28, 28))
     assert repeated.diagnostics["distinct"] == 1 and torch.equal(repeated.images[0], repeated.images[2])

@@ -3,8 +3,8 @@
 import torch
 from torch import nn
 
-from attacks.malicious.chosen import ChosenModel, clusters_of, gates, linear_layers
-from attacks.malicious.imprint import Imprint, records_in
+from attacks.malicious.chosen_model import ChosenModel, cluster_rows, draw_gates, linear_layers
+from attacks.malicious.imprint import Imprint, records_from_layer
 
 PIXELS, CLASSES, UNITS = 25, 4, 400
 
@@ -25,7 +25,7 @@ def pictures(count: int, seed: int) -> torch.Tensor:
 
 def planted(records: int) -> Net:
     net = Net()
-    Imprint(units=UNITS).plant(net, pictures(500, 1), records, torch.Generator().manual_seed(2))
+    Imprint(units=UNITS).set_parameters(net, pictures(500, 1), records, torch.Generator().manual_seed(2))
     return net
 
 
@@ -53,7 +53,7 @@ def worst(found: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 def test_after_one_step_every_record_that_opens_a_unit_alone_is_exact() -> None:
     x, y, net = pictures(12, 3).double(), torch.arange(12) % CLASSES, planted(12).double()
     isolated = alone(net, x)
-    found = records_in(*trained(net, x, y, 1), count=400)
+    found = records_from_layer(*trained(net, x, y, 1), count=400)
     assert isolated.double().mean() > 0.9
     assert worst(found, x)[isolated].max() < 1e-6  # candidates are float32
 
@@ -62,8 +62,8 @@ def test_local_training_in_float32_with_momentum_and_weight_decay_keeps_most_of_
     x, y, net = pictures(40, 4), torch.arange(40) % CLASSES, planted(40)
     isolated = alone(net, x)
     before, after = trained(net, x, y, 40, 1e-5, batch=10)
-    assert (worst(records_in(before, after, count=400), x)[isolated] < 0.05).double().mean() > 0.9
-    found = records_in(before, after, count=40)  # as many as the client holds: mixtures take some of the places
+    assert (worst(records_from_layer(before, after, count=400), x)[isolated] < 0.05).double().mean() > 0.9
+    found = records_from_layer(before, after, count=40)  # as many as the client holds: mixtures take some of the places
     assert (worst(found, x) < 0.05).double().mean() > 0.4
     assert (worst(found, pictures(40, 5)) < 0.05).sum() == 0  # strangers are not found
 
@@ -74,12 +74,12 @@ def test_weight_decay_must_be_taken_out() -> None:
     before, after = trained(net, x, y, 40, 1e-4, batch=10)
     rows = (after[0] - before[0]) / (after[1] - before[1])[:, None]
     naive = rows[torch.isfinite(rows).all(1)]
-    fixed = worst(records_in(before, after, count=400), x)
+    fixed = worst(records_from_layer(before, after, count=400), x)
     assert (fixed < 0.05).sum() > 2 * (worst(naive, x) < 0.05).sum()
 
 
 def test_gates_open_for_the_share_asked_for() -> None:
-    weights, thresholds = gates(pictures(500, 1), 300, 0.05, torch.Generator().manual_seed(0))
+    weights, thresholds = draw_gates(pictures(500, 1), 300, 0.05, torch.Generator().manual_seed(0))
     opened = (pictures(4000, 6).flatten(1) @ weights.T > thresholds).double().mean(0)
     assert abs(float(opened.mean()) - 0.05) < 0.01
     assert abs(float((pictures(4000, 6).flatten(1) @ weights.T).var(0).mean()) - 1) < 0.1
@@ -87,14 +87,14 @@ def test_gates_open_for_the_share_asked_for() -> None:
 
 def test_agreement_decides_and_copies_count_once() -> None:
     rows = torch.tensor([[0.0, 1.0], [1.0, 0.0], [1.0, 0.001], [0.5, 0.5]])
-    assert clusters_of(rows, 1)[0].tolist() in ([1.0, 0.0], [1.0, 0.0010000000474974513])
-    assert len(clusters_of(rows, 4)) == 3
-    assert clusters_of(rows, 2)[1].tolist() == [0.0, 1.0]  # of two single rows, not the mixture
+    assert cluster_rows(rows, 1)[0].tolist() in ([1.0, 0.0], [1.0, 0.0010000000474974513])
+    assert len(cluster_rows(rows, 4)) == 3
+    assert cluster_rows(rows, 2)[1].tolist() == [0.0, 1.0]  # of two single rows, not the mixture
 
 
 def test_parts_are_the_sizes_of_single_gradients() -> None:
     x, y, net = pictures(5, 7), torch.arange(5) % CLASSES, Net(30)
-    parts = Imprint(units=30).parts(net, x, y)
+    parts = Imprint(units=30).record_contributions(net, x, y)
     for i in range(5):
         net.zero_grad()
         nn.functional.cross_entropy(net(x[i : i + 1]), y[i : i + 1]).backward()

@@ -2,7 +2,7 @@
 
 import torch
 
-from attacks.malicious.planted_embedding import EXTRA, PlantedEmbedding, unlocked
+from attacks.malicious.planted_embedding import GATE_COORDINATES, PlantedEmbedding, records_from_sums
 from tests.attacks.malicious.test_imprint import CLASSES, PIXELS, pictures, worst
 
 
@@ -23,15 +23,15 @@ def sums(net: Net, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 def planted(records: int) -> Net:
     attack = PlantedEmbedding(blocks=10)
-    net = Net(attack.width(PIXELS, CLASSES))
-    attack.plant(net, pictures(500, 1), records, torch.Generator().manual_seed(2))
+    net = Net(attack.hidden_width(PIXELS, CLASSES))
+    attack.set_parameters(net, pictures(500, 1), records, torch.Generator().manual_seed(2))
     return net
 
 
 def test_a_block_that_one_record_opens_is_that_record() -> None:
     """Brute force: the gate's unit says who opened a block."""
     x, y, net = pictures(40, 3), torch.arange(40) % CLASSES, planted(40)
-    found = unlocked(sums(net, x, y), PIXELS)
+    found = records_from_sums(sums(net, x, y), PIXELS)
     gate = net.body[:2](x.flatten(1))[:, PIXELS + 1 : PIXELS + 1 + 10] / 1e-4
     wide = gate * 10 > 2.01  # lifted above what shuts it
     singles = [(c, b) for c in range(CLASSES) for b in range(10) if (gate[y == c, b] > 0).sum() == 1 and wide[y == c, b].sum() == 1]
@@ -42,9 +42,9 @@ def test_a_block_that_one_record_opens_is_that_record() -> None:
 
 def test_nobody_is_found_who_was_not_there() -> None:
     x, y, net = pictures(40, 3), torch.arange(40) % CLASSES, planted(40)
-    found = unlocked(sums(net, x, y), PIXELS)
+    found = records_from_sums(sums(net, x, y), PIXELS)
     assert (worst(found.float(), pictures(40, 9)) < 0.05).sum() == 0
-    assert unlocked(torch.zeros(CLASSES, 10 * (PIXELS + EXTRA)), PIXELS).shape == (0, PIXELS)
+    assert records_from_sums(torch.zeros(CLASSES, 10 * (PIXELS + GATE_COORDINATES)), PIXELS).shape == (0, PIXELS)
 
 
 def test_two_records_behind_one_gate_are_not_taken_for_one() -> None:
@@ -53,6 +53,6 @@ def test_two_records_behind_one_gate_are_not_taken_for_one() -> None:
     both = x[gate.argsort(descending=True)[:2]]
     assert (gate * 10 > 2.5).sum() >= 2
     only = torch.zeros(2, dtype=torch.long)
-    block = sums(net, both, only)[:1, : PIXELS + EXTRA]
-    assert len(unlocked(block, PIXELS)) == 0
-    assert len(unlocked(sums(net, both[:1], only[:1])[:1, : PIXELS + EXTRA], PIXELS)) == 1
+    block = sums(net, both, only)[:1, : PIXELS + GATE_COORDINATES]
+    assert len(records_from_sums(block, PIXELS)) == 0
+    assert len(records_from_sums(sums(net, both[:1], only[:1])[:1, : PIXELS + GATE_COORDINATES], PIXELS)) == 1

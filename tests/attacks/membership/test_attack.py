@@ -8,7 +8,7 @@ import pytest
 import torch
 from scipy.stats import binom, gaussian_kde, norm
 
-from attacks.membership.attack import audited_epsilon, guess_counts, measure, primary_signal
+from attacks.membership.attack import guess_counts, membership_measures, one_run_bound, primary_signal
 from attacks.membership.base import Base
 from attacks.membership.density import GradientDensity, density_ratio
 from attacks.membership.lira import Lira
@@ -16,8 +16,8 @@ from attacks.membership.rmia import Rmia
 from attacks.membership.shadow_classifier import ShadowClassifier, shadow_classifier
 from attacks.membership.threshold import LossThreshold
 from attacks.types import Adversary, Attack, Knowledge, Surface, Truth, View, Worlds
-from privdd.cli.assemble import attacks_of
-from privdd.cli.config import composed
+from privdd.cli.build import build_attacks
+from privdd.cli.compose import compose_config
 
 ATTACKS = [Lira(), Rmia(), Base(), LossThreshold(), ShadowClassifier(), GradientDensity()]
 
@@ -105,7 +105,7 @@ def test_epsilon_stays_below_a_randomised_response_and_grows_with_the_targets_si
         masks = torch.from_numpy(rng.random((4, 400)) < 0.5)
         told = torch.from_numpy(rng.random((4, 400)) < math.e / (1 + math.e))
         scores = torch.where(told, masks, ~masks).double()
-        values.append([audited_epsilon(scores, masks, 1e-6, rng, targets=t).value for t in (1, 4)])
+        values.append([one_run_bound(scores, masks, 1e-6, rng, targets=t).value for t in (1, 4)])
     above = (np.array(values) > 1.0).sum(0)
     assert (binom.sf(above - 1, 40, 0.05) > 1e-3).all()
     assert np.mean(values) > 0.4
@@ -119,16 +119,16 @@ def test_epsilon_uses_the_runs_delta_and_only_the_first_row():
         view(replace(w, signals={"confidence": scores}), delta=1e-2),
         truth(),
     )
-    small = audited_epsilon(scores, w.masks, 1e-6, np.random.default_rng(0)).value
+    small = one_run_bound(scores, w.masks, 1e-6, np.random.default_rng(0)).value
     assert finding.measures["epsilon_measured"] < small
     scores[1:] = 0.0
-    assert audited_epsilon(scores, w.masks, 1e-6, np.random.default_rng(0)).value == small
+    assert one_run_bound(scores, w.masks, 1e-6, np.random.default_rng(0)).value == small
 
 
 def test_area_of_known_gaussians_is_reached_with_many_worlds():
     w = worlds(96, 100, gap=2.0, seed=4)
     signal = w.signals["confidence"] - w.signals["confidence"].mean(1, keepdim=True)
-    measures, _ = measure(
+    measures, _ = membership_measures(
         Lira().run(view(replace(w, signals={"confidence": signal})), torch.Generator()).scores,
         w, delta=1e-5, generator=np.random.default_rng(0),
     )  # fmt: skip
@@ -195,7 +195,7 @@ def test_density_ratio_agrees_with_scipy():
 
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda a: a.name)
 def test_config_files_build_the_defaults(attack):
-    assert attacks_of(composed("audit", [f"attack=[{attack.name}]"])) == {attack.name: attack}
+    assert build_attacks(compose_config("audit", [f"attack=[{attack.name}]"])) == {attack.name: attack}
 
 
 @pytest.mark.parametrize("options", [{"confidence": float("nan")}, {"delta": 1.0}, {"targets": 0}])

@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from attacks.membership.label_only import LEVELS, SHIFTS, LabelOnly, robustness
+from attacks.membership.label_only import NOISE_LEVELS, PIXEL_SHIFTS, LabelOnly, label_robustness
 from attacks.roc import roc
 from attacks.types import Adversary, Capture, Knowledge, Surface, Truth, View, Worlds
 
@@ -28,10 +28,10 @@ class Nearest(nn.Module):
 def test_the_score_is_the_share_of_copies_with_the_right_label() -> None:
     """A model that says "bright" above a mean of 0.5: shifts keep the mean, noise moves it by its own mean."""
     x, y = torch.tensor([0.52, 0.9, 0.1]).view(3, 1, 1, 1).expand(3, 1, 4, 4), torch.tensor([1, 1, 1])
-    scores = robustness(lambda z: (z.mean((1, 2, 3)) > 0.5).long(), x, y, 8, torch.Generator().manual_seed(0))
+    scores = label_robustness(lambda z: (z.mean((1, 2, 3)) > 0.5).long(), x, y, 8, torch.Generator().manual_seed(0))
     noise = torch.randn(8, 1, 4, 4, generator=torch.Generator().manual_seed(0)).mean((1, 2, 3))
-    kept = sum(int((0.52 + level * noise > 0.5).sum()) for level in LEVELS)
-    expected = (len(SHIFTS) + kept) / (len(SHIFTS) + 8 * len(LEVELS))
+    kept = sum(int((0.52 + level * noise > 0.5).sum()) for level in NOISE_LEVELS)
+    expected = (len(PIXEL_SHIFTS) + kept) / (len(PIXEL_SHIFTS) + 8 * len(NOISE_LEVELS))
     torch.testing.assert_close(scores, torch.tensor([expected, 1.0, 0.0], dtype=torch.float64))
 
 
@@ -51,7 +51,7 @@ def test_it_finds_what_the_sent_model_remembers_and_nothing_in_one_that_remember
     evidence = LabelOnly().run(seen, torch.Generator().manual_seed(2))
     finding = LabelOnly().judge(evidence, seen, Truth(*[torch.zeros(1)] * 5))
     assert finding.measures["auc"] > 0.9 and finding.measures["worlds"] == 1 and finding.measures["n"] == N
-    assert finding.measures["diagnostics"]["queries_per_record"] == len(SHIFTS) + 8 * len(LEVELS)
+    assert finding.measures["diagnostics"]["queries_per_record"] == len(PIXEL_SHIFTS) + 8 * len(NOISE_LEVELS)
     found = []
     for seed in range(20):
         coins = torch.rand(2, N, generator=torch.Generator().manual_seed(10 + seed)) < 0.5

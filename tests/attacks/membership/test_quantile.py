@@ -4,7 +4,7 @@ import pytest
 import torch
 from scipy.stats import norm, spearmanr
 
-from attacks.membership.quantile import QuantileRegression, features_of, standardised
+from attacks.membership.quantile import QuantileRegression, regression_features, standardise_scores
 from attacks.roc import roc
 from attacks.types import Adversary, Knowledge, Surface, View, Worlds
 
@@ -27,13 +27,13 @@ def test_it_recovers_the_law_that_made_the_scores() -> None:
     x, s = draw(2000, 0)
     asked, values = draw(500, 1)
     mean, std = law(asked)
-    torch.testing.assert_close(standardised(s, x, asked, values), ((values - mean) / std).double(), atol=0.5, rtol=0.15)
+    torch.testing.assert_close(standardise_scores(s, x, asked, values), ((values - mean) / std).double(), atol=0.5, rtol=0.15)
 
 
 def test_each_quantile_is_exceeded_as_often_as_it_says() -> None:
     """What the paper asks for: at false-positive rate q the threshold of a record is its own 1 - q quantile."""
     x, s = draw(500, 2)
-    z = standardised(s, x, *draw(20_000, 3))
+    z = standardise_scores(s, x, *draw(20_000, 3))
     for rate in (0.5, 0.1, 0.01):
         assert float((z > norm.isf(rate)).double().mean()) == pytest.approx(rate, rel=0.25)
 
@@ -44,13 +44,13 @@ def test_a_member_stands_out_although_others_score_higher() -> None:
     member = torch.arange(2000) % 2 == 0
     lifted = values + 2 * law(asked)[1] * member
     assert roc(lifted, member.numpy()).auc < 0.75  # one threshold for all hardly sees it
-    assert roc(standardised(s, x, asked, lifted), member.numpy()).auc > 0.9  # 0.92 is the best: two normals 2 apart
+    assert roc(standardise_scores(s, x, asked, lifted), member.numpy()).auc > 0.9  # 0.92 is the best: two normals 2 apart
 
 
 def test_what_a_record_is_decides_its_rank_only_through_its_score() -> None:
     x, s = draw(500, 6)
     asked, values = draw(1000, 7)
-    assert abs(spearmanr(standardised(s, x, asked, values), law(asked)[0]).statistic) < 0.1
+    assert abs(spearmanr(standardise_scores(s, x, asked, values), law(asked)[0]).statistic) < 0.1
 
 
 @pytest.mark.parametrize("bad", [{"ridge": 0.0}, {"values": torch.zeros(3)}, {"scores": torch.zeros(1), "known": torch.zeros(1, 4)}])
@@ -58,7 +58,7 @@ def test_bad_values_are_refused(bad) -> None:
     x, s = draw(20, 8)
     given = {"scores": s, "known": x, "asked": x, "values": s, **bad}
     with pytest.raises(ValueError, match="are needed"):
-        standardised(**given)
+        standardise_scores(**given)
 
 
 def view(seed: int, gap: float) -> View:
@@ -96,4 +96,4 @@ def test_without_outputs_for_public_records_it_has_nothing_to_read() -> None:
     bare = Worlds(seen.worlds.signals, seen.worlds.masks, seen.worlds.blind, seen.worlds.labels, records=seen.worlds.records)
     assert "public" in QuantileRegression().nothing_to_read(View(seen.surface, seen.adversary, (), seen.knowledge, bare))
     assert QuantileRegression().nothing_to_read(seen) == ""
-    assert features_of(torch.rand(2, 1, 3, 3), torch.tensor([0, 2]), torch.eye(9)[:, :4], 3).shape == (2, 7)
+    assert regression_features(torch.rand(2, 1, 3, 3), torch.tensor([0, 2]), torch.eye(9)[:, :4], 3).shape == (2, 7)

@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from attacks.membership.shared_noise import COINCIDES, FLOOR, SharedNoise, noise_coincidence
+from attacks.membership.shared_noise import COINCIDENCE_LIMIT, MIN_SQUARED_GAP, SharedNoise, noise_coincidence
 from attacks.roc import roc
 from attacks.types import Adversary, Knowledge, Surface, View, Worlds
 
@@ -33,8 +33,8 @@ def brute_force(rows, labels, clean, y, std):
             for b, k in itertools.product(range(len(clean)), range(len(rows))):
                 if a != b and j != k and j // BATCH == k // BATCH and labels[k] == y[b]:
                     gap = mine - (rows[k].double() - clean[b].double())
-                    gaps[a] = min(gaps[a], max(float(gap.square().mean()), FLOOR) ** 0.5 / std)
-    scores = [-math.log(gap) if gap < COINCIDES else -energy for gap, energy in zip(gaps, energies)]
+                    gaps[a] = min(gaps[a], max(float(gap.square().mean()), MIN_SQUARED_GAP) ** 0.5 / std)
+    scores = [-math.log(gap) if gap < COINCIDENCE_LIMIT else -energy for gap, energy in zip(gaps, energies)]
     return torch.tensor(scores, dtype=torch.float64)
 
 

@@ -1,0 +1,197 @@
+"""Bring your own: audit arrays that someone else computed, from one ``.npz`` file.
+
+The file holds one of three sets of arrays, larger score = more like a member:
+``scores`` (n,) and ``member`` (n,); ``signals`` (K, n) and ``masks`` (K, n), row 0 being the audited
+model; or ``logits`` (K, n, C), ``labels`` (n,) and ``masks`` (K, n). Beside these, ``blind`` (n,):
+scores of a control that never saw a model; and ``labels`` (n,).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.stats import binomtest
+from torch import Tensor
+
+from attacks.epsilon import one_run_from_scores
+from attacks.membership.attack import FALSE_POSITIVE_RATES, guess_counts, unreadable_finding
+from attacks.membership.base import Base
+from attacks.membership.density import GradientDensity
+from attacks.membership.lira import Lira
+from attacks.membership.rmia import Rmia
+from attacks.membership.shadow_classifier import ShadowClassifier
+from attacks.membership.signals import logit_scaled
+from attacks.membership.threshold import LossThreshold
+from attacks.roc import auc_interval, roc, thin_curve, tpr_at_fpr
+from attacks.types import Adversary, Family, Finding, Knowledge, Surface, Truth, View, Worlds
+from attacks.validation import check_archive
+
+ARRAY_SETS = (("scores", "member"), ("signals", "masks"), ("logits", "labels", "masks"))
+KNOWN_ARRAYS = {name for names in ARRAY_SETS for name in names} | {"blind"}
+
+
+def load_scores(path: str | Path) -> dict[str, np.ndarray]:
+    """The arrays of ``path``, checked. ValueError: unreadable, pickled, unknown or missing names, shapes, NaN."""
+    try:
+        check_archive(path)
+        with np.load(path, allow_pickle=False) as archive:
+            arrays = {name: archive[name] for name in archive.files}
+    except Exception as error:  # a damaged zip raises EOFError, zlib.error, NotImplementedError and others
+        why = " ".join(str(error).split())[:120]
+        raise ValueError(f"scores={path}: not a readable .npz without pickled objects ({why})") from error
+    unknown = sorted(set(arrays) - KNOWN_ARRAYS)
+    if unknown:
+        raise ValueError(f"scores={path}: unknown arrays {unknown}; known are {sorted(KNOWN_ARRAYS)}")
+    if array_set_of(arrays) is None:
+        raise ValueError(
+            f"scores={path}: holds {sorted(arrays)}; needed is one of {[list(names) for names in ARRAY_SETS]}"
+        )
+    _check_shapes(arrays)
+    _check_values(arrays)
+    return arrays
+
+
+def array_set_of(arrays: Mapping[str, Any]) -> tuple[str, ...] | None:
+    """Which of the three sets the arrays hold; logits win over signals, these over scores."""
+    return next((names for names in reversed(ARRAY_SETS) if set(names) <= set(arrays)), None)
+
+
+def arrays_to_worlds(arrays: Mapping[str, np.ndarray]) -> Worlds:
+    """``Worlds`` from (signals, masks) or (logits, labels, masks); the signal is named "confidence"."""
+    masks = torch.from_numpy(arrays["masks"].astype(bool))
+    labels = torch.from_numpy(arrays.get("labels", np.zeros(masks.shape[1])).astype(np.int64))
+    blind = torch.from_numpy(arrays.get("blind", np.zeros(masks.shape[1])).astype(np.float64))
+    if "logits" in arrays:
+        logits = torch.from_numpy(arrays["logits"].astype(np.float64))
+        return Worlds({"confidence": logit_scaled(logits, labels)}, masks, blind, labels, logits)
+    signal = torch.from_numpy(arrays["signals"].astype(np.float64))
+    return Worlds({"confidence": signal}, masks, blind, labels)
+
+
+def audit_scores(
+    path: str | Path,
+    *,
+    surface: Surface = Surface.GLOBAL_MODEL,
+    delta: float = 1e-5,
+    confidence: float = 0.95,
+    seed: int = 0,
+) -> list[Finding]:
+    """Membership findings from the file's arrays: one for bare scores, else one per attack.
+
+    Signals are read as logit-scaled confidences. Epsilon is the one-run bound: it holds if each record
+    was in by its own fair coin, and is left out where the share of members rules that out
+    (binomial p < 0.001). A blind AUC is given only where the file brings blind scores.
+    """
+    arrays = load_scores(path)
+    if array_set_of(arrays) == ARRAY_SETS[0]:
+        return [_audit_bare_scores(arrays, surface, delta, confidence, seed)]
+    worlds = arrays_to_worlds(arrays)
+    nobody = Knowledge((1, 1, 1), int(worlds.labels.max()) + 1, torch.zeros(0, 1, 1, 1), torch.zeros(0).long())
+    view = View(surface, Adversary.SERVER, (), nobody, worlds)
+    options: dict[str, Any] = {"confidence": confidence, "delta": delta}
+    attacks = [Lira(**options), Rmia(**options), Base(**options), LossThreshold(**options), GradientDensity(**options)]
+    if worlds.logits is not None:
+        attacks.append(ShadowClassifier(**options))
+    generator = torch.Generator().manual_seed(seed)
+    found = []
+    for attack in attacks:
+        if why := attack.nothing_to_read(view):
+            found.append(unreadable_finding(attack, view, why))
+            continue
+        evidence = attack.run(view, generator)
+        judged = attack.judge(evidence, view, _NO_TRUTH)
+        if judged.measures.get("status") == "nothing_to_read":
+            found.append(judged)
+            continue
+        finding = _add_score_figures(judged, evidence.scores, worlds.masks, arrays.get("blind"))
+        found.append(_drop_unsupported(finding, arrays, arrays["masks"][0]))
+    return found
+
+
+def _add_score_figures(finding: Finding, scores: Tensor | None, masks: Tensor, blind: np.ndarray | None) -> Finding:
+    """The finding with its exact scores (m,), members (m,) and blind (m,), and which record and world each is of."""
+    if scores is None:
+        raise ValueError(f"{finding.attack}: brought back no scores")
+    taken = masks[: len(scores)]
+    world, record = torch.meshgrid(torch.arange(taken.shape[0]), torch.arange(taken.shape[1]), indexing="ij")
+    parts = {"scores": scores.double(), "members": taken.to(torch.uint8), "record": record, "world": world}
+    if blind is not None:
+        parts["blind"] = torch.from_numpy(blind.astype(np.float64)).expand(taken.shape)
+    return replace(finding, figures={**finding.figures, **{name: part.flatten() for name, part in parts.items()}})
+
+
+def _audit_bare_scores(
+    arrays: Mapping[str, np.ndarray], surface: Surface, delta: float, confidence: float, seed: int
+) -> Finding:
+    scores, member = arrays["scores"].astype(np.float64), arrays["member"].astype(bool)
+    curve = roc(scores, member)
+    rng, guesses = np.random.default_rng(seed), guess_counts(len(scores))
+    bound = one_run_from_scores(scores, member, delta=delta, generator=rng, guesses=guesses, confidence=confidence)
+    rates = {}
+    for rate in FALSE_POSITIVE_RATES:
+        tpr, interval, resolvable = tpr_at_fpr(scores, member, rate, confidence)
+        rates[str(rate)] = {"tpr": tpr, "ci": list(interval), "resolvable": resolvable}
+    measures: dict[str, Any] = {
+        "auc": curve.auc,
+        "auc_ci": list(auc_interval(scores, member, confidence)),
+        "tpr_at_fpr": rates,
+        "epsilon_measured": bound.value,
+        "epsilon_method": bound.method,
+        "epsilon_validity": bound.validity,
+        "confidence": confidence,
+        "n": len(scores),
+    }
+    if "blind" in arrays:
+        measures["blind_auc"] = roc(arrays["blind"], member).auc
+    fpr, tpr_curve = thin_curve(curve)
+    figures: dict[str, Tensor] = {"roc_fpr": fpr, "roc_tpr": tpr_curve}
+    bare = Finding(surface, "scores", Family.MEMBERSHIP, Adversary.SERVER, measures, figures)
+    rows = torch.from_numpy(scores)[None], torch.from_numpy(member)[None]
+    return _drop_unsupported(_add_score_figures(bare, *rows, arrays.get("blind")), arrays, member)
+
+
+def _drop_unsupported(finding: Finding, arrays: Mapping[str, np.ndarray], member: np.ndarray) -> Finding:
+    """Drop what the file cannot support: a blind control that it lacks, a bound if the coins were not fair."""
+    dropped = set() if "blind" in arrays else {"blind_auc"}
+    if binomtest(int(member.sum()), len(member), 0.5).pvalue < 1e-3:
+        dropped |= {"epsilon_measured", "epsilon_method", "epsilon_validity"}
+    kept = {name: value for name, value in finding.measures.items() if name not in dropped}
+    return Finding(finding.surface, finding.attack, finding.family, finding.adversary, kept, finding.figures)
+
+
+def _check_shapes(arrays: Mapping[str, np.ndarray]) -> None:
+    names = array_set_of(arrays) or ()
+    main = arrays[names[0]]
+    wanted = {"scores": 1, "signals": 2, "logits": 3}[names[0]]
+    if main.ndim != wanted or main.size == 0 or (wanted == 3 and main.shape[2] < 2):
+        raise ValueError(
+            f"{names[0]}: shape {main.shape}, needed are {wanted} dimensions (for logits at least 2 classes)"
+        )
+    records = main.shape[0] if wanted == 1 else main.shape[1]
+    shapes = {"member": (records,), "masks": main.shape[:2], "labels": (records,), "blind": (records,)}
+    for name, shape in shapes.items():
+        if name in arrays and (name != "masks" or wanted > 1) and arrays[name].shape != shape:
+            raise ValueError(f"{name}: shape {arrays[name].shape}, {names[0]} {main.shape} asks for {shape}")
+
+
+def _check_values(arrays: Mapping[str, np.ndarray]) -> None:
+    for name, value in arrays.items():
+        if value.dtype.kind not in "biuf" or not np.isfinite(value).all():
+            raise ValueError(f"{name}: holds {value.dtype} with NaN, infinity or no numbers; finite numbers are needed")
+        if name in ("member", "masks") and not np.isin(value, (0, 1)).all():
+            raise ValueError(f"{name}: booleans (or 0 and 1) are needed")
+    if "logits" in arrays and not (
+        (arrays["labels"] >= 0).all()
+        and (arrays["labels"] < arrays["logits"].shape[2]).all()
+        and (arrays["labels"] % 1 == 0).all()
+    ):
+        raise ValueError(f"labels: whole numbers from 0 to {arrays['logits'].shape[2] - 1} are needed")
+
+
+_NO_RECORDS = torch.zeros(0, 1, 1, 1), torch.zeros(0, dtype=torch.long)
+_NO_TRUTH = Truth(*_NO_RECORDS, *_NO_RECORDS, torch.zeros(1))

@@ -1,0 +1,168 @@
+"""Model inversion: one image per class that the shared model is sure of, MI-FACE (Fredrikson, Jha, Ristenpart 2015) and GMI beside it."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attacks.gpu import steps_between_reads
+from attacks.images import bootstrap_interval, psnr
+from attacks.inversion.evaluation import class_mean_images, image_qualities, pictures
+from attacks.inversion.generative import EvaluationClassifier, GenerativeInversion, WganGp, class_accuracy
+from attacks.inversion.reconstruction import Channelwise, PixelScale, Reconstruction
+from attacks.types import ANY_ADVERSARY, Attack, Evidence, Family, Finding, Surface, Truth, View
+from attacks.validation import check_counts, check_positive
+
+# --- model -------------------------------------------------------------------------------------
+# MI-FACE: one image per class that the shared model is sure of (Fredrikson, Jha, Ristenpart 2015).
+
+
+@dataclass(frozen=True)
+class MiFace:
+    """Gradient descent on 1 - f_y(x) from a black image (algorithm 1, without auxiliary term).
+
+    iterations: alpha; patience: beta, stop where no cost of the last beta steps was higher;
+    confidence: gamma, stop once f_y(x) reaches it; lr: lambda.
+    """
+
+    iterations: int = 5000
+    patience: int = 100
+    confidence: float = 0.99
+    lr: float = 0.1
+
+    def __post_init__(self) -> None:
+        check_counts(self, "iterations", "patience")
+        if not 0 < self.confidence <= 1:
+            raise ValueError(f"confidence={self.confidence}: a number in (0, 1] is needed")
+        check_positive(self, "lr")
+
+    def reconstruct(
+        self,
+        model: nn.Module,
+        labels: Tensor,
+        shape: tuple[int, int, int],
+        *,
+        mean: Channelwise = 0.0,
+        std: Channelwise = 1.0,
+        start: Tensor | None = None,
+    ) -> Reconstruction:
+        """One image (c, h, w) in [0, 1] for each of ``labels`` (b,); all descend in one batch.
+
+        The model must be in evaluation mode (its images then do not depend on each other), else
+        ValueError. objective: mean 1 - f_y. start: (b, c, h, w) in [0, 1], else black.
+        """
+        if model.training:
+            raise ValueError("model.training=True: evaluation mode is needed")
+        pixels = PixelScale(mean, std)
+        images = torch.zeros((len(labels), *shape), device=labels.device) if start is None else start.clone()
+        best, lowest = images.clone(), torch.full((len(labels),), torch.inf, device=labels.device)
+        window = torch.full((self.patience, len(labels)), torch.inf, device=labels.device)
+        active = torch.ones(len(labels), dtype=torch.bool, device=labels.device)
+        taken = torch.zeros((), dtype=torch.int64, device=labels.device)
+        for step in range(self.iterations):
+            going = active.any()
+            if (
+                step % steps_between_reads(labels.device) == 0 and not going
+            ):  # what happens between two looks changes nothing
+                break
+            taken += going
+            cost, slope = self._cost_and_gradient(model, pixels, images, labels)
+            better = active & (cost < lowest)
+            best, lowest = torch.where(better.view(-1, 1, 1, 1), images, best), torch.where(better, cost, lowest)
+            active &= (cost < window.amax(0)) & (cost > 1 - self.confidence)
+            window[step % self.patience] = cost
+            moved = (images - self.lr * slope).clamp(0, 1)
+            images = torch.where(active.view(-1, 1, 1, 1), moved, images)
+        return Reconstruction(best, labels, float(lowest.mean()), diagnostics={"steps": float(taken)})
+
+    @staticmethod
+    def _cost_and_gradient(
+        model: nn.Module, pixels: PixelScale, images: Tensor, labels: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        leaf = images.detach().requires_grad_()
+        with torch.enable_grad():
+            cost = 1 - model(pixels.to_input(leaf)).softmax(1).gather(1, labels.view(-1, 1)).flatten()
+            (slope,) = torch.autograd.grad(cost.sum(), leaf)
+        return cost.detach(), slope
+
+
+# --- model attack ------------------------------------------------------------------------------
+# Model inversion as an attack of the audit.
+
+
+@dataclass(frozen=True)
+class ModelInversion(Attack):
+    """One image per class from a shared model, with and without a GAN prior on public records.
+
+    The finding carries the search that starts from the public mean image of each class, a choice made before anything
+    is seen; the others stand beside it.
+    """
+
+    miface: MiFace = field(default_factory=lambda: MiFace(iterations=1000))
+    prior: WganGp | None = field(default_factory=WganGp)
+    search: GenerativeInversion = field(default_factory=lambda: GenerativeInversion(iterations=200, starts=2))
+    referee: EvaluationClassifier = field(default_factory=EvaluationClassifier)
+    name: str = "model_inversion"
+    family = Family.MODEL_INVERSION
+    on_gpu = True
+    surfaces = frozenset({Surface.GLOBAL_MODEL})
+    adversaries = ANY_ADVERSARY
+
+    def run(self, view: View, generator: torch.Generator) -> Evidence:
+        """images (C, c, h, w): one a class by MI-FACE from the public mean; extra: by each method, by name."""
+        knowledge = view.knowledge
+        labels = torch.arange(knowledge.classes, device=knowledge.public_x.device)
+        if knowledge.model is None:
+            return Evidence(labels=labels, notes={"skipped": "the artifact carries no classifier"})
+        model = copy.deepcopy(knowledge.model).eval().requires_grad_(False)
+        means = class_mean_images(knowledge.public_x, knowledge.public_y, knowledge.classes)
+        informed = self.miface.reconstruct(model, labels, knowledge.shape, start=means).images
+        found = {"from_class_mean": informed, "mi_face": self.miface.reconstruct(model, labels, knowledge.shape).images}
+        if self.prior is not None:
+            prior = self.prior.fit(knowledge.public_x, generator)
+            found["gmi"] = self.search.reconstruct(model, prior, labels, generator).images
+        return Evidence(images=informed, labels=labels, extra=found)
+
+    def judge(self, evidence: Evidence, view: View, truth: Truth) -> Finding:
+        """label_accuracy: share of images that an independent classifier puts in their class."""
+        if evidence.images is None or evidence.labels is None:
+            note = {"note": str(evidence.notes.get("skipped", ""))}
+            return Finding(view.surface, self.name, self.family, view.adversary, note)
+        generator, knowledge, labels = torch.Generator().manual_seed(0), view.knowledge, evidence.labels
+        referee = self.referee.fit(knowledge.public_x, knowledge.public_y, knowledge.classes, generator)
+        held = [int(c) for c in labels if bool((truth.y == c).any())]
+        member_means = class_mean_images(truth.x, truth.y, knowledge.classes)[held]
+        table: dict[str, dict[str, float]] = {}
+        for name, images in evidence.extra.items():
+            scores = {k: float(v.mean()) for k, v in image_qualities(images[held], member_means).items()}
+            table[name] = {**scores, "judged": class_accuracy(referee, images[held], labels[held])}
+        best = "from_class_mean"
+        measures: dict[str, Any] = {k: v for k, v in table[best].items() if k != "judged"}
+        measures |= {"label_accuracy": table[best]["judged"], "n": len(held)}
+        free = self._free(view, labels[held])
+        blind = [psnr(guess, member_means) for guess in free.values()]
+        measures["baselines"] = {f"psnr_{name}": float(one.mean()) for name, one in zip(free, blind)}
+        measures["baselines"] |= {
+            f"label_accuracy_{n}": class_accuracy(referee, g, labels[held]) for n, g in free.items()
+        }
+        judge_accuracy = class_accuracy(referee, truth.heldout_x, truth.heldout_y) if len(truth.heldout_x) else None
+        measures["diagnostics"] = {"methods": table, "method": best, "judge_accuracy": judge_accuracy}
+        quality = psnr(evidence.extra[best][held], member_means)
+        measures["pictures"] = pictures(quality, blind, torch.stack(blind).amax(0))
+        measures["diagnostics"]["psnr_interval"] = list(bootstrap_interval(quality, generator))
+        gain = bootstrap_interval(quality - psnr(free["class_mean"], member_means), generator)
+        measures["diagnostics"]["gain_interval"] = list(gain)
+        words = "" if gain[0] > 0 else "; adds nothing to the public mean image of each class"
+        measures["note"] = f"against the mean image of each class of the client{words}"
+        figures = {"real": member_means, "reconstructed": evidence.extra[best][held]}
+        return Finding(view.surface, self.name, self.family, view.adversary, measures, figures)
+
+    @staticmethod
+    def _free(view: View, labels: Tensor) -> dict[str, Tensor]:
+        knowledge = view.knowledge
+        public = class_mean_images(knowledge.public_x, knowledge.public_y, knowledge.classes)[labels]
+        return {"class_mean": public, "mean": knowledge.public_x.mean(0).expand_as(public), "black": public * 0}

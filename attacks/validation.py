@@ -1,0 +1,126 @@
+"""Checks of what others bring: ranges of settings, names that a subclass may define, npz files from strangers. Imports no torch.
+
+A check of a range raises ValueError, one line, for the first field of ``settings`` that is out of its range; infinity and
+NaN lie in none of them. A hook that is not declared is never called, and an audit that skips it would under-report the
+leak. What an npz file declares is checked before any of it is unpacked.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import zipfile
+from collections.abc import Collection, Iterator
+from math import inf
+from numbers import Integral
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+# --- archive -----------------------------------------------------------------------------------
+# An npz file from someone else: what it declares is checked before any of it is unpacked.
+
+
+MAX_ARCHIVE_BYTES = 4 * 2**30  # bytes of all arrays together
+
+
+def check_archive(path: str | Path, limit: int = MAX_ARCHIVE_BYTES) -> None:
+    """ValueError for arrays of more than ``limit`` bytes together, for pickled ones, and for a shape without its data.
+
+    A zip of some megabytes can declare terabytes; nothing of that size is unpacked or allocated here.
+    """
+    total = 0
+    with zipfile.ZipFile(path) as archive:
+        for member in archive.infolist():
+            total += member.file_size
+            if total > limit:
+                raise ValueError(f"more than {limit >> 20} MiB of arrays")
+            with archive.open(member) as file:
+                shape, dtype = _read_npy_header(file)
+            if dtype.hasobject:
+                raise ValueError(f"{member.filename}: pickled objects")
+            if math.prod(shape) * dtype.itemsize > member.file_size:
+                raise ValueError(f"{member.filename}: shape {shape} is larger than its data")
+
+
+def _read_npy_header(file: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """(shape, type) from an npy file's header."""
+    version = np.lib.format.read_magic(file)
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, _, dtype = read(file)
+    return shape, dtype
+
+
+# --- contract ----------------------------------------------------------------------------------
+# Which public names a subclass may define: the hooks that its role declares, its own settings, nothing else.
+#
+# A hook that is not declared is never called, and an audit that skips it would under-report the leak.
+
+
+MISSPELLING_SIMILARITY = 0.8  # similarity (difflib's ratio) from which a setting's name is taken for a misspelt hook
+
+
+def check_hook_names(cls: type, role: str, hooks: Collection[str]) -> None:
+    """Refuse a public name of ``cls`` that is no known hook, and a setting whose name is nearly one.
+
+    Settings are annotated fields (not ClassVar); names with a leading underscore are the class's own.
+    Raises TypeError, one line with a suggestion.
+    """
+    for name, setting in _public_names(cls):
+        close = difflib.get_close_matches(name, hooks, 1, MISSPELLING_SIMILARITY if setting else 0.6)
+        if name in hooks or (setting and not close):
+            continue
+        hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(sorted(hooks))}"
+        own = "" if setting else "; a name of its own starts with an underscore"
+        raise TypeError(f"{cls.__name__}.{name}: no hook of {role}; {hint}{own}")
+
+
+def _public_names(cls: type) -> Iterator[tuple[str, bool]]:
+    """(name, whether it is a setting) of every public name that the class itself defines."""
+    annotations = {name: str(kind) for name, kind in vars(cls).get("__annotations__", {}).items()}
+    settings = {name for name, kind in annotations.items() if "ClassVar" not in kind}
+    for name in dict.fromkeys((*vars(cls), *annotations)):
+        if not name.startswith("_"):
+            yield name, name in settings
+
+
+def declared_hooks(cls: type) -> frozenset[str]:
+    """The public names that a role's base class defines or annotates: its hooks."""
+    return frozenset(name for name, _ in _public_names(cls))
+
+
+# --- ranges ------------------------------------------------------------------------------------
+# Ranges of the settings of an attack or a method, checked when it is made; infinity and NaN lie in none of them.
+#
+# Each raises ValueError, one line, for the first field of ``settings`` that is out of its range. under: what stands before
+# the field's name in that line.
+
+
+def check_counts(settings: object, *names: str, least: int = 1, under: str = "") -> None:
+    """Whole numbers of at least ``least``, numpy's among them."""
+    for name in names:
+        value = getattr(settings, name)
+        if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
+            raise ValueError(f"{under}{name}={value!r}: a whole number of at least {least} is needed")
+
+
+def check_positive(settings: object, *names: str, under: str = "") -> None:
+    """Finite numbers above 0."""
+    for name in names:
+        if not 0 < getattr(settings, name) < inf:
+            raise ValueError(f"{under}{name}={getattr(settings, name)!r}: a finite number above 0 is needed")
+
+
+def check_non_negative(settings: object, *names: str, under: str = "") -> None:
+    """Finite numbers from 0: weights of a term, and deviations."""
+    for name in names:
+        if not 0 <= getattr(settings, name) < inf:
+            raise ValueError(f"{under}{name}={getattr(settings, name)!r}: a finite number from 0 is needed")
+
+
+def check_below_one(settings: object, *names: str, under: str = "") -> None:
+    """Numbers in [0, 1): momenta."""
+    for name in names:
+        if not 0 <= getattr(settings, name) < 1:
+            raise ValueError(f"{under}{name}={getattr(settings, name)!r}: a number in [0, 1) is needed")

@@ -1,0 +1,501 @@
+"""How guarantee tests run a client's round: recording contexts, crafted records, and traces of rounds on other data.
+
+Guests are crafted records (canaries) at the end of a client's data. The method and its mechanisms run unchanged, and every
+release is recorded with and without the guests on the same transcript.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import lru_cache
+from typing import Any
+
+import dp_accounting as dpa
+import torch
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor
+
+from attacks.canaries import Canaries, join_canaries, mislabel_records, out_of_distribution_canaries
+from privdd.core.device import to_device
+from privdd.core.rng import Keys
+from privdd.core.types import Received, Records, Shard, State, Tensors, Values
+from privdd.federated.channel import POST_PROCESSING, ClientContext, TranscriptEnded, device_of, digest_tensors
+from privdd.federated.noise_log import RoundLog
+from privdd.federated.simulation import Plan, Snapshot
+from privdd.privacy.ledger import UNPROTECTED_EVENTS
+from privdd.privacy.mechanism import LedgerRow, Mechanism, Output
+from privdd.privacy.noise import SeededNoise
+
+# --- recording context -------------------------------------------------------------------------
+# A client context that records every release: the values before noise, with and without a crafted record.
+#
+# Guests are crafted records at the end of a client's data. The method and its mechanisms run unchanged. The recording
+# context (``RecordingContext``) decides, release by release, whether the guests take part, and records both cases on the same
+# transcript, so that whatever the method does with a release is common to both.
+
+
+@dataclass(frozen=True)
+class ZeroNoise:
+    """Noise of size zero, for when only a mechanism's value before noise is wanted."""
+
+    def normal(self, shape: tuple[int, ...]) -> Tensor:
+        return torch.zeros(shape)
+
+    laplace = uniform = normal
+
+
+@dataclass(frozen=True)
+class RecordedRelease:
+    """One recorded release. rows: the contributions, the guests' last; released: the mechanism's output."""
+
+    name: str
+    partition: str | None
+    rows: Tensors
+    guests: int
+    released: Output
+
+
+ReleaseObserver = Callable[[Mechanism, RecordedRelease], None]
+
+
+@dataclass
+class RecordingContext(ClientContext):
+    """The recording context.
+
+    observe: called after each release; inside: (query, partition) -> whether the partition's guests take part in
+    this release; guests: partition -> how many guests it has (None: a query over all records); forced: outputs to
+    return instead of the real ones; drawn: number of records -> who is drawn (n,) bool.
+    """
+
+    observe: ReleaseObserver = lambda mechanism, heeded: None
+    inside: Callable[[str, str | None], bool] = lambda name, partition: False
+    guests: Mapping[str | None, int] = field(default_factory=dict)
+    forced: Sequence[Tensors] | None = None
+    drawn: Callable[[int], Tensor] = lambda count: torch.ones(count, dtype=torch.bool)
+
+    def sample(self, name: str, count: int) -> Tensor:
+        """All records are sampled unless ``drawn`` says otherwise: ``inside`` decides about the guests."""
+        return self.drawn(count)
+
+    def mechanism(self, name: str, contributions: Tensors, *, partition: str | None = None) -> Tensors:
+        mechanism, where = self.mechanisms[name], device_of(contributions)
+        contributions = to_device(contributions, "cpu")  # what is recorded is compared there
+        guests = self.guests.get(partition, 0) if mechanism.per_record else 0
+        taking = contributions if self.inside(name, partition) else without_guests(contributions, guests)
+        output = mechanism(taking, self.noise)
+        self.observe(mechanism, RecordedRelease(name, partition, contributions, guests, output))
+        value = output.value if self.forced is None else self.forced[len(self.outputs)]
+        self.outputs.append(value)
+        return to_device(value, where)
+
+
+def without_guests(rows: Tensors, guests: int) -> Tensors:
+    """The rows without the last ``guests``."""
+    return {name: tensor[: len(tensor) - guests] for name, tensor in rows.items()} if guests else rows
+
+
+def value_before_noise(mechanism: Mechanism, rows: Tensors) -> Tensors:
+    """A mechanism's value before noise; {} where it shows none.
+
+    That is what it releases where the noise is zero. If it says otherwise of itself (``Output.exact``), and does not draw
+    noise from elsewhere, the larger of the two counts: either may be what it does.
+    """
+    output = mechanism(rows, ZeroNoise())
+    said = output.exact or {}
+    if not said or _is_close(said, output.value) or any(said[n].shape != t.shape for n, t in output.value.items()):
+        return said
+    larger = float(flatten_tensors(output.value).double().norm()) > float(
+        flatten_tensors(said).double().norm()
+    )  # not where one is no number
+    return output.value if larger and _is_close(mechanism(rows, ZeroNoise()).value, output.value) else said
+
+
+def _is_close(one: Tensors, other: Tensors) -> bool:
+    """Up to rounding: a value may be shown in more digits than it is released in."""
+    if one.keys() != other.keys() or any(one[n].shape != other[n].shape for n in one):
+        return False
+    return torch.allclose(
+        flatten_tensors(one).double(), flatten_tensors(other).double(), rtol=1e-6, atol=1e-9, equal_nan=True
+    )
+
+
+def flatten_tensors(value: Tensors) -> Tensor:
+    """All numbers of a value as one vector, tensors in order of their names."""
+    return torch.cat([value[name].flatten() for name in sorted(value)])
+
+
+def recording_context(
+    plan: Plan, round: int, keys: Keys, class_list: Sequence[int] | None = None, **more: Any
+) -> RecordingContext:
+    """The audited client's recording context in ``round``: noise from ``keys``, public streams as in the run."""
+    ctx = plan.client_context(round, plan.victim)
+    problem = ctx.problem
+    if class_list is not None:
+        problem = replace(problem, class_list=tuple(class_list))
+    made = RecordingContext(
+        round, plan.victim, ctx.keys, problem, ctx.mechanisms, ctx.queries, "seed", plan.relation, **more
+    )
+    made.noise = SeededNoise(keys.torch())
+    return made
+
+
+def stated_multiplier(output: Output) -> float:
+    """The noise multiplier that an output's event states for one record in the batch."""
+    event: Any = output.event
+    return float(getattr(event, "event", event).noise_multiplier)
+
+
+def sensitivity_unit(output: Output) -> float:
+    """The change before noise that the stated multiplier allows one record."""
+    return output.noise_std / stated_multiplier(output)
+
+
+# --- contributions -----------------------------------------------------------------------------
+# What one run of a client's round contributes to its releases: whole sums, and record by record.
+#
+# A method may put its records in any order, so that a contribution is known by what it is, not by its place; equal ones are
+# interchangeable.
+
+
+COMPARED_RELEASES = 4  # releases of one query in which other records are compared one by one
+COMPARED_RECORDS = 32  # of these records at most
+EXTRA_RECORDS = 4  # more where one has joined, and rounding may have put others before it
+FINGERPRINT_SIZE = 4  # numbers by which a contribution is known
+MAX_CHANGE = 1e6  # units: what has no bound at all
+MIN_NORM = 1e-9
+FINGERPRINT_TOLERANCE = 1e-4  # of their size: batched kernels round differently with the batch size
+
+ReleasePlace = tuple[int, str | None, int]  # which release of the query, its cell, which row
+
+
+class EnoughReleases(Exception):
+    """Every query was seen often enough; the rest of the round is not needed."""
+
+
+@dataclass
+class SeenContributions:
+    """What one run of a round contributed to its releases.
+
+    limit: query -> releases after which it is enough; singly: query -> release -> what its first rows contribute one by
+    one (first by ``marks``); where: query -> the cell of each release; largest: query -> (size before it is clipped,
+    place) of the row that contributes most; marks: query -> those of each release.
+    """
+
+    limit: Mapping[str, int]
+    rows: int = COMPARED_RECORDS
+    totals: dict[str, list[Tensor]] = field(default_factory=dict)
+    singly: dict[str, dict[int, Tensor]] = field(default_factory=dict)
+    largest: dict[str, tuple[float, ReleasePlace]] = field(default_factory=dict)
+    where: dict[str, list[str | None]] = field(default_factory=dict)
+    marks: dict[str, list[Tensor]] = field(default_factory=dict)
+
+    def __call__(self, mechanism: Mechanism, heeded: RecordedRelease) -> None:
+        one, name, cell = sensitivity_unit(heeded.released), heeded.name, heeded.partition
+        totals, cells = self.totals.setdefault(name, []), self.where.setdefault(name, [])
+        totals.append(flatten_tensors(value_before_noise(mechanism, heeded.rows)) / one)
+        if mechanism.per_record:
+            self.marks.setdefault(name, []).append(contribution_fingerprints(heeded.rows))
+        if mechanism.per_record and (len(totals) <= COMPARED_RELEASES or cell not in cells):
+            order = self.marks[name][-1][:, 0].argsort()[: self.rows]
+            alone = single_contributions(mechanism, {n: t[order] for n, t in heeded.rows.items()}) / one
+            self.singly.setdefault(name, {})[len(totals)] = alone
+            self._update_largest(name, (len(totals) - 1, cell), contribution_norms(heeded.rows))
+        cells.append(cell)
+        if self.limit and all(len(self.totals.get(n, ())) >= most for n, most in self.limit.items()):
+            raise EnoughReleases
+
+    def _update_largest(self, name: str, release: tuple[int, str | None], norms: Tensor) -> None:
+        if len(norms) and float(norms.max()) > self.largest.get(name, (0.0, None))[0]:
+            self.largest[name] = float(norms.max()), (*release, int(norms.argmax()))
+
+
+def contribution_norms(rows: Tensors) -> Tensor:
+    """The norm of each record's contribution (n,), before it is clipped."""
+    flattened = [(t.flatten(1) if t.ndim > 1 else t.unsqueeze(1)).detach().double() for t in rows.values()]
+    return torch.cat(flattened, 1).nan_to_num().norm(dim=1)
+
+
+def single_contributions(mechanism: Mechanism, rows: Tensors) -> Tensor:
+    """What each of the records alone would contribute, (n, p), clipped as the mechanism does."""
+    count = len(next(iter(rows.values())))
+    each = [
+        flatten_tensors(value_before_noise(mechanism, {n: t[i : i + 1] for n, t in rows.items()})) for i in range(count)
+    ]
+    return torch.stack(each) if each else torch.zeros(0, 1)
+
+
+def contribution_fingerprints(rows: Tensors) -> Tensor:
+    """A few numbers of each contribution (n, MARKS) that equal ones share and no others do."""
+    flattened = [(t.flatten(1) if t.ndim > 1 else t.unsqueeze(1)).detach().float().nan_to_num() for t in rows.values()]
+    return torch.stack([part @ _projection_matrix(part.shape[1]) for part in flattened]).sum(0).double()
+
+
+@lru_cache(maxsize=64)
+def _projection_matrix(size: int) -> Tensor:
+    return torch.randn(size, FINGERPRINT_SIZE, generator=torch.Generator().manual_seed(size))
+
+
+def match_rows(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The cheapest matching of rows: (rows of one, rows of the other, how far each pair is apart)."""
+    away = torch.cdist(one.double(), other.double(), compute_mode="donot_use_mm_for_euclid_dist").nan_to_num(
+        nan=torch.inf
+    )
+    pairs = linear_sum_assignment(away.clamp_max(MAX_CHANGE).numpy())
+    rows, columns = torch.from_numpy(pairs[0]), torch.from_numpy(pairs[1])
+    return rows, columns, away.clamp_max(MAX_CHANGE)[rows, columns]
+
+
+def equal_fingerprints(one: Tensor, other: Tensor) -> Tensor:
+    """Whether marks (n, MARKS) are the same, row by row, up to rounding."""
+    return (one - other).norm(dim=1) <= FINGERPRINT_TOLERANCE * (one.norm(dim=1) + other.norm(dim=1)) + MIN_NORM
+
+
+def unmatched_rows(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+    """Places of marks that have no equal on the other side: (in one, in the other)."""
+    a, b, _ = match_rows(one, other)
+    same = equal_fingerprints(one[a], other[b])
+    left = [
+        torch.ones(len(side), dtype=torch.bool).index_fill(0, at[same], False) for side, at in ((one, a), (other, b))
+    ]
+    return left[0].nonzero()[:, 0], left[1].nonzero()[:, 0]
+
+
+# --- crafted records ---------------------------------------------------------------------------
+# What guarantee tests feed a mechanism: the client's own records, or copies of one, and crafted records.
+#
+# The crafted records (canaries) whose effect is tested are called guests; they come after the client's own.
+
+
+BASE_RECORDS = 12  # of the client's own records that stand beside the guests
+
+
+def draw_own_records(shard: Shard, keys: Keys, spare: int) -> Records:
+    """A few of the client's records, none with the label ``spare``."""
+    at = (shard.train.y != spare).nonzero()[:, 0]
+    order = torch.randperm(len(at), generator=keys.fold("base").torch())
+    return shard.train.take(at[order[:BASE_RECORDS]])
+
+
+def common_label(shard: Shard) -> int:
+    """The class that the client holds most of."""
+    return int(torch.bincount(shard.train.y, minlength=shard.classes).argmax())
+
+
+def spare_label(shard: Shard) -> int:
+    """The class that the client holds least of; a guest with this label is alone in its class."""
+    return int(torch.bincount(shard.train.y, minlength=shard.classes).argmin())
+
+
+def unusual_records(shard: Shard, label: int, keys: Keys) -> Canaries:
+    """Out-of-distribution canaries (white, black, stripes, noise) with ``label``, and mislabelled own records."""
+    generator = keys.fold("oddities").torch()
+    odd = out_of_distribution_canaries(shard.shape, label, generator)
+    few = shard.train.take(torch.randperm(len(shard.train), generator=generator)[:3])
+    wrong = mislabel_records(few.x, few.y, shard.classes, generator)
+    return join_canaries(odd, wrong)
+
+
+def lone_class_record(shard: Shard, keys: Keys) -> Canaries:
+    """One white record in the class that has no other."""
+    odd = out_of_distribution_canaries(shard.shape, spare_label(shard), keys.fold("alone").torch())
+    return Canaries(odd.x[:1], odd.y[:1], ("alone in its class",))
+
+
+def with_guests(base: Records, guests: Canaries) -> Records:
+    """``base`` and then the guests, with ids above all others."""
+    start = int(base.ids.max()) + 1 if len(base) else 0
+    ids = torch.arange(start, start + len(guests))
+    return Records.concat([base, Records(guests.x.to(base.x), guests.y, ids)])
+
+
+def with_records(shard: Shard, records: Records) -> Shard:
+    """The same client with other records and nothing zeroed out."""
+    return replace(shard, train=records, nulls=None)
+
+
+def copies_of_record(x: torch.Tensor, label: int, count: int) -> Records:
+    """``count`` copies of one image (c, h, w)."""
+    return Records(x.expand(count, *x.shape), torch.full((count,), label), torch.arange(count))
+
+
+def zero_out_others(shard: Shard, records: Records) -> Shard:
+    """The client with these of its records (by id); its others are zeroed out, under their ids and labels."""
+    gone = shard.train.take(~torch.isin(shard.train.ids, records.ids))
+    nulls = replace(gone, x=torch.zeros_like(gone.x))
+    return replace(shard, train=records, nulls=nulls if shard.nulls is None else Records.concat([nulls, shard.nulls]))
+
+
+# --- non interference --------------------------------------------------------------------------
+# Non-interference: what leaves a client depends on its records through what its mechanisms released, and on nothing else.
+#
+# A client's rounds run on its records and on others, memories made anew from the first round on, with the first run's
+# mechanism outputs in both. Then everything that claims to be protected, or public, must come out the same, bit by bit:
+# the values, the order, names, types and shapes of tensors, what mechanisms are asked, and what ledger rows say.
+
+
+MessageForm = tuple[tuple[str, str, tuple[int, ...]], ...]  # name, type and shape of tensors, in their order
+
+ORDER_DEPENDS = "the order of what is sent depends on the records"
+
+
+def message_form(value: Tensors) -> MessageForm:
+    """All of a message but its numbers."""
+    return tuple((name, str(tensor.dtype), tuple(tensor.shape)) for name, tensor in value.items())
+
+
+@dataclass
+class ReleaseFormLog(RoundLog):
+    """Notes of each protected release which query it answers, for which cell, and its form."""
+
+    forms: list[tuple[str, str | None, MessageForm]] = field(default_factory=list)
+
+    def log_release(self, mechanism: Mechanism, name: str, output: Output, *given: Any) -> None:
+        if not isinstance(output.event, dpa.NonPrivateDpEvent) and all(output.flags.values()):
+            self.forms.append((name, given[0] if given else None, message_form(output.value)))
+
+    def log_sample(self, *given: Any) -> None:
+        """Who is drawn does not matter: queries are answered alike."""
+
+
+@dataclass(frozen=True)
+class RoundTrace:
+    """One round of one client: what was sent and entered, what it keeps, and what its mechanisms released."""
+
+    received: Received
+    rows: list[LedgerRow]
+    memory: State
+    outputs: list[Tensors]
+    releases: list[tuple[str, str | None, MessageForm]]
+
+    @property
+    def protected_message(self) -> list[tuple[str, MessageForm]]:
+        """What is sent and promises something, in its order."""
+        rows = self.rows[len(self.rows) - len(self.received.values) :]
+        return [(row.name, message_form(self.received.values[row.name])) for row in protected_rows(rows)]
+
+
+def trace_round(
+    plan: Plan, round: int, broadcast: Values, memory: State, shard: Shard, transcript: Sequence[Tensors] | None = None
+) -> RoundTrace:
+    """One client's round; transcript: what its queries are answered. Raises TranscriptEnded where it asks for more."""
+    watch = ReleaseFormLog(round, shard.client, False)
+    ctx = plan.client_context(round, shard.client, transcript=transcript, watch=watch)
+    upload, memory = plan.method.local(broadcast, dict(memory), shard, ctx)
+    received, rows = plan.channel.send(upload, ctx)
+    return RoundTrace(received, rows, {n: t.detach() for n, t in memory.items()}, list(ctx.outputs), watch.forms)
+
+
+def protected_rows(rows: Sequence[LedgerRow]) -> list[LedgerRow]:
+    """Rows that promise something; digests of what mechanisms have not noised, which are the same twice."""
+    kept = [row for row in rows if row.nonprivate_reason is None]
+    return [row if isinstance(row.event, UNPROTECTED_EVENTS) else replace(row, digest="") for row in kept]
+
+
+def compare_traces(one: RoundTrace, other: RoundTrace) -> Iterator[str]:
+    """What tells the records of two turns with the same mechanism outputs apart, in words."""
+    asked = [[(name, cell) for name, cell, _ in turn.releases] for turn in (one, other)]
+    before, after = protected_rows(one.rows), protected_rows(other.rows)
+    if asked[0] != asked[1]:
+        yield "how often mechanisms are applied, or in which order, depends on the records"
+        return
+    names = [[row.name for row in rows] for rows in (before, after)]
+    if names[0] != names[1]:
+        lone = sorted(set(names[0]) ^ set(names[1]))
+        yield f"whether {lone[0]!r} is sent, or is private, depends on the records" if lone else ORDER_DEPENDS
+        return
+    for row, again in zip(before, after):
+        differing = [f.name for f in fields(LedgerRow) if getattr(row, f.name) != getattr(again, f.name)]
+        if isinstance(row.event, UNPROTECTED_EVENTS) and differing:
+            claim = "private" if row.why == POST_PROCESSING else "public"
+            yield f"{row.name!r} claims to be {claim} and depends on the records"
+        elif differing:
+            yield f"the ledger row of {row.name!r} tells about the records, in {', '.join(differing)}"
+    told = [name for (name, _, a), (_, _, b) in zip(one.releases, other.releases) if a != b]
+    told += [name for (name, a), (_, b) in zip(one.protected_message, other.protected_message) if a != b]
+    for name in dict.fromkeys(told):
+        yield f"the order, types or shapes of the tensors of {name!r} depend on the records"
+
+
+@dataclass(frozen=True)
+class RecordDependence:
+    """What a round told about the records. with_other: the name of the data set that showed it; broken: the method did not
+    run on that data, which is not looked at any further."""
+
+    round: int
+    with_other: str
+    says: str
+    broken: bool = False
+
+
+def find_interference(
+    plan: Plan, snapshots: Mapping[int, Snapshot], shard: Shard, others: Mapping[str, tuple[Shard, Collection[int]]]
+) -> Iterator[RecordDependence]:
+    """Everything that the client's rounds tell of its records.
+
+    others: by their name, other data of the client and the rounds that are run with it; all rounds up to the last of
+    these, from the first, where the client remembers. Where a method says that a round's upload does not read what is
+    remembered, the other client remembers nothing.
+    """
+    wanted, linked = {name: set(rounds) for name, (_, rounds) in others.items()}, has_linked_rounds(plan, snapshots)
+    if linked:
+        wanted = {name: {t for t in snapshots if t <= max(rounds, default=-1)} for name, rounds in wanted.items()}
+    memories: dict[str | None, State] = {}
+    for round in sorted(set(snapshots) & set[int]().union(*wanted.values())):
+        broadcast = snapshots[round].broadcast
+        own = trace_round(plan, round, broadcast, memories.get(None, snapshots[round].memory), shard)
+        for name in [name for name in wanted if round in wanted[name]]:
+            try:
+                again = trace_round(plan, round, broadcast, memories.get(name, {}), others[name][0], own.outputs)
+            except TranscriptEnded:
+                yield RecordDependence(round, name, "how often mechanisms are applied depends on the records")
+                return
+            except Exception as problem:  # of a method of one's own, on data that it was not written for
+                yield RecordDependence(round, name, f"{type(problem).__name__}: {problem}", broken=True)
+                wanted[name] = set()
+                continue
+            for says in compare_traces(own, again):
+                yield RecordDependence(round, name, says)
+            memories |= {name: again.memory} if linked else {}
+        memories |= {None: own.memory} if linked else {}
+
+
+def has_linked_rounds(plan: Plan, snapshots: Mapping[int, Snapshot]) -> bool:
+    """Whether what the client keeps decides what it sends later."""
+    return any(plan.method.remembers(t, snapshot.memory) for t, snapshot in snapshots.items() if snapshot.memory)
+
+
+@dataclass(frozen=True)
+class MemoryHistory:
+    """What other data would have left in the client's memory. transcripts: round -> what queries were answered with; {} where
+    memory does not depend on the data, and is the run's own."""
+
+    plan: Plan
+    snapshots: Mapping[int, Snapshot]
+    transcripts: Mapping[int, Sequence[Tensors]] = field(default_factory=dict)
+
+    def snapshot_before(self, round: int, shard: Shard) -> Snapshot:
+        """The round as a client with this data begins it."""
+        if not self.transcripts:
+            return self.snapshots[round]
+        memory: State = {}
+        for t in sorted(t for t in self.snapshots if t < round):
+            turn = trace_round(self.plan, t, self.snapshots[t].broadcast, memory, shard, self.transcripts[t])
+            memory = turn.memory
+        return replace(self.snapshots[round], memory=memory)
+
+
+def memory_history_of(plan: Plan, snapshots: Mapping[int, Snapshot], shard: Shard, other: Shard) -> MemoryHistory:
+    """The client's history; other: data that tells whether memory depends on it."""
+    transcripts, same = dict[int, Sequence[Tensors]](), True
+    memory: State = {}
+    others: State = {}
+    for t in sorted(snapshots) if has_linked_rounds(plan, snapshots) else ():
+        own = trace_round(plan, t, snapshots[t].broadcast, memory, shard)
+        try:
+            again = trace_round(plan, t, snapshots[t].broadcast, others, other, own.outputs)
+        except TranscriptEnded:  # that is a fault of its own
+            return MemoryHistory(plan, snapshots)
+        transcripts[t], memory, others = own.outputs, own.memory, again.memory
+        same = same and digest_tensors(memory) == digest_tensors(others)
+    return MemoryHistory(plan, snapshots, {} if same else transcripts)

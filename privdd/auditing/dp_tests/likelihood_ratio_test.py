@@ -1,0 +1,309 @@
+"""T2 and T3: runs of a query with and without one record, and the likelihood ratio of what they released.
+
+The client holds one crafted record (the guest) or nothing, so the transcript hides only that record's own sampling
+coins. For methods that send images, each class of a long public list is an independent run, so one call of the
+method's own code makes them all. For others, the mechanism alone is run on the queries of one real transcript.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import dp_accounting as dpa
+import torch
+from torch import Tensor
+from torch.func import vjp, vmap
+
+from attacks.canaries import Canaries, craft_canaries, join_canaries
+from attacks.certificates import gaussian_log_ratio, subsampled_log_ratio
+from privdd.auditing.dp_tests.instrumentation import (
+    RecordedRelease,
+    RecordingContext,
+    copies_of_record,
+    flatten_tensors,
+    recording_context,
+    value_before_noise,
+    with_records,
+    without_guests,
+)
+from privdd.core.rng import Keys
+from privdd.core.types import Shard, Tensors, Upload
+from privdd.distillation.distribution_matching import Embed, descend_images
+from privdd.distillation.private_matching import MatchingSteps
+from privdd.federated.simulation import Plan, Snapshot
+from privdd.privacy.clipping import clip_factors
+from privdd.privacy.mechanism import Mechanism
+from privdd.privacy.mechanisms import AggregateClip, FeatureNoise
+from privdd.privacy.noise import SeededNoise
+
+# --- matching transcripts ----------------------------------------------------------------------
+# Many runs at once of matching steps whose batch mean is clipped, as the papers print it.
+#
+# The client holds copies of one record, and in half of the runs also a crafted one (the guest). Batches are drawn
+# without replacement, so in each step the guest is in the batch with probability |B| / (copies + 1). That coin flip
+# is all that the transcript hides, so its likelihood ratio is exact.
+
+
+RUNS_AT_ONCE = 128  # runs whose autograd graph is in memory at a time
+
+
+@dataclass(frozen=True)
+class RatioTranscripts:
+    """ratios: ln P(o)/Q(o) of each run, (2R,), the first R with the guest; final: the last images (2R, D)."""
+
+    ratios: Tensor
+    final: Tensor
+
+    @property
+    def run_count(self) -> int:
+        return len(self.ratios) // 2
+
+
+@dataclass(frozen=True)
+class MatchingStepLaw:
+    """The noised step: its mechanism, the batch |B|, and the chance that the guest is in it."""
+
+    mechanism: AggregateClip
+    batch: int
+    probability: float
+
+    @property
+    def noise_std(self) -> float:
+        return self.mechanism.noise_multiplier * self.mechanism.clip_norm / self.batch
+
+    @property
+    def sensitivity_unit(self) -> float:
+        """What the papers' proof allows one record: C / |B|."""
+        return self.mechanism.clip_norm / self.batch
+
+    def target_means(self, embed: Embed, steps: MatchingSteps, base: Tensor, guests: Tensor) -> Tensor:
+        """Mean embeddings (1 + g, p) of a batch of copies, and of one with a guest in the place of a copy."""
+        with torch.no_grad():
+            rows = embed(steps.project(torch.cat([base.unsqueeze(0), guests])))
+        return torch.cat([rows[:1], ((self.batch - 1) * rows[:1] + rows[1:]) / self.batch])
+
+    def clipped_gradients(self, images: Tensor, targets: Tensor, embed: Embed) -> Tensor:
+        """Clipped gradients (M, g, ipc, ...) of images (M, ipc, ...) towards each of the targets (g, p)."""
+        parts = []
+        for part in images.split(RUNS_AT_ONCE):
+            leaf = part.detach().requires_grad_(True)
+            means = embed(leaf.flatten(0, 1)).unflatten(0, part.shape[:2]).mean(1)
+            slopes = [2 * (means.detach() - target) for target in targets]
+            last = len(slopes) - 1
+            rows = [torch.autograd.grad(means, leaf, v, retain_graph=i < last)[0] for i, v in enumerate(slopes)]
+            parts.append(torch.stack(rows, 1))
+        whole = torch.cat(parts)
+        factors = clip_factors(whole.flatten(2).norm(dim=2), self.mechanism.clip_norm)
+        return whole * factors.reshape(*factors.shape, *(1,) * (whole.ndim - 2))
+
+
+def measure_kappas(
+    steps: MatchingSteps, law: MatchingStepLaw, base: Tensor, guests: Tensor, images: Tensor, noise: torch.Generator
+) -> Tensor:
+    """Largest change that each guest (g, c, h, w) makes along one run without it, in units: (g,)."""
+    images, velocity, worst = images.clone(), torch.zeros_like(images), torch.zeros(len(guests))
+    for t in range(steps.settings.iterations):
+        embed = steps.maps(t)
+        both = law.clipped_gradients(images, law.target_means(embed, steps, base, guests), embed)[0]
+        worst = torch.maximum(worst, (both[1:] - both[:1]).flatten(1).norm(dim=1) / law.sensitivity_unit)
+        released = both[:1] + law.noise_std * torch.randn(images.shape, generator=noise)
+        images, velocity = descend_images(images, velocity, released, steps.settings)
+    return worst
+
+
+def search_guests(
+    steps: MatchingSteps, law: MatchingStepLaw, base: Tensor, odd: Canaries, ipc: int, generator: torch.Generator
+) -> tuple[Canaries, Tensor]:
+    """Out-of-distribution guests and gradient-crafted ones, best first, with each one's kappa."""
+    shape = base.shape
+    start = steps.start(torch.randn(ipc, *shape, generator=generator)).unsqueeze(0)
+    embed = steps.maps(steps.settings.iterations - 1)
+    mean, pull = vjp(lambda s: embed(s).mean(0), start[0])  # type: ignore[misc]
+    rows = vmap(pull)(torch.eye(len(mean)))[0].flatten(1).detach()
+    centre = embed(steps.project(base.unsqueeze(0))).detach()
+
+    def crafting_gradient(x: Tensor, y: Tensor) -> Tensor:
+        return 2 * (embed(steps.project(x)) - centre) @ rows
+
+    guests = join_canaries(odd, craft_canaries(crafting_gradient, odd, steps=30))
+    found = measure_kappas(steps, law, base, guests.x, start, generator)
+    order = found.argsort(descending=True)
+    return Canaries(guests.x[order], guests.y[order], tuple(guests.names[i] for i in order)), found[order]
+
+
+def run_transcripts(
+    steps: MatchingSteps,
+    law: MatchingStepLaw,
+    base: Tensor,
+    guest: Tensor,
+    runs: int,
+    ipc: int,
+    generator: torch.Generator,
+) -> RatioTranscripts:
+    """``runs`` independent runs with the guest and as many without, computed as one batch."""
+    noise = torch.randn(2 * runs * ipc, *base.shape, generator=generator)
+    images = torch.cat([steps.start(part) for part in noise.split(512)]).unflatten(0, (2 * runs, ipc))
+    velocity, ratios = torch.zeros_like(images), torch.zeros(2 * runs, dtype=torch.float64)
+    member = torch.arange(2 * runs) < runs
+    for t in range(steps.settings.iterations):
+        embed = steps.maps(t)
+        both = law.clipped_gradients(images, law.target_means(embed, steps, base, guest.unsqueeze(0)), embed)
+        without, inside = both[:, 0], both[:, 1]
+        coin = member & (torch.rand(2 * runs, generator=generator) < law.probability)
+        exact = torch.where(coin.reshape(-1, *(1,) * (images.ndim - 1)), inside, without)
+        released = exact + law.noise_std * torch.randn(images.shape, generator=generator)
+        step = gaussian_log_ratio(released.flatten(1), inside.flatten(1), without.flatten(1), law.noise_std)
+        ratios += subsampled_log_ratio(step.unsqueeze(1), law.probability)
+        images, velocity = descend_images(images, velocity, released, steps.settings)
+    return RatioTranscripts(ratios, images.flatten(1))
+
+
+# --- transcripts -------------------------------------------------------------------------------
+# Runs of a query with and without one record, and the likelihood ratio of what they released.
+#
+# The client holds one crafted record (the guest) or nothing, so the transcript hides only that record's own sampling
+# coins. For methods that send images, each class of a long public list is an independent run, so one call of the
+# method's own code makes them all. For others, the mechanism alone is run on the queries of one real transcript.
+
+
+IMAGE_UPLOADS = ("images", "representations")
+
+
+@dataclass(frozen=True)
+class QuerySetup:
+    """Where a query is asked: the plan, one round of the audited client, and the guest (c, h, w)."""
+
+    plan: Plan
+    snapshot: Snapshot
+    shard: Shard
+    name: str
+    guest: Tensor
+
+    @property
+    def sampling_probability(self) -> float:
+        """The chance that a record takes part in one release."""
+        return float(self.plan.mechanisms[self.name].sampling_probability)
+
+
+class AllReleased(Exception):
+    """Raised after the last release: what follows is post-processing."""
+
+
+@dataclass
+class RatioRecorder:
+    """Adds up each run's log ratio, release by release; a run is a partition. left: releases until it is enough, 0 = all."""
+
+    stage: QuerySetup
+    ratios: Tensor
+    left: int = 0
+
+    def __call__(self, mechanism: Mechanism, heeded: RecordedRelease) -> None:
+        if heeded.name != self.stage.name or not heeded.guests:
+            return
+        at = int(str(heeded.partition).removeprefix("label:"))
+        inside = value_before_noise(mechanism, heeded.rows)
+        outside = value_before_noise(mechanism, without_guests(heeded.rows, heeded.guests))
+        released = flatten_tensors(heeded.released.value).unsqueeze(0)
+        step = gaussian_log_ratio(
+            released, flatten_tensors(inside), flatten_tensors(outside), heeded.released.noise_std
+        )
+        self.ratios[at] += subsampled_log_ratio(step.unsqueeze(1), self.stage.sampling_probability)[0]
+        self.left -= 1
+        if not self.left:
+            raise AllReleased
+
+
+def runs_by_class(stage: QuerySetup, runs: int, keys: Keys, *, releases: int = 0) -> RatioTranscripts:
+    """One run per class, all in one call: the method's own release of 2R classes, R of them with the guest.
+
+    releases: of a class, after which the runs end without images; 0 = they end with images.
+    """
+    plan, total = stage.plan, 2 * runs
+    recorder = RatioRecorder(stage, torch.zeros(total, dtype=torch.float64), releases * total)
+    coins = keys.fold("coins").torch()
+
+    def is_inside(name: str, partition: str | None) -> bool:
+        if name != stage.name or partition is None:
+            return True
+        return int(partition.removeprefix("label:")) < runs and _flip_coin(stage.sampling_probability, coins)
+
+    ctx = recording_context(
+        plan,
+        stage.snapshot.round,
+        keys.fold("noise"),
+        range(total),
+        observe=recorder,
+        inside=is_inside,
+        guests={f"label:{run}": 1 for run in range(total)},
+    )
+    records = copies_of_record(stage.guest, 0, total)
+    records.y.copy_(torch.arange(total))
+    try:
+        upload = _run_release_hook(stage, ctx, with_records(stage.shard, records))
+    except AllReleased:
+        return RatioTranscripts(recorder.ratios, torch.zeros(total, 0))
+    return RatioTranscripts(recorder.ratios, _sent_rows(upload, total))
+
+
+def _sent_rows(upload: Upload, total: int) -> Tensor:
+    """What was sent of each class (total, D); zeros for a class that was not sent because of its noised count."""
+    x = upload[next(n for n in IMAGE_UPLOADS if n in upload)].value["x"]
+    sent = upload["labels"].value["y"].unique().cpu()
+    if len(sent) in (0, total):
+        return x.reshape(total, -1) if len(sent) else torch.zeros(total, 1)
+    rows = x.reshape(len(sent), -1)
+    return torch.zeros(total, rows.shape[1]).index_copy(0, sent, rows)
+
+
+def _flip_coin(probability: float, coins: torch.Generator) -> bool:
+    return probability >= 1 or bool(torch.rand((), generator=coins) < probability)
+
+
+def _run_release_hook(stage: QuerySetup, ctx: RecordingContext, shard: Shard) -> Upload:
+    """The upload by the method's ``released`` hook, whose default is its whole local work."""
+    return stage.plan.method.released(stage.snapshot.broadcast, shard, ctx)
+
+
+def runs_on_transcript(mechanism: Mechanism, rows: Sequence[Tensors], runs: int, keys: Keys) -> RatioTranscripts:
+    """Releases of one record's contributions ``rows`` (1, ...), or of nothing, along one fixed transcript.
+
+    The accountant's bound holds for any choice of queries: here they are those of one real transcript and do not
+    depend on what is released.
+    """
+    noise, coins = SeededNoise(keys.fold("noise").torch()), keys.fold("coins").torch()
+    q = float(mechanism.sampling_probability)
+    ratios = torch.zeros(2 * runs, dtype=torch.float64)
+    for row in rows:
+        present, absent = row, without_guests(row, 1)
+        inside, outside = (
+            flatten_tensors(value_before_noise(mechanism, present)),
+            flatten_tensors(value_before_noise(mechanism, absent)),
+        )
+        for run in range(2 * runs):
+            output = mechanism(present if run < runs and _flip_coin(q, coins) else absent, noise)
+            step = gaussian_log_ratio(flatten_tensors(output.value).unsqueeze(0), inside, outside, output.noise_std)
+            ratios[run] += subsampled_log_ratio(step.unsqueeze(1), q)[0]
+    return RatioTranscripts(ratios, torch.zeros(2 * runs, 0))
+
+
+def runs_of_features(mechanism: FeatureNoise, features: Tensor, runs: int, noise: Any) -> RatioTranscripts:
+    """Records released one by one: R times the guest's features (c, h, w), R times zeros."""
+    member = torch.arange(2 * runs) < runs
+    rows = features.unsqueeze(0) * member.reshape(-1, *(1,) * features.ndim)
+    output = mechanism({"x": rows}, noise)
+    inside = (output.exact or {})["x"][0].flatten()
+    copied = output.value["x"].reshape(mechanism.copies, 2 * runs, -1)
+    ratios = torch.zeros(2 * runs, dtype=torch.float64)
+    for copy, std in zip(copied, mechanism.copy_stds(output.clip_norm)):
+        if mechanism.distribution == "gaussian":
+            ratios += gaussian_log_ratio(copy, inside, torch.zeros_like(inside), std)
+        else:
+            ratios += ((copy.abs() - (copy - inside).abs()).double() / std).sum(1)
+    return RatioTranscripts(ratios, copied.transpose(0, 1).reshape(2 * runs, -1))
+
+
+def sampled_event(mechanism: Any, calls: int) -> dpa.DpEvent:
+    """The event of one record over ``calls`` releases."""
+    return dpa.SelfComposedDpEvent(mechanism.event, calls)

@@ -1,0 +1,676 @@
+"""T1, T2 and T3 for each kind of mechanism: queries, uploads and features of records, what whole clients send, and the printed theorem."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import dp_accounting as dpa
+import torch
+from torch import Tensor
+
+from attacks.canaries import Canaries, join_canaries
+from attacks.certificates import gaussian_log_ratio
+from attacks.types import Adversary, Finding
+from privdd.auditing.dp_tests.instrumentation import (
+    MemoryHistory,
+    RecordedRelease,
+    SeenContributions,
+    ZeroNoise,
+    common_label,
+    copies_of_record,
+    draw_own_records,
+    flatten_tensors,
+    lone_class_record,
+    recording_context,
+    sensitivity_unit,
+    spare_label,
+    unusual_records,
+    value_before_noise,
+    with_guests,
+    with_records,
+)
+from privdd.auditing.dp_tests.likelihood_ratio_test import (
+    IMAGE_UPLOADS,
+    MatchingStepLaw,
+    QuerySetup,
+    RatioTranscripts,
+    run_transcripts,
+    runs_by_class,
+    runs_of_features,
+    runs_on_transcript,
+    sampled_event,
+    search_guests,
+)
+from privdd.auditing.dp_tests.sensitivity_test import (
+    UNBOUNDED,
+    SensitivityTally,
+    change_of_others,
+    measure_sensitivity,
+    pair_with_guest,
+    pair_without_record,
+    run_forced_round,
+)
+from privdd.auditing.dp_tests.statement import GuaranteeSubject, Statement, curve_finding
+from privdd.core.rng import Keys
+from privdd.core.types import Artifact, Records, Shard, State, Tensors
+from privdd.federated.settings import GuaranteeBudget
+from privdd.federated.simulation import Plan, Snapshot
+from privdd.privacy.accounting import epsilon
+from privdd.privacy.claims import DELTA, Claim, smallest_claim
+from privdd.privacy.mechanism import Mechanism, Output
+from privdd.privacy.mechanisms import AggregateClip, FeatureNoise
+from privdd.privacy.noise import SeededNoise
+
+# --- queries -----------------------------------------------------------------------------------
+# Guarantees of queries that clip record by record: T1 in the method's own round, T2 and T3 on one crafted record.
+
+
+PER_STEP_QUERY = "synthetic_gradient"  # released separately at every step and for every class
+
+
+def query_findings(subject: GuaranteeSubject, names: Sequence[str]) -> Iterator[Finding]:
+    """T1, T2 and T3 of the queries ``names`` that the ledger accounts for."""
+    looks = {name: subject.client_rounds(name) for name in names if subject.has_finite_epsilon(name)}
+    guests, base = craft_guests(subject), draw_own_records(subject.shard, subject.keys, spare_label(subject.shard))
+    history = subject.memory_history(base) if looks else None
+    chosen, last = sorted({t for look in looks.values() for t in look.chosen}), {look.last for look in looks.values()}
+    tallies = {t: _measure_round(subject, subject.snapshots[t], base, guests, history, t not in last) for t in chosen}
+    for name, look in looks.items():
+        seen = {t: of[name] for t, of in tallies.items() if name in of and of[name].changes}
+        if seen:
+            yield from _findings_of_query(subject, name, seen, look.describe_rounds(sorted(seen)), guests)
+
+
+def craft_guests(subject: GuaranteeSubject) -> Canaries:
+    """Crafted records: out-of-distribution ones in the commonest class, mislabelled ones, one alone in its class."""
+    label = common_label(subject.shard)
+    return join_canaries(
+        unusual_records(subject.shard, label, subject.keys), lone_class_record(subject.shard, subject.keys)
+    )
+
+
+def _measure_round(
+    subject: GuaranteeSubject,
+    snapshot: Snapshot,
+    base: Records,
+    guests: Canaries,
+    history: MemoryHistory | None,
+    brief: bool,
+) -> dict[str, SensitivityTally]:
+    labels, keys = sorted({*guests.y.tolist(), *base.y.tolist()}), subject.keys.fold("t1", snapshot.round)
+    return measure_sensitivity(subject.plan, snapshot, subject.shard, base, guests, keys, labels, history, brief)
+
+
+def _ratio_runs(
+    stage: QuerySetup, calls: int, budget: GuaranteeBudget, keys: Keys
+) -> tuple[RatioTranscripts, RatioTranscripts | None]:
+    """Runs up to their last release, ``calls`` of them, and a few that go on to their images: no bound from images is
+    evidence for a claim, and they take nearly all of the time. Where every step is a release, the same runs."""
+    if stage.name == PER_STEP_QUERY:
+        found = runs_by_class(stage, budget.slow_runs, keys)
+        return found, found if found.final.shape[1] else None
+    few = runs_by_class(stage, budget.slow_runs, keys.fold("images"))
+    return runs_by_class(stage, budget.runs, keys, releases=calls), few if few.final.shape[1] else None
+
+
+def _findings_of_query(
+    subject: GuaranteeSubject, name: str, tallies: Mapping[int, SensitivityTally], looked_at: str, guests: Canaries
+) -> Iterator[Finding]:
+    """tallies: by round; looked_at: which these are, in words."""
+    mechanism, relation = subject.plan.mechanisms[name], subject.plan.relation
+    snapshot, tally = subject.snapshots[max(tallies)], tallies[max(tallies)]
+    calls = max(tally.calls.values())
+    stated = epsilon(sampled_event(mechanism, calls), subject.delta, relation=relation)  # type: ignore[arg-type]
+    where = f"round {snapshot.round}, {calls} release(s) of {name!r}"
+    statement = Statement(subject, subject.surface_of(name), stated, f"accounted for {where}", name)
+    kappa, at = max((of.worst_guest(relation)[0], t) for t, of in tallies.items())
+    worst = tallies[at].worst_guest(relation)[1]
+    found_in = f"; worst, in round {at}, is {tallies[at].name_guest(guests, worst)}{tallies[at].describe_faults()}"
+    searched = f"{looked_at}, {calls} release(s) of {name!r} in each, {len(guests)} crafted records{found_in}"
+    yield statement.sensitivity_finding(
+        kappa, 2.0 if relation == "replace" else 1.0, len(guests), searched, sorted(tallies)
+    )
+    worst = tally.worst_guest(relation)[1]
+    stage = QuerySetup(subject.plan_with_few_images(), snapshot, subject.shard, name, guests.x[worst])
+    keys, budget = subject.keys.fold("runs", name), subject.budget
+    if None not in tally.calls and any(image in stage.plan.method.uploads for image in IMAGE_UPLOADS):
+        found, final, what = *_ratio_runs(stage, calls, budget, keys), repr(guests.names[worst])
+    else:
+        final, what = None, tally.name_guest(guests, tally.keeps)
+        found = runs_on_transcript(mechanism, tally.kept, budget.slow_runs, keys)
+    note = f"{where} of a client that holds {what}, or nothing"
+    yield from statement.likelihood_ratio_findings(found, note, final=final)
+    event = sampled_event(mechanism, calls)
+    yield curve_finding(statement, found.ratios[: found.run_count], found.ratios[found.run_count :], event, note)
+
+
+# --- client queries ----------------------------------------------------------------------------
+# T1 for queries whose mechanisms say that they protect a whole client.
+#
+# The client is there with all of its records, or with none: what the value before noise moves then, in units of what
+# the stated noise allows, is compared with one unit. Clipping record by record allows as many units as there are records.
+
+
+@dataclass
+class _LargestChange:
+    """Query -> the largest change of a release when all records go, in units, and how many releases were seen."""
+
+    most: dict[str, float] = field(default_factory=dict)
+    seen: dict[str, int] = field(default_factory=dict)
+
+    def __call__(self, mechanism: Mechanism, heeded: RecordedRelease) -> None:
+        nobody = {n: t[:0] for n, t in heeded.rows.items()}
+        change = flatten_tensors(value_before_noise(mechanism, heeded.rows)) - flatten_tensors(
+            value_before_noise(mechanism, nobody)
+        )
+        name = heeded.name
+        self.most[name] = max(self.most.get(name, 0.0), float(change.norm()) / sensitivity_unit(heeded.released))
+        self.seen[name] = self.seen.get(name, 0) + 1
+
+
+def client_query_findings(subject: GuaranteeSubject) -> Iterator[Finding]:
+    """One row for each query that the ledger accounts for, of some rounds that make it."""
+    asked = [
+        name
+        for name in subject.plan.mechanisms
+        if name in subject.plan.method.queries and subject.has_finite_epsilon(name)
+    ]
+    looks = {name: subject.client_rounds(name) for name in asked}
+    rounds = {
+        t: _measure_largest_change(subject, t) for t in sorted({t for look in looks.values() for t in look.chosen})
+    }
+    for name, look in looks.items():
+        seen = {t: moved for t, moved in rounds.items() if name in moved.most}
+        if not seen:
+            continue
+        at = max(seen, key=lambda t: seen[t].most[name])
+        mechanism, calls, relation = subject.plan.mechanisms[name], seen[at].seen[name], subject.plan.relation
+        event = dpa.SelfComposedDpEvent(mechanism.event, calls)
+        stated = epsilon(event, subject.delta, relation=relation)  # type: ignore[arg-type]
+        source = f"accounted for {calls} release(s) of {name!r}"
+        statement = Statement(subject, subject.surface_of(name), stated, source, name, "client")
+        with_all = f"with all {len(subject.shard.train)} records or none; most in round {at}"
+        note = f"{look.describe_rounds(sorted(seen))}, {calls} release(s) of {name!r} in each, {with_all}"
+        yield statement.sensitivity_finding(seen[at].most[name], 1.0, 1, note, sorted(seen))
+
+
+def _measure_largest_change(subject: GuaranteeSubject, round: int) -> _LargestChange:
+    snapshot, moved = subject.snapshots[round], _LargestChange()
+    ctx = recording_context(subject.plan, round, subject.keys.fold("t1", "client", round), observe=moved)
+    subject.plan.method.local(snapshot.broadcast, dict(snapshot.memory), subject.shard, ctx)
+    return moved
+
+
+# --- client updates ----------------------------------------------------------------------------
+# Guarantees for whole clients: updates that each client clips and noises, compared with an update of zero.
+#
+# T1 clips crafted updates and those of crafted clients, trained by the method's own local work; what is left
+# must have norm at most C, across all tensors. T2 and T3 look at the noised updates of all of a client's
+# rounds, against those of a client whose updates are zero, or the opposite where clients are replaced.
+
+
+MAX_RATIO_NUMBERS = (
+    10**9
+)  # at most so many noise values for T2 and T3 (half a minute), but never fewer than slow_runs runs
+HUGE_UPDATE = 1e6  # times the client's own update: beyond any clip norm
+
+
+def client_update_findings(subject: GuaranteeSubject, name: str) -> Iterator[Finding]:
+    """T1, T2 and T3 of the mechanism set for the upload ``name``, whatever its class; the unit is a client.
+
+    A mechanism that shows no value before its noise, or adds other noise than Gaussian, gets a row that says so.
+    """
+    looks = subject.client_rounds(name)
+    rows = [r for r in subject.ledger.releases if r.name == name and r.client == subject.plan.victim]
+    if not looks.chosen or not subject.has_finite_epsilon(name):
+        return
+    mechanism, relation = subject.plan.mechanisms[name], subject.plan.relation
+    calls = sum(row.count for row in rows)
+    event = rows[0].event
+    stated = epsilon(dpa.SelfComposedDpEvent(event, calls), subject.delta, relation=relation)  # type: ignore[arg-type]
+    statement = Statement(subject, subject.surface_of(name), stated, f"accounted for {calls} update(s)", name, "client")
+    at = {t: trained_updates(subject, subject.snapshots[t], name) for t in looks.chosen}
+    crafted = crafted_updates(at[looks.chosen[-1]])
+    earlier = [(f"{says} in round {t}", update) for t in looks.chosen[:-1] for says, update in at[t].items()]
+    crafted = {**dict(earlier), **crafted}
+    if not isinstance(event, dpa.GaussianDpEvent) or not value_before_noise(mechanism, next(iter(crafted.values()))):
+        why = f"{type(mechanism).__name__} was not tested: that needs Gaussian noise and the value before it (exact)"
+        yield statement.guarantee_finding("t1_sensitivity", Adversary.ANALYST, n=0, note=why)
+        return
+    tally = compare_updates(subject, subject.snapshots[looks.chosen[-1]], name, crafted)
+    if tally.leak:
+        note = f"{looks.describe_rounds(looks.chosen)}{tally.describe_faults()}"
+        yield statement.sensitivity_finding(HUGE_UPDATE, 1.0, len(crafted), note, looks.chosen)
+        return
+    kappa, worst = tally.worst_guest(relation)
+    what = list(crafted)[worst]
+    searched = f"{looks.describe_rounds(looks.chosen)}, {len(crafted)} crafted updates; worst is {what!r}{tally.describe_faults()}"
+    yield statement.sensitivity_finding(
+        kappa, 2.0 if relation == "replace" else 1.0, len(crafted), searched, looks.chosen
+    )
+    if not bool(torch.isfinite(flatten_tensors(value_before_noise(mechanism, crafted[what]))).all()):
+        return  # an infinite value has no likelihood ratio, and kappa has already shown the fault
+    size = sum(t.numel() for t in crafted[what].values())
+    count = max(subject.budget.slow_runs, min(subject.budget.runs, MAX_RATIO_NUMBERS // (2 * calls * size)))
+    opposite = relation == "replace"
+    pair = crafted[what], {n: -t if opposite else torch.zeros_like(t) for n, t in crafted[what].items()}
+    runs = runs_of_updates(mechanism, *pair, calls, count, subject.keys.fold("runs", name))
+    note = f"{calls} noised update(s): {what!r} each time, or {'its opposite' if opposite else 'zero'}"
+    yield from statement.likelihood_ratio_findings(runs, note, final=None)
+    whole = dpa.SelfComposedDpEvent(event, calls)
+    yield curve_finding(statement, runs.ratios[: runs.run_count], runs.ratios[runs.run_count :], whole, note)
+
+
+def trained_updates(subject: GuaranteeSubject, snapshot: Snapshot, name: str) -> dict[str, Tensors]:
+    """Name -> update: the client's own, and those of clients with other records."""
+    own = subject.shard.train
+    flipped = replace(own, y=(own.y + 1) % subject.shard.classes)
+    few = torch.zeros(min(4, len(own)), dtype=torch.long)
+    return {
+        "the client": _train_update(subject, snapshot, name, own),
+        "all labels wrong": _train_update(subject, snapshot, name, flipped),
+        "copies of a white record": _train_update(
+            subject, snapshot, name, replace(own.take(few), x=torch.ones_like(own.x[few]))
+        ),
+    }
+
+
+def crafted_updates(trained: Mapping[str, Tensors]) -> dict[str, Tensors]:
+    """The trained updates, and some that no training yields."""
+    base = trained["the client"]
+    first = next(iter(base))
+    spike: State = {n: torch.zeros_like(t) for n, t in base.items()}
+    spike[first].view(-1)[0] = HUGE_UPDATE
+    return {
+        **trained,
+        "the client's, a million times": {n: t * HUGE_UPDATE for n, t in base.items()},
+        "and its opposite": {n: t * -HUGE_UPDATE for n, t in base.items()},
+        "one huge number": spike,
+        "every number alike": {n: torch.full_like(t, HUGE_UPDATE) for n, t in base.items()},
+        "infinite": {n: torch.full_like(t, torch.inf) for n, t in base.items()},
+        "not a number": {n: torch.where(spike[n] > 0, torch.nan, t * HUGE_UPDATE) for n, t in base.items()},
+    }
+
+
+def _train_update(subject: GuaranteeSubject, snapshot: Snapshot, name: str, records: Records) -> Tensors:
+    """The update that the method's own local work hands to the channel."""
+    shard = replace(subject.shard, train=records, nulls=None)
+    ctx = subject.plan.client_context(snapshot.round, subject.plan.victim)
+    upload, _ = subject.plan.method.local(snapshot.broadcast, dict(snapshot.memory), shard, ctx)
+    return {n: t.detach() for n, t in upload[name].value.items()}
+
+
+def compare_updates(
+    subject: GuaranteeSubject, snapshot: Snapshot, name: str, crafted: Mapping[str, Tensors]
+) -> SensitivityTally:
+    """Each crafted update through the channel, against zero in its place: changes in units, and the drawn noise."""
+    outputs = [_send_update(subject, snapshot, name, number, update) for number, update in enumerate(crafted.values())]
+    if len({str({n: tuple(t.shape) for n, t in sorted(update.items())}) for update in crafted.values()}) > 1:
+        return SensitivityTally(leak=f"the size of {name!r} depends on which records the client has")
+    nothing = {n: torch.zeros_like(t) for n, t in next(iter(crafted.values())).items()}
+    zero = flatten_tensors(value_before_noise(subject.plan.mechanisms[name], nothing))
+    mechanism, given = subject.plan.mechanisms[name], crafted.values()
+    clean = [flatten_tensors(value_before_noise(mechanism, update)) for update in given]
+    changes = torch.stack([(one - zero) / sensitivity_unit(o) for one, o in zip(clean, outputs)]).nan_to_num(
+        nan=HUGE_UPDATE
+    )
+    tally = SensitivityTally()
+    tally.changes = dict(enumerate(changes.norm(dim=1).tolist()))
+    tally.pairs = float(torch.cdist(changes, changes).max())
+    for output in outputs:
+        gap = (flatten_tensors(output.value) - flatten_tensors(output.exact or {})).double() / output.noise_std
+        tally.residual += float(gap.square().sum())
+        tally.numbers += gap.numel()
+    return tally
+
+
+def _send_update(subject: GuaranteeSubject, snapshot: Snapshot, name: str, number: int, update: Tensors) -> Output:
+    plan = replace(subject.plan, keys=subject.keys.fold("t1", name, number))
+    ctx = plan.client_context(snapshot.round, plan.victim, exact=[])
+    ctx.noise = SeededNoise(plan.keys.fold("noise").torch())
+    plan.channel.send({name: Artifact(update)}, ctx)
+    return (ctx.exact or [])[0][1]
+
+
+def runs_of_updates(
+    mechanism: Mechanism, update: Tensors, other: Tensors, calls: int, runs: int, keys: Keys
+) -> RatioTranscripts:
+    """R runs of ``calls`` noised updates of one client, and R runs of one that sends ``other`` each time."""
+    noise = SeededNoise(keys.fold("noise").torch())
+    inside, outside = (
+        flatten_tensors(value_before_noise(mechanism, update)),
+        flatten_tensors(value_before_noise(mechanism, other)),
+    )
+    ratios: Tensor = torch.zeros(2 * runs, dtype=torch.float64)
+    for run in range(2 * runs):
+        for _ in range(calls):
+            output = mechanism(update if run < runs else other, noise)
+            ratios[run] += gaussian_log_ratio(
+                flatten_tensors(output.value).unsqueeze(0), inside, outside, output.noise_std
+            )[0]
+    return RatioTranscripts(ratios, torch.zeros(2 * runs, 0))
+
+
+# --- feature noise -----------------------------------------------------------------------------
+# Guarantees for features that are noised record by record.
+#
+# T1 compares the rows that the feature map gives crafted records (guests) with those of zeroed-out ones; T2 and T3
+# run the mechanism on one record or none.
+
+
+def feature_findings(subject: GuaranteeSubject, name: str) -> Iterator[Finding]:
+    """T1, T2 and T3 of ``FeatureNoise`` set for the upload ``name``.
+
+    Nothing where no bound is stated, or where a row is not one record's: such a release counts as unprotected.
+    """
+    mechanism, looks = subject.plan.mechanisms[name], subject.client_rounds(name)
+    if not isinstance(mechanism, FeatureNoise) or not looks.chosen or mechanism.broadcast_batch is not None:
+        return
+    if not subject.plan.method.rows_are_records():
+        return
+    guests = craft_guests(subject)
+    sent = partial(_send_features, subject, name, guests)
+    by_round = {t: (sent(t, True), sent(t, False)) for t in looks.chosen}
+    outputs = by_round[looks.chosen[-1]]
+    if any(inside.clip_norm is None for inside, _ in by_round.values()):
+        return
+    source = (
+        "accounted"
+        if subject.has_finite_epsilon(name)
+        else "accounted for the noise alone, with the generator held fixed"
+    )
+    statement = Statement(subject, subject.surface_of(name), _stated_epsilon(subject, outputs[0]), source, name)
+    for t, (inside, outside) in by_round.items():
+        if len(_rows_before_noise(inside)) != len(_rows_before_noise(outside)):
+            note = f"round {t}: the size of {name!r} tells how many records there are"
+            yield statement.sensitivity_finding(UNBOUNDED, 1.0, len(guests), note, looks.chosen)
+            return
+    relation = subject.plan.relation
+    tallies = {t: _compare_rows(mechanism, *both, len(guests)) for t, both in by_round.items()}
+    kappa, at = max((tally.worst_guest(relation)[0], t) for t, tally in tallies.items())
+    worst = tallies[at].worst_guest(relation)[1]
+    where = f"{looks.describe_rounds(looks.chosen)}, {mechanism.copies} copy or copies of each record"
+    found_in = f"; worst, in round {at}, is {guests.names[worst]!r}{tallies[at].describe_faults()}"
+    searched = f"{where}, {len(guests)} crafted records{found_in}"
+    yield statement.sensitivity_finding(
+        kappa, 2.0 if relation == "replace" else 1.0, len(guests), searched, looks.chosen
+    )
+    worst = tallies[looks.chosen[-1]].worst_guest(relation)[1]
+    row = _rows_before_noise(outputs[0])[len(_rows_before_noise(outputs[0])) - len(guests) + worst]
+    noise = SeededNoise(subject.keys.fold("runs", name).torch())
+    runs = runs_of_features(mechanism, row, subject.budget.runs, noise)
+    note = f"{where}: {guests.names[worst]!r}, or nothing"
+    yield from statement.likelihood_ratio_findings(runs, note, final=runs)
+    if subject.has_finite_epsilon(name):
+        ratios = runs.ratios
+        yield curve_finding(statement, ratios[: runs.run_count], ratios[runs.run_count :], outputs[0].event, note)
+
+
+def _rows_before_noise(output: Output) -> Tensor:
+    return (output.exact or {})["x"]
+
+
+def _stated_epsilon(subject: GuaranteeSubject, output: Output) -> float:
+    """The accountant's epsilon of the noise alone: what the generator learnt from the records is not in it."""
+    return epsilon(output.event, subject.delta, relation=subject.plan.relation)  # type: ignore[arg-type]
+
+
+def _send_features(subject: GuaranteeSubject, name: str, guests: Canaries, round: int, present: bool) -> Output:
+    """What the channel noises: guests as they are, or zeroed out under the same ids and labels; gone under add_remove."""
+    plan, snapshot = subject.plan, subject.snapshots[round]
+    base = draw_own_records(subject.shard, subject.keys, spare_label(subject.shard))
+    whole = with_guests(base, guests)
+    nulls = None
+    if not present and subject.plan.relation == "add_remove":
+        whole = base
+    elif not present:
+        gone = whole.take(torch.arange(len(base), len(whole)))
+        whole, nulls = base, Records(torch.zeros_like(gone.x), gone.y, gone.ids)
+    shard = replace(subject.shard, train=whole, nulls=nulls)
+    keys = replace(plan, keys=subject.keys.fold("t1", name))
+    ctx = keys.client_context(snapshot.round, plan.victim, exact=[])
+    upload, _ = plan.method.local(snapshot.broadcast, dict(snapshot.memory), shard, ctx)
+    plan.channel.send({name: upload[name]}, ctx)
+    return next(output for key, output in ctx.exact or [] if key == name)
+
+
+def _compare_rows(mechanism: FeatureNoise, inside: Output, outside: Output, guests: int) -> SensitivityTally:
+    """Row by row: how far each guest's row moves when it is zeroed out, and whether any other row moves."""
+    order = 2 if mechanism.distribution == "gaussian" else 1
+    norm = float(inside.clip_norm or 1.0)
+    rows, zeroed = (_rows_before_noise(output).flatten(1) for output in (inside, outside))
+    changes = (rows - zeroed).norm(p=order, dim=1) / norm
+    tally = SensitivityTally()
+    tally.changes = {j: float(value) for j, value in enumerate(changes[len(rows) - guests :])}
+    tally.moved = change_of_others([rows[:-guests] / norm], [zeroed[:-guests] / norm])
+    last = rows[len(rows) - guests :]
+    tally.pairs = float(torch.cdist(last, last, p=order).max()) / norm
+    copied = inside.value["x"].reshape(mechanism.copies, *rows.shape)
+    for copy, std in zip(copied, mechanism.copy_stds(inside.clip_norm)):
+        scale = std if mechanism.distribution == "gaussian" else std * 2**0.5
+        tally.residual += float(((copy - rows) / scale).double().square().sum())
+        tally.numbers += rows.numel()
+    return tally
+
+
+# --- record uploads ----------------------------------------------------------------------------
+# T1 for uploads that a mechanism of one's own is said to protect record by record.
+#
+# A record is in the client's data or not; the method's own local work makes the upload both times, and what the
+# mechanism makes of it before noise may move by one unit. A mechanism that clips the upload as a whole lets one record
+# move it from one end of the ball to the other, whatever it does to the records at hand: nothing else bounds it.
+
+
+SINGLE_NOISE_EVENTS = (dpa.GaussianDpEvent, dpa.LaplaceDpEvent)
+DIM_BRIGHTNESS = 0.1  # brightness of a record that another outweighs
+
+
+@dataclass(frozen=True)
+class _NeighbouringSets:
+    """Two data sets that differ in one record, in words."""
+
+    says: str
+    out: Shard
+    inside: Shard
+
+
+def record_upload_findings(subject: GuaranteeSubject, name: str) -> Iterator[Finding]:
+    """One row for the upload ``name``, of some rounds that send it; nothing where the ledger does not count it."""
+    looks = subject.client_rounds(name)
+    rows = [r for r in subject.ledger.releases if r.name == name and r.client == subject.plan.victim]
+    if not looks.chosen or not subject.has_finite_epsilon(name):
+        return
+    history = subject.memory_history(subject.shard.train.take([0]))
+    mechanism, event = subject.plan.mechanisms[name], rows[0].event
+    stated = epsilon(event, subject.delta, relation=subject.plan.relation)  # type: ignore[arg-type]
+    statement = Statement(subject, subject.surface_of(name), stated, f"accounted for one {name!r}", name)
+    pairs = list(_neighbouring_sets(subject))
+    found = [(_measure_change(history, subject.keys, t, name, one), t, one.says) for t in looks.chosen for one in pairs]
+    if any(kappa is None for kappa, *_ in found):
+        why = f"{type(mechanism).__name__} was not tested: that needs the value before its noise (exact), and one noise multiplier"
+        yield statement.guarantee_finding("t1_sensitivity", Adversary.ANALYST, n=0, note=why)
+        return
+    last = looks.chosen[-1]
+    across = _clip_ball_diameter(subject, subject.snapshots[last], name)
+    found += [(across, last, "an upload and its opposite, for it is clipped as a whole")]
+    kappa, at, says = max((kappa or 0.0, t, says) for kappa, t, says in found)
+    allowed = 2.0 if subject.plan.relation == "replace" else 1.0
+    note = (
+        f"{looks.describe_rounds(looks.chosen)}, {len(pairs) + 1} pairs of data sets; worst, in round {at}, is {says}"
+    )
+    yield statement.sensitivity_finding(kappa, allowed, len(found), note, looks.chosen)
+
+
+def _neighbouring_sets(subject: GuaranteeSubject) -> Iterator[_NeighbouringSets]:
+    plan, shard, guests = subject.plan, subject.shard, craft_guests(subject)
+    one = Records(guests.x[:1], guests.y[:1], torch.zeros(1, dtype=torch.long))
+    if plan.relation == "replace":
+        crafted = _exchange_first(shard, one)
+        yield _NeighbouringSets(f"{guests.names[0]!r} in place of a record", with_records(shard, shard.train), crafted)
+        yield _NeighbouringSets(
+            f"{guests.names[0]!r} in place of its negative", _exchange_first(shard, replace(one, x=1 - one.x)), crafted
+        )
+        return
+    yield _NeighbouringSets(f"{guests.names[0]!r} added", *pair_with_guest(plan, shard, shard.train, one))
+    if len(shard.train) > 1:
+        # the last: one that is zeroed out comes after the others, where it is released row by row
+        yield _NeighbouringSets("the last record left out", *pair_without_record(plan, shard, len(shard.train) - 1))
+    first = replace(shard.train.take([0]), x=DIM_BRIGHTNESS * one.x.to(shard.train.x), y=one.y.to(shard.train.y))
+    for label in range(1, min(shard.classes, 3)):
+        against = replace(one, y=(one.y + label) % shard.classes)
+        says = "a record that outweighs the only other one, of another class"
+        yield _NeighbouringSets(says, *pair_with_guest(plan, with_records(shard, first), first, against))
+
+
+def _exchange_first(shard: Shard, one: Records) -> Shard:
+    """The client with another record in place of its first."""
+    own = shard.train
+    other = replace(own.take([0]), x=one.x.to(own.x), y=one.y.to(own.y))
+    return with_records(shard, Records.concat([other, own.take(range(1, len(own)))]))
+
+
+def _clip_ball_diameter(subject: GuaranteeSubject, snapshot: Snapshot, name: str) -> float:
+    """The widest that the ball is to which uploads are clipped, in units; 0 for rows of records, and where nothing is clipped."""
+    plan, mechanism = subject.plan, subject.plan.mechanisms[name]
+    run = run_forced_round(plan, snapshot, subject.shard, SeenContributions({}), subject.keys.fold("t1", name), None)
+    value = run.upload[name].value if run.upload and name in run.upload else {}
+    held = {len(subject.shard.train) + more for more in (0, len(subject.shard.nulls or ()))}
+    if not value or all(t.ndim and len(t) in held for t in value.values()):
+        return 0.0
+    ends = [mechanism({n: UNBOUNDED * sign * t for n, t in value.items()}, ZeroNoise()) for sign in (1.0, -1.0)]
+    one, other = (flatten_tensors(end.exact or {}).double() for end in ends)
+    if not float(one.norm()) < UNBOUNDED / 2 * float(flatten_tensors(value).norm()):
+        return 0.0
+    return float((one - other).norm()) / sensitivity_unit(ends[0])
+
+
+def _measure_change(history: MemoryHistory, keys: Keys, round: int, name: str, of: _NeighbouringSets) -> float | None:
+    """How far the value before noise moves, in units; beyond all bounds where its size does; None = not to be seen."""
+    plan, keys = history.plan, keys.fold("t1", name)
+    out = run_forced_round(plan, history.snapshot_before(round, of.out), of.out, SeenContributions({}), keys, None)
+    inside = run_forced_round(
+        plan, history.snapshot_before(round, of.inside), of.inside, SeenContributions({}), keys, out.outputs
+    )
+    if inside.problem or out.upload is None or inside.upload is None or (name in out.upload) != (name in inside.upload):
+        return UNBOUNDED
+    if name not in out.upload:
+        return 0.0
+    before, after = (plan.mechanisms[name](run.upload[name].value, ZeroNoise()) for run in (out, inside) if run.upload)
+    if not before.exact or not after.exact or not isinstance(before.event, SINGLE_NOISE_EVENTS):
+        return None
+    one, other = flatten_tensors(before.exact), flatten_tensors(after.exact)
+    if one.shape != other.shape:
+        return UNBOUNDED
+    order = 1 if isinstance(before.event, dpa.LaplaceDpEvent) else 2
+    return float((other.double() - one.double()).norm(p=order)) / sensitivity_unit(before)
+
+
+# --- aggregate clip theorem --------------------------------------------------------------------
+# The papers' matching step as printed, against the epsilon that the papers state for it.
+#
+# T1 looks for the crafted record (the guest) whose presence moves the clipped mean most, along runs on copies of one
+# record, where matching drives the mean to zero; the best one is then run through the method's own code. T2 and T3
+# give the client as many copies as the theorem's own condition T q**2 <= epsilon / 2 asks for.
+
+
+EXCHANGE_UNITS = 2.0  # a guest takes the place of a copy in the batch: two contributions change
+
+
+def printed_theorem_findings(subject: GuaranteeSubject, name: str) -> Iterator[Finding]:
+    """T1, T2 and T3 of ``AggregateClip`` set for the query ``name``, at the papers' own delta."""
+    subject = replace(subject, delta=DELTA)
+    snapshot = subject.snapshots[max(subject.snapshots)]
+    plan, label = subject.plan, common_label(subject.shard)
+    mechanism = plan.mechanisms[name]
+    steps = plan.method.steps(snapshot.broadcast, subject.shard, plan.client_context(snapshot.round, plan.victim))
+    if steps.untestable:
+        why = f"the printed theorem was not tested: {steps.untestable}"
+        printed = Statement(subject, subject.surface_of(name), math.inf, "the paper's theorem", name)
+        yield printed.guarantee_finding("t1_sensitivity", Adversary.ANALYST, n=0, note=why)
+        return
+    own = subject.shard.train
+    base = own.x[own.y == label][0]
+    law = MatchingStepLaw(mechanism, steps.settings.batch, 1.0)  # type: ignore[arg-type]
+    generator = subject.keys.fold("search").torch()
+    ipc = plan.method.images_per_class()
+    guests, found = search_guests(steps, law, base, unusual_records(subject.shard, label, subject.keys), ipc, generator)
+    count, claim = copies_within_theorem(
+        plan, subject.shard, base, label, law, steps.settings.iterations, subject.delta
+    )
+    statement = Statement(subject, subject.surface_of(name), claim.epsilon or 0.0, claim.source, name)
+    kappa = change_along_method(plan, snapshot, subject, base, guests.x[0], label, law.batch)
+    where = f"round {snapshot.round}, clip {law.mechanism.clip_norm:g}, batches of {law.batch}"
+    note = f"{where}, copies of one record, {len(guests)} crafted records; worst is {guests.names[0]!r}"
+    yield statement.sensitivity_finding(
+        kappa, EXCHANGE_UNITS, len(guests), f"{note} (searched: {float(found[0]):.3g})", [snapshot.round]
+    )
+    inside = MatchingStepLaw(law.mechanism, law.batch, min(1.0, law.batch / (count + 1)))
+    runs = run_transcripts(
+        steps,
+        inside,
+        base,
+        guests.x[0],
+        subject.budget.runs,
+        min(ipc, subject.budget.images),
+        subject.keys.fold("runs").torch(),
+    )
+    given = f"{where}, {count} copies and {guests.names[0]!r} or not, T q^2 = {_steps_times_q_squared(steps.settings.iterations, inside):.2g}"
+    yield from statement.likelihood_ratio_findings(runs, given, final=runs)
+
+
+def _steps_times_q_squared(steps: int, law: MatchingStepLaw) -> float:
+    return steps * law.probability**2
+
+
+def copies_within_theorem(
+    plan: Plan, shard: Shard, base: Tensor, label: int, law: MatchingStepLaw, steps: int, delta: float
+) -> tuple[int, Claim]:
+    """How many copies meet the theorem's condition T q**2 <= epsilon / 2, and the claim for them.
+
+    epsilon / 2 is ln(1/delta) / sigma**2, or the same with log10 as in a paper's table; the smaller claim is tested.
+    """
+
+    def claim_at_logarithm(logarithm: float) -> tuple[int, Claim]:
+        rate = math.sqrt(logarithm / steps) / law.mechanism.noise_multiplier
+        count = max(law.batch, math.ceil(law.batch / rate * (1 + 1e-9)))
+        claim = smallest_claim(plan.method.claims(plan, [with_records(shard, copies_of_record(base, label, count))]))
+        if claim is None:
+            raise ValueError(
+                f"method={type(plan.method).__name__}: it runs aggregate_clip and claims no epsilon for it"
+            )
+        return count, claim
+
+    natural, decimal = claim_at_logarithm(math.log(1 / delta)), claim_at_logarithm(math.log10(1 / delta))
+    return min(natural, decimal, key=lambda found: found[1].epsilon or 0.0)
+
+
+def change_along_method(
+    plan: Plan, snapshot: Snapshot, subject: GuaranteeSubject, base: Tensor, guest: Tensor, label: int, batch: int
+) -> float:
+    """Largest change of the mean before noise, in units of C / |B|, through the method's own local work."""
+    copied = copies_of_record(base, label, batch)
+    other = copied.x.clone()
+    other[-1] = guest
+    runs: list[list[Tensor]] = []
+    forced = None
+    units: list[float] = []
+    for x in (copied.x, other):
+        seen: list[Tensor] = []
+
+        def keep_value(mechanism: Mechanism, heeded: RecordedRelease, into: list[Tensor] = seen) -> None:
+            into.append(flatten_tensors(heeded.released.exact or {}))
+            if isinstance(mechanism, AggregateClip):
+                units.append(heeded.released.noise_std / mechanism.noise_multiplier)
+
+        ctx = recording_context(
+            plan, snapshot.round, subject.keys.fold("t1"), [label], observe=keep_value, forced=forced
+        )
+        plan.method.local(
+            snapshot.broadcast, {}, with_records(subject.shard, type(copied)(x, copied.y, copied.ids)), ctx
+        )
+        forced = forced or ctx.outputs
+        runs.append(seen)
+    return max(float((a - b).norm()) / u for a, b, u in zip(*runs, units))

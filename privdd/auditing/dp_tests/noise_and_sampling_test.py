@@ -1,0 +1,596 @@
+"""T0: are the noise and the sampling of the run itself what its releases state, and drawn anew each time?
+
+The other tests run the method with noise of their own; these look at the residuals and coins that were noted while the
+run trained (``privdd.federated.noise_log``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import chain, pairwise
+
+import torch
+from torch import Tensor
+
+import privdd.auditing.dp_tests.randomness_statistics as law
+from attacks.types import Adversary, Family, Finding
+from privdd.auditing.coverage import covered_diagnostics, untested_diagnostics
+from privdd.auditing.dp_tests.randomness_statistics import (
+    MIN_RESIDUALS,
+    CheckOutcome,
+    batch_size_test,
+    combine_outcomes,
+    normality_test,
+    p_value_limit,
+    record_count_test,
+    same_coins_test,
+    sampling_rate_test,
+    variance_test,
+)
+from privdd.auditing.dp_tests.statement import GuaranteeSubject
+from privdd.federated.noise_log import FIRST_RESIDUALS, NoiseLog, ReleaseLog, RoundLog, SamplingLog
+from privdd.federated.simulation import ClientTask, Plan, logged_step
+from privdd.privacy.mechanisms.noise_share import share_count_of, unshared_mechanism
+
+# --- summed noise ------------------------------------------------------------------------------
+# T0 where the server sees sums: does the noise of all clients together have the scale that is stated?
+#
+# The residuals of every client's share were noted at the same places, so those of the sum are their sum. Shares that are too
+# small, missing, or alike are seen there, each by its own test (``noise_outcomes``) and together here.
+
+
+LoggedShare = tuple[RoundLog, ReleaseLog]
+SUM_ASSUMPTION = "the noise of the sum over clients is that of the shares that each of them adds (T0 tests both)"
+
+
+def sum_residuals(subject: GuaranteeSubject, name: str, releases: list[LoggedShare]) -> tuple[dict[str, Tensor], str]:
+    """(which sum -> its residuals, standard normal if all shares are what they state, why one cannot be looked at).
+
+    Sums whose residuals were counted and no longer kept (``noise_log.RUN_RESIDUALS``) are left out, unless no other is there.
+    """
+    by_sum: dict[tuple[int, str, int], dict[int, ReleaseLog]] = defaultdict(dict)
+    for watch, release in releases:
+        where, at = (watch.round, release.partition or ""), 0
+        while watch.client in by_sum[*where, at]:
+            at += 1
+        by_sum[*where, at][watch.client] = release
+    stated = {row.round for row in subject.ledger.releases if row.name == name and row.is_protected}
+    if unseen := sorted(stated - {round for round, _, _ in by_sum}):
+        return {}, f"no share of round {unseen[0]} was noted"
+    found, gone = {}, ""
+    for (round, cell, at), shares in by_sum.items():
+        there = subject.plan.participants(round)
+        noted = [one for one in shares.values() if not one.missing]
+        if set(shares) != set(there) or len(noted) < len(there):
+            return {}, f"the shares of {len(noted)} of {len(there)} clients were noted in round {round}"
+        heads = [one.sample[:FIRST_RESIDUALS].double() for one in noted]
+        sizes = {len(head) for head in heads}
+        if len(sizes) != 1 or 0 in sizes:
+            gone = gone or f"the residuals of round {round} were not kept"
+            continue
+        which = ", ".join(filter(None, (f"round {round}", cell, f"sum {at}")))
+        found[which] = torch.stack(heads).sum(0) / math.sqrt(len(heads))
+    return found, "" if found else gone
+
+
+def sum_noise_outcomes(subject: GuaranteeSubject, name: str, sums: dict[str, Tensor]) -> list[CheckOutcome]:
+    """The law of the sums' residuals, and whether enough clients share the noise in every round."""
+    everything = torch.cat(list(sums.values()))
+    totals = {which: (len(one), float(one.square().sum())) for which, one in sums.items()}
+    totals["all sums"] = (len(everything), float(everything.square().sum()))
+    return [
+        _outcome_of_sum(variance_test(totals)),
+        _outcome_of_sum(normality_test([everything.float()])),
+        share_count_outcome(subject, name),
+    ]
+
+
+def _outcome_of_sum(look: CheckOutcome) -> CheckOutcome:
+    return CheckOutcome(look.p, f"in the sum over clients, {look.says}")
+
+
+def share_count_outcome(subject: GuaranteeSubject, name: str) -> CheckOutcome:
+    """Counted, so that no error is spent: honest clients in the smallest sum, against those that the noise needs."""
+    plan, parts = subject.plan, share_count_of(subject.plan.mechanisms[name])
+    sizes = [len(plan.participants(t)) for t in range(plan.method.rounds)]
+    honest = min((size for size in sizes if size), default=0) - plan.trust.colluding
+    whole = float(unshared_mechanism(plan.mechanisms[name]).noise_std)  # type: ignore[attr-defined]
+    share = float(plan.mechanisms[name].noise_std)  # type: ignore[attr-defined]
+    short = share * math.sqrt(max(honest, 0)) < whole * (1 - 1e-9)
+    says = f"the noise is dealt among {parts} clients, and {honest} who keep it to themselves are in a sum"
+    return CheckOutcome(0.0 if short else 1.0, says)
+
+
+# --- own noise ---------------------------------------------------------------------------------
+# T0: is the noise of the run itself what its releases state, and drawn anew each time?
+#
+# The other tiers run the method with noise of their own; this one looks at the residuals that were noted while the run
+# trained (``privdd.federated.noise_log``): of the audited client in all of its rounds, and of the others too, for
+# noise that two releases share.
+
+
+NOISE_TEST = "t0_noise"
+SHIFT_TEST_ROUNDS, SHIFT_TEST_RELEASES = (
+    6,
+    2,
+)  # for ``shifted``: client rounds, of the audited one and of others, and releases of a name in each
+ALIKE = 12  # releases of one shape that show noise in a fixed subspace of half of the dimensions
+WHOLE, WIDE = "releases", 64  # whole releases beside their tensors; the fewest numbers in which few directions show
+
+LoggedRelease = tuple[RoundLog, ReleaseLog]
+
+
+def release_counts(subject: GuaranteeSubject, name: str) -> dict[int, int]:
+    """Round -> how often the audited client's ledger rows say that ``name`` was released."""
+    calls: dict[int, int] = {}
+    for row in subject.ledger.releases:
+        if row.name == name and row.client == subject.plan.victim and row.is_protected:
+            calls[row.round] = calls.get(row.round, 0) + row.count
+    return calls
+
+
+def logged_releases(record: NoiseLog, name: str) -> list[LoggedRelease]:
+    """All releases of a name with the client round that they belong to, in order."""
+    return [(watch, r) for _, watch in sorted(record.rounds.items()) for r in watch.releases if r.name == name]
+
+
+def why_not_examined(subject: GuaranteeSubject, name: str, releases: list[LoggedRelease]) -> str:
+    """Why the audited client's noise was not seen in all of its rounds; "" where it was."""
+    mine = [(watch, r) for watch, r in releases if watch.audited]
+    silent = next((r.missing for _, r in mine if r.missing), "")
+    if silent:
+        return silent
+    stated = release_counts(subject, name)
+    seen = [watch.round for watch, _ in mine]
+    gone = [t for t, count in sorted(stated.items()) if seen.count(t) != count]
+    if gone:
+        return f"the residuals of {len(gone)} of {len(stated)} rounds are not there (first: round {gone[0]})"
+    return ""
+
+
+def noise_finding(subject: GuaranteeSubject, record: NoiseLog, name: str) -> Finding:
+    """One row for the noise of a mechanism: what was looked at, and whether it refutes what is stated."""
+    releases = logged_releases(record, name)
+    why = why_not_examined(subject, name, releases)
+    sums: dict[str, Tensor] = {}
+    if subject.plan.trust.is_summed and not why:
+        sums, why = sum_residuals(subject, name, releases)
+    mine = [one for one in releases if one[0].audited]
+    if why:
+        return unexamined_finding(
+            subject, NOISE_TEST, name, len(mine), f"the noise of this run was not looked at: {why}", why
+        )
+    seen = [
+        *noise_outcomes(subject, record, name, releases),
+        *(sum_noise_outcomes(subject, name, sums) if sums else []),
+    ]
+    found = law.combine_outcomes((look.p, look.says) for look in seen)
+    others = len({w.client for w, _ in releases} - {subject.plan.victim})
+    text = (
+        f"{len(mine)} release(s) of the run in {len({w.round for w, _ in mine})} round(s), and {others} other client(s)"
+    )
+    sound = f"the noise is what is stated, and no two releases share it; {_describe_blind_spots(subject, releases, len(seen))}"
+    return examined_finding(
+        subject, NOISE_TEST, name, len(mine), found, text, sound, {watch.round for watch, _ in mine}
+    )
+
+
+def _describe_blind_spots(subject: GuaranteeSubject, releases: list[LoggedRelease], tests: int) -> str:
+    """What so many numbers cannot show, whatever the tests."""
+    seen = [release for _, release in releases if not release.missing]
+    numbers, steps, p = (
+        [r.number_count for r in seen],
+        [r.step for r in seen],
+        law.p_value_limit(subject.confidence) / tests,
+    )
+    cut, bare = law.least_visible_cut(sum(numbers), p), law.fewest_visible_zeros(numbers, steps, p)
+    alike = max((len(rows) for rows in _residual_rows(releases).values()), default=0)
+    few = f", nor, of {alike} releases of one shape, noise in half of the directions" if alike < ALIKE else ""
+    return (
+        f"in {sum(numbers)} numbers, noise that is cut beyond {cut:.3g} standard deviations would not show, "
+        f"nor fewer than {bare} numbers without noise{few}"
+    )
+
+
+def unexamined_finding(subject: GuaranteeSubject, attack: str, name: str, count: int, note: str, why: str) -> Finding:
+    """A row of T0 that could look at nothing, for the reason ``why``."""
+    return _run_log_finding(subject, attack, name, count, note, untested_diagnostics(attack, why))
+
+
+def examined_finding(
+    subject: GuaranteeSubject,
+    attack: str,
+    name: str,
+    count: int,
+    found: CheckOutcome,
+    what: str,
+    sound: str,
+    rounds: set[int],
+) -> Finding:
+    """A row of T0. what: at what it looked, and in which rounds; sound: what it says where it refutes nothing."""
+    limit = law.p_value_limit(subject.confidence)
+    wrong = {"refuted": True} if found.p < limit else {}
+    note = f"{what}: {found.says if wrong else sound}"
+    return _run_log_finding(
+        subject,
+        attack,
+        name,
+        count,
+        note,
+        {"p_value": found.p, "p_allowed": limit, **wrong, **covered_diagnostics(attack, rounds)},
+    )
+
+
+def _run_log_finding(
+    subject: GuaranteeSubject, attack: str, name: str, count: int, note: str, more: dict[str, object]
+) -> Finding:
+    diagnostics = {"unit": subject.ledger.unit, **more}
+    measures = {"signal": name, "n": count, "note": note, "diagnostics": diagnostics}
+    return Finding(subject.surface_of(name), attack, Family.GUARANTEE, Adversary.ANALYST, measures)
+
+
+def noise_outcomes(
+    subject: GuaranteeSubject, record: NoiseLog, name: str, releases: list[LoggedRelease]
+) -> Iterator[CheckOutcome]:
+    """Every test of the noise of one name."""
+    mine = [one for one in releases if one[0].audited]
+    seen = [one for one in releases if not one[1].missing]
+    yield law.variance_test(
+        {f"{_name_release(*one)}, {key}": sums for one in seen for key, sums in one[1].squares.items()}
+    )
+    yield law.variance_test(_sums_over_rounds(mine))
+    yield law.variance_test(_sums_of_other_clients(seen, subject.plan.victim))
+    yield law.single_number_test(_sums_by_number([watch for watch in record.rounds.values() if watch.audited], name))
+    heads = [r.sample[:FIRST_RESIDUALS] for _, r in seen]
+    yield law.single_number_test(_sums_of_first_numbers(heads))
+    for some in ([r.sample for _, r in mine], heads):
+        yield law.normality_test(some)
+        yield law.maximum_test(some)
+    yield law.correlation_test(_residuals_by_release(mine))
+    yield law.correlation_test(
+        {which: sample[:FIRST_RESIDUALS] for which, sample in _residuals_by_release(seen).items()}
+    )
+    yield law.autocorrelation_test(
+        {f"{_name_release(watch, r)}, release {at}": r.autocorrelation for at, (watch, r) in enumerate(mine)}
+    )
+    yield law.shifted_reuse_test(_first_residuals(record, name), _first_residuals(record))
+    yield _low_bits_outcome(mine)
+    yield _magnitude_count_outcome(seen, subject.plan.victim)
+    yield from _tie_outcomes(record, name)
+    for what, these in (("the audited client", mine), ("all clients", seen)):
+        yield from _joint_law_outcomes(what, these)
+    if subject.plan.noise_source != "seed":
+        yield redrawn_noise_outcome(subject, record, name)
+
+
+def _magnitude_count_outcome(releases: list[LoggedRelease], victim: int) -> CheckOutcome:
+    """Residuals near zero and far from it: release by release, round by round, client by client, and all together."""
+    groups: dict[str, list[int]] = {}
+    for at, (watch, release) in enumerate(releases):
+        for what in (
+            f"release {at} ({_name_release(watch, release)})",
+            f"round {watch.round}",
+            f"client {watch.client}",
+            "all clients",
+        ):
+            groups.setdefault(what, []).append(at)
+    noted = [release for _, release in releases]
+    near, far = (torch.tensor([counts(one) for one in noted]) for counts in (lambda r: r.near, lambda r: r.far))
+    return law.magnitude_count_test([r.number_count for r in noted], [r.step for r in noted], near, far, groups)
+
+
+def _tie_outcomes(record: NoiseLog, name: str) -> Iterator[CheckOutcome]:
+    """Noise of this name that comes back, in any release of the run, at any place and with any sign."""
+    every = [(w, r) for _, w in sorted(record.rounds.items()) for r in w.releases]
+    kept, chosen = ([one for one in every if len(held(one[1]))] for held in (lambda r: r.sample, lambda r: r.marked))
+    steps, names, own, releases = _labelled(kept, name)
+    for test in (law.tie_test, law.near_tie_test):
+        yield test([r.sample for r in releases], steps, names, own)
+    steps, names, own, releases = _labelled(chosen, name)
+    share = min((r.share for r in releases), default=1.0)
+    yield law.tie_test([r.marked for r in releases], steps, names, own, [r.number_count for r in releases], share)
+
+
+def _labelled(releases: list[LoggedRelease], name: str) -> tuple[list[float], list[str], list[bool], list[ReleaseLog]]:
+    """(steps, what each is called, whether it is of this name, the releases), of not too many."""
+    some = law.select_evenly(releases, law.MAX_COMPARED_RELEASES)
+    names = [f"{_name_release(w, r)}, {r.name!r} release {at}" for at, (w, r) in enumerate(some)]
+    return [r.step for _, r in some], names, [r.name == name for _, r in some], [r for _, r in some]
+
+
+def _joint_law_outcomes(what: str, releases: list[LoggedRelease]) -> Iterator[CheckOutcome]:
+    """Noise that takes itself off: over releases, over places, and over blocks and frequencies of one tensor."""
+    groups = _residual_rows(releases)
+    looks: dict[str, list[CheckOutcome]] = {}
+    for key, rows in groups.items():
+        where, (power, sums) = f"{what}, {key}", law.power_spectrum(rows)
+        looks.setdefault("pivots", []).append(law.conditional_variance_test(rows, where))
+        looks.setdefault("places", []).append(law.weak_place_test(rows, where))
+        looks.setdefault("blocks", []).append(law.block_variance_test(rows.square(), 1, where))
+        looks.setdefault("frequencies", []).append(law.block_variance_test(power, 2, f"{where}, frequencies"))
+        looks.setdefault("empty", []).append(law.empty_frequency_test(power, where))
+        for kind, numbers in (("sums", sums), ("lengths", law.normal_lengths(rows))):
+            total = (len(numbers), float(numbers.square().sum()))
+            looks.setdefault(kind, []).append(law.variance_test({f"the {kind} of {where}": total}))
+    for found in looks.values():
+        yield law.combine_outcomes((look.p, look.says) for look in found)
+    whole = {key: rows for key, rows in groups.items() if key.startswith(WHOLE)}
+    yield law.direction_alignment_test(whole)
+    yield law.direction_alignment_test(
+        {key: rows for key, rows in groups.items() if key not in whole and rows.shape[1] >= WIDE}
+    )
+
+
+def _residual_rows(releases: list[LoggedRelease]) -> dict[str, Tensor]:
+    """Releases of one shape as rows of residuals, whole and, where all of them were kept, tensor by tensor."""
+    alike: dict[tuple[tuple[tuple[str, int], ...], int], list[Tensor]] = {}
+    for _, release in releases:
+        shape = tuple((key, count) for key, (count, _) in sorted(release.squares.items()))
+        if len(release.sample):
+            alike.setdefault((shape, len(release.sample)), []).append(release.sample)
+    found: dict[str, Tensor] = {}
+    for (sizes, kept), samples in alike.items():
+        rows = torch.stack(law.select_evenly(samples, law.MAX_JOINT_RELEASES)).double()
+        if sum(count for _, count in sizes) != kept or len(sizes) < 2:
+            found[f"{WHOLE} of {kept} numbers ({len(found)})"] = rows
+            continue
+        at, parts = 0, []
+        for key, count in sizes:
+            parts.append(rows[:, at : at + count])
+            found[f"{key} ({len(found)})"] = parts[-1]
+            at += count
+        level = [part / max(1.0, float(part.square().mean().sqrt())) for part in parts if part.shape[1]]
+        found[f"{WHOLE} of {kept} numbers ({len(found)})"] = torch.cat(level, 1) if level else rows
+    return found
+
+
+def _name_release(watch: RoundLog, release: ReleaseLog) -> str:
+    at = f"round {watch.round}, client {watch.client}"
+    return f"{at}, {release.partition}" if release.partition else at
+
+
+def _sums_over_rounds(releases: list[LoggedRelease]) -> dict[str, tuple[int, float]]:
+    totals: dict[str, tuple[int, float]] = {}
+    for _, release in releases:
+        for key, (count, total) in release.squares.items():
+            before = totals.get(key, (0, 0.0))
+            totals[key] = (before[0] + count, before[1] + total)
+    return {f"all rounds, {key}": sums for key, sums in totals.items()}
+
+
+def _sums_of_other_clients(releases: list[LoggedRelease], victim: int) -> dict[str, tuple[int, float]]:
+    """The same for each of the other clients: one release of theirs may have too few numbers to tell."""
+    others = sorted({watch.client for watch, _ in releases} - {victim})
+    return {
+        f"client {client}, {what}": sums
+        for client in others
+        for what, sums in _sums_over_rounds([one for one in releases if one[0].client == client]).items()
+    }
+
+
+def _sums_by_number(watches: list[RoundLog], name: str) -> dict[str, tuple[int, Tensor]]:
+    """Tensor -> (releases, squares number by number) over all rounds in which it has the same shape."""
+    found: dict[str, tuple[int, Tensor]] = {}
+    for watch in watches:
+        for (of, key), (count, total) in watch.columns.items():
+            if of == name:
+                kept, before = found.get(key, (0, torch.zeros_like(total)))
+                if before.shape == total.shape:
+                    found[key] = kept + count, before + total
+    return found
+
+
+def _sums_of_first_numbers(heads: list[Tensor]) -> dict[str, tuple[int, Tensor]]:
+    """The same of the first numbers of every client's releases: the audited one may make a single release in a run."""
+    sizes = sorted({len(head) for head in heads if len(head)})
+    alike = {size: torch.stack([head.double() for head in heads if len(head) == size]) for size in sizes}
+    return {f"all clients, the first {size}": (len(rows), rows.square().sum(0)) for size, rows in alike.items()}
+
+
+def _residuals_by_release(releases: list[LoggedRelease]) -> dict[str, Tensor]:
+    """Which release -> its residuals; releases of a few numbers each are joined, client round by client round."""
+    single = {
+        f"{_name_release(watch, r)}, release {at}": r.sample
+        for at, (watch, r) in enumerate(releases)
+        if len(r.sample) >= MIN_RESIDUALS
+    }
+    if single:
+        return single
+    joined: dict[str, list[Tensor]] = {}
+    for watch, release in releases:
+        joined.setdefault(f"round {watch.round}, client {watch.client}", []).append(release.sample)
+    return {which: torch.cat(parts) for which, parts in joined.items()}
+
+
+def _first_residuals(record: NoiseLog, name: str = "") -> dict[str, Tensor]:
+    """Which release -> its residuals: the first of each mechanism, or of the one with this name, in some client rounds."""
+    found: dict[str, Tensor] = {}
+    watches = [watch for _, watch in sorted(record.rounds.items()) if watch.releases]
+    chosen = (
+        law.select_evenly([w for w in watches if w.audited is audited], SHIFT_TEST_ROUNDS) for audited in (True, False)
+    )
+    for watch in chain.from_iterable(chosen):
+        for of in dict.fromkeys(r.name for r in watch.releases):
+            made = [r for r in watch.releases if r.name == of and len(r.sample)][:SHIFT_TEST_RELEASES]
+            for at, release in enumerate(made if name in ("", of) else ()):
+                found[f"{_name_release(watch, release)}, {of!r} release {at}"] = release.sample
+    return found
+
+
+def _low_bits_outcome(releases: list[LoggedRelease]) -> CheckOutcome:
+    """A number off the lattice betrays its clean value for certain: no error is spent on it."""
+    off, judged = sum(r.off_lattice for _, r in releases), sum(r.low_bits_checked for _, r in releases)
+    says = f"{off} of {judged} released numbers are off any lattice: their low bits tell clean values apart"
+    return CheckOutcome(0.0 if off else 1.0, says)
+
+
+def redrawn_noise_outcome(subject: GuaranteeSubject, record: NoiseLog, name: str) -> CheckOutcome:
+    """The audited client's rounds once more: noise that no public seed decides comes out another way.
+
+    That is so under any source but ``seed``; noise that comes out the same can be worked out by whoever knows
+    the seed, which is public.
+    """
+    found = []
+    for t, again in repeat_rounds(subject, record, name):
+        watches = (record.rounds[t, subject.plan.victim], again)
+        pair = [torch.cat([r.sample for r in w.releases if r.name == name]) for w in watches]
+        says = f"round {t}: drawn again, the noise is the same, so the public seed decides it"
+        found.append(law.same_noise_test(pair[0], pair[1], says))
+    return law.combine_outcomes((look.p, look.says) for look in found)
+
+
+def repeat_rounds(subject: GuaranteeSubject, record: NoiseLog, name: str) -> Iterator[tuple[int, RoundLog]]:
+    """(round, the audited client's round once more), as someone makes it who knows the seed and not the secret."""
+    for t, snapshot in sorted(subject.snapshots.items()):
+        watch = record.rounds.get((t, subject.plan.victim))
+        if watch is not None and any(r.name == name for r in watch.releases):
+            task = (t, subject.plan.victim, snapshot.broadcast, snapshot.memory, subject.shard)
+            yield t, logged_step(ClientTask(plan_without_secret(subject.plan), *task))[1]
+
+
+def plan_without_secret(plan: Plan) -> Plan:
+    """The plan as someone has it who knows the seed and not the secret."""
+    return replace(plan, keys=replace(plan.keys, secret=b"a guess"))
+
+
+# --- own sampling ------------------------------------------------------------------------------
+# T0: was the sampling of the run itself the independent coin flips that its accounting assumes?
+#
+# Amplification by sampling is proven for coins that are independent from record to record and from draw to draw, of one
+# probability, whatever the records are. Noted in the run: who was taken in each draw, and how many records
+# contributed to each release (``privdd.federated.noise_log``).
+
+
+SAMPLING_TEST = "t0_sampling"
+EXTRA_DRAWS = 256  # further draws of the sampler, outside the run
+
+
+def is_sampled(subject: GuaranteeSubject, name: str) -> bool:
+    """Whether a mechanism's accounting counts on sampling."""
+    return float(subject.plan.mechanisms[name].sampling_probability) < 1
+
+
+def sampling_finding(subject: GuaranteeSubject, record: NoiseLog, name: str) -> Finding:
+    """One row for the sampling of a mechanism: what was looked at, and whether it refutes what is stated."""
+    probability = float(subject.plan.mechanisms[name].sampling_probability)
+    watches = [watch for _, watch in sorted(record.rounds.items()) if any(r.name == name for r in watch.releases)]
+    why = why_not_examined(subject, name, logged_releases(record, name))
+    again = draw_outcomes(_extra_draws(subject, name), probability, "ctx.sample")
+    made = (*sampling_outcomes(watches, name, probability), *again, redrawn_coins_outcome(subject, record, name))
+    found = combine_outcomes((look.p, look.says) for look in made)
+    draws = sum(coins.name == name for watch in watches for coins in watch.samples)
+    why = why or ("" if draws else "the method does not draw by ctx.sample, so who was taken is not known")
+    if why and found.p >= p_value_limit(subject.confidence):
+        return unexamined_finding(
+            subject, SAMPLING_TEST, name, draws, f"the sampling of this run was not looked at: {why}", why
+        )
+    text = f"{draws} draw(s) of the run, of {len(watches)} client round(s)"
+    sound = f"coins of probability {probability:.3g}, independent of each other"
+    return examined_finding(
+        subject, SAMPLING_TEST, name, draws, found, text, sound, {watch.round for watch in watches if watch.audited}
+    )
+
+
+def _extra_draws(subject: GuaranteeSubject, name: str) -> list[Tensor]:
+    """Further draws of the sampler that the method asks, for the audited client: a run may have too few to tell."""
+    plan, held = subject.plan, len(subject.shard.train)
+    contexts = (
+        replace(plan, keys=subject.keys.fold("draws", at)).client_context(0, plan.victim) for at in range(EXTRA_DRAWS)
+    )
+    return [ctx.sample(name, held).cpu() for ctx in contexts] if name in plan.method.queries else []
+
+
+def redrawn_coins_outcome(subject: GuaranteeSubject, record: NoiseLog, name: str) -> CheckOutcome:
+    """Coins of the run, and those that someone tosses who knows the seed and not the secret: under any source but
+    ``seed`` they are others."""
+    if subject.plan.noise_source == "seed":
+        return CheckOutcome(1.0)
+    probability, found = float(subject.plan.mechanisms[name].sampling_probability), []
+    for t, again in repeat_rounds(subject, record, name):
+        pairs = zip(record.rounds[t, subject.plan.victim].samples, again.samples)
+        taken = [(one.mask, other.mask) for one, other in pairs if one.name == other.name == name]
+        if taken:
+            both = {
+                "the run": torch.cat([a for a, _ in taken]),
+                "whoever knows the seed": torch.cat([b for _, b in taken]),
+            }
+            look = same_coins_test(both, probability)
+            found.append((look.p, f"round {t}: tossed again, {look.says}, so the public seed decides"))
+    return combine_outcomes(found)
+
+
+def sampling_outcomes(watches: list[RoundLog], name: str, probability: float) -> Iterator[CheckOutcome]:
+    """Every test of the sampling of one name."""
+    draws = [(watch, coins) for watch in watches for coins in watch.samples if coins.name == name]
+    yield _excess_records_outcome(watches, name)
+    yield _discarded_draw_outcome(watches, name)
+    yield from _own_draw_outcomes([w for w in watches if all(c.name != name for c in w.samples)], name, probability)
+    for client in sorted({watch.client for watch, _ in draws}):
+        yield from draw_outcomes([c.mask for w, c in draws if w.client == client], probability, f"client {client}")
+    yield same_coins_test(_name_draws(draws), probability)
+
+
+def draw_outcomes(draws: list[Tensor], probability: float, what: str) -> Iterator[CheckOutcome]:
+    """Tests of draws (n,) bool of one client: their rate, the sizes of batches, and each record's count."""
+    sizes, asked = [int(taken.sum()) for taken in draws], [len(taken) for taken in draws]
+    yield sampling_rate_test(sum(sizes), asked, probability, what)
+    yield batch_size_test(sizes, asked, probability, what)
+    for size in sorted(set(asked)):
+        alike = [taken for taken in draws if len(taken) == size]
+        yield record_count_test(torch.stack(alike).sum(0), len(alike), probability, what)
+
+
+def _name_draws(draws: list[tuple[RoundLog, SamplingLog]]) -> dict[str, Tensor]:
+    return {f"round {w.round}, client {w.client}, draw {at}": c.mask for at, (w, c) in enumerate(draws)}
+
+
+def _own_draw_outcomes(watches: list[RoundLog], name: str, probability: float) -> Iterator[CheckOutcome]:
+    """Where a method draws in a way of its own: the numbers of records in its releases."""
+    for client in sorted({watch.client for watch in watches}):
+        sizes: list[int] = []
+        asked: list[int] = []
+        for watch in (w for w in watches if w.client == client):
+            passes: dict[int, int] = {}
+            calls: Counter[str | None] = Counter()
+            for release in watch.releases:
+                if release.name == name and release.records is not None:
+                    at = calls[release.partition]
+                    passes[at] = passes.get(at, 0) + release.records
+                    calls[release.partition] += 1
+            sizes += passes.values()
+            asked += [watch.record_count] * len(passes)
+        what = f"client {client}, without ctx.sample"
+        yield sampling_rate_test(min(sum(sizes), sum(asked)), asked, probability, what)
+        yield batch_size_test(sizes, asked, probability, what)
+
+
+def _discarded_draw_outcome(watches: list[RoundLog], name: str) -> CheckOutcome:
+    """A draw after which nothing is released before the next one: what is used is chosen among draws."""
+    for watch in watches:
+        draws = [coins.releases_before for coins in watch.samples if coins.name == name]
+        for before, after in pairwise(draws):
+            if not any(release.name == name for release in watch.releases[before:after]):
+                return CheckOutcome(
+                    0.0, f"round {watch.round}, client {watch.client}: a draw is thrown away and made again"
+                )
+    return CheckOutcome(1.0)
+
+
+def _excess_records_outcome(watches: list[RoundLog], name: str) -> CheckOutcome:
+    """More records contribute to the releases after a draw than it took."""
+    for watch in watches:
+        left: int | None = None
+        draws = [coins for coins in watch.samples if coins.name == name]
+        for at, release in enumerate(watch.releases):
+            while draws and draws[0].releases_before <= at:
+                left = int(draws.pop(0).mask.sum())
+            if release.name != name or release.records is None or left is None:
+                continue
+            left -= release.records
+            if left < 0:
+                says = f"round {watch.round}, client {watch.client}: more records contribute than were drawn"
+                return CheckOutcome(0.0, says)
+    return CheckOutcome(1.0)

@@ -1,0 +1,113 @@
+"""T1: what leaves beside the mechanisms' releases must be the same for other records (non-interference).
+
+The audited client's rounds run on its records and on others, which differ in everything that a method may decide by:
+how many there are, an odd or an even number, which classes, how bright, and whether a model finds them easy or hard. Where
+every mechanism answers the same, whatever differs between two of these sets differs between two neighbours on the way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from attacks.types import Adversary, Family, Finding
+from privdd.auditing.coverage import covered_diagnostics, untested_diagnostics
+from privdd.auditing.dp_tests.instrumentation import RecordDependence, find_interference, spare_label, zero_out_others
+from privdd.auditing.dp_tests.statement import GuaranteeSubject
+from privdd.core.types import Records, Shard
+
+INTERFERENCE_TEST = "t1_told"
+MAX_SEARCHED_IMAGES = 32  # own images of which the easiest and the hardest are looked for, beside their negatives
+
+
+def interference_findings(subject: GuaranteeSubject) -> Iterator[Finding]:
+    """One finding: what is told, or where it was looked for and nothing was found; none where nothing is noised."""
+    names = [name for name in subject.plan.mechanisms if subject.has_finite_epsilon(name)]
+    if not names:
+        return
+    looks, sets, broken = subject.client_rounds(), other_data_sets(subject), list[RecordDependence]()
+    # the first of them in every round that was kept, the others in a few
+    others = {says: (shard, looks.chosen if at else looks.kept) for at, (says, shard) in enumerate(sets.items())}
+    diagnostics: dict[str, Any] = {"unit": subject.ledger.unit}
+    note = f"{looks.describe_rounds(looks.kept)}: what leaves beside the releases is the same for {', '.join(sets)}"
+    for told in find_interference(subject.plan_with_few_images(), subject.snapshots, subject.shard, others):
+        if told.broken:
+            broken.append(told)
+            continue
+        note = f"round {told.round}: {told.says} (it is not the same for {told.with_other})"
+        diagnostics |= {"refuted": True}
+        break
+    note += "".join(f"; for {one.with_other} the method stops: {one.says}" for one in broken)
+    ran = len(broken) < len(sets)
+    diagnostics |= (
+        covered_diagnostics(INTERFERENCE_TEST, looks.kept)
+        if ran
+        else untested_diagnostics(INTERFERENCE_TEST, note if sets else "the client holds one record")
+    )
+    measures = {"signal": ", ".join(names), "n": len(sets) - len(broken), "note": note, "diagnostics": diagnostics}
+    yield Finding(subject.surface_of(names[-1]), INTERFERENCE_TEST, Family.GUARANTEE, Adversary.ANALYST, measures)
+
+
+def other_data_sets(subject: GuaranteeSubject) -> dict[str, Shard]:
+    """Other data that the client might hold, in words: as far from its own as the neighbouring relation can lead.
+
+    The relation fixes what is public: under replace how many records there are; under zero_out that, and their labels, so
+    records that are not there are zeroed out. Of whole clients nothing is public.
+    """
+    shard, own = subject.shard, subject.shard.train
+    if len(own) < 2:
+        return {}
+    relation = "add_remove" if subject.ledger.unit == "client" else subject.plan.relation
+    easy, hard = extreme_records(subject, relation)
+    if relation == "replace":
+        turned = replace(own, x=1 - own.x, y=(own.y + 1) % shard.classes)
+        made = {
+            "copies of an easy record": _copies(easy, own),
+            "copies of a hard one": _copies(hard, own),
+            "others": turned,
+        }
+        return {says: shard.with_train(records) for says, records in made.items()}
+    left = len(own) - len(own) // 3
+    few = own.take(range(left - (left % 2 == 0), len(own)))  # an odd number where the client has an even one
+    made = {"a third of its records": few, "one easy record": easy}
+    if relation == "zero_out":
+        return {says: zero_out_others(shard, records) for says, records in {**made, "one hard record": hard}.items()}
+    twice = Records.concat([own, replace(own, ids=own.ids + int(own.ids.max()) + 1)])
+    made["twice as many copies of a hard record"] = _copies(hard, twice)
+    return {says: replace(shard, train=records, nulls=None) for says, records in made.items()}
+
+
+def _copies(one: Records, of: Records) -> Records:
+    """A record in place of each of ``of``."""
+    return replace(of, x=one.x.expand_as(of.x), y=one.y.expand_as(of.y))
+
+
+def extreme_records(subject: GuaranteeSubject, relation: str) -> tuple[Records, Records]:
+    """The records (one each) that the last known model finds easiest and hardest; the darkest and the brightest where there
+    is none. Under zero_out their labels are those of the client's own; otherwise the hard one is of its rarest class."""
+    shard = subject.shard
+    own = shard.train.take(range(min(MAX_SEARCHED_IMAGES, len(shard.train))))
+    pool = Records.concat([replace(own, x=x) for x in (own.x, 1 - own.x, 0 * own.x, 0 * own.x + 1)])
+    losses = _losses_by_label(subject, pool)
+    theirs = torch.nn.functional.one_hot(pool.y, losses.shape[1]).bool()
+    rarest = torch.arange(losses.shape[1]).expand_as(losses) == spare_label(shard)
+    barred = (~theirs, ~theirs) if relation == "zero_out" else (rarest, ~rarest)
+    places = losses.masked_fill(barred[0], torch.inf).argmin(), losses.masked_fill(barred[1], -torch.inf).argmax()
+    easy, hard = (divmod(int(at), losses.shape[1]) for at in places)
+    return tuple(replace(pool.take([at]), y=torch.tensor([label])) for at, label in (easy, hard))  # type: ignore[return-value]
+
+
+def _losses_by_label(subject: GuaranteeSubject, pool: Records) -> Tensor:
+    """(records, classes): the loss of each image with each label."""
+    plan, last = subject.plan, subject.snapshots[max(subject.snapshots)]
+    model, state = plan.method.classifier(plan.problem), plan.method.sent_state(last.broadcast)
+    if model is None or state is None:
+        return pool.x.flatten(1).mean(1, keepdim=True).double().expand(len(pool), subject.shard.classes)
+    with torch.no_grad():
+        logits = functional_call(model.eval(), dict(state), (pool.x,))
+    return -logits.double().log_softmax(1).nan_to_num()

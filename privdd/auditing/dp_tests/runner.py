@@ -1,0 +1,156 @@
+"""The tests of stated guarantees over a finished run, as findings of family ``guarantee``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Any
+
+from attacks.types import Finding
+from privdd.auditing.dp_tests.ledger_test import ledger_findings
+from privdd.auditing.dp_tests.mechanism_tests import (
+    client_query_findings,
+    client_update_findings,
+    feature_findings,
+    printed_theorem_findings,
+    query_findings,
+    record_upload_findings,
+)
+from privdd.auditing.dp_tests.noise_and_sampling_test import SUM_ASSUMPTION, is_sampled, noise_finding, sampling_finding
+from privdd.auditing.dp_tests.non_interference_test import interference_findings
+from privdd.auditing.dp_tests.run_certificate import certificate_findings
+from privdd.auditing.dp_tests.statement import GuaranteeSubject
+from privdd.federated.method import overrides_hook
+from privdd.federated.noise_log import NoiseLog
+from privdd.privacy.mechanisms import AggregateClip, FeatureNoise
+from privdd.privacy.mechanisms.noise_share import unshared_mechanism
+
+
+@dataclass(frozen=True)
+class GuaranteeTest:
+    """A part of the tests that depends on no other, so that an engine may run it: findings(subject, *names)."""
+
+    subject: GuaranteeSubject
+    findings: Callable[..., Iterator[Finding]]
+    names: tuple[Any, ...] = ()
+
+    def run(self) -> list[Finding]:
+        return list(self.iterate_findings())
+
+    def iterate_findings(self) -> Iterator[Finding]:
+        """Finding by finding: those before an error are kept by whoever iterates."""
+        found = _add_seconds(self.findings(self.subject, *self.names))
+        yield from map(_note_sums, found) if self.subject.plan.trust.is_summed else found
+
+    @property
+    def progress_label(self) -> str:
+        """For a line of progress."""
+        return self.findings.__name__.removesuffix("_findings").replace("_", " ")
+
+
+def guarantee_findings(scene: Any, confidence: float) -> Iterator[Finding]:
+    """T0 to T3 for every mechanism of the run that states a finite epsilon, one test after the other.
+
+    Arguments as of ``guarantee_subject``. Nothing is yielded for a run without mechanisms. Raises what a method raises on
+    crafted records: a test that cannot run has not been passed.
+    """
+    subject = guarantee_subject(scene, confidence)
+    rest = (finding for test in guarantee_tests(subject) for finding in test.iterate_findings())
+    yield from without_single_ratios(subject, chain(run_log_tests(subject, scene.record), rest))
+
+
+def guarantee_subject(scene: Any, confidence: float) -> GuaranteeSubject:
+    """The finished run as the tests see it.
+
+    scene: ``privdd.auditing.views.FinishedRun``; confidence: of each bound (its share of the run's error budget).
+    """
+    privacy, budget = scene.experiment.privacy, scene.experiment.audit_settings.guarantee
+    keys = scene.plan.keys.fold("audit", "guarantee")
+    ran = (scene.plan, scene.shard, scene.progress.snapshots, scene.progress.ledger)
+    return GuaranteeSubject(*ran, privacy.delta, confidence, budget, keys)
+
+
+def guarantee_tests(subject: GuaranteeSubject) -> list[GuaranteeTest]:
+    """All tests but those of the run's own noise, in the order of their findings."""
+    if not subject.plan.mechanisms:
+        return []
+    shown = subject_of_sums(subject) if subject.plan.trust.is_summed else subject
+    told, whole = GuaranteeTest(shown, interference_findings), GuaranteeTest(shown, certificate_findings)
+    return [told, *_mechanism_tests(shown), whole]
+
+
+def run_log_tests(subject: GuaranteeSubject, record: NoiseLog | None) -> list[Finding]:
+    """T0, on what this process noted of the run itself."""
+    return list(_add_seconds(log_findings(subject, record))) if subject.plan.mechanisms else []
+
+
+def subject_of_sums(subject: GuaranteeSubject) -> GuaranteeSubject:
+    """The subject as the server's sums show it: one client's contribution under the noise of all shares together."""
+    whole = {name: unshared_mechanism(mechanism) for name, mechanism in subject.plan.mechanisms.items()}
+    return replace(subject, plan=replace(subject.plan, mechanisms=whole))
+
+
+def _note_sums(finding: Finding) -> Finding:
+    diagnostics = finding.measures.get("diagnostics", {})
+    if certificate := diagnostics.get("certificate"):
+        certificate = {**certificate, "trusts": [*certificate["trusts"], SUM_ASSUMPTION]}
+        finding = finding.with_measures(diagnostics={**diagnostics, "certificate": certificate})
+    return finding.with_measures(note=f"{finding.measures.get('note', '')}; of the sum: {SUM_ASSUMPTION}")
+
+
+def _add_seconds(findings: Iterable[Finding]) -> Iterator[Finding]:
+    began = time.monotonic()
+    for finding in findings:
+        yield finding.with_measures(seconds=time.monotonic() - began)
+        began = time.monotonic()
+
+
+def without_single_ratios(subject: GuaranteeSubject, findings: Iterable[Finding]) -> Iterator[Finding]:
+    """Likelihood ratios of single queries come last, and only where they say what no certificate does: of a run that
+    has none (Laplace noise, or noise of another form), or of a printed epsilon for which nothing is accounted."""
+    held, certified = list[Finding](), False
+    for finding in findings:
+        certified |= finding.attack == "t2_whole_run" and "epsilon_measured" in finding.measures
+        if finding.attack == "t2_likelihood_ratio" and subject.has_finite_epsilon(finding.measures["signal"]):
+            held.append(finding)
+        else:
+            yield finding
+    for finding in [] if certified else held:
+        yield finding.with_measures(note=f"{finding.measures['note']}; the whole run has no certificate")
+
+
+def log_findings(subject: GuaranteeSubject, record: NoiseLog | None) -> Iterator[Finding]:
+    """T0: the ledger, and for every mechanism that it accounts for the noise and the sampling of the run itself."""
+    noted = record or NoiseLog(subject.plan.victim)
+    yield from ledger_findings(subject, noted)
+    for name in [name for name in subject.plan.mechanisms if subject.has_finite_epsilon(name)]:
+        yield noise_finding(subject, noted, name)
+        if is_sampled(subject, name):
+            yield sampling_finding(subject, noted, name)
+
+
+def mechanism_findings(subject: GuaranteeSubject) -> Iterator[Finding]:
+    """Findings for every mechanism of the plan, one after the other."""
+    for test in _mechanism_tests(subject):
+        yield from test.findings(subject, *test.names)
+
+
+def _mechanism_tests(subject: GuaranteeSubject) -> list[GuaranteeTest]:
+    """Tests for every mechanism of the plan; if the unit is a client, of what a whole client moves."""
+    kinds = {name: type(mechanism) for name, mechanism in subject.plan.mechanisms.items()}
+    if subject.ledger.unit == "client":
+        sent = [name for name in kinds if name in subject.plan.method.uploads]
+        each = [GuaranteeTest(subject, client_update_findings, (name,)) for name in sent]
+        return [*each, GuaranteeTest(subject, client_query_findings)]
+    asked = [n for n, k in kinds.items() if n in subject.plan.method.queries and k is not AggregateClip]
+    tests = [GuaranteeTest(subject, query_findings, (asked,))]
+    for name, kind in kinds.items():
+        if kind is AggregateClip and overrides_hook(subject.plan.method, "steps"):
+            tests.append(GuaranteeTest(subject, printed_theorem_findings, (name,)))
+        elif kind is FeatureNoise:
+            tests.append(GuaranteeTest(subject, feature_findings, (name,)))
+        elif name in subject.plan.method.uploads:
+            tests.append(GuaranteeTest(subject, record_upload_findings, (name,)))
+    return tests

@@ -1,0 +1,603 @@
+"""T1: how far one record, crafted or left out, moves a release before its noise, and the contributions of other records.
+
+kappa is the change before noise that a record causes, in units of noise std / noise multiplier (the change that the
+stated multiplier allows one record).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from scipy.special import chdtri
+from torch import Tensor
+
+from attacks.canaries import Canaries
+from privdd.auditing.dp_tests.instrumentation import (
+    COMPARED_RECORDS,
+    COMPARED_RELEASES,
+    EXTRA_RECORDS,
+    MAX_CHANGE,
+    MIN_NORM,
+    EnoughReleases,
+    MemoryHistory,
+    RecordedRelease,
+    SeenContributions,
+    ZeroNoise,
+    contribution_fingerprints,
+    contribution_norms,
+    equal_fingerprints,
+    flatten_tensors,
+    match_rows,
+    message_form,
+    recording_context,
+    sensitivity_unit,
+    single_contributions,
+    unmatched_rows,
+    value_before_noise,
+    with_guests,
+    with_records,
+    without_guests,
+)
+from privdd.core.rng import Keys
+from privdd.core.types import Records, Shard, State, Tensors, Upload
+from privdd.federated.channel import digest_tensors
+from privdd.federated.simulation import Plan, Snapshot
+from privdd.privacy.mechanism import Mechanism
+
+# --- presence ----------------------------------------------------------------------------------
+# T1 with presence: a record is in the client's data or not, so that the number of its records changes too.
+#
+# It is a guest, after the client's own records, or one of the client's own: the first, and the one that contributes
+# most. Both times the method's own local work runs with the same public streams, and every release returns the same value.
+# What may differ is the guest's own contribution, by one unit at most. What may not: the contributions of all other
+# records, how many releases there are, and whatever is sent as post-processing of them.
+
+
+ROUNDING_TOLERANCE = 1e-4  # of the contributions' size: batched kernels round differently with the batch size
+ROUNDING_UNITS = 1e-2  # units: a release changed by less has only been rounded in another way
+UNBOUNDED = MAX_CHANGE
+NEAR_COPY_SHARE = 1e-2  # how far a near copy is drawn to grey
+REDRAWN_COINS = (0, 1, -1)  # coins of a draw that are tossed again, one at a time
+
+
+@dataclass
+class PresenceEffect:
+    """What a guest's presence changed for one query, in units.
+
+    total: the most that the value before noise moved; moved: summed change of the other records' contributions.
+    """
+
+    total: float = 0.0
+    moved: float = 0.0
+
+
+def change_of_others(before: Sequence[Tensor], after: Sequence[Tensor]) -> float:
+    """Summed change of the other records' contributions, in units; 0 up to float rounding.
+
+    A record that is there in one case only may stand anywhere: each contribution is compared with the one that is
+    its own in the cheapest matching of all, so that the true change is never less than this.
+    """
+    worst = max((float(match_rows(a, b)[2].sum()) for a, b in zip(before, after) if len(a) and len(b)), default=0.0)
+    return worst if worst > ROUNDING_TOLERANCE * max((len(a) for a in before), default=1) else 0.0
+
+
+def measure_presence(
+    plan: Plan,
+    snapshot: Snapshot,
+    shard: Shard,
+    base: Records,
+    guests: Records,
+    calls: Mapping[str, int],
+    keys: Keys,
+    history: MemoryHistory | None = None,
+    brief: bool = False,
+) -> tuple[dict[str, PresenceEffect], str]:
+    """(query -> what presence changed, what else changed in words) in one round of the audited client.
+
+    Each guest joins the client's own records alone; then the first joins ``base``, a few of them, as the size
+    of what each record does may depend on their number; then own records leave. calls: query -> releases of one round that
+    are enough to be seen; history: of what each of these clients remembers. A record of another class that looks like the
+    client's first is among those that join, and stays when that one leaves: what is left out as a near copy depends on
+    which others there are. brief: only one pair of each kind.
+    """
+    look = _PresenceTrial(plan, snapshot, shard, keys, history or MemoryHistory(plan, {snapshot.round: snapshot}))
+    out = None
+    twin = near_copy(shard)
+    guests = Records.concat([guests, twin])
+    for at in range(0 if brief else len(guests)):
+        out = look.compare_pair(pair_with_guest(plan, shard, shard.train, guests.take([at])), calls, out)
+    look.compare_pair(pair_with_guest(plan, shard, base, guests.take([0])), {}, None)
+    if brief and len(shard.train) > 1:
+        look.compare_pair(pair_without_record(plan, shard, 0), calls, None)
+    if out is not None:
+        for at in look.records_to_remove(out):
+            look.compare_pair(pair_without_record(plan, shard, at), calls, None)
+        beside = pair_with_guest(plan, shard, shard.train, twin)[1]
+        look.compare_pair(pair_without_record(plan, beside, 0), calls, None)
+        look.compare_sampled_half(calls, out)
+    return look.found, look.said
+
+
+@dataclass
+class _PresenceTrial:
+    """Pairs of data sets that differ in one record, and the most that any of them showed."""
+
+    plan: Plan
+    snapshot: Snapshot
+    shard: Shard
+    keys: Keys
+    history: MemoryHistory
+    found: dict[str, PresenceEffect] = field(default_factory=dict)
+    said: str = ""
+    in_order: bool = True  # a record that joins at the end contributes after all others
+
+    def compare_pair(self, both: tuple[Shard, Shard], limit: Mapping[str, int], out: ForcedRun | None) -> ForcedRun:
+        """One pair (record absent, present); out: its first run, where that was made -> the first run."""
+        plan, keys = self.plan, self.keys
+        before = [self.history.snapshot_before(self.snapshot.round, shard) for shard in both]
+        out = out or run_forced_round(plan, before[0], both[0], SeenContributions(limit), keys, None)
+        inside = run_forced_round(
+            plan, before[1], both[1], SeenContributions(limit, COMPARED_RECORDS + EXTRA_RECORDS), keys, out.outputs
+        )
+        self.said = self.said or inside.problem or _first_difference(plan, out.upload, inside.upload)
+        if torch.equal(both[1].train.ids[:-1], both[0].train.ids):
+            self.in_order &= all(_is_in_order(out.seen.marks[n], inside.seen.marks.get(n, [])) for n in out.seen.marks)
+        for name, totals in out.seen.totals.items():
+            kept = self.found.setdefault(name, PresenceEffect())
+            kept.total = max(kept.total, _largest_change(totals, inside.seen.totals.get(name, [])))
+            one, other = out.seen.singly.get(name, {}), inside.seen.singly.get(name, {})
+            alike = [at for at in one if at in other]
+            kept.moved = max(kept.moved, change_of_others([one[at] for at in alike], [other[at] for at in alike]))
+            self.said = self.said or _describe_two_cells(name, out.seen, inside.seen)
+        return out
+
+    def compare_sampled_half(self, limit: Mapping[str, int], out: ForcedRun) -> None:
+        """Half of the records are drawn: the releases must be those of a client that holds this half and draws all.
+
+        Where they are not, or other numbers of records are drawn from than the client has, the records may stand in
+        another order: then what each draw brings in is looked at (``_follows_draws``).
+        """
+        plan, whole, asked = self.plan, self.shard.train, set[int]()
+        sampled = [name for name in limit if float(plan.mechanisms[name].sampling_probability) < 1]
+        half = torch.rand(len(whole), generator=self.keys.fold("half").torch()) < 0.5
+
+        def draw_half(count: int) -> Tensor:
+            asked.add(count)
+            return half if count == len(half) else torch.ones(count, dtype=torch.bool)
+
+        if not sampled:
+            return
+        some = with_records(self.shard, whole.take(half))
+        alone = run_forced_round(plan, self.snapshot, some, SeenContributions(limit), self.keys, None)
+        heeded = run_forced_round(
+            plan,
+            self.snapshot,
+            with_records(self.shard, whole),
+            SeenContributions(limit),
+            self.keys,
+            alone.outputs,
+            drawn=draw_half,
+        )
+        for name in sampled:
+            gap = _largest_change(alone.seen.totals.get(name, []), heeded.seen.totals.get(name, []))
+            if (gap > ROUNDING_UNITS or asked != {len(half)}) and not self._follows_draws(name, limit, out):
+                self.said = self.said or f"not those records contribute to {name!r} that were drawn"
+
+    def _follows_draws(self, name: str, limit: Mapping[str, int], out: ForcedRun) -> bool:
+        """Whether draws divide the records, whatever their order: those drawn and those of the opposite draw are all of
+        them together, and a coin that falls otherwise brings in, or leaves out, one."""
+        whole = out.seen.marks.get(name, [])
+        one, opposite = (
+            self._fingerprints_after_draws(name, limit, out),
+            self._fingerprints_after_draws(name, limit, out, opposite=True),
+        )
+        both = [torch.cat(pair) for pair in zip(one, opposite)]
+        if (
+            not whole
+            or len(one) != len(whole)
+            or len(both) != len(whole)
+            or any(_count_unmatched(a, b) for a, b in zip(both, whole))
+        ):
+            return False
+        tossed = (self._fingerprints_after_draws(name, limit, out, other=coin) for coin in REDRAWN_COINS)
+        return all(
+            len(again) == len(one) and sum(_count_unmatched(a, b) for a, b in zip(one, again)) <= 1 for again in tossed
+        )
+
+    def _fingerprints_after_draws(
+        self, name: str, limit: Mapping[str, int], out: ForcedRun, *, opposite: bool = False, other: int | None = None
+    ) -> list[Tensor]:
+        """Marks of each release after draws that are the same each time, or the opposite; other: a coin of the first draw
+        that falls the other way."""
+        generator, draws = self.keys.fold("draws").torch(), [0]
+
+        def draw_coins(count: int) -> Tensor:
+            taken = (torch.rand(count, generator=generator) < 0.5) ^ opposite
+            if other is not None and not draws[0] and count:
+                taken[other % count] ^= True
+            draws[0] += 1
+            return taken
+
+        shard = with_records(self.shard, self.shard.train)
+        run = run_forced_round(
+            self.plan, self.snapshot, shard, SeenContributions(limit), self.keys, out.outputs, drawn=draw_coins
+        )
+        return run.seen.marks.get(name, [])
+
+    def records_to_remove(self, out: ForcedRun) -> list[int]:
+        """Places of own records that leave: the first, and that which contributes most to each query."""
+        y, at = self.shard.train.y, {0} if len(self.shard.train) > 1 else set()
+        for name, (_, (release, cell, row)) in out.seen.largest.items():
+            own = torch.tensor([i for i, label in enumerate(y.tolist()) if cell in (None, f"label:{label}")])
+            at |= {int(own[row])} if row < len(own) else set()
+            if not self.in_order:
+                at |= set(self._find_contributor(name, release, out.seen.marks[name][release][row], own, out).tolist())
+        return sorted(at)
+
+    def _find_contributor(self, name: str, release: int, target: Tensor, own: Tensor, out: ForcedRun) -> Tensor:
+        """Which of the records ``own`` contributes ``target``: half of those that may leave, until one is left."""
+        while len(own) > 1:
+            some = own[: len(own) // 2]
+            shard = with_records(self.shard, self.shard.train.take(some))
+            run = run_forced_round(
+                self.plan, self.snapshot, shard, SeenContributions({name: release + 1}), self.keys, out.outputs
+            )
+            seen = run.seen.marks.get(name, [])
+            there = len(seen) > release and bool(
+                equal_fingerprints(seen[release], target.expand_as(seen[release])).any()
+            )
+            own = some if there else own[len(some) :]
+        return own
+
+
+def _is_in_order(out: Sequence[Tensor], inside: Sequence[Tensor]) -> bool:
+    """Whether contributions stand where they stood before one joined at the end."""
+    return all(len(a) <= len(b) and bool(equal_fingerprints(a, b[: len(a)]).all()) for a, b in zip(out, inside))
+
+
+def _count_unmatched(one: Tensor, other: Tensor) -> int:
+    """How many contributions are on one side only; those of nothing do not count."""
+    return sum(map(len, unmatched_rows(*(side[side.norm(dim=1) > MIN_NORM] for side in (one, other)))))
+
+
+def _largest_change(before: Sequence[Tensor], after: Sequence[Tensor]) -> float:
+    return max((float((a - b).norm()) for a, b in zip(before, after)), default=0.0)
+
+
+def _describe_two_cells(name: str, before: SeenContributions, after: SeenContributions) -> str:
+    """Cells are accounted as if no record were in two of them."""
+    changed = zip(before.where[name], before.totals[name], after.totals.get(name, []))
+    cells = {cell for cell, a, b in changed if float((a - b).norm()) > ROUNDING_UNITS}
+    return f"one record changes releases of {len(cells)} cells of {name!r}" if len(cells) > 1 else ""
+
+
+def pair_without_record(plan: Plan, shard: Shard, at: int) -> tuple[Shard, Shard]:
+    """(one of the client's own records absent, present)."""
+    whole = shard.train
+    out = with_records(shard, whole.take([i for i in range(len(whole)) if i != at]))
+    if plan.relation == "zero_out":
+        gone = whole.take([at])
+        out = replace(out, nulls=replace(gone, x=torch.zeros_like(gone.x)))
+    return out, with_records(shard, whole)
+
+
+def near_copy(shard: Shard) -> Records:
+    """A record that looks nearly like the client's first, of another class."""
+    first = shard.train.take([0])
+    return replace(first, x=(first.x * (1 - NEAR_COPY_SHARE) + NEAR_COPY_SHARE / 2), y=(first.y + 1) % shard.classes)
+
+
+def pair_with_guest(plan: Plan, shard: Shard, records: Records, guest: Records) -> tuple[Shard, Shard]:
+    """(guest absent, guest present); under zero_out an absent one is zeroed out and keeps its label."""
+    first = int(records.ids.max()) + 1 if len(records) else 0
+    named = Records(
+        guest.x.to(records.x), guest.y.to(records.y), torch.arange(first, first + len(guest)).to(records.ids)
+    )
+    inside = with_records(shard, Records.concat([records, named]))
+    out = with_records(shard, records)
+    if plan.relation == "zero_out":
+        out = replace(out, nulls=replace(named, x=torch.zeros_like(named.x)))
+    return out, inside
+
+
+@dataclass
+class ForcedRun:
+    seen: SeenContributions
+    outputs: list[Tensors]
+    upload: Upload | None = None
+    problem: str = ""
+    memory: State = field(default_factory=dict)
+
+
+def run_forced_round(
+    plan: Plan,
+    snapshot: Snapshot,
+    shard: Shard,
+    seen: SeenContributions,
+    keys: Keys,
+    forced: list[Tensors] | None,
+    **more: Any,
+) -> ForcedRun:
+    """The round with every record sampled; forced: what its releases return."""
+    run = ForcedRun(seen, [])
+    ctx = recording_context(plan, snapshot.round, keys, observe=run.seen, forced=forced, **more)
+    ctx.outputs = run.outputs
+    try:
+        run.upload, run.memory = plan.method.local(snapshot.broadcast, dict(snapshot.memory), shard, ctx)
+    except EnoughReleases:
+        return run
+    except IndexError:
+        if forced is None or len(run.outputs) < len(forced):
+            raise
+    if (forced is not None and len(run.outputs) != len(forced)) or run.upload is None:
+        run.problem = "how many releases there are depends on the records"
+    return run
+
+
+def _first_difference(plan: Plan, out: Upload | None, inside: Upload | None) -> str:
+    """What is sent as if it were post-processing or public, and yet is not the same."""
+    if out is None or inside is None:
+        return ""
+    return next(_list_differences(plan, out, inside), "")
+
+
+def _list_differences(plan: Plan, out: Upload, inside: Upload) -> Iterator[str]:
+    for name in sorted({*out, *inside}):
+        sides = out.get(name), inside.get(name)
+        if name in plan.mechanisms:
+            if (
+                plan.relation == "add_remove"
+                and len({_form_of_release(plan, name, side.value) for side in sides if side}) > 1
+            ):
+                yield f"the size of {name!r} tells how many records there are"
+            continue
+        free = [side is not None and (side.private or bool(side.public)) for side in sides]
+        if any(free) and not all(free):
+            yield f"whether {name!r} is sent, or is private, depends on the records"
+        elif all(free) and sides[0] and sides[1] and not _is_identical(sides[0].value, sides[1].value):
+            yield f"{name!r} is sent as post-processing and depends on the records in another way"
+
+
+def _form_of_release(plan: Plan, name: str, value: Tensors) -> str:
+    return str(message_form(plan.mechanisms[name](value, ZeroNoise()).value))
+
+
+def _is_identical(a: Tensors, b: Tensors) -> bool:
+    """Bit by bit, in the same order of tensors."""
+    return message_form(a) == message_form(b) and digest_tensors(a) == digest_tensors(b)
+
+
+# --- sensitivity -------------------------------------------------------------------------------
+# T1: run the method's own code with crafted records (guests) added, and compute kappa for every release.
+#
+# kappa is the change before noise that a record causes, in units of noise std / noise multiplier (the change that
+# the stated multiplier allows one record). It also counts how much the other records' contributions move when the
+# guests change, which is zero wherever the proof holds: batch norm, a map trained on the records, or a normaliser
+# that reads them shows up here. And the noise that was really drawn is compared with the stated noise.
+
+
+NOISE_ERROR = 1e-6  # probability that noise of the stated size is reported as too small
+SEARCH_INTERVAL = 8  # of a partition's later releases, one in so many is searched
+
+
+@dataclass
+class SensitivityTally:
+    """What T1 measured for one query.
+
+    changes: guest -> largest change, in units; calls: releases by partition; residual, numbers: sum of squares and
+    count of the drawn noise values, in units of the stated noise; others: the other records' contributions in the
+    first releases; moved: the most that they change; leak: what else depends on a record, in words, which has no
+    bound; sizes: guest -> the norm of its contribution before it is clipped; kept: contributions of the guest
+    ``keeps``, release by release; in_order: whether the method leaves its records in the order in which it has them.
+    """
+
+    changes: dict[int, float] = field(default_factory=dict)
+    calls: Counter[str | None] = field(default_factory=Counter)
+    residual: float = 0.0
+    numbers: int = 0
+    others: list[Tensor] = field(default_factory=list)
+    moved: float = 0.0
+    leak: str = ""
+    pairs: float = 0.0
+    sizes: dict[int, float] = field(default_factory=dict)
+    in_order: bool = True
+    keeps: int = 0
+    kept: list[Tensors] = field(default_factory=list)
+
+    @property
+    def noise_ratio(self) -> float:
+        """Drawn noise over stated noise if it is significantly smaller, else 1."""
+        if not self.numbers:
+            return 1.0
+        ceiling = math.sqrt(self.residual / float(chdtri(self.numbers, 1 - NOISE_ERROR)))
+        return min(1.0, max(ceiling, 1e-12))
+
+    def describe_faults(self) -> str:
+        """Faults other than a record's own change, as text for a note."""
+        told = [self.leak] if self.leak else []
+        told += [f"other records' contributions move by {self.moved:.3g} units"] if self.moved else []
+        told += [f"the drawn noise is {self.noise_ratio:.3g} times the stated one"] if self.noise_ratio < 1 else []
+        return "".join(f"; {text}" for text in told)
+
+    def name_guest(self, guests: Canaries, which: int) -> str:
+        """The name of a guest; where the method has put its records in another order, which one it is is not known."""
+        return repr(guests.names[which]) if self.in_order else "one of them"
+
+    def worst_guest(self, relation: str) -> tuple[float, int]:
+        """(kappa, guest) of the worst guest; under replace, one guest is exchanged for another."""
+        guest = max(self.changes, key=lambda j: self.changes[j])
+        size = max(self.pairs, self.changes[guest]) if relation == "replace" else self.changes[guest]
+        return UNBOUNDED if self.leak else (size + self.moved) / self.noise_ratio, guest
+
+
+def guests_in_partition(guests: Canaries, partition: str | None) -> list[int]:
+    """Which guests are in a partition, in order."""
+    if partition is None:
+        return list(range(len(guests)))
+    label = int(partition.removeprefix("label:"))
+    return [j for j, y in enumerate(guests.y.tolist()) if y == label]
+
+
+@dataclass
+class SensitivityExaminer:
+    """Fills one ``SensitivityTally`` per query while the method runs.
+
+    before: query -> marks of each release of a run with other guests; the rows that are not in it too are the guests',
+    wherever the method has put them.
+    """
+
+    guests: Canaries
+    before: Mapping[str, Sequence[Tensor]] = field(default_factory=dict)
+    marks: dict[str, list[Tensor]] = field(default_factory=dict)
+    tallies: dict[str, SensitivityTally] = field(default_factory=dict)
+    keep: Mapping[str, int] = field(default_factory=dict)
+
+    def __call__(self, mechanism: Mechanism, heeded: RecordedRelease) -> None:
+        tally = self.tallies.setdefault(heeded.name, SensitivityTally())
+        tally.calls[heeded.partition] += 1
+        one, base = sensitivity_unit(heeded.released), heeded.released.exact or {}
+        gap = (flatten_tensors(heeded.released.value) - flatten_tensors(base)) / heeded.released.noise_std
+        tally.residual += float(gap.double().square().sum())
+        tally.numbers += gap.numel()
+        at = tally.calls[heeded.partition]
+        heeded = self._move_guests_last(heeded, tally) if heeded.guests else heeded
+        weighed = (
+            contribution_norms(heeded.rows).tolist()[len(next(iter(heeded.rows.values()))) - heeded.guests :]
+            if at == 1
+            else []
+        )
+        searched = heeded.guests if at <= COMPARED_RELEASES or at % SEARCH_INTERVAL == 0 else 0
+        alone = (
+            flatten_tensors(value_before_noise(mechanism, without_guests(heeded.rows, heeded.guests)))
+            if searched
+            else flatten_tensors(base)
+        )
+        changes = [
+            (flatten_tensors(value_before_noise(mechanism, _with_guest(heeded, i))) - alone) / one
+            for i in range(searched)
+        ]
+        for i, guest in enumerate(guests_in_partition(self.guests, heeded.partition)[: heeded.guests]):
+            if i < searched:
+                tally.changes[guest] = max(tally.changes.get(guest, 0.0), float(changes[i].norm()))
+            if i < len(weighed):
+                tally.sizes[guest] = weighed[i]
+            if self.keep.get(heeded.name) == guest:
+                tally.kept.append(_guest_row(heeded, i))
+        if len(changes) > 1:
+            stacked = torch.stack(changes)
+            tally.pairs = max(tally.pairs, float(torch.cdist(stacked, stacked).max()))
+        if sum(tally.calls.values()) <= COMPARED_RELEASES:
+            rows = (
+                without_guests(heeded.rows, heeded.guests) if self.before else heeded.rows
+            )  # before, who is who is not known
+            tally.others.append(single_contributions(mechanism, rows) / one)
+
+    def _move_guests_last(self, heeded: RecordedRelease, tally: SensitivityTally) -> RecordedRelease:
+        """The same release with its rows in another order, if the method has not put the guests at the end."""
+        made = self.marks.setdefault(heeded.name, [])
+        made.append(contribution_fingerprints(heeded.rows))
+        now, known = made[-1], self.before.get(heeded.name, ())
+        then = known[len(made) - 1] if len(made) <= len(known) else now
+        base = len(now) - heeded.guests
+        if len(then) == len(now) and bool(equal_fingerprints(then[:base], now[:base]).all()):
+            return heeded
+        _, columns, away = match_rows(then, now)
+        apart = torch.full((len(now),), torch.inf, dtype=torch.float64).index_copy(0, columns, away)
+        order = apart.argsort(stable=True)
+        tally.in_order = False
+        return replace(heeded, rows={n: t[order] for n, t in heeded.rows.items()})
+
+
+def _with_guest(heeded: RecordedRelease, guest: int) -> Tensors:
+    """The base rows and one guest's."""
+    base = {n: len(t) - heeded.guests for n, t in heeded.rows.items()}
+    return {n: torch.cat([t[: base[n]], t[base[n] + guest : base[n] + guest + 1]]) for n, t in heeded.rows.items()}
+
+
+def _guest_row(heeded: RecordedRelease, guest: int) -> Tensors:
+    """One guest's row."""
+    at = {n: len(t) - heeded.guests + guest for n, t in heeded.rows.items()}
+    return {n: t[at[n] : at[n] + 1].clone() for n, t in heeded.rows.items()}
+
+
+def measure_sensitivity(
+    plan: Plan,
+    snapshot: Snapshot,
+    shard: Shard,
+    base: Records,
+    guests: Canaries,
+    keys: Keys,
+    labels: Sequence[int],
+    history: MemoryHistory | None = None,
+    brief: bool = False,
+) -> dict[str, SensitivityTally]:
+    """T1 on one round of the audited client: query -> tally.
+
+    The method runs twice with the same random draws and the same releases: first with the guests' negatives (inverted
+    images), then with the guests as crafted, so that what the guests change in other records shows.
+    labels: the classes to release, those of base and guests; history: of what each of these clients remembers; brief: the
+    client's own records are looked at for fewer pairs.
+    """
+    history = history or MemoryHistory(plan, {snapshot.round: snapshot})
+    strangers = Canaries(1 - guests.x, guests.y, guests.names)
+    first = SensitivityExaminer(guests)
+    second = SensitivityExaminer(guests, first.marks)
+    forced: list[Tensors] | None = None
+    for examiner, who in ((first, strangers), (second, guests)):
+        ctx = recording_context(
+            plan, snapshot.round, keys, labels, observe=examiner, guests=_guest_counts(guests), forced=forced
+        )
+        client = with_records(shard, with_guests(base, who))
+        memory = dict(history.snapshot_before(snapshot.round, client).memory)
+        plan.method.local(snapshot.broadcast, memory, client, ctx)
+        forced = ctx.outputs
+        second.keep = {
+            name: tally.worst_guest("add_remove")[1] for name, tally in first.tallies.items() if tally.changes
+        }
+    for name, tally in second.tallies.items():
+        tally.keeps = second.keep.get(name, 0)
+        tally.moved = change_of_others(tally.others, first.tallies[name].others)
+    _add_presence_changes(history, snapshot, shard, base, guests, keys.fold("presence"), second.tallies, brief)
+    return second.tallies
+
+
+def _add_presence_changes(
+    history: MemoryHistory,
+    snapshot: Snapshot,
+    shard: Shard,
+    base: Records,
+    guests: Canaries,
+    keys: Keys,
+    tallies: Mapping[str, SensitivityTally],
+    brief: bool,
+) -> None:
+    if not tallies:
+        return
+    most = {max(t.sizes, key=lambda j: t.sizes[j]) for t in tallies.values() if t.sizes}
+    who = list(dict.fromkeys([0, *sorted(most)]))
+    tried = Records(guests.x[who], guests.y[who], torch.arange(len(who)))
+    plan = history.plan
+    cells = len(plan.problem.class_list)
+    calls = {
+        name: COMPARED_RELEASES if None in tally.calls else COMPARED_RELEASES * cells for name, tally in tallies.items()
+    }
+    made = {name: max(tally.calls.values()) * (1 if None in tally.calls else cells) for name, tally in tallies.items()}
+    limit = {name: min(count, made[name]) for name, count in calls.items()}
+    found, leak = measure_presence(plan, snapshot, shard, base, tried, limit, keys, history, brief)
+    for name, tally in tallies.items():
+        seen = found.get(name)
+        if seen is not None and tally.changes:
+            tally.moved = max(tally.moved, seen.moved)
+            worst = max(tally.changes, key=lambda j: tally.changes[j])
+            tally.changes[worst] = max(tally.changes[worst], seen.total)
+        tally.leak = leak
+
+
+def _guest_counts(guests: Canaries) -> dict[str | None, int]:
+    counts = Counter(guests.y.tolist())
+    return {None: len(guests), **{f"label:{label}": count for label, count in counts.items()}}

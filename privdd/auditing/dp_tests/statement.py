@@ -1,0 +1,288 @@
+"""What guarantee tests know about a run, the statement that they test, and how their results become findings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import dp_accounting as dpa
+import numpy as np
+from torch import Tensor
+
+from attacks.certificates import LikelihoodRatioCertificate, bound_from_runs, likelihood_ratio_certificate
+from attacks.tradeoff import Curve, curve_test, most_testable_point
+from attacks.types import Adversary, Family, Finding, Surface
+from privdd.auditing.coverage import covered_diagnostics, untested_diagnostics
+from privdd.auditing.dp_tests.instrumentation import MemoryHistory, memory_history_of
+from privdd.auditing.dp_tests.likelihood_ratio_test import RatioTranscripts
+from privdd.core.rng import Keys
+from privdd.core.types import Records, Shard
+from privdd.federated.settings import GuaranteeBudget
+from privdd.federated.simulation import Plan, Snapshot
+from privdd.privacy.ledger import Ledger
+from privdd.privacy.tradeoff import epsilon_at, trade_off
+
+# --- statement ---------------------------------------------------------------------------------
+# What guarantee tests know about a run, and how their results become findings.
+
+
+WHOLE_RUN_TEST = "t2_whole_run"
+MAX_ROUNDED_KAPPA = 1.01  # units: what a release may seem to move by where it is rounded to a lattice
+SYNTHETIC_SURFACES = (Surface.SYNTHETIC_IMAGES, Surface.SYNTHETIC_REPRESENTATIONS)
+ORDER_STATISTIC = 5  # the k of T2's order statistic, fixed beforehand
+NO_EVIDENCE_NOTE = "; no bound from what is finally sent is evidence for a claim"
+
+
+@dataclass(frozen=True)
+class ExaminedRounds:
+    """The audited client's rounds. kept: those that can be run again; chosen: of them the first, a middle and the last
+    of each phase; lost: those of which no state was kept."""
+
+    kept: tuple[int, ...]
+    chosen: tuple[int, ...]
+    lost: tuple[int, ...]
+
+    @property
+    def last(self) -> int:
+        """The last that was kept; -1 = none."""
+        return max(self.kept, default=-1)
+
+    def describe_rounds(self, looked_at: Sequence[int]) -> str:
+        """Which rounds were looked at, and which were not."""
+        rest = sorted({*self.kept, *self.lost} - set(looked_at))
+        return f"round{'s' * (len(looked_at) > 1)} {format_ranges(looked_at)}" + (
+            f"; not looked at: {format_ranges(rest)}" if rest else ""
+        )
+
+
+def format_ranges(numbers: Sequence[int]) -> str:
+    """Increasing numbers as text: 0, 2 to 5, 9."""
+    runs: list[list[int]] = []
+    for n in numbers:
+        if runs and n == runs[-1][-1] + 1:
+            runs[-1].append(n)
+        else:
+            runs.append([n])
+    return ", ".join(f"{r[0]} to {r[-1]}" if len(r) > 2 else ", ".join(map(str, r)) for r in runs)
+
+
+@dataclass(frozen=True)
+class GuaranteeSubject:
+    """A finished run: the audited client's data as it trained, snapshots of its rounds, and what it spent."""
+
+    plan: Plan
+    shard: Shard
+    snapshots: Mapping[int, Snapshot]
+    ledger: Ledger
+    delta: float
+    confidence: float
+    budget: GuaranteeBudget
+    keys: Keys
+
+    def has_finite_epsilon(self, name: str) -> bool:
+        """Whether the audited client's releases of this name have a finite epsilon in the ledger."""
+        rows = [r for r in self.ledger.releases if r.name == name and r.client == self.plan.victim]
+        return bool(rows) and all(row.is_protected for row in rows)
+
+    def client_rounds(self, name: str | None = None) -> ExaminedRounds:
+        """Rounds in which the client sent something, or released what is called ``name``."""
+        rows = [r for r in self.ledger.releases if r.client == self.plan.victim and name in (None, r.name)]
+        made = sorted({r.round for r in rows})
+        kept, phases = tuple(t for t in made if t in self.snapshots), dict[str, list[int]]()
+        for t in kept:
+            phases.setdefault(self.snapshots[t].phase, []).append(t)
+        chosen = {t for of in phases.values() for t in (of[0], of[len(of) // 2], of[-1])}
+        return ExaminedRounds(kept, tuple(sorted(chosen)), tuple(t for t in made if t not in kept))
+
+    def memory_history(self, other: Records) -> MemoryHistory:
+        """Of what the client remembers; other: records that tell whether that depends on them."""
+        return memory_history_of(self.plan, self.snapshots, self.shard, replace(self.shard, train=other, nulls=None))
+
+    def surface_of(self, name: str) -> Surface:
+        """The surface that the outputs of a mechanism end up in."""
+        uploads = self.plan.method.uploads
+        if name in uploads:
+            return uploads[name]
+        made = [s for s in uploads.values() if s in SYNTHETIC_SURFACES]
+        return made[0] if made and name != "dpsgd" else Surface.UPDATE
+
+    def plan_with_few_images(self) -> Plan:
+        """The plan with as few synthetic images per class as the guarantee settings say."""
+        method = self.plan.method
+        return replace(
+            self.plan, method=method.with_images_per_class(min(method.images_per_class(), self.budget.images))
+        )
+
+
+@dataclass(frozen=True)
+class Statement:
+    """A claim to be tested: an epsilon, who states it, and the surface where the tested release ends up.
+
+    name: the query or upload whose mechanism is tested, which tells apart findings on one surface;
+    unit: what is in or out, a record or a client.
+    """
+
+    subject: GuaranteeSubject
+    surface: Surface
+    epsilon: float
+    source: str
+    name: str
+    unit: str = "record"
+
+    def guarantee_finding(self, attack: str, adversary: Adversary, **measures: Any) -> Finding:
+        tested = {"signal": self.name, "diagnostics": {"unit": self.unit}}
+        stated = {"epsilon_stated": self.epsilon, **tested, **measures}
+        return Finding(self.surface, attack, Family.GUARANTEE, adversary, stated)
+
+    def sensitivity_finding(
+        self, kappa: float, allowed: float, searched: int, note: str, rounds: Sequence[int]
+    ) -> Finding:
+        """T1's row; rounds: that were looked at."""
+        found = "more" if kappa > allowed * (1 + 1e-4) else "no more"
+        text = f"{note}: one {self.unit} moves the value before noise by {kappa:.3g} units, {found} than {allowed:g}"
+        looks = {"unit": self.unit, **covered_diagnostics("t1_sensitivity", rounds)}
+        measures = {"kappa": kappa, "kappa_allowed": allowed, "n": searched, "note": text, "diagnostics": looks}
+        return self.guarantee_finding("t1_sensitivity", Adversary.ANALYST, **measures)
+
+    def whole_run_finding(
+        self, epsilon: float, runs: int, kappas: np.ndarray, trusts: Sequence[str], what: str
+    ) -> Finding:
+        """T2's row for the run as a whole; kappas (runs, T): what one record moves each release by, in units."""
+        energy = float(np.square(kappas).mean())
+        most = float(kappas.max())
+        kappa = {"min": float(kappas.min()), "mean": float(kappas.mean()), "energy": energy}
+        played = f"{runs} runs of all {kappas.shape[1]} releases with {what}; kappa^2 is {energy:.4g} on average"
+        found = self.guarantee_finding(
+            WHOLE_RUN_TEST,
+            Adversary.ANALYST,
+            epsilon_measured=epsilon,
+            epsilon_method="tilted_likelihood_ratio",
+            epsilon_validity="finite_sample",
+            confidence=self.subject.confidence,
+            n=runs,
+            note=f"{played}; {self._describe_verdict(epsilon)}",
+        )
+        certificate = {"tier": "T2", "trusts": list(trusts), "runs": runs, "kappa": kappa}
+        more: dict[str, Any] = {
+            "certificate": certificate,
+            **covered_diagnostics(WHOLE_RUN_TEST, self._tested_rounds()),
+        }
+        if most > MAX_ROUNDED_KAPPA:  # a single release is enough, however little it adds to the whole
+            more["refuted"] = True
+            at = int(kappas.max(0).argmax()) + 1
+            found = found.with_measures(
+                note=f"{played}; release {at} moves by {most:.3g} units, more than 1; {self._describe_verdict(epsilon)}"
+            )
+        return found.with_measures(diagnostics={**found.measures["diagnostics"], **more})
+
+    def untested_run_finding(self, why: str) -> Finding:
+        """T2's row where the run could not be played."""
+        note = f"the whole run was not tested: {why}"
+        found = self.guarantee_finding(WHOLE_RUN_TEST, Adversary.ANALYST, n=0, note=note)
+        return found.with_measures(
+            diagnostics={**found.measures["diagnostics"], **untested_diagnostics(WHOLE_RUN_TEST, why)}
+        )
+
+    def _tested_rounds(self) -> set[int]:
+        """The rounds in which the audited client made the releases that are tested."""
+        names, client = self.name.split(", "), self.subject.plan.victim
+        return {r.round for r in self.subject.ledger.releases if r.name in names and r.client == client}
+
+    def likelihood_ratio_findings(
+        self, found: RatioTranscripts, note: str, *, final: RatioTranscripts | None
+    ) -> Iterator[Finding]:
+        """T2, and T3 on the transcript and on what is finally sent, of the runs ``final`` (None: not that)."""
+        confidence, delta = self.subject.confidence, self.subject.delta
+        best = self._certified_bound(found)
+        yield self.guarantee_finding(
+            "t2_likelihood_ratio",
+            Adversary.ANALYST,
+            epsilon_measured=best,
+            epsilon_method="likelihood_ratio",
+            epsilon_validity="finite_sample",
+            confidence=confidence,
+            n=2 * found.run_count,
+            note=f"{note}; {self._describe_verdict(best)}",
+        )
+        looks = [("t3_transcript", Adversary.ANALYST, found.ratios.unsqueeze(1), found.run_count)]
+        looks += [("t3_final", Adversary.SERVER, final.final, final.run_count)] if final else []
+        for attack, adversary, rows, runs in looks:
+            rng = self.subject.keys.fold(attack, self.surface).numpy()
+            bound = bound_from_runs(rows[:runs], rows[runs:], delta=delta, generator=rng, confidence=confidence)
+            ceiling = math.log(runs / 2 / 3.7)
+            text = (
+                f"{note}; a perfect attack on so many runs reaches {ceiling:.2g}; {self._describe_verdict(bound.value)}"
+            )
+            yield self.guarantee_finding(
+                attack,
+                adversary,
+                epsilon_measured=bound.value,
+                epsilon_method=bound.method,
+                epsilon_validity=bound.validity,
+                confidence=confidence,
+                n=2 * runs,
+                note=text + (NO_EVIDENCE_NOTE if attack == "t3_final" else ""),
+            )
+
+    def _certified_bound(self, found: RatioTranscripts) -> float:
+        """T2's bound in both orders of the pair, each at half of the error probability."""
+        each = 1 - (1 - self.subject.confidence) / 2
+        orders: tuple[Tensor, Tensor] = (found.ratios[: found.run_count], -found.ratios[found.run_count :])
+        made: list[LikelihoodRatioCertificate] = [
+            likelihood_ratio_certificate(r, k=ORDER_STATISTIC, confidence=each) for r in orders
+        ]
+        return max((c.epsilon for c in made if self.subject.delta < c.delta_below), default=0.0)
+
+    def _describe_verdict(self, value: float) -> str:
+        beyond = "contradicts" if value > self.epsilon else "does not contradict"
+        return f"not ({value:.3g}, {self.subject.delta:g})-DP, which {beyond} {self.epsilon:.3g} ({self.source})"
+
+
+# --- accounted curve ---------------------------------------------------------------------------
+# T3 against the accountant's whole trade-off curve, at the point of it that so many runs test best.
+#
+# The adversary knows the likelihood ratio of a run's releases. Its threshold comes from the accounted curve and the
+# number of runs alone, so no run is spent on choosing it. Error rates below the curve refute the accountant, whatever
+# the mechanism's true law is; how far below is told by the event of the same kind, with less noise, whose curve they
+# would still refute.
+
+
+def curve_finding(statement: Statement, inside: Tensor, outside: Tensor, event: dpa.DpEvent, note: str) -> Finding:
+    """The finding ``t3_curve`` from log likelihood ratios (R,) of runs with the record and (R',) of runs without it.
+
+    inside, outside: ln P/Q of independent runs of the releases that ``event`` accounts for, P with the record. Its
+    ``epsilon_measured`` is above the statement's epsilon exactly where the curve is refuted at the subject's
+    confidence. Below it, it is the epsilon of the least noise that the runs refute: no bound for other mechanisms.
+    """
+    subject, relation = statement.subject, statement.subject.ledger.relation
+
+    @cache
+    def curve_at_scale(scale: float) -> Curve:
+        return trade_off(event, relation=relation, scale=scale)
+
+    runs = min(len(inside), len(outside))
+    point = most_testable_point(curve_at_scale(1.0), runs, confidence=subject.confidence)
+    ratios = inside.double().numpy(), outside.double().numpy()
+    found = curve_test(*ratios, curve_at_scale, threshold=point.threshold, confidence=subject.confidence)
+    implied = epsilon_at(event, subject.delta, relation=relation, scale=found.scale)
+    above = statement.epsilon * (1 + 1e-9)  # both epsilons are rounded: the curve decides which one is the larger
+    implied = max(implied, above) if found.refuted else min(implied, statement.epsilon)
+    where = f"false alarms at most {found.fpr:.3g} and misses at most {found.fnr:.3g}"
+    lies = "below" if found.refuted else "not below"
+    return statement.guarantee_finding(
+        "t3_curve",
+        Adversary.ANALYST,
+        epsilon_measured=implied,
+        epsilon_method="curve",
+        epsilon_validity="curve",
+        confidence=subject.confidence,
+        n=found.runs,
+        note=f"{note}; {where}, {lies} the accountant's curve; refuted is {_describe_scale(found.scale)}",
+    )
+
+
+def _describe_scale(scale: float) -> str:
+    return f"noise of {1 / scale:.3g} times the stated scale or more" if scale else "no noise of any scale"

@@ -1,0 +1,220 @@
+"""Does a method keep the contract? Checks to run on a user's own class before it is audited.
+
+Each check runs the method on a tiny federation of random images and names what it found, in one line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attacks.types import Adversary, Family, Finding, Surface
+from privdd.auditing.adversary_view import AdversaryView
+from privdd.auditing.coverage import MESSAGES_PART
+from privdd.auditing.dp_tests.instrumentation import compare_traces, trace_round, zero_out_others
+from privdd.auditing.dp_tests.non_interference_test import INTERFERENCE_TEST
+from privdd.auditing.dp_tests.statement import GuaranteeSubject
+from privdd.auditing.signal_extraction import UnreadableUpload, extract_signals, missing_hooks
+from privdd.core.rng import Keys
+from privdd.core.types import Problem, Received, Records, Shard, State, Upload, Work
+from privdd.federated.channel import TranscriptEnded
+from privdd.federated.method import Method
+from privdd.federated.simulation import ClientTask, Plan, Snapshot, client_step
+from privdd.privacy.mechanism import Mechanism
+
+TELLING = ("depends on the records", "depend on the records")  # how a line ends that says so
+CHECKED_CLIENTS, CHECKED_ROUNDS = 2, 3  # of the tiny federation; later rounds of a longer method are not run
+
+
+class BrokenContract(ValueError):
+    """A method that an audit could not be trusted with; one line for each fault."""
+
+
+@dataclass(frozen=True)
+class CheckedRound:
+    """One round of one client, before it is run."""
+
+    plan: Plan
+    round: int
+    server: State
+    memory: State
+    shard: Shard
+
+    def run(self) -> Work:
+        ctx = self.plan.client_context(self.round, self.shard.client)
+        return self.plan.method.local(self.plan.method.broadcast(self.server), self.memory, self.shard, ctx)
+
+
+def check_method(
+    method: Method,
+    *,
+    mechanisms: Mapping[str, Mechanism] | None = None,
+    shape: tuple[int, int, int] = (1, 8, 8),
+    classes: int = 3,
+    records: int = 24,
+    seed: int = 0,
+) -> None:
+    """Run a few rounds of a method and raise BrokenContract, one line for each thing that is wrong.
+
+    Checked: it is a ``Method``; its uploads are declared and finite, can be read by an attack, and depend on
+    nothing but their arguments; ``recall`` and ``local_batched`` agree with ``local``; what claims to be
+    private depends on the records only through ``mechanisms``, and ledger rows not at all; ``predict`` gives one
+    score a class.
+    Images are random, (c, h, w) = ``shape``; the arguments must suit the method's settings.
+    """
+    if not isinstance(method, Method):
+        raise BrokenContract(f"{type(method).__name__} is no Method: it must inherit from privdd.api.Method")
+    plan = Plan(Keys(seed), Problem(shape, classes, CHECKED_CLIENTS), method, mechanisms or {})
+    found = list(_unreadable_uploads(method)) or list(_find_faults(plan, _random_shards(shape, classes, records, seed)))
+    if found:
+        raise BrokenContract("\n".join(dict.fromkeys(found)))
+
+
+def contract_findings(subject: GuaranteeSubject) -> Iterator[Finding]:
+    """What ``check_method`` says of a method that states a limit: a contradiction where a message tells about the records, and
+    otherwise messages that count as untested; nothing where it finds nothing."""
+    plan, names = subject.plan, [name for name in subject.plan.mechanisms if subject.has_finite_epsilon(name)]
+    shape, classes = plan.problem.shape, plan.problem.classes
+    try:
+        if names:
+            check_method(plan.method, mechanisms=plan.mechanisms, shape=shape, classes=classes)
+        return
+    except BrokenContract as broken:
+        lines = str(broken).splitlines()
+    except Exception as problem:  # of a stranger's code, on data that it was not written for
+        lines = [f"{type(problem).__name__}: {problem}"]
+    told = [line for line in lines if line.endswith(TELLING) or " tells about the records" in line]
+    note = f"on a small federation of random images: {(told or lines)[0]}"
+    verdict: dict[str, Any] = {"refuted": True} if told else {"untested": {MESSAGES_PART: note}}
+    diagnostics = {"unit": subject.ledger.unit, **verdict}
+    measures = {"signal": ", ".join(names), "n": 1, "note": note, "diagnostics": diagnostics}
+    yield Finding(subject.surface_of(names[-1]), INTERFERENCE_TEST, Family.GUARANTEE, Adversary.ANALYST, measures)
+
+
+def _random_shards(shape: tuple[int, int, int], classes: int, records: int, seed: int) -> list[Shard]:
+    count = records * CHECKED_CLIENTS
+    x = torch.rand((count, *shape), generator=Keys(seed).fold("images").torch())
+    whole = Records(x, torch.arange(count) % classes, torch.arange(count))
+    parts = [whole.take(range(k * records, (k + 1) * records)) for k in range(CHECKED_CLIENTS)]
+    return [Shard(k, part, part, parts[1 - k], classes) for k, part in enumerate(parts)]
+
+
+def _unreadable_uploads(method: Method) -> Iterator[str]:
+    for name, surface in method.uploads.items():
+        if hooks := missing_hooks(method, surface):
+            yield f"uploads[{name!r}] is of surface {surface}, which no attack can read: define {hooks}"
+
+
+def _find_faults(plan: Plan, shards: Sequence[Shard]) -> Iterator[str]:
+    method = plan.method
+    server = method.init(plan.problem, plan.keys.fold("public", "init"))
+    memories: dict[int, State] = {}
+    for t in range(min(method.rounds, CHECKED_ROUNDS)):
+        trial = CheckedRound(plan, t, server, memories.get(0, {}), shards[0])
+        faults = list(_local_faults(trial, shards[1]))
+        yield from faults
+        if faults:  # later checks would only repeat the same fault in other words
+            return
+        inbox: list[Received] = []
+        broadcast = method.broadcast(server)
+        for shard in shards:
+            task = ClientTask(plan, t, shard.client, broadcast, memories.get(shard.client, {}), shard)
+            received, _, memories[shard.client] = client_step(task)
+            inbox.append(received)
+        yield from _signal_faults(plan, t, server, memories[0], inbox[0], shards)
+        server = method.aggregate(server, inbox, plan.keys.fold("round", t, "server"))
+    logits = method.predict(server, memories[0] or None, shards[0].train.x[:2])
+    if logits.shape != (2, plan.problem.classes):
+        yield f"predict: {tuple(logits.shape)} for two images of {plan.problem.classes} classes; (2, classes) is needed"
+
+
+def _local_faults(trial: CheckedRound, other: Shard) -> Iterator[str]:
+    method, round = trial.plan.method, trial.round
+    state, before = torch.get_rng_state(), _copy_arguments(trial)
+    (sent, kept), (sent_again, kept_again) = trial.run(), trial.run()
+    if undeclared := sorted(set(sent) - set(method.uploads)):
+        yield from (f"local, round {round}: sends {name!r}, which uploads does not declare" for name in undeclared)
+        return
+    for name, artifact in sent.items():
+        if not all(torch.isfinite(value).all() for value in artifact.value.values()):
+            yield f"local, round {round}: {name!r} is not finite"
+    if not (_is_same_upload(sent, sent_again) and _is_equal(kept, kept_again)):
+        yield f"local, round {round}: called twice, it gives two results; draw from ctx.keys and keep no state"
+    if not torch.equal(state, torch.get_rng_state()):
+        yield f"local, round {round}: draws from torch's global generator; draw from ctx.keys"
+    if not _is_equal(before, _copy_arguments(trial)):
+        yield f"local, round {round}: changes its arguments in place"
+    ctx = trial.plan.client_context(round, 0)
+    if not _is_equal(kept, method.recall(method.broadcast(trial.server), trial.memory, trial.shard, ctx)):
+        yield f"recall, round {round}: keeps something else than local"
+    yield from _batched_faults(trial, sent, kept)
+    yield from _interference_faults(trial, other)
+
+
+def _copy_arguments(trial: CheckedRound) -> State:
+    data = {"x": trial.shard.train.x, "y": trial.shard.train.y, "ids": trial.shard.train.ids}
+    return {name: t.clone() for name, t in {**trial.server, **trial.memory, **data}.items()}
+
+
+def _batched_faults(trial: CheckedRound, sent: Upload, kept: State) -> Iterator[str]:
+    contexts = [trial.plan.client_context(trial.round, 0) for _ in range(2)]
+    method = trial.plan.method
+    found = method.local_batched(method.broadcast(trial.server), [trial.memory] * 2, [trial.shard] * 2, contexts)
+    for upload, memory in found or ():
+        close = upload.keys() == sent.keys() and all(
+            _is_equal(upload[name].value, a.value, 1e-4) for name, a in sent.items()
+        )
+        if not (close and _is_equal(memory, kept, 1e-4)):
+            yield f"local_batched, round {trial.round}: gives something else than local"
+
+
+def _interference_faults(trial: CheckedRound, other: Shard) -> Iterator[str]:
+    """What is told of the records: with other images of the same labels, and with most of the records zeroed out."""
+    plan, shard = trial.plan, trial.shard
+    sets = [shard.with_train(replace(shard.train, x=other.train.x))]
+    sets += [zero_out_others(shard, shard.train.take(range(2 * len(shard.train) // 3, len(shard.train))))]
+    at = trial.round, plan.method.broadcast(trial.server), trial.memory
+    own = trace_round(plan, *at, shard)
+    for one in sets:
+        try:
+            found = list(compare_traces(own, trace_round(plan, *at, one, own.outputs)))
+        except TranscriptEnded:
+            found = ["how often mechanisms are applied depends on the records"]
+        yield from (f"round {trial.round}: {says}" for says in found)
+
+
+def _signal_faults(
+    plan: Plan, round: int, server: State, memory: State, sent: Received, shards: Sequence[Shard]
+) -> Iterator[str]:
+    broadcast = plan.method.broadcast(server)
+    snapshot = Snapshot(round, broadcast, memory, sent.values, plan.method.phase(round))
+    lens = AdversaryView(plan.method, plan.problem, snapshot, shards[0].train, shards[1].train, memory, frozenset(), {})
+    try:
+        signals = extract_signals(lens, sent.values)
+    except UnreadableUpload as error:
+        yield f"round {round}: {error}"
+        return
+    for surface in {plan.method.uploads[name] for name in sent.values} - {Surface.COUNTS, Surface.LABELS}:
+        mine = [
+            value.flatten(1) if value.ndim > 1 else value
+            for key, value in signals.items()
+            if key.startswith(f"{surface}|")
+        ]
+        if not any(bool((value != value[:1]).any()) for value in mine):
+            yield f"round {round}: every signal of surface {surface} is the same for all records"
+
+
+def _is_same_upload(a: Upload, b: Upload) -> bool:
+    return a.keys() == b.keys() and all(_is_equal(a[name].value, b[name].value) for name in a)
+
+
+def _is_equal(a: Mapping[str, Tensor], b: Mapping[str, Tensor], tolerance: float = 0.0) -> bool:
+    if a.keys() != b.keys() or any(a[n].shape != b[n].shape for n in a):
+        return False
+    if not tolerance:
+        return all(torch.equal(a[n], b[n]) for n in a)
+    return all(torch.allclose(a[n].double(), b[n].double(), rtol=tolerance, atol=tolerance) for n in a)

@@ -1,0 +1,201 @@
+"""What the noised sums of a run say of the audited records, where all that the client sends is computed from such sums.
+
+Replaying the client gives images or models, which say no more of a record than the sums behind them (data processing).
+So the sums of all rounds are attacked themselves, in closed form and with as many coins as one likes, and a few replays
+are kept for what is sent. What the server sends is computed from them too, so the federation may be replayed less as well
+(``audit.processed_federations``). See ``attacks.membership.noised_sums``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from attacks.membership.noised_sums import RATIO_SIGNAL, NoisedSums
+from attacks.types import Adversary, Attack, Family, View, Worlds
+from privdd.auditing.canary_game import ObservedRelease, is_noised_sum, noised_sum_of_release, observer_context
+from privdd.auditing.coverage import uncovered_surfaces
+from privdd.auditing.dp_tests.runner import guarantee_subject
+from privdd.auditing.replay import MembershipGame
+from privdd.auditing.views import FinishedRun, blind_scores
+from privdd.core.types import Records, Shard
+from privdd.federated.channel import POST_PROCESSING
+from privdd.federated.experiment import Experiment
+from privdd.federated.noise_log import ObservedRound
+from privdd.federated.simulation import Plan
+from privdd.privacy.ledger import Ledger
+from privdd.training.dp_sgd import QUERY
+
+LOG = logging.getLogger("privdd")
+ANALYST_NOTE = (
+    "the analyst of the guarantee sees every noised release of all rounds, from which all that this client sends is "
+    "computed, and knows the client's other records; one transcript is what was released, and the coins and noise of the "
+    "others are drawn by the mechanism's law along its queries"
+)
+
+
+def is_closed_form(plan: Plan) -> bool:
+    """Whether a run's mechanisms are all noised sums over records that local work asks for, a few a round.
+
+    Not DP-SGD, whose many steps would each be gone through with every record.
+    """
+    asked = plan.mechanisms.keys() <= plan.method.queries.keys() and all(map(is_noised_sum, plan.mechanisms.values()))
+    single = plan.relation == "add_remove" and not plan.trust.is_summed
+    return bool(plan.mechanisms) and asked and QUERY not in plan.mechanisms and single
+
+
+def needs_releases(experiment: Experiment, attacks: Mapping[str, Attack]) -> bool:
+    """Whether the audit listens to the audited client's releases: an attack reads them, and they can be read."""
+    by_record = experiment.privacy.unit == "record" and is_closed_form(experiment.plan)
+    return by_record and any(Adversary.ANALYST in attack.adversaries for attack in attacks.values())
+
+
+def replay_count(experiment: Experiment, attacks: Mapping[str, Attack]) -> int:
+    """How many replays of the client an audit takes: all, or beside the closed form as few as attacks can run on."""
+    if not needs_releases(experiment, attacks):
+        return experiment.audit_settings.worlds
+    shadow = [a for a in attacks.values() if a.family == Family.MEMBERSHIP and a.adversaries - {Adversary.ANALYST}]
+    return min(
+        experiment.audit_settings.worlds,
+        max([experiment.audit_settings.processed_worlds, *(a.least_worlds for a in shadow)]),
+    )
+
+
+def federation_count(experiment: Experiment, attacks: Mapping[str, Attack]) -> int:
+    """How many replays of the whole federation an audit takes: fewer beside the closed form, if attacks cover all without."""
+    audit = experiment.audit_settings
+    fewer = replace(audit, federations=min(audit.federations, audit.processed_federations))
+    if not needs_releases(experiment, attacks) or uncovered_surfaces(experiment.plan.method, attacks, fewer):
+        return audit.federations
+    return fewer.federations
+
+
+@dataclass(frozen=True)
+class NoisedSumScores:
+    """The closed form on one run. masks: (K, n) bool, row 0 the run; scores: (K, n) log likelihood ratios; as_stated:
+    whether the run's sums are, as far as can be seen, its records' contributions and noise of the stated size.
+    """
+
+    masks: Tensor
+    scores: Tensor
+    has_stated_noise: bool = True
+
+
+def score_noised_sums(scene: FinishedRun, whole: Shard, transcript: Sequence[ObservedRound]) -> NoisedSumScores | None:
+    """The closed form on what the audited client released; None where that is not all that its uploads come from.
+
+    whole: the client's data before any coin flip. None also where rounds are missing, because they were trained
+    elsewhere or before with noise that nobody can draw again, and where a method's contributions are not its records.
+    """
+    plan, game, audit = scene.plan, scene.game, scene.experiment.audit_settings
+    if not _is_complete(scene.progress.ledger, plan.victim, transcript):
+        return None
+    try:
+        sums = collect_noised_sums(plan, whole, game, scene.shard.train, transcript)
+    except NotPerRecord as problem:
+        LOG.warning("noised sums are not read (%s): all replays are run instead", problem)
+        return None
+    keys = plan.keys.fold("audit", plan.victim, "noised_reads")
+    coins = torch.rand(audit.transcripts, len(game.audited), generator=keys.fold("secret", "coins").torch()) < 0.5
+    masks = torch.cat([game.masks[:1], coins[1:]])
+    return NoisedSumScores(
+        masks, torch.from_numpy(sums.log_likelihood_ratios(masks.numpy(), keys.numpy())), sums.has_stated_noise
+    )
+
+
+def _is_complete(ledger: Ledger, victim: int, transcript: Sequence[ObservedRound]) -> bool:
+    """Whether all that the client sent is post-processing of its releases, and all of these were heard."""
+    own = [row for row in ledger.releases if row.client == victim]
+    inner = [row for row in own if row.visible_to == ("analyst",)]
+    sent = [row for row in own if row.visible_to != ("analyst",)]
+    heard = {one.round: len(one.outputs) for one in transcript if one.outputs}
+    count = {t: sum(row.count for row in inner if row.round == t) for t in {row.round for row in inner}}
+    return bool(inner) and all(row.why == POST_PROCESSING for row in sent) and count == heard
+
+
+class NotPerRecord(ValueError):
+    """A release's contributions are not one for each record of its class."""
+
+
+class _AllReleasesSeen(Exception):
+    """The last release of a round was gone through: what local work does next is post-processing."""
+
+
+def collect_noised_sums(
+    plan: Plan, whole: Shard, game: MembershipGame, trained: Records, transcript: Sequence[ObservedRound]
+) -> NoisedSums:
+    """All noised sums of the transcript, by the method's own local work with every audited record in.
+
+    trained: what the client trained on, in its order, which tells its sampling coins apart. Raises NotByRecord.
+    """
+    found, kept = NoisedSums(len(game.audited)), torch.ones(len(game.whole), dtype=torch.bool)
+    kept[game.audited] = False
+    base, candidates = game.whole.take(kept), game.audited_records
+    everyone = whole.with_train(Records.concat([base, candidates]))
+    place = torch.isin(trained.ids, base.ids)
+    for heard in sorted(transcript, key=lambda one: one.round):
+        if heard.outputs:
+            note = _SumCollector(found, plan, base, candidates, place, len(heard.outputs))
+            ctx = observer_context(plan, heard.round, heard, note)
+            try:
+                plan.method.local(heard.broadcast, dict(heard.memory), everyone, ctx)
+            except _AllReleasesSeen:
+                continue
+            except (ValueError, RuntimeError) as problem:  # of a method whose queries depend on which records it has
+                raise NotPerRecord(
+                    f"round {heard.round} cannot be gone through with all audited records: {problem}"
+                ) from problem
+            raise NotPerRecord(
+                f"round {heard.round}: {note.left} of {len(heard.outputs)} releases are not asked for again"
+            )
+    return found
+
+
+@dataclass
+class _SumCollector:
+    """Adds one round's releases to ``found``. place: (trained,) bool, which of the sampling coins are of ``base``;
+    left: releases until the round is over."""
+
+    found: NoisedSums
+    plan: Plan
+    base: Records
+    candidates: Records
+    place: Tensor
+    left: int
+
+    def __call__(self, asked: ObservedRelease) -> None:
+        coins, place = asked.taken, self.place
+        if coins is not None and len(coins) != len(place):
+            raise NotPerRecord(f"{asked.name}: {len(coins)} records sampled of {len(place)}")
+        asked = replace(asked, taken=None if coins is None else coins[place])
+        try:
+            release = noised_sum_of_release(self.plan.mechanisms[asked.name], asked, self.base, self.candidates)
+        except ValueError as problem:
+            raise NotPerRecord(str(problem)) from problem
+        if release is not None:
+            self.found.add_release(asked.name, *release)
+        self.left -= 1
+        if not self.left:
+            raise _AllReleasesSeen
+
+
+def analyst_view(scene: FinishedRun, reads: NoisedSumScores, round: int) -> View:
+    """The audited records as the analyst holds them, on the surface that the first query ends up in (of several, the
+    first that is sent). round: the latest."""
+    game, public = scene.game, scene.public_records
+    name = next(n for n in scene.plan.mechanisms if n in scene.plan.method.queries)
+    candidates = game.audited_records
+    signals: Mapping[str, Tensor] = {RATIO_SIGNAL: reads.scores.float()}
+    worlds = Worlds(
+        signals, reads.masks, blind_scores(candidates, public), candidates.y, records=candidates.x, kinds=game.kinds
+    )
+    surface, sent = (
+        guarantee_subject(scene, scene.experiment.audit_settings.confidence).surface_of(name),
+        scene.plan.method.uploads,
+    )
+    surface = surface if surface in sent.values() else next(iter(sent.values()))
+    return View(surface, Adversary.ANALYST, (), scene.adversary_knowledge(round), worlds)

@@ -1,0 +1,498 @@
+"""Shadow models: replays of the audited client for a server, and of the whole federation for those who see only its broadcasts.
+
+Every replay is cached on its own, so that an audit that was killed can go on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from attacks.membership import signals as sig
+from attacks.types import Adversary, Surface, View
+from privdd.auditing.adversary_view import AdversaryView
+from privdd.auditing.replay import (
+    ClientReplay,
+    MembershipGame,
+    Uploads,
+    UploadsByRound,
+    group_replays,
+    other_uploads,
+    replay_cache_key,
+    round_chain,
+)
+from privdd.auditing.signal_extraction import POPULATION_RECORDS, SIGNAL_READERS, Signals, extract_signals
+from privdd.auditing.timing import SpeedTrial, TrainingChoice, choose_training, speed_key
+from privdd.auditing.views import FinishedRun
+from privdd.core.device import to_device
+from privdd.core.types import Shard, State, Tensors
+from privdd.federated.channel import tensor_shapes
+from privdd.federated.method import Method
+from privdd.federated.simulation import Plan, Progress, Snapshot, run_round, start_training
+from privdd.privacy.ledger import Ledger
+from privdd.runtime.engine import Engine
+from privdd.runtime.files import DamagedRun
+from privdd.runtime.progress import ProgressBar, show_progress
+from privdd.runtime.run_folder import RunFolder, read_tensors, write_tensors
+from privdd.runtime.workers import torch_threads
+
+# --- shadows -----------------------------------------------------------------------------------
+# Running the worlds (replays of the audited client, one shadow model each) on the engine.
+#
+# Every world is cached on its own, so that an audit that was killed can go on.
+
+
+LATER_SIGNALS = ("joint", "public_logits", "gradient_", "shared_noise")  # signals that earlier versions did not keep
+
+
+@dataclass(frozen=True)
+class ReplayTask:
+    """Replays some worlds and reads their signals; the artifacts themselves are not kept."""
+
+    replay: ClientReplay
+    lens: AdversaryView
+    passing: Mapping[int, AdversaryView] = field(default_factory=dict)
+
+    def run(self) -> list[Signals] | None:
+        found, last = self.replay.run_by_round(), self.replay.chain[-1].round
+        return (
+            None
+            if found is None
+            else [extract_all_signals(self.lens, self.passing, sent.pop(last), sent) for sent in found]
+        )
+
+
+def extract_all_signals(
+    lens: AdversaryView, passing: Mapping[int, AdversaryView], last: Mapping[str, Tensors], earlier: UploadsByRound
+) -> Signals:
+    """The signals of the audited round, and as "round@surface|signal" those of rounds that its replay passes."""
+    more = {f"{t}@{key}": v for t, at in passing.items() for key, v in extract_signals(at, earlier[t]).items()}
+    return extract_signals(lens, last) | more
+
+
+def run_replay_task(task: ReplayTask) -> list[Signals] | None:
+    return task.run()
+
+
+@dataclass(frozen=True)
+class ShadowTraining:
+    """All worlds of one audited round.
+
+    passing: earlier rounds that its replays pass and that are read as well; like: replayed as that stage is, without
+    a trial of its own.
+    """
+
+    plan: Plan
+    snapshots: Mapping[int, Snapshot]
+    round: int
+    shard: Shard  # the client's data before any coin flip
+    game: MembershipGame
+    lens: AdversaryView
+    folder: RunFolder
+    engine: Engine
+    config: str
+    training: str = "auto"  # auto | loop | vectorised
+    passing: Mapping[int, AdversaryView] = field(default_factory=dict)
+    like: ShadowTraining | None = None
+    crowd: Sequence[Shard] = ()  # all clients' data, where the server sees sums
+
+    @property
+    def audited_snapshot(self) -> Snapshot:
+        return self.snapshots[self.round]
+
+    @cached_property
+    def round_chain(self) -> tuple[Snapshot, ...]:
+        return round_chain(self.plan, self.snapshots, self.round)
+
+    @cached_property
+    def replay_groups(self) -> list[range]:
+        """The worlds of each batched replay."""
+        return group_replays(len(self.game.masks), self.plan.method.worlds_per_pass)
+
+    @cached_property
+    def training_choice(self) -> TrainingChoice:
+        """How the worlds are replayed; stored in the run folder, so that a resumed run does the same."""
+        if self.like is not None and not self.plan.method.shares_work:  # a method that shares work has no choice
+            return self.like.training_choice
+        if self.plan.method.shares_work and len(self._read_cached(self._cache_folder(), self._real_signals)) == len(
+            self.game.masks
+        ):
+            return TrainingChoice("loop", "nothing to replay: all shadow models are kept from an earlier start")
+        record = self.folder.path / "worlds" / f"{self._cache_key(self.config)}.json"
+        with torch_threads(self.engine.threads):
+            return choose_training(self.training, self.speed_trial(), record)
+
+    def speed_trial(self) -> SpeedTrial:
+        """One world against a group, to be timed before choosing between them."""
+        plan, group = self.plan, self.replay_groups[0] if self.replay_groups else range(0)
+        records = len(self.game.shard_of_replay(self.shard, group[0]).train) if group else 0
+        settings = plan.method.settings(records)
+        steps = settings.get("local_steps")
+        return SpeedTrial(
+            alone=self.replay_task(group[:1], batched=False).run,
+            first=lambda: self.first_group,
+            again=self.replay_task(group, batched=True).run,
+            group=len(group),
+            worlds=len(self.game.masks) - 1,
+            steps=None if steps is None else int(steps) * len(self.round_chain),
+            key=speed_key(plan.method, plan.problem, settings, records, len(group)),
+            device=plan.problem.device,
+            always=plan.method.shares_work,
+        )
+
+    @cached_property
+    def first_group(self) -> list[Signals] | None:
+        """The first group's signals from one batched replay; None where the method has no such form."""
+        with torch_threads(self.engine.threads):
+            return self.replay_task(self.replay_groups[0], batched=True).run() if self.replay_groups else None
+
+    def replay_task(self, worlds: Sequence[int], *, batched: bool) -> ReplayTask:
+        held = (worlds, batched, frozenset(self.passing), self.uploads_of_others)
+        replay = ClientReplay(self.plan, self.round_chain, self.shard, self.game, *held)
+        return ReplayTask(replay, self.lens, self.passing)
+
+    @cached_property
+    def uploads_of_others(self) -> dict[int, Uploads]:
+        """Round -> what the other clients add to the sum that the server sees."""
+        return {
+            s.round: other_uploads(self.plan, s.round, s.broadcast, self.crowd) for s in self.round_chain if self.crowd
+        }
+
+    @cached_property
+    def _real_signals(self) -> Signals:
+        """World 0: what was really sent."""
+        return extract_all_signals(
+            self.lens, self.passing, self.audited_snapshot.sent, {t: self.snapshots[t].sent for t in self.passing}
+        )
+
+    def _cache_folder(self, *, apart: bool = False) -> Path:
+        return self.folder.path / "worlds" / self._cache_key(f"{self.config} vectorised" if apart else self.config)
+
+    def _cache_key(self, config: str) -> str:
+        return replay_cache_key(self.plan, self.round_chain, self.game, config)
+
+    def collect_signals(self, bar: ProgressBar) -> dict[str, Tensor]:
+        """ "surface|signal" -> (K, n, ...); world 0 is read off what was really sent."""
+        batched = self.training_choice.training == "vectorised"
+        # batched and looped replays may round differently, so they are cached apart, unless the method always batches
+        place = self._cache_folder(apart=batched and not self.plan.method.shares_work)
+        real = self._real_signals
+        found = self._read_cached(place, real)
+        if 0 not in found:
+            self._write_signals(place, 0, real)
+        found[0] = real
+        bar.advance(by=len(found))
+        missing = [w for w in range(len(self.game.masks)) if w not in found]
+        for world, signals in self._replay_missing(missing, batched):
+            if world not in found:  # a group is always replayed as a whole; known worlds come out the same
+                found[world] = self._write_signals(place, world, signals)
+                bar.advance()
+        common = [key for key in real if all(key in signals for signals in found.values())]
+        return {key: torch.stack([found[w][key] for w in sorted(found)]) for key in common}
+
+    def missing_signals(self, stacked: Mapping[str, Tensor]) -> set[str]:
+        """What is read off the real upload, but was not kept by replays of an earlier version: not in ``stacked``."""
+        return {key.split("@")[-1] for key in self._real_signals if key not in stacked}
+
+    def _replay_missing(self, missing: Sequence[int], batched: bool) -> Iterator[tuple[int, Signals]]:
+        """(world, signals) of the missing worlds, and of others in the same groups."""
+        groups: list[Sequence[int]] = [[w] for w in missing]
+        if batched:
+            groups = [group for group in self.replay_groups if set(group) & set(missing)]
+            if groups and groups[0] == self.replay_groups[0] and self.first_group is not None:
+                yield from zip(groups.pop(0), self.first_group)
+        tasks = [self.replay_task(group, batched=batched) for group in groups]
+        for group, done in zip(groups, self.engine.map(run_replay_task, tasks)):
+            if done is None:
+                raise ValueError(f"{type(self.plan.method).__name__}: local_batched did some replays and not others")
+            yield from zip(group, done)
+
+    def _read_cached(self, place: Path, real: Signals) -> dict[int, Signals]:
+        """Worlds that an earlier start finished; a file that does not fit these worlds is ignored."""
+        found = {}
+        for world in range(len(self.game.masks)):
+            with contextlib.suppress(DamagedRun):
+                signals = read_tensors(self._cache_file(place, world))
+                kept = {key: signals[key] for key in real if key in signals}
+                # a file of an earlier version lacks later signals: the run is attacked without them
+                needed = {
+                    key: value
+                    for key, value in real.items()
+                    if key in kept or not key.split("|")[-1].startswith(LATER_SIGNALS)
+                }
+                if tensor_shapes(needed) == tensor_shapes(kept):
+                    found[world] = kept
+        return found
+
+    def _cache_file(self, place: Path, world: int) -> Path:
+        return place / f"world_{world:04d}.safetensors"
+
+    def _write_signals(self, place: Path, world: int, signals: Signals) -> Signals:
+        bad = sorted(key for key, value in signals.items() if not torch.isfinite(value).all())
+        if bad:
+            raise DamagedRun(
+                f"world {world}: {', '.join(bad)} not finite; did training diverge? (lower the learning rate)"
+            )
+        write_tensors(self._cache_file(place, world), signals)
+        return signals
+
+
+def audited_rounds(snapshots: Mapping[int, Snapshot]) -> list[int]:
+    """The latest round of every phase and kind of upload."""
+    latest: dict[tuple[str, frozenset[str]], int] = {}
+    for t in sorted(snapshots):
+        latest[(snapshots[t].phase, frozenset(snapshots[t].sent))] = t
+    return sorted(latest.values())
+
+
+def describe_missing_signals(surface: str, lacking: Collection[str]) -> str:
+    """For a finding's note: the signals that kept shadow models of an earlier version lack; "" where they lack none.
+
+    lacking: as "surface|signal".
+    """
+    names = sorted(key.partition("|")[2] for key in lacking if key.partition("|")[0] == surface)
+    if not names:
+        return ""
+    return f"shadow models of an earlier version are used, which lack {', '.join(names)}; remove the folder worlds/ for new ones"
+
+
+# --- earlier rounds ----------------------------------------------------------------------------
+# Replays of more than one round: what the server saw in all of them, for attacks that combine rounds.
+#
+# Every world keeps its coins in all rounds. Where clients remember, one replay passes all rounds and is read in each;
+# elsewhere each round is replayed from its own broadcast.
+
+
+StackedSignals = Mapping[str, Tensor]  # "surface|signal" -> (K, n, ...)
+
+
+def rounds_to_combine(snapshots: Mapping[int, Snapshot], most: int) -> dict[int, tuple[int, ...]]:
+    """Audited round -> at most ``most`` rounds of its phase and kind of upload, evenly spaced, itself the last.
+
+    most = 1: the audited round alone.
+    """
+    found = {}
+    for last in audited_rounds(snapshots):
+        kind = (snapshots[last].phase, frozenset(snapshots[last].sent))
+        alike = sorted(t for t, s in snapshots.items() if (s.phase, frozenset(s.sent)) == kind)
+        at = np.linspace(len(alike) - 1, 0, min(most, len(alike))).round().astype(int)
+        found[last] = tuple(sorted(alike[i] for i in at))
+    return found
+
+
+def plan_shadow_trainings(
+    make: Callable[[int], ShadowTraining], lens: Callable[[int], AdversaryView], grouped: Mapping[int, Sequence[int]]
+) -> dict[int, ShadowTraining]:
+    """The replays of every round of ``grouped`` (audited round -> its rounds), not yet run; ``make`` starts one."""
+    stages: dict[int, ShadowTraining] = {}
+    for last, rounds in grouped.items():
+        stage, earlier = make(last), rounds[:-1]
+        on_the_way = {s.round for s in stage.round_chain} & set(earlier)
+        stages[last] = replace(stage, passing={t: lens(t) for t in sorted(on_the_way)})
+        stages |= {t: replace(make(t), like=stages[last]) for t in earlier if t not in on_the_way}
+    return stages
+
+
+def stack_over_rounds(
+    stacked: Mapping[int, StackedSignals], grouped: Mapping[int, Sequence[int]]
+) -> dict[int, dict[str, Tensor]]:
+    """Audited round -> its signals in all its rounds: (K, n, R) by "surface|signal", the audited round the last."""
+    found = {}
+    for last, rounds in grouped.items():
+        by_round = [_signals_of_round(stacked, last, t) for t in rounds]
+        keys = [key for key, value in by_round[-1].items() if value.ndim == 2 and all(key in one for one in by_round)]
+        found[last] = {key: torch.stack([one[key] for one in by_round], -1) for key in keys}
+    return found
+
+
+def _signals_of_round(stacked: Mapping[int, StackedSignals], last: int, t: int) -> StackedSignals:
+    if t in stacked:
+        return stacked[t]
+    mark = f"{t}@"
+    return {key.removeprefix(mark): value for key, value in stacked[last].items() if key.startswith(mark)}
+
+
+def signals_of_audited_rounds(
+    stacked: Mapping[int, StackedSignals], audited: Iterable[int]
+) -> dict[int, dict[str, Tensor]]:
+    """The signals of the audited rounds themselves, which single-round attacks read."""
+    return {t: {key: value for key, value in stacked[t].items() if "@" not in key} for t in audited}
+
+
+# --- shadow federations ------------------------------------------------------------------------
+# Shadow models for adversaries who see only what the server sends: the whole federation is trained again.
+#
+# Each replayed federation (a world) flips the coins of the audited records anew. Where only the last rounds are replayed, the
+# rounds before them are played once for all worlds, with coins of their own: not those of the run, of which such an
+# adversary saw less than its replays would then know.
+
+
+FEWER_REPLAYS_NOTE = (
+    "the ledger says that this is computed from noised sums alone; noised_reads attacks these, so there were only"
+)
+CLIENT_SURFACES = {Surface.GLOBAL_IMAGES: Surface.SYNTHETIC_IMAGES}
+
+
+def stack_server_signals(scene: FinishedRun, whole: Shard, folder: RunFolder, federations: int) -> dict[str, Tensor]:
+    """Signals (K, n) of what the server sends at the end; K = 1 below two ``federations``.
+
+    whole: the audited client's data before any coin flip.
+    """
+    plan, experiment = scene.plan, scene.experiment
+    kept = scene.progress.memories.get(plan.victim, {})  # after the last round, as in every replay
+    lens = replace(scene.adversary_view(max(scene.progress.snapshots)), memory=kept)
+    final = plan.method.broadcast(scene.progress.server)
+    real = server_signals(plan, scene.progress.server, lens, final)
+    worlds = min(federations, len(scene.game.masks))
+    if worlds < 2:
+        return {key: value[None] for key, value in real.items()}
+    with show_progress("shadow federations", worlds) as bar:
+        return replay_federations(
+            plan, experiment.new_ledger(), experiment.shards, whole, scene.game, lens, real, worlds, folder,
+            experiment.engine, experiment.run.fingerprint, bar, experiment.audit_settings.federation_rounds,
+        )  # fmt: skip
+
+
+def describe_replays(scene: FinishedRun, view: View) -> str:
+    """For a finding's note: that replays were left out, or which rounds of those of the whole federation are their own;
+    "" where all are there and all rounds are."""
+    method, audit = scene.plan.method, scene.experiment.audit_settings
+    apart, asked = audit.federation_rounds, min(audit.federations, audit.worlds)
+    if view.worlds is None:
+        return ""
+    sent = view.adversary in (Adversary.PEER, Adversary.PUBLIC) and view.surface != Surface.SHARED_FEATURES
+    if not sent:
+        few = view.adversary in (Adversary.SERVER, Adversary.PEER) and len(view.worlds.masks) < audit.worlds
+        return (
+            f"{FEWER_REPLAYS_NOTE} {len(view.worlds.masks)} of {audit.worlds} replays (audit.processed_worlds)"
+            if few
+            else ""
+        )
+    if len(view.worlds.masks) < asked:
+        count = len(view.worlds.masks) if len(view.worlds.masks) > 1 else 0  # one is the run itself
+        return f"{FEWER_REPLAYS_NOTE} {count} of {asked} replays of the federation (audit.processed_federations)"
+    if len(view.worlds.masks) < 2 or not count_shared_rounds(method, apart):
+        return ""
+    return f"replayed federations differ in the last {apart} of {method.rounds} rounds: replays of all rounds may show more"
+
+
+def server_signals(plan: Plan, server: State, lens: AdversaryView, final: Mapping[str, Tensors]) -> Signals:
+    """ "surface|signal" -> (n,) of everything that the server sends at the end.
+
+    A model that cannot predict without a client's own part gets the audited client's: the most that this adversary
+    could hold. Shared features are left out: they are rows that the clients sent themselves, through a map that
+    was broadcast earlier, so the signals of the round that released them are used.
+    """
+    lens, (server, final) = lens.on_device, to_device((server, final), lens.problem.device)
+    found: Signals = {}
+    with torch.no_grad():
+        for name, value in final.items():
+            surface = plan.method.broadcasts[name]
+            if surface == Surface.GLOBAL_MODEL and f"{surface}|confidence" in found:
+                continue  # of several networks: the method predicts with one, whichever names they have
+            if surface == Surface.GLOBAL_MODEL:
+                logits = plan.method.predict(server, lens.memory, lens.candidates.x)
+                public = plan.method.predict(server, lens.memory, lens.public.x[:POPULATION_RECORDS])
+                confidence = sig.logit_scaled(logits, lens.candidates.y)
+                signals = {"confidence": confidence, "logits": logits, "public_logits": public}
+            elif name == "labels" or surface == Surface.SHARED_FEATURES:
+                continue
+            else:
+                signals = dict(SIGNAL_READERS[CLIENT_SURFACES.get(surface, surface)](lens, name, value, final))
+            found |= {f"{surface}|{signal}": scores.float() for signal, scores in signals.items()}
+    return to_device(found, "cpu")
+
+
+@dataclass(frozen=True)
+class FederationReplay:
+    """One world: the rounds from ``begun`` on of every client, the audited client on the records that are in.
+
+    The public initial model is the run's own; everything drawn later comes from the world's own streams.
+    """
+
+    plan: Plan
+    shards: Sequence[Shard]
+    lens: AdversaryView
+    world: int
+    begun: Progress
+
+    def run(self) -> Signals:
+        plan = replace(self.plan, keys=self.plan.keys.fold("world", self.world))
+        progress = run_rounds_until(plan, self.begun, self.shards, plan.method.rounds)
+        final = plan.method.broadcast(progress.server)
+        own = replace(self.lens, memory=progress.memories.get(plan.victim, {}))
+        return server_signals(plan, progress.server, own, final)
+
+
+def run_rounds_until(plan: Plan, progress: Progress, shards: Sequence[Shard], rounds: int) -> Progress:
+    """``progress`` after all rounds before ``rounds``."""
+    serial, seen = Engine(threads=torch.get_num_threads()), None
+    while progress.round < rounds:
+        progress, _, seen = run_round(plan, progress, shards, serial, seen)
+    return progress
+
+
+def count_shared_rounds(method: Method, replayed: int) -> int:
+    """How many first rounds all worlds have in common, if the last ``replayed`` are each world's own; 0 = all are."""
+    return max(0, method.rounds - replayed) if replayed else 0
+
+
+def _run_shared_rounds(
+    plan: Plan, ledger: Ledger, shards: Sequence[Shard], whole: Shard, game: MembershipGame, rounds: int
+) -> Progress:
+    """The rounds that all worlds share, with fresh coins; before the first round where there are none.
+
+    ledger: an empty one of the run's own relation, unit and delta.
+    """
+    begun = start_training(plan, ledger)
+    if not rounds:
+        return begun
+    keys = plan.keys.fold("world", "shared")
+    coins = torch.rand(1, game.masks.shape[1], generator=keys.fold("secret", "coins").torch()) < 0.5
+    own = list(shards)
+    own[plan.victim] = replace(game, masks=coins).shard_of_replay(whole, 0)
+    return run_rounds_until(replace(plan, keys=keys), begun, own, rounds)
+
+
+def run_federation_replay(task: FederationReplay) -> Signals:
+    return task.run()
+
+
+def replay_federations(
+    plan: Plan, ledger: Ledger, shards: Sequence[Shard], whole: Shard, game: MembershipGame, lens: AdversaryView, real: Signals,
+    worlds: int, folder: RunFolder, engine: Engine, config: str, bar: ProgressBar, replayed: int = 0,
+) -> dict[str, Tensor]:  # fmt: skip
+    """(K, n) signals of what the server sends; world 0 is ``real``, the others are replayed and kept.
+
+    ledger: an empty one of the run's own relation, unit and delta; replayed: how many last rounds are each world's
+    own, 0 = all.
+    """
+    shared = count_shared_rounds(plan.method, replayed)
+    config = f"{config} from round {shared}" if shared else config
+    place = folder.path / "worlds" / f"federation-{replay_cache_key(plan, (lens.snapshot,), game, config)}"
+    found: dict[int, Signals] = {0: real}
+    for world in range(1, worlds):
+        with contextlib.suppress(DamagedRun):  # a damaged file is computed again
+            signals = read_tensors(place / f"world_{world:04d}.safetensors")
+            if tensor_shapes(signals) == tensor_shapes(real):
+                found[world] = signals
+    missing = [w for w in range(1, worlds) if w not in found]
+    bar.advance(by=len(found))
+    tasks = []
+    begun = _run_shared_rounds(plan, ledger, shards, whole, game, shared if missing else 0)
+    for w in missing:
+        own = list(shards)
+        own[plan.victim] = game.shard_of_replay(whole, w)
+        tasks.append(FederationReplay(plan, own, lens, w, begun))
+    for w, signals in zip(missing, engine.map(run_federation_replay, tasks)):
+        write_tensors(place / f"world_{w:04d}.safetensors", signals)
+        found[w] = signals
+        bar.advance()
+    return {key: torch.stack([found[w][key] for w in sorted(found)]) for key in real}

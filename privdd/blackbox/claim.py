@@ -1,0 +1,87 @@
+"""What a mechanism's author states: (epsilon, delta) for so many calls, and whose data may change."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from scipy.optimize import brentq
+
+from attacks.epsilon import gaussian_epsilon
+from privdd.core.validation import BadConfig, check_integer
+
+Kind = Literal["update", "aggregate", "records"]
+Neighbours = Literal["add_remove", "replace", "zero_out"]
+Law = Literal["gaussian", "laplace"]
+Inputs = Literal["finite", "any"]
+TINY = 1e-12  # takes the place of delta 0 where a noise law has no finite epsilon at 0
+
+
+@dataclass(frozen=True)
+class CheckedClaim:
+    """A statement: ``calls`` calls on the same data are (epsilon, delta)-DP for neighbours under ``relation``.
+
+    kind: what the callable takes: update(list of arrays), aggregate(list of updates, list of weights) or
+    records(array (n, d)). The record is the update, one client's update, or one row. zero_out: it becomes zeros.
+    noise, noise_std: declared law and scale of the noise of every number, tested where given. noise_multiplier: noise
+    over sensitivity, declared; kappa is in its units, else in those of epsilon and delta. inputs: ``finite`` numbers
+    only, or ``any`` floats. low_bits: whether the statement is about the numbers as released, to the last bit.
+    tolerance: a statement is called refuted only above (1 + tolerance) epsilon.
+    """
+
+    epsilon: float
+    delta: float = 0.0
+    kind: Kind = "update"
+    relation: Neighbours = "zero_out"
+    calls: int = 1
+    noise: Law | None = None
+    noise_std: float | None = None
+    noise_multiplier: float | None = None
+    inputs: Inputs = "finite"
+    low_bits: bool = False
+    tolerance: float = 0.05
+
+    def __post_init__(self) -> None:
+        _check_number("stated.epsilon", self.epsilon, 0 <= self.epsilon < math.inf, "a finite number from 0")
+        _check_number("stated.delta", self.delta, 0 <= self.delta < 1, "a number in [0, 1)")
+        _check_number("stated.tolerance", self.tolerance, 0 <= self.tolerance < 1, "a number in [0, 1)")
+        object.__setattr__(self, "calls", check_integer("calls", self.calls, 1, most=100_000))  # 12.0 is 12
+        for name, allowed in (("kind", Kind), ("relation", Neighbours), ("inputs", Inputs)):
+            value = getattr(self, name)
+            if value not in get_args(allowed):
+                raise BadConfig(f"{name}={value}: allowed are {', '.join(get_args(allowed))}")
+        if self.noise not in (None, *get_args(Law)):
+            raise BadConfig(f"stated.noise={self.noise}: allowed are {', '.join(get_args(Law))}")
+        for name in ("noise_std", "noise_multiplier"):
+            value = getattr(self, name)
+            if value is not None:
+                _check_number(f"stated.{name}", value, 0 < value < math.inf, "a finite number above 0")
+
+    @property
+    def refutation_limit(self) -> float:
+        """The epsilon above which the statement counts as refuted."""
+        return self.epsilon * (1 + self.tolerance)
+
+    @property
+    def gaussian_mu_per_call(self) -> float:
+        """The mu of Gaussian DP that the statement allows to one call (all calls are alike and independent)."""
+        if self.noise_multiplier is not None:
+            return (2.0 if self.relation == "replace" else 1.0) / self.noise_multiplier
+        return gaussian_mu(self.epsilon, self.delta) / math.sqrt(self.calls)
+
+
+def gaussian_mu(epsilon: float, delta: float) -> float:
+    """The mu whose Gaussian DP has this epsilon at ``delta`` (at 1e-12 where delta is 0)."""
+    at = max(delta, TINY)
+    low, high = 1e-9, 1.0
+    while gaussian_epsilon(high, at) < epsilon:
+        high *= 2
+    if gaussian_epsilon(low, at) >= epsilon:
+        return low
+    return float(brentq(lambda mu: gaussian_epsilon(mu, at) - epsilon, low, high, xtol=1e-9))
+
+
+def _check_number(name: str, value: float, good: bool, needed: str) -> None:
+    if not good:
+        raise BadConfig(f"{name}={value!r}: {needed} is needed")

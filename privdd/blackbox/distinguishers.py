@@ -1,0 +1,389 @@
+"""Statistics that tell two inputs apart: learned on some transcripts, judged on others, of numbers with noise and of marks without."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from scipy.special import logsumexp
+
+from attacks.epsilon import best_threshold, from_scores
+from privdd.blackbox.transcripts import Transcripts
+
+# --- marks -------------------------------------------------------------------------------------
+# What of a release is no continuous noise: names, shapes, types, texts, NaN, flags, and single values that come back.
+#
+# A key that only one side ever has may be rare, and the numbers beside it noised soundly: averages over all that is released
+# drown it. Each mark is there or not; it counts by the odds with which it is there, and all of them together by theirs.
+
+
+MAX_WORDS, MAX_ATOMS = 200, 64  # marks of each kind, at most: those whose odds differ most
+MIN_VALUES = 4  # values of a number from which on it is no flag
+ADDED_COUNT = 0.5  # added to counts
+
+
+@dataclass(frozen=True)
+class ReleaseMarks:
+    """words: parts of what is no number; atoms: (number of a release, its value), in any of the calls."""
+
+    words: tuple[str, ...]
+    atoms: tuple[tuple[int, float], ...]
+
+    @staticmethod
+    def from_sides(present: Transcripts, absent: Transcripts, values: int | None = None) -> ReleaseMarks | None:
+        """Those that some transcripts have and others lack; None where all are alike. values: flags alone, numbers of at
+        most so many values."""
+        sides = (present, absent)
+        seen = [_count_words(block) for block in sides]
+        words = _most_revealing_marks(
+            {word: (seen[0][word], seen[1][word]) for word in seen[0] | seen[1]}, sides, MAX_WORDS
+        )
+        same = present.rows.shape[1:] == absent.rows.shape[1:]
+        atoms = _most_revealing_marks(_count_atoms(sides, values), sides, MAX_ATOMS) if same else []
+        return ReleaseMarks(tuple(words), tuple(atoms)) if words or atoms else None
+
+    def find_marks(self, block: Transcripts) -> np.ndarray:
+        """(n, marks) bool."""
+        known = {code: np.isin(self.words, list(_signature_words(code))) for code in set(block.codes)}
+        said = np.stack([known[code] for code in block.codes]).reshape(len(block), len(self.words))
+        fits = all(at < block.rows.shape[2] for at, _ in self.atoms)
+        back = [
+            (block.rows[:, :, at] == value).any(1) if fits else np.zeros(len(block), bool) for at, value in self.atoms
+        ]
+        return np.concatenate([said, np.stack(back, 1)], 1) if back else said
+
+    def odds_of_each(self, present: Transcripts, absent: Transcripts) -> Callable[[Transcripts], np.ndarray]:
+        """The sum of the marks' log odds, whether they are there or not."""
+        one, other = ((self.find_marks(b).sum(0) + ADDED_COUNT) / (len(b) + 2 * ADDED_COUNT) for b in (present, absent))
+        there, away = np.log(one / other), np.log((1 - one) / (1 - other))
+        return lambda block: np.where(self.find_marks(block), there, away).sum(1)
+
+    def odds_of_all(self, present: Transcripts, absent: Transcripts) -> Callable[[Transcripts], np.ndarray]:
+        """The log odds of all marks together; of what was never seen, as of what both sides have alike."""
+        seen = [Counter(row.tobytes() for row in self.find_marks(block)) for block in (present, absent)]
+        shift = np.log(len(absent) / len(present))
+
+        def score_transcripts(block: Transcripts) -> np.ndarray:
+            rows = [row.tobytes() for row in self.find_marks(block)]
+            log = {
+                row: np.log((seen[0][row] + ADDED_COUNT) / (seen[1][row] + ADDED_COUNT)) + shift for row in set(rows)
+            }
+            return np.array([log[row] for row in rows])
+
+        return score_transcripts
+
+
+def _signature_words(code: str) -> tuple[str, ...]:
+    """The words of a signature, and all of it where its order may tell."""
+    return tuple(dict.fromkeys([code, *re.findall(r"[^;,\[\]\s]+", code)]))
+
+
+def _count_words(block: Transcripts) -> Counter[str]:
+    """Word -> in how many transcripts."""
+    found: Counter[str] = Counter()
+    for code, count in Counter(block.codes).items():
+        found.update(dict.fromkeys(_signature_words(code), count))
+    return found
+
+
+def _count_atoms(sides: Sequence[Transcripts], values: int | None) -> dict[tuple[int, float], tuple[int, int]]:
+    """(number, value) -> in how many calls of either side, for values that come back."""
+    found: dict[tuple[int, float], tuple[int, int]] = {}
+    for at in range(sides[0].rows.shape[2]):
+        both = np.concatenate([block.rows[:, :, at].ravel() for block in sides])
+        value, place, count = np.unique(both, return_inverse=True, return_counts=True)
+        if not len(value) > 1 or (values is not None and len(value) > values) or count.max() < 2:
+            continue
+        of_first = np.bincount(place.ravel()[: sides[0].rows[:, :, at].size], minlength=len(value))
+        back = np.flatnonzero(count > 1)
+        found |= {(at, float(value[i])): (int(of_first[i]), int(count[i] - of_first[i])) for i in back}
+    return found
+
+
+def _most_revealing_marks(counts: dict[Any, tuple[int, int]], sides: Sequence[Transcripts], most: int) -> list[Any]:
+    """The marks whose odds differ most, less a standard error; none that all transcripts have."""
+    some = [
+        (mark, np.array(n) + ADDED_COUNT) for mark, n in counts.items() if sum(n) > 1 and n != tuple(map(len, sides))
+    ]
+    shift = np.log(len(sides[1]) / len(sides[0]))
+    gain = {mark: abs(np.log(n[0] / n[1]) + shift) - np.sqrt((1 / n).sum()) for mark, n in some}
+    return sorted(gain, key=lambda mark: -gain[mark])[:most]
+
+
+# --- learned -----------------------------------------------------------------------------------
+# Statistics that may tell two inputs apart, learned on some transcripts to be judged on others.
+#
+# Each statistic turns a block of transcripts into one score a transcript. They look for a shift (Fisher's direction, or
+# the known direction in which the record moves, in the noise's own metric), for another amount of noise (energy,
+# extremes), for a call or row among many that holds the record (largest and smallest projection, and the log of the mean
+# likelihood ratio), for values that keep coming back (no continuous noise has them), and for everything that is
+# no number (shapes, types, names, NaN): each such mark counts by its own odds, however rare it is beside noise.
+
+
+PRODUCTS = 24  # numbers of a transcript up to which their products are looked at too
+WIDE = 300  # numbers above which the covariance of the noise is taken to be diagonal
+FLOOR = 1e-12  # relative: variances below are taken for rounding
+ROUNDING = 1e-9  # of the largest number: pieces that hold the same noise differ in less
+WHOLE, PARTS = "odds of the marks", "odds of each mark"
+OF_ANY_SIZE = {"what is no number", WHOLE, PARTS}  # statistics that releases of any size have
+Statistic = Callable[[Transcripts], np.ndarray]
+
+
+@dataclass(frozen=True)
+class NoiseMetric:
+    """The noise's own metric, from transcripts. centre (m,): mean; std (m,); precision (m, m) or None (diagonal)."""
+
+    centre: np.ndarray
+    std: np.ndarray
+    precision: np.ndarray | None
+
+    @staticmethod
+    def from_sides(*sides: np.ndarray) -> NoiseMetric:
+        """From sides (n, m), each about its own mean; the centre is the last side's."""
+        residuals = np.concatenate([side - side.mean(0) for side in sides])
+        n, m = residuals.shape
+        std = np.sqrt(np.square(residuals).sum(0) / max(1, n - len(sides)))
+        largest = float(np.abs(np.concatenate(sides)).max(initial=0.0))
+        floor = max(largest * 1e-13, FLOOR * float(std.max(initial=0.0)), 1e-60)
+        precision = None
+        if m <= WIDE and n > 3 * m:
+            scale = np.maximum(std, floor)
+            inner = (residuals / scale).T @ (residuals / scale) / max(1, n - len(sides))
+            values, vectors = np.linalg.eigh(inner)
+            precision = (vectors / np.maximum(values, 1e-9)) @ vectors.T / scale / scale[:, None]
+        return NoiseMetric(sides[-1].mean(0), np.maximum(std, floor), precision)
+
+    def whiten_vector(self, v: np.ndarray) -> np.ndarray:
+        """Sigma^-1 v, (m,) or (n, m)."""
+        return v / np.square(self.std) if self.precision is None else v @ self.precision
+
+
+def transcript_totals(block: Transcripts) -> np.ndarray:
+    """(n, m): the sum over a transcript's calls, sufficient for a shift under independent Gaussian noise."""
+    return block.rows.sum(1)
+
+
+def shift_directions(present: Transcripts, absent: Transcripts, axis: np.ndarray | None) -> list[np.ndarray]:
+    """Directions (m,) along which the sums of two training blocks differ: learned, and along ``axis`` if it fits."""
+    a, b = transcript_totals(present), transcript_totals(absent)
+    if a.shape[1] != b.shape[1] or not a.shape[1]:
+        return []
+    metric, gap = NoiseMetric.from_sides(a, b), a.mean(0) - b.mean(0)
+    found = [metric.whiten_vector(gap)]
+    if axis is not None and len(axis) == a.shape[1]:
+        found.append(metric.whiten_vector(axis * np.sign(axis @ found[0] or 1.0)))
+    elif axis is not None and a.shape[1] % len(axis) == 0:  # several pieces, each as long as the record
+        found.append(metric.whiten_vector(np.outer(gap.reshape(-1, len(axis)) @ axis, axis).ravel()))
+    noise = metric.std * np.sqrt(1 / len(a) + 1 / len(b))
+    kept = np.where(np.abs(gap) > 3 * noise, gap, 0.0)
+    if kept.any() and (kept == 0).any():
+        found.append(metric.whiten_vector(kept))
+    return [w / np.linalg.norm(w) for w in found if np.isfinite(w).all() and w.any()]
+
+
+def learn_statistics(present: Transcripts, absent: Transcripts, axis: np.ndarray | None) -> dict[str, Statistic]:
+    """Name -> statistic, learned from two training blocks of the same pair."""
+    usual = present.most_common_code
+    found: dict[str, Statistic] = {
+        "what is no number": lambda block: np.array([c == usual for c in block.codes], float)
+    }
+    if (marks := ReleaseMarks.from_sides(present, absent)) is not None:
+        found |= {WHOLE: marks.odds_of_all(present, absent), PARTS: marks.odds_of_each(present, absent)}
+    if present.rows.shape[1:] != absent.rows.shape[1:] or not present.rows.shape[2]:
+        return found
+    for at, w in enumerate(shift_directions(present, absent, axis)):
+        found[f"shift {at}"] = partial(_project_totals, w=w)
+    metric = NoiseMetric.from_sides(absent.rows.reshape(-1, absent.rows.shape[2]))
+    found["energy"] = lambda block: np.square(_standardise_rows(block, metric)).sum((1, 2))
+    found["largest number"] = lambda block: _standardise_rows(block, metric).max((1, 2))
+    found["smallest number"] = lambda block: _standardise_rows(block, metric).min((1, 2))
+    found["weakest number"] = lambda block: np.abs(_standardise_rows(block, metric)).min((1, 2))
+    found |= _single_call_statistics(present, absent, axis) | _product_statistics(present, absent)
+    return found | _value_statistics(present, absent) | _weighted_call_statistics(present, absent, axis)
+
+
+def _value_statistics(present: Transcripts, absent: Transcripts) -> dict[str, Statistic]:
+    """Numbers that come back exactly, as no continuous noise lets them: the share of them, and the odds of each outcome."""
+    width = present.rows.shape[2]
+    a, b = (block.rows.reshape(-1, width) for block in (present, absent))
+    known = [(j, np.unique(x)) for j, x in enumerate(a.T)]
+    again = [(j, u) for j, u in known if len(u) < len(a) or len(np.unique(b[:, j])) < len(b)]
+    if not again:
+        return {}
+    found: dict[str, Statistic] = {
+        "values that come back": lambda block: np.mean(
+            [np.isin(block.rows[:, :, j], u).mean(1) for j, u in again], axis=0
+        )
+    }
+    seen = [Counter(discrete_outcomes(block)) for block in (present, absent)]
+    if len(seen[0]) + len(seen[1]) <= (len(present) + len(absent)) / 4:
+        shift = np.log(len(absent) / len(present))
+        found["odds of the outcome"] = lambda block: (
+            shift + np.array([np.log((seen[0][x] + 0.5) / (seen[1][x] + 0.5)) for x in discrete_outcomes(block)])
+        )
+    return found
+
+
+def _product_statistics(present: Transcripts, absent: Transcripts) -> dict[str, Statistic]:
+    """Fisher's direction over the numbers and their products: a flag that says whether to look, or noise that correlates."""
+    if present.rows[0].size > PRODUCTS:
+        return {}
+    centre = NoiseMetric.from_sides(absent.rows.reshape(len(absent), -1)).centre
+    pairs = np.triu_indices(len(centre))
+
+    def numbers_and_products(block: Transcripts) -> np.ndarray:
+        flat = block.rows.reshape(len(block), -1) - centre
+        return np.concatenate([flat, flat[:, pairs[0]] * flat[:, pairs[1]]], axis=1)
+
+    a, b = numbers_and_products(present), numbers_and_products(absent)
+    way = NoiseMetric.from_sides(a, b).whiten_vector(a.mean(0) - b.mean(0))
+    return (
+        {"numbers and their products": lambda block: numbers_and_products(block) @ way}
+        if np.isfinite(way).all()
+        else {}
+    )
+
+
+def discrete_outcomes(block: Transcripts) -> list[tuple[str, bytes]]:
+    return [(code, row.tobytes()) for code, row in zip(block.codes, block.rows)]
+
+
+def _weighted_call_statistics(
+    present: Transcripts, absent: Transcripts, axis: np.ndarray | None
+) -> dict[str, Statistic]:
+    """Calls that have less noise than others, or share theirs, count for more than in the sum."""
+    if present.rows.shape[1] < 2:
+        return {}
+    found: dict[str, Statistic] = {}
+    for at, w in enumerate(shift_directions(present, absent, axis)[:2]):
+        a, b = present.rows @ w, absent.rows @ w
+        over = NoiseMetric.from_sides(a, b).whiten_vector(a.mean(0) - b.mean(0))
+        if np.isfinite(over).all() and over.any():
+            found[f"shift {at}, calls weighed"] = partial(_project_over_calls, w=w, over=over / np.linalg.norm(over))
+    return found
+
+
+def _project_over_calls(block: Transcripts, w: np.ndarray, over: np.ndarray) -> np.ndarray:
+    return (block.rows @ w) @ over
+
+
+def _standardise_rows(block: Transcripts, metric: NoiseMetric) -> np.ndarray:
+    return (block.rows - metric.centre) / metric.std
+
+
+def _single_call_statistics(present: Transcripts, absent: Transcripts, axis: np.ndarray | None) -> dict[str, Statistic]:
+    """For transcripts of several calls, or calls that return several rows: the row that holds the record."""
+    width = present.rows.shape[2]
+    if axis is None:
+        return {}
+    size = len(axis) if width % len(axis) == 0 else width
+    if present.rows.shape[1] * width == size:
+        return {}
+    u = axis if size == len(axis) else (present.rows - absent.rows[: len(present)]).mean((0, 1))
+
+    def project_calls(block: Transcripts) -> np.ndarray:
+        return block.rows.reshape(len(block), -1, size) @ u
+
+    def one_call_shifted(block: Transcripts, step: float) -> np.ndarray:
+        return logsumexp(step * (project_calls(block) - centre) / spread, axis=1)
+
+    centre = project_calls(absent).mean(0)
+    spread = float(project_calls(absent).std(0).mean()) or 1.0
+    least = ROUNDING * float(np.abs(project_calls(absent)).max(initial=0.0)) or 1.0
+    found: dict[str, Statistic] = {
+        "largest call": lambda block: (project_calls(block) - centre).max(1),
+        "smallest call": lambda block: (project_calls(block) - centre).min(1),
+        "spread over calls": lambda block: np.round(
+            project_calls(block).std(1) / least
+        ),  # rounding is for ``conditions``
+    }
+    for step in (1.0, 2.0, 4.0):
+        found[f"one call shifted by {step:g}"] = partial(one_call_shifted, step=step)
+    return found
+
+
+def _project_totals(block: Transcripts, w: np.ndarray) -> np.ndarray:
+    return transcript_totals(block) @ w
+
+
+# --- told apart --------------------------------------------------------------------------------
+# Two inputs told apart: a bound for any mechanism, from errors counted on transcripts that nothing was learned on.
+
+
+LEVEL = 0.9  # of the bounds that statistics are compared by, on the transcripts that they were learned on
+
+
+@dataclass(frozen=True)
+class DistinguishingBound:
+    """epsilon: lower bound at the asked confidence; how: by which statistic; transcripts: of both sides that judged it."""
+
+    epsilon: float
+    how: str
+    transcripts: int
+
+
+@dataclass(frozen=True)
+class DecisionRule:
+    """A statistic with its threshold and sign, fixed before it is judged."""
+
+    how: str
+    sign: float
+    threshold: float
+    promise: float
+
+
+def _scores_and_members(values: np.ndarray, others: np.ndarray, sign: float) -> tuple[np.ndarray, np.ndarray]:
+    both = sign * np.concatenate([values, others])
+    return both, np.arange(len(both)) < len(values)
+
+
+def choose_rule(
+    present: Transcripts, absent: Transcripts, axis: np.ndarray | None, delta: float
+) -> tuple[DecisionRule, dict]:
+    """The most promising rule, and the statistics: learned on the first halves, compared on the second."""
+    half, other = len(present) // 2, len(absent) // 2
+    first = [_select_transcripts(block, slice(0, h)) for block, h in ((present, half), (absent, other))]
+    second = [_select_transcripts(block, slice(h, None)) for block, h in ((present, half), (absent, other))]
+    made = learn_statistics(first[0], first[1], axis)
+    best = DecisionRule("", 1.0, 0.0, -1.0)
+    for how, statistic in made.items():
+        a, b = statistic(second[0]), statistic(second[1])
+        if not (np.isfinite(a).all() and np.isfinite(b).all()):
+            continue
+        for sign in (1.0, -1.0):
+            scores, inside = _scores_and_members(a, b, sign)
+            at = best_threshold(scores, inside, delta)
+            bound = from_scores(scores, inside, delta=delta, confidence=LEVEL, thresholds=[at]).value
+            promise = bound if bound > 0 else -1 + abs(float((a * sign >= at).mean() - (b * sign >= at).mean()))
+            if promise > best.promise:
+                best = DecisionRule(how, sign, at, promise)
+    return best, made
+
+
+def bound_by_distinguishing(
+    trained: tuple[Transcripts, Transcripts],
+    fresh: tuple[Transcripts, Transcripts],
+    axis: np.ndarray | None,
+    *,
+    delta: float,
+    confidence: float,
+) -> DistinguishingBound:
+    """A finite-sample bound from ``fresh`` transcripts (Clopper-Pearson), by the rule that ``trained`` ones suggest."""
+    rule, made = choose_rule(trained[0], trained[1], axis, delta)
+    if rule.how not in made:
+        return DistinguishingBound(0.0, "nothing", 0)
+    if rule.how not in OF_ANY_SIZE and len({block.rows.shape[1:] for block in (*trained, *fresh)}) > 1:
+        return DistinguishingBound(0.0, "nothing", 0)
+    a, b = (made[rule.how](block) for block in fresh)
+    scores, inside = _scores_and_members(np.nan_to_num(a), np.nan_to_num(b), rule.sign)
+    bound = from_scores(scores, inside, delta=delta, confidence=confidence, thresholds=[rule.threshold])
+    return DistinguishingBound(bound.value, rule.how, len(scores))
+
+
+def _select_transcripts(block: Transcripts, which: slice) -> Transcripts:
+    return Transcripts(block.rows[which], block.codes[which])

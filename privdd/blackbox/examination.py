@@ -1,0 +1,318 @@
+"""Everything that is looked at, in an order in which most faults show early."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from privdd.blackbox.conditions import check_declared_noise, check_failures, check_low_bits, check_nonfinite_inputs
+from privdd.blackbox.distinguishers import bound_by_distinguishing
+from privdd.blackbox.identification_games import scaled_data
+from privdd.blackbox.input_search import pairs_at_revealing_sizes
+from privdd.blackbox.inputs import NeighbouringInputs, enlarge_neighbours, neighbouring_pairs, with_nonfinite_number
+from privdd.blackbox.mechanism import Data, InputRefused
+from privdd.blackbox.noise_laws import ShiftBound, bound_shift, is_quiet, sampled_epsilon, tail_epsilon
+from privdd.blackbox.screening import (
+    RankedPair,
+    outcome_odds,
+    pairs_of_record_alone,
+    rank_by_odds,
+    screen_pairs,
+    size_of_data,
+)
+from privdd.blackbox.stages import (
+    FEWEST,
+    IdentificationStages,
+    LawConfirmation,
+    NoiseTailStage,
+    Sides,
+    UnevenNoiseStage,
+)
+from privdd.blackbox.transcripts import OutOfShares, OutOfTime, Transcripts, draw_transcripts, join_transcripts
+from privdd.blackbox.verdict import MADE, SPENT, ExaminationResult, SingleTestResult
+
+DEPTHS = (1000, 6000, 40_000)
+ALL_LEFT = 400_000
+SHARES = {DEPTHS[-1]: 0.25, ALL_LEFT: 0.8}  # of the time and the calls that are left
+USUAL = 0.15  # the share for other depths
+SLOW = 0.7  # the share for the best pair of a mechanism whose calls are too few for those
+LEARN = 20_000  # transcripts a side, at most; rare events show in many only
+KEEP = 12
+STAGES = ("first calls", "search", "directions", "numbers without noise", "conditions", "closer looks")
+
+
+@dataclass
+class Examination(IdentificationStages, UnevenNoiseStage, NoiseTailStage, LawConfirmation):
+    """One mechanism against one statement."""
+
+    ranked: list[RankedPair] = field(default_factory=list)
+    refused: list[NeighbouringInputs] = field(default_factory=list)  # of finite numbers
+    _best: float = 0.0
+    _bound: float = 0.0  # the largest for any mechanism, of the pair ``_nearest`` to a refutation
+    _top: float = 0.0  # the largest of all, of the pair ``_foremost``
+    _before: dict[int, tuple[NeighbouringInputs, Sides]] = field(default_factory=dict)
+
+    def run(self) -> ExaminationResult:
+        """Every stage, or as many as the budget pays for."""
+        try:
+            for name, stage in zip(
+                STAGES,
+                (
+                    self._examine_first_calls,
+                    self._search_neighbours,
+                    self.examine_directions,
+                    self.examine_noiseless_numbers,
+                    self._examine_conditions,
+                    self._refine_best_pairs,
+                ),
+            ):
+                self.step(name)
+                stage()
+        except OutOfShares:
+            self.result.notes.append(f"{MADE} in the stage {name!r}; what follows it was not looked at")
+        except OutOfTime:
+            self.result.notes.append(f"{SPENT} in the stage {name!r}; what follows it was not looked at")
+        return self.result
+
+    def _examine_first_calls(self) -> None:
+        data = scaled_data(self.mechanism.kind, self.tried, 1.0)
+        self.result.first = self.first_numbers()
+        if self.mechanism.fresh and self.result.first:
+            one, two = (self.mechanism.transcript([data, data]) for _ in range(2))
+            half = len(one.numbers) // 2
+            changes = not np.array_equal(one.numbers[:half], one.numbers[half:])
+            if changes and np.array_equal(one.numbers, two.numbers):
+                self._add_certain(
+                    "seeds", "two instances, made alike, add the same noise: whoever knows the code subtracts it"
+                )
+        self.result.looks += check_declared_noise(
+            self.mechanism, self.stated, self.tried, self.clock, self.shares.next_confidence
+        )
+
+    def first_numbers(self) -> list[float]:
+        """Of three transcripts alike, at most 20 numbers each: another process that gives them has the same noise."""
+        block = draw_transcripts(self.mechanism, [scaled_data(self.mechanism.kind, self.tried, 1.0)], 3, self.clock)
+        return [float(x) for x in block.rows[:, 0, :20].ravel()]
+
+    def _add_certain(self, name: str, says: str) -> None:
+        self.result.looks.append(SingleTestResult(name, "refuted", says, float("inf"), "certain"))
+
+    def _search_neighbours(self) -> None:
+        tried = neighbouring_pairs(self.mechanism.kind, self.stated.relation, self.tried)
+        odd = [
+            with_nonfinite_number(pair, self.mechanism.kind, value) for pair in tried[:3] for value in (np.nan, np.inf)
+        ]
+        tried = [*odd, *tried] if self.stated.inputs == "any" else tried
+        if not self.numbers_given:
+            tried += pairs_at_revealing_sizes(self.mechanism, self.stated.relation, self.tried, self.clock)
+        self.ranked, refusals = screen_pairs(self.mechanism, tried, self.stated_calls, self.clock, 0.3, keep=KEEP)
+        if refusals:
+            self.result.notes.append(
+                f"{len(refusals)} of {len(tried)} pairs were refused, the first with: {refusals[0][1]}"
+            )
+        self.refused = [pair for pair, _ in refusals if all(pair is not one for one in odd)]
+        self._nearest = self._foremost = self.ranked[0].pair
+        for one in self.ranked[:2]:
+            self._bound_pair(one.pair, DEPTHS[0], self.stated_calls, "neighbours")
+
+    def _search_worst_directions(self) -> None:
+        """Neighbours along the directions in which the decoders saw most."""
+        tried = [
+            pair for one in self.worst for pair in neighbouring_pairs(self.mechanism.kind, self.stated.relation, one)
+        ]
+        if tried:
+            found, _ = screen_pairs(self.mechanism, tried, self.stated_calls, self.clock, 0.1, keep=2)
+            for one in found[:1]:
+                self._bound_pair(one.pair, DEPTHS[0], self.stated_calls, "neighbours along the worst direction")
+            self.ranked = sorted([*self.ranked, *found], key=lambda one: -one.score)
+
+    def _search_larger_data(self) -> None:
+        """Where outcomes come back: the pairs with the best odds, among more of the same others."""
+        tried = [
+            pair for one in rank_by_odds(self.ranked)[:2] for pair in enlarge_neighbours(one.pair, self.mechanism.kind)
+        ]
+        if not tried or self.numbers_given:
+            return
+        count = self._affordable_count(self.stated_calls(tried[-1].present), USUAL / len(tried) / 2, DEPTHS[0])
+        if count < FEWEST:
+            return
+        for pair in tried:
+            try:
+                one, other = (
+                    draw_transcripts(self.mechanism, self.stated_calls(side), count, self.clock)
+                    for side in (pair.present, pair.absent)
+                )
+            except InputRefused:
+                continue
+            self.ranked.append(RankedPair(pair, 0.0, outcome_odds(one, other, 1.0)))
+
+    def _refine_best_pairs(self) -> None:
+        """Until something is refuted: more transcripts of the best pairs; then one call between public ones."""
+        if not self.result.is_refuted:
+            self.examine_uneven_noise()
+        if not self.result.is_refuted:
+            self.examine_noise_tails()
+        if not self.result.is_refuted:
+            self._refine_slow_mechanism()
+        if not self.result.is_refuted:
+            self._search_worst_directions()
+            self._search_larger_data()
+        for depth in DEPTHS[1:]:
+            for one in self._pairs_worth_refining() if depth < DEPTHS[-1] else _best_by_size(self.ranked):
+                if self.result.is_refuted and (depth > DEPTHS[1] or one is not self.ranked[0]):
+                    return  # one closer look is made all the same: how far above is it?
+                self._bound_pair(one.pair, depth, self.stated_calls, "neighbours")
+            if depth == DEPTHS[1] and not self.result.is_refuted:
+                self._examine_embedded_call()
+        if not self.result.is_refuted:  # what is rare shows in many transcripts only
+            self._bound_pair(self._nearest, ALL_LEFT, self.stated_calls, "neighbours, all that is left")
+
+    def _pairs_worth_refining(self) -> list[RankedPair]:
+        """The best pair and the next; where outcomes come back, two sizes of data with the best odds (``_rank_by_odds``)."""
+        return _rank_by_odds(self.ranked, 2) or self.ranked[:2]
+
+    def _refine_slow_mechanism(self) -> None:
+        """Few calls, shared by many looks, refute nothing: one pair gets the larger part of what is left."""
+        inputs = self.stated_calls(self._foremost.present)
+        try:
+            enough = self._affordable_count(inputs, USUAL, 2 * DEPTHS[1]) >= 2 * DEPTHS[1]
+        except InputRefused:
+            return
+        if not enough:
+            self._bound_pair(self._foremost, ALL_LEFT, self.stated_calls, "neighbours, most of what is left", SLOW)
+
+    def _examine_embedded_call(self) -> None:
+        """One call among others on public data, and among others on the data without the record."""
+        for one in self.ranked[:1]:
+            for other, name in ((None, "between public calls"), (one.pair.absent, "between calls without the record")):
+                if not self.result.is_refuted:
+                    around = partial(self.embedded_call, like=one.pair.present, other=other)
+                    self._bound_pair(one.pair, 2 * DEPTHS[0], around, f"neighbours, {name}")
+
+    def _examine_conditions(self) -> None:
+        self.result.looks += check_nonfinite_inputs(self.mechanism, self.stated, self.tried, self.clock)
+        self.result.looks += check_failures(self.mechanism, self.refused, self.clock)
+        if self.result.is_refuted and not self.stated.low_bits:
+            return
+        self.result.looks += check_low_bits(
+            self.mechanism, self.stated, self.tried, self.clock, self.shares.next_confidence()
+        )
+
+    def _draw_sides(
+        self, pair: NeighbouringInputs, depth: int, around: Callable[[Data], list[Data]], share: float
+    ) -> tuple[Sides, Sides] | None:
+        """Transcripts to learn from and new ones to judge: those of earlier looks at the same pair are learned from too."""
+        count = self._affordable_count(around(pair.present), share, 2 * depth) // 2
+        if count < FEWEST:
+            return None
+        same = around == self.stated_calls
+        before = self._before[id(pair)][1] if same and id(pair) in self._before else None
+        known = len(before[0]) if before else 0
+        learn = min(max(0, count // 3 - known) if known else count // 2, LEARN)
+        new = [
+            [draw_transcripts(self.mechanism, around(side), n, self.clock) for side in (pair.present, pair.absent)]
+            for n in (learn, count - learn)
+            if n
+        ]
+        fresh = (new[-1][0], new[-1][1])
+        trained = _merge_sides(before, (new[0][0], new[0][1])) if learn else before
+        if trained is None:
+            return None
+        if same:
+            self._before[id(pair)] = (pair, _merge_sides(trained, fresh))
+        return trained, fresh
+
+    def _bound_pair(
+        self,
+        pair: NeighbouringInputs,
+        depth: int,
+        around: Callable[[Data], list[Data]],
+        name: str,
+        share: float | None = None,
+    ) -> None:
+        """Every bound on one pair."""
+        try:
+            sides = self._draw_sides(pair, depth, around, share or SHARES.get(depth, USUAL))
+        except InputRefused as no:
+            self.result.notes.append(f"{name}: refused with: {no}")
+            return
+        if sides is None:
+            self._note_skipped(name)
+            return
+        trained, fresh = sides
+        if depth < ALL_LEFT and len(fresh[0]) < depth / 4:
+            self._note_skipped(name, "as closely as planned")
+        apart = bound_by_distinguishing(trained, fresh, pair.axis, **self._test_settings())
+        seen = f"told apart by {apart.how}" if apart.epsilon else "not told apart"
+        says = f"two inputs are {seen}, {apart.transcripts} transcripts"
+        if around == self.stated_calls and apart.epsilon > self._bound:
+            self._bound, self._nearest = apart.epsilon, pair
+        self._note_foremost(pair, apart.epsilon if around == self.stated_calls else 0.0)
+        self._add_result(name, apart.epsilon, "finite_sample", says, pair.says, transcripts=apart.transcripts)
+        held = partial(self.confirmed_epsilon, around(pair.absent), trained, fresh)
+        if around == self.stated_calls and is_quiet(pair.absent, self.tried.nothing):
+            tail = held("gaussian", tail_epsilon(trained, fresh, pair.axis, **self._test_settings()))
+            says = "the share of releases that the record moves far is more than the law of the noise allows"
+            self._add_fault(f"{name}, tail of the noise law", tail, "noise_law", says, pair.says)
+            often = held("gaussian", sampled_epsilon(trained, fresh, pair.axis, **self._test_settings()))
+            says = "the record moves the release by a chance amount, further or more often than stated"
+            self._add_fault(f"{name}, moments under the noise law", often, "noise_law", says, pair.says)
+        moved = bound_shift(trained, fresh, pair.axis, **self._test_settings())
+        if not moved.transcripts:
+            return
+        if moved.epsilon and not held(moved.law, moved.epsilon):
+            moved = ShiftBound("other", moved.mu, 0.0, 0.0, 0.0, moved.transcripts)
+        if around == self.stated_calls:
+            self._keep_shift(moved, pair)
+            self._note_foremost(pair, moved.epsilon)
+        says = f"the record shifts the release by {moved.mu:.3g} times its {moved.law} noise"
+        self._add_result(f"{name}, noise law", moved.epsilon, "noise_law", says, pair.says, mu=moved.mu)
+
+    def _note_foremost(self, pair: NeighbouringInputs, epsilon: float) -> None:
+        if epsilon > self._top:
+            self._top, self._foremost = epsilon, pair
+
+    def _keep_shift(self, moved: ShiftBound, pair: NeighbouringInputs) -> None:
+        calls = self.stated.calls
+        if moved.law == "other":
+            return
+        if self.result.kappa is None or moved.epsilon > self._best:
+            self._best = moved.epsilon  # the best guess is that of the best bound: the largest guess is a lucky one
+            of_laplace = moved.about / max(self.stated.epsilon, 1e-12)  # its epsilon grows with the shift
+            of_gaussian = moved.mu / (self.stated.gaussian_mu_per_call * calls**0.5)
+            self.result.kappa = of_laplace if moved.law == "laplace" else of_gaussian
+            self.result.about = moved.about
+            self.result.law, self.result.worst = moved.law, pair.says
+
+
+def _merge_sides(before: Sides | None, new: Sides) -> Sides:
+    """At most LEARN of each side, the later ones; the new ones alone where they are of another size."""
+    made = [join_transcripts(one, other) for one, other in zip(before, new)] if before else [None, None]
+    one, other = new if made[0] is None or made[1] is None else (made[0], made[1])
+    return Transcripts(one.rows[-LEARN:], one.codes[-LEARN:]), Transcripts(other.rows[-LEARN:], other.codes[-LEARN:])
+
+
+def _rank_by_odds(ranked: list[RankedPair], count: int) -> list[RankedPair]:
+    """Those with the best odds; before them the best pair of all where its outcomes are too many to come back."""
+    found = rank_by_odds(ranked)[:count]
+    whole = not found or ranked[0] in found or (ranked[0].odds and not ranked[0].mixed)
+    return found if whole else [ranked[0], *found]
+
+
+def _best_by_size(ranked: list[RankedPair]) -> list[RankedPair]:
+    """The best pair of each size of data, and the best of a record alone: what happens rarely, or at the end of a range,
+    shows in none of the averages that pairs are ranked by.
+
+    Where outcomes come back, those with the best odds.
+    """
+    if found := _rank_by_odds(ranked, 3):
+        return found
+    best: dict[tuple[Any, ...], RankedPair] = {}
+    for one in ranked:
+        best.setdefault(size_of_data(one.pair.present), one)
+    few = list(best.values())[:3]
+    return few + [one for one in pairs_of_record_alone(ranked)[:1] if one not in few]

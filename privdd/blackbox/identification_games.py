@@ -1,0 +1,516 @@
+"""Games in which the record is a secret among very many candidates, to be identified from what is released."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+from scipy.special import betaincinv
+
+from attacks.epsilon import best_cosine_threshold, bound_from_cosines, bound_from_identifications
+from privdd.blackbox.distinguishers import NoiseMetric
+from privdd.blackbox.inputs import HEAVY, LARGE, InputShapes, split_vector, total_size
+from privdd.blackbox.mechanism import BlackBox, Data, InputRefused, Outcomes
+from privdd.blackbox.transcripts import CallBudget, draw_transcripts
+
+# --- pieces ------------------------------------------------------------------------------------
+# Pieces of a release that point along the record: noise that is left out at times, or comes back in another call.
+#
+# A release is cut into pieces as long as the record. In a transcript whose noise is missing one piece is the record, scaled;
+# where the same noise (or its negative) is used twice, the difference (or sum) of two pieces is. Nothing is learned, so
+# every transcript judges. The angle that counts as a hit is fixed before: the chance that any piece meets it is so
+# small that a single hit refutes the statement.
+
+
+ROOM = 16.0  # ln of the chance of a hit is below -(the epsilon asked for + ROOM): one hit among thousands is enough
+PIECES = 32  # at most so many are compared with one another
+LEAST = -600.0  # ln of the smallest chance that floats resolve
+
+
+def bound_from_pieces(
+    records: np.ndarray, outputs: np.ndarray, *, asked: float, delta: float, confidence: float
+) -> float | None:
+    """Lower bound on epsilon from unit records (n, m) and releases (n, M); None where M is no multiple of m, or m < 3.
+
+    asked: the epsilon that the bound should exceed if there is a hit. The square of the sine between a fixed line and
+    a random direction has the law Beta((m-1)/2, 1/2).
+    """
+    n, m = records.shape
+    if m < 3 or not outputs.shape[1] or outputs.shape[1] % m:
+        return None
+    log_chance = max(-(asked + ROOM), LEAST)
+    won = int(pieces_along_record(records, outputs, log_chance).sum())
+    return bound_from_identifications(won, n, -log_chance, delta=delta, confidence=confidence)
+
+
+def pieces_along_record(records: np.ndarray, outputs: np.ndarray, log_chance: float) -> np.ndarray:
+    """(n,) bool: whether any piece, sum or difference is along the record; by chance at most e^log_chance are."""
+    n, m = records.shape
+    pieces = outputs.reshape(n, -1, m)
+    k = pieces.shape[1]
+    looks = k * k if k <= PIECES else k  # Bonferroni over them
+    at = betaincinv((m - 1) / 2, 0.5, math.exp(log_chance - math.log(looks)))
+    found = (_piece_sines(pieces, records) ** 2 <= at).any(1)
+    for lag in range(1, k if k <= PIECES else 1):
+        for sign in (-1.0, 1.0):
+            found |= (_piece_sines(pieces[:, lag:] + sign * pieces[:, :-lag], records) ** 2 <= at).any(1)
+    return found
+
+
+def _piece_sines(pieces: np.ndarray, records: np.ndarray) -> np.ndarray:
+    """(n, k, m), (n, m) -> (n, k): the sine of the angle between a piece, or its negative, and the record; 1 for zeros."""
+    along = np.einsum("nkm,nm->nk", pieces, records)
+    rest = np.linalg.norm(pieces - along[:, :, None] * records[:, None], axis=2)
+    size = np.hypot(along, rest)
+    return np.where(size > 0, rest / np.where(size > 0, size, 1.0), 1.0)
+
+
+# --- direction game ----------------------------------------------------------------------------
+# Which of all directions was it? The record is drawn on a sphere, and its direction read back from the release.
+#
+# A linear decoder in the noise's own metric is learned on transcripts of other directions, so it finds numbers without
+# noise, noise that is shared between numbers, rows or calls, and noise that is too small. Beside it nothing is learned:
+# does a piece of the release point along the record, to more places than chance explains (``identification_games``)? That finds calls
+# and rows that have noise most of the time only. The chance of a guess is known exactly (``attacks.epsilon``), so the
+# bound holds for any mechanism and has no ceiling at ln n.
+
+
+@dataclass(frozen=True)
+class DirectionGame:
+    """with_record: unit vector (m,) -> data that holds a record in this direction; says: which data.
+
+    tried: inputs of the same sizes only.
+    """
+
+    dimensions: int
+    with_record: Callable[[np.ndarray], Data]
+    says: str
+    tried: InputShapes = InputShapes()
+
+    def without_record(self) -> Data:
+        """The same data where the record holds nothing."""
+        return self.with_record(np.full(self.dimensions, self.tried.nothing / LARGE))
+
+
+@dataclass(frozen=True)
+class DirectionGameResult:
+    """epsilon: lower bound at the asked confidence; cosine: the median that was reached; says: in which game.
+
+    pieces: another lower bound, from pieces of the release as they are, None where it has none; worst: the direction (m,)
+    in which records show most, None where no decoder was learned.
+    """
+
+    epsilon: float
+    cosine: float
+    says: str
+    transcripts: int
+    pieces: float | None = None
+    worst: np.ndarray | None = None
+
+
+def direction_games(kind: str, tried: InputShapes) -> Iterator[DirectionGame]:
+    """Data around the record: none, zeros, records that cancel it."""
+    if kind == "records":
+        for n, d in tried.tables[1:3] or tried.tables:
+            if d > 1 and n > 1:
+                yield DirectionGame(d, partial(_table_data, n=n, nothing=tried.nothing), f"a record among {n} rows of zeros",
+                                    replace(tried, tables=((n, d),)))  # fmt: skip
+        return
+    for shapes in tried.structures[:3]:
+        m, one = total_size(shapes), replace(tried, structures=(shapes,), crowds=tried.crowds[-1:])
+        if m < 2:
+            continue
+        if kind == "update":
+            yield DirectionGame(m, partial(_update_data, shapes=shapes), f"an update of {len(shapes)} array(s)", one)
+        else:
+            k = tried.crowds[-1]
+            says = f"one of {k} clients, weights {HEAVY} : {k - 1} x 100"
+            yield DirectionGame(m, partial(_crowd_data, k=k, shapes=shapes, nothing=tried.nothing), says, one)
+
+
+def _update_data(s: np.ndarray, shapes: tuple[tuple[int, ...], ...]) -> Data:
+    return split_vector(s * LARGE, shapes)
+
+
+def _table_data(s: np.ndarray, n: int, nothing: float) -> np.ndarray:
+    rows = np.full((n, len(s)), nothing)
+    rows[n // 2] = s * LARGE
+    return rows
+
+
+def _crowd_data(s: np.ndarray, k: int, shapes: tuple[tuple[int, ...], ...], nothing: float) -> Data:
+    rest = [split_vector(np.full(len(s), nothing), shapes) for _ in range(k - 1)]
+    return [split_vector(s * LARGE, shapes), *rest], [HEAVY] + [100] * (k - 1)
+
+
+def play_direction_game(
+    mechanism: BlackBox,
+    game: DirectionGame,
+    around: Callable[[Data], list[Data]],
+    count: int,
+    clock: CallBudget,
+    rng: np.random.Generator,
+    *,
+    asked: float,
+    delta: float,
+    confidence: float,
+) -> DirectionGameResult:
+    """Half of ``count`` games teach the decoder, a tenth chooses the threshold, the rest decide.
+
+    around: data -> the calls of a transcript. The same data several times is summed; other data before and after
+    is looked at jointly. asked: the epsilon that is to be exceeded.
+    """
+    s = rng.standard_normal((count, game.dimensions))
+    s /= np.linalg.norm(s, axis=1, keepdims=True)
+    found, same = [], True
+    for one in s:
+        inputs = around(game.with_record(one))
+        same = all(other is inputs[0] for other in inputs)
+        found.append(draw_transcripts(mechanism, inputs, 1, clock, joined=not same).rows)
+    shapes = {rows.shape for rows in found}
+    if len(shapes) != 1 or not found[0].size:
+        return DirectionGameResult(0.0, 0.0, game.says, count)
+    rows = np.concatenate(found)
+    pieces = bound_from_pieces(s, rows.reshape(count, -1), asked=asked, delta=delta, confidence=confidence)
+    outputs = rows.sum(1)
+    learn, choose = count // 2, count * 6 // 10
+    decode, worst = _fit_decoder(s[:learn], outputs[:learn])
+    guesses = decode(outputs[learn:])
+    cosines = np.einsum("ij,ij->i", guesses, s[learn:])
+    at = best_cosine_threshold(cosines[: choose - learn], game.dimensions, delta)
+    judged = cosines[choose - learn :]
+    bound = bound_from_cosines(judged, at, game.dimensions, delta=delta, confidence=confidence)
+    return DirectionGameResult(bound, float(np.median(judged)), game.says, count, pieces, worst)
+
+
+def _fit_decoder(s: np.ndarray, outputs: np.ndarray) -> tuple[Callable[[np.ndarray], np.ndarray], np.ndarray]:
+    """Outputs (n, M) -> unit vectors (n, m): the mean of s given an output that is linear in it plus normal noise.
+
+    Mixing and noise by least squares; before the output, s has mean 0 and covariance 1/m. Beside it the direction (m,)
+    that moves the output furthest, in units of the noise.
+    """
+    centre = outputs.mean(0)
+    mixing, *_ = np.linalg.lstsq(s, outputs - centre, rcond=None)  # (m, M)
+    residuals = outputs - centre - s @ mixing
+    metric = NoiseMetric.from_sides(residuals)
+    weights = metric.whiten_vector(mixing)  # (m, M)
+    inner = weights @ mixing.T
+    worst = np.linalg.eigh((inner + inner.T) / 2)[1][:, -1]
+    scale = 1 / np.sqrt(np.maximum(np.diag(inner), s.shape[1]))  # numbers without noise weigh 1e20 and more
+    known = scale[:, None] * (inner + s.shape[1] * np.eye(s.shape[1])) * scale
+    weights = scale[:, None] * np.linalg.lstsq(known, scale[:, None] * weights, rcond=1e-12)[0]
+
+    def decode_outputs(new: np.ndarray) -> np.ndarray:
+        guess = (new - centre) @ weights.T
+        norms = np.linalg.norm(guess, axis=1, keepdims=True)
+        good = np.isfinite(guess).all(1, keepdims=True) & (norms > 0)
+        return np.where(good, guess / np.where(good, norms, 1.0), 1 / np.sqrt(guess.shape[1]))
+
+    return decode_outputs, worst
+
+
+# --- long run ----------------------------------------------------------------------------------
+# Many calls of one instance, each on a record of its own: noise that stops after a while, or is left out very rarely.
+#
+# If every call is as private as stated, the chance that a release points along its record is at most what the statement
+# allows, and the chance that any of T releases does is at most T times that (the union bound). The calls of one instance
+# need not be independent; the instances are. A statement about a series of calls says nothing of later ones: none are made.
+
+
+RUNS, SERIES_CALLS, FEWEST = 30, 300, 30  # instances; calls of each, and fewer than which tell nothing new
+
+
+def bound_long_series(
+    mechanism: BlackBox,
+    game: DirectionGame,
+    calls: int,
+    clock: CallBudget,
+    rng: np.random.Generator,
+    *,
+    asked: float,
+    delta: float,
+    confidence: float,
+) -> float | None:
+    """A lower bound on epsilon of one call, for any mechanism; None where releases have no pieces (``bound_from_pieces``)."""
+    log_chance, won = max(-(asked + ROOM), LEAST), 0
+    for _ in range(RUNS):
+        s = rng.standard_normal((calls, game.dimensions))
+        s /= np.linalg.norm(s, axis=1, keepdims=True)
+        rows = draw_transcripts(mechanism, [game.with_record(one) for one in s], 1, clock).rows[0]
+        if len(rows) != calls or not rows.shape[1] or rows.shape[1] % game.dimensions or game.dimensions < 3:
+            return None
+        won += bool(pieces_along_record(s, rows, log_chance).any())
+    return bound_from_identifications(
+        won, RUNS, -log_chance - math.log(calls), delta=calls * delta, confidence=confidence
+    )
+
+
+# --- late call ---------------------------------------------------------------------------------
+# One call on the record after hundreds on public data: does its noise repeat that of any call before it?
+#
+# Noise from a pool or a ring that is longer than two dozen calls (``identification_games``) comes back late. Where it does, the last
+# release less an earlier one points along the record. Every transcript judges, as in ``identification_games``.
+
+
+def bound_late_call(
+    mechanism: BlackBox,
+    game: DirectionGame,
+    calls: int,
+    clock: CallBudget,
+    rng: np.random.Generator,
+    *,
+    asked: float,
+    delta: float,
+    confidence: float,
+) -> float | None:
+    """A lower bound on epsilon, for any mechanism; None where releases have no pieces (``bound_from_pieces``).
+
+    asked: the epsilon that is to be exceeded.
+    """
+    log_chance, won = max(-(asked + ROOM), LEAST), 0
+    for _ in range(RUNS):
+        s = rng.standard_normal(game.dimensions)
+        s /= np.linalg.norm(s)
+        rows = draw_transcripts(
+            mechanism, [*[game.without_record()] * (calls - 1), game.with_record(s)], 1, clock
+        ).rows[0]
+        if len(rows) != calls or not rows.shape[1] or rows.shape[1] % game.dimensions or game.dimensions < 3:
+            return None
+        compared = np.stack([rows[-1] - rows[:-1], rows[-1] + rows[:-1]])
+        won += bool(pieces_along_record(s[None], compared.reshape(1, -1), log_chance)[0])
+    return bound_from_identifications(won, RUNS, -log_chance, delta=delta, confidence=confidence)
+
+
+# --- one call ----------------------------------------------------------------------------------
+# One call on the record, hidden among many on public data: what does an instance do in some calls only?
+#
+# The call on the record is the k-th of two dozen, k drawn anew for each transcript, so noise that is left out in every
+# tenth call, that comes from a pool, or that a later call repeats is met. Judged by ``identification_games``.
+
+
+HIDDEN_CALLS = 24
+HIDDEN_GAMES = 200  # each call is the record's in eight of them
+
+
+def bound_hidden_call(
+    mechanism: BlackBox,
+    game: DirectionGame,
+    count: int,
+    clock: CallBudget,
+    rng: np.random.Generator,
+    *,
+    asked: float,
+    delta: float,
+    confidence: float,
+    calls: int = HIDDEN_CALLS,
+) -> float | None:
+    """A lower bound on epsilon from ``count`` transcripts, for any mechanism; None where releases have no pieces.
+
+    asked: the epsilon that is to be exceeded; calls: of each transcript.
+    """
+    s = rng.standard_normal((count, game.dimensions))
+    s /= np.linalg.norm(s, axis=1, keepdims=True)
+    public, rows = game.without_record(), []
+    for at, record in enumerate(s):
+        inputs = [public] * calls
+        inputs[at % calls] = game.with_record(record)
+        rows.append(draw_transcripts(mechanism, inputs, 1, clock, joined=True).rows.reshape(-1))
+    if len({len(row) for row in rows}) != 1 or len(rows[0]) % calls:
+        return None
+    return bound_from_pieces(s, np.stack(rows), asked=asked, delta=delta, confidence=confidence)
+
+
+# --- looked up ---------------------------------------------------------------------------------
+# Whatever comes out the same in every call on the same data is looked up in a table of one call for each candidate.
+#
+# Seeds that are made of the data, texts and shapes that tell something of the record, numbers without noise that neither rise nor
+# fall: the record is one of K, drawn at random, and the part of the release that repeats exactly names it where no other
+# candidate has the same. Mechanisms with noise in all they release have no such part, and cost a dozen calls here.
+
+
+SMALLEST, LARGEST = 1e-2, 1e2  # norms of the candidates
+LOOKUP_GAMES = 40
+REPEATS, SHOWN = 3, 3
+Part = tuple[str, bytes]
+
+
+@dataclass(frozen=True)
+class LookupResult:
+    """epsilon: lower bound at the asked confidence; won: of GAMES names; candidates: K."""
+
+    epsilon: float
+    won: int
+    candidates: int
+
+
+def play_lookup_game(
+    mechanism: BlackBox,
+    game: DirectionGame,
+    candidates: Callable[[], int],
+    rng: np.random.Generator,
+    *,
+    delta: float,
+    confidence: float,
+) -> LookupResult | None:
+    """None where nothing repeats or what repeats is the same for all candidates.
+
+    candidates: -> how many may be tried, asked once it is worth it. Raises Refused.
+    """
+    seed = int(rng.integers(2**62))
+    part = _repeating_part(mechanism, game, seed)
+    if part is None:
+        return None
+    count = candidates()
+    table: dict[Part, int] = {}
+    for at in range(count):
+        table.setdefault(part(mechanism.transcript([_candidate_data(game, seed, at)])), at)
+    if not table:
+        return None
+    won = 0
+    for secret in rng.integers(count, size=LOOKUP_GAMES):
+        seen = part(mechanism.transcript([_candidate_data(game, seed, int(secret))]))
+        won += table.get(seen, -1) == int(secret)
+    bound = bound_from_identifications(won, LOOKUP_GAMES, math.log(count), delta=delta, confidence=confidence)
+    return LookupResult(bound, won, count)
+
+
+def _candidate_data(game: DirectionGame, seed: int, at: int) -> Data:
+    """The record number ``at``: its direction and norm drawn by the seed."""
+    rng = np.random.default_rng([seed, at])
+    s = rng.standard_normal(game.dimensions)
+    size = SMALLEST * (LARGEST / SMALLEST) ** rng.random()
+    return game.with_record(s / np.linalg.norm(s) * size / LARGE)
+
+
+def _repeating_part(mechanism: BlackBox, game: DirectionGame, seed: int) -> Callable[[Outcomes], Part] | None:
+    """What to keep of a release: the numbers and words that repeat; None if they are alike for a few candidates."""
+    seen = [[mechanism.transcript([_candidate_data(game, seed, at)]) for _ in range(REPEATS)] for at in range(SHOWN)]
+    if len({one.numbers.shape for same in seen for one in same}) == 1:
+        values = np.array([[one.numbers for one in same] for same in seen])
+        places = (values == values[:, :1]).all((0, 1))
+    else:
+        places = np.zeros(0, bool)
+    words = all(len({one.signature for one in same}) == 1 for same in seen)
+
+    def keep_repeating(one: Outcomes) -> Part:
+        kept = one.numbers[places] if len(one.numbers) == len(places) else one.numbers[:0]
+        return one.signature if words else "", kept.tobytes()
+
+    return keep_repeating if len({keep_repeating(same[0]) for same in seen}) > 1 else None
+
+
+# --- constant parts ----------------------------------------------------------------------------
+# Numbers in the release that have no noise at all: which of a million records was it?
+#
+# A count, a norm or a loss that comes out beside the noised values is the same in every call on the same data. The record
+# is scaled by a secret factor, one of very many; whoever sees the number finds the factor by calling the mechanism on
+# guesses of his own. A mechanism with (epsilon, delta)-DP lets him be right with a chance of e^epsilon / K + delta.
+
+
+CANDIDATES = 2**22  # secret factors, equally far apart on a log scale
+GAMES = 16
+RANGES = ((1e-3, 1e-2), (0.1, 1.0), (2.0, 20.0), (1e2, 1e4))
+
+
+@dataclass(frozen=True)
+class NoiselessNumber:
+    """epsilon: lower bound; place: which number of the release, counted from 0; won: of GAMES names."""
+
+    epsilon: float
+    place: int
+    won: int
+
+
+def scaled_data(kind: str, tried: InputShapes, factor: float) -> Data:
+    """Data whose record has norm ``factor``; the others are of norm 1."""
+    rng = np.random.default_rng([tried.seed, 2])
+    if kind == "records":
+        n, d = tried.tables[min(2, len(tried.tables) - 1)]
+        rows = rng.standard_normal((n, d))
+        rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+        rows[0] *= factor
+        return rows
+    shapes = tried.structures[0]
+    m = total_size(shapes)
+    made = rng.standard_normal((tried.crowds[-1], m))
+    made /= np.linalg.norm(made, axis=1, keepdims=True)
+    made[0] *= factor
+    if kind == "update":
+        return split_vector(made[0], shapes)
+    return [split_vector(row, shapes) for row in made], [100] * len(made)
+
+
+def find_noiseless_number(
+    mechanism: BlackBox,
+    tried: InputShapes,
+    clock: CallBudget,
+    rng: np.random.Generator,
+    *,
+    delta: float,
+    confidence: Callable[[], float],
+) -> NoiselessNumber | None:
+    """The first number without noise that tells the record's size; None where there is none.
+
+    confidence: -> that of the next test; each place that is tried is one.
+    """
+    make = lambda factor: scaled_data(mechanism.kind, tried, factor)  # noqa: E731
+    for low, high in RANGES:
+        for place, rising in _revealing_places(mechanism, make, low, high, clock):
+            won = sum(_wins_size_game(mechanism, make, place, rising, (low, high), clock, rng) for _ in range(GAMES))
+            bound = bound_from_identifications(won, GAMES, math.log(CANDIDATES), delta=delta, confidence=confidence())
+            if bound > 0:
+                return NoiselessNumber(bound, place, won)
+    return None
+
+
+def _revealing_places(
+    mechanism: BlackBox, make: Callable[[float], Data], low: float, high: float, clock: CallBudget
+) -> Iterator[tuple[int, bool]]:
+    """Places whose numbers repeat exactly and move one way with the factor; whether upwards. At most 4."""
+    seen = []
+    for factor in np.geomspace(low, high, 6):
+        try:
+            block = draw_transcripts(mechanism, [make(factor)], 3, clock)
+        except InputRefused:
+            return
+        seen.append(block.rows[:, 0])
+    if len({rows.shape for rows in seen}) != 1:
+        return
+    values = np.stack(seen)  # (factors, 3, m)
+    repeats = (values == values[:, :1]).all((0, 1))
+    steps = np.diff(values[:, 0], axis=0)
+    places = np.flatnonzero(repeats & ((steps > 0).all(0) | (steps < 0).all(0)))
+    yield from ((int(j), bool(steps[0, j] > 0)) for j in places[:4])
+
+
+def _wins_size_game(
+    mechanism: BlackBox,
+    make: Callable[[float], Data],
+    place: int,
+    rising: bool,
+    ends: tuple[float, float],
+    clock: CallBudget,
+    rng: np.random.Generator,
+) -> bool:
+    """One game: draw a factor, look at the number, find the factor by bisection."""
+    width = math.log(ends[1] / ends[0])
+
+    def candidate_factor(index: float) -> float:
+        return ends[0] * math.exp(width * index / CANDIDATES)
+
+    def released_number(index: float) -> float:
+        return float(draw_transcripts(mechanism, [make(candidate_factor(index))], 1, clock).rows[0, 0, place])
+
+    secret = int(rng.integers(CANDIDATES))
+    seen = released_number(secret)
+    low, high = -0.5, CANDIDATES - 0.5
+    while high - low > 1:
+        middle = (low + high) / 2
+        if (released_number(middle) < seen) == rising:
+            low = middle
+        else:
+            high = middle
+    return round((low + high) / 2) == secret

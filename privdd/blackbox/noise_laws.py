@@ -1,0 +1,526 @@
+"""Bounds that trust the law of the noise: Gaussian and Laplace shifts, rare shifts, sampled records, spherical noise."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import stats
+from scipy.special import betainc, betaincinv, log_ndtr, ndtr
+
+from attacks.epsilon import gaussian_epsilon
+from privdd.blackbox.distinguishers import NoiseMetric, shift_directions, transcript_totals
+from privdd.blackbox.mechanism import Data
+from privdd.blackbox.transcripts import Transcripts
+
+# --- shift law ---------------------------------------------------------------------------------
+# What a shift costs under the noise's own law: far sharper than counting, and it trusts that law in the tails.
+#
+# Fresh transcripts of both inputs are projected on a direction learned beforehand. Where their residuals are normal, the
+# shift is at least ``mu`` standard deviations at the asked confidence, and mu-GDP gives epsilon (Dong, Roth and Su 2022).
+# Where every number has Laplace residuals, epsilon is that of the Laplace mechanism with the shift seen.
+
+
+NOT_REJECTED = 1e-4  # p-value above which a law is taken for the noise's
+POOL = 40_000
+LEAST_SHIFT_VALUES = 150  # transcripts a side
+VALUES = 4000  # numbers from which a law is told: among fewer, logistic noise passes for normal
+ALIKE = 0.9  # correlation from which two numbers hold the same noise, however few transcripts there are
+CARRIES = 0.1  # of the largest variance in a projection: numbers with less hardly shape its law
+DRAWS = 200_000
+
+
+@dataclass(frozen=True)
+class ShiftBound:
+    """law: gaussian, laplace, or other (no epsilon is said then); mu: shift over noise, best guess, and from below.
+
+    epsilon: from below at the asked confidence; about: from the best guess.
+    """
+
+    law: str
+    mu: float
+    mu_low: float
+    epsilon: float
+    about: float
+    transcripts: int
+
+
+NOTHING = ShiftBound("other", 0.0, 0.0, 0.0, 0.0, 0)
+
+
+def bound_shift(
+    trained: tuple[Transcripts, Transcripts],
+    fresh: tuple[Transcripts, Transcripts],
+    axis: np.ndarray | None,
+    *,
+    delta: float,
+    confidence: float,
+) -> ShiftBound:
+    """The cost of the shift between two inputs. NOTHING where there is no shift, no noise, or no law for it."""
+    ways = shift_directions(*trained, axis)
+    a, b = transcript_totals(fresh[0]), transcript_totals(fresh[1])
+    if not ways or min(len(a), len(b)) < LEAST_SHIFT_VALUES or a.shape[1] != b.shape[1] or a.shape[1] != len(ways[0]):
+        return NOTHING
+    law = law_of_calls(*fresh)
+    if law == "laplace":
+        return _bound_laplace_shift(trained, a, b, delta, confidence)
+    w = max(ways, key=lambda w: _unbiased_shift(trained, w))
+    y, z = a @ w, b @ w
+    gap, spread = abs(float(y.mean() - z.mean())), max(float(y.std(ddof=1)), float(z.std(ddof=1)))
+    if spread <= 1e-9 * gap or gap == 0:
+        return NOTHING
+    mu = gap / spread
+    passes = law == "gaussian" and is_normal(y) and is_normal(z)
+    if not passes or law_of_calls(*_keep_weighted_numbers((*trained, *fresh), w)) != "gaussian":
+        return ShiftBound("other", mu, 0.0, 0.0, 0.0, len(y) + len(z))
+    low = mu_from_below(y, z, confidence)
+    at = max(delta, 1e-12)
+    return ShiftBound("gaussian", mu, low, gaussian_epsilon(low, at), gaussian_epsilon(mu, at), len(y) + len(z))
+
+
+def _unbiased_shift(trained: tuple[Transcripts, Transcripts], w: np.ndarray) -> float:
+    """Squared shift on the training transcripts, less what a learned direction finds in noise alone."""
+    a, b = (transcript_totals(block) @ w for block in trained)
+    mu = float(a.mean() - b.mean()) / max(float(a.std()), float(b.std()), 1e-300)
+    return mu * mu - (len(w) + 1) * (1 / len(a) + 1 / len(b)) * (np.count_nonzero(w) > 1)
+
+
+def mu_from_below(y: np.ndarray, z: np.ndarray, confidence: float) -> float:
+    """A lower limit of |mean difference| / std of normal samples: the difference takes half of the error probability."""
+    tail = (1 - confidence) / 2
+    spread, freedom = max((float(y.std(ddof=1)), len(y) - 1), (float(z.std(ddof=1)), len(z) - 1))
+    highest = spread * math.sqrt(freedom / stats.chi2.ppf(tail / 2, freedom))  # of either sample
+    error = highest * math.sqrt(1 / len(y) + 1 / len(z)) * stats.norm.isf(tail / 2)
+    return max(0.0, (abs(float(y.mean() - z.mean())) - error) / highest)
+
+
+def _keep_weighted_numbers(sides: tuple[Transcripts, ...], w: np.ndarray) -> list[Transcripts]:
+    """The same transcripts with those numbers alone that a projection on w (m,) is made of: the law of a count beside a
+    hundred normal numbers shows in it, and hardly in all together."""
+    variance = np.square(w) * np.sum([transcript_totals(block).var(0) for block in sides], axis=0)
+    kept = variance >= CARRIES * variance.max()
+    return [Transcripts(block.rows[:, :, kept], block.codes) for block in sides]
+
+
+def law_of_calls(*sides: Transcripts, pool: int = POOL) -> str:
+    """The law of the sums over the calls of a transcript: "other" below ``VALUES`` noised numbers, which tell laws apart
+    too badly. pool: numbers that are looked at, at most.
+
+    A sum of many is nearly normal in its middle whatever its parts are, and not in its tails, so it is gaussian only where
+    the noise of each call is.
+    """
+    calls = [block.rows.reshape(len(block), -1) for block in sides]
+    if calls[0].shape[1] != calls[-1].shape[1]:
+        return "other"
+    each = np.concatenate([one - one.mean(0) for one in calls])
+    if _noised_residuals(each).size < VALUES:
+        return "other"
+    if sides[0].rows.shape[1] == 1:
+        return noise_law(each, pool)
+    law = noise_law(
+        np.concatenate([transcript_totals(block) - transcript_totals(block).mean(0) for block in sides]), pool
+    )
+    return law if law != "gaussian" or noise_law(each, pool) == "gaussian" else "other"
+
+
+def _noised_residuals(residuals: np.ndarray) -> np.ndarray:
+    """Residuals (n, m) of the numbers that are noised at all (n, k), in standard deviations."""
+    std = residuals.std(0)
+    noised = std > 1e-9 * max(float(std.max(initial=0.0)), 1e-300)
+    return np.asarray(residuals[:, noised] / std[noised])
+
+
+def noise_law(residuals: np.ndarray, pool: int = POOL) -> str:
+    """gaussian, laplace or other: the law of residuals (n, m), pooled over numbers that are noised at all."""
+    values = _noised_residuals(residuals)
+    if not values.size:
+        return "other"
+    one = values.T.reshape(-1)
+    one = one[:: max(1, len(one) // pool)]
+    if is_normal(one):
+        return "gaussian"
+    scale = np.abs(values).mean(0)
+    two = (values / scale).T.reshape(-1)
+    two = two[:: max(1, len(two) // pool)]
+    return "laplace" if stats.kstest(two, "laplace").pvalue > NOT_REJECTED else "other"
+
+
+def is_normal(values: np.ndarray) -> bool:
+    """Whether values (n,), 50 at least, pass two tests of normality and do not repeat."""
+    spread = float(values.std())
+    if len(values) < 50 or spread == 0 or len(np.unique(values[:1000])) < 0.9 * min(len(values), 1000):
+        return False
+    centred = (values - values.mean()) / spread
+    p = min(float(stats.normaltest(centred).pvalue), float(stats.kstest(centred, "norm").pvalue))
+    return p > NOT_REJECTED
+
+
+def _bound_laplace_shift(
+    trained: tuple[Transcripts, Transcripts], a: np.ndarray, b: np.ndarray, delta: float, confidence: float
+) -> ShiftBound:
+    """Lower bound of the epsilon of independent Laplace numbers shifted as seen, signs and places learned before.
+
+    Of the numbers that the record moves each side is to be Laplace noise by itself: skew that the record turns round is
+    not seen on both together.
+    """
+    before = [transcript_totals(block) for block in trained]
+    metric, seen = NoiseMetric.from_sides(*before), before[0].mean(0) - before[1].mean(0)
+    error = metric.std * math.sqrt(1 / len(before[0]) + 1 / len(before[1]))
+    signs = np.where(np.abs(seen) > 3 * error, np.sign(seen), 0.0)
+    kept = _distinct_numbers(
+        np.concatenate([side - np.median(side, 0) for side in before]), np.flatnonzero(signs), np.abs(seen) / error
+    )
+    n = len(a) + len(b)
+    if not len(kept):
+        return ShiftBound("laplace", 0.0, 0.0, 0.0, 0.0, n)
+    each = [(side - np.median(side, 0))[:, kept] for side in (a, b)]
+    if not all(one.size >= VALUES / 2 and noise_law(one) == "laplace" for one in each):
+        return ShiftBound("other", 0.0, 0.0, 0.0, 0.0, n)
+    residuals = np.concatenate(each)
+    tail = stats.norm.isf((1 - confidence) / (2 * len(kept)))
+    scale = np.abs(residuals).mean(0)
+    gap = (a.mean(0) - b.mean(0))[kept] * signs[kept]
+    relative = gap / scale
+    total_error = stats.norm.isf((1 - confidence) / 2) * math.sqrt(2 * len(kept) * (1 / len(a) + 1 / len(b)))
+    high = scale * (1 + tail / math.sqrt(len(residuals)))
+    low = max(0.0, float((gap / high).sum()) - total_error)
+    shrunk = np.maximum(relative, 0) * low / max(float(np.maximum(relative, 0).sum()), 1e-300)
+    epsilon, about = (_laplace_epsilon(each, delta) for each in (shrunk, np.maximum(relative, 0)))
+    return ShiftBound("laplace", float(np.linalg.norm(relative)) / math.sqrt(2), low, epsilon, about, n)
+
+
+def _distinct_numbers(residuals: np.ndarray, kept: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    """Those of the numbers ``kept`` whose noise is not that of one before it, heaviest first: some are released twice, in
+    other words or with another sign, and count once."""
+    kept = kept[np.argsort(-weight[kept], kind="stable")]
+    if len(kept) < 2:
+        return kept
+    with np.errstate(invalid="ignore"):
+        alike = [np.abs(np.corrcoef(x, rowvar=False)) for x in (residuals[:, kept], np.abs(residuals[:, kept]))]
+    limit = min(ALIKE, float(stats.norm.isf(NOT_REJECTED / len(kept) ** 2)) / math.sqrt(len(residuals)))
+    same = np.nan_to_num(np.maximum(*alike)) > limit
+    chosen: list[int] = []
+    for at in range(len(kept)):
+        if not same[at, chosen].any():
+            chosen.append(at)
+    return np.sort(kept[chosen])
+
+
+def _laplace_epsilon(shifts: np.ndarray, delta: float) -> float:
+    """Epsilon of Laplace(1) numbers shifted by ``shifts`` (k,), from below: at delta 1e-4 if delta is smaller and above 0.
+
+    One number alone, or delta 0: the sum of shifts, less what delta buys where there is one number.
+    """
+    total = float(shifts.sum())
+    if delta == 0 or total == 0:
+        return total
+    if len(shifts) == 1:  # delta(eps) = 1 - e^((eps - total) / 2)
+        return max(0.0, total + 2 * math.log1p(-delta))
+    at = max(delta, 1e-4)
+    x = np.random.default_rng(0).laplace(size=(DRAWS // max(1, len(shifts) // 20), len(shifts)))
+    losses = (np.abs(x + shifts) - np.abs(x)).sum(1)
+    low, high = 0.0, total
+    for _ in range(40):
+        middle = (low + high) / 2
+        parts = np.where(losses > middle, -np.expm1(np.minimum(middle - losses, 0)), 0.0)
+        low, high = (middle, high) if parts.mean() > at else (low, middle)
+    return low
+
+
+# --- tail law ----------------------------------------------------------------------------------
+# A record that shows in some releases only: how often is counted, how rare that is without it is the noise's own law.
+#
+# A sampled record moves a few releases far. Errors that are counted on both sides show an epsilon of ln n at most; where the
+# data without the record are all zeros, what is released of them is noise alone. If that is normal, the share of releases
+# beyond a threshold follows from its mean and deviation, both taken at the worse end of their confidence intervals.
+
+
+LEAST_TAIL_VALUES = 1000  # transcripts a side
+FURTHEST = 5.0  # standard deviations: beyond them the law is taken on trust alone
+TAIL_GRID = np.linspace(-1.0, FURTHEST, 49)
+
+
+def is_quiet(data: Data, nothing: float) -> bool:
+    """Whether nothing but (nearly) zeros is in the data."""
+    arrays = [data] if isinstance(data, np.ndarray) else data[0] if isinstance(data, tuple) else [data]
+    return all(bool(np.all(np.abs(a) <= nothing)) for part in arrays for a in part)
+
+
+def tail_epsilon(
+    trained: tuple[Transcripts, Transcripts],
+    fresh: tuple[Transcripts, Transcripts],
+    axis: np.ndarray | None,
+    *,
+    delta: float,
+    confidence: float,
+) -> float:
+    """Lower bound on epsilon; 0 where the side without the record is not normal. Direction and threshold were learned before."""
+    found = over_normal_noise(trained, fresh, axis, LEAST_TAIL_VALUES)
+    if found is None:
+        return 0.0
+    ways, a, b = found
+    before = [transcript_totals(block) for block in trained]
+    plans = [
+        (*_plan_threshold(before[0] @ (s * w), before[1] @ (s * w), delta), s * w) for w in ways for s in (1.0, -1.0)
+    ]
+    _, at, w = max(plans, key=lambda plan: plan[0])
+    y, z = a @ w, b @ w
+    if not is_normal(z):
+        return 0.0
+    return _bound_tail(y, z, at, delta, 1 - confidence)
+
+
+def over_normal_noise(
+    trained: tuple[Transcripts, Transcripts],
+    fresh: tuple[Transcripts, Transcripts],
+    axis: np.ndarray | None,
+    least: int,
+) -> tuple[list[np.ndarray], np.ndarray, np.ndarray] | None:
+    """(directions to look along, totals (n, d) of both fresh sides), where the second side is normal noise alone; None
+    where it is not, where shapes differ, or below ``least`` transcripts a side."""
+    ways = shift_directions(*trained, axis)
+    a, b = transcript_totals(fresh[0]), transcript_totals(fresh[1])
+    if not ways or min(len(a), len(b)) < least or a.shape[1] != b.shape[1] or a.shape[1] != len(ways[0]):
+        return None
+    return (ways, a, b) if law_of_calls(fresh[1]) == "gaussian" else None
+
+
+def _plan_threshold(y: np.ndarray, z: np.ndarray, delta: float) -> tuple[float, float]:
+    """The most promising threshold (in units of the release), and what it promises."""
+    found = [(_bound_tail(y, z, t, delta, 0.1), t) for t in float(z.mean()) + float(z.std(ddof=1)) * TAIL_GRID]
+    return max(found)
+
+
+def _bound_tail(y: np.ndarray, z: np.ndarray, at: float, delta: float, error: float) -> float:
+    """Clopper-Pearson for y, Student's and chi-squared limits for mean and deviation of z: a quarter of the error each."""
+    won, n, m = int((y >= at).sum()), len(y), len(z)
+    share = float(betaincinv(won, n - won + 1, error / 4)) if won else 0.0
+    spread = float(z.std(ddof=1))
+    highest = float(z.mean()) + stats.t.isf(error / 4, m - 1) * spread / math.sqrt(m)
+    widest = spread * math.sqrt((m - 1) / stats.chi2.ppf(error / 4, m - 1))
+    narrowest = spread * math.sqrt((m - 1) / stats.chi2.isf(error / 4, m - 1))
+    chance = stats.norm.logsf((at - highest) / (widest if at > highest else narrowest))
+    return max(0.0, math.log(share - delta) - float(chance)) if share > delta else 0.0
+
+
+# --- sampled law -------------------------------------------------------------------------------
+# A record that moves the release by a chance amount, as one that is sampled does: what its three moments cost at least.
+#
+# Data without the record are all zeros, and what is released of them is noise alone; if that is normal, the release with
+# the record is the same noise plus a chance shift X. Both sides give mean, variance and third moment of X. Of all laws with
+# these moments, whatever their signs, the one on the two points of Gauss's quadrature puts the least beyond any threshold
+# that lies root 3 deviations of the noise above them (Karlin and Studden 1966: the fourth derivative of the normal's tail is
+# positive there), so its epsilon is a lower bound for every X that stays that far below the threshold. Moments are told from
+# thousands of releases, shares in the tail from millions.
+
+
+LEAST_SAMPLED_VALUES = 4000  # transcripts a side
+SAMPLED_GRID = np.linspace(0.0, 8.0, 400)  # deviations beyond the least threshold
+ABOVE = math.sqrt(3.0)  # deviations from the further point to that
+DIRECTIONS = np.random.default_rng(0).standard_normal((400, 4))
+DIRECTIONS /= np.linalg.norm(DIRECTIONS, axis=1, keepdims=True)  # points of a sphere
+
+
+def sampled_epsilon(
+    trained: tuple[Transcripts, Transcripts],
+    fresh: tuple[Transcripts, Transcripts],
+    axis: np.ndarray | None,
+    *,
+    delta: float,
+    confidence: float,
+) -> float:
+    """Lower bound on epsilon; 0 where noise alone is not normal, or the other side is no such mixture."""
+    found = over_normal_noise(trained, fresh, axis, LEAST_SAMPLED_VALUES)
+    if found is None:
+        return 0.0
+    ways, a, b = found
+    before = transcript_totals(trained[0]), transcript_totals(trained[1])
+    w = max(ways, key=lambda w: abs(_standardised_gap(*before, w)))
+    w = w * (1.0 if _standardised_gap(*before, w) > 0 else -1.0)
+    y, z = a @ w, b @ w
+    return epsilon_from_moments(y, z, delta, 1 - confidence) if is_normal(z) and _fits_mixture(y, z) else 0.0
+
+
+def _standardised_gap(a: np.ndarray, b: np.ndarray, w: np.ndarray) -> float:
+    """Shift over noise along ``w``."""
+    noise = float((b @ w).std())
+    return float((a @ w).mean() - (b @ w).mean()) / noise if noise > 0 else 0.0
+
+
+def _fits_mixture(y: np.ndarray, z: np.ndarray) -> bool:
+    """Whether y is not rejected as a mixture of z's normal law, shifted to two places."""
+    low, high, q = two_point_law(*(one - other for one, other in zip(_three_moments(y)[0], _three_moments(z)[0])))
+    centre, spread = float(z.mean()), float(z.std(ddof=1))
+    if not (high > 0 and spread > 0):
+        return False
+    law = lambda t: (1 - q) * ndtr((t - centre - low) / spread) + q * ndtr((t - centre - high) / spread)  # noqa: E731
+    return bool(stats.kstest(y, law).pvalue > NOT_REJECTED)
+
+
+def two_point_law(mean: float, variance: float, third: float) -> tuple[float, float, float]:
+    """The two places, and the share of the higher one, of the law with this mean, variance and third central moment."""
+    if variance <= 0:
+        return mean, mean, 1.0
+    spread = math.sqrt(variance)
+    half = third / variance / spread / 2
+    up = half + math.sqrt(1 + half * half)
+    return mean - spread / up, mean + spread * up, 1 / (1 + up * up)
+
+
+def epsilon_from_moments(y: np.ndarray, z: np.ndarray, delta: float, error: float) -> float:
+    """The smallest epsilon on the ellipsoid that normal limits give the three moments and the noise's deviation: half of the
+    error is for the side on which epsilon is smaller."""
+    (seen, of_seen), (noise, of_noise) = _three_moments(y), _three_moments(z)
+    deviation = math.sqrt(noise[1])
+    slopes = np.vstack([-np.eye(3), [0.0, 0.5 / deviation, 0.0]])  # of (moments of X, deviation) by z's moments
+    spread = slopes @ of_noise @ slopes.T
+    spread[:3, :3] += of_seen
+    centre = np.append(seen - noise, deviation)
+    values, vectors = np.linalg.eigh(spread)
+    reach = float(stats.norm.isf(error / 2)) * (vectors * np.sqrt(np.maximum(values, 0.0)))
+    at, epsilons = max(delta, 1e-12), []
+    for mean, variance, third, wide in centre + DIRECTIONS @ reach.T:
+        if mean <= 0:
+            return 0.0
+        epsilons.append(two_point_epsilon(*two_point_law(mean, variance, third), wide, at))
+    return min(epsilons)
+
+
+def _three_moments(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean, variance and third central moment (3,), and the covariance of these estimates (3, 3)."""
+    mean = float(x.mean())
+    c = x - mean
+    two, three = float((c**2).mean()), float((c**3).mean())
+    return np.array([mean, two, three]), np.cov(np.stack([c, c**2 - two, c**3 - three - 3 * two * c])) / len(x)
+
+
+def two_point_epsilon(low: float, high: float, q: float, noise: float, delta: float) -> float:
+    """Epsilon at ``delta`` > 0 of normal noise, shifted to ``high`` with a chance of q and to ``low`` otherwise, over
+    thresholds far enough above both."""
+    t = high / noise + ABOVE + SAMPLED_GRID
+    beyond = q * ndtr(high / noise - t) + (1 - q) * ndtr(low / noise - t) - delta
+    kept = beyond > 0
+    return max(0.0, float((np.log(beyond[kept]) - log_ndtr(-t[kept])).max(initial=0.0)))
+
+
+# --- symmetric law -----------------------------------------------------------------------------
+# Noise of many numbers that looks alike from every side, whatever law its length has.
+#
+# Shares of noise that went missing, a scale drawn anew for each call: over all calls such noise follows no law that is known
+# here. Where its direction is uniform, and tells nothing of its length, each release without the record stands for all its
+# rotations, so the chance of a rare event is the mean of a known function of the length: thousands of releases give it
+# where counting needs millions. Nothing is said of how the length is distributed, so sound noise of any length (density
+# exp(-epsilon |x|) too) is not accused. The event is that the record's normal log odds, for noise as large as the release
+# is apart from the record's direction, pass a threshold. How often it comes with the record is counted.
+
+
+FEWEST = 8  # numbers of a release: fewer tell nothing of their noise
+LEAST_SYMMETRIC_VALUES = 1000  # transcripts a side
+UNEVEN = 1.3  # the variance of the energy, over that of normal noise of one scale, above which lengths differ
+ODDS = np.geomspace(0.25, 64, 33)  # thresholds
+LENGTHS = np.geomspace(1e-2, 1e3, 800)  # in deviations of a number
+TRUSTED = float(stats.norm.sf(FURTHEST))
+Sides = tuple[Transcripts, Transcripts]
+
+
+@dataclass(frozen=True)
+class SplitReleases:
+    """Releases (n, d) in units of the noise, split by the record's direction: along it (n,), and the length of the rest (n,)."""
+
+    numbers: np.ndarray
+    along: np.ndarray
+    rest: np.ndarray
+
+    @property
+    def release_lengths(self) -> np.ndarray:
+        return np.hypot(self.along, self.rest)
+
+    @property
+    def is_uneven(self) -> bool:
+        """Whether the noise is not of one size, by its energy apart from the record; ``noise_laws`` is for noise of one."""
+        energy = np.square(self.rest)
+        return bool(energy.var() > UNEVEN * 2 / (self.numbers.shape[1] - 1) * energy.mean() ** 2)
+
+
+@dataclass(frozen=True)
+class NoiseFrame:
+    """What training transcripts taught: centre and scale (d,) of each number, direction (d,) and shift of the record."""
+
+    centre: np.ndarray
+    scale: np.ndarray
+    way: np.ndarray
+    shift: float
+
+    def split_releases(self, block: Transcripts) -> SplitReleases:
+        numbers = (transcript_totals(block) - self.centre) / self.scale
+        along = numbers @ self.way
+        return SplitReleases(numbers, along, np.linalg.norm(numbers - np.outer(along, self.way), axis=1))
+
+
+def fit_noise_frame(present: Transcripts, absent: Transcripts, axis: np.ndarray) -> NoiseFrame | None:
+    """None where releases are not as long as the record, are too short, or have numbers without noise."""
+    a, b = transcript_totals(present), transcript_totals(absent)
+    if len(axis) < FEWEST or {a.shape[1], b.shape[1]} != {len(axis)} or not b.std(0).all():
+        return None
+    centre, scale = b.mean(0), b.std(0)
+    way = axis / scale / np.linalg.norm(axis / scale)
+    shift = float(((a - b.mean(0)) / scale @ way).mean())
+    return NoiseFrame(centre, scale, way * math.copysign(1.0, shift), abs(shift))
+
+
+def symmetric_epsilon(seen: NoiseFrame, trained: Sides, fresh: Sides, *, delta: float, confidence: float) -> float:
+    """Lower bound on epsilon; 0 where the noise is not the same from every side. The threshold was learned before."""
+    if min(map(len, fresh)) < LEAST_SYMMETRIC_VALUES or any(
+        transcript_totals(block).shape[1] != len(seen.way) for block in (*trained, *fresh)
+    ):
+        return 0.0
+    before = [seen.split_releases(block) for block in trained]
+    odds = max(ODDS, key=lambda one: _bound_spherical(seen, before[0], before[1], float(one), delta, 1 - confidence))
+    present, absent = (seen.split_releases(block) for block in fresh)
+    if not is_spherical(absent):
+        return 0.0
+    return _bound_spherical(seen, present, absent, float(odds), delta, 1 - confidence)
+
+
+def is_spherical(noise: SplitReleases) -> bool:
+    """Whether directions are uniform on the sphere, by their numbers and along the record, and tell nothing of the length."""
+    d, length = noise.numbers.shape[1], noise.release_lengths
+    law = stats.beta((d - 1) / 2, (d - 1) / 2, -1, 2)
+    cosines = (noise.numbers / length[:, None])[: POOL // d + 1].ravel()
+    along = noise.along / length
+    p = [
+        stats.kstest(cosines, law.cdf).pvalue,
+        stats.kstest(along, law.cdf).pvalue,
+        stats.spearmanr(np.square(along), length).pvalue,
+    ]
+    return bool(min(p) > NOT_REJECTED)
+
+
+def _bound_spherical(
+    seen: NoiseFrame, present: SplitReleases, absent: SplitReleases, odds: float, delta: float, error: float
+) -> float:
+    """A quarter of the error each: Clopper-Pearson with the record; without it centre, scale along the record, and mean."""
+    n, m, d, tail = len(present.along), len(absent.along), len(seen.way), float(stats.norm.isf(error / 4))
+    won = int((present.along > seen.shift / 2 + odds * present.rest**2 / ((d - 1) * seen.shift)).sum())
+    share = float(betaincinv(won, n - won + 1, error / 4)) if won else 0.0
+    centre = float(absent.along.mean()) + tail * float(absent.along.std()) / math.sqrt(m)
+    ratios = np.square((absent.along - absent.along.mean()) / absent.rest)
+    squares = ratios * (d - 3)  # of mean 1 if as wide as the rest
+    wide = math.sqrt(float(squares.mean()) + tail * float(squares.std()) / math.sqrt(m))
+    if share <= delta or seen.shift / 2 <= centre:
+        return 0.0
+    chance = lambda length: _event_chance(length, odds, seen, (seen.shift / 2 - centre) / wide, wide)  # noqa: E731
+    values, cost = chance(absent.release_lengths), math.log(8 / error)
+    most = float(max(chance(LENGTHS).max(), values.max()))
+    if most < TRUSTED:
+        return 0.0
+    highest = values.mean() + math.sqrt(2 * values.var(ddof=1) * cost / m) + 7 * most * cost / (3 * (m - 1))
+    return max(0.0, math.log(share - delta) - math.log(highest))
+
+
+def _event_chance(length: np.ndarray, odds: float, seen: NoiseFrame, half: float, wide: float) -> np.ndarray:
+    """Of the event, for noise of this length in a uniform direction: its cosine is above a root of a quadratic."""
+    bend = odds * np.square(length) / ((len(seen.way) - 1) * seen.shift * wide)
+    root = 2 * (half + bend) / (length + np.sqrt(np.square(length) + 4 * bend * (half + bend)))
+    return betainc((len(seen.way) - 1) / 2, (len(seen.way) - 1) / 2, np.clip((1 - root) / 2, 0.0, 1.0))

@@ -1,0 +1,565 @@
+"""Stages of an examination, over what every stage needs: the mechanism, the budget, and a place for findings.
+
+The stage of the noise's tails: a release beyond the end of the noise tells the record for certain, and few releases are there.
+Every number of a release with noise of the same size shows how that noise is distributed.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from scipy import stats
+from scipy.special import betaincinv
+
+from privdd.blackbox.claim import CheckedClaim
+from privdd.blackbox.distinguishers import transcript_totals
+from privdd.blackbox.identification_games import FEWEST as SHORT
+from privdd.blackbox.identification_games import (
+    HIDDEN_CALLS,
+    LOOKUP_GAMES,
+    RUNS,
+    bound_hidden_call,
+    bound_late_call,
+    bound_long_series,
+    direction_games,
+    find_noiseless_number,
+    play_direction_game,
+    play_lookup_game,
+    scaled_data,
+)
+from privdd.blackbox.identification_games import HIDDEN_GAMES as GAMES_HIDDEN
+from privdd.blackbox.identification_games import SERIES_CALLS as LONG
+from privdd.blackbox.input_search import accepted_inputs
+from privdd.blackbox.inputs import (
+    CLIENTS,
+    RECORDS,
+    SHAPES,
+    InputShapes,
+    NeighbouringInputs,
+    neighbouring_pairs,
+    total_size,
+)
+from privdd.blackbox.mechanism import BlackBox, Data, InputRefused
+from privdd.blackbox.noise_laws import (
+    LEAST_SYMMETRIC_VALUES,
+    NOT_REJECTED,
+    fit_noise_frame,
+    is_quiet,
+    is_spherical,
+    law_of_calls,
+    symmetric_epsilon,
+)
+from privdd.blackbox.transcripts import (
+    CallBudget,
+    ErrorShares,
+    OutOfTime,
+    Transcripts,
+    affordable_transcripts,
+    draw_transcripts,
+)
+from privdd.blackbox.verdict import SPENT, ExaminationResult, SingleTestResult, Strength
+from privdd.core.validation import BadConfig
+
+# --- examining ---------------------------------------------------------------------------------
+# What every stage of an examination needs: the mechanism, the budget, and a place for what is found.
+
+
+FEWEST = 100  # transcripts of an input: from fewer nothing is learned
+TIMED = 20  # transcripts by which the cost of one is told, where they are cheap
+AFTER = 6  # calls that may still tell what an earlier one left behind
+
+
+@dataclass
+class ExaminationState:
+    """One mechanism against one statement. step: told the name of each stage as it begins."""
+
+    mechanism: BlackBox
+    stated: CheckedClaim
+    tried: InputShapes
+    clock: CallBudget
+    confidence: float
+    step: Callable[[str], None]
+    result: ExaminationResult = field(default_factory=ExaminationResult)
+    worst: list[InputShapes] = field(default_factory=list)  # inputs along the directions in which most was seen
+
+    def __post_init__(self) -> None:
+        self.shares = ErrorShares(self.confidence)
+        self.rng = np.random.default_rng([self.tried.seed, 3])
+        of_tables = self.tried.tables != RECORDS
+        tables = self.mechanism.kind == "records"
+        self.shapes_given = of_tables if tables else self.tried.structures != SHAPES
+        self.numbers_given = of_tables if tables else self.tried.crowds != CLIENTS
+        self.tried, notes = accepted_inputs(self.mechanism, self.tried)
+        self.result.notes += notes
+        if not neighbouring_pairs(self.mechanism.kind, self.stated.relation, self.tried):
+            raise BadConfig(
+                "no neighbours: tables of two rows at least are needed, or nothing is left without the record"
+            )
+
+    def stated_calls(self, data: Data) -> list[Data]:
+        """The calls that the statement is about."""
+        return [data] * self.stated.calls
+
+    def embedded_call(self, data: Data, like: Data | None = None, other: Data | None = None) -> list[Data]:
+        """One call on the data, one before it and several after it on data that are nobody's.
+
+        like: data of the size of those; neighbours of different sizes need the same ones (default: ``data``). other: those
+        data themselves.
+        """
+        if other is None:
+            other = scaled_data(self.mechanism.kind, self._inputs_like(data if like is None else like), 0.5)
+        return [other, data, *[other] * AFTER]
+
+    def _inputs_like(self, data: Data) -> InputShapes:
+        """Inputs of the sizes of ``data``."""
+        if self.mechanism.kind == "records":
+            return replace(self.tried, tables=(data.shape,))
+        updates = data[0] if self.mechanism.kind == "aggregate" else [data]
+        shapes = tuple(np.shape(a) for a in updates[0])
+        return replace(self.tried, structures=(shapes,), crowds=(len(updates),))
+
+    def _test_settings(self, bounds: int = 1) -> dict[str, float]:
+        """What a test is asked for; each of its bounds takes a share of the error probability."""
+        return {"delta": self.stated.delta, "confidence": self.shares.next_confidence(bounds)}
+
+    def _is_refuted_without_law(self) -> bool:
+        """Whether a bound without assumptions refutes already: then the rest of the stage is left out."""
+        return any(look.outcome == "refuted" and look.strength != "noise_law" for look in self.result.looks)
+
+    def _note_skipped(self, name: str, how: str = "everywhere") -> None:
+        """Say once that too little was left of the time or the calls."""
+        note = f"{SPENT} before {name!r} could be looked at {how}"
+        if note not in self.result.notes:
+            self.result.notes.append(note)
+
+    def _affordable_count(self, inputs: list[Data], share: float, wanted: int) -> int:
+        for count in (2, TIMED):  # the first calls are slower than those that follow
+            began = time.process_time()
+            block = draw_transcripts(self.mechanism, inputs, count, self.clock)
+            cost = (time.process_time() - began) / count
+            if cost * TIMED > 0.005 * self.clock.seconds_left() or len(inputs) * TIMED > 0.001 * self.clock.calls:
+                break
+        calls = int(share * max(0, self.clock.calls - self.mechanism.calls) / len(inputs))
+        return min(calls, affordable_transcripts(cost, self.clock, share, wanted, block.rows[0].size))
+
+    def _add_fault(self, name: str, epsilon: float, strength: Strength, fault: str, inputs: str) -> None:
+        """A look for one fault, which is said to be there only where the bound refutes the statement."""
+        says = fault if epsilon > self.stated.refutation_limit else f"not seen: {fault}"
+        self._add_result(name, epsilon, strength, says, inputs)
+
+    def _add_result(
+        self, name: str, epsilon: float, strength: Strength, says: str, inputs: str, **numbers: float
+    ) -> None:
+        outcome = "refuted" if epsilon > self.stated.refutation_limit else "not refuted"
+        self.result.looks.append(SingleTestResult(name, outcome, says, epsilon, strength, inputs, numbers))
+
+
+# --- secret records ----------------------------------------------------------------------------
+# Stages in which the record is a secret drawn among very many, to be named from what is released.
+
+
+DIRECTIONS = 1200  # games
+SHARES = (0.08, 0.04)  # of what is left, for each game: by itself, and between public calls
+CANDIDATES = 100_000
+WITHOUT_NOISE = "a piece of the release, or what two pieces differ in, is the record itself, scaled: it has no noise"
+NO_PIECES = "releases differ in size, or cannot be cut into pieces as long as the record (three numbers or more)"
+
+
+@dataclass
+class IdentificationStages(ExaminationState):
+    """Bounds without a ceiling at the logarithm of the number of calls, for any mechanism."""
+
+    def examine_directions(self) -> None:
+        """The record's direction, read back; then one call on it among many."""
+        names, asked = ("directions", "directions, between public calls"), self.stated.refutation_limit
+        for around, name, share in zip((self.stated_calls, self.embedded_call), names, SHARES):
+            for game in direction_games(self.mechanism.kind, self.tried):
+                if self.result.is_refuted and self._is_refuted_without_law():
+                    return
+                try:
+                    count = self._affordable_count(
+                        around(game.with_record(np.eye(game.dimensions)[0])), share, DIRECTIONS
+                    )
+                    if count < FEWEST:
+                        self._note_skipped(name)
+                        continue
+                    found = play_direction_game(
+                        self.mechanism, game, around, count, self.clock, self.rng, asked=asked, **self._test_settings(2)
+                    )
+                except InputRefused as no:
+                    self.result.notes.append(f"{name}: refused with: {no}")
+                    continue
+                says = f"the record's direction, one of a sphere, is read back with a cosine of {found.cosine:.3g}"
+                self._add_result(name, found.epsilon, "finite_sample", says, found.says, transcripts=found.transcripts)
+                self._add_pieces(f"{name}, as released", found.pieces, found.says)
+                if found.worst is not None and around == self.stated_calls:
+                    self.worst.append(replace(game.tried, along=(found.worst,)))
+        self._examine_hidden_call()
+        self._examine_series()
+
+    def _add_pieces(self, name: str, bound: float | None, inputs: str) -> None:
+        if bound is None:
+            self.result.looks.append(SingleTestResult(name, "not looked at", NO_PIECES, inputs=inputs))
+        else:
+            self._add_fault(name, bound, "finite_sample", WITHOUT_NOISE, inputs)
+
+    def _examine_hidden_call(self) -> None:
+        """One call among many of the same instance."""
+        name = "one call among many"
+        for game in list(direction_games(self.mechanism.kind, self.tried))[:1]:
+            try:
+                most = self._calls_per_instance(HIDDEN_CALLS)
+                count = self._affordable_count([game.without_record()] * most, SHARES[1], GAMES_HIDDEN)
+                if count < HIDDEN_CALLS:  # as many transcripts as calls at least: the record comes in each place
+                    self._note_skipped(name)
+                    return
+                bound = bound_hidden_call(
+                    self.mechanism,
+                    game,
+                    count,
+                    self.clock,
+                    self.rng,
+                    asked=self.stated.refutation_limit,
+                    calls=most,
+                    **self._test_settings(),
+                )
+            except InputRefused as no:
+                self.result.notes.append(f"{name}: refused with: {no}")
+                return
+            self._add_pieces(name, bound, game.says)
+
+    def _calls_per_instance(self, most: int) -> int:
+        """At most as many calls of an instance as a series has: of later ones nothing is stated."""
+        return most if self.stated.calls == 1 else min(most, self.stated.calls)
+
+    def _examine_series(self) -> None:
+        """Hundreds of calls of one instance."""
+        self._play_series("many calls, each on a record of its own", bound_long_series)
+        self._play_series("one call after many on public data", bound_late_call)
+
+    def _play_series(self, name: str, played: Callable[..., float | None]) -> None:
+        for game in list(direction_games(self.mechanism.kind, self.tried))[:1]:
+            try:
+                most = self._calls_per_instance(LONG)
+                if most < SHORT or self.result.is_refuted:
+                    return
+                count = self._affordable_count([game.without_record()], SHARES[1], RUNS * most) // RUNS
+                if count < SHORT:
+                    self._note_skipped(name)
+                    return
+                bound = played(
+                    self.mechanism,
+                    game,
+                    count,
+                    self.clock,
+                    self.rng,
+                    asked=self.stated.refutation_limit,
+                    **self._test_settings(),
+                )
+            except InputRefused as no:
+                self.result.notes.append(f"{name}: refused with: {no}")
+                return
+            self._add_pieces(name, bound, game.says)
+
+    def examine_noiseless_numbers(self) -> None:
+        """What has no noise at all."""
+        try:
+            found = find_noiseless_number(self.mechanism, self.tried, self.clock, self.rng,
+                                  delta=self.stated.delta, confidence=self.shares.next_confidence)  # fmt: skip
+        except InputRefused:
+            return
+        if found is not None:
+            says = f"number {found.place} of the release has no noise and tells the record's size ({found.won} of 16 named)"
+            self._add_result("numbers without noise", found.epsilon, "finite_sample", says, "a record of a secret norm")
+        elif not self.result.is_refuted:
+            self._examine_lookup()
+
+    def _examine_lookup(self) -> None:
+        """Whatever repeats exactly, in a table of candidates."""
+        for game in list(direction_games(self.mechanism.kind, self.tried))[:1]:
+            count = lambda: self._affordable_count([game.without_record()], 0.2, CANDIDATES)  # noqa: E731, B023
+            try:
+                found = play_lookup_game(self.mechanism, game, count, self.rng, **self._test_settings())
+            except InputRefused:
+                return
+            if found is not None:
+                says = f"what repeats exactly in the release names the record: {found.won} of {LOOKUP_GAMES} among {found.candidates}"
+                self._add_result("looked up in a table", found.epsilon, "finite_sample", says, game.says)
+
+
+# --- uneven noise ------------------------------------------------------------------------------
+# A stage for noise that is larger in some releases than in others, on one pair of neighbours of many numbers.
+#
+# The more numbers a release has, the better they tell how much noise it got (``noise_laws``). A few hundred
+# releases say whether that varies at all: noise of one size costs no more than those.
+
+
+UNEVEN_NUMBERS, ROWS = 128, 20
+FEW, MANY = 150, 30_000  # releases a side: to see whether the noise varies, and to judge
+FIRST, UNEVEN_SHARE = 0.1, 0.4  # of what is left
+NAME = "neighbours, noise of uneven size"
+SAYS = "where its noise is small, the release tells the record; its noise looks alike from every side"
+
+
+@dataclass
+class UnevenNoiseStage(ExaminationState):
+    """Bounds under a law of directions only."""
+
+    def examine_uneven_noise(self) -> None:
+        pair = next(
+            (
+                one
+                for one in neighbouring_pairs(self.mechanism.kind, self.stated.relation, self._wide_inputs())
+                if self._fits_stage(one)
+            ),
+            None,
+        )
+        if pair is None:
+            return
+        try:
+            self._judge_pair(pair)
+        except InputRefused:
+            return  # wide inputs were never promised
+
+    def _wide_inputs(self) -> InputShapes:
+        """One long array or wide table, where no sizes were asked for; else the longest of those that were."""
+        shapes = max(self.tried.structures, key=total_size) if self.shapes_given else ((UNEVEN_NUMBERS,),)
+        table = max(self.tried.tables, key=lambda size: size[1]) if self.shapes_given else (ROWS, UNEVEN_NUMBERS)
+        return replace(self.tried, structures=(shapes,), tables=(table,), crowds=self.tried.crowds[-1:], along=())
+
+    def _fits_stage(self, pair: NeighbouringInputs) -> bool:
+        """Nothing but the record is in the data, and clients weigh the same."""
+        alone = is_quiet(pair.absent, self.tried.nothing)
+        return alone and (self.mechanism.kind != "aggregate" or len(set(pair.present[1])) == 1)
+
+    def _judge_pair(self, pair: NeighbouringInputs) -> None:
+        if self._affordable_count(self.stated_calls(pair.present), FIRST, 2 * FEW) < 2 * FEW:
+            self._note_skipped(NAME)
+            return
+        few = self._draw_pair(pair, FEW)
+        first = fit_noise_frame(*few, pair.axis)
+        if first is None or not (noise := first.split_releases(few[1])).is_uneven or not is_spherical(noise):
+            return
+        count = self._affordable_count(self.stated_calls(pair.present), UNEVEN_SHARE, 2 * MANY) // 2
+        if count < 2 * LEAST_SYMMETRIC_VALUES:
+            self._note_skipped(NAME)
+            return
+        trained = self._draw_pair(pair, count // 3)
+        seen = fit_noise_frame(*trained, pair.axis)
+        if seen is not None:
+            fresh = self._draw_pair(pair, count - count // 3)
+            found = symmetric_epsilon(seen, trained, fresh, **self._test_settings())
+            self._add_fault(NAME, found, "noise_law", SAYS, pair.says)
+
+    def _draw_pair(self, pair: NeighbouringInputs, count: int) -> tuple[Transcripts, Transcripts]:
+        one, other = (
+            draw_transcripts(self.mechanism, self.stated_calls(side), count, self.clock)
+            for side in (pair.present, pair.absent)
+        )
+        return one, other
+
+
+# --- law confirmed -----------------------------------------------------------------------------
+# Before a bound that trusts the noise's law refutes a statement: is it that law on many more numbers, in the tails too?
+#
+# Noise that is normal in the middle and has other tails, where its guarantee is made, passes for normal among a few
+# thousand numbers. What is drawn here decides nothing but whether the law is believed.
+
+
+Sides = tuple[Transcripts, Transcripts]
+LAW_NUMBERS = 600_000  # of the noise; enough for a kurtosis that is off by a twentieth
+LAW_SHARE = 0.25  # of the time and the calls that are left
+OTHER = "the noise looks {law} in a few thousand numbers and is not in many more: no bound that trusts that law counts"
+WORTH = 2  # times the transcripts that the law was told from: fewer say nothing new
+
+
+def transcripts_needed(fresh: Transcripts) -> int:
+    """Transcripts that hold enough numbers with noise."""
+    noised = int((fresh.rows.reshape(len(fresh), -1).std(0) > 0).sum())
+    return -(-LAW_NUMBERS // max(1, noised))
+
+
+def moved_numbers(present: Transcripts, absent: Transcripts) -> np.ndarray:
+    """(m,): which numbers the record moves; all where none is seen to move."""
+    a, b = transcript_totals(present), transcript_totals(absent)
+    error = np.sqrt(a.var(0) / len(a) + b.var(0) / len(b))
+    moved = np.abs(a.mean(0) - b.mean(0)) > 4 * error
+    return moved if moved.any() else np.ones_like(moved)
+
+
+def is_law_confirmed(law: str, more: Transcripts, moved: np.ndarray) -> bool:
+    """Whether all that is noised follows ``law`` (gaussian, laplace) in transcripts of one input, and so do those numbers
+    by themselves that the record moves (m,)."""
+    parts = (
+        [more]
+        if moved.all() or more.rows.shape[2] != len(moved)
+        else [more, Transcripts(more.rows[:, :, moved], more.codes)]
+    )
+    return all(law_of_calls(part, pool=LAW_NUMBERS) == law for part in parts)
+
+
+@dataclass
+class LawConfirmation(ExaminationState):
+    """Keeps which laws the noise only seemed to follow."""
+
+    _doubted: set[str] = field(default_factory=set)
+
+    def confirmed_epsilon(self, inputs: list[Data], trained: Sides, fresh: Sides, law: str, epsilon: float) -> float:
+        """``epsilon``, which trusts the noise's law; 0 if it refutes the statement, and more of the noise has another law."""
+        if epsilon <= self.stated.refutation_limit:
+            return epsilon
+        if law not in self._doubted and not self._confirm_law(law, inputs, trained, fresh):
+            self._doubted.add(law)
+            self.result.notes.append(OTHER.format(law=law))
+        return 0.0 if law in self._doubted else epsilon
+
+    def _confirm_law(self, law: str, inputs: list[Data], trained: Sides, fresh: Sides) -> bool:
+        """True too where more releases cannot be had."""
+        try:
+            count = self._affordable_count(inputs, LAW_SHARE, transcripts_needed(fresh[1]))
+            if count < WORTH * len(fresh[1]):
+                return True
+            return is_law_confirmed(
+                law, draw_transcripts(self.mechanism, inputs, count, self.clock), moved_numbers(*trained)
+            )
+        except (InputRefused, OutOfTime):
+            return True
+
+
+# --- noise tails -------------------------------------------------------------------------------
+# A stage for noise that ends where the law that it looks like goes on: normals made of a few uniforms, normals cut off.
+#
+# A release beyond the end of the noise tells the record for certain, and few releases are there. Every number of a release
+# with noise of the same size shows how that noise is distributed, so a few thousand releases have seen its tail many
+# thousand times: how rare a residual is beyond a threshold, and how rare beyond that threshold less the record's shift.
+# That the shift moves the tail, and does not only move the mean, is seen in the releases with the record themselves.
+
+
+TAIL_PILOT_RELEASES, TAIL_RELEASES = (
+    1500,
+    120_000,
+)  # releases a side: to see whether the tail is normal's or Laplace's, and to judge
+TAIL_PILOT_SHARE, TAIL_SHARE = 0.05, 0.45  # of what is left
+MISSING_TAIL_NUMBERS = 4.0  # numbers that a normal law has beyond the largest: its tail is missing
+TAIL_MEAN_ERRORS = 5.0  # standard errors that a mean may be off by
+MIN_TAIL_RELEASES = 4  # releases with the record beyond the threshold, at least
+SIZE_TOLERANCE = 0.05  # relative difference of two noises of one size
+SHARED_NOISE_CORRELATION = 0.1  # correlation of two numbers, or of their squares, from which they may share their noise
+THRESHOLD_GRID = np.linspace(0.5, 6.0, 276)  # thresholds, in deviations
+TAIL_STAGE_NAME = "neighbours, end of the noise"
+TAIL_STAGE_TEXT = "the noise ends, or falls off, where the record moves a release past it"
+TailSides = tuple[Transcripts, Transcripts]
+
+
+@dataclass(frozen=True)
+class TailResiduals:
+    """pooled (k,): residuals of all numbers with noise of one size, in deviations; own (n,): of the number that the record
+    moves, with the record, from its mean without; shift: of that number, at least."""
+
+    pooled: np.ndarray
+    own: np.ndarray
+    shift: float
+
+
+def tail_residuals(present: Transcripts, absent: Transcripts) -> TailResiduals | None:
+    """None where nothing is shifted, or the number that is shifted most has other noise than the rest."""
+    a, b = transcript_totals(present), transcript_totals(absent)
+    if a.shape[1] != b.shape[1] or not a.shape[1]:
+        return None
+    spread = np.sqrt((a.var(0) + b.var(0)) / 2)
+    if not (spread > 0).all():
+        return None
+    gaps = (a.mean(0) - b.mean(0)) / spread
+    at = int(np.argmax(np.abs(gaps)))
+    size = np.maximum(a.std(0), b.std(0))
+    like = np.abs(size / size[at] - 1) < SIZE_TOLERANCE
+    like &= (
+        np.abs(_largest_correlations((b - b.mean(0)) / spread) - np.eye(len(like))).max(0) < SHARED_NOISE_CORRELATION
+    )
+    like[at] = True
+    sign, error = math.copysign(1.0, gaps[at]), TAIL_MEAN_ERRORS / math.sqrt(min(len(a), len(b)))
+    own_z, own_y = (sign * (x[:, at] - x[:, at].mean()) / spread[at] for x in (b, a))
+    pooled = np.concatenate([(sign * (x - x.mean(0)) / spread)[:, like].ravel() for x in (b, a)])
+    if min(stats.ks_2samp(own_z, own_y).pvalue, stats.ks_2samp(own_z, pooled).pvalue) < NOT_REJECTED:
+        return None
+    return TailResiduals(pooled, sign * (a[:, at] - b[:, at].mean()) / spread[at], abs(gaps[at]) - 4 * error)
+
+
+def _largest_correlations(x: np.ndarray) -> np.ndarray:
+    """The larger of the correlations of each two numbers and of their squares."""
+    if x.shape[1] == 1:
+        return np.ones((1, 1))
+    return np.maximum(np.abs(np.corrcoef(x.T)), np.abs(np.corrcoef(np.square(x).T)))
+
+
+def ends_early(pooled: np.ndarray) -> bool:
+    """Whether a normal law would have shown several numbers beyond the largest."""
+    return bool(2 * stats.norm.sf(np.abs(pooled).max(initial=0.0)) * len(pooled) > MISSING_TAIL_NUMBERS)
+
+
+def noise_end_epsilon(trained: TailResiduals, fresh: TailResiduals, *, delta: float, confidence: float) -> float:
+    """Lower bound on epsilon at a threshold that ``trained`` suggests; 0 where the shift is not seen to move the tail."""
+    shift = min(trained.shift, fresh.shift)
+    if shift <= 0:
+        return 0.0
+    error = 1 - confidence
+    _, at = max((_bound_noise_end(trained.pooled, t, shift, delta, 0.1), t) for t in THRESHOLD_GRID)
+    moved, expected = int((fresh.own > at).sum()), float((fresh.pooled > at - shift).mean()) * len(fresh.own)
+    if moved < MIN_TAIL_RELEASES or stats.poisson.cdf(moved, expected) < NOT_REJECTED:
+        return 0.0
+    return _bound_noise_end(fresh.pooled, at, shift, delta, error)
+
+
+def _bound_noise_end(pooled: np.ndarray, at: float, shift: float, delta: float, error: float) -> float:
+    """From Clopper-Pearson limits of both shares, half of the error each."""
+    n, near, far = len(pooled), int((pooled > at - shift).sum()), int((pooled > at).sum())
+    least = float(betaincinv(near, n - near + 1, error / 2)) if near else 0.0
+    most = float(betaincinv(far + 1, n - far, 1 - error / 2)) if far < n else 1.0
+    return max(0.0, math.log((least - delta) / most)) if least > delta else 0.0
+
+
+@dataclass
+class NoiseTailStage(ExaminationState):
+    """Bounds from the noise of all numbers together."""
+
+    def examine_noise_tails(self) -> None:
+        tried = neighbouring_pairs(self.mechanism.kind, self.stated.relation, self.tried)
+        some = [one for one in tried if np.count_nonzero(one.axis) == 1 and is_quiet(one.absent, self.tried.nothing)]
+        if not some:
+            return
+        try:
+            self._examine_tails_of_pair(max(some, key=lambda one: len(one.axis)))
+        except InputRefused:
+            return
+
+    def _examine_tails_of_pair(self, pair: NeighbouringInputs) -> None:
+        inputs = self.stated_calls(pair.present)
+        count = self._affordable_count(inputs, TAIL_PILOT_SHARE, 2 * TAIL_PILOT_RELEASES) // 2
+        few = self._draw_both_sides(pair, max(count, 2))
+        first = tail_residuals(*few)
+        if first is None or not (ends_early(first.pooled) or law_of_calls(*few) == "other"):
+            return
+        count = self._affordable_count(inputs, TAIL_SHARE, 2 * TAIL_RELEASES) // 2
+        if count < TAIL_PILOT_RELEASES:
+            self._note_skipped(TAIL_STAGE_NAME)
+            return
+        trained, fresh = (tail_residuals(*self._draw_both_sides(pair, n)) for n in (count // 3, count - count // 3))
+        if trained is not None and fresh is not None:
+            self._add_fault(
+                TAIL_STAGE_NAME,
+                noise_end_epsilon(trained, fresh, **self._test_settings()),
+                "noise_law",
+                TAIL_STAGE_TEXT,
+                pair.says,
+            )
+
+    def _draw_both_sides(self, pair: NeighbouringInputs, count: int) -> TailSides:
+        one, other = (
+            draw_transcripts(self.mechanism, self.stated_calls(side), count, self.clock)
+            for side in (pair.present, pair.absent)
+        )
+        return one, other

@@ -1,0 +1,108 @@
+"""The callable or class that a name stands for, and its arguments. Imports no torch."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import inspect
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from privdd.core.validation import BadConfig
+
+FROM_THE_STATEMENT = {"epsilon": "epsilon", "eps": "epsilon", "target_epsilon": "epsilon", "delta": "delta",
+                      "target_delta": "delta"}  # fmt: skip
+ROWS = {"x", "data", "records", "rows", "dataset", "samples", "batch", "values", "table"}
+
+
+def load_target(name: str, key: str = "mechanism") -> Any:
+    """``package.module:Name``, ``package.module.Name`` or ``folder/file.py:Name``. Raises BadConfig, one line.
+
+    key: the setting that holds the name, for messages.
+    """
+    module, colon, attribute = name.rpartition(":")
+    if not colon:
+        module, _, attribute = name.rpartition(".")
+    if not module or not attribute:
+        raise BadConfig(f"{key}={name}: package.module:Name or file.py:Name is needed")
+    try:
+        found = _load_from_file(Path(module)) if module.endswith(".py") else importlib.import_module(module)
+    except BadConfig:
+        raise
+    except Exception as error:  # whatever the module raises as it is imported
+        raise BadConfig(f"{key}={name}: {type(error).__name__}: {error}") from error
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            raise BadConfig(f"{key}={name}: {module} has no {attribute}")
+        found = getattr(found, part)
+    if not callable(found):
+        raise BadConfig(f"{key}={name}: it cannot be called")
+    return found
+
+
+def _load_from_file(path: Path) -> Any:
+    if not path.is_file():
+        raise BadConfig(f"{path}: no such file")
+    spec = importlib.util.spec_from_file_location(f"_checked_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise BadConfig(f"{path}: no module of Python")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def make_target(target: Any, args: Mapping[str, Any], stated: Mapping[str, Any]) -> tuple[Callable[[], Any], bool]:
+    """A function that makes the callable, and whether it is made anew each time (classes).
+
+    args: for a class, what it is made with; for a function, keyword arguments of every call. An argument named
+    epsilon or delta that has no default and is not given is taken from the statement. Raises BadConfig.
+    """
+    if not inspect.isclass(target):
+        f = functools.partial(target, **args) if args else target
+        return lambda: f, False
+    given = {**_arguments_from_claim(target, args, stated), **args}
+    try:
+        one = target(**given)
+    except Exception as error:
+        raise BadConfig(f"{target.__name__}({_spell_arguments(given)}): {type(error).__name__}: {error}") from error
+    if not callable(one):
+        raise BadConfig(f"{target.__name__}: what it makes cannot be called")
+    return lambda: target(**given), True
+
+
+def _spell_arguments(given: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in given.items())
+
+
+def _arguments_from_claim(target: type, args: Mapping[str, Any], stated: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: stated[FROM_THE_STATEMENT[name]]
+        for name, parameter in _target_parameters(target).items()
+        if name in FROM_THE_STATEMENT and name not in args and parameter.default is parameter.empty
+    }
+
+
+def _target_parameters(f: Any) -> Mapping[str, inspect.Parameter]:
+    try:
+        return inspect.signature(f).parameters
+    except (TypeError, ValueError):
+        return {}
+
+
+def guess_kind(f: Any) -> str:
+    """aggregate for two arguments that must be given; records for one with such a name; update otherwise."""
+    asked = [
+        p
+        for p in _target_parameters(f).values()
+        if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+    ]
+    if len(asked) == 2:
+        return "aggregate"
+    return "records" if asked and asked[0].name.lower() in ROWS else "update"
+
+
+def target_name(target: Any) -> str:
+    """A name for whoever reads: the function's or class's own."""
+    return str(getattr(target, "__name__", type(target).__name__))

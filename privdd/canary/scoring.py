@@ -1,0 +1,248 @@
+"""A score for each canary from what a federation let out: larger = in. Nothing here sees a coin.
+
+update: each round's update is regressed on what each canary alone would have done to it, all rounds together
+(``attacks.canaries``). The size of a step and the noise are not known, so they are estimated from the update. loss: how far a
+canary's loss fell from the first model to the last.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from attacks.canaries import likelihood_ratios, noise_outside_span
+from privdd.blackbox.mechanism import add_search_folder
+from privdd.blackbox.target import load_target
+from privdd.canary.sealed import SealedCanaries, digest_arrays, read_npz, read_records
+from privdd.core.validation import BadConfig
+from privdd.recording.network import (
+    build_network,
+    class_descent_sums,
+    load_parameters,
+    parameter_difference,
+    record_descents,
+    record_losses,
+    thinning_step,
+)
+from privdd.recording.recording import Recording, read_recordings
+from privdd.runtime.files import DamagedRun
+from privdd.runtime.manifest import file_sha256
+from privdd.runtime.run_folder import read_tensors
+
+# --- canary scores -----------------------------------------------------------------------------
+# A score for each canary from what a federation let out: larger = in. Nothing here sees a coin.
+#
+# update: each round's update is regressed on what each canary alone would have done to it, all rounds together
+# (``attacks.canaries``). The size of a step and the noise are not known, so they are estimated from the update.
+# loss: how far a canary's loss fell from the first model to the last.
+
+
+RecordedRound = tuple[Mapping[str, Tensor], Mapping[str, Tensor]]  # what a client was sent, what it replied
+RecordPair = tuple[np.ndarray, np.ndarray]
+MAX_TEXT_BYTES = 50_000_000
+
+
+def score_by_updates(
+    model: nn.Module,
+    rounds: Iterable[RecordedRound],
+    x: np.ndarray,
+    y: np.ndarray,
+    clip: float | None = None,
+    known: RecordPair | None = None,
+) -> np.ndarray:
+    """(m,) from one client's rounds. clip: norm to which each record's gradient was clipped, None = it was not.
+
+    known: other records of the client, or records like them: what each class of them does to an update is taken off
+    first, whatever its size. Of a large network every k-th parameter is read, so that m gradients fit into memory.
+    Raises BadConfig for messages that do not fit the model, and where there is none.
+    """
+    m, heard = len(y), 0
+    gram, precision, product, moment = np.zeros((m, m)), np.zeros((m, m)), np.zeros(m), np.zeros(m)
+    every = thinning_step(model, m)
+    for sent, replied in rounds:
+        load_parameters(model, sent)
+        rows = record_descents(model, x, y, every, clip).astype(np.float64)
+        update = parameter_difference(model, sent, replied)[::every]
+        if known is not None:
+            rows, update = project_out(class_descent_sums(model, *known, every, clip), rows, update)
+        noise = noise_outside_span(rows, update, max(float(update.std()), 1e-12))
+        both, along = rows @ rows.T, rows @ update
+        gram, product = gram + both, product + along
+        precision, moment, heard = precision + both / noise**2, moment + along / noise**2, heard + 1
+    if not heard:
+        raise BadConfig("updates=: no round of this client was recorded")
+    step = _estimate_step_size(gram, product)
+    return likelihood_ratios(step**2 * precision, step * moment, 0.5)
+
+
+def project_out(others: np.ndarray, rows: np.ndarray, update: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """rows (m, p) and update (p,) without their parts in the span of others (k, p) (Frisch and Waugh 1933)."""
+    basis = np.linalg.qr(others.T)[0]
+    return rows - (rows @ basis) @ basis.T, update - basis @ (basis.T @ update)
+
+
+def _estimate_step_size(gram: np.ndarray, product: np.ndarray) -> float:
+    """What one canary's descent is multiplied by in an update: twice the mean coefficient, as half of them are in.
+
+    Of all rounds together, by least squares with a little ridge; a positive number.
+    """
+    ridge = 1e-3 * float(np.trace(gram)) / len(gram)
+    coefficients = np.linalg.solve(gram + max(ridge, 1e-12) * np.eye(len(gram)), product)
+    size = 2 * float(np.mean(coefficients))
+    return size if size > 0 else max(float(np.abs(coefficients).mean()), 1e-12)
+
+
+def score_by_loss(
+    model: nn.Module, before: Mapping[str, Tensor] | None, after: Mapping[str, Tensor], x: np.ndarray, y: np.ndarray
+) -> np.ndarray:
+    """(m,): loss before - loss after; minus the loss after where the first model is not known."""
+    load_parameters(model, after)
+    last = record_losses(model, x, y)
+    if before is None:
+        return -last
+    load_parameters(model, before)
+    return record_losses(model, x, y) - last
+
+
+def read_scores(path: Path, count: int) -> np.ndarray:
+    """(m,) from an npz with id and score, or a csv with columns id and score. Raises DamagedRun."""
+    ids, values = _read_npz_scores(path) if path.suffix == ".npz" else _read_csv_scores(path)
+    if ids.shape != values.shape or sorted(ids.tolist()) != [*range(count)]:
+        raise DamagedRun(f"{path}: one score for each id from 0 to {count - 1} is needed")
+    scores = np.empty(count)
+    scores[ids] = values
+    if not np.isfinite(scores).all():
+        raise DamagedRun(f"{path}: scores must be finite")
+    return scores
+
+
+def _read_npz_scores(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    found = read_npz(path, ("id", "score"))
+    if found["id"].dtype.kind not in "iu" or found["score"].dtype.kind not in "fiu" or found["id"].ndim != 1:
+        raise DamagedRun(f"{path}: id (m,) whole numbers and score (m,) numbers are needed")
+    return found["id"].astype(np.int64), found["score"].astype(np.float64)
+
+
+def _read_csv_scores(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    if path.is_file() and path.stat().st_size > MAX_TEXT_BYTES:
+        raise DamagedRun(f"{path}: more than {MAX_TEXT_BYTES} bytes")
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            rows = [(int(row["id"]), float(row["score"])) for row in csv.DictReader(file)]
+        return np.array([r[0] for r in rows], np.int64), np.array([r[1] for r in rows])
+    except FileNotFoundError:
+        raise DamagedRun(f"{path}: no such file") from None
+    except (ValueError, KeyError, TypeError, OverflowError, csv.Error) as error:
+        raise DamagedRun(f"{path}: columns id and score of numbers are needed ({str(error)[:80]})") from None
+
+
+# --- scored artifacts --------------------------------------------------------------------------
+# The scores of sealed canaries from the artifact that the command line names.
+
+
+def score_artifact(sealed: SealedCanaries, given: Mapping[str, Any]) -> tuple[np.ndarray, dict[str, Any]]:
+    """((m,) scores by id, what they were computed from). Raises BadConfig where the artifact is not of the declared signal."""
+    signal = sealed.statement["signal"]
+    if signal == "scores":
+        return _score_from_file(sealed, given)
+    if "scores" in given:
+        raise BadConfig(
+            f"scores=: these canaries were issued with signal={signal}; scores of another kind do not count"
+        )
+    if "model" not in given:
+        raise BadConfig("model=package.module:Net is needed")
+    add_search_folder(Path.cwd())
+    model = build_network(load_target(given["model"]), given["args"])
+    if "updates" in given:
+        recordings = read_recordings(Path(given["updates"]))
+        return (
+            _score_recorded_loss(sealed, model, recordings)
+            if signal == "loss"
+            else _score_recorded_updates(sealed, given, model, recordings)
+        )
+    if signal != "loss" or "after" not in given:
+        raise BadConfig("updates=RUN is needed" if signal == "update" else "updates=RUN, or after=FILE, is needed")
+    after, x, y = Path(given["after"]), sealed.canaries.x, sealed.canaries.y
+    before = Path(given["before"]) if "before" in given else None
+    scores = score_by_loss(model, read_tensors(before) if before else None, read_tensors(after), x, y)
+    told = {"signal": "loss", "after": file_sha256(after), **({"before": file_sha256(before)} if before else {})}
+    return scores, told
+
+
+def _score_from_file(sealed: SealedCanaries, given: Mapping[str, Any]) -> tuple[np.ndarray, dict[str, Any]]:
+    if "scores" not in given:
+        raise BadConfig("scores=FILE is needed: these canaries were issued with signal=scores")
+    path = Path(given["scores"])
+    return read_scores(path, len(sealed.canaries.y)), {"signal": "scores", "file": file_sha256(path)}
+
+
+def _score_recorded_loss(
+    sealed: SealedCanaries, model: Any, recordings: list[Recording]
+) -> tuple[np.ndarray, dict[str, Any]]:
+    recording = recordings[0]
+    final = recording.final_message()
+    if final is None:
+        raise BadConfig("updates=: signal=loss needs the final model, which is in a server's recording (tapped)")
+    first = recording.broadcast_before(
+        min(recording.replies_of(recording.client_nodes[0]), key=lambda m: m.heading.round)
+    )
+    scores = score_by_loss(model, first.read_arrays(), final.read_arrays(), sealed.canaries.x, sealed.canaries.y)
+    return scores, {"signal": "loss", "before": first.digest, "after": final.digest}
+
+
+def _score_recorded_updates(
+    sealed: SealedCanaries, given: Mapping[str, Any], model: Any, recordings: list[Recording]
+) -> tuple[np.ndarray, dict[str, Any]]:
+    scores, told = np.empty(len(sealed.canaries.y)), {}
+    known = {site: _read_known_records(site, Path(path), sealed) for site, path in given.get("known", {}).items()}
+    if unknown := sorted(set(known) - set(sealed.site_counts)):
+        raise BadConfig(f"known.{unknown[0]}=: no such site")
+    for site in sealed.site_counts:
+        recording, node = _find_client(recordings, site, given["client"], len(sealed.site_counts))
+        replies, ids = recording.replies_of(node), sealed.canaries.site_ids(site)
+        rounds = (
+            (recording.broadcast_before(reply).read_arrays(), recording.replied_parameters(reply)) for reply in replies
+        )
+        x, y = sealed.canaries.x[ids], sealed.canaries.y[ids]
+        scores[ids] = score_by_updates(model, rounds, x, y, given.get("clip"), known.get(site))
+        told[site] = [reply.digest for reply in replies]
+    more = {} if given.get("clip") is None else {"clip": given["clip"]}
+    more |= {"known": {site: digest_arrays(*pair) for site, pair in known.items()}} if known else {}
+    return scores, {"signal": "update", "replies": told, **more}
+
+
+def _read_known_records(site: str, path: Path, sealed: SealedCanaries) -> tuple[np.ndarray, np.ndarray]:
+    """Other records of a site. Raises BadConfig where canaries are among them: the file would tell the scores their coins."""
+    x, y = read_records(path)
+    theirs = _record_set(sealed.canaries.x, sealed.canaries.y)
+    if there := len(theirs & _record_set(x, y)):
+        raise BadConfig(
+            f"known.{site}={path}: holds {there} of the canaries, and so their coins; the site's other records alone are needed"
+        )
+    return x, y
+
+
+def _record_set(x: np.ndarray, y: np.ndarray) -> set[tuple[bytes, int]]:
+    flat = x.reshape(len(x), -1).astype(np.float64)
+    return {(row.tobytes(), int(label)) for row, label in zip(flat, y)}
+
+
+def _find_client(recordings: list[Recording], site: str, named: Mapping[str, int], sites: int) -> tuple[Recording, int]:
+    """The recording and the node of a site: client.SITE=NODE, where NODE may be a client's partition too."""
+    nodes = list(dict.fromkeys(node for recording in recordings for node in recording.client_nodes))
+    partitions = {
+        m.heading.partition: m.heading.node for r in recordings for m in r.messages if m.heading.partition is not None
+    }
+    if site in named:
+        node = named[site] if named[site] in nodes else partitions.get(named[site])
+    else:
+        node = nodes[0] if len(nodes) == sites == 1 else None
+    for recording in recordings:
+        if node is not None and node in recording.client_nodes:
+            return recording, node
+    raise BadConfig(f"client.{site}=NODE is needed, one of {', '.join(map(str, nodes))}")

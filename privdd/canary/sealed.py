@@ -1,0 +1,362 @@
+"""Sealed canaries: crafted records, committed coins, and the files that are published and kept.
+
+``public.json`` and ``canaries.npz`` are for everybody, ``site-NAME.npz`` is for that site alone, and ``secret.json`` stays with
+the issuer until it is opened. After that ``opened.json`` is public too. Files are written atomically and read as from a
+stranger: JSON and npz, never a pickle.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from attacks.canaries import draw_block_images, select_independent
+from attacks.membership.attack import guess_counts
+from attacks.validation import check_archive
+from privdd.core.validation import BadConfig, check_number
+from privdd.runtime.files import DamagedRun, read_json, write_bytes, write_json
+from privdd.runtime.private_folder import make_private, state_folder
+
+# --- commitment --------------------------------------------------------------------------------
+# The coins of the canaries, and what is published of them before training: a hash that fixes them and tells nothing.
+#
+# Coins are the bits of SHAKE-256 over a secret salt and the site's name, so whoever is shown the salt can see that they
+# were not chosen one by one. The commitment is SHA-256 over the salt, the coins and the whole public statement (how
+# canaries are to be scored included): none of the three can be changed afterwards (Halevi and Micali 1996 for hiding and
+# binding of hash commitments; here SHA-256 is taken as a random oracle).
+
+
+SALT_BYTES = 32  # bytes
+HASH_PURPOSE = b"privdd sealed canaries 1\0"
+
+
+def site_coins(salt: bytes, site: str, count: int) -> np.ndarray:
+    """(count,) bool, the site's fair coins: heads = the canary is in."""
+    data = hashlib.shake_256(HASH_PURPOSE + b"coins\0" + salt + b"\0" + site.encode()).digest((count + 7) // 8)
+    return np.unpackbits(np.frombuffer(data, np.uint8))[:count].astype(bool)
+
+
+def derive_seed(salt: bytes, name: str) -> int:
+    """A seed in [0, 2**63) for draws of the issuer's, apart from the coins."""
+    return int.from_bytes(hashlib.sha256(HASH_PURPOSE + name.encode() + b"\0" + salt).digest()[:8], "big") >> 1
+
+
+def coins_to_text(coins: np.ndarray) -> str:
+    """Coins as text, "0110..."."""
+    return "".join("1" if coin else "0" for coin in coins.tolist())
+
+
+def compute_commitment(salt: bytes, coins: Mapping[str, str], statement: Mapping[str, Any]) -> str:
+    """What is published: 64 hexadecimal digits."""
+    told = {"salt": salt.hex(), "coins": dict(coins), "statement": dict(statement)}
+    data = json.dumps(told, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+    return hashlib.sha256(HASH_PURPOSE + data).hexdigest()
+
+
+def digest_arrays(*arrays: np.ndarray) -> str:
+    """SHA-256 of arrays: types, shapes and bytes."""
+    h = hashlib.sha256(HASH_PURPOSE)
+    for array in arrays:
+        h.update(f"{array.dtype.str}|{array.shape}|".encode())
+        h.update(np.ascontiguousarray(array).tobytes())
+    return h.hexdigest()
+
+
+# --- sealed files ------------------------------------------------------------------------------
+# The files of sealed canaries, written atomically and read as from a stranger: JSON and npz, never a pickle.
+#
+# ``public.json`` and ``canaries.npz`` are for everybody. ``site-NAME.npz`` is for that site alone (which ids it holds are the
+# site's coins), and ``secret.json`` stays with the issuer until it is opened: both lie in a folder of their own. After that
+# ``opened.json`` is public too.
+
+
+PUBLIC_FILE, CANARIES_FILE, SECRET_FILE, OPENED_FILE = "public.json", "canaries.npz", "secret.json", "opened.json"
+CANARY_SCHEMA = 1
+CANARY_SIGNALS = ("update", "loss", "scores")
+SITE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,60}")
+HEX_DIGEST = re.compile(r"[0-9a-f]{64}")
+MAX_CANARIES = 100_000  # canaries of a site
+MAX_NPZ_BYTES = 2 * 2**30  # bytes of an npz
+
+
+@dataclass(frozen=True)
+class CanarySet:
+    """All canaries: x (m, ...), y (m,), id (m,) = 0 to m - 1, site (m,) names."""
+
+    x: np.ndarray
+    y: np.ndarray
+    site: np.ndarray
+
+    def site_ids(self, site: str) -> np.ndarray:
+        """Ids of one site's canaries."""
+        return np.flatnonzero(self.site == site)
+
+
+@dataclass(frozen=True)
+class SealedCanaries:
+    """What is public. statement: schema, sites, counts, digests, signal, guesses, confidence, delta, stated."""
+
+    statement: Mapping[str, Any]
+    commitment: str
+    canaries: CanarySet
+
+    @property
+    def site_counts(self) -> dict[str, int]:
+        """Name -> number of canaries, in the order of their ids."""
+        return {name: entry["count"] for name, entry in self.statement["sites"].items()}
+
+
+def npz_bytes(**arrays: np.ndarray) -> bytes:
+    held = io.BytesIO()
+    np.savez_compressed(held, **arrays)  # type: ignore[arg-type]
+    return held.getvalue()
+
+
+def read_npz(path: Path, names: tuple[str, ...]) -> dict[str, np.ndarray]:
+    """The named arrays. Raises DamagedRun, one line, for anything but an npz of plain arrays that holds them all."""
+    try:
+        check_archive(path, MAX_NPZ_BYTES)
+        with np.load(path, allow_pickle=False) as stored:
+            found = {name: stored[name] for name in names if name in stored.files}
+    except FileNotFoundError:
+        raise DamagedRun(f"{path}: no such file") from None
+    except Exception as error:  # a damaged zip raises EOFError, zlib.error, NotImplementedError and others
+        raise DamagedRun(f"{path}: not an npz of plain arrays ({' '.join(str(error).split())[:120]})") from None
+    if missing := sorted(set(names) - set(found)):
+        raise DamagedRun(f"{path}: arrays {', '.join(names)} are needed, {', '.join(missing)} is missing")
+    return found
+
+
+def read_records(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """x (n, ...) of finite numbers and y (n,) of whole numbers from 0, of any npz. Raises DamagedRun."""
+    found = read_npz(path, ("x", "y"))
+    x, y = found["x"], found["y"]
+    if x.ndim < 2 or y.shape != (len(x),) or not len(y) or x.dtype.kind not in "fiub" or y.dtype.kind not in "iu":
+        raise DamagedRun(
+            f"{path}: x (n, ...) numbers and y (n,) whole numbers are needed, got {x.dtype} {x.shape}, {y.dtype} {y.shape}"
+        )
+    if not np.isfinite(x).all() or y.min() < 0:
+        raise DamagedRun(f"{path}: x must be finite and y at least 0")
+    return x, y.astype(np.int64)
+
+
+def secrets_folder(sealed: Path, commitment: str) -> Path:
+    """Where an issue's secret and its sites' files lie, unless told otherwise: outside anybody's work."""
+    return state_folder() / "canaries" / f"{sealed.resolve().name}-{commitment[:16]}"
+
+
+def write_sealed(
+    folder: Path, salt: bytes, canaries: CanarySet, told: Mapping[str, Any], secrets: Path | None = None
+) -> SealedCanaries:
+    """An issue: what is public into ``folder``, the rest into ``secrets`` (default ``secrets_folder``). told: signal,
+    confidence, delta and stated."""
+    names = list(dict.fromkeys(canaries.site.tolist()))
+    entries: dict[str, dict[str, Any]] = {
+        n: {"count": len(ids), "records": digest_arrays(canaries.x[ids], canaries.y[ids])}
+        for n in names
+        for ids in [canaries.site_ids(n)]
+    }
+    guesses = [list(pair) for pair in guess_counts(len(canaries.y))]
+    statement = {"schema": CANARY_SCHEMA, "relation": "add_remove", "sites": entries, "guesses": guesses, **told}
+    coins = {name: coins_to_text(site_coins(salt, name, entry["count"])) for name, entry in entries.items()}
+    mark = compute_commitment(salt, coins, statement)
+    secrets = secrets_folder(folder, mark) if secrets is None else secrets
+    make_private(secrets)
+    write_bytes(
+        folder / CANARIES_FILE, npz_bytes(x=canaries.x, y=canaries.y, id=np.arange(len(canaries.y)), site=canaries.site)
+    )
+    for name in names:
+        ids = canaries.site_ids(name)[site_coins(salt, name, entries[name]["count"])]
+        held = npz_bytes(x=canaries.x[ids], y=canaries.y[ids], id=ids)
+        write_bytes(secrets / f"site-{name}.npz", held, private=True)
+    write_json(secrets / SECRET_FILE, {"schema": CANARY_SCHEMA, "salt": salt.hex(), "coins": coins}, private=True)
+    write_json(folder / PUBLIC_FILE, {**statement, "commitment": mark})
+    return SealedCanaries(statement, mark, canaries)
+
+
+def read_sealed(folder: Path) -> SealedCanaries:
+    """The public files, which have to agree with each other. Raises DamagedRun, one line."""
+    path = folder / PUBLIC_FILE
+    told = read_json(path)
+    if not isinstance(told, dict) or told.get("schema") != CANARY_SCHEMA:
+        raise DamagedRun(f"{path}: no sealed canaries of schema {CANARY_SCHEMA}")
+    wanted = {"schema", "relation", "sites", "guesses", "signal", "confidence", "delta", "stated", "commitment"}
+    if set(told) != wanted:
+        raise DamagedRun(f"{path}: missing {sorted(wanted - set(told))}, unknown {sorted(set(told) - wanted)}")
+    mark = told.pop("commitment")
+    _check_statement(path, told, mark)
+    found = read_npz(folder / CANARIES_FILE, ("x", "y", "id", "site"))
+    canaries = _check_canaries(folder / CANARIES_FILE, found, told)
+    return SealedCanaries(told, mark, canaries)
+
+
+def _check_statement(path: Path, told: Mapping[str, Any], mark: Any) -> None:
+    try:
+        sites = told["sites"]
+        good = (
+            isinstance(sites, dict) and bool(sites) and isinstance(mark, str) and HEX_DIGEST.fullmatch(mark) is not None
+        )
+        good = good and all(
+            SITE_NAME.fullmatch(name) and set(entry) == {"count", "records"} and type(entry["count"]) is int
+            and 1 <= entry["count"] <= MAX_CANARIES and HEX_DIGEST.fullmatch(entry["records"])
+            for name, entry in sites.items()
+        )  # fmt: skip
+        m = sum(entry["count"] for entry in sites.values()) if good else 0
+        good = good and told["guesses"] == [list(pair) for pair in guess_counts(m)]
+        good = good and told["signal"] in CANARY_SIGNALS and told["relation"] == "add_remove"
+        check_number("confidence", told["confidence"])
+        check_number("delta", told["delta"])
+        good = good and 0 < told["confidence"] < 1 and 0 <= told["delta"] < 1
+        check_number("stated", told["stated"], optional=True)
+        good = good and (told["stated"] is None or told["stated"] >= 0)
+    except (ValueError, TypeError, AttributeError, KeyError):
+        good = False
+    if not good:
+        raise DamagedRun(f"{path}: its statement is not one that privdd.canary writes")
+
+
+def _check_canaries(path: Path, found: Mapping[str, np.ndarray], told: Mapping[str, Any]) -> CanarySet:
+    x, y, site = found["x"], found["y"], found["site"]
+    m = sum(entry["count"] for entry in told["sites"].values())
+    names = np.repeat([*told["sites"]], [entry["count"] for entry in told["sites"].values()])
+    plain = x.ndim >= 2 and x.dtype.kind in "fiub" and y.dtype.kind in "iu" and site.dtype.kind == "U"
+    if (
+        not plain
+        or not len(x) == len(y) == m
+        or not np.array_equal(found["id"], np.arange(m))
+        or not np.array_equal(site, names)
+    ):
+        raise DamagedRun(f"{path}: not the canaries that {PUBLIC_FILE} speaks of")
+    canaries = CanarySet(x, y, site)
+    for name, entry in told["sites"].items():
+        ids = canaries.site_ids(name)
+        if digest_arrays(x[ids], y[ids]) != entry["records"]:
+            raise DamagedRun(f"{path}: the canaries of site {name} are not those that {PUBLIC_FILE} names")
+    return canaries
+
+
+def read_secret(path: Path) -> tuple[bytes, dict[str, str]]:
+    """(salt, coins by site) as they are told. Raises DamagedRun."""
+    told = read_json(path)
+    if not isinstance(told, dict):
+        raise DamagedRun(f"{path}: an object with salt and coins is needed")
+    return parse_secret(told, path)
+
+
+def parse_secret(told: Mapping[str, Any], path: Path) -> tuple[bytes, dict[str, str]]:
+    salt, coins = told.get("salt"), told.get("coins")
+    good = (
+        isinstance(salt, str) and len(salt) == 2 * SALT_BYTES and HEX_DIGEST.fullmatch(salt) and isinstance(coins, dict)
+    )
+    if not good or not all(isinstance(c, str) and set(c) <= {"0", "1"} for c in coins.values()):  # type: ignore[union-attr]
+        raise DamagedRun(f"{path}: salt (64 hexadecimal digits) and coins (0 and 1 for each site) are needed")
+    return bytes.fromhex(salt), coins  # type: ignore[arg-type, return-value]
+
+
+def check_commitment(sealed: SealedCanaries, salt: bytes, coins: Mapping[str, str]) -> np.ndarray:
+    """(m,) bool, which canaries are in. Raises DamagedRun where salt, coins or statement are not what was committed to."""
+    if compute_commitment(salt, coins, sealed.statement) != sealed.commitment:
+        raise DamagedRun("the commitment does not fit: salt, coins or the public statement are not those of the issue")
+    for name, count in sealed.site_counts.items():
+        if coins.get(name) != coins_to_text(site_coins(salt, name, count)):
+            raise DamagedRun(f"the coins of site {name} do not follow from the salt: they were chosen, not drawn")
+    if set(coins) != set(sealed.site_counts):
+        raise DamagedRun("coins of sites that the public statement does not name")
+    return np.concatenate([site_coins(salt, name, count) for name, count in sealed.site_counts.items()])
+
+
+# --- canary records ----------------------------------------------------------------------------
+# Records for canaries: crafted ones, unlike one another and unlike any data, or real ones in the tail with wrong labels.
+
+
+CANDIDATES_PER_CANARY = 3  # candidates for each canary
+MAX_CANDIDATES = 6000  # candidates of a draw: the choice among them is a QR decomposition
+LAST_DRAW_SHARE = 100  # a draw that brings fewer than one new one in so many is the last
+
+RecordPair = tuple[np.ndarray, np.ndarray]
+
+
+def draw_canary_set(given: Mapping[str, Any], sites: Sequence[str], seed: int) -> CanarySet:
+    """The canaries of an issue: ``count`` for each site, different ones. given: shape and classes, or from.
+
+    Raises BadConfig, DamagedRun.
+    """
+    total = given["count"] * len(sites)
+    if "from" in given:
+        x, y = read_records(Path(given["from"]))
+        x, y = mislabel_tail_records(x, y, int(given.get("classes", int(y.max()) + 1)), total, seed)
+    else:
+        x, y = craft_records(given["shape"], given["classes"], total, seed)
+    order = np.random.default_rng(seed).permutation(total)  # no site gets the tail of the choice
+    return CanarySet(x[order], y[order], np.repeat(list(sites), given["count"]))
+
+
+def craft_records(shape: Sequence[int], classes: int, count: int, seed: int) -> RecordPair:
+    """(x (count, *shape) float32 in [0, 1], y (count,) int64, all classes in turn), nearly orthogonal.
+
+    Images (c, h, w) or (h, w) are blocks of black and white, as of ``audit.canaries``; any other shape is zeros and
+    ones by fair coins. Out of a pool the rows are taken that the ones before span least. Raises BadConfig where
+    fewer different ones than that are found.
+    """
+    pool = _draw_candidates(shape, count, seed)
+    if len(pool) < count:
+        said = f"{len(pool)} different canaries were drawn, {count} are needed; lower count= or take a larger shape"
+        raise BadConfig(f"shape={','.join(map(str, shape))}: {said}")
+    rows = pool.reshape(len(pool), -1)
+    chosen = select_independent(rows - rows.mean(), count)
+    return np.ascontiguousarray(pool[chosen], np.float32), np.arange(count, dtype=np.int64) % classes
+
+
+def _draw_candidates(shape: Sequence[int], count: int, seed: int) -> np.ndarray:
+    """Different candidates (n, *shape): drawn again while they are too few, until a draw brings hardly any new one."""
+    draw, total = _candidate_sampler(shape, seed), max(count, min(CANDIDATES_PER_CANARY * count, MAX_CANDIDATES))
+    pool, new = np.zeros((0, *shape), np.float32), 1
+    while len(pool) < count and new:
+        more = np.concatenate([pool, draw(total)])
+        more = more[_distinct_rows(more)]
+        pool, new = more, (len(more) - len(pool)) * LAST_DRAW_SHARE // total
+    return pool
+
+
+def _candidate_sampler(shape: Sequence[int], seed: int) -> Callable[[int], np.ndarray]:
+    """n -> n candidates (n, *shape) float32, others at each call."""
+    if len(shape) in (2, 3) and min(shape[-2:]) > 3:
+        image, generator = (*[1] * (3 - len(shape)), *shape), torch.Generator().manual_seed(seed)
+        return lambda n: draw_block_images(image, n, generator).numpy().reshape(n, *shape)  # type: ignore[arg-type]
+    coins = np.random.default_rng(seed)
+    return lambda n: coins.integers(0, 2, (n, *shape)).astype(np.float32)
+
+
+def mislabel_tail_records(x: np.ndarray, y: np.ndarray, classes: int, count: int, seed: int) -> RecordPair:
+    """The ``count`` different records furthest from the mean of their class, each with a wrong label drawn evenly.
+
+    x (n, ...), y (n,). These must be nobody's training records. Raises BadConfig for too few records or classes.
+    """
+    if classes < 2:
+        raise BadConfig("from=: its records have one class; at least 2 are needed for a wrong label")
+    kept = _distinct_rows(x)
+    x, y = x[kept], y[kept]
+    if count > len(y):
+        raise BadConfig(f"from=: {len(y)} different records are too few for {count} canaries")
+    flat = x.reshape(len(x), -1).astype(np.float64)
+    far = np.zeros(len(y))
+    for label in np.unique(y):
+        mine = y == label
+        far[mine] = np.linalg.norm(flat[mine] - flat[mine].mean(0), axis=1)
+    chosen = np.sort(np.argsort(-far, kind="stable")[:count])
+    shift = np.random.default_rng(seed).integers(1, classes, count)
+    return np.ascontiguousarray(x[chosen]), ((y[chosen] + shift) % classes).astype(np.int64)
+
+
+def _distinct_rows(x: np.ndarray) -> list[int]:
+    """Places of the rows that equal none before them: two equal canaries would blur each other's coins."""
+    return sorted({x[at].tobytes(): at for at in reversed(range(len(x)))}.values())

@@ -1,0 +1,307 @@
+"""From a composed config to the objects of a run; whatever cannot run is refused here, before anything is computed.
+
+``data.standardise``: the method's classifiers standardise the images that they are given, with published constants.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import dp_accounting as dpa
+from hydra.errors import InstantiationException
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+
+from attacks.types import Attack
+from privdd.cli.compose import compose_config, config_dir, default_attacks
+from privdd.cli.secret import missing_secret_error, secret_of_config
+from privdd.cli.settings import (
+    audit_settings,
+    mapping_at,
+    privacy_settings,
+    run_settings,
+    to_plain_settings,
+    trust_settings,
+)
+from privdd.cli.validation import check_config_types
+from privdd.core.rng import Keys
+from privdd.core.types import Problem, Shard
+from privdd.core.validation import BadConfig
+from privdd.data.dataset import PUBLISHED_SCALES, Scale
+from privdd.data.hard_examples import add_hard_examples, hard_example_counts
+from privdd.data.partition import Partition, make_shards
+from privdd.data.sources import load_dataset
+from privdd.federated.experiment import CaptureSettings, Experiment
+from privdd.federated.method import Method
+from privdd.federated.secure_aggregation import Trust
+from privdd.federated.settings import AuditSettings, PrivacySettings, RunSettings
+from privdd.federated.simulation import Plan, too_few_clients_warning
+from privdd.privacy.accounting import calibrate
+from privdd.privacy.mechanism import Mechanism
+from privdd.privacy.noise import settings_hash
+from privdd.runtime.engine import Engine
+
+# --- standardise -------------------------------------------------------------------------------
+# ``data.standardise``: the method's classifiers standardise the images that they are given.
+#
+# Images stay in [0, 1] wherever else they are: in attacks and their distances, in what mechanisms clip, in pictures. For
+# methods that average models this is what standardising the records would be. Methods that learn images (FedDM, FedLGD)
+# learn them in [0, 1], where the papers' code learns them in the standardised space.
+
+
+STANDARDISED_CLASSIFIERS = ("convnet", "resnet18", "smallcnn", "simplecnn", "lenet", "mlp")
+NO_IMAGE_INPUT = {  # their classifiers read what is no image: constants of images mean nothing there
+    "FedRD": "its classifier reads projected records",
+    "FedFed": "its classifier reads shared features beside the records",
+    "FedFedVirtual": "its classifier reads shared features beside the records",
+}
+
+
+def standardise_classifiers(config: DictConfig) -> Any:
+    """``config.algo`` as plain values, its classifiers given the published constants where they are asked for.
+
+    Raises BadConfig for a method whose classifiers read no images.
+    """
+    algo, data = dict(mapping_at(config, "algo")), config.get("data") or {}
+    if not data.get("standardise"):  # stored configs of earlier versions have no such key
+        return algo
+    name = str(algo["_target_"]).rsplit(".", 1)[-1]
+    if name in NO_IMAGE_INPUT:
+        raise BadConfig(f"data.standardise=true: not for {name}: {NO_IMAGE_INPUT[name]}")
+    changed = _add_scale(algo, PUBLISHED_SCALES[str(data["name"])])
+    if changed == algo:
+        raise BadConfig(f"data.standardise=true: would do nothing: {name} has no network that reads images")
+    return changed
+
+
+def _add_scale(node: Any, scale: Scale) -> Any:
+    if not isinstance(node, dict):
+        return node
+    made = {key: _add_scale(value, scale) for key, value in node.items()}
+    own = str(node.get("_target_")).endswith(".OwnModel")
+    if own or (str(node.get("_target_")).endswith(".ModelSpec") and node.get("name") in STANDARDISED_CLASSIFIERS):
+        made["scale"] = [list(part) for part in scale]
+    return made
+
+
+# --- assemble ----------------------------------------------------------------------------------
+# From a composed config to the objects of a run; whatever cannot run is refused here, before anything is computed.
+
+
+MAX_ROUNDS = 10**6  # each is planned one by one
+Role = TypeVar("Role", Method, Mechanism, Attack)
+
+
+def instantiate_node(node: Any) -> Any:
+    """Build the object that a ``_target_`` config describes. Raises the constructor's own ValueError, or BadConfig."""
+    try:
+        return instantiate(node, _convert_="all")
+    except InstantiationException as error:
+        cause = error.__cause__
+        if isinstance(cause, ValueError):
+            raise cause from None
+        raise BadConfig(" ".join(str(cause or error).split())[:300]) from None
+
+
+def build_experiment(config: DictConfig, *, noise_here: bool = True) -> Experiment:
+    """The experiment of a config. Raises ValueError, in one line, for anything that cannot run.
+
+    Where ``privacy.epsilon`` asks for it, ``privacy.noise_multiplier`` of the config becomes what was calibrated.
+    noise_here: whether this process draws the clients' noise, so that it needs their secret where there is one.
+    """
+    check_config_types(config)
+    run, privacy, audit = run_settings(config), privacy_settings(config), audit_settings(config)
+    secret = secret_of_config(config)
+    keys = Keys(run.seed, secret=(secret or "").encode())
+    partition = Partition(**to_plain_settings(config.partition))
+    method = _require_role(instantiate_node(standardise_classifiers(config)), Method, "algo")  # type: ignore[type-abstract]
+    if method.rounds > MAX_ROUNDS:
+        raise BadConfig(f"algo: {method.rounds} rounds; at most {MAX_ROUNDS} are allowed")
+    mechanisms = _build_mechanisms(config, method)
+    method.check_mechanisms(mechanisms)
+    engine = Engine(**to_plain_settings(config.engine))
+    _check_device(run.device, method, engine)
+    dataset = load_dataset(keys=keys.fold("public"), **to_plain_settings(config.data))
+    shards = make_shards(dataset, partition, keys.fold("public", "partition"))
+    problem = Problem(dataset.shape, dataset.classes, len(shards), run.device)
+    if "update" in mechanisms:
+        method = method.client_private()
+    victim, fraction = _choose_victim(audit, shards), float(run.participation)
+    if audit is not None and audit.tail.size:
+        shards[victim] = add_hard_examples(shards[victim], audit.tail, audit.records, keys.fold("audit", victim))
+    if noise_here and privacy.noise_source == "secret" and secret is None:
+        raise missing_secret_error()
+    plan = Plan(keys, problem, method, mechanisms, privacy.noise_source, privacy.relation, fraction, victim)
+    plan = apply_trust_model(plan, trust_settings(config))
+    if audit is not None:
+        _check_victim_participates(plan)
+    if privacy.epsilon is not None:
+        plan = _calibrate_noise(config, plan, privacy)
+        run, privacy = run_settings(config), privacy_settings(config)  # with the calibrated noise
+    plan = replace(plan, mechanisms=plan.trust.split_mechanisms(plan.mechanisms, len(plan.asked_clients(0))))
+    plan = replace(plan, method=plan.method.released_through(plan.mechanisms, problem))
+    plan = replace(plan, settings=_noise_settings_hash(run, audit), paired_noise=privacy.paired_noise)
+    _check_delta(privacy, plan, shards)
+    if said := too_few_clients_warning(plan):
+        warnings.warn(said, stacklevel=2)
+    capture = CaptureSettings(**to_plain_settings(config.capture))
+    capture.check_selection(plan)
+    return Experiment(run, privacy, audit, plan, dataset, shards, engine, capture)
+
+
+def _noise_settings_hash(run: RunSettings, audit: AuditSettings | None) -> str:
+    """All that decides what clients send, the records left out for the audit among it."""
+    if audit is None:
+        return settings_hash([run.fingerprint, None])
+    tail = (
+        [dict(hard_example_counts(audit.tail))] if audit.tail.size else []
+    )  # runs without one keep the noise of earlier versions
+    return settings_hash([run.fingerprint, [audit.client, audit.records, *tail]])
+
+
+def _require_role(made: Any, role: type[Role], key: str) -> Role:
+    """``made``, if its class inherits from ``role``. Raises BadConfig otherwise."""
+    if not isinstance(made, role):
+        raise BadConfig(
+            f"{key}: {type(made).__name__} is no {role.__name__}: it must inherit from privdd.api.{role.__name__}"
+        )
+    return made
+
+
+def _check_device(device: str, method: Method, engine: Engine) -> None:
+    """Raises BadConfig where there is no GPU, nothing of the method would run on it, several processes would share it, or
+    it was told to work in a way that changes bits."""
+    import torch
+
+    from attacks.gpu import CUBLAS_WORKSPACE, DETERMINISTIC_WORKSPACES
+
+    if device != "cpu" and not method.on_gpu:
+        raise BadConfig(f"device={device}: {type(method).__name__} computes on the CPU alone; leave device=cpu")
+    if device != "cpu" and not torch.cuda.is_available():
+        raise BadConfig(f"device={device}: allowed are cpu, and cuda where a GPU is present")
+    if device != "cpu" and engine.kind != "serial":
+        raise BadConfig(
+            f"device={device}: engine={engine.kind} would have several processes share one GPU; take engine=serial, and for "
+            "each further GPU a run of its own with CUDA_VISIBLE_DEVICES"
+        )
+    size = os.environ.get(CUBLAS_WORKSPACE, DETERMINISTIC_WORKSPACES[0])
+    if device != "cpu" and size not in DETERMINISTIC_WORKSPACES:
+        raise BadConfig(
+            f"device={device}: with {CUBLAS_WORKSPACE}={size} a GPU gives other bits each time; allowed are {' and '.join(DETERMINISTIC_WORKSPACES)}, or unset it"
+        )
+
+
+def _choose_victim(audit: AuditSettings | None, shards: Sequence[Shard]) -> int:
+    if audit is None or audit.client == "auto":
+        return max(range(len(shards)), key=lambda k: len(shards[k].train))
+    return int(audit.client)
+
+
+def apply_trust_model(plan: Plan, trust: Trust) -> Plan:
+    """The plan under a trust model, whole noise still. Raises BadConfig for a method whose uploads do not add up."""
+    if trust.is_summed and plan.method.adds_up(plan.mechanisms) is None:
+        raise BadConfig(
+            f"trust={trust.name}: what {type(plan.method).__name__} sends under these settings does not add up, so no server could "
+            "do with the sum alone; allowed is trust=local (FedAvg adds up with algo.weighting=uniform, or privacy=client)"
+        )
+    if trust.is_summed:
+        trust.noise_shares(len(plan.asked_clients(0)))
+    return replace(plan, trust=trust)
+
+
+def _check_victim_participates(plan: Plan) -> None:
+    """Raises BadConfig where the audited client never takes part, so that nothing of it could be attacked."""
+    rounds = plan.method.rounds
+    if not any(plan.victim in plan.participants(t) for t in range(rounds)):
+        raise BadConfig(
+            f"participation={plan.fraction:g}: the audited client {plan.victim} is drawn in none of the {rounds} "
+            "round(s); take a larger share, more rounds, or another audit.client"
+        )
+
+
+def _build_mechanisms(
+    config: DictConfig, method: Method, noise_multiplier: float | None = None
+) -> dict[str, Mechanism]:
+    node = config.privacy
+    if noise_multiplier is not None:
+        node = OmegaConf.merge(config, {"privacy": {"noise_multiplier": noise_multiplier}}).privacy
+    made = {
+        str(name): _require_role(instantiate_node(part), Mechanism, f"privacy.mechanisms.{name}")  # type: ignore[type-abstract]
+        for name, part in (node.mechanisms or {}).items()
+    }
+    for name in made:
+        if name not in method.uploads and name not in method.queries:
+            known = sorted({*method.uploads, *method.queries})
+            raise BadConfig(
+                f"privacy={config.privacy.name}: its mechanism {name!r} has no place in {type(method).__name__}, "
+                f"whose uploads and queries are {', '.join(known)}"
+            )
+        if made[name].for_queries and name not in method.queries:
+            raise BadConfig(
+                f"privacy.mechanisms.{name}: {type(made[name]).__name__} sums contributions of records, and {name!r} is an "
+                f"upload of {type(method).__name__}; its queries are {', '.join(sorted(method.queries)) or 'none'}"
+            )
+    return made
+
+
+def _calibrate_noise(config: DictConfig, plan: Plan, privacy: PrivacySettings) -> Plan:
+    """The noise multiplier for privacy.epsilon, from the plan of releases alone."""
+    target = float(privacy.epsilon or 0)
+    if not plan.mechanisms:
+        raise BadConfig(
+            f"privacy.epsilon={target}: privacy={privacy.name} sets no mechanism whose noise could be chosen"
+        )
+    if plan.method.spends(0, plan.mechanisms) is None:
+        raise BadConfig(
+            f"privacy.epsilon={target}: {type(plan.method).__name__} cannot plan its releases; set privacy.noise_multiplier"
+        )
+
+    def event_at_noise(z: float) -> dpa.DpEvent:
+        return planned_event(replace(plan, mechanisms=_build_mechanisms(config, plan.method, z)))
+
+    event_at_noise(1.0)  # raises the mechanisms' own errors, which name their own keys
+    try:
+        z = calibrate(event_at_noise, target, privacy.delta, relation=privacy.relation)
+    except ValueError as error:
+        raise BadConfig(f"privacy.epsilon={target:g}: {error}") from None
+    config.privacy.noise_multiplier = float(z)
+    return replace(plan, mechanisms=_build_mechanisms(config, plan.method, float(z)))
+
+
+def planned_event(plan: Plan) -> dpa.DpEvent:
+    """The event of the client that releases most often, over all rounds, for one partition cell (such as a class)."""
+    spends = plan.method.spends
+    taken = [plan.participants(t) for t in range(plan.method.rounds)]
+    busiest: dict[str, int] = {}
+    for client in range(plan.problem.clients):
+        counts: dict[str, int] = {}
+        for t, chosen in enumerate(taken):
+            if client in chosen:
+                for name, count in (spends(t, plan.mechanisms) or {}).items():
+                    counts[name] = counts.get(name, 0) + count
+        if sum(counts.values()) > sum(busiest.values()):
+            busiest = counts
+    events = [dpa.SelfComposedDpEvent(plan.mechanisms[n].event, c) for n, c in busiest.items() if n in plan.mechanisms]
+    return dpa.ComposedDpEvent(events)
+
+
+def _check_delta(privacy: PrivacySettings, plan: Plan, shards: Sequence[Shard]) -> None:
+    records = max(len(s.train) for s in shards)
+    if privacy.unit == "record" and plan.mechanisms and privacy.delta * records > 1:
+        warnings.warn(f"privacy.delta={privacy.delta} is above 1/{records}, one over a client's records", stacklevel=2)
+
+
+def build_shipped_attacks() -> dict[str, Attack]:
+    """Every attack that comes with privdd, at its defaults."""
+    names = default_attacks([config_dir()])
+    return build_attacks(compose_config("audit", [f"attack=[{','.join(names)}]"]))
+
+
+def build_attacks(config: DictConfig) -> dict[str, Attack]:
+    """name -> attack, in a fixed order."""
+    nodes = sorted((config.get("attack") or {}).items())
+    return {str(name): _require_role(instantiate_node(node), Attack, f"attack.{name}") for name, node in nodes}  # type: ignore[type-abstract]

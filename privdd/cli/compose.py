@@ -1,0 +1,286 @@
+"""Composing configs: where the files are, the resolvers they use, how values are quoted, and a one-line message for every mistake."""
+
+from __future__ import annotations
+
+import itertools
+import shlex
+import sys
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Glob
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from privdd.cli.sweeps import point_name
+from privdd.core.validation import BadConfig
+
+# --- config ------------------------------------------------------------------------------------
+# Configs: where the files are, the resolvers they use, and a one-line message for every mistake in them.
+
+
+PRESETS = ("smoke", "default", "paper")
+CONFIG_GROUPS = (
+    "algo", "algo/base", "algo/inner", "algo/virtual", "attack", "base", "data", "engine", "experiment", "model", "partition", "preset",
+    "privacy", "trust",
+)  # fmt: skip
+
+
+def config_dir() -> str:
+    """The folder of yaml files: packed in the wheel, or beside the package in a checkout."""
+    here = Path(__file__).resolve().parents[1]
+    for folder in (here / "configs", here.parent / "configs"):
+        if (folder / "audit.yaml").is_file():
+            return str(folder)
+    raise BadConfig(
+        f"no configs found in {here / 'configs'} or {here.parent / 'configs'}; is the installation complete?"
+    )
+
+
+def _value_by_preset(*values: Any, _root_: Any) -> Any:
+    if len(values) != len(PRESETS):
+        raise BadConfig(f"by_preset needs {len(PRESETS)} values ({', '.join(PRESETS)}), got {len(values)}")
+    name = OmegaConf.select(_root_, "preset.name")
+    if name not in PRESETS:
+        raise BadConfig(f"preset={name}: allowed are {', '.join(PRESETS)}")
+    return values[PRESETS.index(name)]
+
+
+def _experiment_term(name: str, otherwise: Any, *, _root_: Any) -> Any:
+    """What the chosen experiment gives all of its rows (``paper.terms``), else the algo's own value."""
+    value = OmegaConf.select(_root_, f"paper.terms.{name}")
+    return otherwise if value is None else value
+
+
+def _value_by_start(start: str, public: Any, records: Any) -> Any:
+    """A setting whose unit is that of the images: of starts that read no record, and of those in the records' pixels."""
+    return records if start in ("real", "statistics") else public
+
+
+def register_resolvers() -> None:
+    """Idempotent; called before anything is composed."""
+    OmegaConf.register_new_resolver("by_preset", _value_by_preset, replace=True)
+    OmegaConf.register_new_resolver("by_start", _value_by_start, replace=True)
+    OmegaConf.register_new_resolver("per_square", lambda a, b: a / b**2, replace=True)
+    OmegaConf.register_new_resolver("term", _experiment_term, replace=True)
+    OmegaConf.register_new_resolver("run_id", lambda: uuid.uuid4().hex[:6], replace=True, use_cache=True)
+    OmegaConf.register_new_resolver("point", point_name, replace=True)
+
+
+register_resolvers()  # on import: a sweep's workers resolve configs before they call any function of privdd
+
+
+def group_choices(group: str, folders: Sequence[str]) -> list[str]:
+    """The names that can be chosen in a config group. Files that start with _ hold what others share."""
+    found = {path.stem for folder in folders for path in (Path(folder) / group).glob("*.yaml")}
+    return sorted(name for name in found if not name.startswith("_"))
+
+
+OFF_BY_DEFAULT = "# Off by default"  # how the yaml of an attack begins that "all" does not mean
+
+
+def default_attacks(folders: Sequence[str]) -> list[str]:
+    """What ``attack=all`` stands for: every attack that a yaml exists for, but those that are off by default."""
+    asked_for = {
+        path.stem
+        for folder in folders
+        for path in (Path(folder) / "attack").glob("*.yaml")
+        if path.read_text(encoding="utf-8").startswith(OFF_BY_DEFAULT)
+    }
+    return [name for name in group_choices("attack", folders) if name not in asked_for]
+
+
+def expand_arguments(argv: Sequence[str], command: str) -> list[str]:
+    """The arguments with ``attack=all`` (the default) spelled out, so that the config shows each one.
+
+    Who asks for certain attacks means these, whatever else is released: ``audit.require=some``. ``attack=[all,NAME]``
+    adds an attack that is off by default.
+    """
+    folders = [config_dir(), *user_config_folders(argv)]
+    args = [_expand_glob(_expand_all_attacks(a, folders), folders) for a in argv if a != "attack=all"]
+    if command == "audit" and not any(a.startswith("attack=") for a in args):
+        args.append(f"attack=[{','.join(default_attacks(folders))}]")
+    elif command == "audit" and not any(
+        a.startswith(("audit.require=", "scores=")) or "all" in _listed_attacks(a) for a in argv
+    ):
+        args.append("audit.require=some")
+    return put_overrides_first(args)
+
+
+def _listed_attacks(argument: str) -> list[str]:
+    """The names in ``attack=[A,B]``; none in any other argument."""
+    inside = argument.removeprefix("attack=[")
+    return [] if inside == argument else [name.strip() for name in inside.rstrip("] ").split(",")]
+
+
+def _expand_all_attacks(argument: str, folders: Sequence[str]) -> str:
+    """``attack=[all,NAME]`` with all attacks that are on by default in the place of "all"."""
+    names = _listed_attacks(argument)
+    if "all" not in names:
+        return argument
+    return f"attack=[{','.join(dict.fromkeys([*default_attacks(folders), *(n for n in names if n != 'all')]))}]"
+
+
+def _expand_glob(argument: str, folders: Sequence[str]) -> str:
+    """``algo=glob(fed*)`` as the choices that it stands for (Hydra's own would take files with _ for choices too)."""
+    group, _, value = argument.partition("=")
+    if not value.strip().startswith("glob(") or argument.startswith("-"):
+        return argument
+    if group.partition("@")[0] not in CONFIG_GROUPS:
+        raise BadConfig(f"{argument}: glob() stands for files, and {group} is no group of them")
+    try:
+        parsed = OverridesParser.create().parse_override(argument).value()
+    except HydraException as error:
+        raise BadConfig(format_hydra_error(error)) from None
+    if not isinstance(parsed, Glob):
+        return argument
+    found = parsed.filter(group_choices(group.partition("@")[0], folders))
+    if not found:
+        raise BadConfig(f"{argument}: no file in the group {group} matches")
+    return f"{group}={','.join(found)}"
+
+
+def overrides_as_typed(composed: Sequence[str], given: Sequence[str]) -> list[str]:
+    """The overrides of one run as its user wrote them, for the command that its pages show.
+
+    composed: the overrides that Hydra ran, one value of each sweep; given: the arguments before ``expand_arguments``.
+
+    What ``expand_arguments`` spelled out (every attack that "all" means, and ``audit.require``) goes again; what it stands for
+    comes back. A swept attack is the one of this run.
+    """
+    spelled = {item for item in expand_arguments(given, "audit") if item not in given}
+    kept = [item for item in composed if not (item in spelled and item.startswith(("attack=", "audit.require=")))]
+    replaced = len(kept) < len(composed) and not any(item.startswith("attack=") for item in kept)
+    return [*kept, *(item for item in given if replaced and item.startswith("attack="))]
+
+
+def put_overrides_first(argv: Sequence[str]) -> list[str]:
+    """The same arguments, options last: argparse takes overrides in one piece only."""
+    typed = [a for a in argv if "=" in a and not a.startswith("-") and a not in user_config_folders(argv)]
+    return typed + [a for a in argv if a not in typed]
+
+
+def user_config_folders(argv: Sequence[str]) -> list[str]:
+    """The user's own config folders: ``--config-dir DIR``."""
+    given = [a.split("=", 1)[1] for a in argv if a.startswith("--config-dir=")]
+    return given + [b for a, b in itertools.pairwise(argv) if a in ("--config-dir", "-cd")]
+
+
+def compose_config(
+    command: str, overrides: Sequence[str], folders: Sequence[str] = (), *, hydra: bool = False
+) -> DictConfig:
+    """The resolved-on-access config for plain overrides; ``hydra``: with Hydra's own node.
+
+    Raises BadConfig with one line.
+    """
+    register_resolvers()
+    GlobalHydra.instance().clear()
+    extra = [f"hydra.searchpath=[{','.join('file://' + str(Path(f).resolve()) for f in folders)}]"] if folders else []
+    try:
+        with initialize_config_dir(config_dir=config_dir(), version_base="1.3"):
+            return compose(config_name=command, overrides=[*overrides, *extra], return_hydra_config=hydra)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise BadConfig(format_hydra_error(error)) from None
+
+
+def name_run(config: DictConfig, choices: Mapping[str, Any]) -> None:
+    """Set ``name`` to the chosen algo's file name if none was given; it is stored with the run."""
+    if config.name is None and config.get("scores") is None:
+        config.name = str(choices["algo"])
+
+
+def format_hydra_error(error: BaseException) -> str:
+    """The first informative sentence of a library's message."""
+    cause = error.__cause__ if isinstance(error, HydraException) and error.__cause__ else error
+    lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
+    shown = [
+        line
+        for line in lines
+        if not line.startswith(("Set the environment", "See https", "full_key", "object_type", "_"))
+    ]
+    return " ".join(shown)[:400] or type(error).__name__
+
+
+def run_guarded(main: Callable[[], int]) -> int:
+    """Run a command; anything the user can cause ends in one line on stderr and status 1."""
+    from privdd.cli.errors import run_reporting_errors
+
+    try:
+        return run_reporting_errors("privdd: error", main)
+    except KeyboardInterrupt as stop:
+        print(f"\nprivdd: stopped{': ' + str(stop) if str(stop) else ''}", file=sys.stderr)
+        return 130
+
+
+# --- quoting -----------------------------------------------------------------------------------
+# Paths on the command line: Hydra's grammar takes plain letters only, so others are quoted for it, and for the shell.
+
+
+PATH_SETTINGS = ("data.root", "run", "resume", "scores", "hydra.run.dir", "hydra.sweep.dir")
+
+
+def quote_paths(argv: Sequence[str]) -> list[str]:
+    """The arguments, each path that Hydra cannot read (``data.root=/home/rené/x.npz``) in Hydra's quotes."""
+    parts = [(item, *item.partition("=")[::2]) for item in argv]
+    return [
+        format_assignment(key, value) if key in PATH_SETTINGS and not _is_readable_override(item) else item
+        for item, key, value in parts
+    ]
+
+
+def _is_readable_override(item: str) -> bool:
+    try:
+        OverridesParser.create().parse_override(item)
+    except HydraException:
+        return False
+    return True
+
+
+def override_value(override: str) -> str:
+    """What Hydra reads from ``key=value``, its quotes taken off. Raises HydraException where it cannot."""
+    return str(OverridesParser.create().parse_override(override).value())
+
+
+def format_assignment(key: str, value: str) -> str:
+    """``key=value`` as Hydra reads it back: quoted where it has to be."""
+    plain = f"{key}={value}"
+    try:
+        if override_value(plain) == value:
+            return plain
+    except (HydraException, ValueError):
+        pass
+    within = value.replace("\\'", "\\\\'").replace("'", "\\'")
+    return f"{key}='{within}'"
+
+
+def format_shell_assignment(key: str, value: str) -> str:
+    """``key=value`` as it can be pasted into a shell."""
+    return shlex.quote(format_assignment(key, value))
+
+
+def settings_to_overrides(settings: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Python values as overrides: {"privacy": {"epsilon": 3}} -> "privacy.epsilon=3"; texts are quoted as needed."""
+    for key, value in settings.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            yield from settings_to_overrides(value, f"{name}.")
+        elif isinstance(value, list | tuple):
+            yield f"{name}=[{','.join(format_assignment(name, _format_value(v)).partition('=')[2] for v in value)}]"
+        else:
+            yield (
+                format_assignment(name, _format_value(value))
+                if isinstance(value, str)
+                else f"{name}={_format_value(value)}"
+            )
+
+
+def _format_value(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return str(value)

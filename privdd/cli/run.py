@@ -1,0 +1,353 @@
+"""One run from start to end: folder, config, training or audit, report, trackers, exit status."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from attacks.gpu import deterministic_kernels
+from privdd.cli.compose import format_shell_assignment
+from privdd.cli.resume import add_attacks, asked_of, check_same_config, looks_further
+from privdd.cli.secret import check_same_secret, remove_secret
+from privdd.cli.settings import audit_settings, is_forced, to_plain_settings, user_code_of_config, write_code_digests
+from privdd.cli.stored_config import OUTSIDE_SETTINGS, list_foreign_packages, load_stored_config, read_stored_config
+from privdd.core.validation import BadConfig
+from privdd.reporting.schema import Findings
+from privdd.runtime.files import is_half_written, list_plain_files, lock_folder, write_bytes
+from privdd.runtime.manifest import seal_folder
+from privdd.runtime.run_folder import RunFolder
+from privdd.runtime.workers import torch_threads
+
+# --- runs --------------------------------------------------------------------------------------
+# One run from start to end: folder, config, training or audit, report, exit status.
+
+
+CONTRADICTION_STATUS = 2
+
+
+def prepare_run_folder(path: Path, config: DictConfig) -> RunFolder:
+    """The folder with its resolved config.yaml.
+
+    Raises OSError where it cannot be written, BadConfig where it holds a run of another config, or of other code of the
+    user's own: going on from that run's checkpoint would mix the two.
+    """
+    folder = RunFolder(path)
+    if path.is_dir():
+        for name in [*list_plain_files(path)]:
+            if is_half_written(name):  # by a process that was killed
+                (path / name).unlink()
+    if folder.checkpoint_file.exists():
+        check_same_config(path, config)
+    else:
+        write_code_digests(path, user_code_of_config(config))
+    check_same_secret(folder, config)
+    write_bytes(path / "config.yaml", OmegaConf.to_yaml(remove_secret(config), resolve=True).encode())
+    return folder
+
+
+@contextmanager
+def print_resume_command(command: str, path: Path, config: DictConfig) -> Iterator[None]:
+    """On Ctrl-C, print how to resume."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        more = "".join(f" {part}" for part in _settings_to_repeat(config))
+        raise KeyboardInterrupt(
+            f"resume with: python -m privdd.{command} {format_shell_assignment('resume', str(path))}{more}"
+        ) from None
+
+
+def _settings_to_repeat(config: DictConfig) -> list[str]:
+    """What has to be typed again with resume=, because no stored config may decide it."""
+    places = [
+        format_shell_assignment(key, str(value))
+        for key in OUTSIDE_SETTINGS
+        if (value := OmegaConf.select(config, key)) is not None
+    ]
+    packages = list_foreign_packages(to_plain_settings(config))
+    return [*places, *([f"trust={','.join(packages)}"] if packages else [])]
+
+
+def waive_unread_surfaces(config: DictConfig) -> None:
+    """Mark, in ``config``, all surfaces that its attacks do not read, where not every one has to be read.
+
+    The report shows them as not attacked. Raises BadConfig where the attacks read nothing of what is released.
+    """
+    from privdd.auditing.coverage import UNREAD_REASON, uncovered_surfaces
+    from privdd.cli.build import build_attacks, instantiate_node, standardise_classifiers
+    from privdd.cli.validation import check_config_types
+
+    check_config_types(config)
+    for surface, reason in config.audit.waive.items():
+        config.audit.waive[surface] = None if str(reason).startswith(UNREAD_REASON) else reason
+    audit = audit_settings(config)
+    if audit is not None:
+        method, attacks = instantiate_node(standardise_classifiers(config)), build_attacks(config)
+        unread = uncovered_surfaces(method, attacks, replace(audit, waive={}))
+        if set(unread) == {str(s) for s in (*method.uploads.values(), *method.broadcasts.values())}:
+            raise BadConfig(f"attack=[{','.join(attacks)}]: none of them reads anything that {config.name} releases")
+        new = [surface for surface in unread if config.audit.waive.get(surface) is None]
+        config.audit.waive = {**config.audit.waive, **dict.fromkeys(new, UNREAD_REASON)}
+
+
+def run_audit(config: DictConfig, path: Path, argv: Sequence[str]) -> int:
+    """Audit into ``path`` -> exit status: 0 done, 2 contradiction. Raises BadConfig where another process writes it."""
+    with ExitStack() as held:
+        return _audit_into_folder(config, path, argv, held)
+
+
+def _audit_into_folder(config: DictConfig, path: Path, argv: Sequence[str], held: ExitStack) -> int:
+    if config.get("scores") is not None:
+        from privdd.cli.external_scores import audit_external_scores
+
+        return audit_external_scores(config, path, argv)
+    from privdd.auditing.cost_estimate import check_resources, describe_estimate
+    from privdd.auditing.coverage import check_coverage
+    from privdd.auditing.earlier_findings import earlier_findings
+    from privdd.auditing.findings import write_audit
+    from privdd.auditing.pipeline import audit_experiment
+    from privdd.cli.build import build_attacks, build_experiment, build_shipped_attacks
+    from privdd.cli.dry_run import lengths_of_used_searches
+    from privdd.cli.validation import check_config_types
+    from privdd.reporting.page import write_report
+    from privdd.reporting.terminal import print_summary
+
+    asked, further = attacked_again(config, RunFolder(path))
+    check_config_types(config)
+    if config.audit.get("require") == "some":
+        waive_unread_surfaces(config)
+    check_tracking(config.tracking)
+    attacks = build_attacks(config)
+    if not attacks:
+        raise BadConfig("attack=[]: at least one attack is needed")
+    experiment = build_experiment(config)
+    check_coverage(experiment.plan.method, attacks, experiment.audit_settings, build_shipped_attacks)
+    experiment.new_ledger()  # refuses a unit, relation or delta before anything is written
+    check_resources(experiment, path, force=is_forced(config))
+    held.enter_context(lock_folder(path))
+    check_not_overtaken(RunFolder(path), config)
+    earlier = earlier_findings(RunFolder(path), asked, others=further)
+    folder = prepare_run_folder(path, config)
+    print_run_line(experiment, path)
+    held.enter_context(_deterministic_run(experiment))
+    wanted = lengths_of_used_searches(config, experiment.plan.method, attacks)
+    if not folder.checkpoint_file.exists() and (price := describe_estimate(experiment, wanted)):
+        print(f"privdd: {price}", file=sys.stderr)
+    with print_resume_command("audit", path, config):
+        audited = audit_experiment(experiment, attacks, folder, earlier)
+        kept = {finding.attack for finding in earlier.by_file.values()}
+        ran = {*asked} | attacks.keys() - kept - {*audited.not_run}
+        result = write_audit(folder, audited, argv, earlier.commands, ran)
+        page = write_report(path)
+    track_run(
+        config.tracking, path, result.utility.accuracy_by_round if result.utility else (), tracked_scalars(result)
+    )
+    seal_folder(path)
+    print_summary(result, sys.stdout)
+    if audited.not_run:
+        print(f"not run, as {config.name} releases nothing that they read: {', '.join(audited.not_run)}")
+    if kept:
+        print(f"found by earlier commands, and kept: {', '.join(sorted(kept))}")
+    print(f"\nreport: {page}\nresult: {folder.findings_file}")
+    return CONTRADICTION_STATUS if result.verdict == "contradiction" else 0
+
+
+def attacked_again(config: DictConfig, folder: RunFolder) -> tuple[list[str], bool]:
+    """(the attacks that are asked for, whether they have more to go by than the folder's own).
+
+    In a folder that holds a finished audit they are added, in ``config``, to those that it was attacked with.
+    Raises BadConfig where they have less to go by, DamagedRun for a folder whose config cannot be read.
+    """
+    asked = asked_of(config)
+    if not folder.findings_file.exists() or not folder.config_file.exists():
+        return ([*(config.get("attack") or {})] if asked is None else asked), False
+    if asked is None:
+        stored = load_stored_config(folder.path, list_foreign_packages(to_plain_settings(config)))
+        add_attacks(config, stored)
+        asked = asked_of(config) or []
+    return asked, looks_further(config, read_stored_config(folder.path))
+
+
+def check_not_overtaken(folder: RunFolder, config: DictConfig) -> None:
+    """Raises BadConfig where another process has added attacks since this one read the folder."""
+    there = folder.findings_file.exists() and folder.config_file.exists()
+    if there and (added := {*(read_stored_config(folder.path).get("attack") or {})} - {*config.attack}):
+        raise BadConfig(f"{folder.path}: was attacked meanwhile ({', '.join(sorted(added))}); repeat the command")
+
+
+def run_training(config: DictConfig, path: Path, argv: Sequence[str]) -> int:
+    """Training alone: state, ledger, manifest, one line of figures. Raises BadConfig where another process writes."""
+    with ExitStack() as held:
+        return _train_into_folder(config, path, argv, held)
+
+
+def _train_into_folder(config: DictConfig, path: Path, argv: Sequence[str], held: ExitStack) -> int:
+    import time
+
+    from privdd.auditing.cost_estimate import check_resources
+    from privdd.auditing.findings import bytes_per_client, epsilon_by_accountant, manifest_json
+    from privdd.cli.build import build_experiment
+    from privdd.federated.evaluation import divergence_message
+    from privdd.federated.trainer import Trainer
+    from privdd.runtime.files import write_json
+
+    check_tracking(config.tracking)
+    experiment = build_experiment(config)
+    check_resources(experiment, path, force=is_forced(config))
+    held.enter_context(lock_folder(path))
+    folder = prepare_run_folder(path, config)
+    print_run_line(experiment, path)
+    held.enter_context(_deterministic_run(experiment))
+    began = time.monotonic()
+    plan, ledger = experiment.plan, experiment.new_ledger()
+    trainer = Trainer(
+        plan, experiment.shards, experiment.test_records, experiment.engine, folder, ledger, experiment.capture
+    )
+    with print_resume_command("train", path, config):
+        progress = trainer.run()
+    seconds = {"train": time.monotonic() - began}
+    if not folder.findings_file.exists():  # else it says how that was found, and nothing was trained
+        write_json(folder.manifest_file, manifest_json(experiment, progress, seconds, argv))
+    epsilon = epsilon_by_accountant(progress.ledger)
+    summary: dict[str, Any] = {
+        "accuracy": progress.accuracy[-1],
+        "epsilon": epsilon,
+        "delta": progress.ledger.delta,
+        "unit": progress.ledger.unit,
+        "relation": progress.ledger.relation,
+        "uploaded_bytes_per_client": bytes_per_client(progress.uploaded, experiment.plan.problem.clients),
+        "downloaded_bytes_per_client": bytes_per_client(progress.downloaded, experiment.plan.problem.clients),
+    }
+    by_round = {"accuracy_by_round": list(progress.accuracy), "diverged": progress.diverged}
+    write_json(path / "training.json", {"schema": 1, **summary, **by_round})
+    track_run(config.tracking, path, progress.accuracy, {f"epsilon/{name}": value for name, value in epsilon.items()})
+    seal_folder(path)
+    accuracy = (
+        f"accuracy {summary['accuracy']:.4f}" if progress.diverged is None else divergence_message(progress.diverged)
+    )
+    print(
+        f"{accuracy}, epsilon {epsilon['pld']:.4g} by PLD ({epsilon['rdp']:.4g} by RDP) at "
+        f"delta {progress.ledger.delta:g} per {progress.ledger.unit}, {progress.ledger.relation}; {path}"
+    )
+    return 0
+
+
+@contextmanager
+def _deterministic_run(experiment: Any) -> Iterator[None]:
+    """The server's work too: neither a machine's cores nor a GPU's kernels change bits from one run to the next."""
+    with torch_threads(experiment.engine.threads), deterministic_kernels(experiment.run.device):
+        yield
+
+
+def print_run_line(experiment: Any, path: Path) -> None:
+    """Print a line about the run before training starts: method, data, clients, audited client, folder; on a GPU one
+    more, what runs there."""
+    shards = experiment.shards
+    sizes = [len(s.train) for s in shards]
+    print(
+        f"privdd: {type(experiment.plan.method).__name__} on {experiment.dataset.name} ({experiment.dataset.note}), "
+        f"{len(shards)} clients of {min(sizes)} to {max(sizes)} records, audited client {experiment.plan.victim}; {path}",
+        file=sys.stderr,
+    )
+    if experiment.run.device != "cpu":
+        rest = "the server's work, the signals that attacks read from replays, attacks that make images; all other attacks and what guarantee tests compare stay on the CPU"
+        print(f"privdd: on {experiment.run.device}: {experiment.plan.method.on_gpu}; {rest}", file=sys.stderr)
+
+
+# --- tracking ----------------------------------------------------------------------------------
+# Scalars of a finished run for a viewer: TensorBoard, MLflow or Weights & Biases. findings.json remains the result.
+
+
+TRACKED_MEASURES = ("auc", "epsilon_measured", "psnr", "ssim", "lpips", "label_accuracy", "kappa")
+TRACKERS = ("tensorboard", "mlflow", "wandb")  # each the name of its package and of its extra
+
+
+def check_tracking(choice: Any) -> None:
+    """Before anything is computed: raises BadConfig for an unknown tracker or one that is not installed."""
+    if choice is None:
+        return
+    if choice not in TRACKERS:
+        raise BadConfig(f"tracking={choice}: allowed are null, {', '.join(TRACKERS)}")
+    if importlib.util.find_spec(choice) is None:
+        extra = "tracking" if choice == "tensorboard" else choice
+        raise BadConfig(f"tracking={choice}: the package is missing; pip install 'privdd[{extra}]'")
+
+
+def track_run(choice: Any, folder: Path, accuracy: Sequence[float], scalars: Mapping[str, float]) -> None:
+    """Accuracy by round and single numbers; does nothing where no tracker is chosen.
+
+    Infinite numbers are left out: the viewers have no place for them. Without settings of their own MLflow writes
+    below ``folder/mlflow`` and Weights & Biases, offline, into ``folder-wandb`` beside it (it
+    leaves links, and a run folder holds plain files only).
+    """
+    if choice is None:
+        return
+    points = [("accuracy", value, at) for at, value in enumerate(accuracy, 1)]
+    points += [(name, value, len(accuracy)) for name, value in scalars.items() if math.isfinite(value)]
+    {"tensorboard": _track_tensorboard, "mlflow": _track_mlflow, "wandb": _track_wandb}[choice](folder, points)
+
+
+TrackedPoints = Sequence[tuple[str, float, int]]
+
+
+def _track_tensorboard(folder: Path, points: TrackedPoints) -> None:
+    from torch.utils.tensorboard import SummaryWriter
+
+    with SummaryWriter(log_dir=str(folder / "tensorboard")) as writer:
+        for name, value, step in points:
+            writer.add_scalar(name, value, step)
+
+
+def _track_mlflow(folder: Path, points: TrackedPoints) -> None:
+    """To MLFLOW_TRACKING_URI where it is set, else to a file in the run's folder."""
+    import mlflow
+
+    if "MLFLOW_TRACKING_URI" not in os.environ:
+        (folder / "mlflow").mkdir(parents=True, exist_ok=True)
+        mlflow.set_tracking_uri(f"sqlite:///{(folder / 'mlflow' / 'mlflow.db').resolve()}")
+    mlflow.set_experiment("privdd")
+    with mlflow.start_run(run_name=folder.name):
+        for name, value, step in points:
+            mlflow.log_metric(_metric_name(name), value, step=step)
+
+
+def _metric_name(name: str) -> str:
+    """Of the characters that MLflow takes in a metric's name."""
+    return "".join(c if c.isalnum() or c in "_-. /" else "_" for c in name)
+
+
+def _track_wandb(folder: Path, points: TrackedPoints) -> None:
+    """Offline unless WANDB_MODE says otherwise; ``wandb sync`` sends the folder later."""
+    import wandb
+
+    beside = folder.with_name(f"{folder.name}-wandb")
+    beside.mkdir(parents=True, exist_ok=True)
+    settings = {"mode": os.environ.get("WANDB_MODE", "offline"), "dir": str(beside)}
+    with wandb.init(project="privdd", name=folder.name, **settings) as run:  # type: ignore[arg-type]
+        for step, values in _points_by_step(points):
+            run.log(values, step=step)
+
+
+def _points_by_step(points: TrackedPoints) -> Iterator[tuple[int, dict[str, float]]]:
+    for step in sorted({step for _, _, step in points}):
+        yield step, {name: value for name, value, at in points if at == step}
+
+
+def tracked_scalars(findings: Findings) -> dict[str, float]:
+    """name -> number: epsilons of the run, and each finding's measures under surface/attack/adversary."""
+    found = {f"epsilon/{name}": value for name, value in findings.privacy.epsilon if isinstance(value, float)}
+    for row in findings.findings:
+        stem = f"{row.surface}/{row.attack}/{row.adversary}"
+        found |= {f"{stem}/{name}": getattr(row, name) for name in TRACKED_MEASURES if getattr(row, name) is not None}
+        rates = row.tpr_at_fpr or {}
+        found |= {f"{stem}/tpr_at_{key}": at.tpr for key, at in rates.items() if at.resolvable}
+    return found

@@ -1,0 +1,184 @@
+"""To a device and back: everything that a task holds is placed once, at its entry, and its results once, at its exit.
+
+Inside of a task nobody says where a tensor goes: what is made from tensors on a device is on that device. Random
+numbers are the exception. They come from named streams on the CPU, so that they are the same on every device; those of
+many steps are copied to the device together, for a transfer a tensor costs more than a step.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from privdd.core.types import State
+
+# --- placement ---------------------------------------------------------------------------------
+# To a device and back: everything that a task holds is placed once, at its door, and its results once more.
+#
+# Inside of the door nobody says where a tensor goes: what is made from tensors on a device is on that device. Random
+# numbers are the exception. They come from named streams on the CPU, so that they are the same on every device.
+
+
+T = TypeVar("T")
+UNCHANGED_TYPES = (str, bytes, int, float, complex, bool, type(None), type, torch.Generator, torch.device)
+
+
+def to_device(value: T, device: str | torch.device) -> T:
+    """``value`` with every tensor in it on ``device``; what holds none, or only tensors that are there, is itself.
+
+    Looked into are mappings, lists, tuples, dataclasses, networks (copied, never moved in place), and of functions what
+    they closed over, were bound to or were given beforehand (``functools.partial``). A tensor or a network that is
+    met twice is moved once. Cached properties of a dataclass that holds a moved tensor are not taken along.
+    """
+    return _DeviceMove(torch.device(device))(value)  # type: ignore[no-any-return]
+
+
+class _DeviceMove:
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        # id -> (what was met, kept so that its id stays its own; what it became)
+        self.done: dict[int, tuple[Any, Any]] = {}
+
+    def __call__(self, value: Any) -> Any:
+        if isinstance(value, UNCHANGED_TYPES):
+            return value
+        if id(value) not in self.done:
+            self.done[id(value)] = (value, value)  # for circles: a function that closed over itself
+            self.done[id(value)] = (value, self._move_value(value))
+        return self.done[id(value)][1]
+
+    def _move_value(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return value.to(self.device)
+        if isinstance(value, nn.Module):
+            return self._move_network(value)
+        if isinstance(value, Mapping):
+            return self._rebuild_if_moved(value, list(value.values()), lambda found: dict(zip(value, found)))
+        if isinstance(value, list | tuple):
+            named = getattr(type(value), "_make", type(value))
+            return self._rebuild_if_moved(value, list(value), named)
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            return self._move_dataclass(value)
+        return self._move_callable(value)
+
+    def _rebuild_if_moved(self, value: Any, parts: list[Any], make: Callable[[list[Any]], Any]) -> Any:
+        found = [self(part) for part in parts]
+        return value if all(new is old for new, old in zip(found, parts)) else make(found)
+
+    def _move_network(self, network: nn.Module) -> nn.Module:
+        tensors = [*network.parameters(), *network.buffers()]
+        if all(t.device.type in (self.device.type, "meta") for t in tensors):
+            return network
+        return copy.deepcopy(network).to(self.device)
+
+    def _move_dataclass(self, value: Any) -> Any:
+        names = [field.name for field in dataclasses.fields(value) if hasattr(value, field.name)]
+
+        def rebuild_dataclass(found: list[Any]) -> Any:
+            new = object.__new__(type(value))  # its own checks were made already, and may read values
+            for name, part in zip(names, found):
+                object.__setattr__(new, name, part)
+            return new
+
+        return self._rebuild_if_moved(value, [getattr(value, name) for name in names], rebuild_dataclass)
+
+    def _move_callable(self, value: Any) -> Any:
+        if isinstance(value, functools.partial):
+            parts = [value.func, value.args, value.keywords]
+            return self._rebuild_if_moved(
+                value, parts, lambda found: functools.partial(found[0], *found[1], **found[2])
+            )
+        if isinstance(value, types.MethodType):
+            return self._rebuild_if_moved(
+                value, [value.__self__], lambda found: types.MethodType(value.__func__, found[0])
+            )
+        if isinstance(value, types.FunctionType) and (value.__closure__ or value.__defaults__ or value.__kwdefaults__):
+            return self._move_function(value)
+        return value
+
+    def _move_function(self, function: types.FunctionType) -> Any:
+        cells = tuple(_cell_contents(cell) for cell in function.__closure__ or ())
+
+        def rebuild_function(found: list[Any]) -> Any:
+            closure = tuple(types.CellType(*held) for held in found[0])
+            new = types.FunctionType(function.__code__, function.__globals__, function.__name__, found[1], closure)
+            new.__kwdefaults__ = found[2]
+            return functools.update_wrapper(new, function)
+
+        return self._rebuild_if_moved(
+            function, [cells, function.__defaults__, function.__kwdefaults__], rebuild_function
+        )
+
+
+def _cell_contents(cell: types.CellType) -> tuple[Any, ...]:
+    """What a variable that a function closed over holds; () where it is not set yet."""
+    try:
+        return (cell.cell_contents,)
+    except ValueError:
+        return ()
+
+
+# --- packed ------------------------------------------------------------------------------------
+# Numbers of many steps, drawn on the CPU and sent to a device together: a transfer a tensor costs more than a step.
+
+
+MAX_STEPS_PER_COPY = 64  # steps whose numbers travel together, at most
+MAX_BYTES_PER_COPY = 2**26  # bytes that travel together, unless a single step needs more
+ALIGNMENT = 64  # each tensor starts at a multiple of so many entries: kernels read whole vectors from aligned memory
+
+
+def copy_to_device(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+    """Tensors of the CPU on ``device``, in one transfer for all of one type; on the CPU the very same ones."""
+    out = list(tensors)
+    for dtype in {t.dtype for t in tensors} if device.type != "cpu" else ():
+        at = [i for i, t in enumerate(tensors) if t.dtype == dtype]
+        for i, moved in zip(at, _copy_as_one_tensor([tensors[i] for i in at], device)):
+            out[i] = moved
+    return out
+
+
+def _copy_as_one_tensor(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+    """Tensors of one type, each as a part of one flat tensor."""
+    sizes = [-(-t.numel() // ALIGNMENT) * ALIGNMENT for t in tensors]
+    flat = torch.zeros(sum(sizes), dtype=tensors[0].dtype)
+    for t, part in zip(tensors, flat.split(sizes)):
+        part[: t.numel()] = t.reshape(-1)
+    return [part[: t.numel()].view(t.shape) for t, part in zip(tensors, flat.to(device).split(sizes))]
+
+
+def stream_to_device(draw: Callable[[int], Mapping[str, Tensor]], steps: int, device: torch.device) -> Iterator[State]:
+    """``draw(t)`` for t = 0, ..., steps - 1, on ``device``; its tensors are on the CPU, of any shapes and types.
+
+    On the CPU they are drawn when their step comes, elsewhere for up to ``MAX_STEPS_PER_COPY`` steps and about ``MAX_BYTES_PER_COPY`` bytes at
+    once. ``draw`` takes streams by name, or from a generator that nobody else takes from before the last step.
+    """
+    waiting: list[Mapping[str, Tensor]] = []
+    for t in range(steps):
+        drawn = draw(t)
+        if device.type == "cpu":
+            yield dict(drawn)
+            continue
+        waiting.append(drawn)
+        if (
+            len(waiting) == MAX_STEPS_PER_COPY
+            or t == steps - 1
+            or sum(map(_count_bytes, waiting)) + _count_bytes(drawn) > MAX_BYTES_PER_COPY
+        ):
+            yield from _copy_steps(waiting, device)
+            waiting = []
+
+
+def _count_bytes(drawn: Mapping[str, Tensor]) -> int:
+    return sum(t.numel() * t.element_size() for t in drawn.values())
+
+
+def _copy_steps(rows: Sequence[Mapping[str, Tensor]], device: torch.device) -> Iterator[State]:
+    moved = iter(copy_to_device([t for row in rows for t in row.values()], device))
+    return iter([{name: next(moved) for name in row} for row in rows])

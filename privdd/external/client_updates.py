@@ -1,0 +1,325 @@
+"""Updates that were captured in somebody's federation: membership, label counts and reconstruction of one client's records.
+
+``DIR/round_000/client_0.safetensors`` holds tensors under the names of the model's state_dict. What they are is said by
+``target.kind``: "update" (what the client's weights changed by), "model" (its weights) or "gradient". The model that it
+started from is ``DIR/round_000/server.safetensors``; of a single round it may be ``target.weights``.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attacks.inversion.analytic import AnalyticInversion
+from attacks.inversion.gradient import InvertingGradients
+from attacks.inversion.gradient_attack import GradientInversion, UpdateInversion
+from attacks.inversion.labels import LabelCounts
+from attacks.membership.attack import MembershipAttack
+from attacks.membership.blind_baseline import blind_record_scores
+from attacks.membership.lira import Lira
+from attacks.membership.rmia import Rmia
+from attacks.membership.threshold import LossThreshold
+from attacks.types import Adversary, Attack, Capture, Family, Knowledge, Surface, Truth, View, Worlds
+from privdd.auditing.attack_tasks import attack_stream, error_budget
+from privdd.core.rng import Keys
+from privdd.core.validation import BadConfig, check_integer, check_number
+from privdd.external.membership_game import (
+    CoinGame,
+    JudgedAttack,
+    annotate_finding,
+    draw_coin_game,
+    findings_without_attack,
+    judge_attacks,
+    target_facts,
+)
+from privdd.external.predictor import build_predictor
+from privdd.external.records import LabelledRecords, check_integer_labels, check_same_shape
+from privdd.external.run_folder import ExternalAudit, HeldArtifact, StatedLimit
+from privdd.external.shadow_models import (
+    SGD_NAME,
+    PlainSGD,
+    TrainingFunction,
+    compute_shadow_updates,
+    target_and_shadow_signals,
+)
+from privdd.external.trained_model import GLOBAL_DRAWS, ExternalAuditSettings
+from privdd.runtime.files import DamagedRun, list_plain_files
+from privdd.runtime.run_folder import read_tensors
+
+# --- captured updates --------------------------------------------------------------------------
+# Updates or gradients that were captured somewhere: a folder of safetensors, one file for each round and client.
+#
+# ``DIR/round_000/client_0.safetensors`` holds tensors under the names of the model's state_dict. What they are is said by
+# ``target.kind``: "update" (what the client's weights changed by), "model" (its weights) or "gradient". The model that it
+# started from is ``DIR/round_000/server.safetensors``; of a single round it may be ``target.weights``.
+
+
+UPDATE_FILE = re.compile(r"round_(\d{1,6})/client_(\d{1,6})\.safetensors")
+SERVER_FILE = "server.safetensors"  # beside the clients' files of a round: the model that they were sent
+UPDATE_KINDS = ("update", "model", "gradient")
+
+
+@dataclass(frozen=True)
+class CapturedUpdates:
+    """captures: by round, then client; each value is the client's weights, or its gradient."""
+
+    captures: tuple[Capture, ...]
+    surface: Surface
+    kind: str
+
+    def captures_of_client(self, client: int) -> tuple[Capture, ...]:
+        """Those of one client. Raises BadConfig where there are none."""
+        mine = tuple(one for one in self.captures if one.client == client)
+        if not mine:
+            known = ", ".join(str(k) for k in sorted({one.client for one in self.captures}))
+            raise BadConfig(f"target.client={client}: nothing was captured of it; there are {known}")
+        return mine
+
+
+def read_captured_updates(folder: Path, model: nn.Module, kind: str) -> CapturedUpdates:
+    """Every file of the folder. Raises BadConfig, one line, where there are none, or one does not fit the model."""
+    if kind not in UPDATE_KINDS:
+        raise BadConfig(f"target.kind={kind}: allowed are {', '.join(UPDATE_KINDS)}")
+    if not folder.is_dir():
+        raise BadConfig(f"target.updates={folder}: no such folder")
+    try:
+        names = sorted(name for name in list_plain_files(folder) if UPDATE_FILE.fullmatch(name))
+    except DamagedRun as error:
+        raise BadConfig(f"target.updates={error}") from None
+    if not names:
+        raise BadConfig(f"target.updates={folder}: holds no round_000/client_0.safetensors")
+    rounds = sorted({name.split("/")[0] for name in names})
+    unknown = [one for one in rounds if len(rounds) > 1 and not (folder / one / SERVER_FILE).is_file()]
+    if unknown:
+        raise BadConfig(
+            f"target.updates={folder}: {unknown[0]}/{SERVER_FILE} is needed: of several rounds, each started from its own model"
+        )
+    surface = Surface.GRADIENT if kind == "gradient" else Surface.UPDATE
+    found = [_read_capture(folder, name, model, kind) for name in names]
+    return CapturedUpdates(tuple(sorted(found, key=lambda one: (one.round, one.client))), surface, kind)
+
+
+def _read_capture(folder: Path, name: str, model: nn.Module, kind: str) -> Capture:
+    at = UPDATE_FILE.fullmatch(name)
+    if at is None:
+        raise ValueError(f"{name}: no name of a captured update")
+    value, own = _read_update_file(folder / name), dict(model.state_dict())
+    server = folder / name.split("/")[0] / SERVER_FILE
+    sent = {**own, **_check_fits_model(server, _read_update_file(server), own)} if server.is_file() else own
+    value = _check_fits_model(folder / name, value, own)
+    missing = sorted({key for key, _ in model.named_parameters()} - value.keys())
+    if missing:
+        raise BadConfig(f"target.updates={folder / name}: lacks {', '.join(missing[:4])}")
+    if kind == "update":
+        value = {key: sent[key] + change.to(sent[key].dtype) for key, change in value.items()}
+    return Capture(int(at[1]), int(at[2]), kind, value, sent)
+
+
+def _read_update_file(path: Path) -> Mapping[str, Tensor]:
+    try:
+        return read_tensors(path)
+    except DamagedRun as error:
+        raise BadConfig(f"target.updates={error}") from None
+
+
+def _check_fits_model(path: Path, value: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors, if each has a name and a shape of the model's. Raises BadConfig for another, and for NaN."""
+    for name, tensor in value.items():
+        if name not in own or own[name].shape != tensor.shape:
+            there = f"the model's is {tuple(own[name].shape)}" if name in own else "the model has none of this name"
+            raise BadConfig(f"target.updates={path}: {name} {tuple(tensor.shape)}: {there}")
+        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+            raise BadConfig(f"target.updates={path}: NaN or infinity in {name}")
+    return dict(value)
+
+
+# --- updates target ----------------------------------------------------------------------------
+# Updates that were captured in somebody's federation: membership, label counts and reconstruction of one client's records.
+
+
+SIGNAL_OF_ATTACK = {"gradient_alignment": "alignment", "joint_gradients": "joint", "confidence_gain": "confidence"}
+NO_PICTURES = "records are no pictures (c, h, w) in [0, 1] of at least 5 x 5 pixels"
+NO_SHADOWS = "needs how the client trained: target.training, a function or sgd"
+NO_STEPS = "needs how the client trained: target.lr and target.steps (and target.batch)"
+MAX_BATCH_RECORDS = 32  # records behind one gradient that are sought pixel by pixel
+INVERSION_ITERATIONS, INVERSION_BUDGET, TOTAL_VARIATION_WEIGHT = 600, 6000, 1e-3
+
+
+@dataclass(frozen=True)
+class LocalTraining:
+    """How the captured client trained, as far as it is known: plain SGD."""
+
+    lr: float | None = None
+    steps: int | None = None
+    batch: int | None = None
+    momentum: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_number("target.lr", self.lr, optional=True)
+        check_number("target.momentum", self.momentum)
+        if self.lr is not None and not self.lr > 0:
+            raise BadConfig(f"target.lr={self.lr}: a number above 0 is needed")
+        if not 0 <= self.momentum < 1:
+            raise BadConfig(f"target.momentum={self.momentum}: a number in [0, 1) is needed")
+        for name in ("steps", "batch"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, check_integer(f"target.{name}", getattr(self, name), 1))  # 12.0 is 12
+
+    def attack_settings(self) -> dict[str, Any]:
+        """As attacks know them; a single step of rate one where nothing is said."""
+        return {
+            "lr": self.lr or 1.0, "local_steps": self.steps or 1, "momentum": self.momentum, "batch_size": self.batch,
+        }  # fmt: skip
+
+
+def audit_client_updates(
+    model: Any,
+    updates: CapturedUpdates,
+    client: int,
+    train: LabelledRecords,
+    heldout: LabelledRecords,
+    local: LocalTraining,
+    stated: StatedLimit,
+    settings: ExternalAuditSettings,
+    about: Mapping[str, Any],
+    fit: TrainingFunction | None = None,
+) -> ExternalAudit:
+    """The audit of what one client sent; train: its own records. Raises BadConfig, one line, for what does not fit.
+
+    fit: with it shadow updates are trained (``compute_shadow_updates``); "sgd" stands for plain SGD as ``local`` describes it.
+    """
+    began = time.monotonic()
+    if not isinstance(model, nn.Module):
+        raise BadConfig("target.model: a torch module is needed to read updates")
+    classes = _count_classes(model, train, heldout)
+    mine, keys = updates.captures_of_client(client), Keys(settings.seed).fold("target")
+    shadows = settings.shadows if fit is not None else 0
+    game = draw_coin_game(train, heldout, settings.records, shadows, keys)
+    note = f"what client {client} sent in {len(mine)} round{'s' if len(mine) > 1 else ''}, as it was captured"
+    sent = updates.kind == "gradient"
+    if sent and fit not in (None, SGD_NAME):
+        raise BadConfig(f"target.training: of a captured gradient only {SGD_NAME} is read; no function is called")
+    others, drew = (
+        compute_shadow_updates(
+            None if sent else training_function_of(fit, local), model, mine, game, keys, settings.engine
+        )
+        if shadows
+        else ([], False)
+    )
+    signals = target_and_shadow_signals(model, [mine, *others], game.records, classes, sent)
+    made = time.monotonic()
+    known = _attacker_knowledge(model, game, train, classes, local, stated)
+    view = View(updates.surface, Adversary.SERVER, mine[:1], known, _update_worlds(signals, game, keys))
+    attacks: dict[str, MembershipAttack] = {
+        name: LossThreshold(signal, settings.confidence)
+        for name, signal in SIGNAL_OF_ATTACK.items()
+        if signal in signals
+    }
+    best = "joint" if "joint" in signals else "alignment"
+    attacks |= {"lira": Lira(best, settings.confidence), "rmia": Rmia(best, settings.confidence)} if shadows else {}
+    missing = [] if shadows else ["lira", "rmia"]
+    budget = error_budget(settings.confidence, len(attacks) + len(missing), 0)
+    keys = Keys(settings.seed)
+    judged = judge_attacks(view, attacks, game, keys, budget, note)
+    judged += findings_without_attack(view.surface, missing, NO_SHADOWS, note)
+    judged += _judge_inversions(view, train, heldout, local, keys, f"round {mine[0].round} alone; {note}")
+    done, notes = time.monotonic(), {"note": GLOBAL_DRAWS} if drew else {}
+    facts = target_facts("updates", train, heldout, game, judged, None, about.get("notes", []))
+    clients, rounds = (1 + max(getattr(one, of) for one in updates.captures) for of in ("client", "round"))
+    return ExternalAudit(
+        str(about.get("name", "updates")), str(about.get("data", "arrays")), settings.seed,
+        [HeldArtifact(updates.surface, updates.kind, one.value, one.round, one.client) for one in updates.captures],
+        judged, stated, budget, {"worlds": made - began, "attacks": done - made, "total": done - began}, facts, None,
+        {**about, **notes, "client": client, "records": [len(train), len(heldout)], "shape": list(train.record_shape)}, clients, rounds,
+    )  # fmt: skip
+
+
+def _count_classes(model: nn.Module, train: LabelledRecords, heldout: LabelledRecords) -> int:
+    """How many classes the model has. Raises BadConfig where it, or the records, cannot be read by gradients."""
+    check_same_shape("target.train", train, "target.heldout", heldout)
+    for key, one in (("target.train", train), ("target.heldout", heldout)):
+        check_integer_labels(key, one)
+    predict = build_predictor(model, "target.model")
+    classes = predict.count_classes(train.x, torch.cat([train.y, heldout.y]))
+    if predict.query_outputs(train.x[:2]).ndim == 1:
+        raise BadConfig(
+            "target.model: gives one number for each record; updates are read by the cross-entropy of its logits (b, classes)"
+        )
+    return classes
+
+
+def _attacker_knowledge(
+    model: nn.Module, game: CoinGame, train: LabelledRecords, classes: int, local: LocalTraining, stated: StatedLimit
+) -> Knowledge:
+    told = {**local.attack_settings(), "batch_records": len(train), "delta": stated.exchange_limit()[1]}
+    shape = train.record_shape if len(train.record_shape) == 3 else (1, 1, 1)
+    kind = next(model.parameters()).dtype
+    public = game.reference.x.to(kind) if game.reference.x.is_floating_point() else game.reference.x
+    return Knowledge((shape[0], shape[1], shape[2]), classes, public, game.reference.y, model, settings=told)
+
+
+def _update_worlds(signals: Mapping[str, Tensor], game: CoinGame, keys: Keys) -> Worlds:
+    blind = blind_record_scores(game.records.x, game.records.y, game.member_mask, keys.fold("blind").torch())
+    return Worlds(signals, game.masks, blind, game.records.y)
+
+
+def training_function_of(fit: TrainingFunction | None, local: LocalTraining) -> TrainingFunction | PlainSGD | None:
+    """Plain SGD as ``local`` describes it where "sgd" is said, else the owner's function."""
+    if fit != SGD_NAME:
+        return fit
+    if local.lr is None or local.steps is None:
+        raise BadConfig("target.training=sgd: needs target.lr and target.steps (and target.batch, target.momentum)")
+    return PlainSGD(local.lr, local.steps, local.batch, local.momentum)
+
+
+def _judge_inversions(
+    view: View, train: LabelledRecords, heldout: LabelledRecords, local: LocalTraining, keys: Keys, note: str
+) -> list[JudgedAttack]:
+    """Label counts, and records rebuilt, from the first capture; what cannot be tried says why."""
+    described = view.surface == Surface.GRADIENT or (local.lr is not None and local.steps is not None)
+    pictures = train.has_pictures and min(train.record_shape[1:]) >= 5
+    attacks = _inversion_attacks(view.surface, len(train)) if pictures and described else {}
+    search = "update_inversion" if view.surface == Surface.UPDATE else "gradient_inversion"
+    why = NO_PICTURES if not pictures else NO_STEPS if not described else _too_many_records(len(train))
+    kind = next(view.knowledge.model.parameters()).dtype if view.knowledge.model is not None else torch.float32
+    counts = torch.bincount(train.y, minlength=view.knowledge.classes)
+    truth = Truth(train.x.to(kind), train.y, heldout.x.to(kind), heldout.y, counts)
+    found = [_judge_inversion(name, attack, view, truth, keys, note) for name, attack in attacks.items()]
+    for name, family in (
+        ("label_counts", Family.LABEL),
+        *((n, Family.GRADIENT_INVERSION) for n in ("analytic_inversion", search)),
+    ):
+        found += findings_without_attack(view.surface, [name] if name not in attacks else [], why, note, family)
+    return found
+
+
+def _inversion_attacks(surface: Surface, records: int) -> dict[str, Attack]:
+    search = InvertingGradients(objective="cosine", iterations=INVERSION_ITERATIONS, tv=TOTAL_VARIATION_WEIGHT, lr=0.03)
+    found: dict[str, Attack] = {"label_counts": LabelCounts(), "analytic_inversion": AnalyticInversion()}
+    if surface == Surface.UPDATE:
+        found["update_inversion"] = UpdateInversion(search, INVERSION_BUDGET, min(records, MAX_BATCH_RECORDS))
+    elif records <= MAX_BATCH_RECORDS:
+        found["gradient_inversion"] = GradientInversion(search)
+    return found
+
+
+def _too_many_records(records: int) -> str:
+    return f"{records} records stand behind one gradient; at most {MAX_BATCH_RECORDS} are sought"
+
+
+def _judge_inversion(name: str, attack: Attack, view: View, truth: Truth, keys: Keys, note: str) -> JudgedAttack:
+    why = attack.nothing_to_read(view)
+    if why:
+        return findings_without_attack(view.surface, [name], why, note, attack.family)[0]
+    began = time.monotonic()
+    evidence = attack.run(view, attack_stream(keys, name, str(view.surface), note))
+    finding = attack.judge(evidence, view, truth)
+    kept = {key: value for key, value in finding.figures.items() if not key.startswith("roc_")}
+    return JudgedAttack(annotate_finding(finding.with_measures(seconds=time.monotonic() - began), name, note), kept)

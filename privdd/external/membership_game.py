@@ -1,0 +1,526 @@
+"""The membership game on a target that someone else trained: fair coins that its owner knew nothing of, the attacks judged by them, and
+what a reader has to know of the files.
+
+For each audited record a fair coin is tossed first. On heads it is the next record of a random order of the training
+set, on tails the next of the held-out set. If both sets were drawn from one distribution, this is the game of a training
+in which each audited record was put in by that coin, its place being taken by another record of the same distribution
+otherwise; so bounds hold for one record *exchanged* (Steinke, Nasr and Jagielski 2023; relation replace).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.stats import norm
+from torch import Tensor
+
+from attacks.membership.attack import one_run_bound, unreadable_finding
+from attacks.membership.blind_baseline import is_separable
+from attacks.membership.label_only import first_replay
+from attacks.membership.signals import ridge_readout
+from attacks.types import Adversary, Attack, Evidence, Family, Finding, Surface, Truth, View, Worlds
+from privdd.auditing.attack_tasks import ErrorBudget, attack_seeds, attack_stream
+from privdd.core.rng import Keys
+from privdd.core.validation import BadConfig
+from privdd.external.records import MIN_RECORDS, LabelledRecords, fill_gaps, nearest_records
+from privdd.reporting.wording import format_share
+
+# --- coin game ---------------------------------------------------------------------------------
+# The membership game on a target that someone else trained: fair coins that its owner knew nothing of.
+#
+# For each audited record a fair coin is tossed first. On heads it is the next record of a random order of the training
+# set, on tails the next of the held-out set. If both sets were drawn from one distribution, this is the game of a training
+# in which each audited record was put in by that coin, its place being taken by another record of the same distribution
+# otherwise; so bounds hold for one record *exchanged* (Steinke, Nasr and Jagielski 2023; relation replace).
+
+
+COIN_SIGMAS = 5.2  # an order of coins that would use up one set is as rare as one in five million, and is tossed again
+MAX_REFERENCE = 1000
+
+
+@dataclass(frozen=True)
+class DuplicateRecords:
+    """Equal records of the two files. inside, outside: places of the training and held-out records that may be audited.
+
+    training, heldout: how many records equal an earlier one of their file; shared: held-out records that equal a training
+    record, which none may be audited. single: whether every record that may be audited is the only one of its kind; else
+    each stands for all its copies, and a bound would be for these together.
+    """
+
+    inside: Tensor
+    outside: Tensor
+    training: int
+    heldout: int
+    shared: int
+    single: bool
+
+
+def find_duplicates(train: LabelledRecords, heldout: LabelledRecords) -> DuplicateRecords:
+    """Records that are the only ones of their kind in both files are audited, as long as they are half of all kinds.
+
+    Which file such a record lies in is as much chance as before, so the game is fair. Else one of each kind is audited.
+    """
+    kind = _number_equal_records(train.x, heldout.x)
+    own, other = kind.split([len(train), len(heldout)])
+    count, apart = (torch.bincount(one, minlength=len(kind)) for one in (own, other))
+    alone, apart_alone = (count[own] == 1) & (apart[own] == 0), (apart[other] == 1) & (count[other] == 0)
+    first, first_apart = _is_first(own) & (apart[own] == 0), _is_first(other) & (count[other] == 0)
+    single = 2 * int(alone.sum()) >= int(_is_first(own).sum())
+    inside, outside = (alone, apart_alone) if single else (first, first_apart)
+    return DuplicateRecords(
+        torch.nonzero(inside).flatten(), torch.nonzero(outside).flatten(), len(own) - int(_is_first(own).sum()),
+        len(other) - int(_is_first(other).sum()), int((count[other] > 0).sum()), single,
+    )  # fmt: skip
+
+
+def _number_equal_records(*sets: Tensor) -> Tensor:
+    """(n,): the same number for records that are equal, number by number; what single precision cannot tell apart is equal,
+    unless all sets are of higher precision."""
+    exact = torch.promote_types(sets[0].dtype, sets[-1].dtype)
+    if exact == torch.float64 and any(one.dtype != exact for one in sets):
+        exact = torch.float32
+    whole = torch.cat([one.flatten(1).to(exact) for one in sets]) + 0  # minus zero is zero
+    rows = np.ascontiguousarray(
+        torch.nan_to_num(whole, nan=math.pi * 1e30).numpy() if whole.is_floating_point() else whole.numpy()
+    )
+    place: dict[bytes, int] = {}
+    return torch.tensor([place.setdefault(sha256(row).digest(), len(place)) for row in rows])
+
+
+def _is_first(kind: Tensor) -> Tensor:
+    """(n,) bool: whether no earlier record is of the same kind."""
+    seen = torch.full((int(kind.max()) + 1,), len(kind)).scatter_reduce(0, kind, torch.arange(len(kind)), "amin")
+    return seen[kind] == torch.arange(len(kind))
+
+
+@dataclass(frozen=True)
+class CoinGame:
+    """records: the n audited ones; masks (K, n) bool, row 0 the target's; row (n,): where each stands in its own file.
+
+    rest: training records that are not audited, in every shadow model too; reference: held-out ones that the attacker
+    knows, and that no model of the game was trained on. repeats: of the two files.
+    """
+
+    records: LabelledRecords
+    masks: Tensor
+    row: Tensor
+    rest: LabelledRecords
+    reference: LabelledRecords
+    repeats: DuplicateRecords
+
+    @property
+    def member_mask(self) -> Tensor:
+        return self.masks[0]
+
+    def shadow_set(self, world: int) -> LabelledRecords:
+        """What shadow model ``world`` is trained on, at least 1."""
+        picked = self.masks[world]
+        x = torch.cat([self.rest.x, self.records.x[picked]])
+        return LabelledRecords(x, torch.cat([self.rest.y, self.records.y[picked]]), self.rest.form, self.rest.names)
+
+
+def audited_count(members: int, others: int, most: int) -> int:
+    """The most records n, up to ``most``, for which n fair coins use up neither set but with a chance of 2e-7."""
+    least = min(members, others)
+    root = -COIN_SIGMAS / 2 + math.sqrt(COIN_SIGMAS**2 / 4 + 2 * least)  # least = n / 2 + SIGMAS sqrt(n) / 2
+    return min(most, int(root * root))
+
+
+def draw_coin_game(
+    train: LabelledRecords, heldout: LabelledRecords, records: int, shadows: int, keys: Keys
+) -> CoinGame:
+    """The game with ``shadows`` worlds beside the target. Raises BadConfig where the sets are too small."""
+    repeats = find_duplicates(train, heldout)
+    others = repeats.outside
+    reference = min(MAX_REFERENCE, len(others) // 3)
+    aside, left = others[torch.randperm(len(others), generator=keys.fold("held-out").torch())].split(
+        [reference, len(others) - reference]
+    )
+    count = audited_count(len(repeats.inside), len(left), records)
+    if repeats.shared == len(heldout):
+        raise BadConfig(
+            f"target.heldout: each of its {len(heldout)} records is in target.train too; records that were not used are needed"
+        )
+    if count < 8:
+        same = f" (of which {repeats.shared} equal a training record)" if repeats.shared else ""
+        raise BadConfig(
+            f"target.train, target.heldout: {len(train)} and {len(heldout)} records{same} leave {count} to audit; "
+            "at least 8 are needed, better 1000"
+        )
+    order = repeats.inside[torch.randperm(len(repeats.inside), generator=keys.fold("train").torch())]
+    member = _draw_coins(count, min(len(order), len(left)), keys.fold("coins", "target").torch())
+    inside, outside = order[: int(member.sum())], left[: int((~member).sum())]
+    row = torch.empty(count, dtype=torch.long)
+    row[member], row[~member] = inside, outside
+    x = torch.empty(count, *train.record_shape, dtype=train.x.dtype)
+    x[member], x[~member] = train.x[inside], heldout.x[outside].to(train.x.dtype)
+    y = torch.empty(count, dtype=torch.long)
+    y[member], y[~member] = train.y[inside], heldout.y[outside]
+    tossed = [_draw_coins(count, count, keys.fold("coins", k).torch()) for k in range(shadows)]
+    masks = torch.stack([member, *tossed])
+    rest = train.select_rows(_unaudited_rows(train, order, inside))
+    return CoinGame(
+        LabelledRecords(x, y, train.form, train.names), masks, row, rest, heldout.select_rows(aside), repeats
+    )
+
+
+def _unaudited_rows(train: LabelledRecords, order: Tensor, audited: Tensor) -> Tensor:
+    """Places of the training records that are no copy of an audited one: the other candidates first, as they were drawn."""
+    kind = _number_equal_records(train.x)
+    free = ~torch.isin(kind, kind[audited])
+    others = torch.ones(len(train), dtype=torch.bool)
+    others[order] = False
+    return torch.cat([order[len(audited) :], torch.nonzero(free & others).flatten()])
+
+
+def _draw_coins(count: int, most: int, generator: torch.Generator) -> Tensor:
+    """``count`` fair coins (n,) bool with at most ``most`` of either side."""
+    while True:
+        found = torch.rand(count, generator=generator) < 0.5
+        if max(int(found.sum()), count - int(found.sum())) <= most:
+            return found
+
+
+# --- judged ------------------------------------------------------------------------------------
+# Attacks on a target from outside, judged on the target alone: shadow models only lend it their scale.
+
+
+BOUND_MEASURES = ("epsilon_measured", "epsilon_method", "epsilon_validity")
+RANKING_ATTACKS = (
+    "rmia",
+    "lira",
+    "quantile_regression",
+    "density_ratio",
+    "loss_threshold",
+)  # whose scores rank the records
+MAX_EXPOSED = 10  # most exposed records that a finding names
+FILES_DIFFER_NOTE = (
+    "training and held-out records can be told apart without the target (blind control): part of this is that "
+    "difference, and no bound on epsilon follows"
+)
+COPIES_TOGETHER_NOTE = "each audited record stands for all its copies: no bound on epsilon follows for one of them"
+_NO_RECORDS = torch.zeros(0, 1, 1, 1), torch.zeros(0, dtype=torch.long)
+NO_TRUTH = Truth(*_NO_RECORDS, *_NO_RECORDS, torch.zeros(1))  # a membership attack is judged by the coins
+
+
+@dataclass(frozen=True)
+class JudgedAttack:
+    """A row of the report, and what is kept of it as evidence."""
+
+    finding: Finding
+    evidence_tensors: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+def judge_attacks(
+    view: View, attacks: Mapping[str, Attack], game: CoinGame, keys: Keys, budget: ErrorBudget, note: str
+) -> list[JudgedAttack]:
+    """Each membership attack on the view, whose worlds' row 0 is the target; one that cannot run says why.
+
+    note: where the view comes from, in words (it also names the
+    random stream). Raises ValueError where a view has no worlds.
+    """
+    best = next((name for name in RANKING_ATTACKS if name in attacks), "")
+    found = []
+    for name, attack in attacks.items():
+        try:
+            found.append(_judge_attack(name, attack, view, game, keys, budget, note, name == best))
+        except (ValueError, ArithmeticError, torch.linalg.LinAlgError) as error:  # on few records, or odd ones
+            why = " ".join(str(error).split())[:200]
+            found += findings_without_attack(view.surface, [name], f"it could not run ({why})", note)
+    return found
+
+
+def _judge_attack(
+    name: str, attack: Attack, view: View, game: CoinGame, keys: Keys, budget: ErrorBudget, note: str, naming: bool
+) -> JudgedAttack:
+    began, worlds, row = time.monotonic(), _require_worlds(view), game.row
+    why = attack.nothing_to_read(view)
+    if why:
+        return JudgedAttack(annotate_finding(unreadable_finding(attack, view, why), name, note))
+    stream = attack_stream(keys, name, str(view.surface), note)
+    scores = attack.run(view, stream).scores
+    if scores is None:
+        raise ValueError(f"{name}: brought back no scores")
+    target = first_replay(worlds)
+    first, second = attack_seeds(keys, name, str(view.surface), note)
+    evidence = Evidence(scores=scores[:1], notes={"seed": first, "queries": 0})
+    finding = attack.judge(evidence, replace(view, worlds=target), NO_TRUTH)
+    if finding.measures.get("status") == "nothing_to_read":
+        return JudgedAttack(annotate_finding(finding, name, note))
+    rng = np.random.default_rng(second)
+    delta = float(view.knowledge.settings["delta"])
+    bound = one_run_bound(scores[:1], target.masks, delta, rng, confidence=budget.confidence)
+    decisive: dict[str, Any] = {"epsilon_familywise": bound.value, "tests": budget.tests}
+    unlike = is_separable(worlds.blind, worlds.masks[0])
+    if unlike or not game.repeats.single:
+        finding = replace(finding, measures={k: v for k, v in finding.measures.items() if k not in BOUND_MEASURES})
+        decisive = {}
+    exposed = most_exposed_rows(scores[0], worlds.masks[0], row) if naming else []
+    if exposed:
+        decisive["most_exposed"] = exposed
+    diagnostics = {**finding.measures.get("diagnostics", {}), **decisive}
+    if diagnostics:
+        finding = finding.with_measures(diagnostics=diagnostics)
+    told = f"most exposed training records, by their place in the file from 0: {', '.join(map(str, exposed))}"
+    said = annotate_finding(
+        finding,
+        name,
+        note,
+        FILES_DIFFER_NOTE if unlike else "",
+        "" if game.repeats.single else COPIES_TOGETHER_NOTE,
+        told if exposed else "",
+        _shadow_count_text(worlds),
+    )
+    return JudgedAttack(
+        said.with_measures(seconds=time.monotonic() - began), _evidence_tensors(scores[:1], target, row)
+    )
+
+
+def _require_worlds(view: View) -> Worlds:
+    if view.worlds is None:
+        raise ValueError(f"surface {view.surface}: the view carries no worlds")
+    return view.worlds
+
+
+def _shadow_count_text(worlds: Worlds) -> str:
+    count = len(worlds.masks) - 1
+    return f"{count} shadow models" if count else ""
+
+
+def annotate_finding(finding: Finding, name: str, *notes: str) -> Finding:
+    file = f"{finding.surface}.{name}.safetensors"
+    said = [*notes, str(finding.measures.get("note", ""))]
+    return replace(finding.with_measures(note="; ".join(filter(None, said)), figure=file), attack=name)
+
+
+def most_exposed_rows(scores: Tensor, member: Tensor, row: Tensor) -> list[int]:
+    """Places in the training file of the members with the highest scores, highest first."""
+    inside = torch.nonzero(member).flatten()
+    order = scores[inside].argsort(descending=True, stable=True)[:MAX_EXPOSED]
+    return row[inside[order]].tolist()
+
+
+def _evidence_tensors(scores: Tensor, target: Worlds, row: Tensor) -> dict[str, Tensor]:
+    count = scores.shape[1]
+    return {
+        "scores": scores.double().flatten(),
+        "members": target.masks.flatten().to(torch.uint8),
+        "blind": target.blind.double().expand(1, count).flatten(),
+        "record": torch.arange(count),
+        "world": torch.zeros(count, dtype=torch.long),
+        "place": row,
+    }
+
+
+def findings_without_attack(
+    surface: Surface, attacks: Sequence[str], why: str, note: str, family: Family = Family.MEMBERSHIP
+) -> list[JudgedAttack]:
+    """A row for each attack that could not be tried, with the reason."""
+    return [
+        JudgedAttack(
+            annotate_finding(
+                Finding(surface, name, family, Adversary.PUBLIC, {"n": 0, "status": "not_attacked"}),
+                name,
+                note,
+                f"not attacked: {why}",
+            )
+        )
+        for name in attacks
+    ]
+
+
+# --- target facts ------------------------------------------------------------------------------
+# What a reader has to know of a target's files before any number: equal records, and whether the comparison is fair.
+
+
+CLASSIFIER_COMPONENTS, MAX_CLASSIFIED = (
+    24,
+    1000,
+)  # principal components and records of either file for the classifier of labels
+MAX_ACCURACY_RECORDS = 10_000  # training records that a model is asked about for its accuracy
+MOST_COMPARED, MOST_AMONG = 500, 2000  # held-out records that are compared with so many training records
+CLOSE, MANY_CLOSE = (
+    0.1,
+    0.1,
+)  # of the usual distance; and the share of held-out records so close from which nothing can be told
+RARE_CHANCE = 1e-5  # a chance below which two files that were drawn alike do not look so different
+UNREADABLE_NOTE = "so neither a leak nor its absence can be read from these files"
+
+
+def target_facts(
+    kind: str,
+    train: LabelledRecords,
+    heldout: LabelledRecords,
+    game: CoinGame,
+    judged: Sequence[JudgedAttack],
+    accuracies: tuple[float, float] | None = None,
+    notes: Sequence[str] = (),
+    **more: Any,
+) -> dict[str, Any]:
+    """``target`` of findings.json. accuracies: on training and held-out records; notes, more: what the caller knows."""
+    repeats = game.repeats
+    near = _near_copy_doubts(train.select_rows(repeats.inside), heldout.select_rows(repeats.outside))
+    facts: dict[str, Any] = {
+        "kind": kind, "training": len(train), "heldout": len(heldout), "repeated": repeats.training,
+        "repeated_heldout": repeats.heldout, "shared": repeats.shared, "copies_together": not repeats.single,
+        "notes": [*_describe_duplicates(game, len(train), len(heldout)), *near[:1], *notes],
+        "doubts": [*near[1:], *_list_doubts(train, heldout, game, judged, accuracies)][:1],
+    }  # fmt: skip
+    if accuracies is not None:
+        facts["accuracy_training"] = accuracies[0]
+    return facts | more
+
+
+def _list_doubts(
+    train: LabelledRecords,
+    heldout: LabelledRecords,
+    game: CoinGame,
+    judged: Sequence[JudgedAttack],
+    accuracies: tuple[float, float] | None,
+) -> list[str]:
+    """The files' own difference first; what the target shows of it only where these show none."""
+    repeats = game.repeats
+    own = [
+        *_difference_doubts(judged),
+        *_label_doubts(train.select_rows(repeats.inside), heldout.select_rows(repeats.outside)),
+    ]
+    return (
+        own
+        or [
+            *_accuracy_doubts(accuracies, min(len(train), MAX_ACCURACY_RECORDS), len(heldout)),
+            *_reversal_doubts(judged),
+        ][:1]
+    )
+
+
+def _near_copy_doubts(train: LabelledRecords, heldout: LabelledRecords) -> list[str]:
+    """That held-out records are nearly training records, more often than training records are nearly each other; as a
+    second sentence what follows where these are many. Of the first records of each file, so that it costs little."""
+    own, other = fill_gaps(train.x[:MOST_AMONG], heldout.x[:MOST_COMPARED])
+    if len(own) < 2 * MIN_RECORDS or len(other) < MIN_RECORDS:
+        return []
+    spread = torch.cat([own, other]).std(0).clamp_min(1e-12)
+    own, other = own / spread, other / spread
+    between = nearest_records(own[:MOST_COMPARED], own, 2)[0][:, 1]
+    close = CLOSE * float(between.median())
+    among, found = int((between < close).sum()), int((nearest_records(other, own)[0][:, 0] < close).sum())
+    if _chance_of_gap(among / len(between), found / len(other), len(between), len(other)) > RARE_CHANCE:
+        return []
+    said = (
+        f"{found} of {len(other)} held-out records that were compared with {len(own)} training records are near-copies of one: "
+        f"nearer than a tenth of the usual distance, as {among} of {len(between)} training records are to another."
+    )
+    doubt = f"Held-out records are near-copies of training records ({found} of {len(other)}), {UNREADABLE_NOTE}."
+    return [said, doubt] if found >= MANY_CLOSE * len(other) else [said]
+
+
+def _label_doubts(train: LabelledRecords, heldout: LabelledRecords) -> list[str]:
+    """A ridge classifier of half of the training records is right on the others as often as on held-out ones, if the labels
+    of both files were given alike."""
+    size = min(MAX_CLASSIFIED, len(train))
+    classes = 1 + max(int(train.y.max()), int(heldout.y.max()))
+    if classes < 2 or size < 2 * MIN_RECORDS or len(heldout) < MIN_RECORDS:
+        return []
+    x, other = fill_gaps(train.x[:size], heldout.x[:size])
+    centre, spread = x.mean(0), x.std(0).clamp_min(1e-12)
+    x, other = ((one - centre) / spread for one in (x, other))
+    if x.shape[1] > CLASSIFIER_COMPONENTS:
+        axes = torch.linalg.svd(x, full_matrices=False).Vh[:CLASSIFIER_COMPONENTS].T
+        x, other = x @ axes, other @ axes
+    half = torch.arange(size) % 2 == 0
+    asked = _add_constant(torch.cat([x[~half], other]))
+    guess = ridge_readout(_add_constant(x[half]).float(), train.y[:size][half], asked.float(), classes).argmax(1)
+    right = guess == torch.cat([train.y[:size][~half], heldout.y[:size]])
+    count = int((~half).sum())
+    own, apart = float(right[:count].double().mean()), float(right[count:].double().mean())
+    if (
+        _chance_of_gap(own, apart, count, len(other)) > RARE_CHANCE
+        and _chance_of_gap(apart, own, len(other), count) > RARE_CHANCE
+    ):
+        return []
+    return [
+        f"The labels of the two files do not fit their records alike: a classifier of training records is right on {format_share(own)} of "
+        f"other training records, and on {format_share(apart)} of held-out ones. Until this is understood, {UNREADABLE_NOTE[3:]}."
+    ]
+
+
+def _add_constant(x: Tensor) -> Tensor:
+    return torch.cat([x, torch.ones(len(x), 1, dtype=x.dtype)], 1)
+
+
+def _chance_of_gap(less: float, more: float, first: int, second: int) -> float:
+    """Of two shares of so many, drawn alike, to lie so far apart in this direction (two proportions, one-sided)."""
+    both = (less * first + more * second) / (first + second)
+    spread = math.sqrt(both * (1 - both) * (1 / first + 1 / second))
+    return float(norm.sf((more - less) / spread)) if spread else 1.0
+
+
+def _describe_duplicates(game: CoinGame, training: int, heldout: int) -> list[str]:
+    found, said = game.repeats, []
+    if found.shared:
+        said.append(
+            f"{found.shared} of {heldout} held-out records equal a training record: they say nothing of records that were not "
+            "used, and were left out with these training records."
+        )
+    then = (
+        "only records that occur once were audited"
+        if found.single
+        else "each was audited once for all its copies, and no bound on ε is given, since it would be for all copies together"
+    )
+    for count, whole, what in ((found.training, training, "training"), (found.heldout, heldout, "held-out")):
+        if count:
+            said.append(f"{count} of {whole} {what} records repeat another one of their file: {then}.")
+    return said
+
+
+def _difference_doubts(judged: Sequence[JudgedAttack]) -> list[str]:
+    found = [one.finding.measures for one in judged if FILES_DIFFER_NOTE in str(one.finding.measures.get("note", ""))]
+    if not found:
+        return []
+    auc = max(float(one.get("blind_auc", 0.5)) for one in found)
+    return [
+        f"Training and held-out records can be told apart without the target (blind control, AUC {format_share(auc)}): the files "
+        f"differ in more than in what was used, {UNREADABLE_NOTE}."
+    ]
+
+
+def _reversal_doubts(judged: Sequence[JudgedAttack]) -> list[str]:
+    """Attacks that rank held-out records above training records, beyond chance over all of them."""
+    rows = [
+        one.finding for one in judged if one.finding.family == Family.MEMBERSHIP and "auc_ci" in one.finding.measures
+    ]
+    wide = norm.isf(RARE_CHANCE / max(1, len(rows))) / norm.isf(0.025)
+    below = [
+        one for one in rows if _auc_of(one.measures) + wide * (one.measures["auc_ci"][1] - _auc_of(one.measures)) < 0.5
+    ]
+    if not below:
+        return []
+    least = min(_auc_of(one.measures) for one in below)
+    return [
+        f"An attack ranks held-out records above training records (AUC {format_share(least)}, where guessing gives 50 %): are the two "
+        f"files exchanged, or the labels not those of the records? Until this is known, {UNREADABLE_NOTE[3:]}."
+    ]
+
+
+def _auc_of(measures: Mapping[str, Any]) -> float:
+    return float(measures["auc"])
+
+
+def _accuracy_doubts(accuracies: tuple[float, float] | None, training: int, heldout: int) -> list[str]:
+    """A model that is right less often on what it was trained on."""
+    if accuracies is None:
+        return []
+    own, other = accuracies
+    if _chance_of_gap(own, other, training, heldout) > RARE_CHANCE:
+        return []
+    return [
+        f"The model is right on {format_share(own)} of the training records and on {format_share(other)} of the held-out ones: are the two "
+        f"files exchanged, or the labels not those of the records? Until this is known, {UNREADABLE_NOTE[3:]}."
+    ]

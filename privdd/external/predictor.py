@@ -1,0 +1,488 @@
+"""A trained model of any kind as one function from records to logits, and the user's own network with weights from a file that can run nothing."""
+
+from __future__ import annotations
+
+import inspect
+import io
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from attacks.validation import check_archive
+from privdd.blackbox.target import load_target
+from privdd.core.validation import BadConfig
+from privdd.external.records import LabelledRecords, RecordFormat, align_columns
+from privdd.runtime.files import DamagedRun, read_bytes
+from privdd.runtime.run_folder import LARGEST_TENSORS, read_tensors
+
+# --- predictor ---------------------------------------------------------------------------------
+# A trained model of any kind as one function: records in, one number for each class out.
+
+
+PLAIN_FORMAT = RecordFormat()
+QUERY_BATCH = 1024
+MAX_LABEL_SPREAD = 10  # labels that go up to more than so many times their number are names of classes
+PROBABILITY_FLOOR = (
+    1e-6  # a probability of 0 or 1, as trees give it, is read as one in a million: its logarithm stays finite
+)
+ROUNDING_TOLERANCE = 0.05  # by how much the probabilities of one record may sum to something else, after rounding
+MIN_PERCENT = 30.0  # decision values that are never negative do not reach so far: they are percentages
+
+OutputKind = Literal["", "labels", "probabilities", "shares", "separate", "positive", "percent", "decisions", "logits"]
+OUTPUT_KINDS: dict[OutputKind, str] = {
+    "labels": "predicted labels",
+    "probabilities": "probabilities of the classes",
+    "shares": "shares of the classes, divided by their sum",
+    "separate": "one probability for each class on its own, divided by their sum",
+    "positive": "the probability of the second class",
+    "percent": "the probability of the second class in percent",
+    "decisions": "decision values of the second class against the first",
+    "logits": "logits of the classes",
+}
+
+
+@dataclass(frozen=True)
+class Predictor:
+    """ask: records (b, ...) -> whatever the model gives; key: what messages call it.
+
+    method: of an estimator, which says what it gives; order: the classes of its columns, in their order; names: the classes
+    that are asked for, where these are others; reading: what its numbers are, "" where that is seen from each answer.
+    """
+
+    ask: Callable[[Tensor], Any]
+    key: str
+    method: str = ""
+    order: NDArray[Any] | None = None
+    names: NDArray[Any] | None = None
+    reading: OutputKind = ""
+
+    def __call__(self, x: Tensor, classes: int = 2) -> Tensor:
+        """(n, C >= classes) float64, softmax of which are the model's probabilities. Raises BadConfig."""
+        return self.to_logits(self.query_outputs(x), classes)
+
+    def query_outputs(self, x: Tensor) -> NDArray[Any]:
+        """What the model gives for all records: numbers (n,) or (n, C), or labels (n,). Raises BadConfig."""
+        parts = [self._query_batch(part) for part in x.split(QUERY_BATCH)]
+        if len({part.shape[1:] for part in parts}) > 1:
+            raise BadConfig(f"{self.key}: gives numbers for another set of classes from one batch to the next")
+        return np.concatenate(parts)
+
+    def _query_batch(self, x: Tensor) -> NDArray[Any]:
+        try:
+            given = self.ask(x)
+        except BadConfig:
+            raise
+        except Exception as error:  # whatever the model raises
+            said = " ".join(str(error).split())[:200]
+            raise BadConfig(f"{self.key}: cannot read records of shape {tuple(x.shape[1:])}: {said}") from error
+        found = _as_output_array(given, self.key)
+        found = found[:, 0] if found.ndim == 2 and found.shape[1] == 1 else found
+        if found.ndim not in (1, 2) or found.dtype.kind not in "biufUSO":
+            raise BadConfig(
+                f"{self.key}: gives {found.dtype} {found.shape}; finite numbers (b, C), or (b,), are needed"
+            )
+        if len(found) != len(x):
+            raise BadConfig(f"{self.key}: gives {found.shape} for {len(x)} records; ({len(x)}, classes) is needed")
+        if (
+            found.dtype.kind == "f" and found.ndim == 2 and found.max() <= 0
+        ):  # logarithms of probabilities, some of them 0
+            found = np.maximum(found, np.log(PROBABILITY_FLOOR).astype(found.dtype))
+        if found.dtype.kind == "f" and not np.isfinite(found).all():
+            holes = " for records with missing values" if x.is_floating_point() and bool(x.isnan().any()) else ""
+            raise BadConfig(
+                f"{self.key}: gives {found.dtype} {found.shape} with NaN or infinity{holes}; finite numbers (b, C), or (b,), are needed"
+            )
+        return found
+
+    def to_logits(self, answers: NDArray[Any], classes: int) -> Tensor:
+        """(n, C >= classes) float64 of answers, each column the class of its number. Raises BadConfig."""
+        if self.order is not None and answers.ndim == 2 and answers.shape[1] != len(self.order):
+            raise BadConfig(
+                f"{self.key}: gives {answers.shape[1]} numbers for each record, and has {len(self.order)} classes"
+            )
+        own = len(self.order) if self.order is not None else classes
+        reading = self.reading or infer_output_kind(answers, self.key, own, self.method)
+        if reading == "labels":
+            return _log_probabilities(np.eye(classes)[self._label_positions(answers, classes)])
+        found = outputs_to_logits(answers, reading)
+        if self.order is None or self.names is None or np.array_equal(self.order, self.names):
+            return found
+        at = {name: place for place, name in enumerate(self.order.tolist())}
+        least = found.min(1).values + float(np.log(PROBABILITY_FLOOR))  # of a class that this model was not trained on
+        return torch.stack([found[:, at[name]] if name in at else least for name in self.names.tolist()], 1)
+
+    def _label_positions(self, answers: NDArray[Any], classes: int) -> NDArray[np.int64]:
+        """Predicted labels as places of their classes."""
+        names = range(classes) if self.names is None else self.names.tolist()
+        place = {name: at for at, name in enumerate(names)}
+        known, back = np.unique(answers.astype(str) if answers.dtype.kind in "USO" else answers, return_inverse=True)
+        if unknown := [name for name in known.tolist() if name not in place]:
+            raise BadConfig(
+                f"{self.key}: predicts the label {unknown[0]}; the labels that are known go from {min(place)} to {max(place)}"
+            )
+        return np.array([place[name] for name in known.tolist()], np.int64)[back]
+
+    def count_classes(self, x: Tensor, labels: Tensor) -> int:
+        """How many classes it knows. Raises BadConfig where it cannot read such records, or a label is not among them."""
+        most = int(labels.max()) + 1
+        answers = self.query_outputs(x[:2])
+        if infer_output_kind(answers, self.key, max(2, most), self.method) == "labels":
+            return max(2, most)  # predicted labels: they do not say which other classes there are
+        known = self.to_logits(answers, max(2, most)).shape[1]
+        if most > known:
+            raise BadConfig(f"{self.key}: knows {known} classes, {_describe_high_label(labels, known)}")
+        return known
+
+
+def build_predictor(model: Any, key: str = "model", form: RecordFormat = PLAIN_FORMAT) -> Predictor:
+    """A torch module (set to eval mode), a scikit-learn estimator, or a function of records.
+
+    What an estimator or a function gives for b records may be probabilities (b, C) or logits (b, C), probabilities or
+    decision values (b,) of the second of two classes, or labels (b,). form: how records were brought, which is how it is
+    given them. Raises BadConfig.
+    """
+    if isinstance(model, nn.Module):
+        if form.has_text:
+            raise BadConfig(f"{key}: a torch module reads numbers, and the records have columns of text")
+        model.eval()
+        return Predictor(lambda x: _call_module(model, x, key), key)
+    given = PLAIN_FORMAT if form.kind == "torch" else form
+    for name in ("predict_proba", "decision_function", "predict"):
+        method = getattr(model, name, None)
+        if callable(method):
+            return Predictor(lambda x, f=method: f(given.original_rows(x)), key, name, _class_order(model, key))  # type: ignore[misc]
+    if callable(model):
+        owner, name = getattr(model, "__self__", None), str(getattr(model, "__name__", ""))
+        if name in ("predict_proba", "decision_function", "predict"):
+            return Predictor(lambda x: model(given.original_rows(x)), key, name, _class_order(owner, key))
+        return Predictor(lambda x: model(form.original_rows(x)), key)
+    raise BadConfig(
+        f"{key}: a torch module, a scikit-learn estimator or a function is needed, got {type(model).__name__}"
+    )
+
+
+def resolve_classes(
+    predict: Predictor, train: LabelledRecords, heldout: LabelledRecords, rows: NDArray[np.int64]
+) -> tuple[Predictor, LabelledRecords, LabelledRecords, int, list[str]]:
+    """How the model's answers are read, seen from all held-out records and these ``rows`` of the training ones; both sets
+    with labels as places of its classes; how many these are; and what a reader has to know of the labels.
+
+    Raises BadConfig where the model cannot read the records, or a label is none of its classes.
+    """
+    train, heldout = align_columns({"target.train": train, "target.heldout": heldout})
+    answers = predict.query_outputs(torch.cat([train.x[torch.from_numpy(rows)], heldout.x.to(train.x.dtype)]))
+    labels = [train.original_labels(), heldout.original_labels()]
+    names, notes = predict.order, list[str]()
+    if names is None:
+        names, notes = _infer_classes(predict.key, answers, labels)
+    numbered = [one.number_labels(names, f"target.{name}") for name, one in (("train", train), ("heldout", heldout))]
+    plain = np.array_equal(names, np.arange(len(names)))
+    predict = replace(predict, names=None if plain and predict.order is None else names)
+    predict = replace(predict, reading=infer_output_kind(answers, predict.key, len(names), predict.method))
+    known = predict.to_logits(answers[:2], len(names)).shape[1]
+    return predict, numbered[0], numbered[1], known, notes
+
+
+def _infer_classes(key: str, answers: NDArray[Any], labels: list[NDArray[Any]]) -> tuple[NDArray[Any], list[str]]:
+    """Which classes a model without names for them knows, in the order of its outputs; and a note where that was guessed."""
+    if len({one.dtype.kind == "U" for one in labels}) > 1:
+        raise BadConfig("target.heldout: y holds text in one file, and numbers in the other")
+    seen = np.unique(np.concatenate(labels))
+    if answers.ndim == 1 and answers.dtype.kind in "biuUSO":  # predicted labels: they name their classes
+        every = np.unique(np.concatenate([seen, answers.astype(str) if answers.dtype.kind in "USO" else answers]))
+        if every.dtype.kind == "U" or every.min() < 0 or every.max() > MAX_LABEL_SPREAD * len(every):
+            return every, []
+        return np.arange(max(2, int(every.max()) + 1)), []
+    count = 2 if answers.ndim == 1 and len(seen) <= 2 else answers.shape[1] if answers.ndim == 2 else len(seen)
+    if seen.dtype.kind == "U":
+        raise BadConfig(
+            f"{key}: y holds text ({str(seen[0])!r}, ...), and the model does not say which of its {count} outputs is which class; "
+            "give whole numbers from 0 in the order of its outputs, or an estimator with classes_"
+        )
+    if seen.tolist() == [-1, 1] and count == 2:
+        return seen, ["The labels -1 and 1 were read as the model's first and second class."]
+    if answers.ndim == 1 and len(seen) > 2:
+        count = int(seen[-1]) + 1
+        if not _are_labels(answers, count):
+            raise BadConfig(
+                f"{key}: gives one number for each record, and y holds {len(seen)} classes; a classifier is needed"
+            )
+    if seen[0] < 0 or seen[-1] >= count:
+        raise BadConfig(f"{key}: knows {count} classes, {_describe_high_label(torch.from_numpy(seen), count)}")
+    return np.arange(count), []
+
+
+def _describe_high_label(labels: Tensor, known: int) -> str:
+    """What is wrong with labels that are not all below ``known``, and what to do."""
+    low, high = int(labels.min()), int(labels.max())
+    said = f"labels go up to {high} (0 is the first)" if low >= 0 else f"labels go down to {low} (0 is the first)"
+    if low == 1 and high == known:
+        return f"{said}; give y - 1 if they count from 1"
+    return f"{said}; np.unique(y, return_inverse=True)[1] numbers classes in sorted order" if low < 0 else said
+
+
+def _class_order(model: Any, key: str) -> NDArray[Any] | None:
+    """The classes of an estimator's columns, where it names them."""
+    named = getattr(model, "classes_", None)
+    if named is None:
+        return None
+    if isinstance(named, list) and named and isinstance(named[0], np.ndarray):
+        raise BadConfig(f"{key}: predicts {len(named)} labels for each record; one class a record is needed")
+    order = np.asarray(named)
+    return order.astype(str) if order.dtype.kind == "O" and all(isinstance(one, str) for one in order) else order
+
+
+def infer_output_kind(answers: NDArray[Any], key: str, classes: int, method: str = "") -> OutputKind:
+    """What numbers (n,) or (n, C) are. Raises BadConfig for one number a record where there are more than two classes."""
+    if answers.dtype.kind not in "biuf" or (answers.ndim == 1 and answers.dtype.kind in "biu"):
+        if answers.ndim == 2:
+            raise BadConfig(f"{key}: gives {answers.dtype} {answers.shape}; finite numbers (b, C), or (b,), are needed")
+        return "labels"
+    low, high = float(answers.min()), float(answers.max())
+    if answers.ndim == 1:
+        if classes > 2:
+            if _are_labels(answers, classes):
+                return "labels"
+            raise BadConfig(f"{key}: gives one number for each record, and there are {classes} classes")
+        if method == "decision_function" or low < 0:
+            return "decisions"
+        return "positive" if high <= 1 else "percent" if MIN_PERCENT < high <= 100 else "decisions"
+    if method == "decision_function" or low < 0:
+        return "logits"
+    sums = answers.astype(np.float64).sum(1)
+    if np.allclose(sums, 1, atol=1e-3):
+        return "probabilities"
+    if sums.min() > 0 and np.allclose(sums, np.median(sums), rtol=ROUNDING_TOLERANCE, atol=0):
+        return "shares"
+    return "separate" if high <= 1 or method == "predict_proba" else "logits"
+
+
+def outputs_to_logits(answers: NDArray[Any], reading: OutputKind) -> Tensor:
+    """(n, C) float64, softmax of which are probabilities."""
+    found = answers.astype(np.float64)
+    if reading == "logits":
+        return torch.from_numpy(found)
+    if reading == "decisions":
+        value = torch.from_numpy(found)
+        return torch.stack([torch.zeros_like(value), value], 1)
+    if reading in ("positive", "percent"):
+        second = found / (100 if reading == "percent" else 1)
+        return _log_probabilities(np.stack([1 - second, second], 1))
+    return _log_probabilities(
+        found if reading == "probabilities" else found / np.maximum(found.sum(1, keepdims=True), PROBABILITY_FLOOR)
+    )
+
+
+def values_to_logits(values: Any, key: str, classes: int = 2) -> Tensor:
+    """(b, C) float64 of what a model gave for b records. Raises BadConfig for what is none of ``OutputKind``."""
+    return Predictor(lambda _: values, key)(torch.zeros(len(values), 1), classes)
+
+
+def _are_labels(values: NDArray[Any], classes: int) -> bool:
+    return bool((values == np.floor(values)).all() and values.min() >= 0 and values.max() < classes)
+
+
+def _as_output_array(values: Any, key: str) -> NDArray[Any]:
+    try:
+        if isinstance(values, Tensor):
+            plain = values.detach().cpu()
+            return (plain.float() if plain.dtype == torch.bfloat16 else plain).numpy()
+        found = np.asarray(values)
+        return found.astype(np.float64) if found.dtype.kind == "O" and not isinstance(found.flat[0], str) else found
+    except (ValueError, TypeError) as error:  # lists of unequal lengths
+        raise BadConfig(f"{key}: gives no array of numbers ({' '.join(str(error).split())[:100]})") from None
+
+
+def _log_probabilities(probabilities: NDArray[Any]) -> Tensor:
+    return torch.from_numpy(np.log(np.clip(probabilities.astype(np.float64), PROBABILITY_FLOOR, 1)))
+
+
+def _call_module(model: nn.Module, x: Tensor, key: str) -> Tensor:
+    """The module's own kind of number goes in, unless it looks records up as whole numbers."""
+    first = next(model.parameters(), None)
+    looks_up = any(isinstance(part, nn.Embedding | nn.EmbeddingBag) for part in model.modules())
+    if not (looks_up and not x.is_floating_point()):
+        x = x.to(torch.float32 if first is None else first.dtype)
+    with torch.no_grad():
+        found = model(x if first is None else x.to(first.device))
+    if not isinstance(found, Tensor):
+        raise BadConfig(f"{key}: gives {type(found).__name__}; a tensor (b, classes) is needed")
+    return found
+
+
+# --- weights -----------------------------------------------------------------------------------
+# The user's own network, and its weights from a file that can run nothing.
+
+
+PICKLE_SUFFIXES = (".pkl", ".pickle", ".joblib", ".sav", ".dill", ".bin")
+STATE_DICT_KEYS = (
+    "state_dict",
+    "model_state_dict",
+    "model",
+    "net",
+    "network",
+    "weights",
+    "params",
+    "module",
+    "ema",
+    "model_ema",
+)
+MAX_WRAPPERS = 4  # wrappers of training scripts around the weights
+PYTHON_HINT = (
+    "load it in your own program and give it to privdd.api.audit_model, or name a predict function as target.model"
+)
+
+
+def load_target_model(name: str, args: Mapping[str, Any], weights: Path | None) -> tuple[Any, list[str]]:
+    """What ``module:Class`` makes with ``args``, with the weights of a file; or a function that predicts, as it is. And
+    what a reader has to know of the weights.
+
+    Raises BadConfig, one line: nothing of this name, a class that cannot be made, a network without weights.
+    """
+    if Path(name).suffix.lower() in PICKLE_SUFFIXES and ":" not in name:
+        raise BadConfig(f"target.model={name}: a pickle can run any program and is not read; {PYTHON_HINT}")
+    target = load_target(name, "target.model")
+    if inspect.isclass(target):
+        target = _make_instance(name, target, args)
+    elif args:
+        raise BadConfig(f"target.args: {name} is no class, so nothing is made with them")
+    notes = []
+    if isinstance(target, nn.Module):
+        if weights is not None:
+            notes = load_weights(target, weights)
+        elif inspect.isclass(load_target(name, "target.model")):
+            raise BadConfig(f"target.model={name}: target.weights=FILE is needed; a new network has seen no record")
+    elif weights is not None:
+        raise BadConfig(f"target.weights={weights}: {name} is no torch module, so nothing is read from it")
+    return target, notes
+
+
+def _make_instance(name: str, target: Any, args: Mapping[str, Any]) -> Any:
+    try:
+        return target(**args)
+    except Exception as error:  # whatever the class raises
+        given = ", ".join(f"{key}={value!r}" for key, value in args.items())
+        said = " ".join(str(error).split())[:200]
+        raise BadConfig(f"target.model={name}({given}): {type(error).__name__}: {said}") from error
+
+
+def load_weights(model: nn.Module, path: Path) -> list[str]:
+    """Load a file of weights into ``model`` -> what a reader has to know of how they were read.
+
+    Raises BadConfig, naming those that are missing, unknown or of another shape.
+    """
+    found, own = read_weights(path), model.state_dict()
+    notes = []
+    if isinstance(found, list):
+        if len(found) != len(own):
+            raise BadConfig(
+                f"target.weights={path}: {len(found)} arrays without names; {type(model).__name__} has {len(own)}"
+            )
+        found = dict(zip(own, found))
+        notes = [
+            f"The {len(own)} arrays of {path.name} have no names; they were taken in the order of the model's state_dict."
+        ]
+    found, taken = _strip_prefix(found, own)
+    notes += [f"The names in {path.name} begin with {taken}, which was taken off."] if taken else []
+    missing, unknown = sorted(own.keys() - found.keys()), sorted(found.keys() - own.keys())
+    other = [
+        f"{name} is {tuple(found[name].shape)}, the model's is {tuple(own[name].shape)}"
+        for name in sorted(own.keys() & found.keys())
+        if found[name].shape != own[name].shape
+    ]
+    wrong = (
+        [f"missing {_list_names(missing)}"] * bool(missing)
+        + [f"unknown {_list_names(unknown)}"] * bool(unknown)
+        + other[:3]
+    )
+    if wrong:
+        raise BadConfig(f"target.weights={path}: do not fit {type(model).__name__}: {'; '.join(wrong)}")
+    if broken := [name for name, value in found.items() if not torch.isfinite(value.double()).all()]:
+        raise BadConfig(f"target.weights={path}: NaN or infinity in {_list_names(broken)}")
+    model.load_state_dict(dict(found))
+    return notes
+
+
+def _strip_prefix(found: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> tuple[Mapping[str, Tensor], str]:
+    """The weights without what all their names begin with and the model's own do not, as wrappers of the model put there
+    (``module.``, ``model.``, ``_orig_mod.``), and that prefix; else as they are."""
+    first = next(iter(found), "").split(".")
+    for depth in range(1, len(first)):
+        prefix = ".".join(first[:depth]) + "."
+        if found.keys() & own.keys() or not all(name.startswith(prefix) for name in found):
+            break
+        short = {name.removeprefix(prefix): value for name, value in found.items()}
+        if short.keys() & own.keys():
+            return short, prefix
+    return found, ""
+
+
+def read_weights(path: Path) -> Mapping[str, Tensor] | list[Tensor]:
+    """name -> tensor, from safetensors, or from ``.pt`` read by torch's restricted reader (weights_only), or a list of
+    arrays, there or in ``.npz``."""
+    if not path.is_file():
+        raise BadConfig(f"target.weights={path}: no such file")
+    suffix = path.suffix.lower()
+    if suffix == ".safetensors":
+        try:
+            return read_tensors(path)
+        except DamagedRun as error:
+            raise BadConfig(f"target.weights={error}") from None
+    if suffix == ".npz":
+        return _read_archive(path)
+    if suffix not in (".pt", ".pth", ".ckpt"):
+        raise BadConfig(
+            f"target.weights={path}: .safetensors, .npz or a state_dict in .pt is read, never a pickle; {PYTHON_HINT}"
+        )
+    try:
+        found = torch.load(io.BytesIO(read_bytes(path, LARGEST_TENSORS)), map_location="cpu", weights_only=True)
+    except Exception as error:  # zip, pickle and torch raise their own
+        said = "objects of Python" if "weights" in str(error).lower() else " ".join(str(error).split())[:80]
+        raise BadConfig(
+            f"target.weights={path}: holds more than tensors, or is damaged ({said}); save model.state_dict()"
+        ) from error
+    found = _unwrap_state_dict(found)
+    if isinstance(found, list | tuple) and found and all(isinstance(value, Tensor) for value in found):
+        return list(found)
+    if not isinstance(found, Mapping) or not found or not all(isinstance(value, Tensor) for value in found.values()):
+        raise BadConfig(f"target.weights={path}: no state_dict (name -> tensor); save model.state_dict()")
+    return {str(name): value for name, value in found.items()}
+
+
+def _unwrap_state_dict(found: Any) -> Any:
+    """What lies below the keys that training scripts use; a model may have a part of such a name itself."""
+    for _ in range(MAX_WRAPPERS):
+        inside = [
+            found[key]
+            for key in STATE_DICT_KEYS
+            if isinstance(found, Mapping) and isinstance(found.get(key), Mapping | list | tuple)
+        ]
+        if not inside:
+            break
+        found = inside[0]
+    return found
+
+
+def _read_archive(path: Path) -> Mapping[str, Tensor] | list[Tensor]:
+    """Arrays of ``numpy.savez``: by name, or in order where they were given none (arr_0, arr_1, ...)."""
+    try:
+        check_archive(path)
+        with np.load(path, allow_pickle=False) as stored:
+            arrays = {name: torch.from_numpy(np.array(stored[name])) for name in stored.files}
+    except Exception as error:  # a damaged zip raises EOFError, zlib.error, NotImplementedError and others
+        raise BadConfig(
+            f"target.weights={path}: not an .npz of plain arrays ({' '.join(str(error).split())[:80]})"
+        ) from error
+    if set(arrays) == {f"arr_{at}" for at in range(len(arrays))}:
+        return [arrays[f"arr_{at}"] for at in range(len(arrays))]
+    return arrays
+
+
+def _list_names(names: list[str]) -> str:
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")

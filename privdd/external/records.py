@@ -1,0 +1,408 @@
+"""Labelled records of any shape, from an npz file or from arrays, tables and sparse matrices; and distances between them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy import sparse
+from torch import Tensor
+
+from attacks.validation import check_archive
+from privdd.core.validation import BadConfig
+
+# --- labelled ----------------------------------------------------------------------------------
+# Labelled records of any shape, from an npz file or from arrays, tables and sparse matrices.
+
+
+MIN_RECORDS = 20  # records of either kind: with fewer, no rate can be told from guessing
+MAX_LABEL = 100_000  # labels from 0 up to here number outputs; others are names of classes
+MAX_DENSE_NUMBERS = 2**28  # numbers of a sparse matrix that are written out: 2 GiB
+
+
+@dataclass(frozen=True)
+class RecordColumn:
+    """Of a table. values: what codes 0, 1, ... stand for, in a column of text or kinds; None in one of numbers."""
+
+    name: Any
+    dtype: Any
+    values: tuple[Any, ...] | None = None
+
+
+@dataclass(frozen=True)
+class RecordFormat:
+    """How records were brought, so that a model is asked in the same way."""
+
+    kind: Literal["numpy", "torch", "sparse", "table"] = "numpy"
+    columns: tuple[RecordColumn, ...] = ()
+
+    @property
+    def has_codes(self) -> bool:
+        """Whether some numbers are codes or whole numbers, so that a value between two of them is none."""
+        return any(column.values is not None or column.dtype.kind != "f" for column in self.columns)
+
+    @property
+    def has_text(self) -> bool:
+        return any(column.values is not None for column in self.columns)
+
+    def original_rows(self, x: Tensor) -> Any:
+        """The records x (n, ...) as they were brought."""
+        if self.kind == "torch":
+            return x
+        if self.kind == "sparse":
+            return sparse.csr_matrix(x.numpy())
+        if self.kind == "table":
+            return _decode_table(x.double().numpy(), self.columns)
+        return x.numpy()
+
+
+@dataclass(frozen=True)
+class LabelledRecords:
+    """x (n, ...) and y (n,) int64; pictures that were bytes lie in [0, 1] now.
+
+    y: the labels, whole numbers from 0; with names (c,), places in ``names``, which holds the labels as they were brought.
+    """
+
+    x: Tensor
+    y: Tensor
+    form: RecordFormat = RecordFormat()
+    names: NDArray[Any] | None = None
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    @property
+    def record_shape(self) -> tuple[int, ...]:
+        """Of one record."""
+        return tuple(self.x.shape[1:])
+
+    @property
+    def has_pictures(self) -> bool:
+        """Whether a record is (c, h, w) with 1 or 3 channels and values in [0, 1]."""
+        whole = self.x.ndim == 4 and self.x.shape[1] in (1, 3) and self.x.is_floating_point()
+        return whole and bool(self.x.min() >= 0) and bool(self.x.max() <= 1)
+
+    @property
+    def has_gaps(self) -> bool:
+        """Whether some values are missing (NaN)."""
+        return self.x.is_floating_point() and bool(self.x.isnan().any())
+
+    def select_rows(self, rows: Tensor) -> LabelledRecords:
+        return replace(self, x=self.x[rows], y=self.y[rows])
+
+    def original_labels(self) -> NDArray[Any]:
+        """(n,): as they were brought."""
+        own = self.y.numpy()
+        return own if self.names is None else self.names[own]
+
+    def original_arrays(self) -> tuple[Any, Any]:
+        """(x, y) as the kind of array that was brought."""
+        labels = self.original_labels()
+        numbers = self.form.kind == "torch" and labels.dtype.kind == "i"
+        return self.form.original_rows(self.x), torch.from_numpy(labels) if numbers else labels
+
+    def number_labels(self, names: NDArray[Any], key: str) -> LabelledRecords:
+        """The same with labels as places in ``names``, the classes of a model. Raises BadConfig for a label that is none."""
+        place = {name: at for at, name in enumerate(names.tolist())}
+        known, back = np.unique(self.original_labels(), return_inverse=True)
+        unknown = [name for name in known.tolist() if name not in place]
+        if unknown:
+            raise BadConfig(f"{key}: y holds {_list_few(unknown)}, the model's classes are {_list_few(names.tolist())}")
+        at = np.array([place[name] for name in known.tolist()], np.int64)[back]
+        return replace(
+            self, y=torch.from_numpy(at), names=None if np.array_equal(names, np.arange(len(names))) else names
+        )
+
+
+def read_records(key: str, path: Path, *, least: int = MIN_RECORDS, labels: bool = True) -> LabelledRecords:
+    """An npz with x (n, ...) and y (n,). Raises BadConfig, naming ``key`` and file, in one line.
+
+    labels: whether y has to be there; without it every label is 0.
+    """
+    where = f"{key}={path}"
+    if not path.is_file():
+        raise BadConfig(f"{where}: no such file")
+    if path.suffix.lower() in (".pkl", ".pickle", ".joblib", ".csv"):
+        raise BadConfig(f"{where}: an .npz with arrays x and y is needed (np.savez('{path.stem}.npz', x=x, y=y))")
+    try:
+        check_archive(path)
+        with np.load(path, allow_pickle=False) as stored:
+            arrays = {name: stored[name] for name in ("x", "y") if name in stored.files}
+            found = sorted(stored.files)
+    except Exception as error:  # a damaged zip raises EOFError, zlib.error, NotImplementedError and others
+        why = " ".join(str(error).split())[:120]
+        raise BadConfig(f"{where}: not an .npz of plain arrays ({why})") from error
+    if not {"x", *["y"] * labels} <= set(arrays):
+        raise BadConfig(
+            f"{where}: {'arrays x and y are' if labels else 'an array x is'} needed, "
+            f"found {', '.join(found)[:200] or 'none'}"
+        )
+    return records_from_arrays(where, arrays["x"], arrays.get("y"), least=least)
+
+
+def records_from_arrays(key: str, x: Any, y: Any = None, *, least: int = MIN_RECORDS) -> LabelledRecords:
+    """Checked records and labels: arrays, tensors, tables of pandas, sparse matrices.
+
+    Raises BadConfig, naming ``key``, for another shape, values that are no numbers or infinite, and labels that name no
+    class. Missing values (NaN) come through: whether the model takes them is for it to say.
+    """
+    values, form = _values_and_format(key, x)
+    labels = np.zeros(len(values) if values.ndim else 0, np.int64) if y is None else _as_array(y)
+    if labels.ndim == 2 and labels.shape[1] == 1:
+        labels = labels[:, 0]
+    if values.ndim < 2 or labels.ndim != 1 or len(values) != len(labels):
+        raise BadConfig(
+            f"{key}: x (n, ...) and y (n,) are needed, got {values.shape} and {labels.shape}{_one_hot_hint(labels)}"
+        )
+    if len(values) < least:
+        raise BadConfig(f"{key}: {len(values)} records; at least {least} are needed")
+    if values.dtype.kind not in "biuf" or not values[0].size:
+        raise BadConfig(f"{key}: x must hold numbers, got {values.dtype} {values.shape}; text needs a table of pandas")
+    if values.dtype.kind == "f" and np.isinf(values).any():
+        raise BadConfig(
+            f"{key}: x must hold finite numbers or NaN for missing ones; {_locate_first(np.isinf(values))} is infinite"
+        )
+    whole, names = _number_labels(key, labels)
+    return LabelledRecords(_scale_bytes(values), torch.from_numpy(whole), form, names)
+
+
+def check_integer_labels(key: str, one: LabelledRecords) -> None:
+    """Raises BadConfig for labels that are no whole numbers from 0, and for missing values: what a network reads alone."""
+    if one.names is not None:
+        raise BadConfig(
+            f"{key}: y holds {_list_few(one.names.tolist())}; whole numbers from 0 in the order of the model's outputs are needed"
+        )
+    check_no_gaps(key, one)
+
+
+def check_no_gaps(key: str, one: LabelledRecords) -> None:
+    """Raises BadConfig where values are missing, which distances and gradients do not allow for."""
+    if one.has_gaps:
+        raise BadConfig(f"{key}: x must hold finite numbers; {_locate_first(one.x.isnan().numpy())} is NaN")
+
+
+def align_columns(sets: Mapping[str, LabelledRecords]) -> list[LabelledRecords]:
+    """Sets by what messages call them, with text of tables coded in one way. Raises BadConfig where their records differ."""
+    (first, one), *others = sets.items()
+    made = [one]
+    for key, other in others:
+        check_same_shape(first, one, key, other)
+        made.append(_recode_columns(first, made[-1].form.columns, key, other))
+    return [replace(each, form=replace(each.form, columns=made[-1].form.columns)) for each in made]
+
+
+def _recode_columns(first: str, mine: Sequence[RecordColumn], key: str, other: LabelledRecords) -> LabelledRecords:
+    """The set with its columns coded as ``mine``; values that these do not have come after them."""
+    theirs = other.form.columns
+    names = [[column.name for column in columns] for columns in (mine, theirs)]
+    if names[0] != names[1]:
+        raise BadConfig(
+            f"{key}: columns {_list_few(names[1]) or 'without names'}; those of {first} are {_list_few(names[0]) or 'without names'}"
+        )
+    x, made = other.x.clone(), []
+    for at, (left, right) in enumerate(zip(mine, theirs)):
+        if (left.values is None) != (right.values is None):
+            raise BadConfig(f"{key}: column {left.name} holds {right.dtype}; that of {first} holds {left.dtype}")
+        values = None
+        if left.values is not None and right.values is not None:
+            values = tuple(dict.fromkeys((*left.values, *right.values)))
+            codes = torch.tensor([*(values.index(value) for value in right.values), math.nan], dtype=torch.float64)
+            x[:, at] = codes[torch.where(x[:, at].isnan(), len(right.values), x[:, at]).long()]
+        made.append(replace(left, values=values))
+    return replace(other, x=x, form=replace(other.form, columns=tuple(made)))
+
+
+def check_same_shape(first: str, one: LabelledRecords, second: str, other: LabelledRecords) -> None:
+    """Raises BadConfig where records of two sets differ in shape."""
+    if one.record_shape != other.record_shape:
+        raise BadConfig(f"{second}: records of shape {other.record_shape}, those of {first} have {one.record_shape}")
+
+
+def fill_gaps(*sets: Tensor) -> list[Tensor]:
+    """Sets of records (n, ...) as (n, d) float64 without gaps: NaN becomes the column's mean over all of them, and each
+    column with gaps is followed by one that says where they are."""
+    whole = [x.flatten(1).double() for x in sets]
+    every = torch.cat(whole)
+    holes = every.isnan()
+    if not holes.any():
+        return whole
+    some = holes.any(0)
+    mean = torch.nan_to_num(every.nanmean(0))
+    return [torch.cat([torch.where(x.isnan(), mean, x), x.isnan()[:, some].double()], 1) for x in whole]
+
+
+def _values_and_format(key: str, x: Any) -> tuple[NDArray[Any], RecordFormat]:
+    """The numbers, and how they were brought."""
+    if sparse.issparse(x):
+        if np.prod(x.shape, dtype=float) > MAX_DENSE_NUMBERS:
+            raise BadConfig(f"{key}: a sparse matrix of {x.shape} is too large to be written out; give fewer columns")
+        return np.asarray(x.toarray()), RecordFormat("sparse")
+    if hasattr(x, "columns") and hasattr(x, "iloc"):
+        return _encode_table(key, x)
+    values = _as_array(x)
+    if values.dtype.kind == "O" and values.ndim > 1:
+        try:
+            values = values.astype(np.float64)
+        except (TypeError, ValueError):
+            raise BadConfig(
+                f"{key}: x holds {type(values.flat[0]).__name__} and other objects; give numbers, or a table of pandas"
+            ) from None
+    return values, RecordFormat("torch" if isinstance(x, Tensor) else "numpy")
+
+
+def _encode_table(key: str, table: Any) -> tuple[NDArray[Any], RecordFormat]:
+    from pandas import CategoricalDtype, factorize
+    from pandas.api.types import is_bool_dtype, is_numeric_dtype
+
+    columns, parts = [], []
+    for at, name in enumerate(table.columns):
+        series = table.iloc[:, at]
+        if is_numeric_dtype(series.dtype) or is_bool_dtype(series.dtype):
+            columns.append(RecordColumn(name, series.dtype))
+            parts.append(series.to_numpy(dtype=np.float64, na_value=np.nan))
+            continue
+        if series.dtype.kind not in "OUT" and not isinstance(series.dtype, CategoricalDtype):
+            raise BadConfig(f"{key}: column {name} holds {series.dtype}; numbers, text or kinds are read")
+        codes, values = factorize(series.astype(object))
+        columns.append(RecordColumn(name, series.dtype, tuple(values)))
+        parts.append(np.where(codes < 0, np.nan, codes.astype(np.float64)))
+    return np.stack(parts, 1) if parts else np.zeros((len(table), 0)), RecordFormat("table", tuple(columns))
+
+
+def _decode_table(x: NDArray[Any], columns: Sequence[RecordColumn]) -> Any:
+    from pandas import CategoricalDtype, DataFrame, Series
+
+    made = []
+    for own, column in zip(x.T, columns):
+        if column.values is None:
+            made.append(Series(own).astype(column.dtype))
+            continue
+        at = np.where(np.isnan(own), len(column.values), own).astype(int)
+        series = Series(np.array([*column.values, None], dtype=object)[at])
+        kind = CategoricalDtype(column.values) if isinstance(column.dtype, CategoricalDtype) else column.dtype
+        if isinstance(column.dtype, CategoricalDtype) and set(column.dtype.categories) >= set(column.values):
+            kind = column.dtype
+        made.append(series.astype(kind))
+    table = DataFrame({at: series for at, series in enumerate(made)})
+    table.columns = [column.name for column in columns]  # type: ignore[assignment]
+    return table
+
+
+def _as_array(values: Any) -> NDArray[Any]:
+    if isinstance(values, Tensor):
+        plain = values.detach().cpu()
+        small = plain.is_floating_point() and plain.dtype not in (torch.float16, torch.float32, torch.float64)
+        return (plain.float() if small else plain).numpy()
+    return np.asarray(values)
+
+
+def _number_labels(key: str, labels: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[Any] | None]:
+    """(whole numbers from 0, None), or places in the sorted labels and these."""
+    if labels.dtype.kind == "O":
+        if any(one is None or one != one for one in labels.tolist()):
+            raise BadConfig(f"{key}: y must hold a label for each record; some are missing")
+        kinds = {type(one) for one in labels.tolist()}
+        labels = labels.astype(str) if kinds <= {str, np.str_} else np.array(labels.tolist())
+    if labels.dtype.kind in "US":
+        names, back = np.unique(labels.astype(str), return_inverse=True)
+        return back.astype(np.int64), names
+    if labels.dtype.kind not in "biuf" or not np.isfinite(labels).all() or not (labels == np.floor(labels)).all():
+        raise BadConfig(
+            f"{key}: y must hold whole numbers or text, one class for each record, got {_describe_bad_label(labels)}"
+        )
+    if np.abs(labels.astype(np.float64)).max() > 2**53:
+        raise BadConfig(
+            f"{key}: y must number or name classes, got labels up to {np.abs(labels.astype(np.float64)).max():.3g}"
+        )
+    whole = labels.astype(np.int64)
+    if whole.min() >= 0 and whole.max() <= MAX_LABEL:
+        return whole, None
+    names, back = np.unique(whole, return_inverse=True)
+    return back.astype(np.int64), names
+
+
+def _scale_bytes(values: NDArray[Any]) -> Tensor:
+    """Bytes of pictures as fractions, other whole numbers and reals as they are."""
+    if values.dtype == np.uint8 and values.ndim > 2:
+        return torch.from_numpy(values.astype(np.float32) / 255)
+    if values.dtype.kind in "bu":
+        values = values.astype(np.int64)
+    if values.dtype.itemsize > 8 or not values.dtype.isnative:  # torch has neither long doubles nor foreign byte orders
+        values = values.astype(np.float64 if values.dtype.kind == "f" else np.int64)
+    return torch.from_numpy(np.ascontiguousarray(values))
+
+
+def _one_hot_hint(labels: NDArray[Any]) -> str:
+    """What to do with labels that have a column for each class."""
+    if labels.ndim != 2 or labels.dtype.kind not in "biuf":
+        return ""
+    hot = ((labels == 0) | (labels == 1)).all() and (labels.sum(1) == 1).all()
+    return "; give y.argmax(1)" if hot else "; a record has one class here"
+
+
+def _describe_bad_label(labels: NDArray[Any]) -> str:
+    """The type, and the first label that is no class."""
+    if labels.dtype.kind != "f":
+        return f"{labels.dtype}"
+    return f"{labels.dtype} with {labels[~np.isfinite(labels) | (labels != np.floor(labels))][0]:g}"
+
+
+def _locate_first(wrong: NDArray[Any]) -> str:
+    """Where the first value lies that is wrong."""
+    return f"a value of record {int(np.argmax(wrong.reshape(len(wrong), -1).any(1)))} (from 0)"
+
+
+def _list_few(names: Sequence[Any]) -> str:
+    shown = ", ".join(repr(name) if isinstance(name, str) else f"{name}" for name in names[:5])
+    return f"{shown} and {len(names) - 5} more" if len(names) > 5 else shown
+
+
+# --- nearest -----------------------------------------------------------------------------------
+# Distances between records of any shape, in blocks.
+
+
+DISTANCE_BLOCK = 1024  # records at once: a block of distances to 100,000 others takes 800 MB
+
+
+def flatten_records(x: Tensor, scale: Tensor | None = None) -> Tensor:
+    """(n, d) float64, each coordinate in units of ``scale`` (d,)."""
+    values = x.flatten(1).double()
+    return values if scale is None else values / scale
+
+
+def coordinate_scales(x: Tensor, pictures: bool) -> Tensor:
+    """(d,): the units of each coordinate: one for the pixels of pictures, else its standard deviation over x (n, ...).
+
+    A coordinate that is always the same counts as it is.
+    """
+    values = flatten_records(x)
+    if pictures:
+        return torch.ones(values.shape[1], dtype=torch.float64)
+    found = values.std(0)
+    return torch.where(found > 0, found, torch.ones_like(found))
+
+
+def nearest_records(records: Tensor, pool: Tensor, count: int = 1) -> tuple[Tensor, Tensor]:
+    """Euclidean distances (n, count) of records (n, d) to the nearest of ``pool`` (m, d), ascending, and their places.
+
+    Raises ValueError where the pool holds fewer than ``count``.
+    """
+    if len(pool) < count:
+        raise ValueError(f"{len(pool)} records in the pool, {count} nearest are asked for")
+    at = torch.cat(
+        [torch.cdist(part, pool).topk(count, largest=False).indices for part in records.split(DISTANCE_BLOCK)]
+    )
+    exact = torch.stack([(records - pool[column]).norm(dim=1) for column in at.T], 1)  # cdist rounds: a copy is at 0
+    return exact, at
+
+
+def is_copy_of_any(records: Tensor, pool: Tensor) -> Tensor:
+    """(n,) bool: whether a record of (n, d) is, number by number, one of ``pool`` (m, d)."""
+    known = {row.numpy().tobytes() for row in pool.contiguous()}
+    return torch.tensor([row.numpy().tobytes() in known for row in records.contiguous()], dtype=torch.bool)

@@ -1,0 +1,249 @@
+"""The run folder of an audit of an external target (ledger, evidence, findings, page, seal), and the epsilon that someone states of the target."""
+
+from __future__ import annotations
+
+import math
+import platform
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import dp_accounting as dpa
+import torch
+
+from attacks.types import SENT_BY_SERVER, Surface
+from privdd import __version__
+from privdd.auditing.attack_tasks import ErrorBudget
+from privdd.auditing.findings import MEASURE_KEYS, decide_verdict, epsilon_by_accountant, finding_row, size_in_bytes
+from privdd.core.validation import BadConfig, check_choice, check_number, setting_error
+from privdd.external.membership_game import JudgedAttack
+from privdd.federated.channel import digest_tensors, tensor_shapes
+from privdd.federated.checkpoint import write_ledger
+from privdd.privacy.ledger import SERVER, Ledger, Release
+from privdd.privacy.mechanism import LedgerRow
+from privdd.reporting.findings_file import validate_findings, write_findings
+from privdd.reporting.page import write_report
+from privdd.reporting.schema import Findings, worst_verdict
+from privdd.runtime.files import check_plain_folder, lock_folder, to_plain_json, write_json
+from privdd.runtime.manifest import run_provenance, seal_folder
+from privdd.runtime.run_folder import RunFolder, write_tensors
+
+# --- stated limit ------------------------------------------------------------------------------
+# An epsilon that someone states of a target, as it reads for one record exchanged for another.
+#
+# The coins of ``membership_game`` show what exchanging a record does. A statement for records added or removed, or for whole
+# clients, covers an exchange in two steps (Dwork and Roth 2014, theorem 2.2, for a group of two):
+# (epsilon, delta) becomes (2 epsilon, (1 + exp(epsilon)) delta).
+
+
+STATED_RELATIONS = ("add_remove", "replace", "zero_out")
+STATED_UNITS = ("record", "client")
+STATED_BY = "stated by whoever brought the target"
+
+
+@dataclass(frozen=True)
+class StatedLimit:
+    """epsilon > 0 at delta in (0, 1) for a unit and a relation; None where nothing is stated."""
+
+    epsilon: float | None = None
+    delta: float = 1e-5
+    relation: str = "replace"
+    unit: str = "record"
+
+    def __post_init__(self) -> None:
+        check_number("stated.epsilon", self.epsilon, optional=True)
+        check_number("stated.delta", self.delta)
+        if self.epsilon is not None and not self.epsilon > 0:
+            raise setting_error("stated.epsilon", self.epsilon, "a number above 0 is needed")
+        if not 0 < self.delta < 1:
+            raise setting_error("stated.delta", self.delta, "a number in (0, 1) is needed")
+        check_choice("stated.relation", self.relation, STATED_RELATIONS)
+        check_choice("stated.unit", self.unit, STATED_UNITS)
+        if self.epsilon is not None and self.exchange_limit()[1] >= 1:
+            raise BadConfig(
+                f"stated.epsilon={self.epsilon:g} stated.delta={self.delta:g} {self.relation}: allows anything to be "
+                "learned of a record that is exchanged for another, so nothing can contradict it"
+            )
+
+    def exchange_limit(self) -> tuple[float, float]:
+        """(epsilon, delta) for one record exchanged for another; epsilon infinite where nothing is stated."""
+        epsilon = math.inf if self.epsilon is None else float(self.epsilon)
+        if self.relation == "replace" or self.epsilon is None:
+            return epsilon, self.delta
+        return 2 * epsilon, (1 + math.exp(min(epsilon, 700.0))) * self.delta  # exp of more than 709 overflows
+
+    def claim_entries(self) -> list[dict[str, Any]]:
+        """``privacy.claims`` of findings.json."""
+        if self.epsilon is None:
+            return []
+        epsilon, delta = self.exchange_limit()
+        why = "nothing here shows how it was derived; only attacks were run"
+        if self.relation != "replace":
+            why = (
+                f"stated is epsilon = {self.epsilon:g} at delta = {self.delta:g} for one {self.unit} "
+                f"({self.relation}); one record exchanged for another is two such steps; {why}"
+            )
+        return [{"source": STATED_BY, "epsilon": epsilon, "delta": delta, "sound": False, "why": why}]
+
+
+def parse_stated_limit(given: Mapping[str, Any]) -> StatedLimit:
+    """From ``stated.*`` settings without their prefix. Raises BadConfig; without an epsilon nothing else may be given."""
+    if given and given.get("epsilon") is None:
+        raise BadConfig(f"stated.{next(iter(given))}: stated.epsilon is needed beside it")
+    known = ("epsilon", "delta", "relation", "unit")
+    if unknown := [name for name in given if name not in known]:
+        raise BadConfig(f"stated.{unknown[0]}: unknown; known are {', '.join(f'stated.{name}' for name in known)}")
+    return StatedLimit(**given)
+
+
+# --- outside run -------------------------------------------------------------------------------
+# The run folder of a target from outside: ledger, evidence, findings, page, seal, as of privdd's own runs.
+
+
+UNPROTECTED_REASON = "it was made outside privdd: nothing here shows a limit on what it reveals"
+
+
+@dataclass(frozen=True)
+class HeldArtifact:
+    """One thing that attackers hold: its surface, a name, its tensors (only shapes and a digest are kept)."""
+
+    surface: Surface
+    name: str
+    value: Mapping[str, torch.Tensor]
+    round: int = 0
+    client: int = SERVER
+
+    def ledger_row(self) -> LedgerRow:
+        visible = ("public",) if self.client == SERVER else ("server",)
+        return LedgerRow(
+            self.round, self.client, self.name, str(self.surface), visible, tensor_shapes(self.value), digest_tensors(self.value),
+            dpa.NonPrivateDpEvent(), nonprivate_reason=UNPROTECTED_REASON,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ExternalAudit:
+    """What an audit of a target found. about: what the manifest says of the target; target: what findings.json says of it (``membership_game``)."""
+
+    name: str
+    data: str
+    seed: int
+    seen: Sequence[HeldArtifact]
+    judged: Sequence[JudgedAttack]
+    stated: StatedLimit
+    budget: ErrorBudget
+    seconds: Mapping[str, float]
+    target: Mapping[str, Any]
+    accuracy: float | None = None
+    about: Mapping[str, Any] = field(default_factory=dict)
+    clients: int = 0
+    rounds: int = 0
+
+
+def write_audit_folder(run: ExternalAudit, path: Path, command: Sequence[str]) -> Findings:
+    """Everything into the folder ``path``, findings.json last. Raises BadConfig where another process writes there."""
+    check_folder_free(path)
+    with lock_folder(path):
+        folder, ledger = RunFolder(path), _build_ledger(run)
+        for one in run.judged:
+            write_tensors(folder.path / "evidence" / str(one.finding.measures["figure"]), one.evidence_tensors)
+        write_ledger(folder.ledger_file, ledger)
+        write_json(folder.manifest_file, _manifest_entries(run, command))
+        result = validate_findings(to_plain_json(_findings_document(run, ledger)), str(folder.findings_file))
+        write_findings(result, folder.findings_file)
+        write_report(path)
+        seal_folder(path)
+    return result
+
+
+def check_folder_free(path: Path) -> None:
+    """Raises BadConfig where the folder holds a run already: its files would stand beside the new ones."""
+    if path.is_dir():
+        check_plain_folder(path)
+    if held := [name for name in ("findings.json", "config.yaml", "manifest.json") if (path / name).exists()]:
+        raise BadConfig(f"{path}: holds a run already ({held[0]}); use another folder")
+
+
+def _build_ledger(run: ExternalAudit) -> Ledger:
+    """One unprotected row for each thing seen: epsilon is infinite, whatever is stated."""
+    ledger = Ledger("replace", "record", run.stated.exchange_limit()[1])
+    for one in run.seen:
+        ledger.append([one.ledger_row()])
+    return ledger
+
+
+def _findings_document(run: ExternalAudit, ledger: Ledger) -> dict[str, Any]:
+    surfaces = list(_surface_rows(run, ledger))
+    head = {
+        "delta": ledger.delta,
+        "unit": ledger.unit,
+        "relation": ledger.relation,
+        "epsilon": epsilon_by_accountant(ledger),
+    }
+    utility = {} if run.accuracy is None else {"utility": {"accuracy": run.accuracy, "accuracy_kind": "global"}}
+    return {
+        "schema": 2,
+        "run": {
+            "algo": run.name, "data": run.data, "preset": "none", "seed": run.seed, "version": __version__,
+            "clients": run.clients, "rounds": run.rounds,
+            "seconds": {name: round(run.seconds.get(name, 0.0), 3) for name in ("train", "worlds", "attacks", "total")},
+        },
+        "target": dict(run.target),
+        **utility,
+        "privacy": {**head, "claims": run.stated.claim_entries(), "multiplicity": run.budget.to_json()},
+        "surfaces": surfaces,
+        "findings": [finding_row(one.finding, _stated_epsilon(run)) for one in run.judged],
+        "verdict": worst_verdict(row["verdict"] for row in surfaces),
+    }  # fmt: skip
+
+
+def _stated_epsilon(run: ExternalAudit) -> float | None:
+    epsilon = run.stated.exchange_limit()[0]
+    return epsilon if math.isfinite(epsilon) else None
+
+
+def _surface_rows(run: ExternalAudit, ledger: Ledger) -> Any:
+    rows: dict[str, list[Release]] = {}
+    for release in ledger.releases:
+        rows.setdefault(release.surface, []).append(release)
+    for surface, releases in rows.items():
+        mine = [one.finding for one in run.judged if str(one.finding.surface) == surface]
+        tried = any(MEASURE_KEYS & set(finding.measures) for finding in mine)
+        epsilon = epsilon_by_accountant(ledger, [surface])
+        yield {
+            "surface": surface,
+            "sender": "server" if Surface(surface) in SENT_BY_SERVER or releases[0].client == SERVER else "client",
+            "names": list(dict.fromkeys(r.name for r in releases)),
+            "rounds": len({r.round for r in releases}),
+            "bytes": size_in_bytes(releases),
+            "mechanism": "unknown",
+            "epsilon": epsilon,
+            "audited": True
+            if tried
+            else f"not attacked: {'; '.join(dict.fromkeys(_finding_notes(mine))) or 'no attack applies'}",
+            "verdict": decide_verdict(epsilon, _stated_epsilon(run), mine),
+        }
+
+
+def _finding_notes(findings: Sequence[Any]) -> list[str]:
+    return [str(finding.measures.get("note", "")) for finding in findings][:3]
+
+
+def _manifest_entries(run: ExternalAudit, command: Sequence[str]) -> dict[str, Any]:
+    return {
+        "schema": 1,
+        "version": __version__,
+        "seed": run.seed,
+        "command": list(command),
+        "target": dict(run.about),
+        "seconds": dict(run.seconds),
+        "machine": {
+            "system": platform.system(),
+            "processor": platform.machine(),
+            "python": sys.version.split()[0],
+            "torch": torch.__version__,
+        },
+        **run_provenance(),
+    }

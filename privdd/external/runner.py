@@ -1,0 +1,224 @@
+"""Audits of external targets: as the command ``python -m privdd.audit target.*``, and as functions for scripts and notebooks."""
+
+from __future__ import annotations
+
+import sys
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from privdd.blackbox.mechanism import add_search_folder
+from privdd.core.validation import BadConfig
+from privdd.external.arguments import FILE_KEYS, TARGET_PREFIX, TargetArguments, parse_target_arguments
+from privdd.external.client_updates import (
+    LocalTraining,
+    audit_client_updates,
+    read_captured_updates,
+    training_function_of,
+)
+from privdd.external.predictor import load_target_model
+from privdd.external.records import LabelledRecords, read_records, records_from_arrays
+from privdd.external.run_folder import (
+    ExternalAudit,
+    StatedLimit,
+    check_folder_free,
+    parse_stated_limit,
+    write_audit_folder,
+)
+from privdd.external.shadow_models import SGD_NAME, NetworkRetraining, PlainSGD, TrainingFunction
+from privdd.external.synthetic_data import RECIPES, audit_synthetic_data, make_recipe
+from privdd.external.trained_model import ExternalAuditSettings, audit_trained_model
+from privdd.reporting.schema import Findings
+from privdd.reporting.terminal import print_summary
+from privdd.runtime.engine import Engine
+from privdd.runtime.manifest import file_sha256
+from privdd.runtime.run_folder import RunFolder
+
+# --- from python -------------------------------------------------------------------------------
+# Audits of targets from outside as functions: what scripts and notebooks call.
+
+
+PYTHON_COMMAND = ["privdd.api"]
+
+
+def audit_model(
+    model: Any,
+    *,
+    train: tuple[Any, Any],
+    heldout: tuple[Any, Any],
+    fit: Callable[..., Any] | None = None,
+    stated: Mapping[str, Any] | None = None,
+    shadows: int = 64,
+    records: int = 10_000,
+    seed: int = 0,
+    name: str = "model",
+    out: Path | str | None = None,
+    engine: Engine | None = None,
+) -> Findings:
+    """Membership of a trained model's records -> what findings.json holds; the page lies in ``out``.
+
+    model: a torch module, a scikit-learn estimator, or a function of records (see ``targets.predictor``); train,
+    heldout: (x, y), x (n, ...) of any shape and y (n,) labels from 0, NumPy or torch, drawn from one distribution;
+    fit: (x, y, seed) -> model, trained as this one was: with it, ``shadows`` models give each record its own scale
+    (LiRA, RMIA); stated: {"epsilon": 3, "delta": 1e-5, "relation": "add_remove", "unit": "record"}, which a bound above
+    it contradicts. Raises ValueError, one line, for what cannot be audited.
+    """
+    path = choose_output_folder(out)
+    check_folder_free(path)
+    given: dict[str, Any] = {"seed": seed, "records": records, "shadows": shadows, "engine": engine or Engine()}
+    found = audit_trained_model(
+        model, _records_of_pair("train", train), _records_of_pair("heldout", heldout), fit,
+        parse_stated_limit(stated or {}), ExternalAuditSettings(**given), {"name": name, "data": "arrays"},
+    )  # fmt: skip
+    return write_audit_folder(found, path, PYTHON_COMMAND)
+
+
+def audit_synthetic(
+    synthetic: Any,
+    *,
+    train: tuple[Any, Any],
+    heldout: tuple[Any, Any],
+    generator: Callable[..., Any] | None = None,
+    stated: Mapping[str, Any] | None = None,
+    shadows: int = 64,
+    records: int = 10_000,
+    seed: int = 0,
+    name: str = "synthetic set",
+    out: Path | str | None = None,
+    engine: Engine | None = None,
+) -> Findings:
+    """Membership, copies, singling out, linkability and inference of a synthetic set -> what findings.json holds.
+
+    synthetic: (x, y), or x alone; generator: (x, y, seed) -> such a set, as this one was made: with it, shadow sets give
+    each record its own scale. The rest as of ``audit_model``. Raises ValueError, one line, for what cannot be audited.
+    """
+    path = choose_output_folder(out)
+    check_folder_free(path)
+    given: dict[str, Any] = {"seed": seed, "records": records, "shadows": shadows, "engine": engine or Engine()}
+    pair = synthetic if isinstance(synthetic, tuple | list) else (synthetic, None)
+    found = audit_synthetic_data(
+        records_from_arrays("synthetic", *pair, least=2), _records_of_pair("train", train), _records_of_pair("heldout", heldout), generator,
+        parse_stated_limit(stated or {}), ExternalAuditSettings(**given), {"name": name, "data": "arrays"},
+    )  # fmt: skip
+    return write_audit_folder(found, path, PYTHON_COMMAND)
+
+
+def choose_output_folder(out: Path | str | None) -> Path:
+    """The one that was asked for, else a new one under ./outputs."""
+    return Path(out) if out is not None else Path(time.strftime("outputs/%Y-%m-%d/%H-%M-%S-") + uuid.uuid4().hex[:6])
+
+
+def _records_of_pair(key: str, pair: Any) -> LabelledRecords:
+    if not isinstance(pair, tuple | list) or len(pair) != 2:
+        raise ValueError(f"{key}: a pair (x, y) is needed")
+    return records_from_arrays(key, *pair)
+
+
+# --- run target --------------------------------------------------------------------------------
+# ``python -m privdd.audit target.*``: files in, a run folder and an exit status out.
+
+
+SGD_SETTINGS = ("lr", "steps", "batch", "momentum")  # how plain SGD trained
+
+
+def run_target_audit(argv: Sequence[str]) -> int:
+    """-> 0 done, whatever leaks; 2 a stated epsilon is contradicted. Raises ValueError with one line."""
+    typed = parse_target_arguments(argv)
+    add_search_folder(Path.cwd())
+    path = choose_output_folder(typed.get("out"))
+    check_folder_free(path)
+    run = _audit_target(typed)
+    result = write_audit_folder(run, path, ["python", "-m", "privdd.audit", *argv])
+    print_summary(result, sys.stdout)
+    print(f"\nreport: {path / 'report.html'}\nresult: {RunFolder(path).findings_file}")
+    return 2 if result.verdict == "contradiction" else 0
+
+
+def _audit_target(typed: TargetArguments) -> ExternalAudit:
+    stated, settings = parse_stated_limit(typed.stated), _audit_settings(typed)
+    train, heldout = _read_target_records(typed, "train"), _read_target_records(typed, "heldout")
+    about = {"name": _target_label(typed), "data": typed.file_path("train").name, "files": _file_digests(typed)}
+    if typed.get("target.synthetic"):
+        made = read_records("target.synthetic", typed.file_path("synthetic"), least=2, labels=False)
+        return audit_synthetic_data(made, train, heldout, _generator_function(typed), stated, settings, about)
+    weights = typed.file_path("weights") if typed.get("target.weights") else None
+    model, notes = load_target_model(str(typed.get("target.model")), typed.args, weights)
+    about |= {"notes": notes} if notes else {}
+    if typed.get("target.updates"):
+        return _audit_updates(typed, model, train, heldout, stated, settings, about)
+    return audit_trained_model(model, train, heldout, _training_function(typed, model), stated, settings, about)
+
+
+def _training_function(typed: TargetArguments, model: Any) -> TrainingFunction | None:
+    """The owner's training function, or plain SGD with the settings that were typed."""
+    local = {
+        name: typed.get(TARGET_PREFIX + name) for name in SGD_SETTINGS if typed.get(TARGET_PREFIX + name) is not None
+    }
+    if typed.get("target.training") != SGD_NAME:
+        for name in local:
+            raise BadConfig(f"target.{name}: read with target.training=sgd")
+        return typed.get("target.training")
+    if not isinstance(model, nn.Module):
+        raise BadConfig("target.training=sgd: target.model has to be a class of torch modules")
+    training = training_function_of(SGD_NAME, LocalTraining(**local))
+    return NetworkRetraining(model, training) if isinstance(training, PlainSGD) else training
+
+
+def _generator_function(typed: TargetArguments) -> TrainingFunction | None:
+    """A recipe of privdd by its name, or the owner's function."""
+    name = typed.get("target.generator")
+    if name in RECIPES:
+        return make_recipe(str(name), dict(typed.args))
+    if typed.args:
+        raise BadConfig(f"target.args.*: read of target.model and of the generators {', '.join(RECIPES)}")
+    return name
+
+
+def _audit_updates(
+    typed: TargetArguments,
+    model: Any,
+    train: LabelledRecords,
+    heldout: LabelledRecords,
+    stated: StatedLimit,
+    settings: ExternalAuditSettings,
+    about: dict[str, Any],
+) -> ExternalAudit:
+    if not isinstance(model, nn.Module):
+        raise BadConfig("target.model: a torch module is needed to read updates")
+    updates = read_captured_updates(typed.file_path("updates"), model, typed.get("target.kind") or "update")
+    client = typed.get("target.client")
+    local = {name: typed.get(TARGET_PREFIX + name) for name in SGD_SETTINGS}
+    known = LocalTraining(**{name: value for name, value in local.items() if value is not None})
+    whose = min(one.client for one in updates.captures) if client is None else client
+    return audit_client_updates(model, updates, whose, train, heldout, known, stated, settings, about,
+                       typed.get("target.training"))  # fmt: skip
+
+
+def _read_target_records(typed: TargetArguments, name: str) -> LabelledRecords:
+    return read_records(f"target.{name}", typed.file_path(name, "(.npz with x and y)"))
+
+
+def _audit_settings(typed: TargetArguments) -> ExternalAuditSettings:
+    engine: dict[str, Any] = {"kind": typed.get("engine") or "serial"}
+    if typed.get("engine.workers") is not None:
+        engine["workers"] = typed.get("engine.workers")
+    given = {"seed": typed.get("seed"), "confidence": typed.get("confidence")}
+    given |= {name: typed.get(TARGET_PREFIX + name) for name in ("records", "shadows")}
+    return ExternalAuditSettings(
+        **{name: value for name, value in given.items() if value is not None}, engine=Engine(**engine)
+    )
+
+
+def _target_label(typed: TargetArguments) -> str:
+    given = typed.get("name") or typed.get("target.model") or "synthetic set"
+    return str(given).rpartition(":")[2]
+
+
+def _file_digests(typed: TargetArguments) -> dict[str, str]:
+    """sha256 of every file that was read."""
+    paths = {name: typed.file_path(name) for name in FILE_KEYS if typed.get(TARGET_PREFIX + name)}
+    return {name: file_sha256(path) for name, path in paths.items() if path.is_file()}

@@ -1,0 +1,355 @@
+"""Shadow models and shadow updates of a target: trained by the owner's function, or by plain SGD with known settings; and the signals of updates."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from attacks.membership.signals import SMALL_RIDGE_SHARE, gradient_alignment, logit_scaled, ridge_coefficients
+from attacks.types import Capture
+from privdd.auditing.adversary_view import RecordGradients
+from privdd.blackbox.target import load_target
+from privdd.core.rng import Keys
+from privdd.core.validation import BadConfig
+from privdd.external.membership_game import CoinGame
+from privdd.external.predictor import build_predictor
+from privdd.external.records import LabelledRecords
+from privdd.runtime.engine import Engine
+from privdd.runtime.progress import show_progress
+
+# --- shadow training ---------------------------------------------------------------------------
+# Shadow models by the user's own training function: one for each world of the game, on the engine.
+
+
+TrainingFunction = str | Callable[..., Any]  # (x, y, seed) -> what was made; or its name, module:function
+MAX_SEED = 2**31 - 1  # scikit-learn takes no more
+
+
+@dataclass(frozen=True)
+class ShadowModelTask:
+    """One training. asked: the records that the shadow model is asked about; names: the target's classes."""
+
+    fit: TrainingFunction
+    key: str
+    records: LabelledRecords
+    seed: int
+    asked: Tensor
+    names: NDArray[Any]
+
+
+def shadow_outputs(
+    fit: TrainingFunction, key: str, game: CoinGame, names: NDArray[Any], keys: Keys, engine: Engine
+) -> tuple[Tensor, bool]:
+    """(K - 1, n + m, C) outputs of the shadow models for the audited records and the reference ones, and whether the
+    training function drew from torch's global generator, so that its models would be others next time.
+
+    Raises BadConfig, naming ``key``, where the function fails or gives no model.
+    """
+    asked = torch.cat([game.records.x, game.reference.x.to(game.records.x.dtype)])
+    tasks = [
+        ShadowModelTask(fit, key, game.shadow_set(k), keys.fold("shadow", k).integer() % MAX_SEED, asked, names)
+        for k in range(1, len(game.masks))
+    ]
+    found = list(run_tasks(train_shadow_model, tasks, "train shadow models", engine))
+    return torch.stack([outputs for outputs, _ in found]), any(drew for _, drew in found)
+
+
+def run_tasks(function: Callable[[Any], Any], tasks: Sequence[Any], label: str, engine: Engine) -> list[Any]:
+    """Every task on the engine, with a progress bar."""
+    done = []
+    with show_progress(label, len(tasks)) as bar:
+        for result in engine.map(function, tasks):
+            done.append(result)
+            bar.advance()
+    return done
+
+
+def train_shadow_model(task: ShadowModelTask) -> tuple[Tensor, bool]:
+    """Outputs (n, C) of one shadow model; whether its training drew from torch's global generator."""
+    model, drew = call_user_function(task.fit, task.key, task.records, task.seed)
+    predict = replace(build_predictor(model, task.key, task.records.form), names=task.names)
+    return predict(task.asked, len(task.names)), drew
+
+
+def call_user_function(fit: TrainingFunction, key: str, records: LabelledRecords, seed: int) -> tuple[Any, bool]:
+    """What the user's function makes of the records. Raises BadConfig for whatever it raises."""
+    function = load_target(fit, key) if isinstance(fit, str) else fit
+    before = torch.get_rng_state()
+    try:
+        made = function(*records.original_arrays(), seed)
+    except Exception as error:  # whatever the function raises
+        said = " ".join(str(error).split())[:200]
+        raise BadConfig(f"{key}: failed on {len(records)} records: {type(error).__name__}: {said}") from error
+    return made, not torch.equal(before, torch.get_rng_state())
+
+
+# --- update signals ----------------------------------------------------------------------------
+# What captured updates say about records: three numbers for each, larger = more like a member.
+
+
+MAX_JOINT_NUMBERS = 50_000_000  # numbers of all records' gradients together, up to which they are solved for jointly
+
+
+def update_signals(
+    model: nn.Module, captures: Sequence[Capture], records: LabelledRecords, classes: int, gradients_sent: bool
+) -> dict[str, Tensor]:
+    """name -> (n,) float64, the mean over captures; see ``target_and_shadow_signals``."""
+    return {
+        name: values[0]
+        for name, values in target_and_shadow_signals(model, [captures], records, classes, gradients_sent).items()
+    }
+
+
+def target_and_shadow_signals(
+    model: nn.Module, worlds: Sequence[Sequence[Capture]], records: LabelledRecords, classes: int, gradients_sent: bool
+) -> dict[str, Tensor]:
+    """name -> (K, n) float64, the mean over captures; worlds: the same rounds each, sent the same models.
+
+    "alignment": cosine of the change with each record's own descent direction at the model that was sent (the gradient
+    attack of Nasr, Shokri and Houmansadr 2019); "joint": the same for all records at once, by ridge regression, where
+    their gradients fit into memory; "confidence": by how much the client's training raised it, not of a sent gradient.
+    """
+    found: dict[str, list[Tensor]] = {}
+    for same_round in zip(*worlds, strict=True):
+        sent, names = same_round[0], [name for name, _ in model.named_parameters()]
+        steps = torch.stack([_update_step(one, names, gradients_sent) for one in same_round])
+        joint = len(records) * steps.shape[1] <= MAX_JOINT_NUMBERS
+        cosines, kept = [], []
+        for block in iterate_record_gradients(model, sent, records):
+            rows = block.double()
+            cosines.append(torch.stack([gradient_alignment(step.double(), rows) for step in steps]))
+            kept += [block] if joint else []
+        found.setdefault("alignment", []).append(torch.cat(cosines, 1))
+        if joint:
+            found.setdefault("joint", []).append(ridge_coefficients(steps, -torch.cat(kept), SMALL_RIDGE_SHARE))
+        if not gradients_sent:
+            before = _confidence_of(model, sent.broadcast, sent, records, classes)
+            after = [_confidence_of(model, one.value, one, records, classes) for one in same_round]
+            found.setdefault("confidence", []).append(torch.stack(after) - before)
+    return {name: torch.stack(values).double().mean(0) for name, values in found.items()}
+
+
+def _update_step(capture: Capture, names: Sequence[str], gradients_sent: bool) -> Tensor:
+    """(p,): the change of all parameters, or minus the gradient."""
+    value = {name: capture.value[name].to(capture.broadcast[name].dtype) for name in names}
+    change = {name: -value[name] if gradients_sent else value[name] - capture.broadcast[name] for name in names}
+    return torch.cat([change[name].flatten() for name in names])
+
+
+def iterate_record_gradients(model: nn.Module, capture: Capture, records: LabelledRecords) -> Iterable[Tensor]:
+    """Blocks (b, p) of each record's loss gradient at the model that was sent, in eval mode."""
+    plain = copy_with_weights(model, capture.broadcast)
+    weights = {name: value.detach() for name, value in plain.named_parameters()}  # tied ones once
+    state, names = weights | dict(plain.named_buffers()), tuple(weights)
+    kind = state[names[0]].dtype
+    x = records.x.to(kind) if records.x.is_floating_point() else records.x
+    return RecordGradients(plain, state, x, records.y, names).iterate_blocks()
+
+
+def _confidence_of(
+    model: nn.Module, state: Mapping[str, Tensor], capture: Capture, records: LabelledRecords, classes: int
+) -> Tensor:
+    held = copy_with_weights(model, {**capture.broadcast, **state})
+    return logit_scaled(build_predictor(held, "target.model")(records.x, classes), records.y)
+
+
+def copy_with_weights(model: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
+    """A copy of the model with these values, in eval mode."""
+    held = copy.deepcopy(model)
+    held.load_state_dict(dict(state))
+    return held.eval()
+
+
+# --- shadow updates ----------------------------------------------------------------------------
+# Shadow updates: what the client would have sent, had its records been those of another world of the game.
+#
+# Trained by the owner's function ``(model, x, y, seed) -> model``, which is given the model that the server sent in each round,
+# or by plain SGD with the known settings (``SGD_NAME``); a gradient needs neither.
+
+
+TRAINING_KEY = "target.training"
+SGD_NAME = "sgd"  # as a training function: plain SGD by target.lr, target.steps, target.batch and target.momentum
+
+
+@dataclass(frozen=True)
+class PlainSGD:
+    """Minibatches of ``batch`` records in a random order, epoch after epoch; None: all records at each step."""
+
+    lr: float
+    steps: int
+    batch: int | None = None
+    momentum: float = 0.0
+
+    def __call__(self, model: nn.Module, x: Tensor, y: Tensor, seed: int) -> nn.Module:
+        generator, waiting = torch.Generator().manual_seed(seed), torch.empty(0, dtype=torch.long)
+        optimizer = torch.optim.SGD(model.parameters(), lr=self.lr, momentum=self.momentum)
+        kind, size = next(model.parameters()).dtype, min(self.batch or len(x), len(x))
+        for _ in range(self.steps):
+            if len(waiting) < size:
+                waiting = torch.randperm(len(x), generator=generator)
+            rows, waiting = waiting[:size], waiting[size:]
+            optimizer.zero_grad()
+            given = x[rows].to(kind) if x.is_floating_point() else x[rows]
+            nn.functional.cross_entropy(model(given), y[rows]).backward()
+            optimizer.step()
+        return model
+
+
+@dataclass(frozen=True)
+class ShadowUpdateTask:
+    """One world: the client's rounds as they were captured, trained again on other records."""
+
+    fit: TrainingFunction | PlainSGD
+    model: nn.Module
+    rounds: tuple[Capture, ...]
+    records: LabelledRecords
+    seed: int
+
+
+def compute_shadow_updates(
+    fit: TrainingFunction | PlainSGD | None,
+    model: nn.Module,
+    rounds: Sequence[Capture],
+    game: CoinGame,
+    keys: Keys,
+    engine: Engine,
+) -> tuple[list[tuple[Capture, ...]], bool]:
+    """The K - 1 other worlds' captures, in order, and whether their training drew from torch's global generator, as dropout
+    does, so that they would be others next time; fit: None where gradients were sent.
+
+    Raises BadConfig, in one line, where the function fails or gives no model of these weights.
+    """
+    tasks = [
+        ShadowUpdateTask(
+            fit or PlainSGD(1.0, 1),
+            model,
+            tuple(rounds),
+            game.shadow_set(k),
+            keys.fold("shadow", k).integer() % MAX_SEED,
+        )
+        for k in range(1, len(game.masks))
+    ]
+    found = run_tasks(
+        train_shadow_update if fit else differentiate_shadow_update, tasks, "train shadow updates", engine
+    )
+    return [captures for captures, _ in found], any(drew for _, drew in found)
+
+
+def train_shadow_update(task: ShadowUpdateTask) -> tuple[tuple[Capture, ...], bool]:
+    """Each round's weights, from the model that was sent in it; whether the global generator was drawn from."""
+    before = torch.get_rng_state()
+    made = tuple(replace(one, value=_trained_weights(task, one, task.seed + at)) for at, one in enumerate(task.rounds))
+    return made, not torch.equal(before, torch.get_rng_state())
+
+
+def differentiate_shadow_update(task: ShadowUpdateTask) -> tuple[tuple[Capture, ...], bool]:
+    """The mean gradient over the world's records, at the model that was sent; nothing is drawn."""
+    found = []
+    for one in task.rounds:
+        plain, x = copy_with_weights(task.model, one.broadcast), task.records.x
+        kind = next(plain.parameters()).dtype
+        nn.functional.cross_entropy(plain(x.to(kind) if x.is_floating_point() else x), task.records.y).backward()
+        grads = {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in plain.named_parameters()}
+        found.append(replace(one, value={name: grads.get(name, value) for name, value in one.value.items()}))
+    return tuple(found), False
+
+
+def _trained_weights(task: ShadowUpdateTask, one: Capture, seed: int) -> dict[str, Tensor]:
+    made = _call_update_training(task.fit, copy_with_weights(task.model, one.broadcast).train(), task.records, seed)
+    if not isinstance(made, nn.Module):
+        raise BadConfig(f"{TRAINING_KEY}: returned a {type(made).__name__}; the trained torch module is needed")
+    state = {name: value.detach() for name, value in made.state_dict().items()}
+    for name, value in sorted(one.value.items()):
+        if name not in state or state[name].shape != value.shape:
+            raise BadConfig(f"{TRAINING_KEY}: the model that it returned has no {name} {tuple(value.shape)}")
+        if not torch.isfinite(state[name].double()).all():
+            raise BadConfig(f"{TRAINING_KEY}: NaN or infinity in {name} of the model that it returned")
+    return {name: state[name].to(value.dtype) for name, value in one.value.items()}
+
+
+def _call_update_training(
+    fit: TrainingFunction | PlainSGD, model: nn.Module, records: LabelledRecords, seed: int
+) -> Any:
+    if isinstance(fit, PlainSGD):
+        return fit(model, records.x, records.y, seed)
+    function = load_target(fit, TRAINING_KEY) if isinstance(fit, str) else fit
+    if not _takes_four_arguments(function):
+        raise BadConfig(f"{TRAINING_KEY}: for updates a function (model, x, y, seed) is needed")
+    try:
+        return function(model, *records.original_arrays(), seed)
+    except Exception as error:  # whatever the function raises
+        said = " ".join(str(error).split())[:200]
+        raise BadConfig(f"{TRAINING_KEY}: failed on {len(records)} records: {type(error).__name__}: {said}") from error
+
+
+def _takes_four_arguments(function: Any) -> bool:
+    try:
+        inspect.signature(function).bind(None, None, None, 0)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+# --- trained anew ------------------------------------------------------------------------------
+# ``target.training=sgd`` for a model: the same network from new first values, trained by plain SGD with known settings.
+#
+# For a network whose training script nobody wants to rewrite as a function. First values follow PyTorch's default laws
+# (uniform within 1 / sqrt(fan-in); norms start as the identity), drawn from the shadow model's own stream.
+
+
+DRAWN_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+NORM_LAYERS = (_NormBase, nn.GroupNorm, nn.LayerNorm)
+
+
+@dataclass(frozen=True)
+class NetworkRetraining:
+    """A training function (x, y, seed) -> model. model: the audited one, whose weights are not used.
+
+    Raises BadConfig for layers whose first values are not known here.
+    """
+
+    model: nn.Module
+    training: PlainSGD
+
+    def __post_init__(self) -> None:
+        for name, part in self.model.named_modules():
+            own = [leaf for leaf, _ in (*part.named_parameters(recurse=False), *part.named_buffers(recurse=False))]
+            if own and not isinstance(part, DRAWN_LAYERS + NORM_LAYERS):
+                raise BadConfig(
+                    f"target.training=sgd: {name or type(part).__name__} ({type(part).__name__}) holds "
+                    f"{', '.join(own)}, whose first values are not known here; give a function (x, y, seed) -> model"
+                )
+
+    def __call__(self, x: Any, y: Any, seed: int) -> nn.Module:
+        started = copy_with_new_weights(self.model, Keys(seed).fold("start").torch()).train()
+        return self.training(started, torch.as_tensor(x), torch.as_tensor(y).long(), seed).eval()
+
+
+def copy_with_new_weights(model: nn.Module, generator: torch.Generator) -> nn.Module:
+    """A copy with new first values."""
+    made = copy.deepcopy(model)
+    with torch.no_grad():
+        for part in made.modules():
+            if isinstance(part, DRAWN_LAYERS):
+                bound = 1 / math.sqrt(_fan_in(part))
+                for parameter in part.parameters(recurse=False):
+                    parameter.uniform_(-bound, bound, generator=generator)
+            elif isinstance(part, NORM_LAYERS):
+                for name, value in (*part.named_parameters(recurse=False), *part.named_buffers(recurse=False)):
+                    value.fill_(1 if name in ("weight", "running_var") else 0)
+    return made.requires_grad_(True)
+
+
+def _fan_in(part: nn.Module) -> int:
+    """As PyTorch counts it: the second dimension of the weight, of a transposed convolution too, times the kernel."""
+    weight: torch.Tensor = part.weight  # type: ignore[assignment]
+    return weight.shape[1] * math.prod(weight.shape[2:])

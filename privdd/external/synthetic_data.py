@@ -1,0 +1,530 @@
+"""A synthetic data set from outside: membership, copies, singling out, linkability and inference."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from attacks.inversion.copy_detection import proportion_interval
+from attacks.membership.attack import MembershipAttack
+from attacks.membership.blind_baseline import blind_record_scores
+from attacks.membership.lira import Lira
+from attacks.membership.rmia import Rmia
+from attacks.membership.signals import logit_scaled, ridge_readout
+from attacks.membership.threshold import LossThreshold
+from attacks.types import Adversary, Family, Finding, Knowledge, Surface, View, Worlds
+from privdd.auditing.attack_tasks import error_budget
+from privdd.core.rng import Keys
+from privdd.core.types import Records
+from privdd.core.validation import BadConfig, check_integer, check_number
+from privdd.distillation.class_cells import labelled_images, single_client_cells
+from privdd.distillation.distribution_matching import (
+    MatchingSettings,
+    MatchingStreams,
+    fresh_networks,
+    match_distributions,
+)
+from privdd.distillation.initial_images import draw_initial_images
+from privdd.external.membership_game import (
+    CoinGame,
+    JudgedAttack,
+    annotate_finding,
+    draw_coin_game,
+    findings_without_attack,
+    judge_attacks,
+    target_facts,
+)
+from privdd.external.predictor import MAX_LABEL_SPREAD
+from privdd.external.records import (
+    LabelledRecords,
+    align_columns,
+    check_no_gaps,
+    coordinate_scales,
+    flatten_records,
+    is_copy_of_any,
+    nearest_records,
+    records_from_arrays,
+)
+from privdd.external.run_folder import ExternalAudit, HeldArtifact, StatedLimit
+from privdd.external.shadow_models import MAX_SEED, TrainingFunction, call_user_function, run_tasks
+from privdd.external.trained_model import GLOBAL_DRAWS, ExternalAuditSettings
+from privdd.models import ModelSpec, build, initial
+
+# --- synthetic signals -------------------------------------------------------------------------
+# What a synthetic set says about records: three numbers for each, larger = more like a member.
+
+
+REFERENCE_NEIGHBOURS = (
+    5  # of the reference set, whose density is an average; copies stand alone, so the synthetic set counts its nearest
+)
+
+
+def synthetic_signals(
+    synthetic: LabelledRecords, records: LabelledRecords, reference: LabelledRecords, scale: Tensor, classes: int
+) -> dict[str, Tensor]:
+    """name -> (n,) float64.
+
+    "distance": minus the distance to the nearest synthetic record; "density": the logarithm of the distance to the
+    reference over that, a nearest-neighbour form of the density ratio of van Breugel et al. (2023, DOMIAS);
+    "confidence": logit-scaled, of a ridge classifier trained on the synthetic set, where it has two classes.
+    """
+    own, made, known = (flatten_records(one.x, scale) for one in (records, synthetic, reference))
+    distance = nearest_records(own, made)[0][:, 0]
+    around = nearest_records(own, known, min(REFERENCE_NEIGHBOURS, len(known)))[0].mean(1)
+    found = {"distance": -distance, "density": around.clamp_min(1e-9).log() - distance.clamp_min(1e-9).log()}
+    if classes > 1 and len(synthetic.y.unique()) > 1 and int(synthetic.y.max()) < classes:
+        outputs = ridge_readout(_add_constant(made).float(), synthetic.y, _add_constant(own).float(), classes)
+        found["confidence"] = logit_scaled(outputs.double(), records.y)
+    return found
+
+
+def _add_constant(x: Tensor) -> Tensor:
+    return torch.cat([x, torch.ones(len(x), 1, dtype=x.dtype)], 1)
+
+
+# --- near copies -------------------------------------------------------------------------------
+# Does a synthetic set copy records? Exactly, or nearer than records of the same kind lie to each other.
+
+
+@dataclass(frozen=True)
+class CopyCounts:
+    """exact, near: synthetic records that equal a training record, or lie nearer to one than any held-out record does
+    to a training record; exact_heldout, near_heldout: the same with both sides exchanged, which nothing but chance explains.
+
+    closer: share of synthetic records that are nearer to a training record than to any of as many held-out ones, ties
+    apart; interval: Clopper-Pearson 95 %; compared: how many. 1/2 where nothing is copied. Records that stem from one
+    optimisation are not independent: the true interval is wider. distance (m,) and place (m,): of the nearest training record.
+    """
+
+    exact: int
+    exact_heldout: int
+    near: int
+    near_heldout: int
+    closer: float
+    interval: tuple[float, float]
+    compared: int
+    distance: Tensor
+    place: Tensor
+
+
+def count_copies(synthetic: Tensor, train: Tensor, heldout: Tensor, generator: torch.Generator) -> CopyCounts:
+    """Of synthetic (m, d), with as many training as held-out records (n, d), drawn at random. Raises ValueError for an
+    empty set."""
+    size = min(len(train), len(heldout))
+    if not size or not len(synthetic):
+        raise ValueError(
+            f"{len(synthetic)} synthetic, {len(train)} training, {len(heldout)} held-out records: none may be empty"
+        )
+    rows = torch.randperm(len(train), generator=generator)[:size]
+    inside, outside = train[rows], heldout[torch.randperm(len(heldout), generator=generator)[:size]]
+    near, at = (value[:, 0] for value in nearest_records(synthetic, inside))
+    far = nearest_records(synthetic, outside)[0][:, 0]
+    usual = nearest_records(outside, inside)[0].min(), nearest_records(inside, outside)[0].min()
+    wins, compared = int((near < far).sum()), int((near != far).sum())
+    share = wins / compared if compared else 0.5
+    return CopyCounts(
+        int(is_copy_of_any(synthetic, inside).sum()), int(is_copy_of_any(synthetic, outside).sum()),
+        int((near < usual[0]).sum()), int((far < usual[1]).sum()),
+        share, proportion_interval(wins, compared), compared, near, rows[at],
+    )  # fmt: skip
+
+
+# --- table risks -------------------------------------------------------------------------------
+# Singling out, linkability and inference of a synthetic table: the three risks that European data protection names.
+#
+# Giomi, Boenisch, Wehmeyer and Tasnadi, "A unified framework for quantifying privacy risk in synthetic data" (PoPETs 2023),
+# sections 4.1 to 4.3, reimplemented in their simplest form. Each attack is run against training records, and in the same
+# way against held-out ones (the control); only what it does better on the first is the synthetic set's doing.
+
+
+MAX_KIND_VALUES = 12  # a column with at most so many different values holds kinds, and is compared for equality
+CLOSE_SHARE = 0.05  # of a number's value: nearer guesses are right, as in the source's implementation
+PREDICATE_COUNT, PREDICATE_COLUMNS, TRIES_PER_PREDICATE = (
+    500,
+    3,
+    4,
+)  # predicates that are kept, columns in each, and draws for each that is kept
+
+
+@dataclass(frozen=True)
+class TableRisk:
+    """hits: attacks that were right, of ``attacks``; control: the same against held-out records."""
+
+    hits: int
+    control: int
+    attacks: int
+
+    @property
+    def hit_rate(self) -> float:
+        return self.hits / max(1, self.attacks)
+
+    @property
+    def chance_rate(self) -> float:
+        """The most that an attack may do without the synthetic set: upper end of the control's 95 % interval."""
+        return proportion_interval(self.control, self.attacks)[1]
+
+    @property
+    def excess_risk(self) -> float:
+        """Equation 3 of the source: how much of what the control leaves is found, at least 0."""
+        base = self.control / max(1, self.attacks)
+        return max(0.0, (self.hit_rate - base) / (1 - base)) if base < 1 else 0.0
+
+
+def _kind_columns(*sets: Tensor) -> Tensor:
+    """Which columns hold kinds, by all records: a few synthetic ones hold few values of anything."""
+    return torch.tensor([len(column.unique()) <= MAX_KIND_VALUES for column in torch.cat(sets).T])
+
+
+def singling_out_risk(synthetic: Tensor, train: Tensor, heldout: Tensor, generator: torch.Generator) -> TableRisk:
+    """Section 4.1, multivariate: predicates that name one synthetic record of (m, d); a hit names exactly one of the
+    training records (n, d). Both sides have as many records."""
+    size = min(len(train), len(heldout))
+    inside, outside = (x[torch.randperm(len(x), generator=generator)[:size]] for x in (train, heldout))
+    kinds = _kind_columns(synthetic, train, heldout)
+    middle = synthetic.median(0).values
+    hits = control = made = 0
+    for _ in range(PREDICATE_COUNT * TRIES_PER_PREDICATE):
+        if made == PREDICATE_COUNT:
+            break
+        row = synthetic[int(torch.randint(len(synthetic), (1,), generator=generator))]
+        columns = torch.randperm(len(row), generator=generator)[:PREDICATE_COLUMNS]
+        picked = [int(_matches_predicate(x, row, columns, kinds, middle).sum()) for x in (synthetic, inside, outside)]
+        if picked[0] == 1:
+            made += 1
+            hits, control = hits + (picked[1] == 1), control + (picked[2] == 1)
+    return TableRisk(hits, control, made)
+
+
+def _matches_predicate(x: Tensor, row: Tensor, columns: Tensor, kinds: Tensor, middle: Tensor) -> Tensor:
+    """(n,) bool: equal in columns of kinds; elsewhere at least as far from the middle as the record, on its side."""
+    values, at = x[:, columns], row[columns]
+    beyond = torch.where(at >= middle[columns], values >= at, values <= at)
+    return torch.where(kinds[columns], values == at, beyond).all(1)
+
+
+def linkability_risk(
+    synthetic: Tensor, train: Tensor, heldout: Tensor, generator: torch.Generator, near: int = 1
+) -> TableRisk:
+    """Section 4.2: an attacker holds two halves of the columns of each of (n, d) records, apart from each other, and links
+    them where both halves' ``near`` nearest synthetic records (m, d) have one in common. At least 2 columns."""
+    if synthetic.shape[1] < 2:
+        raise ValueError("linkability: at least 2 columns are needed")
+    size = min(len(train), len(heldout))
+    order = torch.randperm(synthetic.shape[1], generator=generator)
+    halves = order[: len(order) // 2], order[len(order) // 2 :]
+    found = []
+    for x in (train, heldout):
+        asked = x[torch.randperm(len(x), generator=generator)[:size]]
+        first, second = (
+            nearest_records(asked[:, half], synthetic[:, half], min(near, len(synthetic)))[1] for half in halves
+        )
+        found.append(int((first[:, :, None] == second[:, None]).flatten(1).any(1).sum()))
+    return TableRisk(found[0], found[1], size)
+
+
+def inference_risk(synthetic: Tensor, train: Tensor, heldout: Tensor, generator: torch.Generator) -> TableRisk:
+    """Section 4.3: an attacker knows all columns but one of each of (n, d) records and takes that one from the nearest
+    synthetic record (m, d). Right is the same kind, or a value within ``CLOSE_SHARE`` of the true one. The secret column is drawn
+    anew for each record, so records are asked about once. At least 2 columns."""
+    if synthetic.shape[1] < 2:
+        raise ValueError("inference: at least 2 columns are needed")
+    size = min(len(train), len(heldout))
+    kinds = _kind_columns(synthetic, train, heldout)
+    found = []
+    for x in (train, heldout):
+        asked = x[torch.randperm(len(x), generator=generator)[:size]]
+        secret = torch.randint(x.shape[1], (size,), generator=generator)
+        found.append(
+            sum(
+                _count_right_guesses(asked[secret == c], synthetic, c, bool(kinds[c])) for c in secret.unique().tolist()
+            )
+        )
+    return TableRisk(found[0], found[1], size)
+
+
+def _count_right_guesses(asked: Tensor, synthetic: Tensor, column: int, kind: bool) -> int:
+    others = torch.arange(synthetic.shape[1]) != column
+    guess = synthetic[nearest_records(asked[:, others], synthetic[:, others])[1][:, 0], column]
+    true = asked[:, column]
+    return int((guess == true if kind else (guess - true).abs() <= CLOSE_SHARE * true.abs()).sum())
+
+
+# --- synthetic target --------------------------------------------------------------------------
+# A synthetic data set from outside: membership, copies, singling out, linkability and inference.
+
+
+SYNTHETIC_NOTE = "the synthetic set as it was brought"
+NO_GENERATOR = "needs the function that makes such a set (target.generator, in Python generator=)"
+NO_TABLE = "singling out, linkability and inference are defined for tables, x (n, columns)"
+RISK_SOURCE = "Giomi et al. 2023"
+SHOWN_PAIRS = 16  # pairs of pictures that the page shows
+
+
+@dataclass(frozen=True)
+class ShadowSetTask:
+    """One shadow set: the generator, and what it is given."""
+
+    generator: TrainingFunction
+    records: LabelledRecords
+    seed: int
+
+
+def audit_synthetic_data(
+    synthetic: LabelledRecords,
+    train: LabelledRecords,
+    heldout: LabelledRecords,
+    generator: TrainingFunction | None,
+    stated: StatedLimit,
+    settings: ExternalAuditSettings,
+    about: Mapping[str, Any],
+) -> ExternalAudit:
+    """The audit of a synthetic set. Raises BadConfig, one line, for sets that do not fit together."""
+    began = time.monotonic()
+    train, heldout, synthetic = _align_sets(train, heldout, synthetic)
+    keys = Keys(settings.seed).fold("target")
+    shadows = settings.shadows if generator is not None else 0
+    game = draw_coin_game(train, heldout, settings.records, shadows, keys)
+    sets, drew = (
+        _generate_shadow_sets(generator, game, keys, settings) if generator is not None and shadows else ([], False)
+    )
+    made = time.monotonic()
+    pictures = train.has_pictures and heldout.has_pictures
+    scale = coordinate_scales(game.reference.x, pictures)
+    view = _synthetic_view([synthetic, *sets], game, scale, pictures, stated, keys)
+    attacks, missing = _synthetic_attacks(view, shadows, settings.confidence), [] if shadows else ["lira", "rmia"]
+    budget = error_budget(settings.confidence, len(attacks) + len(missing), 0)
+    judged = judge_attacks(view, attacks, game, Keys(settings.seed), budget, SYNTHETIC_NOTE)
+    judged += findings_without_attack(view.surface, missing, NO_GENERATOR, SYNTHETIC_NOTE)
+    apart = heldout.select_rows(game.repeats.outside)
+    judged += _judge_copies(view.surface, synthetic, train, apart, scale, pictures, keys)
+    judged += _judge_risks(view.surface, synthetic, train, apart, scale, keys)
+    facts = target_facts("synthetic", train, heldout, game, judged)
+    done = time.monotonic()
+    notes = {"note": GLOBAL_DRAWS.replace("training function", "generator")} if drew else {}
+    return ExternalAudit(
+        str(about.get("name", "synthetic set")), str(about.get("data", "arrays")), settings.seed,
+        [HeldArtifact(view.surface, "synthetic set", {"x": synthetic.x, "y": synthetic.y})], judged, stated, budget,
+        {"worlds": made - began, "attacks": done - made, "total": done - began}, facts, None,
+        {**about, **notes, "records": [len(synthetic), len(train), len(heldout)], "shape": list(train.record_shape)},
+    )  # fmt: skip
+
+
+def _align_sets(*sets: LabelledRecords) -> list[LabelledRecords]:
+    """Training, held-out and synthetic records with columns and labels coded alike. Raises BadConfig where they are not alike."""
+    keys = ("target.train", "target.heldout", "target.synthetic")
+    made = align_columns(dict(zip(keys, sets)))
+    for key, one in zip(keys, made):
+        check_no_gaps(key, one)
+    names = np.unique(np.concatenate([one.original_labels() for one in made]))
+    if all(one.names is None for one in made) and names[-1] <= MAX_LABEL_SPREAD * len(names):
+        return made
+    return [one.number_labels(names, key) for key, one in zip(keys, made)]
+
+
+def _generate_shadow_sets(
+    generator: TrainingFunction, game: CoinGame, keys: Keys, settings: ExternalAuditSettings
+) -> tuple[list[LabelledRecords], bool]:
+    tasks = [
+        ShadowSetTask(generator, game.shadow_set(k), keys.fold("shadow", k).integer() % MAX_SEED)
+        for k in range(1, len(game.masks))
+    ]
+    found = run_tasks(generate_shadow_set, tasks, "generate shadow sets", settings.engine)
+    made, names = [], game.records.names
+    for one, _ in found:
+        one = align_columns({"target.train": game.records, "target.generator": one})[1]
+        check_no_gaps("target.generator", one)
+        made.append(one if names is None else one.number_labels(names, "target.generator"))
+    return made, any(drew for _, drew in found)
+
+
+def generate_shadow_set(task: ShadowSetTask) -> tuple[LabelledRecords, bool]:
+    """What the generator makes of one world's records: (x, y), or x alone."""
+    made, drew = call_user_function(task.generator, "target.generator", task.records, task.seed)
+    pair = made if isinstance(made, tuple | list) and len(made) == 2 else (made, None)
+    return records_from_arrays("target.generator", *pair, least=1), drew
+
+
+def _synthetic_view(
+    sets: list[LabelledRecords], game: CoinGame, scale: Tensor, pictures: bool, stated: StatedLimit, keys: Keys
+) -> View:
+    classes = int(torch.cat([game.records.y, game.reference.y, game.rest.y]).max()) + 1
+    found = [synthetic_signals(one, game.records, game.reference, scale, classes) for one in sets]
+    names = [name for name in found[0] if all(name in one for one in found)]
+    signals = {name: torch.stack([one[name] for one in found]) for name in names}
+    blind = blind_record_scores(game.records.x, game.records.y, game.member_mask, keys.fold("blind").torch())
+    worlds = Worlds(signals, game.masks, blind, game.records.y)
+    known = Knowledge(
+        (1, 1, 1), classes, game.reference.x.double(), game.reference.y, settings={"delta": stated.exchange_limit()[1]}
+    )
+    surface = Surface.SYNTHETIC_IMAGES if pictures else Surface.SYNTHETIC_REPRESENTATIONS
+    return View(surface, Adversary.PUBLIC, (), known, worlds)
+
+
+def _synthetic_attacks(view: View, shadows: int, confidence: float) -> dict[str, MembershipAttack]:
+    """Each attack with the signal that it reads, settled before any score is seen."""
+    readable = () if view.worlds is None else tuple(view.worlds.signals)
+    found: dict[str, MembershipAttack] = {
+        "nearest_synthetic": LossThreshold("distance", confidence),
+        "density_ratio": LossThreshold("density", confidence),
+    }
+    if "confidence" in readable:
+        found["loss_threshold"] = LossThreshold("confidence", confidence)
+    if shadows:
+        found |= {"lira": Lira("distance", confidence), "rmia": Rmia("distance", confidence)}
+    return found
+
+
+def _judge_copies(
+    surface: Surface,
+    synthetic: LabelledRecords,
+    train: LabelledRecords,
+    heldout: LabelledRecords,
+    scale: Tensor,
+    pictures: bool,
+    keys: Keys,
+) -> list[JudgedAttack]:
+    made, own, other = (flatten_records(one.x, scale) for one in (synthetic, train, heldout))
+    found = count_copies(made, own, other, keys.fold("copies").torch())
+    measures: dict[str, Any] = {
+        "identified": found.closer, "identified_chance": 0.5, "n": found.compared,
+        "diagnostics": {
+            "closer_interval": list(found.interval),
+            "exact_copies": found.exact, "exact_copies_of_heldout": found.exact_heldout,
+            "near_copies": found.near, "near_copies_of_heldout": found.near_heldout,
+            "distance_member": float(found.distance.mean()),
+        },
+    }  # fmt: skip
+    said = (
+        f"of {len(synthetic)} synthetic records {found.exact} equal a training record ({found.exact_heldout} a held-out "
+        f"one) and {found.near} lie nearer to one than any held-out record does ({found.near_heldout} the other way round)"
+    )
+    told = "identified: share that is nearer to a training record than to any held-out one"
+    finding = Finding(surface, "copy_detection", Family.RECONSTRUCTION, Adversary.PUBLIC, measures)
+    kept: dict[str, Tensor] = {"distance": found.distance, "place": found.place}
+    if pictures:
+        shown = found.distance.argsort(stable=True)[:SHOWN_PAIRS]
+        kept |= {"real": train.x[found.place[shown]].float(), "reconstructed": synthetic.x[shown].float().clamp(0, 1)}
+    return [JudgedAttack(annotate_finding(finding, "copy_detection", SYNTHETIC_NOTE, said, told), kept)]
+
+
+def _judge_risks(
+    surface: Surface,
+    synthetic: LabelledRecords,
+    train: LabelledRecords,
+    heldout: LabelledRecords,
+    scale: Tensor,
+    keys: Keys,
+) -> list[JudgedAttack]:
+    """Of tables; the class is a column like any other."""
+    names = ("singling_out", "linkability", "inference")
+    if train.x.ndim != 2:
+        return findings_without_attack(surface, names, NO_TABLE, SYNTHETIC_NOTE, Family.RECONSTRUCTION)
+    made, own, other = (
+        torch.cat([flatten_records(s.x, scale), s.y[:, None].double()], 1) for s in (synthetic, train, heldout)
+    )
+    found = (
+        singling_out_risk(made, own, other, keys.fold(names[0]).torch()),
+        linkability_risk(made, own, other, keys.fold(names[1]).torch()),
+        inference_risk(made, own, other, keys.fold(names[2]).torch()),
+    )
+    return [_judge_risk(surface, name, risk) for name, risk in zip(names, found)]
+
+
+def _judge_risk(surface: Surface, name: str, risk: TableRisk) -> JudgedAttack:
+    if not risk.attacks:
+        return findings_without_attack(
+            surface, [name], "no predicate named a single synthetic record", SYNTHETIC_NOTE, Family.RECONSTRUCTION
+        )[0]
+    measures: dict[str, Any] = {
+        "identified": risk.hit_rate, "identified_chance": risk.chance_rate, "n": risk.attacks,
+        "diagnostics": {"risk": risk.excess_risk, "hits": risk.hits, "control_hits": risk.control},
+    }  # fmt: skip
+    said = f"{RISK_SOURCE}: {risk.hits} of {risk.attacks} attacks right on training records, {risk.control} on held-out ones"
+    told = "chance: upper end of the control's 95 % interval"
+    finding = Finding(surface, name, Family.RECONSTRUCTION, Adversary.PUBLIC, measures)
+    return JudgedAttack(
+        annotate_finding(finding, name, SYNTHETIC_NOTE, said, told), {"hits": torch.tensor([risk.hits, risk.control])}
+    )
+
+
+# --- recipes -----------------------------------------------------------------------------------
+# Recipes of privdd that make a synthetic set, as generators of shadow sets: ``target.generator=distribution_matching``.
+#
+# For pictures whose owner distilled them by such a method elsewhere, or who has no function that makes the set again.
+
+
+START_IMAGES = ("real", "noise")
+MAX_RECIPE_COUNT = 10**6  # of each count
+
+
+@dataclass(frozen=True)
+class DistributionMatching:
+    """Zhao and Bilen (WACV 2023): images whose mean features in random networks are those of the records.
+
+    per_class: images of each class; iterations: one network each; batch: real records of a class at each; lr: of SGD on
+    the images; start: real records or noise; width: filters of the network. Raises BadConfig for a bad value.
+    """
+
+    per_class: int = 10
+    iterations: int = 200
+    batch: int = 128
+    lr: float = 1.0
+    start: Literal["real", "noise"] = "real"
+    width: int = 32
+
+    at_once: ClassVar[int] = 1024  # images of a forward pass
+
+    def __post_init__(self) -> None:
+        for name in ("per_class", "iterations", "batch", "width"):
+            object.__setattr__(
+                self, name, check_integer(f"target.args.{name}", getattr(self, name), 1, most=MAX_RECIPE_COUNT)
+            )  # 12.0 is 12
+        check_number("target.args.lr", self.lr)
+        if not self.lr > 0:
+            raise BadConfig(f"target.args.lr={self.lr}: a number above 0 is needed")
+        if self.start not in START_IMAGES:
+            raise BadConfig(f"target.args.start={self.start}: allowed are {', '.join(START_IMAGES)}")
+
+    def __call__(self, x: Any, y: Any, seed: int) -> tuple[Tensor, Tensor]:
+        """Pictures x (n, c, h, w) in [0, 1] and labels y (n,) -> (classes * per_class, c, h, w) in [0, 1], and labels.
+
+        Raises ValueError for what are no pictures.
+        """
+        pictures, labels = torch.as_tensor(x).float(), torch.as_tensor(y).long()
+        if pictures.ndim != 4 or min(pictures.shape[2:]) < 8:
+            raise ValueError(
+                f"records of shape {tuple(pictures.shape[1:])}: pictures (c, h, w) of 8 x 8 at least are needed"
+            )
+        keys, classes = Keys(seed), int(labels.max()) + 1
+        shape = (pictures.shape[1], pictures.shape[2], pictures.shape[3])
+        spec = ModelSpec("convnet", width=self.width)
+        cells = single_client_cells(Records(pictures, labels, torch.arange(len(labels))), classes)
+        networks = fresh_networks(
+            build(spec, shape, classes), lambda g: initial(spec, shape, classes, g), keys.fold("networks")
+        )
+        settings = MatchingSettings(self.iterations, batch=self.batch, lr=self.lr, chunk=self.at_once)
+        start = draw_initial_images(self.start, cells, self.per_class, shape, keys.fold("start"))
+        made = match_distributions(
+            cells, start, networks, settings, MatchingStreams(keys.fold("batch"), keys.fold("augment"))
+        )
+        images, own = labelled_images(cells, made, 0)
+        return images.clamp(0, 1), own
+
+
+RECIPES = {"distribution_matching": DistributionMatching}
+
+
+def make_recipe(name: str, args: dict[str, Any]) -> DistributionMatching:
+    """The recipe of this name. Raises BadConfig, one line, for settings that it does not have."""
+    made = RECIPES[name]
+    known = [field.name for field in fields(made)]
+    for key in args:
+        if key not in known:
+            raise BadConfig(f"target.args.{key}: {name} takes {', '.join(known)}")
+    return made(**args)

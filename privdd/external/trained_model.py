@@ -1,0 +1,231 @@
+"""A trained model from outside: membership of its training records, from its outputs or from its predicted labels alone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from attacks.membership.attack import MembershipAttack, _require_worlds
+from attacks.membership.base import Base
+from attacks.membership.blind_baseline import blind_record_scores
+from attacks.membership.label_only import NOISE_LEVELS, label_robustness
+from attacks.membership.lira import Lira
+from attacks.membership.quantile import QuantileRegression
+from attacks.membership.rmia import Rmia
+from attacks.membership.signals import logit_scaled
+from attacks.membership.threshold import LossThreshold
+from attacks.types import Adversary, Evidence, Knowledge, Surface, View, Worlds
+from privdd.auditing.attack_tasks import ErrorBudget, error_budget
+from privdd.core.rng import Keys
+from privdd.core.validation import BadConfig, check_integer, check_share
+from privdd.external.membership_game import (
+    MAX_ACCURACY_RECORDS,
+    CoinGame,
+    JudgedAttack,
+    draw_coin_game,
+    findings_without_attack,
+    judge_attacks,
+    target_facts,
+)
+from privdd.external.predictor import OUTPUT_KINDS, Predictor, build_predictor, resolve_classes
+from privdd.external.records import LabelledRecords, check_same_shape, fill_gaps
+from privdd.external.run_folder import ExternalAudit, HeldArtifact, StatedLimit
+from privdd.external.shadow_models import TrainingFunction, shadow_outputs
+from privdd.runtime.engine import Engine
+
+# --- label queries -----------------------------------------------------------------------------
+# Membership from predicted labels alone, for records of any shape (Choquette-Choo et al. 2021).
+
+
+@dataclass(frozen=True)
+class LabelQueries(MembershipAttack):
+    """The share of a record's disturbed copies that keep its label; the target alone is asked.
+
+    labels_of: records (b, ...) -> predicted labels (b,). Pictures are shifted and noised as in
+    ``attacks.membership.label_only``, other records noised, in units of each coordinate's spread.
+    """
+
+    labels_of: Callable[[Tensor], Tensor] = lambda x: x
+    pictures: bool = False
+    copies: int = 8
+    name: ClassVar[str] = "label_only"
+    least_worlds: ClassVar[int] = 1
+
+    def nothing_to_read(self, view: View) -> str:
+        return "the audited records are not known" if _require_worlds(view).records is None else ""
+
+    def run(self, view: View, generator: torch.Generator) -> Evidence:
+        """Scores (1, n): of the target."""
+        worlds = _require_worlds(view)
+        if worlds.records is None:
+            raise ValueError(f"{self.name}: the view holds no records")
+        seed = int(torch.randint(2**31 - 1, (1,), generator=generator))
+        own = torch.Generator().manual_seed(seed)
+        ask = label_robustness if self.pictures else noised_robustness
+        scores = ask(self.labels_of, worlds.records, worlds.labels, self.copies, own)
+        return Evidence(scores=scores[None], notes={"signal": "labels", "seed": seed})
+
+
+def noised_robustness(
+    labels_of: Callable[[Tensor], Tensor], x: Tensor, y: Tensor, copies: int, generator: torch.Generator
+) -> Tensor:
+    """(n,) in [0, 1]: the share of copies of each record (n, ...) with noise at LEVELS spreads that get its label (n,)."""
+    values = x.double()
+    spread = values.std(0)
+    right = [(labels_of(x) == y).double()]
+    for level in NOISE_LEVELS:
+        for _ in range(copies):
+            noise = torch.randn(x.shape[1:], generator=generator, dtype=torch.float64)
+            right.append((labels_of((values + level * spread * noise).to(x.dtype)) == y).double())
+    return torch.stack(right).mean(0)
+
+
+# --- model target ------------------------------------------------------------------------------
+# A trained model from outside: membership of its training records.
+
+
+MODEL_NOTE = "the model as it was brought"
+SHADOW_ATTACKS = {"lira": Lira, "rmia": Rmia, "base": Base}
+NO_TRAINING = "needs a training function (target.training, in Python fit=)"
+NO_COPIES = "disturbed copies need records of real numbers without gaps"
+GUESSED_KINDS = ("shares", "separate", "percent")  # readings that a reader has to know of
+MANY_RECORDS = 2000  # records from which fewer disturbed copies of each are asked about
+MAX_COUNT = 10**6  # records, and shadow models
+GLOBAL_DRAWS = "the training function draws from torch's global generator: another run gives other shadow models"
+
+
+@dataclass(frozen=True)
+class ExternalAuditSettings:
+    """records: audited at most; shadows: models that are trained where a training function is given, 0 = none."""
+
+    seed: int = 0
+    records: int = 10_000
+    shadows: int = 64
+    confidence: float = 0.95
+    engine: Engine = Engine()
+
+    def __post_init__(self) -> None:
+        for name, least in (("records", 8), ("shadows", 0)):
+            object.__setattr__(
+                self, name, check_integer(f"target.{name}", getattr(self, name), least, most=MAX_COUNT)
+            )  # 12.0 is 12
+        if self.shadows == 1:
+            raise BadConfig("target.shadows=1: at least 2 shadow models are needed, or 0 for none")
+        check_share("confidence", self.confidence)
+
+
+def audit_trained_model(
+    model: Any,
+    train: LabelledRecords,
+    heldout: LabelledRecords,
+    fit: TrainingFunction | None,
+    stated: StatedLimit,
+    settings: ExternalAuditSettings,
+    about: Mapping[str, Any],
+) -> ExternalAudit:
+    """The audit of a model. Raises BadConfig, one line, for a model that cannot read the records, and the like."""
+    began = time.monotonic()
+    check_same_shape("target.train", train, "target.heldout", heldout)
+    some = np.unique(np.linspace(0, len(train) - 1, min(len(train), MAX_ACCURACY_RECORDS)).astype(np.int64))
+    predict, train, heldout, classes, told = resolve_classes(
+        build_predictor(model, "target.model", train.form), train, heldout, some
+    )
+    names = np.arange(classes) if predict.names is None else predict.names
+    keys = Keys(settings.seed).fold("target")
+    shadows = settings.shadows if fit is not None else 0
+    game = draw_coin_game(train, heldout, settings.records, shadows, keys)
+    logits, drew = _model_outputs(predict, fit, game, names, keys, settings.engine)
+    trained = time.monotonic()
+    attacks = _model_attacks(predict, game, classes, shadows, settings.confidence)
+    missing = {} if shadows else dict.fromkeys(SHADOW_ATTACKS, NO_TRAINING)
+    missing |= {} if "label_only" in attacks else {"label_only": NO_COPIES}
+    budget = error_budget(settings.confidence, len(attacks) + len(missing), 0)
+    judged = _judge_model(
+        _model_view(game, logits, classes, stated, keys), attacks, missing, game, settings.seed, budget
+    )
+    at = torch.from_numpy(some)
+    right = (_accuracy_of(predict, train.select_rows(at), classes), _accuracy_of(predict, heldout, classes))
+    read = OUTPUT_KINDS[predict.reading]
+    told += [f"The model's outputs were read as {read}."] if predict.reading in GUESSED_KINDS else []
+    facts = target_facts("model", train, heldout, game, judged, right, [*about.get("notes", []), *told], outputs=read)
+    value = model.state_dict() if isinstance(model, nn.Module) else {"outputs": logits[0]}
+    done = time.monotonic()
+    notes = {"note": GLOBAL_DRAWS} if drew else {}
+    return ExternalAudit(
+        str(about.get("name", "model")), str(about.get("data", "arrays")), settings.seed,
+        [HeldArtifact(Surface.GLOBAL_MODEL, "model", value)], judged, stated, budget,
+        {"worlds": trained - began, "attacks": done - trained, "total": done - began}, facts, right[1],
+        {**about, **notes, "records": [len(train), len(heldout)], "shape": list(train.record_shape), "classes": classes},
+    )  # fmt: skip
+
+
+def _model_outputs(
+    predict: Predictor, fit: TrainingFunction | None, game: CoinGame, names: NDArray[Any], keys: Keys, engine: Engine
+) -> tuple[Tensor, bool]:
+    """(K, n + m, C) outputs for audited and reference records, the target's first; see ``shadow_outputs``."""
+    own = predict(torch.cat([game.records.x, game.reference.x.to(game.records.x.dtype)]), len(names))[None]
+    if fit is None or len(game.masks) == 1:
+        return own, False
+    others, drew = shadow_outputs(fit, "target.training", game, names, keys, engine)
+    if others.shape[1:] != own.shape[1:]:
+        raise BadConfig(f"target.training: gives models of {others.shape[2]} classes, target.model has {own.shape[2]}")
+    return torch.cat([own, others]), drew
+
+
+def _model_view(game: CoinGame, logits: Tensor, classes: int, stated: StatedLimit, keys: Keys) -> View:
+    records, count = game.records, len(game.records)
+    own, public = logits[:, :count], logits[:, count:]
+    x, reference = (records.x, game.reference.x)
+    if records.has_gaps or game.reference.has_gaps:
+        x, reference = fill_gaps(x, reference)
+    blind = blind_record_scores(x, records.y, game.member_mask, keys.fold("blind").torch())
+    signals = {"confidence": logit_scaled(own, records.y)}
+    worlds = Worlds(signals, game.masks, blind, records.y, own, public, records=x.double())
+    known = Knowledge(
+        (1, 1, 1), classes, reference.double(), game.reference.y, settings={"delta": stated.exchange_limit()[1]}
+    )
+    return View(Surface.GLOBAL_MODEL, Adversary.PUBLIC, (), known, worlds)
+
+
+def _model_attacks(
+    predict: Predictor, game: CoinGame, classes: int, shadows: int, confidence: float
+) -> dict[str, MembershipAttack]:
+    given: dict[str, Any] = {"confidence": confidence}
+    found: dict[str, MembershipAttack] = {"loss_threshold": LossThreshold(**given)}
+    found["quantile_regression"] = QuantileRegression(**given)
+    records = game.records
+    if records.x.is_floating_point() and not records.form.has_codes and not records.has_gaps:
+        found["label_only"] = LabelQueries(
+            **given,
+            labels_of=lambda x: predict(x.to(records.x.dtype), classes).argmax(1),
+            pictures=records.has_pictures,
+            copies=8 if len(records) <= MANY_RECORDS else 2,
+        )
+    if shadows:
+        found |= {name: attack(**given) for name, attack in SHADOW_ATTACKS.items()}
+    return found
+
+
+def _judge_model(
+    view: View,
+    attacks: Mapping[str, MembershipAttack],
+    missing: Mapping[str, str],
+    game: CoinGame,
+    seed: int,
+    budget: ErrorBudget,
+) -> list[JudgedAttack]:
+    found = judge_attacks(view, attacks, game, Keys(seed), budget, MODEL_NOTE)
+    return found + [
+        row for name, why in missing.items() for row in findings_without_attack(view.surface, [name], why, MODEL_NOTE)
+    ]
+
+
+def _accuracy_of(predict: Predictor, records: LabelledRecords, classes: int) -> float:
+    return float((predict(records.x, classes).argmax(1) == records.y).double().mean())

@@ -1,0 +1,307 @@
+"""A client's reply against the plan: the server writes the ledger, the client's own rows only countersign it.
+
+What a reply must look like is known before it comes: the server works the round out on records that nobody owns. From the
+plan come the events, their number, sensitivities, norms and flags; from the received tensors names, shapes, types and
+digests. Only the client knows the digest of what its mechanisms released inside local work, and whether a side condition of
+a proof failed: it may say so.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import pairwise
+from typing import Any, Literal, get_args
+
+import dp_accounting as dpa
+import torch
+from flwr.app import Message
+
+from attacks.types import Surface
+from privdd.core.types import (
+    Received,
+    Records,
+    Shard,
+    State,
+    Tensors,
+    flatten_values,
+    nest_values,
+    remote_memory_marker,
+)
+from privdd.core.validation import check_choice, check_number, setting_error
+from privdd.federated.channel import digest_tensors, tensor_shapes
+from privdd.federated.simulation import ClientTask, Plan, client_step
+from privdd.integrations.flower_messages import (
+    BadReply,
+    printable_line,
+    read_reply_arrays,
+    read_reply_tensor,
+    read_reply_words,
+)
+from privdd.privacy.events import event_to_json
+from privdd.privacy.ledger import Ledger
+from privdd.privacy.mechanism import LedgerRow
+
+# --- rehearsal ---------------------------------------------------------------------------------
+# What a client's reply must look like, known before it comes: the same round on made-up records.
+#
+# Everything public about a reply (which tensors, of which shape and type; which mechanisms, how often, at what cost) is
+# the same for any records, which the tests of what leaves a client hold every method to. So the server works the
+# round out on records that nobody owns, and the ledger's rows are those, with the digests of what was received.
+
+
+SET_SURFACES = frozenset(
+    {Surface.SYNTHETIC_IMAGES, Surface.SYNTHETIC_REPRESENTATIONS, Surface.FEATURES, Surface.LABELS}
+)
+
+
+@dataclass(frozen=True)
+class TensorLayout:
+    """Of one tensor of a reply. shape: with the length of the rehearsal; free: a client may send another length."""
+
+    surface: Surface
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    free: bool
+
+
+@dataclass(frozen=True)
+class ExpectedReply:
+    """layouts: "upload/tensor" -> what it looks like; rows: the ledger rows, those inside local work first;
+    classes: labels lie below."""
+
+    layouts: Mapping[str, TensorLayout]
+    rows: Sequence[LedgerRow]
+    classes: int
+
+    @property
+    def inner_row_count(self) -> int:
+        """How many rows stand for what is released within local work and never travels by itself."""
+        return len(self.rows) - len({name.split("/", 1)[0] for name in self.layouts})
+
+
+def rehearse_round(task: ClientTask) -> ExpectedReply:
+    """One client's round on made-up records."""
+    plan = replace(task.plan, noise_source="seed")  # of made-up records: no secret is needed, and none is here
+    task = replace(task, plan=plan)
+    made_up = replace(task, shard=made_up_shard(plan, task.client), memory={})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what the made-up records lack says nothing of anyone's
+        received, rows, memory = client_step(made_up)
+        if task.memory and memory:  # a client that was here before: its round may differ from a first one
+            received, rows, _ = client_step(replace(made_up, memory=memory))
+    layouts = {}
+    for name, tensor in flatten_values(received.values).items():
+        surface = plan.method.uploads[name.split("/", 1)[0]]
+        layouts[name] = TensorLayout(
+            surface, tensor.dtype, tuple(tensor.shape), surface in SET_SURFACES and tensor.ndim > 0
+        )
+    return ExpectedReply(layouts, rows, plan.problem.classes)
+
+
+def made_up_shard(plan: Plan, client: int) -> Shard:
+    """A few random images of every class."""
+    problem = plan.problem
+    each = max(2, plan.method.images_per_class())
+    y = torch.tensor(problem.class_list).repeat_interleave(each)
+    generator = plan.keys.fold("public", "rehearsal").torch()
+    records = Records(torch.rand(len(y), *problem.shape, generator=generator), y, torch.arange(len(y)))
+    none = records.take([])
+    return Shard(client, records, none, none, problem.classes)
+
+
+class Rehearsals:
+    """Remembers rehearsals: rounds that are alike in all that decides a reply's form need only one."""
+
+    def __init__(self) -> None:
+        self._known: dict[object, ExpectedReply] = {}
+
+    def expected_reply(self, task: ClientTask, *, anew: bool = False) -> ExpectedReply:
+        """What ``task``'s reply must look like. anew: for this very round, whatever is remembered."""
+        key = _rehearsal_key(task)
+        if anew or key not in self._known:
+            self._known[key] = rehearse_round(task)
+        expected = self._known[key]
+        mine = [replace(row, round=task.round, client=task.client) for row in expected.rows]
+        return replace(expected, rows=mine)
+
+
+def _rehearsal_key(task: ClientTask) -> object:
+    """What a reply's form may depend on; a method that does not say what it spends is rehearsed every round."""
+    method, round = task.plan.method, task.round
+    spends = method.spends(round, task.plan.mechanisms)
+    when = round if spends is None else (round == 0, method.phase(round), tuple(sorted(spends.items())))
+    sent = tuple(sorted((name, tuple(tensor.shape)) for name, tensor in flatten_values(task.broadcast).items()))
+    return when, sent, bool(task.memory)
+
+
+# --- reply check -------------------------------------------------------------------------------
+# A client's reply against the plan: the server writes the ledger, the client's own rows only countersign it.
+#
+# From the plan come the events, their number, sensitivities, norms and flags; from the received tensors names, shapes,
+# types and digests; from the federation the round and the node's own client number. Only the client knows the digest of
+# what its mechanisms released inside local work, and whether a side condition of a proof failed: it may say so.
+
+
+OnBadReply = Literal["stop", "drop"]
+REPLY_WORDS = {"client": int, "round": int, "asked": str, "rows": str, "remembers": int, "order": str}
+HEX_DIGITS = frozenset("0123456789abcdef")
+
+
+@dataclass(frozen=True)
+class ReplyRules:
+    """What a server does about replies that it cannot use, and what it cannot use.
+
+    bad_reply: stop = the federation ends, to be resumed; drop = the round goes on without that client.
+    largest: no number of a reply may be further from zero; above 0.
+    """
+
+    bad_reply: OnBadReply = "stop"
+    largest: float = 1e9
+
+    def __post_init__(self) -> None:
+        check_choice("bad_reply", self.bad_reply, get_args(OnBadReply))
+        check_number("largest", self.largest)
+        if not self.largest > 0:
+            raise setting_error("largest", self.largest, "a number above 0 is needed")
+
+
+def check_reply(
+    task: ClientTask, reply: Message, expected: ExpectedReply, asked: str, rules: ReplyRules
+) -> tuple[Received, list[LedgerRow], State]:
+    """What the server receives, the ledger rows, and whether the client remembers. Raises BadReply.
+
+    asked: digest of the broadcast that the reply must be an answer to.
+    """
+    try:
+        words = read_reply_words(reply.content, REPLY_WORDS)
+        _check_words(words, task, asked)
+        values = _read_values(reply, words["order"], expected, rules)
+        stated = _stated_rows(words["rows"], expected)
+        rows = countersign_rows(derive_rows(expected, values, stated), stated)
+    except BadReply:
+        raise
+    except Exception as error:  # whatever a stranger's bytes do to a reader, it is this reply that is wrong
+        raise BadReply(f"cannot be read ({type(error).__name__}: {error})") from None
+    # the server learns that a client remembers something (replays must then start at its first round), never what
+    return Received(task.client, task.round, values), rows, remote_memory_marker() if words["remembers"] else {}
+
+
+def _check_words(words: Mapping[str, Any], task: ClientTask, asked: str) -> None:
+    if words["client"] != task.client:
+        raise BadReply(f"answers as client {words['client']}")
+    if words["round"] != task.round:
+        raise BadReply(f"answers round {words['round']}")
+    if words["asked"] != asked:
+        raise BadReply("answers another broadcast than the one it was sent")
+    if words["remembers"] not in (0, 1):
+        raise BadReply(f"remembers={words['remembers']}: 0 or 1 is needed")
+
+
+# --- tensors --------------------------------------------------------------------------------------
+
+
+def _read_values(reply: Message, order: str, expected: ExpectedReply, rules: ReplyRules) -> Mapping[str, Tensors]:
+    arrays, wanted = read_reply_arrays(reply.content, order), expected.layouts
+    if unknown := sorted(set(arrays) - set(wanted)):
+        raise BadReply(f"sends {unknown[:5]}, which the plan does not have", uncovered=True)
+    if missing := sorted(set(wanted) - set(arrays)):
+        raise BadReply(f"lacks {missing[:5]}")
+    found = {name: read_reply_tensor(name, array, wanted[name].dtype) for name, array in arrays.items()}
+    for name, tensor in found.items():
+        _check_tensor(name, tensor, wanted[name], rules, expected.classes)
+    _check_lengths(found, wanted)
+    return nest_values({name: found[name] for name in wanted})
+
+
+def _check_tensor(name: str, tensor: torch.Tensor, layout: TensorLayout, rules: ReplyRules, classes: int) -> None:
+    shape = tuple(tensor.shape)
+    if len(shape) != len(layout.shape) or shape[layout.free :] != layout.shape[layout.free :]:
+        raise BadReply(f"{name} has shape {shape}; {_describe_layout(layout)} is needed")
+    if not torch.isfinite(tensor).all():
+        raise BadReply(f"{name} holds NaN or infinity")
+    if tensor.numel() and float(tensor.double().abs().max()) > rules.largest:
+        raise BadReply(f"{name} holds {float(tensor.double().abs().max()):.3g}; at most {rules.largest:g} is allowed")
+    if (
+        layout.surface == Surface.LABELS
+        and tensor.numel()
+        and not 0 <= float(tensor.min()) <= float(tensor.max()) < classes
+    ):
+        raise BadReply(f"{name} holds a label outside 0 to {classes - 1}")
+    if layout.surface == Surface.COUNTS and bool((tensor < 0).any()):
+        raise BadReply(f"{name} holds a negative count")
+
+
+def _describe_layout(layout: TensorLayout) -> str:
+    return f"({', '.join(['any length'] * layout.free + [str(n) for n in layout.shape[layout.free :]])})"
+
+
+def _check_lengths(found: Mapping[str, torch.Tensor], wanted: Mapping[str, TensorLayout]) -> None:
+    """Images and their labels are as many; so are features and labels, as often as each is shared."""
+    sets = [name for name in wanted if wanted[name].free and wanted[name].shape[0]]
+    for one, other in pairwise(sets):
+        if len(found[one]) * wanted[other].shape[0] != len(found[other]) * wanted[one].shape[0]:
+            raise BadReply(
+                f"{one} and {other} have {len(found[one])} and {len(found[other])} entries, which do not match"
+            )
+
+
+# --- rows -----------------------------------------------------------------------------------------
+
+
+def _stated_rows(text: str, expected: ExpectedReply) -> list[LedgerRow]:
+    """The client's own rows. Raises BadReply for more of them than the plan has."""
+    releases = Ledger.from_json(text).releases
+    rows = [LedgerRow(**{f.name: getattr(release, f.name) for f in fields(LedgerRow)}) for release in releases]
+    if len(rows) != len(expected.rows):
+        more = len(rows) > len(expected.rows)
+        raise BadReply(f"states {len(rows)} ledger rows where the plan has {len(expected.rows)}", uncovered=more)
+    return rows
+
+
+def derive_rows(expected: ExpectedReply, values: Mapping[str, Tensors], stated: Sequence[LedgerRow]) -> list[LedgerRow]:
+    """The ledger rows of what was received. stated: the client's, for the digests that only it knows."""
+    rows = []
+    for at, row in enumerate(expected.rows):
+        if at >= expected.inner_row_count:
+            rows.append(replace(row, shape=tensor_shapes(values[row.name]), digest=digest_tensors(values[row.name])))
+        elif len(stated[at].digest) != 32 or not HEX_DIGITS.issuperset(stated[at].digest):
+            raise BadReply(f"row {at} ({row.name}) states digest {printable_line(stated[at].digest, 40)!r}")
+        else:
+            rows.append(replace(row, digest=stated[at].digest))
+    return rows
+
+
+def countersign_rows(rows: Sequence[LedgerRow], stated: Sequence[LedgerRow]) -> list[LedgerRow]:
+    """The derived rows, where the client's agree field by field. Raises BadReply, naming the first that does not."""
+    kept = []
+    for at, (row, theirs) in enumerate(zip(rows, stated, strict=True)):
+        row = _admit_failed_condition(row, theirs)
+        for field in fields(LedgerRow):
+            mine, other = getattr(row, field.name), getattr(theirs, field.name)
+            if field.name == "event":
+                mine, other = event_to_json(mine), event_to_json(other)
+            if field.name == "noise_std" and isinstance(row.event, dpa.NonPrivateDpEvent):
+                row = replace(row, noise_std=other)  # nothing is promised; the scale may be the data's
+            elif mine != other:
+                said = f"row {at} ({row.name}) states {field.name} {printable_line(other, 50)}; the plan and what came say "
+                raise BadReply(
+                    f"{said}{printable_line(mine, 50)}", uncovered=field.name == "event" and _has_cost(theirs)
+                )
+        kept.append(row)
+    return kept
+
+
+def _admit_failed_condition(row: LedgerRow, theirs: LedgerRow) -> LedgerRow:
+    """A client may say that a side condition failed, which only makes its release non-private."""
+    broken = sorted(name for name, holds in theirs.flags.items() if not holds and row.flags.get(name))
+    if not broken:
+        return row
+    reason = f"side conditions fail: {', '.join(sorted(n for n, holds in theirs.flags.items() if not holds))}"
+    flags = {name: holds and name not in broken for name, holds in row.flags.items()}
+    return replace(row, flags=flags, event=dpa.NonPrivateDpEvent(), nonprivate_reason=reason)
+
+
+def _has_cost(row: LedgerRow) -> bool:
+    return not isinstance(row.event, dpa.NoOpDpEvent)

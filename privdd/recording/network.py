@@ -1,0 +1,170 @@
+"""A network of the user's own with recorded parameters in it, and what single records would do to them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from privdd.core.validation import BadConfig
+
+GRADIENT_BATCH = 256  # records whose gradients are worked out side by side
+MAX_BATCH_NUMBERS = 50_000_000  # numbers of these gradients, at most
+MAX_KEPT_NUMBERS = 100_000_000  # of all records' gradients that are kept together
+
+
+def build_network(make: Any, args: Mapping[str, Any]) -> nn.Module:
+    """``make(**args)`` as a module in evaluation mode. Raises BadConfig, one line."""
+    try:
+        model = make(**args) if isinstance(make, type) or not isinstance(make, nn.Module) else make
+    except Exception as error:  # whatever the user's constructor raises
+        raise BadConfig(f"model=: {type(error).__name__}: {error}") from error
+    if not isinstance(model, nn.Module):
+        raise BadConfig(f"model=: a torch.nn.Module is needed, got {type(model).__name__}")
+    return model.eval()
+
+
+def align_state(model: nn.Module, arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The arrays by the names of the model's state: equal names, names with one prefix, or lists in the state's order.
+
+    Raises BadConfig where they do not fit the model.
+    """
+    state = model.state_dict()
+    found = dict(arrays)
+    if set(found) != set(state):
+        prefixes = {name[: -len(last)] for last in list(state)[:1] for name in found if name.endswith(last)}
+        found = next((cut for prefix in prefixes if set(cut := _remove_prefix(found, prefix)) >= set(state)), found)
+    if not set(found) >= set(state):
+        if len(found) != len(state):
+            raise BadConfig(f"model=: its state has {len(state)} tensors, the recorded message {len(found)}")
+        found = dict(zip(state, found.values()))
+    for name, value in state.items():
+        if found[name].shape != value.shape:
+            raise BadConfig(
+                f"model=: {name} has shape {tuple(value.shape)}, the recorded one {tuple(found[name].shape)}"
+            )
+    return {name: found[name] for name in state}
+
+
+def _remove_prefix(arrays: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): value for name, value in arrays.items() if name.startswith(prefix)}
+
+
+def load_parameters(model: nn.Module, arrays: Mapping[str, Tensor]) -> None:
+    model.load_state_dict({name: value.clone() for name, value in align_state(model, arrays).items()})
+
+
+def trained_parameter_names(model: nn.Module) -> list[str]:
+    return [name for name, p in model.named_parameters() if p.requires_grad]
+
+
+def parameter_difference(model: nn.Module, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> np.ndarray:
+    """after - before of all trained parameters, (p,) float64."""
+    old, new = align_state(model, before), align_state(model, after)
+    return np.concatenate(
+        [(new[n].double() - old[n].double()).reshape(-1).numpy() for n in trained_parameter_names(model)]
+    )
+
+
+def thinning_step(model: nn.Module, count: int) -> int:
+    """k, so that every k-th parameter of ``count`` gradients fits into memory."""
+    return max(1, math.ceil(count * sum(p.numel() for p in model.parameters() if p.requires_grad) / MAX_KEPT_NUMBERS))
+
+
+def record_losses(model: nn.Module, x: np.ndarray, y: np.ndarray, batch: int = 256) -> np.ndarray:
+    """Cross-entropy of each record, (n,) float64. Raises BadConfig for outputs that are no logits of these labels."""
+    found = []
+    with torch.no_grad():
+        for at in range(0, len(y), batch):
+            out = _network_logits(model, x[at : at + batch], y[at : at + batch])
+            labels = torch.from_numpy(y[at : at + batch]).long()
+            found.append(nn.functional.cross_entropy(out.double(), labels, reduction="none").numpy())
+    return np.concatenate(found)
+
+
+def record_descents(
+    model: nn.Module, x: np.ndarray, y: np.ndarray, every: int = 1, clip: float | None = None
+) -> np.ndarray:
+    """Minus the loss gradient of each record at the model's parameters, every k-th of them: (n, p / k) float32.
+
+    clip: largest norm of a whole gradient.
+    """
+    return np.concatenate([rows.numpy() for rows in _iterate_descents(model, x, y, every, clip)])
+
+
+def class_descent_sums(
+    model: nn.Module, x: np.ndarray, y: np.ndarray, every: int = 1, clip: float | None = None
+) -> np.ndarray:
+    """The sum of the descents of the records of each class that there is, (classes, p / k) float64."""
+    labels, at = np.unique(y, return_inverse=True)
+    sums: Any = 0
+    start = 0
+    for rows in _iterate_descents(model, x, y, every, clip):
+        ones = torch.nn.functional.one_hot(torch.from_numpy(at[start : start + len(rows)]), len(labels)).double()
+        sums, start = sums + ones.T @ rows.double(), start + len(rows)
+    return sums.numpy()
+
+
+def _iterate_descents(
+    model: nn.Module, x: np.ndarray, y: np.ndarray, every: int, clip: float | None
+) -> Iterator[Tensor]:
+    """Batches of rows (b, p / k): side by side where the network allows, else one by one."""
+    _network_logits(model, x[:1], y[:1])
+    size = max(1, min(GRADIENT_BATCH, MAX_BATCH_NUMBERS // max(1, sum(p.numel() for p in model.parameters()))))
+    together = True
+    for at in range(0, len(y), size):
+        part = x[at : at + size], y[at : at + size]
+        try:
+            rows = _gradients_together(model, *part) if together else _gradients_one_by_one(model, *part)
+        except RuntimeError:  # what torch.func cannot transform: in-place changes, loops over values, custom functions
+            together, rows = False, _gradients_one_by_one(model, *part)
+        if clip is not None:
+            rows = rows * (clip / rows.norm(dim=1, keepdim=True).clamp_min(1e-30)).clamp_max(1.0)
+        yield -rows[:, ::every].float()
+
+
+def _gradients_together(model: nn.Module, x: np.ndarray, y: np.ndarray) -> Tensor:
+    own = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
+    rest = {
+        name: v.detach()
+        for name, v in {**dict(model.named_parameters()), **dict(model.named_buffers())}.items()
+        if name not in own
+    }
+
+    def loss_of_record(parameters: dict[str, Tensor], one: Tensor, label: Tensor) -> Tensor:
+        out = torch.func.functional_call(model, {**parameters, **rest}, (one[None],))
+        return nn.functional.cross_entropy(out, label[None])
+
+    kind = next((p.dtype for p in own.values()), torch.float32)
+    records, labels = torch.from_numpy(np.ascontiguousarray(x)).to(kind), torch.from_numpy(y).long()
+    found = torch.func.vmap(torch.func.grad(loss_of_record), in_dims=(None, 0, 0))(own, records, labels)
+    return torch.cat([value.reshape(len(y), -1) for value in found.values()], 1)
+
+
+def _gradients_one_by_one(model: nn.Module, x: np.ndarray, y: np.ndarray) -> Tensor:
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    rows = []
+    for at in range(len(y)):
+        loss = nn.functional.cross_entropy(
+            _network_logits(model, x[at : at + 1], y[at : at + 1]), torch.from_numpy(y[at : at + 1]).long()
+        )
+        grads = torch.autograd.grad(loss, parameters, allow_unused=True)
+        rows.append(
+            torch.cat([(torch.zeros_like(p) if g is None else g).reshape(-1) for g, p in zip(grads, parameters)])
+        )
+    return torch.stack(rows)
+
+
+def _network_logits(model: nn.Module, x: np.ndarray, y: np.ndarray) -> Tensor:
+    kind = next((p.dtype for p in model.parameters()), torch.float32)
+    try:
+        out = model(torch.from_numpy(np.ascontiguousarray(x)).to(kind))
+    except Exception as error:  # shapes that the user's network does not take
+        raise BadConfig(f"model=: fails on canaries of shape {x.shape[1:]}: {type(error).__name__}: {error}") from error
+    if not isinstance(out, Tensor) or out.ndim != 2 or len(out) != len(x) or out.shape[1] <= int(y.max()):
+        raise BadConfig(f"model=: logits (n, classes) for labels up to {int(y.max())} are needed")
+    return out

@@ -1,0 +1,316 @@
+"""Which finding is the strongest, which claim the boldest, and the one rule of what counts as better than guessing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from scipy.special import betaincinv, ndtri
+from scipy.stats import hypergeom
+
+from privdd.reporting.schema import ClaimRow, FindingRow, Findings, SurfaceRow, TprAt, Verdict, WorstRecords
+from privdd.reporting.wording import format_number
+
+# --- strongest ---------------------------------------------------------------------------------
+# Which finding is the strongest, which claim the boldest, and the one rule of what counts as better than guessing, on every page.
+#
+# The rule: the lower end of an interval lies above what guessing gives, and all intervals of a run hold together at 95 %:
+# the strongest of many attacks is picked by its result, so each interval is widened as Bonferroni's inequality asks for the
+# number of rates in the run. Pictures count by the same rule where the finding says how many lie clearly above every guess
+# for their own record; that the typical picture lies above the best guess counts too, and has no interval.
+
+
+PICTURE_FAMILIES = frozenset({"gradient_inversion", "model_inversion", "reconstruction"})
+ALPHA = 0.05  # the chance that any interval of a run that guesses lies off: 95 % confidence
+PICTURE_MARGIN = 0.5  # dB; a choice: less is not told apart from a guess by eye, nor from chance by a few pictures
+EXPOSED_FPR = 0.001  # at which the most exposed records are looked for (``attacks.membership.attack``)
+FEATURE_ATTACKS = frozenset({"known_neighbour"})  # their PSNR is of shared features, not of pictures
+
+
+@dataclass(frozen=True)
+class MembershipResult:
+    """What one membership attack shows at one false-positive rate.
+
+    kind: "rate", of all records; "exposed", of the most exposed records; "ranking", by the AUC alone, at no rate (fpr 1);
+    at: the rate of all records at ``fpr``; None where the sample cannot show it.
+    """
+
+    row: FindingRow
+    fpr: float
+    at: TprAt | None
+    kind: Literal["rate", "exposed", "ranking"] = "rate"
+
+    @property
+    def exposed(self) -> WorstRecords | None:
+        """The most exposed records, where they are found more often than by guessing at this rate."""
+        worst = self.row.worst_records
+        return worst if worst is not None and self.fpr == EXPOSED_FPR and exposes_records(self.row) else None
+
+    @property
+    def counts(self) -> bool:
+        """Whether of all records more are found than by guessing."""
+        return self.at is not None and self.kind != "ranking" and beats_guessing(self.at, self.fpr)
+
+    @property
+    def beats_guessing(self) -> bool:
+        if self.kind == "ranking":
+            return ranks_members(self.row)
+        return self.exposed is not None if self.kind == "exposed" else self.counts
+
+    @property
+    def strength_key(self) -> tuple[bool, float, float, float]:
+        """What beats guessing first, then the smallest rate, then the largest share found there, then the AUC."""
+        worst = self.row.worst_records if self.kind == "exposed" else None
+        found = worst.tpr if worst else self.at.tpr if self.at and self.kind == "rate" else 0.0
+        return self.beats_guessing, -self.fpr, found, self.row.auc or 0.0
+
+
+def exposes_records(row: FindingRow) -> bool:
+    """The one rule, for the most exposed records: found more often than by guessing, and more often than they are named
+    while they are out (Fisher's exact test; files of earlier versions do not say how often that is)."""
+    worst, looks = row.worst_records, row._looks.count
+    if worst is None or simultaneous_lower_end(worst.tpr, worst.ci[0], looks) <= EXPOSED_FPR:
+        return False
+    known = [(one.hits, one.trials, one.wrong, one.out) for one in worst.records if one.out is not None]
+    if not known:
+        return True
+    hits, trials, wrong, out = (sum(n or 0 for n in column) for column in zip(*known))
+    return float(hypergeom.sf(hits - 1, trials + out, hits + wrong, trials)) < ALPHA / 2 / looks
+
+
+def ranks_members(row: FindingRow) -> bool:
+    """The one rule, for the AUC: guessing reaches one half."""
+    known = row.auc is not None and row.auc_ci is not None
+    return known and simultaneous_lower_end(row.auc or 0.0, (row.auc_ci or (0.0,))[0], row._looks.count) > 0.5
+
+
+def beats_guessing(at: TprAt, fpr: float) -> bool:
+    """The one rule, for a true-positive rate: guessing reaches the false-positive rate itself."""
+    return simultaneous_lower_end(at.tpr, at.ci[0], at._looks.count) > fpr
+
+
+def simultaneous_lower_end(rate: float, low: float, looks: int) -> float:
+    """The lower end that holds at 95 % for all of ``looks`` intervals, from the one that holds for a single interval.
+
+    rate, low: in [0, 1]. The distance grows by the ratio of normal quantiles on the arcsine scale, where the variance of
+    a rate does not depend on the rate (Bartlett, 1936).
+    """
+    middle, end = (math.asin(math.sqrt(min(max(one, 0.0), 1.0))) for one in (rate, low))
+    return math.sin(max(middle - (middle - end) * float(ndtri(ALPHA / 2 / looks) / ndtri(ALPHA / 2)), 0.0)) ** 2
+
+
+def reads_transcripts(row: FindingRow) -> bool:
+    """Whether an attack read noised sums: what it has beside the run is drawn by the mechanism's law, and no replay."""
+    return row.family == "membership" and row.adversary == "analyst"
+
+
+def epsilon_bound(row: FindingRow) -> float:
+    """The row's lower bound on epsilon; at joint confidence where the run made several tests."""
+    joint = (row.diagnostics or {}).get("epsilon_familywise")
+    return float(joint) if isinstance(joint, int | float) else row.epsilon_measured or 0.0
+
+
+def largest_bound_finding(rows: Iterable[FindingRow]) -> FindingRow | None:
+    """The finding with the largest lower bound that needs no assumption on the scores' distribution."""
+    sound = [r for r in rows if r.epsilon_measured is not None and r.epsilon_validity not in ("gaussian_only", "curve")]
+    return max(sound, key=epsilon_bound, default=None)
+
+
+def measured_epsilon(rows: Iterable[FindingRow]) -> float | None:
+    best = largest_bound_finding(rows)
+    return epsilon_bound(best) if best else None
+
+
+def ranked_memberships(rows: Iterable[FindingRow]) -> list[MembershipResult]:
+    """All that membership attacks show at rates which their samples can show, strongest first: the one order of all pages."""
+    return sorted(
+        (m for row in rows if row.family == "membership" for m in _membership_results(row)),
+        key=lambda m: m.strength_key,
+        reverse=True,
+    )
+
+
+def _membership_results(row: FindingRow) -> Iterator[MembershipResult]:
+    seen = {float(key): at for key, at in (row.tpr_at_fpr or {}).items() if at.resolvable}
+    yield from (MembershipResult(row, fpr, at) for fpr, at in seen.items())
+    if exposes_records(row):
+        yield MembershipResult(row, EXPOSED_FPR, seen.get(EXPOSED_FPR), "exposed")
+    if ranks_members(row):
+        yield MembershipResult(row, 1.0, None, "ranking")
+
+
+def strongest_membership(rows: Iterable[FindingRow]) -> MembershipResult | None:
+    """The strongest of ``ranked_memberships``; rates that the sample is too small for are passed over."""
+    return next(iter(ranked_memberships(rows)), None)
+
+
+def blind_guess_psnr(row: FindingRow) -> float | None:
+    """The PSNR in dB of the best guess that never saw the artifact, if the finding has one."""
+    return max((value for name, value in (row.baselines or {}).items() if name.startswith("psnr")), default=None)
+
+
+def blind_label_rate(row: FindingRow) -> float | None:
+    """The share of labels that the best guess which never saw the artifact reads, if the finding has one."""
+    return max((v for name, v in (row.baselines or {}).items() if name.startswith("label_accuracy")), default=None)
+
+
+def psnr_gain(row: FindingRow) -> float:
+    """How many dB the typical picture is above the best kind of blind guess; 0 where there is none to compare with.
+
+    Of medians; in files of earlier versions, which hold none, of means.
+    """
+    if row.pictures is not None:
+        return row.pictures.median - row.pictures.guess
+    base = blind_guess_psnr(row)
+    return (row.psnr or 0.0) - base if base is not None else 0.0
+
+
+def has_clear_pictures(row: FindingRow) -> bool:
+    """The one rule, for single pictures: more lie clearly above every guess for their own record than blind ones would,
+    or the best of them gains what the best of so many blind ones does not; each at its share of the run's 5 %."""
+    seen, each = row.pictures, ALPHA / 2 / row._looks.count
+    if seen is None or seen.chance is None:
+        return False
+    many = is_above_chance(seen.clear / seen.n, seen.chance, seen.n, row._looks.count)
+    return many or (seen.chance_best is not None and seen.clear > 0 and seen.chance_best < each)
+
+
+def rebuilds_records(row: FindingRow) -> bool:
+    """The one rule, for pictures: single ones stand out, or the typical one is ``PICTURE_MARGIN`` dB above the best guess."""
+    return has_clear_pictures(row) or psnr_gain(row) >= PICTURE_MARGIN
+
+
+def strongest_reconstruction(rows: Iterable[FindingRow]) -> FindingRow | None:
+    """The reconstruction whose pictures stand out, else the one furthest above a blind guess: an average picture alone
+    can reach a high PSNR."""
+    found = [r for r in rows if r.family in PICTURE_FAMILIES and r.psnr is not None and r.attack not in FEATURE_ATTACKS]
+    return max(found, key=picture_strength, default=None)
+
+
+def picture_strength(row: FindingRow) -> tuple[bool, bool, float, float, float]:
+    clear = row.pictures.clear / row.pictures.n if row.pictures else 0.0
+    return has_clear_pictures(row), rebuilds_records(row), clear, psnr_gain(row), row.psnr or 0.0
+
+
+def strongest_on_each_surface(rows: Iterable[FindingRow]) -> list[FindingRow]:
+    """The finding of the strongest membership attack on each surface, the strongest of all first."""
+    rows, best = list(rows), dict[str, FindingRow]()
+    for found in ranked_memberships(rows):
+        best.setdefault(found.row.surface, found.row)
+    for row in sorted(rows, key=lambda one: one.auc or 0.0, reverse=True):  # whose sample shows no rate
+        best.setdefault(row.surface, row)
+    return list(best.values())
+
+
+def is_above_chance(rate: float, chance: float, n: int | None, looks: int = 1) -> bool:
+    """Whether ``rate`` of ``n`` tries is more than chance (Clopper and Pearson, 1934: lower end of the 95 % interval).
+
+    looks: at how many such rates the run looks; the 95 % hold for all of them together.
+    """
+    if not n or rate <= chance:
+        return False
+    hits = round(rate * n)
+    return hits > 0 and float(betaincinv(hits, n - hits + 1, ALPHA / 2 / looks)) > chance
+
+
+def boldest_claim(claims: Iterable[ClaimRow]) -> ClaimRow | None:
+    """The claim of the smallest epsilon; None where no claim gives a number."""
+    return min((c for c in claims if c.number is not None), key=lambda c: c.number or 0.0, default=None)
+
+
+def limit_word(claim: ClaimRow | None, rows: Iterable[FindingRow]) -> str:
+    """What a page calls the number of a claim: "stated" where the run is held to it, else "claimed"."""
+    return (
+        "stated" if claim is not None and any(r.epsilon_stated == claim.number is not None for r in rows) else "claimed"
+    )
+
+
+def exceeds_claim(claim: ClaimRow | None, shown: float | None, delta: float) -> bool:
+    """Whether more was measured at ``delta`` than is claimed; a claim at a larger delta is not comparable."""
+    if claim is None or claim.number is None or shown is None or (claim.delta or delta) > delta:
+        return False
+    return shown > claim.number
+
+
+def findings_measuring_claim(claim: ClaimRow, rows: Iterable[FindingRow]) -> list[FindingRow]:
+    """The findings of the attacks that measure a claim, where they measured something."""
+    mine = [r for r in rows if r.attack in claim.tested_by]
+    return [r for r in mine if r.auc is not None or r.identified is not None or r.psnr is not None]
+
+
+# --- same values -------------------------------------------------------------------------------
+# Same values, same verdict: a pool that sends a client's values on to everyone is refuted where they are.
+#
+# ``findings.json`` judges each surface by its own tests. A pool of released features holds the very values whose limit a
+# test broke, so its limit is broken too, and more people see it. And what works on the pool works on the values: who holds
+# these knows more.
+
+
+POOLS: Mapping[str, str] = {"shared_features": "features"}  # surface -> the one whose values it holds
+
+
+def source_surface(row: SurfaceRow, findings: Findings) -> SurfaceRow | None:
+    """The surface whose values this one holds."""
+    return next((other for other in findings.surfaces if other.surface == POOLS.get(row.surface)), None)
+
+
+def refuted_source_surface(row: SurfaceRow, findings: Findings) -> SurfaceRow | None:
+    """The same, where its stated limit is contradicted."""
+    source = source_surface(row, findings)
+    return source if source is not None and source.verdict == "contradiction" else None
+
+
+def verdict_of_values(row: SurfaceRow, findings: Findings) -> Verdict:
+    """The surface's verdict, or that of the values it holds where these are refuted."""
+    return "contradiction" if refuted_source_surface(row, findings) else row.verdict
+
+
+def findings_on_surface(row: SurfaceRow, findings: Findings) -> list[FindingRow]:
+    """The findings on a surface, and the attacks on a pool that holds its values; of a pool, also the tests of the noise on
+    its values, and of refuted values all findings."""
+    source, refuted = source_surface(row, findings), refuted_source_surface(row, findings)
+    return [
+        found
+        for found in findings.findings
+        if found.surface == row.surface
+        or (source is not None and found.surface == source.surface and (refuted or found.family == "guarantee"))
+        or (POOLS.get(found.surface) == row.surface and found.family != "guarantee")
+    ]
+
+
+# --- unread ------------------------------------------------------------------------------------
+# What has no rate to report: attacks that had nothing to read, and runs whose training diverged, of which none was attacked.
+#
+# The report says of neither that an attack found something, nor that it failed.
+
+
+SENTENCE = (
+    "No membership attack of this audit found in what was sent what it reads, so none has a rate. That says nothing of "
+    "what other attacks would find."
+)
+UNSCORED = "no membership attack of this audit could be scored on it"
+
+
+def findings_without_signal(findings: Findings) -> list[FindingRow]:
+    """The attacks that found nothing of what they read in what was sent."""
+    return [row for row in findings.findings if row.status == "nothing_to_read"]
+
+
+def has_no_signal(rows: Iterable[FindingRow]) -> bool:
+    """Whether membership attacks were tried, and none of them had anything to read."""
+    tried = [row.status for row in rows if row.family == "membership" and row.status != "not_attacked"]
+    return bool(tried) and set(tried) == {"nothing_to_read"}
+
+
+def diverged_run_text(findings: Findings) -> tuple[str, tuple[str, ...]] | None:
+    """(title, sentences) of a diverged run; None for every other one."""
+    utility = findings.utility
+    if utility is None or utility.diverged is None:
+        return None
+    epsilon = format_number(findings.privacy.epsilon.best)
+    return f"Training diverged in round {utility.diverged}: there is no model to judge.", (
+        "Its numbers are not finite, so it predicts nothing and no attack was run; a lower learning rate may help.",
+        f"The ledger still covers all that was sent (ε = {epsilon}), but nothing here was put to the test.",
+    )

@@ -1,0 +1,226 @@
+"""A run folder as the report sees it: typed findings, arrays of evidence, and the command that makes the run again."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from privdd.reporting.findings_file import FindingsError, load_findings, read_findings_json
+from privdd.reporting.schema import FindingRow, Findings
+from privdd.runtime.files import safe_name
+from privdd.runtime.renames import use_current_names
+from privdd.runtime.run_folder import read_tensors
+
+# --- folder ------------------------------------------------------------------------------------
+# A run folder as the report sees it: typed findings, plain mappings, arrays of evidence.
+#
+# Only ``findings.json`` is required. What else is missing leaves its section out of the page; what is
+# there but damaged is an error, so that a page never shows less than it seems to.
+
+
+LIMIT = 256 * 2**20  # largest evidence file in bytes that is read
+
+FLAT = ("scores", "members", "blind", "record", "world")
+PICTURES = ("real", "reconstructed")
+EXPOSED = ("exposed", "exposed_label")
+
+
+@dataclass(frozen=True)
+class StoredEvidence:
+    """What was stored of one attack: scores (m,), members (m,) bool, blind (m,), pictures (b, c, h, w).
+
+    record, world: (m,) labels of scores that may be correlated (world: the replay); the ROC's band
+    then allows for it. exposed (b, c, h, w), exposed_label (b,): the most exposed records themselves, where they are kept.
+    """
+
+    scores: np.ndarray | None = None
+    members: np.ndarray | None = None
+    blind: np.ndarray | None = None
+    record: np.ndarray | None = None
+    world: np.ndarray | None = None
+    real: np.ndarray | None = None
+    reconstructed: np.ndarray | None = None
+    exposed: np.ndarray | None = None
+    exposed_label: np.ndarray | None = None
+
+    @property
+    def has_curve(self) -> bool:
+        """Scores of both members and non-members are there."""
+        return self.scores is not None and self.members is not None and 0 < self.members.sum() < len(self.members)
+
+    @property
+    def cluster_labels(self) -> tuple[np.ndarray, ...]:
+        return tuple(labels for labels in (self.record, self.world) if labels is not None)
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """One run, read whole except for the evidence, which is read when asked for."""
+
+    path: Path
+    findings: Findings
+    ledger: Mapping[str, Any] = field(default_factory=dict)
+    config: Mapping[str, Any] = field(default_factory=dict)
+    manifest: Mapping[str, Any] = field(default_factory=dict)
+
+    def evidence(self, row: FindingRow) -> StoredEvidence:
+        """The evidence of one finding, empty where its file is absent. Raises FindingsError if damaged."""
+        path = self.path / "evidence" / safe_name(row.evidence_name)
+        if not path.is_file():
+            return StoredEvidence()
+        if path.stat().st_size > LIMIT:
+            raise FindingsError(f"{path}: larger than {LIMIT >> 20} MiB")
+        arrays = {key: np.asarray(value.double()) for key, value in read_tensors(path).items()}
+        return _check_evidence(arrays, path)
+
+
+def _check_evidence(arrays: Mapping[str, np.ndarray], path: Path) -> StoredEvidence:
+    part = {name: arrays[name] for name in FLAT + PICTURES + EXPOSED if name in arrays}
+    for name, value in part.items():
+        if not np.isfinite(value).all():
+            raise FindingsError(f"{path}: {name!r} holds NaN or infinity")
+    _check_shapes(part, FLAT, 1, path)
+    _check_shapes(part, PICTURES, 4, path)
+    _check_shapes(part, ("exposed",), 4, path)
+    _check_shapes(part, ("exposed_label",), 1, path)
+    for name in {"real", "exposed"} & part.keys():
+        if 0 in part[name].shape[2:]:
+            raise FindingsError(f"{path}: pictures need at least one pixel, got {part[name].shape}")
+        if part[name].shape[1] not in (1, 3):
+            raise FindingsError(f"{path}: pictures need 1 or 3 channels, got {part[name].shape[1]}")
+    if "exposed" in part and len(part["exposed"]) != len(part.get("exposed_label", ())):
+        raise FindingsError(f"{path}: {len(part['exposed'])} exposed records need as many labels")
+    if "members" in part:
+        part["members"] = part["members"] > 0.5
+    return StoredEvidence(**part)
+
+
+def _check_shapes(part: dict[str, np.ndarray], names: tuple[str, ...], ndim: int, path: Path) -> None:
+    shapes = {name: part[name].shape for name in names if name in part}
+    if len(set(shapes.values())) > 1 or any(len(shape) != ndim for shape in shapes.values()):
+        raise FindingsError(f"{path}: {shapes} must be equal shapes of {ndim} dimension{'s' * (ndim > 1)}")
+
+
+def _read_optional_json(path: Path) -> Mapping[str, Any]:
+    if not path.is_file():
+        return {}
+    data = read_findings_json(path)
+    if not isinstance(data, dict):
+        raise FindingsError(f"{path}: an object is needed")
+    return data
+
+
+def read_run_config(path: Path) -> Mapping[str, Any]:
+    """A run's config.yaml under today's names, empty where there is none. Raises FindingsError if damaged."""
+    if not path.is_file():
+        return {}
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
+        raise FindingsError(f"{path}: damaged yaml ({error.__class__.__name__})") from None
+    return use_current_names(data) if isinstance(data, dict) else {}
+
+
+def read_run_record(path: Path | str) -> RunRecord:
+    """A run folder. Raises FindingsError (one line) if it is none, of another schema, or damaged."""
+    path = Path(path)
+    if not path.is_dir():
+        raise FindingsError(f"{path}: no such folder")
+    if not (path / "findings.json").is_file():
+        raise FindingsError(f"{path}: not a finished run (it has no findings.json)")
+    return RunRecord(
+        path,
+        load_findings(path),
+        _read_optional_json(path / "ledger.json"),
+        read_run_config(path / "config.yaml"),
+        _read_optional_json(path / "manifest.json"),
+    )
+
+
+# --- reproduce ---------------------------------------------------------------------------------
+# The command that makes a run again, from what its folder recorded.
+
+
+@dataclass(frozen=True)
+class AttackCommand:
+    """One command that attacked a run: when (UTC, "" = not recorded), with which version and commit, and its attacks."""
+
+    date: str
+    command: str
+    version: str
+    commit: str | None
+    attacks: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """An entry of ``attacked`` in manifest.json."""
+        return {**vars(self), "attacks": list(self.attacks)}
+
+
+@dataclass(frozen=True)
+class ReproductionRecipe:
+    """exact: the manifest recorded the command; otherwise it is put together from the findings. commands: where several
+    commands attacked the run."""
+
+    command: str
+    exact: bool
+    seed: int
+    version: str
+    machine: str
+    digests: tuple[tuple[str, str], ...]
+    commands: tuple[AttackCommand, ...] = ()
+
+
+ATTACKED = "attacked"  # key of the manifest
+
+
+def attack_commands(record: RunRecord) -> tuple[AttackCommand, ...]:
+    """All commands that attacked the run, in order; of a run of an earlier version, which kept no list, the only one."""
+    manifest, stored = record.manifest, record.manifest.get(ATTACKED)
+    if isinstance(stored, list):
+        return tuple(_command(one, one.get("attacks")) for one in stored if isinstance(one, dict))
+    attacks = record.config.get("attack")
+    return (_command(manifest, list(attacks)),) if isinstance(attacks, dict) and attacks else ()
+
+
+def _command(told: Mapping[str, Any], attacks: object) -> AttackCommand:
+    command, commit = told.get("command"), told.get("commit")
+    text = shlex.join(map(str, command)) if isinstance(command, list) else str(command or "")
+    names = tuple(map(str, attacks)) if isinstance(attacks, list) else ()
+    return AttackCommand(str(told.get("date") or ""), text, str(told.get("version")), commit and str(commit), names)
+
+
+def reproduction_recipe(record: RunRecord) -> ReproductionRecipe:
+    """The command from the manifest's ``browser_command`` (text or list) or ``overrides`` (list), else from the run."""
+    run, manifest = record.findings.run, record.manifest
+    given, overrides = manifest.get("command"), manifest.get("overrides")
+    exact = True
+    if isinstance(given, str) and given.strip():
+        text = given.strip()
+    elif isinstance(given, list) and given:
+        text = shlex.join(str(part) for part in given)
+    elif isinstance(overrides, list):
+        text = shlex.join(["python", "-m", "privdd.audit", *(str(part) for part in overrides)])
+    else:
+        parts = (f"algo={run.algo}", f"data={run.data}", f"preset={run.preset}", f"seed={run.seed}")
+        text, exact = shlex.join(["python", "-m", "privdd.audit", *parts]), False
+    several = attack_commands(record) if len(attack_commands(record)) > 1 else ()
+    machine, digests = _flat_text(manifest.get("machine")), _data_digests(manifest.get("digests"))
+    return ReproductionRecipe(text, exact, run.seed, run.version, machine, digests, several)
+
+
+def _flat_text(value: object) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {inner}" for key, inner in value.items() if not isinstance(inner, dict | list))
+    return str(value) if value else ""
+
+
+def _data_digests(value: object) -> tuple[tuple[str, str], ...]:
+    if not isinstance(value, dict):
+        return ()
+    return tuple((str(key), str(inner)) for key, inner in value.items())

@@ -1,0 +1,320 @@
+"""Plain words: how numbers are printed, what surfaces and verdicts are called, what is said of a run's noise, the glossary."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+from attacks.images import MAX_PSNR
+from privdd.reporting.schema import FindingRow, NoiseRow, Privacy, SurfaceRow, Utility, Verdict
+
+# --- words -------------------------------------------------------------------------------------
+# Plain words: how numbers are printed, what surfaces and verdicts are called, the glossary.
+
+
+NONE, NBSP = "–", "\u00a0"
+ACRONYMS = {
+    "t0_ledger": "the test of the run's own ledger (T0)",
+    "t0_noise": "the test of the run's own noise (T0)",
+    "t0_sampling": "the test of the run's own sampling (T0)",
+    "t1_sensitivity": "the sensitivity test (T1)",
+    "t1_told": "the test of what else is sent (T1)",
+    "t2_likelihood_ratio": "the likelihood-ratio test (T2)",
+    "t2_whole_run": "the certificate of the whole run (T2)",
+    "t3_transcript": "the transcript attack (T3)",
+    "t3_curve": "the test of the accountant's curve (T3)",
+    "t3_final": "the attack on the final artifact (T3)",
+    "lira": "LiRA",
+    "rmia": "RMIA",
+    "base": "BASE",
+    "dlg": "DLG",
+    "idlg": "iDLG",
+}
+
+
+def format_number(value: float | None, digits: int = 3) -> str:
+    """Three significant digits; infinity as its sign; a dash for nothing."""
+    if value is None:
+        return NONE
+    if math.isinf(value):
+        return "∞"
+    if value != 0 and (abs(value) >= 1e5 or abs(value) < 1e-3):
+        return f"{value:.1e}".replace(".0e", "e").replace("e-0", "e-").replace("e+0", "e")
+    return f"{value:.{digits}g}" if abs(value) < 1000 else f"{value:,.0f}".replace(",", NBSP)
+
+
+def format_share(value: float | None) -> str:
+    """A rate as percent: two significant digits below 10 %, one decimal at most above."""
+    if value is None:
+        return NONE
+    points = 100 * value
+    return f"{points:.2g}{NBSP}%" if points < 10 else f"{points:.3g}{NBSP}%"
+
+
+def format_decibel(value: float) -> str:
+    """A PSNR with one decimal: 15.43 as "15.4 dB", identical pictures as "exact"."""
+    return "exact" if value >= MAX_PSNR else f"{value:.1f}{NBSP}dB"
+
+
+def format_accuracy(utility: Utility) -> str:
+    """A model's accuracy as percent, or that there was none in the end."""
+    return (
+        format_share(utility.accuracy) if utility.diverged is None else f"none (diverged in round {utility.diverged})"
+    )
+
+
+def join_names(names: Sequence[str]) -> str:
+    """At least one name: "a", "a and b", "a, b and c"."""
+    return names[0] if len(names) == 1 else ", ".join(names[:-1]) + " and " + names[-1]
+
+
+def attack_title(name: str) -> str:
+    """An attack's name as it is written in text: "feature_inversion" as "feature inversion", "lira" as "LiRA"."""
+    return ACRONYMS.get(name, name.replace("_", " "))
+
+
+MECHANISMS: Mapping[str, str] = {
+    "FeatureNoise": "noise on each row of features",
+    "ClippedSum": "clipped, noised sums over records",
+    "AggregateClip": "a clipped, noised batch mean",
+    "ClientLevel": "clipped, noised whole updates",
+    "SumShare": "clipped sums, whose noise the clients share out",
+    "ClientShare": "clipped whole updates, whose noise the clients share out",
+}
+
+
+def mechanism_title(text: str) -> str:
+    """Mechanisms in words, each once; names of a user's own stay as they are."""
+    head, _, names = text.rpartition("post-processing of ")
+    prefix = "post-processing of " if head or text.startswith("post-processing of ") else ""
+    said = dict.fromkeys(MECHANISMS.get(name, name) for name in (names if prefix else text).split(", "))
+    return prefix + ", ".join(said)
+
+
+def odds_factor(epsilon: float) -> str:
+    """By how much odds may change at most: e to the epsilon, as "10-fold" or "about 5 million-fold"."""
+    if epsilon > math.log(1e12):
+        return "more than a trillion-fold"
+    times = math.exp(epsilon)
+    for size, name in ((1e9, " billion"), (1e6, " million"), (1e3, NBSP + "000")):
+        if times >= size:
+            return f"about {times / size:.0f}{name}-fold"
+    return f"{times:.2g}-fold"
+
+
+def one_in(rate: float) -> str:
+    """0.001 as "1 in 1 000"."""
+    return f"1 in {round(1 / rate):,}".replace(",", NBSP)
+
+
+GRAVITY: tuple[Verdict, ...] = ("contradiction", "unprotected", "untested", "consistent")
+VERDICT: Mapping[Verdict, str] = {
+    "unprotected": "Unprotected",
+    "untested": "Untested",
+    "consistent": "Not contradicted",
+    "contradiction": "Contradicted",
+}
+_VERDICT_MEANS: Mapping[Verdict, str] = {
+    "unprotected": "nothing proves a limit on what this reveals about one {unit}",
+    "untested": "a limit is stated, and no test looked at some part of what it rests on",
+    "consistent": "a limit is stated, and no attack here broke it; surviving attacks is not proof",
+    "contradiction": "the stated limit is false: more leaks than it allows, or the run's noise is not what it states",
+}
+SURFACE: Mapping[str, tuple[str, str]] = {
+    "update": ("Model update", "the weights a client sends back after training on its records"),
+    "gradient": ("Gradient", "the direction in which a client's records would move the model"),
+    "synthetic_images": ("Synthetic images", "pictures a client distilled from its records"),
+    "synthetic_representations": ("Synthetic representations", "distilled records in a projected space"),
+    "features": ("Released features", "what a client cuts out of each record and sends, with or without noise"),
+    "labels": ("Labels", "the classes attached to what a client sends"),
+    "statistics": ("Statistics", "means and variances computed over a client's records"),
+    "prototypes": ("Prototypes", "one mean embedding for each class of a client"),
+    "control_variate": ("Control variate", "SCAFFOLD's running estimate of a client's gradient"),
+    "counts": ("Counts", "how many records a client holds, in all or by class"),
+    "global_model": ("Global model", "the model the server sends to everyone"),
+    "global_images": ("Global images", "synthetic pictures the server sends to everyone"),
+    "shared_features": ("Shared feature pool", "all clients' features, sent on to everyone"),
+}
+# The same where a target was brought from outside: no run of privdd made it.
+BROUGHT: Mapping[str, Mapping[str, tuple[str, str]]] = {
+    "model": {"global_model": ("Trained model", "the model that was brought")},
+    "synthetic": {
+        "synthetic_images": ("Synthetic pictures", "the synthetic set that was brought"),
+        "synthetic_representations": (
+            "Synthetic records",
+            "the synthetic set that was brought: records that are no pictures",
+        ),
+    },
+    "updates": {
+        "update": ("Model update", "what a client sent, as it was captured"),
+        "gradient": ("Gradient", "what a client sent, as it was captured"),
+    },
+    "recording": {
+        "update": ("Model update", "what a client sent, as it was recorded"),
+        "global_model": ("Global model", "what the server sent, as it was recorded"),
+    },
+}
+
+
+def surface_title_and_meaning(row: SurfaceRow | FindingRow) -> tuple[str, str]:
+    """The title of what attackers hold, and what it is."""
+    return BROUGHT.get(row._origin.target, {}).get(row.surface, SURFACE[row.surface])
+
+
+def surface_title(row: SurfaceRow | FindingRow) -> str:
+    """The title alone."""
+    return surface_title_and_meaning(row)[0]
+
+
+ADVERSARY: Mapping[str, tuple[str, str]] = {
+    "server": ("the server", "runs the protocol honestly, and looks at every upload of every client"),
+    "peer": ("another client", "takes part, and looks at whatever the server sends it"),
+    "public": ("anyone", "holds the final model only"),
+    "analyst": (
+        "the analyst",
+        "sees every noised value the proof covers; no real party, but the one that a guarantee is made against",
+    ),
+    "malicious_server": (
+        "a malicious server",
+        "breaks the protocol: it chooses the model that clients train; it is played only where an attack is asked for by name",
+    ),
+}
+FAMILY: Mapping[str, str] = {
+    "membership": "Was this record used?",
+    "guarantee": "Does the stated limit hold?",
+    "gradient_inversion": "Rebuild pictures from an update",
+    "model_inversion": "Rebuild pictures from a model",
+    "reconstruction": "Rebuild pictures from what was sent",
+    "label": "Which classes does a client hold?",
+}
+_RELATION: Mapping[str, str] = {
+    "add_remove": "one {unit} more or less",
+    "zero_out": "one {unit} replaced by one that contributes nothing",
+    "replace": "one {unit} exchanged for any other",
+}
+
+
+def relation_text(privacy: Privacy) -> str:
+    """Which two data sets a run's epsilon compares: its relation, of its unit of privacy."""
+    return _RELATION[privacy.relation].format(unit=privacy.unit)
+
+
+# term, the way that is worse for privacy, meaning
+_GLOSSARY: tuple[tuple[str, str, str], ...] = (
+    ("epsilon (ε)", "higher leaks more",
+     "How much one {unit} can change what an attacker sees. At ε = 1 any odds about one {unit} can grow "
+     "about 2.7-fold, at ε = 8 about 3 000-fold; ∞ means that no limit is proven. It only means something together "
+     "with delta, the unit and the neighbouring relation printed beside it."),
+    ("delta (δ)", "higher leaks more",
+     "The probability mass for which the ε-limit may fail. It should be far below "
+     "one divided by the number of {unit}s."),
+    ("unit", "", "What ε protects: one record, or everything one client holds."),
+    ("relation", "",
+     "Which two data sets must look alike: with one {unit} more or less, with one that contributes nothing in its place, "
+     "or with any other in its place. An ε for one relation is not an ε for another."),
+    ("claimed", "",
+     "What a theorem of the method's paper gives for these settings, whether or not the theorem covers this run. To show "
+     "more than an ε that does not cover the run contradicts nothing that the run promises."),
+    ("stated", "",
+     "What this run promises and is held to: an ε above it that is shown is a contradiction."),
+    ("proven at most", "",
+     "An upper bound that the accountant computes for what was really sent, by composition of every release (PLD, with "
+     "RDP beside it). In a simulation it is also what is stated, unless the method states another one."),
+    ("shown at least", "higher leaks more",
+     "A lower bound: at least this much can leak, certified by playing the run with and without a crafted {unit}, "
+     "or shown by an attack, at 95 % confidence. A low value shows a weak attack, or too few trials, as much as a private release."),
+    ("AUC", "higher leaks more",
+     "The chance that an attack ranks a random member above a random outsider. "
+     "50 % is guessing. An average, and it hides a few records that leak completely."),
+    ("TPR at FPR", "higher leaks more",
+     "Of the true members, the share that an attack names while it wrongly names "
+     "no more than, say, 1 in 1 000 outsiders. With fewer than 1 000 outsiders that rate cannot be seen, and is "
+     "marked as too small a sample."),
+    ("blind control", "50 % expected",
+     "The same game played without seeing the artifact. If it beats guessing, the "
+     "game itself is unfair and its other numbers do not count."),
+    ("PSNR", "higher leaks more",
+     "Closeness of a rebuilt picture to the real one in decibels, pixel by pixel. "
+     "Read it against the baseline, such as guessing the average picture."),
+    ("SSIM", "higher leaks more", "Similarity of structure, 1 for identical pictures."),
+    ("LPIPS", "lower leaks more",
+     "Perceived difference by a neural network, 0 for identical pictures. "
+     "Values of different networks do not compare."),
+    ("identified", "higher leaks more",
+     "How often a rebuilt picture is closest to its own original among all candidates; to be read against chance."),
+    ("kappa (κ)", "must not pass its limit",
+     "The largest change one {unit} made before the noise, in units of what "
+     "the proof assumes. Above its limit, the noise was too small and the proof does not apply."),
+)  # fmt: skip
+# Measured by python -m benchmarks.accuracy --claim alpha: the real images alone, sent without a matching step.
+REAL_START = (
+    "The synthetic set starts from real records (start=real), and this accuracy is that of raw images sent: "
+    "the same records sent as they are, without any distillation, do as well at small budgets."
+)
+_LIMITS: tuple[str, ...] = (
+    "“No attack found” is never evidence for a claim. Attacks give lower bounds; only a proof gives an upper one.",
+    "Choosing the best point of a sweep by looking at private data costs privacy beyond the ε of that point "
+    "(Liu and Talwar, 2019; Papernot and Steinke, 2022). The ε here counts one run, not how its settings were chosen.",
+    "The worst attack is picked out of several. Each printed interval is for one attack on its own; whether an attack "
+    "counts as better than guessing, and the bounds that decide a verdict, are corrected for the choice.",
+    "The numbers hold for this data, this model and these settings. Another data set can leak more.",
+)
+LATTICE = (
+    "Noise is drawn in float64 by inversion of its distribution, and added on a public lattice, so that low bits tell "
+    "nothing (Mironov, 2012). Whoever runs the method with another sampler has to show this anew."
+)
+
+
+def page_limits(privacy: Privacy) -> list[str]:
+    """What a page on such a run cannot say."""
+    return [*_LIMITS, *([LATTICE] if privacy.noise else [])]
+
+
+def glossary_rows(unit: str) -> list[tuple[str, str, str]]:
+    """(term, the way that is worse for privacy or "", meaning), for this unit of privacy."""
+    return [(term, way, meaning.format(unit=unit)) for term, way, meaning in _GLOSSARY]
+
+
+def verdict_meanings(unit: str) -> dict[Verdict, str]:
+    """What each verdict means, for this unit of privacy."""
+    return {kind: meaning.format(unit=unit) for kind, meaning in _VERDICT_MEANS.items()}
+
+
+# --- noise words -------------------------------------------------------------------------------
+# What a page says about the noise of a run, and of several runs together.
+
+
+SEED = "Simulation, not for release: anyone who knows the seed can regenerate the noise and subtract it."
+PAIRED = "Paired noise: a second run with this seed holds the same noise, and two of them published undo it."
+SOURCE = {
+    "seed": "drawn from the public seed",
+    "secret": "drawn from a secret that is not in this folder",
+    "os": "drawn by the operating system, once",
+}
+SEVERAL = (
+    "These runs were made with paired noise, so that their differences show the settings and not the noise: "
+    "publish one of them at most, or their ε hold for none."
+)
+
+
+def noise_warnings(privacy: Privacy) -> list[str]:
+    """Sentences that stand at the top of a run's page; none where the noise may be released."""
+    noise = privacy.noise
+    if noise is None or noise.for_release:
+        return []
+    return [text for text, applies in ((SEED, noise.source == "seed"), (PAIRED, noise.paired)) if applies]
+
+
+def is_simulation_noise(privacy: Privacy) -> bool:
+    """Whether the run's noise is known not to be fit for release: whoever holds the seed, or a twin, can take it off."""
+    return privacy.noise is not None and not privacy.noise.for_release
+
+
+def noise_source_text(noise: NoiseRow) -> str:
+    """Where the noise came from, in words."""
+    return SOURCE[noise.source] + (", the same in every run with this seed" if noise.paired else "")
+
+
+def comparison_warnings(runs: Iterable[Privacy]) -> list[str]:
+    """What is to be said of runs that are shown side by side."""
+    return [SEVERAL] if sum(one.noise is not None and one.noise.paired for one in runs) > 1 else []

@@ -1,0 +1,444 @@
+"""The papers' sentences about privacy, each with the test that decides it here, on one page.
+
+Arithmetic decides some (a formula against an accountant, the direction of a metric), small audits or trainings the others;
+finished ones of the same settings are used again. What an attack does not find stays undecided: it may be too weak.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+import dp_accounting as dpa
+import numpy as np
+import torch
+
+from attacks.images import lpips
+from attacks.lpips import LpipsUnavailable
+from privdd.cli.main import config_of
+from privdd.cli.paper_rows import audit_row, config_digest
+from privdd.cli.settings import to_plain_settings
+from privdd.core.rng import Keys
+from privdd.data.readers import load_digits_dataset
+from privdd.privacy.accounting import epsilon as accounted
+from privdd.privacy.claims import DELTA, kairouz_composition, printed_composition
+from privdd.reporting.finding_selection import PICTURE_MARGIN
+from privdd.reporting.plots import template_environment
+from privdd.reproduce.arguments import ReproduceArguments
+from privdd.reproduce.catalogue import find_entry
+from privdd.reproduce.page import reproduce_entry
+from privdd.reproduce.results import HOLDS, REVERSED
+from privdd.runtime.files import read_json, write_bytes, write_json
+from privdd.runtime.progress import show_progress
+
+# --- decided -----------------------------------------------------------------------------------
+# What a test of a sentence is given, and what it answers.
+
+
+HOLDS_HERE, FAILS_HERE, UNDECIDED = "holds here", "does not hold", "undecided"
+
+
+class ClaimEvidence(Protocol):
+    """What a test may ask for."""
+
+    def audit_findings(self, name: str) -> dict[str, Any]:
+        """findings.json of one of the small audits (``audit_runs.AUDITS``)."""
+
+    def entry_results(self, entry: str) -> dict[str, Any]:
+        """results.json of an entry, at scale=small."""
+
+
+@dataclass(frozen=True)
+class ClaimVerdict:
+    """verdict: ``HOLDS_HERE``, ``FAILS_HERE`` or ``UNDECIDED``; because: the numbers that decide, in words."""
+
+    verdict: str
+    because: tuple[str, ...]
+
+
+# --- attack verdicts ---------------------------------------------------------------------------
+# Sentences that small audits, or trainings, decide. What an attack does not find stays undecided: it may be too weak.
+
+
+FindingRow = dict[str, Any]
+
+
+def strongest_membership(found: dict[str, Any], surface: str) -> FindingRow | None:
+    """The finding on a surface whose interval of the AUC begins highest."""
+    rows = [r for r in found["findings"] if r["surface"] == surface and r["family"] == "membership" and r.get("auc_ci")]
+    return max(rows, key=lambda row: float(row["auc_ci"][0]), default=None)
+
+
+def _format_auc(row: FindingRow) -> str:
+    return (
+        f"{row['attack']} AUC {row['auc']:.3f} (95 %: {row['auc_ci'][0]:.3f} to {row['auc_ci'][1]:.3f}, n = {row['n']})"
+    )
+
+
+def decide_fedrd_not_real(evidence: ClaimEvidence) -> ClaimVerdict:
+    row = strongest_membership(evidence.audit_findings("fedrd"), "synthetic_representations")
+    if row is None:
+        return ClaimVerdict(UNDECIDED, ("no membership attack read the representations",))
+    if row["auc_ci"][0] > 0.5:
+        return ClaimVerdict(
+            FAILS_HERE, (_format_auc(row), "they start from representations of real records, and tell which were used")
+        )
+    return ClaimVerdict(UNDECIDED, (_format_auc(row), "no better than guessing at this size"))
+
+
+def decide_fedrd_secret_map(evidence: ClaimEvidence) -> ClaimVerdict:
+    """The rungs of the ladder on which the attacker does not have the projection."""
+    rows = [r for r in evidence.audit_findings("fedrd")["findings"] if r["attack"] == "feature_inversion"]
+    if not rows:
+        return ClaimVerdict(UNDECIDED, ("no inversion was run",))
+    blind, ladder = _blind_psnr(rows[0]), rows[0]["diagnostics"]["ladder"]
+    best = max((name for name in ("shadow_map", "nothing") if name in ladder), key=lambda name: ladder[name]["psnr"])
+    lines = (
+        f"without the projection ({best}): {ladder[best]['psnr']:.1f} dB, a blind guess {blind:.1f} dB",
+        f"with it: {ladder['knows_map']['psnr']:.1f} dB" if "knows_map" in ladder else "the projection was not given",
+    )
+    return ClaimVerdict(FAILS_HERE if ladder[best]["psnr"] >= blind + PICTURE_MARGIN else UNDECIDED, lines)
+
+
+def decide_fedfed_inversion(evidence: ClaimEvidence) -> ClaimVerdict:
+    rows = [r for r in evidence.audit_findings("fedfed")["findings"] if r["attack"] == "feature_inversion"]
+    if not rows:
+        return ClaimVerdict(UNDECIDED, ("no inversion was run",))
+    row = max(rows, key=lambda one: one["psnr"] - _blind_psnr(one))
+    lines = (f"{row['psnr']:.1f} dB from {row['surface'].replace('_', ' ')}, a blind guess {_blind_psnr(row):.1f} dB",)
+    return ClaimVerdict(FAILS_HERE if row["psnr"] >= _blind_psnr(row) + PICTURE_MARGIN else UNDECIDED, lines)
+
+
+def _blind_psnr(row: FindingRow) -> float:
+    return max(value for name, value in row["baselines"].items() if name.startswith("psnr_"))
+
+
+def decide_fedlgd_no_extra(evidence: ClaimEvidence) -> ClaimVerdict:
+    return _compare_methods(
+        evidence, "fedlgd", "virtual_data", "FedAvg on virtual data", worse_is=FAILS_HERE, better_is=HOLDS_HERE
+    )
+
+
+def decide_fedlgd_membership(evidence: ClaimEvidence) -> ClaimVerdict:
+    return _compare_methods(
+        evidence, "fedlgd", "fedavg", "FedAvg on the records", worse_is=FAILS_HERE, better_is=HOLDS_HERE
+    )
+
+
+def _compare_methods(
+    evidence: ClaimEvidence, first: str, second: str, named: str, *, worse_is: str, better_is: str
+) -> ClaimVerdict:
+    """Decided where the two intervals do not meet; otherwise the game is too small to tell them apart."""
+    a, b = (strongest_membership(evidence.audit_findings(name), "update") for name in (first, second))
+    if a is None or b is None:
+        return ClaimVerdict(UNDECIDED, ("no membership attack read the updates",))
+    lines = (f"FedLGD: {_format_auc(a)}", f"{named}: {_format_auc(b)}")
+    if a["auc_ci"][0] > b["auc_ci"][1]:
+        return ClaimVerdict(worse_is, lines)
+    if a["auc_ci"][1] < b["auc_ci"][0]:
+        return ClaimVerdict(better_is, lines)
+    return ClaimVerdict(UNDECIDED, (*lines, "the intervals meet"))
+
+
+def decide_fedfed_raw(evidence: ClaimEvidence) -> ClaimVerdict:
+    """What fedfed.figure11 says of features against whole images."""
+    column = evidence.entry_results("fedfed.figure11")["columns"][0]
+    said = next(one for one in column["text"] if one["worse"] == "algo=fedfed_raw")
+    p = "one seed" if said["p"] is None else f"p {said['p']:.2g}"
+    lines = (f"features {100 * said['gain']:+.1f} points beside whole images ({p})",)
+    return ClaimVerdict({HOLDS: HOLDS_HERE, REVERSED: FAILS_HERE}.get(said["verdict"], UNDECIDED), lines)
+
+
+# --- formula verdicts --------------------------------------------------------------------------
+# Sentences that arithmetic decides: the papers' formulas against an accountant, and the direction of a metric.
+
+
+SIGMAS, PRINTED_EPSILONS = (1.0, 3.0, 5.0), (10.0, 1.11, 0.4)
+# T; |B|; records of a class of CIFAR-10, all at one client: the smallest q there is.
+MATCHING_STEPS, MATCHING_BATCH, CLASS_SIZE = 1000, 256, 5000
+FEATURE_SHARE = 0.3  # rho
+
+
+def release_epsilon(sigma: float, sensitivity: float, delta: float = DELTA) -> float:
+    """Of one Gaussian release, by the accountant."""
+    return accounted(dpa.GaussianDpEvent(sigma / sensitivity), delta)
+
+
+def decide_feddm_theorem(evidence: ClaimEvidence) -> ClaimVerdict:
+    """The kindest case: T steps at the smallest q, Poisson batches, and each record clipped (the method clips their mean)."""
+    q = MATCHING_BATCH / CLASS_SIZE
+    lines, holds = [], True
+    for sigma in SIGMAS:
+        stated = 2 * math.log(1 / DELTA) / sigma**2
+        event = dpa.SelfComposedDpEvent(dpa.PoissonSampledDpEvent(q, dpa.GaussianDpEvent(sigma)), MATCHING_STEPS)
+        real, meets = accounted(event, DELTA), MATCHING_STEPS * q**2 <= stated / 2
+        holds = holds and meets and real <= stated
+        lines.append(
+            f"sigma {sigma:g}: T q² = {MATCHING_STEPS * q**2:.3g}, ε/2 = {stated / 2:.3g}, so the condition {'holds' if meets else 'fails'}; "
+            f"the formula gives {stated:.3g}, the accountant {real:.3g} a round"
+        )
+    lines.append(
+        "this is the kindest case: a client that holds all 5,000 records of a class, each record clipped by itself"
+    )
+    return ClaimVerdict(HOLDS_HERE if holds else FAILS_HERE, tuple(lines))
+
+
+def decide_fedrd_table_two(evidence: ClaimEvidence) -> ClaimVerdict:
+    natural = [2 * math.log(1 / DELTA) / sigma**2 for sigma in SIGMAS]
+    common = [2 * math.log10(1 / DELTA) / sigma**2 for sigma in SIGMAS]
+    same = [abs(a - b) < 0.01 for a, b in zip(natural, PRINTED_EPSILONS, strict=True)]
+    lines = (
+        f"natural logarithm: {', '.join(f'{v:.3g}' for v in natural)}",
+        f"base 10: {', '.join(f'{v:.3g}' for v in common)}",
+        f"printed: {', '.join(f'{v:g}' for v in PRINTED_EPSILONS)}",
+    )
+    return ClaimVerdict(HOLDS_HERE if all(same) else FAILS_HERE, lines)
+
+
+def decide_fedfed_less_noise(evidence: ClaimEvidence) -> ClaimVerdict:
+    """One Gaussian release of a vector of norm at most rho, against one of norm at most 1."""
+    raw = 1.0
+    target = release_epsilon(raw, 1.0)
+    low, high = 1e-3, raw
+    for _ in range(40):  # bisection: epsilon falls with sigma
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if release_epsilon(middle, FEATURE_SHARE) > target else (low, middle)
+    lines = (
+        f"at the epsilon {target:.3g} that noise 1 gives raw records of norm 1, features of norm {FEATURE_SHARE:g} need noise {high:.3g}",
+        f"noise over norm is the same for both ({high / FEATURE_SHARE:.3g} and {raw:.3g}): less noise, on a signal as much weaker",
+        "the generator is trained on raw records and sent without noise, so this says nothing of the whole method",
+    )
+    return ClaimVerdict(HOLDS_HERE if high < raw else FAILS_HERE, lines)
+
+
+def decide_fedfed_square(evidence: ClaimEvidence) -> ClaimVerdict:
+    once, twice, four = (release_epsilon(s, norm) for s, norm in ((1.0, 1.0), (2.0, 2.0), (4.0, 2.0)))
+    lines = (
+        f"norm 1, noise 1: epsilon {once:.3g}; norm 2, noise 2: {twice:.3g}; norm 2, noise 4: {four:.3g}",
+        "twice the norm needs twice the noise, as in the paper's own proof (appendix D.1)",
+    )
+    return ClaimVerdict(
+        FAILS_HERE
+        if math.isclose(once, twice, rel_tol=1e-6) and not math.isclose(once, four, rel_tol=0.05)
+        else HOLDS_HERE,
+        lines,
+    )
+
+
+def decide_fedfed_composition(evidence: ClaimEvidence) -> ClaimVerdict:
+    lines, below = [], False
+    for clients in (10, 100):
+        epsilon = 0.876
+        printed, source = printed_composition(epsilon, clients, DELTA), kairouz_composition(epsilon, clients, DELTA)
+        below = below or printed < source * (1 - 1e-9)
+        lines.append(f"{clients} clients of epsilon {epsilon:g}: printed {printed:.4g}, its source {source:.4g}")
+    lines.append("clients hold different records, so no composition over clients is needed: the worst client counts")
+    return ClaimVerdict(FAILS_HERE if below else HOLDS_HERE, tuple(lines))
+
+
+def decide_fedlgd_lpips(evidence: ClaimEvidence) -> ClaimVerdict:
+    """LPIPS between pictures and the same with more and more noise."""
+    pictures = load_digits_dataset("digits", None, Keys(0)).test.x[:32]
+    noise = torch.randn(pictures.shape, generator=Keys(0).fold("lpips").torch())
+    steps = (0.05, 0.1, 0.2, 0.4)
+    try:
+        found = [float(lpips((pictures + s * noise).clamp(0, 1), pictures).mean()) for s in steps]
+    except LpipsUnavailable:
+        return ClaimVerdict(UNDECIDED, ("no pretrained weights of LPIPS on this machine",))
+    lines = (
+        "LPIPS between 32 pictures and themselves under noise of "
+        + ", ".join(f"{s:g}: {v:.3f}" for s, v in zip(steps, found, strict=True)),
+        "a smaller LPIPS means more alike, so the paper's numbers as printed say that the attack got better",
+    )
+    return ClaimVerdict(FAILS_HERE if bool(np.all(np.diff(found) > 0)) else HOLDS_HERE, lines)
+
+
+# --- sentences ---------------------------------------------------------------------------------
+# The papers' sentences about privacy, each with the test that decides it here.
+
+
+@dataclass(frozen=True)
+class PrivacySentence:
+    """quote: the paper's words; reading: what must be true for it to hold; by: "formula", "attack" or "training"."""
+
+    name: str
+    where: str
+    quote: str
+    reading: str
+    by: str
+    decide: Callable[[ClaimEvidence], ClaimVerdict]
+
+
+SENTENCES: tuple[PrivacySentence, ...] = (  # in the papers' order
+    PrivacySentence(
+        "feddm.theorem", "FedDM, section 4.4",
+        "using DP-SGD in local training of FedDM can satisfy (ϵ, δ)-differential privacy, with σ ≥ √(2 log(1/δ)/ϵ) "
+        "for any Tq² ≤ ϵ/2",
+        "the paper's own sigma, T and batch meet the condition on CIFAR-10, and an accountant then allows that epsilon",
+        "formula", decide_feddm_theorem,
+    ),
+    PrivacySentence(
+        "fedrd.table2", "FedRD, section V-C",
+        "We set the value of noise scale σ = 1, 3, 5 and the corresponding privacy budget ϵ = 10, 1.11, 0.4 with δ = 10⁻⁵",
+        "the formula of the same section gives these numbers with the natural logarithm of its proof",
+        "formula", decide_fedrd_table_two,
+    ),
+    PrivacySentence(
+        "fedrd.not-real", "FedRD, section IV-B",
+        "the synthetic representations are not real instances of the local dataset",
+        "whether a record was used cannot be told from the representations",
+        "attack", decide_fedrd_not_real,
+    ),
+    PrivacySentence(
+        "fedrd.secret-map", "FedRD, section IV-B",
+        "the attackers cannot infer from the representations [...] to obtain the original data x, as the local projection "
+        "model is kept local",
+        "an attacker without the projection rebuilds no picture better than a guess from public records",
+        "attack", decide_fedrd_secret_map,
+    ),
+    PrivacySentence(
+        "fedfed.less-noise", "FedFed, theorem 3.3",
+        "Given identical ϵ, δ, we attain σ < σ′",
+        "at equal epsilon the noise on features is smaller than on raw records, taken by itself",
+        "formula", decide_fedfed_less_noise,
+    ),
+    PrivacySentence(
+        "fedfed.square", "FedFed, theorem 3.3",
+        "such that σ ∝ ‖x_s‖²",
+        "twice the norm needs four times the noise at equal epsilon",
+        "formula", decide_fedfed_square,
+    ),
+    PrivacySentence(
+        "fedfed.composition", "FedFed, theorem 3.4",
+        "For k clients with (ϵ, δ)-differential privacy, FedFed satisfies [...]-differential privacy",
+        "the printed bound is not below that of the theorem which it cites",
+        "formula", decide_fedfed_composition,
+    ),
+    PrivacySentence(
+        "fedfed.raw", "FedFed, section 4.2",
+        "sharing the full data with DP protection leads to a degradation in the performance of the FL system",
+        "at equal protection, features give a higher accuracy than whole images (fedfed.figure11, scale=small)",
+        "training", decide_fedfed_raw,
+    ),
+    PrivacySentence(
+        "fedfed.inversion", "FedFed, section 4.4",
+        "FedFed could protect globally shared data",
+        "no picture is rebuilt from the shared features better than a guess from public records",
+        "attack", decide_fedfed_inversion,
+    ),
+    PrivacySentence(
+        "fedlgd.no-extra", "FedLGD, section on privacy",
+        "FedLGD uses pre-existing information, i.e., shared averaged gradients and global model, to distill virtual data, "
+        "so there is no extra privacy leakage",
+        "membership in FedLGD's updates is found no better than in those of FedAvg on the same kind of virtual data",
+        "attack", decide_fedlgd_no_extra,
+    ),
+    PrivacySentence(
+        "fedlgd.membership", "FedLGD, section on privacy",
+        "attacking membership becomes more challenging",
+        "membership is found worse in FedLGD's updates than in those of FedAvg on the records",
+        "attack", decide_fedlgd_membership,
+    ),
+    PrivacySentence(
+        "fedlgd.lpips", "FedLGD, section on privacy",
+        "it effectively alleviates the attack from perceptual perspective, by reducing LPIPS from 0.253 to 0.177",
+        "a smaller LPIPS means a picture less like the record",
+        "formula", decide_fedlgd_lpips,
+    ),
+)  # fmt: skip
+
+
+# --- audit runs --------------------------------------------------------------------------------
+# The small audits, and the trainings, that the sentences are tried on; finished ones of the same settings are used again.
+
+
+SMALL_AUDIT = ("data=digits", "preset=smoke", "audit.worlds=16")
+AUDITS = {
+    "fedrd": ("algo=fedrd", "attack=[lira,rmia,loss_threshold,feature_inversion]"),
+    "fedfed": ("algo=fedfed", "attack=[feature_inversion]"),
+    "fedlgd": ("algo=fedlgd", "attack=[lira,rmia,loss_threshold]"),
+    "virtual_data": ("algo=virtual_data", "attack=[lira,rmia,loss_threshold]"),
+    "fedavg": ("algo=fedavg", "attack=[lira,rmia,loss_threshold]"),
+}
+
+
+def audit_folder_name(name: str) -> str:
+    """Another one where any setting of the audit has another value now, so that no finding of earlier settings is used."""
+    config = config_of("audit", *AUDITS[name], *SMALL_AUDIT)
+    return (
+        f"{name}-{config_digest(config, [to_plain_settings(config[part]) for part in ('audit', 'attack', 'capture')])}"
+    )
+
+
+@dataclass(frozen=True)
+class AuditRuns:
+    """Runs what is asked for, the first time that it is."""
+
+    asked: ReproduceArguments
+
+    @cached_property
+    def _cached_results(self) -> dict[str, Any]:
+        return {}
+
+    def audit_findings(self, name: str) -> dict[str, Any]:
+        if name not in self._cached_results:
+            path = self.asked.out / "privacy" / audit_folder_name(name)
+            if not (path / "findings.json").is_file():
+                audit_row((*AUDITS[name], *SMALL_AUDIT), path)
+            self._cached_results[name] = read_json(path / "findings.json")
+        found: dict[str, Any] = self._cached_results[name]
+        return found
+
+    def entry_results(self, entry: str) -> dict[str, Any]:
+        if entry not in self._cached_results:
+            self._cached_results[entry] = reproduce_entry(
+                find_entry(entry), replace(self.asked, name=entry, scale="small")
+            )[0].as_json()
+        found: dict[str, Any] = self._cached_results[entry]
+        return found
+
+
+# --- sentence page -----------------------------------------------------------------------------
+# Decide every sentence; one page and one JSON of the verdicts.
+
+
+def format_verdict_counts(decisions: Mapping[str, ClaimVerdict]) -> str:
+    """ "3 hold here, 4 do not, 2 are undecided"."""
+    found = Counter(decision.verdict for decision in decisions.values())
+    return f"{found[HOLDS_HERE]} hold here, {found[FAILS_HERE]} do not, {found[UNDECIDED]} are undecided"
+
+
+def write_sentences(
+    sentences: Sequence[PrivacySentence], decisions: Mapping[str, ClaimVerdict], folder: Path, command: str
+) -> Path:
+    """``privacy.html`` and ``privacy.json`` in ``folder`` -> the page."""
+    folder.mkdir(parents=True, exist_ok=True)
+    said = ("name", "where", "quote", "reading", "by")
+    rows = [{name: getattr(s, name) for name in said} | asdict(decisions[s.name]) for s in sentences]
+    write_json(folder / "privacy.json", {"schema": 1, "command": command, "sentences": rows})
+    tones = {HOLDS_HERE: "consistent", FAILS_HERE: "contradiction", UNDECIDED: "unprotected"}
+    text = (
+        template_environment()
+        .get_template("sentences.html.jinja")
+        .render(rows=rows, tones=tones, counted=format_verdict_counts(decisions), command=command)
+    )
+    write_bytes(folder / "privacy.html", text.encode(errors="replace"))
+    return folder / "privacy.html"
+
+
+def decide_sentences(wish: ReproduceArguments) -> int:
+    evidence, decisions = AuditRuns(wish), {}
+    with show_progress("sentences", len(SENTENCES)) as bar:
+        for sentence in SENTENCES:
+            decisions[sentence.name] = sentence.decide(evidence)
+            bar.advance(sentence.name)
+    for sentence in SENTENCES:
+        print(f"{decisions[sentence.name].verdict:14} {sentence.where}: {sentence.quote}")
+    page = write_sentences(SENTENCES, decisions, wish.out / "privacy", wish.command)
+    print(f"{format_verdict_counts(decisions)}\npage: {page}", flush=True)
+    return 0

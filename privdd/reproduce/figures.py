@@ -1,0 +1,457 @@
+"""The figures of an entry: accuracy against rounds and bytes, and what its ``also`` names.
+
+FedDM's surrogate in the ball and what the ball's radius does (Xiong et al. 2023, figure 1 draws in one dimension how the loss
+on a client's synthetic images follows the loss on its records; its functions are not at hand, so both losses are measured on
+straight lines through the model that the server had sent). How far apart FedLGD's clients are (Huang et al. 2024, figures 1
+and 4): t-SNE pictures and the maximum mean discrepancy, in the features of the row's final global model, for the paper does
+not state which. Galleries of distilled images.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+from numpy.typing import NDArray
+from scipy.spatial.distance import cdist, pdist
+from sklearn.manifold import TSNE
+from torch import Tensor
+from torch.nn import functional as F
+
+from privdd.core.rng import Keys
+from privdd.core.types import Records, State
+from privdd.distillation.distribution_matching import draw_in_ball, embed_images
+from privdd.reporting.figures import format_bytes
+from privdd.reporting.plots import Plot, make_slug
+from privdd.reporting.style import PERCENT, figure_canvas, series_colour, series_dash
+from privdd.reporting.wording import format_share
+from privdd.reproduce.feature_tables import AnalysisOutput, ExtraTable, format_spread
+from privdd.reproduce.results import RowResult, TableColumn
+from privdd.reproduce.train import PaperCell, StoredRow, find_cell, load_stored_row
+from privdd.training.sgd import evaluate_model, predict_logits
+
+# --- entry figures -----------------------------------------------------------------------------
+# Accuracy against rounds and against bytes sent, one line a row, the range over seeds shaded.
+
+
+def plot_curves(column: TableColumn) -> list[Plot]:
+    """None where no row of the column was trained."""
+    rows = [row for row in column.rows if row.curves]
+    if not rows:
+        return []
+    name = make_slug(column.name)
+    ends = "; ".join(f"{row_label(row.cell.row)}: ends at {format_share(row.curve[-1])}" for row in rows)
+    sizes = "; ".join(f"{row_label(row.cell.row)}: {format_bytes(row.uploaded[-1])}" for row in rows)
+    told = "What one client has uploaded so far, on a logarithmic axis; releases without a trained model included."
+    by_round, by_bytes = f"{column.name}: accuracy against rounds", f"{column.name}: accuracy against bytes sent"
+    band, alt = "Mean over seeds; the band is their range.", f"Accuracy against rounds. {ends}."
+    return [
+        Plot(f"rounds-{name}", by_round, band, alt, _draw_accuracies(rows, False)),
+        Plot(f"bytes-{name}", by_bytes, told, f"Accuracy against bytes. {ends}; {sizes}", _draw_accuracies(rows, True)),
+    ]
+
+
+def row_label(row: str) -> str:
+    """A row without the words that every row has: "fedprox on virtual data", "fedfed on scaffold"."""
+    words = row.removeprefix("algo=").split()
+    if words[0] == "virtual_data":
+        inner = next((word for word in words if word.startswith("algo/inner=")), "algo/inner=fedavg")
+        words = [f"{inner.partition('=')[2]} on virtual data", *(word for word in words[1:] if word != inner)]
+    return " ".join(words).replace(" algo/base=", " on ").replace(" algo.", " ")
+
+
+def _draw_accuracies(rows: Sequence[RowResult], in_bytes: bool) -> Figure:
+    with figure_canvas(4.8, 2.9 + 0.17 * len(rows)) as (figure, axes):
+        for index, row in enumerate(rows):
+            x = np.maximum(row.uploaded, 1.0) if in_bytes else np.arange(1, len(row.curve) + 1)
+            values = np.array(list(row.curves.values()))
+            axes.fill_between(x, values.min(axis=0), values.max(axis=0), color=series_colour(index), alpha=0.12, lw=0)
+            axes.plot(x, row.curve, color=series_colour(index), ls=series_dash(index), label=row_label(row.cell.row))
+        axes.set(xlabel="uploaded by a client" if in_bytes else "round", ylabel="accuracy", ylim=(0, 1))
+        axes.yaxis.set_major_formatter(PERCENT)
+        if in_bytes:
+            axes.set_xscale("log")
+            axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: format_bytes(value)))
+            axes.xaxis.set_minor_formatter(FuncFormatter(lambda *_: ""))
+        else:
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        figure.legend(loc="outside lower center", ncols=1, handlelength=2.6)
+    return figure
+
+
+# --- ball figures ------------------------------------------------------------------------------
+# FedDM's surrogate in the ball, and what the ball's radius does.
+#
+# Xiong et al. 2023, figure 1 draws in one dimension how the loss on a client's synthetic images follows the loss on its
+# records near the server's model. Its functions are not at hand; here the same is measured on a trained row: both losses on
+# straight lines through the model that the server had sent, in random directions.
+
+
+DIRECTIONS = 8
+DISTANCES = 9  # distances from 0 to twice the radius
+
+
+def measure_losses(row: StoredRow) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """(distances (STEPS,), mean cross-entropy (2, DIRECTIONS, STEPS)): on the records, on the images, of the last round."""
+    last = row.progress.snapshots[max(row.progress.snapshots)]
+    centre: State = dict(last.broadcast["model"])
+    shard = row.experiment.shards[row.experiment.plan.victim]
+    images = Records(last.sent["images"]["x"], last.sent["labels"]["y"], last.sent["labels"]["y"])
+    model, rho = row.build_model.eval(), float(row.experiment.plan.method.rho)  # type: ignore[attr-defined]
+    names = [name for name, _ in model.named_parameters()]
+    far = np.linspace(0, 2 * rho, DISTANCES)
+    found = np.zeros((2, DIRECTIONS, DISTANCES))
+    for direction in range(DIRECTIONS):
+        generator = Keys(0).fold("surrogate", direction).torch()
+        end = draw_in_ball(centre, names, 1.0, generator)
+        for at, distance in enumerate(far):
+            state = {name: centre[name] + float(distance) * (end[name] - centre[name]) for name in centre}
+            for kind, records in enumerate((shard.train, images)):
+                found[kind, direction, at] = mean_cross_entropy(model, state, records)
+    return far, found
+
+
+def mean_cross_entropy(model: torch.nn.Module, state: State, records: Records) -> float:
+    """Mean cross-entropy in nats."""
+    return float(F.cross_entropy(predict_logits(model, state, records.x), records.y))
+
+
+def surrogate_analysis(cells: Sequence[PaperCell], seeds: Sequence[int], rows: Path) -> AnalysisOutput:
+    """How well the images' loss follows the records' loss, row by row."""
+    body, plots = [], []
+    for cell in cells:
+        made = [row for seed in seeds if (row := load_stored_row(cell, seed, rows)) and row.progress.snapshots]
+        if not made:
+            continue
+        measured = [measure_losses(row) for row in made]
+        inside = [(far <= far[-1] / 2 + 1e-9, values) for far, values in measured]
+        gaps = [float(np.abs(v[0][:, near] - v[1][:, near]).mean()) for near, v in inside]
+        alike = [_change_correlation(v[0][:, near], v[1][:, near]) for near, v in inside]
+        body.append((row_label(cell.row), format_spread(gaps, digits=2), format_spread(alike, digits=2)))
+        plots.append(_plot_surrogate(row_label(cell.row), *measured[0], seeds[0]))
+    note = (
+        f"Along {DIRECTIONS} random lines from the server's model to the edge of the ball, last round, one client: the mean "
+        "distance of the two losses in nats, and the correlation of their changes. At a correlation of 1, whatever lowers one "
+        "loss lowers the other."
+    )
+    table = ExtraTable("The surrogate within the ball", ("row", "distance", "correlation"), tuple(body), note)
+    return ([table] if body else []), plots
+
+
+def _change_correlation(real: NDArray[np.float64], synthetic: NDArray[np.float64]) -> float:
+    """Of the changes from the centre, over all directions and distances above 0."""
+    a, b = ((one - one[:, :1])[:, 1:].ravel() for one in (real, synthetic))
+    return float(np.corrcoef(a, b)[0, 1]) if a.std() > 0 and b.std() > 0 else 0.0
+
+
+def _plot_surrogate(name: str, far: NDArray[np.float64], values: NDArray[np.float64], seed: int) -> Plot:
+    means = values.mean(axis=1)
+    alt = f"Loss on records {means[0][0]:.2f} to {means[0][-1]:.2f}, on images {means[1][0]:.2f} to {means[1][-1]:.2f}."
+    caption = f"Mean over {DIRECTIONS} directions and their range, seed {seed}; the line marks the ball's edge."
+    return Plot(
+        f"surrogate-{make_slug(name)}", f"{name}: loss near the server's model", caption, alt, _draw_losses(far, values)
+    )
+
+
+def _draw_losses(far: NDArray[np.float64], values: NDArray[np.float64]) -> Figure:
+    with figure_canvas(4.8, 3.0) as (figure, axes):
+        for index, name in enumerate(("the client's records", "its synthetic images")):
+            axes.fill_between(
+                far, values[index].min(axis=0), values[index].max(axis=0), color=series_colour(index), alpha=0.12, lw=0
+            )
+            axes.plot(far, values[index].mean(axis=0), color=series_colour(index), ls=series_dash(index), label=name)
+        axes.axvline(far[-1] / 2, color=series_colour(7), lw=0.8, ls=":")
+        axes.set(xlabel="distance from the server's model", ylabel="cross-entropy", ylim=(0, None))
+        figure.legend(loc="outside lower center", ncols=2, handlelength=2.6)
+    return figure
+
+
+def radius_analysis(cells: Sequence[PaperCell], seeds: Sequence[int], rows: Path) -> AnalysisOutput:
+    """Test loss and accuracy of the final model, against the radius."""
+    body = []
+    for cell in cells:
+        made = [row for seed in seeds if (row := load_stored_row(cell, seed, rows))]
+        if not made:
+            continue
+        tests = [row.experiment.test_records for row in made]
+        ends = [mean_cross_entropy(row.build_model.eval(), row.global_state, test) for row, test in zip(made, tests)]
+        right = [evaluate_model(row.build_model.eval(), row.global_state, test)[0] for row, test in zip(made, tests)]
+        rho = float(made[0].experiment.plan.method.rho)  # type: ignore[attr-defined]
+        body.append((rho, f"{rho:g}", format_spread(ends, digits=2), format_spread(right, 100)))
+    note = "Of the final global model on the test records; mean ± standard deviation over seeds."
+    rows_ = tuple(one[1:] for one in sorted(body))
+    table = ExtraTable("Loss and accuracy against the radius", ("rho", "test loss", "accuracy"), rows_, note)
+    return ([table] if body else []), []
+
+
+# --- domain figures ----------------------------------------------------------------------------
+# How far apart clients are, before and after distillation: t-SNE pictures and the maximum mean discrepancy (MMD).
+#
+# FedLGD (Huang et al. 2024), figure 1 (records against virtual images) and figure 4 (with and without the regulariser). In
+# which network's features the paper compares is not stated; here, in those of the row's final global model.
+
+
+Points = NDArray[np.float64]
+MAX_POINTS = 100  # records or images of one client that are compared
+PERPLEXITY = 30.0  # scikit-learn's default
+
+
+def squared_mmd(a: Points, b: Points, width: float) -> float:
+    """The squared maximum mean discrepancy, unbiased, with the kernel exp(-|a - b|^2 / (2 width^2)).
+
+    a (n, d), b (m, d); NaN where n or m is below 2, since one point says nothing of its own spread. Gretton et al. 2012,
+    equation 3; it may come out slightly below 0.
+    """
+    if min(len(a), len(b)) < 2:
+        return math.nan
+    same = []
+    for one in (a, b):
+        kernel = np.exp(-cdist(one, one, "sqeuclidean") / (2 * width**2))
+        same.append((kernel.sum() - len(one)) / (len(one) * (len(one) - 1)))
+    return float(sum(same) - 2 * np.exp(-cdist(a, b, "sqeuclidean") / (2 * width**2)).mean())
+
+
+def kernel_bandwidth(sets: Sequence[Points]) -> float:
+    """The median distance among all points together."""
+    return float(np.median(pdist(np.concatenate(sets)))) or 1.0
+
+
+def tsne_map(sets: Sequence[Points], seed: int) -> list[Points]:
+    """t-SNE of all sets together -> two coordinates for each point. Draws nothing from a global generator."""
+    joined = np.concatenate(sets)
+    perplexity = min(PERPLEXITY, (len(joined) - 1) / 3)
+    flat = TSNE(perplexity=perplexity, init="pca", random_state=seed).fit_transform(joined)
+    return list(np.split(flat, np.cumsum([len(one) for one in sets])[:-1]))
+
+
+def record_features(row: StoredRow) -> list[Points]:
+    """Features of up to ``MAX_POINTS`` records of each client, as many of each as the smallest gives; two at least, where it
+    has them."""
+    shards = row.experiment.shards
+    count = max(2, min(MAX_POINTS, *(len(shard.train) for shard in shards)))
+    return [_embed_images(row, shard.train.x[:count]) for shard in shards]
+
+
+def virtual_image_features(row: StoredRow) -> list[Points]:
+    """The same of each client's virtual images, each class's share of them."""
+    sets = []
+    for client in range(len(row.experiment.shards)):
+        images, _ = row.virtual_images(client)
+        step = max(1, -(-len(images) // MAX_POINTS))
+        sets.append(_embed_images(row, images[::step]))
+    return sets
+
+
+def _mean_of_known(values: Sequence[float]) -> float:
+    """Of those that are known; NaN where none is."""
+    known = [value for value in values if not math.isnan(value)]
+    return float(np.mean(known)) if known else math.nan
+
+
+def _embed_images(row: StoredRow, x: torch.Tensor) -> Points:
+    return embed_images(row.feature_map(), x).double().numpy()
+
+
+def client_distances(real: Sequence[Points], other: Sequence[Points]) -> list[tuple[float, float]]:
+    """(MMD between two clients in ``real``, in ``other``) for each pair; the kernel is the same for both."""
+    width = kernel_bandwidth(real)
+    return [
+        (squared_mmd(real[a], real[b], width), squared_mmd(other[a], other[b], width))
+        for a, b in combinations(range(len(real)), 2)
+    ]
+
+
+def distillation_analysis(cells: Sequence[PaperCell], seeds: Sequence[int], rows: Path) -> AnalysisOutput:
+    """FedLGD's figure 1, of the row of FedLGD itself."""
+    cell = find_cell(cells, "algo=fedlgd")
+    made = [row for seed in seeds if cell and (row := load_stored_row(cell, seed, rows))]
+    if not made:
+        return [], []
+    pairs = list(combinations(range(len(made[0].experiment.shards)), 2))
+    values = [client_distances(record_features(row), virtual_image_features(row)) for row in made]
+    names = [made[0].domain_name(client) for client in range(len(made[0].experiment.shards))]
+    table = ExtraTable(
+        "Figure 1: how far apart two clients are",
+        ("clients", "their records", "their virtual images"),
+        tuple(
+            (f"{names[a]} and {names[b]}", *(format_spread([run[at][side] for run in values], 100) for side in (0, 1)))
+            for at, (a, b) in enumerate(pairs)
+        ),
+        "Squared MMD times 100 of up to 100 records and 100 images of each client, with the same Gaussian kernel in both columns; mean ± standard deviation over seeds. The "
+        "paper says that distillation brings the clients closer together: then the second column is smaller.",
+    )
+    real, virtual = record_features(made[0]), virtual_image_features(made[0])
+    panels = {"records": real[:2], "virtual images": virtual[:2]}
+    caption = f"Features of the final global model, seed {seeds[0]}; t-SNE keeps neighbours, not distances."
+    title = f"{names[0]} and {names[1]}, before and after distillation"
+    return [table], [plot_scatter("tsne-domains", title, caption, panels, names[:2], seeds[0])]
+
+
+def regulariser_analysis(cells: Sequence[PaperCell], seeds: Sequence[int], rows: Path) -> AnalysisOutput:
+    """FedLGD's figure 4: records of the clients in networks trained with and without the regulariser."""
+    kinds = {"with it (lambda 10)": "algo.contrast=10", "without": "algo.contrast=0"}
+    chosen = {
+        name: next((c for c in cells if word in c.row.split() and "algo.regulariser=mmd" not in c.row), None)
+        for name, word in kinds.items()
+    }
+    made = {
+        name: [row for seed in seeds if (row := load_stored_row(cell, seed, rows))]
+        for name, cell in chosen.items()
+        if cell
+    }
+    made = {name: several for name, several in made.items() if several}
+    if not made:
+        return [], []
+    body = []
+    for name, several in made.items():
+        means = [
+            _mean_of_known([pair[0] for pair in client_distances(one, one)]) for one in map(record_features, several)
+        ]
+        body.append((name, format_spread(means, 100)))
+    table = ExtraTable(
+        "Figure 4: how far apart the clients' records are", ("regulariser", "MMD"), tuple(body),
+        "Squared MMD times 100, mean over pairs of clients, in each network's own features; mean ± standard deviation "
+        "over seeds. The paper says that the regulariser brings the clients closer together.",
+    )  # fmt: skip
+    first = next(iter(made.values()))[0]
+    names = [first.domain_name(client) for client in range(len(first.experiment.shards))]
+    panels = {name: record_features(several[0]) for name, several in made.items()}
+    caption = f"Records of each client in the features of the final global model, seed {seeds[0]}."
+    return [table], [
+        plot_scatter("tsne-regulariser", "With and without the regulariser", caption, panels, names, seeds[0])
+    ]
+
+
+def plot_scatter(
+    name: str, title: str, caption: str, panels: dict[str, list[Points]], names: Sequence[str], seed: int
+) -> Plot:
+    """One t-SNE for each panel, one colour for each set in it."""
+    said = "; ".join(
+        f"{panel}: {', '.join(f'{len(one)} of {n}' for n, one in zip(names, sets))}" for panel, sets in panels.items()
+    )
+    return Plot(name, title, caption, f"t-SNE. {said}.", _draw_scatter(panels, names, seed))
+
+
+def _draw_scatter(panels: dict[str, list[Points]], names: Sequence[str], seed: int) -> Figure:
+    with figure_canvas(3.0 * len(panels), 3.2) as (figure, axes):
+        axes.remove()
+        for at, (panel, sets) in enumerate(panels.items()):
+            part = figure.add_subplot(1, len(panels), at + 1)
+            for index, (label, points) in enumerate(zip(names, tsne_map(sets, seed))):
+                marker, x, y = "osD^v"[index % 5], points[:, 0], points[:, 1]
+                part.scatter(x, y, s=9, marker=marker, color=series_colour(index), label=label, lw=0)
+            part.set(title=panel, xticks=[], yticks=[])
+            part.grid(False)
+        handles = figure.axes[0].get_legend_handles_labels()
+        figure.legend(*handles, loc="outside lower center", ncols=2)
+    return figure
+
+
+# --- image figures -----------------------------------------------------------------------------
+# Galleries: what clients distilled, by class and round (FedDM), and local beside global virtual images (FedLGD).
+
+
+MAX_ROUNDS = 6  # at most so many rounds of a gallery
+
+
+def first_images(x: Tensor, y: Tensor, classes: int) -> list[Tensor | None]:
+    """The first image of each class, None for a class without one. x (n, c, h, w), y (n,)."""
+    return [x[int(at[0])] if len(at := torch.nonzero(y == label).flatten()) else None for label in range(classes)]
+
+
+def images_by_round(cells: Sequence[PaperCell], seeds: Sequence[int], rows: Path) -> AnalysisOutput:
+    """A gallery for each row of the first column: the first image of each class that one client sent, round by round."""
+    plots = []
+    for cell in (one for one in cells if one.column == cells[0].column):
+        row = load_stored_row(cell, seeds[0], rows)
+        if row is None:
+            continue
+        sent = {t + 1: one.sent for t, one in sorted(row.progress.snapshots.items()) if "images" in one.sent}
+        rounds = [list(sent)[at] for at in _spaced_indices(len(sent))]
+        lines = {
+            f"round {t}": first_images(sent[t]["images"]["x"], sent[t]["labels"]["y"], row.experiment.dataset.classes)
+            for t in rounds
+        }
+        if lines:
+            caption = (
+                f"The first image of each class that client {row.experiment.plan.victim} sent, seed {seeds[0]}; "
+                "a gap is a class that it does not hold."
+            )
+            plots.append(
+                plot_gallery(
+                    f"images-{make_slug(row_label(cell.row))}", f"{row_label(cell.row)}: images sent", caption, lines
+                )
+            )
+    return [], plots
+
+
+def virtual_image_galleries(cells: Sequence[PaperCell], seeds: Sequence[int], rows: Path) -> AnalysisOutput:
+    """FedLGD's figures 15 to 17: the virtual images of each client, and the server's."""
+    cell = find_cell(cells, "algo=fedlgd")
+    row = load_stored_row(cell, seeds[0], rows) if cell else None
+    if row is None:
+        return [], []
+    classes, server = row.experiment.dataset.classes, row.progress.server
+    lines = {row.domain_name(k): first_images(*row.virtual_images(k), classes) for k in sorted(row.progress.memories)}
+    lines["server"] = first_images(server["images/x"], server["labels/y"], classes)
+    caption = f"The first virtual image of each class after the last round, seed {seeds[0]}, clipped to [0, 1]."
+    return [], [plot_gallery("virtual-images", "Local and global virtual images", caption, lines)]
+
+
+def _spaced_indices(count: int) -> list[int]:
+    """At most ``MAX_ROUNDS`` indices from the first to the last."""
+    return sorted({round(at) for at in np.linspace(0, count - 1, min(count, MAX_ROUNDS))}) if count else []
+
+
+def plot_gallery(name: str, title: str, caption: str, lines: dict[str, list[Tensor | None]]) -> Plot:
+    """One line of pictures for each entry, one column for each class."""
+    columns = max(len(line) for line in lines.values())
+    return Plot(
+        name, title, caption, f"Pictures of {columns} classes: {', '.join(lines)}.", _draw_gallery(lines, columns)
+    )
+
+
+def _draw_gallery(lines: dict[str, list[Tensor | None]], columns: int) -> Figure:
+    with figure_canvas(0.52 * columns + 1.1, 0.52 * len(lines) + 0.3) as (figure, axes):
+        axes.remove()
+        grid = figure.subplots(len(lines), columns, squeeze=False)
+        for across, (name, line) in zip(grid, lines.items()):
+            across[0].set_ylabel(name, rotation=0, ha="right", va="center")
+            for part, picture in zip(across, line):
+                part.set(xticks=[], yticks=[])
+                part.grid(False)
+                for side in part.spines.values():
+                    side.set_visible(False)
+                if picture is not None:
+                    shown = picture.clamp(0, 1).permute(1, 2, 0).squeeze(-1).numpy()
+                    part.imshow(shown, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+        for label_, part in enumerate(grid[0]):
+            part.set_title(str(label_))
+    return figure
+
+
+# --- analyses ----------------------------------------------------------------------------------
+# What an entry of the catalogue shows beside accuracies, by the name in its ``also``.
+
+
+Analysis = Callable[[Sequence[PaperCell], Sequence[int], Path], AnalysisOutput]
+ANALYSES: Mapping[str, Analysis] = {
+    "domains": distillation_analysis,
+    "regulariser": regulariser_analysis,
+    "images by round": images_by_round,
+    "virtual images": virtual_image_galleries,
+    "surrogate": surrogate_analysis,
+    "radius": radius_analysis,
+}
+
+
+def run_analyses(names: Sequence[str], cells: Sequence[PaperCell], seeds: Sequence[int], rows: Path) -> AnalysisOutput:
+    """All of them, of rows that are in ``rows``; what was not trained is left out."""
+    found = [ANALYSES[name](cells, seeds, rows) for name in names]
+    return [table for tables, _ in found for table in tables], [plot for _, plots in found for plot in plots]

@@ -1,0 +1,310 @@
+"""Train an entry and write its page: results.json, HTML and figures; one page about all entries; the catalogue as a table.
+
+The page about all entries is made from the ``results.json`` of those that are finished in a folder, so that it can be asked
+for at any time. A result of other settings than today's is named, and not shown.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO, Any
+
+from rich.table import Table
+from rich.text import Text
+
+from privdd.cli.paper_rows import paper_block
+from privdd.core.validation import BadConfig
+from privdd.reporting.plots import template_environment
+from privdd.reporting.style import save_figure
+from privdd.reporting.terminal import console_for
+from privdd.reproduce.arguments import ReproduceArguments
+from privdd.reproduce.catalogue import PaperEntry, find_entry, load_catalogue
+from privdd.reproduce.feature_tables import feature_tables
+from privdd.reproduce.figures import plot_curves, row_label, run_analyses
+from privdd.reproduce.results import (
+    HOLDS,
+    HOLDS_IN_MEAN,
+    REVERSED,
+    REVERSED_IN_MEAN,
+    EntryResult,
+    TableColumn,
+    collect_results,
+    compare_entry,
+)
+from privdd.reproduce.train import PaperCell, device_overrides, paper_cells, settings_digest, train_cells
+from privdd.runtime.files import read_json, write_bytes, write_json
+from privdd.runtime.progress import show_progress
+
+# --- overview ----------------------------------------------------------------------------------
+# One page about all entries: what holds, what does not, what is not decided, what was not run; with every command.
+#
+# It is made from the ``results.json`` of the entries that are finished in a folder, so that it can be asked for at any time.
+# A result of other settings than today's is named, and not shown.
+
+
+HOLDS_HERE, FAILS_HERE, NOT_DECIDED = "holds", "does not hold", "not decided"
+NOTHING_TO_COMPARE, NOT_RUN_YET, NOT_RUN, OLD_SETTINGS = (
+    "nothing to compare",
+    "not run yet",
+    "not run",
+    "of earlier settings",
+)
+OLD_SETTINGS_NOTE = "a setting of its rows has another value now, or the result does not say which it had: run it again"
+OVERVIEW_PAGE, SUMMARY_TABLE = "index.html", "summary.md"
+OVERVIEW_NOTE = (
+    "A statement holds, or does not, where the differences over the seeds decide it (one-sided paired t-test, 5 %, the "
+    "largest p of all pairs); else it is not decided. At a scale below the paper's it is the order that is compared. Where the "
+    "paper's data are not at hand, the column names the paper's and others stand in, which the entry's page names."
+)
+
+
+@dataclass(frozen=True)
+class OverviewLine:
+    """One column of an entry, or an entry that has no result. page: relative to the folder, "" where there is none."""
+
+    entry: str
+    shows: str
+    column: str
+    statement: str
+    verdict: str
+    detail: str
+    command: str
+    page: str
+
+
+def collect_lines(folder: Path) -> list[OverviewLine]:
+    """Of every entry of the catalogue, in the papers' order, with progress: each row's settings are composed anew, which
+    takes a minute for all of them. folder: OUT/SCALE."""
+    found: list[OverviewLine] = []
+    with show_progress("overview", len(load_catalogue())) as bar:
+        for entry in load_catalogue().values():
+            found += _lines_of_entry(entry, folder)
+            bar.advance(entry.name)
+    return found
+
+
+def write_overview(folder: Path) -> Path:
+    """``index.html`` and ``summary.md`` -> the page."""
+    found = collect_lines(folder)
+    counts = Counter(line.verdict for line in found)
+    counted = ", ".join(
+        f"{counts[kind]} {kind}"
+        for kind in (HOLDS_HERE, FAILS_HERE, NOT_DECIDED, NOTHING_TO_COMPARE, OLD_SETTINGS, NOT_RUN_YET, NOT_RUN)
+        if counts[kind]
+    )
+    tones = {HOLDS_HERE: "consistent", FAILS_HERE: "contradiction", NOT_DECIDED: "unprotected"}
+    shown = {"lines": found, "counted": counted, "meant": OVERVIEW_NOTE, "tones": tones, "scale": folder.name}
+    text = template_environment().get_template("reproductions.html.jinja").render(**shown)
+    write_bytes(folder / OVERVIEW_PAGE, text.encode(errors="replace"))
+    write_bytes(folder / SUMMARY_TABLE, format_markdown(found).encode())
+    return folder / OVERVIEW_PAGE
+
+
+def format_markdown(found: list[OverviewLine]) -> str:
+    """The same as a table, without what was not run."""
+    rows = [
+        f"| {one.entry} | {one.column} | {one.statement} | {one.verdict} | {one.detail} | `{one.command}` |"
+        for one in found
+        if one.page
+    ]
+    return "\n".join(["| entry | column | statement | here | how far | command |", "|---" * 6 + "|", *rows]) + "\n"
+
+
+def _lines_of_entry(entry: PaperEntry, folder: Path) -> Iterator[OverviewLine]:
+    file = folder / entry.name / "results.json"
+    if not entry.is_trainable:
+        yield OverviewLine(entry.name, entry.shows, "", "", NOT_RUN, f"{entry.kind}: {entry.why}", "", "")
+    elif not file.is_file():
+        command = f"python -m privdd.reproduce {entry.name} scale={folder.name}"
+        yield OverviewLine(entry.name, entry.shows, "", "", NOT_RUN_YET, "", command, "")
+    elif not _is_current(result := read_json(file), entry, folder.name):
+        yield OverviewLine(entry.name, entry.shows, "", "", OLD_SETTINGS, OLD_SETTINGS_NOTE, result["command"], "")
+    else:
+        for column in result["columns"]:
+            statement, verdict, detail = _judge_column(column)
+            page = f"{entry.name}/reproduction.html"
+            detail = "; ".join(filter(None, [detail, _format_failures(column)]))
+            other = any(one["key"] in ("data.name", "data.source") for one in result["fidelity"])
+            other = other or bool(paper_block(entry.experiment)["stand_in"])
+            where = f"{column['column']}{' (on a stand-in)' if other else ''}"
+            yield OverviewLine(entry.name, entry.shows, where, statement, verdict, detail, result["command"], page)
+
+
+def _is_current(result: Mapping[str, Any], entry: PaperEntry, scale: str) -> bool:
+    """Whether its rows were trained under the settings that they would be trained under now."""
+    made = result.get("settings")
+    return made is not None and made == settings_digest(entry.name, scale, str(result.get("device")))
+
+
+def _judge_column(column: Mapping[str, Any]) -> tuple[str, str, str]:
+    """(the statement, its verdict, by how much) of a column: its leader's, else what the paper's text says."""
+    leader, said = column["leader"], column["text"]
+    if leader is not None and leader["pairs"]:
+        gains = [100 * pair["gain"] for pair in leader["pairs"]]
+        p = "" if leader["p"] is None else f", p {leader['p']:.2g}"
+        detail = f"{min(gains):+.1f} points to the best of the others{p}{_format_agreement(column)}"
+        return (
+            f"{row_label(leader['pairs'][0]['better'])} ahead of all others",
+            _column_verdict(leader["verdict"]),
+            detail,
+        )
+    if said:
+        kinds = [_column_verdict(pair["verdict"]) for pair in said]
+        verdict = FAILS_HERE if FAILS_HERE in kinds else HOLDS_HERE if {*kinds} == {HOLDS_HERE} else NOT_DECIDED
+        gains = [100 * pair["gain"] for pair in said]
+        least = f"{min(gains):+.1f} points, the least of {len(gains)}" if len(gains) > 1 else f"{gains[0]:+.1f} points"
+        return "; ".join(dict.fromkeys(pair["says"] for pair in said)), verdict, least
+    return "the paper prints no numbers to compare with", NOTHING_TO_COMPARE, ""
+
+
+def _column_verdict(kind: str) -> str:
+    return {HOLDS: HOLDS_HERE, REVERSED: FAILS_HERE}.get(kind, NOT_DECIDED)
+
+
+def _format_agreement(column: Mapping[str, Any]) -> str:
+    found = column["kendall"]
+    return "" if found is None else f"; {found['agree']} of {found['pairs']} pairs as in the paper"
+
+
+def _format_failures(column: Mapping[str, Any]) -> str:
+    failed = sum(len(row["failed"]) for row in column["rows"])
+    diverged = sum(row["diverged"] for row in column["rows"])
+    parts = [(failed, "trainings failed"), (diverged, "diverged")]
+    return ", ".join(f"{count} {what}" for count, what in parts if count)
+
+
+# --- reproduction ------------------------------------------------------------------------------
+# Train an entry and write its page: results.json, HTML and figures; all entries, one after the other.
+
+
+ENTRY_PAGE = "reproduction.html"
+VERDICT_TEXT = {
+    HOLDS: "holds",
+    HOLDS_IN_MEAN: "holds in the mean; the seeds do not decide it",
+    REVERSED_IN_MEAN: "fails in the mean; the seeds do not decide it",
+    REVERSED: "does not hold",
+    "": "nothing to compare",
+}
+
+
+def plan_cells(entry: PaperEntry, asked: ReproduceArguments) -> list[PaperCell]:
+    """Raises BadConfig for an entry that trains nothing, with the reason."""
+    if not entry.is_trainable:
+        raise BadConfig(f"{entry.name}: {entry.kind}: {entry.why}")
+    return paper_cells(entry, asked.scale, device_overrides(asked.device))
+
+
+def reproduce_entry(entry: PaperEntry, asked: ReproduceArguments) -> tuple[EntryResult, Path, int]:
+    """(what came out, its page, how many trainings failed). What was trained before is not trained again."""
+    made = plan_cells(entry, asked)
+    rows = asked.out / asked.scale / "rows" / entry.experiment
+    failed = train_cells(made, asked.seeds, rows, asked.jobs, entry.name)
+    found = collect_results(made, asked.seeds, rows, bool(paper_block(entry.experiment)["best"]), failed)
+    extra = feature_tables(made, asked.seeds, asked.out / asked.scale / "rows") if entry.features else []
+    more, drawn = run_analyses(entry.also, made, asked.seeds, rows)
+    compared = compare_entry(entry, asked, made, found, [*extra, *more], drawn)
+    return compared, write_entry_page(compared, asked.out / asked.scale / entry.name), len(failed)
+
+
+def column_headline(column: TableColumn) -> str:
+    """One sentence about a column: does the paper's leader lead here?"""
+    if column.leader is None:
+        if not column.said:
+            return "the paper prints no numbers to compare with"
+        kinds = [pair.verdict for _, pair in column.said]
+        return f"of {len(kinds)} comparisons that the text makes, {sum(k == HOLDS for k in kinds)} hold"
+    best = row_label(column.leader.pairs[0].better)
+    p = "" if column.leader.p is None else f" (p {column.leader.p:.2g})"
+    return f"{best} ahead of all others: {VERDICT_TEXT[column.leader.verdict]}{p}"
+
+
+def write_entry_page(found: EntryResult, folder: Path) -> Path:
+    """results.json, the page and the figures of an entry -> the page."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "results.json", found.as_json())
+    drawn = {column.name: plot_curves(column) for column in found.columns}
+    text = (
+        template_environment()
+        .get_template("reproduction.html.jinja")
+        .render(
+            r=found, drawn=drawn, label=row_label, headline=column_headline, says=VERDICT_TEXT, tone=_page_tone(found)
+        )
+    )
+    write_bytes(folder / ENTRY_PAGE, text.encode(errors="replace"))
+    for several in (*drawn.values(), found.plots):
+        for plot in several:
+            save_figure(plot.figure, plot.drawing, folder / "figures", plot.name)
+    return folder / ENTRY_PAGE
+
+
+def _page_tone(found: EntryResult) -> str:
+    kinds = {column.leader.verdict for column in found.columns if column.leader}
+    if kinds & {REVERSED, REVERSED_IN_MEAN}:
+        return "contradiction"
+    return "consistent" if kinds == {HOLDS} else "plain"
+
+
+def print_result(found: EntryResult, page: Path, failed: int) -> None:
+    for column in found.columns:
+        print(f"{found.entry.name}, {column.name}: {column_headline(column)}")
+    if failed:
+        print(f"privdd: error: {failed} trainings failed; the page says which and why", file=sys.stderr)
+    print(f"page: {page}", flush=True)
+
+
+def run_entry(asked: ReproduceArguments) -> int:
+    found, page, failed = reproduce_entry(find_entry(asked.name), asked)
+    print_result(found, page, failed)
+    return int(failed > 0)
+
+
+def run_all(asked: ReproduceArguments) -> int:
+    """Every entry that runs here, one after the other; the page about all of them grows with each."""
+    failures = 0
+    for entry in load_catalogue().values():
+        if entry.is_trainable:
+            found, page, failed = reproduce_entry(entry, replace(asked, name=entry.name))
+            print_result(found, page, failed)
+            write_overview(asked.out / asked.scale)
+            failures += failed
+    print_overview(asked)
+    return int(failures > 0)
+
+
+def print_overview(asked: ReproduceArguments) -> int:
+    """The page about all entries, from what is finished."""
+    print(f"overview: {write_overview(asked.out / asked.scale)}")
+    return 0
+
+
+# --- entry list --------------------------------------------------------------------------------
+# The catalogue as a table for the terminal.
+
+
+def describe_availability(entry: PaperEntry) -> str:
+    """Does it run here, on which data, and if not, why?"""
+    if not entry.is_trainable:
+        return f"{entry.kind}: {entry.why}"
+    paper = paper_block(entry.experiment)
+    stands_in = [part for part in (paper["stand_in"], paper["offline"]["note"]) if part]
+    if not stands_in:
+        return "runs on the paper's data"
+    return f"runs, {stands_in[0].partition(';')[0]}; scale=paper needs {', '.join(entry.needs)}, and a GPU"
+
+
+def print_catalogue(file: IO[str]) -> None:
+    table = Table(title="Tables and figures of the papers", title_justify="left")
+    for name in ("entry", "what it shows", "here"):
+        table.add_column(name, overflow="fold", no_wrap=name == "entry")
+    for entry in load_catalogue().values():
+        table.add_row(*(Text(part) for part in (entry.name, entry.shows, describe_availability(entry))))
+    console_for(file).print(table)
+    runs = sum(entry.is_trainable for entry in load_catalogue().values())
+    print(
+        f"{len(load_catalogue())} entries, {runs} of which run here; python -m privdd.reproduce NAME scale=small",
+        file=file,
+    )

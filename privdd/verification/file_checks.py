@@ -1,0 +1,218 @@
+"""The files of a run folder: digests in its manifest, values that clients sent against the ledger, and who signed the manifest."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from privdd.core.types import unpack
+from privdd.federated.channel import digest_tensors
+from privdd.federated.secure_aggregation import SUM_CLIENT
+from privdd.privacy.ledger import Ledger
+from privdd.reporting.run_record import RunRecord
+from privdd.runtime.files import DamagedRun, list_plain_files, read_bytes, read_json, write_json
+from privdd.runtime.manifest import (
+    FILES_KEY,
+    MANIFEST,
+    PAGE_KEY,
+    SEAL_KEY,
+    SIGNATURE,
+    UNSEALED,
+    compute_seal,
+    file_digests,
+    file_sha256,
+    is_page_file,
+    signed_bytes,
+)
+from privdd.runtime.run_folder import read_tensors
+from privdd.verification.disagreement import Disagreement
+
+# --- file digests ------------------------------------------------------------------------------
+# The files of a folder against the digests in its manifest.
+
+
+READ_FOLDERS = ("artifacts/", "evidence/", "state/", "worlds/")  # folders whose files privdd reads by name
+TOP_FILES = frozenset({"config.yaml", "findings.json", "ledger.json", "training.json"})
+
+
+def listed_digests(manifest: Mapping[str, Any]) -> dict[str, str]:
+    """Name -> sha256 of all files that the manifest lists. Raises DamagedRun where it lists none."""
+    found: dict[str, str] = {}
+    for key in (FILES_KEY, PAGE_KEY):
+        part = manifest.get(key)
+        if not isinstance(part, dict) or not all(isinstance(v, str) for v in part.values()):
+            raise DamagedRun(
+                f"{MANIFEST}: lists no digests of files (a run that was cut off, or one of an earlier version)"
+            )
+        found |= part
+    return found
+
+
+def check_file_digests(folder: Path, manifest: Mapping[str, Any]) -> Iterator[Disagreement]:
+    """What is missing, changed, or there without being listed where privdd would read it."""
+    listed, found = listed_digests(manifest), file_digests(folder)
+    if manifest.get(SEAL_KEY) != compute_seal(manifest):
+        yield Disagreement(MANIFEST, SEAL_KEY, str(manifest.get(SEAL_KEY))[:16], compute_seal(manifest)[:16])
+    for name in sorted({*listed} - UNSEALED):  # earlier versions sealed more
+        if name not in found:
+            yield Disagreement(name, "sha256", listed[name][:16], "no such file")
+        elif listed[name] != found[name]:
+            yield Disagreement(name, "sha256", listed[name][:16], found[name][:16])
+    for name in sorted({*found} - {*listed}):
+        if is_read_by_name(name):
+            yield Disagreement(name, "sha256", "nothing (not listed in manifest.json)", found[name][:16])
+
+
+def check_page_sources(folder: Path, manifest: Mapping[str, Any]) -> Iterator[Disagreement]:
+    """The same, of the files alone that a page or a comparison is drawn from."""
+    listed = listed_digests(manifest)
+    needed = {name for name in listed if name in TOP_FILES or name.startswith("evidence/")}
+    there = {name for name in TOP_FILES if (folder / name).is_file()}
+    if manifest.get(SEAL_KEY) != compute_seal(manifest):
+        yield Disagreement(MANIFEST, SEAL_KEY, str(manifest.get(SEAL_KEY))[:16], compute_seal(manifest)[:16])
+    for name in sorted(needed | there):
+        found = file_sha256(folder / name) if (folder / name).is_file() else "no such file"
+        if listed.get(name) != found:
+            yield Disagreement(name, "sha256", str(listed.get(name, "nothing"))[:16], found[:16])
+
+
+def list_unlisted_files(folder: Path, manifest: Mapping[str, Any]) -> list[str]:
+    """Files that the run did not write and that privdd does not read."""
+    return [name for name in file_digests(folder) if name not in listed_digests(manifest) and not is_read_by_name(name)]
+
+
+def is_read_by_name(name: str) -> bool:
+    """Whether privdd reads a file of this name from a run folder, or shows it as the run's page."""
+    return name.startswith(READ_FOLDERS) or name in TOP_FILES or is_page_file(name)
+
+
+# --- sent values -------------------------------------------------------------------------------
+# What was kept of the values that clients sent, against the digests in the ledger.
+
+
+ARTIFACT_FILE = re.compile(r"artifacts/round_(\d+)/(?:client_(\d+)|sum)\.safetensors")
+
+
+def check_sent_values(record: RunRecord, ledger: Ledger | None) -> Iterator[Disagreement]:
+    """Every kept value is the one that a row of the ledger was written for, bit by bit.
+
+    Raises DamagedRun for a file that is not readable as safetensors.
+    """
+    if ledger is not None:
+        yield from check_artifact_folder(record.path, ledger)
+
+
+def check_artifact_folder(folder: Path, ledger: Ledger) -> Iterator[Disagreement]:
+    """The same for a folder of artifacts, whatever else it holds."""
+    rows = {(r.round, r.client, r.name): r.digest for r in ledger.releases if r.visible_to != ("analyst",)}
+    for name in sorted(list_plain_files(folder)):
+        at = ARTIFACT_FILE.fullmatch(name)
+        if at is None:
+            continue
+        whole = read_tensors(folder / name)
+        for sent in dict.fromkeys(key.split("/", 1)[0] for key in whole):
+            stored = rows.get((int(at[1]), SUM_CLIENT if at[2] is None else int(at[2]), sent))
+            found = digest_tensors(unpack(sent, whole))
+            if stored != found:
+                yield Disagreement(name, sent, f"{stored} in ledger.json", found)
+
+
+# --- signature ---------------------------------------------------------------------------------
+# Who vouches for a run: an Ed25519 signature over its manifest, and through it over every file of the run.
+
+
+SIGNATURE_ALGORITHM = "ed25519"
+MAX_KEY_BYTES = 2**16  # bytes
+
+
+def sign_run(folder: Path, key: Path) -> Path:
+    """Sign the manifest with a private key (PEM or OpenSSH, without a password); returns ``signature.json``.
+
+    Raises DamagedRun for an unsealed folder or another kind of key.
+    """
+    private, manifest = _load_private_key(key), read_json(folder / MANIFEST)
+    listed_digests(manifest)
+    signed = private.sign(signed_bytes(manifest)).hex()
+    public = private.public_key().public_bytes_raw().hex()
+    write_json(folder / SIGNATURE, {"algorithm": SIGNATURE_ALGORITHM, "public_key": public, "signature": signed})
+    return folder / SIGNATURE
+
+
+def check_signature(folder: Path, manifest: Any, key: Path | None) -> tuple[str, list[Disagreement]]:
+    """(the public key in hexadecimal, what is wrong with the signature).
+
+    key: the public key of who should have signed; None: any key, which shows only that its holder signed. Raises
+    DamagedRun where there is no signature, or one of another form.
+    """
+    stored = read_json(folder / SIGNATURE)
+    fields = ("algorithm", "public_key", "signature")
+    if not isinstance(stored, dict) or not all(isinstance(stored.get(name), str) for name in fields):
+        raise DamagedRun(f"{folder / SIGNATURE}: not a signature")
+    if stored["algorithm"] != SIGNATURE_ALGORITHM:
+        raise DamagedRun(
+            f"{folder / SIGNATURE}: algorithm {stored['algorithm'][:40]!r}, needed is {SIGNATURE_ALGORITHM}"
+        )
+    wrong = []
+    if key is not None and (expected := _load_public_key(key)) != stored["public_key"]:
+        wrong.append(Disagreement(SIGNATURE, "public_key", stored["public_key"][:64], f"{expected} in {key}"))
+    if not _is_valid_signature(stored["public_key"], stored["signature"], signed_bytes(manifest)):
+        wrong.append(Disagreement(SIGNATURE, "signature", stored["signature"][:16], "does not hold for manifest.json"))
+    return stored["public_key"][:64], wrong
+
+
+def _is_valid_signature(public: str, signature: str, data: bytes) -> bool:
+    library = _import_cryptography()
+    try:
+        known = library.ed25519.Ed25519PublicKey.from_public_bytes(bytes.fromhex(public))
+        known.verify(bytes.fromhex(signature), data)
+    except (ValueError, library.InvalidSignature):
+        return False
+    return True
+
+
+def _load_private_key(file: Path) -> Any:
+    library, data = _import_cryptography(), read_bytes(file, MAX_KEY_BYTES)
+    load = library.load_ssh_private_key if b"OPENSSH" in data else library.load_pem_private_key
+    what = "no private key without a password"
+    return _load_key(file, lambda: load(data, password=None), library.ed25519.Ed25519PrivateKey, what)
+
+
+def _load_public_key(file: Path) -> str:
+    library, data = _import_cryptography(), read_bytes(file, MAX_KEY_BYTES)
+    load = library.load_ssh_public_key if data.startswith(b"ssh-") else library.load_pem_public_key
+    key = _load_key(file, lambda: load(data), library.ed25519.Ed25519PublicKey, "no public key")
+    return key.public_bytes_raw().hex()
+
+
+def _load_key(file: Path, load: Callable[[], Any], kind: type, otherwise: str) -> Any:
+    try:
+        key = load()
+    except (ValueError, TypeError, _import_cryptography().UnsupportedAlgorithm) as error:
+        raise DamagedRun(f"{file}: {otherwise} ({' '.join(str(error).split())[:80]})") from None
+    if not isinstance(key, kind):
+        raise DamagedRun(f"{file}: not an Ed25519 key")
+    return key
+
+
+class _Cryptography:
+    """The parts of ``cryptography`` that are used."""
+
+    def __init__(self) -> None:
+        from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+        from cryptography.hazmat.primitives import serialization
+        from cryptography.hazmat.primitives.asymmetric import ed25519
+
+        self.InvalidSignature, self.UnsupportedAlgorithm, self.ed25519 = InvalidSignature, UnsupportedAlgorithm, ed25519
+        self.load_pem_private_key = serialization.load_pem_private_key
+        self.load_ssh_private_key = serialization.load_ssh_private_key
+        self.load_pem_public_key = serialization.load_pem_public_key
+        self.load_ssh_public_key = serialization.load_ssh_public_key
+
+
+def _import_cryptography() -> _Cryptography:
+    try:
+        return _Cryptography()
+    except ImportError:
+        raise DamagedRun("signatures: the package cryptography is missing; pip install 'privdd[sign]'") from None

@@ -1,0 +1,497 @@
+"""Numbers found again from a run folder: epsilons from the ledger, rates and bounds from scores, verdicts, and those of a training."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.stats import binomtest
+from torch import Tensor
+
+from attacks.membership.attack import membership_measures, one_run_bound
+from attacks.membership.blind_baseline import is_separable
+from attacks.types import Family, Finding, Worlds
+from privdd.auditing.attack_tasks import CANARY_TESTS, TESTS_PER_MECHANISM, WHOLE_RUN_TESTS, ErrorBudget, attack_seeds
+from privdd.auditing.coverage import is_about_releases, untested_parts
+from privdd.auditing.earlier_findings import as_finding
+from privdd.auditing.findings import (
+    MEASURE_KEYS,
+    bytes_per_client,
+    certified_entries,
+    certified_entries_of_surface,
+    decide_verdict,
+    deciding_bound,
+    epsilon_by_accountant,
+    reconstruction_rows,
+    record_level_ledger,
+    size_in_bytes,
+)
+from privdd.core.rng import Keys
+from privdd.privacy.accounting import check_work
+from privdd.privacy.ledger import SERVER, Ledger, Release
+from privdd.reporting.comparison import read_training_record
+from privdd.reporting.figures import psnr_of_arrays
+from privdd.reporting.finding_selection import FEATURE_ATTACKS
+from privdd.reporting.run_record import LIMIT, RunRecord, read_run_config
+from privdd.reporting.schema import EpsilonPair, FindingRow, Findings, WorstRecord, worst_verdict
+from privdd.runtime.files import DamagedRun, check_plain_folder, read_json, safe_name
+from privdd.runtime.manifest import FILES_KEY
+from privdd.runtime.run_folder import RunFolder, read_tensors
+from privdd.verification.disagreement import Disagreement, Unverified, find_disagreements
+from privdd.verification.file_checks import check_page_sources
+
+# --- ledger numbers ----------------------------------------------------------------------------
+# What ``findings.json`` says about epsilon and about what was sent, against ``ledger.json``.
+
+
+FINDINGS_FILE = "findings.json"
+UNKNOWN_EPSILON = {"pld": math.inf, "rdp": math.inf}  # of scores that someone else computed, without a ledger
+
+
+def run_ledger(record: RunRecord) -> Ledger | None:
+    """The ledger, None for scores that were brought. Raises DamagedRun for one that is damaged or gone."""
+    if not record.ledger:
+        if record.findings.utility is None and not record.findings.run.rounds:
+            return None
+        raise DamagedRun(f"{record.path / 'ledger.json'}: no such file, or an empty one")
+    try:
+        ledger = Ledger.from_json(record.ledger)
+        check_work(ledger.totals())
+        return ledger
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise DamagedRun(f"{record.path / 'ledger.json'}: {' '.join(str(error).split())[:200]}") from None
+
+
+def recompute_epsilons(ledger: Ledger | None, surfaces: Sequence[str] | None = None) -> dict[str, float]:
+    """Both accountants' epsilon, of the whole run or of some surfaces."""
+    if ledger is None:
+        return dict(UNKNOWN_EPSILON)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # an accountant without a bound: infinite, as the run recorded it
+        return epsilon_by_accountant(ledger, surfaces)
+
+
+def check_ledger_numbers(record: RunRecord, ledger: Ledger | None) -> Iterator[Disagreement]:
+    """Every number of ``findings.json`` that follows from the ledger alone."""
+    findings = record.findings
+    found: dict[str, Any] = {"epsilon": recompute_epsilons(ledger)}
+    if ledger is not None:
+        found |= {"delta": ledger.delta, "unit": ledger.unit, "relation": ledger.relation}
+    stored = findings.privacy.model_dump(include=set(found))
+    yield from find_disagreements(
+        FINDINGS_FILE, "privacy", {**stored, "epsilon": accountant_pair(findings.privacy.epsilon)}, found
+    )
+    if ledger is not None:
+        yield from _check_surfaces(findings, ledger)
+        yield from _check_client_counts(findings, ledger)
+        yield from _check_sizes(record)
+        yield from _check_reconstruction(findings, ledger)
+
+
+def accountant_pair(pair: EpsilonPair) -> dict[str, float]:
+    """The two accountants' numbers, without the lower bound that stands beside them."""
+    return {"pld": pair.pld, "rdp": pair.rdp}
+
+
+def _check_reconstruction(findings: Findings, ledger: Ledger) -> Iterator[Disagreement]:
+    """What a claim would allow is left to the claim; files of earlier versions have none of it."""
+    if findings.privacy.reconstruction is not None:
+        stored = [row.model_dump(exclude={"claimed"}, exclude_none=True) for row in findings.privacy.reconstruction]
+        yield from find_disagreements(FINDINGS_FILE, "privacy.reconstruction", stored, reconstruction_rows(ledger, []))
+
+
+def _check_surfaces(findings: Findings, ledger: Ledger) -> Iterator[Disagreement]:
+    rows: dict[tuple[str, str], list[Release]] = {}
+    for release in ledger.releases:
+        if release.visible_to != ("analyst",):
+            sender = "server" if release.client == SERVER else "client"
+            rows.setdefault((release.surface, sender), []).append(release)
+    stored = {(str(row.surface), row.sender): row for row in findings.surfaces}
+    for key in dict.fromkeys([*stored, *rows]):
+        name = f"surfaces.{key[0]}"
+        if key not in stored or key not in rows:
+            words = [" ".join(key) if key in one else None for one in (stored, rows)]
+            yield from find_disagreements(FINDINGS_FILE, name, *words)
+            continue
+        releases = rows[key]
+        found = {
+            "names": list(dict.fromkeys(r.name for r in releases)),
+            "rounds": len({r.round for r in releases}),
+            "bytes": size_in_bytes(releases),
+            "epsilon": recompute_epsilons(ledger, [key[0]]),
+        }
+        said = {**stored[key].model_dump(include=set(found)), "epsilon": accountant_pair(stored[key].epsilon)}
+        yield from find_disagreements(FINDINGS_FILE, name, said, found)
+
+
+def _check_client_counts(findings: Findings, ledger: Ledger) -> Iterator[Disagreement]:
+    """The ledger numbers clients and rounds from 0; not all of them need to have sent something."""
+    clients = 1 + max((r.client for r in ledger.releases), default=-1)
+    rounds = 1 + max((r.round for r in ledger.releases if r.client != SERVER), default=-1)
+    for key, stored, least in (("clients", findings.run.clients, clients), ("rounds", findings.run.rounds, rounds)):
+        if stored < least:
+            yield Disagreement(FINDINGS_FILE, f"run.{key}", str(stored), f"at least {least}, by ledger.json")
+
+
+def _check_sizes(record: RunRecord) -> Iterator[Disagreement]:
+    """Bytes by client and the accuracy of the last round."""
+    utility, clients = record.findings.utility, record.findings.run.clients
+    if utility is None or not clients:
+        return
+    for word in ("uploaded", "downloaded"):
+        counts = record.manifest.get(f"{word}_bytes")
+        if isinstance(counts, list):
+            try:
+                found = bytes_per_client(counts, clients)
+            except (AttributeError, TypeError) as error:
+                raise DamagedRun(f"{record.path / 'manifest.json'}: {word}_bytes: {error}") from None
+            key = f"{word}_bytes_per_client"
+            yield from find_disagreements(FINDINGS_FILE, f"utility.{key}", getattr(utility, key), found)
+    if utility.accuracy_by_round:
+        yield from find_disagreements(
+            FINDINGS_FILE, "utility.accuracy", utility.accuracy, utility.accuracy_by_round[-1]
+        )
+
+
+# --- score numbers -----------------------------------------------------------------------------
+# What ``findings.json`` says of each membership attack, against the scores that its evidence file holds.
+
+
+BOUND_MEASURES = ("epsilon_measured", "epsilon_method", "epsilon_validity")
+RECORD_MEASURES = ("worst_records", "by_kind")  # not in every finding of an attack with scores
+UNFAIR_COINS_P_VALUE = (
+    1e-3  # below this p-value the members were not drawn by fair coins, and brought scores get no bound
+)
+MAX_SEED = 2**31 - 1
+ROUNDING = 1e-3  # dB: means of single-precision numbers, in another order
+
+
+@dataclass(frozen=True)
+class RecomputedScores:
+    """What was found again: ``measures`` by name; without a key that cannot be found from the folder."""
+
+    measures: Mapping[str, Any]
+    decisive: Mapping[str, Any]
+
+
+def scored_rows(record: RunRecord) -> list[tuple[int, FindingRow]]:
+    """(position, row) of the findings of membership attacks, but for attacks on a diverged run: they say no number."""
+    rows = [(at, row) for at, row in enumerate(record.findings.findings) if row.family == Family.MEMBERSHIP]
+    return [(at, row) for at, row in rows if row.status != "not_attacked" or row.figure or row.rate_count]
+
+
+def check_score_numbers(record: RunRecord) -> Iterator[Disagreement]:
+    """AUC, rates, blind control and bounds of every membership attack. Raises DamagedRun for damaged evidence."""
+    rows = scored_rows(record)
+    yield from _check_budget(record, len(rows))
+    brought = record.findings.utility is None and not record.ledger
+    seeds = _external_seeds(record.findings.run.seed, len(rows)) if brought else []
+    for place, (at, row) in enumerate(rows):
+        held = read_evidence_scores(record, row)
+        if held is None:  # of an attack that brings no scores: see ``verification.taken``
+            continue
+        worlds, scores = held
+        delta, confidence, targets = _attack_options(record, row)
+        if brought:
+            found = _recompute_external(worlds, scores, delta, confidence, seeds[place], len(rows))
+        else:
+            found = _recompute_own(
+                record, row, worlds, scores, delta, confidence, targets, error_budget_of(record, len(rows))
+            )
+        yield from _compare_scores(at, row, found, told_of_records(record))
+
+
+def told_of_records(record: RunRecord) -> frozenset[str] | None:
+    """What the file's version says of each most exposed record: None in earlier ones, which named none; others did not say
+    how often it is named while it is out. An emptied list is none of an earlier version."""
+    worst = [row.worst_records for row in record.findings.findings if row.worst_records]
+    if all("records" not in one.model_fields_set for one in worst):
+        return None
+    known = [one.model_fields_set for each in worst for one in each.records]
+    return frozenset(WorstRecord.model_fields if not known else set().union(*known))
+
+
+def _compare_scores(
+    at: int, row: FindingRow, found: RecomputedScores, told: frozenset[str] | None
+) -> Iterator[Disagreement]:
+    key = f"findings.{at} ({row.surface} {row.attack})"
+    stored = row.model_dump(exclude_none=True)
+    for name, value in found.measures.items():
+        if name == "worst_records" and name in stored:
+            known = [{key: one[key] for key in one if key in (told or ())} for one in value["records"]]
+            value = {**value, "records": known if told else []}
+        yield from find_disagreements("findings.json", f"{key}.{name}", stored.get(name), value)
+    for name in RECORD_MEASURES:
+        if name not in found.measures:  # the scores show none
+            yield from find_disagreements("findings.json", f"{key}.{name}", stored.get(name), None)
+    diagnostics = stored.get("diagnostics", {})
+    for name, value in found.decisive.items():
+        yield from find_disagreements("findings.json", f"{key}.diagnostics.{name}", diagnostics.get(name), value)
+
+
+def _attack_options(record: RunRecord, row: FindingRow) -> tuple[float, float, int]:
+    """delta, confidence and targets of an attack: plain numbers of the stored config, else the run's own."""
+    attacks = record.config.get("attack")
+    node = attacks.get(row.attack) if isinstance(attacks, Mapping) else None
+    given = node if isinstance(node, Mapping) else {}
+    delta, targets = given.get("delta"), given.get("targets", 1)
+    confidence = given.get("confidence", row.confidence)
+    known = [record.findings.privacy.delta if delta is None else delta, 0.95 if confidence is None else confidence]
+    if not all(isinstance(v, int | float) and 0 <= v < 1 for v in known) or not isinstance(targets, int):
+        raise DamagedRun(
+            f"{record.path / 'config.yaml'}: attack.{row.attack}: delta, confidence or targets are no numbers"
+        )
+    return float(known[0]), float(known[1]), max(1, targets)
+
+
+def read_evidence_scores(record: RunRecord, row: FindingRow) -> tuple[Worlds, Tensor] | None:
+    """Masks (K, n), blind scores and scores (K, n) of one evidence file, None where it holds none.
+
+    Raises DamagedRun for a file that is missing or damaged.
+    """
+    path = record.path / "evidence" / safe_name(row.evidence_name)
+    parts = read_tensors(path, LIMIT)
+    if "scores" not in parts and row.auc is None:
+        return None
+    try:
+        flat = [parts[name] for name in ("scores", "members", "record", "world")]
+        worlds, records = 1 + int(flat[3].max()), 1 + int(flat[2].max())
+        grid = torch.arange(worlds * records)
+        if not torch.equal(flat[3].long() * records + flat[2].long(), grid) or any(len(t) != len(grid) for t in flat):
+            raise ValueError("record and world do not number the scores")
+        if not torch.isfinite(flat[0]).all() or not torch.isin(flat[1], torch.tensor([0, 1])).all():
+            raise ValueError("finite scores and members of 0 and 1 are needed")
+        blind = parts.get("blind", torch.zeros(len(grid))).double()
+        if not torch.isfinite(blind).all():
+            raise ValueError("finite blind scores are needed")
+        shape = (worlds, records)
+        masks = flat[1].bool().reshape(shape)
+        kinds = {name.removeprefix("kind_"): at.long() for name, at in parts.items() if name.startswith("kind_")}
+        if any(at.ndim != 1 or not len(at) or at.min() < 0 or at.max() >= records for at in kinds.values()):
+            raise ValueError("a kind's places must be those of records")
+        worlds_held = Worlds({}, masks, blind.reshape(shape), torch.zeros(records), kinds=kinds)
+        return worlds_held, flat[0].double().reshape(shape)
+    except (KeyError, ValueError, RuntimeError, IndexError) as error:
+        raise DamagedRun(f"{path}: not the scores of an attack ({' '.join(str(error).split())[:100]})") from None
+
+
+def _recompute_own(
+    record: RunRecord,
+    row: FindingRow,
+    worlds: Worlds,
+    scores: Tensor,
+    delta: float,
+    confidence: float,
+    targets: int,
+    budget: ErrorBudget,
+) -> RecomputedScores:
+    """With the random streams of the run: they break ties between scores."""
+    where = str(row.note or "").split("; ")[0]
+    seeds = attack_seeds(Keys(record.findings.run.seed), row.attack, str(row.surface), where)
+    first, second = (np.random.default_rng(seed) for seed in seeds)
+    try:
+        measures, _ = membership_measures(
+            scores, worlds, delta=delta, generator=first, confidence=confidence, targets=min(targets, len(scores))
+        )
+        bound = one_run_bound(scores, worlds.masks, record.findings.privacy.delta, second, confidence=budget.confidence)
+    except ValueError as error:
+        raise DamagedRun(f"{record.path / 'evidence' / row.evidence_name}: {error}") from None
+    target = record.findings.target
+    together = target is not None and target.copies_together
+    if row.epsilon_measured is None and (together or is_separable(worlds.blind[0], worlds.masks[0])):
+        return RecomputedScores({name: value for name, value in measures.items() if name not in BOUND_MEASURES}, {})
+    return RecomputedScores(measures, {"epsilon_familywise": bound.value, "tests": budget.tests})
+
+
+def check_pictures(record: RunRecord) -> Iterator[Disagreement]:
+    """The PSNR of what was rebuilt, where the evidence holds all pictures of the finding beside the records."""
+    for at, row in enumerate(record.findings.findings):
+        if (held := pictures_of(record, row)) is None:
+            continue
+        key, seen = f"findings.{at} ({row.surface} {row.attack})", row.pictures
+        pairs = [("psnr", row.psnr, held.mean())]
+        if seen is not None:
+            nearest = held[np.abs(held - seen.best).argmin()]
+            pairs += [("pictures.n", seen.n, len(held)), ("pictures.best", seen.best, nearest)]
+            pairs += [("pictures.median", seen.median, np.median(held))]
+        for name, stored, found in pairs:
+            if abs(stored - found) > ROUNDING:
+                yield from find_disagreements("findings.json", f"{key}.{name}", stored, float(found))
+
+
+def pictures_of(record: RunRecord, row: FindingRow) -> np.ndarray | None:
+    """PSNR in dB of each picture of a finding; None where the evidence does not hold all of them, or they are features."""
+    if row.psnr is None or row.attack in FEATURE_ATTACKS:
+        return None
+    held = record.evidence(row)
+    if held.real is None or held.reconstructed is None or len(held.real) != row.n:
+        return None
+    return psnr_of_arrays(held.real, held.reconstructed)
+
+
+def error_budget_of(record: RunRecord, membership: int) -> ErrorBudget:
+    """How the run's bounds share their error; runs before it was written down shared 0.05 by membership tests alone."""
+    shared = record.findings.privacy.multiplicity
+    return ErrorBudget(shared.alpha, shared.tests) if shared else ErrorBudget(0.05, max(1, membership))
+
+
+def _check_budget(record: RunRecord, membership: int) -> Iterator[Disagreement]:
+    """The printed budget against the stored config, and against the number of tests in the file."""
+    shared, audit = record.findings.privacy.multiplicity, record.config.get("audit")
+    confidence = audit.get("confidence") if isinstance(audit, Mapping) else None
+    if shared is None:
+        return
+    if isinstance(confidence, int | float) and 0 < confidence < 1:
+        yield from find_disagreements(
+            "findings.json", "privacy.multiplicity.alpha", shared.alpha, round(1 - confidence, 12)
+        )
+    canaries = CANARY_TESTS * any(row.attack.startswith("one_run_") for row in record.findings.findings)
+    replaced = shared.replaced or 0
+    left = shared.tests - membership - canaries - replaced
+    mechanisms = max(0, -(-(left - WHOLE_RUN_TESTS) // TESTS_PER_MECHANISM))
+    counted = max(
+        1, membership + canaries + TESTS_PER_MECHANISM * mechanisms + WHOLE_RUN_TESTS * (mechanisms > 0) + replaced
+    )
+    yield from find_disagreements("findings.json", "privacy.multiplicity.tests", shared.tests, counted)
+
+
+def _recompute_external(
+    worlds: Worlds, scores: Tensor, delta: float, confidence: float, seed: int, tests: int
+) -> RecomputedScores:
+    """Of scores that someone brought: the bound at the confidence shared by all attacks decides."""
+    found = [
+        membership_measures(scores, worlds, delta=delta, generator=np.random.default_rng(seed), confidence=level)[0]
+        for level in (confidence, 1 - (1 - confidence) / tests)
+    ]
+    members = int(worlds.masks[0].sum())
+    fair = binomtest(members, worlds.masks.shape[1], 0.5).pvalue >= UNFAIR_COINS_P_VALUE
+    left_out = {"blind_auc", "worlds", *(() if fair else BOUND_MEASURES)}
+    kept = {name: value for name, value in found[0].items() if name not in left_out}
+    return RecomputedScores(kept, {"epsilon_familywise": found[1]["epsilon_measured"]} if fair else {})
+
+
+def _external_seeds(seed: int, attacks: int) -> Sequence[int]:
+    """The seeds of ``attacks.external_scores.audit_scores``: bare scores take the seed itself, attacks draw one after another."""
+    if attacks == 1:
+        return [seed]
+    stream = torch.Generator().manual_seed(seed)
+    return [int(torch.randint(MAX_SEED, (1,), generator=stream)) for _ in range(attacks)]
+
+
+# --- verdict numbers ---------------------------------------------------------------------------
+# The verdicts of ``findings.json``, found again from the ledger's epsilons and the findings.
+
+
+def check_verdicts(record: RunRecord, ledger: Ledger | None) -> Iterator[Disagreement]:
+    """Stated epsilons, what was audited, and each surface's and the run's verdict."""
+    findings, every = record.findings, [as_finding(row) for row in record.findings.findings]
+    found = []
+    for row in findings.surfaces:
+        surface = str(row.surface)
+        mine = [(at, one) for at, one in enumerate(findings.findings) if str(one.surface) == surface]
+        stated = stated_epsilon(record, ledger, surface)
+        for at, one in mine:
+            yield from _check_stated(record, at, one, _printed_epsilon(ledger, every[at], stated))
+        attacked = any(
+            is_about_releases(one.family, one.adversary) and MEASURE_KEYS & one.model_fields_set for _, one in mine
+        )
+        if (row.audited is True) != attacked:
+            yield from find_disagreements(FINDINGS_FILE, f"surfaces.{surface}.audited", row.audited, attacked)
+        missing = [] if ledger is None else untested_parts(ledger, surface, every)
+        yield from find_disagreements(FINDINGS_FILE, f"surfaces.{surface}.untested", row.untested, missing)
+        said = decide_verdict(recompute_epsilons(ledger, [surface]), stated, [every[at] for at, _ in mine], missing)
+        yield from find_disagreements(FINDINGS_FILE, f"surfaces.{surface}.verdict", row.verdict, said)
+        found.append(said)
+    yield from find_disagreements(FINDINGS_FILE, "verdict", findings.verdict, worst_verdict(found))
+    if ledger is not None:
+        yield from _check_certified(record, ledger, every)
+
+
+def _check_certified(record: RunRecord, ledger: Ledger, every: list[Finding]) -> Iterator[Disagreement]:
+    """The certified epsilons are those of the rows that certify; the rows themselves need the run's records."""
+    findings, victim = record.findings, int(record.manifest.get("audited_client", -1))
+    pairs = {"privacy": (findings.privacy.epsilon, certified_entries(every))}
+    for row in findings.surfaces:
+        pairs[f"surfaces.{row.surface}"] = (
+            row.epsilon,
+            certified_entries_of_surface(victim, ledger, str(row.surface), every),
+        )
+    for name, (pair, found) in pairs.items():
+        stored = pair.model_dump(include={"certified", "certified_by"}, exclude_none=True)
+        yield from find_disagreements(FINDINGS_FILE, f"{name}.epsilon", stored, found)
+
+
+def stated_epsilon(record: RunRecord, ledger: Ledger | None, surface: str) -> float | None:
+    """What the ledger promises for a surface, or the one who brought scores; None where nothing is promised."""
+    if ledger is None:
+        claims = record.findings.privacy.claims
+        return claims[0].number if claims else None
+    value = min(recompute_epsilons(record_level_ledger(ledger), [surface]).values())
+    return value if math.isfinite(value) else None
+
+
+def _printed_epsilon(ledger: Ledger | None, finding: Finding, stated: float | None) -> float | None:
+    """What a row prints as stated: what follows from a promise to whole clients only where a bound breaks it."""
+    whole = ledger is None or record_level_ledger(ledger) is ledger
+    return stated if whole or (stated is not None and deciding_bound(finding) > stated) else None
+
+
+def _check_stated(record: RunRecord, at: int, row: FindingRow, stated: float | None) -> Iterator[Disagreement]:
+    """A bound on records is held against the ledger's epsilon or against a claim that the run prints."""
+    if row.family == Family.GUARANTEE or row.epsilon_measured is None:
+        return
+    claims = [claim.number for claim in record.findings.privacy.claims]
+    if row.epsilon_stated not in claims or row.epsilon_stated is None:
+        key = f"findings.{at} ({row.surface} {row.attack}).epsilon_stated"
+        yield from find_disagreements(FINDINGS_FILE, key, row.epsilon_stated, stated)
+
+
+# --- training numbers --------------------------------------------------------------------------
+# ``training.json`` of a run that was only trained, against the ledger of its last round.
+
+
+TRAINING_FILE = "training.json"
+
+
+def load_verified_training(folder: Path) -> RunRecord:
+    """A finished training whose epsilons follow from its ledger. Raises DamagedRun, or Unverified for one that differs."""
+    check_plain_folder(folder)
+    record = read_training_record(folder)
+    manifest = read_json(RunFolder(folder).manifest_file) if RunFolder(folder).manifest_file.is_file() else {}
+    wrong = list(check_page_sources(folder, manifest)) if FILES_KEY in manifest else []
+    wrong = wrong or list(check_training_numbers(folder))
+    if wrong:
+        raise Unverified(f"{folder}: {wrong[0]}")
+    return record
+
+
+def check_training_numbers(folder: Path) -> Iterator[Disagreement]:
+    """Epsilon, delta, unit, relation and accuracy. Raises DamagedRun for a damaged state."""
+    stored, head = (_read_object(file) for file in (folder / TRAINING_FILE, RunFolder(folder).checkpoint_file))
+    place = folder / "state" / safe_name(str(head.get("state"))) / "ledger.json"
+    try:
+        ledger = Ledger.from_json(read_json(place))
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise DamagedRun(f"{place}: {' '.join(str(error).split())[:200]}") from None
+    found: dict[str, Any] = {"delta": ledger.delta, "unit": ledger.unit, "relation": ledger.relation}
+    found |= {"epsilon": recompute_epsilons(ledger), "accuracy_by_round": head.get("accuracy")}
+    by_round = stored.get("accuracy_by_round")
+    if isinstance(by_round, list) and by_round:
+        found["accuracy"] = by_round[-1]
+    for key, value in found.items():
+        yield from find_disagreements(TRAINING_FILE, key, stored.get(key), value)
+    seed, manifest = read_run_config(folder / "config.yaml").get("seed"), _read_object(RunFolder(folder).manifest_file)
+    yield from find_disagreements("manifest.json", "seed", manifest.get("seed"), seed)
+
+
+def _read_object(file: Path) -> Mapping[str, Any]:
+    found = read_json(file)
+    if not isinstance(found, dict):
+        raise DamagedRun(f"{file}: an object is needed")
+    return found

@@ -1,0 +1,294 @@
+"""A run folder held against itself: digests, and every number that follows from other files of the folder; pages from verified numbers only.
+
+Nothing of the folder is executed: JSON, safetensors and plain yaml are read, and the project's own accounting, ROC curves,
+bounds and verdict run on what was read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from attacks.types import Family
+from privdd.privacy.ledger import Ledger
+from privdd.reporting.assessment import encode_card
+from privdd.reporting.comparison import plot_frontier as drawn_frontier
+from privdd.reporting.comparison import write_comparison
+from privdd.reporting.frontier import group_runs
+from privdd.reporting.page import draw_report, render_report, write_report
+from privdd.reporting.plots import picture_albums
+from privdd.reporting.run_record import RunRecord, attack_commands, read_run_record
+from privdd.reporting.schema import Part
+from privdd.runtime.files import DamagedRun, check_plain_folder, read_bytes, read_json
+from privdd.runtime.manifest import (
+    CARD,
+    FILES_KEY,
+    MANIFEST,
+    PAGE,
+    PLOTTING_KEY,
+    SIGNATURE,
+    plotting_library,
+    seal_page,
+)
+from privdd.verification.disagreement import Disagreement, Unverified, counted, find_disagreements
+from privdd.verification.file_checks import (
+    check_file_digests,
+    check_page_sources,
+    check_sent_values,
+    check_signature,
+    list_unlisted_files,
+)
+from privdd.verification.recomputed import (
+    check_ledger_numbers,
+    check_pictures,
+    check_score_numbers,
+    check_training_numbers,
+    check_verdicts,
+    pictures_of,
+    read_evidence_scores,
+    run_ledger,
+    scored_rows,
+    stated_epsilon,
+)
+
+# --- drawn page --------------------------------------------------------------------------------
+# ``report.html`` and ``card.json`` against what the folder's own files give.
+
+
+MAX_PAGE_BYTES = 256 * 2**20  # bytes
+DRAWING_PATTERN = re.compile(rb"<svg\b.*?</svg>|data:image/png;base64,[A-Za-z0-9+/=]*", re.DOTALL)
+
+
+def check_page(record: RunRecord) -> Iterator[Disagreement]:
+    """The page and its card are made again and compared byte by byte.
+
+    Where it was drawn by another version of Matplotlib (see ``other_plotting_library``), the drawings inside it are left out. A
+    folder without a page has nothing to check.
+    """
+    card = record.path / CARD
+    if card.is_file() and read_bytes(card, MAX_PAGE_BYTES) != encode_card(record):
+        yield Disagreement(CARD, "all of it", "another card", "the one that the run's files give")
+    file = record.path / PAGE
+    if not file.is_file():
+        return
+    stored, found = (
+        read_bytes(file, MAX_PAGE_BYTES),
+        render_report(record, draw_report(record), picture_albums(record)).encode(errors="replace"),
+    )
+    if stored == found:
+        return
+    if DRAWING_PATTERN.sub(b"", stored) == DRAWING_PATTERN.sub(b"", found):
+        if not other_plotting_library(record):
+            yield Disagreement(PAGE, "drawings", "other ones", "those of the evidence (the text agrees)")
+        return
+    at = next((i for i, (a, b) in enumerate(zip(_text_lines(stored), _text_lines(found))) if a != b), 0)
+    one, other = (b"".join(_text_lines(text)[at : at + 1]).decode(errors="replace").strip() for text in (stored, found))
+    yield Disagreement(PAGE, f"line {at + 1}", repr(one[:80]), repr(other[:80]))
+
+
+def other_plotting_library(record: RunRecord) -> str:
+    """What drew the page, where this machine has another version; else ""."""
+    drawn = record.manifest.get(PLOTTING_KEY)
+    return "" if drawn in (None, plotting_library()) else str(drawn)[:60]
+
+
+def _text_lines(page: bytes) -> list[bytes]:
+    return DRAWING_PATTERN.sub(b"", page).splitlines()
+
+
+# --- verification ------------------------------------------------------------------------------
+# A run folder held against itself: digests, and every number that follows from other files of the folder.
+#
+# Nothing of the folder is executed: JSON, safetensors and plain yaml are read, and the project's own accounting, ROC
+# curves, bounds and verdict run on what was read.
+
+
+# Of a finding: what it says beside its numbers.
+FINDING_HEAD = {"surface", "attack", "family", "adversary", "figure", "note", "signal", "seconds", "epsilon_stated"}
+
+
+@dataclass(frozen=True)
+class Verification:
+    """disagreements: none in an honest run; taken: numbers that the folder alone cannot give again; unlisted: files
+    that the run did not write and nothing reads; signer: the public key, "" where nobody signed; computed: how many
+    numbers were computed again; trusted: how many were not; deciding: those of them that a decision can rest on, in words."""
+
+    disagreements: tuple[Disagreement, ...]
+    not_recomputable: tuple[str, ...]
+    unlisted: tuple[str, ...]
+    signer: str = ""
+    computed: int = 0
+    trusted: int = 0
+    deciding: tuple[str, ...] = ()
+
+
+def verify_run(folder: Path, key: Path | None = None) -> Verification:
+    """Everything that can be checked, files first. key: the public key of who must have signed.
+
+    Raises DamagedRun, one line, for a folder that cannot be read, was never sealed or has no signature for ``key``.
+    """
+    if folder.is_dir():
+        check_plain_folder(folder)
+    only_trained = (folder / "training.json").is_file() and not (folder / "findings.json").is_file()
+    if only_trained:
+        manifest = read_json(folder / MANIFEST)
+        if not isinstance(manifest, dict):
+            raise DamagedRun(f"{folder / MANIFEST}: an object is needed")
+    else:
+        record = read_run_record(folder)
+        manifest = record.manifest
+    found, signer = list(check_file_digests(folder, manifest)), ""
+    if key is not None or (folder / SIGNATURE).is_file():
+        signer, wrong = check_signature(folder, manifest, key)
+        found += wrong
+    with counted() as computed:
+        if only_trained:
+            found += check_training_numbers(folder)
+            kept, (trusted, deciding) = ["accuracy: needs the data and the model"], (1, tuple[str, ...]())
+        else:
+            ledger = run_ledger(record)
+            found += [*_check_numbers(record, ledger), *check_sent_values(record, ledger), *check_page(record)]
+            kept, (trusted, deciding) = list(list_not_recomputable(record, ledger)), on_trust(record)
+    beside = tuple(list_unlisted_files(folder, manifest))
+    return Verification(tuple(found), tuple(kept), beside, signer, computed[0], trusted, deciding)
+
+
+def load_run(folder: Path | str) -> RunRecord:
+    """A run whose numbers agree, for pages and comparisons.
+
+    The files that a page is drawn from are held against the manifest where it lists any (earlier versions wrote
+    none), and the numbers against each other in any case. Raises DamagedRun for a folder that cannot be read, and
+    Unverified, naming the first disagreement.
+    """
+    folder = Path(folder)
+    if folder.is_dir():
+        check_plain_folder(folder)
+    record = read_run_record(folder)
+    wrong = list(check_page_sources(folder, record.manifest)) if FILES_KEY in record.manifest else []
+    wrong = wrong or list(_check_numbers(record, run_ledger(record)))
+    if wrong:
+        more = f" (and {len(wrong) - 1} more: python -m privdd.verify)" if len(wrong) > 1 else ""
+        raise Unverified(f"{folder}: {wrong[0]}{more}")
+    return record
+
+
+def _check_numbers(record: RunRecord, ledger: Ledger | None) -> Iterator[Disagreement]:
+    yield from check_ledger_numbers(record, ledger)
+    yield from check_score_numbers(record)
+    yield from check_pictures(record)
+    yield from check_verdicts(record, ledger)
+    yield from _check_manifest(record)
+    yield from _missing(record)
+
+
+def _check_manifest(record: RunRecord) -> Iterator[Disagreement]:
+    """What the manifest, the config and the findings all say of the run."""
+    run, manifest, config = record.findings.run, record.manifest, record.config
+    for name, value in (("seed", run.seed), ("version", run.version)):
+        if name in manifest:
+            yield from find_disagreements(MANIFEST, name, manifest[name], value)
+    if "seed" in config:
+        yield from find_disagreements("config.yaml", "seed", config["seed"], run.seed)
+
+
+def _missing(record: RunRecord) -> Iterator[Disagreement]:
+    """Attacks that a command ran, or the config asks for, and of which no finding is left.
+
+    A run that diverged was not attacked, and earlier versions did not write down which attacks had nothing to read.
+    """
+    unread = record.manifest.get("attacks_not_run")
+    diverged = record.findings.utility is not None and record.findings.utility.diverged is not None
+    if not isinstance(unread, list) or diverged:
+        return
+    asked: dict[str, str] = {}
+    for one in attack_commands(record):
+        asked |= dict.fromkeys(one.attacks, f"it was run on {one.date[:10]} ({one.command})")
+    there = {row.attack for row in record.findings.findings} | {*map(str, unread)}
+    stored = record.config.get("attack")
+    for name in sorted({*asked, *(stored if isinstance(stored, Mapping) else ())} - there):
+        yield Disagreement("findings.json", "findings", f"none of {name}", asked.get(name, "config.yaml asks for it"))
+
+
+# Measures that the folder cannot give again and decisions rest on -> what they are called; {} is the attack.
+DECIDING = {
+    "epsilon_measured": "epsilon shown by {}",
+    "kappa": "kappa of {}",
+    "pictures": "pictures of {}",
+    "identified": "pictures of {}",
+    "label_accuracy": "labels of {}",
+}
+
+
+def on_trust(record: RunRecord) -> tuple[int, tuple[str, ...]]:
+    """(how many numbers of the findings ``list_not_recomputable`` speaks of, those that a decision can rest on in words)."""
+    findings, measured = record.findings, list[tuple[str, str]]()
+    count = (findings.utility is not None) + sum(claim.number is not None for claim in findings.privacy.claims)
+    for row in findings.findings:
+        if row.family != Family.MEMBERSHIP:
+            names = row.model_fields_set - FINDING_HEAD
+            measured += [(name, row.attack) for name in names if isinstance(getattr(row, name), int | float | Part)]
+    deciding = [text.format(attack) for key, text in DECIDING.items() for name, attack in measured if name == key]
+    return count + len(measured), tuple(dict.fromkeys(deciding))
+
+
+def list_not_recomputable(record: RunRecord, ledger: Ledger | None) -> Iterator[str]:
+    """One line for each number that the folder alone cannot give again, and is taken from ``findings.json``: the key, and
+    what it would take."""
+    findings = record.findings
+    if findings.utility is not None:
+        yield "utility.accuracy: needs the data and the model"
+    if findings.target is not None:
+        yield "target: needs the files"
+    if (drawn := other_plotting_library(record)) and (record.path / PAGE).is_file():
+        yield f"{PAGE}: drawings: made by {drawn!r}, here is {plotting_library()}"
+    for claim in findings.privacy.claims:
+        yield f"privacy.claims ({claim.source}): the theorem needs the run's settings"
+    scored = {at for at, _ in scored_rows(record)}
+    for at, row in enumerate(findings.findings):
+        name = f"findings.{at} ({row.surface} {row.attack})"
+        if row.family != Family.MEMBERSHIP:
+            again = {"psnr", "n"} if pictures_of(record, row) is not None else set[str]()
+            measured = sorted(row.model_fields_set - FINDING_HEAD - {"diagnostics"} - again)
+            if measured:
+                yield f"{name}: {', '.join(measured)}: needs the run's records"
+        elif at in scored and read_evidence_scores(record, row) is None:
+            yield f"{name}: its evidence holds no scores"
+        elif row.epsilon_stated is not None and row.epsilon_stated != stated_epsilon(record, ledger, str(row.surface)):
+            yield f"{name}: epsilon_stated is the claim's, not the ledger's"
+
+
+# --- verified pages ----------------------------------------------------------------------------
+# Pages and comparisons from verified numbers only.
+
+
+def write_run_page(run: Path | str) -> Path:
+    """``write_run_page.html`` and figures of a run that agrees with itself; returns the page's path.
+
+    Raises DamagedRun or Unverified, one line.
+    """
+    page = write_report(run, load_run)
+    seal_page(Path(run))
+    return page
+
+
+def compare(runs: Sequence[Path | str], out: Path | str) -> Path:
+    """``out/comparison.html``, figures and tables of runs that agree with themselves; returns the page's path.
+
+    Raises DamagedRun or Unverified, one line that names the folder.
+    """
+    return write_comparison(runs, out, load_run)
+
+
+def frontier(runs: Iterable[Path | str]) -> Figure:
+    """Accuracy against accounted epsilon over finished runs, what attacks showed at least beside it.
+
+    Raises ValueError where no run has both, DamagedRun or Unverified, one line that names the folder.
+    """
+    plot = drawn_frontier(group_runs([load_run(Path(path)) for path in runs]))
+    if plot is None:
+        raise ValueError("none of these runs has an accuracy and a finite epsilon")
+    return plot.figure

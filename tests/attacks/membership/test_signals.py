@@ -1,0 +1,56 @@
+"""Joint coefficients against numpy's least squares."""
+
+import numpy as np
+import pytest
+import torch
+
+from attacks.membership.signals import class_ridge_coefficients, ridge_coefficients, ridge_solver
+
+
+def directions(n=7, p=30, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    return torch.randn(n, p, generator=g, dtype=torch.float64) + 2 * torch.randn(1, p, generator=g, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("ridge", [1e-3, 0.1, 2.0])
+@pytest.mark.parametrize(("n", "p"), [(7, 30), (12, 5)])
+def test_they_solve_ridge_regression(ridge, n, p) -> None:
+    d, released = directions(n, p), directions(3, p, seed=5)
+    weight = (ridge * d.square().sum(1).mean()).sqrt()
+    rows = np.vstack([d.T.numpy(), weight * np.eye(n)])  # least squares with the penalty as more rows
+    for found, v in zip(ridge_coefficients(released, d, ridge), released):
+        exact = np.linalg.lstsq(rows, np.concatenate([v.numpy(), np.zeros(n)]), rcond=None)[0]
+        assert np.allclose(found, exact)
+
+
+def test_a_sum_of_some_records_is_taken_apart_where_alignment_cannot() -> None:
+    d = directions() * torch.linspace(1, 2, 7).unsqueeze(1)
+    member = torch.tensor([1, 0, 1, 1, 0, 0, 1], dtype=torch.float64)
+    assert torch.allclose(ridge_coefficients(member @ d, d, 1e-9), member, atol=1e-5)
+    aligned = d @ (member @ d)
+    assert aligned[member == 0].max() > aligned[member == 1].min()  # what all records share drowns who is in
+
+
+def test_no_direction_has_no_part() -> None:
+    assert torch.equal(ridge_coefficients(torch.ones(4), torch.zeros(3, 4)), torch.zeros(3, dtype=torch.float64))
+    assert ridge_coefficients(torch.ones(4), torch.zeros(0, 4)).shape == (0,)
+
+
+@pytest.mark.parametrize("ridge", [0.0, -1.0, float("nan")])
+def test_a_ridge_that_is_not_positive_is_refused(ridge) -> None:
+    with pytest.raises(ValueError, match="ridge"):
+        ridge_solver(directions(), ridge)
+
+
+def test_each_class_is_solved_by_itself() -> None:
+    own, labels = directions(9, 20), torch.tensor([0, 0, 0, 0, 1, 1, 1, 1, 2])
+    member = torch.tensor([1, 1, 0, 0, 0, 1, 0, 0, 1], dtype=torch.bool)
+    means = torch.stack([own[member & (labels == c)].mean(0) for c in range(3)])
+    found = class_ridge_coefficients(means, own, labels, 1e-9)
+    for c in (0, 1):
+        inside, outside = found[member & (labels == c)], found[~member & (labels == c)]
+        assert inside.min() > outside.max() + 0.4  # 1 / members apart
+    assert found[8] == pytest.approx(1, abs=1e-5)
+    means[1] = torch.nan
+    again = class_ridge_coefficients(means, own, labels, 1e-9)
+    assert (again[labels == 1] == 0).all() and torch.equal(again[labels != 1], found[labels != 1])

@@ -1,0 +1,104 @@
+"""LPIPS against the package lpips, the reader's refusals, and no download under any path."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from attacks import images, lpips
+from attacks.lpips import LpipsTrunk, LpipsUnavailable, load_pretrained_trunk, read_flax_trunk, unpickle_arrays
+from privdd.data.readers import import_torchvision
+from tests.attacks.pictures import pictures, rng
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:torchvision.*")
+
+
+@pytest.fixture(scope="module")
+def package() -> torch.nn.Module:
+    import_torchvision("torchvision.models")
+    from lpips import LPIPS
+
+    with torch.random.fork_rng(devices=[]):
+        return LPIPS(net="alex", pnet_rand=True, verbose=False).eval()
+
+
+def _load(model: torch.nn.Module, trunk: LpipsTrunk) -> torch.nn.Module:
+    convolutions = [m for m in model.net.modules() if isinstance(m, torch.nn.Conv2d)]
+    with torch.no_grad():
+        for layer, weight, bias in zip(convolutions, trunk.weights, trunk.biases):
+            layer.weight.copy_(weight)
+            layer.bias.copy_(bias)
+    return model
+
+
+def _pairs(channels: int, side: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return tuple(torch.rand((4, channels, side, side), generator=rng(s)) for s in (0, 1))  # type: ignore[return-value]
+
+
+def random_trunk(generator: torch.Generator) -> LpipsTrunk:
+    """An untrained trunk under the trained linear layers: the formula can be compared without the weights."""
+    shapes = lpips._SHAPES
+    weights = tuple(torch.randn(s, generator=generator) * (2 / (s[1] * s[2] * s[3])) ** 0.5 for s in shapes)
+    return LpipsTrunk("alexnet:random", weights, tuple(torch.zeros(s[0]) for s in shapes), lpips._linear_rows())
+
+
+def _expected(model: torch.nn.Module, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    x, y = (F.interpolate(v.expand(-1, 3, -1, -1) * 2 - 1, size=(64, 64), mode="bilinear") for v in (a, b))
+    with torch.no_grad():
+        return model(x, y).flatten()
+
+
+@pytest.mark.parametrize(("channels", "side"), [(1, 8), (1, 28), (3, 32), (3, 64)])
+def test_same_score_as_the_package_for_any_trunk(package: torch.nn.Module, channels: int, side: int) -> None:
+    model = package
+    trunk = random_trunk(rng(5))
+    for layer, row in zip(model.lins, trunk.rows):
+        assert torch.equal(layer.model[-1].weight.flatten(), row)
+    a, b = _pairs(channels, side)
+    assert torch.allclose(images.lpips(a, b, trunk), _expected(_load(model, trunk), a, b), atol=1e-5)
+
+
+def test_same_score_as_the_package_on_the_pretrained_weights(package: torch.nn.Module) -> None:
+    trunk = load_pretrained_trunk()
+    if trunk is None:
+        pytest.skip("the optional pretrained weights are not on this machine")
+    a, b = _pairs(3, 64)
+    assert torch.allclose(images.lpips(a, b), _expected(_load(package, trunk), a, b), atol=1e-5)
+    x = pictures()[0][:8]
+    near, far = x + 0.02 * torch.randn(x.shape, generator=rng()), x + 0.3 * torch.randn(x.shape, generator=rng())
+    assert float(images.lpips(x, near).mean()) < 0.1 < float(images.lpips(x, far).mean())
+
+
+def test_without_weights_another_trunk_is_used_only_when_it_is_given(package: torch.nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lpips, "load_pretrained_trunk", lambda: None)
+    a, b = _pairs(1, 28)
+    with pytest.raises(LpipsUnavailable, match="no pretrained AlexNet"):
+        images.lpips(a, b)
+    assert float(images.lpips(a, a, random_trunk(rng())).abs().max()) == 0
+
+
+def test_the_reader_admits_arrays_and_nothing_else() -> None:
+    arrays = {"a": {"kernel": np.arange(6, dtype=np.float32).reshape(2, 3)}}
+    assert np.array_equal(unpickle_arrays(pickle.dumps(arrays))["a"]["kernel"], arrays["a"]["kernel"])
+    for foreign in (print, Path("x"), np.random.default_rng(0), np.array([print], dtype=object)):
+        with pytest.raises(ValueError, match="only numpy arrays"):
+            unpickle_arrays(pickle.dumps({"a": foreign}))
+
+
+def test_a_file_with_another_hash_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "alexnet.ckpt"
+    path.write_bytes(pickle.dumps({"a": np.zeros(3)}))
+    with pytest.raises(ValueError, match="sha256"):
+        read_flax_trunk(path)
+
+
+def test_nothing_found_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(lpips.WEIGHTS_VARIABLE, str(tmp_path / "absent"))
+    monkeypatch.setattr(lpips.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
+    assert load_pretrained_trunk.__wrapped__() is None

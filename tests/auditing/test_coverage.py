@@ -1,0 +1,102 @@
+"""What a limit rests on: a part counts as tested only where a test says that it looked, for every mechanism behind it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dp_accounting as dpa
+import pytest
+
+from attacks.types import Adversary, Family, Finding, Surface
+from privdd.auditing.coverage import (
+    PARTS_OF_OLD_RUNS,
+    TESTS_BY_PART,
+    coverage_by_part,
+    covered_diagnostics,
+    untested_diagnostics,
+    untested_parts,
+)
+from privdd.privacy.ledger import Ledger
+from privdd.privacy.mechanism import LedgerRow
+
+SAMPLED = dpa.PoissonSampledDpEvent(0.1, dpa.GaussianDpEvent(1.0))
+TESTS = dict.fromkeys(test for tests in TESTS_BY_PART.values() for test in tests)
+
+
+def row(name: str, surface: Surface, event: dpa.DpEvent, **more: Any) -> LedgerRow:
+    return LedgerRow(0, 0, name, str(surface), ("server",), {"x": (1,)}, "", event, **more)
+
+
+def guarantee(attack: str, name: str, **measures: Any) -> Finding:
+    return Finding(Surface.UPDATE, attack, Family.GUARANTEE, Adversary.ANALYST, {"signal": name, **measures})
+
+
+def looked(test: str, name: str = "dpsgd") -> Finding:
+    return guarantee(test, name, diagnostics=covered_diagnostics(test, [0]))
+
+
+@pytest.fixture
+def ledger() -> Ledger:
+    """A sampled query, an update computed from it, counts with noise of their own, and labels that need none."""
+    made = Ledger("add_remove", "record", 1e-5)
+    made.append(
+        [
+            row("dpsgd", Surface.GRADIENT, SAMPLED),
+            row("update", Surface.UPDATE, dpa.NoOpDpEvent(), post_of=(0,)),
+            row("counts", Surface.COUNTS, dpa.GaussianDpEvent(2.0)),
+            row("labels", Surface.LABELS, dpa.NoOpDpEvent()),
+            row("raw", Surface.STATISTICS, dpa.NonPrivateDpEvent(), nonprivate_reason="no mechanism"),
+        ]
+    )
+    return made
+
+
+@pytest.mark.parametrize("absent", TESTS)
+def test_a_surface_needs_tests_of_all_parts_of_all_mechanisms_that_it_was_computed_from(
+    ledger: Ledger, absent: str
+) -> None:
+    assert untested_parts(ledger, "update", [looked(test) for test in TESTS]) == []
+    left = [looked(test) for test in TESTS if test != absent]
+    parts = [part for part, tests in TESTS_BY_PART.items() if absent in tests]
+    assert untested_parts(ledger, "update", left) == [f"dpsgd, {part}: no test applies to it" for part in parts]
+    of_counts = [line.split(":")[0] for line in untested_parts(ledger, "counts", [looked(test) for test in TESTS])]
+    assert of_counts == [f"counts, {part}" for part in TESTS_BY_PART if part != "sampling"]  # its accounting counts on none
+
+
+@pytest.mark.parametrize("declined", TESTS)
+def test_a_test_that_declined_leaves_its_parts_untested_whatever_others_covered(ledger: Ledger, declined: str) -> None:
+    said = [looked(test) for test in TESTS]
+    said.append(guarantee(declined, "counts, dpsgd", diagnostics=untested_diagnostics(declined, "rounds 1 to 3 ran out of time")))
+    parts = [part for part, tests in TESTS_BY_PART.items() if declined in tests]
+    assert untested_parts(ledger, "update", said) == [f"dpsgd, {part}: rounds 1 to 3 ran out of time" for part in parts]
+
+
+def test_a_test_that_looked_at_no_round_has_not_looked(ledger: Ledger) -> None:
+    left = [looked(test) for test in TESTS if test != "t1_told"]
+    none = guarantee("t1_told", "dpsgd", note="no round was kept", diagnostics=covered_diagnostics("t1_told", []))
+    assert untested_parts(ledger, "update", [*left, none]) == [f"dpsgd, {p}: no round was kept" for p in ("memory", "messages")]
+
+
+def test_the_list_says_which_test_looked_in_which_rounds(ledger: Ledger) -> None:
+    found = {look.part: look for look in coverage_by_part(ledger, "update", [looked(test) for test in TESTS])}
+    assert [*found] == [*TESTS_BY_PART] and {(look.name, look.rounds) for look in found.values()} == {("dpsgd", (0,))}
+    assert all((look.test,) == tuple(TESTS_BY_PART[part]) and not look.untested_text for part, look in found.items())
+
+
+def test_runs_that_were_stored_before_tests_said_so_are_judged_by_what_they_measured(ledger: Ledger) -> None:
+    noise = guarantee("t0_noise", "dpsgd", diagnostics={"p_value": 0.5})
+    sampling = guarantee("t0_sampling", "dpsgd", diagnostics={"p_value": 0.5})
+    kappa = guarantee("t1_sensitivity", "dpsgd", kappa=0.9, kappa_allowed=1.0)
+    assert untested_parts(ledger, "update", [noise, sampling, kappa]) == []
+    silent = guarantee("t0_noise", "dpsgd", diagnostics={"untested": "it shows no value"}, note="longer")
+    refused = guarantee("t1_sensitivity", "dpsgd", n=0, note="was not tested")
+    assert untested_parts(ledger, "update", [silent, sampling, refused]) == [
+        "dpsgd, noise: it shows no value",
+        "dpsgd, sensitivity: was not tested",
+    ]
+    assert [line.split(":")[0] for line in untested_parts(ledger, "update", [])] == [f"dpsgd, {part}" for part in PARTS_OF_OLD_RUNS]
+
+
+@pytest.mark.parametrize("surface", ["labels", "statistics"])
+def test_where_no_mechanism_promises_anything_nothing_is_missing(ledger: Ledger, surface: str) -> None:
+    assert untested_parts(ledger, surface, []) == []

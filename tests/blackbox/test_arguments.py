@@ -1,0 +1,191 @@
+"""``python -m privdd.check``: its arguments, exit status and files; conditions and declared noise."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from privdd.auditing.method_contract import BrokenContract
+from privdd.blackbox.arguments import parse_arguments
+from privdd.blackbox.claim import CheckedClaim
+from privdd.blackbox.conditions import check_declared_noise, check_low_bits, check_nonfinite_inputs, lowest_set_bits
+from privdd.blackbox.identification_games import find_noiseless_number
+from privdd.blackbox.inputs import InputShapes
+from privdd.blackbox.mechanism import BlackBox
+from privdd.blackbox.plugin_target import make_plugin
+from privdd.blackbox.screening import screen_pairs
+from privdd.blackbox.target import guess_kind, load_target, make_target
+from privdd.blackbox.transcripts import CallBudget
+from privdd.blackbox.verdict import KEEPS, Checked, SingleTestResult
+from privdd.check import main
+from privdd.core.validation import BadConfig
+from privdd.integrations.component_table import ROWS, format_component_page
+
+RNG = np.random.default_rng(20)
+CODE = """
+import numpy as np
+RNG = np.random.default_rng({seed})
+def release(x, std={std}):
+    x = x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1.0)
+    return x.sum(0) + RNG.normal(0, std, x.shape[1])
+"""
+
+
+@pytest.fixture(autouse=True)
+def same_draws() -> None:
+    """Statistical tests at one in a thousand repeat themselves, in any order."""
+    RNG.bit_generator.state = np.random.default_rng(20).bit_generator.state
+
+
+FEW = ("max_calls=30000", "input.rows=[4,3]")
+
+
+def written(folder: Path, **values: object) -> str:
+    (folder / "mine.py").write_text(CODE.format(**{"seed": "", "std": 5.0, **values}))
+    return f"mechanism={folder / 'mine.py'}:release"
+
+
+@pytest.mark.parametrize(
+    ("argument", "says"),
+    [
+        ("stated.epsilom=1", "did you mean stated.epsilon"),
+        ("kind", "KEY=VALUE"),
+        ("relation=swap", "allowed are add_remove, replace, zero_out"),
+        ("calls=0.5", "a whole number"),
+        ("stated.epsilon=x", "a number is needed"),
+        ("input.rows=3", "are of this form"),
+        ("confidence=2", "confidence in"),
+        ("calls=1e999", "a finite number"),
+        ("seed=-1", "from 0"),
+        ("input.clients=1e999", "are of this form"),
+        ("input.rows=[1,3]", "no neighbours"),
+    ],
+)
+def test_bad_arguments_are_refused_in_one_line(argument: str, says: str, tmp_path: Path, capsys) -> None:
+    extra = [] if argument.startswith("stated.epsilon=") else ["stated.epsilon=1"]
+    assert main([written(tmp_path), argument, *extra]) == 1
+    err = capsys.readouterr().err
+    assert says in err.splitlines()[-1]
+
+
+def test_exit_status_says_refuted_or_not_and_a_seed_is_seen_across_processes(tmp_path: Path, capsys) -> None:
+    assert main([written(tmp_path), "stated.epsilon=1", "stated.delta=1e-5", *FEW, "seconds=10"]) == 0
+    assert main([written(tmp_path), "stated.epsilon=1", "stated.delta=1e-5", "args.std=1", f"out={tmp_path / 'o'}", *FEW, "seconds=40"]) == 2
+    assert "REFUTED" in capsys.readouterr().out and "args.std=1" in (tmp_path / "o" / "check.html").read_text()
+    assert main([written(tmp_path, seed=3), "stated.epsilon=1", "stated.delta=1e-5", *FEW, "seconds=40"]) == 2
+    assert "two fresh starts gave the same noise" in capsys.readouterr().out
+
+
+def test_names_lead_to_callables_and_arguments_to_the_statement(tmp_path: Path) -> None:
+    class Made:
+        def __init__(self, epsilon: float, delta: float = 0.5) -> None:
+            self.said = epsilon, delta
+
+        def __call__(self, updates, weights):
+            return self.said
+
+    make, fresh = make_target(Made, {}, {"epsilon": 3.0, "delta": 1e-5})
+    assert make()([], []) == (3.0, 0.5) and fresh and guess_kind(make()) == "aggregate"
+    assert guess_kind(lambda x: x) == "records" and guess_kind(lambda update: update) == "update"
+    for name, says in (("nothing", "package.module:Name"), ("math:nope", "no nope"), ("no.such:f", "No module"), ("math:pi", "called")):
+        with pytest.raises(BadConfig, match=says):
+            load_target(name)
+    assert parse_arguments(["mechanism=a:b", "args.x=[1,2]", "stated.epsilon=1"]).args == {"x": [1, 2]}
+
+
+def clipped(update):
+    flat = np.concatenate([a.ravel() for a in update])
+    return flat / max(1.0, float(np.linalg.norm(flat)))
+
+
+def gaussian(std: float):
+    return BlackBox(lambda: lambda update: clipped(update) + RNG.normal(0, std, sum(a.size for a in update)), "update")
+
+
+def test_conditions_are_told_and_nan_decides_where_it_is_stated() -> None:
+    clock, stated = CallBudget(60, 10**6), CheckedClaim(1.0, 1e-5)
+    assert [look.name for look in check_nonfinite_inputs(gaussian(4.0), stated, InputShapes(), clock)] == ["finite inputs"]
+    assert check_nonfinite_inputs(gaussian(4.0), CheckedClaim(1.0, 1e-5, inputs="any"), InputShapes(), clock) == []
+    loose = BlackBox(lambda: lambda update: [a + RNG.normal(size=np.shape(a)) * (np.ndim(a) > 0) for a in update], "update")
+    assert "scalars" in [look.name for look in check_nonfinite_inputs(loose, stated, InputShapes(), clock)]
+
+
+def test_low_bits_of_floats_tell_and_those_of_a_lattice_do_not() -> None:
+    assert lowest_set_bits(np.array([[0.75, 4.0], [0.0, 0.0]])).tolist() == [-2.0, 2000.0]
+    stated, clock = CheckedClaim(1.0, 1e-5, low_bits=True), CallBudget(60, 10**6)
+    plain = gaussian(3.7)
+    lattice = BlackBox(lambda: lambda update: np.trunc(clipped(update) * 2**14) / 2**14
+                        + np.rint(RNG.normal(0, 3.7, sum(a.size for a in update)) * 2**14) / 2**14, "update")  # fmt: skip
+    assert [look.outcome for m in (plain, lattice) for look in check_low_bits(m, stated, InputShapes(), clock, 0.999)] == ["refuted", "not refuted"]
+    assert check_low_bits(plain, stated, InputShapes(), clock, 1 - 1e-12)[0].epsilon < check_low_bits(plain, stated, InputShapes(), clock, 0.9)[0].epsilon
+
+
+def test_low_bits_as_a_condition_leave_most_calls_to_other_looks() -> None:
+    few, many, stated = gaussian(3.7), gaussian(3.7), CheckedClaim(1.0, 1e-5)
+    (some,) = check_low_bits(few, stated, InputShapes(), CallBudget(60, 12_000), 1 - 1e-12)
+    (all_,) = check_low_bits(many, stated, InputShapes(), CallBudget(60, 10**6), 1 - 1e-12)
+    assert few.calls == 1200 < many.calls  # one pair of inputs; all of them
+    assert some.says.endswith("; 1 of 6 pairs of inputs were looked at") and "looked at" not in all_.says
+
+
+def test_declared_noise_is_tested() -> None:
+    clock = CallBudget(60, 10**6)
+    for stated, outcomes in (
+        (CheckedClaim(1.0, 1e-5, noise="gaussian", noise_std=4.0), ["not refuted", "not refuted"]),
+        (CheckedClaim(1.0, 1e-5, noise="laplace", noise_std=6.0), ["refuted", "refuted"]),
+        (CheckedClaim(1.0, 1e-5), []),
+    ):
+        assert [look.outcome for look in check_declared_noise(gaussian(4.0), stated, InputShapes(), clock, lambda: 0.999)] == outcomes
+
+
+def test_constant_numbers_are_named_and_noised_ones_are_not() -> None:
+    clock, rng = CallBudget(60, 10**6), np.random.default_rng(0)
+    leaky = BlackBox(lambda: lambda update: [RNG.normal(size=2), float(np.linalg.norm(update[0]))], "update")
+    found = find_noiseless_number(leaky, InputShapes(), clock, rng, delta=1e-5, confidence=lambda: 0.999)
+    assert found is not None and found.place == 2 and found.epsilon > 13
+    assert find_noiseless_number(gaussian(1.0), InputShapes(), clock, rng, delta=1e-5, confidence=lambda: 0.999) is None
+
+
+def test_the_search_prefers_the_pair_that_shifts() -> None:
+    from privdd.blackbox.inputs import neighbouring_pairs
+
+    found, refusals = screen_pairs(gaussian(1.0), neighbouring_pairs("update", "zero_out", InputShapes()), lambda d: [d], CallBudget(60, 10**6), 0.25, keep=3)
+    assert refusals == [] and all("norm 0.001" not in one.pair.says for one in found) and found[0].score > 0.7
+
+
+def test_plugins_are_made_and_held_to_their_role() -> None:
+    from attacks.membership.threshold import LossThreshold
+
+    assert isinstance(make_plugin("attack", LossThreshold, {}), LossThreshold)
+    with pytest.raises(BadConfig, match="no Attack"):
+        make_plugin("attack", Path, {})
+    with pytest.raises(BadConfig, match="a class is needed"):
+        make_plugin("method", math.sqrt, {})
+
+
+def test_a_method_that_breaks_its_contract_ends_in_status_2(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def broken(method: object) -> None:
+        raise BrokenContract("one fault\nanother")
+
+    monkeypatch.setattr("privdd.blackbox.mechanism.run_in_child", lambda work, seconds: work(print))  # here, where it can be replaced
+    attack = "attacks.membership.threshold:LossThreshold"
+    assert main([f"attack={attack}"]) == 0 and capsys.readouterr().out == f"{attack}: keeps the contract of an attack\n"
+    monkeypatch.setattr("privdd.blackbox.plugin_target.make_plugin", lambda *given: None)
+    for check, status, said in ((broken, 2, ["one fault", "another", "breaks"]), (lambda method: None, 0, ["keeps"])):
+        monkeypatch.setattr("privdd.auditing.method_contract.check_method", check)
+        assert main([f"method={attack}"]) == status
+        *faults, last = capsys.readouterr().out.splitlines()
+        assert [*faults, last.split(": ")[1].split(" ")[0]] == said
+
+
+def test_every_row_of_the_table_has_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "1")  # some of the libraries are no extras of privdd
+    result = Checked("m", CheckedClaim(1.0, 1e-5), KEEPS, 0.5, 0.2, 1.01, 1.0, "gaussian", "w", (SingleTestResult("a", "not refuted", "b"),), (), 0.99, 1, 1.0)
+    text = format_component_page([(row, result) for row in ROWS], "c")
+    assert all(row.check_command in text for row in ROWS) and text.count("keeps (nothing refutes it)") == len(ROWS)
+    assert len({row.what for row in ROWS}) >= 6
+    absent = format_component_page([(ROWS[0], None)], "c")
+    assert "not installed here" in absent and ROWS[0].check_command in absent and ROWS[0].library in absent

@@ -1,0 +1,124 @@
+"""The tests on blocks of transcripts, against mechanisms whose epsilon is known in closed form."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from attacks.epsilon import gaussian_epsilon
+from privdd.blackbox.distinguishers import NoiseMetric, bound_by_distinguishing, learn_statistics
+from privdd.blackbox.identification_games import direction_games, play_direction_game
+from privdd.blackbox.inputs import InputShapes
+from privdd.blackbox.mechanism import BlackBox
+from privdd.blackbox.noise_laws import bound_shift, noise_law
+from privdd.blackbox.transcripts import CallBudget, Transcripts
+
+RNG = np.random.default_rng(5)
+
+
+def block(values: np.ndarray, code: str = "x") -> Transcripts:
+    return Transcripts(values.reshape(len(values), 1, -1), [code] * len(values))
+
+
+def gaussian_blocks(gap: np.ndarray, n: int) -> tuple[tuple[Transcripts, Transcripts], tuple[Transcripts, Transcripts]]:
+    sides = [[block(c * gap + RNG.standard_normal((n, len(gap)))) for c in (1, 0)] for _ in range(2)]
+    return (sides[0][0], sides[0][1]), (sides[1][0], sides[1][1])
+
+
+def test_the_bound_of_a_shift_is_below_the_truth_and_near_it() -> None:
+    gap, values = np.array([0.6, 0.0, 0.8]), []
+    for _ in range(20):
+        trained, fresh = gaussian_blocks(gap, 3000)
+        found = bound_shift(trained, fresh, gap, delta=1e-5, confidence=0.95)
+        assert found.law == "gaussian"
+        values.append(found.epsilon)
+    true = gaussian_epsilon(1.0, 1e-5)
+    assert np.mean(np.array(values) > true) <= 0.1 and np.median(values) > 0.85 * true
+
+
+def test_laplace_is_told_from_gaussian_and_costs_its_sum_of_shifts() -> None:
+    draws = [[block(c * np.full(4, 0.5) + RNG.laplace(size=(4000, 4))) for c in (1, 0)] for _ in range(2)]
+    found = bound_shift((draws[0][0], draws[0][1]), (draws[1][0], draws[1][1]), None, delta=0.0, confidence=0.99)
+    assert found.law == "laplace" and 1.5 < found.epsilon < 2.0
+    assert noise_law(RNG.standard_normal((4000, 3))) == "gaussian"
+    assert noise_law(RNG.uniform(size=(4000, 3))) == "other"
+
+
+def test_inputs_are_told_apart_by_shape_by_scale_and_not_by_chance() -> None:
+    zero = np.zeros((600, 2))
+    shapes = [(block(zero, "(2,)"), block(zero, "(3,)")) for _ in range(2)]
+    assert bound_by_distinguishing(*shapes, None, delta=1e-5, confidence=0.99).epsilon > 3.5
+    scales = [tuple(block(s * RNG.standard_normal((600, 30))) for s in (3, 1)) for _ in range(2)]
+    assert bound_by_distinguishing(*scales, None, delta=1e-5, confidence=0.99).epsilon > 3.5
+    wrong = [bound_by_distinguishing(*gaussian_blocks(np.zeros(3), 300), None, delta=0.0, confidence=0.9).epsilon > 0 for _ in range(60)]
+    assert np.mean(wrong) <= 0.15
+
+
+def test_transcripts_of_another_size_than_those_that_were_learned_on_bound_nothing() -> None:
+    trained, _ = gaussian_blocks(np.array([5.0, 0.0, 0.0]), 400)
+    _, other = gaussian_blocks(np.array([5.0, 0.0]), 400)
+    for fresh in ((other[0], other[1]), (trained[0], other[1])):
+        assert bound_by_distinguishing(trained, fresh, np.array([1.0, 0.0, 0.0]), delta=1e-5, confidence=0.99).epsilon == 0
+
+
+def test_statistics_see_values_that_come_back_and_the_metric_sees_shared_noise() -> None:
+    coins = [block(RNG.integers(0, 3, (200, 1)) + c) for c in (0.5, 0.0)]
+    assert learn_statistics(coins[0], coins[1], None)["values that come back"](coins[0]).mean() == 1
+    shared = RNG.standard_normal((500, 1)) + np.zeros(3)
+    whitened = NoiseMetric.from_sides(shared).whiten_vector(np.array([1.0, -1.0, 0.0]))
+    assert abs(whitened).max() > 1e6  # nothing noises a difference
+
+
+@pytest.mark.parametrize(("shared", "least", "most"), [(True, 20.0, math.inf), (False, 0.0, gaussian_epsilon(1.0, 1e-5))])
+def test_one_noise_for_all_numbers_is_read_through(shared: bool, least: float, most: float) -> None:
+    rng = np.random.default_rng(3)
+
+    def mechanism(update):
+        flat = np.concatenate([a.ravel() for a in update])
+        flat = flat / max(1.0, float(np.linalg.norm(flat)))
+        return flat + (rng.standard_normal() if shared else rng.standard_normal(len(flat)))
+
+    game = next(direction_games("update", InputShapes()))
+    found = play_direction_game(BlackBox(lambda: mechanism, "update"), game, lambda data: [data], 800, CallBudget(60, 10**6), rng,
+                 asked=1.0, delta=1e-5, confidence=0.99)  # fmt: skip
+    assert least <= found.epsilon <= most
+
+
+def test_a_flag_that_says_where_to_look_is_read_together_with_the_number() -> None:
+    """The number alone is a mixture of one in five; with the flag it is a shift by 4."""
+    def sides(n: int) -> tuple[Transcripts, Transcripts]:
+        drawn = RNG.random((2, n)) < 0.2
+        numbers = RNG.standard_normal((2, n)) + 4 * drawn * np.array([[1], [0]])
+        made = [block(np.stack([numbers[k], drawn[k]], 1)) for k in (0, 1)]
+        return made[0], made[1]
+
+    trained, fresh = sides(8000), sides(8000)
+    made = learn_statistics(*trained, None)
+    gaps = {how: abs(of(fresh[0]).mean() - of(fresh[1]).mean()) / max(of(fresh[1]).std(), 1e-9) for how, of in made.items()}
+    assert gaps["numbers and their products"] > 1.2 * max(gap for how, gap in gaps.items() if how.startswith("shift"))
+    assert "numbers and their products" not in learn_statistics(*gaussian_blocks(np.ones(40), 200)[0], None)
+
+
+def test_calls_with_less_noise_count_for_more() -> None:
+    """Three calls, of which the second has a tenth of the noise."""
+    std = np.array([1.0, 0.1, 1.0])[:, None]
+
+    def side(shift: float) -> Transcripts:
+        return Transcripts(shift + std * RNG.standard_normal((1500, 3, 1)), ["x"] * 1500)
+
+    made = learn_statistics(side(0.2), side(0.0), np.ones(1))
+    one, other = side(0.2), side(0.0)
+    gaps = {how: (of(one).mean() - of(other).mean()) / max(of(other).std(), 1e-9) for how, of in made.items()}
+    assert gaps["shift 0, calls weighed"] == pytest.approx(0.2 * np.sqrt(102), rel=0.15) and gaps["shift 0"] < 0.6
+
+
+def test_outcomes_are_weighed_by_their_odds() -> None:
+    """Five outcomes whose odds go up and down: no threshold on their number orders them."""
+    odds = np.array([[0.1, 0.4, 0.1, 0.3, 0.1], [0.3, 0.1, 0.3, 0.1, 0.2]])
+    sides = [block(RNG.choice(5, (20_000, 1), p=p).astype(float)) for p in odds]
+    of = learn_statistics(sides[0], sides[1], None)["odds of the outcome"]
+    each = [float(of(block(np.array([[float(k)]])))[0]) for k in range(5)]
+    assert each == pytest.approx(np.log(odds[0] / odds[1]).tolist(), abs=0.12)
+    assert "odds of the outcome" not in learn_statistics(*gaussian_blocks(np.ones(2), 200)[0], None)

@@ -1,0 +1,107 @@
+"""Networks that standardise are networks that are given standardised images, and nothing else changes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import open_dict
+from torch.func import functional_call
+
+from privdd.cli.build import STANDARDISED_CLASSIFIERS, standardise_classifiers
+from privdd.cli.build import instantiate_node as built
+from privdd.cli.compose import compose_config
+from privdd.cli.settings import settings_fingerprint
+from privdd.core.rng import Keys
+from privdd.core.types import Records
+from privdd.core.validation import BadConfig
+from privdd.data.dataset import PUBLISHED_SCALES
+from privdd.data.sources import check_data_settings
+from privdd.models import ModelSpec, build, initial
+from privdd.training.sgd import local_sgd
+from privdd.training.vectorised import vectorised_sgd
+
+MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.25, 0.3)
+SHAPE = (3, 16, 16)
+
+
+def pair(name: str, **more: Any) -> tuple[ModelSpec, ModelSpec]:
+    return ModelSpec(name, width=4, **more), ModelSpec(name, width=4, scale=(MEAN, STD), **more)
+
+
+def by_hand(x: torch.Tensor) -> torch.Tensor:
+    return torch.stack([(x[:, c] - MEAN[c]) / STD[c] for c in range(3)], 1)
+
+
+def records(n: int, seed: int) -> Records:
+    x = torch.rand((n, *SHAPE), generator=Keys(seed).torch())
+    return Records(x, torch.arange(n) % 10, torch.arange(n))
+
+
+@pytest.mark.parametrize("name", STANDARDISED_CLASSIFIERS)
+def test_every_classifier_reads_standardised_images(name: str) -> None:
+    plain, scaled = pair(name)
+    state, x = initial(plain, SHAPE, 10, Keys(1).torch()), records(4, 2).x
+    assert list(initial(scaled, SHAPE, 10, Keys(1).torch())) == list(state)
+    got = functional_call(build(scaled, SHAPE, 10).eval(), state, (x,))
+    torch.testing.assert_close(got, functional_call(build(plain, SHAPE, 10).eval(), state, (by_hand(x),)))
+    assert not torch.allclose(got, functional_call(build(plain, SHAPE, 10).eval(), state, (x,)), rtol=1e-5, atol=1e-6)
+
+
+def test_training_is_that_on_standardised_records_alone_and_side_by_side() -> None:
+    plain, scaled = pair("smallcnn")
+    own = [records(12, 3), records(9, 4)]
+    start = initial(plain, SHAPE, 10, Keys(5).torch())
+    how: dict[str, Any] = {"lr": 0.1, "momentum": 0.9, "batch_size": 4, "epochs": 2}
+    expected = [
+        local_sgd(build(plain, SHAPE, 10), start, Records(by_hand(r.x), r.y, r.ids), generator=Keys(60 + k).torch(), **how)[0]
+        for k, r in enumerate(own)
+    ]
+    alone = [local_sgd(build(scaled, SHAPE, 10), start, r, generator=Keys(60 + k).torch(), **how)[0] for k, r in enumerate(own)]
+    apart = [Records(r.x, r.y, r.ids + 100 * k) for k, r in enumerate(own)]
+    together = vectorised_sgd(build(scaled, SHAPE, 10), start, apart, generators=[Keys(60 + k).torch() for k in range(2)], **how)
+    for k in range(2):
+        for name, value in expected[k].items():
+            torch.testing.assert_close(alone[k][name], value, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(together[k][0][name], value, rtol=1e-4, atol=1e-5)
+
+
+def test_the_classifiers_of_a_method_are_given_the_published_constants() -> None:
+    config = compose_config("train", ["algo=virtual_data", "data=fashion_mnist", "data.standardise=true"])
+    assert built(standardise_classifiers(config)).inner.model.scale == PUBLISHED_SCALES["fashion_mnist"]
+    off = compose_config("train", ["data=fashion_mnist"])
+    assert built(standardise_classifiers(off)).model.scale is None
+    on = compose_config("train", ["data=fashion_mnist", "data.standardise=true"])
+    assert built(standardise_classifiers(on)).model.scale == PUBLISHED_SCALES["fashion_mnist"] and settings_fingerprint(on) != settings_fingerprint(off)
+
+
+def test_what_was_run_before_keeps_its_digest() -> None:
+    config = compose_config("train", ["data=fashion_mnist"])
+    with_key = settings_fingerprint(config)
+    with open_dict(config):
+        del config.data["standardise"]
+    assert settings_fingerprint(config) == with_key
+
+
+@pytest.mark.parametrize(
+    ("typed", "says"),
+    [
+        ("algo=fedrd", "its classifier reads projected records"),
+        ("algo=fedfed", "shared features beside the records"),
+        ("algo=fedfed_virtual", "shared features beside the records"),
+        ("algo=dp_means", "would do nothing"),
+    ],
+)
+def test_methods_whose_classifiers_read_no_images_are_refused(typed: str, says: str) -> None:
+    with pytest.raises(BadConfig, match=says):
+        standardise_classifiers(compose_config("train", [typed, "data=mnist", "data.standardise=true"]))
+
+
+def test_data_without_published_constants_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"no published mean and deviation for data=digits"):
+        check_data_settings("digits", standardise=True)
+    for name in PUBLISHED_SCALES:
+        check_data_settings(name, standardise=True)
+    with pytest.raises(ValueError, match=r"as many channels"):
+        build(ModelSpec("mlp", scale=(MEAN, STD)), (1, 8, 8), 10)

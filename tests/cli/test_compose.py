@@ -1,0 +1,60 @@
+"""Paths of any letters are read by Hydra, and what is printed can be pasted into a shell."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
+from privdd.cli.build import build_experiment
+from privdd.cli.compose import format_assignment, format_shell_assignment, quote_paths, settings_to_overrides
+from privdd.cli.main import check_command, config_of
+from privdd.cli.run import print_resume_command
+
+SMALL = ["preset=smoke", "data.limit=90", "partition=iid", "partition.clients=2"]
+NAMES = ["plain", "a b", "négé中", "it's", "a=b", "{x}", "back\\slash", 'say "x"', "$HOME", "a(b)", "50%", "tail\\"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_path_comes_through_the_shell_and_hydra(name: str) -> None:
+    """What is printed, pasted into a shell and read by Hydra, is the path again."""
+    (word,) = shlex.split(format_shell_assignment("resume", f"/runs/{name}"))
+    assert check_command("train", quote_paths([word])).resume == f"/runs/{name}"
+    assert quote_paths([format_assignment("resume", name)]) == [format_assignment("resume", name)]  # once quoted, it stays
+
+
+@pytest.mark.parametrize("name", ["négé中", "a b", "50%"])
+def test_a_path_needs_no_quotes_of_hydra(name: str, tmp_path: Path) -> None:
+    np.savez(tmp_path / f"{name}.npz", x=np.zeros((30, 4, 4), np.uint8), y=np.arange(30) % 3)
+    config = config_of("train", *SMALL, "data=npz", f"data.root={tmp_path / name}.npz")
+    assert config.data.root == f"{tmp_path / name}.npz" and build_experiment(config).dataset.classes == 3
+
+
+def test_the_resume_hint_can_be_pasted() -> None:
+    config = config_of("train", "preset=smoke", "data=npz", "data.root=/data/rené x.npz")
+    with pytest.raises(KeyboardInterrupt) as caught, print_resume_command("train", Path("/runs/a é"), config):
+        raise KeyboardInterrupt
+    words = shlex.split(str(caught.value))
+    found = check_command("train", ["data=npz", *words[words.index("privdd.train") + 1 :]])
+    assert (found.resume, found.data.root) == ("/runs/a é", "/data/rené x.npz")
+
+
+@pytest.mark.parametrize(
+    ("settings", "typed"),
+    [
+        ({"algo": "fedfed", "seed": 3}, ["algo=fedfed", "seed=3"]),
+        ({"attack": ["lira", "rmia"]}, ["attack=[lira,rmia]"]),
+        ({"privacy": {"epsilon": 0.5}}, ["privacy.epsilon=0.5"]),
+        ({"privacy.paired_noise": True, "run": None}, ["privacy.paired_noise=true", "run=null"]),
+        ({"data": {"root": "/home/rené/my data"}}, ["data.root='/home/rené/my data'"]),
+        ({"privacy": {"mechanisms": {"x": {"tau": 1}}}}, ["privacy.mechanisms.x.tau=1"]),
+    ],
+)
+def test_python_values_become_overrides(settings: dict[str, Any], typed: list[str]) -> None:
+    assert [*settings_to_overrides(settings)] == typed
+    for item in typed:  # and the grammar reads them back
+        OverridesParser.create().parse_override(item)

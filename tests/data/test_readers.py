@@ -1,0 +1,47 @@
+"""The torchvision import: what the project uses works, whatever the build."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+
+import pytest
+
+from privdd.data.readers import import_torchvision
+
+# A build whose compiled operators do not load, as a CUDA build beside CPU torch: the library is refused.
+WITHOUT_OPERATORS = """
+import torch
+
+def refuse(path):
+    raise OSError("libcudart.so: cannot open shared object file")
+
+torch.ops.load_library = refuse
+try:
+    import torchvision
+except RuntimeError as error:
+    print("plain import fails:", "torchvision::" in str(error))
+from privdd.data.readers import import_torchvision as load
+sets, transforms = load("torchvision.datasets"), load("torchvision.transforms")
+print("through the shim:", sets.CIFAR10.__name__, transforms.Resize.__name__)
+"""
+
+
+def test_data_sets_and_transforms_import():
+    assert hasattr(import_torchvision("torchvision.datasets"), "CIFAR10")
+    assert import_torchvision("torchvision") is import_torchvision("torchvision")
+
+
+def test_a_build_without_operators_still_gives_data_sets():
+    done = subprocess.run([sys.executable, "-c", WITHOUT_OPERATORS], capture_output=True, text=True, timeout=600)
+    assert done.stdout.splitlines() == ["plain import fails: True", "through the shim: CIFAR10 Resize"], done.stderr
+
+
+def test_other_failures_are_not_hidden(monkeypatch):
+    def fails(name: str) -> None:
+        raise RuntimeError("another reason")
+
+    monkeypatch.setattr(importlib, "import_module", fails)
+    with pytest.raises(RuntimeError, match="another reason"):
+        import_torchvision()

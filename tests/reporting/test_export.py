@@ -1,0 +1,60 @@
+"""Tables for other programs: every number under its own name, and nothing that a spreadsheet would run."""
+
+from __future__ import annotations
+
+import csv
+import io
+from typing import Any
+
+import pytest
+
+from privdd.reporting.export import Table, findings_table, frontier_table, leak_table, table_to_csv
+from tests.reporting.test_frontier_grouping import rates, record, setting
+
+MADE = setting(*(record(at, 1.0 + at, 1.5 + at, (0.7,), (rates(0.125, 0.25),)) for at in (0, 1)))
+
+
+def rows(table: Table) -> list[dict[str, Any]]:
+    return [dict(zip(table[0], one, strict=True)) for one in table[1]]
+
+
+def test_the_frontier_names_each_number() -> None:
+    (found,) = rows(frontier_table([MADE]))
+    expected = {
+        "method": "m", "setting": "z=1", "seeds": 2, "epsilon_pld": 2.0, "epsilon_rdp": 2.5, "epsilon_claimed": 0.7,
+        "epsilon_measured": 0.25, "delta": 1e-5, "unit": "record", "relation": "add_remove", "accuracy_min": 0.5,
+        "accuracy_max": 0.6, "diverged": 0, "tpr_at_0.001": 0.125, "tpr_at_0.01": 0.25, "uploaded_bytes_per_client": 801,
+        "verdict": "consistent", "noise_source": "secret", "paired_noise": "false",
+    }  # fmt: skip
+    assert {name: found[name] for name in expected} == expected
+
+
+def test_the_table_of_leaks_names_each_number() -> None:
+    (found,) = rows(leak_table([MADE]))
+    said = [str(found[name]).replace("\u00a0", " ") for name in ("TPR at 0.1% FPR", "TPR at 1% FPR")]
+    assert said == ["12.5 % (11.5 % to 13.5 %)", "25 % (24 % to 26 %)"]
+    assert [found[name] for name in ("claimed", "accounted", "measured", "bytes")] == [0.7, 2.0, 0.25, 801]
+
+
+def test_a_rate_that_the_sample_cannot_show_is_left_empty() -> None:
+    """As on the page: "too few"."""
+    (found,) = rows(findings_table([setting(record(0, found=(rates(0.125, 0.25, resolvable=False),)))]))
+    assert [found[f"{part}_at_0.001"] for part in ("tpr", "lo", "hi")] == [None] * 3
+    assert [found[f"{part}_at_0.01"] for part in ("tpr", "lo", "hi")] == [0.25, 0.24, 0.26]
+
+
+def cells(text: str) -> list[list[str]]:
+    """As a program reads the table back that holds this text alone."""
+    return [*csv.reader(io.StringIO(table_to_csv((["a"], [[text]])), newline=""))]
+
+
+@pytest.mark.parametrize("start", ["=", "+", "-", "@", "\t", "\r"])
+def test_no_text_is_a_formula(start: str) -> None:
+    """The six starts that OWASP's page on CSV injection names."""
+    assert cells(f"{start}cmd()")[1][0][0] == "'"
+
+
+@pytest.mark.parametrize("text", ["x\r=cmd()", "\r=cmd()", "x\n=cmd()", 'x","=cmd()', "x,=cmd()"])
+def test_no_text_leaves_its_cell(text: str) -> None:
+    """What follows would stand at the start of a cell, and there a formula is run."""
+    assert len(found := cells(text)) == 2 and len(found[1]) == 1

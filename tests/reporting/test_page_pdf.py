@@ -1,0 +1,45 @@
+"""``privdd.report DIR --pdf``: a print beside the page, or one line that says what is missing."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from privdd.report import main
+from privdd.reporting.page import NoBrowser, find_browser, print_pdf
+from tests.conftest import SmallAudit
+from tests.reporting.test_page import chromium
+
+
+@pytest.mark.browser
+def test_a_run_is_printed_and_its_seal_still_holds(
+    audited: Callable[[str], SmallAudit], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chromium()
+    folder = Path(shutil.copytree(audited("fedavg").path, tmp_path / "run"))
+    assert main([str(folder), "--pdf"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[-1] == str(folder / "report.pdf") and (folder / "report.pdf").read_bytes().startswith(b"%PDF")
+    assert main([str(folder)]) == 0  # the folder still agrees with its manifest
+
+
+def test_without_a_browser_one_line_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("PRIVDD_BROWSER", raising=False)
+    with pytest.raises(NoBrowser, match=r"a PDF needs a browser, and none of chromium, .* is on the PATH; or open the page"):
+        find_browser()
+
+
+def test_a_browser_that_prints_nothing_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    silent = tmp_path / "silent"
+    silent.write_text("#!/bin/sh\necho 'cannot open display' >&2\nexit 3\n")
+    silent.chmod(0o755)
+    monkeypatch.setenv("PRIVDD_BROWSER", str(silent))
+    with pytest.raises(NoBrowser, match=r"did not print .*\(exit status 3\): cannot open display"):
+        print_pdf(tmp_path / "page.html")
+    monkeypatch.setenv("PRIVDD_BROWSER", "no-such-browser")
+    with pytest.raises(NoBrowser, match="PRIVDD_BROWSER=no-such-browser: no such command"):
+        find_browser()

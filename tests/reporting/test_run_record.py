@@ -1,0 +1,39 @@
+"""The command on the page: the recorded one where there is one, otherwise one from the findings."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from privdd.reporting.run_record import read_run_record, reproduction_recipe
+
+SHARED = ["python", "-m", "privdd.audit"]
+
+
+@pytest.mark.parametrize(
+    ("manifest", "command", "exact"),
+    [
+        ({"command": " privdd-audit algo=fedavg "}, ["privdd-audit", "algo=fedavg"], True),
+        ({"command": ["a b", "name=it's"]}, ["a b", "name=it's"], True),
+        ({"overrides": ["algo=feddm", "attack=[lira, rmia]"]}, [*SHARED, "algo=feddm", "attack=[lira, rmia]"], True),
+        ({"command": "first", "overrides": ["second"]}, ["first"], True),
+        ({"command": "  "}, None, False),
+        ({}, None, False),
+    ],
+)
+def test_the_command_comes_from_the_manifest_or_the_run(runs, manifest: dict[str, Any], command: list[str] | None, exact: bool) -> None:
+    record = replace(read_run_record(runs["unprotected"]), manifest=manifest)
+    run, made = record.findings.run, reproduction_recipe(record)
+    own = [*SHARED, f"algo={run.algo}", f"data={run.data}", f"preset={run.preset}", f"seed={run.seed}"]
+    assert shlex.split(made.command) == (command or own)  # a shell reads it back word for word
+    assert made.exact is exact and made.seed == run.seed and made.version == run.version
+
+
+def test_machine_and_digests_are_flat_text(runs) -> None:
+    record = replace(read_run_record(runs["unprotected"]), manifest={"machine": {"cores": 2, "more": {}}, "digests": {"model": "abc"}})
+    assert reproduction_recipe(record).machine == "cores 2" and reproduction_recipe(record).digests == (("model", "abc"),)
+    bare = reproduction_recipe(replace(record, manifest={"digests": ["model"]}))
+    assert bare.machine == "" and bare.digests == ()
