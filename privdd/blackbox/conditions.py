@@ -19,11 +19,6 @@ from privdd.blackbox.noise_laws import noise_law
 from privdd.blackbox.transcripts import CallBudget, draw_transcripts
 from privdd.blackbox.verdict import SingleTestResult
 
-# --- conditions --------------------------------------------------------------------------------
-# Inputs that a statement may not be about, told as conditions: NaN and infinities, unless ``inputs=any`` is stated, and
-# those on which calls fail.
-
-
 CONDITION_CALLS = 30
 FAILED = 10  # calls on each side of a pair that was refused
 PAIRS = 3  # of those
@@ -96,10 +91,6 @@ def _check_scalars(mechanism: BlackBox, tried: InputShapes, clock: CallBudget) -
     return []
 
 
-# --- declared noise ----------------------------------------------------------------------------
-# Noise as declared: its law and its scale, where the statement names them.
-
-
 DECLARED_CALLS = 1500
 ROUNDING = 0.98  # of the declared scale: what a printed number may be off by
 
@@ -149,20 +140,11 @@ def _fourth_moment(law: str, residuals: np.ndarray) -> float:
     return 2 * float(np.mean((residuals[:, kept] / std[kept]) ** 4)) if kept.any() else known["gaussian"]
 
 
-# --- float bits --------------------------------------------------------------------------------
-# Low bits: x + noise in floating point keeps the grid of x where they nearly cancel (Mironov 2012; Jin et al. 2022).
-#
-# All floating-point noise without a public lattice does this. A statement is taken to be about real numbers unless it
-# says ``stated.low_bits=true``; then a bound from the lowest bit of each number decides, else it is told as a condition.
-
-
 LOW_BIT_CALLS = 4000
 SHOWN = 600  # where it only is a condition
 TRIED = 6  # pairs
 FEW = 0.1  # different values for each call: fewer are outcomes that come back
-LOW_BIT_SHARE = (
-    0.05  # of the time or the calls left, after which no further pair is looked at where it only is a condition
-)
+LOW_BIT_SHARE = 0.05  # of the time or the calls left, spent where it only is a condition
 
 
 def lowest_set_bits(rows: np.ndarray) -> np.ndarray:

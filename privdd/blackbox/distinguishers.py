@@ -15,13 +15,6 @@ from scipy.special import logsumexp
 from attacks.epsilon import best_threshold, from_scores
 from privdd.blackbox.transcripts import Transcripts
 
-# --- marks -------------------------------------------------------------------------------------
-# What of a release is no continuous noise: names, shapes, types, texts, NaN, flags, and single values that come back.
-#
-# A key that only one side ever has may be rare, and the numbers beside it noised soundly: averages over all that is released
-# drown it. Each mark is there or not; it counts by the odds with which it is there, and all of them together by theirs.
-
-
 MAX_WORDS, MAX_ATOMS = 200, 64  # marks of each kind, at most: those whose odds differ most
 MIN_VALUES = 4  # values of a number from which on it is no flag
 ADDED_COUNT = 0.5  # added to counts
@@ -113,16 +106,6 @@ def _most_revealing_marks(counts: dict[Any, tuple[int, int]], sides: Sequence[Tr
     shift = np.log(len(sides[1]) / len(sides[0]))
     gain = {mark: abs(np.log(n[0] / n[1]) + shift) - np.sqrt((1 / n).sum()) for mark, n in some}
     return sorted(gain, key=lambda mark: -gain[mark])[:most]
-
-
-# --- learned -----------------------------------------------------------------------------------
-# Statistics that may tell two inputs apart, learned on some transcripts to be judged on others.
-#
-# Each statistic turns a block of transcripts into one score a transcript. They look for a shift (Fisher's direction, or
-# the known direction in which the record moves, in the noise's own metric), for another amount of noise (energy,
-# extremes), for a call or row among many that holds the record (largest and smallest projection, and the log of the mean
-# likelihood ratio), for values that keep coming back (no continuous noise has them), and for everything that is
-# no number (shapes, types, names, NaN): each such mark counts by its own odds, however rare it is beside noise.
 
 
 PRODUCTS = 24  # numbers of a transcript up to which their products are looked at too
@@ -309,10 +292,6 @@ def _single_call_statistics(present: Transcripts, absent: Transcripts, axis: np.
 
 def _project_totals(block: Transcripts, w: np.ndarray) -> np.ndarray:
     return transcript_totals(block) @ w
-
-
-# --- told apart --------------------------------------------------------------------------------
-# Two inputs told apart: a bound for any mechanism, from errors counted on transcripts that nothing was learned on.
 
 
 LEVEL = 0.9  # of the bounds that statistics are compared by, on the transcripts that they were learned on

@@ -16,15 +16,6 @@ from privdd.blackbox.inputs import HEAVY, LARGE, InputShapes, split_vector, tota
 from privdd.blackbox.mechanism import BlackBox, Data, InputRefused, Outcomes
 from privdd.blackbox.transcripts import CallBudget, draw_transcripts
 
-# --- pieces ------------------------------------------------------------------------------------
-# Pieces of a release that point along the record: noise that is left out at times, or comes back in another call.
-#
-# A release is cut into pieces as long as the record. In a transcript whose noise is missing one piece is the record, scaled;
-# where the same noise (or its negative) is used twice, the difference (or sum) of two pieces is. Nothing is learned, so
-# every transcript judges. The angle that counts as a hit is fixed before: the chance that any piece meets it is so
-# small that a single hit refutes the statement.
-
-
 ROOM = 16.0  # ln of the chance of a hit is below -(the epsilon asked for + ROOM): one hit among thousands is enough
 PIECES = 32  # at most so many are compared with one another
 LEAST = -600.0  # ln of the smallest chance that floats resolve
@@ -35,8 +26,10 @@ def bound_from_pieces(
 ) -> float | None:
     """Lower bound on epsilon from unit records (n, m) and releases (n, M); None where M is no multiple of m, or m < 3.
 
-    asked: the epsilon that the bound should exceed if there is a hit. The square of the sine between a fixed line and
-    a random direction has the law Beta((m-1)/2, 1/2).
+    A release is cut into pieces as long as the record. Where its noise is missing, a piece is the record, scaled; where the same
+    noise is used twice, the difference or sum of two pieces is. The angle that counts as a hit is fixed before, so small
+    that a single hit refutes ``asked``: the square of the sine between a fixed line and a random direction has the law
+    Beta((m-1)/2, 1/2).
     """
     n, m = records.shape
     if m < 3 or not outputs.shape[1] or outputs.shape[1] % m:
@@ -66,16 +59,6 @@ def _piece_sines(pieces: np.ndarray, records: np.ndarray) -> np.ndarray:
     rest = np.linalg.norm(pieces - along[:, :, None] * records[:, None], axis=2)
     size = np.hypot(along, rest)
     return np.where(size > 0, rest / np.where(size > 0, size, 1.0), 1.0)
-
-
-# --- direction game ----------------------------------------------------------------------------
-# Which of all directions was it? The record is drawn on a sphere, and its direction read back from the release.
-#
-# A linear decoder in the noise's own metric is learned on transcripts of other directions, so it finds numbers without
-# noise, noise that is shared between numbers, rows or calls, and noise that is too small. Beside it nothing is learned:
-# does a piece of the release point along the record, to more places than chance explains (``identification_games``)? That finds calls
-# and rows that have noise most of the time only. The chance of a guess is known exactly (``attacks.epsilon``), so the
-# bound holds for any mechanism and has no ceiling at ln n.
 
 
 @dataclass(frozen=True)
@@ -158,7 +141,10 @@ def play_direction_game(
     delta: float,
     confidence: float,
 ) -> DirectionGameResult:
-    """Half of ``count`` games teach the decoder, a tenth chooses the threshold, the rest decide.
+    """The record is drawn on a sphere, and its direction read back from the release by a linear decoder in the noise's metric.
+
+    Half of ``count`` games teach the decoder, a tenth chooses the threshold, the rest decide. The chance of a guess is known
+    exactly, so the bound holds for any mechanism and has no ceiling at ln n.
 
     around: data -> the calls of a transcript. The same data several times is summed; other data before and after
     is looked at jointly. asked: the epsilon that is to be exceeded.
@@ -212,14 +198,6 @@ def _fit_decoder(s: np.ndarray, outputs: np.ndarray) -> tuple[Callable[[np.ndarr
     return decode_outputs, worst
 
 
-# --- long run ----------------------------------------------------------------------------------
-# Many calls of one instance, each on a record of its own: noise that stops after a while, or is left out very rarely.
-#
-# If every call is as private as stated, the chance that a release points along its record is at most what the statement
-# allows, and the chance that any of T releases does is at most T times that (the union bound). The calls of one instance
-# need not be independent; the instances are. A statement about a series of calls says nothing of later ones: none are made.
-
-
 RUNS, SERIES_CALLS, FEWEST = 30, 300, 30  # instances; calls of each, and fewer than which tell nothing new
 
 
@@ -246,13 +224,6 @@ def bound_long_series(
     return bound_from_identifications(
         won, RUNS, -log_chance - math.log(calls), delta=calls * delta, confidence=confidence
     )
-
-
-# --- late call ---------------------------------------------------------------------------------
-# One call on the record after hundreds on public data: does its noise repeat that of any call before it?
-#
-# Noise from a pool or a ring that is longer than two dozen calls (``identification_games``) comes back late. Where it does, the last
-# release less an earlier one points along the record. Every transcript judges, as in ``identification_games``.
 
 
 def bound_late_call(
@@ -282,13 +253,6 @@ def bound_late_call(
         compared = np.stack([rows[-1] - rows[:-1], rows[-1] + rows[:-1]])
         won += bool(pieces_along_record(s[None], compared.reshape(1, -1), log_chance)[0])
     return bound_from_identifications(won, RUNS, -log_chance, delta=delta, confidence=confidence)
-
-
-# --- one call ----------------------------------------------------------------------------------
-# One call on the record, hidden among many on public data: what does an instance do in some calls only?
-#
-# The call on the record is the k-th of two dozen, k drawn anew for each transcript, so noise that is left out in every
-# tenth call, that comes from a pool, or that a later call repeats is met. Judged by ``identification_games``.
 
 
 HIDDEN_CALLS = 24
@@ -321,14 +285,6 @@ def bound_hidden_call(
     if len({len(row) for row in rows}) != 1 or len(rows[0]) % calls:
         return None
     return bound_from_pieces(s, np.stack(rows), asked=asked, delta=delta, confidence=confidence)
-
-
-# --- looked up ---------------------------------------------------------------------------------
-# Whatever comes out the same in every call on the same data is looked up in a table of one call for each candidate.
-#
-# Seeds that are made of the data, texts and shapes that tell something of the record, numbers without noise that neither rise nor
-# fall: the record is one of K, drawn at random, and the part of the release that repeats exactly names it where no other
-# candidate has the same. Mechanisms with noise in all they release have no such part, and cost a dozen calls here.
 
 
 SMALLEST, LARGEST = 1e-2, 1e2  # norms of the candidates
@@ -400,14 +356,6 @@ def _repeating_part(mechanism: BlackBox, game: DirectionGame, seed: int) -> Call
         return one.signature if words else "", kept.tobytes()
 
     return keep_repeating if len({keep_repeating(same[0]) for same in seen}) > 1 else None
-
-
-# --- constant parts ----------------------------------------------------------------------------
-# Numbers in the release that have no noise at all: which of a million records was it?
-#
-# A count, a norm or a loss that comes out beside the noised values is the same in every call on the same data. The record
-# is scaled by a secret factor, one of very many; whoever sees the number finds the factor by calling the mechanism on
-# guesses of his own. A mechanism with (epsilon, delta)-DP lets him be right with a chance of e^epsilon / K + delta.
 
 
 CANDIDATES = 2**22  # secret factors, equally far apart on a log scale

@@ -14,9 +14,6 @@ from privdd.blackbox.mechanism import BlackBox, InputRefused
 from privdd.blackbox.transcripts import CallBudget, draw_transcripts
 from privdd.core.validation import BadConfig
 
-# --- accepted ----------------------------------------------------------------------------------
-# Which of the inputs that are tried does the mechanism take at all?
-
 
 def accepted_inputs(mechanism: BlackBox, tried: InputShapes) -> tuple[InputShapes, list[str]]:
     """Inputs that the mechanism takes, and a note on those that it refuses.
@@ -58,13 +55,6 @@ def _filter_inputs(mechanism: BlackBox, tried: InputShapes) -> tuple[InputShapes
 
 def _with_parts(tried: InputShapes, name: str, parts: Any) -> InputShapes:
     return replace(tried, tables=parts) if name == "tables" else replace(tried, structures=parts)
-
-
-# --- telling sizes -----------------------------------------------------------------------------
-# Numbers of clients or records at which the release changes kind: nothing for fewer than five, no noise for one alone.
-#
-# No fixed list of sizes holds every threshold. A few sizes are called a few times each, and where two of them differ in kind
-# the step between them is found by halving: neighbours on both sides of it are then tried like all others.
 
 
 SIZES = (1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144)

@@ -10,13 +10,6 @@ import numpy as np
 
 from privdd.blackbox.mechanism import Data
 
-# --- neighbours --------------------------------------------------------------------------------
-# Neighbouring inputs to try: structured, by scale, direction, place, count, weights, duplicates and shapes.
-#
-# Each pair is data with the record and data without it, under the stated relation. A mechanism is told nothing of what
-# is tried, so a pair costs a few calls; the most telling ones are looked at closely (``screening``).
-
-
 SHAPES: tuple[tuple[tuple[int, ...], ...], ...] = (
     ((4, 3), (4,), (1,), (2, 2, 2)),
     ((16,),),
@@ -239,13 +232,6 @@ def with_nonfinite_number(pair: NeighbouringInputs, kind: str, value: float) -> 
         present = pair.present.copy()
         present[0, 0] = value
     return NeighbouringInputs(present, pair.absent, f"{pair.says}, one number of it {value}", pair.axis)
-
-
-# --- crowded -----------------------------------------------------------------------------------
-# The same neighbours among more of the same others: the more speaks against an outcome, the more one record changes its odds.
-#
-# A choice by counts or scores gives a record its whole epsilon only where its outcome is rare without it. How rare is best
-# depends on how many transcripts there are, so a few crowds are tried.
 
 
 TIMES = (2, 3, 4, 8)

@@ -19,10 +19,6 @@ import numpy as np
 
 from privdd.core.validation import BadConfig
 
-# --- called ------------------------------------------------------------------------------------
-# The mechanism as a black box: data in, everything that comes out as one vector and one signature.
-
-
 LONG = 1000  # characters
 Data = Any  # update: list of arrays; aggregate: (list of updates, list of weights); records: array (n, d)
 
@@ -146,10 +142,6 @@ def _flatten_other(value: Any, numbers: list[np.ndarray], words: list[str]) -> N
         flatten_value(list(value), numbers, words)
     else:
         raise TypeError(f"it returns a {type(value).__name__}: arrays, numbers, texts, lists or dicts are needed")
-
-
-# --- child -------------------------------------------------------------------------------------
-# A stranger's code runs in a process of its own, which is stopped when its time is up. Answers come back as JSON.
 
 
 LARGEST = 50_000_000

@@ -14,14 +14,6 @@ from privdd.blackbox.distinguishers import NoiseMetric, shift_directions, transc
 from privdd.blackbox.mechanism import Data
 from privdd.blackbox.transcripts import Transcripts
 
-# --- shift law ---------------------------------------------------------------------------------
-# What a shift costs under the noise's own law: far sharper than counting, and it trusts that law in the tails.
-#
-# Fresh transcripts of both inputs are projected on a direction learned beforehand. Where their residuals are normal, the
-# shift is at least ``mu`` standard deviations at the asked confidence, and mu-GDP gives epsilon (Dong, Roth and Su 2022).
-# Where every number has Laplace residuals, epsilon is that of the Laplace mechanism with the shift seen.
-
-
 NOT_REJECTED = 1e-4  # p-value above which a law is taken for the noise's
 POOL = 40_000
 LEAST_SHIFT_VALUES = 150  # transcripts a side
@@ -57,7 +49,11 @@ def bound_shift(
     delta: float,
     confidence: float,
 ) -> ShiftBound:
-    """The cost of the shift between two inputs. NOTHING where there is no shift, no noise, or no law for it."""
+    """The cost of the shift between two inputs. NOTHING where there is no shift, no noise, or no law for it.
+
+    Fresh transcripts are projected on a direction learned beforehand. Where residuals are normal, mu-GDP gives epsilon
+    (Dong, Roth and Su 2022); where each number's are Laplace, it is that of the Laplace mechanism with the shift seen.
+    """
     ways = shift_directions(*trained, axis)
     a, b = transcript_totals(fresh[0]), transcript_totals(fresh[1])
     if not ways or min(len(a), len(b)) < LEAST_SHIFT_VALUES or a.shape[1] != b.shape[1] or a.shape[1] != len(ways[0]):
@@ -228,14 +224,6 @@ def _laplace_epsilon(shifts: np.ndarray, delta: float) -> float:
     return low
 
 
-# --- tail law ----------------------------------------------------------------------------------
-# A record that shows in some releases only: how often is counted, how rare that is without it is the noise's own law.
-#
-# A sampled record moves a few releases far. Errors that are counted on both sides show an epsilon of ln n at most; where the
-# data without the record are all zeros, what is released of them is noise alone. If that is normal, the share of releases
-# beyond a threshold follows from its mean and deviation, both taken at the worse end of their confidence intervals.
-
-
 LEAST_TAIL_VALUES = 1000  # transcripts a side
 FURTHEST = 5.0  # standard deviations: beyond them the law is taken on trust alone
 TAIL_GRID = np.linspace(-1.0, FURTHEST, 49)
@@ -255,7 +243,10 @@ def tail_epsilon(
     delta: float,
     confidence: float,
 ) -> float:
-    """Lower bound on epsilon; 0 where the side without the record is not normal. Direction and threshold were learned before."""
+    """Lower bound on epsilon of a record that shows in some releases only, such as a sampled one; 0 where the side without it is
+    not normal. How often it shows is counted; how rare that is without it follows from the noise's own law, with mean and
+    deviation at the worse end of their confidence intervals. Direction and threshold were learned before.
+    """
     found = over_normal_noise(trained, fresh, axis, LEAST_TAIL_VALUES)
     if found is None:
         return 0.0
@@ -304,17 +295,6 @@ def _bound_tail(y: np.ndarray, z: np.ndarray, at: float, delta: float, error: fl
     return max(0.0, math.log(share - delta) - float(chance)) if share > delta else 0.0
 
 
-# --- sampled law -------------------------------------------------------------------------------
-# A record that moves the release by a chance amount, as one that is sampled does: what its three moments cost at least.
-#
-# Data without the record are all zeros, and what is released of them is noise alone; if that is normal, the release with
-# the record is the same noise plus a chance shift X. Both sides give mean, variance and third moment of X. Of all laws with
-# these moments, whatever their signs, the one on the two points of Gauss's quadrature puts the least beyond any threshold
-# that lies root 3 deviations of the noise above them (Karlin and Studden 1966: the fourth derivative of the normal's tail is
-# positive there), so its epsilon is a lower bound for every X that stays that far below the threshold. Moments are told from
-# thousands of releases, shares in the tail from millions.
-
-
 LEAST_SAMPLED_VALUES = 4000  # transcripts a side
 SAMPLED_GRID = np.linspace(0.0, 8.0, 400)  # deviations beyond the least threshold
 ABOVE = math.sqrt(3.0)  # deviations from the further point to that
@@ -330,7 +310,13 @@ def sampled_epsilon(
     delta: float,
     confidence: float,
 ) -> float:
-    """Lower bound on epsilon; 0 where noise alone is not normal, or the other side is no such mixture."""
+    """Lower bound on epsilon of normal noise plus a chance shift X; 0 where noise alone is not normal, or the other side is no
+    such mixture.
+
+    Both sides give three moments of X. Of all laws with these, the one on the two points of Gauss's quadrature puts the least
+    beyond any threshold that lies root 3 deviations of the noise above them (Karlin and Studden 1966: the fourth derivative of
+    the normal's tail is positive there), so its epsilon is a lower bound for every X that stays that far below the threshold.
+    """
     found = over_normal_noise(trained, fresh, axis, LEAST_SAMPLED_VALUES)
     if found is None:
         return 0.0
@@ -404,17 +390,6 @@ def two_point_epsilon(low: float, high: float, q: float, noise: float, delta: fl
     return max(0.0, float((np.log(beyond[kept]) - log_ndtr(-t[kept])).max(initial=0.0)))
 
 
-# --- symmetric law -----------------------------------------------------------------------------
-# Noise of many numbers that looks alike from every side, whatever law its length has.
-#
-# Shares of noise that went missing, a scale drawn anew for each call: over all calls such noise follows no law that is known
-# here. Where its direction is uniform, and tells nothing of its length, each release without the record stands for all its
-# rotations, so the chance of a rare event is the mean of a known function of the length: thousands of releases give it
-# where counting needs millions. Nothing is said of how the length is distributed, so sound noise of any length (density
-# exp(-epsilon |x|) too) is not accused. The event is that the record's normal log odds, for noise as large as the release
-# is apart from the record's direction, pass a threshold. How often it comes with the record is counted.
-
-
 FEWEST = 8  # numbers of a release: fewer tell nothing of their noise
 LEAST_SYMMETRIC_VALUES = 1000  # transcripts a side
 UNEVEN = 1.3  # the variance of the energy, over that of normal noise of one scale, above which lengths differ
@@ -470,7 +445,12 @@ def fit_noise_frame(present: Transcripts, absent: Transcripts, axis: np.ndarray)
 
 
 def symmetric_epsilon(seen: NoiseFrame, trained: Sides, fresh: Sides, *, delta: float, confidence: float) -> float:
-    """Lower bound on epsilon; 0 where the noise is not the same from every side. The threshold was learned before."""
+    """Lower bound on epsilon for noise that looks alike from every side, whatever law its length has; 0 for other noise.
+
+    Each release without the record stands for all its rotations, so the chance of a rare event is the mean of a known function
+    of the length. The event: the record's normal log odds, for noise as large as the release is apart from the record's
+    direction, pass a threshold that was learned before. How often it comes with the record is counted.
+    """
     if min(map(len, fresh)) < LEAST_SYMMETRIC_VALUES or any(
         transcript_totals(block).shape[1] != len(seen.way) for block in (*trained, *fresh)
     ):

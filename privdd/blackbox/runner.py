@@ -18,10 +18,6 @@ from privdd.blackbox.transcripts import CallBudget
 from privdd.blackbox.verdict import BREAKS, Checked, SingleTestResult, conclude_check
 from privdd.core.validation import BadConfig
 
-# --- run check ---------------------------------------------------------------------------------
-# One check from beginning to end: the mechanism in a process of its own, the verdict here.
-
-
 SECONDS, CALLS, CONFIDENCE = 45.0, 4_000_000, 0.99
 WALL = 20  # seconds on the wall for each of processor time, on a machine that others use too
 SAME = "two fresh starts gave the same noise: whoever runs the same code can subtract it"
@@ -118,10 +114,6 @@ def _first_calls_in_child(request: CheckRequest) -> dict[str, Any]:
 
 def stage_count() -> int:
     return len(STAGES)
-
-
-# --- asserted ----------------------------------------------------------------------------------
-# Checks from Python, and as an assertion in a test.
 
 
 def check(

@@ -64,10 +64,6 @@ from privdd.blackbox.transcripts import (
 from privdd.blackbox.verdict import SPENT, ExaminationResult, SingleTestResult, Strength
 from privdd.core.validation import BadConfig
 
-# --- examining ---------------------------------------------------------------------------------
-# What every stage of an examination needs: the mechanism, the budget, and a place for what is found.
-
-
 FEWEST = 100  # transcripts of an input: from fewer nothing is learned
 TIMED = 20  # transcripts by which the cost of one is told, where they are cheap
 AFTER = 6  # calls that may still tell what an earlier one left behind
@@ -156,10 +152,6 @@ class ExaminationState:
     ) -> None:
         outcome = "refuted" if epsilon > self.stated.refutation_limit else "not refuted"
         self.result.looks.append(SingleTestResult(name, outcome, says, epsilon, strength, inputs, numbers))
-
-
-# --- secret records ----------------------------------------------------------------------------
-# Stages in which the record is a secret drawn among very many, to be named from what is released.
 
 
 DIRECTIONS = 1200  # games
@@ -291,13 +283,6 @@ class IdentificationStages(ExaminationState):
                 self._add_result("looked up in a table", found.epsilon, "finite_sample", says, game.says)
 
 
-# --- uneven noise ------------------------------------------------------------------------------
-# A stage for noise that is larger in some releases than in others, on one pair of neighbours of many numbers.
-#
-# The more numbers a release has, the better they tell how much noise it got (``noise_laws``). A few hundred
-# releases say whether that varies at all: noise of one size costs no more than those.
-
-
 UNEVEN_NUMBERS, ROWS = 128, 20
 FEW, MANY = 150, 30_000  # releases a side: to see whether the noise varies, and to judge
 FIRST, UNEVEN_SHARE = 0.1, 0.4  # of what is left
@@ -363,13 +348,6 @@ class UnevenNoiseStage(ExaminationState):
         return one, other
 
 
-# --- law confirmed -----------------------------------------------------------------------------
-# Before a bound that trusts the noise's law refutes a statement: is it that law on many more numbers, in the tails too?
-#
-# Noise that is normal in the middle and has other tails, where its guarantee is made, passes for normal among a few
-# thousand numbers. What is drawn here decides nothing but whether the law is believed.
-
-
 Sides = tuple[Transcripts, Transcripts]
 LAW_NUMBERS = 600_000  # of the noise; enough for a kurtosis that is off by a twentieth
 LAW_SHARE = 0.25  # of the time and the calls that are left
@@ -430,19 +408,7 @@ class LawConfirmation(ExaminationState):
             return True
 
 
-# --- noise tails -------------------------------------------------------------------------------
-# A stage for noise that ends where the law that it looks like goes on: normals made of a few uniforms, normals cut off.
-#
-# A release beyond the end of the noise tells the record for certain, and few releases are there. Every number of a release
-# with noise of the same size shows how that noise is distributed, so a few thousand releases have seen its tail many
-# thousand times: how rare a residual is beyond a threshold, and how rare beyond that threshold less the record's shift.
-# That the shift moves the tail, and does not only move the mean, is seen in the releases with the record themselves.
-
-
-TAIL_PILOT_RELEASES, TAIL_RELEASES = (
-    1500,
-    120_000,
-)  # releases a side: to see whether the tail is normal's or Laplace's, and to judge
+TAIL_PILOT_RELEASES, TAIL_RELEASES = 1500, 120_000  # a side: to see the tail's law, and to judge
 TAIL_PILOT_SHARE, TAIL_SHARE = 0.05, 0.45  # of what is left
 MISSING_TAIL_NUMBERS = 4.0  # numbers that a normal law has beyond the largest: its tail is missing
 TAIL_MEAN_ERRORS = 5.0  # standard errors that a mean may be off by

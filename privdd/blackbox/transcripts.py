@@ -11,10 +11,6 @@ import numpy as np
 
 from privdd.blackbox.mechanism import BlackBox, Data
 
-# --- sampled -----------------------------------------------------------------------------------
-# Many transcripts of one input, within a budget of time and calls.
-
-
 WAITS = 12
 NUMBERS = 30_000_000  # in memory at a time
 
@@ -93,10 +89,6 @@ def affordable_transcripts(block_cost: float, clock: CallBudget, share: float, w
     """How many transcripts a share of the time left pays for; block_cost: seconds of one, width: its numbers."""
     pays = int(share * max(clock.seconds_left(), 0) / max(block_cost, 1e-7))
     return max(0, min(wanted, pays, NUMBERS // max(width, 1)))
-
-
-# --- error shares ------------------------------------------------------------------------------
-# Many tests, one confidence: every test takes its share of the error probability, and there are only so many shares.
 
 
 SHARES = 100

@@ -9,10 +9,6 @@ from typing import Any, Literal
 
 from privdd.blackbox.claim import CheckedClaim
 
-# --- looks -------------------------------------------------------------------------------------
-# What was looked at, and what it says.
-
-
 Outcome = Literal["refuted", "not refuted", "condition", "not looked at"]
 Strength = Literal["finite_sample", "noise_law", "certain", ""]
 SPENT = "the time was spent"  # how the note begins that says so
@@ -41,10 +37,6 @@ class SingleTestResult:
     numbers: dict[str, Any] = field(default_factory=dict)
 
 
-# --- examined ----------------------------------------------------------------------------------
-# What an examination has found so far.
-
-
 @dataclass
 class ExaminationResult:
     """looks, and what was found out about the mechanism on the way."""
@@ -60,10 +52,6 @@ class ExaminationResult:
     @property
     def is_refuted(self) -> bool:
         return any(look.outcome == "refuted" for look in self.looks)
-
-
-# --- verdict -----------------------------------------------------------------------------------
-# What a check concludes, as a value, as JSON and in one sentence.
 
 
 FORMAT = 1

@@ -21,9 +21,6 @@ from attacks.low_bits import examine_low_bits
 from privdd.core.types import State, Tensors
 from privdd.privacy.mechanism import Mechanism, Output
 
-# --- heard -------------------------------------------------------------------------------------
-# What the analyst of a guarantee hears of a run.
-
 
 @dataclass(frozen=True)
 class ObservedRound:
@@ -40,30 +37,22 @@ class ObservedRound:
     samples: tuple[tuple[str, Tensor], ...]
 
 
-# --- noise record ------------------------------------------------------------------------------
-# What the noise and the sampling of a run were, noted while it trains.
-#
-# A ``RoundLog`` follows one client through one round. Of every protected release it keeps the residual, (released - clean) /
-# noise scale, as statistics and a sample; of every Poisson draw, who was taken. That is private: it travels from
-# worker to auditor with a task's result, stays in memory, and is never written to a run folder.
-
-
 T = TypeVar("T")
 Law = Literal["gaussian", "laplace"]
 RESIDUALS_PER_RELEASE, FIRST_RESIDUALS = (
     4096,
     256,
-)  # residuals kept of one release, and of those beyond half of ``ROUND_RESIDUALS``
+)  # kept of one release, and of those beyond half of ``ROUND_RESIDUALS``
 ROUND_RESIDUALS = 2**18  # of one client round, all releases together
 NEAR_BOUNDS = (0.0, 2.0**-10, 2.0**-7, 2.0**-4)  # residuals within these are counted, of all numbers
 FAR_BOUNDS = (2.5, 3.0, 3.5, 4.0, 4.5, 5.0)  # and those beyond these
 CORRELATED_RELEASES, CORRELATED_NUMBERS = (
     2,
     2**18,
-)  # releases of a name in a round that are compared with themselves, and their first numbers
+)  # releases of a name in a round compared with themselves, first numbers
 RUN_RESIDUALS = (
     2**24
-)  # of all other clients together, in a whole run; beyond it ``FIRST_RESIDUALS`` of each release, up to twice as many
+)  # of all other clients in a run; beyond it ``FIRST_RESIDUALS`` of each release, up to twice as many
 
 
 def noise_law_of(event: dpa.DpEvent) -> Law | None:

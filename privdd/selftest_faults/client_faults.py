@@ -28,10 +28,6 @@ from privdd.selftest_faults.fault import (
 )
 from privdd.training import dp_sgd
 
-# --- decision faults ---------------------------------------------------------------------------
-# Faults of decisions: what is trained on, for how long, and what is sent depends on the client's records.
-
-
 RecordChange = Callable[[Records], Records]
 
 
@@ -208,10 +204,6 @@ DECISION_FAULTS = (
     Fault("best_step_sent", "the step with the smallest loss on the records is sent", _keep_best_step, NEEDS_TRAINING),
     Fault("rate_by_count", "the learning rate is proportional to the number of records", _scale_rate_by_count, NEEDS_TRAINING),
 )  # fmt: skip
-
-
-# --- wire faults -------------------------------------------------------------------------------
-# Faults of what travels: values that depend on the records beside, or in place of, what mechanisms released.
 
 
 LEAK_SIZE = 1e-3

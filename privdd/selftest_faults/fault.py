@@ -26,10 +26,6 @@ from privdd.methods.fedlgd import FedLGD
 from privdd.methods.fedrd import FedRD
 from privdd.methods.public_map import PublicMap
 
-# --- small runs --------------------------------------------------------------------------------
-# The guaranteed profiles that faults are planted in, as small as their tests allow: a few seconds each.
-
-
 COMMON_SETTINGS = (
     "preset=smoke", "data=digits", "data.limit=150", "data.test_limit=40", "partition=iid", "partition.clients=3",
     "audit.records=20", "audit.worlds=1", "audit.victims=0", "audit.guarantee.runs=20", "audit.guarantee.slow_runs=20",
@@ -155,10 +151,6 @@ def select_profiles(names: str) -> list[FaultProfile]:
     if unknown:
         raise BadConfig(f"profile={','.join(unknown)}: allowed are all, {', '.join(PROFILES)}")
     return [PROFILES[name] for name in wanted]
-
-
-# --- fault -------------------------------------------------------------------------------------
-# What a planted fault is, and how code is swapped for a while.
 
 
 Patch = Callable[[], AbstractContextManager[Any]]

@@ -37,10 +37,6 @@ from privdd.selftest_faults.fault import (
 from privdd.selftest_faults.noise_faults import patch_outputs
 from privdd.training import dp_sgd
 
-# --- clipping faults ---------------------------------------------------------------------------
-# Faults of clipping, of the normaliser, and of contributions that depend on more than their own record.
-
-
 FactorRule = Callable[[Tensor, float], Tensor]
 RowChange = Callable[[Tensor], Tensor]
 
@@ -228,10 +224,6 @@ CLIPPING_FAULTS = (
     Fault("record_in_two_classes", "each record counts in its own class and in the next", _count_in_two_classes, NEEDS_CLASSES),
     Fault("contributions_stale", "what was contributed before is kept without noise and added again", _add_stale_part, NEEDS_RECORDS),
 )  # fmt: skip
-
-
-# --- accounting faults -------------------------------------------------------------------------
-# Faults of the books: releases that are not counted, counted as less than they are, or for another neighbour.
 
 
 CLIENT_COUNT = 3

@@ -35,10 +35,6 @@ from privdd.selftest_faults.catalogue import FAULT_GROUPS, NAMED_FAULTS, fault_a
 from privdd.selftest_faults.fault import PROFILE_TRAITS, Fault, FaultMoment, FaultProfile
 from privdd.verification.file_checks import check_artifact_folder
 
-# --- trial -------------------------------------------------------------------------------------
-# One run with a fault planted in it, or without one: audited as usual, and what said that something is wrong.
-
-
 WIRE_TIER, METHOD_TIER, REFUSED_TIER = "wire", "method check", "refused"
 CONTRADICTION_VERDICT, UNTESTED_VERDICT = "contradiction", "untested"
 TOO_SMALL = "too small"  # a fault that was hardly in force, or not at all, and that nothing saw
@@ -173,10 +169,6 @@ def _method_errors(experiment: Experiment) -> list[tuple[str, str]]:
     except BrokenContract as broken:
         return [(METHOD_TIER, str(broken).splitlines()[0])]
     return []
-
-
-# --- score -------------------------------------------------------------------------------------
-# The mutation score: outcomes counted, as a table of faults and profiles, and as a file that can be gone on with.
 
 
 SCORE_SCHEMA = 2

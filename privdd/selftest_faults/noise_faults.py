@@ -25,10 +25,6 @@ from privdd.selftest_faults.fault import (
     wrap_functions,
 )
 
-# --- noise faults ------------------------------------------------------------------------------
-# Faults of the noise: too little of it, of another law, or not drawn anew.
-
-
 SHIPPED_MECHANISMS = (ClippedSum, ClientLevel, FeatureNoise)
 DrawChange = Callable[[Tensor], Tensor]
 
@@ -329,10 +325,6 @@ NOISE_FAULTS = (
           _patch_noise(lambda s, k: noise_for("seed", k)), settings=SECRET_SOURCE),
     Fault("low_bits", "noise added in floating point, off the lattice", patch_outputs(_floating_point_noise)),
 )  # fmt: skip
-
-
-# --- sampling faults ---------------------------------------------------------------------------
-# Faults of Poisson sampling: not the independent coins that amplification assumes.
 
 
 CoinDraw = Callable[[float, int, Any], Tensor]

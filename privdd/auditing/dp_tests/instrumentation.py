@@ -27,13 +27,6 @@ from privdd.privacy.ledger import UNPROTECTED_EVENTS
 from privdd.privacy.mechanism import LedgerRow, Mechanism, Output
 from privdd.privacy.noise import SeededNoise
 
-# --- recording context -------------------------------------------------------------------------
-# A client context that records every release: the values before noise, with and without a crafted record.
-#
-# Guests are crafted records at the end of a client's data. The method and its mechanisms run unchanged. The recording
-# context (``RecordingContext``) decides, release by release, whether the guests take part, and records both cases on the same
-# transcript, so that whatever the method does with a release is common to both.
-
 
 @dataclass(frozen=True)
 class ZeroNoise:
@@ -151,13 +144,6 @@ def sensitivity_unit(output: Output) -> float:
     return output.noise_std / stated_multiplier(output)
 
 
-# --- contributions -----------------------------------------------------------------------------
-# What one run of a client's round contributes to its releases: whole sums, and record by record.
-#
-# A method may put its records in any order, so that a contribution is known by what it is, not by its place; equal ones are
-# interchangeable.
-
-
 COMPARED_RELEASES = 4  # releases of one query in which other records are compared one by one
 COMPARED_RECORDS = 32  # of these records at most
 EXTRA_RECORDS = 4  # more where one has joined, and rounding may have put others before it
@@ -261,12 +247,6 @@ def unmatched_rows(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
     return left[0].nonzero()[:, 0], left[1].nonzero()[:, 0]
 
 
-# --- crafted records ---------------------------------------------------------------------------
-# What guarantee tests feed a mechanism: the client's own records, or copies of one, and crafted records.
-#
-# The crafted records (canaries) whose effect is tested are called guests; they come after the client's own.
-
-
 BASE_RECORDS = 12  # of the client's own records that stand beside the guests
 
 
@@ -324,14 +304,6 @@ def zero_out_others(shard: Shard, records: Records) -> Shard:
     gone = shard.train.take(~torch.isin(shard.train.ids, records.ids))
     nulls = replace(gone, x=torch.zeros_like(gone.x))
     return replace(shard, train=records, nulls=nulls if shard.nulls is None else Records.concat([nulls, shard.nulls]))
-
-
-# --- non interference --------------------------------------------------------------------------
-# Non-interference: what leaves a client depends on its records through what its mechanisms released, and on nothing else.
-#
-# A client's rounds run on its records and on others, memories made anew from the first round on, with the first run's
-# mechanism outputs in both. Then everything that claims to be protected, or public, must come out the same, bit by bit:
-# the values, the order, names, types and shapes of tensors, what mechanisms are asked, and what ledger rows say.
 
 
 MessageForm = tuple[tuple[str, str, tuple[int, ...]], ...]  # name, type and shape of tensors, in their order

@@ -25,18 +25,9 @@ from privdd.federated.noise_log import NoiseLog, RoundLog
 from privdd.privacy.accounting import epsilon
 from privdd.privacy.ledger import SERVER, Release
 
-# --- least epsilon -----------------------------------------------------------------------------
-# The least that a composition can cost: a lower bound by dp-accounting alone, which shares no code with our accounting.
-#
-# Privacy losses are rounded down where an accountant rounds them up, so that no sound accountant states less. Gaussians
-# by themselves are exact (Balle and Wang 2018, Theorem 8).
-
-
 ROUNDING_SHARE = 0.01  # share of epsilon, about, that rounding down may cost: half a step of the grid in each release
 FINEST_GRID, COARSEST_GRID = 1e-5, 1e-1
-TRUNCATED_MASS = (
-    1e-14  # of delta, and more than what dp-accounting cuts off as infinite loss of one kind of release (1e-15)
-)
+TRUNCATED_MASS = 1e-14  # of delta; dp-accounting cuts off 1e-15 of one kind of release as infinite loss
 NEIGHBOURING_RELATIONS = {
     "add_remove": dpa.NeighboringRelation.ADD_OR_REMOVE_ONE,
     "zero_out": dpa.NeighboringRelation.REPLACE_SPECIAL,
@@ -115,16 +106,6 @@ def _compose_rounded_down(
             )  # fmt: skip
         made.append(one.self_compose(count))
     return reduce(lambda one, other: one.compose(other), made)
-
-
-# --- own ledger --------------------------------------------------------------------------------
-# T0: does the ledger tell of everything that the run released?
-#
-# Epsilon is composed from the ledger's rows. So they are held against what was noted of the mechanisms while the run
-# trained (``privdd.federated.noise_log``): each release is counted, in its own cell and round, for its own client,
-# with the event that the mechanism stated; the rate of sampling in that event is the one that coins were tossed at;
-# what was computed from releases says so; and the epsilon stated is that of what was noted. No error is spent on any of
-# it: a row is right or wrong.
 
 
 LEDGER_TEST = "t0_ledger"

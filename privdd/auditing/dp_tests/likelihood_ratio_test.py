@@ -38,14 +38,6 @@ from privdd.privacy.mechanism import Mechanism
 from privdd.privacy.mechanisms import AggregateClip, FeatureNoise
 from privdd.privacy.noise import SeededNoise
 
-# --- matching transcripts ----------------------------------------------------------------------
-# Many runs at once of matching steps whose batch mean is clipped, as the papers print it.
-#
-# The client holds copies of one record, and in half of the runs also a crafted one (the guest). Batches are drawn
-# without replacement, so in each step the guest is in the batch with probability |B| / (copies + 1). That coin flip
-# is all that the transcript hides, so its likelihood ratio is exact.
-
-
 RUNS_AT_ONCE = 128  # runs whose autograd graph is in memory at a time
 
 
@@ -158,14 +150,6 @@ def run_transcripts(
         ratios += subsampled_log_ratio(step.unsqueeze(1), law.probability)
         images, velocity = descend_images(images, velocity, released, steps.settings)
     return RatioTranscripts(ratios, images.flatten(1))
-
-
-# --- transcripts -------------------------------------------------------------------------------
-# Runs of a query with and without one record, and the likelihood ratio of what they released.
-#
-# The client holds one crafted record (the guest) or nothing, so the transcript hides only that record's own sampling
-# coins. For methods that send images, each class of a long public list is an independent run, so one call of the
-# method's own code makes them all. For others, the mechanism alone is run on the queries of one real transcript.
 
 
 IMAGE_UPLOADS = ("images", "representations")

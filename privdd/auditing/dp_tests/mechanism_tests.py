@@ -64,10 +64,6 @@ from privdd.privacy.mechanism import Mechanism, Output
 from privdd.privacy.mechanisms import AggregateClip, FeatureNoise
 from privdd.privacy.noise import SeededNoise
 
-# --- queries -----------------------------------------------------------------------------------
-# Guarantees of queries that clip record by record: T1 in the method's own round, T2 and T3 on one crafted record.
-
-
 PER_STEP_QUERY = "synthetic_gradient"  # released separately at every step and for every class
 
 
@@ -147,13 +143,6 @@ def _findings_of_query(
     yield curve_finding(statement, found.ratios[: found.run_count], found.ratios[found.run_count :], event, note)
 
 
-# --- client queries ----------------------------------------------------------------------------
-# T1 for queries whose mechanisms say that they protect a whole client.
-#
-# The client is there with all of its records, or with none: what the value before noise moves then, in units of what
-# the stated noise allows, is compared with one unit. Clipping record by record allows as many units as there are records.
-
-
 @dataclass
 class _LargestChange:
     """Query -> the largest change of a release when all records go, in units, and how many releases were seen."""
@@ -204,17 +193,7 @@ def _measure_largest_change(subject: GuaranteeSubject, round: int) -> _LargestCh
     return moved
 
 
-# --- client updates ----------------------------------------------------------------------------
-# Guarantees for whole clients: updates that each client clips and noises, compared with an update of zero.
-#
-# T1 clips crafted updates and those of crafted clients, trained by the method's own local work; what is left
-# must have norm at most C, across all tensors. T2 and T3 look at the noised updates of all of a client's
-# rounds, against those of a client whose updates are zero, or the opposite where clients are replaced.
-
-
-MAX_RATIO_NUMBERS = (
-    10**9
-)  # at most so many noise values for T2 and T3 (half a minute), but never fewer than slow_runs runs
+MAX_RATIO_NUMBERS = 10**9  # noise values for T2 and T3, at most (half a minute), but never fewer than slow_runs runs
 HUGE_UPDATE = 1e6  # times the client's own update: beyond any clip norm
 
 
@@ -354,13 +333,6 @@ def runs_of_updates(
     return RatioTranscripts(ratios, torch.zeros(2 * runs, 0))
 
 
-# --- feature noise -----------------------------------------------------------------------------
-# Guarantees for features that are noised record by record.
-#
-# T1 compares the rows that the feature map gives crafted records (guests) with those of zeroed-out ones; T2 and T3
-# run the mechanism on one record or none.
-
-
 def feature_findings(subject: GuaranteeSubject, name: str) -> Iterator[Finding]:
     """T1, T2 and T3 of ``FeatureNoise`` set for the upload ``name``.
 
@@ -454,14 +426,6 @@ def _compare_rows(mechanism: FeatureNoise, inside: Output, outside: Output, gues
         tally.residual += float(((copy - rows) / scale).double().square().sum())
         tally.numbers += rows.numel()
     return tally
-
-
-# --- record uploads ----------------------------------------------------------------------------
-# T1 for uploads that a mechanism of one's own is said to protect record by record.
-#
-# A record is in the client's data or not; the method's own local work makes the upload both times, and what the
-# mechanism makes of it before noise may move by one unit. A mechanism that clips the upload as a whole lets one record
-# move it from one end of the ball to the other, whatever it does to the records at hand: nothing else bounds it.
 
 
 SINGLE_NOISE_EVENTS = (dpa.GaussianDpEvent, dpa.LaplaceDpEvent)
@@ -566,14 +530,6 @@ def _measure_change(history: MemoryHistory, keys: Keys, round: int, name: str, o
         return UNBOUNDED
     order = 1 if isinstance(before.event, dpa.LaplaceDpEvent) else 2
     return float((other.double() - one.double()).norm(p=order)) / sensitivity_unit(before)
-
-
-# --- aggregate clip theorem --------------------------------------------------------------------
-# The papers' matching step as printed, against the epsilon that the papers state for it.
-#
-# T1 looks for the crafted record (the guest) whose presence moves the clipped mean most, along runs on copies of one
-# record, where matching drives the mean to zero; the best one is then run through the method's own code. T2 and T3
-# give the client as many copies as the theorem's own condition T q**2 <= epsilon / 2 asks for.
 
 
 EXCHANGE_UNITS = 2.0  # a guest takes the place of a copy in the batch: two contributions change

@@ -35,13 +35,6 @@ from privdd.federated.noise_log import FIRST_RESIDUALS, NoiseLog, ReleaseLog, Ro
 from privdd.federated.simulation import ClientTask, Plan, logged_step
 from privdd.privacy.mechanisms.noise_share import share_count_of, unshared_mechanism
 
-# --- summed noise ------------------------------------------------------------------------------
-# T0 where the server sees sums: does the noise of all clients together have the scale that is stated?
-#
-# The residuals of every client's share were noted at the same places, so those of the sum are their sum. Shares that are too
-# small, missing, or alike are seen there, each by its own test (``noise_outcomes``) and together here.
-
-
 LoggedShare = tuple[RoundLog, ReleaseLog]
 SUM_ASSUMPTION = "the noise of the sum over clients is that of the shares that each of them adds (T0 tests both)"
 
@@ -104,19 +97,8 @@ def share_count_outcome(subject: GuaranteeSubject, name: str) -> CheckOutcome:
     return CheckOutcome(0.0 if short else 1.0, says)
 
 
-# --- own noise ---------------------------------------------------------------------------------
-# T0: is the noise of the run itself what its releases state, and drawn anew each time?
-#
-# The other tiers run the method with noise of their own; this one looks at the residuals that were noted while the run
-# trained (``privdd.federated.noise_log``): of the audited client in all of its rounds, and of the others too, for
-# noise that two releases share.
-
-
 NOISE_TEST = "t0_noise"
-SHIFT_TEST_ROUNDS, SHIFT_TEST_RELEASES = (
-    6,
-    2,
-)  # for ``shifted``: client rounds, of the audited one and of others, and releases of a name in each
+SHIFT_TEST_ROUNDS, SHIFT_TEST_RELEASES = 6, 2  # client rounds (audited, and others) and releases of a name in each
 ALIKE = 12  # releases of one shape that show noise in a fixed subspace of half of the dimensions
 WHOLE, WIDE = "releases", 64  # whole releases beside their tensors; the fewest numbers in which few directions show
 
@@ -454,14 +436,6 @@ def repeat_rounds(subject: GuaranteeSubject, record: NoiseLog, name: str) -> Ite
 def plan_without_secret(plan: Plan) -> Plan:
     """The plan as someone has it who knows the seed and not the secret."""
     return replace(plan, keys=replace(plan.keys, secret=b"a guess"))
-
-
-# --- own sampling ------------------------------------------------------------------------------
-# T0: was the sampling of the run itself the independent coin flips that its accounting assumes?
-#
-# Amplification by sampling is proven for coins that are independent from record to record and from draw to draw, of one
-# probability, whatever the records are. Noted in the run: who was taken in each draw, and how many records
-# contributed to each release (``privdd.federated.noise_log``).
 
 
 SAMPLING_TEST = "t0_sampling"

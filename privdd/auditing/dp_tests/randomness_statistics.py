@@ -28,14 +28,8 @@ from privdd.federated.noise_log import FAR_BOUNDS, NEAR_BOUNDS, chosen_sizes
 T = TypeVar("T")
 MIN_RESIDUALS = 16  # fewer residuals of one release are joined with others of their client round
 MAX_SHAPE_RESIDUALS = 2**16  # residuals in the test of shape
-SHIFT_LENGTH, MIN_OVERLAP = (
-    256,
-    8,
-)  # first numbers of a release that are compared at every shift, and the fewest of them
-MAX_COMPARED_RELEASES, MAX_COMPARED_DRAWS = (
-    4096,
-    512,
-)  # releases of one query, and draws, that are compared with each other
+SHIFT_LENGTH, MIN_OVERLAP = 256, 8  # first numbers of a release that are compared at every shift, and the fewest
+MAX_COMPARED_RELEASES, MAX_COMPARED_DRAWS = 4096, 512  # of one query, compared with each other
 MAX_JOINT_RELEASES = 256  # releases whose joint law is looked at
 EXPECTED_TIES = 2**19  # equal pairs that are expected among the residuals that are compared
 
@@ -48,9 +42,7 @@ class CheckOutcome:
     says: str = ""
 
 
-LEVEL_SHARE = (
-    0.1  # a fault of noise or sampling shows far below any usual limit, so a tenth of a test's share is enough
-)
+LEVEL_SHARE = 0.1  # of a test's share of the error: a fault of noise or sampling shows far below any usual limit
 
 
 def p_value_limit(confidence: float) -> float:

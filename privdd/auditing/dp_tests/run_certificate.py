@@ -35,14 +35,6 @@ from privdd.federated.method import overrides_hook
 from privdd.federated.simulation import Snapshot
 from privdd.privacy.ledger import Ledger
 
-# --- whole run ---------------------------------------------------------------------------------
-# The audited client's whole run, played again with crafted records alone: every round, every noised release.
-#
-# The method's own local code makes the queries, the mechanisms answer them. What the server sends is what it sent in
-# the real run (in rounds whose snapshot was not kept, what it sent in another round of the same phase): a bound that
-# the accountant states holds for whatever is sent. Local work ends with the last release of a round.
-
-
 HUGE_UPDATE = 1e6  # times a client's own update: beyond any clip norm
 
 
@@ -209,13 +201,6 @@ def split_guests(guests: Canaries) -> Iterator[Canaries]:
     """Each guest alone."""
     for at, name in enumerate(guests.names):
         yield replace(guests, x=guests.x[at : at + 1], y=guests.y[at : at + 1], names=(name,))
-
-
-# --- certificate -------------------------------------------------------------------------------
-# T2 for the run as a whole: the largest epsilon that its own code, played with one crafted record or without, refutes.
-#
-# A trial run with the record finds out what a run consists of: how far each release moves and with which probability
-# the record takes part. Coins and noise of all runs are then drawn by ``attacks.certificates``, and the runs are played.
 
 
 RELEASES_SIDE_BY_SIDE = 4_000  # in all runs together, about, played side by side; never fewer than LEAST runs

@@ -49,15 +49,6 @@ from privdd.federated.channel import digest_tensors
 from privdd.federated.simulation import Plan, Snapshot
 from privdd.privacy.mechanism import Mechanism
 
-# --- presence ----------------------------------------------------------------------------------
-# T1 with presence: a record is in the client's data or not, so that the number of its records changes too.
-#
-# It is a guest, after the client's own records, or one of the client's own: the first, and the one that contributes
-# most. Both times the method's own local work runs with the same public streams, and every release returns the same value.
-# What may differ is the guest's own contribution, by one unit at most. What may not: the contributions of all other
-# records, how many releases there are, and whatever is sent as post-processing of them.
-
-
 ROUNDING_TOLERANCE = 1e-4  # of the contributions' size: batched kernels round differently with the batch size
 ROUNDING_UNITS = 1e-2  # units: a release changed by less has only been rounded in another way
 UNBOUNDED = MAX_CHANGE
@@ -370,15 +361,6 @@ def _form_of_release(plan: Plan, name: str, value: Tensors) -> str:
 def _is_identical(a: Tensors, b: Tensors) -> bool:
     """Bit by bit, in the same order of tensors."""
     return message_form(a) == message_form(b) and digest_tensors(a) == digest_tensors(b)
-
-
-# --- sensitivity -------------------------------------------------------------------------------
-# T1: run the method's own code with crafted records (guests) added, and compute kappa for every release.
-#
-# kappa is the change before noise that a record causes, in units of noise std / noise multiplier (the change that
-# the stated multiplier allows one record). It also counts how much the other records' contributions move when the
-# guests change, which is zero wherever the proof holds: batch norm, a map trained on the records, or a normaliser
-# that reads them shows up here. And the noise that was really drawn is compared with the stated noise.
 
 
 NOISE_ERROR = 1e-6  # probability that noise of the stated size is reported as too small

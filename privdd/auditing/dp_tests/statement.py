@@ -25,10 +25,6 @@ from privdd.federated.simulation import Plan, Snapshot
 from privdd.privacy.ledger import Ledger
 from privdd.privacy.tradeoff import epsilon_at, trade_off
 
-# --- statement ---------------------------------------------------------------------------------
-# What guarantee tests know about a run, and how their results become findings.
-
-
 WHOLE_RUN_TEST = "t2_whole_run"
 MAX_ROUNDED_KAPPA = 1.01  # units: what a release may seem to move by where it is rounded to a lattice
 SYNTHETIC_SURFACES = (Surface.SYNTHETIC_IMAGES, Surface.SYNTHETIC_REPRESENTATIONS)
@@ -239,15 +235,6 @@ class Statement:
     def _describe_verdict(self, value: float) -> str:
         beyond = "contradicts" if value > self.epsilon else "does not contradict"
         return f"not ({value:.3g}, {self.subject.delta:g})-DP, which {beyond} {self.epsilon:.3g} ({self.source})"
-
-
-# --- accounted curve ---------------------------------------------------------------------------
-# T3 against the accountant's whole trade-off curve, at the point of it that so many runs test best.
-#
-# The adversary knows the likelihood ratio of a run's releases. Its threshold comes from the accounted curve and the
-# number of runs alone, so no run is spent on choosing it. Error rates below the curve refute the accountant, whatever
-# the mechanism's true law is; how far below is told by the event of the same kind, with less noise, whose curve they
-# would still refute.
 
 
 def curve_finding(statement: Statement, inside: Tensor, outside: Tensor, event: dpa.DpEvent, note: str) -> Finding:

@@ -25,17 +25,9 @@ from privdd.federated.channel import ClientContext, UndeclaredArtifact, device_o
 from privdd.privacy.events import tally_events
 from privdd.privacy.mechanism import Mechanism, Output
 
-# --- dealt noise -------------------------------------------------------------------------------
-# One release whose noise is dealt: fixed along the directions in which crafted records move it, drawn elsewhere.
-#
-# What a mechanism does with its noise is measured, not believed: its value without noise, with and without each record,
-# and how far a draw of given size moves each number. So a mechanism that adds less noise than it states, or moves
-# further than its clip norm, shows up in the privacy loss. Trusted is that ``noise.normal`` is standard normal.
-
-
 PROBE_DRAW = 256.0  # so large that rounding to a lattice or to float32 is small beside it
 ROUNDING_TOLERANCE = (
-    1e-3  # of the noise: what a release may differ from value + scale * draw (a lattice's step is 2**-12)
+    1e-3  # of the noise: by which a release may differ from value + scale * draw (lattice step: 2**-12)
 )
 MAX_OVERLAP = 1e-6  # cosine of two records' directions below which they do not overlap
 
@@ -197,15 +189,6 @@ def release_prescribed(
     beside = (others, q) if len(others) else (torch.zeros_like(shifts), 0.0)
     outside = _log_likelihoods(seen, clean - empty, beside[0], own, scale, beside[1])
     return PrescribedRelease(output, mus.numpy(), (inside - outside).numpy())
-
-
-# --- tilted context ----------------------------------------------------------------------------
-# A client context that plays whole runs of the audited client with coins and noise dealt beforehand.
-#
-# The client's data are crafted records alone, each the subject of a run of its own: the records share every release,
-# but not the numbers in which they move it, so that what one leaves behind says nothing of the others. Under
-# ``replace`` each stands against another record (its opposite), else against none; where records are sampled, both join
-# by coins of the same law, and what each does is compared with what is released without either.
 
 
 class RoundPlayed(Exception):
@@ -377,13 +360,6 @@ def replace_row(base: Tensors, rows: Tensors, host: int) -> Tensors:
     for n, tensor in made.items():
         tensor[host] = rows[n][host]
     return made
-
-
-# --- lockstep ----------------------------------------------------------------------------------
-# Many runs in lockstep: the method's own local code, once for all of them, each with its own coins and noise.
-#
-# ``torch.func.vmap`` runs the code on the states of R runs at a time; where it asks a mechanism, the R answers are made
-# one by one, by the mechanism itself. Code that branches on what it computed cannot be run so, and is played run by run.
 
 
 LockstepAnswer = Callable[[Sequence[Tensor]], list[Tensor]]  # tensors (R, ...) of all runs -> released tensors (R, ...)
