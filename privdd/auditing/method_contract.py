@@ -23,8 +23,10 @@ from privdd.core.rng import Keys
 from privdd.core.types import Problem, Received, Records, Shard, State, Upload, Work
 from privdd.federated.channel import TranscriptEnded
 from privdd.federated.method import Method
+from privdd.federated.secure_aggregation import sum_uploads
 from privdd.federated.simulation import ClientTask, Plan, Snapshot, client_step
 from privdd.privacy.mechanism import Mechanism
+from privdd.privacy.mechanisms.noise_share import share_count_of
 
 TELLING = ("depends on the records", "depend on the records")  # how a line ends that says so
 CHECKED_CLIENTS, CHECKED_ROUNDS = 2, 3  # of the tiny federation; later rounds of a longer method are not run
@@ -124,6 +126,8 @@ def _find_faults(plan: Plan, shards: Sequence[Shard]) -> Iterator[str]:
         for shard in shards:
             task = ClientTask(plan, t, shard.client, broadcast, memories.get(shard.client, {}), shard)
             received, _, memories[shard.client] = client_step(task)
+            if max(map(share_count_of, plan.mechanisms.values()), default=1) > 1:  # in double until they are added
+                received = replace(received, values=sum_uploads([received], "sum").values)
             inbox.append(received)
         yield from _signal_faults(plan, t, server, memories[0], inbox[0], shards)
         server = method.aggregate(server, inbox, plan.keys.fold("round", t, "server"))

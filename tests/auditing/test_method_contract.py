@@ -33,6 +33,12 @@ def test_shipped_methods_pass(algo: str) -> None:
     check_method(plan.method, mechanisms=plan.mechanisms)
 
 
+@pytest.mark.parametrize("algo", ["fedavg_adaptive", "dp_head", "dp_means", "dp_moments"])
+def test_shipped_methods_pass_where_a_server_gets_sums_alone(algo: str) -> None:
+    plan = tiny(algo, "trust=secagg").plan
+    check_method(plan.method, mechanisms=plan.mechanisms)
+
+
 class Forgets(FedAvg):
     def local(self, broadcast: Any, memory: Any, shard: Any, ctx: Any) -> Any:
         upload, memory = super().local(broadcast, memory, shard, ctx)
